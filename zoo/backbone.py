@@ -1,0 +1,193 @@
+"""A model: embedding or input projection, blocks, norm, head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor, nn
+
+from zoo.blocks import ResidualBlock, RMSNorm, ShortConv, Stack
+from zoo.contract import no_weight_decay, require_choice, require_positive
+from zoo.registry import create_layers
+
+BackboneKind = Literal["residual", "bare"]
+
+
+class Backbone(nn.Module):
+    """Tokens or vectors in, logits or regressed vectors out.
+
+    residual: embedding, n_layers times (norm, mixer, norm, SwiGLU) with residuals, norm, head. bare: mixers one after
+    the other, no norm, residual or channel mixer; input projection and head are left out where the widths agree, so
+    that a single mixer can be fitted by itself.
+
+    Args:
+        mixer: `{"name": ..., **options}` as `zoo.create_mixer` takes them.
+        d_model: width of the residual stream.
+        n_layers: blocks.
+        vocab_size: tokens in the vocabulary; give this or d_input.
+        d_input: width of input vectors.
+        n_outputs: classes, or regressed channels.
+        d_channel: inner width of SwiGLU; 2 * d_model when absent, 0 for none.
+        d_conv: width of a causal depthwise convolution in front of each mixer; 0 for none.
+        backbone: residual or bare.
+
+    Raises:
+        ValueError: sizes that are not positive, both or neither of vocab_size and d_input, unknown names or options.
+    """
+
+    def __init__(
+        self,
+        mixer: Mapping[str, Any],
+        d_model: int = 64,
+        n_layers: int = 2,
+        *,
+        n_outputs: int,
+        vocab_size: int | None = None,
+        d_input: int | None = None,
+        d_channel: int | None = None,
+        d_conv: int = 0,
+        backbone: BackboneKind = "residual",
+    ) -> None:
+        super().__init__()
+        require_positive(
+            d_model=d_model, n_layers=n_layers, n_outputs=n_outputs, vocab_size=vocab_size, d_input=d_input
+        )
+        require_positive(d_channel=d_channel or None, d_conv=d_conv or None)
+        require_choice("backbone", backbone, BackboneKind)
+        if (vocab_size is None) == (d_input is None):
+            raise ValueError("give exactly one of vocab_size (tokens) and d_input (vectors)")
+        options = dict(mixer)
+        if "name" not in options:
+            raise ValueError(f"mixer needs a name, got {options}")
+        mixers = create_layers(options.pop("name"), n_layers, d_model, **options)
+        if d_conv:
+            mixers = [Stack([ShortConv(d_model, d_conv), m]) for m in mixers]
+        if backbone == "residual":
+            width = 2 * d_model if d_channel is None else d_channel
+            mixers = [ResidualBlock(m, width) for m in mixers]
+        self.layers = Stack(mixers)
+        self.vocab_size, self.n_outputs = vocab_size, n_outputs
+        d_out = self.layers.d_out
+        same_in, same_out = (backbone == "bare" and width == d_model for width in (d_input, n_outputs))
+        self.embedding = nn.Embedding(vocab_size, d_model) if vocab_size is not None else None
+        self.in_proj = nn.Linear(d_input, d_model) if d_input is not None and not same_in else None
+        self.norm = RMSNorm(d_out) if backbone == "residual" else None
+        self.head = None if same_out and d_out == n_outputs else nn.Linear(d_out, n_outputs, bias=False)
+        if self.embedding is not None:
+            nn.init.normal_(self.embedding.weight, std=0.02)
+
+    @property
+    def d_model(self) -> int:
+        return self.layers.d_model
+
+    def forward(
+        self,
+        inputs: Shaped[Tensor, "batch seq *d_input"],
+        lengths: Int[Tensor, " batch"] | None = None,
+        at: Bool[Tensor, "batch seq"] | None = None,
+    ) -> Float[Tensor, "*positions n_outputs"]:
+        """Logits at every position, (batch, seq, n_outputs), or where `at` is true, (selected, n_outputs).
+
+        With `at`, the last channel mixer and the head run at the selected positions alone.
+
+        Raises:
+            ValueError: inputs of another kind or width, lengths outside 0..seq.
+        """
+        return self.from_embeddings(self.embed(inputs), lengths, at)
+
+    def stream(
+        self,
+        inputs: Shaped[Tensor, "batch seq *d_input"],
+        state: Any = None,
+        lengths: Int[Tensor, " batch"] | None = None,
+    ) -> tuple[Float[Tensor, "batch seq n_outputs"], Any]:
+        """Logits for the next chunk, and the state to go on with; see `SequenceMixer.stream`."""
+        x, state = self.layers.stream(self.embed(inputs), state, lengths)
+        return self._read_out(x), state
+
+    def embed(self, inputs: Shaped[Tensor, "batch seq *d_input"]) -> Float[Tensor, "batch seq d_model"]:
+        """What the first block sees.
+
+        Raises:
+            ValueError: floating point input where tokens are expected, or the reverse.
+        """
+        if self.embedding is not None:
+            if inputs.is_floating_point() or inputs.ndim != 2:
+                raise ValueError(f"inputs must be tokens (batch, seq), got {inputs.dtype} {tuple(inputs.shape)}")
+            return self.embedding(inputs)
+        width = self.d_model if self.in_proj is None else self.in_proj.in_features
+        if not inputs.is_floating_point() or inputs.ndim != 3 or inputs.shape[2] != width:
+            raise ValueError(f"inputs must be (batch, seq, d_input={width}), got {inputs.dtype} {tuple(inputs.shape)}")
+        return inputs if self.in_proj is None else self.in_proj(inputs)
+
+    def from_embeddings(
+        self,
+        x: Float[Tensor, "batch seq d_model"],
+        lengths: Int[Tensor, " batch"] | None = None,
+        at: Bool[Tensor, "batch seq"] | None = None,
+    ) -> Float[Tensor, "*positions n_outputs"]:
+        """`forward` from what `embed` returns: the map whose operator `zoo.theory.interaction` reads off."""
+        if at is None:
+            return self._read_out(self.layers(x, lengths))
+        *before, last = self.layers.layers
+        for layer in before:
+            x = layer(x, lengths)
+        if isinstance(last, ResidualBlock):
+            x, _ = last.mix_positions(x, None, lengths)
+            return self._read_out(last.mix_channels(x[at]))
+        return self._read_out(last(x, lengths)[at])
+
+    def _read_out(self, x: Float[Tensor, "*positions d_out"]) -> Float[Tensor, "*positions n_outputs"]:
+        if self.norm is not None:
+            x = self.norm(x)
+        return x if self.head is None else self.head(x)
+
+    @torch.no_grad()
+    def generate(
+        self,
+        prompt: Int[Tensor, "batch seq"],
+        n: int,
+        temperature: float = 0.0,
+        generator: torch.Generator | None = None,
+    ) -> Int[Tensor, "batch total"]:
+        """Continue each prompt by n tokens, one `stream` step a token.
+
+        Args:
+            prompt: tokens.
+            n: how many tokens to add.
+            temperature: 0 takes the likeliest token; above, tokens are drawn from softmax(logits / temperature).
+            generator: source of the draws.
+
+        Returns:
+            Prompt and continuation, (batch, seq + n).
+
+        Raises:
+            ValueError: a model whose outputs are not its tokens, n below 1, a negative temperature.
+        """
+        require_positive(n=n)
+        if self.vocab_size != self.n_outputs:
+            raise ValueError(f"generate needs n_outputs = vocab_size, got {self.n_outputs} and {self.vocab_size}")
+        if temperature < 0:
+            raise ValueError(f"temperature must not be negative, got {temperature}")
+        tokens, state = [prompt], None
+        for _ in range(n):
+            logits, state = self.stream(tokens[-1], state)
+            if temperature:
+                chances = torch.softmax(logits[:, -1].float() / temperature, dim=-1)
+                tokens.append(torch.multinomial(chances, 1, generator=generator))
+            else:
+                tokens.append(logits[:, -1:].argmax(-1))
+        return torch.cat(tokens, dim=1)
+
+    def state_bytes(self, seq_len: int, batch_size: int = 1, dtype: torch.dtype = torch.float32) -> int:
+        """Bytes of the state after `seq_len` positions; see `SequenceMixer.state_bytes`."""
+        return self.layers.state_bytes(seq_len, batch_size, dtype)
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that weight decay must spare: norms, biases, embedding, and what mixers name."""
+        small = {name for name, parameter in self.named_parameters() if parameter.ndim < 2}
+        embedding = {"embedding.weight"} if self.embedding is not None else set()
+        return no_weight_decay(self) | small | embedding

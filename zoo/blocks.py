@@ -1,0 +1,159 @@
+"""What surrounds a mixer: norm, channel mixer, short convolution, and blocks that are sequence mixers themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from zoo.contract import SequenceMixer, require_positive
+from zoo.ops.activation import rms_norm, silu_gate
+from zoo.ops.conv import causal_conv
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm (Zhang and Sennrich 1910.07467); coefficient: 1/rms."""
+
+    undecayed = ("weight",)
+
+    def __init__(self, d_model: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(d_model))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        return rms_norm(x, self.weight, self.eps)
+
+
+class SwiGLU(nn.Module):
+    """W_down (silu(W_gate x) * W_up x) (Shazeer 2002.05202); coefficient: silu(W_gate x)."""
+
+    def __init__(self, d_model: int, d_channel: int) -> None:
+        super().__init__()
+        require_positive(d_channel=d_channel)
+        self.up_proj = nn.Linear(d_model, 2 * d_channel, bias=False)
+        self.down_proj = nn.Linear(d_channel, d_model, bias=False)
+
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        gate, value = self.up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(silu_gate(gate, value))
+
+
+class ShortConv(SequenceMixer):
+    """Causal depthwise convolution of width d_conv; linear, so it has no coefficients.
+
+    Raises:
+        ValueError: d_conv below 1.
+    """
+
+    undecayed = ("bias",)
+
+    def __init__(self, d_model: int, d_conv: int, bias: bool = False) -> None:
+        super().__init__(d_model)
+        require_positive(d_conv=d_conv)
+        self.weight = nn.Parameter(torch.empty(d_model, d_conv))
+        self.bias = nn.Parameter(torch.empty(d_model)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        bound = self.weight.shape[1] ** -0.5
+        nn.init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    def empty_state(
+        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> Tensor:
+        return torch.zeros(batch_size, self.weight.shape[1] - 1, self.d_model, dtype=dtype, device=device)
+
+    def mix(self, x: Tensor, state: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+        return causal_conv(x, self.weight, self.bias, state, lengths)
+
+
+class Stack(SequenceMixer):
+    """Sequence mixers one after the other.
+
+    Raises:
+        ValueError: no layers, or a layer that does not take the width that the one before it gives.
+    """
+
+    def __init__(self, layers: Iterable[SequenceMixer]) -> None:
+        layers = list(layers)
+        if not layers:
+            raise ValueError("a stack needs at least one layer")
+        for before, after in zip(layers, layers[1:], strict=False):
+            if before.d_out != after.d_model:
+                raise ValueError(f"a layer of d_out={before.d_out} cannot feed one of d_model={after.d_model}")
+        super().__init__(layers[0].d_model, layers[-1].d_out)
+        self.layers = nn.ModuleList(layers)
+
+    def reset_parameters(self) -> None:
+        for layer in self.layers:
+            layer.reset_parameters()
+
+    def empty_state(
+        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> tuple[Any, ...]:
+        return tuple(layer.empty_state(batch_size, dtype, device) for layer in self.layers)
+
+    def mix(self, x: Tensor, state: tuple[Any, ...], lengths: Tensor | None) -> tuple[Tensor, tuple[Any, ...]]:
+        after = []
+        for layer, before in zip(self.layers, state, strict=True):
+            x, now = layer.stream(x, before, lengths)
+            after.append(now)
+        return x, tuple(after)
+
+
+class ResidualBlock(SequenceMixer):
+    """x + mixer(norm(x)), then x + channel(norm(x)) (pre-norm, Xiong et al. 2002.04745).
+
+    Args:
+        mixer: mixes positions; d_out must be d_model.
+        d_channel: inner width of the SwiGLU channel mixer; 0 for none.
+
+    Raises:
+        ValueError: a mixer whose output has another width.
+    """
+
+    def __init__(self, mixer: SequenceMixer, d_channel: int = 0) -> None:
+        super().__init__(mixer.d_model)
+        if mixer.d_out != mixer.d_model:
+            raise ValueError(f"a residual block needs d_out = d_model, got {mixer.d_out} and {mixer.d_model}")
+        self.mixer_norm = RMSNorm(self.d_model)
+        self.mixer = mixer
+        self.channel_norm = RMSNorm(self.d_model) if d_channel else None
+        self.channel = SwiGLU(self.d_model, d_channel) if d_channel else None
+
+    def reset_parameters(self) -> None:
+        self.mixer.reset_parameters()
+        for layer in (self.mixer_norm, self.channel_norm):
+            if layer is not None:
+                layer.reset_parameters()
+        if self.channel is not None:
+            self.channel.up_proj.reset_parameters()
+            self.channel.down_proj.reset_parameters()
+
+    def empty_state(
+        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> Any:
+        return self.mixer.empty_state(batch_size, dtype, device)
+
+    def mix(self, x: Tensor, state: Any, lengths: Tensor | None) -> tuple[Tensor, Any]:
+        x, state = self.mix_positions(x, state, lengths)
+        return self.mix_channels(x), state
+
+    def mix_positions(self, x: Tensor, state: Any, lengths: Tensor | None) -> tuple[Tensor, Any]:
+        """The first half of the block."""
+        y, state = self.mixer.stream(self.mixer_norm(x), state, lengths)
+        return x + y, state
+
+    def mix_channels(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """The second half: each position by itself, so any selection of positions may be given."""
+        return x if self.channel is None else x + self.channel(self.channel_norm(x))

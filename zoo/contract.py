@@ -1,0 +1,257 @@
+"""The contract: a sequence mixer is one map, seen whole, seen in chunks, and seen as an operator.
+
+    y = mixer(x, lengths=None)                            whole sequence
+    y, state = mixer.stream(x, state=None, lengths=None)  any chunk; a decoding step is a chunk of one
+    W, c = zoo.theory.interaction(mixer, x)               y_i = sum_j W_ij(X) x_j + c_i
+
+`forward` is `stream` from the empty state: a mixer writes `mix` and nothing twice.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from zoo.naming import unknown
+from zoo.ops.time import valid_positions
+
+S = TypeVar("S")
+M = TypeVar("M", bound=nn.Module)
+
+State: TypeAlias = "Tensor | tuple[State, ...]"
+"""What a mixer carries from chunk to chunk: tensors with the batch first, in (named) tuples, nested at will."""
+
+
+def map_state(fn: Callable[..., Tensor], state: Any, *others: Any) -> Any:
+    """Apply `fn` to every tensor of `state` (and to the tensors in the same places of `others`)."""
+    if isinstance(state, Tensor):
+        return fn(state, *others)
+    parts = [map_state(fn, *part) for part in zip(state, *others, strict=True)]
+    return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
+
+
+def state_tensors(state: Any) -> Iterator[Tensor]:
+    """The tensors of a state, in order."""
+    if isinstance(state, Tensor):
+        yield state
+    else:
+        for part in state:
+            yield from state_tensors(part)
+
+
+def detach_state(state: S) -> S:
+    """The same state cut from the autograd graph: what truncated back-propagation carries on."""
+    return map_state(lambda t: t.detach(), state)
+
+
+def move_state(state: S, device: torch.device | str) -> S:
+    """The same state on another device."""
+    return map_state(lambda t: t.to(device), state)
+
+
+def reorder_state(state: S, index: Int[Tensor, " new_batch"]) -> S:
+    """Rows of the state chosen by `index`, which may repeat: beam search."""
+    return map_state(lambda t: t.index_select(0, index), state)
+
+
+def state_nbytes(state: State) -> int:
+    """Bytes that the tensors of a state hold."""
+    return sum(t.numel() * t.element_size() for t in state_tensors(state))
+
+
+def no_weight_decay(module: nn.Module) -> set[str]:
+    """Names of the parameters below `module` that weight decay must spare.
+
+    Each class lists its own in `undecayed`; attributes set on parameters would vanish in deepcopy.
+    """
+    return {
+        f"{path}.{name}" if path else name
+        for path, child in module.named_modules()
+        for name in getattr(child, "undecayed", ())
+        if getattr(child, name) is not None
+    }
+
+
+class SequenceMixer(nn.Module, ABC):
+    """Causal map (batch, seq, d_model) -> (batch, seq, d_out) that mixes positions.
+
+    A subclass writes `empty_state`, `mix` and `reset_parameters`, and names in `undecayed` the parameters
+    that weight decay must spare.
+    """
+
+    undecayed: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, d_model: int, d_out: int | None = None) -> None:
+        super().__init__()
+        require_positive(d_model=d_model, d_out=d_out)
+        self.d_model = d_model
+        self.d_out = d_model if d_out is None else d_out
+
+    @classmethod
+    def create(cls, d_model: int, options: Mapping[str, Any]) -> Self:
+        """Build from plain options; a composite takes its members' options too."""
+        valid = [name for name in inspect.signature(cls).parameters if name != "d_model"]
+        for name in options:
+            if name not in valid:
+                raise ValueError(unknown(f"option of {cls.__name__}", name, valid))
+        return cls(d_model, **options)
+
+    @classmethod
+    def create_layers(cls, n_layers: int, d_model: int, options: Mapping[str, Any]) -> list[SequenceMixer]:
+        """The mixers of a stack, one a layer; a composite spreads its members over the depth."""
+        require_positive(n_layers=n_layers)
+        return [cls.create(d_model, options) for _ in range(n_layers)]
+
+    @abstractmethod
+    def empty_state(
+        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> Any:
+        """The state before the first position; `dtype` is that of the activations."""
+
+    @abstractmethod
+    def mix(self, x: Tensor, state: Any, lengths: Tensor | None) -> tuple[Tensor, Any]:
+        """The map itself, on checked input: `x` is zero and the output is ignored from `lengths` on, per row."""
+
+    @abstractmethod
+    def reset_parameters(self) -> None:
+        """Draw all own parameters anew from torch's generator."""
+
+    def forward(
+        self, x: Float[Tensor, "batch seq d_model"], lengths: Int[Tensor, " batch"] | None = None
+    ) -> Float[Tensor, "batch seq d_out"]:
+        """Mix whole sequences; the same as `stream` from the empty state.
+
+        Args:
+            x: input.
+            lengths: valid positions of each row, counted from the left. What lies beyond has no influence on
+                outputs, states or gradients; the output there is zero.
+
+        Raises:
+            ValueError: wrong shape or dtype, an empty sequence, lengths outside 0..seq.
+        """
+        return self.stream(x, None, lengths)[0]
+
+    def stream(
+        self, x: Float[Tensor, "batch seq d_model"], state: Any = None, lengths: Int[Tensor, " batch"] | None = None
+    ) -> tuple[Float[Tensor, "batch seq d_out"], Any]:
+        """Mix the next chunk, of any length from one on.
+
+        Args:
+            x: the chunk.
+            state: what the call before returned; None at the start. It is not modified.
+            lengths: valid positions of the chunk in each row; a row's state stops where its length ends.
+
+        Returns:
+            The outputs and the state after the chunk, both differentiable.
+
+        Raises:
+            ValueError: as `forward`; also a state of another shape, dtype or device.
+        """
+        self._check_input(x, lengths)
+        if state is None:
+            state = self.empty_state(x.shape[0], x.dtype, x.device)
+        else:
+            self._check_state(state, x)
+        if lengths is None:
+            return self.mix(x, state, None)
+        padding = ~valid_positions(lengths, x.shape[1]).unsqueeze(-1)
+        y, state = self.mix(x.masked_fill(padding, 0.0), state, lengths)
+        return y.masked_fill(padding, 0.0), state
+
+    def state_bytes(self, seq_len: int, batch_size: int = 1, dtype: torch.dtype = torch.float32) -> int:
+        """Bytes of the state that `stream` returns after `seq_len` positions, found by running it on meta tensors.
+
+        Raises:
+            ValueError: seq_len or batch_size below 1.
+        """
+        require_positive(seq_len=seq_len, batch_size=batch_size)
+        with torch.no_grad():
+            twin = on_meta(self, dtype)
+            x = torch.empty(batch_size, seq_len, self.d_model, dtype=dtype, device="meta")
+            return state_nbytes(twin.stream(x)[1])
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that weight decay must spare."""
+        return no_weight_decay(self)
+
+    def _check_input(self, x: Tensor, lengths: Tensor | None) -> None:
+        if x.ndim != 3 or x.shape[2] != self.d_model or x.shape[1] == 0:
+            raise ValueError(f"x must be (batch, seq >= 1, d_model={self.d_model}), got {tuple(x.shape)}")
+        if not x.is_floating_point():
+            raise ValueError(f"x must be floating point, got {x.dtype}")
+        if lengths is None:
+            return
+        if lengths.shape != x.shape[:1] or lengths.is_floating_point() or lengths.is_complex():
+            raise ValueError(
+                f"lengths must be integers of shape ({x.shape[0]},), got {lengths.dtype} {tuple(lengths.shape)}"
+            )
+        # Reading values waits for the device and cannot be traced: compiled code trusts its caller.
+        if not torch.compiler.is_compiling() and not lengths.is_meta:
+            low, high = int(lengths.min()), int(lengths.max())
+            if low < 0 or high > x.shape[1]:
+                raise ValueError(f"lengths must lie in 0..{x.shape[1]}, the chunk's length, got {low}..{high}")
+
+    def _check_state(self, state: Any, x: Tensor) -> None:
+        if torch.compiler.is_compiling():
+            return
+        expected = self.empty_state(x.shape[0], x.dtype, "meta")
+        try:
+            map_state(_check_state_tensor, expected, state)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"{type(self).__name__}: not a state of this mixer for this input: {error}") from None
+        for tensor in state_tensors(state):
+            if tensor.device != x.device:
+                raise ValueError(f"{type(self).__name__}: the state is on {tensor.device}, the input on {x.device}")
+
+
+def _check_state_tensor(expected: Tensor, given: Tensor) -> Tensor:
+    # A dimension that is empty before the first position is one that grows.
+    fits = given.ndim == expected.ndim and all(e in (g, 0) for e, g in zip(expected.shape, given.shape, strict=True))
+    if not fits:
+        raise ValueError(f"expected shape {tuple(expected.shape)} (0 grows), got {tuple(given.shape)}")
+    if given.dtype != expected.dtype and not torch.is_autocast_enabled(given.device.type):
+        raise ValueError(f"expected {expected.dtype}, got {given.dtype}")
+    return given
+
+
+def on_meta(module: M, dtype: torch.dtype | None = None) -> M:
+    """A copy of `module` whose tensors have shapes and no storage; floating ones take `dtype`."""
+    memo: dict[int, Any] = {}
+    for tensor in (*module.parameters(), *module.buffers()):
+        kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        empty = torch.empty_like(tensor, dtype=kind, device="meta")
+        memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+    return copy.deepcopy(module, memo)
+
+
+def require_positive(**sizes: int | None) -> None:
+    """Raise ValueError naming the first size that is not a positive integer; None means not given."""
+    for name, size in sizes.items():
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise ValueError(f"{name} must be a positive integer, got {size!r}")
+
+
+def require_choice(name: str, value: object, choices: Any) -> None:
+    """Raise ValueError unless `value` is one of the strings of a Literal type."""
+    valid = get_args(choices)
+    if value not in valid:
+        raise ValueError(unknown(name, value, valid))
+
+
+def require_range(**bounds: float) -> None:
+    """Raise ValueError unless the two keyword arguments satisfy 0 < first <= second."""
+    (low_name, low), (high_name, high) = bounds.items()
+    if not 0 < low <= high:
+        raise ValueError(f"need 0 < {low_name} <= {high_name}, got {low_name}={low}, {high_name}={high}")
+
+
+def accumulator(dtype: torch.dtype | None) -> torch.dtype:
+    """The type in which a recurrence accumulates for activations of `dtype`: at least float32."""
+    return torch.promote_types(dtype or torch.get_default_dtype(), torch.float32)

@@ -1,0 +1,1 @@
+"""The mixers, one final class per file; `zoo.registry` lists them."""

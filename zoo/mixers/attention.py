@@ -1,0 +1,151 @@
+"""Softmax attention with k heads."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from zoo.blocks import ShortConv
+from zoo.coefficient import coefficient
+from zoo.contract import SequenceMixer, require_choice, require_positive
+from zoo.ops.attention import alibi_slopes, attend, grow_cache, lag_matrix, rotate, settle_cache
+
+Position = Literal["none", "rope", "alibi", "relative"]
+Sink = Literal["none", "constant", "position", "bos"]
+
+
+class AttentionState(NamedTuple):
+    keys: Tensor  # (batch, n_kv_heads, slots, d_head), right-aligned, rotated where positions are
+    values: Tensor  # (batch, n_kv_heads, slots, d_head)
+    count: Tensor  # (batch,) positions seen: how many slots the row really holds
+    conv: Tensor | tuple[()]  # (batch, d_conv - 1, channels), or () without convolution
+
+
+class Attention(SequenceMixer):
+    """y_i = sum_h W_O^h sum_{j <= i} softmax_j(q_i . k_j / sqrt(d_head) + bias) W_V^h x_j (Vaswani et al. 1706.03762).
+
+    Coefficients: queries and keys. Interaction rank: n_heads (each W_ij is a combination of the n_heads maps
+    W_O^h W_V^h); with a value convolution up to n_heads * d_conv.
+
+    Args:
+        d_model: width of input and output.
+        n_heads: query heads.
+        d_head: width of a head; d_model / n_heads when absent.
+        n_kv_heads: key and value heads, shared by groups of query heads; n_heads when absent.
+        position: rope (Su et al. 2104.09864), alibi with learnable slopes (Press et al. 2108.12409), relative (a free
+            bias per head and lag, up to max_seq_len), or none.
+        sink: one more key whose value is zero, with a learned logit per head: constant; position (one logit per
+            position, up to max_seq_len); bos (it stands before the first token and is seen through the alibi or
+            relative bias).
+        d_conv: width of a causal depthwise convolution on queries, keys and values; 0 for none.
+        max_seq_len: longest sequence for position relative and sink position.
+
+    Raises:
+        ValueError: heads that do not divide, an odd d_head with rope, an unknown choice, bos without a bias.
+    """
+
+    undecayed = ("slopes", "relative_bias", "sink_logit")
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int = 4,
+        d_head: int | None = None,
+        n_kv_heads: int | None = None,
+        position: Position = "none",
+        sink: Sink = "none",
+        d_conv: int = 0,
+        max_seq_len: int = 2048,
+    ) -> None:
+        super().__init__(d_model)
+        require_positive(n_heads=n_heads, d_head=d_head, n_kv_heads=n_kv_heads, max_seq_len=max_seq_len)
+        require_choice("position", position, Position)
+        require_choice("sink", sink, Sink)
+        if d_head is None and d_model % n_heads:
+            raise ValueError(
+                f"d_model={d_model} is not divisible by n_heads={n_heads}; choose a divisor or give d_head"
+            )
+        self.n_heads = n_heads
+        self.d_head = d_head or d_model // n_heads
+        self.n_kv_heads = n_kv_heads or n_heads
+        if n_heads % self.n_kv_heads:
+            raise ValueError(f"n_heads={n_heads} is not divisible by n_kv_heads={self.n_kv_heads}")
+        if position == "rope" and self.d_head % 2:
+            raise ValueError(f"rope needs an even d_head, got {self.d_head}")
+        if sink == "bos" and position not in ("alibi", "relative"):
+            raise ValueError(
+                f"sink 'bos' needs position alibi or relative, got {position!r}; elsewhere it is 'constant'"
+            )
+        self.position, self.sink, self.max_seq_len = position, sink, max_seq_len
+        widths = (n_heads * self.d_head, self.n_kv_heads * self.d_head, self.n_kv_heads * self.d_head)
+        self.widths = widths
+        self.qkv_proj = nn.Linear(d_model, sum(widths), bias=False)
+        self.conv = ShortConv(sum(widths), d_conv) if d_conv else None
+        self.out_proj = nn.Linear(widths[0], d_model, bias=False)
+        sinks = {"constant": (n_heads, 1), "position": (n_heads, max_seq_len), "bos": (n_heads, 1)}
+        self.slopes = nn.Parameter(torch.empty(n_heads)) if position == "alibi" else None
+        self.relative_bias = nn.Parameter(torch.empty(n_heads, max_seq_len + 1)) if position == "relative" else None
+        self.sink_logit = nn.Parameter(torch.empty(sinks[sink])) if sink != "none" else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.qkv_proj.reset_parameters()
+        self.out_proj.reset_parameters()
+        if self.conv is not None:
+            self.conv.reset_parameters()
+        with torch.no_grad():
+            if self.slopes is not None:
+                self.slopes.copy_(alibi_slopes(self.n_heads))
+            for zero in (self.relative_bias, self.sink_logit):
+                if zero is not None:
+                    zero.zero_()
+
+    def empty_state(
+        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> AttentionState:
+        slots = torch.zeros(batch_size, self.n_kv_heads, 0, self.d_head, dtype=dtype, device=device)
+        count = torch.zeros(batch_size, dtype=torch.int64, device=device)
+        conv = () if self.conv is None else self.conv.empty_state(batch_size, dtype, device)
+        return AttentionState(slots, slots.clone(), count, conv)
+
+    def mix(self, x: Tensor, state: AttentionState, lengths: Tensor | None) -> tuple[Tensor, AttentionState]:
+        seq_len, past = x.shape[1], state.keys.shape[2]
+        self._check_length(past + seq_len)
+        qkv, conv = self.qkv_proj(x), state.conv
+        if self.conv is not None:
+            qkv, conv = self.conv.mix(qkv, conv, lengths)
+        q, k, v = (t.unflatten(2, (-1, self.d_head)).transpose(1, 2) for t in qkv.split(self.widths, dim=2))
+        positions = state.count.unsqueeze(1) + torch.arange(seq_len, device=x.device)
+        if self.position == "rope":
+            q, k = rotate(q, positions), rotate(k, positions)
+        q, k = coefficient(q), coefficient(k)
+        keys, values = grow_cache(state.keys, k), grow_cache(state.values, v)
+        lag = lag_matrix(seq_len, past + seq_len, x.device).clamp(min=0)
+        y = attend(q, keys, values, state.count, self._bias(lag), self._sink(positions))
+        count = state.count + (seq_len if lengths is None else lengths)
+        keys, values = (settle_cache(cache, lengths, seq_len) for cache in (keys, values))
+        return self.out_proj(y.transpose(1, 2).flatten(2)), AttentionState(keys, values, count, conv)
+
+    def _bias(self, lag: Tensor) -> Tensor | None:
+        """(n_heads, *lag.shape): what the position encoding adds to the logits at each lag."""
+        if self.slopes is not None:
+            return -self.slopes.view(-1, *(1,) * lag.ndim) * lag
+        if self.relative_bias is not None:
+            return self.relative_bias[:, lag]
+        return None
+
+    def _sink(self, positions: Tensor) -> Tensor | None:
+        """(1 or batch, n_heads, 1 or seq) logit of the sink."""
+        if self.sink_logit is None:
+            return None
+        if self.sink == "position":
+            return self.sink_logit[:, positions].transpose(0, 1)
+        logit = self.sink_logit.unsqueeze(0)
+        bias = self._bias(positions + 1) if self.sink == "bos" else None
+        return logit if bias is None else logit + bias.transpose(0, 1)
+
+    def _check_length(self, n_slots: int) -> None:
+        if n_slots > self.max_seq_len and (self.relative_bias is not None or self.sink == "position"):
+            raise ValueError(f"sequence of {n_slots} exceeds max_seq_len={self.max_seq_len}")

@@ -1,0 +1,130 @@
+"""A linear time-invariant state space model with diagonal dynamics."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from zoo.contract import SequenceMixer, accumulator, require_choice, require_positive, require_range
+from zoo.ops.diagonal import diagonal_scan, ring_gain, zero_order_hold
+from zoo.ops.precision import full_precision
+
+Init = Literal["s4d_lin", "real_log", "ring"]
+
+
+class DiagonalState(NamedTuple):
+    h: Tensor  # (batch, poles), complex; real for real_log
+
+
+class DiagonalSSM(SequenceMixer):
+    """h_t = lambda h_{t-1} + gain B x_t, y_t = Re(C h_t) + D x_t: every input drives every pole (MIMO).
+
+    Complex poles stand for conjugate pairs, d_state / 2 of them, and count twice in y. W_ij = Re(C lambda^(i-j) gain B)
+    does not depend on x: there are no coefficients. Interaction rank: min(d_state, seq_len, d_model^2), one more with D.
+
+    Args:
+        d_model: width of input and output.
+        d_state: real dimension of the state.
+        init: s4d_lin (A_n = -1/2 + i pi n; Gu et al. 2206.11893), real_log (real poles with timescales log-spaced
+            between 1/dt_max and 1/dt_min), both under zero-order hold; ring (|lambda| uniform by area between r_min
+            and r_max, gain sqrt(1 - |lambda|^2); Orvieto et al. 2303.06349).
+        dt_min, dt_max: range of the step sizes, log-uniform (s4d_lin), log-spaced (real_log).
+        r_min, r_max: ring of the poles (ring).
+
+    Raises:
+        ValueError: an odd d_state with complex poles, an empty range, a ring that is not inside (0, 1).
+    """
+
+    undecayed = ("log_rate", "frequency", "log_dt", "D")
+
+    def __init__(
+        self,
+        d_model: int,
+        d_state: int = 64,
+        init: Init = "s4d_lin",
+        dt_min: float = 1e-3,
+        dt_max: float = 1e-1,
+        r_min: float = 0.9,
+        r_max: float = 0.999,
+    ) -> None:
+        super().__init__(d_model)
+        require_positive(d_state=d_state)
+        require_choice("init", init, Init)
+        require_range(dt_min=dt_min, dt_max=dt_max)
+        require_range(r_min=r_min, r_max=r_max)
+        if r_max >= 1:
+            raise ValueError(f"r_max must be below 1 for a stable recurrence, got {r_max}")
+        self.init, self.real = init, init == "real_log"
+        if not self.real and d_state % 2:
+            raise ValueError(f"complex poles come in pairs: d_state must be even with init {init}, got {d_state}")
+        self.dt_min, self.dt_max, self.r_min, self.r_max = dt_min, dt_max, r_min, r_max
+        self.poles = poles = d_state if self.real else d_state // 2
+        parts = () if self.real else (2,)  # complex numbers are stored as real pairs, so that any dtype cast works
+        self.log_rate = nn.Parameter(torch.empty(poles))
+        self.frequency = None if self.real else nn.Parameter(torch.empty(poles))
+        self.log_dt = None if init == "ring" else nn.Parameter(torch.empty(poles))
+        self.B = nn.Parameter(torch.empty(poles, d_model, *parts))
+        self.C = nn.Parameter(torch.empty(d_model, poles, *parts))
+        self.D = nn.Parameter(torch.empty(d_model))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        n = torch.arange(self.poles)
+        with torch.no_grad():
+            if self.init == "ring":
+                squares = torch.rand(self.poles) * (self.r_max**2 - self.r_min**2) + self.r_min**2
+                self.log_rate.copy_((-0.5 * squares.log()).log())
+                self.frequency.uniform_(0, 2 * math.pi)
+            else:
+                self.log_rate.fill_(0.0 if self.real else math.log(0.5))
+                span = math.log(self.dt_max) - math.log(self.dt_min)
+                where = n / max(1, self.poles - 1) if self.real else torch.rand(self.poles)
+                self.log_dt.copy_(where * span + math.log(self.dt_min))
+            if self.init == "s4d_lin":
+                self.frequency.copy_(math.pi * n)
+        nn.init.normal_(self.B, std=self.d_model**-0.5)
+        nn.init.normal_(self.C, std=self.poles**-0.5)
+        nn.init.ones_(self.D)
+
+    def dynamics(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(log lambda (poles,), B with its gain (poles, d_model), C (d_model, poles)), in at least float32.
+
+        A conjugate pair's factor of two is in C, so that y = Re(C h) + D x.
+        """
+        rate = -self._wide(self.log_rate).exp()
+        A = rate if self.frequency is None else torch.complex(rate, self._wide(self.frequency))
+        if self.log_dt is None:
+            log_decay, gain = A, ring_gain(A)
+        else:
+            log_decay, gain = zero_order_hold(A, self._wide(self.log_dt).exp())
+        if self.real:
+            B, C = self._wide(self.B), self._wide(self.C)
+        else:
+            B, C = torch.view_as_complex(self._wide(self.B)), 2 * torch.view_as_complex(self._wide(self.C))
+        return log_decay, gain.unsqueeze(1) * B, C
+
+    def empty_state(
+        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> DiagonalState:
+        wide = accumulator(dtype)
+        kind = wide if self.real else wide.to_complex()
+        return DiagonalState(torch.zeros(batch_size, self.poles, dtype=kind, device=device))
+
+    def mix(self, x: Tensor, state: DiagonalState, lengths: Tensor | None) -> tuple[Tensor, DiagonalState]:
+        with full_precision(x.device):
+            log_decay, B, C = self.dynamics()
+            h = diagonal_scan(x.to(B.dtype) @ B.t(), log_decay, state.h)
+            y = (h @ C.t()).real
+        if lengths is None:
+            last = h[:, -1]
+        else:
+            reached = torch.cat((state.h.unsqueeze(1), h), dim=1)
+            last = reached[torch.arange(len(x), device=x.device), lengths]
+        return y.to(x.dtype) + self.D * x, DiagonalState(last)
+
+    @staticmethod
+    def _wide(parameter: Tensor) -> Tensor:
+        return parameter.to(accumulator(parameter.dtype))

@@ -1,0 +1,117 @@
+"""A Jamba-style layout over depth: which mixer at which layer."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from zoo.blocks import ResidualBlock, Stack
+from zoo.contract import SequenceMixer, require_positive
+from zoo.naming import unknown
+from zoo.registry import mixer_class
+
+Pattern = Sequence[str | Mapping[str, Any]]
+DEFAULT_PATTERN: tuple[str, ...] = ("selective_ssm", "attention")
+
+
+class Hybrid(SequenceMixer):
+    """Members by pattern, repeated over depth (Lieber et al. 2403.19887).
+
+    In a backbone (`create_layers`) the pattern is the layout over its layers. Created alone, it is the pattern once,
+    as pre-norm residual blocks without channel mixers. Coefficients: those of the members and of the norms.
+
+    Args:
+        d_model: width of input and output.
+        pattern: names of mixers, or mappings `{name: ..., option: value}`, first layer first.
+
+    `Hybrid.create` (and so `create_mixer`) also takes options of members: by member, `attention={"n_heads": 4}`, or
+    bare, `n_heads=4`, which goes to every member that declares it.
+
+    Raises:
+        ValueError: an empty pattern, an unknown member, an option that no member declares, a hybrid within a hybrid.
+    """
+
+    def __init__(self, d_model: int, pattern: Pattern = DEFAULT_PATTERN) -> None:
+        super().__init__(d_model)
+        self.blocks = Stack(ResidualBlock(mixer) for mixer in _members(self.distribute(pattern, {}), d_model))
+
+    @staticmethod
+    def distribute(pattern: Pattern, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The pattern with complete entries `{name, **options}`, `options` handed out to the members.
+
+        An entry's own options win over those given by member, which win over bare ones.
+
+        Raises:
+            ValueError: see the class.
+        """
+        entries = [{"name": entry} if isinstance(entry, str) else dict(entry) for entry in pattern]
+        if not entries:
+            raise ValueError("pattern must name at least one mixer")
+        for entry in entries:
+            if "name" not in entry:
+                raise ValueError(f"an entry of the pattern needs a name, got {entry}")
+        declared = {entry["name"]: member_options(entry["name"]) for entry in entries}
+        for key, value in options.items():
+            if key not in declared and not any(key in valid for valid in declared.values()):
+                every = [*declared, *dict.fromkeys(name for valid in declared.values() for name in valid)]
+                raise ValueError(unknown("option of hybrid", key, ["pattern", *every]))
+            if key in declared and not isinstance(value, Mapping):
+                raise ValueError(f"options of the member {key} must be a mapping, got {value!r}")
+        bare = {key: value for key, value in options.items() if key not in declared}
+        return [
+            {k: v for k, v in bare.items() if k in declared[entry["name"]]}
+            | dict(options.get(entry["name"], {}))
+            | entry
+            for entry in entries
+        ]
+
+    @classmethod
+    def create(cls, d_model: int, options: Mapping[str, Any]) -> Self:
+        return cls(d_model, cls._pattern(options))
+
+    @classmethod
+    def create_layers(cls, n_layers: int, d_model: int, options: Mapping[str, Any]) -> list[SequenceMixer]:
+        require_positive(n_layers=n_layers)
+        pattern = cls._pattern(options)
+        if n_layers < len(pattern):
+            raise ValueError(f"n_layers={n_layers} cannot hold the {len(pattern)} layers of the hybrid's pattern")
+        return _members([pattern[i % len(pattern)] for i in range(n_layers)], d_model)
+
+    @classmethod
+    def _pattern(cls, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+        rest = dict(options)
+        return cls.distribute(rest.pop("pattern", DEFAULT_PATTERN), rest)
+
+    def reset_parameters(self) -> None:
+        self.blocks.reset_parameters()
+
+    def empty_state(
+        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> tuple[Any, ...]:
+        return self.blocks.empty_state(batch_size, dtype, device)
+
+    def mix(self, x: Tensor, state: tuple[Any, ...], lengths: Tensor | None) -> tuple[Tensor, tuple[Any, ...]]:
+        return self.blocks.stream(x, state, lengths)
+
+
+def member_options(name: str) -> list[str]:
+    """Options that a member declares.
+
+    Raises:
+        ValueError: an unknown name, or another hybrid.
+    """
+    if name == "hybrid":
+        raise ValueError("a hybrid cannot be a member of a hybrid: write its members into the pattern")
+    return [option for option in inspect.signature(mixer_class(name)).parameters if option != "d_model"]
+
+
+def _members(entries: Sequence[Mapping[str, Any]], d_model: int) -> list[SequenceMixer]:
+    mixers = []
+    for entry in entries:
+        options = dict(entry)
+        mixers.append(mixer_class(options.pop("name")).create(d_model, options))
+    return mixers

@@ -1,0 +1,87 @@
+"""Linear attention: a feature map in place of the softmax."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.coefficient import coefficient
+from zoo.contract import SequenceMixer, accumulator, require_choice, require_positive
+from zoo.ops.linear_attention import linear_attention
+from zoo.ops.time import valid_positions
+
+FeatureMap = Literal["elu", "identity"]
+_EPS = 1e-6
+
+
+class LinearAttentionState(NamedTuple):
+    outer: Tensor  # (batch, n_heads, d_head, d_head + 1): sum of phi(k_j) [v_j, 1]^T
+
+
+class LinearAttention(SequenceMixer):
+    """y_i = sum_h W_O^h sum_{j <= i} (phi(q_i) . phi(k_j) / z_i) W_V^h x_j (Katharopoulos et al. 2006.16236, eq. 9).
+
+    z_i = sum_{j <= i} phi(q_i) . phi(k_j) + 1e-6, or 1 without normalisation. Coefficients: phi(q), phi(k) and 1/z.
+    Interaction rank: n_heads.
+
+    Args:
+        d_model: width of input and output.
+        n_heads: heads.
+        d_head: width of a head; d_model / n_heads when absent.
+        feature_map: elu (elu(u) + 1, positive) or identity.
+        normalize: divide by z; needs a positive feature map.
+
+    Raises:
+        ValueError: heads that do not divide, an unknown feature map, identity with normalize.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int = 4,
+        d_head: int | None = None,
+        feature_map: FeatureMap = "elu",
+        normalize: bool = True,
+    ) -> None:
+        super().__init__(d_model)
+        require_positive(n_heads=n_heads, d_head=d_head)
+        require_choice("feature_map", feature_map, FeatureMap)
+        if d_head is None and d_model % n_heads:
+            raise ValueError(
+                f"d_model={d_model} is not divisible by n_heads={n_heads}; choose a divisor or give d_head"
+            )
+        if normalize and feature_map == "identity":
+            raise ValueError("normalize needs a positive feature map: choose feature_map=elu or normalize=False")
+        self.n_heads, self.feature_map, self.normalize = n_heads, feature_map, normalize
+        self.d_head = d_head or d_model // n_heads
+        self.qkv_proj = nn.Linear(d_model, 3 * n_heads * self.d_head, bias=False)
+        self.out_proj = nn.Linear(n_heads * self.d_head, d_model, bias=False)
+
+    def reset_parameters(self) -> None:
+        self.qkv_proj.reset_parameters()
+        self.out_proj.reset_parameters()
+
+    def empty_state(
+        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> LinearAttentionState:
+        shape = (batch_size, self.n_heads, self.d_head, self.d_head + self.normalize)
+        return LinearAttentionState(torch.zeros(shape, dtype=accumulator(dtype), device=device))
+
+    def mix(
+        self, x: Tensor, state: LinearAttentionState, lengths: Tensor | None
+    ) -> tuple[Tensor, LinearAttentionState]:
+        q, k, v = self.qkv_proj(x).unflatten(2, (3, self.n_heads, self.d_head)).permute(2, 0, 3, 1, 4)
+        if self.feature_map == "elu":
+            q, k = F.elu(q) + 1, F.elu(k) + 1
+        if lengths is not None:
+            k = k * valid_positions(lengths, x.shape[1])[:, None, :, None]
+        q, k = coefficient(q), coefficient(k)
+        # The normaliser is what the same sum makes of a value that is always one.
+        value = F.pad(v, (0, 1), value=1.0) if self.normalize else v
+        y, outer = linear_attention(q, k, value, state.outer)
+        if self.normalize:
+            y = y[..., :-1] * coefficient(1 / (y[..., -1:] + _EPS))
+        return self.out_proj(y.to(v.dtype).transpose(1, 2).flatten(2)), LinearAttentionState(outer)

@@ -1,0 +1,65 @@
+"""Long short-term memory."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from zoo.contract import SequenceMixer, require_positive
+from zoo.ops.lstm import lstm_scan
+from zoo.ops.time import valid_positions
+
+
+class LSTMState(NamedTuple):
+    h: Tensor  # (batch, d_inner)
+    c: Tensor  # (batch, d_inner)
+
+
+class LSTM(SequenceMixer):
+    """c_t = f c_{t-1} + i tanh(g), h_t = o tanh(c_t), y_t = out_proj h_t (Hochreiter and Schmidhuber 1997; Gers et al. 2000).
+
+    Coefficients: the three gates, tanh(g)/g and tanh(c)/c; g is affine in x_t and h_{t-1} and its bias makes the offset c
+    of the operator. Interaction rank: up to d_model^2.
+
+    Args:
+        d_model: width of input and output.
+        d_inner: width of the cell; d_model when absent.
+        forget_bias: initial bias of the forget gate; 3 remembers for about 20 steps from the start.
+
+    Raises:
+        ValueError: sizes that are not positive.
+    """
+
+    undecayed = ("bias",)
+
+    def __init__(self, d_model: int, d_inner: int | None = None, forget_bias: float = 1.0) -> None:
+        super().__init__(d_model)
+        require_positive(d_inner=d_inner)
+        self.d_inner, self.forget_bias = d_inner or d_model, forget_bias
+        self.in_proj = nn.Linear(d_model, 4 * self.d_inner, bias=False)
+        self.recurrent = nn.Parameter(torch.empty(4 * self.d_inner, self.d_inner))
+        self.bias = nn.Parameter(torch.empty(4 * self.d_inner))
+        self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.in_proj.reset_parameters()
+        self.out_proj.reset_parameters()
+        bound = self.d_inner**-0.5
+        nn.init.uniform_(self.recurrent, -bound, bound)
+        nn.init.zeros_(self.bias)
+        with torch.no_grad():
+            self.bias.view(4, -1)[1] = self.forget_bias
+
+    def empty_state(
+        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> LSTMState:
+        h = torch.zeros(batch_size, self.d_inner, dtype=dtype, device=device)
+        return LSTMState(h, h.clone())
+
+    def mix(self, x: Tensor, state: LSTMState, lengths: Tensor | None) -> tuple[Tensor, LSTMState]:
+        valid = None if lengths is None else valid_positions(lengths, x.shape[1])
+        h, *last = lstm_scan(self.in_proj(x) + self.bias, self.recurrent, state.h, state.c, valid)
+        return self.out_proj(h), LSTMState(*last)

@@ -1,0 +1,102 @@
+"""The Mamba block: a diagonal SSM whose step size, input and output directions depend on the input."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.blocks import ShortConv
+from zoo.coefficient import coefficient
+from zoo.contract import SequenceMixer, accumulator, require_positive, require_range
+from zoo.ops.activation import silu, silu_gate
+from zoo.ops.selective_scan import selective_scan
+from zoo.ops.time import valid_positions
+
+_DT_FLOOR = 1e-4
+
+
+class SelectiveState(NamedTuple):
+    conv: Tensor  # (batch, d_conv - 1, d_inner)
+    h: Tensor  # (batch, d_inner, d_state)
+
+
+class SelectiveSSM(SequenceMixer):
+    """The block of Mamba-1 (Gu and Dao 2312.00752, section 3.4): projection, conv, SiLU, selective scan, gate, projection.
+
+        u = silu(conv(x_proj x)), dt = softplus(W_dt u + b), B = W_B u, C = W_C u
+        h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t, y = out_proj(silu(z) (h C + D u))
+
+    Coefficients: sigmoid(conv), dt, B, C, silu(z); the convolution's bias is the offset c. Interaction rank: up to
+    d_inner, since A and the gate act on channels.
+
+    Args:
+        d_model: width of input and output.
+        d_state: state size of a channel (N).
+        d_conv: width of the causal convolution.
+        expand: d_inner = expand * d_model.
+        dt_rank: rank of dt's projection; d_model / 16, rounded up, when absent.
+        dt_min, dt_max: range of dt at initialisation, log-uniform, at least 1e-4.
+
+    Raises:
+        ValueError: sizes that are not positive, an empty range of dt.
+    """
+
+    undecayed = ("A_log", "D")
+
+    def __init__(
+        self,
+        d_model: int,
+        d_state: int = 16,
+        d_conv: int = 4,
+        expand: int = 2,
+        dt_rank: int | None = None,
+        dt_min: float = 1e-3,
+        dt_max: float = 1e-1,
+    ) -> None:
+        super().__init__(d_model)
+        require_positive(d_state=d_state, d_conv=d_conv, expand=expand, dt_rank=dt_rank)
+        require_range(dt_min=dt_min, dt_max=dt_max)
+        self.d_state, self.d_inner = d_state, expand * d_model
+        self.dt_rank = dt_rank or math.ceil(d_model / 16)
+        self.dt_min, self.dt_max = dt_min, dt_max
+        self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=False)
+        self.conv = ShortConv(self.d_inner, d_conv, bias=True)
+        self.x_proj = nn.Linear(self.d_inner, self.dt_rank + 2 * d_state, bias=False)
+        self.dt_proj = nn.Linear(self.dt_rank, self.d_inner)
+        self.A_log = nn.Parameter(torch.empty(self.d_inner, d_state))
+        self.D = nn.Parameter(torch.empty(self.d_inner))
+        self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for layer in (self.in_proj, self.conv, self.x_proj, self.out_proj):
+            layer.reset_parameters()
+        with torch.no_grad():
+            self.A_log.copy_(torch.arange(1, self.d_state + 1).log().expand_as(self.A_log))
+            self.D.fill_(1.0)
+            self.dt_proj.weight.uniform_(-1, 1).mul_(self.dt_rank**-0.5)
+            span = math.log(self.dt_max) - math.log(self.dt_min)
+            dt = torch.exp(torch.rand(self.d_inner) * span + math.log(self.dt_min)).clamp(min=_DT_FLOOR)
+            self.dt_proj.bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # inverse softplus
+
+    def empty_state(
+        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> SelectiveState:
+        h = torch.zeros(batch_size, self.d_inner, self.d_state, dtype=accumulator(dtype), device=device)
+        return SelectiveState(self.conv.empty_state(batch_size, dtype, device), h)
+
+    def mix(self, x: Tensor, state: SelectiveState, lengths: Tensor | None) -> tuple[Tensor, SelectiveState]:
+        u, z = self.in_proj(x).chunk(2, dim=2)
+        u, conv = self.conv.mix(u, state.conv, lengths)
+        u = silu(u)
+        low_rank, B, C = self.x_proj(u).split((self.dt_rank, self.d_state, self.d_state), dim=2)
+        dt = F.softplus(self.dt_proj(low_rank))
+        if lengths is not None:
+            dt = dt * valid_positions(lengths, x.shape[1]).unsqueeze(2)  # a step of size zero leaves the state alone
+        dt, B, C = coefficient(dt), coefficient(B), coefficient(C)
+        y, h = selective_scan(u, dt, -self.A_log.exp(), B, C, self.D, state.h)
+        return self.out_proj(silu_gate(z, y)), SelectiveState(conv, h)

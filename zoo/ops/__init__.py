@@ -1,0 +1,1 @@
+"""The mathematics of the mixers, once each, as pure functions on tensors."""

@@ -1,0 +1,41 @@
+"""Norms and nonlinearities, each split into an input-dependent coefficient and a value."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from zoo.coefficient import coefficient
+
+
+def silu(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """silu(u) = sigmoid(u) u (Elfwing et al. 1702.03118): the sigmoid is the coefficient, u the value."""
+    return coefficient(torch.sigmoid(u)) * u
+
+
+def silu_gate(z: Float[Tensor, "*shape"], value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """silu(z) value: all of silu(z) is the coefficient."""
+    return coefficient(F.silu(z)) * value
+
+
+def tanh(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """tanh(u) = tanhc(u) u: tanhc(u) is the coefficient, u the value."""
+    return coefficient(tanhc(u)) * u
+
+
+def tanhc(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """tanh(u) / u, continued through zero by its Taylor series, so that value and gradient stay exact there."""
+    square = u * u
+    series = 1 - square / 3 * (1 - square * 2 / 5 * (1 - square * 17 / 42))
+    small = square < 1e-4
+    away = torch.where(small, torch.ones_like(u), u)
+    return torch.where(small, series, torch.tanh(away) / away)
+
+
+def rms_norm(x: Float[Tensor, "*batch d"], weight: Float[Tensor, " d"], eps: float = 1e-5) -> Float[Tensor, "*batch d"]:
+    """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 1910.07467, eq. 4), the mean in at least float32."""
+    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    scale = coefficient(torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps))
+    return (wide * scale).to(x.dtype) * weight

@@ -1,0 +1,99 @@
+"""Softmax attention over a right-aligned cache, with a sink: one call of torch's SDPA.
+
+Slots: the cache holds `past` slots, then come the chunk's `seq`; keys and values are right-aligned per row, so the
+lag between query i and slot j is past + i - j in every row, however ragged the batch.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from zoo.ops.time import right_align
+
+
+def attend(
+    q: Float[Tensor, "batch n_heads seq d_head"],
+    k: Float[Tensor, "batch n_kv_heads slots d_head"],
+    v: Float[Tensor, "batch n_kv_heads slots d_head"],
+    cached: Int[Tensor, " batch"],
+    bias: Float[Tensor, "n_heads seq slots"] | None = None,
+    sink: Float[Tensor, "#batch n_heads #seq"] | None = None,
+) -> Float[Tensor, "batch n_heads seq d_head"]:
+    """softmax(q k^T / sqrt(d_head) + bias) v, causal (Vaswani et al. 1706.03762, eq. 1).
+
+    Args:
+        q: queries of the chunk.
+        k, v: cached slots, then the chunk's. Heads of q share them in groups (Ainslie et al. 2305.13245).
+        cached: how many of the slots before the chunk each row really holds, counted from the right.
+        bias: added to the logits.
+        sink: logit of one more key whose value is zero.
+
+    Returns:
+        One output a query and head.
+    """
+    n_slots, seq_len = k.shape[2], q.shape[2]
+    grouped = k.shape[1] != q.shape[1]
+    past = n_slots - seq_len
+    if past == 0 and bias is None and sink is None:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+    visible = _visible(cached, past, seq_len)
+    if bias is None and sink is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=grouped)
+    logits = q.new_zeros(()) if bias is None else bias.to(q.dtype)
+    logits = logits.expand(q.shape[0], q.shape[1], seq_len, n_slots).masked_fill(~visible, -torch.inf)
+    if sink is not None:
+        k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
+        column = sink.to(q.dtype).expand(q.shape[0], -1, seq_len).unsqueeze(-1)
+        logits = torch.cat((logits, column), dim=-1)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=logits, enable_gqa=grouped)
+
+
+def _visible(cached: Tensor, past: int, seq_len: int) -> Bool[Tensor, "batch 1 seq slots"]:
+    """Causal, aligned to the lower right, and nothing from slots that the row does not hold."""
+    slot = torch.arange(past + seq_len, device=cached.device)
+    query = torch.arange(seq_len, device=cached.device).unsqueeze(1)
+    return (slot <= past + query) & (slot >= past - cached.view(-1, 1, 1, 1))
+
+
+def grow_cache(
+    cache: Float[Tensor, "batch heads past d_head"], new: Float[Tensor, "batch heads seq d_head"]
+) -> Float[Tensor, "batch heads slots d_head"]:
+    """Cached slots followed by the chunk's."""
+    return torch.cat((cache.to(new.dtype), new), dim=2)
+
+
+def settle_cache(
+    cache: Float[Tensor, "batch heads slots d_head"], lengths: Int[Tensor, " batch"] | None, seq_len: int
+) -> Float[Tensor, "batch heads slots d_head"]:
+    """The cache to carry on: a row that took only `lengths` of the chunk's `seq_len` slots drops the rest."""
+    if lengths is None:
+        return cache
+    past = cache.shape[2] - seq_len
+    return right_align(cache.transpose(1, 2), past + lengths).transpose(1, 2)
+
+
+def lag_matrix(seq_len: int, n_slots: int, device: torch.device) -> Int[Tensor, "seq slots"]:
+    """How far slot j lies behind query i; negative in the future."""
+    query = torch.arange(n_slots - seq_len, n_slots, device=device)
+    return query.unsqueeze(1) - torch.arange(n_slots, device=device)
+
+
+def rotate(
+    t: Float[Tensor, "batch heads seq d_head"], positions: Int[Tensor, "batch seq"], base: float = 1e4
+) -> Float[Tensor, "batch heads seq d_head"]:
+    """Rotary position encoding (Su et al. 2104.09864, eq. 34), pairs (c, c + d_head / 2) turned by position * base^(-2c/d)."""
+    half = t.shape[-1] // 2
+    wide = torch.promote_types(t.dtype, torch.float32)
+    frequency = base ** (-torch.arange(half, device=t.device, dtype=wide) / half)
+    angle = positions.to(wide).unsqueeze(-1) * frequency
+    cos, sin = angle.cos().to(t.dtype).unsqueeze(1), angle.sin().to(t.dtype).unsqueeze(1)
+    a, b = t[..., :half], t[..., half:]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def alibi_slopes(n_heads: int) -> Float[Tensor, " n_heads"]:
+    """Published slopes 2^(-8 h / H), h = 1..H (Press et al. 2108.12409)."""
+    return 2.0 ** (-8.0 * torch.arange(1, n_heads + 1) / n_heads)

@@ -1,0 +1,26 @@
+"""The time axis of ragged batches: which positions are valid, and how rows of unequal length line up."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Int, Shaped
+from torch import Tensor
+
+
+def valid_positions(lengths: Int[Tensor, " batch"], seq_len: int) -> Bool[Tensor, "batch seq"]:
+    """True where a position lies inside its row's length."""
+    return torch.arange(seq_len, device=lengths.device) < lengths.unsqueeze(1)
+
+
+def right_align(
+    x: Shaped[Tensor, "batch seq *rest"], lengths: Int[Tensor, " batch"]
+) -> Shaped[Tensor, "batch seq *rest"]:
+    """Shift each row right so that its first `lengths` items end the row; the front fills with zeros.
+
+    Right-aligned caches give every row of a ragged batch the same lag between two slots.
+    """
+    seq_len = x.shape[1]
+    source = torch.arange(seq_len, device=x.device) - (seq_len - lengths).unsqueeze(1)
+    rest = (1,) * (x.ndim - 2)
+    index = source.clamp(min=0).view(*source.shape, *rest).expand_as(x)
+    return x.gather(1, index).masked_fill((source < 0).view(*source.shape, *rest), 0)

@@ -1,0 +1,57 @@
+"""The zoo: a name, where its class lives, and one line about it. Adding a mixer adds one entry."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zoo.naming import Registry
+
+if TYPE_CHECKING:
+    from zoo.contract import SequenceMixer
+
+MIXERS = Registry(
+    "mixer",
+    {
+        "attention": ("zoo.mixers.attention:Attention", "softmax attention: grouped heads, RoPE, ALiBi, sinks"),
+        "factorized": ("zoo.mixers.factorized:Factorized", "scalar coefficients per head times shared value maps"),
+        "linear_attention": ("zoo.mixers.linear_attention:LinearAttention", "attention with a feature map, no softmax"),
+        "diagonal_ssm": ("zoo.mixers.diagonal_ssm:DiagonalSSM", "linear time-invariant SSM with diagonal dynamics"),
+        "selective_ssm": ("zoo.mixers.selective_ssm:SelectiveSSM", "the Mamba block: input-dependent dynamics"),
+        "lstm": ("zoo.mixers.lstm:LSTM", "long short-term memory"),
+        "hybrid": ("zoo.mixers.hybrid:Hybrid", "Jamba-style layout over depth: SSM and attention layers by pattern"),
+    },
+)
+
+
+def list_mixers() -> list[str]:
+    """Names that `create_mixer` takes."""
+    return list(MIXERS)
+
+
+def mixer_class(name: str) -> type[SequenceMixer]:
+    """The class behind a name.
+
+    Raises:
+        UnknownNameError: no such mixer; the message lists the names.
+    """
+    return MIXERS[name]
+
+
+def create_mixer(name: str, d_model: int, **options: Any) -> SequenceMixer:
+    """Build one mixer, an nn.Module (batch, seq, d_model) -> (batch, seq, d_out).
+
+    >>> create_mixer("selective_ssm", d_model=64, d_state=8)
+
+    Raises:
+        ValueError: unknown name or option, or options that do not fit together.
+    """
+    return mixer_class(name).create(d_model, options)
+
+
+def create_layers(name: str, n_layers: int, d_model: int, **options: Any) -> list[SequenceMixer]:
+    """The mixers of a stack, one a layer: n_layers times the same kind, or a hybrid's layout over depth.
+
+    Raises:
+        ValueError: as `create_mixer`; also n_layers too few to hold every member of a hybrid.
+    """
+    return mixer_class(name).create_layers(n_layers, d_model, options)
