@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -88,7 +89,7 @@ class Stack(SequenceMixer):
         layers = list(layers)
         if not layers:
             raise ValueError("a stack needs at least one layer")
-        for before, after in zip(layers, layers[1:], strict=False):
+        for before, after in itertools.pairwise(layers):
             if before.d_out != after.d_model:
                 raise ValueError(f"a layer of d_out={before.d_out} cannot feed one of d_model={after.d_model}")
         super().__init__(layers[0].d_model, layers[-1].d_out)

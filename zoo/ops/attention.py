@@ -20,7 +20,7 @@ def attend(
     v: Float[Tensor, "batch n_kv_heads slots d_head"],
     cached: Int[Tensor, " batch"],
     bias: Float[Tensor, "n_heads seq slots"] | None = None,
-    sink: Float[Tensor, "#batch n_heads #seq"] | None = None,
+    sink: Float[Tensor, "rows n_heads queries"] | None = None,
 ) -> Float[Tensor, "batch n_heads seq d_head"]:
     """softmax(q k^T / sqrt(d_head) + bias) v, causal (Vaswani et al. 1706.03762, eq. 1).
 
@@ -29,7 +29,7 @@ def attend(
         k, v: cached slots, then the chunk's. Heads of q share them in groups (Ainslie et al. 2305.13245).
         cached: how many of the slots before the chunk each row really holds, counted from the right.
         bias: added to the logits.
-        sink: logit of one more key whose value is zero.
+        sink: logit of one more key whose value is zero; rows is 1 or batch, queries is 1 or seq.
 
     Returns:
         One output a query and head.

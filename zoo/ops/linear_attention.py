@@ -13,7 +13,7 @@ CHUNK = 64
 def linear_attention(
     q: Float[Tensor, "batch heads seq d_key"],
     k: Float[Tensor, "batch heads seq d_key"],
-    v: Float[Tensor, "batch #heads seq d_value"],
+    v: Float[Tensor, "batch value_heads seq d_value"],
     state: Float[Tensor, "batch heads d_key d_value"],
 ) -> tuple[Float[Tensor, "batch heads seq d_value"], Float[Tensor, "batch heads d_key d_value"]]:
     """y_i = S_i^T q_i with S_i = S_{i-1} + k_i v_i^T (Katharopoulos et al. 2006.16236, eqs. 9 to 11, no normaliser).
