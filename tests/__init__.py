@@ -1,0 +1,1 @@
+"""Tests. Shared parts are imported as `tests.reference`, `tests.tolerances`."""

@@ -1,0 +1,81 @@
+"""What every test stands on: checked shapes, seeded draws, few threads, no network, uninitialised memory that shows."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator
+
+# Set before torch, matplotlib or datasets is imported; subprocesses inherit them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # small tensors: more threads are slower
+os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+
+import jaxtyping
+
+# The shapes in zoo's signatures are checked by the tests alone. torch.compile cannot trace the checker: tests of
+# compiled code run in a process of their own, where this hook is not installed, or under ZOO_NO_SHAPES=1.
+if os.environ.get("ZOO_NO_SHAPES") != "1":
+    jaxtyping.install_import_hook("zoo", "beartype.beartype")
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+
+# Drawn examples are the same in every run, and no verdict depends on how busy the machine is.
+hypothesis.settings.register_profile(
+    "zoo",
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("zoo")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    no_gpu = pytest.mark.skip(reason="needs a CUDA device; torch.cuda.is_available() is false")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(no_gpu)
+
+
+def _seed(request: pytest.FixtureRequest) -> int:
+    """A seed of the test's own, the same in every run and whatever else is run."""
+    return zlib.crc32(request.node.nodeid.encode())
+
+
+@pytest.fixture(autouse=True)
+def _seeded(request: pytest.FixtureRequest) -> None:
+    """Modules draw their parameters from torch's global generator: no test inherits it from the one before."""
+    torch.manual_seed(_seed(request))
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """A NumPy generator, seeded by the test's name."""
+    return np.random.default_rng(_seed(request))
+
+
+@pytest.fixture
+def generator(request: pytest.FixtureRequest) -> torch.Generator:
+    """A torch generator on the CPU, seeded by the test's name."""
+    return torch.Generator().manual_seed(_seed(request))
+
+
+@pytest.fixture(autouse=True)
+def _uninitialised_memory_is_nan(request: pytest.FixtureRequest) -> Iterator[None]:
+    """`torch.empty` comes back full of NaN, so that code which reads what it never wrote is seen.
+
+    Not on a GPU, where the same switch refuses kernels that have no deterministic form.
+    """
+    if request.node.get_closest_marker("gpu"):
+        yield
+        return
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
