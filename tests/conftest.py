@@ -14,10 +14,12 @@ os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 
 import jaxtyping
 
+import tests.shapes
+
 # The shapes in zoo's signatures are checked by the tests alone. torch.compile cannot trace the checker: tests of
 # compiled code run in a process of their own, where this hook is not installed, or under ZOO_NO_SHAPES=1.
 if os.environ.get("ZOO_NO_SHAPES") != "1":
-    jaxtyping.install_import_hook("zoo", "beartype.beartype")
+    jaxtyping.install_import_hook("zoo", f"{tests.shapes.__name__}.checked")
 
 import hypothesis
 import numpy as np
