@@ -17,7 +17,7 @@ import jaxtyping
 import tests.shapes
 
 # The shapes in zoo's signatures are checked by the tests alone. torch.compile cannot trace the checker: tests of
-# compiled code run in a process of their own, where this hook is not installed, or under ZOO_NO_SHAPES=1.
+# compiled code take the fixture `unchecked_shapes`, and ZOO_NO_SHAPES=1 leaves the checker out of a whole run.
 if os.environ.get("ZOO_NO_SHAPES") != "1":
     jaxtyping.install_import_hook("zoo", f"{tests.shapes.__name__}.checked")
 
@@ -81,3 +81,11 @@ def _uninitialised_memory_is_nan(request: pytest.FixtureRequest) -> Iterator[Non
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def unchecked_shapes() -> Iterator[None]:
+    """Switch the shape checker off for one test: for torch.compile, and for a reader of tracebacks."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

@@ -1,0 +1,56 @@
+# `make help` lists what there is. ARGS passes flags on; PYTHON chooses the interpreter that makes the environment.
+
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+FOUND = $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c "$(NEW_ENOUGH)" 2>/dev/null && echo $$p && break; done)
+PYTHON ?= $(or $(FOUND),python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test test-slow lint format types check wheel clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+
+setup: $(STAMP) ## make .venv and install the tested set of packages; nothing when that is up to date
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c "$(NEW_ENOUGH)" 2>/dev/null || { \
+		echo "'$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo missing), but Python 3.11 or newer is needed;" \
+			"name one: make $(MAKECMDGOALS) PYTHON=/path/to/python" >&2; exit 2; }
+	@echo "setting up $(VENV) (minutes the first time)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[train,dev]'
+	@touch $@
+
+train: ARGS ?= --mixer hybrid
+train: $(STAMP) ## train a model: make train ARGS="--mixer attention --mixer.n_heads 4"
+	$(BIN)/python train.py $(ARGS)
+
+test: $(STAMP) ## run the tests: make test ARGS="-k attention"
+	$(BIN)/python -m pytest $(ARGS)
+
+test-slow: $(STAMP) ## run the tests that take minutes
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+lint: $(STAMP) ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(STAMP) ## let ruff fix what it can, and format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(STAMP) ## pyright on zoo and tasks
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+check: lint types test ## all three, as before a commit
+
+wheel: $(STAMP) ## build the wheel into dist/
+	$(BIN)/python -m build --wheel
+
+clean: ## remove the environment, caches and builds (not runs/)
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
