@@ -1,0 +1,57 @@
+"""Synthetic sequence tasks: vectorised generators, seeded splits, an on-disk cache.
+
+    >>> import numpy as np
+    >>> import tasks
+    >>> task = tasks.create_task("mqar", vocab_size=256, seq_len=64, n_pairs=4)
+    >>> batch = task.sample(np.random.default_rng(0), 2)
+    >>> {name: array.shape for name, array in batch.items()}
+    {'inputs': (2, 64), 'labels': (2, 64), 'distance': (2, 64)}
+
+Importing the package loads neither numpy nor torch: the names below are looked up when used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tasks.base import Task
+    from tasks.cache import materialise
+    from tasks.registry import TASKS, create_task, list_tasks, task_class
+    from tasks.spec import TaskSpec
+    from tasks.splits import sample_split, split_rng
+
+__all__ = [
+    "TASKS",
+    "Task",
+    "TaskSpec",
+    "create_task",
+    "list_tasks",
+    "materialise",
+    "sample_split",
+    "split_rng",
+    "task_class",
+]
+
+_HOMES = {
+    "TASKS": "tasks.registry",
+    "Task": "tasks.base",
+    "TaskSpec": "tasks.spec",
+    "create_task": "tasks.registry",
+    "list_tasks": "tasks.registry",
+    "materialise": "tasks.cache",
+    "sample_split": "tasks.splits",
+    "split_rng": "tasks.splits",
+    "task_class": "tasks.registry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

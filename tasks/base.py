@@ -1,0 +1,67 @@
+"""What every task is: a spec, a vectorised sampler, and plain constructor options."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from numbers import Integral
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tasks.spec import TaskSpec
+
+Arrays = dict[str, np.ndarray]
+"""One array per name, all of the same first axis (examples)."""
+
+
+class Task(ABC):
+    """A distribution over labelled sequences.
+
+    A constructor takes plain values only and keeps each under its own name, so that `options` can list them.
+    Every draw comes from the generator given to `sample`: equal generator states give equal arrays.
+    """
+
+    name: ClassVar[str]
+    """The registered name; begins every error message."""
+
+    sources: ClassVar[tuple[str, ...]] = ()
+    """Further modules of this project whose code decides what `sample` returns; their text keys the cache."""
+
+    libraries: ClassVar[tuple[str, ...]] = ("numpy",)
+    """Installed packages whose version keys the cache."""
+
+    @property
+    @abstractmethod
+    def spec(self) -> TaskSpec:
+        """Shapes, loss and chance level at these options."""
+
+    @abstractmethod
+    def sample(self, rng: np.random.Generator, n: int) -> Arrays:
+        """Draw `n` independent examples.
+
+        Args:
+            rng: source of all randomness; advanced.
+            n: number of examples, at least 0.
+
+        Returns:
+            `inputs`, `labels` as `spec` says, then one array (n, ...) per fact.
+        """
+
+    def options(self) -> dict[str, Any]:
+        """The constructor's options: `type(task)(**task.options())` is the same task."""
+        return {option: getattr(self, option) for option in inspect.signature(type(self)).parameters}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.options().items())})"
+
+    def _whole(self, option: str, value: Any, minimum: int) -> int:
+        """`value` as an int; ValueError unless it is an integer of at least `minimum`."""
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < minimum:
+            raise ValueError(f"{self.name}: {option} must be an integer >= {minimum}, got {option}={value!r}")
+        return int(value)
+
+    def _demand(self, holds: bool, rule: str, *named: str) -> None:
+        """ValueError saying `rule` and the values of the `named` options, unless the rule `holds`."""
+        if not holds:
+            raise ValueError(f"{self.name}: {rule}, got {', '.join(f'{k}={getattr(self, k)!r}' for k in named)}")

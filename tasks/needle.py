@@ -1,0 +1,73 @@
+"""One relevant token, a fixed distance back."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from tasks.base import Arrays, Task
+from tasks.spec import IGNORED, TaskSpec
+
+
+class Needle(Task):
+    """Name the class of the one relevant token, which lies exactly `distance` before the question.
+
+    Tokens 0 ... C - 1 (C = n_classes) are the needles, the n_noise that follow are noise, the last one is the question.
+    The question ends the sequence, one needle drawn uniformly lies `distance` positions before it, uniform noise fills
+    the rest. The label, at the last position alone, is the needle. What is tested is only whether a signal survives
+    the distance among noise: there is a single thing to remember, and its tokens occur nowhere else.
+
+    Source: this project, for gradient propagation against distance (Ghodsi, arXiv 2512.15115). The splits share no
+    example at the default shape; at a small distance with few noise tokens there are not enough sequences for that.
+
+    `distance` is `distance` at the last position, -1 elsewhere.
+
+        >>> task = Needle(distance=5, n_classes=4, n_noise=6, seq_len=8)
+        >>> example = task.sample(np.random.default_rng(0), 1)
+        >>> print(*(f"{token:4d}" for token in example["inputs"][0]))
+           7    7    3    5    4    4    4   10
+        >>> print(*(f"{label:4d}" for label in example["labels"][0]))
+        -100 -100 -100 -100 -100 -100 -100    3
+
+    Args:
+        distance: positions between the needle and the question.
+        n_classes: needle tokens, the classes to tell apart.
+        n_noise: noise tokens.
+        seq_len: length of a sequence; the smallest that fits, distance + 1, if not given.
+    """
+
+    name: ClassVar[str] = "needle"
+
+    def __init__(self, distance: int = 128, n_classes: int = 8, n_noise: int = 16, seq_len: int | None = None) -> None:
+        self.distance = self._whole("distance", distance, 1)
+        self.n_classes = self._whole("n_classes", n_classes, 2)
+        self.n_noise = self._whole("n_noise", n_noise, 1)
+        self.seq_len = self._whole("seq_len", self.distance + 1 if seq_len is None else seq_len, 1)
+        self._demand(self.seq_len > self.distance, "seq_len must be > distance", "seq_len", "distance")
+
+    @property
+    def spec(self) -> TaskSpec:
+        return TaskSpec(
+            input="tokens",
+            seq_len=self.seq_len,
+            n_outputs=self.n_classes,
+            loss="cross_entropy",
+            chance=1 / self.n_classes,
+            vocab_size=self.n_classes + self.n_noise + 1,
+            labelled=1,
+            facts=("distance",),
+        )
+
+    def sample(self, rng: np.random.Generator, n: int) -> Arrays:
+        needles = rng.integers(self.n_classes, size=n)
+        first_noise, question = self.n_classes, self.n_classes + self.n_noise
+        inputs = rng.integers(first_noise, question, size=(n, self.seq_len))
+        inputs[:, -1] = question
+        inputs[:, -1 - self.distance] = needles
+
+        labels = np.full((n, self.seq_len), IGNORED, dtype=np.int64)
+        labels[:, -1] = needles
+        distance = np.full((n, self.seq_len), -1, dtype=np.int32)
+        distance[:, -1] = self.distance
+        return {"inputs": inputs, "labels": labels, "distance": distance}

@@ -1,0 +1,53 @@
+"""What a model must know of a task: plain data, no numpy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+IGNORED = -100
+"""Label of a position that is neither trained on nor scored (the default `ignore_index` of cross-entropy)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSpec:
+    """The shape of a task's arrays and how answers are judged.
+
+    `inputs` are int64 (n, seq_len) in [0, vocab_size) for "tokens", float32 (n, seq_len, d_input) for "vectors".
+    `labels` are int64 (n, seq_len) in [0, n_outputs), with -100 where there is none, for "cross_entropy", and
+    float32 (n, seq_len, n_outputs) for "mse".
+
+    Attributes:
+        input: kind of input.
+        seq_len: positions per sequence.
+        n_outputs: classes, or regressed channels.
+        loss: the loss the labels are made for.
+        chance: accuracy of the best guesser that ignores the input; None for regression.
+        vocab_size: number of input tokens; None for vectors.
+        d_input: channels of an input vector; None for tokens.
+        labelled: labelled positions per sequence, None where it varies.
+        facts: names of the further arrays that `sample` returns, such as "distance".
+
+    Raises:
+        ValueError: the fields contradict each other.
+    """
+
+    input: Literal["tokens", "vectors"]
+    seq_len: int
+    n_outputs: int
+    loss: Literal["cross_entropy", "mse"]
+    chance: float | None = None
+    vocab_size: int | None = None
+    d_input: int | None = None
+    labelled: int | None = None
+    facts: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.input not in ("tokens", "vectors"):
+            raise ValueError(f"TaskSpec: input must be 'tokens' or 'vectors', got {self.input!r}")
+        if self.loss not in ("cross_entropy", "mse"):
+            raise ValueError(f"TaskSpec: loss must be 'cross_entropy' or 'mse', got {self.loss!r}")
+        if (self.vocab_size is None, self.d_input is None) != (self.input != "tokens", self.input != "vectors"):
+            raise ValueError("TaskSpec: tokens need vocab_size alone, vectors need d_input alone")
+        if (self.chance is None) != (self.loss == "mse"):
+            raise ValueError("TaskSpec: chance is an accuracy for cross_entropy and None for mse")

@@ -1,0 +1,47 @@
+"""Train, validation and test: disjoint streams of one seed, cut into shards of a fixed number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tasks.base import Arrays, Task
+
+SPLITS = {"train": 0, "validation": 1, "test": 2}
+"""The word each split contributes to its generators' seed."""
+
+SHARD_ROWS = 1024
+"""Rows drawn from one generator. A shard is always drawn whole, so the first n rows do not depend on n."""
+
+
+def split_rng(seed: int, split: str, shard: int) -> np.random.Generator:
+    """The generator of one shard: `default_rng([seed, split, shard])`.
+
+    Raises:
+        ValueError: an unknown split, or a negative seed or shard.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"unknown split {split!r}; choose from: {', '.join(SPLITS)}")
+    if seed < 0 or shard < 0:
+        raise ValueError(f"seed and shard must be >= 0, got seed={seed}, shard={shard}")
+    return np.random.default_rng([seed, SPLITS[split], shard])
+
+
+def shards(task: Task, split: str, n: int, seed: int) -> Iterator[Arrays]:
+    """The first `n` examples of a split, at most `SHARD_ROWS` at a time."""
+    for shard, start in enumerate(range(0, n, SHARD_ROWS)):
+        arrays = task.sample(split_rng(seed, split, shard), SHARD_ROWS)
+        yield {name: array[: n - start] for name, array in arrays.items()}
+
+
+def sample_split(task: Task, split: str, n: int, seed: int) -> Arrays:
+    """The first `n` examples of a split, drawn in memory; a longer split of the same seed begins with the same rows.
+
+    Raises:
+        ValueError: an unknown split, a negative seed, or n < 1.
+    """
+    if n < 1:
+        raise ValueError(f"{task.name}: a split holds at least one example, got n={n}")
+    parts = list(shards(task, split, n, seed))
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -1,0 +1,150 @@
+"""Lag operators of a linear time-invariant map, and the number of heads they need.
+
+A causal LTI map y_i = sum_tau G_tau x_{i - tau} has interaction rank k = dim span{G_0 ... G_{n-1}}. A sum of H heads
+with coefficients free of the input, sum_h a_h(tau) V_h, reaches at best the rank-H approximation of the stack of the
+G_tau, each lag weighted by the sqrt(n - tau) pairs of positions that it joins: a weighted Eckart-Young theorem
+(head counts: Ghodsi, arXiv 2512.15115).
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Num
+from torch import Tensor
+
+RANK_RTOL = {torch.float64: 1e-10, torch.float32: 1e-5}
+"""Singular values below this fraction of the largest count as zero."""
+
+ROUNDOFF = 1e-9
+"""Relative size of an imaginary part, asymmetry or excess over the unit circle that counts as roundoff."""
+
+
+def lag_operators(
+    A: Num[Tensor, "d_state ..."],
+    B: Num[Tensor, "d_state d_in"],
+    C: Num[Tensor, "d_out d_state"],
+    seq_len: int,
+) -> Float[Tensor, "seq_len d_out d_in"]:
+    """The operators G_tau = C A^tau B, for tau = 0 ... seq_len - 1 (A^0 = I, also for poles at zero).
+
+    Args:
+        A: poles (d_state,) of a diagonal system, or its matrix (d_state, d_state); within the unit circle.
+        B: input map (d_state, d_in).
+        C: output map (d_out, d_state).
+        seq_len: number of lags.
+
+    Returns:
+        float64 (seq_len, d_out, d_in).
+
+    Raises:
+        ValueError: shapes that do not fit, seq_len < 1, a pole outside the unit circle, or a response that is not real
+            (complex poles must come in conjugate pairs).
+    """
+    _check_system(A, B, C, seq_len)
+    dtype = torch.complex128 if A.is_complex() or B.is_complex() or C.is_complex() else torch.float64
+    A, B, C = A.to(dtype), B.to(dtype), C.to(dtype)
+    state, lags = B, []
+    for _ in range(seq_len):
+        lags.append(C @ state)
+        state = A[:, None] * state if A.ndim == 1 else A @ state
+    stacked = torch.stack(lags)
+    if not stacked.is_complex():
+        return stacked
+    if stacked.imag.abs().max() > ROUNDOFF * stacked.abs().max():
+        raise ValueError("lag_operators: the response is not real; complex poles must come in conjugate pairs")
+    return stacked.real.contiguous()
+
+
+def _check_system(A: Tensor, B: Tensor, C: Tensor, seq_len: int) -> None:
+    if seq_len < 1:
+        raise ValueError(f"lag_operators: seq_len must be >= 1, got {seq_len}")
+    d_state = A.shape[0] if A.ndim else 0
+    square = A.ndim == 1 or (A.ndim == 2 and A.shape[1] == d_state)
+    if not square or B.ndim != 2 or C.ndim != 2 or B.shape[0] != d_state or C.shape[1] != d_state:
+        raise ValueError(
+            "lag_operators: A must be (d_state,) or (d_state, d_state), B (d_state, d_in), C (d_out, d_state), "
+            f"got {tuple(A.shape)}, {tuple(B.shape)}, {tuple(C.shape)}"
+        )
+    poles = A if A.ndim == 1 else torch.linalg.eigvals(A.to(torch.complex128))
+    radius = poles.abs().max().item() if d_state else 0.0
+    if not radius <= 1 + ROUNDOFF:
+        raise ValueError(f"lag_operators: unstable, a pole of modulus {radius:.6g} lies outside the unit circle")
+
+
+def head_count(lags: Float[Tensor, "seq_len d_out d_in"], rtol: float | None = None) -> int:
+    """The interaction rank k = dim span{G_tau}: heads enough, and needed, to write the map exactly.
+
+    Args:
+        lags: operators by lag (seq_len, d_out, d_in).
+        rtol: singular values of the stack below this fraction of the largest count as zero; by default 1e-10 in
+            float64, 1e-5 in float32. Many real poles lie close to this: prefer `head_count_bound` for those.
+
+    Raises:
+        ValueError: `lags` of another shape, or rtol outside [0, 1).
+    """
+    _check_lags("head_count", lags)
+    if rtol is None:
+        rtol = RANK_RTOL.get(lags.dtype, RANK_RTOL[torch.float32])
+    if not 0 <= rtol < 1:
+        raise ValueError(f"head_count: rtol must lie in [0, 1), got {rtol}")
+    sigma = torch.linalg.svdvals(lags.flatten(1).double())
+    return int((sigma > rtol * sigma[0]).sum())
+
+
+def head_count_bound(
+    lags: Float[Tensor, "seq_len d_out d_in"],
+    n_heads: int,
+    covariance: Float[Tensor, "d_in d_in"] | None = None,
+) -> float:
+    """The least relative squared error of `n_heads` factorized heads with input-independent coefficients.
+
+    Over sequences of length n = seq_len with white input, E||Y - Yhat||^2 = sum_tau (n - tau) ||G_tau - Ghat_tau||_F^2,
+    so the minimum over Ghat_tau = sum_h a_h(tau) V_h is the energy of the singular values beyond the n_heads-th of the
+    matrix with rows sqrt(n - tau) vec(G_tau). With input covariance S, G_tau S^(1/2) takes the place of G_tau.
+
+    Args:
+        lags: operators by lag (seq_len, d_out, d_in).
+        n_heads: number of heads, at least 0 (0 gives 1: predicting zero).
+        covariance: of one input vector (d_in, d_in), the same at all positions, which are independent; identity if
+            not given.
+
+    Returns:
+        min E||Y - Yhat||^2 / E||Y||^2, in [0, 1].
+
+    Raises:
+        ValueError: wrong shapes, n_heads < 0, a covariance that is not symmetric and positive semidefinite, or a map
+            whose output is zero (its relative error is undefined).
+    """
+    _check_lags("head_count_bound", lags)
+    if n_heads < 0:
+        raise ValueError(f"head_count_bound: n_heads must be >= 0, got {n_heads}")
+    seq_len = lags.shape[0]
+    lags = lags.double()
+    if covariance is not None:
+        lags = lags @ _square_root(covariance, lags.shape[2])
+    pairs = torch.arange(seq_len, 0, -1, dtype=torch.float64, device=lags.device)
+    energy = torch.linalg.svdvals(pairs.sqrt()[:, None] * lags.flatten(1)).square()
+    if not energy.sum() > 0:
+        raise ValueError("head_count_bound: the map's output is zero, its relative error is undefined")
+    return (energy[n_heads:].sum() / energy.sum()).item()
+
+
+def _check_lags(caller: str, lags: Tensor) -> None:
+    if lags.ndim != 3 or 0 in lags.shape or not lags.is_floating_point():
+        raise ValueError(
+            f"{caller}: lags must be a real, non-empty (seq_len, d_out, d_in), got {lags.dtype} {tuple(lags.shape)}"
+        )
+
+
+def _square_root(covariance: Tensor, d_in: int) -> Tensor:
+    """The symmetric square root of a covariance, float64; ValueError if it is none."""
+    if covariance.shape != (d_in, d_in):
+        raise ValueError(f"head_count_bound: covariance must be ({d_in}, {d_in}), got {tuple(covariance.shape)}")
+    covariance = covariance.double()
+    scale = covariance.abs().max()
+    if (covariance - covariance.mT).abs().max() > ROUNDOFF * scale:
+        raise ValueError("head_count_bound: covariance must be symmetric")
+    variances, directions = torch.linalg.eigh(covariance)
+    if variances[0] < -ROUNDOFF * scale:
+        raise ValueError(f"head_count_bound: covariance has a negative eigenvalue, {variances[0].item():.3g}")
+    return (directions * variances.clamp(min=0).sqrt()) @ directions.mT
