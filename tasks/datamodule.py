@@ -1,0 +1,202 @@
+"""One data module for every task: cached splits in memory, training batches as a pure function of (seed, step)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from torch import Tensor
+
+from tasks.base import Arrays, Task
+from tasks.cache import materialise
+from tasks.registry import create_task
+from tasks.spec import TaskSpec
+
+ORDER_STREAM = 3
+"""The word that sets the generator of the training order apart from those of the splits (0, 1, 2)."""
+
+
+class TrainingBatches:
+    """Shuffled batches of one size, numbered from the start of the run.
+
+    Batch `index` is rows `index % len(self)` of a permutation drawn for epoch `index // len(self)`: a function of seed
+    and index alone. So a resumed run sees what the uninterrupted one saw, and several devices see together what one
+    device sees with the same global batch. Rows that do not fill a batch sit out the epoch.
+
+    A DataLoader would need a sampler, a batch sampler and their state to say the same, and takes ten times as long.
+
+    Args:
+        arrays: arrays of one first axis.
+        batch_size: rows per batch and process.
+        seed: of the order.
+        position: index of the batch to begin with, asked whenever an iteration starts; default: 0, then on from there.
+        rank: of this process.
+        world_size: number of processes.
+    """
+
+    def __init__(
+        self,
+        arrays: Arrays,
+        batch_size: int,
+        seed: int,
+        position: Callable[[], int] = lambda: 0,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self.n_rows = len(arrays["inputs"])
+        if self.n_rows < batch_size * world_size:
+            raise ValueError(
+                f"n_train must hold a batch, got n_train={self.n_rows} for batch_size={batch_size}"
+                + (f" on {world_size} processes" if world_size > 1 else "")
+            )
+        self.arrays, self.batch_size, self.seed = arrays, batch_size, seed
+        self.position, self.rank, self.world_size = position, rank, world_size
+        self._order: tuple[int, np.ndarray] | None = None
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return self.n_rows // (self.batch_size * self.world_size)
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        first = self.position()
+        for index in range(first, first + len(self)):
+            yield self[index]
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        """Batch `index` of the run, from 0 on without an end."""
+        epoch, place = divmod(index, len(self))
+        start = (place * self.world_size + self.rank) * self.batch_size
+        return gather(self.arrays, self._permutation(epoch)[start : start + self.batch_size])
+
+    def _permutation(self, epoch: int) -> np.ndarray:
+        if self._order is None or self._order[0] != epoch:
+            rng = np.random.default_rng([self.seed, ORDER_STREAM, epoch])
+            self._order = epoch, rng.permutation(self.n_rows)
+        return self._order[1]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the position is the trainer's. Without the method Lightning warns that resuming is unreliable."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing to load."""
+
+
+class OrderedBatches:
+    """All rows in order, the last batch as short as it comes; several processes share each batch out.
+
+    Args:
+        arrays: arrays of one first axis.
+        batch_size: rows per batch and process.
+        rank: of this process.
+        world_size: number of processes.
+    """
+
+    def __init__(self, arrays: Arrays, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
+        self.arrays, self.rank, self.world_size = arrays, rank, world_size
+        self.global_batch_size = batch_size * world_size
+        self.n_rows = len(arrays["inputs"])
+
+    def __len__(self) -> int:
+        return -(-self.n_rows // self.global_batch_size)
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        for start in range(0, self.n_rows, self.global_batch_size):
+            rows = np.arange(start, min(start + self.global_batch_size, self.n_rows))
+            yield gather(self.arrays, np.array_split(rows, self.world_size)[self.rank])
+
+
+def gather(arrays: Arrays, rows: np.ndarray) -> dict[str, Tensor]:
+    """The chosen rows as tensors, integers as int64."""
+    taken = {name: array[rows] for name, array in arrays.items()}
+    return {
+        name: torch.from_numpy(part.astype(np.int64, copy=False) if part.dtype.kind in "iu" else part)
+        for name, part in taken.items()
+    }
+
+
+class TaskDataModule(L.LightningDataModule):
+    """The splits of a task, generated once into the cache and held in memory.
+
+    Args:
+        task: a task, or {"name": ..., **options} as `tasks.create_task` takes them.
+        n_train: training examples.
+        n_val: validation examples.
+        n_test: test examples.
+        batch_size: examples per batch and device.
+        seed: of the data and of the order in which training meets it.
+        cache_dir: folder of the cache; $MIXER_ZOO_CACHE or ~/.cache/mixer-zoo when absent.
+
+    Raises:
+        ValueError: a size below 1, a training split smaller than a batch, a negative seed, what the task refuses.
+    """
+
+    def __init__(
+        self,
+        task: Task | Mapping[str, Any],
+        n_train: int = 10_000,
+        n_val: int = 1_000,
+        n_test: int = 1_000,
+        batch_size: int = 64,
+        seed: int = 0,
+        cache_dir: str | Path | None = None,
+    ) -> None:
+        super().__init__()
+        sizes = {"n_train": n_train, "n_val": n_val, "n_test": n_test, "batch_size": batch_size}
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"{name} must be a positive integer, got {size}")
+        if seed < 0:
+            raise ValueError(f"seed must be >= 0, got {seed}")
+        if n_train < batch_size:
+            raise ValueError(f"n_train must hold a batch, got n_train={n_train} for batch_size={batch_size}")
+        self.task = task if isinstance(task, Task) else create_task(**task)
+        self.batch_size, self.seed, self.cache_dir = batch_size, seed, cache_dir
+        self._sizes = {"train": n_train, "validation": n_val, "test": n_test}
+        self._splits: dict[str, Arrays] = {}
+
+    @property
+    def spec(self) -> TaskSpec:
+        """What a model must know of the task."""
+        return self.task.spec
+
+    def split(self, name: str) -> Arrays:
+        """The arrays of split "train", "validation" or "test", made on first use.
+
+        Raises:
+            ValueError: a cache folder that cannot be written.
+        """
+        if name not in self._splits:
+            n = self._sizes[name]
+            self._splits[name] = materialise(self.task.name, self.task, name, n, self.seed, self.cache_dir)
+        return self._splits[name]
+
+    def setup(self, stage: str) -> None:
+        """Make what the stage reads, so that no generation hides inside the first step."""
+        for name in {"fit": ("train", "validation"), "validate": ("validation",), "test": ("test",)}.get(stage, ()):
+            self.split(name)
+
+    def train_dataloader(self) -> TrainingBatches | OrderedBatches:
+        """One epoch of shuffled batches from where the trainer stands; in order when it overfits a few batches."""
+        if self.trainer is not None and self.trainer.overfit_batches:
+            return OrderedBatches(self.split("train"), self.batch_size, *self._place)
+        return TrainingBatches(self.split("train"), self.batch_size, self.seed, self._position, *self._place)
+
+    def val_dataloader(self) -> OrderedBatches:
+        """The validation split, in order."""
+        return OrderedBatches(self.split("validation"), self.batch_size, *self._place)
+
+    def test_dataloader(self) -> OrderedBatches:
+        """The test split, in order."""
+        return OrderedBatches(self.split("test"), self.batch_size, *self._place)
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+
+    def _position(self) -> int:
+        return 0 if self.trainer is None else self.trainer.fit_loop.total_batch_idx + 1

@@ -1,0 +1,127 @@
+"""Trained models from their run folders, without lightning: a checkpoint says by itself what it holds."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from zoo.backbone import Backbone
+
+FOLDER = "checkpoints"
+"""Where in its folder a run keeps its checkpoints."""
+
+BACKBONE_OPTIONS = tuple(inspect.signature(Backbone).parameters)
+
+
+def load(run_dir: str | os.PathLike[str], checkpoint: Literal["best", "last"] | str = "best") -> Backbone:
+    """The trained model of a run, on the CPU, in eval mode.
+
+    >>> model = load("runs/mqar/hybrid/seed0")
+    >>> logits = model(tokens)  # (batch, seq) -> (batch, seq, n_outputs)
+
+    Args:
+        run_dir: folder of the run, or a .ckpt file itself.
+        checkpoint: which of the run's checkpoints: best on validation, or last.
+
+    Raises:
+        ValueError: no such run or checkpoint, a file that is not a checkpoint of this project, or weights that do not
+            fit the model as this version builds it.
+    """
+    path = find_checkpoint(run_dir, checkpoint)
+    saved = read_checkpoint(path)
+    hyper, weights = saved["hyper_parameters"], saved["state_dict"]
+    options = {name: hyper[name] for name in BACKBONE_OPTIONS if name in hyper}
+    with torch.random.fork_rng(devices=[]):  # the initial weights are drawn, then overwritten
+        model = Backbone(**options)
+    prefix = "backbone."
+    weights = {name.removeprefix(prefix): w for name, w in weights.items() if name.startswith(prefix)}
+    misfit = _misfit(model.state_dict(), weights)
+    if misfit:
+        raise ValueError(f"{path} does not fit mixer {options['mixer']['name']!r} as this version builds it: {misfit}")
+    model.load_state_dict(weights)
+    return model.eval()
+
+
+def find_checkpoint(run_dir: str | os.PathLike[str], checkpoint: str = "best") -> Path:
+    """The file of a run's checkpoint, or `run_dir` itself if it is a file.
+
+    Raises:
+        ValueError: no such run, or no such checkpoint in it; the message lists those there are.
+    """
+    run = Path(run_dir)
+    if run.is_file():
+        return run
+    if not run.is_dir():
+        raise ValueError(f"no run at {run}")
+    path = run / FOLDER / f"{checkpoint}.ckpt"
+    if not path.is_file():
+        there = ", ".join(sorted(p.stem for p in (run / FOLDER).glob("*.ckpt"))) or "none"
+        raise ValueError(f"no checkpoint {checkpoint!r} in {run / FOLDER}; there: {there}")
+    return path
+
+
+def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The dictionary a training run saved: plain data and tensors on the CPU, mapped from the file.
+
+    Raises:
+        ValueError: no such file, a damaged one, or one that no training run of this project wrote.
+    """
+    if not Path(path).is_file():
+        raise ValueError(f"no checkpoint at {path}")
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError):
+        raise ValueError(f"{path} is damaged, or no checkpoint") from None
+    if not (
+        isinstance(saved, Mapping)
+        and isinstance(saved.get("state_dict"), Mapping)
+        and isinstance(saved.get("hyper_parameters"), Mapping)
+        and isinstance(saved["hyper_parameters"].get("mixer"), Mapping)
+        and "name" in saved["hyper_parameters"]["mixer"]
+    ):
+        raise ValueError(f"{path} is no checkpoint of a training run of this project")
+    return dict(saved)
+
+
+def check_checkpoint(path: str | os.PathLike[str], mixer: Mapping[str, Any], **options: Any) -> int:
+    """Make sure that a checkpoint is of the model a run asks for, before anything is built on it.
+
+    Args:
+        path: the checkpoint.
+        mixer: the run's {"name": ..., **options}; options that only one side states are not compared.
+        **options: further options of `Backbone` that the run asks for.
+
+    Returns:
+        The optimizer step at which it was saved.
+
+    Raises:
+        ValueError: as `read_checkpoint`; also another mixer, or another value of an option.
+    """
+    saved = read_checkpoint(path)
+    hyper = saved["hyper_parameters"]
+    held = dict(hyper["mixer"])
+    if held["name"] != mixer["name"]:
+        raise ValueError(f"checkpoint {path} holds mixer {held['name']!r}, this run asks for {mixer['name']!r}")
+    pairs = [(f"mixer.{name}", held[name], mixer[name]) for name in held if name in mixer]
+    pairs += [(name, hyper[name], options[name]) for name in BACKBONE_OPTIONS if name in hyper and name in options]
+    for name, there, asked in pairs:
+        if there != asked:
+            raise ValueError(f"checkpoint {path} holds {name}={there!r}, this run asks for {name}={asked!r}")
+    return int(saved["global_step"])
+
+
+def _misfit(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str | None:
+    """The first difference in names or shapes, in words; None where all agree."""
+    for name in expected:
+        if name not in given:
+            return f"it lacks {name}"
+        if expected[name].shape != given[name].shape:
+            return f"{name} has shape {tuple(given[name].shape)}, expected {tuple(expected[name].shape)}"
+    return next((f"it has {name}, which the model lacks" for name in given if name not in expected), None)

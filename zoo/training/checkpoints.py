@@ -1,0 +1,258 @@
+"""Checkpoints from which a run goes on as if it had never stopped.
+
+Lightning can save at many moments, and resumes exactly from few of them: a validation that was due is skipped, a logged
+step counts twice, a partly accumulated gradient is lost. So `last` is written at one kind of moment only: before a
+training batch, when the optimizer step before it is complete and the validation after that step is done. And the loops'
+progress is stored in one form (`settle`) that Lightning continues with the next batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch.callbacks import Callback, Checkpoint
+from lightning.pytorch.trainer.states import TrainerFn
+
+from zoo.contract import require_choice, require_positive
+from zoo.training.callbacks import NonFiniteLossError
+
+Mode = Literal["min", "max"]
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Write a checkpoint beside its place and move it there: a reader finds the old file or the new one, whole.
+
+    (Lightning's own writer goes through the system's temporary folder; across file systems its move is a copy.)
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
+    ) -> None:
+        """Save `checkpoint` as `path`.
+
+        Raises:
+            OSError: the file cannot be written; what was there before is untouched.
+        """
+        path = Path(path)
+        # One fixed name: what a killed process leaves behind is overwritten by the next save.
+        temporary = path.with_name(f".{path.name}.tmp")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except (OSError, RuntimeError) as error:  # torch's writer reports a full disk as RuntimeError
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise OSError(f"cannot write checkpoint {path}: {error}") from error
+
+
+class Checkpoints(Checkpoint):
+    """Keep `best.ckpt` (by a validation metric) and `last.ckpt` (where to go on).
+
+    `last` is written every `every_n_steps` optimizer steps, after each validation, and at the end of training; `best`
+    at the end of a validation that improves the metric. Neither is ever written with weights that are not finite.
+
+    Args:
+        folder: where the two files go.
+        monitor: logged name of the validation metric.
+        mode: whether the least or the greatest value is best.
+        every_n_steps: optimizer steps between two saves of `last`.
+
+    Raises:
+        ValueError: every_n_steps below 1, an unknown mode.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], monitor: str = "val/loss", mode: Mode = "min", every_n_steps: int = 100
+    ) -> None:
+        require_positive(every_n_steps=every_n_steps)
+        require_choice("mode", mode, Mode)
+        self.best, self.last = Path(folder) / "best.ckpt", Path(folder) / "last.ckpt"
+        self.monitor, self.mode, self.every_n_steps = monitor, mode, every_n_steps
+        self.best_score: float | None = None
+        self.best_step: int | None = None
+        self._saved_step = 0
+        self._validated = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best_score": self.best_score, "best_step": self.best_step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.best_score, self.best_step = state_dict["best_score"], state_dict["best_step"]
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._saved_step = trainer.global_step
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        # Lightning counts logged steps apart from optimizer steps, and loses one on some resumes.
+        trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
+        due = self._validated or trainer.global_step % self.every_n_steps == 0
+        if due and self.at_rest(trainer, batch_idx):
+            self.save_last(trainer)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING:
+            return
+        self._validated = True
+        score = self._score(trainer)
+        if self._improves(score):
+            self.best_score, self.best_step = score, trainer.global_step
+            self._save(trainer, self.best)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.save_last(trainer)
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        settle(checkpoint["loops"]["fit_loop"], int(trainer.num_training_batches))
+
+    @staticmethod
+    def at_rest(trainer: L.Trainer, batch_idx: int) -> bool:
+        """Whether no gradient is accumulated before batch `batch_idx` of the epoch."""
+        return batch_idx % trainer.accumulate_grad_batches == 0
+
+    def save_last(self, trainer: L.Trainer) -> None:
+        """Write `last`, unless the one of this step is there already.
+
+        Raises:
+            NonFiniteLossError: the weights are not finite; the file of an earlier step stays.
+        """
+        if trainer.global_step != self._saved_step or self._validated:
+            self._save(trainer, self.last)
+            self._saved_step, self._validated = trainer.global_step, False
+
+    def _score(self, trainer: L.Trainer) -> float:
+        if self.monitor not in trainer.callback_metrics:
+            logged = ", ".join(sorted(trainer.callback_metrics))
+            raise ValueError(f"checkpoints monitor {self.monitor!r}, which is not logged; logged are: {logged}")
+        return float(trainer.callback_metrics[self.monitor])
+
+    def _improves(self, score: float) -> bool:
+        if math.isnan(score):
+            return False
+        if self.best_score is None:
+            return True
+        return score < self.best_score if self.mode == "min" else score > self.best_score
+
+    @staticmethod
+    def _save(trainer: L.Trainer, path: Path) -> None:
+        for name, parameter in trainer.lightning_module.named_parameters():
+            if not bool(torch.isfinite(parameter).all()):
+                raise NonFiniteLossError(f"{name} is not finite", trainer.global_step)
+        trainer.save_checkpoint(path)
+
+
+def settle(fit_loop: dict[str, Any], n_batches: int) -> None:
+    """Rewrite, in place, the progress of Lightning's loops as "every batch so far is wholly done".
+
+    Args:
+        fit_loop: what `fit_loop.state_dict()` returned, before a training batch, after a validation or at the end.
+        n_batches: training batches in an epoch.
+    """
+    batches, epochs = fit_loop["epoch_loop.batch_progress"], fit_loop["epoch_progress"]
+    done_in_epoch = batches["current"]["completed"]
+    begun = epochs["current"]["ready"]
+    epoch_is_over = done_in_epoch >= n_batches
+    finished = begun if epoch_is_over else begun - 1
+    for tracker in (epochs["total"], epochs["current"]):
+        tracker |= {"ready": begun, "started": begun, "processed": finished, "completed": finished}
+    for tracker, done in (
+        (batches["total"], batches["total"]["completed"]),
+        (batches["current"], 0 if epoch_is_over else done_in_epoch),
+    ):
+        tracker |= dict.fromkeys(tracker, done)
+    batches["is_last_batch"] = False
+    validation = fit_loop["epoch_loop.val_loop.batch_progress"]
+    for tracker in (validation["total"], validation["current"]):
+        tracker |= dict.fromkeys(tracker, 0)
+    validation["is_last_batch"] = False
+
+
+class Interrupted(BaseException):
+    """The run was asked to stop; `signal` says how, `checkpoint` (if any) where to go on.
+
+    Like KeyboardInterrupt no Exception: a second signal may arrive in code that catches those.
+    """
+
+    def __init__(self, number: int, step: int, checkpoint: Path | None) -> None:
+        where = f"go on from {checkpoint}" if checkpoint else "there is no checkpoint yet"
+        super().__init__(f"stopped by {signal.Signals(number).name} at step {step}: {where}")
+        self.signal, self.step, self.checkpoint = number, step, checkpoint
+
+
+class Interrupt(Callback):
+    """On Ctrl-C (SIGINT) or SIGTERM, finish the step and the validation due after it, save `last`, and stop.
+
+    A second signal stops at once, and the `last` that is there stays.
+
+    Args:
+        checkpoints: writes `last`.
+
+    Raises:
+        Interrupted: out of `Trainer.fit`.
+    """
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self, checkpoints: Checkpoints) -> None:
+        self.checkpoints = checkpoints
+        self._asked: int | None = None
+        self._step = 0
+        self._before: dict[int, Any] = {}
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._asked = None
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._handler(trainer)) for number in self.SIGNALS}
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if self.checkpoints.at_rest(trainer, batch_idx):
+            self._stop_if_asked(trainer)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._stop_if_asked(trainer)
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._restore()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self._restore()
+
+    def _stop_if_asked(self, trainer: L.Trainer) -> None:
+        if self._asked is not None:
+            self.checkpoints.save_last(trainer)
+            raise self._interrupted(self._asked, trainer)
+
+    def _handler(self, trainer: L.Trainer) -> Callable[[int, FrameType | None], None]:
+        def handle(number: int, frame: FrameType | None) -> None:
+            if self._asked is not None:
+                raise self._interrupted(number, trainer)
+            self._asked = number
+
+        return handle
+
+    def _interrupted(self, number: int, trainer: L.Trainer) -> Interrupted:
+        last = self.checkpoints.last
+        return Interrupted(number, trainer.global_step, last if last.exists() else None)
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}

@@ -1,0 +1,69 @@
+"""Metrics that are exact over a whole split: sums are kept, and divided once at the end."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torchmetrics import Metric
+
+N_BUCKETS = 32
+
+
+class RelativeSquaredError(Metric):
+    """sum (y - y_hat)^2 / sum y^2 over everything seen: 0 is exact, 1 is what predicting zero scores."""
+
+    is_differentiable = True
+    higher_is_better = False
+    full_state_update = False
+    error: Tensor
+    power: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("error", torch.zeros(()), dist_reduce_fx="sum")
+        self.add_state("power", torch.zeros(()), dist_reduce_fx="sum")
+
+    def update(self, predicted: Float[Tensor, "*shape"], target: Float[Tensor, "*shape"]) -> None:
+        """Add what is between predicted and target values of one shape."""
+        self.error += (predicted - target).square().sum()
+        self.power += target.square().sum()
+
+    def compute(self) -> Float[Tensor, ""]:
+        """The ratio; nan where every target was zero."""
+        return self.error / self.power
+
+
+class BucketedAccuracy(Metric):
+    """Share of right answers by the size of a fact, in buckets whose upper bounds are the powers of two.
+
+    A fact f >= 0 falls in the bucket of the smallest power of two that is at least f (0 and 1 share the first).
+    """
+
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+    right: Tensor
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        # float32 counts exactly up to 2^24 answers only; int64 exists on every device.
+        for name in ("right", "seen"):
+            self.add_state(name, torch.zeros(N_BUCKETS, dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, correct: Bool[Tensor, " answers"], fact: Int[Tensor, " answers"]) -> None:
+        """Count answers; one with a negative fact (unknown) is left out."""
+        bounds = 2 ** torch.arange(N_BUCKETS, device=fact.device)
+        bucket = torch.searchsorted(bounds, fact).clamp(max=N_BUCKETS - 1)
+        known = fact >= 0
+        self.seen += torch.bincount(bucket[known], minlength=N_BUCKETS)
+        self.right += torch.bincount(bucket[known & correct], minlength=N_BUCKETS)
+
+    def compute(self) -> Float[Tensor, " buckets"]:
+        """Accuracy per bucket, nan in empty ones; `by_bound` gives it as a dictionary."""
+        return self.right / self.seen
+
+    def by_bound(self) -> dict[int, float]:
+        """{upper bound of the bucket: accuracy}, ascending, empty buckets left out."""
+        return {2**i: value for i, value in enumerate(self.compute().tolist()) if value == value}

@@ -1,0 +1,236 @@
+"""The LightningModule: any backbone, trained on any task that comes as plain batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from jaxtyping import Bool, Float, Shaped
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from zoo.backbone import Backbone, BackboneKind
+from zoo.contract import require_choice
+from zoo.ops.time import valid_positions
+from zoo.training.metrics import BucketedAccuracy, RelativeSquaredError
+
+Loss = Literal["cross_entropy", "mse"]
+Batch = Mapping[str, Tensor]
+"""inputs: (batch, seq) int64 or (batch, seq, d_input) floating.
+labels: (batch, seq) int64, -100 where unlabelled; for mse (batch, seq, n_outputs) floating.
+lengths (optional): (batch,) int64, valid positions of each row. One (batch, seq) int64 array for each fact."""
+
+UNLABELLED = -100
+
+
+def warmup_cosine(step: int, warmup_steps: int, total_steps: int, final: float) -> float:
+    """Factor on the learning rate at optimizer step `step` = 0 .. total_steps - 1.
+
+    Rises linearly to 1 over warmup_steps, then falls along half a cosine to `final`, reached at the last step.
+    """
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    progress = min(1.0, (step + 1 - warmup_steps) / max(1, total_steps - warmup_steps))
+    return final + (1 - final) * (1 + math.cos(math.pi * progress)) / 2
+
+
+class SequenceModule(L.LightningModule):
+    """A backbone with its loss, metrics and optimizer. Every hyper-parameter is plain data.
+
+    So a checkpoint says by itself what it holds: `SequenceModule.load_from_checkpoint(path)` needs no data module, and
+    `zoo.load` needs no lightning.
+
+    Logged are `<stage>/loss` and `<stage>/accuracy` (`<stage>/relative_squared_error` for mse), for stage train (each
+    step), val and test (over the split), and at test `test/accuracy_by_<fact>/<=<bound>` for each fact.
+
+    Args:
+        mixer: {"name": ..., **options}, what mixes positions in each layer.
+        d_model: width of the residual stream.
+        n_layers: number of layers.
+        d_channel: inner width of the channel mixer (SwiGLU); 2 * d_model when absent, 0 for none.
+        d_conv: width of a short causal convolution before each mixer; 0 for none.
+        backbone: residual (norms, residuals, channel mixers) or bare (the mixers alone).
+        vocab_size: tokens in the input vocabulary; the task gives this or d_input.
+        d_input: width of input vectors.
+        n_outputs: classes, or regressed channels.
+        loss: cross_entropy over the labelled positions, or mse over all outputs.
+        facts: names of the batch's arrays that test accuracy is split by, such as distance.
+        seed: of the initial weights.
+        lr: learning rate at the end of the warm-up.
+        weight_decay: AdamW's decay, on matrices only: norms, biases, embeddings and what mixers name are spared.
+        beta1: AdamW's decay rate of the mean gradient.
+        beta2: AdamW's decay rate of the squared gradient.
+        warmup_steps: optimizer steps of linear warm-up; a cosine follows.
+        final_lr: where the cosine ends, as a fraction of lr.
+        compile: run the backbone through torch.compile.
+
+    Raises:
+        ValueError: a hyper-parameter out of range, or what `Backbone` refuses.
+    """
+
+    def __init__(
+        self,
+        mixer: dict[str, Any] = {"name": "hybrid"},  # noqa: B006 (plain data, never written to)
+        d_model: int = 64,
+        n_layers: int = 2,
+        d_channel: int | None = None,
+        d_conv: int = 0,
+        backbone: BackboneKind = "residual",
+        *,
+        vocab_size: int | None = None,
+        d_input: int | None = None,
+        n_outputs: int,
+        loss: Loss = "cross_entropy",
+        facts: Sequence[str] = (),
+        seed: int = 0,
+        lr: float = 5e-3,
+        weight_decay: float = 0.1,
+        beta1: float = 0.9,
+        beta2: float = 0.98,
+        warmup_steps: int = 50,
+        final_lr: float = 0.05,
+        compile: bool = False,  # noqa: A002 (the flag's name)
+    ) -> None:
+        super().__init__()
+        mixer, facts = dict(mixer), list(facts)
+        # logger=False: the HParams callback writes them, with the metrics that make TensorBoard's tab useful.
+        self.save_hyperparameters(logger=False)
+        require_choice("loss", loss, Loss)
+        _require_at_least_zero(lr=lr, weight_decay=weight_decay, warmup_steps=warmup_steps, final_lr=final_lr)
+        for name, beta in (("beta1", beta1), ("beta2", beta2)):
+            if not 0 <= beta < 1:
+                raise ValueError(f"{name} must lie in [0, 1), got {beta}")
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            self.backbone = Backbone(
+                mixer,
+                d_model,
+                n_layers,
+                n_outputs=n_outputs,
+                vocab_size=vocab_size,
+                d_input=d_input,
+                d_channel=d_channel,
+                d_conv=d_conv,
+                backbone=backbone,
+            )
+        if compile:
+            # In place: a compiled wrapper would put its own prefix before every key of the state_dict.
+            self.backbone.compile()
+        self.loss: Loss = loss
+        self.relative_squared_error = nn.ModuleDict(
+            {stage: RelativeSquaredError() for stage in ("val", "test")} if loss == "mse" else {}
+        )
+        self.accuracy_by = nn.ModuleDict({fact: BucketedAccuracy() for fact in facts if loss == "cross_entropy"})
+        self.test_accuracy_by: dict[str, dict[int, float]] = {}
+        """After a test, for each fact {upper bound of the bucket: accuracy}."""
+
+    def forward(
+        self, inputs: Shaped[Tensor, "batch seq *d_input"], lengths: Tensor | None = None
+    ) -> Float[Tensor, "batch seq n_outputs"]:
+        """Logits, or regressed values, at every position."""
+        return self.backbone(inputs, lengths)
+
+    def predict_labelled(
+        self, batch: Batch
+    ) -> tuple[Float[Tensor, "*positions n_outputs"], Shaped[Tensor, "*labelled"], Bool[Tensor, "batch seq"] | None]:
+        """Outputs (in float32 at least) and labels where there are labels, and the mask of these positions.
+
+        For mse every valid position is labelled; where that is all of them, nothing is selected and the mask is None.
+        """
+        inputs, labels, lengths = batch["inputs"], batch["labels"], batch.get("lengths")
+        if self.loss == "cross_entropy":
+            at = labels != UNLABELLED
+        else:
+            at = None if lengths is None else valid_positions(lengths, inputs.shape[1])
+        outputs = self.backbone(inputs, lengths, at)
+        return _at_least_float32(outputs), labels if at is None else labels[at], at
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        outputs, labels, _ = self.predict_labelled(batch)
+        loss, score = self._judge(outputs, labels)
+        self.log("train/loss", loss.detach(), prog_bar=True)
+        self.log(f"train/{self._score_name}", score, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self._evaluate("val", batch)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        self._evaluate("test", batch)
+
+    def on_test_epoch_end(self) -> None:
+        self.test_accuracy_by = {}
+        for fact, accuracy in self.accuracy_by.items():
+            assert isinstance(accuracy, BucketedAccuracy)
+            self.test_accuracy_by[fact] = accuracy.by_bound()
+            accuracy.reset()
+            for bound, value in self.test_accuracy_by[fact].items():
+                self.log(f"test/accuracy_by_{fact}/<={bound}", value, rank_zero_only=True)
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        """AdamW in two groups (decayed, spared), stepped along `warmup_cosine`.
+
+        Raises:
+            ValueError: the trainer has neither max_steps nor max_epochs, so that the cosine has no end.
+        """
+        h = self.hparams
+        spared = self.backbone.no_weight_decay()
+        named = [(name, p) for name, p in self.backbone.named_parameters() if p.requires_grad]
+        groups = [
+            {"params": [p for name, p in named if name not in spared], "weight_decay": h["weight_decay"]},
+            {"params": [p for name, p in named if name in spared], "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=h["lr"], betas=(h["beta1"], h["beta2"]))
+        total = self.trainer.estimated_stepping_batches
+        if math.isinf(total):
+            raise ValueError("the learning rate schedule needs an end: give trainer.max_steps or trainer.max_epochs")
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: warmup_cosine(step, h["warmup_steps"], int(total), h["final_lr"])
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    @property
+    def _score_name(self) -> str:
+        return "accuracy" if self.loss == "cross_entropy" else "relative_squared_error"
+
+    def _judge(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss, and accuracy or relative squared error, of one batch."""
+        if self.loss == "cross_entropy":
+            return F.cross_entropy(outputs, labels), (outputs.argmax(-1) == labels).float().mean()
+        error = F.mse_loss(outputs, labels)
+        return error, error.detach() / labels.square().mean()
+
+    def _evaluate(self, stage: Literal["val", "test"], batch: Batch) -> None:
+        outputs, labels, at = self.predict_labelled(batch)
+        loss, score = self._judge(outputs, labels)
+        # Means over the split weigh each batch by the number of its labels: the last batch may be short.
+        weight = labels.numel()
+        self.log(f"{stage}/loss", loss, on_epoch=True, batch_size=weight, sync_dist=True, prog_bar=stage == "val")
+        if self.loss == "cross_entropy":
+            self.log(
+                f"{stage}/accuracy", score, on_epoch=True, batch_size=weight, sync_dist=True, prog_bar=stage == "val"
+            )
+        else:
+            metric = self.relative_squared_error[stage]
+            assert isinstance(metric, RelativeSquaredError)
+            metric.update(outputs, labels)
+            self.log(
+                f"{stage}/relative_squared_error", metric, on_epoch=True, batch_size=weight, prog_bar=stage == "val"
+            )
+        if stage == "test":
+            for fact, accuracy in self.accuracy_by.items():
+                assert isinstance(accuracy, BucketedAccuracy)
+                accuracy.update(outputs.argmax(-1) == labels, batch[fact][at])
+
+
+def _at_least_float32(t: Tensor) -> Tensor:
+    return t.to(torch.promote_types(t.dtype, torch.float32))
+
+
+def _require_at_least_zero(**values: float) -> None:
+    for name, value in values.items():
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name} must be a finite number >= 0, got {value}")
