@@ -132,7 +132,7 @@ class Backbone(nn.Module):
         """`forward` from what `embed` returns: the map whose operator `zoo.theory.interaction` reads off."""
         if at is None:
             return self._read_out(self.layers(x, lengths))
-        *before, last = self.layers.layers
+        *before, last = self.layers.chain()
         for layer in before:
             x = layer(x, lengths)
         if isinstance(last, ResidualBlock):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -95,18 +95,22 @@ class Stack(SequenceMixer):
         super().__init__(layers[0].d_model, layers[-1].d_out)
         self.layers = nn.ModuleList(layers)
 
+    def chain(self) -> list[SequenceMixer]:
+        """The layers, first one first."""
+        return cast(list[SequenceMixer], list(self.layers))
+
     def reset_parameters(self) -> None:
-        for layer in self.layers:
+        for layer in self.chain():
             layer.reset_parameters()
 
     def empty_state(
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> tuple[Any, ...]:
-        return tuple(layer.empty_state(batch_size, dtype, device) for layer in self.layers)
+        return tuple(layer.empty_state(batch_size, dtype, device) for layer in self.chain())
 
     def mix(self, x: Tensor, state: tuple[Any, ...], lengths: Tensor | None) -> tuple[Tensor, tuple[Any, ...]]:
         after = []
-        for layer, before in zip(self.layers, state, strict=True):
+        for layer, before in zip(self.chain(), state, strict=True):
             x, now = layer.stream(x, before, lengths)
             after.append(now)
         return x, tuple(after)
@@ -157,4 +161,6 @@ class ResidualBlock(SequenceMixer):
 
     def mix_channels(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """The second half: each position by itself, so any selection of positions may be given."""
-        return x if self.channel is None else x + self.channel(self.channel_norm(x))
+        if self.channel is None or self.channel_norm is None:
+            return x
+        return x + self.channel(self.channel_norm(x))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,8 @@ Sink = Literal["none", "constant", "position", "bos"]
 class AttentionState(NamedTuple):
     keys: Tensor  # (batch, n_kv_heads, slots, d_head), right-aligned, rotated where positions are
     values: Tensor  # (batch, n_kv_heads, slots, d_head)
-    count: Tensor  # (batch,) positions seen: how many slots the row really holds
-    conv: Tensor | tuple[()]  # (batch, d_conv - 1, channels), or () without convolution
+    seen: Tensor  # (batch,) positions so far: how many slots the row really holds
+    conv: Any  # (batch, d_conv - 1, channels), or () without convolution
 
 
 class Attention(SequenceMixer):
@@ -106,9 +106,9 @@ class Attention(SequenceMixer):
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> AttentionState:
         slots = torch.zeros(batch_size, self.n_kv_heads, 0, self.d_head, dtype=dtype, device=device)
-        count = torch.zeros(batch_size, dtype=torch.int64, device=device)
+        seen = torch.zeros(batch_size, dtype=torch.int64, device=device)
         conv = () if self.conv is None else self.conv.empty_state(batch_size, dtype, device)
-        return AttentionState(slots, slots.clone(), count, conv)
+        return AttentionState(slots, slots.clone(), seen, conv)
 
     def mix(self, x: Tensor, state: AttentionState, lengths: Tensor | None) -> tuple[Tensor, AttentionState]:
         seq_len, past = x.shape[1], state.keys.shape[2]
@@ -117,16 +117,16 @@ class Attention(SequenceMixer):
         if self.conv is not None:
             qkv, conv = self.conv.mix(qkv, conv, lengths)
         q, k, v = (t.unflatten(2, (-1, self.d_head)).transpose(1, 2) for t in qkv.split(self.widths, dim=2))
-        positions = state.count.unsqueeze(1) + torch.arange(seq_len, device=x.device)
+        positions = state.seen.unsqueeze(1) + torch.arange(seq_len, device=x.device)
         if self.position == "rope":
             q, k = rotate(q, positions), rotate(k, positions)
         q, k = coefficient(q), coefficient(k)
         keys, values = grow_cache(state.keys, k), grow_cache(state.values, v)
         lag = lag_matrix(seq_len, past + seq_len, x.device).clamp(min=0)
-        y = attend(q, keys, values, state.count, self._bias(lag), self._sink(positions))
-        count = state.count + (seq_len if lengths is None else lengths)
+        y = attend(q, keys, values, state.seen, self._bias(lag), self._sink(positions))
+        seen = state.seen + (seq_len if lengths is None else lengths)
         keys, values = (settle_cache(cache, lengths, seq_len) for cache in (keys, values))
-        return self.out_proj(y.transpose(1, 2).flatten(2)), AttentionState(keys, values, count, conv)
+        return self.out_proj(y.transpose(1, 2).flatten(2)), AttentionState(keys, values, seen, conv)
 
     def _bias(self, lag: Tensor) -> Tensor | None:
         """(n_heads, *lag.shape): what the position encoding adds to the logits at each lag."""

@@ -23,7 +23,8 @@ class DiagonalSSM(SequenceMixer):
     """h_t = lambda h_{t-1} + gain B x_t, y_t = Re(C h_t) + D x_t: every input drives every pole (MIMO).
 
     Complex poles stand for conjugate pairs, d_state / 2 of them, and count twice in y. W_ij = Re(C lambda^(i-j) gain B)
-    does not depend on x: there are no coefficients. Interaction rank: min(d_state, seq_len, d_model^2), one more with D.
+    does not depend on x: there are no coefficients. Interaction rank: min(seq_len, d_model^2, d_state + 1), the one
+    being D's.
 
     Args:
         d_model: width of input and output.
@@ -72,22 +73,26 @@ class DiagonalSSM(SequenceMixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        n = torch.arange(self.poles)
+        rate, frequency, dt = self._initial_poles()
         with torch.no_grad():
-            if self.init == "ring":
-                squares = torch.rand(self.poles) * (self.r_max**2 - self.r_min**2) + self.r_min**2
-                self.log_rate.copy_((-0.5 * squares.log()).log())
-                self.frequency.uniform_(0, 2 * math.pi)
-            else:
-                self.log_rate.fill_(0.0 if self.real else math.log(0.5))
-                span = math.log(self.dt_max) - math.log(self.dt_min)
-                where = n / max(1, self.poles - 1) if self.real else torch.rand(self.poles)
-                self.log_dt.copy_(where * span + math.log(self.dt_min))
-            if self.init == "s4d_lin":
-                self.frequency.copy_(math.pi * n)
+            self.log_rate.copy_(rate.log())
+            if self.frequency is not None:
+                self.frequency.copy_(frequency)
+            if self.log_dt is not None:
+                self.log_dt.copy_(dt.log())
         nn.init.normal_(self.B, std=self.d_model**-0.5)
         nn.init.normal_(self.C, std=self.poles**-0.5)
         nn.init.ones_(self.D)
+
+    def _initial_poles(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(rate, frequency, dt), (poles,) each: the poles are exp(dt (-rate + i frequency))."""
+        n, draw = torch.arange(self.poles), torch.rand(self.poles)
+        if self.init == "ring":
+            radius = torch.sqrt(draw * (self.r_max**2 - self.r_min**2) + self.r_min**2)
+            return -radius.log(), 2 * math.pi * torch.rand(self.poles), torch.ones(self.poles)
+        where = n / max(1, self.poles - 1) if self.real else draw
+        dt = self.dt_min * (self.dt_max / self.dt_min) ** where
+        return torch.full((self.poles,), 1.0 if self.real else 0.5), math.pi * n, dt
 
     def dynamics(self) -> tuple[Tensor, Tensor, Tensor]:
         """(log lambda (poles,), B with its gain (poles, d_model), C (d_model, poles)), in at least float32.

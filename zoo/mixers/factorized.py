@@ -93,12 +93,14 @@ class Factorized(SequenceMixer):
         seq_len, slots = x.shape[1], inputs.shape[1]
         if slots > self.max_seq_len:
             raise ValueError(f"sequence of {slots} exceeds max_seq_len={self.max_seq_len}")
+        assert self.coefficients is not None
         gathered = toeplitz_mix(self.coefficients, inputs, seq_len)
         if lengths is not None:
             inputs = right_align(inputs, lengths + state.inputs.shape[1])
         return gathered, ToeplitzState(inputs)
 
     def _mix_pairs(self, x: Tensor, state: BilinearState, lengths: Tensor | None) -> tuple[Tensor, BilinearState]:
+        assert self.qk_proj is not None
         q, k = self.qk_proj(x).unflatten(2, (2, self.n_heads, self.d_head)).permute(2, 0, 3, 1, 4)
         if lengths is not None:
             k = k * valid_positions(lengths, x.shape[1])[:, None, :, None]

@@ -25,9 +25,10 @@ class SelectiveState(NamedTuple):
 
 
 class SelectiveSSM(SequenceMixer):
-    """The block of Mamba-1 (Gu and Dao 2312.00752, section 3.4): projection, conv, SiLU, selective scan, gate, projection.
+    """The block of Mamba-1 (Gu and Dao 2312.00752, section 3.4): conv, SiLU, selective scan and gate in two projections.
 
-        u = silu(conv(x_proj x)), dt = softplus(W_dt u + b), B = W_B u, C = W_C u
+        u = silu(conv(W_u x)), z = W_z x
+        dt = softplus(W_dt u + b), B = W_B u, C = W_C u
         h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t, y = out_proj(silu(z) (h C + D u))
 
     Coefficients: sigmoid(conv), dt, B, C, silu(z); the convolution's bias is the offset c. Interaction rank: up to

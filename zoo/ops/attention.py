@@ -84,7 +84,10 @@ def lag_matrix(seq_len: int, n_slots: int, device: torch.device) -> Int[Tensor, 
 def rotate(
     t: Float[Tensor, "batch heads seq d_head"], positions: Int[Tensor, "batch seq"], base: float = 1e4
 ) -> Float[Tensor, "batch heads seq d_head"]:
-    """Rotary position encoding (Su et al. 2104.09864, eq. 34), pairs (c, c + d_head / 2) turned by position * base^(-2c/d)."""
+    """Rotary position encoding (Su et al. 2104.09864, eq. 34).
+
+    The pair (c, c + d_head / 2) is turned by the angle position * base^(-2c / d_head).
+    """
     half = t.shape[-1] // 2
     wide = torch.promote_types(t.dtype, torch.float32)
     frequency = base ** (-torch.arange(half, device=t.device, dtype=wide) / half)

@@ -165,8 +165,8 @@ def _keep(ctx, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
     ctx.mark_non_differentiable(output[2])
 
 
-def _differentiate(ctx, grad_y: Tensor | None, grad_final: Tensor | None, _: None) -> tuple[Tensor, ...]:
-    x, _, A, *_ = ctx.saved_tensors
+def _differentiate(ctx, grad_y: Tensor | None, grad_final: Tensor | None, _: Tensor | None) -> tuple[Tensor, ...]:
+    x, A = ctx.saved_tensors[0], ctx.saved_tensors[2]
     grad_y = torch.zeros_like(x) if grad_y is None else grad_y
     grad_final = x.new_zeros(x.shape[0], *A.shape) if grad_final is None else grad_final
     return _scan_backward(grad_y, grad_final, *ctx.saved_tensors)

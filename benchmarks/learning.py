@@ -1,0 +1,143 @@
+"""What the mixers learn in a small budget: accuracy and wall time from cold, seed by seed.
+
+    python benchmarks/learning.py            every experiment below, about half an hour on two cores
+    python benchmarks/learning.py mqar       those of one table
+
+Each run is one `train.py` process, timed from its start to its end: imports, data, training, evaluation. The table
+`benchmarks/learning.md` is rewritten after every run; runs that `benchmarks/learning.json` holds are not repeated,
+unless `--again` is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.machine import describe_machine, write_atomically  # noqa: E402
+
+RESULTS = ROOT / "benchmarks" / "learning.json"
+TABLE = ROOT / "benchmarks" / "learning.md"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One command, run for several seeds; `expected` says in words what it must reach."""
+
+    task: str
+    title: str
+    flags: str
+    seeds: int
+    expected: str
+    metric: str = "test/accuracy"
+
+
+SHORT = "--mixer.dt_min 0.1 --mixer.dt_max 0.5"
+EXPERIMENTS = [
+    Experiment("mqar", "hybrid", "--mixer hybrid", 5, "≥ .99 in 100 s"),
+    Experiment("mqar", "attention, 4 heads", "--mixer attention --mixer.n_heads 4", 5, "≥ .99 in 100 s"),
+    Experiment("mqar", "diagonal SSM", "--mixer diagonal_ssm", 5, "< .35 in this budget"),
+    Experiment("needle", "attention", "--mixer attention", 3, "≥ .99 in 40 s"),
+    Experiment("needle", "hybrid", "--mixer hybrid", 3, "≥ .99 in 40 s"),
+    Experiment("needle", "diagonal SSM, dt .1 to .5", f"--mixer diagonal_ssm {SHORT}", 3, "chance"),
+    Experiment("needle", "the same, short conv", f"--mixer diagonal_ssm {SHORT} --d_conv 4", 3, "chance"),
+    *(
+        Experiment(
+            "ssm_teacher",
+            f"factorized, {n} head{'s' * (n > 1)}",
+            f"--mixer factorized --mixer.n_heads {n} --backbone bare",
+            3,
+            "< 1e-6" if n == 4 else "within 3 % of the bound",
+            "test/relative_squared_error",
+        )
+        for n in (1, 2, 3, 4)
+    ),
+]
+
+
+def run(experiment: Experiment, seed: int) -> dict[str, Any]:
+    """One cold run; its metrics and the wall time of the whole process in seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "train.py", "--task", experiment.task, *experiment.flags.split()]
+        command += ["--seed", str(seed), "--run_dir", f"{folder}/runs", "--task.cache_dir", f"{folder}/cache"]
+        start = time.perf_counter()
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        seconds = time.perf_counter() - start
+        if done.returncode:
+            sys.exit(f"{' '.join(command)} failed:\n{done.stdout}\n{done.stderr}")
+        (metrics,) = Path(folder).glob("runs/**/metrics.json")
+        return json.loads(metrics.read_text()) | {"wall_seconds": seconds}
+
+
+def bounds() -> dict[int, float]:
+    """The exact relative squared error of the best n heads for the teacher that the task regresses."""
+    from tasks import create_task
+    from zoo.theory import head_count_bound
+
+    lags = create_task("ssm_teacher").lags
+    return {n: head_count_bound(lags, n) for n in (1, 2, 3, 4)}
+
+
+def render(results: dict[str, dict[str, Any]]) -> str:
+    """The table in Markdown."""
+    lines = [
+        "# What is learned in a small budget",
+        "",
+        f"Made by `python benchmarks/learning.py` on {describe_machine()}.",
+    ]
+    lines += ["Wall time is that of the whole process from cold: imports, data, training, evaluation.", ""]
+    for task in dict.fromkeys(e.task for e in EXPERIMENTS):
+        rows = [e for e in EXPERIMENTS if e.task == task and f"{e.task} {e.flags} 0" in results]
+        if not rows:
+            continue
+        error = rows[0].metric != "test/accuracy"
+        lines += [f"## {task}", ""]
+        if error:
+            lines += ["The bound is the exact error of the best heads (weighted Eckart–Young): ", ""]
+            lines[-2] += ", ".join(f"{n} heads {bound:.5f}" for n, bound in bounds().items()) + "."
+        lines += ["| command | seed: " + ("relative squared error" if error else "accuracy") + ", s | must be |"]
+        lines += ["|---|---|---|"]
+        for e in rows:
+            cells = []
+            for seed in range(e.seeds):
+                result = results.get(f"{e.task} {e.flags} {seed}")
+                if result is not None:
+                    value = f"{result[e.metric]:.3g}" if error else f"{result[e.metric]:.4f}"
+                    cells.append(f"{seed}: {value}, {result['wall_seconds']:.0f}")
+            chance = f" (chance {results[f'{e.task} {e.flags} 0']['chance']:.3f})" if e.expected == "chance" else ""
+            lines.append(f"| {e.title}: `--task {e.task} {e.flags}` | {' · '.join(cells)} | {e.expected}{chance} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run what is missing, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", nargs="?", choices=sorted({e.task for e in EXPERIMENTS}), help="only this table")
+    parser.add_argument("--again", action="store_true", help="repeat runs that are there already")
+    options = parser.parse_args()
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    wanted = [(e, s) for e in EXPERIMENTS for s in range(e.seeds) if options.task in (None, e.task)]
+    for number, (experiment, seed) in enumerate(wanted, start=1):
+        key = f"{experiment.task} {experiment.flags} {seed}"
+        if key in results and not options.again:
+            continue
+        results[key] = run(experiment, seed)
+        value, seconds = results[key][experiment.metric], results[key]["wall_seconds"]
+        print(f"[{number}/{len(wanted)}] {key}: {value:.4g}, {seconds:.0f} s", flush=True)
+        write_atomically(RESULTS, json.dumps(results, indent=1, sort_keys=True) + "\n")
+        write_atomically(TABLE, render(results))
+    write_atomically(TABLE, render(results))
+
+
+if __name__ == "__main__":
+    main()
