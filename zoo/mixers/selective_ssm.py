@@ -25,7 +25,7 @@ class SelectiveState(NamedTuple):
 
 
 class SelectiveSSM(SequenceMixer):
-    """The block of Mamba-1 (Gu and Dao 2312.00752, section 3.4): conv, SiLU, selective scan and gate in two projections.
+    """The block of Mamba-1 (Gu and Dao 2312.00752, section 3.4).
 
         u = silu(conv(W_u x)), z = W_z x
         dt = softplus(W_dt u + b), B = W_B u, C = W_C u
