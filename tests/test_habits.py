@@ -1,0 +1,162 @@
+"""The commands, the pinned set and the metadata keep their word."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from tests.test_doors import OURS, ROOT, imports
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+MODULE_OF = {"pyyaml": "yaml"}
+
+
+def _requirements(*lists: list[str]) -> list[Requirement]:
+    requirements = [Requirement(line) for lines in lists for line in lines]
+    return [each for each in requirements if each.name != PROJECT["name"]]
+
+
+def _pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return dict(line.split("==") for line in lines if not line.startswith("#"))
+
+
+def test_every_pin_is_one_public_version() -> None:
+    """A local version ("+cpu"), an address or a path would tie the set to one machine."""
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert len(lines) > 50
+    assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][0-9a-z.]*", line)] == []
+
+
+def test_every_declared_dependency_is_pinned_within_its_bounds() -> None:
+    pins = {canonicalize_name(name): Version(version) for name, version in _pins().items()}
+    declared = _requirements(PROJECT["dependencies"], EXTRAS["report"], EXTRAS["train"], EXTRAS["dev"])
+    wrong = [str(each) for each in declared if pins.get(canonicalize_name(each.name)) not in _Bounds(each)]
+    assert wrong == []
+
+
+class _Bounds:
+    """A requirement's versions; no version at all lies outside."""
+
+    def __init__(self, requirement: Requirement) -> None:
+        self.specifier = requirement.specifier
+
+    def __contains__(self, version: Version | None) -> bool:
+        return version is not None and version in self.specifier
+
+
+def _imported(*parts: str) -> Iterator[tuple[str, str]]:
+    for part in parts:
+        for path in [ROOT / part] if part.endswith(".py") else sorted((ROOT / part).rglob("*.py")):
+            for each in imports(path.read_text(), "x", package=False):
+                top = each.target.split(".")[0]
+                if top not in OURS and top not in sys.stdlib_module_names:
+                    yield top, f"{path.relative_to(ROOT)}:{each.line}"
+
+
+@pytest.mark.parametrize(
+    ("parts", "extras"),
+    [
+        (("zoo", "tasks", "train.py", "cli.py"), ("report", "train")),
+        (("tests", "benchmarks"), ("report", "train", "dev")),
+    ],
+)
+def test_every_imported_package_is_declared(parts: tuple[str, ...], extras: tuple[str, ...]) -> None:
+    declared = _requirements(PROJECT["dependencies"], *(EXTRAS[name] for name in extras))
+    modules = {MODULE_OF.get(each.name, each.name.replace("-", "_")) for each in declared}
+    assert [f"{where} imports {top}" for top, where in _imported(*parts) if top not in modules] == []
+
+
+def test_the_hooks_need_no_other_repository() -> None:
+    repos = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert [repo["repo"] for repo in repos] == ["local"]
+
+
+def _hook(name: str, path: Path) -> int:
+    """The exit status of a hook's command on one file."""
+    (hooks,) = (repo["hooks"] for repo in yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"])
+    (entry,) = (hook["entry"] for hook in hooks if hook["id"] == name)
+    command = entry.replace(".venv/bin/python", sys.executable)
+    return subprocess.run(f'{command} "{path}"', shell=True, cwd=ROOT, capture_output=True).returncode
+
+
+@pytest.mark.parametrize(
+    ("hook", "good", "bad"),
+    [("yaml", "a: [1, 2]", "a: [1"), ("toml", "a = 1", "a ="), ("large-files", "", "x" * 2**21)],
+)
+def test_a_hook_lets_good_files_through_and_stops_bad_ones(hook: str, good: str, bad: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text(good)
+    assert _hook(hook, path) == 0
+    path.write_text(bad)
+    assert _hook(hook, path) != 0
+
+
+def test_ci_runs_the_commands_that_the_makefile_has() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    subprocess.run(["bash", "-n", script], check=True)
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    called = re.findall(r"^make ([a-z-]+)", script.read_text(), re.MULTILINE)
+    assert called == ["setup", "lint", "types", "test", "test-slow"]
+    assert set(called) <= targets
+
+
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+
+def _make(*arguments: str) -> subprocess.CompletedProcess[str]:
+    inherited = {
+        name: value for name, value in os.environ.items() if name not in {"VENV", "ARGS", "PYTHON", "MAKEFLAGS"}
+    }
+    return subprocess.run(["make", *arguments], cwd=ROOT, env=inherited, capture_output=True, text=True)
+
+
+@needs_make
+def test_an_old_python_is_refused_in_one_clear_line(tmp_path: Path) -> None:
+    old = tmp_path / "python3.9"
+    old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.9.1 && exit 0\nexit 1\n')
+    old.chmod(0o755)
+    for python, found in ((old, "Python 3.9.1"), (tmp_path / "none", "missing")):
+        done = _make("train", f"PYTHON={python}", f"VENV={tmp_path / 'venv'}")
+        assert done.returncode == 2
+        assert done.stderr.splitlines()[0] == (
+            f"'{python}' is {found}, but Python 3.11 or newer is needed; name one: make train PYTHON=/path/to/python"
+        )
+        assert not (tmp_path / "venv").exists()
+
+
+@needs_make
+def test_make_train_passes_its_flags_on() -> None:
+    assert _make("-n", "train").stdout.splitlines()[-1] == ".venv/bin/python train.py --mixer hybrid"
+    done = _make("-n", "train", "ARGS=--mixer attention --mixer.n_heads 4")
+    assert done.stdout.splitlines()[-1] == ".venv/bin/python train.py --mixer attention --mixer.n_heads 4"
+
+
+@needs_make
+def test_make_setup_does_nothing_when_it_is_up_to_date_and_runs_again_when_the_pins_change(tmp_path: Path) -> None:
+    stamp = tmp_path / ".installed"
+    stamp.touch()
+    assert _make("-q", "setup", f"VENV={tmp_path}").returncode == 0
+    os.utime(stamp, (0, 0))
+    assert _make("-q", "setup", f"VENV={tmp_path}").returncode == 1
+
+
+@needs_make
+def test_make_help_names_every_command() -> None:
+    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert phony is not None
+    assert [line.split()[1] for line in _make("help").stdout.splitlines()] == phony[1].split()
