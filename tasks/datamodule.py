@@ -182,7 +182,7 @@ class TaskDataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> TrainingBatches | OrderedBatches:
         """One epoch of shuffled batches from where the trainer stands; in order when it overfits a few batches."""
-        if self.trainer is not None and self.trainer.overfit_batches:
+        if self.trainer is not None and self.trainer.overfit_batches:  # pyright: ignore[reportAttributeAccessIssue]
             return OrderedBatches(self.split("train"), self.batch_size, *self._place)
         return TrainingBatches(self.split("train"), self.batch_size, self.seed, self._position, *self._place)
 

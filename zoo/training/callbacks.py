@@ -109,7 +109,7 @@ class Throughput(Callback):
             return
         batch_size, seq_len = batch["inputs"].shape[:2]
         self._stretch_tokens += batch_size * seq_len * trainer.world_size
-        if trainer.global_step % trainer.log_every_n_steps == 0:
+        if trainer.global_step % trainer.log_every_n_steps == 0:  # pyright: ignore[reportAttributeAccessIssue]
             pl_module.log("tokens_per_second", self._end_stretch(pl_module.device), rank_zero_only=True)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

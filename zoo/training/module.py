@@ -9,6 +9,7 @@ from typing import Any, Literal
 import lightning as L
 import torch
 from jaxtyping import Bool, Float, Shaped
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -170,7 +171,7 @@ class SequenceModule(L.LightningModule):
             for bound, value in self.test_accuracy_by[fact].items():
                 self.log(f"test/accuracy_by_{fact}/<={bound}", value, rank_zero_only=True)
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW in two groups (decayed, spared), stepped along `warmup_cosine`.
 
         Raises:
@@ -230,7 +231,7 @@ def _at_least_float32(t: Tensor) -> Tensor:
     return t.to(torch.promote_types(t.dtype, torch.float32))
 
 
-def _require_at_least_zero(**values: float) -> None:
+def _require_at_least_zero(**values: float | int) -> None:
     for name, value in values.items():
         if not (math.isfinite(value) and value >= 0):
             raise ValueError(f"{name} must be a finite number >= 0, got {value}")

@@ -1,0 +1,119 @@
+"""Small runs for the tests of training: one task, one model, a trainer that is quiet and quick."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from lightning.pytorch.loggers import Logger
+from torch import Tensor, nn
+
+from tasks.base import Arrays, Task
+from tasks.datamodule import TaskDataModule
+from tasks.spec import TaskSpec
+from zoo.training import AtomicCheckpointIO, Checkpoints, NonFiniteLoss, ReseedEachStep, SequenceModule
+
+VOCABULARY, SEQ_LEN, CLASSES = 12, 8, 4
+
+
+class Echo(Task):
+    """Say, at each of the last four positions, the class (token modulo 4) of the token four positions back."""
+
+    name = "echo"
+
+    @property
+    def spec(self) -> TaskSpec:
+        return TaskSpec(
+            input="tokens",
+            seq_len=SEQ_LEN,
+            n_outputs=CLASSES,
+            loss="cross_entropy",
+            chance=1 / CLASSES,
+            vocab_size=VOCABULARY,
+            labelled=4,
+            facts=("distance",),
+        )
+
+    def sample(self, rng: np.random.Generator, n: int) -> Arrays:
+        inputs = rng.integers(VOCABULARY, size=(n, SEQ_LEN))
+        labels = np.full_like(inputs, -100)
+        labels[:, 4:] = inputs[:, :-4] % CLASSES
+        return {"inputs": inputs, "labels": labels, "distance": np.where(labels < 0, -1, 4)}
+
+
+class Scale(Task):
+    """Regress twice the input vector."""
+
+    name = "scale"
+
+    @property
+    def spec(self) -> TaskSpec:
+        return TaskSpec(input="vectors", seq_len=SEQ_LEN, n_outputs=3, loss="mse", d_input=3)
+
+    def sample(self, rng: np.random.Generator, n: int) -> Arrays:
+        inputs = rng.standard_normal((n, SEQ_LEN, 3)).astype(np.float32)
+        return {"inputs": inputs, "labels": 2 * inputs}
+
+
+class NoisyModule(SequenceModule):
+    """Draws in each step: without reseeding, two runs that draw differently in between would part."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        noise = torch.rand(())
+        self.draws = [*getattr(self, "draws", []), float(noise)]
+        return super().training_step(batch, batch_idx) * (1 + noise)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        torch.rand(3)
+        super().validation_step(batch, batch_idx)
+
+
+def data(folder: Path, task: Task | None = None, **options: Any) -> TaskDataModule:
+    sizes = {"n_train": 40, "n_val": 10, "n_test": 10, "batch_size": 8}
+    return TaskDataModule(task or Echo(), cache_dir=folder / "cache", **{**sizes, **options})
+
+
+def module(cls: Callable[..., SequenceModule] = SequenceModule, task: Task | None = None, **options: Any) -> Any:
+    spec = (task or Echo()).spec
+    defaults = {
+        "mixer": {"name": "attention", "n_heads": 2},
+        "d_model": 16,
+        "n_layers": 1,
+        "warmup_steps": 2,
+        "vocab_size": spec.vocab_size,
+        "d_input": spec.d_input,
+        "n_outputs": spec.n_outputs,
+        "loss": spec.loss,
+        "facts": spec.facts,
+    }
+    return cls(**{**defaults, **options})
+
+
+def trainer(folder: Path, *callbacks: L.Callback, logger: Logger | bool = False, **options: Any) -> L.Trainer:
+    """A trainer with the callbacks that every run has; `Checkpoints` first, so that tests find it at [0]."""
+    checkpoints = next((c for c in callbacks if isinstance(c, Checkpoints)), None)
+    own = [] if checkpoints else [Checkpoints(folder / "checkpoints", every_n_steps=1)]
+    options = {"max_steps": 4, "accelerator": "cpu", "devices": 1, "log_every_n_steps": 1, **options}
+    return L.Trainer(
+        callbacks=[*own, ReseedEachStep(0), NonFiniteLoss(), *callbacks],
+        plugins=[AtomicCheckpointIO()],
+        logger=logger,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        **options,
+    )
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: t.clone() for name, t in model.state_dict().items()}
+
+
+def assert_identical(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name

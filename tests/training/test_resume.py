@@ -1,0 +1,161 @@
+"""A run that is stopped and resumed ends with the bits of the run that was not."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.training import small
+from zoo.saved import check_checkpoint
+from zoo.training import Checkpoints, ReseedEachStep
+
+# 40 rows in batches of 8: five batches an epoch. Each case stops at every step of two epochs and a bit.
+CASES = {
+    "no validation": {"limit_val_batches": 0},
+    "validation at the epoch's end": {},
+    "validation inside the epoch": {"val_check_interval": 2},
+    "validation across epochs": {"val_check_interval": 3, "check_val_every_n_epoch": None},
+    "validation every second epoch": {"check_val_every_n_epoch": 2},
+    "accumulation": {"accumulate_grad_batches": 2, "max_steps": 7},
+    "accumulation, validation inside": {"accumulate_grad_batches": 2, "val_check_interval": 3, "max_steps": 7},
+    "short epochs": {"limit_train_batches": 3, "val_check_interval": 2},
+    "epochs, not steps": {"max_steps": -1, "max_epochs": 2},
+}
+
+
+class Keep(L.Callback):
+    """Copy `last` each time a step finds it renewed, as a kill right after that save would leave it."""
+
+    def __init__(self, last: Path, folder: Path) -> None:
+        self.last, self.folder = last, folder
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        if self.last.exists():
+            self.folder.mkdir(exist_ok=True)
+            shutil.copy(self.last, self.folder / f"{check_checkpoint(self.last, {'name': 'attention'})}.ckpt")
+
+
+class Record(L.Callback):
+    """What each micro-batch lost, and what was validated after which of them."""
+
+    def __init__(self) -> None:
+        self.validated: dict[int, float] = {}
+        self.lost: dict[int, float] = {}
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        micro_batch = trainer.fit_loop.total_batch_idx
+        assert micro_batch not in self.lost
+        self.lost[micro_batch] = float(outputs["loss"])
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if not trainer.sanity_checking:
+            micro_batch = trainer.fit_loop.total_batch_idx
+            assert micro_batch not in self.validated
+            self.validated[micro_batch] = float(trainer.callback_metrics["val/loss"])
+
+
+class Die(L.Callback):
+    """Raise after a step, as late as a callback can: nothing of Lightning's shutdown may matter."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        if trainer.global_step == self.step:
+            raise MemoryError("killed")
+
+
+def fit(
+    folder: Path, *callbacks: L.Callback, ckpt_path: Path | None = None, every_n_steps: int = 1, **options: Any
+) -> tuple[small.NoisyModule, Record, Checkpoints, L.Trainer]:
+    module, record = small.module(small.NoisyModule), Record()
+    checkpoints = Checkpoints(folder / "checkpoints", every_n_steps=every_n_steps)
+    trainer = small.trainer(folder, checkpoints, record, *callbacks, **{"max_steps": 12, **options})
+    trainer.fit(module, datamodule=small.data(folder.parent), ckpt_path=ckpt_path)
+    return module, record, checkpoints, trainer
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_resuming_from_any_step_gives_the_same_run(tmp_path: Path, case: str) -> None:
+    options, kept = CASES[case], tmp_path / "kept"
+    whole, expected, expected_best, whole_trainer = fit(
+        tmp_path / "whole", Keep(tmp_path / "whole/checkpoints/last.ckpt", kept), **options
+    )
+    files = sorted(kept.glob("*.ckpt"), key=lambda p: int(p.stem))
+    assert len(files) >= 6
+    for file in files:
+        resumed, record, best, trainer = fit(tmp_path / file.stem, ckpt_path=file, **options)
+        first = min(record.lost)
+        small.assert_identical(small.weights(whole), small.weights(resumed))
+        assert record.lost == {m: x for m, x in expected.lost.items() if m >= first}
+        assert record.validated == {m: x for m, x in expected.validated.items() if m >= first}
+        assert resumed.draws == whole.draws[first:]
+        assert (best.best_score, best.best_step) == (expected_best.best_score, expected_best.best_step)
+        assert (trainer.global_step, trainer.current_epoch) == (whole_trainer.global_step, whole_trainer.current_epoch)
+
+
+def test_without_reseeding_the_resumed_run_would_differ(tmp_path: Path) -> None:
+    # Guards the test above: its module must notice draws that are not those of the uninterrupted run.
+    whole, *_ = fit(tmp_path / "whole", Keep(tmp_path / "whole/checkpoints/last.ckpt", tmp_path / "kept"))
+    module = small.module(small.NoisyModule)
+    trainer = small.trainer(tmp_path / "bare", max_steps=12)
+    trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, ReseedEachStep)]
+    trainer.fit(module, datamodule=small.data(tmp_path), ckpt_path=tmp_path / "kept/7.ckpt")
+    assert module.draws != whole.draws[7:]
+
+
+def test_a_finished_run_resumes_to_itself(tmp_path: Path) -> None:
+    whole, *_ = fit(tmp_path / "run")
+    last = tmp_path / "run/checkpoints/last.ckpt"
+    assert check_checkpoint(last, {"name": "attention"}) == 12
+    resumed, record, _, trainer = fit(tmp_path / "again", ckpt_path=last)
+    small.assert_identical(small.weights(whole), small.weights(resumed))
+    assert not record.lost
+    assert trainer.global_step == 12
+
+
+def test_a_finished_run_goes_on_in_mid_epoch_when_given_more_steps(tmp_path: Path) -> None:
+    _, expected, *_ = fit(tmp_path / "whole", max_steps=12)
+    _, half, *_ = fit(tmp_path / "half", max_steps=7)
+    _, rest, *_ = fit(tmp_path / "rest", ckpt_path=tmp_path / "half/checkpoints/last.ckpt", max_steps=12)
+    assert list(half.lost) + list(rest.lost) == list(expected.lost)
+
+
+def test_best_can_be_resumed_too(tmp_path: Path) -> None:
+    whole, _, checkpoints, _ = fit(tmp_path / "whole", val_check_interval=3)
+    assert checkpoints.best_step is not None
+    resumed, record, *_ = fit(tmp_path / "resumed", ckpt_path=checkpoints.best, val_check_interval=3)
+    if checkpoints.best_step < 12:
+        assert min(record.lost) == checkpoints.best_step
+    small.assert_identical(small.weights(whole), small.weights(resumed))
+
+
+def test_curves_of_a_killed_and_resumed_run_are_those_of_the_whole(tmp_path: Path) -> None:
+    options = {"val_check_interval": 2, "every_n_steps": 5}
+    fit(tmp_path / "whole", logger=tensorboard(tmp_path / "whole"), **options)
+    with pytest.raises(MemoryError):
+        fit(tmp_path / "run", Die(8), logger=tensorboard(tmp_path / "run"), **options)
+    last = tmp_path / "run/checkpoints/last.ckpt"
+    step = check_checkpoint(last, {"name": "attention"})
+    assert step < 8
+    fit(tmp_path / "run", ckpt_path=last, logger=tensorboard(tmp_path / "run", purge_step=step), **options)
+    expected, resumed = curves(tmp_path / "whole"), curves(tmp_path / "run")
+    assert expected.keys() == resumed.keys() >= {"train/loss", "train/accuracy", "val/loss", "val/accuracy"}
+    assert len(expected["train/loss"]) == 12
+    for tag in expected:
+        assert resumed[tag] == expected[tag], tag
+
+
+def tensorboard(folder: Path, **options: Any) -> TensorBoardLogger:
+    return TensorBoardLogger(folder, name="", version="", default_hp_metric=False, **options)
+
+
+def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    events = EventAccumulator(str(folder)).Reload()
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
