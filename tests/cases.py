@@ -1,0 +1,102 @@
+"""What the contract suite runs: every registered mixer with its defaults, and the variants below, one line each.
+
+A new mixer is tested once it is registered and has a reference of its name in tests/reference.py; a line here adds a
+variant of its options.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests import reference
+from zoo import create_mixer, list_mixers
+from zoo.contract import SequenceMixer
+
+D_MODEL = 8
+LONGEST = 1024  # what mixers with a longest sequence are given
+
+
+class Case(NamedTuple):
+    """A registered mixer and its options."""
+
+    name: str
+    options: dict[str, Any]
+
+    def create(self, generator: torch.Generator, dtype: torch.dtype = torch.float64) -> SequenceMixer:
+        """The mixer with every parameter drawn anew: nothing stays at zero or one, where an error would not show."""
+        return randomise(create_mixer(self.name, D_MODEL, **self.options), generator).to(dtype)
+
+    def reference(self, mixer: SequenceMixer, x: Tensor) -> np.ndarray:
+        """What the mixer ought to return, (batch, seq, d_out) in float64."""
+        function = by_name(reference.REFERENCES, self.name)
+        return np.stack([function(parameters(mixer), row, **self.options) for row in x.detach().double().numpy()])
+
+
+VARIANTS = [
+    Case("attention", {"n_heads": 2, "d_head": 3}),
+    Case("attention", {"n_heads": 4, "n_kv_heads": 2}),
+    Case("attention", {"position": "rope"}),
+    Case("attention", {"position": "alibi"}),
+    Case("attention", {"position": "relative", "max_seq_len": LONGEST}),
+    Case("attention", {"sink": "constant"}),
+    Case("attention", {"sink": "position", "max_seq_len": LONGEST}),
+    Case("attention", {"sink": "bos", "position": "alibi"}),
+    Case("attention", {"sink": "bos", "position": "relative", "max_seq_len": LONGEST}),
+    Case("attention", {"d_conv": 3}),
+    Case("attention", {"n_kv_heads": 1, "position": "rope", "sink": "position", "d_conv": 4, "max_seq_len": LONGEST}),
+    Case("factorized", {"d_out": 5}),
+    Case("factorized", {"kernel": "bilinear"}),
+    Case("factorized", {"kernel": "bilinear", "d_out": 5, "n_heads": 2, "d_head": 3}),
+    Case("linear_attention", {"normalize": False}),
+    Case("linear_attention", {"feature_map": "identity", "normalize": False}),
+    Case("linear_attention", {"n_heads": 2, "d_head": 3}),
+    Case("diagonal_ssm", {"init": "real_log", "d_state": 5}),
+    Case("diagonal_ssm", {"init": "ring", "d_state": 6}),
+    Case("selective_ssm", {"d_state": 4, "d_conv": 1, "expand": 1, "dt_rank": 3}),
+    Case("lstm", {"d_inner": 5}),
+    Case("hybrid", {"pattern": ("diagonal_ssm", {"name": "attention", "position": "alibi"}, "lstm")}),
+    Case("hybrid", {"pattern": ("linear_attention", {"name": "factorized", "kernel": "bilinear"})}),
+]
+
+
+def label(case: Case) -> str:
+    """`attention-sink=bos-position=alibi`: how a case is called in the test report."""
+    options = (f"{key}={value}" for key, value in case.options.items() if key not in ("max_seq_len", "pattern"))
+    pattern = (e if isinstance(e, str) else e["name"] for e in case.options.get("pattern", ()))
+    return "-".join([case.name, *options, *pattern])
+
+
+def cases(*, variants: bool = True) -> pytest.MarkDecorator:
+    """Parametrise a test over every registered mixer, by default with the variants too."""
+    table = [Case(name, {}) for name in list_mixers()] + (VARIANTS if variants else [])
+    return pytest.mark.parametrize("case", table, ids=label)
+
+
+def by_name(table: dict[str, Any], name: str) -> Any:
+    """The reference of a mixer, or a failure that says what to write."""
+    if name not in table:
+        pytest.fail(f"mixer {name!r} is registered and has no reference: write one in tests/reference.py")
+    return table[name]
+
+
+def parameters(module: nn.Module) -> reference.Parameters:
+    """The module's parameters as float64 arrays, under their state_dict names."""
+    return {name: tensor.double().numpy() for name, tensor in module.state_dict().items()}
+
+
+def randomise(module: nn.Module, generator: torch.Generator) -> nn.Module:
+    """Add noise to every parameter, those that start at zero or one included; stable dynamics stay stable."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.3)
+    return module
+
+
+def draw(*shape: int, generator: torch.Generator, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Standard normal numbers."""
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)

@@ -1,0 +1,393 @@
+"""Every mixer again, as plain NumPy loops over time: what the zoo's code is judged against.
+
+Written from the papers, not from the zoo: nothing of it is imported, no operation is shared. Each function takes the
+module's parameters under their state_dict names (float64), one sequence x (seq, d_model) and the module's options, and
+returns y (seq, d_out). Options that only set sizes are read off the parameters instead and ignored.
+
+The functions `*_operator` return W (seq, seq, d_out, d_in) with y_i = sum_j W_ij x_j + c_i, in closed form, under the
+zoo's convention of what is a coefficient and what is a value.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Parameters = dict[str, Array]
+
+
+# Elementwise functions.
+
+
+def sigmoid(u: Array) -> Array:
+    return 1 / (1 + np.exp(-u))
+
+
+def silu(u: Array) -> Array:
+    return u * sigmoid(u)
+
+
+def softplus(u: Array) -> Array:
+    return np.logaddexp(0, u)
+
+
+def elu_plus_one(u: Array) -> Array:
+    return np.where(u > 0, u + 1, np.exp(np.minimum(u, 0)))
+
+
+# What surrounds a mixer.
+
+
+def rms_norm(x: Array, weight: Array, eps: float = 1e-5) -> Array:
+    """x / rms(x) * weight (Zhang and Sennrich 1910.07467)."""
+    return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + eps) * weight
+
+
+def swiglu(p: Parameters, x: Array) -> Array:
+    """W_down (silu(W_gate x) * W_up x), gate and value stacked in that order (Shazeer 2002.05202)."""
+    gate, value = np.split(x @ p["up_proj.weight"].T, 2, axis=-1)
+    return (silu(gate) * value) @ p["down_proj.weight"].T
+
+
+def short_conv(x: Array, weight: Array, bias: Array | float = 0.0) -> Array:
+    """Depthwise y_i = sum_tau weight[:, d_conv - 1 - tau] x_{i - tau} + bias; nothing stands before the start."""
+    d_conv = weight.shape[1]
+    y = np.zeros_like(x)
+    for i in range(len(x)):
+        for tau in range(min(d_conv, i + 1)):
+            y[i] += weight[:, d_conv - 1 - tau] * x[i - tau]
+    return y + bias
+
+
+def members(p: Parameters, prefix: str) -> Parameters:
+    """The parameters of a submodule, under its own names."""
+    return {name.removeprefix(prefix): value for name, value in p.items() if name.startswith(prefix)}
+
+
+def residual_block(p: Parameters, x: Array, name: str, **options: object) -> Array:
+    """x + mixer(norm(x)), then x + channel(norm(x)) where there is a channel mixer (pre-norm)."""
+    x = x + REFERENCES[name](members(p, "mixer."), rms_norm(x, p["mixer_norm.weight"]), **options)
+    if "channel_norm.weight" in p:
+        x = x + swiglu(members(p, "channel."), rms_norm(x, p["channel_norm.weight"]))
+    return x
+
+
+def backbone(p: Parameters, inputs: Array, name: str, n_layers: int, **options: object) -> Array:
+    """Embedding or projection, residual blocks of one kind, norm, head: logits (seq, n_outputs)."""
+    if "embedding.weight" in p:
+        x = p["embedding.weight"][inputs]
+    else:
+        x = inputs @ p["in_proj.weight"].T + p["in_proj.bias"]
+    for layer in range(n_layers):
+        x = residual_block(members(p, f"layers.layers.{layer}."), x, name, **options)
+    return rms_norm(x, p["norm.weight"]) @ p["head.weight"].T
+
+
+# Softmax attention.
+
+
+def rotate(v: Array, position: int) -> Array:
+    """RoPE (Su et al. 2104.09864, eq. 34): the pair (2m, 2m + 1) turned by position * 10000^(-2m / d_head)."""
+    turned = np.empty_like(v)
+    for m in range(len(v) // 2):
+        angle = position * 10_000 ** (-2 * m / len(v))
+        a, b = v[2 * m], v[2 * m + 1]
+        turned[2 * m] = a * np.cos(angle) - b * np.sin(angle)
+        turned[2 * m + 1] = a * np.sin(angle) + b * np.cos(angle)
+    return turned
+
+
+def attention_heads(
+    p: Parameters, x: Array, n_heads: int = 4, n_kv_heads: int | None = None, **_sizes: object
+) -> tuple[Array, Array, Array]:
+    """Queries (seq, n_heads, d_head), keys and values (seq, n_heads, d_head), shared heads repeated."""
+    seq = len(x)
+    n_kv_heads = n_kv_heads or n_heads
+    d_head = p["out_proj.weight"].shape[1] // n_heads
+    qkv = x @ p["qkv_proj.weight"].T
+    if "conv.weight" in p:
+        qkv = short_conv(qkv, p["conv.weight"])
+    n_queries, n_keys = n_heads * d_head, n_kv_heads * d_head
+    q = qkv[:, :n_queries].reshape(seq, n_heads, d_head)
+    k = qkv[:, n_queries : n_queries + n_keys].reshape(seq, n_kv_heads, d_head)
+    v = qkv[:, n_queries + n_keys :].reshape(seq, n_kv_heads, d_head)
+    group = [h // (n_heads // n_kv_heads) for h in range(n_heads)]
+    return q, k[:, group], v[:, group]
+
+
+def attention_weights(
+    p: Parameters, x: Array, n_heads: int = 4, position: str = "none", sink: str = "none", **options: object
+) -> Array:
+    """a_h(i, j), (n_heads, seq, seq): a softmax over j <= i and, where there is one, the sink, which is left out."""
+    q, k, _ = attention_heads(p, x, n_heads, **options)
+    seq, _, d_head = q.shape
+    if position == "rope":
+        q, k = (np.array([[rotate(v, i) for v in heads] for i, heads in enumerate(part)]) for part in (q, k))
+
+    def bias(h: int, lag: NDArray[np.int64] | int) -> Array | float:
+        if position == "alibi":
+            return -p["slopes"][h] * lag
+        return p["relative_bias"][h, lag] if position == "relative" else 0.0
+
+    weights = np.zeros((n_heads, seq, seq))
+    for h in range(n_heads):
+        for i in range(seq):
+            logits = k[: i + 1, h] @ q[i, h] / np.sqrt(d_head) + bias(h, i - np.arange(i + 1))
+            if sink == "constant":
+                logits = np.append(logits, p["sink_logit"][h, 0])
+            elif sink == "position":
+                logits = np.append(logits, p["sink_logit"][h, i])
+            elif sink == "bos":  # one position before the first, where the token would stand
+                logits = np.append(logits, p["sink_logit"][h, 0] + bias(h, i + 1))
+            exponentials = np.exp(logits - logits.max())
+            weights[h, i, : i + 1] = (exponentials / exponentials.sum())[: i + 1]
+    return weights
+
+
+def attention(p: Parameters, x: Array, n_heads: int = 4, **options: object) -> Array:
+    """Vaswani et al. 1706.03762, with causal mask, biases and zero-value sinks."""
+    weights = attention_weights(p, x, n_heads, **options)
+    values = attention_heads(p, x, n_heads, **options)[2]
+    mixed = np.stack([weights[h] @ values[:, h] for h in range(n_heads)], axis=1)
+    return mixed.reshape(len(x), -1) @ p["out_proj.weight"].T
+
+
+def attention_operator(p: Parameters, x: Array, n_heads: int = 4, **options: object) -> Array:
+    """W_ij = sum_h a_h(i, j) W_O^h W_V^h; with a value convolution, sum_h sum_tau a_h(i, j + tau) W_O^h K_tau W_V^h."""
+    seq, d_model = x.shape
+    weights = attention_weights(p, x, n_heads, **options)
+    _, n_inner = p["out_proj.weight"].shape
+    d_head = n_inner // n_heads
+    n_kv_heads = options.get("n_kv_heads") or n_heads
+    first_value = n_inner + n_kv_heads * d_head
+    kernel = p.get("conv.weight", np.ones((len(p["qkv_proj.weight"]), 1)))
+    d_conv = kernel.shape[1]
+    operator = np.zeros((seq, seq, d_model, d_model))
+    for h in range(n_heads):
+        start = first_value + h // (n_heads // n_kv_heads) * d_head
+        rows = slice(start, start + d_head)
+        w_out = p["out_proj.weight"][:, h * d_head : (h + 1) * d_head]
+        for tau in range(d_conv):
+            value_map = w_out @ (kernel[rows, d_conv - 1 - tau, None] * p["qkv_proj.weight"][rows])
+            for i in range(seq):
+                for j in range(i + 1 - tau):
+                    operator[i, j] += weights[h, i, j + tau] * value_map
+    return operator
+
+
+# Attention without a softmax.
+
+
+def linear_attention_weights(
+    p: Parameters, x: Array, n_heads: int = 4, feature_map: str = "elu", normalize: bool = True, **_sizes: object
+) -> Array:
+    """phi(q_i) . phi(k_j) / z_i, (n_heads, seq, seq) (Katharopoulos et al. 2006.16236, eq. 9)."""
+    seq = len(x)
+    phi = elu_plus_one if feature_map == "elu" else lambda u: u
+    q, k, _ = (part.reshape(seq, n_heads, -1) for part in np.split(x @ p["qkv_proj.weight"].T, 3, axis=-1))
+    weights = np.zeros((n_heads, seq, seq))
+    for h in range(n_heads):
+        for i in range(seq):
+            weights[h, i, : i + 1] = phi(k[: i + 1, h]) @ phi(q[i, h])
+            if normalize:
+                weights[h, i] /= weights[h, i].sum() + 1e-6
+    return weights
+
+
+def linear_attention(p: Parameters, x: Array, n_heads: int = 4, **options: object) -> Array:
+    weights = linear_attention_weights(p, x, n_heads, **options)
+    values = np.split(x @ p["qkv_proj.weight"].T, 3, axis=-1)[2].reshape(len(x), n_heads, -1)
+    mixed = np.stack([weights[h] @ values[:, h] for h in range(n_heads)], axis=1)
+    return mixed.reshape(len(x), -1) @ p["out_proj.weight"].T
+
+
+def linear_attention_operator(p: Parameters, x: Array, n_heads: int = 4, **options: object) -> Array:
+    """W_ij = sum_h (phi(q_i) . phi(k_j) / z_i) W_O^h W_V^h."""
+    weights = linear_attention_weights(p, x, n_heads, **options)
+    w_value = np.split(p["qkv_proj.weight"], 3)[2]
+    maps = [
+        w_out @ w_in
+        for w_out, w_in in zip(
+            np.split(p["out_proj.weight"], n_heads, axis=1), np.split(w_value, n_heads, axis=0), strict=True
+        )
+    ]
+    return sum(weights[h][:, :, None, None] * maps[h] for h in range(n_heads))
+
+
+# The explicit factorized class.
+
+
+def factorized_weights(p: Parameters, x: Array, kernel: str = "toeplitz", **_sizes: object) -> Array:
+    """f_h(i, j), (n_heads, seq, seq): a_h(i - j), or q_h(x_i) . k_h(x_j)."""
+    seq, n_heads = len(x), len(p["value_maps"])
+    weights = np.zeros((n_heads, seq, seq))
+    if kernel == "bilinear":
+        q, k = (part.reshape(seq, n_heads, -1) for part in np.split(x @ p["qk_proj.weight"].T, 2, axis=-1))
+    for h in range(n_heads):
+        for i in range(seq):
+            lags = i - np.arange(i + 1)
+            weights[h, i, : i + 1] = p["coefficients"][h, lags] if kernel == "toeplitz" else k[: i + 1, h] @ q[i, h]
+    return weights
+
+
+def factorized(p: Parameters, x: Array, **options: object) -> Array:
+    """y_i = sum_h V_h sum_{j <= i} f_h(i, j) x_j (Ghodsi 2512.15115)."""
+    weights = factorized_weights(p, x, **options)
+    return sum(weights[h] @ x @ value_map.T for h, value_map in enumerate(p["value_maps"]))
+
+
+def factorized_operator(p: Parameters, x: Array, **options: object) -> Array:
+    """W_ij = sum_h f_h(i, j) V_h."""
+    weights = factorized_weights(p, x, **options)
+    return sum(weights[h][:, :, None, None] * value_map for h, value_map in enumerate(p["value_maps"]))
+
+
+# State space models.
+
+
+def diagonal_dynamics(p: Parameters, init: str) -> tuple[NDArray[np.complex128], NDArray[np.complex128]]:
+    """The poles lambda and the input gains, one each a pole.
+
+    Zero-order hold (S4D, Gu et al. 2206.11893): lambda = exp(dt A), gain = (lambda - 1) / A. Ring (LRU, Orvieto et al.
+    2303.06349): lambda = exp(-rate + i frequency), gain = sqrt(1 - |lambda|^2).
+    """
+    a = -np.exp(p["log_rate"]) + 1j * p.get("frequency", np.zeros_like(p["log_rate"]))
+    if init == "ring":
+        poles = np.exp(a)
+        return poles, np.sqrt(1 - np.abs(poles) ** 2).astype(complex)
+    poles = np.exp(np.exp(p["log_dt"]) * a)
+    return poles, (poles - 1) / a
+
+
+def diagonal_matrices(p: Parameters, init: str) -> tuple[NDArray[np.complex128], NDArray[np.complex128]]:
+    """B (poles, d_model) and C (d_model, poles); a complex pole stands for a conjugate pair and counts twice in C."""
+    if init == "real_log":
+        return p["B"].astype(complex), p["C"].astype(complex)
+    return p["B"] @ [1, 1j], 2 * (p["C"] @ [1, 1j])
+
+
+def diagonal_ssm(p: Parameters, x: Array, init: str = "s4d_lin", **_sizes: object) -> Array:
+    """h_t = lambda h_{t-1} + gain B x_t, y_t = Re(C h_t) + D x_t."""
+    poles, gain = diagonal_dynamics(p, init)
+    b, c = diagonal_matrices(p, init)
+    h = np.zeros(len(poles), dtype=complex)
+    y = np.zeros_like(x)
+    for t in range(len(x)):
+        h = poles * h + gain * (b @ x[t])
+        y[t] = (c @ h).real + p["D"] * x[t]
+    return y
+
+
+def diagonal_ssm_operator(p: Parameters, x: Array, init: str = "s4d_lin", **_sizes: object) -> Array:
+    """W_ij = Re(C diag(lambda^(i - j) gain) B), and diag(D) on top at i = j."""
+    seq, d_model = x.shape
+    poles, gain = diagonal_dynamics(p, init)
+    b, c = diagonal_matrices(p, init)
+    operator = np.zeros((seq, seq, d_model, d_model))
+    for i in range(seq):
+        for j in range(i + 1):
+            operator[i, j] = (c @ np.diag(poles ** (i - j) * gain) @ b).real
+        operator[i, i] += np.diag(p["D"])
+    return operator
+
+
+def selective_coefficients(p: Parameters, x: Array) -> tuple[Array, Array, Array, Array, Array, Array]:
+    """The Mamba block up to its scan: convolved input before SiLU, z, dt (seq, d_inner), B, C (seq, d_state), A."""
+    x_in, z = np.split(x @ p["in_proj.weight"].T, 2, axis=-1)
+    convolved = short_conv(x_in, p["conv.weight"], p["conv.bias"])
+    low_rank = p["dt_proj.weight"].shape[1]
+    d_state = p["A_log"].shape[1]
+    projected = silu(convolved) @ p["x_proj.weight"].T
+    dt = softplus(projected[:, :low_rank] @ p["dt_proj.weight"].T + p["dt_proj.bias"])
+    b = projected[:, low_rank : low_rank + d_state]
+    c = projected[:, low_rank + d_state :]
+    return convolved, z, dt, b, c, -np.exp(p["A_log"])
+
+
+def selective_scan(u: Array, dt: Array, a: Array, b: Array, c: Array, d: Array) -> Array:
+    """h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t, y_t = h_t C_t + D u_t (Gu and Dao 2312.00752, eq. 2)."""
+    h = np.zeros_like(a)
+    y = np.zeros_like(u)
+    for t in range(len(u)):
+        for channel in range(u.shape[1]):
+            decay = np.exp(dt[t, channel] * a[channel])
+            h[channel] = decay * h[channel] + dt[t, channel] * b[t] * u[t, channel]
+            y[t, channel] = h[channel] @ c[t] + d[channel] * u[t, channel]
+    return y
+
+
+def selective_ssm(p: Parameters, x: Array, **_sizes: object) -> Array:
+    """The block of Mamba-1 (2312.00752, section 3.4)."""
+    convolved, z, dt, b, c, a = selective_coefficients(p, x)
+    y = selective_scan(silu(convolved), dt, a, b, c, p["D"])
+    return (y * silu(z)) @ p["out_proj.weight"].T
+
+
+def selective_ssm_operator(p: Parameters, x: Array, **_sizes: object) -> Array:
+    """W_ij = W_out diag(silu z_i) [sum_m diag(s_im sigmoid(u_m) K_{m-j})] W_x.
+
+    s_im, per channel, is what the scan's input at m adds to its output at i, u the convolution's output and K_tau its
+    taps: sigmoid(u) is the coefficient, u the value.
+    """
+    seq, d_model = x.shape
+    convolved, z, dt, b, c, a = selective_coefficients(p, x)
+    w_x = np.split(p["in_proj.weight"], 2)[0]
+    taps = p["conv.weight"]
+    d_inner, d_conv = taps.shape
+    operator = np.zeros((seq, seq, d_model, d_model))
+    for i in range(seq):
+        for m in range(i + 1):
+            decay = np.exp(dt[m + 1 : i + 1].sum(axis=0)[:, None] * a)  # (d_inner, d_state)
+            scan = (decay * dt[m][:, None] * b[m]) @ c[i] + (p["D"] if m == i else np.zeros(d_inner))
+            for j in range(max(0, m - d_conv + 1), m + 1):
+                diagonal = silu(z[i]) * scan * sigmoid(convolved[m]) * taps[:, d_conv - 1 - (m - j)]
+                operator[i, j] += p["out_proj.weight"] @ np.diag(diagonal) @ w_x
+    return operator
+
+
+# Nonlinear recurrence.
+
+
+def lstm(p: Parameters, x: Array, **_sizes: object) -> Array:
+    """Hochreiter and Schmidhuber 1997 with the forget gate of Gers et al. 2000; gates stacked as i, f, g, o."""
+    d_inner = p["recurrent"].shape[1]
+    h, c = np.zeros(d_inner), np.zeros(d_inner)
+    outputs = np.zeros((len(x), d_inner))
+    for t in range(len(x)):
+        i, f, g, o = np.split(p["in_proj.weight"] @ x[t] + p["recurrent"] @ h + p["bias"], 4)
+        c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+        h = sigmoid(o) * np.tanh(c)
+        outputs[t] = h
+    return outputs @ p["out_proj.weight"].T
+
+
+# Layout over depth.
+
+
+def hybrid(
+    p: Parameters, x: Array, pattern: tuple[str | dict[str, object], ...] = ("selective_ssm", "attention")
+) -> Array:
+    """The pattern once, as pre-norm residual blocks without channel mixers (Jamba, Lieber et al. 2403.19887)."""
+    for layer, entry in enumerate(pattern):
+        options = {"name": entry} if isinstance(entry, str) else entry
+        x = residual_block(members(p, f"blocks.layers.{layer}."), x, **options)
+    return x
+
+
+REFERENCES = {
+    "attention": attention,
+    "factorized": factorized,
+    "linear_attention": linear_attention,
+    "diagonal_ssm": diagonal_ssm,
+    "selective_ssm": selective_ssm,
+    "lstm": lstm,
+    "hybrid": hybrid,
+}
+OPERATORS = {
+    "attention": attention_operator,
+    "factorized": factorized_operator,
+    "linear_attention": linear_attention_operator,
+    "diagonal_ssm": diagonal_ssm_operator,
+    "selective_ssm": selective_ssm_operator,
+}
