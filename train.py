@@ -1,0 +1,507 @@
+"""Train one sequence mixer on one task: `python train.py --mixer hybrid --task mqar`; `--help` says more.
+
+This is where the zoo, the tasks and Lightning meet: the task's spec fills in what the model must know, and a run folder
+`<run_dir>/<task>/<mixer and what differs>/seed<k>/` keeps the configuration, checkpoints, TensorBoard events and
+metrics. The same command goes on with an unfinished run and shows a finished one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cli
+
+if TYPE_CHECKING:
+    import lightning as L
+
+    from tasks.datamodule import TaskDataModule
+    from tasks.spec import TaskSpec
+    from zoo.training import SequenceModule, Throughput
+
+START = time.perf_counter()
+# These decide where results go and what is shown, not what they are: runs that differ in them alone are the same run.
+INCIDENTAL = {
+    "run_dir",
+    "task.cache_dir",
+    "trainer.default_root_dir",
+    "trainer.enable_model_summary",
+    "trainer.enable_progress_bar",
+}
+LONGEST_NAME = 120
+CHECKPOINT_EVERY = 100
+LIBRARIES = ("torch", "lightning", "numpy", "datasets", "jsonargparse", "tensorboard")
+HPARAM_METRICS = ("test/accuracy", "test/loss", "val/accuracy", "val/loss", "test/relative_squared_error")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a command line and return the exit status.
+
+    0: done. 1: training failed (a loss that is not finite, a full disk). 2: the command line cannot be followed.
+    128 + n: stopped by signal n, 130 for Ctrl-C.
+    """
+    try:
+        command = cli.parse(argv)
+        from zoo.training import Interrupted, NonFiniteLossError
+    except cli.UsageError as error:
+        return _fail(error, 2)
+    except KeyboardInterrupt:
+        return _fail("interrupted before training", 130)
+    try:
+        run(command)
+    except cli.UsageError as error:
+        return _fail(error, 2)
+    except Interrupted as stop:
+        return _fail(f"{stop}\nto go on: {resume_command(argv)}", 128 + stop.signal)
+    except KeyboardInterrupt:
+        return _fail(f"interrupted outside training\nto go on: {resume_command(argv)}", 130)
+    except (NonFiniteLossError, OSError) as error:
+        return _fail(error, 1)
+    return 0
+
+
+def run(command: cli.Command) -> dict[str, Any]:
+    """Train and test as `command` says, or only test; returns what `metrics.json` holds.
+
+    Nothing is written before everything that the command names has been built.
+
+    Raises:
+        UsageError: options that do not fit together, a checkpoint of another model, a folder of another run.
+        NonFiniteLossError: the loss, or a weight, is nan or infinite; the checkpoints are of earlier steps.
+        Interrupted: a signal asked the run to stop.
+    """
+    _quiet()
+    folder = RunFolder.of(command)
+    if not command.test_only and not command.overwrite:
+        folder.check_config(command.config)
+        if command.ckpt_path is None and (metrics := folder.metrics()) is not None:
+            print("this run is finished; --overwrite starts it anew")
+            show(metrics, folder.path)
+            return metrics
+    session = Session.build(command, folder)
+    if command.test_only:
+        assert session.checkpoint is not None
+        metrics = session.evaluate(session.checkpoint)
+        show(metrics, session.checkpoint)
+        return metrics
+    folder.prepare(command.config, keep=session.checkpoint is not None)
+    session.fit()
+    metrics = session.evaluate(folder.best)
+    if session.trainer.is_global_zero:
+        folder.write_metrics(metrics)
+        show(metrics, folder.path)
+    return metrics
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """What a run leaves: config.yaml, environment.json, checkpoints/, TensorBoard events, and at its end metrics.json."""
+
+    run_dir: Path
+    name: str
+    seed: int
+
+    @classmethod
+    def of(cls, command: cli.Command) -> RunFolder:
+        """The folder of a command: task and mixer, each with what differs from its layered defaults, and the seed."""
+        config = command.config
+        return cls(Path(config["run_dir"]).expanduser(), run_name(config, command.defaults), config["seed"])
+
+    @property
+    def path(self) -> Path:
+        return self.run_dir / self.name / f"seed{self.seed}"
+
+    @property
+    def best(self) -> Path:
+        return self.path / "checkpoints" / "best.ckpt"
+
+    @property
+    def last(self) -> Path:
+        return self.path / "checkpoints" / "last.ckpt"
+
+    def check_config(self, config: Mapping[str, Any]) -> None:
+        """Make sure that the folder is new, or holds this very configuration.
+
+        Raises:
+            UsageError: another configuration; names the first key that differs.
+        """
+        file = self.path / "config.yaml"
+        if not file.exists():
+            return
+        there, here = (dict(flatten(values)) for values in (cli.read_layer(file).values, config))
+        for key in sorted((there.keys() | here.keys()) - INCIDENTAL):
+            if key not in there or key not in here or there[key] != here[key]:
+                values = f"{key} is {there.get(key)!r} there, {here.get(key)!r} here"
+                raise cli.UsageError(f"{self.path} holds another run: {values}; give another --run_dir, or --overwrite")
+
+    def metrics(self) -> dict[str, Any] | None:
+        """What a finished run measured; None if there is none.
+
+        Raises:
+            UsageError: a file that is not ours.
+        """
+        file = self.path / "metrics.json"
+        try:
+            return json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise cli.UsageError(f"{file} cannot be read: {error}; --overwrite starts the run anew") from None
+
+    def checkpoint_for(self, command: cli.Command) -> Path | None:
+        """Where the command's training goes on, or what it tests; None for a new run.
+
+        Raises:
+            ValueError: nothing to test.
+        """
+        from zoo.saved import find_checkpoint
+
+        if command.ckpt_path is not None:
+            return Path(command.ckpt_path)
+        if command.test_only:
+            return find_checkpoint(self.path, "best")
+        return self.last if self.last.is_file() and not command.overwrite else None
+
+    def prepare(self, config: Mapping[str, Any], keep: bool) -> None:
+        """Make the folder and write what is known before training; clear what an earlier run left, unless `keep`.
+
+        Raises:
+            UsageError: the folder cannot be written.
+        """
+        import yaml
+
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / "metrics.json").unlink(missing_ok=True)
+            if not keep:
+                shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
+                for events in self.path.glob("events.out.tfevents.*"):
+                    events.unlink()
+            result = {key: value for key, value in config.items() if key != "run_dir"}
+            write_atomically(self.path / "config.yaml", yaml.safe_dump(result, sort_keys=False))
+            write_atomically(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
+        except OSError as error:
+            raise cli.UsageError(f"cannot write the run folder {self.path}: {error.strerror}") from None
+
+    def write_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Finish the run: write metrics.json, in which a number that is not finite is null."""
+        plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in metrics.items()}
+        write_atomically(self.path / "metrics.json", json.dumps(plain, indent=2) + "\n")
+
+
+def run_name(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+    """`<task>/<mixer>`, each followed by the options that differ from `defaults`: mqar-n_pairs8/attention-n_heads2."""
+    values, usual = dict(flatten(config)), dict(flatten(defaults))
+    absent = object()
+    differing = {key for key, value in values.items() if value != usual.get(key, absent)}
+    differing -= {*INCIDENTAL, "seed", "mixer.name", "task.name"}
+    of_task = {key for key in differing if key.startswith("task.")}
+    parts = []
+    for group, keys in (("task", of_task), ("mixer", differing - of_task)):
+        short = {key: key.removeprefix(f"{group}.").removeprefix("trainer.") for key in keys}
+        # d_conv is an option of the model and of some mixers: then the mixer's keeps its prefix.
+        short = {key: key if name != key and name in values else name for key, name in short.items()}
+        parts.append(_folder_name(config[group]["name"], {short[key]: values[key] for key in keys}))
+    return "/".join(parts)
+
+
+def _folder_name(name: str, differing: Mapping[str, Any]) -> str:
+    whole = "-".join([name, *(f"{key}{_value_text(value)}" for key, value in sorted(differing.items()))])
+    safe = re.sub(r"[^A-Za-z0-9._+-]", "_", whole)
+    if safe == whole and len(safe) <= LONGEST_NAME:
+        return safe
+    digest = hashlib.sha256(json.dumps(differing, sort_keys=True).encode()).hexdigest()[:8]
+    return f"{safe[: LONGEST_NAME - 9]}-{digest}"
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return repr(value)
+    if isinstance(value, list):
+        return "_" + "+".join(_value_text(item).removeprefix("_") for item in value)
+    if value is None or isinstance(value, bool):
+        return f"_{value}".lower()
+    return f"_{value}"
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Pairs of dotted key and value; a list is a value."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+@dataclass(frozen=True)
+class Session:
+    """A command with everything it names built: task, data, model, trainer."""
+
+    folder: RunFolder
+    spec: TaskSpec
+    data: TaskDataModule
+    model: SequenceModule
+    trainer: L.Trainer
+    throughput: Throughput
+    checkpoint: Path | None
+    """Where training goes on, or what is tested."""
+    step: int | None
+    """The optimizer step at which the checkpoint was saved."""
+
+    @classmethod
+    def build(cls, command: cli.Command, folder: RunFolder) -> Session:
+        """Build all parts and generate the data; writes nothing to the run folder.
+
+        Raises:
+            UsageError: see `run`.
+        """
+        from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+        from tasks import create_task
+        from tasks.datamodule import TaskDataModule
+        from zoo.saved import check_checkpoint
+        from zoo.training import SequenceModule, Throughput
+
+        config = command.config
+        task_options = {key: value for key, value in config["task"].items() if key != "name"}
+        sizes = {key: task_options.pop(key) for key in ("n_train", "n_val", "n_test", "cache_dir")}
+        apart = {"task", "trainer", "batch_size", "seed", "run_dir"}
+        model_options = {key: value for key, value in config.items() if key not in apart}
+        throughput = Throughput()
+        try:
+            task = create_task(config["task"]["name"], **task_options)
+            spec = task.spec
+            shape = {"vocab_size": spec.vocab_size, "d_input": spec.d_input, "n_outputs": spec.n_outputs}
+            model = SequenceModule(**model_options, **shape, loss=spec.loss, facts=spec.facts, seed=config["seed"])
+            data = TaskDataModule(task, **sizes, batch_size=config["batch_size"], seed=config["seed"])
+            checkpoint = folder.checkpoint_for(command)
+            step = None if checkpoint is None else check_checkpoint(checkpoint, **model_options, **shape)
+            trainer = build_trainer(command, folder, throughput, step)
+            data.setup("fit")
+            data.setup("test")
+        except (ValueError, TypeError, MisconfigurationException) as error:
+            raise cli.UsageError(error) from error
+        return cls(folder, spec, data, model, trainer, throughput, checkpoint, step)
+
+    def fit(self) -> None:
+        """Train, from the checkpoint if there is one, and make sure that a best checkpoint exists."""
+        if self.trainer.is_global_zero:
+            resumed = "" if self.checkpoint is None else f", going on from step {self.step} ({self.checkpoint})"
+            print(f"{self.folder.path}: {self.n_params:,} parameters on {self.trainer.strategy.root_device}{resumed}")
+        self.trainer.fit(self.model, self.data, ckpt_path=self.checkpoint, weights_only=True)
+        if not self.folder.best.is_file():
+            # Training ended before the first validation.
+            self.trainer.save_checkpoint(self.folder.best)
+
+    def evaluate(self, checkpoint: Path) -> dict[str, Any]:
+        """Metrics of a checkpoint on the validation and test splits, and what the run cost."""
+        from zoo.saved import read_checkpoint
+
+        trainer, options = self.trainer, {"ckpt_path": checkpoint, "weights_only": True, "verbose": False}
+        try:
+            # The curve of the validation metrics has its points from training: no further one.
+            loggers, trainer.loggers = trainer.loggers, []
+            found = dict(trainer.validate(self.model, self.data, **options)[0])
+            trainer.loggers = loggers
+            found |= trainer.test(self.model, self.data, **options)[0]
+        except SystemExit:
+            # What Lightning makes of Ctrl-C outside fit.
+            raise KeyboardInterrupt from None
+        return {
+            **dict.fromkeys(("test/accuracy", "test/loss", "val/accuracy", "val/loss")),
+            **found,
+            "chance": self.spec.chance,
+            "params": self.n_params,
+            "state_bytes": self.model.backbone.state_bytes(self.spec.seq_len),
+            "tokens_per_second": self.throughput.tokens_per_second,
+            "step": int(read_checkpoint(checkpoint)["global_step"]),
+            "seconds": time.perf_counter() - START,
+        }
+
+    @property
+    def n_params(self) -> int:
+        """Numbers that training may change."""
+        return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+
+
+def build_trainer(command: cli.Command, folder: RunFolder, throughput: Throughput, step: int | None) -> L.Trainer:
+    """Lightning's Trainer with the command's options, and for training our callbacks, logger and checkpoints.
+
+    Args:
+        command: the run.
+        folder: where checkpoints and TensorBoard events go.
+        throughput: the callback that measures tokens per second.
+        step: where training goes on; events of later steps are purged.
+    """
+    from lightning.pytorch import Trainer
+    from lightning.pytorch.callbacks import LambdaCallback
+    from lightning.pytorch.loggers import TensorBoardLogger
+
+    from zoo.training import AtomicCheckpointIO, Checkpoints, HParams, Interrupt, NonFiniteLoss, ReseedEachStep
+
+    options, config = dict(command.trainer), command.config
+    callbacks, plugins = (_as_list(options.pop(key)) for key in ("callbacks", "plugins"))
+    if options["enable_progress_bar"] is not False:
+        bar = Progress()
+        shown = {"on_train_start": bar.open, "on_train_batch_end": bar.step}
+        callbacks.append(LambdaCallback(**shown, on_train_end=bar.close, on_exception=bar.close))
+    options["enable_progress_bar"] = False
+    options["default_root_dir"] = options["default_root_dir"] or str(folder.run_dir)
+    if command.test_only:
+        return Trainer(
+            **options | {"logger": False, "enable_checkpointing": False}, callbacks=callbacks, plugins=plugins
+        )
+    if options["logger"] in (None, True):
+        options["logger"] = TensorBoardLogger(
+            folder.run_dir, folder.name, f"seed{folder.seed}", default_hp_metric=False, purge_step=step
+        )
+    checkpoints = Checkpoints(folder.path / "checkpoints", every_n_steps=CHECKPOINT_EVERY)
+    hparams = {key: value for key, value in config.items() if key not in ("trainer", "run_dir")}
+    callbacks += [
+        ReseedEachStep(config["seed"]),
+        NonFiniteLoss(),
+        throughput,
+        HParams(hparams | {"max_steps": config["trainer"]["max_steps"]}, HPARAM_METRICS),
+        Interrupt(checkpoints),
+        checkpoints,
+    ]
+    return Trainer(**options, callbacks=callbacks, plugins=[*plugins, AtomicCheckpointIO()])
+
+
+def _as_list(value: Any) -> list[Any]:
+    return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
+
+
+class Progress:
+    """One bar over the optimizer steps of the whole run, with loss and accuracy."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+
+    def open(self, trainer: L.Trainer, module: Any) -> None:
+        from tqdm import tqdm
+
+        total = trainer.estimated_stepping_batches
+        self._bar = tqdm(
+            total=int(total) if math.isfinite(total) else None,
+            initial=trainer.global_step,
+            desc="training",
+            unit=" steps",
+            dynamic_ncols=True,
+            # A log file gets a line now and then, a terminal a bar that moves.
+            mininterval=0.1 if sys.stderr.isatty() else 10,
+            disable=not trainer.is_global_zero,
+        )
+
+    def step(self, trainer: L.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        done = trainer.global_step - self._bar.n
+        if done and trainer.global_step % trainer.log_every_n_steps == 0:
+            names = ("train/loss", "train/accuracy", "val/accuracy", "val/relative_squared_error")
+            metrics = trainer.callback_metrics
+            shown = {name.replace("train/", ""): f"{float(metrics[name]):.4f}" for name in names if name in metrics}
+            self._bar.set_postfix(shown, refresh=False)
+        self._bar.update(done)
+
+    def close(self, *_: Any) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def show(metrics: Mapping[str, Any], where: Path) -> None:
+    """Print the result as one table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False, title=None)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    if (accuracy := metrics["test/accuracy"]) is not None:
+        table.add_row("test accuracy", f"{accuracy:.4f}   (chance {metrics['chance']:.4f})")
+    if (error := metrics.get("test/relative_squared_error")) is not None:
+        table.add_row("test relative squared error", f"{error:.4g}")
+    table.add_row("test loss", f"{metrics['test/loss']:.4g}")
+    table.add_row("parameters", f"{metrics['params']:,}")
+    table.add_row("state", f"{metrics['state_bytes']:,} bytes")
+    if (rate := metrics["tokens_per_second"]) is not None:
+        table.add_row("training", f"{rate:,.0f} tokens/s")
+    table.add_row("time", f"{metrics['seconds']:.0f} s")
+    Console().print(table)
+    print(where)
+
+
+def environment() -> dict[str, Any]:
+    """What a result depends on beyond its configuration: code, versions, machine."""
+    import torch
+
+    here = Path(__file__).resolve().parent
+
+    def git(*arguments: str) -> str | None:
+        try:
+            return subprocess.run(
+                ["git", *arguments], cwd=here, capture_output=True, text=True, check=True, timeout=10
+            ).stdout.strip()
+        except (OSError, subprocess.SubprocessError):
+            return None
+
+    changes = git("status", "--porcelain", "--untracked-files=no")
+    return {
+        "command": shlex.join(sys.argv),
+        "git": git("rev-parse", "HEAD"),
+        "git_clean": None if changes is None else not changes,
+        "python": platform.python_version(),
+        "versions": {name: metadata.version(name) for name in LIBRARIES},
+        "machine": platform.platform(),
+        "cpus": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that a reader finds the old one or the new one, whole."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def resume_command(argv: Sequence[str]) -> str:
+    """The command that goes on with an interrupted run: the same, which finds its own last checkpoint."""
+    rest, arguments = [], iter(argv)
+    for argument in arguments:
+        if argument == "--ckpt_path":
+            next(arguments, None)
+        elif argument != "--overwrite" and not argument.startswith("--ckpt_path="):
+            rest.append(argument)
+    return shlex.join(["python", "train.py", *rest])
+
+
+def _fail(message: object, status: int) -> int:
+    kind = "error: " if status in (1, 2) else ""
+    print(f"train.py: {kind}{message}", file=sys.stderr)
+    return status
+
+
+def _quiet() -> None:
+    """Leave what a person must know: Lightning's notes on hardware, tips and worker counts go."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", module=r"lightning\.")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
