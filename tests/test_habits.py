@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import os
 import re
 import shutil
@@ -78,6 +80,19 @@ def test_every_imported_package_is_declared(parts: tuple[str, ...], extras: tupl
     declared = _requirements(PROJECT["dependencies"], *(EXTRAS[name] for name in extras))
     modules = {MODULE_OF.get(each.name, each.name.replace("-", "_")) for each in declared}
     assert [f"{where} imports {top}" for top, where in _imported(*parts) if top not in modules] == []
+
+
+def _with_examples() -> list[str]:
+    paths = [*sorted((ROOT / "zoo").rglob("*.py")), *sorted((ROOT / "tasks").rglob("*.py"))]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths if ">>> " in path.read_text()]
+    return [name.removesuffix(".__init__") for name in names]
+
+
+@pytest.mark.parametrize("module", _with_examples())
+def test_the_examples_in_docstrings_are_true(module: str) -> None:
+    done = doctest.testmod(importlib.import_module(module))
+    assert done.attempted > 0
+    assert done.failed == 0
 
 
 def test_the_hooks_need_no_other_repository() -> None:
