@@ -18,23 +18,21 @@ class Column:
     """How one array is kept.
 
     Attributes:
-        dtype: of the array in memory.
-        stored: of the column on disk.
+        dtype: of its numbers.
         shape: of one example.
     """
 
     dtype: str
-    stored: str
     shape: list[int]
 
     @classmethod
     def of(cls, name: str, array: np.ndarray, spec: TaskSpec) -> Column:
-        """The column for the array `name`; tokens and labels are stored in the smallest type that holds them."""
-        stored = array.dtype
-        if name in ("inputs", "labels") and stored.kind == "i":
+        """The column for the array `name`; tokens and labels take the smallest integers that hold them."""
+        dtype = array.dtype
+        if name in ("inputs", "labels") and dtype.kind == "i":
             top = max(spec.vocab_size or 0, spec.n_outputs) - 1
-            stored = next(np.dtype(t) for t in (np.int8, np.int16, np.int32, np.int64) if top <= np.iinfo(t).max)
-        return cls(array.dtype.name, stored.name, list(array.shape[1:]))
+            dtype = next(np.dtype(t) for t in (np.int8, np.int16, np.int32, np.int64) if top <= np.iinfo(t).max)
+        return cls(dtype.name, list(array.shape[1:]))
 
     @property
     def width(self) -> int:
@@ -46,7 +44,7 @@ def to_table(arrays: Arrays, layout: dict[str, Column]) -> pa.Table:
     """The arrays as a table with one row per example."""
     columns = {}
     for name, column in layout.items():
-        values = pa.array(arrays[name].astype(column.stored, copy=False).reshape(-1))
+        values = pa.array(arrays[name].astype(column.dtype, copy=False).reshape(-1))
         columns[name] = pa.FixedSizeListArray.from_arrays(values, column.width)
     return pa.table(columns)
 
@@ -55,7 +53,7 @@ def read_arrays(path: Path, layout: dict[str, Column]) -> Arrays:
     """The arrays in an Arrow stream file, each chunk copied once from the memory map.
 
     Raises:
-        OSError: the file is missing or no Arrow stream (pyarrow's ArrowInvalid is a ValueError; it is turned into one).
+        OSError: the file is missing, or is not an Arrow stream with these columns.
     """
     try:
         with pa.memory_map(str(path)) as source:

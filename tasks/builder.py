@@ -30,7 +30,7 @@ class SplitBuilder(datasets.ArrowBasedBuilder):
     ) -> None:
         self._split = split
         self._tables = tables
-        columns = {k: datasets.List(datasets.Value(c.stored), length=c.width) for k, c in layout.items()}
+        columns = {k: datasets.List(datasets.Value(c.dtype), length=c.width) for k, c in layout.items()}
         super().__init__(
             cache_dir=str(scratch_dir),
             dataset_name=task_name,

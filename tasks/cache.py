@@ -56,9 +56,11 @@ def materialise(
 ) -> Arrays:
     """The first `n` examples of a split, from the cache if they are there, else generated into it.
 
-    Equal to `tasks.splits.sample_split(task, split, n, seed)`, dtypes included. Processes that ask for the same split
-    at once wait for the one that writes it. A file that is truncated, altered or not ours is reported in one line of
-    the log (`tasks.cache`, WARNING), deleted and generated again. Nothing is downloaded.
+    The same numbers as `tasks.splits.sample_split(task, split, n, seed)`, but tokens and labels are kept in the
+    smallest integers that hold them, on disk and in what is returned: cast a batch to int64, not the split (at 100,000
+    examples of length 512 that is 400 MB against 1 GB). Processes that ask for the same split at once wait for the one
+    that writes it. A file that is truncated, altered or not ours is reported in one line of the log (`tasks.cache`,
+    WARNING), deleted and generated again. Nothing is downloaded.
 
     Args:
         task_name: names the folder; the name the task is registered under.
@@ -69,7 +71,7 @@ def materialise(
         cache_dir: folder of the cache; `default_cache_dir()` if not given.
 
     Returns:
-        The arrays of `task.sample`, in memory and writable.
+        The arrays of `task.sample`, in memory, writable, integers narrowed as said above.
 
     Raises:
         ValueError: an unknown split, a negative seed, n < 1, or a cache folder that cannot be written.
@@ -156,7 +158,7 @@ def _write(folder: Path, key: dict[str, Any], task: Task) -> None:
         columns = {name: asdict(column) for name, column in layout.items()}
         seal = {"key": key, "file": data.name, "crc32": _checksum(data), "layout": columns}
         (workshop / "split" / SEAL).write_text(json.dumps(seal, indent=1) + "\n")
-        os.replace(workshop / "split", folder)
+        (workshop / "split").replace(folder)
     except datasets.exceptions.DatasetGenerationError as error:
         # What the reader needs is the cause: a full disk, a bug in a generator.
         raise error.__cause__ or error from None

@@ -1,0 +1,303 @@
+"""The cache on disk: the same numbers back, never stale, repaired when damaged, safe with several writers."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tasks
+from tasks.base import Arrays, Task
+from tasks.cache import SEAL, cache_key, default_cache_dir, materialise, source_modules
+from tasks.splits import SHARD_ROWS, sample_split
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = {
+    "mqar": {"vocab_size": 300, "seq_len": 16, "n_pairs": 2},
+    "needle": {"distance": 5},
+    "ssm_teacher": {"seq_len": 6, "d_input": 3, "d_output": 2},
+}
+
+
+def assert_same(found: Arrays, expected: Arrays) -> None:
+    assert list(found) == list(expected)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+def the_file(cache: Path, pattern: str = "*.arrow") -> Path:
+    [path] = cache.rglob(pattern)
+    return path
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+@pytest.mark.parametrize("n", [1, 7, SHARD_ROWS + 1])
+def test_the_cache_gives_back_what_the_task_draws(name: str, n: int, tmp_path: Path) -> None:
+    task = tasks.create_task(name, **SMALL[name])
+    for _ in range(2):  # written, then read
+        assert_same(materialise(name, task, "validation", n, 3, tmp_path), sample_split(task, "validation", n, 3))
+    assert the_file(tmp_path)
+
+
+def test_integers_are_narrow_and_writable(tmp_path: Path) -> None:
+    for vocab_size, dtype in [(128, np.int8), (129, np.int16), (2**15, np.int16), (2**15 + 1, np.int32)]:
+        task = tasks.create_task("mqar", vocab_size=vocab_size, seq_len=4, n_pairs=1)
+        arrays = materialise("mqar", task, "train", 2, 0, tmp_path)
+        assert arrays["inputs"].dtype == arrays["labels"].dtype == dtype
+        arrays["inputs"][0, 0] = 1
+        assert_same(materialise("mqar", task, "train", 2, 0, tmp_path), sample_split(task, "train", 2, 0))
+
+
+def test_reading_generates_nothing_and_needs_no_datasets_library(tmp_path: Path) -> None:
+    code = (
+        "import sys, tasks\n"
+        "sys.modules['datasets'] = None\n"  # importing it would raise
+        f"task = tasks.create_task('needle', distance=5)\n"
+        "type(task).sample = None\n"
+        f"assert tasks.materialise('needle', task, 'train', 3, 0, {str(tmp_path)!r})['inputs'].shape == (3, 6)"
+    )
+    materialise("needle", tasks.create_task("needle", distance=5), "train", 3, 0, tmp_path)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_whatever_decides_the_content_is_in_the_key(tmp_path: Path) -> None:
+    needle, other = tasks.create_task("needle", distance=5), tasks.create_task("needle", distance=5, n_noise=3)
+    for task, split, n, seed in [
+        (needle, "train", 3, 0),
+        (other, "train", 3, 0),
+        (needle, "test", 3, 0),
+        (needle, "train", 4, 0),
+        (needle, "train", 3, 1),
+    ]:
+        assert_same(materialise("needle", task, split, n, seed, tmp_path), sample_split(task, split, n, seed))
+    assert len(list(tmp_path.rglob("*.arrow"))) == 5
+    key = cache_key("needle", needle, "train", 3, 0)
+    assert set(key["libraries"]) == {"numpy"}
+    assert set(key["sources"]) == {"tasks.base", "tasks.needle", "tasks.splits"}
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_every_module_a_task_imports_is_in_its_key(name: str) -> None:
+    task = tasks.create_task(name)
+    keyed = set(source_modules(task))
+    for module in keyed - {"tasks.splits"}:
+        tree = ast.parse(Path(importlib.import_module(module).__file__ or "").read_text())
+        imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+        ours = {m for m in imported if m.split(".")[0] in ("tasks", "zoo")}
+        assert ours <= keyed | {"tasks.spec"}  # shapes and a constant, no draws
+
+
+SOURCE = """
+import numpy as np
+from tasks.base import Task
+from tasks.spec import TaskSpec
+
+class Constant(Task):
+    name = "constant"
+    spec = TaskSpec(input="tokens", seq_len=2, n_outputs=9, loss="cross_entropy", chance=1.0, vocab_size=9)
+
+    def __init__(self) -> None:
+        pass
+
+    def sample(self, rng, n):
+        return {key: np.full((n, 2), VALUE) for key in ("inputs", "labels")}
+"""
+
+
+def test_an_edited_generator_never_meets_its_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    for value in (3, 4):
+        (tmp_path / "edited_task.py").write_text(SOURCE.replace("VALUE", str(value)))
+        monkeypatch.delitem(sys.modules, "edited_task", raising=False)
+        importlib.invalidate_caches()
+        task: Task = importlib.import_module("edited_task").Constant()
+        assert (materialise("constant", task, "train", 2, 0, tmp_path / "cache")["inputs"] == value).all()
+
+
+def truncate(cache: Path) -> Path:
+    path = the_file(cache)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    return path
+
+
+def truncate_between_messages(cache: Path) -> Path:
+    """A valid Arrow stream up to its missing end: only the checksum shows it."""
+    path = the_file(cache)
+    path.write_bytes(path.read_bytes()[:-8])
+    return path
+
+
+def flip_a_bit(cache: Path) -> Path:
+    path = the_file(cache)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    return path
+
+
+def put_text_in_its_place(cache: Path) -> Path:
+    path = the_file(cache)
+    path.write_text("not Arrow")
+    return path
+
+
+def remove_the_data(cache: Path) -> Path:
+    path = the_file(cache)
+    path.unlink()
+    return path
+
+
+def remove_the_seal(cache: Path) -> Path:
+    path = the_file(cache, SEAL)
+    path.unlink()
+    return path
+
+
+def garble_the_seal(cache: Path) -> Path:
+    path = the_file(cache, SEAL)
+    path.write_text("{")
+    return path
+
+
+def describe_other_data(cache: Path) -> Path:
+    path = the_file(cache, SEAL)
+    seal = json.loads(path.read_text())
+    seal["key"]["seed"] = 99
+    path.write_text(json.dumps(seal))
+    return path
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        truncate,
+        truncate_between_messages,
+        flip_a_bit,
+        put_text_in_its_place,
+        remove_the_data,
+        remove_the_seal,
+        garble_the_seal,
+        describe_other_data,
+    ],
+)
+def test_a_damaged_file_is_named_and_made_anew(damage, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    task = tasks.create_task("needle", distance=5)
+    materialise("needle", task, "train", 50, 0, tmp_path)
+    path = damage(tmp_path)
+    with caplog.at_level(logging.WARNING, "tasks.cache"):
+        assert_same(materialise("needle", task, "train", 50, 0, tmp_path), sample_split(task, "train", 50, 0))
+    [record] = caplog.records
+    assert str(path) in record.getMessage()
+    assert "\n" not in record.getMessage()
+    caplog.clear()
+    materialise("needle", task, "train", 50, 0, tmp_path)
+    assert not caplog.records
+
+
+WRITER = """
+import sys, numpy as np, tasks
+from tasks.splits import sample_split
+task = tasks.create_task("mqar", seq_len=64)
+print("ready", flush=True)
+sys.stdin.readline()
+found = tasks.materialise("mqar", task, "train", 5000, 0, sys.argv[1])
+expected = sample_split(task, "train", 5000, 0)
+assert all((found[name] == expected[name]).all() for name in expected)
+"""
+
+
+def test_several_processes_may_want_the_same_split_at_once(tmp_path: Path) -> None:
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tmp_path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        for _ in range(3)
+    ]
+    for writer in writers:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "ready\n"
+    for writer in writers:  # all three are waiting: let them go together
+        assert writer.stdin is not None
+        writer.stdin.write("\n")
+        writer.stdin.flush()
+    for writer in writers:
+        _, complaints = writer.communicate(timeout=60)
+        assert writer.returncode == 0, complaints
+        assert complaints == ""
+    assert the_file(tmp_path)
+    assert not list(tmp_path.rglob("*.incomplete"))
+
+
+def test_it_works_offline_and_leaves_nothing_at_home(tmp_path: Path) -> None:
+    code = (
+        "import socket, sys\n"
+        "def refuse(*_): raise AssertionError('the network was touched')\n"
+        "socket.socket.connect = socket.getaddrinfo = socket.create_connection = refuse\n"
+        "import tasks\n"
+        "tasks.materialise('needle', tasks.create_task('needle', distance=5), 'train', 3, 0)"
+    )
+    home = tmp_path / "home"
+    environment = {**os.environ, "HOME": str(home), "MIXER_ZOO_CACHE": str(tmp_path / "cache")}
+    environment.pop("HF_HOME", None)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        check=True,
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == done.stderr == ""
+    assert not home.exists()
+    assert the_file(tmp_path / "cache").parent.parent.name == "needle"
+
+
+def test_the_default_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("MIXER_ZOO_CACHE", "")
+    assert default_cache_dir() == Path("/home/someone/.cache/mixer-zoo")
+    monkeypatch.setenv("MIXER_ZOO_CACHE", "~/elsewhere")
+    assert default_cache_dir() == Path("/home/someone/elsewhere")
+
+
+def test_a_folder_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(
+        ValueError, match=r"^cannot write the task cache '.*file/cache' \(.*\); name another"
+    ) as refusal:
+        materialise("needle", tasks.create_task("needle"), "train", 3, 0, tmp_path / "file" / "cache")
+    assert "\n" not in str(refusal.value)
+
+
+def test_nothing_is_written_for_a_bad_request(tmp_path: Path) -> None:
+    task = tasks.create_task("needle")
+    for split, n, seed in [("dev", 3, 0), ("train", 0, 0), ("train", 3, -1)]:
+        with pytest.raises(ValueError, match=r"unknown split|at least one example|must be >= 0"):
+            materialise("needle", task, split, n, seed, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failing_generator_leaves_nothing_and_shows_its_own_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = tasks.create_task("needle", distance=5)
+    first = task.sample(np.random.default_rng(0), SHARD_ROWS)
+    answers = iter([first])
+    monkeypatch.setattr(task, "sample", lambda rng, n: next(answers, None) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        materialise("needle", task, "train", 2 * SHARD_ROWS, 0, tmp_path)
+    assert [path.suffix for path in (tmp_path / "needle").iterdir()] == [".lock"]

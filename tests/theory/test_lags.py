@@ -1,0 +1,187 @@
+"""Lag operators and head counts, against closed forms, random factorizations and published values."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import zoo.theory
+from tests.tolerances import assert_close
+from zoo.theory import balanced_teacher, head_count, head_count_bound, lag_operators
+
+
+def randn(*shape: int, generator: torch.Generator) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+
+def test_lag_operators_are_powers(generator: torch.Generator) -> None:
+    poles = torch.tensor([0.9, -0.5, 0.0], dtype=torch.float64)
+    B, C = randn(3, 4, generator=generator), randn(2, 3, generator=generator)
+    lags = lag_operators(poles, B, C, 6)
+    for tau in range(6):
+        assert_close(lags[tau], C @ torch.linalg.matrix_power(torch.diag(poles), tau) @ B)
+    assert_close(lag_operators(torch.diag(poles), B, C, 6), lags)
+    basis = torch.linalg.qr(randn(3, 3, generator=generator)).Q
+    assert_close(lag_operators(basis @ torch.diag(poles) @ basis.T, basis @ B, C @ basis.T, 6), lags)
+
+
+def test_conjugate_poles_give_a_real_oscillation() -> None:
+    pole = 0.9 * complex(math.cos(0.3), math.sin(0.3))
+    A = torch.tensor([pole, pole.conjugate()], dtype=torch.complex128)
+    B, C = torch.ones(2, 1, dtype=torch.complex128), torch.full((1, 2), 0.5, dtype=torch.complex128)
+    tau = torch.arange(20, dtype=torch.float64)
+    assert_close(lag_operators(A, B, C, 20).flatten(), 0.9**tau * torch.cos(0.3 * tau))
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize("d_out", [6, 3])
+def test_the_balanced_teacher_spans_k(k: int, d_out: int) -> None:
+    lags = balanced_teacher(k, 6, 32, d_out=d_out)
+    assert lags.shape == (32, d_out, 6)
+    assert head_count(lags) == k
+    assert head_count_bound(lags, k) < 1e-24
+    assert head_count_bound(lags, k - 1) > 0.01
+
+
+def test_the_teacher_is_its_definition() -> None:
+    """Undoing the decay and the Fourier modes leaves the orthonormal residues."""
+    n, k = 16, 6
+    tau = torch.arange(n, dtype=torch.float64)
+    modes = [torch.ones_like(tau)]
+    for m in (1, 2, 3):
+        modes += [2**0.5 * torch.cos(2 * math.pi * m * tau / n), 2**0.5 * torch.sin(2 * math.pi * m * tau / n)]
+    undecayed = balanced_teacher(k, 3, n, rho=0.7, seed=5).flatten(1) / 0.7 ** tau[:, None]
+    residues = torch.stack(modes[:k]) @ undecayed / n
+    assert_close(residues @ residues.T, torch.eye(k, dtype=torch.float64))
+    assert_close(torch.stack(modes[:k]).T @ residues, undecayed)
+
+
+def test_a_teacher_is_a_function_of_its_seed() -> None:
+    assert torch.equal(balanced_teacher(4, 6, 32, seed=1), balanced_teacher(4, 6, 32, seed=1))
+    assert not torch.allclose(balanced_teacher(4, 6, 32, seed=1), balanced_teacher(4, 6, 32, seed=2))
+
+
+@pytest.mark.parametrize(
+    ("k", "published"),
+    [
+        (4, [0.577, 0.2555, 0.0679, 0, 0]),
+        (8, [0.725, 0.516, 0.339, 0.204, 0.111, 0.051, 0.0169, 0, 0]),
+    ],
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_bound_is_the_published_one(k: int, published: list[float], seed: int) -> None:
+    lags = balanced_teacher(k, 6, 32, rho=0.98, seed=seed)
+    found = [head_count_bound(lags, n_heads) for n_heads in range(1, k + 2)]
+    assert found == pytest.approx(published, abs=6e-4)
+    assert head_count_bound(lags, 0) == 1
+
+
+def mean_squared_error(lags: Tensor, covariance: Tensor) -> Tensor:
+    """E sum_i ||y_i||^2 by writing out every pair of positions (i, j)."""
+    total = torch.zeros((), dtype=torch.float64)
+    for i in range(len(lags)):
+        for j in range(i + 1):
+            total = total + torch.trace(lags[i - j] @ covariance @ lags[i - j].T)
+    return total
+
+
+@pytest.mark.parametrize("correlated", [False, True])
+def test_the_bound_is_attained_and_never_beaten(correlated: bool, generator: torch.Generator) -> None:
+    n, d_out, d_in, n_heads = 5, 2, 3, 2
+    lags = randn(n, d_out, d_in, generator=generator)
+    mix = randn(d_in, d_in, generator=generator)
+    covariance = mix @ mix.T if correlated else torch.eye(d_in, dtype=torch.float64)
+    bound = head_count_bound(lags, n_heads, covariance if correlated else None)
+    energy = mean_squared_error(lags, covariance)
+
+    coefficients = randn(n_heads, n, generator=generator).requires_grad_()
+    values = randn(n_heads, d_out, d_in, generator=generator).requires_grad_()
+
+    def error() -> Tensor:
+        return mean_squared_error(torch.einsum("ht,hpd->tpd", coefficients, values) - lags, covariance) / energy
+
+    assert error().item() > bound
+    optimizer = torch.optim.LBFGS([coefficients, values], max_iter=300, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = error()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert error().item() == pytest.approx(bound, rel=1e-4)
+    assert error().item() >= bound * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("scalar", 1), ("two_values", 2), ("jordan", 5), ("delay_line", 6), ("siso", 1), ("zero", 0), ("pole_at_zero", 2)],
+)
+def test_head_counts_in_closed_form(name: str, expected: int, generator: torch.Generator) -> None:
+    def system(A: Tensor, d_in: int = 4, d_out: int = 4) -> Tensor:
+        d_state = A.shape[0]
+        B, C = randn(d_state, d_in, generator=generator), randn(d_out, d_state, generator=generator)
+        return lag_operators(A.double(), B, C, 16)
+
+    lags = {
+        "scalar": lambda: system(torch.full((16,), 0.9)),
+        "two_values": lambda: system(torch.tensor([0.9] * 8 + [0.4] * 8)),
+        "jordan": lambda: system(torch.diag(torch.full((5,), 0.5)) + torch.diag(torch.ones(4), 1)),
+        "delay_line": lambda: system(torch.diag(torch.ones(5), 1)),
+        "siso": lambda: system(torch.linspace(-0.9, 0.9, 8), 1, 1),
+        "zero": lambda: torch.zeros(4, 2, 2),
+        "pole_at_zero": lambda: system(torch.tensor([0.5, 0.0])),
+    }[name]()
+    assert head_count(lags) == expected
+    assert head_count(lags.float()) == expected
+
+
+def test_head_count_takes_a_tolerance() -> None:
+    lags = torch.diag(torch.tensor([1.0, 1e-3, 1e-8], dtype=torch.float64))[:, None, :]
+    assert [head_count(lags, rtol) for rtol in (0.0, 1e-5, 0.1)] == [3, 2, 1]
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda o: lag_operators(o(2), o(2, 3), o(4, 2), 0), "seq_len must be >= 1, got 0"),
+        (lambda o: lag_operators(o(2), o(3, 3), o(4, 2), 5), r"A must be .* got \(2,\), \(3, 3\), \(4, 2\)"),
+        (lambda o: lag_operators(o(2, 3), o(2, 3), o(4, 2), 5), "A must be"),
+        (lambda o: lag_operators(2 * o(2), o(2, 3), o(4, 2), 5), "unstable, a pole of modulus 2 lies outside"),
+        (lambda o: lag_operators(o(2, 2), o(2, 3), o(4, 2), 5), "unstable, a pole of modulus 2 lies outside"),
+        (lambda o: lag_operators(math.nan * o(2), o(2, 3), o(4, 2), 5), "unstable"),
+        (lambda o: lag_operators(0.5j * o(2), o(2, 3), o(4, 2), 5), "not real; complex poles must come in conjugate"),
+        (lambda o: head_count(o(2, 3)), r"lags must be a real, non-empty .* got torch.float32 \(2, 3\)"),
+        (lambda o: head_count(o(2, 0, 3)), "non-empty"),
+        (lambda o: head_count(1j * o(2, 2, 3)), "real"),
+        (lambda o: head_count(o(2, 2, 3), 1.5), r"rtol must lie in \[0, 1\), got 1.5"),
+        (lambda o: head_count_bound(o(2, 2, 3), -1), "n_heads must be >= 0, got -1"),
+        (lambda o: head_count_bound(0 * o(2, 2, 3), 1), "output is zero"),
+        (lambda o: head_count_bound(o(2, 2, 3), 1, o(2, 2)), r"covariance must be \(3, 3\), got \(2, 2\)"),
+        (lambda o: head_count_bound(o(2, 2, 3), 1, o(3, 3).triu()), "covariance must be symmetric"),
+        (lambda o: head_count_bound(o(2, 2, 3), 1, -torch.eye(3)), "negative eigenvalue, -1"),
+        (lambda _: balanced_teacher(0, 6, 32), "k must be >= 1"),
+        (lambda _: balanced_teacher(33, 6, 32), "<= seq_len .* got k=33, seq_len=32"),
+        (lambda _: balanced_teacher(5, 2, 32), "<= d_out \\* d_model"),
+        (lambda _: balanced_teacher(1, 0, 32), "d_model and d_out must be >= 1"),
+        (lambda _: balanced_teacher(1, 2, 32, rho=1.1), r"rho must lie in \(0, 1\], got 1.1"),
+    ],
+)
+def test_bad_input_is_one_line(call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as refusal:
+        call(torch.ones)
+    assert "\n" not in str(refusal.value)
+
+
+def test_public_names_resolve() -> None:
+    for name in zoo.theory.__all__:
+        assert callable(getattr(zoo.theory, name))
+        assert name in dir(zoo.theory)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = zoo.theory.nonsense
