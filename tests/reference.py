@@ -75,10 +75,8 @@ def residual_block(p: Parameters, x: Array, name: str, **options: object) -> Arr
 
 def backbone(p: Parameters, inputs: Array, name: str, n_layers: int, **options: object) -> Array:
     """Embedding or projection, residual blocks of one kind, norm, head: logits (seq, n_outputs)."""
-    if "embedding.weight" in p:
-        x = p["embedding.weight"][inputs]
-    else:
-        x = inputs @ p["in_proj.weight"].T + p["in_proj.bias"]
+    tokens = "embedding.weight" in p
+    x = p["embedding.weight"][inputs] if tokens else inputs @ p["in_proj.weight"].T + p["in_proj.bias"]
     for layer in range(n_layers):
         x = residual_block(members(p, f"layers.layers.{layer}."), x, name, **options)
     return rms_norm(x, p["norm.weight"]) @ p["head.weight"].T
@@ -88,13 +86,18 @@ def backbone(p: Parameters, inputs: Array, name: str, n_layers: int, **options: 
 
 
 def rotate(v: Array, position: int) -> Array:
-    """RoPE (Su et al. 2104.09864, eq. 34): the pair (2m, 2m + 1) turned by position * 10000^(-2m / d_head)."""
+    """RoPE (Su et al. 2104.09864, eq. 34): the m-th pair turned by the angle position * 10000^(-2m / d_head).
+
+    The m-th pair is (m, m + d_head / 2), as most code has it; the paper's (2m, 2m + 1) is the same up to the order of
+    the features.
+    """
+    half = len(v) // 2
     turned = np.empty_like(v)
-    for m in range(len(v) // 2):
+    for m in range(half):
         angle = position * 10_000 ** (-2 * m / len(v))
-        a, b = v[2 * m], v[2 * m + 1]
-        turned[2 * m] = a * np.cos(angle) - b * np.sin(angle)
-        turned[2 * m + 1] = a * np.sin(angle) + b * np.cos(angle)
+        a, b = v[m], v[m + half]
+        turned[m] = a * np.cos(angle) - b * np.sin(angle)
+        turned[m + half] = a * np.sin(angle) + b * np.cos(angle)
     return turned
 
 

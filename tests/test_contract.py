@@ -1,0 +1,564 @@
+"""The contract, property by property, for every registered mixer: float64 and the table's tolerance unless said."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from tests import reference
+from tests.cases import D_MODEL, Case, by_name, cases, draw, parameters, randomise
+from tests.tolerances import assert_close, tolerance
+from zoo import create_mixer, detach_state, list_mixers, move_state, reorder_state, state_nbytes
+from zoo.coefficient import recording, replaying
+from zoo.contract import SequenceMixer, state_tensors
+from zoo.theory.operator import interaction
+
+SEED = 20_251_217
+
+
+def seeded() -> torch.Generator:
+    """A generator for tests that hypothesis runs many times, each time from the same draws."""
+    return torch.Generator().manual_seed(SEED)
+
+
+def in_chunks(mixer: SequenceMixer, x: Tensor, sizes: list[int]) -> Tensor:
+    """The outputs of `stream`, chunk after chunk."""
+    outputs, state = [], None
+    for chunk in x.split(sizes, dim=1):
+        y, state = mixer.stream(chunk, state)
+        outputs.append(y)
+    return torch.cat(outputs, dim=1)
+
+
+def gradients(y: Tensor, weights: Tensor, x: Tensor, module: nn.Module) -> list[Tensor]:
+    """Gradients of sum(weights * y) for the input and for every parameter; one that y does not use raises."""
+    return list(torch.autograd.grad((y * weights).sum(), [x, *module.parameters()]))
+
+
+def assert_all_close(actual: list[Tensor], expected: list[Tensor]) -> None:
+    assert len(actual) == len(expected)
+    for a, b in zip(actual, expected, strict=True):
+        assert_close(a, b)
+
+
+# One map, three views.
+
+
+def test_every_registered_mixer_has_a_reference() -> None:
+    for name in list_mixers():
+        by_name(reference.REFERENCES, name)
+
+
+def test_a_mixer_without_reference_fails_by_name() -> None:
+    with pytest.raises(pytest.fail.Exception, match="'brand_new' is registered and has no reference"):
+        by_name(reference.REFERENCES, "brand_new")
+
+
+@pytest.mark.parametrize("seq_len", [1, 2, 7, 63])
+@cases()
+def test_forward_is_the_reference(case: Case, seq_len: int, generator: torch.Generator) -> None:
+    mixer, x = case.create(generator), draw(2, seq_len, D_MODEL, generator=generator)
+    assert_close(mixer(x), case.reference(mixer, x))
+
+
+@cases(variants=False)
+def test_forward_and_stream_are_the_reference_at_length_1000(case: Case, generator: torch.Generator) -> None:
+    mixer, x = case.create(generator), draw(1, 1000, D_MODEL, generator=generator)
+    expected = case.reference(mixer, x)
+    with torch.no_grad():
+        assert_close(mixer(x), expected)
+        assert_close(in_chunks(mixer, x, [1, 130, 1, 500, 368]), expected)
+
+
+@cases()
+@settings(max_examples=4)
+@given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=6))
+@example(sizes=[1])
+@example(sizes=[1] * 7)
+@example(sizes=[62, 1])
+@example(sizes=[1, 31, 31])
+def test_any_partition_into_chunks_gives_the_same_outputs_and_gradients(case: Case, sizes: list[int]) -> None:
+    generator = seeded()
+    mixer = case.create(generator)
+    x = draw(2, sum(sizes), D_MODEL, generator=generator).requires_grad_()
+    whole, chunked = mixer(x), in_chunks(mixer, x, sizes)
+    weights = draw(*whole.shape, generator=generator)
+    assert_close(chunked, whole)
+    assert_all_close(gradients(chunked, weights, x, mixer), gradients(whole, weights, x, mixer))
+
+
+class Streaming(nn.Module):
+    """`stream` as a function of tensors alone, so that gradcheck can perturb the state too."""
+
+    def __init__(self, mixer: SequenceMixer, state: Any) -> None:
+        super().__init__()
+        self.mixer = mixer
+        self.whole = list(state_tensors(state))
+        self.rebuild = lambda tensors: _fill(state, iter(tensors))
+
+    def forward(self, x: Tensor, *floats: Tensor) -> tuple[Tensor, ...]:
+        given = iter(floats)
+        state = self.rebuild([next(given) if _differentiable(t) else t for t in self.whole])
+        y, state = self.mixer.stream(x, state)
+        return y, *(t for t in state_tensors(state) if _differentiable(t))
+
+
+def _differentiable(t: Tensor) -> bool:
+    return t.is_floating_point() or t.is_complex()
+
+
+def _fill(state: Any, tensors: Any) -> Any:
+    if isinstance(state, Tensor):
+        return next(tensors)
+    parts = [_fill(part, tensors) for part in state]
+    return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
+
+
+@cases()
+def test_gradients_of_input_state_and_parameters_pass_gradcheck(case: Case, generator: torch.Generator) -> None:
+    mixer = case.create(generator)
+    x = draw(2, 4, D_MODEL, generator=generator).requires_grad_()
+    state = detach_state(mixer.stream(draw(2, 3, D_MODEL, generator=generator))[1])
+    function = Streaming(mixer, state)
+    names = [name for name, _ in function.named_parameters()]
+    floats = [t.requires_grad_() for t in function.whole if _differentiable(t)]
+
+    def call(*inputs: Tensor) -> tuple[Tensor, ...]:
+        values, rest = inputs[: len(names)], inputs[len(names) :]
+        return torch.func.functional_call(function, dict(zip(names, values, strict=True)), rest)
+
+    values = [p.detach().clone().requires_grad_() for p in function.parameters()]
+    assert torch.autograd.gradcheck(call, (*values, x, *floats), fast_mode=True)
+
+
+@cases()
+def test_the_operator_reproduces_the_output(case: Case, generator: torch.Generator) -> None:
+    mixer, x = case.create(generator), draw(2, 7, D_MODEL, generator=generator)
+    assert_close(interaction(mixer, x).apply(x), mixer(x))
+
+
+@cases()
+def test_the_operator_is_the_one_of_the_papers(case: Case, generator: torch.Generator) -> None:
+    if case.name not in reference.OPERATORS:
+        pytest.skip("no closed form: the operator is read off a nonlinear recurrence or a stack")
+    mixer, x = case.create(generator), draw(2, 7, D_MODEL, generator=generator)
+    expected = [reference.OPERATORS[case.name](parameters(mixer), row, **case.options) for row in x.numpy()]
+    assert_close(interaction(mixer, x).operator, np.stack(expected))
+
+
+@cases()
+def test_replayed_the_mixer_is_affine(case: Case, generator: torch.Generator) -> None:
+    mixer, x = case.create(generator), draw(2, 7, D_MODEL, generator=generator)
+    operator, offset = interaction(mixer, x)
+    with recording() as tape:
+        mixer(x)
+    for scale in (2.0, -3.0):
+        with replaying(tape):
+            y = mixer(scale * x)
+        assert_close(y, scale * torch.einsum("bijpd,bjd->bip", operator, x) + offset)
+
+
+# Causality, batches, padding.
+
+
+@cases()
+def test_the_operator_has_no_entry_in_the_future(case: Case, generator: torch.Generator) -> None:
+    mixer, x = case.create(generator), draw(2, 7, D_MODEL, generator=generator)
+    operator = interaction(mixer, x).operator
+    above = torch.triu(torch.ones(7, 7, dtype=torch.bool), diagonal=1)
+    assert not operator[:, above].any()
+    assert operator[:, ~above].any(dim=(2, 3)).all()
+
+
+@cases()
+def test_the_future_changes_nothing(case: Case, generator: torch.Generator) -> None:
+    mixer, x = case.create(generator), draw(2, 40, D_MODEL, generator=generator).requires_grad_()
+    y = mixer(x)
+    for now in (0, 1, 20, 38):
+        other = x.detach().clone()
+        other[:, now + 1 :] = 100 * draw(2, 39 - now, D_MODEL, generator=generator)
+        torch.testing.assert_close(mixer(other)[:, : now + 1], y[:, : now + 1], rtol=0, atol=1e-12)
+        (gradient,) = torch.autograd.grad(y[:, now].square().sum(), x, retain_graph=True)
+        assert not gradient[:, now + 1 :].any()
+
+
+@cases()
+def test_rows_of_a_batch_do_not_see_each_other(case: Case, generator: torch.Generator) -> None:
+    mixer, x = case.create(generator), draw(3, 9, D_MODEL, generator=generator)
+    alone = torch.cat([mixer(row.unsqueeze(0)) for row in x])
+    assert_close(mixer(x), alone)
+
+
+@pytest.mark.parametrize("padding", [float("nan"), float("inf"), 1e9])
+@cases()
+def test_padding_leaks_into_nothing(case: Case, padding: float, generator: torch.Generator) -> None:
+    """Three chunks, the first two ragged: each row equals its valid positions streamed alone, gradients too."""
+    mixer = case.create(generator)
+    ragged = [[6, 0, 4], [2, 5, 0], [3, 3, 3]]
+    sizes = [6, 5, 3]
+    chunks = [draw(3, size, D_MODEL, generator=generator) for size in sizes]
+    for chunk, lengths in zip(chunks, ragged, strict=True):
+        for row, length in enumerate(lengths):
+            chunk[row, length:] = padding
+        chunk.requires_grad_()
+
+    state, outputs = None, []
+    for number, (chunk, lengths) in enumerate(zip(chunks, ragged, strict=True)):
+        y, state = mixer.stream(chunk, state, None if number == 2 else torch.tensor(lengths))
+        outputs.append(y)
+    weights = [draw(*y.shape, generator=generator) for y in outputs]
+    loss = sum((y * w).sum() for y, w in zip(outputs, weights, strict=True))
+    own = torch.autograd.grad(loss, [*mixer.parameters(), *chunks])
+    of_parameters, of_chunks = own[: -len(chunks)], own[-len(chunks) :]
+
+    expected = [torch.zeros_like(p) for p in mixer.parameters()]
+    for row in range(3):
+        valid = [(chunk, lengths[row]) for chunk, lengths in zip(chunks, ragged, strict=True)]
+        x = torch.cat([chunk[row, :length].detach() for chunk, length in valid]).unsqueeze(0).requires_grad_()
+        y = mixer(x)
+        w = torch.cat([weight[row, :length] for weight, (_, length) in zip(weights, valid, strict=True)])
+        of_x, *of_row = gradients(y, w, x, mixer)
+        expected = [a + b for a, b in zip(expected, of_row, strict=True)]
+        assert_close(torch.cat([out[row, :length] for out, (_, length) in zip(outputs, valid, strict=True)]), y[0])
+        assert_close(torch.cat([g[row, :length] for g, (_, length) in zip(of_chunks, valid, strict=True)]), of_x[0])
+        for out, gradient, (_, length) in zip(outputs, of_chunks, valid, strict=True):
+            assert not out[row, length:].any()
+            assert not gradient[row, length:].any()
+    assert_all_close(list(of_parameters), expected)
+
+
+@cases()
+def test_forward_takes_lengths(case: Case, generator: torch.Generator) -> None:
+    mixer, x = case.create(generator), draw(4, 8, D_MODEL, generator=generator)
+    lengths = [8, 0, 1, 5]
+    y = mixer(x, torch.tensor(lengths))
+    for row, length in enumerate(lengths):
+        assert not y[row, length:].any()
+        if length:
+            assert_close(y[row, :length], mixer(x[row : row + 1, :length])[0])
+
+
+@cases()
+def test_inputs_states_and_parameters_are_never_modified(case: Case, generator: torch.Generator) -> None:
+    mixer = case.create(generator)
+    x, lengths = draw(2, 5, D_MODEL, generator=generator), torch.tensor([5, 3])
+    with torch.no_grad():
+        _, state = mixer.stream(draw(2, 4, D_MODEL, generator=generator))
+        given_tensors = [x, lengths, *state_tensors(state), *mixer.parameters()]
+        before = [(t.clone(), t._version) for t in given_tensors]
+        mixer.stream(x, state)
+        mixer.stream(x, state, lengths)
+        mixer(x, lengths)
+    for tensor, (copied, version) in zip(given_tensors, before, strict=True):
+        assert torch.equal(tensor, copied)
+        assert tensor._version == version
+
+
+@cases()
+def test_a_state_can_be_continued_twice(case: Case, generator: torch.Generator) -> None:
+    mixer, x = case.create(generator), draw(2, 9, D_MODEL, generator=generator)
+    _, state = mixer.stream(x[:, :5])
+    first, _ = mixer.stream(x[:, 5:], state)
+    second, _ = mixer.stream(x[:, 5:], state)
+    assert torch.equal(first, second)
+
+
+# Parameters.
+
+
+@cases()
+def test_every_parameter_receives_a_gradient(case: Case, generator: torch.Generator) -> None:
+    mixer, x = case.create(generator), draw(2, 7, D_MODEL, generator=generator)
+    mixer(x).square().sum().backward()
+    for name, parameter in mixer.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.any(), name
+
+
+@cases()
+def test_defaults_give_every_parameter_a_gradient_from_the_start(case: Case, generator: torch.Generator) -> None:
+    """As initialised: what starts at zero must not cut off what lies behind it."""
+    mixer, x = create_mixer(case.name, D_MODEL, **case.options).double(), draw(2, 7, D_MODEL, generator=generator)
+    mixer(x).square().sum().backward()
+    assert [name for name, p in mixer.named_parameters() if p.grad is None or not p.grad.any()] == []
+
+
+@cases()
+def test_reset_parameters_leaves_none_out(case: Case, generator: torch.Generator) -> None:
+    fresh = create_mixer(case.name, D_MODEL, **case.options)
+    changed = randomise(copy.deepcopy(fresh), generator)
+    for mixer in (fresh, changed):
+        torch.manual_seed(SEED)
+        mixer.reset_parameters()
+    for (name, a), b in zip(fresh.named_parameters(), changed.parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
+@cases()
+def test_a_state_dict_round_trips(case: Case, generator: torch.Generator) -> None:
+    mixer, x = case.create(generator), draw(2, 7, D_MODEL, generator=generator)
+    other = create_mixer(case.name, D_MODEL, **case.options).double()
+    assert not torch.equal(other(x), mixer(x))
+    other.load_state_dict(mixer.state_dict())
+    assert torch.equal(other(x), mixer(x))
+
+
+@cases()
+def test_a_deep_copy_is_equal_and_independent(case: Case, generator: torch.Generator) -> None:
+    mixer, x = case.create(generator), draw(2, 7, D_MODEL, generator=generator)
+    expected = mixer(x)
+    other = copy.deepcopy(mixer)
+    assert torch.equal(other(x), expected)
+    assert other.no_weight_decay() == mixer.no_weight_decay()
+    randomise(other, generator)
+    assert torch.equal(mixer(x), expected)
+
+
+@cases()
+def test_no_weight_decay_names_parameters(case: Case) -> None:
+    mixer = create_mixer(case.name, D_MODEL, **case.options)
+    names = mixer.no_weight_decay()
+    assert names <= {name for name, _ in mixer.named_parameters()}
+    spared_by_all = ("bias", "norm.weight", "A_log", "log_dt", "log_rate", "frequency", "slopes", "sink_logit")
+    assert {name for name, _ in mixer.named_parameters() if name.endswith(spared_by_all)} - names <= {"dt_proj.bias"}
+
+
+# States.
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@cases()
+def test_state_bytes_is_what_stream_returns(case: Case, dtype: torch.dtype, generator: torch.Generator) -> None:
+    mixer = case.create(generator, dtype)
+    for batch_size, seq_len in ((1, 1), (3, 1), (2, 9)):
+        _, state = mixer.stream(draw(batch_size, seq_len, D_MODEL, generator=generator, dtype=dtype))
+        assert mixer.state_bytes(seq_len, batch_size, dtype) == state_nbytes(state) > 0
+    assert next(mixer.parameters()).dtype == dtype
+
+
+@cases()
+def test_an_empty_state_is_the_start(case: Case, generator: torch.Generator) -> None:
+    mixer, x = case.create(generator), draw(2, 5, D_MODEL, generator=generator)
+    y, _ = mixer.stream(x, mixer.empty_state(2, torch.float64, "cpu"))
+    assert torch.equal(y, mixer(x))
+
+
+@cases()
+def test_a_detached_state_is_cut_from_the_past(case: Case, generator: torch.Generator) -> None:
+    mixer = case.create(generator)
+    past, x = (draw(2, 4, D_MODEL, generator=generator).requires_grad_() for _ in range(2))
+    _, state = mixer.stream(past)
+    attached, _ = mixer.stream(x, state)
+    cut = detach_state(state)
+    assert not any(t.requires_grad for t in state_tensors(cut))
+    detached, _ = mixer.stream(x, cut)
+    assert torch.equal(detached, attached)
+    assert torch.autograd.grad(attached.sum(), past)[0].any()
+    assert torch.autograd.grad(detached.sum(), past, allow_unused=True)[0] is None
+
+
+@cases()
+def test_a_state_moves(case: Case, generator: torch.Generator) -> None:
+    mixer = case.create(generator)
+    _, state = mixer.stream(draw(2, 4, D_MODEL, generator=generator))
+    moved = move_state(state, "meta")
+    assert type(moved) is type(state)
+    for there, here in zip(state_tensors(moved), state_tensors(state), strict=True):
+        assert there.device.type == "meta"
+        assert (there.shape, there.dtype) == (here.shape, here.dtype)
+
+
+@cases()
+def test_a_reordered_state_continues_as_its_rows(case: Case, generator: torch.Generator) -> None:
+    mixer = case.create(generator)
+    past, x = (draw(3, 4, D_MODEL, generator=generator) for _ in range(2))
+    index = torch.tensor([2, 0, 0, 1])
+    _, state = mixer.stream(past, lengths=torch.tensor([4, 1, 3]))
+    expected, _ = mixer.stream(x, state)
+    y, _ = mixer.stream(x[index], reorder_state(state, index))
+    assert_close(y, expected[index])
+
+
+# Reduced precision.
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    return float((actual.double() - expected.double()).norm() / expected.double().norm())
+
+
+@cases()
+def test_float32_is_near_float64(case: Case, generator: torch.Generator) -> None:
+    mixer, x = case.create(generator), draw(2, 63, D_MODEL, generator=generator)
+    expected = mixer(x)
+    assert relative_error(mixer.float()(x.float()), expected) < tolerance(torch.float32)["rtol"]
+
+
+@cases()
+def test_bfloat16_stays_finite_and_near(case: Case, generator: torch.Generator) -> None:
+    mixer = case.create(generator, torch.bfloat16)
+    x = draw(2, 63, D_MODEL, generator=generator, dtype=torch.bfloat16)
+    y = mixer(x)
+    assert y.dtype == torch.bfloat16
+    y.float().square().mean().backward()
+    assert all(p.grad.isfinite().all() for p in mixer.parameters())
+    streamed = in_chunks(mixer, x, [1, 20, 42])
+    assert streamed.dtype == torch.bfloat16
+    expected = copy.deepcopy(mixer).double()(x.double())
+    for actual in (y, streamed):
+        assert relative_error(actual, expected) < tolerance(torch.bfloat16)["rtol"]
+
+
+@cases()
+def test_autocast_stays_finite_and_near(case: Case, generator: torch.Generator) -> None:
+    mixer = case.create(generator, torch.float32)
+    x = draw(2, 63, D_MODEL, generator=generator, dtype=torch.float32)
+    expected = mixer(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y, streamed = mixer(x), in_chunks(mixer, x, [1, 20, 42])
+        padded = mixer(x, torch.tensor([63, 20]))
+    y.float().square().mean().backward()
+    assert all(p.grad.isfinite().all() for p in mixer.parameters())
+    for actual, target in ((y, expected), (streamed, expected), (padded[1, :20], expected[1, :20])):
+        assert actual.isfinite().all()
+        assert relative_error(actual, target) < tolerance(torch.bfloat16)["rtol"]
+
+
+# What is refused, in one line.
+
+
+def assert_refused(call: Callable[[], object], *words: str) -> None:
+    with pytest.raises(ValueError, match=".") as caught:
+        call()
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@cases(variants=False)
+def test_wrong_input_is_refused(case: Case, generator: torch.Generator) -> None:
+    mixer = case.create(generator)
+    for shape in ((5, D_MODEL), (2, 5, D_MODEL + 1), (2, 0, D_MODEL), (1, 2, 5, D_MODEL)):
+        assert_refused(lambda shape=shape: mixer(torch.zeros(shape, dtype=torch.float64)), "x must be", str(shape))
+    for dtype in (torch.int64, torch.bool, torch.complex128):
+        assert_refused(lambda dtype=dtype: mixer(torch.zeros(2, 5, D_MODEL, dtype=dtype)), "floating", str(dtype))
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@cases(variants=False)
+def test_wrong_lengths_are_refused(case: Case, generator: torch.Generator) -> None:
+    mixer, x = case.create(generator), draw(2, 5, D_MODEL, generator=generator)
+    for values in ([5, 6], [-1, 5]):
+        assert_refused(lambda values=values: mixer(x, torch.tensor(values)), "0..5", f"{min(values)}..{max(values)}")
+    for lengths in (torch.tensor([5.0, 5.0]), torch.tensor([5]), torch.tensor([[5, 5]]), torch.tensor([True, False])):
+        assert_refused(lambda lengths=lengths: mixer(x, lengths), "lengths must be integers", "(2,)")
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@cases(variants=False)
+def test_wrong_states_are_refused(case: Case, generator: torch.Generator) -> None:
+    mixer, x = case.create(generator), draw(2, 5, D_MODEL, generator=generator)
+    _, state = mixer.stream(x)
+    wrong = {
+        "other batch": mixer.stream(x[:1])[1],
+        "other dtype": mixer.empty_state(2, torch.float32),
+        "other device": move_state(state, "meta"),
+        "other width": create_mixer(case.name, 2 * D_MODEL, **case.options).empty_state(2, torch.float64),
+        "no state": torch.zeros(2),
+        "plain tuple": tuple(state_tensors(state)),
+        "cut short": state[:-1],
+    }
+    for other in list_mixers():
+        if other != case.name:
+            wrong[other] = create_mixer(other, D_MODEL).double().stream(x)[1]
+    for value in wrong.values():
+        assert_refused(lambda value=value: mixer.stream(x, value), type(mixer).__name__)
+
+
+@cases(variants=False)
+def test_unknown_options_are_refused_with_the_valid_ones(case: Case) -> None:
+    assert_refused(lambda: create_mixer(case.name, D_MODEL, d_stat=3), "d_stat", "choose from")
+    for d_model in (0, -8, 2.5, True):
+        assert_refused(lambda d_model=d_model: create_mixer(case.name, d_model), "d_model must be a positive integer")
+    mixer = create_mixer(case.name, D_MODEL)
+    for size in (0, -1, 1.5):
+        assert_refused(lambda size=size: mixer.state_bytes(size), "seq_len must be a positive integer")
+        assert_refused(lambda size=size: mixer.state_bytes(1, size), "batch_size must be a positive integer")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("attention", {"n_heads": 3}, ["d_model=8", "n_heads=3"]),
+        ("attention", {"n_heads": 4, "n_kv_heads": 3}, ["n_heads=4", "n_kv_heads=3"]),
+        ("attention", {"n_heads": 8, "position": "rope"}, ["even d_head", "1"]),
+        ("attention", {"position": "ropes"}, ["position", "rope", "alibi"]),
+        ("attention", {"sink": "bos"}, ["alibi or relative"]),
+        ("attention", {"n_heads": 0}, ["n_heads must be a positive integer"]),
+        ("attention", {"d_conv": -1}, ["d_conv must be a positive integer"]),
+        ("factorized", {"kernel": "toplitz"}, ["did you mean 'toeplitz'"]),
+        ("factorized", {"d_out": 0}, ["d_out must be a positive integer"]),
+        ("linear_attention", {"feature_map": "identity"}, ["normalize=False"]),
+        ("linear_attention", {"n_heads": 3}, ["d_model=8", "n_heads=3"]),
+        ("diagonal_ssm", {"d_state": 5}, ["even", "5"]),
+        ("diagonal_ssm", {"init": "hippo"}, ["s4d_lin", "real_log", "ring"]),
+        ("diagonal_ssm", {"dt_min": 0.1, "dt_max": 0.01}, ["dt_min=0.1", "dt_max=0.01"]),
+        ("diagonal_ssm", {"init": "ring", "r_max": 1.0}, ["r_max", "1.0"]),
+        ("selective_ssm", {"d_state": -4}, ["d_state must be a positive integer"]),
+        ("selective_ssm", {"dt_min": 0.0}, ["dt_min=0.0"]),
+        ("lstm", {"d_inner": 0}, ["d_inner must be a positive integer"]),
+    ],
+)
+def test_options_that_cannot_be_are_refused(name: str, options: dict[str, Any], words: list[str]) -> None:
+    assert_refused(lambda: create_mixer(name, D_MODEL, **options), *words)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("attention", {"position": "relative"}),
+        ("attention", {"sink": "position"}),
+        ("factorized", {}),
+    ],
+)
+def test_a_sequence_beyond_the_longest_is_refused(name: str, options: dict[str, Any]) -> None:
+    mixer = create_mixer(name, D_MODEL, max_seq_len=6, **options)
+    _, state = mixer.stream(torch.zeros(1, 6, D_MODEL))
+    assert_refused(lambda: mixer(torch.zeros(1, 7, D_MODEL)), "7", "max_seq_len=6")
+    assert_refused(lambda: mixer.stream(torch.zeros(1, 1, D_MODEL), state), "7", "max_seq_len=6")
+
+
+# Published initialisations that a global init must not overwrite.
+
+
+def test_the_mamba_block_starts_as_published() -> None:
+    mixer = create_mixer("selective_ssm", 64)
+    dt = torch.nn.functional.softplus(mixer.dt_proj.bias)
+    assert dt.min() >= 1e-3 * 0.999
+    assert dt.max() <= 1e-1 * 1.001
+    assert_close(mixer.A_log.exp(), np.arange(1.0, 17.0) * np.ones((128, 1)))
+    assert torch.equal(mixer.D, torch.ones(128))
+
+
+def test_diagonal_ssm_starts_as_published() -> None:
+    log_decay, _, _ = create_mixer("diagonal_ssm", 8, d_state=32, init="ring", r_min=0.5, r_max=0.9).dynamics()
+    assert 0.5 * 0.999 <= log_decay.exp().abs().min() < log_decay.exp().abs().max() <= 0.9 * 1.001
+    s4d = create_mixer("diagonal_ssm", 8, d_state=32)
+    rate = s4d.dynamics()[0] / s4d.log_dt.exp()
+    assert_close(rate.real, np.full(16, -0.5))
+    assert_close(rate.imag, np.pi * np.arange(16))
+    assert ((s4d.log_dt.exp() >= 1e-3 * 0.999) & (s4d.log_dt.exp() <= 1e-1 * 1.001)).all()
+
+
+def test_alibi_starts_as_published() -> None:
+    assert_close(create_mixer("attention", 16, n_heads=8, position="alibi").slopes, 0.5 ** np.arange(1.0, 9.0))
