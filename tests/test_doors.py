@@ -55,6 +55,7 @@ class Import:
     line: int
     lazy: bool  # inside a function
     typing: bool  # under `if TYPE_CHECKING`: no edge at run time
+    by_string: bool = False  # import_module("a.b")
 
 
 def imports(source: str, module: str, *, package: bool) -> list[Import]:
@@ -70,7 +71,7 @@ def imports(source: str, module: str, *, package: bool) -> list[Import]:
                 base = ".".join([*above, *([base] if base else [])])
                 found.extend(Import(f"{base}.{alias.name}", node.lineno, lazy, typing) for alias in names)
             case ast.Call(args=[ast.Constant(value=str(target)), *_]) if _imports_by_string(node):
-                found.append(Import(target, node.lineno, lazy, typing))
+                found.append(Import(target, node.lineno, lazy, typing, by_string=True))
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
                 lazy = True
             case ast.If(
