@@ -1,0 +1,248 @@
+"""Interaction rank: how many scalar heads the operator of a layer is worth.
+
+k = dim span{W_ij} is the rank of the (seq^2, d_out d_in) matrix with rows vec(W_ij), and no sum of fewer than k
+heads f_h(i, j) V_h equals W (Ghodsi 2512.15115). A rank counts singular values above a threshold, so the whole
+spectrum is computed, and what an error costs in heads is read from its tail.
+
+The spectrum comes from orthogonal triangularisation of the rows as they stream by (TSQR: Demmel et al. 0808.2664):
+memory (d_out d_in)^2, and no squares are taken. A Gram matrix would be simpler and lose half of the digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from zoo.contract import require_positive
+from zoo.theory.lags import RANK_RTOL
+from zoo.theory.operator import Replayed, replayed
+
+Side = Literal["output", "input"]
+
+
+def interaction_rank(
+    operator: Float[Tensor, "*batch seq seq d_out d_in"], rtol: float | None = None
+) -> int | Int[Tensor, " batch"]:
+    """dim span{W_ij}: the number of singular values of the stack of all vec(W_ij) above rtol times the largest.
+
+    Args:
+        operator: W as `interaction` returns it, with a batch or without.
+        rtol: see `spectrum_rank`.
+
+    Returns:
+        One integer; of a batch, a tensor with one integer a row.
+
+    Raises:
+        ValueError: an operator of another shape, not real or not finite; rtol outside [0, 1).
+    """
+    return spectrum_rank(operator_spectrum(operator), rtol)
+
+
+def operator_spectrum(
+    operator: Float[Tensor, "*batch seq seq d_out d_in"],
+) -> Float[Tensor, "*batch singular"]:
+    """Singular values of the (seq^2, d_out d_in) matrix of all vec(W_ij), largest first, in the operator's dtype.
+
+    Raises:
+        ValueError: see `interaction_rank`.
+    """
+    shape = tuple(operator.shape)
+    if operator.ndim not in (4, 5) or 0 in shape or shape[-4] != shape[-3]:
+        raise ValueError(f"operator must be (seq, seq, d_out, d_in), with a batch in front or not, got {shape}")
+    _check_real("operator", operator)
+    rows = operator.double().flatten(-2).flatten(-3, -2)
+    return torch.linalg.svdvals(rows).to(operator.dtype)
+
+
+def span_spectrum(
+    layer: nn.Module,
+    x: Float[Tensor, "*batch seq d_in"],
+    sketch: int | None = None,
+    *,
+    side: Side = "output",
+    channels: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Float[Tensor, "*batch singular"]:
+    """Singular values of the operator span of `layer` at `x`, without the operator.
+
+    Exact (no sketch): every W_ij is probed, seq * d_out backward passes (side output) or seq * d_in forward passes
+    (side input), many at a time, and merged into a triangle of (d_out d_in)^2 numbers; the values are those of
+    `operator_spectrum(interaction(layer, x).operator)`.
+
+    Sketch: W is contracted over output positions with m = `sketch` Gaussian vectors h, sum_i h_i W_ij / sqrt(m) (over
+    source positions for side input): m * d_out applications in place of seq * d_out. The energy is right in
+    expectation, E sum_j vec(Y_j) vec(Y_j)^T = sum_ij vec(W_ij) vec(W_ij)^T, and the rank is exact almost surely
+    when m >= k; m = 8 gives the leading values to about ten per cent. Gaussian, since random signs can cancel exactly.
+
+    With `channels` = s the unit vectors over channels give way to s Gaussian ones: m * s applications and a triangle
+    of (s d_in)^2 numbers (side output) or (d_out s)^2 (input). That bounds the rank that can be seen by s d_in
+    (d_out s), and heads_needed comes out a little low.
+
+    Args:
+        layer: any layer that `interaction` takes.
+        x: where the coefficients are recorded, with a batch or without.
+        sketch: number of Gaussian vectors over time; None for the exact spectrum.
+        side: probe from the output (backward passes) or from the input (forward passes).
+        channels: number of Gaussian vectors over channels; None for every channel. Needs a sketch.
+        generator: source of the Gaussian vectors, on the CPU; seed 0 when absent.
+
+    Returns:
+        At most min(rows, columns) singular values, largest first, in x's dtype.
+
+    Raises:
+        NotAffineError, ValueError: see `interaction`; also sizes that are not positive, an unknown side.
+    """
+    require_positive(sketch=sketch, channels=channels)
+    if side not in get_args(Side):
+        raise ValueError(f"side must be output or input, got {side!r}")
+    if channels is not None and sketch is None:
+        raise ValueError("channels needs a sketch: give sketch too")
+    batched = x if x.ndim == 3 else x.unsqueeze(0)
+    with replayed(layer, batched) as held:
+        if sketch is None:
+            blocks = (block for _, block in (held.rows() if side == "output" else held.columns()))
+        else:
+            source = torch.Generator().manual_seed(0) if generator is None else generator
+            blocks = _sketches(held, sketch, side, channels, source)
+        spectrum = _streamed_spectrum(block.flatten(-2).flatten(1, -2) for block in blocks).to(x.dtype)
+    return spectrum if x.ndim == 3 else spectrum[0]
+
+
+def _sketches(
+    held: Replayed, sketch: int, side: Side, channels: int | None, generator: torch.Generator
+) -> Iterator[Float[Tensor, "batch few seq d_out d_in"]]:
+    """sum_i h_i Q W_ij (side output) or sum_j h_j W_ij Q^T (side input), a few vectors h at a time."""
+    like = held.offset
+    width, apply = (held.d_out, held.pull) if side == "output" else (held.d_in, held.push)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=like.dtype).to(like.device)
+
+    over_time = draw(sketch, held.seq_len) / sketch**0.5
+    over_channels = torch.eye(width).to(like) if channels is None else draw(channels, width) / channels**0.5
+    for some in over_time.split(max(1, held.probes_at_once() // len(over_channels))):
+        probes = torch.einsum("mt,sw->mstw", some, over_channels).flatten(0, 1).unsqueeze(1)
+        image = apply(probes.expand(-1, held.batch, -1, -1)).unflatten(0, (len(some), -1))
+        # image: (few, probe channel, batch, seq, channel on the other side)
+        yield image.permute(2, 0, 3, 1, 4)
+
+
+def _streamed_spectrum(blocks: Iterable[Float[Tensor, "batch rows columns"]]) -> Float[Tensor, "batch singular"]:
+    """Singular values of the blocks stacked over their rows, in float64, with one triangle in memory.
+
+    Rows are gathered until there are as many as columns: fewer, larger factorisations. There are never more singular
+    values than rows, so a short stack is not padded.
+    """
+    triangle: Tensor | None = None
+    waiting: list[Tensor] = []
+    for block in blocks:
+        waiting.append(block.double())
+        if sum(b.shape[1] for b in waiting) >= block.shape[2]:
+            triangle, waiting = _triangle(triangle, waiting), []
+    if waiting:
+        triangle = _triangle(triangle, waiting)
+    assert triangle is not None
+    return torch.linalg.svdvals(triangle)
+
+
+def _triangle(above: Tensor | None, below: list[Tensor]) -> Tensor:
+    stacked = torch.cat(below if above is None else [above, *below], dim=1)
+    return stacked if stacked.shape[1] <= stacked.shape[2] else torch.linalg.qr(stacked, mode="r")[1]
+
+
+def spectrum_rank(spectrum: Float[Tensor, "*batch singular"], rtol: float | None = None) -> int | Int[Tensor, " batch"]:
+    """Singular values above rtol times the largest; of a zero operator 0.
+
+    Args:
+        spectrum: singular values, with a batch or without.
+        rtol: by default 1e-10 in float64, 1e-5 in float32: a layer's roundoff reaches the spectrum at some 1e-15
+            (1e-7 in float32) of the largest value, so that these stand two to five digits above it and count what
+            is there in exact arithmetic. Smooth spectra (many real poles) cross any threshold gradually: quote
+            `heads_needed` for those.
+
+    Raises:
+        ValueError: a spectrum that is empty, negative or not finite; rtol outside [0, 1).
+    """
+    _check_spectrum(spectrum)
+    if rtol is None:
+        rtol = RANK_RTOL.get(spectrum.dtype, RANK_RTOL[torch.float32])
+    if not 0 <= rtol < 1:
+        raise ValueError(f"rtol must lie in [0, 1), got {rtol}")
+    return _integers((spectrum > rtol * spectrum.amax(-1, keepdim=True)).sum(-1))
+
+
+def heads_needed(spectrum: Float[Tensor, "*batch singular"], rel_error: float) -> int | Int[Tensor, " batch"]:
+    """Fewest heads H with sqrt(sum_{s > H} sigma_s^2 / sum_s sigma_s^2) <= rel_error.
+
+    The error is that of the operator in Frobenius norm, by Eckart and Young; it is the relative root-mean-square error
+    of the output under white input that is independent of the coefficients.
+
+    Args:
+        spectrum: singular values, with a batch or without.
+        rel_error: error in norm (not squared), between 0 and 1.
+
+    Raises:
+        ValueError: a spectrum that is empty, negative or not finite; rel_error outside (0, 1).
+    """
+    if not 0 < rel_error < 1:
+        raise ValueError(f"rel_error must lie in (0, 1), got {rel_error}")
+    energy = _energy(spectrum)
+    tail = energy.flip(-1).cumsum(-1).flip(-1)  # tail[H] is what H heads leave
+    return _integers((tail > rel_error**2).sum(-1))
+
+
+def effective_rank(spectrum: Float[Tensor, "*batch singular"]) -> float | Float[Tensor, " batch"]:
+    """exp of the entropy of sigma^2 / sum sigma^2 (Roy and Vetterli 2007, on energies); 0 of a zero operator.
+
+    Raises:
+        ValueError: a spectrum that is empty, negative or not finite.
+    """
+    energy = _energy(spectrum)
+    entropy = torch.special.entr(energy).sum(-1)
+    return _numbers(torch.where(energy.sum(-1) > 0, entropy.exp(), 0.0))
+
+
+def stable_rank(spectrum: Float[Tensor, "*batch singular"]) -> float | Float[Tensor, " batch"]:
+    """sum sigma^2 / max sigma^2, at most the rank; 0 of a zero operator.
+
+    Raises:
+        ValueError: a spectrum that is empty, negative or not finite.
+    """
+    energy = _energy(spectrum)
+    return _numbers(torch.where(energy.sum(-1) > 0, 1 / energy.amax(-1), 0.0))
+
+
+def _energy(spectrum: Tensor) -> Float[Tensor, "*batch singular"]:
+    """sigma^2 / sum sigma^2 in float64, largest first; zeros of a zero operator."""
+    _check_spectrum(spectrum)
+    sigma = spectrum.double().sort(dim=-1, descending=True).values
+    # Scaled first: the squares of small or large values would leave the range of floating point.
+    energy = (sigma / sigma[..., :1].clamp(min=torch.finfo(torch.float64).tiny)).square()
+    return energy / energy.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+
+
+def _check_spectrum(spectrum: Tensor) -> None:
+    if spectrum.ndim not in (1, 2) or 0 in spectrum.shape:
+        raise ValueError(f"spectrum must be (singular,) or (batch, singular), not empty, got {tuple(spectrum.shape)}")
+    _check_real("spectrum", spectrum)
+    if (spectrum < 0).any():
+        raise ValueError(f"spectrum must not be negative, got {float(spectrum.min()):.3g}")
+
+
+def _check_real(name: str, tensor: Tensor) -> None:
+    if not tensor.is_floating_point():
+        raise ValueError(f"{name} must be real floating point, got {tensor.dtype}")
+    if not tensor.isfinite().all():
+        raise ValueError(f"{name} must be finite")
+
+
+def _integers(count: Tensor) -> int | Tensor:
+    return count if count.ndim else int(count)
+
+
+def _numbers(value: Tensor) -> float | Tensor:
+    return value if value.ndim else float(value)
