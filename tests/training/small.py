@@ -96,7 +96,7 @@ def module(cls: Callable[..., SequenceModule] = SequenceModule, task: Task | Non
 def trainer(folder: Path, *callbacks: L.Callback, logger: Logger | bool = False, **options: Any) -> L.Trainer:
     """A trainer with the callbacks that every run has; `Checkpoints` first, so that tests find it at [0]."""
     checkpoints = next((c for c in callbacks if isinstance(c, Checkpoints)), None)
-    own = [] if checkpoints else [Checkpoints(folder / "checkpoints", every_n_steps=1)]
+    own = [] if checkpoints else [Checkpoints(folder / "checkpoints")]
     options = {"max_steps": 4, "accelerator": "cpu", "devices": 1, "log_every_n_steps": 1, **options}
     return L.Trainer(
         callbacks=[*own, ReseedEachStep(0), NonFiniteLoss(), *callbacks],

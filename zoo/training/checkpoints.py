@@ -212,10 +212,10 @@ class Interrupt(Callback):
     def __init__(self, checkpoints: Checkpoints) -> None:
         self.checkpoints = checkpoints
         self._asked: int | None = None
-        self._step = 0
         self._before: dict[int, Any] = {}
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        # Not on_fit_start: after that Lightning notes all handlers, and at the end puts back what it noted.
         self._asked = None
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._handler(trainer)) for number in self.SIGNALS}

@@ -1,0 +1,170 @@
+"""Callbacks: what stops a run, what is reseeded, what TensorBoard shows."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.metadata import EXPERIMENT_TAG, SESSION_END_INFO_TAG, SESSION_START_INFO_TAG
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+from torch import Tensor
+
+from tests.training import small
+from zoo.saved import check_checkpoint, load
+from zoo.training import Checkpoints, HParams, NonFiniteLossError, ReseedEachStep, SequenceModule, Throughput
+from zoo.training.callbacks import flatten
+
+
+class BreaksAt(SequenceModule):
+    """Its loss is not a number at one step, through no fault of its weights."""
+
+    step, value = 6, float("nan")
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss * self.value if self.trainer.global_step == self.step else loss
+
+
+class BadGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * float("inf")
+
+
+class BadGradientAt(SequenceModule):
+    """Its loss is fine and its gradient is not, at step 6: the weights are spoilt before any loss shows it."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return BadGradient.apply(loss) if self.trainer.global_step == 6 else loss
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_stops_before_the_step(tmp_path: Path, value: float) -> None:
+    module = small.module(BreaksAt)
+    module.value = value
+    trainer = small.trainer(tmp_path, Checkpoints(tmp_path / "checkpoints", every_n_steps=4), max_steps=20)
+    with pytest.raises(NonFiniteLossError, match=f"the loss is {value} at step 6") as caught:
+        trainer.fit(module, datamodule=small.data(tmp_path))
+    assert caught.value.step == 6
+    assert "\n" not in str(caught.value)
+    assert all(p.isfinite().all() for p in module.parameters())
+    assert check_checkpoint(tmp_path / "checkpoints/last.ckpt", {"name": "attention"}) == 5  # after the validation
+
+
+def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
+    trainer = small.trainer(
+        tmp_path, Checkpoints(tmp_path / "checkpoints", every_n_steps=1), max_steps=20, val_check_interval=1
+    )
+    with pytest.raises(NonFiniteLossError, match="is not finite at step 7") as caught:
+        trainer.fit(small.module(BadGradientAt), datamodule=small.data(tmp_path))
+    assert caught.value.step == 7
+    for name in ("best", "last"):
+        model = load(tmp_path, name)
+        assert all(p.isfinite().all() for p in model.parameters())
+    assert check_checkpoint(tmp_path / "checkpoints/last.ckpt", {"name": "attention"}) == 6
+
+
+def place(index: int, rank: int = 0, world_size: int = 1) -> Any:
+    fit_loop = SimpleNamespace(total_batch_idx=index)
+    return SimpleNamespace(fit_loop=fit_loop, global_rank=rank, world_size=world_size)
+
+
+def test_each_place_has_a_stream_of_its_own(unchecked_shapes: None) -> None:
+    module: Any = SimpleNamespace(device=torch.device("cpu"))
+    draws = {}
+    for seed in (0, 1):
+        reseed = ReseedEachStep(seed)
+        for index in (0, 1, 2):
+            for rank, world in ((0, 1), (0, 2), (1, 2)):
+                trainer = place(index, rank, world)
+                reseed.on_train_batch_start(trainer, module, None, 0)
+                draws["train", seed, index, rank, world] = torch.rand(()).item()
+                reseed.on_validation_batch_start(trainer, module, None, index)
+                draws["val", seed, index, rank, world] = torch.rand(()).item()
+                reseed.on_test_batch_start(trainer, module, None, index)
+                draws["test", seed, index, rank, world] = torch.rand(()).item()
+    assert len(set(draws.values())) == len(draws) == 54
+    torch.rand(5)
+    ReseedEachStep(1).on_train_batch_start(place(2), module, None, 0)
+    assert torch.rand(()).item() == draws["train", 1, 2, 0, 1]
+
+
+def test_a_negative_seed_is_refused() -> None:
+    with pytest.raises(ValueError, match="seed must be >= 0, got -1"):
+        ReseedEachStep(-1)
+
+
+class Idle(L.Callback):
+    """Waste time where a training step does not."""
+
+    def on_validation_start(self, *args: Any) -> None:
+        time.sleep(0.05)
+
+
+def test_throughput_counts_training_steps_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(1000))
+    # One tick at the start and one at the end of each stretch: a stretch lasts one second.
+    monkeypatch.setattr("zoo.training.callbacks._now", lambda device: float(next(clock)))
+    throughput, logger = Throughput(), TensorBoardLogger(tmp_path, name="", version="")
+    trainer = small.trainer(tmp_path, throughput, logger=logger, max_steps=9, log_every_n_steps=3, val_check_interval=5)
+    assert throughput.tokens_per_second is None
+    trainer.fit(small.module(), datamodule=small.data(tmp_path))
+    # Steps 2-3, 4-5 (a validation ends it), 6, 7-9: eight steps of 8 x 8 tokens in four stretches.
+    assert throughput.tokens_per_second == 8 * 64 / 4
+    points = EventAccumulator(str(tmp_path)).Reload().Scalars("tokens_per_second")
+    assert [p.value for p in points] == [2 * 64, 64, 3 * 64]
+
+
+def read_hparams(folder: Path) -> dict[str, Any]:
+    plugin = EventAccumulator(str(folder)).Reload().summary_metadata
+    return {
+        tag: HParamsPluginData.FromString(metadata.plugin_data.content)
+        for tag, metadata in plugin.items()
+        if metadata.plugin_data.plugin_name == "hparams"
+    }
+
+
+def test_hparams_tab_shows_options_and_final_metrics_without_a_false_point(tmp_path: Path) -> None:
+    options = {"mixer": {"name": "attention", "n_heads": 2}, "lr": 5e-3, "task": {"name": "echo"}, "d_channel": None}
+    logger = TensorBoardLogger(tmp_path, name="", version="", default_hp_metric=False)
+    trainer = small.trainer(tmp_path, HParams(options, ["test/accuracy", "test/loss"]), logger=logger)
+    module, data = small.module(), small.data(tmp_path)
+    trainer.fit(module, datamodule=data)
+    result = trainer.test(module, datamodule=data, verbose=False)[0]
+
+    summaries = read_hparams(tmp_path)
+    experiment = summaries[EXPERIMENT_TAG].experiment
+    assert {info.name for info in experiment.hparam_infos} == {
+        "mixer.name",
+        "mixer.n_heads",
+        "lr",
+        "task.name",
+        "d_channel",
+    }
+    assert [info.name.tag for info in experiment.metric_infos] == ["test/accuracy", "test/loss"]
+    start = summaries[SESSION_START_INFO_TAG].session_start_info.hparams
+    assert start["mixer.name"].string_value == "attention"
+    assert start["mixer.n_heads"].number_value == 2
+    assert start["d_channel"].string_value == "None"
+    assert summaries[SESSION_END_INFO_TAG].session_end_info.status == 1  # STATUS_SUCCESS
+
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [(e.step, e.value) for e in events.Scalars("test/accuracy")] == [(4, pytest.approx(result["test/accuracy"]))]
+    assert "hp_metric" not in events.Tags()["scalars"]
+
+
+def test_flatten_keeps_numbers_and_strings() -> None:
+    nested = {"a": {"b": {"c": 1}, "d": [1, 2]}, "e": True, "f": None, "g": 0.5, "h": "x"}
+    assert flatten(nested) == {"a.b.c": 1, "a.d": "[1, 2]", "e": True, "f": "None", "g": 0.5, "h": "x"}

@@ -1,0 +1,183 @@
+"""Checkpoint files: whole or not there, best by the metric, last where a signal asked to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+
+from tests.training import small
+from zoo.saved import check_checkpoint, read_checkpoint
+from zoo.training import AtomicCheckpointIO, Checkpoints, Interrupt, Interrupted
+
+ATTENTION = {"name": "attention"}
+
+
+class Signal(L.Callback):
+    """Send this process a signal at one step."""
+
+    def __init__(
+        self, step: int, number: int = signal.SIGINT, hook: str = "on_train_batch_end", times: int = 1
+    ) -> None:
+        self.step, self.number, self.times = step, number, times
+        setattr(self, hook, self._send)
+
+    def _send(self, trainer: L.Trainer, *args: Any) -> None:
+        if trainer.global_step == self.step and not trainer.sanity_checking:
+            for _ in range(self.times):
+                os.kill(os.getpid(), self.number)
+            self.times = 0
+
+
+def interrupted(folder: Path, *callbacks: L.Callback, **options: Any) -> Interrupted:
+    checkpoints = Checkpoints(folder / "checkpoints", every_n_steps=100)
+    trainer = small.trainer(folder, checkpoints, Interrupt(checkpoints), *callbacks, **{"max_steps": 12, **options})
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Interrupted) as caught:
+        trainer.fit(small.module(small.NoisyModule), datamodule=small.data(folder.parent))
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    return caught.value
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_a_checkpoint_from_which_the_run_goes_on(tmp_path: Path, number: int) -> None:
+    stop = interrupted(tmp_path / "run", Signal(7, number))
+    last = tmp_path / "run/checkpoints/last.ckpt"
+    assert (stop.signal, stop.step, stop.checkpoint) == (number, 7, last)
+    assert str(stop) == f"stopped by {signal.Signals(number).name} at step 7: go on from {last}"
+    assert check_checkpoint(last, ATTENTION) == 7
+    whole, resumed = small.module(small.NoisyModule), small.module(small.NoisyModule)
+    small.trainer(tmp_path / "whole", max_steps=12).fit(whole, datamodule=small.data(tmp_path))
+    small.trainer(tmp_path / "on", max_steps=12).fit(resumed, datamodule=small.data(tmp_path), ckpt_path=last)
+    small.assert_identical(small.weights(whole), small.weights(resumed))
+
+
+def test_a_signal_during_validation_lets_it_finish(tmp_path: Path) -> None:
+    stop = interrupted(tmp_path / "run", Signal(5, hook="on_validation_batch_start"))
+    assert stop.step == 5
+    saved = read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")
+    assert saved["callbacks"]["Checkpoints"]["best_step"] == 5
+
+
+def test_a_signal_within_accumulation_waits_for_the_step(tmp_path: Path) -> None:
+    # The third micro-batch opens a window; its optimizer step comes with the fourth.
+    class AtThird(Signal):
+        def _send(self, trainer: L.Trainer, *args: Any) -> None:
+            if trainer.fit_loop.total_batch_idx == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    stop = interrupted(tmp_path / "run", AtThird(0), accumulate_grad_batches=2)
+    assert stop.step == check_checkpoint(tmp_path / "run/checkpoints/last.ckpt", ATTENTION) == 2
+
+
+def test_a_signal_in_the_last_step_still_stops_with_everything_saved(tmp_path: Path) -> None:
+    assert interrupted(tmp_path / "run", Signal(12)).step == 12
+    assert check_checkpoint(tmp_path / "run/checkpoints/last.ckpt", ATTENTION) == 12
+
+
+def test_a_second_signal_stops_at_once_and_keeps_the_last_there_was(tmp_path: Path) -> None:
+    stop = interrupted(tmp_path / "run", Signal(7, times=2))
+    assert stop.step == 7
+    assert check_checkpoint(tmp_path / "run/checkpoints/last.ckpt", ATTENTION) == 5  # the validation's
+
+
+def test_a_signal_before_any_checkpoint_says_so(tmp_path: Path) -> None:
+    stop = interrupted(tmp_path / "run", Signal(2, times=2))
+    assert stop.checkpoint is None
+    assert str(stop) == "stopped by SIGINT at step 2: there is no checkpoint yet"
+
+
+class Scripted(small.SequenceModule):
+    """A validation loss written beforehand."""
+
+    losses = (3.0, 1.0, float("nan"), 2.0, 1.0, 0.5)
+
+    def on_validation_epoch_end(self) -> None:
+        if not self.trainer.sanity_checking:
+            self.log("scripted", self.losses[self.trainer.global_step - 1])
+
+
+@pytest.mark.parametrize(("mode", "best_step", "best_score"), [("min", 6, 0.5), ("max", 1, 3.0)])
+def test_best_is_by_the_metric(tmp_path: Path, mode: Any, best_step: int, best_score: float) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints", "scripted", mode)
+    trainer = small.trainer(tmp_path, checkpoints, max_steps=6, val_check_interval=1)
+    trainer.fit(small.module(Scripted), datamodule=small.data(tmp_path))
+    assert (checkpoints.best_step, checkpoints.best_score) == (best_step, best_score)
+    assert check_checkpoint(checkpoints.best, ATTENTION) == best_step
+    assert check_checkpoint(checkpoints.last, ATTENTION) == 6
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["best.ckpt", "last.ckpt"]
+
+
+def test_a_metric_that_nobody_logs_is_named(tmp_path: Path) -> None:
+    trainer = small.trainer(tmp_path, Checkpoints(tmp_path / "checkpoints", "val/acc"), val_check_interval=1)
+    with pytest.raises(ValueError, match=r"monitor 'val/acc', which is not logged; logged are: .*val/accuracy"):
+        trainer.fit(small.module(), datamodule=small.data(tmp_path))
+
+
+def test_last_is_written_every_n_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[tuple[str, int]] = []
+
+    def spy(self: Any, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        saved.append((Path(path).stem, checkpoint["global_step"]))
+
+    monkeypatch.setattr(AtomicCheckpointIO, "save_checkpoint", spy)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", every_n_steps=3)
+    small.trainer(tmp_path, checkpoints, max_steps=11).fit(small.module(), datamodule=small.data(tmp_path))
+    assert [step for name, step in saved if name == "last"] == [3, 5, 6, 9, 10, 11]  # 5 and 10: validations
+
+
+def test_validation_or_test_alone_saves_nothing(tmp_path: Path) -> None:
+    trainer = small.trainer(tmp_path)
+    trainer.validate(small.module(), datamodule=small.data(tmp_path), verbose=False)
+    trainer.test(small.module(), datamodule=small.data(tmp_path), verbose=False)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"every_n_steps": 0}, "every_n_steps must be a positive integer"), ({"mode": "least"}, "unknown mode 'least'")],
+)
+def test_bad_options_are_refused(tmp_path: Path, unchecked_shapes: None, options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Checkpoints(tmp_path, **options)
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "checkpoints/last.ckpt"
+    AtomicCheckpointIO().save_checkpoint({"step": 1}, path)
+
+    def half(obj: Any, file: Any) -> None:
+        file.write(b"half a checkpo")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", half)
+    with pytest.raises(OSError, match=f"cannot write checkpoint {path}: .*No space left on device"):
+        AtomicCheckpointIO().save_checkpoint({"step": 2}, path)
+    assert torch.load(path, weights_only=True) == {"step": 1}
+    assert [p.name for p in path.parent.iterdir()] == ["last.ckpt"]
+
+
+def test_a_reader_never_finds_half_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "last.ckpt"
+    AtomicCheckpointIO().save_checkpoint({"step": 1}, path)
+    save, seen = torch.save, []
+
+    def watched(obj: Any, file: Any) -> None:
+        save(obj, file)
+        seen.append(torch.load(path, weights_only=True))
+
+    monkeypatch.setattr(torch, "save", watched)
+    AtomicCheckpointIO().save_checkpoint({"step": 2}, path)
+    assert seen == [{"step": 1}]
+    assert torch.load(path, weights_only=True) == {"step": 2}
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="cannot write checkpoint"):
+        AtomicCheckpointIO().save_checkpoint({}, tmp_path / "file/last.ckpt")

@@ -1,0 +1,121 @@
+"""Batches: each row once an epoch, in an order that is a function of (seed, index), shared out among processes."""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks import create_task, sample_split
+from tasks.datamodule import OrderedBatches, TaskDataModule, TrainingBatches
+from tests.training import small
+
+
+def numbered(n: int) -> dict[str, np.ndarray]:
+    return {"inputs": np.arange(n, dtype=np.int32)[:, None], "weight": np.linspace(0, 1, n, dtype=np.float32)}
+
+
+def rows(batch: dict[str, torch.Tensor]) -> list[int]:
+    return batch["inputs"][:, 0].tolist()
+
+
+@given(st.integers(1, 50), st.integers(1, 8), st.integers(1, 3), st.integers(0, 5))
+def test_an_epoch_holds_each_row_at_most_once_and_fills_its_batches(n: int, size: int, world: int, epoch: int) -> None:
+    if n < size * world:
+        with pytest.raises(ValueError, match=f"n_train must hold a batch, got n_train={n}"):
+            TrainingBatches(numbered(n), size, 0, world_size=world)
+        return
+    ranks = [TrainingBatches(numbered(n), size, 7, rank=rank, world_size=world) for rank in range(world)]
+    n_batches = len(ranks[0])
+    assert n_batches == n // (size * world)
+    seen = [row for i in range(n_batches) for loader in ranks for row in rows(loader[epoch * n_batches + i])]
+    assert len(seen) == len(set(seen)) == n_batches * size * world
+
+
+def test_processes_see_together_what_one_sees_with_the_whole_batch() -> None:
+    one = TrainingBatches(numbered(30), 6, 0)
+    two = [TrainingBatches(numbered(30), 3, 0, rank=rank, world_size=2) for rank in range(2)]
+    for index in range(12):
+        assert rows(one[index]) == rows(two[0][index]) + rows(two[1][index])
+
+
+def test_batches_depend_on_seed_and_index_alone() -> None:
+    fresh = [rows(TrainingBatches(numbered(20), 4, 1)[i]) for i in range(15)]
+    used = TrainingBatches(numbered(20), 4, 1, position=lambda: 5)
+    assert [rows(used[i]) for i in reversed(range(15))] == fresh[::-1]
+    assert [rows(batch) for batch in used] == fresh[5:10]
+    epochs = [list(chain(*fresh[i : i + 5])) for i in (0, 5, 10)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(20))
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert rows(TrainingBatches(numbered(20), 4, 2)[0]) != fresh[0]
+
+
+@given(st.integers(1, 30), st.integers(1, 7), st.integers(1, 3))
+def test_evaluation_sees_each_row_once(n: int, size: int, world: int) -> None:
+    ranks = [OrderedBatches(numbered(n), size, rank, world) for rank in range(world)]
+    batches = [[rows(batch) for batch in loader] for loader in ranks]
+    assert all(len(part) == len(ranks[0]) for part in batches)
+    seen = [row for step in zip(*batches, strict=True) for part in step for row in part]
+    assert seen == list(range(n))
+
+
+def test_batches_are_tensors_that_models_take() -> None:
+    batch = next(iter(TrainingBatches(numbered(8), 4, 0)))
+    assert (batch["inputs"].dtype, batch["weight"].dtype) == (torch.int64, torch.float32)
+
+
+def test_splits_are_the_tasks_own_and_need_no_trainer(tmp_path: Path) -> None:
+    task = create_task("mqar", vocab_size=32, seq_len=16, n_pairs=2)
+    options = {"name": "mqar", "vocab_size": 32, "seq_len": 16, "n_pairs": 2}
+    data = TaskDataModule(options, n_train=20, n_val=5, n_test=6, batch_size=4, seed=3, cache_dir=tmp_path)
+    assert data.spec == task.spec
+    for split, loader in (("validation", data.val_dataloader()), ("test", data.test_dataloader())):
+        expected = sample_split(task, split, len(data.split(split)["inputs"]), 3)
+        for name in expected:
+            got = torch.cat([batch[name] for batch in loader])
+            assert np.array_equal(got.numpy(), expected[name]), name
+    assert len(list(data.train_dataloader())) == 5
+
+
+def test_the_stage_decides_what_is_made(tmp_path: Path) -> None:
+    data = small.data(tmp_path)
+    data.setup("fit")
+    assert sorted(p.name.split("-")[0] for p in (tmp_path / "cache/echo").iterdir() if p.is_dir()) == [
+        "train",
+        "validation",
+    ]
+
+
+def test_overfitting_repeats_the_same_batches(tmp_path: Path) -> None:
+    seen = []
+
+    class Watch(small.L.Callback):
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            seen.append(batch["inputs"])
+
+    trainer = small.trainer(tmp_path, Watch(), overfit_batches=1, max_steps=3)
+    trainer.fit(small.module(), datamodule=small.data(tmp_path))
+    assert len(seen) == 3
+    assert all(torch.equal(seen[0], other) for other in seen)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_train": 0}, "n_train must be a positive integer, got 0"),
+        ({"n_val": -1}, "n_val must be a positive integer, got -1"),
+        ({"n_test": 0}, "n_test must be a positive integer, got 0"),
+        ({"batch_size": 0}, "batch_size must be a positive integer, got 0"),
+        ({"n_train": 4, "batch_size": 8}, "n_train must hold a batch, got n_train=4 for batch_size=8"),
+        ({"seed": -1}, "seed must be >= 0, got -1"),
+    ],
+)
+def test_bad_sizes_are_one_line(tmp_path: Path, options: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        small.data(tmp_path, **options)

@@ -1,0 +1,265 @@
+"""SequenceModule: it learns, its schedule moves, its metrics are those a loop would count."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from tests.tolerances import assert_close
+from tests.training import small
+from zoo.training import SequenceModule
+from zoo.training.metrics import BucketedAccuracy, RelativeSquaredError
+from zoo.training.module import warmup_cosine
+
+# torch 2.13's own inductor, on import
+INDUCTOR_WARNING = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+
+
+class Rates(L.Callback):
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: Any, optimizer: torch.optim.Optimizer) -> None:
+        self.rates.append(optimizer.param_groups[0]["lr"])
+
+
+def test_learns_one_batch_by_heart(tmp_path: Path) -> None:
+    module = small.module(lr=1e-2, weight_decay=0.0, d_model=32, n_layers=2)
+    trainer = small.trainer(tmp_path, max_steps=150, limit_val_batches=0)
+    trainer.fit(module, datamodule=small.data(tmp_path, n_train=8))
+    assert trainer.callback_metrics["train/accuracy"] == 1.0
+    assert trainer.callback_metrics["train/loss"] < 0.05
+
+
+def test_learns_a_regression(tmp_path: Path) -> None:
+    module = small.module(task=small.Scale(), backbone="bare", d_model=3, mixer={"name": "factorized"}, lr=3e-2)
+    trainer = small.trainer(tmp_path, max_steps=60, limit_val_batches=0)
+    trainer.fit(module, datamodule=small.data(tmp_path, small.Scale()))
+    error = trainer.test(module, datamodule=small.data(tmp_path, small.Scale()), verbose=False)[0]
+    assert error["test/relative_squared_error"] < 0.2
+    assert "test/accuracy" not in error
+
+
+def test_the_learning_rate_changes_each_step_and_ends_at_final_lr(tmp_path: Path) -> None:
+    rates = Rates()
+    module = small.module(lr=1e-2, warmup_steps=3, final_lr=0.05)
+    small.trainer(tmp_path, rates, max_steps=10).fit(module, datamodule=small.data(tmp_path))
+    assert rates.rates[:3] == pytest.approx([1e-2 / 3, 2e-2 / 3, 1e-2])
+    assert rates.rates[-1] == pytest.approx(5e-4)
+    assert all(a < b for a, b in zip(rates.rates[:2], rates.rates[1:3], strict=True))
+    assert all(a > b for a, b in zip(rates.rates[2:-1], rates.rates[3:], strict=True))
+
+
+def test_the_schedule_counts_optimizer_steps_under_accumulation(tmp_path: Path) -> None:
+    rates = Rates()
+    trainer = small.trainer(tmp_path, rates, max_epochs=2, max_steps=-1, accumulate_grad_batches=2)
+    trainer.fit(small.module(lr=1e-2), datamodule=small.data(tmp_path))
+    assert len(rates.rates) == 6  # five micro-batches an epoch: steps of two, two and one
+    assert rates.rates[-1] == pytest.approx(5e-4)
+
+
+@given(st.integers(0, 20), st.integers(1, 60), st.floats(0, 1))
+def test_warmup_cosine_rises_to_one_then_falls_to_final(warmup: int, total: int, final: float) -> None:
+    factors = np.array([warmup_cosine(step, warmup, total, final) for step in range(total)])
+    assert (factors > 0).all() or final == 0
+    assert (np.diff(factors[:warmup]) > 0).all()
+    assert (np.diff(factors[warmup:]) <= 1e-12).all()
+    if warmup < total:
+        assert factors[-1] == pytest.approx(final, abs=1e-12)
+    if 0 < warmup <= total:
+        assert factors[warmup - 1] == 1.0
+    assert warmup_cosine(total, warmup, total, final) <= 1.0  # the scheduler looks one step ahead
+
+
+def test_a_schedule_without_an_end_is_refused(tmp_path: Path) -> None:
+    trainer = small.trainer(tmp_path, max_steps=-1, max_epochs=-1)
+    with pytest.raises(ValueError, match=r"give trainer\.max_steps or trainer\.max_epochs"):
+        trainer.fit(small.module(), datamodule=small.data(tmp_path))
+
+
+def test_weight_decay_touches_matrices_alone(tmp_path: Path) -> None:
+    module = small.module(mixer={"name": "factorized"}, n_layers=2, weight_decay=0.3)
+    trainer = small.trainer(tmp_path, max_steps=1)
+    trainer.fit(module, datamodule=small.data(tmp_path))
+    (optimizer,) = trainer.optimizers
+    decayed, spared = optimizer.param_groups
+    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.3, 0.0)
+    names = {id(p): name for name, p in module.backbone.named_parameters()}
+    assert len(decayed["params"]) + len(spared["params"]) == len(names)
+    spared_names = {names[id(p)] for p in spared["params"]}
+    assert module.backbone.no_weight_decay() == spared_names
+    assert "embedding.weight" in spared_names
+    assert all(p.ndim >= 2 for p in decayed["params"])
+    assert module.backbone.get_parameter("layers.layers.0.mixer.coefficients") in set(spared["params"])  # an array
+
+
+def test_initial_weights_are_those_of_the_seed_and_leave_the_generator_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    a, b, c = small.module(seed=1), small.module(seed=1), small.module(seed=2)
+    assert torch.equal(torch.rand(3), expected)
+    small.assert_identical(small.weights(a), small.weights(b))
+    assert not torch.equal(a.backbone.head.weight, c.backbone.head.weight)
+
+
+def test_logged_metrics_are_what_a_loop_counts(tmp_path: Path) -> None:
+    module, data = small.module(), small.data(tmp_path, n_test=11)  # the last batch is short
+    trainer = small.trainer(tmp_path, logger=False)
+    result = trainer.test(module, datamodule=data, verbose=False)[0]
+    arrays = data.split("test")
+    right, losses = [], []
+    with torch.no_grad():
+        logits = module.eval()(torch.from_numpy(arrays["inputs"]).long())
+    for row, labels in zip(logits, torch.from_numpy(arrays["labels"]).long(), strict=True):
+        for scores, label in zip(row, labels, strict=True):
+            if label != -100:
+                losses.append(F.cross_entropy(scores[None], label[None]).item())
+                right.append(int(scores.argmax()) == int(label))
+    assert len(right) == 44
+    assert result["test/accuracy"] == pytest.approx(np.mean(right), rel=1e-6)
+    assert result["test/loss"] == pytest.approx(np.mean(losses), rel=1e-4)
+    assert result["test/accuracy_by_distance/<=4"] == pytest.approx(np.mean(right), rel=1e-6)
+    assert module.test_accuracy_by == {"distance": {4: pytest.approx(np.mean(right), rel=1e-6)}}
+
+
+def test_relative_squared_error_is_of_the_whole_split(tmp_path: Path) -> None:
+    module, data = small.module(task=small.Scale()), small.data(tmp_path, small.Scale(), n_test=11)
+    result = small.trainer(tmp_path).test(module, datamodule=data, verbose=False)[0]
+    inputs, labels = (torch.from_numpy(data.split("test")[name]) for name in ("inputs", "labels"))
+    with torch.no_grad():
+        error = (module.eval()(inputs) - labels).double()
+    expected = float(error.square().sum() / labels.double().square().sum())
+    assert result["test/relative_squared_error"] == pytest.approx(expected, rel=1e-5)
+    assert result["test/loss"] == pytest.approx(float(error.square().mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize("task", [small.Echo(), small.Scale()])
+def test_padding_has_no_part_in_the_loss(task: Any, rng: np.random.Generator) -> None:
+    module = small.module(task=task)
+    batch = {name: torch.from_numpy(a) for name, a in task.sample(rng, 3).items()}
+    batch["lengths"] = torch.tensor([8, 5, 6])
+    padding = torch.arange(small.SEQ_LEN) >= batch["lengths"].unsqueeze(1)
+    if task.spec.loss == "cross_entropy":
+        batch["labels"][padding] = -100
+    outputs, labels, at = module.predict_labelled(batch)
+    other = {name: t.clone() for name, t in batch.items()}
+    other["inputs"][padding] = 0
+    if task.spec.loss == "mse":
+        other["labels"][padding] = 7.0
+        assert len(labels) == 19
+    again, other_labels, _ = module.predict_labelled(other)
+    assert at is not None
+    assert torch.equal(labels, other_labels)
+    assert_close(again, outputs)
+
+
+def test_buckets_hold_the_powers_of_two() -> None:
+    metric = BucketedAccuracy()
+    fact = torch.tensor([-1, 0, 1, 2, 3, 4, 5, 8, 9, 16, 17])
+    metric.update(torch.tensor([True, True, False, True, True, False, True, True, False, False, True]), fact)
+    assert metric.by_bound() == {1: 0.5, 2: 1.0, 4: 0.5, 8: 1.0, 16: 0.0, 32: 1.0}
+
+
+def test_metrics_add_up_over_batches(generator: torch.Generator) -> None:
+    y, y_hat = torch.randn(2, 40, generator=generator)
+    whole, parts = RelativeSquaredError(), RelativeSquaredError()
+    whole.update(y_hat, y)
+    for piece in (slice(0, 7), slice(7, 40)):
+        parts.update(y_hat[piece], y[piece])
+    assert_close(parts.compute(), whole.compute())
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"lr": -1.0}, "lr must be a finite number >= 0, got -1.0"),
+        ({"weight_decay": float("nan")}, "weight_decay must be a finite number >= 0, got nan"),
+        ({"beta2": 1.0}, r"beta2 must lie in \[0, 1\), got 1.0"),
+        ({"mixer": {"name": "atention"}}, "did you mean 'attention'"),
+        ({"mixer": {"name": "attention", "n_heads": 3}, "d_model": 16}, "n_heads"),
+        ({"n_layers": 0}, "n_layers must be a positive integer, got 0"),
+        ({"vocab_size": None}, "exactly one of vocab_size"),
+    ],
+)
+def test_bad_options_are_one_line(option: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        small.module(**option)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_loss_is_refused(unchecked_shapes: None) -> None:
+    with pytest.raises(ValueError, match="unknown loss 'mae'"):
+        small.module(loss="mae")
+
+
+def test_bf16_mixed_runs_and_judges_in_float32(tmp_path: Path) -> None:
+    module = small.module()
+    trainer = small.trainer(tmp_path, precision="bf16-mixed", max_steps=2, val_check_interval=2)
+    trainer.fit(module, datamodule=small.data(tmp_path))
+    assert trainer.callback_metrics["train/loss"].dtype == torch.float32
+    assert torch.isfinite(trainer.callback_metrics["val/loss"])
+
+
+@INDUCTOR_WARNING
+def test_compile_leaves_the_names_of_the_weights(unchecked_shapes: None) -> None:
+    plain, compiled = small.module(), small.module(compile=True)
+    small.assert_identical(small.weights(plain), small.weights(compiled))
+    assert compiled.backbone._compiled_call_impl is not None
+
+
+@pytest.mark.slow
+@INDUCTOR_WARNING
+def test_compiled_training_matches_eager(tmp_path: Path, unchecked_shapes: None) -> None:
+    ends = {}
+    for compiled in (False, True):
+        ends[compiled] = small.module(compile=compiled)
+        small.trainer(tmp_path / str(compiled)).fit(ends[compiled], datamodule=small.data(tmp_path))
+    for eager, compiled in zip(ends[False].parameters(), ends[True].parameters(), strict=True):
+        assert_close(compiled, eager)
+
+
+def test_loads_from_a_checkpoint_without_the_data(tmp_path: Path) -> None:
+    module = small.module(seed=3)
+    small.trainer(tmp_path).fit(module, datamodule=small.data(tmp_path))
+    loaded = SequenceModule.load_from_checkpoint(tmp_path / "checkpoints/last.ckpt", weights_only=True)
+    small.assert_identical(small.weights(module), small.weights(loaded))
+    assert dict(loaded.hparams) == dict(module.hparams)
+
+
+def test_same_seed_same_losses(tmp_path: Path) -> None:
+    losses = []
+    for run in range(2):
+        trainer = small.trainer(tmp_path / str(run))
+        trainer.fit(small.module(), datamodule=small.data(tmp_path))
+        losses.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+    assert losses[0] == losses[1]
+
+
+def test_generates_what_it_was_taught(tmp_path: Path) -> None:
+    class Count(small.Echo):
+        """Each token is followed by the next number."""
+
+        name = "count"
+
+        @property
+        def spec(self) -> Any:
+            return replace(super().spec, n_outputs=small.VOCABULARY, labelled=small.SEQ_LEN, facts=())
+
+        def sample(self, rng: np.random.Generator, n: int) -> Any:
+            inputs = (rng.integers(small.VOCABULARY, size=(n, 1)) + np.arange(small.SEQ_LEN)) % small.VOCABULARY
+            return {"inputs": inputs, "labels": (inputs + 1) % small.VOCABULARY}
+
+    module = small.module(task=Count(), lr=2e-2, d_model=32)
+    small.trainer(tmp_path, max_steps=60).fit(module, datamodule=small.data(tmp_path, Count()))
+    continued = module.backbone.eval().generate(torch.tensor([[3, 4, 5], [10, 11, 0]]), 4)
+    assert continued.tolist() == [[3, 4, 5, 6, 7, 8, 9], [10, 11, 0, 1, 2, 3, 4]]

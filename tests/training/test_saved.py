@@ -1,0 +1,111 @@
+"""Trained models come back without lightning, and a checkpoint that does not fit says why."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import zoo
+from tests.training import small
+from zoo.saved import check_checkpoint, load
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run, with the module's weights beside it."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    module = small.module(seed=3)
+    small.trainer(folder, max_steps=7).fit(module, datamodule=small.data(folder.parent))
+    torch.save(module.backbone.state_dict(), folder / "weights.pt")
+    return folder
+
+
+def test_load_gives_the_trained_backbone_in_eval_mode(run: Path) -> None:
+    torch.manual_seed(5)
+    expected_draw = torch.rand(())
+    torch.manual_seed(5)
+    last = zoo.load(run, "last")
+    assert torch.equal(torch.rand(()), expected_draw)
+    assert isinstance(last, zoo.Backbone)
+    assert not last.training
+    small.assert_identical(small.weights(last), torch.load(run / "weights.pt", weights_only=True))
+    best = zoo.load(run)
+    assert not torch.equal(best.head.weight, last.head.weight)  # best is of step 5
+    small.assert_identical(small.weights(best), small.weights(load(run / "checkpoints/best.ckpt")))
+
+
+def test_load_needs_neither_lightning_nor_the_tasks(run: Path) -> None:
+    program = f"""
+import sys, torch, zoo
+model = zoo.load({str(run)!r}, "last")
+logits = model(torch.zeros(2, 8, dtype=torch.int64))
+assert logits.shape == (2, 8, {small.CLASSES})
+loaded = [name for name in ("lightning", "tasks", "datasets", "tensorboard", "torchmetrics") if name in sys.modules]
+assert not loaded, loaded
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_what_is_not_there_is_listed(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"^no run at {tmp_path / 'nowhere'}$"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"^no checkpoint 'worst' in .*checkpoints; there: best, last$"):
+        load(run, "worst")
+    with pytest.raises(ValueError, match=r"^no checkpoint 'best' in .*; there: none$"):
+        load(tmp_path)
+    with pytest.raises(ValueError, match=r"^no checkpoint at .*x\.ckpt$"):
+        check_checkpoint(tmp_path / "x.ckpt", {"name": "attention"})
+
+
+@pytest.mark.parametrize("content", ["", "text", "truncated", "foreign"])
+def test_a_file_that_is_no_checkpoint_is_one_line(run: Path, tmp_path: Path, content: str) -> None:
+    path = tmp_path / "x.ckpt"
+    whole = (run / "checkpoints/last.ckpt").read_bytes()
+    if content == "foreign":
+        torch.save({"weights": torch.ones(2)}, path)
+    else:
+        path.write_bytes({"": b"", "text": b"not a checkpoint\n", "truncated": whole[: len(whole) // 2]}[content])
+    with pytest.raises(ValueError, match=f"^{path} is ") as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_check_checkpoint_gives_the_step_of_one_that_fits(run: Path) -> None:
+    path = run / "checkpoints/last.ckpt"
+    assert check_checkpoint(path, {"name": "attention", "n_heads": 2}, d_model=16, n_layers=1) == 7
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"mixer": {"name": "hybrid"}}, "holds mixer 'attention', this run asks for 'hybrid'"),
+        (
+            {"mixer": {"name": "attention", "n_heads": 4}},
+            "holds mixer.n_heads=2, this run asks for mixer.n_heads=4",
+        ),
+        ({"mixer": {"name": "attention"}, "d_model": 32}, "holds d_model=16, this run asks for d_model=32"),
+    ],
+)
+def test_check_checkpoint_names_what_differs(run: Path, asked: dict[str, Any], message: str) -> None:
+    path = run / "checkpoints/last.ckpt"
+    with pytest.raises(ValueError, match=f"^checkpoint {path} {message}$"):
+        check_checkpoint(path, **asked)
+
+
+def test_weights_that_do_not_fit_are_one_line(run: Path, tmp_path: Path) -> None:
+    saved = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
+    path = tmp_path / "x.ckpt"
+    weight = saved["state_dict"].pop("backbone.head.weight")
+    for change, message in (
+        ({}, "it lacks head.weight"),
+        ({"backbone.head.weight": weight[:2]}, r"head.weight has shape \(2, 16\), expected \(4, 16\)"),
+        ({"backbone.head.weight": weight, "backbone.tail": weight}, "it has tail, which the model lacks"),
+    ):
+        torch.save({**saved, "state_dict": {**saved["state_dict"], **change}}, path)
+        with pytest.raises(ValueError, match=f"^{path} does not fit mixer 'attention' .*: {message}$"):
+            load(path)
