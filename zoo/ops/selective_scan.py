@@ -71,7 +71,15 @@ def _contract(a: Tensor, b: Tensor, work: Tensor, axis: int, out: Tensor) -> Non
     torch.sum(torch.mul(a, b, out=work), axis, out=out)
 
 
-@torch.library.custom_op("zoo::selective_scan", mutates_args=())
+# Schemas are written out: a shape checker wrapped around the functions hides the annotations that torch would read.
+_SCAN_SCHEMA = "(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor state) -> (Tensor, Tensor, Tensor)"
+_BACKWARD_SCHEMA = (
+    "(Tensor grad_y, Tensor grad_final, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor entering)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+@torch.library.custom_op("zoo::selective_scan", mutates_args=(), schema=_SCAN_SCHEMA)
 def _scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns y, the final state, and the state that entered each chunk (chunk, batch, d_state, d_inner)."""
     batch, seq_len, d_inner = x.shape
@@ -95,7 +103,7 @@ def _scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor)
     return y.transpose(0, 1).contiguous(), h[0].transpose(1, 2).contiguous(), entering
 
 
-@torch.library.custom_op("zoo::selective_scan_backward", mutates_args=())
+@torch.library.custom_op("zoo::selective_scan_backward", mutates_args=(), schema=_BACKWARD_SCHEMA)
 def _scan_backward(
     grad_y: Tensor, grad_final: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, entering: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
