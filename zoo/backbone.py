@@ -188,6 +188,5 @@ class Backbone(nn.Module):
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that weight decay must spare: norms, biases, embedding, and what mixers name."""
-        small = {name for name, parameter in self.named_parameters() if parameter.ndim < 2}
         embedding = {"embedding.weight"} if self.embedding is not None else set()
-        return no_weight_decay(self) | small | embedding
+        return no_weight_decay(self) | embedding

@@ -25,12 +25,20 @@ from zoo.ops.time import valid_positions
 S = TypeVar("S")
 M = TypeVar("M", bound=nn.Module)
 
-State: TypeAlias = "Tensor | tuple[State, ...]"
+State: TypeAlias = Tensor | tuple[Any, ...]
 """What a mixer carries from chunk to chunk: tensors with the batch first, in (named) tuples, nested at will."""
 
 
 def map_state(fn: Callable[..., Tensor], state: Any, *others: Any) -> Any:
-    """Apply `fn` to every tensor of `state` (and to the tensors in the same places of `others`)."""
+    """Apply `fn` to every tensor of `state` (and to the tensors in the same places of `others`).
+
+    Raises:
+        TypeError, ValueError: `others` are not built as `state` is.
+    """
+    kind = Tensor if isinstance(state, Tensor) else type(state)
+    for other in others:
+        if not isinstance(other, kind):
+            raise TypeError(f"expected {kind.__name__}, got {type(other).__name__}")
     if isinstance(state, Tensor):
         return fn(state, *others)
     parts = [map_state(fn, *part) for part in zip(state, *others, strict=True)]
@@ -69,9 +77,11 @@ def state_nbytes(state: State) -> int:
 def no_weight_decay(module: nn.Module) -> set[str]:
     """Names of the parameters below `module` that weight decay must spare.
 
-    Each class lists its own in `undecayed`; attributes set on parameters would vanish in deepcopy.
+    All scalars and vectors (biases, norms, skips), and what a class lists in `undecayed`; attributes set on parameters
+    would vanish in deepcopy.
     """
-    return {
+    vectors = {name for name, parameter in module.named_parameters() if parameter.ndim < 2}
+    return vectors | {
         f"{path}.{name}" if path else name
         for path, child in module.named_modules()
         for name in getattr(child, "undecayed", ())
@@ -188,7 +198,8 @@ class SequenceMixer(nn.Module, ABC):
             raise ValueError(f"x must be floating point, got {x.dtype}")
         if lengths is None:
             return
-        if lengths.shape != x.shape[:1] or lengths.is_floating_point() or lengths.is_complex():
+        whole_numbers = not (lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool)
+        if lengths.shape != x.shape[:1] or not whole_numbers:
             raise ValueError(
                 f"lengths must be integers of shape ({x.shape[0]},), got {lengths.dtype} {tuple(lengths.shape)}"
             )
@@ -204,7 +215,7 @@ class SequenceMixer(nn.Module, ABC):
         expected = self.empty_state(x.shape[0], x.dtype, "meta")
         try:
             map_state(_check_state_tensor, expected, state)
-        except (TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError) as error:
             raise ValueError(f"{type(self).__name__}: not a state of this mixer for this input: {error}") from None
         for tensor in state_tensors(state):
             if tensor.device != x.device:
