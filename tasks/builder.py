@@ -46,10 +46,10 @@ class SplitBuilder(datasets.ArrowBasedBuilder):
     def _info(self) -> datasets.DatasetInfo:
         return datasets.DatasetInfo()
 
-    def _split_generators(self, dl_manager: datasets.DownloadManager) -> list[datasets.SplitGenerator]:
+    def _split_generators(self, dl_manager: object) -> list[datasets.SplitGenerator]:
         return [datasets.SplitGenerator(name=self._split)]
 
-    def _generate_tables(self) -> Iterator[tuple[Key, pa.Table]]:
+    def _generate_tables(self, **kwargs: object) -> Iterator[tuple[Key, pa.Table]]:
         for index, table in enumerate(self._tables):
             yield Key(0, index), table
 

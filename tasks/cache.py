@@ -142,7 +142,7 @@ def _generate_once(folder: Path, key: dict[str, Any], task: Task) -> Arrays:
 
 def _write(folder: Path, key: dict[str, Any], task: Task) -> None:
     """Generate the split beside `folder`, seal it, and move it there in one step."""
-    import datasets
+    from datasets.exceptions import DatasetGenerationError
 
     from tasks.builder import SplitBuilder
 
@@ -159,7 +159,7 @@ def _write(folder: Path, key: dict[str, Any], task: Task) -> None:
         seal = {"key": key, "file": data.name, "crc32": _checksum(data), "layout": columns}
         (workshop / "split" / SEAL).write_text(json.dumps(seal, indent=1) + "\n")
         (workshop / "split").replace(folder)
-    except datasets.exceptions.DatasetGenerationError as error:
+    except DatasetGenerationError as error:
         # What the reader needs is the cause: a full disk, a bug in a generator.
         raise error.__cause__ or error from None
     finally:
