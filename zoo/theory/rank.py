@@ -23,6 +23,8 @@ from zoo.theory.operator import Replayed, replayed
 
 Side = Literal["output", "input"]
 
+_SKETCH_COLUMNS = 1024  # singular values of a square matrix of this size take about a second
+
 
 def interaction_rank(
     operator: Float[Tensor, "*batch seq seq d_out d_in"], rtol: float | None = None
@@ -78,16 +80,17 @@ def span_spectrum(
     expectation, E sum_j vec(Y_j) vec(Y_j)^T = sum_ij vec(W_ij) vec(W_ij)^T, and the rank is exact almost surely
     when m >= k; m = 8 gives the leading values to about ten per cent. Gaussian, since random signs can cancel exactly.
 
-    With `channels` = s the unit vectors over channels give way to s Gaussian ones: m * s applications and a triangle
-    of (s d_in)^2 numbers (side output) or (d_out s)^2 (input). That bounds the rank that can be seen by s d_in
-    (d_out s), and heads_needed comes out a little low.
+    A wide layer is contracted over channels too: `channels` = s Gaussian vectors take the place of the d_out unit
+    vectors (d_in for side input), m * s applications and a triangle of (s d_in)^2 numbers (d_out s). That bounds the
+    rank that can be seen by s d_in (d_out s), and heads_needed comes out a little low.
 
     Args:
         layer: any layer that `interaction` takes.
         x: where the coefficients are recorded, with a batch or without.
         sketch: number of Gaussian vectors over time; None for the exact spectrum.
         side: probe from the output (backward passes) or from the input (forward passes).
-        channels: number of Gaussian vectors over channels; None for every channel. Needs a sketch.
+        channels: number of Gaussian vectors over channels, for a sketch; from the layer's width on, every channel is
+            probed by itself. When absent, as many as make about 1,024 columns.
         generator: source of the Gaussian vectors, on the CPU; seed 0 when absent.
 
     Returns:
@@ -117,14 +120,16 @@ def _sketches(
 ) -> Iterator[Float[Tensor, "batch few seq d_out d_in"]]:
     """sum_i h_i Q W_ij (side output) or sum_j h_j W_ij Q^T (side input), a few vectors h at a time."""
     like = held.offset
-    width, apply = (held.d_out, held.pull) if side == "output" else (held.d_in, held.push)
+    near, far = (held.d_out, held.d_in) if side == "output" else (held.d_in, held.d_out)
+    apply = held.pull if side == "output" else held.push
+    count = min(near, max(8, _SKETCH_COLUMNS // far) if channels is None else channels)
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=like.dtype).to(like.device)
 
     over_time = draw(sketch, held.seq_len) / sketch**0.5
-    over_channels = torch.eye(width).to(like) if channels is None else draw(channels, width) / channels**0.5
-    for some in over_time.split(max(1, held.probes_at_once() // len(over_channels))):
+    over_channels = torch.eye(near).to(like) if count == near else draw(count, near) / count**0.5
+    for some in over_time.split(max(1, held.probes_at_once() // count)):
         probes = torch.einsum("mt,sw->mstw", some, over_channels).flatten(0, 1).unsqueeze(1)
         image = apply(probes.expand(-1, held.batch, -1, -1)).unflatten(0, (len(some), -1))
         # image: (few, probe channel, batch, seq, channel on the other side)

@@ -1,0 +1,279 @@
+"""Interaction rank: brute force in NumPy, streaming QR and sketches agree; the table of ranks in integers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.tolerances import assert_close
+from zoo.blocks import ShortConv, Stack
+from zoo.contract import SequenceMixer
+from zoo.registry import create_mixer
+from zoo.theory.lags import head_count, head_count_bound, lag_operators
+from zoo.theory.operator import interaction
+from zoo.theory.rank import (
+    effective_rank,
+    heads_needed,
+    interaction_rank,
+    operator_spectrum,
+    span_spectrum,
+    spectrum_rank,
+    stable_rank,
+)
+
+SEQ, WIDTH = 20, 6
+
+
+def brute_force(operator: Tensor) -> np.ndarray:
+    """Singular values of the stack of vec(W_ij), by NumPy in float64."""
+    seq, _, d_out, d_in = operator.shape
+    rows = np.array([operator[i, j].double().numpy().ravel() for i in range(seq) for j in range(seq)])
+    assert rows.shape == (seq * seq, d_out * d_in)
+    return np.linalg.svd(rows, compute_uv=False)
+
+
+class Residual(nn.Module):
+    def __init__(self, mixer: SequenceMixer) -> None:
+        super().__init__()
+        self.mixer = mixer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mixer(x)
+
+
+def free_heads(n_heads: int) -> SequenceMixer:
+    return create_mixer("factorized", WIDTH, n_heads=n_heads, kernel="bilinear", d_head=2)
+
+
+# What theory says of each layer on WIDTH channels, SEQ positions.
+RANKS: dict[str, tuple[Any, int]] = {
+    "attention": (lambda: create_mixer("attention", WIDTH, n_heads=3), 3),
+    "grouped queries": (lambda: create_mixer("attention", WIDTH, n_heads=4, d_head=3, n_kv_heads=1), 4),
+    "rope and sink": (lambda: create_mixer("attention", WIDTH, n_heads=3, position="rope", sink="constant"), 3),
+    "attention, value conv": (lambda: create_mixer("attention", WIDTH, n_heads=2, d_conv=3), 6),
+    "linear attention": (lambda: create_mixer("linear_attention", WIDTH, n_heads=2), 2),
+    "toeplitz heads": (lambda: create_mixer("factorized", WIDTH, n_heads=5), 5),
+    "one head": (lambda: create_mixer("factorized", WIDTH, n_heads=1), 1),
+    "SSM and D": (lambda: create_mixer("diagonal_ssm", WIDTH, d_state=6, init="ring"), 7),
+    "mamba": (lambda: create_mixer("selective_ssm", WIDTH, expand=1), WIDTH),
+    "mamba, wider": (lambda: create_mixer("selective_ssm", WIDTH, expand=2), 2 * WIDTH),
+    "lstm": (lambda: create_mixer("lstm", 4), 16),
+    "depthwise conv": (lambda: ShortConv(WIDTH, 4), 4),
+    "two layers": (lambda: Stack([free_heads(3), free_heads(3)]), 9),
+    "two layers, residual": (lambda: nn.Sequential(Residual(free_heads(2)), Residual(free_heads(2))), 9),
+}
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_rank_table(name: str, generator: torch.Generator) -> None:
+    make, rank = RANKS[name]
+    layer = make().double()
+    width = 4 if name == "lstm" else WIDTH
+    x = torch.randn(SEQ, width, generator=generator, dtype=torch.float64)
+    W = interaction(layer, x[None]).operator[0]
+    assert interaction_rank(W) == rank
+    assert spectrum_rank(torch.from_numpy(brute_force(W))) == rank
+    assert spectrum_rank(span_spectrum(layer, x)) == rank
+    assert spectrum_rank(span_spectrum(layer, x, sketch=max(4, rank), generator=generator)) == rank
+    if name != "lstm":  # its values fall smoothly to 1e-7 of the largest: float32 cannot tell the last from roundoff
+        assert spectrum_rank(span_spectrum(layer.float(), x.float())) == rank
+
+
+@pytest.mark.parametrize("at_once", [1, 40, 10_000])
+@pytest.mark.parametrize("side", ["output", "input"])
+@pytest.mark.parametrize("name", ["mamba", "SSM and D", "two layers", "depthwise conv"])
+def test_streaming_equals_brute_force(
+    name: str, side: str, at_once: int, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To roundoff of the largest value, whatever the size of the blocks; the trap is a Gram matrix, good to 1e-8."""
+    monkeypatch.setattr("zoo.theory.operator.POSITIONS_AT_ONCE", at_once * SEQ)
+    layer = RANKS[name][0]().double()
+    x = torch.randn(SEQ, WIDTH, generator=generator, dtype=torch.float64)
+    expected = brute_force(interaction(layer, x[None]).operator[0])
+    found = span_spectrum(layer, x, side=side)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=1e-14 * expected[0])
+
+
+def test_more_columns_than_rows(generator: torch.Generator) -> None:
+    """Three positions, 36 channel pairs: nine operators, nine values."""
+    layer = create_mixer("lstm", WIDTH).double()
+    x = torch.randn(1, 3, WIDTH, generator=generator, dtype=torch.float64)
+    expected = brute_force(interaction(layer, x).operator[0])
+    found = span_spectrum(layer, x)
+    assert found.shape == (1, 9)
+    np.testing.assert_allclose(found[0].numpy(), expected, rtol=0, atol=1e-14 * expected[0])
+    assert spectrum_rank(found[0]) == 6  # causal: six operators are not zero
+
+
+def test_a_batch_gives_a_row_each(generator: torch.Generator) -> None:
+    layer = create_mixer("selective_ssm", WIDTH).double()
+    x = torch.randn(3, SEQ, WIDTH, generator=generator, dtype=torch.float64)
+    together = span_spectrum(layer, x)
+    operator = interaction(layer, x).operator
+    assert together.shape == (3, WIDTH**2)
+    assert_close(together[1], span_spectrum(layer, x[1]))
+    assert_close(operator_spectrum(operator), together)
+    ranks = interaction_rank(operator)
+    assert isinstance(ranks, Tensor)
+    assert ranks.tolist() == [2 * WIDTH] * 3
+    assert isinstance(heads_needed(together, 0.1), Tensor)
+    assert heads_needed(together, 0.1)[2] == heads_needed(together[2], 0.1)
+    assert effective_rank(together)[2] == effective_rank(together[2])
+    assert stable_rank(together)[2] == stable_rank(together[2])
+
+
+@pytest.mark.parametrize("side", ["output", "input"])
+def test_the_sketchs_energy_is_right_on_average(side: str, generator: torch.Generator) -> None:
+    layer = create_mixer("attention", 4, n_heads=2).double()
+    x = torch.randn(8, 4, generator=generator, dtype=torch.float64)
+    exact = span_spectrum(layer, x)
+    for channels in (4, 3):
+        draws = [
+            span_spectrum(layer, x, sketch=4, side=side, channels=channels, generator=generator) for _ in range(80)
+        ]
+        energies = torch.stack([s.square().sum() for s in draws])
+        spread = energies.std() / len(draws) ** 0.5
+        assert (energies.mean() - exact.square().sum()).abs() < 4 * spread
+        assert spread < 0.1 * exact.square().sum()
+
+
+def test_a_wide_sketch_approaches_the_spectrum(generator: torch.Generator) -> None:
+    layer = create_mixer("attention", WIDTH, n_heads=3).double()
+    x = torch.randn(SEQ, WIDTH, generator=generator, dtype=torch.float64)
+    exact = span_spectrum(layer, x)[:3]
+    found = span_spectrum(layer, x, sketch=2000, generator=generator)[:3]
+    assert ((found - exact).abs() < 0.05 * exact[0]).all()
+
+
+def test_fewer_channel_probes_bound_the_rank(generator: torch.Generator) -> None:
+    layer = create_mixer("lstm", 4).double()
+    x = torch.randn(SEQ, 4, generator=generator, dtype=torch.float64)
+    assert span_spectrum(layer, x, sketch=16, channels=2, generator=generator).shape == (8,)
+    assert spectrum_rank(span_spectrum(layer, x, sketch=16, channels=4, generator=generator)) == 16
+
+
+def test_a_sketch_repeats_with_its_generator(generator: torch.Generator) -> None:
+    layer = create_mixer("attention", WIDTH, n_heads=2).double()
+    x = torch.randn(SEQ, WIDTH, generator=generator, dtype=torch.float64)
+    first, second = span_spectrum(layer, x, sketch=2), span_spectrum(layer, x, sketch=2)
+    other = span_spectrum(layer, x, sketch=2, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(first, second)
+    assert not torch.allclose(first, other)
+
+
+def test_large_layers_take_a_bounded_triangle(generator: torch.Generator) -> None:
+    """seq 512, width 64: the operator would hold 10^9 numbers."""
+    layer = create_mixer("linear_attention", 64, n_heads=4)
+    x = torch.randn(512, 64, generator=generator)
+    spectrum = span_spectrum(layer, x, sketch=4, channels=4)
+    assert spectrum.shape == (4 * 64,)
+    assert spectrum_rank(spectrum) == 4
+
+
+def test_agrees_with_the_lag_operators(generator: torch.Generator) -> None:
+    """Of a Toeplitz map, W has each G_tau seq - tau times over: the weights of head_count_bound."""
+    angle = torch.tensor([0.7, 1.9], dtype=torch.float64)
+    poles = torch.polar(torch.full_like(angle, 0.95), angle)
+    half = torch.randn(2, 3, generator=generator, dtype=torch.complex128)
+    out = torch.randn(3, 2, generator=generator, dtype=torch.complex128)
+    lags = lag_operators(
+        torch.cat([poles, poles.conj()]), torch.cat([half, half.conj()]), torch.cat([out, out.conj()], dim=1), SEQ
+    )
+    i, j = torch.meshgrid(torch.arange(SEQ), torch.arange(SEQ), indexing="ij")
+    W = torch.where((i >= j)[..., None, None], lags[(i - j).clamp(min=0)], 0.0)
+    spectrum = operator_spectrum(W)
+    assert interaction_rank(W) == head_count(lags) == 4
+    for n_heads in range(5):
+        left = (spectrum[n_heads:].square().sum() / spectrum.square().sum()).item()
+        assert left == pytest.approx(head_count_bound(lags, n_heads), abs=1e-12)
+
+
+def test_gram_matrices_are_a_trap() -> None:
+    """Values at 1e-9 of the largest are seen by the streamed spectrum and lost by W^T W."""
+    scales = torch.logspace(0, -9, 4, dtype=torch.float64)
+    W = torch.zeros(2, 2, 2, 2, dtype=torch.float64)
+    basis = torch.linalg.qr(torch.arange(16.0, dtype=torch.float64).reshape(4, 4).cos())[0]
+    W[:] = (basis @ torch.diag(scales) @ basis.T).reshape(2, 2, 2, 2)
+    spectrum = operator_spectrum(W)
+    np.testing.assert_allclose(spectrum.numpy(), scales.numpy(), rtol=1e-5)
+    assert interaction_rank(W) == 4
+    assert interaction_rank(W, rtol=1e-5) == 2
+
+
+def test_heads_needed_by_hand() -> None:
+    spectrum = torch.tensor([3.0, 4.0, 0.0, 12.0])  # any order; energies 144, 16, 9, 0 of 169
+    assert heads_needed(spectrum, 0.99) == 1
+    assert heads_needed(spectrum, 5.0001 / 13) == 1
+    assert heads_needed(spectrum, 4.9999 / 13) == 2
+    assert heads_needed(spectrum, 3.0001 / 13) == 2
+    assert heads_needed(spectrum, 2.9999 / 13) == 3
+    assert heads_needed(spectrum, 1e-6) == 3
+    assert spectrum_rank(spectrum) == 3
+    assert spectrum_rank(spectrum, rtol=0.3) == 2
+    assert stable_rank(spectrum) == pytest.approx(169 / 144)
+    p = np.array([144, 16, 9]) / 169
+    assert effective_rank(spectrum) == pytest.approx(np.exp(-(p * np.log(p)).sum()))
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e200])
+def test_scale_does_not_matter(scale: float) -> None:
+    spectrum = torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64)
+    assert heads_needed(spectrum * scale, 0.3) == heads_needed(spectrum, 0.3) == 2
+    assert effective_rank(spectrum * scale) == pytest.approx(effective_rank(spectrum))
+    assert spectrum_rank(spectrum * scale) == 3
+
+
+def test_flat_and_zero_spectra() -> None:
+    flat, zero = torch.full((7,), 0.3, dtype=torch.float64), torch.zeros(5)
+    assert effective_rank(flat) == pytest.approx(7)
+    assert stable_rank(flat) == pytest.approx(7)
+    assert heads_needed(flat, 0.5) == 6  # sqrt(1/7) = .38 is left by six, sqrt(2/7) = .53 by five
+    assert spectrum_rank(zero) == heads_needed(zero, 0.1) == effective_rank(zero) == stable_rank(zero) == 0
+    assert interaction_rank(torch.zeros(3, 3, 2, 2)) == 0
+
+
+def test_thresholds_follow_the_dtype() -> None:
+    spectrum = torch.tensor([1.0, 1e-3, 1e-7, 1e-12], dtype=torch.float64)
+    assert spectrum_rank(spectrum) == 3
+    assert spectrum_rank(spectrum.float()) == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: interaction_rank(torch.ones(3, 4, 2, 2)), "must be"),
+        (lambda: interaction_rank(torch.ones(3, 3, 2)), "must be"),
+        (lambda: interaction_rank(torch.ones(0, 0, 2, 2)), "must be"),
+        (lambda: interaction_rank(torch.ones(2, 2, 2, 2, dtype=torch.complex64)), "real"),
+        (lambda: interaction_rank(torch.full((2, 2, 2, 2), torch.nan)), "finite"),
+        (lambda: interaction_rank(torch.ones(2, 2, 2, 2), rtol=1.0), "rtol"),
+        (lambda: spectrum_rank(torch.ones(3), rtol=-1e-3), "rtol"),
+        (lambda: spectrum_rank(torch.tensor([1.0, -1.0])), "negative"),
+        (lambda: spectrum_rank(torch.ones(0)), "empty"),
+        (lambda: heads_needed(torch.ones(3), 0.0), "rel_error"),
+        (lambda: heads_needed(torch.ones(3), 1.0), "rel_error"),
+        (lambda: heads_needed(torch.tensor([torch.inf]), 0.1), "finite"),
+        (lambda: span_spectrum(ShortConv(2, 2), torch.ones(3, 2), sketch=0), "sketch"),
+        (lambda: span_spectrum(ShortConv(2, 2), torch.ones(3, 2), sketch=2, channels=0), "channels"),
+        (lambda: span_spectrum(ShortConv(2, 2), torch.ones(3, 2), channels=2), "needs a sketch"),
+        (lambda: span_spectrum(ShortConv(2, 2), torch.ones(3, 2), side="left"), "side"),
+        (lambda: span_spectrum(ShortConv(2, 2), torch.ones(2)), "must be"),
+    ],
+)
+def test_bad_input(call: Any, message: str, unchecked_shapes: None) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(generator: torch.Generator) -> None:
+    layer = create_mixer("attention", WIDTH, n_heads=3).double().cuda()
+    x = torch.randn(SEQ, WIDTH, generator=generator, dtype=torch.float64).cuda()
+    for sketch in (None, 4):
+        spectrum = span_spectrum(layer, x, sketch=sketch, generator=generator)
+        assert spectrum.device == x.device
+        assert spectrum_rank(spectrum) == 3
