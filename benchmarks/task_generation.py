@@ -75,7 +75,8 @@ def main() -> None:
         f"Python {platform.python_version()}, numpy {version('numpy')}, datasets {version('datasets')}, "
         f"pyarrow {version('pyarrow')}. One thread; median of {REPEATS} fresh processes, imports not counted. "
         "Targets at length 256: 40,000 examples/s into the cache, 100,000 read back. "
-        f"Load average at the start: {os.getloadavg()[0]:.1f}; where that exceeds the cores, the rate per CPU second counts.",
+        f"Load average at the start: {os.getloadavg()[0]:.1f}; where that exceeds the cores, the rate per CPU second "
+        "counts.",
         "",
         "| length | vocabulary | pairs | examples | into the cache, /s (per CPU s) | read back, /s (per CPU s) |",
         "|---|---|---|---|---|---|",
