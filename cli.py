@@ -356,20 +356,24 @@ class Options:
             raise UsageError(source + _shortened(str(error))) from None
 
     def _unknown(self, kind: str, key: str, prefix: str = "") -> str:
-        group = key.rpartition(".")[0]
-        valid = [name for name in self.declared if name.rpartition(".")[0] == group and not name.endswith(".name")]
-        if not group or not valid:
-            valid = [name for name in self.declared if "." not in name] + ["mixer.*", "task.*", "trainer.*"]
+        group, _, leaf = key.rpartition(".")
+        names = [name for name in self.declared if not name.endswith(".name")]
+        siblings = {name.rpartition(".")[2]: name for name in names if name.rpartition(".")[0] == group}
         # A forgotten group (n_heads for mixer.n_heads) is nearer than anything spelt alike.
-        near = [name for name in self.declared if name.endswith(f".{key}")]
-        near = near or difflib.get_close_matches(key, self.declared, 1)
+        near = [name for name in names if name.endswith(f".{key}")]
+        near += [siblings[name] for name in difflib.get_close_matches(leaf, siblings, 1)]
+        near += difflib.get_close_matches(key, names, 1) if not (group and siblings) else []
         hint = f" (did you mean {prefix}{near[0]}?)" if near else ""
-        choices = f"see --{group}.help" if group == "trainer" else "choose from: " + ", ".join(valid)
-        return f"unknown {kind} {prefix}{key}{hint}; {choices}"
+        if group and siblings:
+            valid = f"see --{group}.help" if group == "trainer" else f"choose from: {', '.join(siblings.values())}"
+        else:
+            top = [name for name in names if "." not in name]
+            valid = f"choose from: {', '.join([*top, 'mixer.*', 'task.*', 'trainer.*'])}"
+        return f"unknown {kind} {prefix}{key}{hint}; {valid}"
 
-    def _declare(self, title: str, target: type, prefix: str | None, skip: set[str]) -> list[str]:
+    def _declare(self, title: str, target: type, prefix: str | None, skip: Iterable[str]) -> list[str]:
         group = self.parser.add_argument_group(title)
-        names = group.add_class_arguments(target, prefix, as_group=False, skip=skip, instantiate=False)
+        names = group.add_class_arguments(target, prefix, as_group=False, skip={*skip}, instantiate=False)
         self.declared += names
         return names
 

@@ -21,6 +21,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -111,7 +112,7 @@ def run(command: cli.Command) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """What a run leaves: config.yaml, environment.json, checkpoints/, TensorBoard events, and at its end metrics.json."""
+    """What a run leaves: configuration, environment, checkpoints, TensorBoard events, and at its end metrics.json."""
 
     run_dir: Path
     name: str
@@ -159,7 +160,7 @@ class RunFolder:
         file = self.path / "metrics.json"
         try:
             return json.loads(file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:
             raise cli.UsageError(f"{file} cannot be read: {error}; --overwrite starts the run anew") from None
@@ -303,8 +304,12 @@ class Session:
         """Train, from the checkpoint if there is one, and make sure that a best checkpoint exists."""
         if self.trainer.is_global_zero:
             resumed = "" if self.checkpoint is None else f", going on from step {self.step} ({self.checkpoint})"
-            print(f"{self.folder.path}: {self.n_params:,} parameters on {self.trainer.strategy.root_device}{resumed}")
-        self.trainer.fit(self.model, self.data, ckpt_path=self.checkpoint, weights_only=True)
+            print(
+                f"{self.folder.path}: {self.n_params:,} parameters on {self.trainer.strategy.root_device}{resumed}",
+                flush=True,
+            )
+        with _ctrl_c():
+            self.trainer.fit(self.model, self.data, ckpt_path=self.checkpoint, weights_only=True)
         if not self.folder.best.is_file():
             # Training ended before the first validation.
             self.trainer.save_checkpoint(self.folder.best)
@@ -314,15 +319,12 @@ class Session:
         from zoo.saved import read_checkpoint
 
         trainer, options = self.trainer, {"ckpt_path": checkpoint, "weights_only": True, "verbose": False}
-        try:
+        with _ctrl_c():
             # The curve of the validation metrics has its points from training: no further one.
             loggers, trainer.loggers = trainer.loggers, []
             found = dict(trainer.validate(self.model, self.data, **options)[0])
             trainer.loggers = loggers
             found |= trainer.test(self.model, self.data, **options)[0]
-        except SystemExit:
-            # What Lightning makes of Ctrl-C outside fit.
-            raise KeyboardInterrupt from None
         return {
             **dict.fromkeys(("test/accuracy", "test/loss", "val/accuracy", "val/loss")),
             **found,
@@ -355,18 +357,18 @@ def build_trainer(command: cli.Command, folder: RunFolder, throughput: Throughpu
 
     from zoo.training import AtomicCheckpointIO, Checkpoints, HParams, Interrupt, NonFiniteLoss, ReseedEachStep
 
-    options, config = dict(command.trainer), command.config
+    options: dict[str, Any] = dict(command.trainer)
+    config = command.config
     callbacks, plugins = (_as_list(options.pop(key)) for key in ("callbacks", "plugins"))
     if options["enable_progress_bar"] is not False:
-        bar = Progress()
+        bar = Progress(options["log_every_n_steps"] or 50)
         shown = {"on_train_start": bar.open, "on_train_batch_end": bar.step}
         callbacks.append(LambdaCallback(**shown, on_train_end=bar.close, on_exception=bar.close))
     options["enable_progress_bar"] = False
     options["default_root_dir"] = options["default_root_dir"] or str(folder.run_dir)
     if command.test_only:
-        return Trainer(
-            **options | {"logger": False, "enable_checkpointing": False}, callbacks=callbacks, plugins=plugins
-        )
+        options |= {"logger": False, "enable_checkpointing": False}
+        return Trainer(**options, callbacks=callbacks, plugins=plugins)
     if options["logger"] in (None, True):
         options["logger"] = TensorBoardLogger(
             folder.run_dir, folder.name, f"seed{folder.seed}", default_hp_metric=False, purge_step=step
@@ -384,14 +386,24 @@ def build_trainer(command: cli.Command, folder: RunFolder, throughput: Throughpu
     return Trainer(**options, callbacks=callbacks, plugins=[*plugins, AtomicCheckpointIO()])
 
 
+@contextmanager
+def _ctrl_c() -> Iterator[None]:
+    # Lightning turns a Ctrl-C that our callback does not see into a silent exit with status 1.
+    try:
+        yield
+    except SystemExit:
+        raise KeyboardInterrupt from None
+
+
 def _as_list(value: Any) -> list[Any]:
     return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
 
 
 class Progress:
-    """One bar over the optimizer steps of the whole run, with loss and accuracy."""
+    """One bar over the optimizer steps of the whole run, with loss and accuracy every so many steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, every: int) -> None:
+        self.every = every
         self._bar: Any = None
 
     def open(self, trainer: L.Trainer, module: Any) -> None:
@@ -411,7 +423,7 @@ class Progress:
 
     def step(self, trainer: L.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         done = trainer.global_step - self._bar.n
-        if done and trainer.global_step % trainer.log_every_n_steps == 0:
+        if done and trainer.global_step % self.every == 0:
             names = ("train/loss", "train/accuracy", "val/accuracy", "val/relative_squared_error")
             metrics = trainer.callback_metrics
             shown = {name.replace("train/", ""): f"{float(metrics[name]):.4f}" for name in names if name in metrics}

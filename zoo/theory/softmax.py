@@ -37,7 +37,8 @@ def to_softmax_heads(lags: Float[Tensor, "seq_len d_model *d_model"]) -> Attenti
         averages evenly, takes the constants away.
 
     Queries and keys are zero and values are the input, shared by all heads (n_kv_heads = 1). Where the cone of
-    nonnegative sequences is so narrow that its use would cost digits (`LEAST_MARGIN`), k + 1 heads are taken. Weights of zero are biases of -infinity.
+    nonnegative sequences is so narrow that its use would cost digits (`LEAST_MARGIN`), k + 1 heads are taken.
+    Weights of zero are biases of -infinity.
 
     Args:
         lags: operators by lag, square.
@@ -111,8 +112,7 @@ def _leaning(positive: Tensor) -> Tensor:
 
 
 def positive_combination(rows: Float[Tensor, "n_rows k"], least_margin: float) -> Float[Tensor, " k"] | None:
-    """The shortest c with rows @ c >= 1, for rows of unit length; None where there is none, or 1 / |c| is below
-    `least_margin`.
+    """The shortest c with rows @ c >= 1, for rows of unit length; None if there is none with 1 / |c| > least_margin.
 
     c exists if and only if zero is outside the convex hull of the rows; it is p / |p|^2 for the hull's point p nearest
     to zero. p is found as a nonnegative least-squares problem by the active-set method of Lawson and Hanson (Solving

@@ -154,7 +154,7 @@ class Checkpoints(Checkpoint):
         for name, parameter in trainer.lightning_module.named_parameters():
             if not bool(torch.isfinite(parameter).all()):
                 raise NonFiniteLossError(f"{name} is not finite", trainer.global_step)
-        trainer.save_checkpoint(path)
+        trainer.save_checkpoint(path, weights_only=False)
 
 
 def settle(fit_loop: dict[str, Any], n_batches: int) -> None:
