@@ -1,0 +1,93 @@
+"""Predictions of the theory, each with the measurement that would refute it, and their verdicts.
+
+    for verdict in run_claims(["head_count", "gradient_lti"]):
+        print(verdict.claim.name, verdict.status)
+
+The table of names loads no torch; a claim is imported when it is looked up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from zoo.naming import Registry
+
+if TYPE_CHECKING:
+    from zoo.theory.claims.claim import Settings, Verdict
+
+_HERE = "zoo.theory.claims"
+
+CLAIMS = Registry(
+    "claim",
+    {
+        "rank_of_cores": (f"{_HERE}.ranks:RANK_OF_CORES", "interaction rank of each core, exact integers"),
+        "rank_of_mixers": (f"{_HERE}.ranks:RANK_OF_MIXERS", "interaction rank of each mixer as configured"),
+        "gates_and_depth": (f"{_HERE}.ranks:GATES_AND_DEPTH", "a gate multiplies the rank, two layers square it"),
+        "one_head_gap": (f"{_HERE}.heads:ONE_HEAD_GAP", "one factorized head against an SSM of rank k"),
+        "head_count": (f"{_HERE}.heads:HEAD_COUNT", "error against heads: the bound below k, exact from k on"),
+        "heads_for_an_error": (f"{_HERE}.heads:HEADS_FOR_AN_ERROR", "real poles need few heads, oscillation many"),
+        "outputs_need_fewer": (f"{_HERE}.heads:OUTPUTS_NEED_FEWER", "two heads reproduce rank four on unit inputs"),
+        "softmax_floor": (f"{_HERE}.softmax:SOFTMAX_FLOOR", "sink-free softmax stops at a floor, at any head count"),
+        "softmax_heads": (f"{_HERE}.softmax:SOFTMAX_HEADS", "with a sink: k heads where positive, else k + 1"),
+        "alibi_ema": (f"{_HERE}.softmax:ALIBI_EMA", "ALiBi with a first token is the exact moving average"),
+        "gradient_lti": (f"{_HERE}.gradients:GRADIENT_LTI", "the gradient decays by log rho a token"),
+        "gradient_attention": (f"{_HERE}.gradients:GRADIENT_ATTENTION", "attention: flat in distance, level 1/n"),
+        "gradient_closed_gates": (f"{_HERE}.gradients:GRADIENT_CLOSED_GATES", "closed gates are a highway too"),
+        "gradient_hybrid": (f"{_HERE}.gradients:GRADIENT_HYBRID", "one attention layer puts a floor under a stack"),
+        "gradient_residuals": (f"{_HERE}.gradients:GRADIENT_RESIDUALS", "residuals keep the exponent"),
+        "slogan_heads_for_outputs": (f"{_HERE}.heads:SLOGAN_HEADS_FOR_OUTPUTS", "'outputs of rank k need k heads'"),
+        "slogan_heads_per_pole": (f"{_HERE}.heads:SLOGAN_HEADS_PER_POLE", "'N poles need about N heads'"),
+        "slogan_enough_softmax": (f"{_HERE}.softmax:SLOGAN_ENOUGH_SOFTMAX", "'enough softmax heads make any SSM'"),
+        "slogan_linear_rank": (f"{_HERE}.ranks:SLOGAN_LINEAR_RANK", "'a wider linear attention head has more rank'"),
+        "slogan_rank_is_power": (f"{_HERE}.ranks:SLOGAN_RANK_IS_POWER", "'rank one cannot track a state'"),
+        "slogan_ssm_attenuates": (f"{_HERE}.gradients:SLOGAN_SSM_ATTENUATES", "'SSMs attenuate'"),
+        "slogan_selective_between": (
+            f"{_HERE}.gradients:SLOGAN_SELECTIVE_BETWEEN",
+            "'selective is between a fixed SSM and attention'",
+        ),
+    },
+)
+
+
+def list_claims() -> list[str]:
+    """Names that `run_claims` takes, in the order in which it runs them."""
+    return list(CLAIMS)
+
+
+def run_claims(
+    names: Iterable[str] | None = None,
+    settings: Settings | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> list[Verdict]:
+    """Measure claims and judge them.
+
+    Args:
+        names: which; all when absent.
+        settings: sizes, `zoo.theory.claims.claim.QUICK` when absent; FULL is larger, `Settings(seed=1)` another seed.
+        progress: called before each claim with its name, how many are done and how many there are, and once at the
+            end with an empty name.
+
+    Returns:
+        One verdict a claim, in the order of `names`.
+
+    Raises:
+        UnknownNameError: no such claim; before anything is measured.
+    """
+    from zoo.theory.claims.claim import QUICK, Verdict
+
+    chosen = list(CLAIMS if names is None else names)
+    for name in chosen:
+        CLAIMS.check(name)
+    verdicts = []
+    for done, name in enumerate(chosen):
+        if progress is not None:
+            progress(name, done, len(chosen))
+        claim = CLAIMS[name]
+        start = time.perf_counter()
+        evidence = claim.measure(settings or QUICK)
+        verdicts.append(Verdict(claim, evidence, claim.judge(evidence), time.perf_counter() - start))
+    if progress is not None:
+        progress("", len(chosen), len(chosen))
+    return verdicts

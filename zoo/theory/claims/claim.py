@@ -1,0 +1,191 @@
+"""What a claim is: a prediction as intervals, a measurement, and a verdict that follows from the two alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+
+Status: TypeAlias = Literal["holds", "fails", "refuted as predicted", "not refuted"]
+CurveStyle: TypeAlias = Literal["line", "points", "dashed"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Sizes of the measurements.
+
+    Args:
+        seed: of every draw.
+        n_seeds: repetitions of whatever is trained or drawn; medians are taken over them.
+        steps: of Adam, where something is trained.
+        seq_len: of gradient profiles; the tables of heads use it too.
+        device: where layers and tensors live.
+
+    Raises:
+        ValueError: a size too small to measure anything.
+    """
+
+    seed: int = 0
+    n_seeds: int = 5
+    steps: int = 300
+    seq_len: int = 256
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name, least in (("seed", 0), ("n_seeds", 2), ("steps", 1), ("seq_len", 32)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+
+    def generator(self, *stream: int) -> torch.Generator:
+        """A generator on the CPU, of this seed and of the numbers that tell one use from another."""
+        mixed = self.seed
+        for number in stream:
+            mixed = (mixed * 1_000_003 + number + 1) % (2**63 - 1)
+        return torch.Generator().manual_seed(mixed)
+
+
+QUICK = Settings()
+FULL = Settings(n_seeds=9, steps=600, seq_len=1024)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One quantity: what was measured, and the interval in which the prediction puts it."""
+
+    quantity: str
+    measured: float
+    low: float = -math.inf
+    high: float = math.inf
+
+    @property
+    def holds(self) -> bool:
+        """Whether the measurement lies in the interval; NaN lies in none."""
+        return self.low <= self.measured <= self.high
+
+    @property
+    def refutes(self) -> bool:
+        """Whether the measurement lies outside of the interval; NaN refutes nothing."""
+        return math.isfinite(self.measured) and not self.holds
+
+    @property
+    def predicted(self) -> str:
+        """The interval in words."""
+        if self.low == self.high:
+            return f"= {number(self.low)}"
+        if self.low == -math.inf:
+            return f"≤ {number(self.high)}"
+        if self.high == math.inf:
+            return f"≥ {number(self.low)}"
+        return f"{number(self.low)} to {number(self.high)}"
+
+
+def equals(quantity: str, measured: float, value: float) -> Check:
+    """Prediction: exactly `value`."""
+    return Check(quantity, measured, value, value)
+
+
+def at_most(quantity: str, measured: float, value: float) -> Check:
+    """Prediction: no more than `value`."""
+    return Check(quantity, measured, high=value)
+
+
+def at_least(quantity: str, measured: float, value: float) -> Check:
+    """Prediction: no less than `value`."""
+    return Check(quantity, measured, low=value)
+
+
+def near(quantity: str, measured: float, value: float, relative: float) -> Check:
+    """Prediction: `value`, to within `relative` of it."""
+    room = abs(value) * relative
+    return Check(quantity, measured, value - room, value + room)
+
+
+def number(value: float) -> str:
+    """A number for a table: integers as they are, others to four digits."""
+    return str(int(value)) if math.isfinite(value) and value == int(value) and abs(value) < 1e6 else f"{value:.4g}"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a plot."""
+
+    label: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    style: CurveStyle = "line"
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.y):
+            raise ValueError(f"curve {self.label!r} has {len(self.x)} abscissae and {len(self.y)} ordinates")
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot: axes with their units, and what is drawn on them."""
+
+    title: str
+    x_label: str
+    y_label: str
+    curves: tuple[Curve, ...]
+    log_x: bool = False
+    log_y: bool = True
+    whole_x: bool = False  # the abscissa counts: ticks at integers only
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a measurement returns."""
+
+    checks: tuple[Check, ...]
+    panels: tuple[Panel, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.checks:
+            raise ValueError("a measurement must check something")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A prediction that can turn out false.
+
+    Args:
+        name: what `zoo claims` calls it.
+        statement: the prediction in one or two sentences.
+        source: where it comes from.
+        refuted_by: the measurement that would refute it.
+        measure: makes that measurement.
+        slogan: a sentence that is often said and is false: its checks say what it would imply, and it is refuted as
+            predicted when none of them holds.
+    """
+
+    name: str
+    statement: str
+    source: str
+    refuted_by: str
+    measure: Callable[[Settings], Evidence]
+    slogan: bool = False
+
+    def judge(self, evidence: Evidence) -> Status:
+        """The verdict that the evidence compels."""
+        if self.slogan:
+            return "refuted as predicted" if all(check.refutes for check in evidence.checks) else "not refuted"
+        return "holds" if all(check.holds for check in evidence.checks) else "fails"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim after its measurement."""
+
+    claim: Claim
+    evidence: Evidence
+    status: Status
+    seconds: float
+
+    @property
+    def as_expected(self) -> bool:
+        """True for a claim that holds and for a slogan that is refuted."""
+        return self.status in ("holds", "refuted as predicted")

@@ -1,0 +1,188 @@
+"""The mechanisms that claims speak about, bare: no projections, convolutions or norms around them.
+
+Each is written from its recurrence, position by position, with its coefficients marked; `zoo.theory.interaction` reads
+off the rest. They are for sequences of tens of positions in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from zoo.coefficient import coefficient
+from zoo.ops.activation import rms_norm, tanh
+from zoo.ops.selective_scan import selective_scan
+from zoo.theory.claims.claim import Settings
+
+M = TypeVar("M", bound=nn.Module)
+Rule = Callable[[Float[Tensor, "batch seq d_in"]], Float[Tensor, "batch seq d_out"]]
+
+
+class Core(nn.Module):
+    """A rule as a layer."""
+
+    def __init__(self, rule: Rule) -> None:
+        super().__init__()
+        self.rule = rule
+
+    def forward(self, x: Float[Tensor, "batch seq d_in"]) -> Float[Tensor, "batch seq d_out"]:
+        return self.rule(x)
+
+
+def drawn(settings: Settings, build: Callable[[], M], *stream: int) -> M:
+    """The module that `build` makes, its parameters drawn from the settings' seed; float64, on their device."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.generator(*stream).initial_seed())
+        return build().double().to(settings.device)
+
+
+class Draw:
+    """Normal draws in float64, on the device of the settings, one after the other."""
+
+    def __init__(self, settings: Settings, *stream: int) -> None:
+        self.generator, self.device = settings.generator(*stream), settings.device
+
+    def __call__(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.generator, dtype=torch.float64).to(self.device)
+
+    def square(self, width: int, d_in: int) -> Tensor:
+        """(width, d_in) that keeps the size of a vector."""
+        return self(width, d_in) / d_in**0.5
+
+
+def gated_linear_attention(draw: Draw, d_model: int, d_key: int) -> Core:
+    """S_t = diag(a_t) S_{t-1} + k_t v_t^T, y_t = S_t^T q_t, a decay per key channel (Yang et al. 2312.06635)."""
+    to_q, to_k, to_a = (draw.square(d_key, d_model) for _ in range(3))
+    to_v = draw.square(d_model, d_model)
+
+    def rule(x: Tensor) -> Tensor:
+        q, k, a = coefficient(x @ to_q.T), coefficient(x @ to_k.T), coefficient(torch.sigmoid(x @ to_a.T))
+        v, state, y = x @ to_v.T, x.new_zeros(len(x), d_key, d_model), []
+        for t in range(x.shape[1]):
+            state = a[:, t, :, None] * state + k[:, t, :, None] * v[:, t, None]
+            y.append(torch.einsum("bk,bkv->bv", q[:, t], state))
+        return torch.stack(y, dim=1)
+
+    return Core(rule)
+
+
+def delta_rule(to_q: Tensor, to_k: Tensor, to_v: Tensor, step: Rule) -> Core:
+    """S_t = (I - b_t k_t k_t^T) S_{t-1} + b_t k_t v_t^T, y_t = S_t^T q_t, unit keys (Yang et al. 2406.06484).
+
+    Args:
+        to_q, to_k, to_v: projections of the input, (d_key, d_model) and (d_value, d_model).
+        step: the input's b_t, (batch, seq, 1).
+    """
+
+    def rule(x: Tensor) -> Tensor:
+        q, k, b = coefficient(x @ to_q.T), coefficient(nn.functional.normalize(x @ to_k.T, dim=-1)), step(x)
+        b, v = coefficient(b), x @ to_v.T
+        state, y = x.new_zeros(len(x), len(to_k), len(to_v)), []
+        for t in range(x.shape[1]):
+            missing = v[:, t] - torch.einsum("bk,bkv->bv", k[:, t], state)
+            state = state + (b[:, t] * k[:, t])[:, :, None] * missing[:, None]
+            y.append(torch.einsum("bk,bkv->bv", q[:, t], state))
+        return torch.stack(y, dim=1)
+
+    return Core(rule)
+
+
+def drawn_delta_rule(draw: Draw, d_model: int) -> Core:
+    """A delta rule with drawn projections and b_t = 2 sigmoid(w x_t)."""
+    to_q, to_k, to_v = (draw.square(d_model, d_model) for _ in range(3))
+    to_b = draw.square(1, d_model)
+    return delta_rule(to_q, to_k, to_v, lambda x: 2 * torch.sigmoid(x @ to_b.T))
+
+
+def state_space_duality(draw: Draw, d_model: int, n_heads: int, d_state: int) -> Core:
+    """Mamba-2: a scalar decay per head, channels split among heads (Dao and Gu 2405.21060)."""
+    to_b, to_c = draw.square(d_state, d_model), draw.square(d_state, d_model)
+    to_a = draw.square(n_heads, d_model)
+
+    def rule(x: Tensor) -> Tensor:
+        b, c, a = coefficient(x @ to_b.T), coefficient(x @ to_c.T), coefficient(torch.sigmoid(x @ to_a.T))
+        u = x.unflatten(2, (n_heads, -1))
+        state, y = x.new_zeros(len(x), n_heads, d_state, d_model // n_heads), []
+        for t in range(x.shape[1]):
+            state = a[:, t, :, None, None] * state + torch.einsum("bs,bhc->bhsc", b[:, t], u[:, t])
+            y.append(torch.einsum("bs,bhsc->bhc", c[:, t], state).flatten(1))
+        return torch.stack(y, dim=1)
+
+    return Core(rule)
+
+
+def selective_core(draw: Draw, d_inner: int, d_state: int) -> Core:
+    """Mamba-1's scan alone: a decay per channel and state (Gu and Dao 2312.00752)."""
+    to_dt = draw.square(d_inner, d_inner)
+    to_b, to_c = draw.square(d_state, d_inner), draw.square(d_state, d_inner)
+    rates = -torch.arange(1, d_state + 1, dtype=torch.float64, device=draw.device).repeat(d_inner, 1)
+
+    def rule(x: Tensor) -> Tensor:
+        dt = coefficient(nn.functional.softplus(x @ to_dt.T - 2))
+        return selective_scan(x, dt, rates, coefficient(x @ to_b.T), coefficient(x @ to_c.T))[0]
+
+    return Core(rule)
+
+
+def recurrent_network(draw: Draw, d_model: int, d_state: int) -> Core:
+    """h_t = tanh(U h_{t-1} + W x_t), y_t = C h_t."""
+    recurrent, into, out = 0.6 * draw(d_state, d_state), draw(d_state, d_model), draw(d_model, d_state)
+
+    def rule(x: Tensor) -> Tensor:
+        h, y = x.new_zeros(len(x), d_state), []
+        for t in range(x.shape[1]):
+            h = tanh(h @ recurrent.T + x[:, t] @ into.T)
+            y.append(h @ out.T)
+        return torch.stack(y, dim=1)
+
+    return Core(rule)
+
+
+def gated(layer: nn.Module, gate: Rule) -> Core:
+    """gate(x) * layer(x): all of the gate is a coefficient."""
+    core = Core(lambda x: coefficient(gate(x)) * layer(x))
+    core.layer = layer  # so that its mode and its parameters are seen
+    return core
+
+
+def needle_attention(to_value: Tensor, sharpness: float) -> Core:
+    """softmax_j(sharpness x_i[1] x_j[0]) V x_j, causal: channel 0 of a position is its key, channel 1 its query."""
+
+    def rule(x: Tensor) -> Tensor:
+        query, key = coefficient(x[..., 1:2]), coefficient(x[..., 0:1])
+        logits = sharpness * query @ key.mT
+        later = torch.ones_like(logits, dtype=torch.bool).triu(1)
+        return torch.softmax(logits.masked_fill(later, -torch.inf), dim=-1) @ (x @ to_value.T)
+
+    return Core(rule)
+
+
+def moving_average(to_value: Tensor, rho: float) -> Core:
+    """y_i = (1 - rho) sum_tau rho^tau V x_{i - tau}."""
+
+    def rule(x: Tensor) -> Tensor:
+        lag = torch.arange(x.shape[1], dtype=x.dtype, device=x.device)
+        lag = lag[:, None] - lag
+        weights = torch.where(lag >= 0, (1 - rho) * rho ** lag.clamp(min=0), 0.0)
+        return weights @ (x @ to_value.T)
+
+    return Core(rule)
+
+
+def stack(layers: list[nn.Module], residual: bool) -> Core:
+    """Layers on root-mean-square-normed input one after the other, with residuals or without."""
+    held = nn.ModuleList(layers)
+
+    def rule(x: Tensor) -> Tensor:
+        for layer in held:
+            y = layer(rms_norm(x, x.new_ones(x.shape[-1])))
+            x = x + y if residual else y
+        return x
+
+    core = Core(rule)
+    core.layers = held
+    return core
