@@ -147,7 +147,9 @@ def measure_gates_and_depth(settings: Settings) -> Evidence:
         residual = drawn(settings, lambda: Stack([ResidualBlock(heads()), ResidualBlock(heads())]), 9, n_heads)
         checks += [
             equals(f"two layers of {n_heads} heads", rank_at_draw(plain, draw, d_model), n_heads**2),
-            equals(f"two residual layers of {n_heads} heads", rank_at_draw(residual, draw, d_model), (n_heads + 1) ** 2),
+            equals(
+                f"two residual layers of {n_heads} heads", rank_at_draw(residual, draw, d_model), (n_heads + 1) ** 2
+            ),
         ]
     return Evidence(tuple(checks))
 

@@ -1,0 +1,381 @@
+"""Claims about head counts: what H factorized heads can make of a map of interaction rank k."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from zoo.coefficient import coefficient
+from zoo.mixers.factorized import Factorized
+from zoo.theory.claims.claim import (
+    Check,
+    Claim,
+    Curve,
+    Evidence,
+    Panel,
+    Settings,
+    at_least,
+    at_most,
+    equals,
+    near,
+)
+from zoo.theory.claims.cores import Core, Draw, drawn
+from zoo.theory.convert import to_heads
+from zoo.theory.lags import head_count, head_count_bound, lag_operators
+from zoo.theory.operator import interaction
+from zoo.theory.rank import heads_needed, interaction_rank
+from zoo.theory.teacher import balanced_teacher
+
+_SOURCE = "Ghodsi, arXiv 2512.15115 (head counts); weighted Eckart-Young theorem"
+_SEQ_LEN, _D_MODEL = 32, 6
+_RANKS = (1, 2, 4, 8)
+_BATCH, _LR = 16, 5e-2
+
+
+def relative_error(lags: Tensor, other: Tensor) -> Tensor:
+    """E|Y - Y'|^2 / E|Y|^2 of two time-invariant maps under white input, exactly."""
+    pairs = torch.arange(len(lags), 0, -1, dtype=lags.dtype, device=lags.device)
+    miss, size = ((pairs * g.square().sum((1, 2))).sum() for g in (other - lags, lags))
+    return miss / size
+
+
+def toeplitz_matrix(lags: Float[Tensor, "seq d_out d_in"]) -> Float[Tensor, "rows columns"]:
+    """The matrix (seq * d_out, seq * d_in) of the causal map with these lag operators."""
+    n = len(lags)
+    lag = torch.arange(n, device=lags.device)[:, None] - torch.arange(n, device=lags.device)
+    blocks = torch.where((lag >= 0)[..., None, None], lags[lag.clamp(min=0)], 0.0)
+    return blocks.transpose(1, 2).flatten(2).flatten(0, 1)
+
+
+def population_optimum(lags: Tensor, n_heads: int, generator: torch.Generator) -> float:
+    """The relative error that L-BFGS reaches on the expected loss from a drawn start: no singular value is used."""
+    n, d_out, d_in = lags.shape
+    a = 0.3 * torch.randn(n_heads, n, generator=generator, dtype=lags.dtype)
+    v = torch.randn(n_heads, d_out, d_in, generator=generator, dtype=lags.dtype) / d_in**0.5
+    a, v = (t.to(lags.device).requires_grad_() for t in (a, v))
+    optimizer = torch.optim.LBFGS(
+        [a, v],
+        max_iter=1500,
+        history_size=30,
+        tolerance_grad=1e-13,
+        tolerance_change=1e-18,
+        line_search_fn="strong_wolfe",
+    )
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = relative_error(lags, torch.einsum("ht,hpd->tpd", a, v))
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    return loss().item()
+
+
+def trained_error(lags: Tensor, n_heads: int, steps: int, settings: Settings, stream: int) -> float:
+    """The exact relative error of a `factorized` mixer after Adam on fresh white sequences, cosine schedule."""
+    n, d_out, d_in = lags.shape
+    mixer = drawn(settings, lambda: Factorized(d_in, n_heads, d_out, max_seq_len=n), 20, n_heads, stream)
+    optimizer = torch.optim.Adam(mixer.parameters(), lr=_LR)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, eta_min=_LR / 100)
+    teacher, inputs = toeplitz_matrix(lags), Draw(settings, 21, n_heads, stream)
+    size = _BATCH * teacher.square().sum()
+    for _ in range(steps):
+        x = inputs(_BATCH, n, d_in)
+        y = (x.flatten(1) @ teacher.T).view(_BATCH, n, d_out)
+        loss = (mixer(x) - y).square().sum() / size
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    with torch.no_grad():
+        learned = torch.einsum("ht,hpd->tpd", mixer.coefficients, mixer.value_maps)
+        return relative_error(lags, learned).item()
+
+
+def measure_head_count(settings: Settings) -> Evidence:
+    """Error against heads: bound, optimum of the expected loss, Adam."""
+    checks: list[Check] = []
+    curves: list[Curve] = []
+    for k in _RANKS:
+        lags = balanced_teacher(k, _D_MODEL, _SEQ_LEN, seed=settings.seed).to(settings.device)
+        heads = range(1, k + 2)
+        bounds = [head_count_bound(lags, h) for h in heads]
+        trained = []
+        for h, bound in zip(heads, bounds, strict=True):
+            best = population_optimum(lags, h, settings.generator(22, k, h))
+            by_adam = median(
+                trained_error(lags, h, settings.steps, settings, 100 * k + repeat) for repeat in range(settings.n_seeds)
+            )
+            trained.append(by_adam)
+            if h < k:
+                checks += [
+                    near(f"k={k}, H={h}: optimum of the expected loss / bound", best / bound, 1, 1e-3),
+                    near(f"k={k}, H={h}: Adam, median of {settings.n_seeds} seeds / bound", by_adam / bound, 1, 0.02),
+                ]
+            if h == k:
+                checks += [
+                    at_most(f"k={k}, H={h}: optimum of the expected loss", best, 1e-12),
+                    at_most(f"k={k}, H={h}: Adam, median of {settings.n_seeds} seeds", by_adam, 1e-6),
+                ]
+        counts = tuple(float(h) for h in heads)
+        below = [bound for h, bound in zip(heads, bounds, strict=True) if h < k]
+        curves.append(Curve(f"k = {k}: trained by Adam", counts, tuple(trained), "points"))
+        curves.append(Curve(f"k = {k}: exact bound, zero from H = k", counts[: len(below)], tuple(below), "line"))
+    panel = Panel(
+        "Error against number of heads",
+        "heads H",
+        "relative squared error",
+        tuple(curves),
+        whole_x=True,
+    )
+    return Evidence(tuple(checks), (panel,))
+
+
+def measure_one_head_gap(settings: Settings) -> Evidence:
+    """One head against SSMs of growing rank, both read as operators."""
+    checks: list[Check] = []
+    errors = []
+    for k in _RANKS:
+        lags = balanced_teacher(k, _D_MODEL, _SEQ_LEN, seed=settings.seed).to(settings.device)
+        one, exact = to_heads(lags, 1), to_heads(lags)
+        x = Draw(settings, 30, k)(1, _SEQ_LEN, _D_MODEL)
+        near_it, map_itself = (interaction(mixer, x).operator[0] for mixer in (one, exact))
+        error = ((near_it - map_itself).square().sum() / map_itself.square().sum()).item()
+        errors.append(error)
+        checks += [
+            equals(f"k={k}: rank of the SSM", interaction_rank(map_itself), k),
+            equals(f"k={k}: rank of one head", interaction_rank(near_it), 1),
+        ]
+        if k == 1:
+            checks.append(at_most("k=1: relative squared error of one head", error, 1e-20))
+        else:
+            # The k singular values of a balanced map lie close together: the first holds little more than 1/k.
+            checks.append(Check(f"k={k}: relative squared error of the best head", error, 0.5 * (1 - 1 / k), 1 - 1 / k))
+    ranks = tuple(float(k) for k in _RANKS)
+    panel = Panel(
+        "What one factorized head leaves of an SSM",
+        "interaction rank k of the SSM",
+        "relative squared error",
+        (
+            Curve("best single head", ranks, tuple(errors), "points"),
+            Curve("1 - 1/k", ranks, tuple(1 - 1 / k for k in _RANKS), "dashed"),
+        ),
+        log_y=False,
+        whole_x=True,
+    )
+    return Evidence(tuple(checks), (panel,))
+
+
+def _weighted_spectrum(lags: Tensor) -> Tensor:
+    pairs = torch.arange(len(lags), 0, -1, dtype=lags.dtype, device=lags.device)
+    return torch.linalg.svdvals(pairs.sqrt()[:, None] * lags.flatten(1))
+
+
+def _drawn_system(draw: Draw, poles: Tensor, seq_len: int) -> Tensor:
+    """Lag operators of 16 channels with these poles and drawn residues; complex poles stand for conjugate pairs."""
+    b, c = draw(len(poles), 16), draw(16, len(poles))
+    if poles.is_complex():
+        b, c = torch.complex(b, draw(len(poles), 16)), torch.complex(c, draw(16, len(poles)))
+        poles, b, c = torch.cat((poles, poles.conj())), torch.cat((b, b.conj())), torch.cat((c, c.conj()), dim=1)
+    return lag_operators(poles, b, c, seq_len)
+
+
+def _real_poles(n_poles: int, seq_len: int, device: str) -> Tensor:
+    """Real poles whose timescales are spread evenly over the logarithms of 1 to seq_len."""
+    where = (torch.arange(n_poles, dtype=torch.float64, device=device) + 0.5) / n_poles
+    return torch.exp(-torch.exp(-where * math.log(seq_len)))
+
+
+def measure_heads_for_an_error(settings: Settings) -> Evidence:
+    """Heads for an error of 10, 1 and 0.1 per cent, real against oscillating poles."""
+    n = settings.seq_len
+    states = n // 2
+    draw, device = Draw(settings, 40), settings.device
+    pairs = torch.arange(states // 2, dtype=torch.float64, device=device)
+    angles = math.pi * torch.rand(states // 2, generator=settings.generator(41), dtype=torch.float64).to(device)
+    ring = torch.polar(torch.full_like(angles, 1 - 1 / (4 * n)), angles)
+    s4d = torch.exp(torch.complex(torch.full_like(pairs, -0.5), math.pi * pairs) * 2 / states)
+    families = {
+        "real poles, timescales 1 to n": _real_poles(states, n, device),
+        "oscillating poles near the unit circle": ring,
+        "S4D-Lin, one step size": s4d,
+    }
+    spectra = {name: _weighted_spectrum(_drawn_system(draw, poles, n)) for name, poles in families.items()}
+    checks = []
+    for name, spectrum in spectra.items():
+        ten, one, tenth = (heads_needed(spectrum, error) for error in (1e-1, 1e-2, 1e-3))
+        of = f"{name}, {states} states, n = {n}"
+        if name.startswith("real"):
+            grown = math.log(n)  # about log n log(1/error) heads: observed, not proved
+            checks += [
+                at_most(f"{of}: heads for 10 %", ten, math.ceil(grown)),
+                at_most(f"{of}: heads for 1 %", one, math.ceil(1.5 * grown)),
+                at_most(f"{of}: heads for 0.1 %", tenth, math.ceil(2 * grown)),
+            ]
+        else:
+            checks += [
+                at_least(f"{of}: heads for 10 %", ten, math.ceil(0.6 * states)),
+                at_least(f"{of}: heads for 1 %", one, math.ceil(0.8 * states)),
+                at_least(f"{of}: heads for 0.1 %", tenth, math.ceil(0.85 * states)),
+            ]
+    curves = []
+    for name, spectrum in spectra.items():
+        tail = spectrum.square().flip(0).cumsum(0).flip(0)
+        error = (tail / tail[0]).sqrt().clamp(min=1e-16).tolist()[: states + 1]
+        curves.append(Curve(name, tuple(float(h) for h in range(len(error))), tuple(error)))
+    panel = Panel(f"{states} states, as many as heads would be exact", "heads", "relative error (norm)", tuple(curves))
+    return Evidence(tuple(checks), (panel,))
+
+
+def turning_layer(lags: Float[Tensor, "seq 2 2"]) -> Core:
+    """Two heads, I and the quarter turn J, with f_1 = u^T G u and f_2 = (J u)^T G u at u = x / |x|.
+
+    G x = f_1(x) x + f_2(x) J x for every x in the plane: the heads equal any map of two channels, whatever its rank.
+    """
+    turn = lags.new_tensor([[0.0, -1.0], [1.0, 0.0]])
+
+    def rule(x: Tensor) -> Tensor:
+        unit = x / x.norm(dim=-1, keepdim=True)
+        image = torch.einsum("tac,bjc->bjta", lags, unit)
+        along = coefficient(torch.einsum("bjta,bja->bjt", image, unit))
+        across = coefficient(torch.einsum("bjta,bja->bjt", image, unit @ turn.T))
+        n = x.shape[1]
+        lag = torch.arange(n, device=x.device)[:, None] - torch.arange(n, device=x.device)
+        source = torch.arange(n, device=x.device).expand(n, n)
+        held = [torch.where(lag >= 0, f[:, source, lag.clamp(min=0)], 0.0) for f in (along, across)]
+        return held[0] @ x + held[1] @ (x @ turn.T)
+
+    return Core(rule)
+
+
+def measure_outputs_need_fewer(settings: Settings) -> Evidence:
+    """The counterexample {I, J}: as an operator, and on its outputs."""
+    draw = Draw(settings, 50)
+    lags = draw(_SEQ_LEN, 2, 2)
+    layer = turning_layer(lags)
+    x = draw(8, _SEQ_LEN, 2)
+    x = x / x.norm(dim=-1, keepdim=True)
+    wanted = (x.flatten(1) @ toeplitz_matrix(lags).T).view_as(x)
+    error = ((layer(x) - wanted).norm() / wanted.norm()).item()
+    rank = interaction_rank(interaction(layer, x[:1]).operator)[0].item()
+    return Evidence(
+        (
+            equals("rank of the map", head_count(lags), 4),
+            equals("rank of the two-head layer", rank, 2),
+            at_least("operator-level bound for two heads (relative squared error)", head_count_bound(lags, 2), 0.1),
+            at_most("relative error of its outputs on unit inputs", error, 1e-12),
+        )
+    )
+
+
+def _fewest_values() -> dict[str, Tensor]:
+    """Value maps whose images of any x != 0 fill the output space, though they are fewer than the rank."""
+    turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
+    two = torch.eye(2, dtype=torch.float64)
+    flip = torch.diag(torch.tensor([1.0, -1.0], dtype=torch.float64))
+    i, j = torch.kron(two, turn), torch.kron(turn, flip)
+    values = {
+        "I and a quarter turn": torch.stack((two, turn)),
+        "the four unit quaternions": torch.stack((torch.eye(4, dtype=torch.float64), i, j, i @ j)),
+    }
+    for width in (3, 6):
+        rows, columns = torch.meshgrid(torch.arange(width), torch.arange(width), indexing="ij")
+        hankel = torch.stack([(rows + columns == h).double() for h in range(2 * width - 1)])
+        values[f"{2 * width - 1} Hankel maps"] = hankel
+    return values
+
+
+def measure_heads_for_outputs(settings: Settings) -> Evidence:
+    """Outputs of drawn maps of full rank by fewer heads, coefficients solved for at each unit input."""
+    checks = []
+    for stream, (name, values) in enumerate(_fewest_values().items()):
+        draw = Draw(settings, 51, stream)
+        values, width = values.to(settings.device), values.shape[1]
+        lags = draw(_SEQ_LEN, width, width)
+        x = draw(500, width)
+        x = x / x.norm(dim=1, keepdim=True)
+        reached = torch.einsum("hpd,xd->xph", values, x)
+        wanted = torch.einsum("tpd,xd->xpt", lags, x)
+        found = reached @ (torch.linalg.pinv(reached) @ wanted)
+        error = ((found - wanted).square().sum() / wanted.square().sum()).item()
+        spectrum = torch.linalg.svdvals(lags.flatten(1)).square()
+        bound = (spectrum[len(values) :].sum() / spectrum.sum()).item()
+        quantity = f"{name}, H = {len(values)} for k = {head_count(lags)}: relative squared error of outputs"
+        checks.append(at_least(quantity, error, bound))
+    return Evidence(tuple(checks))
+
+
+def measure_heads_per_pole(settings: Settings) -> Evidence:
+    """Heads that real poles need in practice, and the step that a drawn teacher does not show."""
+    n, states = settings.seq_len, settings.seq_len // 2
+    lags = _drawn_system(Draw(settings, 60), _real_poles(states, n, settings.device), n)
+    tenth = heads_needed(_weighted_spectrum(lags), 1e-3)
+    draw = Draw(settings, 61)
+    poles = torch.linspace(0.95, -0.8, 8, dtype=torch.float64, device=settings.device)
+    smooth = lag_operators(poles, draw(8, _D_MODEL), draw(_D_MODEL, 8), _SEQ_LEN)
+    return Evidence(
+        (
+            at_least(f"{states} real poles, n = {n}: heads for 0.1 %", tenth, states / 2),
+            at_least(
+                "8 real poles, drawn residues: least relative squared error of 7 heads",
+                head_count_bound(smooth, 7),
+                1e-3,
+            ),
+        )
+    )
+
+
+ONE_HEAD_GAP = Claim(
+    "one_head_gap",
+    "One factorized head has interaction rank one whatever its coefficients; of a balanced SSM of rank k it leaves a "
+    "part that grows towards 1 - 1/k.",
+    _SOURCE,
+    "A single head of rank above one, or one that leaves less than half of 1 - 1/k.",
+    measure_one_head_gap,
+)
+HEAD_COUNT = Claim(
+    "head_count",
+    "H heads with input-independent coefficients reach exactly the weighted Eckart-Young bound: above zero for H < k, "
+    "zero from H = k on. Training finds it.",
+    _SOURCE,
+    "An optimum off the bound by 1e-3 for H < k, above 1e-12 at H = k, or Adam off by more than 2 %.",
+    measure_head_count,
+)
+HEADS_FOR_AN_ERROR = Claim(
+    "heads_for_an_error",
+    "To a given error, SSMs with real poles need about log n log(1/error) heads however many poles they have; "
+    "oscillating ones need nearly one per state.",
+    "Observed; exact spectra of p = d = 16 systems",
+    "Real poles that need more than 2 log n heads for 0.1 %, or oscillating ones that need fewer than 60 % of their "
+    "states for 10 %.",
+    measure_heads_for_an_error,
+)
+OUTPUTS_NEED_FEWER = Claim(
+    "outputs_need_fewer",
+    "The head-count theorem is about operators (or outputs, with coefficients continuous at zero): on unit inputs two "
+    "heads with input-dependent coefficients reproduce every output of a map of rank four.",
+    "Constructed: value maps I and J in the plane",
+    "An output error above 1e-12, or an operator of another rank.",
+    measure_outputs_need_fewer,
+)
+SLOGAN_HEADS_FOR_OUTPUTS = Claim(
+    "slogan_heads_for_outputs",
+    "'Fewer than k heads cannot reproduce the outputs of a map of rank k.'",
+    "The head-count theorem read as a statement about outputs",
+    "Heads with input-dependent coefficients whose outputs on unit inputs err less than the operator-level bound.",
+    measure_heads_for_outputs,
+    slogan=True,
+)
+SLOGAN_HEADS_PER_POLE = Claim(
+    "slogan_heads_per_pole",
+    "'An SSM with N poles needs about N heads, and the error drops in a visible step at N.'",
+    "The algebraic rank read as a numerical one",
+    "Real poles that need few heads, and a teacher whose error is negligible one head before k.",
+    measure_heads_per_pole,
+    slogan=True,
+)
