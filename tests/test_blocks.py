@@ -1,0 +1,106 @@
+"""Norm, channel mixer, convolution, stack and residual block."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests import reference
+from tests.cases import draw, parameters, randomise
+from tests.tolerances import assert_close
+from zoo import create_mixer
+from zoo.blocks import ResidualBlock, RMSNorm, ShortConv, Stack, SwiGLU
+from zoo.theory.operator import interaction
+
+
+def test_rms_norm_is_the_reference(generator: torch.Generator) -> None:
+    norm, x = randomise(RMSNorm(6), generator).double(), draw(2, 5, 6, generator=generator)
+    assert_close(norm(x), reference.rms_norm(x.numpy(), norm.weight.detach().numpy()))
+    assert_close(norm(x[0, 0]), reference.rms_norm(x[0, 0].numpy(), norm.weight.detach().numpy()))
+
+
+def test_rms_norm_is_continuous_at_zero_and_safe_in_float16() -> None:
+    norm = RMSNorm(4)
+    assert torch.equal(norm(torch.zeros(1, 4)), torch.zeros(1, 4))
+    large = torch.full((1, 4), 1000.0, dtype=torch.float16)  # its square overflows
+    torch.testing.assert_close(norm.half()(large), torch.ones_like(large))
+
+
+def test_swiglu_is_the_reference(generator: torch.Generator) -> None:
+    layer, x = SwiGLU(6, 10).double(), draw(2, 5, 6, generator=generator)
+    assert_close(layer(x), reference.swiglu(parameters(layer), x.numpy()))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("d_conv", [1, 2, 5])
+def test_short_conv_is_the_reference_in_any_chunks(d_conv: int, bias: bool, generator: torch.Generator) -> None:
+    conv = randomise(ShortConv(3, d_conv, bias=bias), generator).double()
+    x = draw(2, 9, 3, generator=generator)
+    p = parameters(conv)
+    expected = np.stack([reference.short_conv(row, p["weight"], p.get("bias", 0.0)) for row in x.numpy()])
+    assert_close(conv(x), expected)
+    state, outputs = None, []
+    for chunk in x.split([1, 2, 6], dim=1):
+        y, state = conv.stream(chunk, state)
+        outputs.append(y)
+    assert_close(torch.cat(outputs, dim=1), expected)
+    assert state.shape == (2, d_conv - 1, 3)
+
+
+@pytest.mark.parametrize("d_channel", [0, 12])
+def test_a_residual_block_is_the_reference_and_an_operator(d_channel: int, generator: torch.Generator) -> None:
+    block = randomise(ResidualBlock(create_mixer("attention", 8), d_channel), generator).double()
+    x = draw(2, 7, 8, generator=generator)
+    p = parameters(block)
+    assert ("channel.up_proj.weight" in p) == bool(d_channel)
+    assert_close(block(x), np.stack([reference.residual_block(p, row, "attention") for row in x.numpy()]))
+    assert_close(interaction(block, x).apply(x), block(x))
+
+
+def test_a_stack_is_its_layers_one_after_the_other(generator: torch.Generator) -> None:
+    first, second = create_mixer("factorized", 8, d_out=5), create_mixer("lstm", 5)
+    stack, x = Stack([first, second]).double(), draw(2, 7, 8, generator=generator)
+    assert (stack.d_model, stack.d_out) == (8, 5)
+    assert torch.equal(stack(x), second(first(x)))
+    y, state = stack.stream(x[:, :3])
+    again, _ = stack.stream(x[:, 3:], state)
+    assert_close(torch.cat((y, again), dim=1), stack(x))
+
+
+def test_reset_parameters_reaches_everything_below(generator: torch.Generator) -> None:
+    block = ResidualBlock(create_mixer("selective_ssm", 8), 12)
+    for module in (block, Stack([block])):
+        randomise(module, generator)
+        before = {name: p.clone() for name, p in module.named_parameters()}
+        module.reset_parameters()
+        assert [name for name, p in module.named_parameters() if torch.equal(p, before[name])] == []
+    assert torch.equal(block.mixer_norm.weight, torch.ones(8))
+    assert torch.equal(block.channel_norm.weight, torch.ones(8))
+
+
+def test_norms_and_biases_are_spared_from_weight_decay() -> None:
+    block = ResidualBlock(Stack([ShortConv(8, 4, bias=True), create_mixer("selective_ssm", 8)]), 12)
+    assert block.no_weight_decay() == {
+        "mixer_norm.weight",
+        "channel_norm.weight",
+        "mixer.layers.0.bias",
+        "mixer.layers.1.A_log",
+        "mixer.layers.1.D",
+        "mixer.layers.1.conv.bias",
+        "mixer.layers.1.dt_proj.bias",
+    }
+
+
+def test_what_does_not_fit_together_is_refused() -> None:
+    narrow = create_mixer("factorized", 8, d_out=5)
+    with pytest.raises(ValueError, match="d_out=5 cannot feed one of d_model=8"):
+        Stack([narrow, create_mixer("lstm", 8)])
+    with pytest.raises(ValueError, match="at least one layer"):
+        Stack([])
+    with pytest.raises(ValueError, match="needs d_out = d_model, got 5 and 8"):
+        ResidualBlock(narrow)
+    with pytest.raises(ValueError, match="d_conv must be a positive integer, got 0"):
+        ShortConv(8, 0)
+    with pytest.raises(ValueError, match="d_channel must be a positive integer, got -1"):
+        SwiGLU(8, -1)

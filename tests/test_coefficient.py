@@ -1,0 +1,135 @@
+"""The three modes of `coefficient`, and that an unmarked coefficient is caught."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.cases import draw
+from tests.tolerances import assert_close
+from zoo.coefficient import coefficient, recording, replaying
+from zoo.theory.operator import NotAffineError, interaction
+
+
+def gate(x: Tensor) -> Tensor:
+    return coefficient(torch.sigmoid(x)) * x
+
+
+def test_outside_the_modes_it_is_its_argument() -> None:
+    x = torch.ones(3, requires_grad=True)
+    assert coefficient(x) is x
+
+
+def test_recording_returns_its_argument_and_keeps_it_detached() -> None:
+    x = torch.ones(3, requires_grad=True)
+    with recording() as tape:
+        assert coefficient(x) is x
+    assert len(tape.kept) == 1
+    assert torch.equal(tape.kept[0], x)
+    assert not tape.kept[0].requires_grad
+    assert coefficient(x) is x
+
+
+def test_replaying_returns_what_was_kept_in_order(generator: torch.Generator) -> None:
+    first, second, other = (draw(3, generator=generator) for _ in range(3))
+    with recording() as tape:
+        coefficient(first)
+        coefficient(second)
+    for _ in range(2):  # a tape can be replayed again
+        with replaying(tape):
+            assert torch.equal(coefficient(other), first)
+            assert torch.equal(coefficient(other), second)
+
+
+def test_replayed_a_gate_is_linear_and_its_gradient_is_the_coefficient(generator: torch.Generator) -> None:
+    x, other = draw(4, generator=generator), draw(4, generator=generator).requires_grad_()
+    with recording() as tape:
+        gate(x)
+    with replaying(tape):
+        y = gate(other)
+    assert_close(y, torch.sigmoid(x) * other)
+    assert_close(torch.autograd.grad(y.sum(), other)[0], torch.sigmoid(x))
+
+
+@pytest.mark.parametrize("inner", ["recording", "replaying"])
+@pytest.mark.parametrize("outer", ["recording", "replaying"])
+def test_modes_do_not_nest(outer: str, inner: str) -> None:
+    with recording() as tape:
+        pass
+    modes = {"recording": recording, "replaying": lambda: replaying(tape)}
+    with modes[outer](), pytest.raises(RuntimeError, match="do not nest"), modes[inner]():
+        pass
+
+
+def test_replay_of_more_coefficients_than_recorded_is_refused() -> None:
+    with recording() as tape:
+        coefficient(torch.ones(2))
+    with replaying(tape):
+        coefficient(torch.ones(2))
+        with pytest.raises(RuntimeError, match="more coefficients than the 1 that were recorded"):
+            coefficient(torch.ones(2))
+
+
+def test_replay_of_fewer_coefficients_than_recorded_is_refused() -> None:
+    with recording() as tape:
+        coefficient(torch.ones(2))
+    with pytest.raises(RuntimeError, match="met 0 coefficients, 1 were recorded"), replaying(tape):
+        pass
+
+
+def test_replay_of_another_shape_is_refused() -> None:
+    with recording() as tape:
+        coefficient(torch.ones(2))
+    with pytest.raises(RuntimeError, match=r"shape \(3,\), recorded \(2,\)"), replaying(tape):
+        coefficient(torch.ones(3))
+
+
+def test_an_error_inside_leaves_no_mode_behind() -> None:
+    def interrupted(t: Tensor) -> None:
+        coefficient(t)
+        raise InterruptedError
+
+    x = torch.ones(2)
+    with pytest.raises(InterruptedError), recording() as tape:
+        interrupted(torch.zeros(2))
+    assert coefficient(x) is x
+    with pytest.raises(InterruptedError), replaying(tape):
+        interrupted(x)
+    assert coefficient(x) is x
+    with recording() as other:
+        coefficient(x)
+    assert torch.equal(other.kept[0], x)
+
+
+class Square(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x
+
+
+class DetachedSquare(nn.Module):
+    """Its Jacobian is diag(x), and y - J x = 0 everywhere: cutting the graph would hide what is not marked."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x.detach()
+
+
+class MarkedSquare(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return coefficient(x) * x
+
+
+@pytest.mark.parametrize("layer", [Square(), DetachedSquare(), nn.Sequential(MarkedSquare(), Square())])
+def test_an_unmarked_coefficient_is_caught(layer: nn.Module, generator: torch.Generator) -> None:
+    with pytest.raises(NotAffineError, match="not affine under replay"):
+        interaction(layer, draw(1, 3, 2, generator=generator))
+
+
+def test_a_marked_coefficient_is_the_operator(generator: torch.Generator) -> None:
+    x = draw(2, 3, 4, generator=generator)
+    operator, offset = interaction(MarkedSquare(), x)
+    expected = torch.zeros(2, 3, 3, 4, 4, dtype=x.dtype)
+    for i in range(3):
+        expected[:, i, i] = torch.diag_embed(x[:, i])
+    assert torch.equal(operator, expected)
+    assert not offset.any()

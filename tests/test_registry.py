@@ -1,0 +1,145 @@
+"""Names, options, and the layout of a hybrid over depth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import nn
+
+from zoo import create_layers, create_mixer, list_mixers
+from zoo.contract import SequenceMixer
+from zoo.naming import Registry, UnknownNameError
+from zoo.registry import MIXERS, mixer_class
+
+
+@pytest.mark.parametrize("name", list_mixers())
+def test_every_name_is_a_mixer_with_a_summary_and_a_docstring(name: str) -> None:
+    mixer = create_mixer(name, d_model=8)
+    assert isinstance(mixer, SequenceMixer)
+    assert type(mixer) is mixer_class(name) is MIXERS[name]
+    assert mixer(torch.zeros(2, 3, 8)).shape == (2, 3, 8)
+    assert 0 < len(MIXERS.summary(name)) <= 70
+    assert "Args:" in type(mixer).__doc__
+    assert "d_model:" in type(mixer).__doc__
+
+
+def test_the_published_names_are_there() -> None:
+    expected = {"attention", "factorized", "linear_attention", "diagonal_ssm", "selective_ssm", "lstm", "hybrid"}
+    assert expected <= set(list_mixers())
+
+
+@pytest.mark.parametrize(
+    ("given", "nearest"), [("atention", "attention"), ("lstn", "lstm"), ("selective-ssm", "selective_ssm")]
+)
+def test_an_unknown_name_is_answered_with_the_nearest(given: str, nearest: str) -> None:
+    message = rf"^unknown mixer '{given}' \(did you mean '{nearest}'\?\); choose from: {', '.join(list_mixers())}$"
+    for call in (
+        lambda: mixer_class(given),
+        lambda: create_mixer(given, 8),
+        lambda: create_layers(given, 2, 8),
+        lambda: create_layers("hybrid", 2, 8, pattern=[given, "lstm"]),
+    ):
+        with pytest.raises(UnknownNameError, match=message):
+            call()
+
+
+def test_a_name_like_no_other_gets_the_list_alone() -> None:
+    with pytest.raises(UnknownNameError, match=r"^unknown mixer 'xyzzy'; choose from: "):
+        create_mixer("xyzzy", 8)
+
+
+def test_a_registry_imports_nothing_until_asked() -> None:
+    registry = Registry("thing", {"missing": ("no.such.module:Thing", "a line")})
+    assert list(registry) == ["missing"]
+    assert registry.summary("missing") == "a line"
+    registry.check("missing")
+    with pytest.raises(ModuleNotFoundError):
+        registry["missing"]
+
+
+# Layers over depth.
+
+
+def kinds(layers: Sequence[nn.Module]) -> list[str]:
+    return [type(layer).__name__ for layer in layers]
+
+
+def test_a_plain_mixer_stands_at_every_layer() -> None:
+    layers = create_layers("attention", 3, 8, n_heads=2)
+    assert kinds(layers) == ["Attention"] * 3
+    assert [layer.n_heads for layer in layers] == [2] * 3
+    assert len({id(p) for layer in layers for p in layer.parameters()}) == 3 * len(list(layers[0].parameters()))
+
+
+def test_the_default_hybrid_alternates() -> None:
+    assert kinds(create_layers("hybrid", 5, 8)) == ["SelectiveSSM", "Attention"] * 2 + ["SelectiveSSM"]
+
+
+def test_the_jamba_layout_has_one_attention_layer_in_eight() -> None:
+    pattern = ["selective_ssm"] * 4 + ["attention"] + ["selective_ssm"] * 3  # period 8, offset 4
+    layers = create_layers("hybrid", 16, 8, pattern=pattern, d_state=2)
+    assert [i for i, kind in enumerate(kinds(layers)) if kind == "Attention"] == [4, 12]
+    assert kinds(layers).count("SelectiveSSM") == 14
+
+
+def test_too_few_layers_for_the_pattern_are_refused() -> None:
+    with pytest.raises(ValueError, match="n_layers=1 cannot hold the 2 layers"):
+        create_layers("hybrid", 1, 8)
+    for n_layers in (0, -2):
+        for name in ("hybrid", "lstm"):
+            with pytest.raises(ValueError, match="n_layers must be a positive integer"):
+                create_layers(name, n_layers, 8)
+
+
+def test_alone_a_hybrid_is_its_pattern_once() -> None:
+    hybrid = create_mixer("hybrid", 8, pattern=["lstm", "attention", "lstm"])
+    assert kinds([block.mixer for block in hybrid.blocks.layers]) == ["LSTM", "Attention", "LSTM"]
+
+
+# Options of members.
+
+
+def test_a_bare_option_goes_to_every_member_that_declares_it() -> None:
+    ssm, attention, linear = create_layers(
+        "hybrid", 3, 8, pattern=["selective_ssm", "attention", "linear_attention"], n_heads=2, d_conv=3
+    )
+    assert (attention.n_heads, linear.n_heads) == (2, 2)
+    assert ssm.conv.weight.shape[1] == 3
+    assert attention.conv.weight.shape[1] == 3
+
+
+def test_an_option_by_member_goes_to_that_member_and_wins() -> None:
+    attention, linear = create_layers(
+        "hybrid", 2, 8, pattern=["attention", "linear_attention"], n_heads=2, attention={"n_heads": 8}
+    )
+    assert (attention.n_heads, linear.n_heads) == (8, 2)
+
+
+def test_an_option_in_the_pattern_wins_over_all() -> None:
+    pattern = [{"name": "attention", "n_heads": 1}, "attention"]
+    first, second = create_layers("hybrid", 2, 8, pattern=pattern, n_heads=2, attention={"n_heads": 8})
+    assert (first.n_heads, second.n_heads) == (1, 8)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_head": 2}, r"unknown option of hybrid 'n_head' \(did you mean 'n_heads'\?\)"),
+        ({"feature_map": "elu"}, "unknown option of hybrid 'feature_map'"),
+        ({"atention": {"n_heads": 2}}, r"did you mean 'attention'\?"),
+        ({"attention": {"n_head": 2}}, r"unknown option of Attention 'n_head' \(did you mean 'n_heads'\?\)"),
+        ({"attention": 4}, "options of the member attention must be a mapping, got 4"),
+        ({"pattern": []}, "at least one mixer"),
+        ({"pattern": ["atention"]}, r"unknown mixer 'atention' \(did you mean 'attention'\?\)"),
+        ({"pattern": ["hybrid", "lstm"]}, "cannot be a member of a hybrid"),
+        ({"pattern": [{"n_heads": 2}]}, "needs a name"),
+        ({"pattern": [{"name": "attention", "n_head": 2}]}, r"did you mean 'n_heads'\?"),
+        ({"d_model": 16}, "unknown option of hybrid 'd_model'"),
+    ],
+)
+def test_options_that_fit_no_member_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        MIXERS["hybrid"].create(8, options)
+    assert "\n" not in str(caught.value)
