@@ -23,8 +23,8 @@ BACKBONE_OPTIONS = tuple(inspect.signature(Backbone).parameters)
 def load(run_dir: str | os.PathLike[str], checkpoint: Literal["best", "last"] | str = "best") -> Backbone:
     """The trained model of a run, on the CPU, in eval mode.
 
-    >>> model = load("runs/mqar/hybrid/seed0")
-    >>> logits = model(tokens)  # (batch, seq) -> (batch, seq, n_outputs)
+        model = zoo.load("runs/mqar/hybrid/seed0")
+        logits = model(tokens)  # (batch, seq) -> (batch, seq, n_outputs)
 
     Args:
         run_dir: folder of the run, or a .ckpt file itself.
