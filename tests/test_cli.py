@@ -1,0 +1,318 @@
+"""The command line: what each source of values decides, and one line for whatever cannot be followed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import cli
+import tasks
+import zoo
+
+ROOT = Path(cli.__file__).parent
+SHIPPED = sorted((ROOT / "configs").glob("mixer/*.yaml")) + sorted((ROOT / "configs").glob("task/*.yaml"))
+
+
+def parse(*argv: str) -> dict[str, Any]:
+    return cli.parse(argv).config
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def parse_text(tmp_path: Path, text: str, *argv: str) -> dict[str, Any]:
+    return parse("--config", write(tmp_path / "given.yaml", text), *argv)
+
+
+# Names come before everything else
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--help"], "mixers:"),
+        (["-h", "--mixer", "hybrid"], "examples:"),
+        (["--mixer", "hybridd"], "did you mean 'hybrid'?"),
+        (["--mixer=hybridd"], "choose from: attention, "),
+        (["--task", "mqra"], "did you mean 'mqar'?"),
+        (["--mixer.help", "atention"], "did you mean 'attention'?"),
+        (["--config", "no/such/file.yaml"], "no/such/file.yaml: cannot be read: No such file or directory"),
+    ],
+)
+def test_names_and_help_answer_without_the_heavy_imports(argv: list[str], said: str) -> None:
+    code = (
+        "import sys, train; status = 0\n"
+        "try: status = train.main(sys.argv[1:])\n"
+        "except SystemExit as stop: status = stop.code\n"
+        "heavy = {'torch', 'lightning', 'jsonargparse', 'numpy', 'rich', 'tqdm'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else status)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *argv], cwd=ROOT, capture_output=True, text=True, check=False)
+    wrong = "did you mean" in said or "choose" in said or "read" in said
+    assert done.returncode == (2 if wrong else 0), done.stderr
+    assert said in (done.stderr if wrong else done.stdout)
+    if wrong:
+        assert re.fullmatch(r"train\.py: error: [^\n]+\n", done.stderr)
+
+
+def test_help_names_every_mixer_and_task_and_only_flags_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.parse(["--help"])
+    text = capsys.readouterr().out
+    assert stop.value.code == 0
+    for registry in (cli.MIXERS, cli.TASKS):
+        for name in registry:
+            assert re.search(rf"^  {name} +{re.escape(registry.summary(name))}$", text, re.MULTILINE)
+    options = cli.Options(cli.choose([]))
+    known = {*options.declared, "mixer", "task", "config", "ckpt_path", "test_only", "overwrite", "print_config"}
+    known |= {f"{group}.{word}" for group in cli.GROUPS for word in ("help", "OPTION")}
+    known |= {"FLAG", "task.distance"}  # the latter of needle, in an example
+    assert set(re.findall(r"--([\w.]+)", text)) <= known
+
+
+@pytest.mark.parametrize(
+    ("flag", "shown"),
+    [
+        (("--mixer.help", "attention"), "--mixer.n_kv_heads"),
+        (("--mixer.help",), "--mixer.attention.n_heads"),
+        (("--task.help", "needle"), "--task.distance"),
+        (("--task.help",), "--task.n_train"),
+        (("--model.help",), "--warmup_steps"),
+        (("--trainer.help",), "--trainer.max_steps"),
+    ],
+)
+def test_help_of_a_group_shows_its_options(
+    flag: tuple[str, ...], shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.parse(flag)
+    assert stop.value.code == 0
+    assert f"  {shown} " in capsys.readouterr().out
+
+
+# Layers
+
+
+def test_later_layers_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("mixer", "task"):
+        (tmp_path / folder).mkdir()
+    names = "mixer: {name: lstm}\ntask: {name: needle}\n"
+    write(tmp_path / "default.yaml", names + "lr: 1\nd_model: 1\nn_layers: 1\nwarmup_steps: 1\nbatch_size: 1\n")
+    write(tmp_path / "mixer" / "lstm.yaml", "d_model: 2\nn_layers: 2\nwarmup_steps: 2\nbatch_size: 2\n")
+    write(tmp_path / "task" / "needle.yaml", "n_layers: 3\nwarmup_steps: 3\nbatch_size: 3\n")
+    monkeypatch.setattr(cli, "CONFIGS", tmp_path)
+    first = write(tmp_path / "first.yaml", "warmup_steps: 4\nbatch_size: 4\nseed: 4")
+    second = write(tmp_path / "second.yaml", "batch_size: 5\nseed: 5")
+    config = parse("--seed", "6", "--config", first, "--config", second)
+    got = [config[key] for key in ("lr", "d_model", "n_layers", "warmup_steps", "batch_size", "seed", "beta1")]
+    assert got == [1, 2, 3, 4, 5, 6, 0.9]
+    assert config["mixer"]["name"] == "lstm"
+    assert config["task"]["name"] == "needle"
+
+
+def test_defaults_are_the_layers_below_files_and_flags(tmp_path: Path) -> None:
+    path = write(tmp_path / "given.yaml", "lr: 0.5")
+    command = cli.parse(["--config", path, "--mixer", "attention", "--mixer.n_heads", "2"])
+    assert (command.defaults["lr"], command.config["lr"]) == (0.005, 0.5)
+    assert (command.defaults["mixer"]["n_heads"], command.config["mixer"]["n_heads"]) == (4, 2)
+    assert command.defaults["mixer"]["position"] == command.config["mixer"]["position"] == "rope"
+
+
+def test_another_name_drops_the_group_of_a_file(tmp_path: Path) -> None:
+    text = "mixer: {name: attention, n_heads: 8}\ntask: {name: needle, distance: 16}\nlr: 1e-2\n"
+    assert parse_text(tmp_path, text)["mixer"]["n_heads"] == 8
+    changed = parse_text(tmp_path, text, "--mixer", "lstm", "--task", "mqar")
+    assert changed["mixer"] == {"name": "lstm"} | cli.parse(["--mixer", "lstm"]).config["mixer"]
+    assert changed["task"]["name"] == "mqar"
+    assert changed["lr"] == 0.01  # what is not the mixer's stays
+    above = write(tmp_path / "above.yaml", "mixer: lstm")
+    assert parse_text(tmp_path, text, "--config", above)["mixer"]["name"] == "lstm"
+
+
+def test_numbers_without_a_point_are_numbers(tmp_path: Path) -> None:
+    config = parse_text(tmp_path, "lr: 5e-3\nmixer: {pattern: [{name: selective_ssm, dt_max: 2e-1}]}\n")
+    assert config["lr"] == 0.005
+    assert config["mixer"]["pattern"] == [{"name": "selective_ssm", "dt_max": 0.2}]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        *(["--mixer", name] for name in zoo.list_mixers()),
+        *(["--task", name] for name in tasks.list_tasks()),
+        ["--mixer.pattern", "[lstm, {name: attention, n_heads: 2}, attention]", "--mixer.n_kv_heads", "1"],
+        ["--mixer", "attention", "--lr", "1e-05", "--d_channel", "0", "--trainer.precision", "bf16-mixed"],
+    ],
+    ids=" ".join,
+)
+def test_print_config_is_read_back(argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.parse([*argv, "--print_config"])
+    text = capsys.readouterr().out
+    assert stop.value.code == 0
+    assert parse_text(tmp_path, text) == parse(*argv)
+
+
+# Hybrids
+
+
+def member(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """Options with which the hybrid of a configuration builds a member."""
+    options = {key: value for key, value in config["mixer"].items() if key not in ("name", "pattern")}
+    distribute = cli.MIXERS["hybrid"].distribute
+    return next(entry for entry in distribute(config["mixer"]["pattern"], options) if entry["name"] == name)
+
+
+def test_options_of_a_hybrid_reach_its_members() -> None:
+    assert member(parse("--mixer.n_heads", "2"), "attention")["n_heads"] == 2
+    assert member(parse("--mixer.attention.n_heads", "2"), "attention")["n_heads"] == 2
+    both = parse("--mixer.d_conv", "3", "--mixer.attention.d_conv", "2")
+    assert (member(both, "selective_ssm")["d_conv"], member(both, "attention")["d_conv"]) == (3, 2)
+
+
+def test_a_higher_layer_wins_in_whatever_form_it_speaks(tmp_path: Path) -> None:
+    # configs/mixer/hybrid.yaml says attention.position by member; a bare flag stands above it.
+    assert member(parse(), "attention")["position"] == "rope"
+    assert member(parse("--mixer.position", "alibi"), "attention")["position"] == "alibi"
+    text = "mixer: {pattern: [{name: attention, n_heads: 8, d_head: 2}]}"
+    assert member(parse_text(tmp_path, text), "attention")["n_heads"] == 8
+    flagged = member(parse_text(tmp_path, text, "--mixer.n_heads", "2"), "attention")
+    assert (flagged["n_heads"], flagged["d_head"]) == (2, 2)
+
+
+def test_an_entry_wins_over_options_given_beside_it() -> None:
+    config = parse("--mixer.pattern", "[{name: attention, n_heads: 8}]", "--mixer.n_heads", "2")
+    assert member(config, "attention")["n_heads"] == 8
+
+
+def test_another_pattern_drops_what_lower_layers_say_of_absent_members(tmp_path: Path) -> None:
+    text = "mixer: {name: hybrid, attention: {n_heads: 2}, lstm: {forget_bias: 2.0}, pattern: [attention, lstm]}"
+    config = parse_text(tmp_path, text, "--mixer.pattern", "[lstm]")
+    assert set(config["mixer"]) == {"name", "pattern", "lstm"}
+    assert member(config, "lstm")["forget_bias"] == 2.0
+    with pytest.raises(cli.UsageError, match=r"given.yaml: unknown key mixer.attention.n_heads"):
+        parse_text(tmp_path, "mixer: {attention: {n_heads: 2}, pattern: [lstm]}")
+
+
+# Shipped files
+
+
+def names_of(path: Path) -> list[str]:
+    # One layer, as the ssm_teacher's file says, holds no hybrid.
+    return ["--mixer", "factorized", f"--{path.parent.name}", path.stem]
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_shipped_files_build_and_refuse_unknown_keys(path: Path, tmp_path: Path) -> None:
+    from zoo.training import SequenceModule
+
+    config = parse(*names_of(path))
+    options = {
+        key: value for key, value in config["task"].items() if not re.fullmatch(r"n_(train|val|test)|cache_dir", key)
+    }
+    spec = tasks.create_task(**options).spec
+    apart = {"task", "trainer", "batch_size", "seed", "run_dir"}
+    shape = {key: getattr(spec, key) for key in ("vocab_size", "d_input", "n_outputs", "loss")}
+    model = SequenceModule(**{key: value for key, value in config.items() if key not in apart}, **shape)
+    assert model.hparams["mixer"] == config["mixer"]
+    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for group in (values, *(value for value in values.values() if isinstance(value, dict))):
+        group["no_such_key"] = 1
+        with pytest.raises(cli.UsageError, match="unknown key"):
+            parse_text(tmp_path, yaml.safe_dump(values), *names_of(path))
+        del group["no_such_key"]
+
+
+def test_shipped_files_are_named_after_what_they_configure() -> None:
+    for path in SHIPPED:
+        assert path.stem in cli.REGISTRIES[path.parent.name]
+
+
+# What cannot be followed
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (
+            "--mixer.n_headz 4",
+            "unknown flag --mixer.n_headz (did you mean --mixer.n_heads?); choose from: mixer.pattern",
+        ),
+        ("--mixer.atention.n_heads 4", "did you mean --mixer.attention.n_heads?"),
+        (
+            "--mixer lstm --mixer.n_heads 4",
+            "unknown flag --mixer.n_heads; choose from: mixer.d_inner, mixer.forget_bias",
+        ),
+        ("--n_heads 4", "did you mean --mixer.n_heads?"),
+        ("--d_modle 4", "did you mean --d_model?"),
+        ("--trainer.max_step 4", "did you mean --trainer.max_steps?); see --trainer.help"),
+        ("--task needle --task.n_pairs 4", "choose from: task.distance"),
+        ("hybrid", "unrecognized arguments: hybrid"),
+        ("--mixer", "expected one argument"),
+        ("--lr", "expected one argument"),
+        ("--lr fast", "lr: expected float; got fast"),
+        ("--d_model 6.5", "d_model: expected int; got 6.5"),
+        ("--trainer.max_steps four", "trainer.max_steps: expected int; got four"),
+        ("--mixer.position up", "mixer.position: expected one of 'none', 'rope', 'alibi', 'relative'; got up"),
+        ("--backbone soft", "backbone: expected one of 'residual', 'bare'; got soft"),
+        ("--mixer.pattern lstm", "must be a list of mixers"),
+        ("--mixer.pattern []", "pattern must name at least one mixer"),
+        ("--mixer.pattern [lstmm]", "did you mean 'lstm'?"),
+        ("--mixer.pattern [hybrid]", "a hybrid cannot be a member of a hybrid"),
+        ("--mixer.pattern [{n_heads:4}]", "needs a name"),
+        ("--mixer.pattern [{name: lstm, d_iner: 4}]", "did you mean mixer.lstm.d_inner?"),
+        ("--mixer.pattern [{name: lstm, d_inner: wide}]", "mixer.lstm.d_inner: expected one of int, null; got wide"),
+        ("--mixer.pattern [lstm", "--mixer.pattern: not valid YAML"),
+    ],
+)
+def test_flags_that_cannot_be_followed(argv: str, said: str) -> None:
+    flag, _, value = argv.partition(" [")
+    words = [*flag.split(), *([f"[{value}"] if value else [])]
+    with pytest.raises(cli.UsageError) as error:
+        cli.parse(words)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("lr: [1", "not valid YAML"),
+        ("- lr", "must hold a mapping"),
+        ("1: 2", "must hold a mapping"),
+        ("mixer: [attention]", "mixer must be a mapping"),
+        ("trainer: 5", "trainer must be a mapping"),
+        ("mixer: {name: atention}", "did you mean 'attention'?"),
+        ("mixer: {name: 5}", "unknown mixer 5"),
+        ("task: mqra", "did you mean 'mqar'?"),
+        ("mixer: {n_headz: 5}", "unknown key mixer.n_headz (did you mean mixer.n_heads?)"),
+        ("mixer: {attention: 5}", "unknown key mixer.attention"),
+        ("lrate: 5", "unknown key lrate"),
+        ("lr: fast", "lr: expected float; got fast"),
+        ("trainer: {max_steps: four}", "trainer.max_steps: expected int; got four"),
+    ],
+)
+def test_files_that_cannot_be_followed_are_named(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(cli.UsageError, match=r"--config \S+given\.yaml: ") as error:
+        parse_text(tmp_path, text)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    for path, said in (
+        (tmp_path, "Is a directory"),
+        (tmp_path / "binary.yaml", "not UTF-8"),
+        (tmp_path / "no", "No such"),
+    ):
+        with pytest.raises(cli.UsageError, match=f"--config {re.escape(str(path))}: cannot be read: {said}"):
+            cli.parse(["--config", str(path)])
