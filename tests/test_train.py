@@ -1,0 +1,420 @@
+"""Whole runs, tiny: what a run leaves, how it goes on, and that what fails leaves one line and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import cli
+import train
+import zoo
+
+ROOT = Path(train.__file__).parent
+SMALL = shlex.split(
+    "--d_model 16 --batch_size 8 --task.n_train 64 --task.n_val 16 --task.n_test 16 --task.seq_len 16 --task.n_pairs 2 "
+    "--task.vocab_size 32 --trainer.max_steps 6 --trainer.val_check_interval 2 --trainer.accelerator cpu"
+)
+MEASURED = {"tokens_per_second", "seconds"}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ["MIXER_ZOO_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+def command(run_dir: Path, *argv: str) -> list[str]:
+    return [*SMALL, "--run_dir", str(run_dir), *argv]
+
+
+def go(run_dir: Path, *argv: str) -> int:
+    return train.main(command(run_dir, *argv))
+
+
+def folder(run_dir: Path, *argv: str) -> Path:
+    return train.RunFolder.of(cli.parse(command(run_dir, *argv))).path
+
+
+def metrics(path: Path) -> dict[str, Any]:
+    return json.loads((path / "metrics.json").read_text(encoding="utf-8"))
+
+
+def results(path: Path) -> dict[str, Any]:
+    """Metrics without those that a clock decides."""
+    return {key: value for key, value in metrics(path).items() if key not in MEASURED}
+
+
+def contents(path: Path) -> dict[str, tuple[int, int]]:
+    """Every file below with the moment it was written and its size."""
+    files = (file for file in path.rglob("*") if file.is_file())
+    return {str(file): (file.stat().st_mtime_ns, file.stat().st_size) for file in files}
+
+
+def error_line(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line on stderr."""
+    text = capsys.readouterr().err
+    assert re.fullmatch(r"train\.py: error: [^\n]+\n", text), text
+    return text
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A run by the real command, in a process of its own."""
+    run_dir = tmp_path_factory.mktemp("finished")
+    argv = [sys.executable, "train.py", *command(run_dir)]
+    return run_dir, subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_a_run_prints_its_progress_and_one_table(
+    finished: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    run_dir, done = finished
+    assert done.returncode == 0, done.stderr
+    path, found = folder(run_dir), metrics(folder(run_dir))
+    first, *table, last = done.stdout.splitlines()
+    assert first == f"{path}: {found['params']:,} parameters on cpu"
+    assert last == str(path)
+    for row in (
+        rf"test accuracy .* {found['test/accuracy']:.4f}   \(chance {found['chance']:.4f}\)",
+        rf"test loss .* {found['test/loss']:.4g}",
+        rf"parameters .* {found['params']:,}",
+        rf"state .* {found['state_bytes']:,} bytes",
+        rf"training .* {found['tokens_per_second']:,.0f} tokens/s",
+    ):
+        assert sum(bool(re.search(row, line)) for line in table) == 1, row
+    # Nothing on stderr but the bar: no warning, no advice.
+    assert "loss=" in done.stderr or "6/6" in done.stderr
+    assert all(line.startswith("training: ") for line in re.split(r"[\r\n]+", done.stderr) if line), done.stderr
+
+
+def test_a_run_leaves_what_it_was_and_what_it_found(
+    finished: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    path = folder(finished[0])
+    files = {p.name if p.name[:6] != "events" else "events" for p in path.rglob("*") if p.is_file()}
+    assert files == {
+        "config.yaml",
+        "environment.json",
+        "metrics.json",
+        "best.ckpt",
+        "last.ckpt",
+        "events",
+        "hparams.yaml",
+    }
+    found = metrics(path)
+    model = zoo.load(path)
+    assert found["params"] == sum(p.numel() for p in model.parameters())
+    assert found["state_bytes"] == model.state_bytes(16)
+    assert found["chance"] == pytest.approx(1 / 16)
+    assert found["step"] in (2, 4, 6)
+    for key in ("test/accuracy", "test/loss", "val/accuracy", "val/loss", "tokens_per_second", "seconds"):
+        assert found[key] >= 0
+    environment = json.loads((path / "environment.json").read_text(encoding="utf-8"))
+    assert environment["versions"]["torch"] == torch.__version__
+    saved = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
+    assert saved["mixer"]["name"] == "hybrid"
+    assert saved["task"]["n_pairs"] == 2
+    assert "run_dir" not in saved
+
+
+def test_tensorboard_has_each_curve_once(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    events = EventAccumulator(str(folder(finished[0])))
+    events.Reload()
+    # Validated after steps 2, 4, 6; Lightning counts from 0.
+    assert [point.step for point in events.Scalars("val/loss")] == [1, 3, 5]
+    assert [point.value for point in events.Scalars("test/loss")] == pytest.approx(
+        [metrics(folder(finished[0]))["test/loss"]]
+    )
+
+
+def test_its_config_reproduces_the_run(finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    path = folder(finished[0])
+    argv = ["--config", str(path / "config.yaml"), "--run_dir", str(tmp_path), "--trainer.enable_progress_bar", "false"]
+    assert train.main(argv) == 0
+    again = folder(tmp_path)
+    assert results(again) == results(path)
+
+
+def test_a_finished_run_is_shown_and_tested_but_not_touched(
+    finished: tuple[Path, subprocess.CompletedProcess[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir, path = finished[0], folder(finished[0])
+    before = contents(run_dir)
+    assert go(run_dir) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("this run is finished; --overwrite starts it anew\n")
+    assert go(run_dir, "--test_only") == 0
+    tested = capsys.readouterr().out
+    accuracy = re.compile(r"test accuracy.*\)")
+    assert accuracy.findall(shown) == accuracy.findall(tested) != []
+    assert go(run_dir, "--test_only", "--ckpt_path", str(path / "checkpoints" / "last.ckpt")) == 0
+    assert contents(run_dir) == before
+
+
+def test_overwrite_starts_anew(tmp_path: Path) -> None:
+    assert go(tmp_path) == 0
+    path = folder(tmp_path)
+    before, n_events = results(path), len(list(path.glob("events.*")))
+    (path / "metrics.json").write_text("{}", encoding="utf-8")
+    assert go(tmp_path, "--overwrite") == 0
+    assert results(path) == before
+    assert len(list(path.glob("events.*"))) == n_events
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = folder(tmp_path)
+    path.mkdir(parents=True)
+    config = cli.parse(command(tmp_path)).config
+    (path / "config.yaml").write_text(yaml.safe_dump(config | {"lr": 0.25}), encoding="utf-8")
+    before = contents(tmp_path)
+    assert go(tmp_path) == 2
+    assert "lr is 0.25 there, 0.005 here; give another --run_dir, or --overwrite" in error_line(capsys)
+    assert contents(tmp_path) == before
+
+
+def test_options_that_change_no_result_meet_the_same_run(tmp_path: Path) -> None:
+    usual = folder(tmp_path)
+    assert folder(tmp_path, "--trainer.enable_progress_bar", "false", "--task.cache_dir", "elsewhere") == usual
+    assert folder(tmp_path, "--seed", "3") == usual.with_name("seed3")
+
+
+# Going on
+
+
+def test_ctrl_c_leaves_a_checkpoint_and_the_same_command_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Enough steps that the signal always meets training; the second run is stopped short by a limit of its own.
+    long = command(tmp_path, "--trainer.max_steps", "100000", "--trainer.val_check_interval", "100000")
+    process = subprocess.Popen(
+        [sys.executable, "train.py", *long, "--overwrite"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    path = train.RunFolder.of(cli.parse(long)).path
+    until = time.monotonic() + 60
+    while not (path / "checkpoints" / "last.ckpt").exists() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    step = int(torch.load(path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"])
+    stopped, go_on = err.splitlines()[-2:]
+    assert f"stopped by SIGINT at step {step}: go on from {path}" in stopped
+    assert go_on == f"to go on: {train.resume_command(long)}"
+    assert not (path / "metrics.json").exists()
+    session = train.Session.build(cli.parse(long), train.RunFolder.of(cli.parse(long)))
+    assert (session.checkpoint, session.step) == (path / "checkpoints" / "last.ckpt", step)
+
+
+def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert go(tmp_path / "whole") == 0
+    step = train.Progress.step
+
+    def stop_at_three(self: train.Progress, trainer: Any, *rest: Any) -> None:
+        step(self, trainer, *rest)
+        if trainer.global_step == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train.Progress, "step", stop_at_three)
+        assert go(tmp_path / "stopped") == 130
+    assert "stopped by SIGINT at step 3: go on from" in capsys.readouterr().err
+    assert go(tmp_path / "stopped") == 0
+    assert "going on from step 3" in capsys.readouterr().out
+    assert results(folder(tmp_path / "stopped")) == results(folder(tmp_path / "whole"))
+
+
+def test_ctrl_c_during_evaluation_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zoo.training import SequenceModule
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(SequenceModule, "test_step", interrupted)
+            assert go(tmp_path) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)  # Lightning leaves it ignored: its process would end here
+    assert capsys.readouterr().err.endswith(f"to go on: {train.resume_command(command(tmp_path))}\n")
+    assert not (folder(tmp_path) / "metrics.json").exists()
+    assert go(tmp_path) == 0
+    assert metrics(folder(tmp_path))["test/loss"] > 0
+
+
+def test_a_run_too_short_to_validate_still_has_a_best_checkpoint(tmp_path: Path) -> None:
+    assert go(tmp_path, "--trainer.max_steps", "1") == 0
+    path = folder(tmp_path, "--trainer.max_steps", "1")
+    assert metrics(path)["step"] == 1
+    assert (path / "checkpoints" / "best.ckpt").exists()
+
+
+def test_ckpt_path_goes_on_from_another_run(
+    finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = folder(finished[0]) / "checkpoints" / "last.ckpt"
+    assert go(tmp_path, "--trainer.max_steps", "8", "--ckpt_path", str(source)) == 0
+    assert "going on from step 6" in capsys.readouterr().out
+    last = folder(tmp_path, "--trainer.max_steps", "8") / "checkpoints" / "last.ckpt"
+    assert torch.load(last, weights_only=True)["global_step"] == 8
+
+
+def test_resume_command_is_the_same_without_what_starts_anew() -> None:
+    argv = [
+        "--mixer.pattern",
+        "[lstm, attention]",
+        "--overwrite",
+        "--ckpt_path",
+        "a.ckpt",
+        "--ckpt_path=b.ckpt",
+        "--lr",
+        "1",
+    ]
+    assert train.resume_command(argv) == "python train.py --mixer.pattern '[lstm, attention]' --lr 1"
+
+
+# Tasks without accuracy
+
+
+def test_regression_reports_its_error_and_no_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = (
+        "--mixer factorized --task ssm_teacher --batch_size 8 --task.n_train 64 --task.n_val 8 --task.n_test 8 "
+        f"--trainer.max_steps 2 --trainer.accelerator cpu --run_dir {tmp_path}"
+    ).split()
+    assert train.main(argv) == 0
+    found = metrics(train.RunFolder.of(cli.parse(argv)).path)
+    assert found["test/accuracy"] is found["val/accuracy"] is found["chance"] is None
+    assert found["test/relative_squared_error"] > 0
+    table = capsys.readouterr().out
+    assert "test relative squared error" in table
+    assert "accuracy" not in table
+
+
+# Failure
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ("--mixer.n_heads 3", "d_model=16 is not divisible by n_heads=3"),
+        ("--mixer.n_heads 16", "rope needs an even d_head"),
+        ("--mixer.d_state -4", "d_state must be a positive integer, got -4"),
+        ("--d_model 0", "d_model must be a positive integer, got 0"),
+        ("--n_layers 1", "n_layers=1 cannot hold the 2 layers"),
+        ("--task.n_pairs 20", "4 * n_pairs must be <= seq_len"),
+        ("--task.vocab_size 16", "vocab_size"),
+        ("--task.n_train -5", "n_train must be a positive integer, got -5"),
+        ("--task.n_train 4", "n_train must hold a batch"),
+        ("--batch_size 0", "batch_size must be a positive integer, got 0"),
+        ("--seed -1", "seed must be >= 0, got -1"),
+        ("--lr -1", "lr must be a finite number >= 0"),
+        ("--trainer.accelerator abacus", "Available names are: auto"),
+        ("--trainer.devices 0", "devices"),
+        ("--ckpt_path nowhere.ckpt", "no checkpoint at nowhere.ckpt"),
+        ("--test_only", "no run at "),
+        ("--mixer hybird", "did you mean 'hybrid'?"),
+        ("--task.cache_dir {file}", "cannot write the task cache"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(
+    argv: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert go(tmp_path / "runs", *argv.format(file=tmp_path / "file").split()) == 2
+    assert said in error_line(capsys)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_folder_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert go(tmp_path / "file") == 2
+    assert f"cannot write the run folder {tmp_path / 'file'}" in error_line(capsys)
+
+
+def test_damaged_metrics_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = folder(tmp_path)
+    path.mkdir(parents=True)
+    (path / "metrics.json").write_text("{", encoding="utf-8")
+    assert go(tmp_path) == 2
+    assert f"{path / 'metrics.json'} cannot be read" in error_line(capsys)
+
+
+def test_a_checkpoint_of_another_model_is_refused(
+    finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = str(folder(finished[0]) / "checkpoints" / "best.ckpt")
+    for argv, said in ((("--mixer", "attention"), "holds mixer 'hybrid'"), (("--d_model", "32"), "d_model=16")):
+        for switch in ((), ("--test_only",)):
+            assert go(tmp_path / "runs", *argv, *switch, "--ckpt_path", source) == 2
+            assert said in error_line(capsys)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ("--lr", "1e30", "--warmup_steps", "0", "--trainer.enable_progress_bar", "false")
+    assert go(tmp_path, *argv) == 1
+    assert re.search(r"(loss|weight) is (nan|inf) at step \d+|is not finite at step \d+", error_line(capsys))
+    path = folder(tmp_path, *argv)
+    assert not (path / "metrics.json").exists()
+    for checkpoint in path.glob("checkpoints/*.ckpt"):
+        weights = torch.load(checkpoint, weights_only=True)["state_dict"].values()
+        assert all(bool(torch.isfinite(weight).all()) for weight in weights)
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("argv", "name"),
+    [
+        ("", "mqar/hybrid"),
+        ("--seed 7 --run_dir elsewhere --mixer.attention.n_heads 4", "mqar/hybrid"),
+        ("--mixer.attention.n_heads 2 --d_model 128", "mqar/hybrid-attention.n_heads2-d_model128"),
+        ("--mixer attention --mixer.n_heads 2 --lr 1e-2", "mqar/attention-lr0.01-n_heads2"),
+        ("--mixer attention --mixer.d_conv 0 --d_conv 4", "mqar/attention-d_conv4-mixer.d_conv0"),
+        ("--trainer.max_steps 800 --task.n_pairs 2 --compile true", "mqar-n_pairs2/hybrid-compile_true-max_steps800"),
+        ("--mixer.pattern [lstm,attention]", "mqar/hybrid-pattern_lstm+attention"),
+    ],
+)
+def test_run_names_say_what_differs(argv: str, name: str) -> None:
+    parsed = cli.parse(argv.split())
+    assert train.run_name(parsed.config, parsed.defaults) == name
+
+
+def test_names_are_short_safe_and_distinct() -> None:
+    def name(option: Any) -> str:
+        return train.run_name({"mixer": {"name": "m", "x": option}, "task": {"name": "t"}}, {})
+
+    strange = [
+        name("a/b"),
+        name("a:b"),
+        name("../.."),
+        name("x" * 300),
+        name("x" * 299 + "y"),
+        name([{"a": 1}, {"a": 2}]),
+    ]
+    assert len(set(strange)) == len(strange)
+    for made in strange:
+        assert re.fullmatch(r"t/m-[A-Za-z0-9._+-]+", made)
+        assert len(made) <= train.LONGEST_NAME + 2
