@@ -12,8 +12,9 @@ Importing the package loads neither numpy nor torch: the names below are looked 
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from zoo.naming import lazy_names
 
 if TYPE_CHECKING:
     from tasks.base import Task
@@ -46,12 +47,4 @@ _HOMES = {
     "task_class": "tasks.registry",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

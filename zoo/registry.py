@@ -40,7 +40,8 @@ def mixer_class(name: str) -> type[SequenceMixer]:
 def create_mixer(name: str, d_model: int, **options: Any) -> SequenceMixer:
     """Build one mixer, an nn.Module (batch, seq, d_model) -> (batch, seq, d_out).
 
-    >>> create_mixer("selective_ssm", d_model=64, d_state=8)
+    >>> create_mixer("selective_ssm", d_model=64, d_state=8).d_inner
+    128
 
     Raises:
         ValueError: unknown name or option, or options that do not fit together.
