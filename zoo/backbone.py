@@ -71,11 +71,13 @@ class Backbone(nn.Module):
         self.layers = Stack(mixers)
         self.vocab_size, self.n_outputs = vocab_size, n_outputs
         d_out = self.layers.d_out
-        same_in, same_out = (backbone == "bare" and width == d_model for width in (d_input, n_outputs))
+        bare = backbone == "bare"
         self.embedding = nn.Embedding(vocab_size, d_model) if vocab_size is not None else None
-        self.in_proj = nn.Linear(d_input, d_model) if d_input is not None and not same_in else None
-        self.norm = RMSNorm(d_out) if backbone == "residual" else None
-        self.head = None if same_out and d_out == n_outputs else nn.Linear(d_out, n_outputs, bias=False)
+        self.in_proj = (
+            nn.Linear(d_input, d_model) if d_input is not None and not (bare and d_input == d_model) else None
+        )
+        self.norm = None if bare else RMSNorm(d_out)
+        self.head = None if bare and d_out == n_outputs else nn.Linear(d_out, n_outputs, bias=False)
         if self.embedding is not None:
             nn.init.normal_(self.embedding.weight, std=0.02)
 
