@@ -1,0 +1,293 @@
+"""The model around the mixers: embedding, blocks, head, selected positions, decoding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests import reference
+from tests.cases import Case, cases, draw, parameters, randomise
+from tests.tolerances import assert_close
+from zoo import Backbone, list_mixers, reorder_state, state_nbytes
+from zoo.blocks import ResidualBlock, ShortConv, Stack
+from zoo.theory.operator import interaction
+
+VOCAB = 11
+
+
+def model_of(case: Case, generator: torch.Generator, **options: Any) -> Backbone:
+    """A small language model with drawn parameters, float64."""
+    settings = {"d_model": 8, "n_layers": 3, "vocab_size": VOCAB, "n_outputs": VOCAB} | options
+    return randomise(Backbone({"name": case.name, **case.options}, **settings), generator).double()
+
+
+def tokens(*shape: int, generator: torch.Generator) -> Tensor:
+    return torch.randint(VOCAB, shape, generator=generator)
+
+
+SHAPES = [{}, {"d_channel": 0}, {"d_conv": 3}, {"backbone": "bare"}, {"backbone": "bare", "d_conv": 2}]
+shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
+
+
+# The map.
+
+
+@pytest.mark.parametrize("inputs", ["tokens", "vectors"])
+@pytest.mark.parametrize("name", ["attention", "selective_ssm"])
+def test_forward_is_the_reference(name: str, inputs: str, generator: torch.Generator) -> None:
+    kind = {"vocab_size": VOCAB} if inputs == "tokens" else {"vocab_size": None, "d_input": 5}
+    model = model_of(Case(name, {}), generator, n_outputs=6, n_layers=2, **kind)
+    x = tokens(2, 7, generator=generator) if inputs == "tokens" else draw(2, 7, 5, generator=generator)
+    expected = [reference.backbone(parameters(model), row, name, n_layers=2) for row in x.numpy()]
+    assert_close(model(x), np.stack(expected))
+
+
+@pytest.mark.parametrize("name", list_mixers())
+@shapes
+def test_any_chunks_give_the_same_logits(name: str, shape: dict[str, Any], generator: torch.Generator) -> None:
+    model = model_of(Case(name, {}), generator, **shape)
+    x = tokens(2, 12, generator=generator)
+    state, outputs = None, []
+    for chunk in x.split([1, 1, 7, 3], dim=1):
+        y, state = model.stream(chunk, state)
+        outputs.append(y)
+    assert_close(torch.cat(outputs, dim=1), model(x))
+
+
+@pytest.mark.parametrize("name", list_mixers())
+@shapes
+def test_selected_positions_equal_the_full_output(name: str, shape: dict[str, Any], generator: torch.Generator) -> None:
+    model = model_of(Case(name, {}), generator, **shape)
+    x, lengths = tokens(3, 9, generator=generator), torch.tensor([9, 4, 6])
+    at = torch.rand(3, 9, generator=generator) < 0.4
+    for given in (None, lengths):
+        y, full = model(x, given, at), model(x, given)
+        assert y.shape == (int(at.sum()), VOCAB)
+        assert_close(y, full[at])
+        of_selected = torch.autograd.grad(y.square().sum(), model.embedding.weight)[0]
+        assert_close(of_selected, torch.autograd.grad(full[at].square().sum(), model.embedding.weight)[0])
+
+
+def test_no_position_selected_gives_no_rows(generator: torch.Generator) -> None:
+    model = model_of(Case("attention", {}), generator)
+    assert model(tokens(2, 5, generator=generator), at=torch.zeros(2, 5, dtype=torch.bool)).shape == (0, VOCAB)
+
+
+@cases(variants=False)
+def test_padding_tokens_change_nothing(case: Case, generator: torch.Generator) -> None:
+    model = model_of(case, generator)
+    x, lengths = tokens(3, 9, generator=generator), torch.tensor([9, 1, 5])
+    y = model(x, lengths)
+    for row, length in enumerate(lengths.tolist()):
+        assert_close(y[row, :length], model(x[row : row + 1, :length])[0])
+
+
+@pytest.mark.parametrize("name", list_mixers())
+def test_the_operator_of_a_backbone_reproduces_its_output(name: str, generator: torch.Generator) -> None:
+    model = model_of(Case(name, {}), generator, n_layers=2, n_outputs=3)
+    x = model.embed(tokens(2, 5, generator=generator)).detach()
+    read = interaction(model, x)
+    assert read.operator.shape == (2, 5, 5, 3, 8)
+    assert_close(read.apply(x), model.from_embeddings(x))
+
+
+@pytest.mark.parametrize("name", list_mixers())
+@shapes
+def test_every_parameter_receives_a_gradient(name: str, shape: dict[str, Any], generator: torch.Generator) -> None:
+    model = model_of(Case(name, {}), generator, **shape)
+    model(tokens(2, 9, generator=generator)).square().sum().backward()
+    assert [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
+
+
+# Composition.
+
+
+def test_residual_layers_follow_the_layout_of_a_hybrid() -> None:
+    pattern = ["selective_ssm"] * 3 + ["attention"]
+    model = Backbone({"name": "hybrid", "pattern": pattern, "n_heads": 2}, 8, 8, vocab_size=5, n_outputs=5)
+    kinds = [type(block.mixer).__name__ for block in model.layers.layers]
+    assert kinds == (["SelectiveSSM"] * 3 + ["Attention"]) * 2
+    assert all(isinstance(block, ResidualBlock) for block in model.layers.layers)
+    assert model.layers.layers[3].mixer.n_heads == 2
+
+
+def test_the_short_convolution_stands_before_the_mixer() -> None:
+    model = Backbone({"name": "lstm"}, 8, 1, vocab_size=5, n_outputs=5, d_conv=3)
+    stack = model.layers.layers[0].mixer
+    assert isinstance(stack, Stack)
+    assert [type(layer).__name__ for layer in stack.layers] == ["ShortConv", "LSTM"]
+    assert isinstance(stack.layers[0], ShortConv)
+    assert stack.layers[0].weight.shape == (8, 3)
+
+
+def test_the_channel_mixer_has_the_width_asked_for() -> None:
+    def widths(d_channel: int | None) -> list[int]:
+        model = Backbone({"name": "lstm"}, 8, 2, vocab_size=5, n_outputs=5, d_channel=d_channel)
+        return [0 if block.channel is None else block.channel.down_proj.in_features for block in model.layers.layers]
+
+    assert widths(None) == [16, 16]
+    assert widths(5) == [5, 5]
+    assert widths(0) == [0, 0]
+
+
+def test_bare_is_the_mixer_alone_where_the_widths_agree(generator: torch.Generator) -> None:
+    model = Backbone({"name": "factorized"}, 8, 1, d_input=8, n_outputs=8, backbone="bare").double()
+    x = draw(2, 7, 8, generator=generator)
+    assert {name.rsplit(".", 1)[-1] for name, _ in model.named_parameters()} == {"value_maps", "coefficients"}
+    assert torch.equal(model(x), model.layers.layers[0](x))
+
+
+def test_bare_fits_the_mixers_own_output_width(generator: torch.Generator) -> None:
+    model = Backbone({"name": "factorized", "d_out": 5}, 8, 1, d_input=8, n_outputs=5, backbone="bare").double()
+    assert model.head is None
+    assert model(draw(2, 7, 8, generator=generator)).shape == (2, 7, 5)
+
+
+def test_bare_projects_where_the_widths_differ(generator: torch.Generator) -> None:
+    model = Backbone({"name": "lstm"}, 8, 2, d_input=3, n_outputs=2, backbone="bare").double()
+    assert model.norm is None
+    assert (model.in_proj.in_features, model.head.out_features) == (3, 2)
+    x = draw(2, 7, 3, generator=generator)
+    first, second = model.layers.layers
+    assert_close(model(x), model.head(second(first(model.in_proj(x)))))
+
+
+def test_published_initialisation_survives_the_backbone() -> None:
+    model = Backbone({"name": "selective_ssm"}, 16, 2, vocab_size=5, n_outputs=5)
+    for block in model.layers.layers:
+        dt = torch.nn.functional.softplus(block.mixer.dt_proj.bias)
+        assert 1e-3 * 0.999 <= dt.min() < dt.max() <= 1e-1 * 1.001
+        assert_close(block.mixer.A_log.exp(), np.arange(1.0, 17.0) * np.ones((32, 1)))
+
+
+def test_weight_decay_spares_norms_biases_embedding_dt_and_a() -> None:
+    model = Backbone({"name": "hybrid"}, 8, 2, vocab_size=5, n_outputs=5, d_conv=2)
+    names = {name for name, _ in model.named_parameters()}
+    spared = model.no_weight_decay()
+    assert spared <= names
+    assert {name for name in names if "norm" in name or name.endswith((".bias", ".D"))} <= spared
+    ssm = "layers.layers.0.mixer.layers.1."
+    assert {"embedding.weight", f"{ssm}A_log", f"{ssm}dt_proj.bias"} <= spared
+    decayed = {
+        f"{ssm}in_proj.weight",
+        f"{ssm}out_proj.weight",
+        "head.weight",
+        "layers.layers.0.channel.up_proj.weight",
+        "layers.layers.1.mixer.layers.1.qkv_proj.weight",
+    }
+    assert decayed <= names - spared
+
+
+# Decoding.
+
+
+@pytest.mark.parametrize("name", list_mixers())
+@shapes
+def test_greedy_generation_is_recomputation_from_the_start(
+    name: str, shape: dict[str, Any], generator: torch.Generator
+) -> None:
+    model, expected = model_of(Case(name, {}), generator, **shape), tokens(2, 4, generator=generator)
+    generated = model.generate(expected, 6)
+    for _ in range(6):
+        expected = torch.cat((expected, model(expected)[:, -1:].argmax(-1)), dim=1)
+    assert torch.equal(generated, expected)
+    assert not generated.requires_grad
+
+
+def test_sampling_follows_its_generator_and_temperature(generator: torch.Generator) -> None:
+    model, prompt = model_of(Case("attention", {}), generator), tokens(4, 3, generator=generator)
+
+    def sampled(seed: int, temperature: float) -> Tensor:
+        return model.generate(prompt, 20, temperature, torch.Generator().manual_seed(seed))
+
+    assert torch.equal(sampled(1, 1.0), sampled(1, 1.0))
+    assert not torch.equal(sampled(1, 1.0), sampled(2, 1.0))
+    assert torch.equal(sampled(1, 1e-6), model.generate(prompt, 20))
+    hot = sampled(1, 1e6)[:, 3:]
+    assert len(hot.unique()) > VOCAB // 2
+
+
+def test_sampled_frequencies_are_the_softmax(generator: torch.Generator) -> None:
+    model, prompt = model_of(Case("lstm", {}), generator), torch.full((20_000, 1), 3)
+    chances = torch.softmax(model(prompt[:1])[0, -1] / 2, dim=-1)
+    drawn = model.generate(prompt, 1, 2.0, generator)[:, -1]
+    counts = torch.bincount(drawn, minlength=VOCAB) / len(drawn)
+    error = (chances * (1 - chances) / len(drawn)).sqrt()
+    assert ((counts - chances).abs() < 5 * error).all()
+
+
+@pytest.mark.parametrize("name", list_mixers())
+def test_a_reordered_state_serves_beam_search(name: str, generator: torch.Generator) -> None:
+    model, x = model_of(Case(name, {}), generator), tokens(3, 6, generator=generator)
+    _, state = model.stream(x[:, :4])
+    beams = torch.tensor([2, 2, 0])
+    y, _ = model.stream(x[beams, 4:], reorder_state(state, beams))
+    assert_close(y, model(x[beams])[:, 4:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", list_mixers())
+def test_state_bytes_is_what_stream_returns(name: str, dtype: torch.dtype, generator: torch.Generator) -> None:
+    model = model_of(Case(name, {}), generator, d_conv=3).to(dtype)
+    for batch_size, seq_len in ((1, 1), (2, 9)):
+        _, state = model.stream(tokens(batch_size, seq_len, generator=generator))
+        assert model.state_bytes(seq_len, batch_size, dtype) == state_nbytes(state)
+
+
+# What is refused, in one line.
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mixer": {"name": "atention"}}, r"unknown mixer 'atention' \(did you mean 'attention'\?\)"),
+        ({"mixer": {"name": "attention", "n_head": 2}}, r"did you mean 'n_heads'\?"),
+        ({"mixer": {"n_heads": 2}}, "mixer needs a name"),
+        ({"mixer": {"name": "factorized", "d_out": 5}}, "d_out = d_model, got 5 and 8"),
+        ({"mixer": {"name": "factorized", "d_out": 5}, "backbone": "bare"}, "d_out=5 cannot feed one of d_model=8"),
+        ({"d_model": 0}, "d_model must be a positive integer, got 0"),
+        ({"n_layers": -1}, "n_layers must be a positive integer, got -1"),
+        ({"n_outputs": 0}, "n_outputs must be a positive integer, got 0"),
+        ({"vocab_size": 0}, "vocab_size must be a positive integer, got 0"),
+        ({"vocab_size": None, "d_input": 1.5}, "d_input must be a positive integer, got 1.5"),
+        ({"d_channel": -2}, "d_channel must be a positive integer, got -2"),
+        ({"d_conv": -2}, "d_conv must be a positive integer, got -2"),
+        ({"backbone": "bear"}, r"unknown backbone 'bear' \(did you mean 'bare'\?\)"),
+        ({"d_input": 3}, "exactly one of vocab_size"),
+        ({"vocab_size": None}, "exactly one of vocab_size"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
+    valid = {"mixer": {"name": "lstm"}, "d_model": 8, "n_layers": 2, "vocab_size": 5, "n_outputs": 5}
+    with pytest.raises(ValueError, match=message) as caught:
+        Backbone(**(valid | options))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_inputs_of_another_kind_are_refused() -> None:
+    of_tokens = Backbone({"name": "lstm"}, 8, vocab_size=5, n_outputs=5)
+    of_vectors = Backbone({"name": "lstm"}, 8, d_input=3, n_outputs=5)
+    for inputs in (torch.zeros(2, 4), torch.zeros(2, 4, 8), torch.zeros(4, dtype=torch.int64)):
+        with pytest.raises(ValueError, match=r"inputs must be tokens \(batch, seq\)"):
+            of_tokens(inputs)
+    for inputs in (torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 4), torch.zeros(2, 4, 8)):
+        with pytest.raises(ValueError, match=r"inputs must be \(batch, seq, d_input=3\)"):
+            of_vectors(inputs)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_generation_that_cannot_be_is_refused() -> None:
+    model = Backbone({"name": "lstm"}, 8, vocab_size=5, n_outputs=5)
+    prompt = torch.zeros(1, 2, dtype=torch.int64)
+    with pytest.raises(ValueError, match="n must be a positive integer, got 0"):
+        model.generate(prompt, 0)
+    with pytest.raises(ValueError, match="temperature must not be negative, got -1"):
+        model.generate(prompt, 1, temperature=-1.0)
+    with pytest.raises(ValueError, match="n_outputs = vocab_size, got 3 and 5"):
+        Backbone({"name": "lstm"}, 8, vocab_size=5, n_outputs=3).generate(prompt, 1)
