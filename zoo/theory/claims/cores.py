@@ -6,7 +6,8 @@ off the rest. They are for sequences of tens of positions in float64.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -14,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
+from zoo.contract import SequenceMixer
 from zoo.ops.activation import rms_norm, tanh
 from zoo.ops.selective_scan import selective_scan
 from zoo.theory.claims.claim import Settings
@@ -23,11 +25,20 @@ Rule = Callable[[Float[Tensor, "batch seq d_in"]], Float[Tensor, "batch seq d_ou
 
 
 class Core(nn.Module):
-    """A rule as a layer."""
+    """A rule as a layer.
 
-    def __init__(self, rule: Rule) -> None:
+    Args:
+        d_model: width of the input.
+        rule: the map.
+        parts: layers that the rule calls, so that their mode and their parameters are the core's.
+        like: a tensor whose dtype and device the input has; where there are no parts to tell.
+    """
+
+    def __init__(self, d_model: int, rule: Rule, parts: Sequence[nn.Module] = (), like: Tensor | None = None) -> None:
         super().__init__()
-        self.rule = rule
+        self.d_model, self.rule = d_model, rule
+        self.parts = nn.ModuleList(parts)
+        self.like = None if like is None else nn.Parameter(like.detach().clone(), requires_grad=False)
 
     def forward(self, x: Float[Tensor, "batch seq d_in"]) -> Float[Tensor, "batch seq d_out"]:
         return self.rule(x)
@@ -67,7 +78,7 @@ def gated_linear_attention(draw: Draw, d_model: int, d_key: int) -> Core:
             y.append(torch.einsum("bk,bkv->bv", q[:, t], state))
         return torch.stack(y, dim=1)
 
-    return Core(rule)
+    return Core(d_model, rule, like=to_v)
 
 
 def delta_rule(to_q: Tensor, to_k: Tensor, to_v: Tensor, step: Rule) -> Core:
@@ -88,7 +99,7 @@ def delta_rule(to_q: Tensor, to_k: Tensor, to_v: Tensor, step: Rule) -> Core:
             y.append(torch.einsum("bk,bkv->bv", q[:, t], state))
         return torch.stack(y, dim=1)
 
-    return Core(rule)
+    return Core(to_k.shape[1], rule, like=to_v)
 
 
 def drawn_delta_rule(draw: Draw, d_model: int) -> Core:
@@ -112,7 +123,7 @@ def state_space_duality(draw: Draw, d_model: int, n_heads: int, d_state: int) ->
             y.append(torch.einsum("bs,bhsc->bhc", c[:, t], state).flatten(1))
         return torch.stack(y, dim=1)
 
-    return Core(rule)
+    return Core(d_model, rule, like=to_a)
 
 
 def selective_core(draw: Draw, d_inner: int, d_state: int) -> Core:
@@ -125,7 +136,7 @@ def selective_core(draw: Draw, d_inner: int, d_state: int) -> Core:
         dt = coefficient(nn.functional.softplus(x @ to_dt.T - 2))
         return selective_scan(x, dt, rates, coefficient(x @ to_b.T), coefficient(x @ to_c.T))[0]
 
-    return Core(rule)
+    return Core(d_inner, rule, like=to_dt)
 
 
 def recurrent_network(draw: Draw, d_model: int, d_state: int) -> Core:
@@ -139,14 +150,12 @@ def recurrent_network(draw: Draw, d_model: int, d_state: int) -> Core:
             y.append(h @ out.T)
         return torch.stack(y, dim=1)
 
-    return Core(rule)
+    return Core(d_model, rule, like=into)
 
 
-def gated(layer: nn.Module, gate: Rule) -> Core:
+def gated(layer: SequenceMixer | Core, gate: Rule) -> Core:
     """gate(x) * layer(x): all of the gate is a coefficient."""
-    core = Core(lambda x: coefficient(gate(x)) * layer(x))
-    core.layer = layer  # so that its mode and its parameters are seen
-    return core
+    return Core(layer.d_model, lambda x: coefficient(gate(x)) * layer(x), [layer])
 
 
 def needle_attention(to_value: Tensor, sharpness: float) -> Core:
@@ -158,7 +167,7 @@ def needle_attention(to_value: Tensor, sharpness: float) -> Core:
         later = torch.ones_like(logits, dtype=torch.bool).triu(1)
         return torch.softmax(logits.masked_fill(later, -torch.inf), dim=-1) @ (x @ to_value.T)
 
-    return Core(rule)
+    return Core(to_value.shape[1], rule, like=to_value)
 
 
 def moving_average(to_value: Tensor, rho: float) -> Core:
@@ -170,19 +179,30 @@ def moving_average(to_value: Tensor, rho: float) -> Core:
         weights = torch.where(lag >= 0, (1 - rho) * rho ** lag.clamp(min=0), 0.0)
         return weights @ (x @ to_value.T)
 
-    return Core(rule)
+    return Core(to_value.shape[1], rule, like=to_value)
 
 
-def stack(layers: list[nn.Module], residual: bool) -> Core:
-    """Layers on root-mean-square-normed input one after the other, with residuals or without."""
-    held = nn.ModuleList(layers)
+def normed_stack(layers: Sequence[SequenceMixer | Core], residual: bool) -> Core:
+    """Layers of one width, each on root-mean-square-normed input, with residuals or without."""
 
     def rule(x: Tensor) -> Tensor:
-        for layer in held:
+        for layer in layers:
             y = layer(rms_norm(x, x.new_ones(x.shape[-1])))
             x = x + y if residual else y
         return x
 
-    core = Core(rule)
-    core.layers = held
-    return core
+    return Core(layers[0].d_model, rule, layers)
+
+
+def switched_core(draw: Draw, d_inner: int, d_state: int, dt: tuple[float, float]) -> Core:
+    """Mamba-1's scan with a switch: dt = softplus(x[0] + b), b such that dt lies in the range `dt` when x[0] = 0."""
+    to_b, to_c = draw.square(d_state, d_inner), draw.square(d_state, d_inner)
+    steps = torch.logspace(*(math.log10(d) for d in dt), d_inner, dtype=torch.float64, device=draw.device)
+    offset = steps.expm1().log()
+    rates = -torch.arange(1, d_state + 1, dtype=torch.float64, device=draw.device).repeat(d_inner, 1)
+
+    def rule(x: Tensor) -> Tensor:
+        step = coefficient(nn.functional.softplus(x[..., :1] + offset))
+        return selective_scan(x, step, rates, coefficient(x @ to_b.T), coefficient(x @ to_c.T))[0]
+
+    return Core(d_inner, rule, like=to_b)

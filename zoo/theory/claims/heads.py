@@ -250,7 +250,7 @@ def turning_layer(lags: Float[Tensor, "seq 2 2"]) -> Core:
         held = [torch.where(lag >= 0, f[:, source, lag.clamp(min=0)], 0.0) for f in (along, across)]
         return held[0] @ x + held[1] @ (x @ turn.T)
 
-    return Core(rule)
+    return Core(2, rule, like=lags)
 
 
 def measure_outputs_need_fewer(settings: Settings) -> Evidence:

@@ -186,7 +186,7 @@ def parity_machine(settings: Settings) -> Core:
         torch.cat((unit, unit.new_zeros(1, 1)), dim=1),
         lambda x: step(x[..., :2]),
     )
-    return Core(lambda x: core(torch.cat((x, ones(x)), dim=-1)))
+    return Core(2, lambda x: core(torch.cat((x, ones(x)), dim=-1)), [core])
 
 
 def measure_rank_is_power(settings: Settings) -> Evidence:

@@ -1,0 +1,294 @@
+"""Claims about how far back gradients reach: J(tau) = ||d y_n / d x_{n - tau}||_F from the true Jacobian, float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from zoo.mixers.attention import Attention
+from zoo.mixers.diagonal_ssm import DiagonalSSM
+from zoo.mixers.selective_ssm import SelectiveSSM
+from zoo.theory.claims.claim import Check, Claim, Curve, Evidence, Panel, Settings, at_least, at_most, near
+from zoo.theory.claims.cores import Core, Draw, moving_average, needle_attention, normed_stack, switched_core
+from zoo.theory.gradients import GradientProfile, MakeInput, decay_rate, gradient_profile
+
+_SOURCE = "Ghodsi, arXiv 2512.15115 (gradient highway)"
+_D_MODEL = 16
+_RHO = 0.9
+_SHARPNESS = 16.0
+_CLOSED = -12.0  # softplus(-12 + b) moves the state by about 1e-5 of itself a token
+
+
+def seeds_of(settings: Settings) -> list[int]:
+    """Seeds of the layers and inputs of a profile: distinct for distinct settings."""
+    return [settings.seed * 1000 + repeat for repeat in range(settings.n_seeds)]
+
+
+def profile_of(
+    settings: Settings,
+    make_layer: Callable[[int], nn.Module],
+    make_input: MakeInput | None = None,
+    seq_len: int | None = None,
+) -> GradientProfile:
+    """The profile of layers made from a seed, in float64 on the settings' device."""
+    return gradient_profile(
+        lambda seed: make_layer(seed).double().to(settings.device),
+        make_input,
+        seeds=seeds_of(settings),
+        seq_len=seq_len or settings.seq_len,
+    )
+
+
+def median_curve(label: str, profile: GradientProfile) -> Curve:
+    """J against distance, the median of the seeds, from distance one on."""
+    medians = profile.values.double().quantile(0.5, dim=0)
+    beyond = (profile.distances >= 1) & (medians > 0)
+    return Curve(label, tuple(profile.distances[beyond].double().tolist()), tuple(medians[beyond].tolist()))
+
+
+def _panel(title: str, curves: Sequence[Curve]) -> Panel:
+    return Panel(title, "distance tau (tokens)", "gradient norm J(tau)", tuple(curves))
+
+
+def _level(profile: GradientProfile) -> float:
+    """The median of J over seeds and over the far three quarters of the distances."""
+    far = profile.distances >= profile.seq_len // 4
+    return profile.values[:, far].double().quantile(0.5).item()
+
+
+def _end_over_start(profile: GradientProfile) -> float:
+    """J at the last distance over J at the first from one on, median over seeds."""
+    start = int((profile.distances >= 1).long().argmax())
+    return (profile.values[:, -1] / profile.values[:, start]).double().quantile(0.5).item()
+
+
+def _interval_within(what: str, profile: GradientProfile, room: float) -> tuple[Check, Check]:
+    low, high = decay_rate(profile).interval
+    return (
+        Check(f"{what}: rate per token, lower end of the interval", low, -room, room),
+        Check(f"{what}: rate per token, upper end of the interval", high, -room, room),
+    )
+
+
+def real_poles(poles: Tensor) -> DiagonalSSM:
+    """A `diagonal_ssm` with these real poles in (0, 1), input and output maps as drawn."""
+    mixer = DiagonalSSM(_D_MODEL, len(poles), init="real_log").double()
+    with torch.no_grad():
+        mixer.log_rate.copy_((-poles.log()).log())
+        mixer.log_dt.zero_()
+    return mixer
+
+
+def measure_lti(settings: Settings) -> Evidence:
+    """Rates of SSMs with a known spectral radius."""
+    checks, curves = [], []
+    for rho in (0.9, 0.99, 0.999):
+        poles = rho * torch.tensor([0.25, 0.5, 0.75, 1.0], dtype=torch.float64)
+        profile = profile_of(settings, lambda _, p=poles: real_poles(p))
+        rate = decay_rate(profile).rate
+        checks.append(
+            near(f"largest pole {rho}: rate per token, log rho = {math.log(rho):.5f}", rate, math.log(rho), 0.01)
+        )
+        curves.append(median_curve(f"SSM, largest pole {rho}", profile))
+    return Evidence(tuple(checks), (_panel("Time-invariant SSMs: J falls by log rho a token", curves),))
+
+
+def needle_for_attention(seq_len: int) -> MakeInput:
+    """Noise whose channel 0 (the key) is zero but at one position, and whose last position asks for it (channel 1)."""
+
+    def make(generator: torch.Generator, distance: int) -> Tensor:
+        x = torch.randn(seq_len, _D_MODEL, generator=generator, dtype=torch.float64)
+        x[:, 0] = 0
+        x[-1, 1] = 1
+        needle = torch.randn(_D_MODEL, generator=generator, dtype=torch.float64)
+        needle[0] = 1
+        x[-1 - distance] = needle
+        return x
+
+    return make
+
+
+def needle_attention_of(_: int) -> Core:
+    """Attention that finds the needle, values as drawn."""
+    return needle_attention(torch.randn(_D_MODEL, _D_MODEL, dtype=torch.float64) / _D_MODEL**0.5, _SHARPNESS)
+
+
+def measure_attention(settings: Settings) -> Evidence:
+    """Attention on a needle and on noise."""
+    n = settings.seq_len
+    needle = profile_of(settings, needle_attention_of, needle_for_attention(n))
+    lengths = (n // 4, n // 2, n)
+    noise = {length: profile_of(settings, lambda _: Attention(_D_MODEL, 1), seq_len=length) for length in lengths}
+    levels = [_level(profile) for profile in noise.values()]
+    exponent = (math.log(levels[-1]) - math.log(levels[0])) / (math.log(n) - math.log(n // 4))
+    checks = (
+        *_interval_within(f"needle, n = {n}", needle, 0.1 / n),
+        Check(f"needle: J({n - 1}) / J(1)", _end_over_start(needle), 0.95, 1.05),
+        Check(f"noise: exponent of the level of J in n, from {n // 4} to {n}", exponent, -1.2, -0.8),
+        at_least(f"needle over noise: level of J at n = {n}", _level(needle) / levels[-1], n / 10),
+    )
+    curves = [median_curve("attention, selected needle", needle)]
+    curves += [median_curve(f"attention, noise of {length} tokens", profile) for length, profile in noise.items()]
+    return Evidence(checks, (_panel("Attention: flat in distance, 1/n unless selected", curves),))
+
+
+def needle_between_gates(seq_len: int, between: float) -> MakeInput:
+    """A needle with its switch (channel 0) at one, the switch of all others at `between`, of the last at zero."""
+
+    def make(generator: torch.Generator, distance: int) -> Tensor:
+        x = torch.randn(seq_len, _D_MODEL, generator=generator, dtype=torch.float64)
+        needle = torch.randn(_D_MODEL, generator=generator, dtype=torch.float64)
+        x[:, 0] = between
+        x[-1 - distance] = needle
+        x[-1 - distance, 0] = 1
+        x[-1, 0] = 0
+        return x
+
+    return make
+
+
+def switched_of(settings: Settings) -> Callable[[int], Core]:
+    """Selective cores with a switch, step sizes .1 to .5 when it is neutral."""
+    return lambda seed: switched_core(Draw(settings, 70, seed), _D_MODEL, 4, (0.1, 0.5))
+
+
+def measure_closed_gates(settings: Settings) -> Evidence:
+    """A selective core between closed gates and between open ones."""
+    n = settings.seq_len
+    closed, open_ = (
+        profile_of(settings, switched_of(settings), needle_between_gates(n, between)) for between in (_CLOSED, 0.0)
+    )
+    checks = (
+        *_interval_within(f"gates closed between, n = {n}", closed, 0.1 / n),
+        Check(f"gates closed: J({n - 1}) / J(1)", _end_over_start(closed), 0.9, 1.1),
+        at_most("gates open: rate per token", decay_rate(open_).rate, -0.08),
+    )
+    curves = [median_curve("selective, gates closed", closed), median_curve("selective, gates open", open_)]
+    return Evidence(checks, (_panel("Selective SSM: closed gates are a highway", curves),))
+
+
+def _average() -> Core:
+    return moving_average(nn.init.orthogonal_(torch.empty(_D_MODEL, _D_MODEL, dtype=torch.float64)), _RHO)
+
+
+def averages(n_layers: int, residual: bool, attention_at: int | None = None) -> Core:
+    """Moving averages of rate rho on normed input, one of the layers replaced by attention."""
+    layers = [_average() if at != attention_at else Attention(_D_MODEL, 4).double() for at in range(n_layers)]
+    return normed_stack(layers, residual)
+
+
+def measure_hybrid(settings: Settings) -> Evidence:
+    """Four residual layers of moving averages, with one attention layer and without."""
+    n = settings.seq_len
+    alone = profile_of(settings, lambda _: averages(4, residual=True))
+    hybrid = profile_of(settings, lambda _: averages(4, residual=True, attention_at=2))
+    floor, without = (profile.values[:, -n // 4 :].double().quantile(0.5).item() for profile in (hybrid, alone))
+    checks = (
+        *_interval_within(f"one attention layer of four, n = {n}", hybrid, 1 / n),
+        at_least(f"level of J at the far quarter, times n = {n}", floor * n, 0.1),
+        at_most("the same without attention, over the level with it", without / floor, 1e-2),
+    )
+    curves = [median_curve("4 averages", alone), median_curve("3 averages, 1 attention", hybrid)]
+    return Evidence(checks, (_panel("One attention layer puts a floor under a stack", curves),))
+
+
+def measure_residuals(settings: Settings) -> Evidence:
+    """Stacks of moving averages of growing depth, with residuals and without."""
+    checks, curves = [], []
+    for n_layers in (1, 2, 4):
+        for residual in (False, True):
+            profile = profile_of(settings, lambda _, n=n_layers, r=residual: averages(n, r))
+            # L averages in a row weigh lag tau by about tau^(L - 1) rho^tau: the power bends the line in this window.
+            taus = profile.distances.double()
+            law = (taus.clamp(min=1).log() * (n_layers - 1) + taus * math.log(_RHO)).exp()
+            predicted = decay_rate(profile._replace(values=law.expand(2, -1))).rate
+            name = f"{n_layers} averages, {'residual' if residual else 'plain'}"
+            checks.append(near(f"{name}: rate per token, rho = {_RHO}", decay_rate(profile).rate, predicted, 0.06))
+            curves.append(median_curve(name, profile))
+    return Evidence(tuple(checks), (_panel("Residuals keep the exponent", curves),))
+
+
+def measure_attenuates(settings: Settings) -> Evidence:
+    """Three SSMs whose gradients hardly fall over the window."""
+    n = settings.seq_len
+    slow = torch.full((4,), 1 - 1 / (4 * n), dtype=torch.float64)
+    profiles = {
+        f"pole {slow[0].item():.4f}": profile_of(settings, lambda _: real_poles(slow)),
+        "diagonal_ssm as initialised": profile_of(settings, lambda _: DiagonalSSM(_D_MODEL)),
+        "selective, gates closed": profile_of(settings, switched_of(settings), needle_between_gates(n, _CLOSED)),
+    }
+    checks = tuple(at_most(f"{name}: J({n - 1}) / J(1)", _end_over_start(p), 0.01) for name, p in profiles.items())
+    curves = [median_curve(name, profile) for name, profile in profiles.items()]
+    return Evidence(checks, (_panel("SSMs that do not attenuate over the window", curves),))
+
+
+def measure_between(settings: Settings) -> Evidence:
+    """Rates of a fixed SSM, a selective one and attention, the SSMs with the same step sizes."""
+    fixed = profile_of(settings, lambda _: DiagonalSSM(_D_MODEL, dt_min=0.1, dt_max=0.5))
+    selective = profile_of(settings, lambda _: SelectiveSSM(_D_MODEL, dt_min=0.1, dt_max=0.5))
+    attention = profile_of(settings, lambda _: Attention(_D_MODEL, 1))
+    slowest, between, flat = (decay_rate(profile).rate for profile in (fixed, selective, attention))
+    check = Check("rate per token of selective_ssm on noise, between those of the other two", between, slowest, flat)
+    curves = [
+        median_curve(name, profile)
+        for name, profile in (("diagonal_ssm", fixed), ("selective_ssm", selective), ("attention", attention))
+    ]
+    return Evidence((check,), (_panel("Step sizes .1 to .5, noise", curves),))
+
+
+GRADIENT_LTI = Claim(
+    "gradient_lti",
+    "The gradient through a time-invariant SSM decays exponentially, at log rho a token for spectral radius rho.",
+    _SOURCE,
+    "A tail rate more than 1 % off log rho.",
+    measure_lti,
+)
+GRADIENT_ATTENTION = Claim(
+    "gradient_attention",
+    "The gradient through attention does not depend on distance: a selected position reaches the end whole, an "
+    "unselected one at a level proportional to 1/n.",
+    _SOURCE,
+    "An interval of the rate on a needle that leaves ±0.1/n, or a level on noise that is not about n^-1.",
+    measure_attention,
+)
+GRADIENT_CLOSED_GATES = Claim(
+    "gradient_closed_gates",
+    "A selective SSM whose gates close between (dt to 0) carries the gradient over any distance: a highway that "
+    "attention does not own.",
+    "h_t = exp(dt A) h_{t-1} + dt B u with dt near zero",
+    "An interval of the rate that leaves ±0.1/n with gates closed; no decay with gates open.",
+    measure_closed_gates,
+)
+GRADIENT_HYBRID = Claim(
+    "gradient_hybrid",
+    "One attention layer puts a floor of order 1/n under the gradient of a stack of decaying layers.",
+    _SOURCE,
+    "A rate outside ±1/n, a level below 0.1/n, or a stack without attention that comes within 1 % of it.",
+    measure_hybrid,
+)
+GRADIENT_RESIDUALS = Claim(
+    "gradient_residuals",
+    "Residuals keep the exponent: L layers that decay at log rho give tau^(L-1) rho^tau with residuals or without.",
+    "Binomial expansion of (I + A)^L",
+    "A rate more than 6 % off the rate of tau^(L-1) rho^tau on the same window, L = 1, 2, 4.",
+    measure_residuals,
+)
+SLOGAN_SSM_ATTENUATES = Claim(
+    "slogan_ssm_attenuates",
+    "'SSMs attenuate: over a long window their gradient vanishes' (J at its end below 1 % of J(1)).",
+    "The dichotomy of attention and SSMs read as a law",
+    "SSMs whose gradient stays: poles near one, the usual initialisation, closed gates.",
+    measure_attenuates,
+    slogan=True,
+)
+SLOGAN_SELECTIVE_BETWEEN = Claim(
+    "slogan_selective_between",
+    "'A selective SSM lies between a fixed SSM and attention' (here: in how its gradient decays, step sizes alike).",
+    "The usual ordering of the three; for recall it depends on state size, initialisation and schedule",
+    "A selective SSM whose gradient decays faster than the fixed one's.",
+    measure_between,
+    slogan=True,
+)

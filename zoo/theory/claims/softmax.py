@@ -1,0 +1,234 @@
+"""Claims about softmax heads: what a row that sums to one forbids, and what a sink gives back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from zoo.mixers.attention import Attention
+from zoo.theory.claims.claim import Check, Claim, Curve, Evidence, Panel, Settings, at_least, at_most, equals
+from zoo.theory.claims.cores import Draw, drawn
+from zoo.theory.claims.heads import relative_error, toeplitz_matrix
+from zoo.theory.lags import head_count, lag_operators
+from zoo.theory.operator import interaction
+from zoo.theory.softmax import ema_as_alibi, softmax_floor, to_softmax_heads
+
+_SOURCE = "Rows of softmax sum to one; question of head counts: Ghodsi, arXiv 2512.15115"
+_SEQ_LEN, _D_MODEL = 24, 5
+_STARTS = 2  # per repetition: the losses are not convex, the best start counts
+
+
+def system(draw: Draw, seq_len: int, *poles: complex) -> Float[Tensor, "seq d_model d_model"]:
+    """Lag operators with these poles and drawn residues; poles off the real line are completed by their conjugates."""
+    given = torch.tensor(poles, dtype=torch.complex128, device=draw.device)
+    b = torch.complex(draw(len(poles), _D_MODEL), draw(len(poles), _D_MODEL))
+    c = torch.complex(draw(_D_MODEL, len(poles)), draw(_D_MODEL, len(poles)))
+    # A real pole and its conjugate are one pole, with twice the real part of the residue.
+    return lag_operators(
+        torch.cat((given, given.conj())), torch.cat((b, b.conj())), torch.cat((c, c.conj()), dim=1), seq_len
+    )
+
+
+def pair(radius: float, angle: float) -> complex:
+    """One of a pair of conjugate poles."""
+    return complex(radius * math.cos(angle), radius * math.sin(angle))
+
+
+def _best(loss: Callable[..., Tensor], draw: Draw, starts: int, *shapes: tuple[int, ...]) -> float:
+    """The least that L-BFGS makes of `loss` from several drawn starts."""
+    reached = []
+    for _ in range(starts):
+        points = [draw(*shape).requires_grad_() for shape in shapes]
+        optimizer = torch.optim.LBFGS(
+            points,
+            max_iter=1000,
+            history_size=30,
+            tolerance_grad=1e-12,
+            tolerance_change=1e-16,
+            line_search_fn="strong_wolfe",
+        )
+
+        def step(points: list[Tensor] = points, optimizer: torch.optim.Optimizer = optimizer) -> Tensor:
+            optimizer.zero_grad()
+            value = loss(*points)
+            value.backward()
+            return value
+
+        optimizer.step(step)
+        with torch.no_grad():
+            reached.append(loss(*points).item())
+    return min(reached)
+
+
+def best_without_sink(lags: Tensor, n_heads: int, draw: Draw, starts: int) -> float:
+    """The least relative squared error found for sink-free softmax heads with a free logit for every i, j."""
+    n, d_out, d_in = lags.shape
+    matrix = toeplitz_matrix(lags)
+    later = torch.ones(n, n, dtype=torch.bool, device=lags.device).triu(1)
+
+    def loss(logits: Tensor, values: Tensor) -> Tensor:
+        weights = torch.softmax(logits.masked_fill(later, -torch.inf), dim=-1)
+        mixed = torch.einsum("hij,hpd->ipjd", weights, values).reshape_as(matrix)
+        return (mixed - matrix).square().sum() / matrix.square().sum()
+
+    return _best(loss, draw, starts, (n_heads, n, n), (n_heads, d_out, d_in))
+
+
+def best_with_sink(lags: Tensor, n_heads: int, draw: Draw, starts: int) -> float:
+    """The least relative squared error found for softmax heads with a sink and input-independent logits.
+
+    A sink frees the sum of a row, so the weights are any nonnegative numbers f_h(i, j). Averaging them over the pairs
+    of one lag does not raise the error against a map that depends on the lag alone: laws of the lag are searched.
+    """
+    n, d_out, d_in = lags.shape
+
+    def loss(logits: Tensor, values: Tensor) -> Tensor:
+        return relative_error(lags, torch.einsum("ht,hpd->tpd", logits.exp(), values))
+
+    return _best(loss, draw, starts, (n_heads, n), (n_heads, d_out, d_in))
+
+
+def output_error(layer: Attention, lags: Tensor, draw: Draw) -> float:
+    """Relative error, in norm, of the layer's output on drawn sequences."""
+    x = draw(4, len(lags), lags.shape[2])
+    wanted = (x.flatten(1) @ toeplitz_matrix(lags).T).view(4, len(lags), -1)
+    with torch.no_grad():
+        return ((layer(x) - wanted).norm() / wanted.norm()).item()
+
+
+def measure_floor(settings: Settings) -> Evidence:
+    """Sink-free heads against the floor, and the row sums behind it."""
+    draw = Draw(settings, 80)
+    checks: list[Check] = []
+    curves = []
+    cases = {
+        "pole 0.9": (system(draw, _SEQ_LEN, 0.9), 3),
+        "poles 0.9 and 0.5": (system(draw, _SEQ_LEN, 0.9, 0.5), 4),
+        "a complex pair": (system(draw, _SEQ_LEN, pair(0.9, 0.7)), 5),
+    }
+    for name, (lags, enough) in cases.items():
+        floor = softmax_floor(lags)
+        heads = (1, 2, enough)
+        errors = [best_without_sink(lags, h, draw, _STARTS * settings.n_seeds) for h in heads]
+        checks += [
+            at_least(f"{name}: floor", floor, 1e-3),
+            at_least(f"{name}: best of {heads} sink-free heads / floor", min(errors) / floor, 1 - 1e-9),
+            at_most(f"{name}: best of {enough} sink-free heads / floor", errors[-1] / floor, 1.02),
+        ]
+        counts = tuple(float(h) for h in heads)
+        curves += [Curve(f"{name}: trained", counts, tuple(errors), "points")]
+        curves += [Curve(f"{name}: floor", counts, (floor,) * len(counts), "dashed")]
+    attention = drawn(settings, lambda: Attention(_D_MODEL, 4, d_head=_D_MODEL, position="alibi"), 81)
+    sums = interaction(attention, draw(1, _SEQ_LEN, _D_MODEL)).operator[0].sum(1)
+    steps = cases["pole 0.9"][0].cumsum(0)
+    spread_of_attention, spread_of_ssm = (
+        ((s - s[-1]).norm(dim=(1, 2)).max() / s[-1].norm()).item() for s in (sums, steps)
+    )
+    checks += [
+        at_most("row sums of sink-free attention: spread over positions", spread_of_attention, 1e-12),
+        at_least("row sums of the SSM with pole 0.9: spread over positions", spread_of_ssm, 0.1),
+    ]
+    panel = Panel("Softmax without a sink", "heads", "relative squared error", tuple(curves), whole_x=True)
+    return Evidence(tuple(checks), (panel,))
+
+
+def measure_heads(settings: Settings) -> Evidence:
+    """Constructed and trained softmax heads with a sink."""
+    draw, n = Draw(settings, 82), 48
+    cases = {
+        "poles 0.9 and 0.5": ((0.9, 0.5), 0),
+        "pole 0.9, pair of radius 0.8": ((0.9, pair(0.8, 1.0)), 0),
+        "pole -0.8": ((-0.8,), 1),
+        "a complex pair": ((pair(0.9, 1.0),), 1),
+        "2 complex pairs": ((pair(0.9, 0.7), pair(0.85, 1.9)), 1),
+        "4 complex pairs": ((pair(0.9, 0.5), pair(0.85, 1.1), pair(0.95, 1.8), pair(0.8, 2.5)), 1),
+    }
+    checks: list[Check] = []
+    for name, (poles, more) in cases.items():
+        lags = system(draw, n, *poles)
+        k, layer = head_count(lags), to_softmax_heads(lags)
+        checks += [
+            equals(f"{name}, k = {k}: softmax heads", layer.n_heads, k + more),
+            at_most(f"{name}, k = {k}: relative error of the output", output_error(layer, lags, draw), 1e-12),
+        ]
+    starts = _STARTS * settings.n_seeds
+    negative, turning = system(draw, _SEQ_LEN, -0.8), system(draw, _SEQ_LEN, pair(0.9, 1.0))
+    checks += [
+        at_least("pole -0.8: best error of one head", best_with_sink(negative, 1, draw, starts), 0.1),
+        at_most("pole -0.8: best error of two heads", best_with_sink(negative, 2, draw, starts), 1e-8),
+    ]
+    errors = [best_with_sink(turning, h, draw, starts) for h in (1, 2, 3)]
+    checks += [
+        at_least("a complex pair: best error of two heads", errors[1], 0.1),
+        at_most("a complex pair: best error of three heads", errors[2], 1e-8),
+    ]
+    curve = Curve("a complex pair (k = 2), best of all starts", (1.0, 2.0, 3.0), tuple(errors), "points")
+    panel = Panel("Softmax with a sink", "heads", "relative squared error", (curve,), whole_x=True)
+    return Evidence(tuple(checks), (panel,))
+
+
+def measure_alibi(settings: Settings) -> Evidence:
+    """Averages by ALiBi heads, at the length of the settings."""
+    draw, n = Draw(settings, 83), settings.seq_len
+    poles = torch.tensor([0.05, 0.5, 0.8, 0.9, 0.99, 0.999], dtype=torch.float64, device=draw.device)
+    b, c = draw(len(poles), _D_MODEL), draw(_D_MODEL, len(poles))
+    alone = lag_operators(poles, torch.diag(1 - poles), torch.eye(len(poles)).to(poles), n)
+    mixed = lag_operators(poles, b, c, n)
+    layer = ema_as_alibi(poles, b, c)
+    return Evidence(
+        (
+            at_most(f"6 averages, n = {n}: relative error", output_error(ema_as_alibi(poles), alone, draw), 1e-13),
+            at_most(f"SSM with these poles, n = {n}: relative error", output_error(layer, mixed, draw), 1e-13),
+            equals("heads for 6 poles", layer.n_heads, 6),
+            equals("width of a head", layer.d_head, 1),
+        )
+    )
+
+
+def measure_enough(settings: Settings) -> Evidence:
+    """Sink-free heads of growing number on one pole."""
+    draw = Draw(settings, 84)
+    lags = system(draw, _SEQ_LEN, 0.9)
+    checks = [
+        at_most(f"pole 0.9: best error of {h} sink-free heads", best_without_sink(lags, h, draw, _STARTS), 1e-6)
+        for h in (2, 4, 8)
+    ]
+    return Evidence(tuple(checks))
+
+
+SOFTMAX_FLOOR = Claim(
+    "softmax_floor",
+    "Sink-free softmax sends a constant sequence to a constant sequence, so no number of its heads gives an SSM with "
+    "memory: with input-independent logits the error stops at a floor that is known in closed form, and attained.",
+    _SOURCE,
+    "Heads below the floor, enough heads that stay 2 % above it, or sink-free row sums that vary.",
+    measure_floor,
+)
+SOFTMAX_HEADS = Claim(
+    "softmax_heads",
+    "With a zero-value sink, k softmax heads equal an SSM of rank k if its coefficient sequences hold a positive one; "
+    "otherwise k + 1 heads do, and k do not.",
+    _SOURCE,
+    "A construction that errs by 1e-12, two heads within 0.1 of a complex pair, or three trained heads above 1e-8.",
+    measure_heads,
+)
+ALIBI_EMA = Claim(
+    "alibi_ema",
+    "A linear bias of the lag and a zero-value first token make a softmax head the exact exponential moving average; "
+    "a diagonal SSM with N poles in (0, 1) is N such heads of width one.",
+    "Z_i = sum_{t <= i} lambda^t + lambda^(i+1) / (1 - lambda) = 1 / (1 - lambda)",
+    "An output error above 1e-13.",
+    measure_alibi,
+)
+SLOGAN_ENOUGH_SOFTMAX = Claim(
+    "slogan_enough_softmax",
+    "'With enough heads, softmax attention represents any SSM.'",
+    "Counting heads without looking at row sums",
+    "Sink-free heads whose error on a single pole stays where it is as their number grows.",
+    measure_enough,
+    slogan=True,
+)
