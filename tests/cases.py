@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from tests import reference
+from tests.tolerances import assert_close
 from zoo import create_mixer, list_mixers
-from zoo.contract import SequenceMixer
+from zoo.contract import SequenceMixer, state_tensors
 
 D_MODEL = 8
 LONGEST = 1024  # what mixers with a longest sequence are given
@@ -95,6 +96,16 @@ def randomise(module: nn.Module, generator: torch.Generator) -> nn.Module:
         for parameter in module.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.3)
     return module
+
+
+def assert_states_close(actual: Any, expected: Any) -> None:
+    """Assert that two states are built alike and hold the same numbers, counts exactly."""
+    assert type(actual) is type(expected)
+    for a, b in zip(state_tensors(actual), state_tensors(expected), strict=True):
+        assert a.dtype == b.dtype
+        if a.is_complex():
+            a, b = torch.view_as_real(a), torch.view_as_real(b)
+        assert_close(a, b) if a.is_floating_point() else torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
 def draw(*shape: int, generator: torch.Generator, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -1,0 +1,96 @@
+"""Compiled code agrees with eager code: one graph, forward and backward, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.cases import D_MODEL, VARIANTS, Case, assert_states_close, cases, draw, label, randomise
+from tests.tolerances import assert_close
+from zoo import Backbone
+from zoo.coefficient import recording
+
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")  # the checker cannot be traced
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def gradients(y: Tensor, *of: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(y.square().sum(), of)
+
+
+def assert_agrees(compiled: nn.Module, eager: nn.Module, *inputs: Tensor) -> None:
+    """Same outputs, and same gradients for the first input where it takes any, and for every parameter."""
+    of = [t for t in inputs[:1] if t.requires_grad] + list(eager.parameters())
+    actual, expected = compiled(*inputs), eager(*inputs)
+    assert_close(actual, expected)
+    for a, b in zip(gradients(actual, *of), gradients(expected, *of), strict=True):
+        assert_close(a, b)
+
+
+@cases(variants=False)
+def test_forward_agrees_with_eager(case: Case, generator: torch.Generator) -> None:
+    mixer = case.create(generator)
+    x = draw(2, 4, D_MODEL, generator=generator).requires_grad_()
+    assert_agrees(torch.compile(mixer, backend="aot_eager", fullgraph=True), mixer, x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", VARIANTS, ids=label)
+def test_forward_of_every_variant_agrees_with_eager(case: Case, generator: torch.Generator) -> None:
+    test_forward_agrees_with_eager(case, generator)
+
+
+@cases(variants=False)
+def test_stream_with_lengths_agrees_with_eager(case: Case, generator: torch.Generator) -> None:
+    mixer = case.create(generator)
+    x, lengths = draw(2, 4, D_MODEL, generator=generator), torch.tensor([4, 2])
+    stream = torch.compile(mixer.stream, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        _, state = mixer.stream(x)
+        actual, expected = stream(x, state, lengths), mixer.stream(x, state, lengths)
+    assert_close(actual[0], expected[0])
+    assert_states_close(actual[1], expected[1])
+
+
+def test_a_backbone_agrees_with_eager(generator: torch.Generator) -> None:
+    model = Backbone({"name": "hybrid", "attention": {"d_conv": 3}}, D_MODEL, 2, vocab_size=7, n_outputs=7, d_conv=2)
+    model = randomise(model, generator).double()
+    tokens = torch.randint(7, (2, 5), generator=generator)
+    assert_agrees(torch.compile(model, backend="aot_eager", fullgraph=True), model, tokens, torch.tensor([5, 3]))
+
+
+def test_recording_after_compilation_is_seen(generator: torch.Generator) -> None:
+    """The mode of `coefficient` is guarded on: code compiled outside a mode does not run inside one."""
+    mixer, x = Case("attention", {}).create(generator), draw(2, 5, D_MODEL, generator=generator)
+    compiled = torch.compile(mixer, backend="eager")
+    with torch.no_grad():
+        expected = compiled(x)
+        with recording() as tape:
+            compiled(x)
+        assert len(tape.kept) == 2  # queries and keys
+        assert_close(compiled(x), expected)
+
+
+def test_another_length_does_not_give_a_stale_answer(generator: torch.Generator) -> None:
+    mixer = Case("attention", {"position": "rope"}).create(generator)
+    compiled = torch.compile(mixer, backend="aot_eager", fullgraph=True)
+    for seq_len in (5, 9, 1):
+        x = draw(2, seq_len, D_MODEL, generator=generator)
+        assert_close(compiled(x), mixer(x))
+
+
+@pytest.mark.slow
+@cases(variants=False)
+def test_inductor_agrees_with_eager(case: Case, generator: torch.Generator) -> None:
+    mixer = case.create(generator)
+    x = draw(2, 5, D_MODEL, generator=generator).requires_grad_()
+    assert_agrees(torch.compile(mixer, fullgraph=True), mixer, x)
