@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
+import pkgutil
 import re
 from collections.abc import Callable
 from typing import Any
@@ -13,14 +16,15 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.autograd.gradcheck import GradcheckError
 
 from tests import reference
-from tests.cases import D_MODEL, Case, by_name, cases, draw, parameters, randomise
+from tests.cases import D_MODEL, LONGEST, Case, by_name, cases, draw, parameters, randomise
 from tests.tolerances import assert_close, tolerance
 from zoo import create_mixer, detach_state, list_mixers, map_state, move_state, reorder_state, state_nbytes
 from zoo.coefficient import recording, replaying
 from zoo.contract import SequenceMixer, state_tensors
-from zoo.theory.operator import interaction
+from zoo.theory.operator import NotAffineError, interaction
 
 SEED = 20_251_217
 
@@ -575,3 +579,135 @@ def test_diagonal_ssm_starts_as_published() -> None:
 
 def test_alibi_starts_as_published() -> None:
     assert_close(create_mixer("attention", 16, n_heads=8, position="alibi").slopes, 0.5 ** np.arange(1.0, 9.0))
+
+
+# The suite can fail: a flaw is planted in an op, and the test that ought to see it does.
+
+MUTANTS: dict[str, tuple[Case, str, Callable[[Any], Any], Callable[..., None]]] = {
+    "attention: queries negated": (
+        Case("attention", {}),
+        "zoo.mixers.attention.attend",
+        lambda f: lambda q, *rest: f(-q, *rest),
+        test_forward_is_the_reference,
+    ),
+    "attention: bias negated": (
+        Case("attention", {"position": "alibi"}),
+        "zoo.mixers.attention.attend",
+        lambda f: lambda q, k, v, cached, bias, sink: f(q, k, v, cached, -bias, sink),
+        test_forward_is_the_reference,
+    ),
+    "attention: rotation by squared positions": (
+        Case("attention", {"position": "rope"}),
+        "zoo.mixers.attention.rotate",
+        lambda f: lambda t, positions: f(t, positions * positions),
+        test_forward_is_the_reference,
+    ),
+    "attention: no mask": (
+        Case("attention", {}),
+        "zoo.mixers.attention.attend",
+        lambda _: lambda q, k, v, *_: nn.functional.scaled_dot_product_attention(q, k, v),
+        test_the_future_changes_nothing,
+    ),
+    "attention: a cache that ignores ragged lengths": (
+        Case("attention", {}),
+        "zoo.mixers.attention.settle_cache",
+        lambda _: lambda cache, *_: cache,
+        test_padding_leaks_into_nothing,
+    ),
+    "attention: positions that start anew in each chunk": (
+        Case("attention", {"sink": "position", "max_seq_len": LONGEST}),
+        "zoo.mixers.attention.Attention._sink",
+        lambda f: lambda self, positions: f(self, positions - positions[:, :1]),
+        test_forward_and_stream_are_the_reference_at_length_1000,
+    ),
+    "attention: queries and keys unmarked": (
+        Case("attention", {}),
+        "zoo.mixers.attention.coefficient",
+        lambda _: lambda t: t,
+        test_the_operator_reproduces_the_output,
+    ),
+    "factorized: coefficients negated": (
+        Case("factorized", {}),
+        "zoo.mixers.factorized.toeplitz_mix",
+        lambda f: lambda coefficients, *rest: f(-coefficients, *rest),
+        test_forward_is_the_reference,
+    ),
+    "linear attention: state negated": (
+        Case("linear_attention", {}),
+        "zoo.mixers.linear_attention.linear_attention",
+        lambda f: lambda q, k, v, state: f(q, k, v, -state),
+        test_forward_and_stream_are_the_reference_at_length_1000,
+    ),
+    "linear attention: padding counted by the normaliser": (
+        Case("linear_attention", {}),
+        "zoo.mixers.linear_attention.valid_positions",
+        lambda f: lambda lengths, seq_len: torch.ones_like(f(lengths, seq_len)),
+        test_padding_leaks_into_nothing,
+    ),
+    "diagonal SSM: frequencies negated": (
+        Case("diagonal_ssm", {}),
+        "zoo.mixers.diagonal_ssm.diagonal_scan",
+        lambda f: lambda u, log_decay, state: f(u, log_decay.conj(), state),
+        test_forward_is_the_reference,
+    ),
+    "selective SSM: input direction negated": (
+        Case("selective_ssm", {}),
+        "zoo.mixers.selective_ssm.selective_scan",
+        lambda f: lambda x, dt, A, B, *rest: f(x, dt, A, -B, *rest),
+        test_forward_is_the_reference,
+    ),
+    "selective SSM: one gradient negated": (
+        Case("selective_ssm", {"d_state": 2, "expand": 1}),
+        "zoo.ops.selective_scan._scan_backward",
+        lambda f: lambda *a: tuple(-g if n == 1 else g for n, g in enumerate(f(*a))),
+        test_gradients_of_input_state_and_parameters_pass_gradcheck,
+    ),
+    "selective SSM: steps taken in the padding": (
+        Case("selective_ssm", {}),
+        "zoo.mixers.selective_ssm.valid_positions",
+        lambda f: lambda lengths, seq_len: torch.ones_like(f(lengths, seq_len)),
+        test_padding_leaks_into_nothing,
+    ),
+    "selective SSM: gate unmarked": (
+        Case("selective_ssm", {}),
+        "zoo.mixers.selective_ssm.silu_gate",
+        lambda _: lambda z, value: nn.functional.silu(z) * value,
+        test_replayed_the_mixer_is_affine,
+    ),
+    "LSTM: input negated": (
+        Case("lstm", {}),
+        "zoo.mixers.lstm.lstm_scan",
+        lambda f: lambda u, *rest: f(-u, *rest),
+        test_forward_is_the_reference,
+    ),
+    "LSTM: state overwritten in place": (
+        Case("lstm", {}),
+        "zoo.mixers.lstm.lstm_scan",
+        lambda f: lambda u, r, h, c, valid: f(u, r, h.mul_(0.5), c, valid),
+        test_inputs_states_and_parameters_are_never_modified,
+    ),
+    "hybrid: norm negated": (
+        Case("hybrid", {}),
+        "zoo.blocks.rms_norm",
+        lambda f: lambda x, weight, eps: -f(x, weight, eps),
+        test_forward_is_the_reference,
+    ),
+    "convolution: taps reversed": (
+        Case("selective_ssm", {}),
+        "zoo.blocks.causal_conv",
+        lambda f: lambda x, weight, *rest: f(x, weight.flip(1), *rest),
+        test_forward_is_the_reference,
+    ),
+}
+
+
+@pytest.mark.parametrize("flaw", MUTANTS)
+def test_a_planted_flaw_is_seen(flaw: str, monkeypatch: pytest.MonkeyPatch, generator: torch.Generator) -> None:
+    case, where, mutate, test = MUTANTS[flaw]
+    given_by_pytest = {"seq_len": 7, "padding": 1e9, "generator": generator}
+    wanted = inspect.signature(test).parameters
+    run = functools.partial(test, case, **{name: value for name, value in given_by_pytest.items() if name in wanted})
+    run()
+    monkeypatch.setattr(where, mutate(pkgutil.resolve_name(where)))
+    with pytest.raises((AssertionError, GradcheckError, NotAffineError)):
+        run()
