@@ -49,6 +49,7 @@ common flags:
   --task.n_train N (n_val, n_test)  number of examples       --run_dir DIR   where runs are kept
   --trainer.OPTION VALUE          Lightning's own names: --trainer.max_steps 200, --trainer.accelerator gpu,
                                   --trainer.precision bf16-mixed; see --trainer.help
+  --compile true                  train through torch.compile
   --config FILE                   YAML with the same names; may be repeated, later files win, flags win over files
   --ckpt_path FILE                resume from a checkpoint, or test it
   --test_only                     test a finished run, or --ckpt_path, without training

@@ -101,7 +101,8 @@ def run(command: cli.Command) -> dict[str, Any]:
         metrics = session.evaluate(session.checkpoint)
         show(metrics, session.checkpoint)
         return metrics
-    folder.prepare(command.config, keep=session.checkpoint is not None)
+    if session.trainer.is_global_zero:
+        folder.prepare(command.config, keep=session.checkpoint is not None)
     session.fit()
     metrics = session.evaluate(folder.best)
     if session.trainer.is_global_zero:
@@ -415,7 +416,7 @@ class Progress:
             initial=trainer.global_step,
             desc="training",
             unit=" steps",
-            dynamic_ncols=True,
+            ncols=min(120, shutil.get_terminal_size().columns),
             # A log file gets a line now and then, a terminal a bar that moves.
             mininterval=0.1 if sys.stderr.isatty() else 10,
             disable=not trainer.is_global_zero,

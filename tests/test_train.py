@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,11 @@ SMALL = shlex.split(
 MEASURED = {"tokens_per_second", "seconds"}
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    os.environ["MIXER_ZOO_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+@pytest.fixture(autouse=True, scope="module")
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MIXER_ZOO_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 def command(run_dir: Path, *argv: str) -> list[str]:
