@@ -6,6 +6,7 @@ variant of its options.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,9 +73,11 @@ def label(case: Case) -> str:
     return "-".join([case.name, *options, *pattern])
 
 
-def cases(*, variants: bool = True) -> pytest.MarkDecorator:
-    """Parametrise a test over every registered mixer, by default with the variants too."""
+def cases(*, variants: bool = True, names: Container[str] | None = None) -> pytest.MarkDecorator:
+    """Parametrise a test over every registered mixer, or over `names` alone; by default with the variants too."""
     table = [Case(name, {}) for name in list_mixers()] + (VARIANTS if variants else [])
+    if names is not None:
+        table = [case for case in table if case.name in names]
     return pytest.mark.parametrize("case", table, ids=label)
 
 

@@ -89,6 +89,8 @@ def test_another_length_does_not_give_a_stale_answer(generator: torch.Generator)
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex:UserWarning")
 @cases(variants=False)
 def test_inductor_agrees_with_eager(case: Case, generator: torch.Generator) -> None:
     mixer = case.create(generator)
