@@ -1,0 +1,274 @@
+"""Verdicts on paper: JSON, a Markdown page with plots, a table for the terminal, and the two figures of the theory.
+
+rich and matplotlib belong to the extra `report` and are imported when a function here needs them. matplotlib is used
+without pyplot: no backend is chosen and no figure outlives its reference.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zoo.theory.claims import CLAIMS
+from zoo.theory.claims.claim import QUICK, Evidence, Panel, Settings, Verdict, number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+_STYLES: dict[str, dict[str, Any]] = {
+    "line": {"linestyle": "-", "linewidth": 1.6},
+    "points": {"linestyle": "", "marker": "o", "markersize": 5},
+    "dashed": {"linestyle": "--", "linewidth": 1.2},
+}
+_SIZE = (6.4, 4.2)  # inches, at _DPI legible in TensorBoard's panes
+_DPI = 110
+_LOWEST = 1e-18  # a log axis must end: smaller values are drawn here
+
+
+class MissingExtraError(ImportError):
+    """A package of the extra `report` is not installed."""
+
+
+def _extra(module: str) -> Any:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        raise MissingExtraError(f"{package} is not installed: pip install 'mixer-zoo[report]'") from error
+
+
+def verdicts_as_json(verdicts: Iterable[Verdict]) -> str:
+    """All that was measured, as JSON text; an open end of an interval, and a value that is not finite, is null."""
+    return json.dumps([_record(verdict) for verdict in verdicts], indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def _record(verdict: Verdict) -> dict[str, Any]:
+    claim = verdict.claim
+    return {
+        "name": claim.name,
+        "kind": "slogan" if claim.slogan else "claim",
+        "statement": claim.statement,
+        "source": claim.source,
+        "refuted_by": claim.refuted_by,
+        "status": verdict.status,
+        "as_expected": verdict.as_expected,
+        "seconds": round(verdict.seconds, 3),
+        "checks": [
+            {
+                "quantity": check.quantity,
+                "measured": _finite(check.measured),
+                "low": _finite(check.low),
+                "high": _finite(check.high),
+                "holds": check.holds,
+            }
+            for check in verdict.evidence.checks
+        ],
+        "panels": [
+            {
+                "title": panel.title,
+                "x": panel.x_label,
+                "y": panel.y_label,
+                "curves": [
+                    {"label": curve.label, "x": [*map(_finite, curve.x)], "y": [*map(_finite, curve.y)]}
+                    for curve in panel.curves
+                ],
+            }
+            for panel in verdict.evidence.panels
+        ],
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def verdict_table(verdicts: Iterable[Verdict]) -> Table:
+    """A rich table: one row a claim, with the check that decides it (the first against expectation, else the last).
+
+    Raises:
+        MissingExtraError: rich is not installed.
+    """
+    table = _extra("rich.table").Table(title="Claims", header_style="bold", show_lines=False)
+    for heading, options in (
+        ("claim", {"no_wrap": True}),
+        ("verdict", {"no_wrap": True}),
+        ("checks", {"justify": "right"}),
+        ("for instance", {"overflow": "fold"}),
+        ("s", {"justify": "right"}),
+    ):
+        table.add_column(heading, **options)
+    for verdict in verdicts:
+        checks, slogan = verdict.evidence.checks, verdict.claim.slogan
+        right = [check.refutes if slogan else check.holds for check in checks]
+        shown = checks[right.index(False)] if False in right else checks[-1]
+        instance = f"{shown.quantity}: {number(shown.measured)} ({shown.predicted} {'said' if slogan else 'predicted'})"
+        colour = "green" if verdict.as_expected else "bold red"
+        table.add_row(
+            verdict.claim.name,
+            f"[{colour}]{verdict.status}[/]",
+            f"{sum(right)}/{len(right)}",
+            _extra("rich.markup").escape(instance),
+            f"{verdict.seconds:.1f}",
+        )
+    return table
+
+
+def write_report(verdicts: Sequence[Verdict], folder: str | Path) -> list[Path]:
+    """Write claims.json, claims.md and a PNG for each plot into `folder`, which is made; each file at once or not.
+
+    Returns:
+        The files, claims.md first.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed; before anything is written.
+        OSError: the folder cannot be written.
+    """
+    _extra("matplotlib.figure")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    plots = {
+        f"{verdict.claim.name}{'' if at == 0 else f'-{at + 1}'}.png": panel_figure(panel)
+        for verdict in verdicts
+        for at, panel in enumerate(verdict.evidence.panels)
+    }
+    pages = {"claims.md": verdicts_as_markdown(verdicts).encode(), "claims.json": verdicts_as_json(verdicts).encode()}
+    for name, content in (*pages.items(), *((name, _png(figure)) for name, figure in plots.items())):
+        _write(folder / name, content)
+    return [folder / name for name in (*pages, *plots)]
+
+
+def verdicts_as_markdown(verdicts: Sequence[Verdict]) -> str:
+    """A page: a summary, then each claim with its checks and its plots (as `write_report` names them)."""
+    unexpected = [verdict.claim.name for verdict in verdicts if not verdict.as_expected]
+    lines = ["# Claims and verdicts", ""]
+    lines += [
+        f"{len(verdicts)} claims, {len(verdicts) - len(unexpected)} with the expected verdict"
+        + (f"; not so: {', '.join(unexpected)}." if unexpected else "."),
+        "",
+        "| claim | verdict | seconds |",
+        "|---|---|---:|",
+        *(f"| [{v.claim.name}](#{v.claim.name}) | {v.status} | {v.seconds:.1f} |" for v in verdicts),
+        "",
+    ]
+    for verdict in verdicts:
+        claim = verdict.claim
+        lines += [
+            f"## {claim.name}",
+            "",
+            f"{claim.statement}",
+            "",
+            f"- Source: {claim.source}",
+            f"- {'Refuted' if claim.slogan else 'Would be refuted'} by: {claim.refuted_by}",
+            f"- Verdict: **{verdict.status}**",
+            "",
+            f"| quantity | measured | {'the slogan implies' if claim.slogan else 'predicted'} | |",
+            "|---|---:|---:|---|",
+        ]
+        for check in verdict.evidence.checks:
+            agrees = "yes" if check.holds else "**no**"
+            lines.append(f"| {_cell(check.quantity)} | {number(check.measured)} | {check.predicted} | {agrees} |")
+        lines.append("")
+        for at, panel in enumerate(verdict.evidence.panels):
+            lines += [f"![{panel.title}]({claim.name}{'' if at == 0 else f'-{at + 1}'}.png)", ""]
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def panel_figure(panel: Panel) -> Figure:
+    """One plot as a matplotlib figure.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    figure = _extra("matplotlib.figure").Figure(figsize=_SIZE, dpi=_DPI, layout="constrained")
+    _draw(figure.subplots(), panel)
+    return figure
+
+
+def _draw(axes: Axes, panel: Panel) -> None:
+    families = list(dict.fromkeys(_family(curve.label) for curve in panel.curves))
+    for curve in panel.curves:
+        y = [max(value, _LOWEST) for value in curve.y] if panel.log_y else curve.y
+        colour = f"C{families.index(_family(curve.label)) % 10}"
+        axes.plot(curve.x, y, label=curve.label, color=colour, **_STYLES[curve.style])
+    axes.set_title(panel.title, fontsize=11)
+    axes.set_xlabel(panel.x_label)
+    axes.set_ylabel(panel.y_label)
+    if panel.log_x:
+        axes.set_xscale("log")
+    if panel.log_y:
+        axes.set_yscale("log")
+    if panel.whole_x:
+        axes.xaxis.set_major_locator(_extra("matplotlib.ticker").MaxNLocator(integer=True))
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend(fontsize=8)
+
+
+def _family(label: str) -> str:
+    """Curves of one thing, 'k = 4: bound' and 'k = 4: trained', share a colour."""
+    return label.partition(":")[0]
+
+
+def staircase_figure(evidence: Evidence | None = None, settings: Settings = QUICK) -> Figure:
+    """Error against heads: the bound drawn, training on it, and the step to zero at H = k.
+
+    Args:
+        evidence: of the claim `head_count`; measured here when absent.
+        settings: sizes of that measurement.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    evidence = evidence or CLAIMS["head_count"].measure(settings)
+    return panel_figure(evidence.panels[0])
+
+
+def gradient_figure(evidence: dict[str, Evidence] | None = None, settings: Settings = QUICK) -> Figure:
+    """Gradient against distance in three plots: time-invariant SSMs, attention and gates, stacks.
+
+    Args:
+        evidence: by name, of the claims gradient_lti, gradient_attention, gradient_closed_gates and gradient_hybrid;
+            what is absent is measured here.
+        settings: sizes of those measurements.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    names = ("gradient_lti", "gradient_attention", "gradient_closed_gates", "gradient_hybrid")
+    given = evidence or {}
+    figure = _extra("matplotlib.figure").Figure(figsize=(2 * _SIZE[0], 2 * _SIZE[1]), dpi=_DPI, layout="constrained")
+    for axes, name in zip(figure.subplots(2, 2, sharex=False).flat, names, strict=True):
+        (panel,) = (given.get(name) or CLAIMS[name].measure(settings)).panels
+        _draw(axes, panel)
+    return figure
+
+
+def _png(figure: Figure) -> bytes:
+    content = io.BytesIO()
+    figure.savefig(content, format="png", metadata={"Software": None})
+    return content.getvalue()
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write through a temporary file in the same folder, so that a reader never sees half of it."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
