@@ -198,8 +198,11 @@ def choose(argv: Sequence[str]) -> Choice:
         _check_names(named, layer.source)
         names |= named
     names |= given
-    files = [CONFIGS / group / f"{names[group]}.yaml" for group in REGISTRIES]
-    shipped = [default, *(read_layer(path) for path in files if path.is_file())]
+    recipe = _shipped("task", names["task"])
+    if "mixer" not in given and not any("name" in layer.group("mixer") for layer in user):
+        # A task that is made for one mixer names it in its recipe.
+        names["mixer"] = recipe.group("mixer").get("name", names["mixer"])
+    shipped = [default, _shipped("mixer", names["mixer"]), recipe]
     choice = Choice(
         names=names,
         shipped=[drop_other_names(layer, names) for layer in shipped],
@@ -215,6 +218,12 @@ def choose(argv: Sequence[str]) -> Choice:
         print(Options(choice, only=group).parser.format_help(), end="")
         raise SystemExit(0)
     return choice
+
+
+def _shipped(group: str, name: str) -> Layer:
+    """The recipe that configs/ holds for a mixer or a task; empty where there is none."""
+    path = CONFIGS / group / f"{name}.yaml"
+    return read_layer(path) if path.is_file() else Layer(str(path), {})
 
 
 def _table(registry: Registry) -> str:

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from zoo.training import SequenceModule, Throughput
 
 START = time.perf_counter()
+# An OpenMP thread that waits for another should give its core away: where other processes keep the cores busy, spinning
+# makes a step of small kernels two to five times slower. Read when torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # These decide where results go and what is shown, not what they are: runs that differ in them alone are the same run.
 INCIDENTAL = {
     "run_dir",

@@ -80,10 +80,12 @@ def run(experiment: Experiment, seed: int) -> dict[str, Any]:
 
 def bounds() -> dict[int, float]:
     """The exact relative squared error of the best n heads for the teacher that the task regresses."""
+    import torch
+
     from tasks import create_task
     from zoo.theory import head_count_bound
 
-    lags = create_task("ssm_teacher").lags
+    lags = torch.as_tensor(create_task("ssm_teacher").lags, dtype=torch.float64)
     return {n: head_count_bound(lags, n) for n in (1, 2, 3, 4)}
 
 

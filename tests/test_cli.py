@@ -137,6 +137,12 @@ def test_another_name_drops_the_group_of_a_file(tmp_path: Path) -> None:
     assert parse_text(tmp_path, text, "--config", above)["mixer"]["name"] == "lstm"
 
 
+def test_a_task_made_for_one_mixer_names_it_unless_another_is_given(tmp_path: Path) -> None:
+    assert parse("--task", "ssm_teacher")["mixer"]["name"] == "factorized"
+    assert parse("--task", "ssm_teacher", "--mixer", "lstm")["mixer"]["name"] == "lstm"
+    assert parse_text(tmp_path, "mixer: lstm", "--task", "ssm_teacher")["mixer"]["name"] == "lstm"
+
+
 def test_numbers_without_a_point_are_numbers(tmp_path: Path) -> None:
     config = parse_text(tmp_path, "lr: 5e-3\nmixer: {pattern: [{name: selective_ssm, dt_max: 2e-1}]}\n")
     assert config["lr"] == 0.005
