@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 _STYLES: dict[str, dict[str, Any]] = {
     "line": {"linestyle": "-", "linewidth": 1.6},
     "points": {"linestyle": "", "marker": "o", "markersize": 5},
+    "stars": {"linestyle": "", "marker": "*", "markersize": 13},
     "dashed": {"linestyle": "--", "linewidth": 1.2},
 }
 _SIZE = (6.4, 4.2)  # inches, at _DPI legible in TensorBoard's panes
 _DPI = 110
-_LOWEST = 1e-18  # a log axis must end: smaller values are drawn here
 
 
 class MissingExtraError(ImportError):
@@ -200,7 +200,7 @@ def panel_figure(panel: Panel) -> Figure:
 def _draw(axes: Axes, panel: Panel) -> None:
     families = list(dict.fromkeys(_family(curve.label) for curve in panel.curves))
     for curve in panel.curves:
-        y = [max(value, _LOWEST) for value in curve.y] if panel.log_y else curve.y
+        y = [max(value, panel.lowest) for value in curve.y] if panel.log_y else curve.y
         colour = f"C{families.index(_family(curve.label)) % 10}"
         axes.plot(curve.x, y, label=curve.label, color=colour, **_STYLES[curve.style])
     axes.set_title(panel.title, fontsize=11)
@@ -213,7 +213,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
     if panel.whole_x:
         axes.xaxis.set_major_locator(_extra("matplotlib.ticker").MaxNLocator(integer=True))
     axes.grid(visible=True, alpha=0.3)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, ncols=1 if len(panel.curves) <= 6 else 2)
 
 
 def _family(label: str) -> str:

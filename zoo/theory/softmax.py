@@ -24,7 +24,7 @@ _TILT = 0.5  # how far the k nonnegative sequences lean from the positive one, a
 _HEADROOM = 2.0  # normaliser over the largest sum of weights: leaves the last sink a logit without cancellation
 
 
-def to_softmax_heads(lags: Float[Tensor, "seq_len d_model *d_model"]) -> Attention:
+def to_softmax_heads(lags: Float[Tensor, "seq_len d_out d_in"]) -> Attention:
     """Softmax attention that equals y_i = sum_tau G_tau x_{i - tau}, with k or k + 1 heads.
 
     One head, a relative bias log w(tau) and a sink of zero value and logit log(c - sum_{tau <= i} w(tau)) have the
@@ -220,7 +220,7 @@ def softmax_floor(lags: Float[Tensor, "seq_len d_out d_in"]) -> float:
 
         E|Y - Yhat|^2 >= min_S sum_i |S - R_i|_F^2 / (i + 1),   S = sum_i R_i / (i + 1) / sum_i 1 / (i + 1),
 
-    approached by enough heads with free position logits. Logits that depend on the content can do better. The floor is
+    attained by k + 1 heads with free position logits. Logits that depend on the content can do better. The floor is
     zero only for a map without memory (G_tau = 0 from lag 1 on).
 
     Args:

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import torch
 
 Status: TypeAlias = Literal["holds", "fails", "refuted as predicted", "not refuted"]
-CurveStyle: TypeAlias = Literal["line", "points", "dashed"]
+CurveStyle: TypeAlias = Literal["line", "points", "stars", "dashed"]
 
 
 @dataclass(frozen=True)
@@ -137,6 +137,7 @@ class Panel:
     log_x: bool = False
     log_y: bool = True
     whole_x: bool = False  # the abscissa counts: ticks at integers only
+    lowest: float = 1e-18  # a log axis ends somewhere: what is smaller, zero above all, is drawn here
 
 
 @dataclass(frozen=True)

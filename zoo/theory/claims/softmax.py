@@ -162,6 +162,7 @@ def measure_floor(settings: Settings) -> Evidence:
         ]
         counts = tuple(float(h) for h in heads)
         curves += [Curve(f"{name}: trained", counts, tuple(errors), "points")]
+        curves += [Curve(f"{name}: constructed", (float(len(weights)),), (attained,), "stars")]
         curves += [Curve(f"{name}: floor", counts, (floor,) * len(counts), "dashed")]
     attention = drawn(settings, lambda: Attention(_D_MODEL, 4, d_head=_D_MODEL, position="alibi"), 81)
     sums = interaction(attention, draw(1, _SEQ_LEN, _D_MODEL)).operator[0].sum(1)
