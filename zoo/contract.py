@@ -171,6 +171,7 @@ class SequenceMixer(nn.Module, ABC):
             self._check_state(state, x)
         if lengths is None:
             return self.mix(x, state, None)
+        lengths = lengths.long()  # sums of narrow integers wrap around, and uint8 indexes as a mask
         padding = ~valid_positions(lengths, x.shape[1]).unsqueeze(-1)
         y, state = self.mix(x.masked_fill(padding, 0.0), state, lengths)
         return y.masked_fill(padding, 0.0), state
@@ -203,8 +204,10 @@ class SequenceMixer(nn.Module, ABC):
             raise ValueError(
                 f"lengths must be integers of shape ({x.shape[0]},), got {lengths.dtype} {tuple(lengths.shape)}"
             )
+        if lengths.device != x.device:
+            raise ValueError(f"lengths are on {lengths.device}, x on {x.device}")
         # Reading values waits for the device and cannot be traced: compiled code trusts its caller.
-        if not torch.compiler.is_compiling() and not lengths.is_meta:
+        if not torch.compiler.is_compiling() and not lengths.is_meta and lengths.numel():
             low, high = int(lengths.min()), int(lengths.max())
             if low < 0 or high > x.shape[1]:
                 raise ValueError(f"lengths must lie in 0..{x.shape[1]}, the chunk's length, got {low}..{high}")
@@ -261,6 +264,13 @@ def require_range(**bounds: float) -> None:
     (low_name, low), (high_name, high) = bounds.items()
     if not 0 < low <= high:
         raise ValueError(f"need 0 < {low_name} <= {high_name}, got {low_name}={low}, {high_name}={high}")
+
+
+def require_distance(seq_len: int, distance: int) -> None:
+    """Raise ValueError unless `distance` before the last position lies another position of the sequence."""
+    require_positive(seq_len=seq_len)
+    if not 1 <= distance < seq_len:
+        raise ValueError(f"distance must lie in 1..{seq_len - 1} (seq_len={seq_len}), got {distance}")
 
 
 def accumulator(dtype: torch.dtype | None) -> torch.dtype:
