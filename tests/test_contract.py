@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.gradcheck import GradcheckError
 
 from tests import reference
-from tests.cases import D_MODEL, LONGEST, Case, by_name, cases, draw, parameters, randomise
+from tests.cases import D_MODEL, LONGEST, Case, assert_states_close, by_name, cases, draw, parameters, randomise
 from tests.tolerances import assert_close, tolerance
 from zoo import create_mixer, detach_state, list_mixers, map_state, move_state, reorder_state, state_nbytes
 from zoo.coefficient import recording, replaying
@@ -249,6 +249,28 @@ def test_forward_takes_lengths(case: Case, generator: torch.Generator) -> None:
             assert_close(y[row, :length], mixer(x[row : row + 1, :length])[0])
 
 
+@pytest.mark.usefixtures("unchecked_shapes")  # the annotation asks for signed integers, the code does not
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32])
+@cases(variants=False)
+def test_lengths_of_any_integer_type_are_the_same(case: Case, dtype: torch.dtype, generator: torch.Generator) -> None:
+    """120 positions after 140: a sum that does not fit into 8 bits."""
+    mixer, x = case.create(generator, torch.float32), draw(2, 260, D_MODEL, generator=generator, dtype=torch.float32)
+    lengths = torch.tensor([120, 3])
+    with torch.no_grad():
+        _, state = mixer.stream(x[:, :140])
+        expected, expected_state = mixer.stream(x[:, 140:], state, lengths)
+        y, state = mixer.stream(x[:, 140:], state, lengths.to(dtype))
+    assert torch.equal(y, expected)
+    assert_states_close(state, expected_state)
+
+
+@cases(variants=False)
+def test_an_empty_batch_passes(case: Case, generator: torch.Generator) -> None:
+    mixer, x = case.create(generator), draw(0, 5, D_MODEL, generator=generator)
+    assert mixer(x).shape == (0, 5, D_MODEL)
+    assert mixer(x, torch.zeros(0, dtype=torch.int64)).shape == (0, 5, D_MODEL)
+
+
 @cases()
 def test_inputs_states_and_parameters_are_never_modified(case: Case, generator: torch.Generator) -> None:
     mixer = case.create(generator)
@@ -475,6 +497,7 @@ def test_wrong_lengths_are_refused(case: Case, generator: torch.Generator) -> No
         assert_refused(lambda values=values: mixer(x, torch.tensor(values)), "0..5", f"{min(values)}..{max(values)}")
     for lengths in (torch.tensor([5.0, 5.0]), torch.tensor([5]), torch.tensor([[5, 5]]), torch.tensor([True, False])):
         assert_refused(lambda lengths=lengths: mixer(x, lengths), "lengths must be integers", "(2,)")
+    assert_refused(lambda: mixer(x, torch.zeros(2, dtype=torch.int64, device="meta")), "lengths are on meta, x on cpu")
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
