@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from zoo.blocks import ShortConv
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, require_choice, require_positive
+from zoo.contract import SequenceMixer, require_choice, require_distance, require_positive
 from zoo.ops.attention import alibi_slopes, attend, grow_cache, lag_matrix, rotate, settle_cache
 
 Position = Literal["none", "rope", "alibi", "relative"]
@@ -127,6 +129,63 @@ class Attention(SequenceMixer):
         seen = state.seen + (seq_len if lengths is None else lengths)
         keys, values = (settle_cache(cache, lengths, seq_len) for cache in (keys, values))
         return self.out_proj(y.transpose(1, 2).flatten(2)), AttentionState(keys, values, seen, conv)
+
+    @torch.no_grad()
+    def highway_input(
+        self, seq_len: int, distance: int, generator: torch.Generator | None = None
+    ) -> Float[Tensor, "seq d_model"] | None:
+        """A needle `distance` before the last position that takes all of the last query's attention, in every head.
+
+        The last query is random. At each slot j the heads' content logits are linear in x_j: R_j x_j, one row of R_j
+        per head. The needle is the least-norm solution of R_j x_j = what beats every other slot, the position bias
+        and the sink by 20 + log(seq_len); the other tokens are random with R_j x_j = 0. The weight of the needle is
+        1 - 2e-9 and its gradient the same wherever it lies.
+
+        Args:
+            seq_len: length of the input.
+            distance: of the needle from the last position, at least 1.
+            generator: source of the random tokens, on the CPU; seed 0 when absent.
+
+        Returns:
+            The input, in the dtype and on the device of the weights; None where no needle can serve every head: more
+            heads than d_model, queries or keys without full rank, or a convolution in front of them.
+
+        Raises:
+            ValueError: a distance outside 1..seq_len - 1, or seq_len beyond max_seq_len where that binds.
+        """
+        require_distance(seq_len, distance)
+        self._check_length(seq_len)
+        if self.conv is not None or self.n_heads > self.d_model:
+            return None
+        weight = self.qkv_proj.weight.double()
+        source = torch.Generator().manual_seed(0) if generator is None else generator
+        x = torch.randn(seq_len, self.d_model, generator=source, dtype=torch.float64).to(weight)
+        positions = torch.arange(seq_len, device=weight.device).unsqueeze(0)
+        query_maps, key_maps, _ = (t.unflatten(0, (-1, self.d_head)) for t in weight.split(self.widths))
+        q = (query_maps @ x[-1]).view(1, self.n_heads, 1, self.d_head)
+        q = q.expand(-1, -1, seq_len, -1)
+        if self.position == "rope":  # turned by the lag, as seen from each key
+            q = rotate(q, positions.flip(1))
+        key_maps = key_maps.repeat_interleave(self.n_heads // self.n_kv_heads, dim=0)
+        to_logits = torch.einsum("hjc,hcd->jhd", q[0], key_maps) / self.d_head**0.5
+        basis, triangle = torch.linalg.qr(to_logits.mT)  # (slot, d_model, head), (slot, head, head)
+        x[:-1] -= torch.einsum("jdh,jeh,je->jd", basis[:-1], basis[:-1], x[:-1])
+        bias, sink = self._bias(positions[0].flip(0)), self._sink(positions[:, -1:])
+        rivals = to_logits.new_zeros(self.n_heads, seq_len) if bias is None else bias.double()
+        needle = seq_len - 1 - distance
+        wanted = 20 + math.log(seq_len) - rivals[:, needle]
+        rivals = rivals.index_fill(1, positions[0, needle], -torch.inf)
+        rivals[:, -1] += to_logits[-1] @ x[-1]
+        strongest = rivals.amax(1)
+        if sink is not None:
+            strongest = torch.maximum(strongest, sink[0, :, 0].double())
+        wanted = wanted + strongest
+        x[needle] = (
+            basis[needle] @ torch.linalg.solve_triangular(triangle[needle].mT, wanted[:, None], upper=False)[:, 0]
+        )
+        if not torch.allclose(to_logits[needle] @ x[needle], wanted, rtol=1e-6):
+            return None
+        return x.to(self.qkv_proj.weight.dtype)
 
     def _bias(self, lag: Tensor) -> Tensor | None:
         """(n_heads, *lag.shape): what the position encoding adds to the logits at each lag."""

@@ -7,16 +7,23 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from zoo.blocks import ShortConv
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, require_positive, require_range
+from zoo.contract import SequenceMixer, accumulator, require_distance, require_positive, require_range
 from zoo.ops.activation import silu, silu_gate
 from zoo.ops.selective_scan import selective_scan
 from zoo.ops.time import valid_positions
 
 _DT_FLOOR = 1e-4
+
+# The search for a token that closes the gates.
+_CANDIDATES = 512
+_LENGTHS = (10.0, 30.0, 100.0, 300.0, 1e3, 3e3, 1e4, 3e4, 1e5)
+_CLOSED = 1e-3  # total decay, over the whole sequence, of a channel that counts as closed
+_CLOSED_SHARE = 1 / 4  # of the channels, at least
 
 
 class SelectiveState(NamedTuple):
@@ -94,10 +101,58 @@ class SelectiveSSM(SequenceMixer):
         u, z = self.in_proj(x).chunk(2, dim=2)
         u, conv = self.conv.mix(u, state.conv, lengths)
         u = silu(u)
-        low_rank, B, C = self.x_proj(u).split((self.dt_rank, self.d_state, self.d_state), dim=2)
-        dt = F.softplus(self.dt_proj(low_rank))
+        dt, B, C = self._dynamics(u)
         if lengths is not None:
             dt = dt * valid_positions(lengths, x.shape[1]).unsqueeze(2)  # a step of size zero leaves the state alone
         dt, B, C = coefficient(dt), coefficient(B), coefficient(C)
         y, h = selective_scan(u, dt, -self.A_log.exp(), B, C, self.D, state.h)
         return self.out_proj(silu_gate(z, y)), SelectiveState(conv, h)
+
+    def _dynamics(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """dt (batch, seq, d_inner), B and C (batch, seq, d_state)."""
+        low_rank, B, C = self.x_proj(u).split((self.dt_rank, self.d_state, self.d_state), dim=2)
+        return F.softplus(self.dt_proj(low_rank)), B, C
+
+    @torch.no_grad()
+    def highway_input(
+        self, seq_len: int, distance: int, generator: torch.Generator | None = None
+    ) -> Float[Tensor, "seq d_model"] | None:
+        """Closed gates: between a needle and the last position stands one token under which dt is nearly zero.
+
+        dt has dt_rank degrees of freedom, so no token closes every channel; the state of a closed one passes
+        undiminished. Tokens are drawn at growing lengths until one closes a quarter of the channels, through the
+        convolution's transients at both ends too (sum of dt |A| <= 1e-3 over seq_len), and leaves none to fade
+        slowly: the others are open, and forget at once. Needle and last token are random, and zeros stand before the
+        needle, so that it meets much the same state wherever it is.
+
+        Args:
+            seq_len: length of the input.
+            distance: of the needle from the last position, at least 1.
+            generator: source of the draws, on the CPU; seed 0 when absent.
+
+        Returns:
+            The input, in the dtype and on the device of the weights; None if no drawn token closes enough channels.
+
+        Raises:
+            ValueError: a distance outside 1..seq_len - 1.
+        """
+        require_distance(seq_len, distance)
+        source = torch.Generator().manual_seed(0) if generator is None else generator
+        shape = (2 + _CANDIDATES, 1, self.d_model)
+        draws = torch.randn(shape, generator=source, dtype=torch.float64).to(self.D)
+        needle, last, candidates = draws[0], draws[1], draws[2:]
+        past, width = F.pad(needle, (0, 0, seq_len - distance - 1, 0)), self.conv.weight.shape[1]
+        for length in _LENGTHS:
+            before, after = (t.expand(_CANDIDATES, -1, -1) for t in (F.pad(needle, (0, 0, width - 1, 0)), last))
+            tried = torch.cat((before, length * candidates.expand(-1, 2 * width, -1), after), dim=1)
+            u, _ = self.in_proj(tried).chunk(2, dim=2)
+            u, _ = self.conv.mix(u, self.conv.empty_state(_CANDIDATES, last.dtype, last.device), None)
+            dt = self._dynamics(silu(u))[0][:, -2 * width - 1 :]
+            steady, slow, fast = seq_len * dt[:, -2], *self.A_log.exp().aminmax(dim=1)
+            closed = (dt.sum(1) + steady) * fast <= _CLOSED
+            fading = (steady * fast > _CLOSED) & (steady * slow < seq_len)
+            share = closed.double().mean(1).masked_fill(fading.any(1), 0.0)
+            if share.max() >= _CLOSED_SHARE:
+                closing = length * candidates[share.argmax()]
+                return torch.cat((past, closing.expand(distance - 1, -1), last))
+        return None

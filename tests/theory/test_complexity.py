@@ -1,0 +1,176 @@
+"""Counted memory against formulas, the fit against known powers, input dependence against whole operators."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from zoo.backbone import Backbone
+from zoo.blocks import RMSNorm, ShortConv
+from zoo.coefficient import coefficient
+from zoo.registry import create_mixer, list_mixers
+from zoo.theory import complexity as module
+from zoo.theory.complexity import complexity, input_dependence
+from zoo.theory.operator import interaction
+
+LENGTHS = (32, 64, 128)
+
+
+class Square(nn.Module):
+    """Saves its input for the backward pass, twice, and a parameter."""
+
+    d_model = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x * self.weight
+
+
+def test_memory_counts_each_storage_once() -> None:
+    """x once, x * x once, the parameter not."""
+    found = complexity(Square(), LENGTHS, batch_size=3, repeats=1)
+    assert found.bytes == tuple(2 * 3 * length * 4 * 4 for length in LENGTHS)
+    assert found.memory_exponent == pytest.approx(1)
+    assert found.lengths == LENGTHS
+    wide = complexity(Square().double(), LENGTHS, batch_size=3, repeats=1)
+    assert wide.bytes == tuple(2 * b for b in found.bytes)
+
+
+def test_the_state_is_counted() -> None:
+    """A convolution's tail is what is left to carry; autograd saves x in windows of one padded storage."""
+    layer = create_mixer("attention", 8, n_heads=2)
+    held = complexity(layer, LENGTHS, repeats=1).bytes
+    for length, size in zip(LENGTHS, held, strict=True):
+        assert size >= layer.state_bytes(length)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "exponent"),
+    [
+        ("attention", {}, 1),  # the fused kernel keeps no weights
+        ("attention", {"position": "alibi"}, 2),  # a bias makes torch keep the matrix of logits
+        ("linear_attention", {}, 1),
+        ("diagonal_ssm", {}, 1),
+        ("selective_ssm", {}, 1),
+        ("lstm", {}, 1),
+    ],
+)
+def test_memory_exponents(name: str, options: dict[str, Any], exponent: float) -> None:
+    found = complexity(create_mixer(name, 8, **options), (128, 256), repeats=1)
+    assert found.memory_exponent == pytest.approx(exponent, abs=0.1)
+
+
+def test_times_are_medians_of_interleaved_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock of our own: length^1.5 seconds, except one disturbed round."""
+    visited: list[int] = []
+
+    def clock(layer: nn.Module, x: Tensor) -> float:
+        visited.append(x.shape[1])
+        return x.shape[1] ** 1.5 * (100 if len(visited) <= len(LENGTHS) else 1)
+
+    monkeypatch.setattr(module, "_seconds", clock)
+    found = complexity(Square(), LENGTHS, repeats=3)
+    assert visited == list(LENGTHS) * 3
+    assert found.seconds == pytest.approx([length**1.5 for length in LENGTHS])
+    assert found.time_exponent == pytest.approx(1.5)
+
+
+def test_a_backward_pass_is_timed_and_nothing_is_left_behind() -> None:
+    layer = Square()
+    passes: list[torch.Size] = []
+    layer.weight.register_hook(lambda grad: passes.append(grad.shape))
+    found = complexity(layer, LENGTHS, repeats=2)
+    assert len(passes) == 2 * len(LENGTHS)
+    assert layer.weight.grad is None
+    assert layer.training
+    assert all(s > 0 for s in found.seconds)
+    assert math.isfinite(found.time_exponent)
+
+
+def test_layers_that_hold_nothing() -> None:
+    class Shift(nn.Module):
+        d_model = 3
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + 1
+
+    assert complexity(Shift(), LENGTHS, repeats=1).memory_exponent == 0
+
+
+def test_backbones_and_norms() -> None:
+    model = Backbone({"name": "lstm"}, d_model=8, n_layers=1, vocab_size=5, n_outputs=3)
+    assert complexity(model, (16, 32), repeats=1).memory_exponent == pytest.approx(1, abs=0.1)
+    assert complexity(RMSNorm(8), (16, 32), d_in=8, repeats=1).memory_exponent == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize("name", list_mixers())
+def test_input_dependence_from_whole_operators(
+    name: str, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zoo.theory.operator.POSITIONS_AT_ONCE", 3 * 4 * 9 * 3)
+    layer = create_mixer(name, 4).double()
+    x = torch.randn(3, 9, 4, generator=generator, dtype=torch.float64)
+    W = interaction(layer, x).operator
+    expected = [
+        ((a - b).norm() / ((a.square().sum() + b.square().sum()) / 2).sqrt()).item()
+        for a, b in itertools.combinations(W, 2)
+    ]
+    found = input_dependence(layer, x)
+    assert found == pytest.approx(sum(expected) / 3, rel=1e-9, abs=1e-12)
+    assert (found < 1e-12) == (name in ("diagonal_ssm", "factorized"))
+
+
+def test_input_dependence_of_known_operators() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return coefficient(x[:, :1]) * x
+
+    x = torch.zeros(2, 3, 2, dtype=torch.float64)
+    x[0, 0], x[1, 0] = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
+    assert input_dependence(Scaled(), x) == pytest.approx(2**0.5)  # orthogonal operators
+    x[1, 0] = torch.tensor([3.0, 0.0])
+    assert input_dependence(Scaled(), x) == pytest.approx(2 / 5**0.5)  # |1 - 3| against the mean of 1 and 9
+
+
+def test_drawn_inputs_follow_the_generator() -> None:
+    layer = create_mixer("attention", 4).double()
+    options = {"seq_len": 6, "n_inputs": 2}
+    first = input_dependence(layer, **options)
+    assert first == input_dependence(layer, **options)
+    assert first != input_dependence(layer, **options, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: complexity(ShortConv(2, 2), (8,)), "two different"),
+        (lambda: complexity(ShortConv(2, 2), (8, 8)), "two different"),
+        (lambda: complexity(ShortConv(2, 2), (1, 8)), "at least 2"),
+        (lambda: complexity(ShortConv(2, 2), (4, 8), repeats=0), "repeats"),
+        (lambda: complexity(ShortConv(2, 2), (4, 8), batch_size=0), "batch_size"),
+        (lambda: complexity(RMSNorm(2), (4, 8)), "no d_model"),
+        (lambda: input_dependence(ShortConv(2, 2), torch.ones(1, 3, 2)), "at least two"),
+        (lambda: input_dependence(ShortConv(2, 2), n_inputs=1), "at least two"),
+        (lambda: input_dependence(ShortConv(2, 2), seq_len=0), "seq_len"),
+        (lambda: input_dependence(RMSNorm(2)), "no d_model"),
+        (lambda: input_dependence(nn.Threshold(9.0, 0.0), torch.ones(2, 3, 2)), "zero at one"),
+    ],
+)
+def test_bad_input(call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu() -> None:
+    layer = create_mixer("selective_ssm", 8).cuda()
+    assert complexity(layer, (32, 64), repeats=1).memory_exponent == pytest.approx(1, abs=0.1)
+    assert input_dependence(create_mixer("diagonal_ssm", 8).cuda()) < 1e-6

@@ -1,0 +1,325 @@
+"""Gradient profiles against Jacobians and closed forms; the statistic against data whose rate is known."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.tolerances import assert_close
+from zoo.backbone import Backbone
+from zoo.blocks import RMSNorm, ShortConv
+from zoo.contract import SequenceMixer
+from zoo.registry import create_mixer
+from zoo.theory.gradients import GradientProfile, OffersHighway, decay_rate, gradient_profile, highway_profile
+
+WIDTH, SEQ = 8, 96
+
+
+def lti(rho: float, poles: int = 8) -> SequenceMixer:
+    """Real poles, the slowest rho; no skip."""
+    layer = create_mixer("diagonal_ssm", WIDTH, d_state=poles, init="real_log").double()
+    spread = torch.linspace(1, 0.2, poles, dtype=torch.float64) * rho
+    with torch.no_grad():
+        layer.log_rate.copy_((-spread.log()).log())
+        layer.log_dt.zero_()
+        layer.D.zero_()
+    return layer
+
+
+def jacobian_norms(layer: nn.Module, x: Tensor) -> np.ndarray:
+    """J(tau) from the whole Jacobian."""
+    full = torch.autograd.functional.jacobian(lambda v: layer(v[None])[0, -1], x)  # (d_out, seq, d_in)
+    return full.square().sum((0, 2)).sqrt().flip(0).numpy()
+
+
+@pytest.mark.parametrize("name", ["attention", "selective_ssm", "lstm", "hybrid"])
+def test_profile_is_the_jacobian(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zoo.theory.gradients.POSITIONS_AT_ONCE", 3 * 10 * WIDTH)
+    layer = create_mixer(name, WIDTH).double()
+
+    def make_input(generator: torch.Generator, tau: int) -> Tensor:
+        x = torch.randn(10, WIDTH, generator=generator, dtype=torch.float64)
+        x[9 - tau] *= 3
+        return x
+
+    moving = gradient_profile(layer, make_input, distances=[0, 1, 2, 5, 9], seeds=[4, 7], seq_len=10)
+    assert moving.values.shape == (2, 5)
+    for row, seed in enumerate((4, 7)):
+        for column, tau in enumerate((0, 1, 2, 5, 9)):
+            expected = jacobian_norms(layer, make_input(torch.Generator().manual_seed(seed), tau))[tau]
+            assert moving.values[row, column].item() == pytest.approx(expected, rel=1e-9)
+    plain = gradient_profile(layer, seeds=[4], seq_len=10)
+    still = gradient_profile(
+        layer, lambda g, _: torch.randn(10, WIDTH, generator=g, dtype=torch.float64), range(10), [4], seq_len=10
+    )
+    assert plain.distances.tolist() == list(range(10))
+    assert_close(plain.values, still.values)
+
+
+def test_profile_of_an_lti_map_is_in_its_kernel() -> None:
+    layer = lti(0.9)
+    log_decay, B, C = (t.detach().numpy() for t in layer.dynamics())
+    expected = [np.linalg.norm(C @ np.diag(np.exp(tau * log_decay)) @ B) for tau in range(SEQ)]
+    found = gradient_profile(layer, seeds=1, seq_len=SEQ)
+    np.testing.assert_allclose(found.values[0].numpy(), expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("rho", [0.9, 0.99, 0.999])
+def test_lti_rate_is_log_rho(rho: float) -> None:
+    found = decay_rate(gradient_profile(lambda _: lti(rho), seq_len=256, seeds=4))
+    assert found.rate == pytest.approx(math.log(rho), rel=0.01)
+    assert found.half_distance == pytest.approx(math.log(2) / -math.log(rho), rel=0.01)
+    assert found.interval[0] <= found.rate <= found.interval[1] < 0
+    assert rho > 0.99 or found.r2_exponential > 0.99 > found.r2_power  # the fast poles bend the start
+
+
+def test_fast_decay_stops_at_the_floor() -> None:
+    """rho = .5 falls through eps long before a quarter of the sequence: the window follows it."""
+    for dtype in (torch.float64, torch.float32):
+        found = decay_rate(gradient_profile(lambda _, to=dtype: lti(0.5, 1).to(to), seq_len=256, seeds=3))
+        assert found.rate == pytest.approx(math.log(0.5), rel=1e-3)
+
+
+def test_a_layer_for_each_seed_and_the_global_generator() -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    found = gradient_profile(lambda _: create_mixer("lstm", WIDTH), seeds=[3, 3, 4], seq_len=8)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(found.values[0], found.values[1])
+    assert not torch.allclose(found.values[0], found.values[2])
+
+
+def test_backbones_take_embeddings() -> None:
+    model = Backbone({"name": "hybrid"}, d_model=WIDTH, n_layers=2, vocab_size=5, n_outputs=3).double()
+    found = gradient_profile(model, seeds=1, seq_len=6)
+    x = torch.randn(1, 6, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)[0]
+    full = torch.autograd.functional.jacobian(lambda v: model.from_embeddings(v[None])[0, -1], x)
+    assert_close(found.values[0], full.square().sum((0, 2)).sqrt().flip(0))
+    assert model.training
+
+
+def test_attention_is_flat_at_one_over_n() -> None:
+    levels = []
+    for seq_len in (64, 256):
+        profile = gradient_profile(
+            lambda _: create_mixer("attention", 16, n_heads=1).double(), seeds=6, seq_len=seq_len
+        )
+        found = decay_rate(profile)
+        assert found.half_distance is None
+        assert abs(found.rate) < 0.5 / seq_len
+        levels.append(profile.values[:, 1:].median().item() * seq_len)
+    assert levels[0] == pytest.approx(levels[1], rel=0.2)
+
+
+def test_one_attention_layer_puts_a_floor_under_a_hybrid() -> None:
+    def stack(*names: str) -> Backbone:
+        options = {"diagonal_ssm": {"init": "real_log", "dt_min": 0.3, "dt_max": 0.5}}
+        pattern = [{"name": name, **options.get(name, {})} for name in names]
+        mixer = {"name": "hybrid", "pattern": pattern}
+        return Backbone(mixer, WIDTH, len(pattern), d_input=WIDTH, n_outputs=WIDTH, d_channel=0).double()
+
+    ssm = gradient_profile(lambda _: stack(*["diagonal_ssm"] * 3), seeds=3, seq_len=SEQ)
+    hybrid = gradient_profile(lambda _: stack("diagonal_ssm", "attention", "diagonal_ssm"), seeds=3, seq_len=SEQ)
+    assert decay_rate(ssm).rate < -0.1
+    assert decay_rate(hybrid).half_distance is None or decay_rate(hybrid).rate > -5 / SEQ
+    assert hybrid.values[:, -1].min() > 1e5 * ssm.values[:, -1].max()
+
+
+HIGHWAYS: list[tuple[str, dict[str, Any]]] = [
+    ("attention", {}),
+    ("attention", {"n_kv_heads": 1, "position": "rope"}),
+    ("attention", {"position": "alibi", "sink": "bos"}),
+    ("attention", {"position": "relative", "sink": "position", "max_seq_len": SEQ}),
+    ("selective_ssm", {}),
+    ("selective_ssm", {"dt_min": 0.1, "dt_max": 0.5, "d_conv": 2}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), HIGHWAYS)
+def test_highways_are_flat(name: str, options: dict[str, Any]) -> None:
+    """On the constructed input the rate's interval lies within 0.1/n of zero, and J is not small."""
+    profile = highway_profile(lambda _: create_mixer(name, 16, **options).double(), seeds=3, seq_len=SEQ)
+    assert profile is not None
+    found = decay_rate(profile)
+    assert -0.1 / SEQ < found.interval[0] <= found.interval[1] < 0.1 / SEQ
+    assert profile.values[:, -1].min() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["attention", "selective_ssm"])
+def test_highways_in_float32(name: str) -> None:
+    layer = create_mixer(name, 16)
+    narrow = highway_profile(layer, distances=[8, 60], seeds=2, seq_len=64)
+    wide = highway_profile(layer.double(), distances=[8, 60], seeds=2, seq_len=64)
+    assert narrow is not None
+    assert wide is not None
+    assert narrow.values.dtype == torch.float32
+    torch.testing.assert_close(narrow.values.double(), wide.values, rtol=1e-2, atol=0)
+
+
+def test_a_needle_takes_every_heads_attention() -> None:
+    layer = create_mixer("attention", 16, position="alibi", sink="constant").double()
+    with torch.no_grad():
+        layer.sink_logit.fill_(3.0)
+    x = layer.highway_input(40, 25, torch.Generator().manual_seed(1))
+    q, k, _ = layer.qkv_proj(x).detach().split(16, dim=1)
+    for h in range(4):
+        head = slice(4 * h, 4 * h + 4)
+        logits = k[:, head] @ q[-1, head] / 2 - layer.slopes[h].detach() * torch.arange(39, -1, -1)
+        weights = torch.cat([logits, torch.tensor([3.0])]).softmax(0)
+        assert weights[14] > 1 - 1e-8
+
+
+def test_closed_gates_hold_a_quarter_of_the_channels() -> None:
+    """By the published formulas: dt between needle and last position, convolution and all."""
+    layer = create_mixer("selective_ssm", 16).double()
+    x = layer.highway_input(60, 40, torch.Generator().manual_seed(1)).detach()
+    assert not x[:19].any()
+    assert (x[20:59] == x[20]).all()
+    inner = (x @ layer.in_proj.weight[:32].T).T
+    padded = nn.functional.pad(inner, (3, 0))
+    u = nn.functional.silu(
+        sum(layer.conv.weight[:, k, None] * padded[:, k : k + 60] for k in range(4)).T + layer.conv.bias
+    )
+    dt = nn.functional.softplus(layer.dt_proj((u @ layer.x_proj.weight.T)[:, : layer.dt_rank]))
+    held = (dt[20:].sum(0) * layer.A_log.exp().amax(1)) < 1e-3
+    assert held.double().mean() >= 0.25
+
+
+def test_no_highway_is_known() -> None:
+    assert highway_profile(create_mixer("lstm", WIDTH), seq_len=16) is None
+    assert not isinstance(create_mixer("lstm", WIDTH), OffersHighway)
+    assert isinstance(create_mixer("attention", WIDTH), OffersHighway)
+    assert create_mixer("attention", WIDTH, d_conv=3).highway_input(16, 4) is None
+    assert create_mixer("attention", 4, n_heads=5, d_head=2).highway_input(16, 4) is None
+    assert highway_profile(create_mixer("attention", WIDTH, d_conv=3), seq_len=16) is None
+    stuck = create_mixer("selective_ssm", WIDTH)
+    with torch.no_grad():
+        stuck.dt_proj.weight.zero_()  # no token moves dt
+    assert stuck.highway_input(16, 4) is None
+    flat = create_mixer("attention", WIDTH)
+    with torch.no_grad():
+        flat.qkv_proj.weight[: 2 * WIDTH] = 0  # queries and keys see nothing
+    assert flat.highway_input(16, 4) is None
+
+
+@pytest.mark.parametrize("name", ["attention", "selective_ssm"])
+@pytest.mark.parametrize("distance", [0, 16, -1])
+def test_distances_of_highways(name: str, distance: int) -> None:
+    with pytest.raises(ValueError, match=r"distance must lie in 1\.\.15"):
+        create_mixer(name, WIDTH).highway_input(16, distance)
+
+
+def synthetic(
+    rate: float, rng: np.random.Generator, seeds: int = 12, noise: float = 0.3, n: int = 200
+) -> GradientProfile:
+    """log J = rate tau, with noise that each seed keeps at all distances (in its slope too)."""
+    tau = np.arange(n)
+    own = rng.normal(size=(seeds, 1)) + noise / n * rng.normal(size=(seeds, 1)) * tau
+    return GradientProfile(torch.from_numpy(np.exp(rate * tau + own)), torch.arange(n), n)
+
+
+def test_rate_is_the_slope_of_the_median(rng: np.random.Generator) -> None:
+    profile = synthetic(-0.02, rng)
+    found = decay_rate(profile)
+    median = np.median(np.log(profile.values.numpy()), axis=0)
+    assert found.rate == pytest.approx(np.polyfit(np.arange(50, 200), median[50:], 1)[0], rel=1e-9)
+    tau = np.arange(1, 200)
+    for axis, r2 in ((tau, found.r2_exponential), (np.log(tau), found.r2_power)):
+        assert r2 == pytest.approx(np.corrcoef(axis, median[1:])[0, 1] ** 2, rel=1e-9)
+
+
+def test_the_interval_covers_as_often_as_it_says(rng: np.random.Generator) -> None:
+    """80 % intervals over 12 seeds: a percentile bootstrap of medians covers somewhat loosely, but not by chance."""
+    covered = 0
+    for _ in range(60):
+        low, high = decay_rate(synthetic(-0.02, rng), confidence=0.8, n_resamples=200).interval
+        covered += low <= -0.02 <= high
+    assert 38 <= covered <= 59
+
+
+def test_more_noise_or_confidence_widens_the_interval(rng: np.random.Generator) -> None:
+    def width(noise: float, confidence: float) -> float:
+        low, high = decay_rate(synthetic(-0.02, np.random.default_rng(3), noise=noise), confidence=confidence).interval
+        return high - low
+
+    assert width(0.3, 0.5) < width(0.3, 0.95) < width(3.0, 0.95)
+    assert decay_rate(synthetic(0.0, rng)).half_distance is None
+    assert decay_rate(synthetic(0.02, rng)).half_distance is None
+    assert decay_rate(synthetic(-0.02, rng, noise=20.0)).half_distance is None
+
+
+def test_exactly_flat_profiles_have_no_half_distance() -> None:
+    flat = GradientProfile(torch.full((4, 50), 0.3), torch.arange(50), 50)
+    found = decay_rate(flat)
+    assert abs(found.rate) < 1e-15
+    assert found.half_distance is None
+    assert found.r2_exponential == 1.0
+
+
+def test_power_laws_are_told_from_exponentials() -> None:
+    tau = torch.arange(256, dtype=torch.float64)
+    power = GradientProfile((1 / (1 + tau)).expand(3, -1), tau.long(), 256)
+    assert decay_rate(power).r2_power > 0.99 > decay_rate(power).r2_exponential
+
+
+def test_the_floor_is_left_out() -> None:
+    tau = torch.arange(400, dtype=torch.float64)
+    clean = (-0.1 * tau).exp()
+    floored = GradientProfile((clean + 1e-9).float().expand(3, -1), tau.long(), 400)
+    assert decay_rate(floored).rate == pytest.approx(-0.1, rel=0.01)
+    believed = decay_rate(floored._replace(values=floored.values.double()))
+    assert believed.rate > -0.05  # in float64 it would not be a false floor
+
+
+def test_resamples_follow_the_generator(rng: np.random.Generator) -> None:
+    profile = synthetic(-0.02, rng)
+    assert decay_rate(profile) == decay_rate(profile)
+    assert decay_rate(profile) != decay_rate(profile, torch.Generator().manual_seed(1))
+
+
+RAMP = GradientProfile(torch.rand(3, 40, generator=torch.Generator().manual_seed(0)), torch.arange(40), 40)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: gradient_profile(ShortConv(2, 2), seq_len=0), "seq_len"),
+        (lambda: gradient_profile(ShortConv(2, 2), seeds=0), "seeds"),
+        (lambda: gradient_profile(ShortConv(2, 2), seeds=[]), "at least one seed"),
+        (lambda: gradient_profile(ShortConv(2, 2), distances=[]), "ascending"),
+        (lambda: gradient_profile(ShortConv(2, 2), distances=[2, 1]), "ascending"),
+        (lambda: gradient_profile(ShortConv(2, 2), distances=[0, 256]), r"0\.\.255, got 0\.\.256"),
+        (lambda: gradient_profile(RMSNorm(2)), "give make_input"),
+        (lambda: gradient_profile(ShortConv(2, 2), lambda g, tau: torch.ones(3, 2), seq_len=4), "make_input must give"),
+        (lambda: gradient_profile(ShortConv(2, 2), lambda g, tau: torch.ones(4, 2) / 0, seq_len=4), "finite"),
+        (lambda: gradient_profile(ShortConv(2, 2), lambda g, tau: torch.ones(4, 3), seq_len=4), "d_model=2"),
+        (lambda: decay_rate(RAMP._replace(values=RAMP.values[:1])), "two seeds"),
+        (lambda: decay_rate(RAMP._replace(values=-RAMP.values)), "non-negative"),
+        (lambda: decay_rate(RAMP._replace(values=RAMP.values[:, 1:])), "finite, non-negative values"),
+        (lambda: decay_rate(RAMP, confidence=1.0), "confidence"),
+        (lambda: decay_rate(RAMP, n_resamples=0), "n_resamples"),
+        (lambda: decay_rate(RAMP._replace(values=RAMP.values[:, :2], distances=torch.tensor([20, 30]))), "needs 3"),
+        (lambda: decay_rate(gradient_profile(ShortConv(2, 2), seeds=2)), "needs 3"),
+    ],
+)
+def test_bad_input(call: Any, message: str, unchecked_shapes: None) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["attention", "selective_ssm"])
+def test_on_a_gpu(name: str) -> None:
+    layer = create_mixer(name, 16).double()
+    plain = gradient_profile(layer, seeds=2, seq_len=32)
+    highway = highway_profile(layer, [5, 20], seeds=2, seq_len=32)
+    layer.cuda()
+    assert_close(gradient_profile(layer, seeds=2, seq_len=32).values, plain.values)
+    torch.testing.assert_close(
+        highway_profile(layer, [5, 20], seeds=2, seq_len=32).values, highway.values, rtol=1e-6, atol=0
+    )

@@ -1,0 +1,287 @@
+"""Gradient against distance: J(tau) = ||d y_n / d x_{n - tau}||_F at the last position n, and its rate of decay.
+
+Everything here is the true Jacobian, by reverse-mode differentiation: the operator W holds coefficients fixed and is
+another matrix. The statistic is the slope of log J over the far three quarters of the distances, with an interval from
+resampling whole seeds; a half distance is given only where that interval excludes zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from zoo.contract import require_positive
+from zoo.theory.operator import POSITIONS_AT_ONCE, Map, check_input, evaluated
+
+MakeInput: TypeAlias = Callable[[torch.Generator, int], Tensor]
+"""(generator, distance) -> input (seq, d_in); drawn anew for each distance from the same seed, so that all but what
+depends on the distance stays."""
+
+Layer: TypeAlias = nn.Module | Callable[[int], nn.Module]
+"""A layer, or a function of the seed that makes one (torch's global generator is seeded for it)."""
+
+_N_DISTANCES = 16
+_FEWEST_DISTANCES = 3  # below, a line through them says nothing
+_TAIL = 0.25  # the fit starts at this fraction of the range
+_FLOOR = 8.0  # times the dtype's eps, relative to the largest J: below, float32 decays are known to be wrong
+
+
+class GradientProfile(NamedTuple):
+    """J by seed and distance, on the CPU; its dtype is the layer's, which sets how small a J can be believed."""
+
+    values: Float[Tensor, "seeds distances"]
+    distances: Int[Tensor, " distances"]  # ascending
+    seq_len: int
+
+
+class DecayRate(NamedTuple):
+    """How J falls with distance."""
+
+    rate: float  # slope of log J per token; negative when gradients vanish
+    interval: tuple[float, float]  # of the rate
+    half_distance: float | None  # ln 2 / -rate; None unless the whole interval is below zero, and by more than roundoff
+    r2_exponential: float  # variance of log J explained by a line in tau
+    r2_power: float  # ... and by a line in log tau
+
+
+@runtime_checkable
+class OffersHighway(Protocol):
+    """A mixer that knows an input on which its gradient does not fall with distance."""
+
+    def highway_input(
+        self, seq_len: int, distance: int, generator: torch.Generator | None = None
+    ) -> Float[Tensor, "seq d_model"] | None:
+        """A sequence in which the gradient at `distance` before the last position stays; None if none is known."""
+
+
+def gradient_profile(
+    layer: Layer,
+    make_input: MakeInput | None = None,
+    distances: Sequence[int] | None = None,
+    seeds: int | Sequence[int] = 8,
+    *,
+    seq_len: int = 256,
+) -> GradientProfile:
+    """J(tau) = ||d y_n / d x_{n - tau}||_F for n the last position, exact, for each seed.
+
+    float32 recurrences that accumulate log-decays have a false gradient floor near 1e-9: measure those in float64.
+
+    Args:
+        layer: a layer, evaluated on inputs of its own dtype and device (of a backbone, on embeddings), or a function
+            of the seed that makes one.
+        make_input: see `MakeInput`; standard normal vectors when absent.
+        distances: the taus, ascending, within 0..seq_len - 1. When absent: all of them for the plain random input,
+            which serves every distance at once; 16 of them, evenly spaced, for an input that moves, the farthest
+            short of the start by a sixteenth: what moves keeps some past, which a convolution or state may see.
+        seeds: how many, or which.
+        seq_len: length of the input.
+
+    Raises:
+        ValueError: distances outside the sequence or not ascending, no seeds, an input that is not (seq_len, d_in),
+            finite and of the layer's width, or a layer without d_model and no make_input.
+    """
+    return _profile(layer, None if make_input is None else lambda _: make_input, distances, seeds, seq_len)
+
+
+def highway_profile(
+    layer: Layer, distances: Sequence[int] | None = None, seeds: int | Sequence[int] = 8, *, seq_len: int = 256
+) -> GradientProfile | None:
+    """`gradient_profile` on the mixer's own `highway_input`; None where it offers none.
+
+    Raises:
+        ValueError: see `gradient_profile`.
+    """
+
+    def make_input_of(made: nn.Module) -> MakeInput:
+        if not isinstance(made, OffersHighway):
+            raise _NoHighwayError
+        return lambda generator, distance: _offered(made.highway_input(seq_len, distance, generator))
+
+    try:
+        return _profile(layer, make_input_of, distances, seeds, seq_len)
+    except _NoHighwayError:
+        return None
+
+
+class _NoHighwayError(Exception):
+    pass
+
+
+def _offered(x: Tensor | None) -> Tensor:
+    if x is None:
+        raise _NoHighwayError
+    return x
+
+
+def _profile(
+    layer: Layer,
+    make_input_of: Callable[[nn.Module], MakeInput] | None,
+    distances: Sequence[int] | None,
+    seeds: int | Sequence[int],
+    seq_len: int,
+) -> GradientProfile:
+    require_positive(seq_len=seq_len)
+    if isinstance(seeds, int):
+        require_positive(seeds=seeds)
+        seeds = range(seeds)
+    if len(seeds) == 0:
+        raise ValueError("seeds must name at least one seed")
+    if distances is not None:
+        taus = _check_distances(distances, seq_len)
+    else:
+        taus = torch.arange(seq_len) if make_input_of is None else _spaced(seq_len)
+    rows = []
+    for seed in seeds:
+        made = layer if isinstance(layer, nn.Module) else _make(layer, seed)
+        if make_input_of is None:
+            x, where = _random_input(made, seed, seq_len), torch.zeros_like(taus)
+        else:
+            make_input = make_input_of(made)
+            inputs = [make_input(torch.Generator().manual_seed(seed), int(tau)) for tau in taus]
+            x, where = _stacked(made, inputs, seq_len), torch.arange(len(taus))
+        with evaluated(made) as f:
+            rows.append(_last_row_norms(f, x).cpu()[where, taus])
+    return GradientProfile(torch.stack(rows), taus, seq_len)
+
+
+def _spaced(seq_len: int) -> Int[Tensor, " distances"]:
+    farthest = max(1, seq_len - 1 - seq_len // _N_DISTANCES)
+    return torch.linspace(1, farthest, _N_DISTANCES).round().long().unique()
+
+
+def _make(make_layer: Callable[[int], nn.Module], seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make_layer(seed)
+
+
+def _check_distances(distances: Sequence[int], seq_len: int) -> Tensor:
+    taus = torch.as_tensor(list(distances))
+    if taus.ndim != 1 or len(taus) == 0 or taus.is_floating_point() or bool((taus.diff() <= 0).any()):
+        raise ValueError(f"distances must be ascending integers, at least one, got {list(distances)}")
+    if taus[0] < 0 or taus[-1] >= seq_len:
+        raise ValueError(f"distances must lie in 0..{seq_len - 1}, got {int(taus[0])}..{int(taus[-1])}")
+    return taus
+
+
+def _like(layer: nn.Module) -> Tensor:
+    return next((p for p in layer.parameters() if p.is_floating_point()), torch.empty(0))
+
+
+def _random_input(layer: nn.Module, seed: int, seq_len: int) -> Float[Tensor, "1 seq d_in"]:
+    width = getattr(layer, "d_model", None)
+    if width is None:
+        raise ValueError(f"{type(layer).__name__} has no d_model to draw an input from: give make_input")
+    draw = torch.randn(1, seq_len, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return draw.to(_like(layer))
+
+
+def _stacked(layer: nn.Module, inputs: Sequence[Tensor], seq_len: int) -> Float[Tensor, "inputs seq d_in"]:
+    for x in inputs:
+        if x.ndim != 2 or len(x) != seq_len or not x.is_floating_point() or x.shape != inputs[0].shape:
+            raise ValueError(f"make_input must give (seq_len={seq_len}, d_in), got {x.dtype} {tuple(x.shape)}")
+    stacked = torch.stack([x.detach().to(_like(layer)) for x in inputs])
+    check_input(layer, stacked)
+    return stacked
+
+
+def _last_row_norms(f: Map, x: Float[Tensor, "inputs seq d_in"]) -> Float[Tensor, "inputs seq"]:
+    """J(tau) for every tau, of each input: one backward pass with a cotangent for each output channel, stacked."""
+    with torch.no_grad():
+        d_out = f(x[:1]).shape[-1]
+    norms = []
+    for some in x.split(max(1, POSITIONS_AT_ONCE // (d_out * x.shape[1]))):
+        point = some.repeat_interleave(d_out, 0).requires_grad_()
+        with torch.enable_grad():
+            y = f(point)[:, -1]
+            (grad,) = torch.autograd.grad(y, point, torch.eye(d_out).to(y).repeat(len(some), 1))
+        norm = torch.linalg.vector_norm(grad.double().unflatten(0, (len(some), d_out)), dim=(1, 3))
+        norms.append(norm.flip(1).to(x.dtype))
+    return torch.cat(norms)
+
+
+def decay_rate(
+    profile: GradientProfile,
+    generator: torch.Generator | None = None,
+    *,
+    n_resamples: int = 1000,
+    confidence: float = 0.95,
+) -> DecayRate:
+    """The slope of the seed-median of log J on tau, by least squares over tau in [n/4, n), with its interval.
+
+    n is seq_len, or where J sinks to the dtype's floor (8 eps of the largest J) the distance at which it does. The
+    interval is the percentile interval of a bootstrap over seeds, each taken or left as a whole: values at
+    neighbouring distances are not independent. Both R^2 are of the same medians over 1 <= tau < n.
+
+    Args:
+        profile: at least two seeds, and three distances in the range of the fit.
+        generator: source of the resamples, on the CPU; seed 0 when absent.
+        n_resamples: bootstrap samples.
+        confidence: probability that the interval is made for.
+
+    Raises:
+        ValueError: too few seeds or distances, values that are negative or not finite, a confidence outside (0, 1).
+    """
+    require_positive(n_resamples=n_resamples)
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie in (0, 1), got {confidence}")
+    values, taus = profile.values.double(), profile.distances
+    if values.ndim != 2 or values.shape[1] != len(taus) or not values.isfinite().all() or bool((values < 0).any()):
+        raise ValueError(f"a profile needs finite, non-negative values (seed, {len(taus)}), got {tuple(values.shape)}")
+    if len(values) < 2:
+        raise ValueError("an interval needs at least two seeds")
+    reach, n = _reach(profile)
+    taus, log_j = taus[:reach].double(), values[:, :reach].clamp(min=torch.finfo(torch.float64).tiny).log()
+    window, beyond = taus >= max(1.0, _TAIL * n), taus >= 1
+    if int(window.sum()) < _FEWEST_DISTANCES:
+        raise ValueError(
+            f"only {int(window.sum())} distances between {_TAIL * n:.0f} and {n}, where J sinks to the floor or the "
+            f"sequence ends: a rate needs {_FEWEST_DISTANCES}"
+        )
+    source = torch.Generator().manual_seed(0) if generator is None else generator
+    picks = torch.randint(len(values), (n_resamples, len(values)), generator=source)
+    medians = _median(log_j[picks][..., window], 1)
+    rates = _slope(taus[window], medians)
+    edge = (1 - confidence) / 2
+    low, high = (float(rates.quantile(q)) for q in (edge, 1 - edge))
+    median = _median(log_j, 0)
+    rate = float(_slope(taus[window], median[window]))
+    roundoff = torch.finfo(profile.values.dtype).eps / n
+    return DecayRate(
+        rate,
+        (low, high),
+        -math.log(2) / rate if max(rate, high) < -roundoff else None,
+        _explained(taus[beyond], median[beyond]),
+        _explained(taus[beyond].log(), median[beyond]),
+    )
+
+
+def _reach(profile: GradientProfile) -> tuple[int, int]:
+    """How many distances, from the first on, have a median J above the floor; and the n of the window."""
+    median = _median(profile.values.double(), 0)
+    above = median > _FLOOR * torch.finfo(profile.values.dtype).eps * median.max()
+    reach = int(above.long().cumprod(0).sum())
+    return reach, profile.seq_len if reach == len(median) else int(profile.distances[reach])
+
+
+def _median(values: Tensor, axis: int) -> Tensor:
+    """The median, of an even number the mean of the middle two (torch.median takes the lower)."""
+    return values.quantile(0.5, dim=axis)
+
+
+def _slope(x: Float[Tensor, " points"], y: Float[Tensor, "*batch points"]) -> Float[Tensor, "*batch"]:
+    centred = x - x.mean()
+    return ((y - y.mean(-1, keepdim=True)) * centred).sum(-1) / centred.square().sum()
+
+
+def _explained(x: Float[Tensor, " points"], y: Float[Tensor, " points"]) -> float:
+    """R^2 of the least-squares line; 1 where y is constant, which any line explains."""
+    centred, total = x - x.mean(), y - y.mean()
+    left = total - _slope(x, y) * centred
+    size = total.square().sum()
+    return 1.0 if size <= len(y) * torch.finfo(y.dtype).eps ** 2 else float(1 - left.square().sum() / size)
