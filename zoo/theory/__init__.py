@@ -7,28 +7,78 @@ from typing import TYPE_CHECKING
 from zoo.naming import lazy_names
 
 if TYPE_CHECKING:
+    from zoo.theory.costs import Complexity, complexity, input_dependence
+    from zoo.theory.gradients import (
+        DecayRate,
+        GradientProfile,
+        OffersHighway,
+        decay_rate,
+        gradient_profile,
+        highway_profile,
+    )
     from zoo.theory.lags import head_count, head_count_bound, lag_operators
     from zoo.theory.operator import Interaction, NotAffineError, interaction
+    from zoo.theory.rank import (
+        effective_rank,
+        heads_needed,
+        interaction_rank,
+        operator_spectrum,
+        span_spectrum,
+        spectrum_rank,
+        stable_rank,
+    )
     from zoo.theory.teacher import balanced_teacher
 
 __all__ = [
+    "Complexity",
+    "DecayRate",
+    "GradientProfile",
     "Interaction",
     "NotAffineError",
+    "OffersHighway",
     "balanced_teacher",
+    "complexity",
+    "decay_rate",
+    "effective_rank",
+    "gradient_profile",
     "head_count",
     "head_count_bound",
+    "heads_needed",
+    "highway_profile",
+    "input_dependence",
     "interaction",
+    "interaction_rank",
     "lag_operators",
+    "operator_spectrum",
+    "span_spectrum",
+    "spectrum_rank",
+    "stable_rank",
 ]
 
 _HOMES = {
+    "Complexity": "zoo.theory.costs",
+    "DecayRate": "zoo.theory.gradients",
+    "GradientProfile": "zoo.theory.gradients",
     "Interaction": "zoo.theory.operator",
     "NotAffineError": "zoo.theory.operator",
+    "OffersHighway": "zoo.theory.gradients",
     "balanced_teacher": "zoo.theory.teacher",
+    "complexity": "zoo.theory.costs",
+    "decay_rate": "zoo.theory.gradients",
+    "effective_rank": "zoo.theory.rank",
+    "gradient_profile": "zoo.theory.gradients",
     "head_count": "zoo.theory.lags",
     "head_count_bound": "zoo.theory.lags",
+    "heads_needed": "zoo.theory.rank",
+    "highway_profile": "zoo.theory.gradients",
+    "input_dependence": "zoo.theory.costs",
     "interaction": "zoo.theory.operator",
+    "interaction_rank": "zoo.theory.rank",
     "lag_operators": "zoo.theory.lags",
+    "operator_spectrum": "zoo.theory.rank",
+    "span_spectrum": "zoo.theory.rank",
+    "spectrum_rank": "zoo.theory.rank",
+    "stable_rank": "zoo.theory.rank",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -14,8 +14,8 @@ from zoo.backbone import Backbone
 from zoo.blocks import RMSNorm, ShortConv
 from zoo.coefficient import coefficient
 from zoo.registry import create_mixer, list_mixers
-from zoo.theory import complexity as module
-from zoo.theory.complexity import complexity, input_dependence
+from zoo.theory import costs
+from zoo.theory.costs import complexity, input_dependence
 from zoo.theory.operator import interaction
 
 LENGTHS = (32, 64, 128)
@@ -76,7 +76,7 @@ def test_times_are_medians_of_interleaved_runs(monkeypatch: pytest.MonkeyPatch) 
         visited.append(x.shape[1])
         return x.shape[1] ** 1.5 * (100 if len(visited) <= len(LENGTHS) else 1)
 
-    monkeypatch.setattr(module, "_seconds", clock)
+    monkeypatch.setattr(costs, "_seconds", clock)
     found = complexity(Square(), LENGTHS, repeats=3)
     assert visited == list(LENGTHS) * 3
     assert found.seconds == pytest.approx([length**1.5 for length in LENGTHS])
@@ -174,3 +174,11 @@ def test_on_a_gpu() -> None:
     layer = create_mixer("selective_ssm", 8).cuda()
     assert complexity(layer, (32, 64), repeats=1).memory_exponent == pytest.approx(1, abs=0.1)
     assert input_dependence(create_mixer("diagonal_ssm", 8).cuda()) < 1e-6
+
+
+def test_no_module_hides_the_exported_name() -> None:
+    """A module called like its function would take its place in the package once imported."""
+    import zoo.theory
+
+    assert zoo.theory.complexity is complexity
+    assert zoo.theory.complexity is complexity
