@@ -21,7 +21,10 @@ class Settings:
         seed: of every draw.
         n_seeds: repetitions of whatever is trained or drawn; medians are taken over them.
         steps: of Adam, where something is trained.
-        seq_len: of gradient profiles; the tables of heads use it too.
+        seq_len: of gradient profiles and of the table of heads for an error; rates are tail rates, and below about 128
+            positions the tail is not yet reached.
+        ranks: interaction ranks of the teachers in the claims about head counts, from 1 to 16.
+        starts: of an optimiser of a loss that is not convex; times n_seeds where a minimum is to be believed.
         device: where layers and tensors live.
 
     Raises:
@@ -32,13 +35,17 @@ class Settings:
     n_seeds: int = 5
     steps: int = 300
     seq_len: int = 256
+    ranks: tuple[int, ...] = (1, 2, 4, 8)
+    starts: int = 2
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        for name, least in (("seed", 0), ("n_seeds", 2), ("steps", 1), ("seq_len", 32)):
+        for name, least in (("seed", 0), ("n_seeds", 2), ("steps", 1), ("seq_len", 32), ("starts", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+        if not self.ranks or not all(1 <= rank <= 16 for rank in self.ranks):
+            raise ValueError(f"ranks must be integers from 1 to 16, at least one, got {self.ranks}")
 
     def generator(self, *stream: int) -> torch.Generator:
         """A generator on the CPU, of this seed and of the numbers that tell one use from another."""
@@ -49,7 +56,7 @@ class Settings:
 
 
 QUICK = Settings()
-FULL = Settings(n_seeds=9, steps=600, seq_len=1024)
+FULL = Settings(n_seeds=9, steps=600, seq_len=1024, ranks=(1, 2, 4, 8, 12), starts=4)
 
 
 @dataclass(frozen=True)

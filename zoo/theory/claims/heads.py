@@ -32,7 +32,6 @@ from zoo.theory.teacher import balanced_teacher
 
 _SOURCE = "Ghodsi, arXiv 2512.15115 (head counts); weighted Eckart-Young theorem"
 _SEQ_LEN, _D_MODEL = 32, 6
-_RANKS = (1, 2, 4, 8)
 _BATCH, _LR = 16, 5e-2
 
 
@@ -101,7 +100,7 @@ def measure_head_count(settings: Settings) -> Evidence:
     """Error against heads: bound, optimum of the expected loss, Adam."""
     checks: list[Check] = []
     curves: list[Curve] = []
-    for k in _RANKS:
+    for k in settings.ranks:
         lags = balanced_teacher(k, _D_MODEL, _SEQ_LEN, seed=settings.seed).to(settings.device)
         heads = range(1, k + 2)
         bounds = [head_count_bound(lags, h) for h in heads]
@@ -141,7 +140,7 @@ def measure_one_head_gap(settings: Settings) -> Evidence:
     """One head against SSMs of growing rank, both read as operators."""
     checks: list[Check] = []
     errors = []
-    for k in _RANKS:
+    for k in settings.ranks:
         lags = balanced_teacher(k, _D_MODEL, _SEQ_LEN, seed=settings.seed).to(settings.device)
         one, exact = to_heads(lags, 1), to_heads(lags)
         x = Draw(settings, 30, k)(1, _SEQ_LEN, _D_MODEL)
@@ -157,14 +156,14 @@ def measure_one_head_gap(settings: Settings) -> Evidence:
         else:
             # The k singular values of a balanced map lie close together: the first holds little more than 1/k.
             checks.append(Check(f"k={k}: relative squared error of the best head", error, 0.5 * (1 - 1 / k), 1 - 1 / k))
-    ranks = tuple(float(k) for k in _RANKS)
+    ranks = tuple(float(k) for k in settings.ranks)
     panel = Panel(
         "What one factorized head leaves of an SSM",
         "interaction rank k of the SSM",
         "relative squared error",
         (
             Curve("best single head", ranks, tuple(errors), "points"),
-            Curve("1 - 1/k", ranks, tuple(1 - 1 / k for k in _RANKS), "dashed"),
+            Curve("1 - 1/k", ranks, tuple(1 - 1 / k for k in settings.ranks), "dashed"),
         ),
         log_y=False,
         whole_x=True,
