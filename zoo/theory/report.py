@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zoo.theory.claims import CLAIMS
-from zoo.theory.claims.claim import QUICK, Evidence, Panel, Settings, Verdict, number
+from zoo.theory.claims.claim import QUICK, Evidence, Number, Panel, Settings, Verdict, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,7 +87,7 @@ def _record(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _finite(value: float) -> float | None:
+def _finite(value: Number) -> Number | None:
     return value if math.isfinite(value) else None
 
 

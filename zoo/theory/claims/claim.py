@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 import torch
 
 Status: TypeAlias = Literal["holds", "fails", "refuted as predicted", "not refuted"]
+Number: TypeAlias = int | float
 CurveStyle: TypeAlias = Literal["line", "points", "stars", "dashed"]
 
 
@@ -21,7 +22,7 @@ class Settings:
         seed: of every draw.
         n_seeds: repetitions of whatever is trained or drawn; medians are taken over them.
         steps: of Adam, where something is trained.
-        seq_len: of gradient profiles and of the table of heads for an error; rates are tail rates, and below about 128
+        seq_len: of gradient profiles and of the table of heads for an error; rates are tail rates, and below about 200
             positions the tail is not yet reached.
         ranks: interaction ranks of the teachers in the claims about head counts, from 1 to 16.
         starts: of an optimiser of a loss that is not convex; times n_seeds where a minimum is to be believed.
@@ -64,9 +65,9 @@ class Check:
     """One quantity: what was measured, and the interval in which the prediction puts it."""
 
     quantity: str
-    measured: float
-    low: float = -math.inf
-    high: float = math.inf
+    measured: Number
+    low: Number = -math.inf
+    high: Number = math.inf
 
     @property
     def holds(self) -> bool:
@@ -93,28 +94,28 @@ class Check:
         return f"{number(self.low)} to {number(self.high)}"
 
 
-def equals(quantity: str, measured: float, value: float) -> Check:
+def equals(quantity: str, measured: Number, value: Number) -> Check:
     """Prediction: exactly `value`."""
     return Check(quantity, measured, value, value)
 
 
-def at_most(quantity: str, measured: float, value: float) -> Check:
+def at_most(quantity: str, measured: Number, value: Number) -> Check:
     """Prediction: no more than `value`."""
     return Check(quantity, measured, high=value)
 
 
-def at_least(quantity: str, measured: float, value: float) -> Check:
+def at_least(quantity: str, measured: Number, value: Number) -> Check:
     """Prediction: no less than `value`."""
     return Check(quantity, measured, low=value)
 
 
-def near(quantity: str, measured: float, value: float, relative: float) -> Check:
+def near(quantity: str, measured: Number, value: Number, relative: float) -> Check:
     """Prediction: `value`, to within `relative` of it."""
     room = abs(value) * relative
     return Check(quantity, measured, value - room, value + room)
 
 
-def number(value: float) -> str:
+def number(value: Number) -> str:
     """A number for a table: integers as they are, others to four digits."""
     return str(int(value)) if math.isfinite(value) and value == int(value) and abs(value) < 1e6 else f"{value:.4g}"
 
@@ -124,8 +125,8 @@ class Curve:
     """One line of a plot."""
 
     label: str
-    x: tuple[float, ...]
-    y: tuple[float, ...]
+    x: tuple[Number, ...]
+    y: tuple[Number, ...]
     style: CurveStyle = "line"
 
     def __post_init__(self) -> None:

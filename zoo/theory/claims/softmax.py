@@ -18,10 +18,10 @@ from zoo.theory.operator import interaction
 from zoo.theory.softmax import ema_as_alibi, softmax_floor, to_softmax_heads
 
 _SOURCE = "Rows of softmax sum to one; question of head counts: Ghodsi, arXiv 2512.15115"
-_SEQ_LEN, _D_MODEL = 12, 5
+_SEQ_LEN, _D_MODEL = 10, 5
 
 
-def system(draw: Draw, seq_len: int, *poles: complex) -> Float[Tensor, "seq d_model d_model"]:
+def system(draw: Draw, seq_len: int, *poles: complex | float) -> Float[Tensor, "seq d_model d_model"]:
     """Lag operators with these poles and drawn residues; poles off the real line are completed by their conjugates."""
     given = torch.tensor(poles, dtype=torch.complex128, device=draw.device)
     b = torch.complex(draw(len(poles), _D_MODEL), draw(len(poles), _D_MODEL))

@@ -1,0 +1,342 @@
+"""Every claim is measured at a small size, and shown to fail when what it predicts, or measures, is made wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from zoo.mixers.attention import Attention
+from zoo.mixers.diagonal_ssm import DiagonalSSM
+from zoo.naming import UnknownNameError
+from zoo.registry import MIXERS
+from zoo.theory import report
+from zoo.theory.claims import CLAIMS, cores, gradients, heads, list_claims, ranks, run_claims, softmax
+from zoo.theory.claims.claim import (
+    FULL,
+    QUICK,
+    Check,
+    Claim,
+    Curve,
+    Evidence,
+    Panel,
+    Settings,
+    Verdict,
+    at_least,
+    at_most,
+    equals,
+    near,
+)
+from zoo.theory.claims.cores import Core
+from zoo.theory.lags import head_count_bound
+from zoo.theory.softmax import softmax_floor
+from zoo.theory.teacher import balanced_teacher
+
+SMALL = Settings(n_seeds=3, seq_len=256, ranks=(2,), starts=1)
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, Verdict]:
+    """Verdicts by name, each measured once, when it is first asked for."""
+
+    class Measured(dict[str, Verdict]):
+        def __missing__(self, name: str) -> Verdict:
+            (self[name],) = run_claims([name], SMALL)
+            return self[name]
+
+    return Measured()
+
+
+@pytest.mark.parametrize("name", list_claims())
+def test_claims_hold_and_slogans_do_not(name: str, measured: dict[str, Verdict]) -> None:
+    verdict = measured[name]
+    right = [check.refutes if verdict.claim.slogan else check.holds for check in verdict.evidence.checks]
+    assert [check for check, good in zip(verdict.evidence.checks, right, strict=True) if not good] == []
+    assert verdict.status == ("refuted as predicted" if name.startswith("slogan_") else "holds")
+    assert verdict.claim.name == name
+
+
+_SPOILT: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
+    "rank_of_cores": (ranks, "state_space_duality", lambda true: lambda draw, d, h, n: true(draw, d, 4, n)),
+    "rank_of_mixers": (ranks, "MIXER_RANKS", lambda true: {**true, "attention": (8, {"n_heads": 2}, 4)}),
+    "gates_and_depth": (ranks, "gated", lambda _: lambda layer, gate: layer),
+    "one_head_gap": (heads, "to_heads", lambda true: lambda lags, n_heads=None: true(lags)),
+    "head_count": (heads, "head_count_bound", lambda true: lambda lags, h: 0.9 * true(lags, h)),
+    "heads_for_an_error": (heads, "_real_poles", lambda _: lambda n, seq_len, device: torch.linspace(-0.99, 0.99, n)),
+    "outputs_need_fewer": (heads, "turning_layer", lambda true: lambda lags: true(1.001 * lags)),
+    "softmax_floor": (softmax, "softmax_floor", lambda true: lambda lags: 1.1 * true(lags)),
+    "softmax_heads": (softmax, "to_softmax_heads", lambda true: lambda lags: true(1.001 * lags)),
+    "alibi_ema": (softmax, "ema_as_alibi", lambda true: lambda poles, *maps: true(0.99 * poles, *maps)),
+    "gradient_lti": (gradients, "real_poles", lambda true: lambda poles: true(poles**1.1)),
+    "gradient_attention": (gradients, "_SHARPNESS", lambda _: 0.1),
+    "gradient_closed_gates": (gradients, "_CLOSED", lambda _: 0.0),
+    "gradient_hybrid": (gradients, "averages", lambda true: lambda n, residual, attention_at=None: true(n, residual)),
+    "gradient_residuals": (gradients, "moving_average", lambda true: lambda value, rho: true(value, rho - 0.1)),
+    "slogan_heads_for_outputs": (heads, "_fewest_values", lambda true: lambda: {k: 0 * v for k, v in true().items()}),
+    "slogan_heads_per_pole": (heads, "heads_needed", lambda _: lambda spectrum, error: 100),
+    "slogan_enough_softmax": (softmax, "best_without_sink", lambda _: lambda *arguments: 0.0),
+    "slogan_linear_rank": (ranks, "LinearAttention", lambda _: lambda d, heads, d_head: Attention(d, d_head, d_head)),
+    "slogan_rank_is_power": (ranks, "parity_machine", lambda _: lambda settings: Core(2, lambda x: x[..., 1:])),
+    "slogan_ssm_attenuates": (gradients, "real_poles", lambda true: lambda poles: true(0.5 * poles)),
+    "slogan_selective_between": (
+        gradients,
+        "SelectiveSSM",
+        lambda _: lambda d, dt_min, dt_max: DiagonalSSM(d, dt_min=dt_min / 3, dt_max=dt_max),
+    ),
+}
+"""For each claim: the thing that is made wrong, in which module, and how."""
+
+
+@pytest.mark.parametrize("name", list_claims())
+def test_a_claim_made_wrong_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, attribute, spoil = _SPOILT[name]
+    monkeypatch.setattr(module, attribute, spoil(getattr(module, attribute)))
+    (verdict,) = run_claims([name], SMALL)
+    assert verdict.status == ("not refuted" if verdict.claim.slogan else "fails")
+    assert not verdict.as_expected
+
+
+def test_every_registered_mixer_has_a_predicted_rank() -> None:
+    assert set(ranks.MIXER_RANKS) == set(MIXERS)
+
+
+@pytest.mark.parametrize(
+    ("check", "holds", "refutes", "predicted"),
+    [
+        (equals("q", 4, 4), True, False, "= 4"),
+        (equals("q", 5, 4), False, True, "= 4"),
+        (at_most("q", 1e-13, 1e-12), True, False, "≤ 1e-12"),
+        (at_most("q", 1e-11, 1e-12), False, True, "≤ 1e-12"),
+        (at_least("q", 0.2, 0.1), True, False, "≥ 0.1"),
+        (at_least("q", 0.05, 0.1), False, True, "≥ 0.1"),
+        (near("q", -1.009, -1, 0.01), True, False, "-1 ± 0.01"),
+        (near("q", -1.011, -1, 0.01), False, True, "-1 ± 0.01"),
+        (Check("q", 0.5, 0.25, 0.75), True, False, "0.25 to 0.75"),
+        (equals("q", math.nan, 4), False, False, "= 4"),
+        (at_most("q", -math.inf, 4), True, False, "≤ 4"),
+    ],
+)
+def test_a_check_is_an_interval(check: Check, holds: bool, refutes: bool, predicted: str) -> None:
+    assert (check.holds, check.refutes, check.predicted) == (holds, refutes, predicted)
+
+
+@pytest.mark.parametrize(
+    ("measured_values", "as_claim", "as_slogan"),
+    [
+        ((1.0, 1.0), "holds", "not refuted"),
+        ((1.0, 9.0), "fails", "not refuted"),
+        ((9.0, 9.0), "fails", "refuted as predicted"),
+        ((9.0, math.nan), "fails", "not refuted"),
+    ],
+)
+def test_verdicts(measured_values: tuple[float, ...], as_claim: str, as_slogan: str) -> None:
+    evidence = Evidence(tuple(at_most("q", value, 2) for value in measured_values))
+    for slogan, status in ((False, as_claim), (True, as_slogan)):
+        claim = Claim("name", "statement", "source", "refuted by", lambda _: evidence, slogan)
+        assert claim.judge(evidence) == status
+        assert Verdict(claim, evidence, claim.judge(evidence), 0.0).as_expected == (
+            status in ("holds", "refuted as predicted")
+        )
+
+
+def test_running_reports_progress_and_refuses_unknown_names_first() -> None:
+    seen: list[tuple[str, int, int]] = []
+    verdicts = run_claims(["alibi_ema", "slogan_linear_rank"], SMALL, lambda *now: seen.append(now))
+    assert [verdict.claim.name for verdict in verdicts] == ["alibi_ema", "slogan_linear_rank"]
+    assert seen == [("alibi_ema", 0, 2), ("slogan_linear_rank", 1, 2), ("", 2, 2)]
+    seen.clear()
+    with pytest.raises(UnknownNameError, match=r"unknown claim 'alibi_emu' \(did you mean 'alibi_ema'\?\)"):
+        run_claims(["alibi_ema", "alibi_emu"], SMALL, lambda *now: seen.append(now))
+    assert seen == []
+
+
+def test_names_are_listed_without_torch() -> None:
+    code = "import sys; from zoo.theory.claims import list_claims; print(len(list_claims()), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(len(CLAIMS)), "False"]
+
+
+def test_the_same_seed_measures_the_same_and_another_does_not() -> None:
+    def values(seed: int) -> list[float]:
+        (verdict,) = run_claims(["gradient_closed_gates"], Settings(seed=seed, n_seeds=2, seq_len=64))
+        return [check.measured for check in verdict.evidence.checks]
+
+    assert values(0) == values(0)
+    assert values(0) != values(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_seeds": 1}, "n_seeds must be an integer of at least 2, got 1"),
+        ({"steps": 0}, "steps must be an integer of at least 1, got 0"),
+        ({"seq_len": 16}, "seq_len must be an integer of at least 32, got 16"),
+        ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
+        ({"starts": True}, "starts must be an integer of at least 1, got True"),
+        ({"ranks": ()}, r"ranks must be integers from 1 to 16, at least one, got \(\)"),
+        ({"ranks": (1, 40)}, "ranks must be"),
+    ],
+)
+def test_settings_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Settings(**options)
+
+
+def test_full_is_larger() -> None:
+    assert FULL.n_seeds > QUICK.n_seeds
+    assert FULL.seq_len > QUICK.seq_len
+
+
+def test_the_population_optimum_finds_published_bounds() -> None:
+    """THEORY: k = 4, H = 1, 2, 3 leave .577, .2555, .0679; nothing here uses singular values."""
+    lags = balanced_teacher(4, 6, 32)
+    for n_heads, published in ((1, 0.577), (2, 0.2555), (3, 0.0679)):
+        found = heads.population_optimum(lags, n_heads, torch.Generator().manual_seed(n_heads))
+        assert found == pytest.approx(published, rel=2e-3)
+        assert found == pytest.approx(head_count_bound(lags, n_heads), rel=1e-6)
+
+
+def test_toeplitz_matrix_and_relative_error_against_loops(rng: np.random.Generator) -> None:
+    lags, other = (torch.from_numpy(rng.normal(size=(5, 2, 3))) for _ in range(2))
+    matrix = heads.toeplitz_matrix(lags).numpy()
+    for i in range(5):
+        for j in range(5):
+            expected = lags[i - j].numpy() if j <= i else np.zeros((2, 3))
+            assert np.array_equal(matrix[2 * i : 2 * i + 2, 3 * j : 3 * j + 3], expected)
+    miss = np.square(heads.toeplitz_matrix(other).numpy() - matrix).sum() / np.square(matrix).sum()
+    assert heads.relative_error(lags, other).item() == pytest.approx(miss, rel=1e-12)
+
+
+def test_sink_free_heads_attain_the_floor_and_sum_to_one(rng: np.random.Generator) -> None:
+    lags = torch.from_numpy(rng.normal(size=(7, 2, 2)))
+    weights, values = softmax.heads_at_the_floor(lags)
+    assert len(weights) == 5
+    assert torch.allclose(weights.sum(2), torch.ones(5, 7, dtype=torch.float64), atol=1e-14)
+    assert weights.triu(1).abs().max() == 0
+    matrix = heads.toeplitz_matrix(lags)
+    made = torch.einsum("hij,hpd->ipjd", weights, values).reshape_as(matrix)
+    error = ((made - matrix).square().sum() / matrix.square().sum()).item()
+    assert error == pytest.approx(softmax_floor(lags), rel=1e-9)
+
+
+def test_cores_against_their_recurrences(rng: np.random.Generator) -> None:
+    """The needle attention and the moving average, from their definitions."""
+    x, value = rng.normal(size=(6, 3)), rng.normal(size=(3, 3))
+    average = cores.moving_average(torch.from_numpy(value), 0.9)(torch.from_numpy(x)[None])[0].numpy()
+    needle = cores.needle_attention(torch.from_numpy(value), 2.0)(torch.from_numpy(x)[None])[0].numpy()
+    reached = np.zeros(3)
+    for i in range(6):
+        reached = 0.9 * reached + 0.1 * value @ x[i]
+        assert np.allclose(average[i], reached, atol=1e-13)
+        weight = np.exp(2 * x[i, 1] * x[: i + 1, 0])
+        assert np.allclose(needle[i], (weight / weight.sum()) @ (x[: i + 1] @ value.T), atol=1e-13)
+
+
+@pytest.mark.parametrize("bits", [[0, 0, 0], [1, 0, 1, 1], [1], [0, 1, 1, 1, 0]])
+def test_the_parity_machine_computes_parity(bits: list[int]) -> None:
+    x = torch.zeros(1, len(bits), 2, dtype=torch.float64)
+    x[0, :, 0], x[0, 0, 1] = torch.tensor(bits), 1
+    y = ranks.parity_machine(QUICK)(x)[0, :, 0]
+    assert y.tolist() == [1.0 - 2 * (sum(bits[: i + 1]) % 2) for i in range(len(bits))]
+
+
+def _verdict(slogan: bool = False, name: str = "made_up") -> Verdict:
+    panel = Panel("Title", "x (units)", "y (units)", (Curve("a: bound", (1, 2), (0.5, 0.0)), Curve("b", (1,), (2,))))
+    evidence = Evidence((at_most("fine", 1, 2), Check("a|b", math.nan, 1, 2)), (panel,))
+    claim = Claim(name, "Statement.", "Source", "Something else.", lambda _: evidence, slogan)
+    return Verdict(claim, evidence, claim.judge(evidence), 1.25)
+
+
+def test_the_report_is_complete_and_nothing_else_is_left(tmp_path: Path, measured: dict[str, Verdict]) -> None:
+    verdicts = [_verdict(), _verdict(True, "other"), measured["gradient_lti"]]
+    files = report.write_report(verdicts, tmp_path / "deep" / "folder")
+    names = ["claims.md", "claims.json", "made_up.png", "other.png", "gradient_lti.png"]
+    assert [file.name for file in files] == names
+    assert sorted(path.name for path in (tmp_path / "deep" / "folder").iterdir()) == sorted(names)
+    for file in files[2:]:
+        assert file.read_bytes().startswith(b"\x89PNG")
+    page = files[0].read_text()
+    assert "3 claims, 1 with the expected verdict; not so: made_up, other." in page
+    assert "| a\\|b | nan | 1 to 2 | **no** |" in page
+    for name in ("made_up", "other", "gradient_lti"):
+        assert f"## {name}\n" in page
+        assert f"({name}.png)" in page
+    first, _, last = json.loads(files[1].read_text())
+    assert first["status"] == "fails"
+    assert first["checks"][0] == {"quantity": "fine", "measured": 1, "low": None, "high": 2, "holds": True}
+    assert first["checks"][1]["measured"] is None
+    assert last["status"] == "holds"
+    assert len(last["panels"][0]["curves"]) == 3
+
+
+def test_a_report_that_cannot_be_finished_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report.write_report([_verdict()], tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def broken(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Path, "replace", broken)
+    with pytest.raises(OSError, match="disk full"):
+        report.write_report([_verdict(name="new")], tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_the_table_shows_the_check_that_decides() -> None:
+    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+    with console.file:
+        console.print(report.verdict_table([_verdict(), _verdict(True)]))
+    lines = console.export_text()
+    assert "fails" in lines
+    assert "not refuted" in lines
+    assert "a|b: nan (1 to 2 predicted)" in lines
+    assert "fine: 1 (≤ 2 said)" in lines
+
+
+@pytest.mark.parametrize(
+    ("call", "package"),
+    [
+        (lambda: report.verdict_table([]), "rich"),
+        (lambda: report.write_report([_verdict()], "never"), "matplotlib"),
+        (lambda: report.panel_figure(_verdict().evidence.panels[0]), "matplotlib"),
+    ],
+)
+def test_a_missing_extra_is_named(
+    call: Callable[[], object], package: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def absent(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(report, "import_module", absent)
+    with pytest.raises(
+        report.MissingExtraError, match=rf"{package} is not installed: pip install 'mixer-zoo\[report\]'"
+    ):
+        call()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_two_figures(measured: dict[str, Verdict]) -> None:
+    (axes,) = report.staircase_figure(measured["head_count"].evidence).axes
+    assert axes.get_yscale() == "log"
+    assert axes.get_xlabel() == "heads H"
+    bound, trained = axes.lines
+    assert bound.get_color() == trained.get_color()
+    exact = head_count_bound(balanced_teacher(2, 6, 32), 1)
+    assert list(bound.get_ydata()) == pytest.approx([exact, 1e-14, 1e-14])  # the step to zero at H = 2
+    names = ("gradient_lti", "gradient_attention", "gradient_closed_gates", "gradient_hybrid")
+    figure = report.gradient_figure({name: measured[name].evidence for name in names})
+    assert len(figure.axes) == 4
+    for axes in figure.axes:
+        assert "tokens" in axes.get_xlabel()
+        assert axes.get_legend() is not None
+        assert axes.get_yscale() == "log"
