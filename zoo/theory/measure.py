@@ -1,0 +1,479 @@
+"""The paper's comparison table, measured: one row per mixer, or per layer of a trained model.
+
+Rank, heads for an error, gradient decay on random and on highway input, cost against length, input dependence, sizes;
+beside the rank stands what the algebra of the mixer predicts (Ghodsi 2512.15115). Every number is measured on the
+layer itself by the functions of `zoo.theory`; this module chooses inputs and sizes and keeps the results together.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor, nn
+
+from zoo.backbone import Backbone
+from zoo.blocks import ResidualBlock, ShortConv, Stack
+from zoo.contract import SequenceMixer, require_positive, state_nbytes, state_tensors
+from zoo.mixers.attention import Attention
+from zoo.mixers.diagonal_ssm import DiagonalSSM
+from zoo.mixers.factorized import Factorized
+from zoo.mixers.hybrid import DEFAULT_PATTERN, Hybrid, member_options
+from zoo.mixers.linear_attention import LinearAttention
+from zoo.mixers.lstm import LSTM
+from zoo.mixers.selective_ssm import SelectiveSSM
+from zoo.registry import MIXERS, create_mixer, list_mixers, mixer_class
+from zoo.theory.costs import Complexity, complexity, input_dependence
+from zoo.theory.gradients import (
+    DecayRate,
+    GradientProfile,
+    Layer,
+    MakeInput,
+    decay_rate,
+    gradient_profile,
+    highway_profile,
+)
+from zoo.theory.rank import effective_rank, heads_needed, span_spectrum, spectrum_rank
+
+REL_ERRORS = (0.1, 0.01, 0.001)
+"""Relative errors (in norm) for which heads are counted."""
+
+STATE_LENGTHS = (1024, 65536)
+"""Lengths at which the bytes of the state are given."""
+
+Progress = Callable[[str, str], None]
+"""Called with the row and the quantity that is measured next."""
+
+QUANTITIES = ("spectrum", "gradient", "highway", "cost", "input dependence")
+"""What is measured for a row, in this order."""
+
+_EXACT_WIDTH = 1024  # d_out * d_in up to which the spectrum is exact: a second or two on one core
+_SKETCH = 16
+_N_DISTANCES = 12
+_HIGHWAY_SEEDS = 4  # the needle is moved to each distance: a pass for every one of them, where noise needs one for all
+_HIGHWAY_DISTANCES = 8
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of the measurements.
+
+    Args:
+        d_model: width of the fresh mixers; a trained model has its own.
+        seq_len: positions of the operator: rank, heads and input dependence.
+        n_heads: for the mixers that have heads.
+        gradient_len: positions of the gradient profiles.
+        lengths: at which time and memory are measured.
+        repeats: timed runs per length.
+        seed: of every draw.
+        n_seeds: draws of weights and input for the gradient's interval.
+        device: where layers and inputs live.
+
+    Raises:
+        ValueError: a size that is not positive, fewer than two seeds or lengths, gradient_len below 16.
+    """
+
+    d_model: int = 16
+    seq_len: int = 64
+    n_heads: int = 4
+    gradient_len: int = 256
+    lengths: tuple[int, ...] = (512, 1024, 2048)
+    repeats: int = 3
+    seed: int = 0
+    n_seeds: int = 8
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        require_positive(
+            d_model=self.d_model,
+            seq_len=self.seq_len,
+            n_heads=self.n_heads,
+            gradient_len=self.gradient_len,
+            repeats=self.repeats,
+            n_seeds=self.n_seeds,
+        )
+        for name, value, least in (("n_seeds", self.n_seeds, 2), ("gradient_len", self.gradient_len, 16)):
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
+        if len(set(self.lengths)) < 2:
+            raise ValueError(f"lengths must be two or more, all different, got {list(self.lengths)}")
+        if self.seed < 0:
+            raise ValueError(f"seed must be at least 0, got {self.seed}")
+
+    def seeds(self, n: int | None = None) -> list[int]:
+        """Seeds of the layers and inputs of a profile: distinct for distinct `seed`."""
+        return [self.seed * 1000 + repeat for repeat in range(n or self.n_seeds)]
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """A gradient profile with its rate; the rate is None where too few distances lie above roundoff to fit one."""
+
+    profile: GradientProfile
+    decay: DecayRate | None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One row of the table.
+
+    Attributes:
+        name: mixer, or layer of a trained model.
+        spectrum: singular values of the operator span, largest first.
+        rank: values above the threshold of `spectrum_rank`.
+        rank_limit: the largest rank that a sketch could have seen; None for an exact spectrum.
+        predicted_rank: see `predicted_rank`; None where no rule is known.
+        heads: relative error -> heads needed for it.
+        effective_rank: exp of the entropy of the spectrum's energies.
+        noise: gradient on random input; for a layer of a model, on what reaches it.
+        highway: gradient on the mixer's own highway input; None where it knows none.
+        cost: time and memory of a training pass.
+        input_dependence: 0 for a fixed operator, sqrt(2) where operators of two inputs are orthogonal.
+        n_params: trainable numbers.
+        state_bytes: length -> bytes of the streaming state in float32; None where the mixer takes no sequence so long.
+        seconds: what the row took, wall clock.
+    """
+
+    name: str
+    spectrum: tuple[float, ...]
+    rank: int
+    rank_limit: int | None
+    predicted_rank: int | None
+    heads: Mapping[float, int]
+    effective_rank: float
+    noise: Gradient
+    highway: Gradient | None
+    cost: Complexity
+    input_dependence: float
+    n_params: int
+    state_bytes: Mapping[int, int | None]
+    seconds: float
+
+    @property
+    def as_predicted(self) -> bool | None:
+        """Whether the measured rank is the predicted one, as far as it could be seen; None without prediction."""
+        if self.predicted_rank is None:
+            return None
+        return self.rank == min(self.predicted_rank, self.rank_limit or self.predicted_rank)
+
+
+class LayerInput(NamedTuple):
+    """A mixer inside a backbone, and what reaches it."""
+
+    name: str
+    mixer: SequenceMixer
+    x: Tensor  # (batch, seq, d_model)
+
+
+def predicted_rank(layer: nn.Module, seq_len: int) -> int | None:
+    """The interaction rank that the layer's algebra gives, for generic parameters and input.
+
+    At most one operator per pair of positions, seq_len (seq_len + 1) / 2, and d_out * d_in in all. In exact
+    arithmetic: a smooth spectrum (many real or slow poles) ends above the roundoff of any measurement, and reads lower.
+
+    Returns:
+        The rank; None for a layer that no rule covers.
+    """
+    require_positive(seq_len=seq_len)
+    rank = _rank_of(layer, seq_len)
+    return None if rank is None else min(rank, seq_len * (seq_len + 1) // 2)
+
+
+def _rank_of(layer: nn.Module, seq_len: int) -> int | None:
+    rule = RANK_RULES.get(type(layer))
+    rank = None if rule is None else rule(layer, seq_len)
+    return None if rank is None else min(rank, _area(layer))
+
+
+def _area(layer: Any) -> int:
+    return layer.d_out * layer.d_model
+
+
+def _attention_rank(layer: Attention, seq_len: int) -> int:
+    taps = 1 if layer.conv is None else min(layer.conv.weight.shape[1], layer.d_head)
+    # Heads that share keys and values have maps W_O^h D_t W_V with one W_V: no more than d_model * d_head of them.
+    per_group = min(layer.n_heads // layer.n_kv_heads * taps, layer.d_model * layer.d_head)
+    pairs = seq_len * (seq_len + 1) // 2
+    # Without a sink each row of each head sums to one: seq_len - 1 constraints on the coefficients.
+    free = pairs - (seq_len - 1) if layer.sink == "none" and layer.conv is None else pairs
+    return min(layer.n_kv_heads * per_group, free)
+
+
+def _stack_rank(layers: Iterable[nn.Module], seq_len: int) -> int | None:
+    product = 1
+    for layer in layers:
+        rank = _rank_of(layer, seq_len)
+        if rank is None:
+            return None
+        product = min(product * rank, _area(layer))
+    return product
+
+
+def _block_rank(block: ResidualBlock, seq_len: int) -> int | None:
+    rank = _rank_of(block.mixer, seq_len)
+    if rank is None:
+        return None
+    # The identity is one more operator; the norm's 1/rms is a scalar and adds none.
+    channel = 0 if block.channel is None else block.channel.down_proj.in_features
+    return min(rank + 1, _area(block)) * (channel + 1)
+
+
+RANK_RULES: Mapping[type, Callable[[Any, int], int | None]] = {
+    Attention: _attention_rank,
+    Factorized: lambda m, n: min(m.n_heads, n) if m.kernel == "toeplitz" else m.n_heads,
+    LinearAttention: lambda m, n: m.n_heads,
+    # One direction per pole (two per conjugate pair) and one for D; n lag operators in all.
+    DiagonalSSM: lambda m, n: min((m.poles if m.real else 2 * m.poles) + 1, n),
+    # Decay, convolution and gate act on the channels between two fixed projections.
+    SelectiveSSM: lambda m, n: m.d_inner,
+    LSTM: lambda m, n: min(m.d_inner, m.d_model) ** 2,
+    ShortConv: lambda m, n: min(m.weight.shape[1], m.d_model, n),
+    # Composition: W = W_2 W_1 has the products of the two spans.
+    Stack: lambda m, n: _stack_rank(m.chain(), n),
+    ResidualBlock: _block_rank,
+    Hybrid: lambda m, n: _rank_of(m.blocks, n),
+}
+"""Of each class, (layer, seq_len) -> interaction rank for generic parameters; the limits d_out * d_in and one operator
+a pair of positions are applied to all."""
+
+
+def measure_mixers(
+    names: Iterable[str] | None = None, sizes: Sizes | None = None, progress: Progress | None = None
+) -> list[Measurement]:
+    """One row per mixer, freshly drawn, in float64.
+
+    Args:
+        names: which; all that are registered when absent.
+        sizes: defaults of `Sizes` when absent.
+        progress: see `Progress`.
+
+    Raises:
+        ValueError: an unknown name, or sizes that a mixer refuses; before anything is measured.
+    """
+    sizes = sizes or Sizes()
+    chosen = list_mixers() if names is None else list(names)
+    for name in chosen:
+        MIXERS.check(name)
+    makers = {name: _maker(name, sizes) for name in chosen}
+    for make in makers.values():
+        make(sizes.seed)
+    return [measure_mixer(name, make, sizes, progress) for name, make in makers.items()]
+
+
+def measure_mixer(
+    name: str,
+    make: Callable[[int], SequenceMixer],
+    sizes: Sizes,
+    progress: Progress | None = None,
+) -> Measurement:
+    """One row for mixers made from a seed: the first of them is read as an operator, the gradient is over several.
+
+    Args:
+        name: of the row.
+        make: seed -> mixer; torch's generator is seeded for it. It is converted to float64 on the sizes' device.
+        sizes: of the measurements.
+        progress: see `Progress`.
+    """
+
+    def drawn(seed: int) -> SequenceMixer:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return make(seed).double().to(sizes.device)
+
+    layer = drawn(sizes.seeds()[0])
+    generator = torch.Generator().manual_seed(sizes.seed)
+    x = torch.randn(2, sizes.seq_len, layer.d_model, generator=generator, dtype=torch.float64).to(sizes.device)
+
+    def profile() -> GradientProfile:
+        return gradient_profile(drawn, seeds=sizes.seeds(), seq_len=sizes.gradient_len)
+
+    def highway() -> GradientProfile | None:
+        return _highway(drawn, sizes)
+
+    return _measure(name, layer, x, profile, highway, sizes, progress)
+
+
+def _maker(name: str, sizes: Sizes) -> Callable[[int], SequenceMixer]:
+    declared = set(inspect.signature(mixer_class(name)).parameters)
+    if name == "hybrid":
+        declared |= {option for member in DEFAULT_PATTERN for option in member_options(member)}
+    longest = max(*sizes.lengths, sizes.gradient_len, sizes.seq_len)
+    offered = {"n_heads": sizes.n_heads, "max_seq_len": longest}
+    options = {key: value for key, value in offered.items() if key in declared}
+    return lambda _: create_mixer(name, sizes.d_model, **options)
+
+
+def measure_backbone(
+    backbone: Backbone,
+    sizes: Sizes | None = None,
+    inputs: Shaped[Tensor, "batch seq *d_input"] | None = None,
+    progress: Progress | None = None,
+) -> list[Measurement]:
+    """One row per layer of a (trained) model: its mixer, at what reaches it there.
+
+    The noise of the gradient profile is what reaches the layer from random inputs of the model, whose weights are the
+    same for all seeds. The model itself is left as it is.
+
+    Args:
+        backbone: the model.
+        sizes: d_model and n_heads are the model's own.
+        inputs: at least two sequences for rank, heads and input dependence; `random_inputs` when absent.
+        progress: see `Progress`.
+
+    Raises:
+        ValueError: inputs that the model does not take, or fewer than two.
+    """
+    sizes = sizes or Sizes()
+    model = copy.deepcopy(backbone).double().to(sizes.device).eval()
+    if inputs is None:
+        inputs = random_inputs(model, 2, sizes.seq_len, torch.Generator().manual_seed(sizes.seed))
+    if len(inputs) < 2:
+        raise ValueError(f"measure_backbone needs at least two inputs, got {len(inputs)}")
+    inputs = inputs.to(sizes.device)
+    rows = []
+    for at, (name, layer, x) in enumerate(layer_inputs(model, inputs)):
+
+        def reaching(generator: torch.Generator, _: int, at: int = at) -> Tensor:
+            return layer_inputs(model, random_inputs(model, 1, sizes.gradient_len, generator))[at].x[0]
+
+        def profile(layer: SequenceMixer = layer, make: MakeInput = reaching) -> GradientProfile:
+            return gradient_profile(
+                layer, make, _distances(sizes, _N_DISTANCES), sizes.seeds(), seq_len=sizes.gradient_len
+            )
+
+        def highway(layer: SequenceMixer = layer) -> GradientProfile | None:
+            return _highway(layer, sizes)
+
+        rows.append(_measure(name, layer, x, profile, highway, sizes, progress))
+    return rows
+
+
+def layer_inputs(backbone: Backbone, inputs: Shaped[Tensor, "batch seq *d_input"]) -> list[LayerInput]:
+    """Each layer's mixer with what reaches it, first layer first; in a residual block, that is the normed stream.
+
+    Args:
+        backbone: run as it is, without gradients.
+        inputs: tokens, or vectors, which take the model's dtype.
+    """
+    found = []
+    if inputs.is_floating_point():
+        inputs = inputs.to(next(backbone.parameters()).dtype)
+    with torch.no_grad():
+        x = backbone.embed(inputs)
+        for at, layer in enumerate(backbone.layers.chain()):
+            mixer, reaching = (layer.mixer, layer.mixer_norm(x)) if isinstance(layer, ResidualBlock) else (layer, x)
+            found.append(LayerInput(f"layer {at}: {_mixer_name(mixer)}", mixer, reaching))
+            x = layer(x)
+    return found
+
+
+def random_inputs(
+    backbone: Backbone, batch_size: int, seq_len: int, generator: torch.Generator
+) -> Shaped[Tensor, "batch seq *d_input"]:
+    """Tokens drawn evenly from the vocabulary, or standard normal vectors, in the model's dtype and on its device."""
+    like = next(backbone.parameters())
+    if backbone.vocab_size is not None:
+        return torch.randint(backbone.vocab_size, (batch_size, seq_len), generator=generator).to(like.device)
+    width = backbone.d_model if backbone.in_proj is None else backbone.in_proj.in_features
+    return torch.randn(batch_size, seq_len, width, generator=generator, dtype=torch.float64).to(like)
+
+
+def spectrum_at(layer: SequenceMixer, x: Tensor, seed: int = 0) -> tuple[Tensor, int | None]:
+    """Singular values of the operator span at x (1, seq, d_model), and the largest rank they can show.
+
+    Exact (limit None) up to d_out * d_in = 1,024; beyond, the random sketch of `span_spectrum`.
+    """
+    if layer.d_out * layer.d_model <= _EXACT_WIDTH:
+        return span_spectrum(layer, x)[0], None
+    generator = torch.Generator().manual_seed(seed)
+    spectrum = span_spectrum(layer, x, _SKETCH, generator=generator)[0]
+    return spectrum, len(spectrum)
+
+
+def _highway(layer: Layer, sizes: Sizes) -> GradientProfile | None:
+    seeds = sizes.seeds(min(sizes.n_seeds, _HIGHWAY_SEEDS))
+    return highway_profile(layer, _distances(sizes, _HIGHWAY_DISTANCES), seeds, seq_len=sizes.gradient_len)
+
+
+def _distances(sizes: Sizes, count: int) -> list[int]:
+    """Evenly spaced distances, the farthest short of the start: what moves keeps some past before it."""
+    farthest = sizes.gradient_len - 1 - sizes.gradient_len // 16
+    return torch.linspace(1, farthest, count).round().long().unique().tolist()
+
+
+def _measure(
+    name: str,
+    layer: SequenceMixer,
+    x: Tensor,
+    profile: Callable[[], GradientProfile],
+    highway: Callable[[], GradientProfile | None],
+    sizes: Sizes,
+    progress: Progress | None,
+) -> Measurement:
+    def now(quantity: str) -> None:
+        if progress is not None:
+            progress(name, quantity)
+
+    start = time.perf_counter()
+    now("spectrum")
+    spectrum, limit = spectrum_at(layer, x[:1], sizes.seed)
+    now("gradient")
+    noise = _gradient(profile())
+    now("highway")
+    offered = highway()
+    now("cost")
+    # In float32, as models run; what else is measured needs the digits of float64.
+    cost = complexity(copy.deepcopy(layer).float(), sizes.lengths, repeats=sizes.repeats)
+    now("input dependence")
+    moved = input_dependence(layer, x[:2])
+    return Measurement(
+        name=name,
+        spectrum=tuple(spectrum.tolist()),
+        rank=_whole(spectrum_rank(spectrum)),
+        rank_limit=limit,
+        predicted_rank=predicted_rank(layer, sizes.seq_len),
+        heads={error: _whole(heads_needed(spectrum, error)) for error in REL_ERRORS},
+        effective_rank=float(effective_rank(spectrum)),
+        noise=noise,
+        highway=None if offered is None else _gradient(offered),
+        cost=cost,
+        input_dependence=moved,
+        n_params=sum(p.numel() for p in layer.parameters() if p.requires_grad),
+        state_bytes={length: _state_bytes(layer, length) for length in STATE_LENGTHS},
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _whole(count: int | Tensor) -> int:
+    return int(count)
+
+
+def _gradient(profile: GradientProfile) -> Gradient:
+    try:
+        return Gradient(profile, decay_rate(profile))
+    except ValueError:
+        return Gradient(profile, None)
+
+
+def _state_bytes(layer: SequenceMixer, seq_len: int) -> int | None:
+    """`layer.state_bytes` in float32; a state that does not grow is weighed as it stands before the first position."""
+    empty = layer.empty_state(1, torch.float32, "meta")
+    if all(tensor.numel() for tensor in state_tensors(empty)):
+        return state_nbytes(empty)
+    try:
+        return layer.state_bytes(seq_len)
+    except ValueError:  # the mixer's longest sequence is shorter
+        return None
+
+
+def _mixer_name(mixer: SequenceMixer) -> str:
+    """The registered name of a mixer; of a stack, of its members."""
+    if isinstance(mixer, Stack):
+        return " + ".join(_mixer_name(member) for member in mixer.chain())
+    return next((name for name in MIXERS if mixer_class(name) is type(mixer)), type(mixer).__name__)
