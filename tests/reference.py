@@ -295,16 +295,23 @@ def diagonal_ssm_operator(p: Parameters, x: Array, init: str = "s4d_lin", **_siz
     return operator
 
 
-def selective_coefficients(p: Parameters, x: Array) -> tuple[Array, Array, Array, Array, Array, Array]:
-    """The Mamba block up to its scan: convolved input before SiLU, z, dt (seq, d_inner), B, C (seq, d_state), A."""
+def selective_coefficients(
+    p: Parameters, x: Array, norm_eps: float | None = None, **_sizes: object
+) -> tuple[Array, Array, Array, Array, Array, Array]:
+    """The Mamba block up to its scan: convolved input before SiLU, z, dt (seq, d_inner), B, C (seq, d_state), A.
+
+    With norm_eps, low-rank dt, B and C pass an RMSNorm each (Jamba, 2403.19887, section 3.2).
+    """
     x_in, z = np.split(x @ p["in_proj.weight"].T, 2, axis=-1)
     convolved = short_conv(x_in, p["conv.weight"], p["conv.bias"])
     low_rank = p["dt_proj.weight"].shape[1]
     d_state = p["A_log"].shape[1]
     projected = silu(convolved) @ p["x_proj.weight"].T
-    dt = softplus(projected[:, :low_rank] @ p["dt_proj.weight"].T + p["dt_proj.bias"])
-    b = projected[:, low_rank : low_rank + d_state]
-    c = projected[:, low_rank + d_state :]
+    parts = np.split(projected, [low_rank, low_rank + d_state], axis=-1)
+    if norm_eps is not None:
+        parts = [rms_norm(part, p[f"dt_b_c_norm.{n}.weight"], norm_eps) for n, part in enumerate(parts)]
+    dt, b, c = parts
+    dt = softplus(dt @ p["dt_proj.weight"].T + p["dt_proj.bias"])
     return convolved, z, dt, b, c, -np.exp(p["A_log"])
 
 
@@ -320,21 +327,21 @@ def selective_scan(u: Array, dt: Array, a: Array, b: Array, c: Array, d: Array) 
     return y
 
 
-def selective_ssm(p: Parameters, x: Array, **_sizes: object) -> Array:
+def selective_ssm(p: Parameters, x: Array, **options: object) -> Array:
     """The block of Mamba-1 (2312.00752, section 3.4)."""
-    convolved, z, dt, b, c, a = selective_coefficients(p, x)
+    convolved, z, dt, b, c, a = selective_coefficients(p, x, **options)
     y = selective_scan(silu(convolved), dt, a, b, c, p["D"])
     return (y * silu(z)) @ p["out_proj.weight"].T
 
 
-def selective_ssm_operator(p: Parameters, x: Array, **_sizes: object) -> Array:
+def selective_ssm_operator(p: Parameters, x: Array, **options: object) -> Array:
     """W_ij = W_out diag(silu z_i) [sum_m diag(s_im sigmoid(u_m) K_{m-j})] W_x.
 
     s_im, per channel, is what the scan's input at m adds to its output at i, u the convolution's output and K_tau its
     taps: sigmoid(u) is the coefficient, u the value.
     """
     seq, d_model = x.shape
-    convolved, z, dt, b, c, a = selective_coefficients(p, x)
+    convolved, z, dt, b, c, a = selective_coefficients(p, x, **options)
     w_x = np.split(p["in_proj.weight"], 2)[0]
     taps = p["conv.weight"]
     d_inner, d_conv = taps.shape
@@ -347,6 +354,73 @@ def selective_ssm_operator(p: Parameters, x: Array, **_sizes: object) -> Array:
                 diagonal = silu(z[i]) * scan * sigmoid(convolved[m]) * taps[:, d_conv - 1 - (m - j)]
                 operator[i, j] += p["out_proj.weight"] @ np.diag(diagonal) @ w_x
     return operator
+
+
+def ssd_coefficients(
+    p: Parameters, x: Array, d_state: int = 128, n_groups: int = 1, **_sizes: object
+) -> tuple[Array, Array, Array, Array, Array, Array]:
+    """The Mamba-2 block up to its recurrence: the convolved input before SiLU (seq, d_inner), z (seq, d_inner),
+    dt (seq, n_heads), B and C (seq, n_heads, d_state), A (n_heads).
+    """
+    seq, n_heads = len(x), len(p["A_log"])
+    d_inner = p["out_proj.weight"].shape[1]
+    wide = n_groups * d_state
+    z, ubc, dt = np.split(x @ p["in_proj.weight"].T, [d_inner, 2 * d_inner + 2 * wide], axis=-1)
+    convolved = short_conv(ubc, p["conv.weight"], p["conv.bias"])
+    u, b, c = np.split(convolved, [d_inner, d_inner + wide], axis=-1)
+    group = [h // (n_heads // n_groups) for h in range(n_heads)]
+    b, c = (silu(t).reshape(seq, n_groups, d_state)[:, group] for t in (b, c))
+    return u, z, softplus(dt + p["dt_bias"]), b, c, -np.exp(p["A_log"])
+
+
+def grouped_norm(x: Array, weight: Array, n_groups: int) -> Array:
+    """RMSNorm of each of `n_groups` parts of the width by itself."""
+    parts = zip(np.split(x, n_groups, axis=-1), np.split(weight, n_groups), strict=True)
+    return np.concatenate([rms_norm(part, w) for part, w in parts], axis=-1)
+
+
+def ssd(p: Parameters, x: Array, norm_groups: int | None = None, **options: object) -> Array:
+    """The block of Mamba-2 (Dao and Gu 2405.21060): per head h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t^T."""
+    u, z, dt, b, c, a = ssd_coefficients(p, x, **options)
+    seq, n_heads = dt.shape
+    u = silu(u).reshape(seq, n_heads, -1)
+    o = np.zeros_like(u)
+    for head in range(n_heads):
+        h = np.zeros((b.shape[2], u.shape[2]))
+        for t in range(seq):
+            h = np.exp(dt[t, head] * a[head]) * h + dt[t, head] * np.outer(b[t, head], u[t, head])
+            o[t, head] = c[t, head] @ h + p["D"][head] * u[t, head]
+    gated = o.reshape(seq, -1) * silu(z)
+    return grouped_norm(gated, p["norm.weight"], norm_groups or options.get("n_groups", 1)) @ p["out_proj.weight"].T
+
+
+def ssd_operator(p: Parameters, x: Array, norm_groups: int | None = None, **options: object) -> Array:
+    """W_ij = W_out diag(w silu(z_i) / rms_i) [sum_m diag(s_im sigmoid(u_m) K_{m-j})] W_u.
+
+    s_im, one number a head, is what the recurrence's input at m adds to its output at i, u the convolution's output
+    and K_tau its taps.
+    """
+    u, z, dt, b, c, a = ssd_coefficients(p, x, **options)
+    seq, d_model = x.shape
+    n_heads, d_inner = len(a), u.shape[1]
+    w_u, taps = p["in_proj.weight"][d_inner : 2 * d_inner], p["conv.weight"][:d_inner]
+    d_conv = taps.shape[1]
+    mixed = np.zeros((seq, seq, d_inner, d_model))
+    response = np.zeros((seq, d_inner))
+    for i in range(seq):
+        for m in range(i + 1):
+            decay = np.exp(dt[m + 1 : i + 1].sum(axis=0) * a)
+            scan = decay * dt[m] * (b[m] * c[i]).sum(axis=1) + (p["D"] if m == i else 0.0)
+            per_channel = np.repeat(scan, d_inner // n_heads)
+            response[i] += per_channel * silu(u[m])
+            for j in range(max(0, m - d_conv + 1), m + 1):
+                mixed[i, j] += np.diag(per_channel * sigmoid(u[m]) * taps[:, d_conv - 1 - (m - j)]) @ w_u
+    gated = response * silu(z)
+    parts = norm_groups or options.get("n_groups", 1)
+    inverse_rms = [grouped_norm(g, p["norm.weight"], parts) / g for g in gated]
+    return np.stack(
+        [p["out_proj.weight"] @ (row * (r * silu(g))[:, None]) for row, r, g in zip(mixed, inverse_rms, z, strict=True)]
+    )
 
 
 # Nonlinear recurrence.
@@ -384,6 +458,7 @@ REFERENCES = {
     "linear_attention": linear_attention,
     "diagonal_ssm": diagonal_ssm,
     "selective_ssm": selective_ssm,
+    "ssd": ssd,
     "lstm": lstm,
     "hybrid": hybrid,
 }
@@ -393,4 +468,5 @@ OPERATORS = {
     "linear_attention": linear_attention_operator,
     "diagonal_ssm": diagonal_ssm_operator,
     "selective_ssm": selective_ssm_operator,
+    "ssd": ssd_operator,
 }

@@ -553,6 +553,7 @@ def test_unknown_options_are_refused_with_the_valid_ones(case: Case) -> None:
         ("diagonal_ssm", {"init": "ring", "r_max": 1.0}, ["r_max", "1.0"]),
         ("selective_ssm", {"d_state": -4}, ["d_state must be a positive integer"]),
         ("selective_ssm", {"dt_min": 0.0}, ["dt_min=0.0"]),
+        ("selective_ssm", {"norm_eps": 0.0}, ["norm_eps", "0.0"]),
         ("lstm", {"d_inner": 0}, ["d_inner must be a positive integer"]),
     ],
 )

@@ -10,14 +10,13 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from zoo.blocks import ShortConv
+from zoo.blocks import RMSNorm, ShortConv
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer, accumulator, require_distance, require_positive, require_range
 from zoo.ops.activation import silu, silu_gate
 from zoo.ops.selective_scan import selective_scan
+from zoo.ops.step_size import draw_step_bias
 from zoo.ops.time import valid_positions
-
-_DT_FLOOR = 1e-4
 
 # The search for a token that closes the gates.
 _CANDIDATES = 512
@@ -48,9 +47,11 @@ class SelectiveSSM(SequenceMixer):
         expand: d_inner = expand * d_model.
         dt_rank: rank of dt's projection; d_model / 16, rounded up, when absent.
         dt_min, dt_max: range of dt at initialisation, log-uniform, at least 1e-4.
+        norm_eps: epsilon of an RMSNorm on B, on C and on dt before its projection to channels, as Jamba (Lieber et
+            al. 2403.19887, section 3.2) has them; no norms when absent.
 
     Raises:
-        ValueError: sizes that are not positive, an empty range of dt.
+        ValueError: sizes that are not positive, an empty range of dt, a norm_eps that is not positive.
     """
 
     undecayed = ("A_log", "D")
@@ -64,16 +65,21 @@ class SelectiveSSM(SequenceMixer):
         dt_rank: int | None = None,
         dt_min: float = 1e-3,
         dt_max: float = 1e-1,
+        norm_eps: float | None = None,
     ) -> None:
         super().__init__(d_model)
         require_positive(d_state=d_state, d_conv=d_conv, expand=expand, dt_rank=dt_rank)
         require_range(dt_min=dt_min, dt_max=dt_max)
+        if norm_eps is not None and not norm_eps > 0:
+            raise ValueError(f"norm_eps must be positive, or absent for no norms; got {norm_eps}")
         self.d_state, self.d_inner = d_state, expand * d_model
         self.dt_rank = dt_rank or math.ceil(d_model / 16)
         self.dt_min, self.dt_max = dt_min, dt_max
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=False)
         self.conv = ShortConv(self.d_inner, d_conv, bias=True)
         self.x_proj = nn.Linear(self.d_inner, self.dt_rank + 2 * d_state, bias=False)
+        sizes = (self.dt_rank, d_state, d_state)
+        self.dt_b_c_norm = None if norm_eps is None else nn.ModuleList(RMSNorm(size, norm_eps) for size in sizes)
         self.dt_proj = nn.Linear(self.dt_rank, self.d_inner)
         self.A_log = nn.Parameter(torch.empty(self.d_inner, d_state))
         self.D = nn.Parameter(torch.empty(self.d_inner))
@@ -81,15 +87,13 @@ class SelectiveSSM(SequenceMixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        for layer in (self.in_proj, self.conv, self.x_proj, self.out_proj):
+        for layer in (self.in_proj, self.conv, self.x_proj, self.out_proj, *(self.dt_b_c_norm or ())):
             layer.reset_parameters()
         with torch.no_grad():
             self.A_log.copy_(torch.arange(1, self.d_state + 1).log().expand_as(self.A_log))
             self.D.fill_(1.0)
             self.dt_proj.weight.uniform_(-1, 1).mul_(self.dt_rank**-0.5)
-            span = math.log(self.dt_max) - math.log(self.dt_min)
-            dt = torch.exp(torch.rand(self.d_inner) * span + math.log(self.dt_min)).clamp(min=_DT_FLOOR)
-            self.dt_proj.bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # inverse softplus
+            self.dt_proj.bias.copy_(draw_step_bias(self.d_inner, self.dt_min, self.dt_max))
 
     def empty_state(
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
@@ -111,6 +115,8 @@ class SelectiveSSM(SequenceMixer):
     def _dynamics(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """dt (batch, seq, d_inner), B and C (batch, seq, d_state)."""
         low_rank, B, C = self.x_proj(u).split((self.dt_rank, self.d_state, self.d_state), dim=2)
+        if self.dt_b_c_norm is not None:
+            low_rank, B, C = (norm(t) for norm, t in zip(self.dt_b_c_norm, (low_rank, B, C), strict=True))
         return F.softplus(self.dt_proj(low_rank)), B, C
 
     @torch.no_grad()
