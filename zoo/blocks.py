@@ -16,13 +16,19 @@ from zoo.ops.conv import causal_conv
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm (Zhang and Sennrich 1910.07467); coefficient: 1/rms."""
+    """Root-mean-square norm (Zhang and Sennrich 1910.07467); coefficient: 1/rms.
+
+    Args:
+        d_model: width.
+        eps: added to the mean square.
+        n_groups: parts of the width that are normed each by itself.
+    """
 
     undecayed = ("weight",)
 
-    def __init__(self, d_model: int, eps: float = 1e-5) -> None:
+    def __init__(self, d_model: int, eps: float = 1e-5, n_groups: int = 1) -> None:
         super().__init__()
-        self.eps = eps
+        self.eps, self.n_groups = eps, n_groups
         self.weight = nn.Parameter(torch.empty(d_model))
         self.reset_parameters()
 
@@ -30,7 +36,10 @@ class RMSNorm(nn.Module):
         nn.init.ones_(self.weight)
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        return rms_norm(x, self.weight, self.eps)
+        if self.n_groups == 1:
+            return rms_norm(x, self.weight, self.eps)
+        groups, weights = (t.unflatten(-1, (self.n_groups, -1)) for t in (x, self.weight))
+        return rms_norm(groups, weights, self.eps).flatten(-2)
 
 
 class SwiGLU(nn.Module):

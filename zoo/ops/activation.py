@@ -34,7 +34,9 @@ def tanhc(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     return torch.where(small, series, torch.tanh(away) / away)
 
 
-def rms_norm(x: Float[Tensor, "*batch d"], weight: Float[Tensor, " d"], eps: float = 1e-5) -> Float[Tensor, "*batch d"]:
+def rms_norm(
+    x: Float[Tensor, "*batch d"], weight: Float[Tensor, "*groups d"], eps: float = 1e-5
+) -> Float[Tensor, "*batch d"]:
     """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 1910.07467, eq. 4), the mean in at least float32."""
     wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
     scale = coefficient(torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps))

@@ -1,0 +1,121 @@
+"""The Mamba-2 block: a selective state space model with one scalar decay per head."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.blocks import RMSNorm, ShortConv
+from zoo.coefficient import coefficient
+from zoo.contract import SequenceMixer, accumulator, require_positive, require_range
+from zoo.ops.activation import silu, silu_gate
+from zoo.ops.ssd import ssd
+from zoo.ops.step_size import draw_step_bias
+from zoo.ops.time import valid_positions
+
+_WIDEST_HEAD = 64
+
+
+class SSDState(NamedTuple):
+    conv: Tensor  # (batch, d_conv - 1, d_inner + 2 * n_groups * d_state)
+    h: Tensor  # (batch, n_heads, d_state, d_head)
+
+
+class SSD(SequenceMixer):
+    """The block of Mamba-2 (Dao and Gu 2405.21060, section 7).
+
+        u, B, C = silu(conv(W_x x, W_B x, W_C x)), z = W_z x, dt = softplus(W_dt x + b)
+        h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t^T, o_t = h_t^T C_t + D u_t    per head, A < 0 and D scalars
+        y = out_proj(norm(silu(z) o))
+
+    Coefficients: sigmoid(conv) of u, all of B, C and dt, silu(z), 1/rms; the convolution's bias makes the offset c.
+    Interaction rank: the recurrence alone has n_heads; the convolution and the gates act on channels and raise it to
+    d_inner, at most d_model^2.
+
+    Args:
+        d_model: width of input and output.
+        d_state: state size of a channel (N).
+        d_head: channels that share a decay; 64 when absent, or all where there are fewer.
+        n_groups: groups of heads that share B and C.
+        d_conv: width of the causal convolution.
+        expand: d_inner = expand * d_model.
+        norm_groups: parts of d_inner that are normed each by itself; n_groups when absent.
+        dt_min, dt_max: range of dt at initialisation, log-uniform, at least 1e-4.
+
+    Raises:
+        ValueError: sizes that are not positive or do not divide, an empty range of dt.
+    """
+
+    undecayed = ("A_log", "D", "dt_bias")
+
+    def __init__(
+        self,
+        d_model: int,
+        d_state: int = 128,
+        d_head: int | None = None,
+        n_groups: int = 1,
+        d_conv: int = 4,
+        expand: int = 2,
+        norm_groups: int | None = None,
+        dt_min: float = 1e-3,
+        dt_max: float = 1e-1,
+    ) -> None:
+        super().__init__(d_model)
+        require_positive(d_state=d_state, d_head=d_head, n_groups=n_groups, d_conv=d_conv, expand=expand)
+        require_positive(norm_groups=norm_groups)
+        require_range(dt_min=dt_min, dt_max=dt_max)
+        self.d_state, self.n_groups, self.d_inner = d_state, n_groups, expand * d_model
+        self.d_head = d_head or min(_WIDEST_HEAD, self.d_inner)
+        self.n_heads = self.d_inner // self.d_head
+        norm_groups = norm_groups or n_groups
+        if self.d_inner % self.d_head:
+            raise ValueError(f"d_inner={self.d_inner} (expand * d_model) is not divisible by d_head={self.d_head}")
+        if self.n_heads % n_groups:
+            raise ValueError(f"n_heads={self.n_heads} (d_inner / d_head) is not divisible by n_groups={n_groups}")
+        if self.d_inner % norm_groups:
+            raise ValueError(f"d_inner={self.d_inner} is not divisible by norm_groups={norm_groups}")
+        self.dt_min, self.dt_max = dt_min, dt_max
+        self.widths = (self.d_inner, n_groups * d_state, n_groups * d_state)
+        self.in_proj = nn.Linear(d_model, self.d_inner + sum(self.widths) + self.n_heads, bias=False)
+        self.conv = ShortConv(sum(self.widths), d_conv, bias=True)
+        self.dt_bias = nn.Parameter(torch.empty(self.n_heads))
+        self.A_log = nn.Parameter(torch.empty(self.n_heads))
+        self.D = nn.Parameter(torch.empty(self.n_heads))
+        self.norm = RMSNorm(self.d_inner, n_groups=norm_groups)
+        self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for layer in (self.in_proj, self.conv, self.norm, self.out_proj):
+            layer.reset_parameters()
+        with torch.no_grad():
+            self.dt_bias.copy_(draw_step_bias(self.n_heads, self.dt_min, self.dt_max))
+            self.A_log.uniform_(1, 16).log_()
+            self.D.fill_(1.0)
+
+    def empty_state(
+        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> SSDState:
+        shape = (batch_size, self.n_heads, self.d_state, self.d_head)
+        h = torch.zeros(shape, dtype=accumulator(dtype), device=device)
+        return SSDState(self.conv.empty_state(batch_size, dtype, device), h)
+
+    def mix(self, x: Tensor, state: SSDState, lengths: Tensor | None) -> tuple[Tensor, SSDState]:
+        wide = state.h.dtype
+        z, uBC, dt = self.in_proj(x).split((self.d_inner, sum(self.widths), self.n_heads), dim=2)
+        uBC, conv = self.conv.mix(uBC, state.conv, lengths)
+        u, B, C = uBC.split(self.widths, dim=2)
+        u = silu(u).unflatten(2, (self.n_heads, self.d_head)).transpose(1, 2).to(wide)
+        B, C = (F.silu(t).unflatten(2, (self.n_groups, self.d_state)).transpose(1, 2) for t in (B, C))
+        dt = F.softplus(dt.to(wide) + self.dt_bias)
+        if lengths is not None:
+            dt = dt * valid_positions(lengths, x.shape[1]).unsqueeze(2)  # a step of size zero leaves the state alone
+        dt, B, C = coefficient(dt.transpose(1, 2)), coefficient(B), coefficient(C)
+        log_decay = -self.A_log.to(wide).exp().unsqueeze(1) * dt
+        o, h = ssd(C, B, dt.unsqueeze(3) * u, log_decay, state.h)
+        o = o + self.D.view(-1, 1, 1) * u
+        o = o.transpose(1, 2).flatten(2).to(x.dtype)
+        return self.out_proj(self.norm(silu_gate(z, o))), SSDState(conv, h)

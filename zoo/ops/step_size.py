@@ -1,0 +1,21 @@
+"""Where the step sizes of selective state space models start."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+_FLOOR = 1e-4
+
+
+def draw_step_bias(count: int, dt_min: float, dt_max: float) -> Float[Tensor, " count"]:
+    """Biases b with softplus(b) log-uniform in [dt_min, dt_max], at least 1e-4 (Gu and Dao 2312.00752, section 3.6).
+
+    Drawn from torch's generator.
+    """
+    span = math.log(dt_max) - math.log(dt_min)
+    dt = torch.exp(torch.rand(count) * span + math.log(dt_min)).clamp(min=_FLOOR)
+    return dt + torch.log(-torch.expm1(-dt))  # inverse softplus
