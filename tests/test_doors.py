@@ -36,15 +36,17 @@ LIGHTNING = {"lightning", "lightning_fabric", "lightning_utilities", "pytorch_li
 THIRD_PARTY = {
     "naming": set(),
     "registry": set(),
+    "theory.report": CORE | REPORT,
+    "theory.figures": CORE | REPORT,
     "training": CORE | REPORT | LIGHTNING | {"jsonargparse", "torchmetrics"},
     "compare": CORE | REPORT,
     "__main__": CORE | REPORT,
 }
 TASK_THIRD_PARTY = {"datasets", "filelock", "numpy", "pyarrow", "torch", "tqdm"}
-OURS = {"zoo", "tasks", "train", "cli", "sweep", "benchmarks", "tests"}
+OURS = {"zoo", "tasks", "train", "cli", "run_folder", "sweep", "benchmarks", "tests"}
 
-# Names decided at run time have one place, the registry; packages look their own public names up (PEP 562).
-MAY_IMPORT_BY_STRING = {"zoo", "zoo.naming", "zoo.theory", "zoo.training", "tasks"}
+# Names decided at run time have one place, the registry; what a missing optional package means is said in one place.
+MAY_IMPORT_BY_STRING = {"zoo.naming", "zoo.theory.report"}
 
 BANNED = {"dim", "hidden_size", "transposed", "utils", "helpers", "misc"}
 
@@ -120,7 +122,10 @@ def _third_party(target: str, allowed: set[str]) -> Iterator[str]:
 def _from_zoo(each: Import, root: str, inner: str, package: bool) -> Iterator[str]:
     room = inner.split(".")[0]
     top, *rest = each.target.split(".")
-    yield from _third_party(each.target, THIRD_PARTY.get(room, CORE) if room else set())
+    allowed = THIRD_PARTY.get(inner, THIRD_PARTY.get(room, CORE)) if room else set()
+    yield from _third_party(each.target, allowed)
+    if top in REPORT and room == "theory" and not (each.lazy or each.typing):
+        yield f"imports {top} at its top: the theory needs torch alone"
     if top in OURS - {"zoo"}:
         yield f"zoo imports {top}"
     if top == "zoo":
@@ -172,7 +177,7 @@ def banned_names(source: str) -> list[str]:
 
 
 def _sources() -> list[Path]:
-    roots = [ROOT / f"{name}.py" for name in ("train", "cli", "sweep")]
+    roots = [ROOT / f"{name}.py" for name in ("train", "cli", "run_folder", "sweep")]
     return [*sorted((ROOT / "zoo").rglob("*.py")), *sorted((ROOT / "tasks").rglob("*.py")), *filter(Path.exists, roots)]
 
 
@@ -212,6 +217,8 @@ def test_every_module_of_zoo_stands_in_a_room() -> None:
         ("zoo.mixers.lstm", "import numpy as np", "imports numpy"),
         ("zoo.mixers.lstm", "from tasks.spec import TaskSpec", "zoo imports tasks"),
         ("zoo.training.module", "import cli", "zoo imports cli"),
+        ("zoo.theory.report", "import matplotlib", "imports matplotlib at its top"),
+        ("zoo.theory.rank", "def f():\n    import matplotlib", "imports matplotlib; here only"),
         ("zoo.saved", "from lightning import LightningModule", "imports lightning"),
         ("zoo.naming", "import torch", "imports torch"),
         ("tasks.mqar", "from lightning import LightningDataModule", "imports lightning"),
@@ -236,6 +243,7 @@ def test_a_broken_door_is_seen(module: str, source: str, complaint: str) -> None
         ("zoo.naming", "from importlib import import_module\nimport_module(name)"),
         ("zoo.training.module", "import lightning as L\nfrom zoo.backbone import Backbone"),
         ("zoo", "from zoo.naming import lazy_names"),
+        ("zoo.theory.report", "def f():\n    import matplotlib"),
         ("tasks.registry", "from zoo.naming import Registry"),
         ("tasks.ssm_teacher", "def f():\n    from zoo.theory.teacher import teacher"),
         ("tasks.datamodule", "import lightning as L"),

@@ -19,6 +19,7 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import cli
+import run_folder
 import train
 import zoo
 
@@ -46,7 +47,7 @@ def go(run_dir: Path, *argv: str) -> int:
 
 
 def folder(run_dir: Path, *argv: str) -> Path:
-    return train.RunFolder.of(cli.parse(command(run_dir, *argv))).path
+    return run_folder.RunFolder.of(cli.parse(command(run_dir, *argv))).path
 
 
 def metrics(path: Path) -> dict[str, Any]:
@@ -208,7 +209,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_the_same_command_goes_on(
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    path = train.RunFolder.of(cli.parse(long)).path
+    path = run_folder.RunFolder.of(cli.parse(long)).path
     until = time.monotonic() + 60
     while not (path / "checkpoints" / "last.ckpt").exists() and process.poll() is None and time.monotonic() < until:
         time.sleep(0.05)
@@ -220,7 +221,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_the_same_command_goes_on(
     assert f"stopped by SIGINT at step {step}: go on from {path}" in stopped
     assert go_on == f"to go on: {train.resume_command(long)}"
     assert not (path / "metrics.json").exists()
-    session = train.Session.build(cli.parse(long), train.RunFolder.of(cli.parse(long)))
+    session = train.Session.build(cli.parse(long), run_folder.RunFolder.of(cli.parse(long)))
     assert (session.checkpoint, session.step) == (path / "checkpoints" / "last.ckpt", step)
 
 
@@ -305,7 +306,7 @@ def test_regression_reports_its_error_and_no_accuracy(tmp_path: Path, capsys: py
         f"--trainer.max_steps 2 --trainer.accelerator cpu --run_dir {tmp_path}"
     ).split()
     assert train.main(argv) == 0
-    found = metrics(train.RunFolder.of(cli.parse(argv)).path)
+    found = metrics(run_folder.RunFolder.of(cli.parse(argv)).path)
     assert found["test/accuracy"] is found["val/accuracy"] is found["chance"] is None
     assert found["test/relative_squared_error"] > 0
     table = capsys.readouterr().out
@@ -401,12 +402,12 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path, capsys: pytest.
 )
 def test_run_names_say_what_differs(argv: str, name: str) -> None:
     parsed = cli.parse(argv.split())
-    assert train.run_name(parsed.config, parsed.defaults) == name
+    assert run_folder.run_name(parsed.config, parsed.defaults) == name
 
 
 def test_names_are_short_safe_and_distinct() -> None:
     def name(option: Any) -> str:
-        return train.run_name({"mixer": {"name": "m", "x": option}, "task": {"name": "t"}}, {})
+        return run_folder.run_name({"mixer": {"name": "m", "x": option}, "task": {"name": "t"}}, {})
 
     strange = [
         name("a/b"),
@@ -419,4 +420,4 @@ def test_names_are_short_safe_and_distinct() -> None:
     assert len(set(strange)) == len(strange)
     for made in strange:
         assert re.fullmatch(r"t/m-[A-Za-z0-9._+-]+", made)
-        assert len(made) <= train.LONGEST_NAME + 2
+        assert len(made) <= run_folder.LONGEST_NAME + 2

@@ -1,0 +1,207 @@
+"""What a run leaves behind: its folder, its name, and what its result depends on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import cli
+
+# These decide where results go and what is shown, not what they are: runs that differ in them alone are the same run.
+INCIDENTAL = {
+    "run_dir",
+    "task.cache_dir",
+    "trainer.default_root_dir",
+    "trainer.enable_model_summary",
+    "trainer.enable_progress_bar",
+}
+LONGEST_NAME = 120
+LIBRARIES = ("torch", "lightning", "numpy", "datasets", "jsonargparse", "tensorboard")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """What a run leaves: configuration, environment, checkpoints, TensorBoard events, and at its end metrics.json."""
+
+    run_dir: Path
+    name: str
+    seed: int
+
+    @classmethod
+    def of(cls, command: cli.Command) -> RunFolder:
+        """The folder of a command: task and mixer, each with what differs from its layered defaults, and the seed."""
+        config = command.config
+        return cls(Path(config["run_dir"]).expanduser(), run_name(config, command.defaults), config["seed"])
+
+    @property
+    def path(self) -> Path:
+        return self.run_dir / self.name / f"seed{self.seed}"
+
+    @property
+    def best(self) -> Path:
+        return self.path / "checkpoints" / "best.ckpt"
+
+    @property
+    def last(self) -> Path:
+        return self.path / "checkpoints" / "last.ckpt"
+
+    def check_config(self, config: Mapping[str, Any]) -> None:
+        """Make sure that the folder is new, or holds this very configuration.
+
+        Raises:
+            UsageError: another configuration; names the first key that differs.
+        """
+        file = self.path / "config.yaml"
+        if not file.exists():
+            return
+        there, here = (dict(flatten(values)) for values in (cli.read_layer(file).values, config))
+        for key in sorted((there.keys() | here.keys()) - INCIDENTAL):
+            if key not in there or key not in here or there[key] != here[key]:
+                values = f"{key} is {there.get(key)!r} there, {here.get(key)!r} here"
+                raise cli.UsageError(f"{self.path} holds another run: {values}; give another --run_dir, or --overwrite")
+
+    def metrics(self) -> dict[str, Any] | None:
+        """What a finished run measured; None if there is none.
+
+        Raises:
+            UsageError: a file that is not ours.
+        """
+        file = self.path / "metrics.json"
+        try:
+            return json.loads(file.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError) as error:
+            raise cli.UsageError(f"{file} cannot be read: {error}; --overwrite starts the run anew") from None
+
+    def checkpoint_for(self, command: cli.Command) -> Path | None:
+        """Where the command's training goes on, or what it tests; None for a new run.
+
+        Raises:
+            ValueError: nothing to test.
+        """
+        from zoo.saved import find_checkpoint
+
+        if command.ckpt_path is not None:
+            return Path(command.ckpt_path)
+        if command.test_only:
+            return find_checkpoint(self.path, "best")
+        return self.last if self.last.is_file() and not command.overwrite else None
+
+    def prepare(self, config: Mapping[str, Any], keep: bool) -> None:
+        """Make the folder and write what is known before training; clear what an earlier run left, unless `keep`.
+
+        Raises:
+            UsageError: the folder cannot be written.
+        """
+        import yaml
+
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / "metrics.json").unlink(missing_ok=True)
+            if not keep:
+                shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
+                for events in self.path.glob("events.out.tfevents.*"):
+                    events.unlink()
+            result = {key: value for key, value in config.items() if key != "run_dir"}
+            write_atomically(self.path / "config.yaml", yaml.safe_dump(result, sort_keys=False))
+            write_atomically(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
+        except OSError as error:
+            raise cli.UsageError(f"cannot write the run folder {self.path}: {error.strerror}") from None
+
+    def write_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Finish the run: write metrics.json, in which a number that is not finite is null."""
+        plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in metrics.items()}
+        write_atomically(self.path / "metrics.json", json.dumps(plain, indent=2) + "\n")
+
+
+def run_name(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+    """`<task>/<mixer>`, each followed by the options that differ from `defaults`: mqar-n_pairs8/attention-n_heads2."""
+    values, usual = dict(flatten(config)), dict(flatten(defaults))
+    absent = object()
+    differing = {key for key, value in values.items() if value != usual.get(key, absent)}
+    differing -= {*INCIDENTAL, "seed", "mixer.name", "task.name"}
+    of_task = {key for key in differing if key.startswith("task.")}
+    parts = []
+    for group, keys in (("task", of_task), ("mixer", differing - of_task)):
+        short = {key: key.removeprefix(f"{group}.").removeprefix("trainer.") for key in keys}
+        # d_conv is an option of the model and of some mixers: then the mixer's keeps its prefix.
+        short = {key: key if name != key and name in values else name for key, name in short.items()}
+        parts.append(_folder_name(config[group]["name"], {short[key]: values[key] for key in keys}))
+    return "/".join(parts)
+
+
+def _folder_name(name: str, differing: Mapping[str, Any]) -> str:
+    whole = "-".join([name, *(f"{key}{_value_text(value)}" for key, value in sorted(differing.items()))])
+    safe = re.sub(r"[^A-Za-z0-9._+-]", "_", whole)
+    if safe == whole and len(safe) <= LONGEST_NAME:
+        return safe
+    digest = hashlib.sha256(json.dumps(differing, sort_keys=True).encode()).hexdigest()[:8]
+    return f"{safe[: LONGEST_NAME - 9]}-{digest}"
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return repr(value)
+    if isinstance(value, list):
+        return "_" + "+".join(_value_text(item).removeprefix("_") for item in value)
+    if value is None or isinstance(value, bool):
+        return f"_{value}".lower()
+    return f"_{value}"
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Pairs of dotted key and value; a list is a value."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def environment() -> dict[str, Any]:
+    """What a result depends on beyond its configuration: code, versions, machine."""
+    import torch
+
+    here = Path(__file__).resolve().parent
+
+    def git(*arguments: str) -> str | None:
+        try:
+            return subprocess.run(
+                ["git", *arguments], cwd=here, capture_output=True, text=True, check=True, timeout=10
+            ).stdout.strip()
+        except (OSError, subprocess.SubprocessError):
+            return None
+
+    changes = git("status", "--porcelain", "--untracked-files=no")
+    return {
+        "command": shlex.join(sys.argv),
+        "git": git("rev-parse", "HEAD"),
+        "git_clean": None if changes is None else not changes,
+        "python": platform.python_version(),
+        "versions": {name: metadata.version(name) for name in LIBRARIES},
+        "machine": platform.platform(),
+        "cpus": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that a reader finds the old one or the new one, whole."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
