@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from zoo.backbone import Backbone
@@ -39,6 +39,7 @@ from zoo.theory.gradients import (
     gradient_profile,
     highway_profile,
 )
+from zoo.theory.operator import replayed
 from zoo.theory.rank import effective_rank, heads_needed, span_spectrum, spectrum_rank
 
 REL_ERRORS = (0.1, 0.01, 0.001)
@@ -394,6 +395,12 @@ def spectrum_at(layer: SequenceMixer, x: Tensor, seed: int = 0) -> tuple[Tensor,
     generator = torch.Generator().manual_seed(seed)
     spectrum = span_spectrum(layer, x, _SKETCH, generator=generator)[0]
     return spectrum, len(spectrum)
+
+
+def operator_norms(layer: SequenceMixer, x: Float[Tensor, "1 seq d_model"]) -> Float[Tensor, "seq seq"]:
+    """||W_ij||_F of the layer's operator at x, a few rows at a time: the operator is never held whole."""
+    with replayed(layer, x) as held:
+        return torch.cat([torch.linalg.vector_norm(rows[0], dim=(-2, -1)) for _, rows in held.rows()])
 
 
 def _highway(layer: Layer, sizes: Sizes) -> GradientProfile | None:

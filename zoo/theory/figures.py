@@ -1,0 +1,251 @@
+"""Pictures of what was measured: operators, spectra, gradients, heads over training, and mixers side by side.
+
+matplotlib belongs to the extra `report` and is imported when a picture is made, without pyplot: no backend is chosen
+and no figure outlives its reference. A picture of one layer is legible in TensorBoard's panes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from zoo.theory.gradients import DecayRate, GradientProfile
+from zoo.theory.measure import Gradient, Measurement
+from zoo.theory.report import _extra as require_extra
+from zoo.theory.report import _png as as_png
+from zoo.theory.report import _write as write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_PANEL = (6.0, 4.2)  # inches
+_DPI = 110
+_DECADES = 6  # of a heat map: what is smaller is drawn in its lowest colour
+_LEAST_ERROR = 1e-7  # where the axis of errors ends
+_LEAST_SIGMA = 1e-17
+
+
+def new_figure(n_columns: int = 1, n_rows: int = 1) -> tuple[Figure, list[Axes]]:
+    """A figure of equal panels, row by row.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    size = (n_columns * _PANEL[0], n_rows * _PANEL[1])
+    figure = require_extra("matplotlib.figure").Figure(figsize=size, dpi=_DPI, layout="constrained")
+    return figure, list(figure.subplots(n_rows, n_columns, squeeze=False).flat)
+
+
+def save_figure(figure: Figure, path: str | Path) -> Path:
+    """Write a PNG, whole or not at all; the folder is made.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, as_png(figure))
+    return path
+
+
+def operator_figure(norms: Float[Tensor, "seq seq"], title: str) -> Figure:
+    """Heat map of ||W_ij||_F over output position i and source position j, relative to the largest, on a log scale.
+
+    Args:
+        norms: see `zoo.theory.measure.operator_norms`.
+        title: of the picture.
+    """
+    figure, (axes,) = new_figure()
+    largest = float(norms.max()) or 1.0
+    relative = (norms.double().cpu() / largest).clamp(min=10.0**-_DECADES).log10()
+    relative[torch.ones_like(relative).triu(1).bool()] = math.nan  # the future: no part of the map
+    image = axes.imshow(relative.numpy(), cmap="viridis", vmin=-_DECADES, vmax=0, interpolation="nearest")
+    bar = figure.colorbar(image, ax=axes, extend="min")
+    bar.set_label(f"log10 of ‖W_ij‖ / {largest:.2g} (the largest)")
+    axes.set_title(title, fontsize=11)
+    axes.set_xlabel("source position j (tokens)")
+    axes.set_ylabel("output position i (tokens)")
+    return figure
+
+
+def spectrum_figure(spectrum: Sequence[float], rank: int, title: str, limit: int | None = None) -> Figure:
+    """Singular values of the operator span, the rank marked.
+
+    Args:
+        spectrum: largest first.
+        rank: how many of them count.
+        title: of the picture.
+        limit: the largest rank that a sketch could have seen.
+    """
+    figure, (axes,) = new_figure()
+    shown = min(len(spectrum), max(8, math.ceil(1.5 * rank)))
+    largest = spectrum[0] or 1.0
+    values = [max(sigma / largest, _LEAST_SIGMA) for sigma in spectrum[:shown]]
+    axes.semilogy(range(1, shown + 1), values, marker="o", markersize=4, linewidth=1, color="C0")
+    bound = "at least " if limit is not None and rank == limit else ""
+    axes.axvline(rank + 0.5, color="C3", linestyle="--", linewidth=1.4, label=f"interaction rank k = {bound}{rank}")
+    axes.set_xlim(0.5, shown + 0.5)
+    axes.set_ylim(top=3)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_title(title, fontsize=11)
+    axes.set_xlabel("index s of the singular value")
+    axes.set_ylabel("σ_s / σ_1 of the operator span")
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend(fontsize=9)
+    return figure
+
+
+def gradient_decay_figure(gradient: Gradient, title: str) -> Figure:
+    """J against distance: median and range of the draws, and the fitted exponential over the distances it is of."""
+    figure, (axes,) = new_figure()
+    taus, values = _drawable(gradient.profile)
+    low, median, high = (values.quantile(q, dim=0).tolist() for q in (0.0, 0.5, 1.0))
+    axes.fill_between(taus.tolist(), low, high, color="C0", alpha=0.2, linewidth=0, label="range of the draws")
+    axes.plot(taus.tolist(), median, color="C0", linewidth=1.6, label="median of the draws")
+    if gradient.decay is not None:
+        where, fit = fitted_line(gradient.profile, gradient.decay)
+        label = f"fit: rate {decay_text(gradient.decay)} a token"
+        axes.plot(where.tolist(), fit.tolist(), color="C3", linestyle="--", linewidth=1.6, label=label)
+    _name_gradient_axes(axes, title)
+    axes.legend(fontsize=8)
+    return figure
+
+
+def heads_over_training_figure(steps: Sequence[int], heads: Mapping[float, Sequence[int]], title: str) -> Figure:
+    """Heads needed for each relative error against the training step.
+
+    Args:
+        steps: at which the operator was read.
+        heads: relative error -> heads at each of the steps.
+        title: of the picture.
+    """
+    figure, (axes,) = new_figure()
+    for at, (error, counts) in enumerate(heads.items()):
+        axes.plot(steps, counts, marker="o", markersize=4, color=f"C{at}", label=f"error {error:.1%}")
+    axes.set_ylim(bottom=0)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.get_major_locator().set_params(integer=True)
+    axes.set_title(title, fontsize=11)
+    axes.set_xlabel("training step")
+    axes.set_ylabel("heads needed")
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend(fontsize=9)
+    return figure
+
+
+def comparison_figure(rows: Sequence[Measurement]) -> Figure:
+    """Mixers side by side: error against heads, cost against length, gradients on noise and on highway input."""
+    figure, (errors, costs, noise, highway) = new_figure(2, 2)
+    for at, row in enumerate(rows):
+        colour = _colour(at)
+        counts, left = error_by_heads(row.spectrum)
+        errors.plot(counts, left, color=colour, linewidth=1.6, label=f"{row.name} (k = {rank_text(row)})")
+        label = f"{row.name} (exponent {row.cost.time_exponent:.1f})"
+        costs.plot(row.cost.lengths, row.cost.seconds, marker="o", markersize=4, color=colour, label=label)
+    errors.set(xscale="log", yscale="log", ylim=(_LEAST_ERROR, 2), xlabel="heads H", ylabel="relative error left")
+    errors.set_xscale("log", base=2)
+    errors.xaxis.set_major_formatter("{x:g}")
+    errors.set_title("Error of the operator against heads", fontsize=11)
+    costs.set(xscale="log", yscale="log", xlabel="length (tokens)", ylabel="forward + backward pass (s)")
+    costs.set_xscale("log", base=2)
+    costs.xaxis.set_major_formatter("{x:g}")
+    costs.set_title("Time against length", fontsize=11)
+    for axes in (errors, costs):
+        axes.grid(visible=True, alpha=0.3)
+        axes.legend(fontsize=8)
+    _draw_gradients(noise, highway, {row.name: (row.noise, row.highway) for row in rows})
+    return figure
+
+
+def gradient_comparison_figure(gradients: Mapping[str, tuple[Gradient, Gradient | None]]) -> Figure:
+    """Gradient against distance of several mixers, on noise and on the input that opens a highway.
+
+    Args:
+        gradients: name -> (on noise, on highway input; None where the mixer knows none).
+    """
+    figure, (noise, highway) = new_figure(2)
+    _draw_gradients(noise, highway, gradients)
+    return figure
+
+
+def _draw_gradients(noise: Axes, highway: Axes, gradients: Mapping[str, tuple[Gradient, Gradient | None]]) -> None:
+    for at, (name, (random, offered)) in enumerate(gradients.items()):
+        colour = _colour(at)
+        taus, values = _drawable(random.profile)
+        median = values.quantile(0.5, dim=0).tolist()
+        noise.plot(taus.tolist(), median, color=colour, linewidth=1.5, label=name)
+        if offered is not None:
+            highway.plot(taus.tolist(), median, color=colour, linewidth=1, alpha=0.5, linestyle=":")
+            taus, values = _drawable(offered.profile)
+            median = values.quantile(0.5, dim=0).tolist()
+            highway.plot(taus.tolist(), median, color=colour, linewidth=1.8, marker="o", markersize=4, label=name)
+    _name_gradient_axes(noise, "Gradient on random input")
+    _name_gradient_axes(highway, "Gradient on highway input (dotted: on random input)")
+    noise.legend(fontsize=8)
+    if highway.lines:
+        highway.legend(fontsize=8)
+    else:
+        highway.text(0.5, 0.5, "no highway known", ha="center", va="center", transform=highway.transAxes)
+
+
+def _name_gradient_axes(axes: Axes, title: str) -> None:
+    axes.set_yscale("log")
+    axes.set_title(title, fontsize=11)
+    axes.set_xlabel("distance τ (tokens)")
+    axes.set_ylabel("J(τ) = ‖∂y_n / ∂x_{n−τ}‖ (Frobenius norm)")
+    axes.grid(visible=True, alpha=0.3)
+
+
+def _drawable(profile: GradientProfile) -> tuple[Tensor, Tensor]:
+    """Distances from one on, with values (seed, distance) that a log axis takes: zeros at the least value there is."""
+    beyond = profile.distances >= 1
+    values = profile.values[:, beyond].double()
+    positive = values[values > 0]
+    return profile.distances[beyond], values.clamp(min=float(positive.min()) if len(positive) else 1.0)
+
+
+def fitted_line(profile: GradientProfile, decay: DecayRate) -> tuple[Tensor, Tensor]:
+    """The exponential of rate `decay.rate` through the medians of the far distances: (taus, values)."""
+    taus, values = _drawable(profile)
+    median = values.quantile(0.5, dim=0)
+    believed = (median > 8 * torch.finfo(profile.values.dtype).eps * median.max()).long().cumprod(0).bool()
+    taus, log_j = taus[believed].double(), median[believed].log()
+    far = taus >= taus[-1] / 4
+    taus, log_j = taus[far], log_j[far]
+    return taus, (log_j.mean() + decay.rate * (taus - taus.mean())).exp()
+
+
+def error_by_heads(spectrum: Sequence[float]) -> tuple[list[int], list[float]]:
+    """H = 1, 2, ... and the relative error (in norm) of the best H heads, as far as the axis of errors shows it."""
+    sigma = torch.tensor(spectrum, dtype=torch.float64)
+    energy = sigma.square() / sigma.square().sum()
+    # tail[s] is what the heads before s leave: the last one leaves nothing.
+    tail = torch.cat((energy.flip(0).cumsum(0).flip(0)[1:], energy.new_zeros(1))).sqrt()
+    counts = [h for h, left in enumerate(tail.tolist(), start=1) if left > _LEAST_ERROR]
+    shown = [*counts, len(counts) + 1] if len(counts) < len(tail) else counts
+    return shown, tail[: len(shown)].clamp(min=_LEAST_ERROR / 10).tolist()
+
+
+def rank_text(row: Measurement) -> str:
+    """The measured rank; with ≥ where it is all that a sketch could have seen."""
+    return f"{'≥ ' if row.rank == row.rank_limit else ''}{row.rank}"
+
+
+def decay_text(decay: DecayRate) -> str:
+    """`-0.105 [-0.106, -0.104]`, with as many digits as tell the ends of the interval apart, at most five."""
+    low, high = decay.interval
+    spread = max(high - low, 1e-5)
+    digits = min(5, max(2, 1 - math.floor(math.log10(spread))))
+    rate, low, high = (f"{value + 0.0:.{digits}f}" for value in (decay.rate, low, high))
+    return f"{rate} [{low}, {high}]".replace("-0." + "0" * digits, "0." + "0" * digits)
+
+
+def _colour(at: int) -> str:
+    return f"C{at % 10}"
