@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from zoo.naming import lazy_names
 
 if TYPE_CHECKING:
+    from zoo.theory.claims import list_claims, run_claims
+    from zoo.theory.convert import to_heads
     from zoo.theory.costs import Complexity, complexity, input_dependence
     from zoo.theory.gradients import (
         DecayRate,
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
         spectrum_rank,
         stable_rank,
     )
+    from zoo.theory.softmax import ema_as_alibi, softmax_floor, to_softmax_heads
     from zoo.theory.teacher import balanced_teacher
 
 __all__ = [
@@ -40,6 +43,7 @@ __all__ = [
     "complexity",
     "decay_rate",
     "effective_rank",
+    "ema_as_alibi",
     "gradient_profile",
     "head_count",
     "head_count_bound",
@@ -49,10 +53,15 @@ __all__ = [
     "interaction",
     "interaction_rank",
     "lag_operators",
+    "list_claims",
     "operator_spectrum",
+    "run_claims",
+    "softmax_floor",
     "span_spectrum",
     "spectrum_rank",
     "stable_rank",
+    "to_heads",
+    "to_softmax_heads",
 ]
 
 _HOMES = {
@@ -66,6 +75,7 @@ _HOMES = {
     "complexity": "zoo.theory.costs",
     "decay_rate": "zoo.theory.gradients",
     "effective_rank": "zoo.theory.rank",
+    "ema_as_alibi": "zoo.theory.softmax",
     "gradient_profile": "zoo.theory.gradients",
     "head_count": "zoo.theory.lags",
     "head_count_bound": "zoo.theory.lags",
@@ -75,10 +85,15 @@ _HOMES = {
     "interaction": "zoo.theory.operator",
     "interaction_rank": "zoo.theory.rank",
     "lag_operators": "zoo.theory.lags",
+    "list_claims": "zoo.theory.claims",
     "operator_spectrum": "zoo.theory.rank",
+    "run_claims": "zoo.theory.claims",
+    "softmax_floor": "zoo.theory.softmax",
     "span_spectrum": "zoo.theory.rank",
     "spectrum_rank": "zoo.theory.rank",
     "stable_rank": "zoo.theory.rank",
+    "to_heads": "zoo.theory.convert",
+    "to_softmax_heads": "zoo.theory.softmax",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

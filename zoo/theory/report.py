@@ -38,7 +38,12 @@ class MissingExtraError(ImportError):
     """A package of the extra `report` is not installed."""
 
 
-def _extra(module: str) -> Any:
+def require_extra(module: str) -> Any:
+    """The module, of a package of the extra `report`.
+
+    Raises:
+        MissingExtraError: it is not installed; the message says what to install.
+    """
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
@@ -97,7 +102,7 @@ def verdict_table(verdicts: Iterable[Verdict]) -> Table:
     Raises:
         MissingExtraError: rich is not installed.
     """
-    table = _extra("rich.table").Table(title="Claims", header_style="bold", show_lines=False)
+    table = require_extra("rich.table").Table(title="Claims", header_style="bold", show_lines=False)
     for heading, options in (
         ("claim", {"no_wrap": True}),
         ("verdict", {"no_wrap": True}),
@@ -116,7 +121,7 @@ def verdict_table(verdicts: Iterable[Verdict]) -> Table:
             verdict.claim.name,
             f"[{colour}]{verdict.status}[/]",
             f"{sum(right)}/{len(right)}",
-            _extra("rich.markup").escape(instance),
+            require_extra("rich.markup").escape(instance),
             f"{verdict.seconds:.1f}",
         )
     return table
@@ -132,7 +137,7 @@ def write_report(verdicts: Sequence[Verdict], folder: str | Path) -> list[Path]:
         MissingExtraError: matplotlib is not installed; before anything is written.
         OSError: the folder cannot be written.
     """
-    _extra("matplotlib.figure")
+    require_extra("matplotlib.figure")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     plots = {
@@ -141,8 +146,8 @@ def write_report(verdicts: Sequence[Verdict], folder: str | Path) -> list[Path]:
         for at, panel in enumerate(verdict.evidence.panels)
     }
     pages = {"claims.md": verdicts_as_markdown(verdicts).encode(), "claims.json": verdicts_as_json(verdicts).encode()}
-    for name, content in (*pages.items(), *((name, _png(figure)) for name, figure in plots.items())):
-        _write(folder / name, content)
+    for name, content in (*pages.items(), *((name, as_png(figure)) for name, figure in plots.items())):
+        write_atomically(folder / name, content)
     return [folder / name for name in (*pages, *plots)]
 
 
@@ -192,7 +197,7 @@ def panel_figure(panel: Panel) -> Figure:
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    figure = _extra("matplotlib.figure").Figure(figsize=_SIZE, dpi=_DPI, layout="constrained")
+    figure = require_extra("matplotlib.figure").Figure(figsize=_SIZE, dpi=_DPI, layout="constrained")
     _draw(figure.subplots(), panel)
     return figure
 
@@ -211,7 +216,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
     if panel.log_y:
         axes.set_yscale("log")
     if panel.whole_x:
-        axes.xaxis.set_major_locator(_extra("matplotlib.ticker").MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(require_extra("matplotlib.ticker").MaxNLocator(integer=True))
     axes.grid(visible=True, alpha=0.3)
     axes.legend(fontsize=8, ncols=1 if len(panel.curves) <= 6 else 2)
 
@@ -231,8 +236,8 @@ def staircase_figure(evidence: Evidence | None = None, settings: Settings = QUIC
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    evidence = evidence or CLAIMS["head_count"].measure(settings)
-    return panel_figure(evidence.panels[0])
+    measured: Evidence = evidence or CLAIMS["head_count"].measure(settings)
+    return panel_figure(measured.panels[0])
 
 
 def gradient_figure(evidence: dict[str, Evidence] | None = None, settings: Settings = QUICK) -> Figure:
@@ -248,20 +253,24 @@ def gradient_figure(evidence: dict[str, Evidence] | None = None, settings: Setti
     """
     names = ("gradient_lti", "gradient_attention", "gradient_closed_gates", "gradient_hybrid")
     given = evidence or {}
-    figure = _extra("matplotlib.figure").Figure(figsize=(2 * _SIZE[0], 2 * _SIZE[1]), dpi=_DPI, layout="constrained")
+    figure = require_extra("matplotlib.figure").Figure(
+        figsize=(2 * _SIZE[0], 2 * _SIZE[1]), dpi=_DPI, layout="constrained"
+    )
     for axes, name in zip(figure.subplots(2, 2, sharex=False).flat, names, strict=True):
-        (panel,) = (given.get(name) or CLAIMS[name].measure(settings)).panels
+        measured: Evidence = given.get(name) or CLAIMS[name].measure(settings)
+        (panel,) = measured.panels
         _draw(axes, panel)
     return figure
 
 
-def _png(figure: Figure) -> bytes:
+def as_png(figure: Figure) -> bytes:
+    """The figure as a PNG file, the same bytes for the same picture."""
     content = io.BytesIO()
     figure.savefig(content, format="png", metadata={"Software": None})
     return content.getvalue()
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
     """Write through a temporary file in the same folder, so that a reader never sees half of it."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

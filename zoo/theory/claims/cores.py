@@ -197,8 +197,8 @@ def normed_stack(layers: Sequence[SequenceMixer | Core], residual: bool) -> Core
 def switched_core(draw: Draw, d_inner: int, d_state: int, dt: tuple[float, float]) -> Core:
     """Mamba-1's scan with a switch: dt = softplus(x[0] + b), b such that dt lies in the range `dt` when x[0] = 0."""
     to_b, to_c = draw.square(d_state, d_inner), draw.square(d_state, d_inner)
-    steps = torch.logspace(*(math.log10(d) for d in dt), d_inner, dtype=torch.float64, device=draw.device)
-    offset = steps.expm1().log()
+    log_steps = torch.linspace(math.log(dt[0]), math.log(dt[1]), d_inner, dtype=torch.float64, device=draw.device)
+    offset = log_steps.exp().expm1().log()
     rates = -torch.arange(1, d_state + 1, dtype=torch.float64, device=draw.device).repeat(d_inner, 1)
 
     def rule(x: Tensor) -> Tensor:

@@ -78,9 +78,8 @@ def _interval_within(what: str, profile: GradientProfile, room: float) -> tuple[
 def real_poles(poles: Tensor) -> DiagonalSSM:
     """A `diagonal_ssm` with these real poles in (0, 1), input and output maps as drawn."""
     mixer = DiagonalSSM(_D_MODEL, len(poles), init="real_log").double()
-    with torch.no_grad():
-        mixer.log_rate.copy_((-poles.log()).log())
-        mixer.log_dt.zero_()
+    rates = {"log_rate": (-poles.log()).log(), "log_dt": torch.zeros_like(poles)}
+    mixer.load_state_dict({**mixer.state_dict(), **rates})
     return mixer
 
 

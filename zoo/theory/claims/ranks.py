@@ -36,8 +36,7 @@ _SOURCE = "Ghodsi, arXiv 2512.15115; table of the definition k = dim span{W_ij}"
 
 def rank_at_draw(layer: nn.Module, draw: Draw, d_model: int, seq_len: int = _SEQ_LEN) -> int:
     """The interaction rank of a float64 layer at one drawn input."""
-    (rank,) = interaction_rank(interaction(layer, draw(1, seq_len, d_model)).operator).tolist()
-    return rank
+    return int(interaction_rank(interaction(layer, draw(1, seq_len, d_model)).operator[0]))
 
 
 def measure_cores(settings: Settings) -> Evidence:
@@ -104,6 +103,7 @@ MIXER_RANKS: Mapping[str, tuple[int, Mapping[str, Any], int]] = {
     "linear_attention": (8, {"n_heads": 4}, 4),
     "diagonal_ssm": (8, {"d_state": 8, "init": "ring"}, 9),  # 8 poles, one more for D
     "selective_ssm": (4, {"d_state": 4, "expand": 2}, 8),  # d_inner
+    "ssd": (4, {"d_state": 4, "expand": 2, "d_head": 4}, 8),  # 2 heads; convolution and gate act on d_inner channels
     "lstm": (4, {}, 16),  # all of d_model^2
     "hybrid": (4, {}, 16),  # residual blocks whose product fills d_model^2
 }
@@ -199,7 +199,7 @@ def measure_rank_is_power(settings: Settings) -> Evidence:
     machine = parity_machine(settings)
     odd = machine(x)[..., 0] < 0
     accuracy = (odd.cpu() == (bits.cumsum(1) % 2 == 1)).double().mean().item()
-    (rank,) = interaction_rank(interaction(machine, x[:1, :_SEQ_LEN]).operator).tolist()
+    rank = int(interaction_rank(interaction(machine, x[:1, :_SEQ_LEN]).operator[0]))
     quantity = f"accuracy on parity over {settings.seq_len} positions, interaction rank {rank}"
     return Evidence((at_most(quantity, accuracy if rank == 1 else math.nan, 0.6),))
 
