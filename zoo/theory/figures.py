@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -17,28 +17,28 @@ from torch import Tensor
 
 from zoo.theory.gradients import DecayRate, GradientProfile
 from zoo.theory.measure import Gradient, Measurement
-from zoo.theory.report import _extra as require_extra
-from zoo.theory.report import _png as as_png
-from zoo.theory.report import _write as write_atomically
+from zoo.theory.report import as_png, require_extra, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _PANEL = (6.0, 4.2)  # inches
+_LEGEND = 1.6
 _DPI = 110
 _DECADES = 6  # of a heat map: what is smaller is drawn in its lowest colour
 _LEAST_ERROR = 1e-7  # where the axis of errors ends
 _LEAST_SIGMA = 1e-17
+_LEAST_GRADIENT = 1e-10  # of the largest: below, a curve leaves the picture
 
 
-def new_figure(n_columns: int = 1, n_rows: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure of equal panels, row by row.
+def new_figure(n_columns: int = 1, n_rows: int = 1, legends: bool = False) -> tuple[Figure, list[Axes]]:
+    """A figure of equal panels, row by row, with room for legends beside them or not.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    size = (n_columns * _PANEL[0], n_rows * _PANEL[1])
+    size = (n_columns * (_PANEL[0] + _LEGEND * legends), n_rows * _PANEL[1])
     figure = require_extra("matplotlib.figure").Figure(figsize=size, dpi=_DPI, layout="constrained")
     return figure, list(figure.subplots(n_rows, n_columns, squeeze=False).flat)
 
@@ -68,7 +68,7 @@ def operator_figure(norms: Float[Tensor, "seq seq"], title: str) -> Figure:
     relative[torch.ones_like(relative).triu(1).bool()] = math.nan  # the future: no part of the map
     image = axes.imshow(relative.numpy(), cmap="viridis", vmin=-_DECADES, vmax=0, interpolation="nearest")
     bar = figure.colorbar(image, ax=axes, extend="min")
-    bar.set_label(f"log10 of ‖W_ij‖ / {largest:.2g} (the largest)")
+    bar.set_label(rf"$\log_{{10}}$ of $\Vert W_{{ij}} \Vert_F$ / {largest:.2g} (the largest)")
     axes.set_title(title, fontsize=11)
     axes.set_xlabel("source position j (tokens)")
     axes.set_ylabel("output position i (tokens)")
@@ -93,10 +93,10 @@ def spectrum_figure(spectrum: Sequence[float], rank: int, title: str, limit: int
     axes.axvline(rank + 0.5, color="C3", linestyle="--", linewidth=1.4, label=f"interaction rank k = {bound}{rank}")
     axes.set_xlim(0.5, shown + 0.5)
     axes.set_ylim(top=3)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(_whole_numbers())
     axes.set_title(title, fontsize=11)
     axes.set_xlabel("index s of the singular value")
-    axes.set_ylabel("σ_s / σ_1 of the operator span")
+    axes.set_ylabel(r"singular value $\sigma_s / \sigma_1$ of the operator span")
     axes.grid(visible=True, alpha=0.3)
     axes.legend(fontsize=9)
     return figure
@@ -128,10 +128,10 @@ def heads_over_training_figure(steps: Sequence[int], heads: Mapping[float, Seque
     """
     figure, (axes,) = new_figure()
     for at, (error, counts) in enumerate(heads.items()):
-        axes.plot(steps, counts, marker="o", markersize=4, color=f"C{at}", label=f"error {error:.1%}")
+        axes.plot(steps, counts, marker="o", markersize=4, color=f"C{at}", label=f"for an error of {100 * error:g} %")
     axes.set_ylim(bottom=0)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.get_major_locator().set_params(integer=True)
+        axis.set_major_locator(_whole_numbers())
     axes.set_title(title, fontsize=11)
     axes.set_xlabel("training step")
     axes.set_ylabel("heads needed")
@@ -142,24 +142,24 @@ def heads_over_training_figure(steps: Sequence[int], heads: Mapping[float, Seque
 
 def comparison_figure(rows: Sequence[Measurement]) -> Figure:
     """Mixers side by side: error against heads, cost against length, gradients on noise and on highway input."""
-    figure, (errors, costs, noise, highway) = new_figure(2, 2)
+    figure, (errors, costs, noise, highway) = new_figure(2, 2, legends=True)
     for at, row in enumerate(rows):
-        colour = _colour(at)
         counts, left = error_by_heads(row.spectrum)
-        errors.plot(counts, left, color=colour, linewidth=1.6, label=f"{row.name} (k = {rank_text(row)})")
-        label = f"{row.name} (exponent {row.cost.time_exponent:.1f})"
-        costs.plot(row.cost.lengths, row.cost.seconds, marker="o", markersize=4, color=colour, label=label)
-    errors.set(xscale="log", yscale="log", ylim=(_LEAST_ERROR, 2), xlabel="heads H", ylabel="relative error left")
-    errors.set_xscale("log", base=2)
-    errors.xaxis.set_major_formatter("{x:g}")
-    errors.set_title("Error of the operator against heads", fontsize=11)
-    costs.set(xscale="log", yscale="log", xlabel="length (tokens)", ylabel="forward + backward pass (s)")
-    costs.set_xscale("log", base=2)
-    costs.xaxis.set_major_formatter("{x:g}")
-    costs.set_title("Time against length", fontsize=11)
+        style = _style(at, len(rows))
+        errors.plot(counts, left, **style, label=f"{row.name}, k = {rank_text(row)}")
+        label = f"{row.name}, {row.cost.time_exponent:.1f}"
+        costs.plot(row.cost.lengths, row.cost.seconds, marker="o", markersize=4, **style, label=label)
     for axes in (errors, costs):
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.grid(visible=True, alpha=0.3)
-        axes.legend(fontsize=8)
+    errors.set(ylim=(_LEAST_ERROR, 2), xlabel="heads H", ylabel="relative error of the best H heads")
+    errors.set_title("Error against number of heads", fontsize=11)
+    costs.set(xlabel="length (tokens)", ylabel="forward and backward pass (s)")
+    costs.set_title("Time against length", fontsize=11)
+    _legend(errors, "interaction rank")
+    _legend(costs, "exponent")
     _draw_gradients(noise, highway, {row.name: (row.noise, row.highway) for row in rows})
     return figure
 
@@ -170,27 +170,27 @@ def gradient_comparison_figure(gradients: Mapping[str, tuple[Gradient, Gradient 
     Args:
         gradients: name -> (on noise, on highway input; None where the mixer knows none).
     """
-    figure, (noise, highway) = new_figure(2)
+    figure, (noise, highway) = new_figure(2, legends=True)
     _draw_gradients(noise, highway, gradients)
     return figure
 
 
 def _draw_gradients(noise: Axes, highway: Axes, gradients: Mapping[str, tuple[Gradient, Gradient | None]]) -> None:
+    least, most = math.inf, 0.0
     for at, (name, (random, offered)) in enumerate(gradients.items()):
-        colour = _colour(at)
-        taus, values = _drawable(random.profile)
-        median = values.quantile(0.5, dim=0).tolist()
-        noise.plot(taus.tolist(), median, color=colour, linewidth=1.5, label=name)
+        style = _style(at, len(gradients))
+        taus, median = _medians(random.profile)
+        least, most = min(least, *median), max(most, *median)
+        noise.plot(taus, median, **style, label=name)
         if offered is not None:
-            highway.plot(taus.tolist(), median, color=colour, linewidth=1, alpha=0.5, linestyle=":")
-            taus, values = _drawable(offered.profile)
-            median = values.quantile(0.5, dim=0).tolist()
-            highway.plot(taus.tolist(), median, color=colour, linewidth=1.8, marker="o", markersize=4, label=name)
+            highway.plot(taus, median, color=style["color"], linewidth=1, alpha=0.6, linestyle=":")
+            highway.plot(*_medians(offered.profile), **style, marker="o", markersize=4, label=name)
     _name_gradient_axes(noise, "Gradient on random input")
-    _name_gradient_axes(highway, "Gradient on highway input (dotted: on random input)")
-    noise.legend(fontsize=8)
+    _name_gradient_axes(highway, "Gradient on highway input (dotted: random input)")
+    noise.set_ylim(bottom=max(least / 3, most * _LEAST_GRADIENT))
+    _legend(noise, "mixer")
     if highway.lines:
-        highway.legend(fontsize=8)
+        _legend(highway, "highway known")
     else:
         highway.text(0.5, 0.5, "no highway known", ha="center", va="center", transform=highway.transAxes)
 
@@ -199,8 +199,13 @@ def _name_gradient_axes(axes: Axes, title: str) -> None:
     axes.set_yscale("log")
     axes.set_title(title, fontsize=11)
     axes.set_xlabel("distance τ (tokens)")
-    axes.set_ylabel("J(τ) = ‖∂y_n / ∂x_{n−τ}‖ (Frobenius norm)")
+    axes.set_ylabel(r"gradient norm $J(\tau) = \Vert\partial y_n / \partial x_{n-\tau}\Vert_F$")
     axes.grid(visible=True, alpha=0.3)
+
+
+def _medians(profile: GradientProfile) -> tuple[list[int], list[float]]:
+    taus, values = _drawable(profile)
+    return taus.tolist(), values.quantile(0.5, dim=0).tolist()
 
 
 def _drawable(profile: GradientProfile) -> tuple[Tensor, Tensor]:
@@ -247,5 +252,15 @@ def decay_text(decay: DecayRate) -> str:
     return f"{rate} [{low}, {high}]".replace("-0." + "0" * digits, "0." + "0" * digits)
 
 
-def _colour(at: int) -> str:
-    return f"C{at % 10}"
+def _style(at: int, count: int) -> dict[str, Any]:
+    """A colour of its own, and lines that grow thinner: one that lies under another shows at its sides."""
+    return {"color": f"C{at % 10}", "linewidth": 3.0 - 2.0 * at / count}
+
+
+def _whole_numbers() -> Any:
+    return require_extra("matplotlib.ticker").MaxNLocator(integer=True)
+
+
+def _legend(axes: Axes, title: str) -> None:
+    """Beside the axes, where it covers no line."""
+    axes.legend(fontsize=8, title=title, title_fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.02))

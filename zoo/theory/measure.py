@@ -19,7 +19,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from zoo.backbone import Backbone
-from zoo.blocks import ResidualBlock, ShortConv, Stack
+from zoo.blocks import ResidualBlock, ShortConv, Stack, SwiGLU
 from zoo.contract import SequenceMixer, require_positive, state_nbytes, state_tensors
 from zoo.mixers.attention import Attention
 from zoo.mixers.diagonal_ssm import DiagonalSSM
@@ -218,11 +218,11 @@ def _stack_rank(layers: Iterable[nn.Module], seq_len: int) -> int | None:
 
 def _block_rank(block: ResidualBlock, seq_len: int) -> int | None:
     rank = _rank_of(block.mixer, seq_len)
-    if rank is None:
+    if rank is None or not isinstance(block.channel, SwiGLU | None):
         return None
-    # The identity is one more operator; the norm's 1/rms is a scalar and adds none.
-    channel = 0 if block.channel is None else block.channel.down_proj.in_features
-    return min(rank + 1, _area(block)) * (channel + 1)
+    # The identity is one more operator, in each half of the block; a norm's 1/rms is a scalar and adds none.
+    width = 0 if block.channel is None else block.channel.down_proj.in_features
+    return min(rank + 1, _area(block)) * (width + 1)
 
 
 RANK_RULES: Mapping[type, Callable[[Any, int], int | None]] = {
