@@ -63,7 +63,12 @@ VARIANTS = [
     Case("selective_ssm", {"norm_eps": 1e-6}),
     Case("ssd", {"d_state": 3, "d_head": 4, "n_groups": 2, "norm_groups": 4, "d_conv": 2}),
     Case("ssd", {"d_state": 4, "d_head": 2, "expand": 1, "d_conv": 1}),
+    Case("gated_linear_attention", {"n_heads": 2, "d_head": 3, "d_key": 2, "gate_rank": 2}),
+    Case("gated_linear_attention", {"n_heads": 2, "output_gate": False}),
     Case("lstm", {"d_inner": 5}),
+    Case("gru", {"d_inner": 5}),
+    Case("rnn", {"d_inner": 5}),
+    Case("rnn", {"nonlinearity": "linear"}),
     Case("hybrid", {"pattern": ("diagonal_ssm", {"name": "attention", "position": "alibi"}, "lstm")}),
     Case("hybrid", {"pattern": ("linear_attention", {"name": "factorized", "kernel": "bilinear"})}),
 ]

@@ -218,6 +218,68 @@ def linear_attention_operator(p: Parameters, x: Array, n_heads: int = 4, **optio
     return sum(weights[h][:, :, None, None] * maps[h] for h in range(n_heads))
 
 
+def gated_linear_attention_parts(p: Parameters, x: Array, n_heads: int) -> tuple[Array, Array, Array, Array]:
+    """Queries with their scale, keys and decays (seq, n_heads, d_key), values (seq, n_heads, d_head)."""
+    seq, n_values = len(x), p["out_proj.weight"].shape[1]
+    n_keys = len(p["decay_up.bias"])
+    q, k, v = np.split(x @ p["qkv_proj.weight"].T, [n_keys, 2 * n_keys], axis=-1)
+    assert v.shape[1] == n_values
+    logits = x @ p["decay_down.weight"].T @ p["decay_up.weight"].T + p["decay_up.bias"]
+    alpha = sigmoid(logits) ** (1 / 16)
+    q, k, v, alpha = (part.reshape(seq, n_heads, -1) for part in (q, k, v, alpha))
+    return q / np.sqrt(q.shape[2]), k, v, alpha
+
+
+def gated_linear_attention_heads(p: Parameters, x: Array, n_heads: int) -> Array:
+    """S_t^T q_t of each head before norm and gate, (seq, n_heads, d_head)."""
+    q, k, v, alpha = gated_linear_attention_parts(p, x, n_heads)
+    o = np.zeros_like(v)
+    for h in range(n_heads):
+        s = np.zeros((k.shape[2], v.shape[2]))
+        for t in range(len(x)):
+            s = alpha[t, h][:, None] * s + np.outer(k[t, h], v[t, h])
+            o[t, h] = q[t, h] @ s
+    return o
+
+
+def output_gate(p: Parameters, x: Array) -> Array | float:
+    """silu(W_g x + b_g), or one where there is no gate."""
+    return silu(x @ p["gate_proj.weight"].T + p.get("gate_proj.bias", 0.0)) if "gate_proj.weight" in p else 1.0
+
+
+def gated_linear_attention(p: Parameters, x: Array, n_heads: int = 4, **_options: object) -> Array:
+    """Yang et al. 2312.06635: S_t = diag(alpha_t) S_{t-1} + k_t v_t^T, RMSNorm per head, SiLU gate."""
+    o = gated_linear_attention_heads(p, x, n_heads)
+    normed = rms_norm(o, p["norm.weight"]).reshape(len(x), -1)
+    return (normed * output_gate(p, x)) @ p["out_proj.weight"].T
+
+
+def gated_heads_operator(p: Parameters, x: Array, weights: Array, heads: Array, w_value: Array) -> Array:
+    """W_ij = W_O diag(gate_i) diag(w / rms_i) [a_h(i, j)] W_V, from a_h (n_heads, seq, seq) and the heads' outputs."""
+    seq, n_heads, d_head = heads.shape
+    gate = np.broadcast_to(output_gate(p, x), (seq, n_heads * d_head))
+    operator = np.zeros((seq, seq, len(p["out_proj.weight"]), x.shape[1]))
+    for i in range(seq):
+        inverse_rms = 1 / np.sqrt(np.mean(heads[i] ** 2, axis=-1) + 1e-5)
+        for j in range(i + 1):
+            scale = np.repeat(weights[:, i, j] * inverse_rms, d_head) * np.tile(p["norm.weight"], n_heads) * gate[i]
+            operator[i, j] = p["out_proj.weight"] @ (scale[:, None] * w_value)
+    return operator
+
+
+def gated_linear_attention_operator(p: Parameters, x: Array, n_heads: int = 4, **_options: object) -> Array:
+    """a_h(i, j) = sum_c q_ic k_jc alpha_{j+1, c} ... alpha_{i, c}."""
+    q, k, _, alpha = gated_linear_attention_parts(p, x, n_heads)
+    seq = len(x)
+    weights = np.zeros((n_heads, seq, seq))
+    for i in range(seq):
+        for j in range(i + 1):
+            weights[:, i, j] = (q[i] * k[j] * alpha[j + 1 : i + 1].prod(axis=0)).sum(axis=1)
+    heads = gated_linear_attention_heads(p, x, n_heads)
+    w_value = p["qkv_proj.weight"][-p["out_proj.weight"].shape[1] :]
+    return gated_heads_operator(p, x, weights, heads, w_value)
+
+
 # The explicit factorized class.
 
 
@@ -439,6 +501,31 @@ def lstm(p: Parameters, x: Array, **_sizes: object) -> Array:
     return outputs @ p["out_proj.weight"].T
 
 
+def gru(p: Parameters, x: Array, **_sizes: object) -> Array:
+    """Cho et al. 1406.1078, the reset after the product; gates stacked as r, z, n."""
+    d_inner = p["recurrent"].shape[1]
+    h = np.zeros(d_inner)
+    outputs = np.zeros((len(x), d_inner))
+    for t in range(len(x)):
+        from_x = np.split(p["in_proj.weight"] @ x[t] + p["bias"], 3)
+        from_h = np.split(p["recurrent"] @ h, 3)
+        r, z = sigmoid(from_x[0] + from_h[0]), sigmoid(from_x[1] + from_h[1])
+        h = (1 - z) * np.tanh(from_x[2] + r * (from_h[2] + p["recurrent_bias"])) + z * h
+        outputs[t] = h
+    return outputs @ p["out_proj.weight"].T
+
+
+def rnn(p: Parameters, x: Array, nonlinearity: str = "tanh", **_sizes: object) -> Array:
+    """Elman 1990: h_t = f(W x_t + R h_{t-1} + b)."""
+    h = np.zeros(len(p["recurrent"]))
+    outputs = np.zeros((len(x), len(h)))
+    for t in range(len(x)):
+        h = p["in_proj.weight"] @ x[t] + p["recurrent"] @ h + p["bias"]
+        h = np.tanh(h) if nonlinearity == "tanh" else h
+        outputs[t] = h
+    return outputs @ p["out_proj.weight"].T
+
+
 # Layout over depth.
 
 
@@ -456,16 +543,20 @@ REFERENCES = {
     "attention": attention,
     "factorized": factorized,
     "linear_attention": linear_attention,
+    "gated_linear_attention": gated_linear_attention,
     "diagonal_ssm": diagonal_ssm,
     "selective_ssm": selective_ssm,
     "ssd": ssd,
     "lstm": lstm,
+    "gru": gru,
+    "rnn": rnn,
     "hybrid": hybrid,
 }
 OPERATORS = {
     "attention": attention_operator,
     "factorized": factorized_operator,
     "linear_attention": linear_attention_operator,
+    "gated_linear_attention": gated_linear_attention_operator,
     "diagonal_ssm": diagonal_ssm_operator,
     "selective_ssm": selective_ssm_operator,
     "ssd": ssd_operator,

@@ -15,10 +15,16 @@ MIXERS = Registry(
         "attention": ("zoo.mixers.attention:Attention", "softmax attention: grouped heads, RoPE, ALiBi, sinks"),
         "factorized": ("zoo.mixers.factorized:Factorized", "scalar coefficients per head times shared value maps"),
         "linear_attention": ("zoo.mixers.linear_attention:LinearAttention", "attention with a feature map, no softmax"),
+        "gated_linear_attention": (
+            "zoo.mixers.gated_linear_attention:GatedLinearAttention",
+            "linear attention with a decay for each key channel",
+        ),
         "diagonal_ssm": ("zoo.mixers.diagonal_ssm:DiagonalSSM", "linear time-invariant SSM with diagonal dynamics"),
         "selective_ssm": ("zoo.mixers.selective_ssm:SelectiveSSM", "the Mamba block: input-dependent dynamics"),
         "ssd": ("zoo.mixers.ssd:SSD", "the Mamba-2 block: one decay per head, in matrix products"),
         "lstm": ("zoo.mixers.lstm:LSTM", "long short-term memory"),
+        "gru": ("zoo.mixers.gru:GRU", "gated recurrent unit"),
+        "rnn": ("zoo.mixers.rnn:RNN", "plain recurrent network, tanh or linear"),
         "hybrid": ("zoo.mixers.hybrid:Hybrid", "Jamba-style layout over depth: SSM and attention layers by pattern"),
     },
 )

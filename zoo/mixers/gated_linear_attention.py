@@ -1,0 +1,101 @@
+"""Gated linear attention: every key channel of the state forgets at its own, input-dependent rate."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.blocks import RMSNorm
+from zoo.coefficient import coefficient
+from zoo.contract import SequenceMixer, accumulator, require_positive
+from zoo.ops.activation import silu_gate
+from zoo.ops.gated_linear_attention import gated_linear_attention
+from zoo.ops.time import valid_positions
+
+_TEMPERATURE = 16  # decays are sigmoids to the power 1/16, near one from the start
+
+
+class GatedLinearAttentionState(NamedTuple):
+    S: Tensor  # (batch, n_heads, d_key, d_head)
+
+
+class GatedLinearAttention(SequenceMixer):
+    """The layer of Yang et al. 2312.06635, section 4.4, per head.
+
+        alpha_t = sigmoid(W_2 W_1 x_t + b)^(1/16), S_t = diag(alpha_t) S_{t-1} + k_t v_t^T
+        y = out_proj(silu(W_g x + b_g) norm(S^T q / sqrt(d_key)))
+
+    The norm is RMSNorm, as in the authors' code, where the paper writes LayerNorm. Coefficients: q, k, alpha, 1/rms,
+    silu of the gate; there is no normaliser and no offset. Interaction rank: n_heads without the gate, which acts on
+    channels and raises it to n_heads * d_head, at most d_model^2.
+
+    Args:
+        d_model: width of input and output.
+        n_heads: heads.
+        d_head: width of a head's values; d_model / n_heads when absent.
+        d_key: width of a head's queries and keys; half of d_head when absent.
+        gate_rank: rank of the projection that makes the decays.
+        output_gate: multiply by silu(W_g x + b_g) before out_proj.
+
+    Raises:
+        ValueError: sizes that are not positive, heads that do not divide.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int = 4,
+        d_head: int | None = None,
+        d_key: int | None = None,
+        gate_rank: int = 16,
+        output_gate: bool = True,
+    ) -> None:
+        super().__init__(d_model)
+        require_positive(n_heads=n_heads, d_head=d_head, d_key=d_key, gate_rank=gate_rank)
+        if d_head is None and d_model % n_heads:
+            raise ValueError(
+                f"d_model={d_model} is not divisible by n_heads={n_heads}; choose a divisor or give d_head"
+            )
+        self.n_heads = n_heads
+        self.d_head = d_head or d_model // n_heads
+        self.d_key = d_key or max(1, self.d_head // 2)
+        n_keys, n_values = n_heads * self.d_key, n_heads * self.d_head
+        self.widths = (n_keys, n_keys, n_values)
+        self.qkv_proj = nn.Linear(d_model, sum(self.widths), bias=False)
+        self.decay_down = nn.Linear(d_model, gate_rank, bias=False)
+        self.decay_up = nn.Linear(gate_rank, n_keys)
+        self.gate_proj = nn.Linear(d_model, n_values) if output_gate else None
+        self.norm = RMSNorm(self.d_head)
+        self.out_proj = nn.Linear(n_values, d_model, bias=False)
+
+    def reset_parameters(self) -> None:
+        for layer in (self.qkv_proj, self.decay_down, self.decay_up, self.gate_proj, self.norm, self.out_proj):
+            if layer is not None:
+                layer.reset_parameters()
+
+    def empty_state(
+        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> GatedLinearAttentionState:
+        shape = (batch_size, self.n_heads, self.d_key, self.d_head)
+        return GatedLinearAttentionState(torch.zeros(shape, dtype=accumulator(dtype), device=device))
+
+    def mix(
+        self, x: Tensor, state: GatedLinearAttentionState, lengths: Tensor | None
+    ) -> tuple[Tensor, GatedLinearAttentionState]:
+        q, k, v = (self._heads(t) for t in self.qkv_proj(x).split(self.widths, dim=2))
+        log_decay = F.logsigmoid(self._heads(self.decay_up(self.decay_down(x))).to(state.S.dtype)) / _TEMPERATURE
+        if lengths is not None:
+            valid = valid_positions(lengths, x.shape[1])[:, None, :, None]
+            k, log_decay = k * valid, log_decay * valid  # padding writes nothing and forgets nothing
+        q, k, log_decay = coefficient(q * self.d_key**-0.5), coefficient(k), coefficient(log_decay)
+        y, S = gated_linear_attention(q, k, v, log_decay, state.S)
+        y = self.norm(y.to(x.dtype).transpose(1, 2)).flatten(2)
+        if self.gate_proj is not None:
+            y = silu_gate(self.gate_proj(x), y)
+        return self.out_proj(y), GatedLinearAttentionState(S)
+
+    def _heads(self, t: Tensor) -> Tensor:
+        return t.unflatten(2, (self.n_heads, -1)).transpose(1, 2)
