@@ -698,14 +698,14 @@ MUTANTS: dict[str, tuple[Case, str, Callable[[Any], Any], Callable[..., None]]] 
     ),
     "LSTM: input negated": (
         Case("lstm", {}),
-        "zoo.mixers.lstm.lstm_scan",
-        lambda f: lambda u, *rest: f(-u, *rest),
+        "zoo.mixers.lstm.lstm",
+        lambda f: lambda x, *rest: f(-x, *rest),
         test_forward_is_the_reference,
     ),
     "LSTM: state overwritten in place": (
         Case("lstm", {}),
-        "zoo.mixers.lstm.lstm_scan",
-        lambda f: lambda u, r, h, c, valid: f(u, r, h.mul_(0.5), c, valid),
+        "zoo.mixers.lstm.lstm",
+        lambda f: lambda x, w, r, b, h, *rest: f(x, w, r, b, h.mul_(0.5), *rest),
         test_inputs_states_and_parameters_are_never_modified,
     ),
     "hybrid: norm negated": (

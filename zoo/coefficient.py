@@ -50,6 +50,11 @@ def coefficient(t: Tensor) -> Tensor:
     return _tape.visit(t)
 
 
+def active() -> bool:
+    """Whether coefficients are being recorded or replayed: a kernel that does not mark them must stand aside."""
+    return _tape is not None
+
+
 @contextmanager
 def recording() -> Iterator[Tape]:
     """Keep every coefficient computed inside the block.

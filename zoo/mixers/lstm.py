@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.contract import SequenceMixer, require_positive
-from zoo.ops.lstm import lstm_scan
+from zoo.ops.lstm import lstm
 from zoo.ops.time import valid_positions
 
 
@@ -61,5 +61,5 @@ class LSTM(SequenceMixer):
 
     def mix(self, x: Tensor, state: LSTMState, lengths: Tensor | None) -> tuple[Tensor, LSTMState]:
         valid = None if lengths is None else valid_positions(lengths, x.shape[1])
-        h, *last = lstm_scan(self.in_proj(x) + self.bias, self.recurrent, state.h, state.c, valid)
+        h, *last = lstm(x, self.in_proj.weight, self.recurrent, self.bias, state.h, state.c, valid)
         return self.out_proj(h), LSTMState(*last)

@@ -9,6 +9,23 @@ from torch import Tensor
 
 from zoo.coefficient import coefficient
 from zoo.ops.activation import tanh
+from zoo.ops.recurrent import fused_recurrence, fused_suffices
+
+
+def lstm(
+    x: Float[Tensor, "batch seq d_model"],
+    in_weight: Float[Tensor, "four_d_inner d_model"],
+    recurrent: Float[Tensor, "four_d_inner d_inner"],
+    bias: Float[Tensor, " four_d_inner"],
+    h: Float[Tensor, "batch d_inner"],
+    c: Float[Tensor, "batch d_inner"],
+    valid: Bool[Tensor, "batch seq"] | None = None,
+) -> tuple[Float[Tensor, "batch seq d_inner"], Float[Tensor, "batch d_inner"], Float[Tensor, "batch d_inner"]]:
+    """`lstm_scan` of in_weight x + bias; torch's fused kernel where that is enough."""
+    if fused_suffices(x, valid):
+        y, h, c = fused_recurrence("lstm", x, in_weight, recurrent, bias, h, c)
+        return y, h, c
+    return lstm_scan(F.linear(x, in_weight) + bias, recurrent, h, c, valid)
 
 
 def lstm_scan(

@@ -1,0 +1,169 @@
+"""LSTM, GRU and RNN: torch's fused kernels where nothing asks for the operator, the loops elsewhere, all equal."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import gradcheck
+
+from tests import reference
+from tests.cases import D_MODEL, Case, assert_states_close, cases, draw
+from tests.tolerances import assert_close
+from zoo.coefficient import active, recording, replaying
+from zoo.contract import detach_state, state_tensors
+from zoo.ops import gru as gru_op
+from zoo.ops import lstm as lstm_op
+from zoo.ops import rnn as rnn_op
+from zoo.ops.gru import gru_scan
+from zoo.ops.rnn import linear_rnn, rnn_scan
+from zoo.theory.operator import interaction
+from zoo.theory.rank import span_spectrum, spectrum_rank
+
+NAMES = ("lstm", "gru", "rnn")
+OPS = (lstm_op, gru_op, rnn_op)
+fused_cases = cases(variants=False, names=NAMES)
+
+
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The fused kernels called so far, by name."""
+    calls: list[str] = []
+    for op in OPS:
+        kernel = op.fused_recurrence
+        monkeypatch.setattr(
+            op, "fused_recurrence", lambda name, *a, k=kernel, **b: calls.append(name) or k(name, *a, **b)
+        )
+    return calls
+
+
+def loops_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    for op in OPS:
+        monkeypatch.setattr(op, "fused_suffices", lambda *_: False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("seq_len", [1, 2, 7, 63])
+@fused_cases
+def test_fused_kernels_equal_the_loops(
+    case: Case, seq_len: int, dtype: torch.dtype, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outputs, last state, and the gradients of input, first state and parameters."""
+    mixer = case.create(generator, dtype)
+    x = draw(2, seq_len, D_MODEL, generator=generator, dtype=dtype).requires_grad_()
+    _, before = mixer.stream(draw(2, 3, D_MODEL, generator=generator, dtype=dtype))
+    before = detach_state(before)
+    inputs = [x, *mixer.parameters(), *(t.requires_grad_() for t in state_tensors(before))]
+    weights = draw(2, seq_len, D_MODEL, generator=generator, dtype=dtype)
+
+    def run() -> tuple[Tensor, object, tuple[Tensor, ...]]:
+        y, after = mixer.stream(x, before)
+        loss = (y * weights).sum() + sum(t.square().sum() for t in state_tensors(after))
+        return y, after, torch.autograd.grad(loss, inputs)
+
+    y, after, gradients = run()
+    loops_only(monkeypatch)
+    expected, expected_after, expected_gradients = run()
+    assert_close(y, expected)
+    assert_states_close(after, expected_after)
+    for actual, target in zip(gradients, expected_gradients, strict=True):
+        assert_close(actual, target)
+
+
+@fused_cases
+def test_the_fused_kernel_runs_unless_something_needs_the_loop(
+    case: Case, generator: torch.Generator, fused: list[str]
+) -> None:
+    mixer, x = case.create(generator), draw(2, 5, D_MODEL, generator=generator)
+    expected = mixer(x)
+    assert fused == [{"rnn": "rnn_tanh"}.get(case.name, case.name)]
+    with recording() as tape:
+        assert active()
+        assert_close(mixer(x), expected)
+    with replaying(tape):
+        assert_close(mixer(x), expected)
+    assert not active()
+    assert_close(mixer(x, torch.tensor([5, 5])), expected)
+    assert mixer.to("meta")(x.to("meta")).shape == expected.shape
+    assert len(fused) == 1
+
+
+@pytest.mark.parametrize(("name", "kind"), [("lstm", nn.LSTM), ("gru", nn.GRU), ("rnn", nn.RNN)])
+def test_weights_of_torchs_layers_load(name: str, kind: type[nn.RNNBase], generator: torch.Generator) -> None:
+    """Same gates in the same order. Two biases become one where they are only ever added."""
+    theirs = kind(D_MODEL, D_MODEL, batch_first=True).double()
+    ours = Case(name, {}).create(generator)
+    w_in, recurrent, b_in, b_recurrent = (p.detach() for p in theirs.parameters())
+    weights = {"in_proj.weight": w_in, "recurrent": recurrent, "bias": b_in + b_recurrent}
+    if name == "gru":
+        reset_free = 2 * D_MODEL
+        weights["bias"] = torch.cat((weights["bias"][:reset_free], b_in[reset_free:]))
+        weights["recurrent_bias"] = b_recurrent[reset_free:]
+    ours.load_state_dict(weights | {"out_proj.weight": torch.eye(D_MODEL, dtype=torch.float64)})
+    x = draw(3, 9, D_MODEL, generator=generator)
+    expected, _ = theirs(x)
+    assert_close(ours(x), expected)
+    assert_close(ours(x, torch.tensor([9, 9, 9])), expected)
+
+
+# The loops.
+
+
+@pytest.mark.parametrize("seq_len", [1, 2, 7, 31, 32, 33, 65, 300])
+def test_linear_rnn_is_the_loop(seq_len: int, generator: torch.Generator) -> None:
+    u, recurrent = draw(2, seq_len, 5, generator=generator), 0.4 * draw(5, 5, generator=generator)
+    start = draw(2, 5, generator=generator)
+    states, last = linear_rnn(u, recurrent, start)
+    expected = np.zeros((2, seq_len, 5))
+    h = start.numpy()
+    for t in range(seq_len):
+        h = u[:, t].numpy() + h @ recurrent.numpy().T
+        expected[:, t] = h
+    assert_close(states, expected)
+    assert_close(last, expected[:, -1])
+    _, ragged = linear_rnn(u, recurrent, start, torch.tensor([0, seq_len]))
+    assert_close(ragged, np.stack([start[0].numpy(), expected[1, -1]]))
+
+
+def test_linear_rnn_gradients(generator: torch.Generator) -> None:
+    u, recurrent = draw(2, 5, 2, generator=generator), draw(2, 2, generator=generator)
+    inputs = [t.requires_grad_() for t in (u, recurrent, draw(2, 2, generator=generator))]
+    assert gradcheck(linear_rnn, inputs)
+    assert gradcheck(lambda *a: linear_rnn(*a, torch.tensor([3, 5])), inputs)
+
+
+@pytest.mark.parametrize("name", ["gru", "rnn"])
+def test_loops_stand_still_where_nothing_is_valid(name: str, generator: torch.Generator) -> None:
+    gates = {"gru": 3, "rnn": 1}[name]
+    u, recurrent = draw(1, 6, gates * 3, generator=generator), draw(gates * 3, 3, generator=generator)
+    bias = (draw(3, generator=generator),) if name == "gru" else ()
+    scan, h = {"gru": gru_scan, "rnn": rnn_scan}[name], draw(1, 3, generator=generator)
+    valid = torch.tensor([[True, False, True, False, False, True]])
+    y, last = scan(u, recurrent, *bias, h, valid)
+    expected, expected_last = scan(u[:, valid[0]], recurrent, *bias, h)
+    assert_close(y[:, valid[0]], expected)
+    assert_close(last, expected_last)
+    assert_close(y[:, 1], y[:, 0])
+
+
+# The operator of the linear recurrence.
+
+
+@pytest.mark.parametrize("d_inner", [2, 5])
+def test_the_linear_rnns_operator_is_made_of_powers(d_inner: int, generator: torch.Generator) -> None:
+    """W_ij = W_out R^(i-j) W, of rank d_inner, and the bias's response as the offset."""
+    mixer = Case("rnn", {"nonlinearity": "linear", "d_inner": d_inner}).create(generator)
+    x = draw(1, 12, D_MODEL, generator=generator)
+    operator, offset = interaction(mixer, x)
+    p = {name: t.detach().numpy() for name, t in mixer.named_parameters()}
+    expected, response = np.zeros((12, 12, D_MODEL, D_MODEL)), np.zeros((12, D_MODEL))
+    for i in range(12):
+        for j in range(i + 1):
+            power = p["out_proj.weight"] @ np.linalg.matrix_power(p["recurrent"], i - j)
+            expected[i, j] = power @ p["in_proj.weight"]
+            response[i] += power @ p["bias"]
+    assert_close(operator[0], expected)
+    assert_close(offset[0], response)
+    assert_close(offset[0], reference.rnn(p, np.zeros((12, D_MODEL)), nonlinearity="linear"))
+    assert spectrum_rank(span_spectrum(mixer, x)) == d_inner

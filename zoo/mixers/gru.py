@@ -1,0 +1,63 @@
+"""Gated recurrent unit."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from zoo.contract import SequenceMixer, require_positive
+from zoo.ops.gru import gru
+from zoo.ops.time import valid_positions
+
+
+class GRUState(NamedTuple):
+    h: Tensor  # (batch, d_inner)
+
+
+class GRU(SequenceMixer):
+    """h_t = z h_{t-1} + (1 - z) tanh(n), n = W_n x_t + b_n + r (R_n h_{t-1} + b), y_t = out_proj h_t.
+
+    Cho et al. 1406.1078, with the reset gate r after the product, as cuDNN and torch have it. Coefficients: both gates
+    and tanh(n)/n; n is affine in x_t and h_{t-1} and its biases make the operator's offset. Interaction rank: up to
+    min(d_inner, d_model)^2.
+
+    Args:
+        d_model: width of input and output.
+        d_inner: width of the state; d_model when absent.
+
+    Raises:
+        ValueError: sizes that are not positive.
+    """
+
+    undecayed = ("bias", "recurrent_bias")
+
+    def __init__(self, d_model: int, d_inner: int | None = None) -> None:
+        super().__init__(d_model)
+        require_positive(d_inner=d_inner)
+        self.d_inner = d_inner or d_model
+        self.in_proj = nn.Linear(d_model, 3 * self.d_inner, bias=False)  # gates stacked as r, z, n
+        self.recurrent = nn.Parameter(torch.empty(3 * self.d_inner, self.d_inner))
+        self.bias = nn.Parameter(torch.empty(3 * self.d_inner))
+        self.recurrent_bias = nn.Parameter(torch.empty(self.d_inner))
+        self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.in_proj.reset_parameters()
+        self.out_proj.reset_parameters()
+        bound = self.d_inner**-0.5
+        nn.init.uniform_(self.recurrent, -bound, bound)
+        nn.init.zeros_(self.bias)
+        nn.init.zeros_(self.recurrent_bias)
+
+    def empty_state(
+        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> GRUState:
+        return GRUState(torch.zeros(batch_size, self.d_inner, dtype=dtype, device=device))
+
+    def mix(self, x: Tensor, state: GRUState, lengths: Tensor | None) -> tuple[Tensor, GRUState]:
+        valid = None if lengths is None else valid_positions(lengths, x.shape[1])
+        h, last = gru(x, self.in_proj.weight, self.recurrent, self.bias, self.recurrent_bias, state.h, valid)
+        return self.out_proj(h), GRUState(last)

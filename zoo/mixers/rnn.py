@@ -1,0 +1,68 @@
+"""The plain recurrent network, with tanh or linear."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from zoo.contract import SequenceMixer, require_choice, require_positive
+from zoo.ops.rnn import linear_rnn, rnn
+from zoo.ops.time import valid_positions
+
+Nonlinearity = Literal["tanh", "linear"]
+
+
+class RNNState(NamedTuple):
+    h: Tensor  # (batch, d_inner)
+
+
+class RNN(SequenceMixer):
+    """h_t = f(a_t), a_t = W x_t + R h_{t-1} + b, y_t = out_proj h_t (Elman 1990), f tanh or the identity.
+
+    Coefficients: tanh(a)/a; none without the tanh, where W_ij = W_out R^(i-j) W. The bias makes the operator's offset.
+    Interaction rank: up to min(d_inner, d_model)^2; linear: min(seq_len, d_inner, d_model^2), since R^d_inner is a
+    combination of lower powers.
+
+    Args:
+        d_model: width of input and output.
+        d_inner: width of the state; d_model when absent.
+        nonlinearity: f, tanh or linear.
+
+    Raises:
+        ValueError: sizes that are not positive, an unknown nonlinearity.
+    """
+
+    undecayed = ("bias",)
+
+    def __init__(self, d_model: int, d_inner: int | None = None, nonlinearity: Nonlinearity = "tanh") -> None:
+        super().__init__(d_model)
+        require_positive(d_inner=d_inner)
+        require_choice("nonlinearity", nonlinearity, Nonlinearity)
+        self.d_inner, self.nonlinearity = d_inner or d_model, nonlinearity
+        self.in_proj = nn.Linear(d_model, self.d_inner, bias=False)
+        self.recurrent = nn.Parameter(torch.empty(self.d_inner, self.d_inner))
+        self.bias = nn.Parameter(torch.empty(self.d_inner))
+        self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.in_proj.reset_parameters()
+        self.out_proj.reset_parameters()
+        bound = self.d_inner**-0.5
+        nn.init.uniform_(self.recurrent, -bound, bound)
+        nn.init.zeros_(self.bias)
+
+    def empty_state(
+        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> RNNState:
+        return RNNState(torch.zeros(batch_size, self.d_inner, dtype=dtype, device=device))
+
+    def mix(self, x: Tensor, state: RNNState, lengths: Tensor | None) -> tuple[Tensor, RNNState]:
+        if self.nonlinearity == "linear":
+            h, last = linear_rnn(self.in_proj(x) + self.bias, self.recurrent, state.h, lengths)
+        else:
+            valid = None if lengths is None else valid_positions(lengths, x.shape[1])
+            h, last = rnn(x, self.in_proj.weight, self.recurrent, self.bias, state.h, valid)
+        return self.out_proj(h), RNNState(last)
