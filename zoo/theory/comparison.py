@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from zoo.theory.figures import comparison_figure, decay_text, rank_text, save_figure
 from zoo.theory.measure import REL_ERRORS, STATE_LENGTHS, Gradient, Measurement, Sizes
@@ -15,43 +15,18 @@ from zoo.theory.report import require_extra, write_atomically
 
 NOTHING = "–"
 
-COLUMNS = (
-    ("rank", "interaction rank k = dim span{W_ij}, measured"),
-    ("predicted", "the rank that the mixer's algebra gives, in exact arithmetic"),
-    (
-        f"heads at {'/'.join(f'{100 * e:g}' for e in REL_ERRORS)} %",
-        "fewest heads that leave that error of the operator",
-    ),
-    ("effective", "exp of the entropy of the spectrum's energies"),
-    ("gradient rate, random", "slope of log J(τ) a token and its 95 % interval, on random input"),
-    ("gradient rate, highway", "the same on the input that opens a highway, where one is known"),
-    ("time", "exponent of the time of a training pass against length"),
-    ("memory", "exponent of the bytes held between forward and backward"),
-    ("input", "how much W moves between two random inputs: 0 fixed, 1.41 unrelated"),
-    ("parameters", "trainable numbers"),
-    *(
-        (f"state at {length // 1024}k", f"bytes of the streaming state after {length:,} tokens")
-        for length in STATE_LENGTHS
-    ),
+BELOW = (
+    "The prediction counts directions in exact arithmetic; those below 1e-10 of the largest are not told from roundoff."
 )
-"""Heading and meaning of each column after the name."""
+_CAPTION = "Error against heads, time against length, gradient against distance on random and on highway input"
 
 
-def cells(row: Measurement) -> list[str]:
-    """One text for each of `COLUMNS`."""
-    return [
-        rank_text(row),
-        NOTHING if row.predicted_rank is None else str(row.predicted_rank),
-        "/".join(str(row.heads[error]) for error in REL_ERRORS),
-        f"{row.effective_rank:.1f}",
-        _rate(row.noise),
-        _rate(row.highway),
-        f"{row.cost.time_exponent:.2f}",
-        f"{row.cost.memory_exponent:.2f}",
-        f"{row.input_dependence:.2f}",
-        f"{row.n_params:,}",
-        *(_size(row.state_bytes[length]) for length in STATE_LENGTHS),
-    ]
+class Column(NamedTuple):
+    """A column of the table: its heading, what it is, and its cell in a row."""
+
+    heading: str
+    meaning: str
+    cell: Callable[[Measurement], str]
 
 
 def _rate(gradient: Gradient | None) -> str:
@@ -65,6 +40,65 @@ def _size(n_bytes: int | None) -> str:
         if n_bytes >= factor:
             return f"{n_bytes / factor:.1f} {unit}"
     return f"{n_bytes} B"
+
+
+def _state(length: int) -> Column:
+    meaning = f"bytes of the streaming state after {length:,} tokens, float32"
+    return Column(f"state at {length // 1024}k", meaning, lambda row: _size(row.state_bytes[length]))
+
+
+GROUPS: Mapping[str, tuple[Column, ...]] = {
+    "Operator": (
+        Column("rank", "interaction rank k = dim span{W_ij}, measured", rank_text),
+        Column(
+            "predicted",
+            "the rank that the mixer's algebra gives, in exact arithmetic",
+            lambda row: NOTHING if row.predicted_rank is None else str(row.predicted_rank),
+        ),
+        Column(
+            f"heads for {'/'.join(f'{100 * error:g}' for error in REL_ERRORS)} %",
+            "fewest heads that leave that relative error of the operator",
+            lambda row: "/".join(str(row.heads[error]) for error in REL_ERRORS),
+        ),
+        Column(
+            "effective rank",
+            "exp of the entropy of the spectrum's energies",
+            lambda row: f"{row.effective_rank:.1f}",
+        ),
+        Column(
+            "input dependence",
+            "how far W moves between two random inputs: 0 fixed, 1.41 orthogonal",
+            lambda row: f"{row.input_dependence:.2f}",
+        ),
+    ),
+    "Gradient": (
+        Column(
+            "rate on random input",
+            "slope of log J(τ) a token with its 95 % interval; negative where gradients vanish",
+            lambda row: _rate(row.noise),
+        ),
+        Column(
+            "rate on highway input",
+            "the same on the mixer's own input that opens a highway; – where none is known",
+            lambda row: _rate(row.highway),
+        ),
+    ),
+    "Cost": (
+        Column(
+            "time",
+            "exponent of a forward and backward pass against length",
+            lambda row: f"{row.cost.time_exponent:.2f}",
+        ),
+        Column(
+            "memory",
+            "exponent of the bytes held between the two against length",
+            lambda row: f"{row.cost.memory_exponent:.2f}",
+        ),
+        Column("parameters", "trainable numbers", lambda row: f"{row.n_params:,}"),
+        *map(_state, STATE_LENGTHS),
+    ),
+}
+"""Columns of the table by group; a terminal shows a group at a time."""
 
 
 def measurements_as_json(rows: Sequence[Measurement], sizes: Sizes, machine: str) -> str:
@@ -102,29 +136,29 @@ def _plain(value: Any) -> Any:
 
 def measurements_as_markdown(rows: Sequence[Measurement], sizes: Sizes, machine: str) -> str:
     """A page: where and at which sizes, the table, what its columns are, and the picture."""
-    names = [name for name, _ in COLUMNS]
-    below = [row.name for row in rows if row.as_predicted is False]
+    columns = [column for group in GROUPS.values() for column in group]
     lines = [
         "# Mixers, measured",
         "",
         f"{describe_sizes(sizes)} Measured in {sum(row.seconds for row in rows):.0f} s on {machine}.",
         "",
-        f"| | {' | '.join(names)} |",
-        f"|---|{'---:|' * len(names)}",
-        *(f"| {row.name} | {' | '.join(cells(row))} |" for row in rows),
+        f"| | {' | '.join(column.heading for column in columns)} |",
+        f"|---|{'---:|' * len(columns)}",
+        *(f"| {row.name} | {' | '.join(column.cell(row) for column in columns)} |" for row in rows),
+        "",
+        *((remark, "") if (remark := describe_misses(rows)) else ()),
+        *(f"- **{column.heading}**: {column.meaning}" for column in columns),
+        "",
+        f"![{_CAPTION}](measure.png)",
         "",
     ]
-    if below:
-        lines += [f"Rank other than predicted: {', '.join(below)}. {BELOW}", ""]
-    lines += [*(f"- **{name}**: {meaning}" for name, meaning in COLUMNS), "", f"![{_CAPTION}](measure.png)", ""]
     return "\n".join(lines)
 
 
-BELOW = (
-    "The prediction counts directions in exact arithmetic; those below 1e-10 of the largest are not told from roundoff."
-)
-
-_CAPTION = "Error against heads, time against length, gradient against distance on random and on highway input"
+def describe_misses(rows: Sequence[Measurement]) -> str:
+    """Which rows have another rank than predicted, in a sentence, and why that may be; empty where none has."""
+    missed = [row.name for row in rows if row.as_predicted is False]
+    return f"Rank other than predicted: {', '.join(missed)}. {BELOW}" if missed else ""
 
 
 def describe_sizes(sizes: Sizes) -> str:

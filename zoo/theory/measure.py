@@ -258,13 +258,26 @@ def measure_mixers(
         ValueError: an unknown name, or sizes that a mixer refuses; before anything is measured.
     """
     sizes = sizes or Sizes()
-    chosen = list_mixers() if names is None else list(names)
-    for name in chosen:
-        MIXERS.check(name)
-    makers = {name: _maker(name, sizes) for name in chosen}
-    for make in makers.values():
-        make(sizes.seed)
-    return [measure_mixer(name, make, sizes, progress) for name, make in makers.items()]
+    return [measure_mixer(name, make, sizes, progress) for name, make in _makers(names, sizes).items()]
+
+
+def measure_gradients(
+    names: Iterable[str] | None = None, sizes: Sizes | None = None, progress: Progress | None = None
+) -> dict[str, tuple[Gradient, Gradient | None]]:
+    """The gradients of `measure_mixers` alone: name -> (on random input, on highway input or None).
+
+    Raises:
+        ValueError: see `measure_mixers`.
+    """
+    sizes = sizes or Sizes()
+    found = {}
+    for name, make in _makers(names, sizes).items():
+        if progress is not None:
+            progress(name, "gradient")
+        drawn = _drawn(make, sizes)
+        offered = _highway(drawn, sizes)
+        found[name] = (_gradient(_profile(drawn, sizes)), None if offered is None else _gradient(offered))
+    return found
 
 
 def measure_mixer(
@@ -281,23 +294,37 @@ def measure_mixer(
         sizes: of the measurements.
         progress: see `Progress`.
     """
+    drawn = _drawn(make, sizes)
+    layer = drawn(sizes.seeds()[0])
+    generator = torch.Generator().manual_seed(sizes.seed)
+    x = torch.randn(2, sizes.seq_len, layer.d_model, generator=generator, dtype=torch.float64).to(sizes.device)
+    return _measure(name, layer, x, lambda: _profile(drawn, sizes), lambda: _highway(drawn, sizes), sizes, progress)
 
-    def drawn(seed: int) -> SequenceMixer:
+
+def _makers(names: Iterable[str] | None, sizes: Sizes) -> dict[str, Callable[[int], SequenceMixer]]:
+    """A maker for each name, each tried once: what a mixer refuses is refused before anything is measured."""
+    chosen = list_mixers() if names is None else list(names)
+    for name in chosen:
+        MIXERS.check(name)
+    makers = {name: _maker(name, sizes) for name in chosen}
+    for make in makers.values():
+        _drawn(make, sizes)(sizes.seed)
+    return makers
+
+
+def _drawn(make: Callable[[int], SequenceMixer], sizes: Sizes) -> Callable[[int], SequenceMixer]:
+    """The maker with its parameters drawn from the seed, in float64 on the sizes' device."""
+
+    def draw(seed: int) -> SequenceMixer:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return make(seed).double().to(sizes.device)
 
-    layer = drawn(sizes.seeds()[0])
-    generator = torch.Generator().manual_seed(sizes.seed)
-    x = torch.randn(2, sizes.seq_len, layer.d_model, generator=generator, dtype=torch.float64).to(sizes.device)
+    return draw
 
-    def profile() -> GradientProfile:
-        return gradient_profile(drawn, seeds=sizes.seeds(), seq_len=sizes.gradient_len)
 
-    def highway() -> GradientProfile | None:
-        return _highway(drawn, sizes)
-
-    return _measure(name, layer, x, profile, highway, sizes, progress)
+def _profile(layer: Layer, sizes: Sizes) -> GradientProfile:
+    return gradient_profile(layer, seeds=sizes.seeds(), seq_len=sizes.gradient_len)
 
 
 def _maker(name: str, sizes: Sizes) -> Callable[[int], SequenceMixer]:

@@ -1,0 +1,365 @@
+"""The command `zoo`: what mixers there are, the comparison table measured, the theory's claims judged, its figures.
+
+`zoo --help` and a misspelt name need no torch; tables and pictures need the extra `report`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+
+from zoo.naming import unknown
+from zoo.registry import MIXERS
+from zoo.theory.claims import CLAIMS
+
+if TYPE_CHECKING:
+    from zoo.theory.claims.claim import Settings
+    from zoo.theory.measure import Measurement, Sizes
+
+PROGRAM = "zoo"
+# An OpenMP thread that waits for another should give its core away; read when torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+FIGURES = {
+    "staircase": "error against number of heads: the bound, training on it, the step to zero at H = k",
+    "gradients": "gradient against distance of every mixer, on random input and on highway input",
+    "highways": "gradient against distance where theory says what it is: SSMs, attention, closed gates, a stack",
+}
+
+
+class UsageError(ValueError):
+    """A command line that cannot be followed; the message is one line."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without repeating the usage; takes flags by their whole names."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line and return the exit status.
+
+    0: done. 1: a claim has not the expected verdict, or a file cannot be written. 2: the command line cannot be
+    followed, or a package that it needs is not installed. 130: interrupted.
+    """
+    try:
+        argv = sys.argv[1:] if argv is None else argv
+        _check_verb(argv)
+        arguments = _parser().parse_args(argv)
+        return arguments.run(arguments)
+    except (ValueError, ImportError) as error:
+        return _fail(error, 2)
+    except OSError as error:
+        return _fail(error, 1)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+
+
+def _fail(error: object, status: int) -> int:
+    print(f"{PROGRAM}: {'' if status == 130 else 'error: '}{' '.join(str(error).split())}", file=sys.stderr)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(PROGRAM, description="Sequence mixers and the theory that measures them.")
+    parser.set_defaults(run=lambda _: _no_verb(parser))
+    verbs = parser.add_subparsers(metavar="VERB", parser_class=_Parser)
+    for name, (summary, declare) in VERBS.items():
+        declare(verbs.add_parser(name, help=summary))
+    return parser
+
+
+def _check_verb(argv: Sequence[str]) -> None:
+    if argv and not argv[0].startswith("-") and argv[0] not in VERBS:
+        raise UsageError(unknown("verb", argv[0], VERBS))
+
+
+def _no_verb(parser: argparse.ArgumentParser) -> int:
+    parser.print_help()
+    return 0
+
+
+def _declare_mixers(parser: argparse.ArgumentParser) -> None:
+    parser.description = "List the mixers; with a name, its definition and options."
+    parser.add_argument("name", nargs="?", metavar="NAME", help="a mixer")
+    parser.set_defaults(run=_mixers)
+
+
+def _declare_measure(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Measure each mixer: interaction rank beside the predicted one, heads for an error, gradient decay, cost "
+        "against length, input dependence, sizes. Prints tables; writes measure.md, measure.json and measure.png."
+    )
+    add = parser.add_argument
+    add("--mixer", nargs="+", action="extend", metavar="NAME", help="which mixers; all when absent")
+    add("--ckpt_path", metavar="RUN", help="a run folder or a .ckpt file: one row per layer of the trained model")
+    add("--d_model", type=int, metavar="N", help="width of the mixers (16)")
+    add("--n_heads", "--heads", type=int, metavar="N", help="heads of the mixers that have them (4)")
+    add("--seq_len", type=int, metavar="N", help="positions of the operators (64)")
+    add("--gradient_len", type=int, metavar="N", help="positions of the gradient profiles (256)")
+    add("--lengths", type=int, nargs="+", metavar="N", help="lengths at which costs are measured (512 1024 2048)")
+    add("--seed", type=int, metavar="N", help="of every draw (0)")
+    add("--seeds", type=int, metavar="N", dest="n_seeds", help="draws for the gradient's interval (8)")
+    add("--device", metavar="DEVICE", help="cpu, cuda (cpu)")
+    _declare_out(parser, "runs/measure")
+    parser.set_defaults(run=_measure)
+
+
+def _declare_claims(parser: argparse.ArgumentParser) -> None:
+    width = max(map(len, CLAIMS))
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = (
+        "Measure predictions of the theory and judge them. Prints a table; writes claims.md, claims.json and plots.\n"
+        "Exits with 1 when one that should hold does not."
+    )
+    parser.epilog = "claims:\n" + "\n".join(f"  {name:<{width}}  {CLAIMS.summary(name)}" for name in CLAIMS)
+    add = parser.add_argument
+    add("names", nargs="*", metavar="NAME", help="which claims; all when absent")
+    add("--full", action="store_true", help="larger sizes, on a GPU if there is one")
+    _declare_settings(parser)
+    _declare_out(parser, "runs/claims")
+    parser.set_defaults(run=_claims)
+
+
+def _declare_figure(parser: argparse.ArgumentParser) -> None:
+    width = max(map(len, FIGURES))
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = "Measure and draw one figure."
+    parser.epilog = "figures:\n" + "\n".join(f"  {name:<{width}}  {FIGURES[name]}" for name in FIGURES)
+    parser.add_argument("name", metavar="NAME", help="which figure")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the PNG to write (NAME.png)")
+    _declare_settings(parser)
+    parser.set_defaults(run=_figure)
+
+
+def _declare_settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seed", type=int, metavar="N", help="of every draw (0)")
+    parser.add_argument(
+        "--seeds", type=int, metavar="N", dest="n_seeds", help="repetitions, of which medians are taken"
+    )
+    parser.add_argument("--seq_len", type=int, metavar="N", help="positions of the gradient profiles")
+    parser.add_argument("--steps", type=int, metavar="N", help="training steps, where something is trained")
+    parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda")
+
+
+def _declare_out(parser: argparse.ArgumentParser, folder: str) -> None:
+    parser.add_argument("--out", type=Path, default=Path(folder), metavar="DIR", help=f"where files go ({folder})")
+
+
+VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
+    "mixers": ("what mixers there are, and the options of one", _declare_mixers),
+    "measure": ("the comparison table, measured: a row per mixer, or per layer of a trained model", _declare_measure),
+    "claims": ("predictions of the theory, measured and judged", _declare_claims),
+    "figure": ("one of the figures of the theory", _declare_figure),
+}
+"""What each verb does, and its flags."""
+
+
+def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """The flags among `names` that were given."""
+    return {name: value for name in names if (value := getattr(arguments, name)) is not None}
+
+
+def _mixers(arguments: argparse.Namespace) -> int:
+    if arguments.name is None:
+        width = max(map(len, MIXERS))
+        for name in MIXERS:
+            print(f"{name:<{width}}  {MIXERS.summary(name)}")
+        print(f"\noptions of one: {PROGRAM} mixers NAME")
+        return 0
+    MIXERS.check(arguments.name)
+    mixer = MIXERS[arguments.name]
+    print(f"{arguments.name}: {MIXERS.summary(arguments.name)}\n\n{inspect.getdoc(mixer)}\n\noptions:")
+    options = [option for name, option in inspect.signature(mixer).parameters.items() if name != "d_model"]
+    kinds = get_type_hints(mixer.__init__)
+    width = max(len(option.name) for option in options)
+    for option in options:
+        choices = [repr(choice) for choice in get_args(kinds[option.name])]
+        kind = " | ".join(choices) if get_origin(kinds[option.name]) is Literal else option.annotation
+        print(f"  {option.name:<{width}}  {kind}, {option.default!r} unless given")
+    return 0
+
+
+def _measure(arguments: argparse.Namespace) -> int:
+    for name in arguments.mixer or ():
+        MIXERS.check(name)
+    fresh = _given(arguments, "mixer", "d_model", "n_heads")
+    if arguments.ckpt_path is not None and fresh:
+        raise UsageError(f"--{next(iter(fresh))} is of fresh mixers; --ckpt_path brings a model with its own")
+    _check_report()
+    from zoo.theory.comparison import write_measurements
+    from zoo.theory.measure import QUANTITIES, Sizes, measure_backbone, measure_mixers
+
+    flags = _given(arguments, "d_model", "n_heads", "seq_len", "gradient_len", "lengths", "seed", "n_seeds", "device")
+    if "lengths" in flags:
+        flags["lengths"] = tuple(flags["lengths"])
+    sizes = Sizes(**flags)
+    _check_device(sizes.device)
+    if arguments.ckpt_path is not None:
+        from zoo.saved import load
+
+        model = load(arguments.ckpt_path)
+        sizes = replace(sizes, d_model=model.d_model)
+        with _progress(len(model.layers.chain()) * len(QUANTITIES)) as advance:
+            rows = measure_backbone(model, sizes, progress=lambda row, quantity: advance(f"{row}: {quantity}"))
+    else:
+        names = arguments.mixer or list(MIXERS)
+        with _progress(len(names) * len(QUANTITIES)) as advance:
+            rows = measure_mixers(names, sizes, lambda row, quantity: advance(f"{row}: {quantity}"))
+    files = write_measurements(rows, arguments.out, sizes, describe_machine(sizes.device))
+    _print_measurements(rows, sizes)
+    _print_files(files)
+    return 0
+
+
+def _print_measurements(rows: Sequence[Measurement], sizes: Sizes) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from zoo.theory.comparison import GROUPS, describe_misses, describe_sizes
+
+    console = Console()
+    for title, columns in GROUPS.items():
+        table = Table(title=title, title_justify="left", header_style="bold")
+        table.add_column("", no_wrap=True)
+        for column in columns:
+            table.add_column(column.heading, justify="right")
+        for row in rows:
+            table.add_row(row.name, *(column.cell(row).replace("[", r"\[") for column in columns))
+        console.print(table)
+    for remark in (describe_misses(rows), describe_sizes(sizes)):
+        if remark:
+            console.print(remark, highlight=False)
+
+
+def _claims(arguments: argparse.Namespace) -> int:
+    for name in arguments.names:
+        CLAIMS.check(name)
+    _check_report()
+    from zoo.theory.claims import run_claims
+    from zoo.theory.report import verdict_table, write_report
+
+    names = list(dict.fromkeys(arguments.names)) or list(CLAIMS)
+    settings = _settings(arguments, arguments.full)
+    with _progress(len(names)) as advance:
+        verdicts = run_claims(names, settings, lambda name, *_: advance(name) if name else None)
+    files = write_report(verdicts, arguments.out)
+    from rich.console import Console
+
+    Console().print(verdict_table(verdicts))
+    _print_files(files[:2])
+    return 0 if all(verdict.as_expected for verdict in verdicts) else 1
+
+
+def _figure(arguments: argparse.Namespace) -> int:
+    if arguments.name not in FIGURES:
+        raise UsageError(unknown("figure", arguments.name, FIGURES))
+    _check_report()
+    from zoo.theory import figures, measure, report
+
+    if arguments.name == "gradients":
+        if arguments.steps is not None:
+            raise UsageError("--steps is of figures in which something is trained")
+        flags = _given(arguments, "seed", "n_seeds", "device")
+        flags |= {} if arguments.seq_len is None else {"gradient_len": arguments.seq_len}
+        sizes = measure.Sizes(**flags)
+        _check_device(sizes.device)
+        with _progress(len(MIXERS)) as advance:
+            gradients = measure.measure_gradients(None, sizes, lambda name, _: advance(name))
+        picture = figures.gradient_comparison_figure(gradients)
+    else:
+        settings = _settings(arguments, full=False)
+        with _progress(1) as advance:
+            advance(f"measuring {arguments.name}")
+            draw = report.staircase_figure if arguments.name == "staircase" else report.gradient_figure
+            picture = draw(settings=settings)
+    _print_files([figures.save_figure(picture, arguments.out or Path(f"{arguments.name}.png"))])
+    return 0
+
+
+def _settings(arguments: argparse.Namespace, full: bool) -> Settings:
+    """Sizes of claims: quick or full, with what the flags say."""
+    import torch
+
+    from zoo.theory.claims.claim import FULL, QUICK
+
+    flags = _given(arguments, "seed", "n_seeds", "seq_len", "steps", "device")
+    if full and torch.cuda.is_available():
+        flags = {"device": "cuda"} | flags
+    settings = replace(FULL if full else QUICK, **flags)
+    _check_device(settings.device)
+    return settings
+
+
+def _check_report() -> None:
+    """Raise before anything is measured where what shows the result is not installed."""
+    from zoo.theory.report import require_extra
+
+    for module in ("rich.table", "matplotlib.figure"):
+        require_extra(module)
+
+
+def _check_device(name: str) -> None:
+    import torch
+
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UsageError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[str], None]]:
+    """A bar on standard error over `total` pieces of work; the function it gives names the one that begins."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total)
+        begun = 0
+
+        def advance(what: str) -> None:
+            nonlocal begun
+            bar.update(task, description=what, completed=begun, refresh=True)
+            begun += 1
+
+        yield advance
+
+
+def _print_files(files: Sequence[Path]) -> None:
+    for path in files:
+        print(path)
+
+
+def describe_machine(device: str = "cpu") -> str:
+    """Processor (or GPU), cores and versions in one phrase."""
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    named = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else _processor()
+    return f"{named}, {cores} cores, Python {platform.python_version()}, torch {torch.__version__}"
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
