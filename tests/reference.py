@@ -50,6 +50,33 @@ def swiglu(p: Parameters, x: Array) -> Array:
     return (silu(gate) * value) @ p["down_proj.weight"].T
 
 
+def experts(p: Parameters, x: Array, top_k: int) -> Array:
+    """Each position through the SwiGLUs of its top_k likeliest experts, weighted by their probabilities.
+
+    Softmax over all experts, not normalised anew over the chosen ones (Jamba 2403.19887; Fedus et al. 2101.03961).
+    """
+    y = np.zeros_like(x)
+    for i in range(len(x)):
+        exponentials = np.exp(p["router.weight"] @ x[i])
+        probability = exponentials / exponentials.sum()
+        for e in np.argsort(-probability)[:top_k]:
+            expert = {"up_proj.weight": p["up_proj"][e], "down_proj.weight": p["down_proj"][e]}
+            y[i] += probability[e] * swiglu(expert, x[i])
+    return y
+
+
+def balance(p: Parameters, x: Array, top_k: int) -> tuple[float, Array]:
+    """n_experts sum_e load_e importance_e, and the loads (Fedus et al. 2101.03961, eqs. 4 to 6)."""
+    exponentials = np.exp(x @ p["router.weight"].T)
+    probability = exponentials / exponentials.sum(axis=1, keepdims=True)
+    n_experts = probability.shape[1]
+    load = np.zeros(n_experts)
+    for row in probability:
+        for e in np.argsort(-row)[:top_k]:
+            load[e] += 1 / len(x)
+    return float(n_experts * load @ probability.mean(axis=0)), load
+
+
 def short_conv(x: Array, weight: Array, bias: Array | float = 0.0) -> Array:
     """Depthwise y_i = sum_tau weight[:, d_conv - 1 - tau] x_{i - tau} + bias; nothing stands before the start."""
     d_conv = weight.shape[1]
@@ -247,7 +274,7 @@ def output_gate(p: Parameters, x: Array) -> Array | float:
     return silu(x @ p["gate_proj.weight"].T + p.get("gate_proj.bias", 0.0)) if "gate_proj.weight" in p else 1.0
 
 
-def gated_linear_attention(p: Parameters, x: Array, n_heads: int = 4, **_options: object) -> Array:
+def gated_linear_attention(p: Parameters, x: Array, n_heads: int = 2, **_options: object) -> Array:
     """Yang et al. 2312.06635: S_t = diag(alpha_t) S_{t-1} + k_t v_t^T, RMSNorm per head, SiLU gate."""
     o = gated_linear_attention_heads(p, x, n_heads)
     normed = rms_norm(o, p["norm.weight"]).reshape(len(x), -1)
@@ -267,7 +294,7 @@ def gated_heads_operator(p: Parameters, x: Array, weights: Array, heads: Array, 
     return operator
 
 
-def gated_linear_attention_operator(p: Parameters, x: Array, n_heads: int = 4, **_options: object) -> Array:
+def gated_linear_attention_operator(p: Parameters, x: Array, n_heads: int = 2, **_options: object) -> Array:
     """a_h(i, j) = sum_c q_ic k_jc alpha_{j+1, c} ... alpha_{i, c}."""
     q, k, _, alpha = gated_linear_attention_parts(p, x, n_heads)
     seq = len(x)
@@ -278,6 +305,68 @@ def gated_linear_attention_operator(p: Parameters, x: Array, n_heads: int = 4, *
     heads = gated_linear_attention_heads(p, x, n_heads)
     w_value = p["qkv_proj.weight"][-p["out_proj.weight"].shape[1] :]
     return gated_heads_operator(p, x, weights, heads, w_value)
+
+
+def delta_parts(p: Parameters, x: Array, n_heads: int, beta_max: float) -> tuple[Array, Array, Array, Array, Array]:
+    """DeltaNet up to its recurrence: q and k of length one (seq, n_heads, d_key), the convolved values before SiLU
+    (seq, n_heads, d_value), beta and alpha (seq, n_heads); alpha is one without a decay.
+    """
+    seq, n_values = len(x), p["out_proj.weight"].shape[1]
+    qkv = short_conv(x @ p["qkv_proj.weight"].T, p["conv.weight"])
+    n_keys = (qkv.shape[1] - n_values) // 2
+    q, k, v = (part.reshape(seq, n_heads, -1) for part in np.split(qkv, [n_keys, 2 * n_keys], axis=-1))
+    q, k = (silu(t) / np.sqrt((silu(t) ** 2).sum(axis=-1, keepdims=True) + 1e-6) for t in (q, k))
+    beta, alpha = beta_max * sigmoid(x @ p["beta_proj.weight"].T), np.ones((seq, n_heads))
+    if "A_log" in p:
+        alpha = np.exp(-np.exp(p["A_log"]) * softplus(x @ p["dt_proj.weight"].T + p["dt_bias"]))
+    return q, k, v, beta, alpha
+
+
+def delta_heads(q: Array, k: Array, v: Array, beta: Array, alpha: Array) -> Array:
+    """S_t = alpha_t (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T; returns S_t^T q_t, (seq, n_heads, d_value)."""
+    seq, n_heads, d_key = k.shape
+    o = np.zeros_like(v)
+    for h in range(n_heads):
+        s = np.zeros((d_key, v.shape[2]))
+        for t in range(seq):
+            reflection = np.eye(d_key) - beta[t, h] * np.outer(k[t, h], k[t, h])
+            s = alpha[t, h] * reflection @ s + beta[t, h] * np.outer(k[t, h], v[t, h])
+            o[t, h] = q[t, h] @ s
+    return o
+
+
+def delta_net(p: Parameters, x: Array, n_heads: int = 2, beta_max: float = 1.0, **_sizes: object) -> Array:
+    """Yang et al. 2406.06484; with alpha and an output gate 2412.06464."""
+    q, k, v, beta, alpha = delta_parts(p, x, n_heads, beta_max)
+    normed = rms_norm(delta_heads(q, k, silu(v), beta, alpha), p["norm.weight"]).reshape(len(x), -1)
+    return (normed * output_gate(p, x)) @ p["out_proj.weight"].T
+
+
+def delta_net_operator(p: Parameters, x: Array, n_heads: int = 2, beta_max: float = 1.0, **_sizes: object) -> Array:
+    """W_ij = W_O diag(gate_i) diag(w / rms_i) [sum_m a_h(i, m) diag(sigmoid(v_m)) K_{m-j}] W_V.
+
+    a_h(i, m) = q_i^T P_i ... P_{m+1} beta_m k_m with P_t = alpha_t (I - beta_t k_t k_t^T); v is the convolved value and
+    K_tau its taps.
+    """
+    q, k, v, beta, alpha = delta_parts(p, x, n_heads, beta_max)
+    seq, _, d_value = v.shape
+    n_values, d_conv = n_heads * d_value, p["conv.weight"].shape[1]
+    w_value, taps = p["qkv_proj.weight"][-n_values:], p["conv.weight"][-n_values:]
+    heads = delta_heads(q, k, silu(v), beta, alpha)
+    gate = np.broadcast_to(output_gate(p, x), (seq, n_values))
+    operator = np.zeros((seq, seq, len(p["out_proj.weight"]), x.shape[1]))
+    for i in range(seq):
+        inverse_rms = 1 / np.sqrt(np.mean(heads[i] ** 2, axis=-1) + 1e-5)
+        scale = np.repeat(inverse_rms, d_value) * np.tile(p["norm.weight"], n_heads) * gate[i]
+        back = q[i].copy()  # q_i^T P_i ... P_{m+1}
+        for m in range(i, -1, -1):
+            along = (back * k[m]).sum(axis=1)
+            written = np.repeat(beta[m] * along, d_value) * sigmoid(v[m]).reshape(-1)
+            for j in range(max(0, m - d_conv + 1), m + 1):
+                diagonal = scale * written * taps[:, d_conv - 1 - (m - j)]
+                operator[i, j] += p["out_proj.weight"] @ (diagonal[:, None] * w_value)
+            back = alpha[m][:, None] * (back - (beta[m] * along)[:, None] * k[m])
+    return operator
 
 
 # The explicit factorized class.
@@ -544,6 +633,8 @@ REFERENCES = {
     "factorized": factorized,
     "linear_attention": linear_attention,
     "gated_linear_attention": gated_linear_attention,
+    "delta_net": delta_net,
+    "gated_delta_net": delta_net,
     "diagonal_ssm": diagonal_ssm,
     "selective_ssm": selective_ssm,
     "ssd": ssd,
@@ -557,6 +648,8 @@ OPERATORS = {
     "factorized": factorized_operator,
     "linear_attention": linear_attention_operator,
     "gated_linear_attention": gated_linear_attention_operator,
+    "delta_net": delta_net_operator,
+    "gated_delta_net": delta_net_operator,
     "diagonal_ssm": diagonal_ssm_operator,
     "selective_ssm": selective_ssm_operator,
     "ssd": ssd_operator,

@@ -19,6 +19,8 @@ MIXERS = Registry(
             "zoo.mixers.gated_linear_attention:GatedLinearAttention",
             "linear attention with a decay for each key channel",
         ),
+        "delta_net": ("zoo.mixers.delta_net:DeltaNet", "linear attention that overwrites: the delta rule"),
+        "gated_delta_net": ("zoo.mixers.gated_delta_net:GatedDeltaNet", "the delta rule with a decay for each head"),
         "diagonal_ssm": ("zoo.mixers.diagonal_ssm:DiagonalSSM", "linear time-invariant SSM with diagonal dynamics"),
         "selective_ssm": ("zoo.mixers.selective_ssm:SelectiveSSM", "the Mamba block: input-dependent dynamics"),
         "ssd": ("zoo.mixers.ssd:SSD", "the Mamba-2 block: one decay per head, in matrix products"),

@@ -47,7 +47,7 @@ class GatedLinearAttention(SequenceMixer):
     def __init__(
         self,
         d_model: int,
-        n_heads: int = 4,
+        n_heads: int = 2,
         d_head: int | None = None,
         d_key: int | None = None,
         gate_rank: int = 16,
@@ -92,7 +92,7 @@ class GatedLinearAttention(SequenceMixer):
             k, log_decay = k * valid, log_decay * valid  # padding writes nothing and forgets nothing
         q, k, log_decay = coefficient(q * self.d_key**-0.5), coefficient(k), coefficient(log_decay)
         y, S = gated_linear_attention(q, k, v, log_decay, state.S)
-        y = self.norm(y.to(x.dtype).transpose(1, 2)).flatten(2)
+        y = self.norm(y.transpose(1, 2)).flatten(2).to(x.dtype)
         if self.gate_proj is not None:
             y = silu_gate(self.gate_proj(x), y)
         return self.out_proj(y), GatedLinearAttentionState(S)

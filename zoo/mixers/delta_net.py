@@ -1,0 +1,90 @@
+"""DeltaNet: linear attention that overwrites what stands under a key."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.blocks import RMSNorm, ShortConv
+from zoo.coefficient import coefficient
+from zoo.contract import SequenceMixer, accumulator, require_positive
+from zoo.ops.activation import silu
+from zoo.ops.delta_rule import delta_rule, unit_length
+from zoo.ops.time import valid_positions
+
+
+class DeltaNetState(NamedTuple):
+    conv: Tensor  # (batch, d_conv - 1, 3 * n_heads * d_head)
+    S: Tensor  # (batch, n_heads, d_head, d_head), keys first
+
+
+class DeltaNet(SequenceMixer):
+    """The layer of Yang et al. 2406.06484, per head.
+
+        q, k, v = silu(conv(W x)), q and k scaled to length one, beta_t = beta_max sigmoid(w x_t)
+        S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T, y = out_proj(norm(S^T q))
+
+    Coefficients: q, k, beta, sigmoid(conv) of the values, 1/rms. Interaction rank: the recurrence alone has n_heads;
+    the convolution and SiLU of the values act on channels and raise it to n_heads * d_head, at most d_model^2.
+
+    Args:
+        d_model: width of input and output.
+        n_heads: heads.
+        d_head: width of a head; d_model / n_heads when absent.
+        d_conv: width of the causal convolution; 1 looks at the position itself alone.
+        beta_max: upper end of beta. Beyond 1 the eigenvalue 1 - beta reaches below zero, at 2 down to -1: tracking a
+            state by reflections needs it (Grazzi et al. 2411.12537).
+
+    Raises:
+        ValueError: sizes that are not positive, heads that do not divide, beta_max outside (0, 2].
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int = 2,
+        d_head: int | None = None,
+        d_conv: int = 4,
+        beta_max: float = 1.0,
+    ) -> None:
+        super().__init__(d_model)
+        require_positive(n_heads=n_heads, d_head=d_head, d_conv=d_conv)
+        if d_head is None and d_model % n_heads:
+            raise ValueError(
+                f"d_model={d_model} is not divisible by n_heads={n_heads}; choose a divisor or give d_head"
+            )
+        if not 0 < beta_max <= 2:
+            raise ValueError(f"beta_max must lie in (0, 2] for a stable recurrence, got {beta_max}")
+        self.n_heads, self.beta_max = n_heads, beta_max
+        self.d_head = d_head or d_model // n_heads
+        n_inner = n_heads * self.d_head
+        self.qkv_proj = nn.Linear(d_model, 3 * n_inner, bias=False)
+        self.conv = ShortConv(3 * n_inner, d_conv)
+        self.beta_proj = nn.Linear(d_model, n_heads, bias=False)
+        self.norm = RMSNorm(self.d_head)
+        self.out_proj = nn.Linear(n_inner, d_model, bias=False)
+
+    def reset_parameters(self) -> None:
+        for layer in (self.qkv_proj, self.conv, self.beta_proj, self.norm, self.out_proj):
+            layer.reset_parameters()
+
+    def empty_state(
+        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> DeltaNetState:
+        shape = (batch_size, self.n_heads, self.d_head, self.d_head)
+        S = torch.zeros(shape, dtype=accumulator(dtype), device=device)
+        return DeltaNetState(self.conv.empty_state(batch_size, dtype, device), S)
+
+    def mix(self, x: Tensor, state: DeltaNetState, lengths: Tensor | None) -> tuple[Tensor, DeltaNetState]:
+        qkv, conv = self.conv.mix(self.qkv_proj(x), state.conv, lengths)
+        q, k, v = qkv.to(state.S.dtype).unflatten(2, (3, self.n_heads, self.d_head)).permute(2, 0, 3, 1, 4)
+        q, k = (coefficient(unit_length(F.silu(t))) for t in (q, k))
+        beta = self.beta_max * torch.sigmoid(self.beta_proj(x).to(state.S.dtype))
+        if lengths is not None:
+            beta = beta * valid_positions(lengths, x.shape[1]).unsqueeze(2)  # padding writes nothing
+        y, S = delta_rule(q, k, silu(v), coefficient(beta.transpose(1, 2)), None, state.S)
+        y = self.norm(y.transpose(1, 2)).flatten(2).to(x.dtype)
+        return self.out_proj(y), DeltaNetState(conv, S)

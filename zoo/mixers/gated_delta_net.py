@@ -1,0 +1,123 @@
+"""Gated DeltaNet: the delta rule, and a decay that can clear the whole state."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.blocks import RMSNorm, ShortConv
+from zoo.coefficient import coefficient
+from zoo.contract import SequenceMixer, accumulator, require_positive, require_range
+from zoo.ops.activation import silu, silu_gate
+from zoo.ops.delta_rule import delta_rule, unit_length
+from zoo.ops.step_size import draw_step_bias
+from zoo.ops.time import valid_positions
+
+
+class GatedDeltaNetState(NamedTuple):
+    conv: Tensor  # (batch, d_conv - 1, n_heads * (2 + expand) * d_head)
+    S: Tensor  # (batch, n_heads, d_head, expand * d_head), keys first
+
+
+class GatedDeltaNet(SequenceMixer):
+    """The layer of Yang et al. 2412.06464, per head.
+
+        q, k, v = silu(conv(W x)), q and k scaled to length one, beta_t = beta_max sigmoid(w x_t)
+        alpha_t = exp(A softplus(a x_t + b)), A < 0
+        S_t = alpha_t (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T, y = out_proj(silu(W_g x) norm(S^T q))
+
+    Coefficients: q, k, alpha, beta, sigmoid(conv) of the values, 1/rms, silu(W_g x). Interaction rank: the recurrence
+    alone has n_heads; convolution, SiLU and gate act on channels and raise it to n_heads * expand * d_head, at most
+    d_model^2.
+
+    Args:
+        d_model: width of input and output.
+        n_heads: heads.
+        d_head: width of a head's queries and keys; d_model / n_heads when absent.
+        expand: a head's values have width expand * d_head.
+        d_conv: width of the causal convolution; 1 looks at the position itself alone.
+        beta_max: upper end of beta. Beyond 1 the eigenvalue alpha (1 - beta) reaches below zero, at 2 down to -1:
+            tracking a state by reflections needs it (Grazzi et al. 2411.12537).
+        dt_min, dt_max: range of softplus(b) at initialisation, log-uniform, at least 1e-4.
+
+    Raises:
+        ValueError: sizes that are not positive, heads that do not divide, beta_max outside (0, 2], an empty range.
+    """
+
+    undecayed = ("A_log", "dt_bias")
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int = 2,
+        d_head: int | None = None,
+        expand: int = 2,
+        d_conv: int = 4,
+        beta_max: float = 1.0,
+        dt_min: float = 1e-3,
+        dt_max: float = 1e-1,
+    ) -> None:
+        super().__init__(d_model)
+        require_positive(n_heads=n_heads, d_head=d_head, expand=expand, d_conv=d_conv)
+        require_range(dt_min=dt_min, dt_max=dt_max)
+        if d_head is None and d_model % n_heads:
+            raise ValueError(
+                f"d_model={d_model} is not divisible by n_heads={n_heads}; choose a divisor or give d_head"
+            )
+        if not 0 < beta_max <= 2:
+            raise ValueError(f"beta_max must lie in (0, 2] for a stable recurrence, got {beta_max}")
+        self.n_heads, self.beta_max, self.dt_min, self.dt_max = n_heads, beta_max, dt_min, dt_max
+        self.d_head = d_head or d_model // n_heads
+        self.d_value = expand * self.d_head
+        n_keys, n_values = n_heads * self.d_head, n_heads * self.d_value
+        self.widths = (n_keys, n_keys, n_values)
+        self.qkv_proj = nn.Linear(d_model, sum(self.widths), bias=False)
+        self.conv = ShortConv(sum(self.widths), d_conv)
+        self.beta_proj = nn.Linear(d_model, n_heads, bias=False)
+        self.dt_proj = nn.Linear(d_model, n_heads, bias=False)
+        self.dt_bias = nn.Parameter(torch.empty(n_heads))
+        self.A_log = nn.Parameter(torch.empty(n_heads))
+        self.gate_proj = nn.Linear(d_model, n_values, bias=False)
+        self.norm = RMSNorm(self.d_value)
+        self.out_proj = nn.Linear(n_values, d_model, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        projections = (self.qkv_proj, self.conv, self.beta_proj, self.dt_proj, self.gate_proj)
+        for layer in (*projections, self.norm, self.out_proj):
+            layer.reset_parameters()
+        with torch.no_grad():
+            self.dt_bias.copy_(draw_step_bias(self.n_heads, self.dt_min, self.dt_max))
+            self.A_log.uniform_(1, 16).log_()
+
+    def empty_state(
+        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> GatedDeltaNetState:
+        shape = (batch_size, self.n_heads, self.d_head, self.d_value)
+        S = torch.zeros(shape, dtype=accumulator(dtype), device=device)
+        return GatedDeltaNetState(self.conv.empty_state(batch_size, dtype, device), S)
+
+    def mix(self, x: Tensor, state: GatedDeltaNetState, lengths: Tensor | None) -> tuple[Tensor, GatedDeltaNetState]:
+        qkv, conv = self.conv.mix(self.qkv_proj(x), state.conv, lengths)
+        q, k, v = qkv.to(state.S.dtype).split(self.widths, dim=2)
+        q, k, v = (t.unflatten(2, (self.n_heads, -1)).transpose(1, 2) for t in (q, k, v))
+        q, k = (coefficient(unit_length(F.silu(t))) for t in (q, k))
+        beta, log_decay = self._strengths(x, state.S.dtype, lengths)
+        y, S = delta_rule(q, k, silu(v), beta, log_decay, state.S)
+        y = self.norm(y.transpose(1, 2)).flatten(2).to(x.dtype)
+        return self.out_proj(silu_gate(self.gate_proj(x), y)), GatedDeltaNetState(conv, S)
+
+    def _strengths(self, x: Tensor, dtype: torch.dtype, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+        """beta and log(alpha), (batch, n_heads, seq) each; padding writes nothing and forgets nothing."""
+        # Contiguous: torch.compile mistakes the strides of softplus's gradient where input and gradient are laid out
+        # differently.
+        beta, dt = (layer(x).to(dtype).transpose(1, 2).contiguous() for layer in (self.beta_proj, self.dt_proj))
+        beta = self.beta_max * torch.sigmoid(beta)
+        log_decay = -self.A_log.to(dtype).exp().unsqueeze(1) * F.softplus(dt + self.dt_bias.unsqueeze(1))
+        if lengths is not None:
+            valid = valid_positions(lengths, x.shape[1]).unsqueeze(1)
+            beta, log_decay = beta * valid, log_decay * valid
+        return coefficient(beta), coefficient(log_decay)

@@ -1,0 +1,78 @@
+"""The delta rule: before a value is written under a key, what stands there is taken away."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from zoo.ops.chunked import into_chunks, segment_sums
+from zoo.ops.precision import full_precision
+
+CHUNK = 32
+_EPS = 1e-6
+
+
+def unit_length(t: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+    """t / sqrt(|t|^2 + 1e-6)."""
+    return t * torch.rsqrt(t.square().sum(-1, keepdim=True) + _EPS)
+
+
+def delta_rule(
+    q: Float[Tensor, "batch heads seq d_key"],
+    k: Float[Tensor, "batch heads seq d_key"],
+    v: Float[Tensor, "batch heads seq d_value"],
+    beta: Float[Tensor, "batch heads seq"],
+    log_decay: Float[Tensor, "batch heads seq"] | None,
+    state: Float[Tensor, "batch heads d_key d_value"],
+) -> tuple[Float[Tensor, "batch heads seq d_value"], Float[Tensor, "batch heads d_key d_value"]]:
+    """S_t = a_t (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T, y_t = S_t^T q_t, with a_t = exp(log_decay_t).
+
+    Yang et al. 2406.06484, eq. 4 and section 3.2; with the decay 2412.06464, eq. 10 (there S is transposed). With
+    S_0 the state that enters a chunk, g_t = a_1 ... a_t and G_tj = a_{j+1} ... a_t,
+
+        S_t = g_t S_0 + sum_{j <= t} G_tj k_j u_j^T,      (I + L) u = beta (v - g k S_0),
+        L_tj = beta_t G_tj k_t . k_j for j < t,
+
+    so that one triangular solve a chunk stands for its product of reflections (the WY form).
+
+    Args:
+        q, k: queries and keys, keys of length one or shorter.
+        v: values.
+        beta: writing strengths, 0 to 2; zero leaves the state as it is, one replaces what stands under the key, above
+            one the eigenvalue 1 - beta |k|^2 is negative.
+        log_decay: logarithm of the decay; none when absent.
+        state: S before the first position; its dtype is the one computed in.
+
+    Returns:
+        Outputs, and S after the last position.
+    """
+    seq_len = q.shape[2]
+    size = min(CHUNK, seq_len)
+    with full_precision(q.device):
+        q, k, v, beta = (into_chunks(t.to(state.dtype), size) for t in (q, k, v, beta.unsqueeze(3)))
+        if log_decay is None:
+            decay = torch.ones(size, size, dtype=state.dtype, device=q.device).tril()
+            since_start = until_end = torch.ones(size, 1, dtype=state.dtype, device=q.device)
+        else:
+            step = into_chunks(log_decay.to(state.dtype).unsqueeze(3), size).squeeze(4)
+            decay = segment_sums(step).exp()
+            since_start, until_end = step.cumsum(3).exp().unsqueeze(4), decay[..., -1, :].unsqueeze(4)
+        L = (beta * decay * (k @ k.transpose(3, 4))).tril(-1)
+        right = beta * torch.cat((v, since_start * k), dim=4)
+        solved = torch.linalg.solve_triangular(L, right, upper=False, unitriangular=True)
+        u, w = solved.split((v.shape[4], k.shape[4]), dim=4)  # the chunk alone, and what S_0 takes from it
+        keys = (until_end * k).transpose(3, 4)
+        identity = torch.eye(k.shape[4], dtype=state.dtype, device=q.device)
+        entering, final = _transported_states(state, since_start[..., -1:, :] * identity - keys @ w, keys @ u)
+        y = (decay * (q @ k.transpose(3, 4))) @ (u - w @ entering) + since_start * (q @ entering)
+    return y.flatten(2, 3)[:, :, :seq_len], final
+
+
+def _transported_states(state: Tensor, transport: Tensor, written: Tensor) -> tuple[Tensor, Tensor]:
+    """S_c = transport_c S_{c-1} + written_c: the state that enters each chunk, and the one after the last."""
+    entering = []
+    for matrix, w in zip(transport.unbind(2), written.unbind(2), strict=True):
+        entering.append(state)
+        state = w + matrix @ state
+    return torch.stack(entering, dim=2), state
