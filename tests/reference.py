@@ -206,6 +206,48 @@ def attention_operator(p: Parameters, x: Array, n_heads: int = 4, **options: obj
     return operator
 
 
+def sliding_attention_weights(
+    p: Parameters, x: Array, n_heads: int = 4, window: int = 64, position: str = "none", **options: object
+) -> Array:
+    """Attention's a_h(i, j), the softmax taken over i - window < j <= i alone (Beltagy et al. 2004.05150)."""
+    q, k, _ = attention_heads(p, x, n_heads, **options)
+    seq, _, d_head = q.shape
+    weights = np.zeros((n_heads, seq, seq))
+    for h in range(n_heads):
+        for i in range(seq):
+            seen = range(max(0, i - window + 1), i + 1)
+            logits = np.zeros(len(seen))
+            for place, j in enumerate(seen):
+                turned = (rotate(q[i, h], i), rotate(k[j, h], j)) if position == "rope" else (q[i, h], k[j, h])
+                logits[place] = np.dot(*turned) / np.sqrt(d_head)
+                if position == "alibi":
+                    logits[place] -= p["slopes"][h] * (i - j)
+            exponentials = np.exp(logits - logits.max())
+            weights[h, i, list(seen)] = exponentials / exponentials.sum()
+    return weights
+
+
+def sliding_attention(p: Parameters, x: Array, n_heads: int = 4, **options: object) -> Array:
+    weights = sliding_attention_weights(p, x, n_heads, **options)
+    values = attention_heads(p, x, n_heads, **options)[2]
+    mixed = np.stack([weights[h] @ values[:, h] for h in range(n_heads)], axis=1)
+    return mixed.reshape(len(x), -1) @ p["out_proj.weight"].T
+
+
+def sliding_attention_operator(p: Parameters, x: Array, n_heads: int = 4, **options: object) -> Array:
+    """W_ij = sum_h a_h(i, j) W_O^h W_V^h."""
+    weights = sliding_attention_weights(p, x, n_heads, **options)
+    d_head = p["out_proj.weight"].shape[1] // n_heads
+    n_kv_heads = options.get("n_kv_heads") or n_heads
+    w_value = p["qkv_proj.weight"][-n_kv_heads * d_head :]
+    operator = 0.0
+    for h in range(n_heads):
+        start = h // (n_heads // n_kv_heads) * d_head
+        value_map = p["out_proj.weight"][:, h * d_head : (h + 1) * d_head] @ w_value[start : start + d_head]
+        operator = operator + weights[h][:, :, None, None] * value_map
+    return operator
+
+
 # Attention without a softmax.
 
 
@@ -574,6 +616,46 @@ def ssd_operator(p: Parameters, x: Array, norm_groups: int | None = None, **opti
     )
 
 
+# Convolution.
+
+
+def conv_kernel(p: Parameters, lag: int, max_seq_len: int = 1024) -> Array:
+    """K_lag, a number per channel: a tap, or the implicit filter of Hyena (Poli et al. 2302.10866), D at lag zero."""
+    if "conv.weight" in p:
+        taps = p["conv.weight"]
+        return taps[:, -1 - lag] if lag < taps.shape[1] else np.zeros(len(taps))
+    u = lag / max_seq_len
+    n_frequencies = (p["filter.layers.0.weight"].shape[1] - 1) // 2
+    waves = [2 * np.pi * f * u for f in range(1, n_frequencies + 1)]
+    hidden = np.array([u, *np.cos(waves), *np.sin(waves)])
+    for layer in range(3):
+        hidden = p[f"filter.layers.{layer}.weight"] @ hidden + p[f"filter.layers.{layer}.bias"]
+        hidden = np.sin(10 * hidden) if layer < 2 else hidden
+    rate = np.exp(p["filter.log_rate"])
+    return np.sqrt(2 * rate / max_seq_len) * np.exp(-rate * u) * hidden + (p["D"] if lag == 0 else 0.0)
+
+
+def conv(p: Parameters, x: Array, max_seq_len: int = 1024, **_sizes: object) -> Array:
+    """y_i = W_out sum_tau K_tau * (W_in x)_{i - tau}."""
+    kernel = [conv_kernel(p, lag, max_seq_len) for lag in range(len(x))]
+    u = x @ p["in_proj.weight"].T
+    mixed = np.zeros_like(u)
+    for i in range(len(x)):
+        for j in range(i + 1):
+            mixed[i] += kernel[i - j] * u[j]
+    return mixed @ p["out_proj.weight"].T
+
+
+def conv_operator(p: Parameters, x: Array, max_seq_len: int = 1024, **_sizes: object) -> Array:
+    """W_ij = W_out diag(K_{i - j}) W_in."""
+    seq, d_model = x.shape
+    operator = np.zeros((seq, seq, d_model, d_model))
+    for i in range(seq):
+        for j in range(i + 1):
+            operator[i, j] = p["out_proj.weight"] @ np.diag(conv_kernel(p, i - j, max_seq_len)) @ p["in_proj.weight"]
+    return operator
+
+
 # Nonlinear recurrence.
 
 
@@ -628,8 +710,35 @@ def hybrid(
     return x
 
 
+def parallel_hybrid(
+    p: Parameters, x: Array, pattern: tuple[str | dict[str, object], ...] = ("selective_ssm", "attention")
+) -> Array:
+    """The mean of the members' outputs, each behind an RMS norm (Hymba, Dong et al. 2411.13676)."""
+    y = np.zeros_like(x)
+    for number, entry in enumerate(pattern):
+        options = {"name": entry} if isinstance(entry, str) else dict(entry)
+        mixed = REFERENCES[options.pop("name")](members(p, f"members.{number}."), x, **options)
+        y += rms_norm(mixed, p[f"norms.{number}.weight"]) / len(pattern)
+    return y
+
+
+# The control.
+
+
+def identity(_: Parameters, x: Array) -> Array:
+    return x
+
+
+def identity_operator(_: Parameters, x: Array) -> Array:
+    return np.einsum("ij,pd->ijpd", np.eye(len(x)), np.eye(x.shape[1]))
+
+
 REFERENCES = {
     "attention": attention,
+    "sliding_attention": sliding_attention,
+    "conv": conv,
+    "identity": identity,
+    "parallel_hybrid": parallel_hybrid,
     "factorized": factorized,
     "linear_attention": linear_attention,
     "gated_linear_attention": gated_linear_attention,
@@ -644,6 +753,9 @@ REFERENCES = {
     "hybrid": hybrid,
 }
 OPERATORS = {
+    "sliding_attention": sliding_attention_operator,
+    "conv": conv_operator,
+    "identity": identity_operator,
     "attention": attention_operator,
     "factorized": factorized_operator,
     "linear_attention": linear_attention_operator,

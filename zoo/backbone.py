@@ -19,9 +19,9 @@ BackboneKind = Literal["residual", "bare"]
 class Backbone(nn.Module):
     """Tokens or vectors in, logits or regressed vectors out.
 
-    residual: embedding, n_layers times (norm, mixer, norm, SwiGLU) with residuals, norm, head. bare: mixers one after
-    the other, no norm, residual or channel mixer; input projection and head are left out where the widths agree, so
-    that a single mixer can be fitted by itself.
+    residual: embedding, n_layers times (norm, mixer, norm, SwiGLU or experts) with residuals, norm, head. bare: mixers
+    one after the other, no norm, residual or channel mixer; input projection and head are left out where the widths
+    agree, so that a single mixer can be fitted by itself.
 
     Args:
         mixer: `{"name": ..., **options}` as `zoo.create_mixer` takes them.
@@ -33,9 +33,14 @@ class Backbone(nn.Module):
         d_channel: inner width of SwiGLU; 2 * d_model when absent, 0 for none.
         d_conv: width of a causal depthwise convolution in front of each mixer; 0 for none.
         backbone: residual or bare.
+        n_experts: experts in the channel mixer of each expert layer; 0 for a single SwiGLU in every layer.
+        top_k: how many experts serve a position.
+        expert_period, expert_offset: layers expert_offset, expert_offset + expert_period, ... have experts.
+        norm_eps: of the residual backbone's norms.
 
     Raises:
-        ValueError: sizes that are not positive, both or neither of vocab_size and d_input, unknown names or options.
+        ValueError: sizes that are not positive, both or neither of vocab_size and d_input, unknown names or options,
+            experts where no layer has a channel mixer for them.
     """
 
     def __init__(
@@ -50,15 +55,29 @@ class Backbone(nn.Module):
         d_channel: int | None = None,
         d_conv: int = 0,
         backbone: BackboneKind = "residual",
+        n_experts: int = 0,
+        top_k: int = 2,
+        expert_period: int = 2,
+        expert_offset: int = 1,
+        norm_eps: float = 1e-5,
     ) -> None:
         super().__init__()
         require_positive(
             d_model=d_model, n_layers=n_layers, n_outputs=n_outputs, vocab_size=vocab_size, d_input=d_input
         )
-        require_positive(d_channel=d_channel or None, d_conv=d_conv or None)
+        require_positive(d_channel=d_channel or None, d_conv=d_conv or None, n_experts=n_experts or None)
+        require_positive(expert_period=expert_period)
         require_choice("backbone", backbone, BackboneKind)
         if (vocab_size is None) == (d_input is None):
             raise ValueError("give exactly one of vocab_size (tokens) and d_input (vectors)")
+        if n_experts and (backbone == "bare" or d_channel == 0):
+            raise ValueError("experts are channel mixers: they need backbone=residual and a d_channel that is not 0")
+        expert_layers = range(expert_offset, n_layers, expert_period)
+        if n_experts and not 0 <= expert_offset < min(n_layers, expert_period):
+            raise ValueError(
+                f"expert_offset must lie in 0..{min(n_layers, expert_period) - 1} "
+                f"(n_layers={n_layers}, expert_period={expert_period}), got {expert_offset}"
+            )
         options = dict(mixer)
         if "name" not in options:
             raise ValueError(f"mixer needs a name, got {options}")
@@ -67,7 +86,10 @@ class Backbone(nn.Module):
             mixers = [Stack([ShortConv(d_model, d_conv), m]) for m in mixers]
         if backbone == "residual":
             width = 2 * d_model if d_channel is None else d_channel
-            mixers = [ResidualBlock(m, width) for m in mixers]
+            mixers = [
+                ResidualBlock(m, width, n_experts if layer in expert_layers else 0, top_k, norm_eps)
+                for layer, m in enumerate(mixers)
+            ]
         self.layers = Stack(mixers)
         self.vocab_size, self.n_outputs = vocab_size, n_outputs
         d_out = self.layers.d_out
@@ -76,7 +98,7 @@ class Backbone(nn.Module):
         self.in_proj = (
             nn.Linear(d_input, d_model) if d_input is not None and not (bare and d_input == d_model) else None
         )
-        self.norm = None if bare else RMSNorm(d_out)
+        self.norm = None if bare else RMSNorm(d_out, norm_eps)
         self.head = None if bare and d_out == n_outputs else nn.Linear(d_out, n_outputs, bias=False)
         if self.embedding is not None:
             nn.init.normal_(self.embedding.weight, std=0.02)

@@ -7,12 +7,14 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from zoo.contract import SequenceMixer, require_positive
 from zoo.ops.activation import rms_norm, silu_gate
 from zoo.ops.conv import causal_conv
+from zoo.ops.experts import balance, grouped_linear, route
+from zoo.ops.time import valid_positions
 
 
 class RMSNorm(nn.Module):
@@ -51,9 +53,78 @@ class SwiGLU(nn.Module):
         self.up_proj = nn.Linear(d_model, 2 * d_channel, bias=False)
         self.down_proj = nn.Linear(d_channel, d_model, bias=False)
 
+    def reset_parameters(self) -> None:
+        self.up_proj.reset_parameters()
+        self.down_proj.reset_parameters()
+
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         gate, value = self.up_proj(x).chunk(2, dim=-1)
         return self.down_proj(silu_gate(gate, value))
+
+
+class Experts(nn.Module):
+    """sum over the top_k experts e of p_e(x) SwiGLU_e(x), p = softmax(W_router x) (Shazeer et al. 1701.06538).
+
+    Every position is served by all the experts it chose, so that one position's output depends on no other: a
+    capacity, with tokens dropped beyond it, would make `stream` differ from `forward`. Weights p_e as in Jamba (Lieber
+    et al. 2403.19887). Coefficients: p_e, the choice of e, and the SwiGLUs' gates.
+
+    Args:
+        d_model: width of input and output.
+        d_channel: inner width of each expert.
+        n_experts: how many there are.
+        top_k: how many serve a position.
+
+    Attributes:
+        balance_loss: of the last forward pass in training mode (`zoo.ops.experts.balance`), differentiable: what to
+            add to the loss so that the experts share the work.
+        load: in that pass, the share of positions that each expert served, (n_experts,); adds up to top_k.
+
+    Raises:
+        ValueError: sizes that are not positive, or fewer experts than top_k.
+    """
+
+    balance_loss: Tensor | None
+    load: Tensor | None
+
+    def __init__(self, d_model: int, d_channel: int, n_experts: int = 16, top_k: int = 2) -> None:
+        super().__init__()
+        require_positive(d_channel=d_channel, n_experts=n_experts, top_k=top_k)
+        if top_k > n_experts:
+            raise ValueError(f"top_k={top_k} needs at least as many experts, got n_experts={n_experts}")
+        self.n_experts, self.top_k = n_experts, top_k
+        self.router = nn.Linear(d_model, n_experts, bias=False)
+        self.up_proj = nn.Parameter(torch.empty(n_experts, 2 * d_channel, d_model))
+        self.down_proj = nn.Parameter(torch.empty(n_experts, d_model, d_channel))
+        self.balance_loss = self.load = None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.router.reset_parameters()
+        for weight in (self.up_proj, self.down_proj):  # each expert as nn.Linear would be
+            bound = weight.shape[2] ** -0.5
+            nn.init.uniform_(weight, -bound, bound)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What belongs to one forward pass is neither copied nor saved; tensors within a graph cannot be.
+        return self.__dict__ | {"balance_loss": None, "load": None}
+
+    def forward(
+        self, x: Float[Tensor, "*batch d_model"], valid: Bool[Tensor, "*batch"] | None = None
+    ) -> Float[Tensor, "*batch d_model"]:
+        """Each position by itself; `valid` says which of them count in `balance_loss` and `load`."""
+        probability, weight, choice = route(self.router(x), self.top_k)
+        if self.training:
+            self.balance_loss, load = balance(probability, choice, valid)
+            self.load = load.detach()
+        chosen = choice.flatten()
+        order = chosen.argsort(stable=True)  # rows of one expert stand together
+        counts = (chosen.unsqueeze(1) == torch.arange(self.n_experts, device=x.device)).sum(0)
+        rows = x.reshape(-1, x.shape[-1])[order // self.top_k]
+        gate, value = grouped_linear(rows, self.up_proj, counts).chunk(2, dim=-1)
+        served = grouped_linear(silu_gate(gate, value), self.down_proj, counts)
+        served = served[order.argsort()].view(*choice.shape, x.shape[-1])
+        return (served * weight.to(served.dtype).unsqueeze(-1)).sum(-2)
 
 
 class ShortConv(SequenceMixer):
@@ -130,29 +201,34 @@ class ResidualBlock(SequenceMixer):
 
     Args:
         mixer: mixes positions; d_out must be d_model.
-        d_channel: inner width of the SwiGLU channel mixer; 0 for none.
+        d_channel: inner width of the channel mixer; 0 for none.
+        n_experts: experts in the channel mixer; 0 for a single SwiGLU.
+        top_k: how many experts serve a position.
+        norm_eps: of the norms.
 
     Raises:
-        ValueError: a mixer whose output has another width.
+        ValueError: a mixer whose output has another width; what `Experts` refuses.
     """
 
-    def __init__(self, mixer: SequenceMixer, d_channel: int = 0) -> None:
+    def __init__(
+        self, mixer: SequenceMixer, d_channel: int = 0, n_experts: int = 0, top_k: int = 2, norm_eps: float = 1e-5
+    ) -> None:
         super().__init__(mixer.d_model)
         if mixer.d_out != mixer.d_model:
             raise ValueError(f"a residual block needs d_out = d_model, got {mixer.d_out} and {mixer.d_model}")
-        self.mixer_norm = RMSNorm(self.d_model)
+        self.mixer_norm = RMSNorm(self.d_model, norm_eps)
         self.mixer = mixer
-        self.channel_norm = RMSNorm(self.d_model) if d_channel else None
-        self.channel = SwiGLU(self.d_model, d_channel) if d_channel else None
+        self.channel_norm = RMSNorm(self.d_model, norm_eps) if d_channel else None
+        self.channel: SwiGLU | Experts | None = None
+        if n_experts:
+            self.channel = Experts(self.d_model, d_channel, n_experts, top_k)
+        elif d_channel:
+            self.channel = SwiGLU(self.d_model, d_channel)
 
     def reset_parameters(self) -> None:
-        self.mixer.reset_parameters()
-        for layer in (self.mixer_norm, self.channel_norm):
+        for layer in (self.mixer_norm, self.mixer, self.channel_norm, self.channel):
             if layer is not None:
                 layer.reset_parameters()
-        if self.channel is not None:
-            self.channel.up_proj.reset_parameters()
-            self.channel.down_proj.reset_parameters()
 
     def empty_state(
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
@@ -161,15 +237,21 @@ class ResidualBlock(SequenceMixer):
 
     def mix(self, x: Tensor, state: Any, lengths: Tensor | None) -> tuple[Tensor, Any]:
         x, state = self.mix_positions(x, state, lengths)
-        return self.mix_channels(x), state
+        return self.mix_channels(x, None if lengths is None else valid_positions(lengths, x.shape[1])), state
 
     def mix_positions(self, x: Tensor, state: Any, lengths: Tensor | None) -> tuple[Tensor, Any]:
         """The first half of the block."""
         y, state = self.mixer.stream(self.mixer_norm(x), state, lengths)
         return x + y, state
 
-    def mix_channels(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """The second half: each position by itself, so any selection of positions may be given."""
+    def mix_channels(
+        self, x: Float[Tensor, "*batch d_model"], valid: Bool[Tensor, "*batch"] | None = None
+    ) -> Float[Tensor, "*batch d_model"]:
+        """The second half: each position by itself, so any selection of positions may be given.
+
+        `valid` says which positions count in the experts' load, where there are experts.
+        """
         if self.channel is None or self.channel_norm is None:
             return x
-        return x + self.channel(self.channel_norm(x))
+        normed = self.channel_norm(x)
+        return x + (self.channel(normed, valid) if isinstance(self.channel, Experts) else self.channel(normed))

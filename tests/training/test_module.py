@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+import zoo
 from tests.tolerances import assert_close
 from tests.training import small
 from zoo.training import SequenceModule
@@ -189,6 +190,7 @@ def test_metrics_add_up_over_batches(generator: torch.Generator) -> None:
         ({"beta2": 1.0}, r"beta2 must lie in \[0, 1\), got 1.0"),
         ({"mixer": {"name": "atention"}}, "did you mean 'attention'"),
         ({"mixer": {"name": "attention", "n_heads": 3}, "d_model": 16}, "n_heads"),
+        ({"balance_weight": -0.1}, "balance_weight must be a finite number >= 0, got -0.1"),
         ({"n_layers": 0}, "n_layers must be a positive integer, got 0"),
         ({"vocab_size": None}, "exactly one of vocab_size"),
     ],
@@ -272,3 +274,45 @@ def test_generates_what_it_was_taught(tmp_path: Path) -> None:
     small.trainer(tmp_path, max_steps=60).fit(module, datamodule=small.data(tmp_path, Count()))
     continued = module.backbone.eval().generate(torch.tensor([[3, 4, 5], [10, 11, 0]]), 4)
     assert continued.tolist() == [[3, 4, 5, 6, 7, 8, 9], [10, 11, 0, 1, 2, 3, 4]]
+
+
+WITH_EXPERTS = {"n_experts": 3, "expert_offset": 0, "expert_period": 1, "n_layers": 2}
+
+
+def test_the_load_of_each_expert_and_their_balance_are_logged(tmp_path: Path) -> None:
+    module = small.module(**WITH_EXPERTS)
+    trainer = small.trainer(tmp_path, max_steps=1)
+    trainer.fit(module, datamodule=small.data(tmp_path))
+    logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    for layer in (0, 1):
+        loads = [logged[f"train/load/layer{layer}/expert{e}"] for e in range(3)]
+        assert sum(loads) == pytest.approx(2)
+        assert all(0 <= load <= 1 for load in loads)
+    assert logged["train/balance_loss"] > 0
+    assert not [name for name in logged if name.startswith(("val/load", "val/balance"))]
+
+
+def test_the_balance_loss_enters_training_with_its_weight_and_the_logged_loss_without(tmp_path: Path) -> None:
+    batch = {name: torch.from_numpy(a) for name, a in small.Echo().sample(np.random.default_rng([0]), 3).items()}
+
+    def losses(weight: float) -> tuple[float, float, float]:
+        module = small.module(balance_weight=weight, **WITH_EXPERTS)
+        logged: dict[str, float] = {}
+        module.log = lambda name, value, **_: logged.update({name: float(value)})
+        module.log_dict = lambda values: None
+        return module.training_step(batch, 0).item(), logged["train/loss"], logged["train/balance_loss"]
+
+    total, task, balance = losses(0.0)
+    assert total == pytest.approx(task)
+    weighted, same_task, same_balance = losses(0.5)
+    assert (same_task, same_balance) == (task, balance)
+    assert weighted == pytest.approx(task + 0.5 * balance)
+
+
+def test_training_with_experts_resumes_from_its_own_hyper_parameters(tmp_path: Path) -> None:
+    module = small.module(**WITH_EXPERTS)
+    trainer = small.trainer(tmp_path, max_steps=2)
+    trainer.fit(module, datamodule=small.data(tmp_path))
+    trainer.save_checkpoint(tmp_path / "run.ckpt")
+    model = zoo.load(tmp_path / "run.ckpt")
+    small.assert_identical(small.weights(model), small.weights(module.backbone))

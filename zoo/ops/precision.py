@@ -1,10 +1,11 @@
-"""Where reduced precision must not reach: recurrences accumulate in at least float32."""
+"""Where reduced precision must not reach, and where it does: recurrences accumulate in at least float32."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+from torch import Tensor
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[object]:
@@ -12,3 +13,11 @@ def full_precision(device: torch.device) -> AbstractContextManager[object]:
     if torch.amp.is_autocast_available(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
+
+
+def linear_dtype(t: Tensor) -> torch.dtype:
+    """The type in which a linear map of `t` computes: autocast's own where that is switched on."""
+    kind = t.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return t.dtype

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zoo.backbone import Backbone, BackboneKind
+from zoo.blocks import Experts, ResidualBlock
 from zoo.contract import require_choice
 from zoo.ops.time import valid_positions
 from zoo.training.metrics import BucketedAccuracy, RelativeSquaredError
@@ -45,7 +46,8 @@ class SequenceModule(L.LightningModule):
     `zoo.load` needs no lightning.
 
     Logged are `<stage>/loss` and `<stage>/accuracy` (`<stage>/relative_squared_error` for mse), for stage train (each
-    step), val and test (over the split), and at test `test/accuracy_by_<fact>/<=<bound>` for each fact.
+    step), val and test (over the split), and at test `test/accuracy_by_<fact>/<=<bound>` for each fact. With experts
+    also `train/balance_loss` and `train/load/layer<l>/expert<e>`, the share of positions that the expert served.
 
     Args:
         mixer: {"name": ..., **options}, what mixes positions in each layer.
@@ -54,6 +56,11 @@ class SequenceModule(L.LightningModule):
         d_channel: inner width of the channel mixer (SwiGLU); 2 * d_model when absent, 0 for none.
         d_conv: width of a short causal convolution before each mixer; 0 for none.
         backbone: residual (norms, residuals, channel mixers) or bare (the mixers alone).
+        n_experts: experts in the channel mixer of each expert layer; 0 for a single SwiGLU in every layer.
+        top_k: how many experts serve a position.
+        expert_period: an expert layer comes every so many layers.
+        expert_offset: index of the first expert layer.
+        balance_weight: of the experts' load-balance loss, a mean over the expert layers, in the training loss.
         vocab_size: tokens in the input vocabulary; the task gives this or d_input.
         d_input: width of input vectors.
         n_outputs: classes, or regressed channels.
@@ -80,6 +87,11 @@ class SequenceModule(L.LightningModule):
         d_channel: int | None = None,
         d_conv: int = 0,
         backbone: BackboneKind = "residual",
+        n_experts: int = 0,
+        top_k: int = 2,
+        expert_period: int = 2,
+        expert_offset: int = 1,
+        balance_weight: float = 1e-3,
         *,
         vocab_size: int | None = None,
         d_input: int | None = None,
@@ -101,6 +113,7 @@ class SequenceModule(L.LightningModule):
         self.save_hyperparameters(logger=False)
         require_choice("loss", loss, Loss)
         _require_at_least_zero(lr=lr, weight_decay=weight_decay, warmup_steps=warmup_steps, final_lr=final_lr)
+        _require_at_least_zero(balance_weight=balance_weight)
         for name, beta in (("beta1", beta1), ("beta2", beta2)):
             if not 0 <= beta < 1:
                 raise ValueError(f"{name} must lie in [0, 1), got {beta}")
@@ -116,11 +129,16 @@ class SequenceModule(L.LightningModule):
                 d_channel=d_channel,
                 d_conv=d_conv,
                 backbone=backbone,
+                n_experts=n_experts,
+                top_k=top_k,
+                expert_period=expert_period,
+                expert_offset=expert_offset,
             )
         if compile:
             # In place: a compiled wrapper would put its own prefix before every key of the state_dict.
             self.backbone.compile()
         self.loss: Loss = loss
+        self.balance_weight = balance_weight
         self.relative_squared_error = nn.ModuleDict(
             {stage: RelativeSquaredError() for stage in ("val", "test")} if loss == "mse" else {}
         )
@@ -154,7 +172,7 @@ class SequenceModule(L.LightningModule):
         loss, score = self._judge(outputs, labels)
         self.log("train/loss", loss.detach(), prog_bar=True)
         self.log(f"train/{self._score_name}", score, prog_bar=True)
-        return loss
+        return loss + self._balance() if self.hparams["n_experts"] else loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self._evaluate("val", batch)
@@ -192,6 +210,19 @@ class SequenceModule(L.LightningModule):
             optimizer, lambda step: warmup_cosine(step, h["warmup_steps"], int(total), h["final_lr"])
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _balance(self) -> Tensor:
+        """The experts' part of the loss; logs it, unweighted, and the load of each expert."""
+        losses = []
+        for layer, block in enumerate(self.backbone.layers.chain()):
+            experts = block.channel if isinstance(block, ResidualBlock) else None
+            if isinstance(experts, Experts) and experts.balance_loss is not None and experts.load is not None:
+                losses.append(experts.balance_loss)
+                loads = {f"train/load/layer{layer}/expert{e}": load for e, load in enumerate(experts.load)}
+                self.log_dict(loads)
+        loss = torch.stack(losses).mean()
+        self.log("train/balance_loss", loss.detach())
+        return self.balance_weight * loss
 
     @property
     def _score_name(self) -> str:

@@ -1,0 +1,323 @@
+"""Mixture of experts: routing, the grouped products, the load-balance loss, and the layouts that hold them."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cli import read_layer
+from tests import reference
+from tests.cases import draw, parameters, randomise
+from tests.tolerances import assert_close
+from zoo import Backbone, create_mixer, state_nbytes
+from zoo.blocks import Experts, ResidualBlock, Stack, SwiGLU
+from zoo.ops.experts import balance, grouped_linear
+from zoo.theory.operator import interaction
+
+JAMBA = Path(__file__).resolve().parents[1] / "configs" / "mixer" / "jamba.yaml"
+D_MODEL, VOCAB = 8, 11
+
+
+def experts_of(generator: torch.Generator, **options: Any) -> Experts:
+    settings = {"d_channel": 5, "n_experts": 6, "top_k": 2} | options
+    return randomise(Experts(D_MODEL, **settings), generator).double()
+
+
+def block_of(generator: torch.Generator, **options: Any) -> ResidualBlock:
+    settings = {"d_channel": 5, "n_experts": 4, "top_k": 2} | options
+    return randomise(ResidualBlock(create_mixer("selective_ssm", D_MODEL), **settings), generator).double()
+
+
+def model_of(generator: torch.Generator, **options: Any) -> Backbone:
+    settings = {"d_model": D_MODEL, "n_layers": 2, "vocab_size": VOCAB, "n_outputs": VOCAB, "n_experts": 4} | options
+    return randomise(Backbone({"name": "hybrid"}, **settings), generator).double()
+
+
+# The map.
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 6])
+def test_experts_are_the_reference(top_k: int, generator: torch.Generator) -> None:
+    layer, x = experts_of(generator, top_k=top_k), draw(2, 7, D_MODEL, generator=generator)
+    expected = np.stack([reference.experts(parameters(layer), row, top_k) for row in x.numpy()])
+    assert_close(layer(x), expected)
+    assert_close(layer(x[0]), expected[0])
+    assert_close(layer(x[0, 0]), expected[0, 0])
+    assert layer(x[:0]).shape == (0, 7, D_MODEL)
+
+
+def test_a_single_expert_is_the_swiglu(generator: torch.Generator) -> None:
+    layer, single = experts_of(generator, n_experts=1, top_k=1), SwiGLU(D_MODEL, 5).double()
+    with torch.no_grad():
+        single.up_proj.weight.copy_(layer.up_proj[0])
+        single.down_proj.weight.copy_(layer.down_proj[0])
+    x = draw(2, 7, D_MODEL, generator=generator)
+    assert_close(layer(x), single(x))
+
+
+def test_no_position_depends_on_another_however_uneven_the_load(generator: torch.Generator) -> None:
+    layer = experts_of(generator)
+    with torch.no_grad():
+        layer.router.weight[3] = 0.0
+        layer.router.weight[3, 0] = 20.0
+    x = draw(1, 50, D_MODEL, generator=generator)
+    x[..., 0] = x[..., 0].abs() + 1  # all of them choose expert 3
+    assert_close(layer(x), torch.cat([layer(x[:, i : i + 1]) for i in range(50)], dim=1))
+    layer(x)
+    assert layer.load[3] == 1.0
+
+
+def test_gradients_are_those_of_the_definition(generator: torch.Generator) -> None:
+    """Every expert run on every position, the chosen ones picked by a mask: autograd knows each step."""
+    layer, x = experts_of(generator), draw(2, 7, D_MODEL, generator=generator).requires_grad_()
+
+    def dense(x: Tensor) -> Tensor:
+        probability = torch.softmax(layer.router(x), dim=-1)
+        kth = probability.topk(layer.top_k).values[..., -1:]
+        gate, value = torch.einsum("ecd,bsd->bsec", layer.up_proj, x).chunk(2, dim=-1)
+        served = torch.einsum("edc,bsec->bsed", layer.down_proj, nn.functional.silu(gate) * value)
+        return torch.einsum("bse,bsed->bsd", probability * (probability >= kth), served)
+
+    inputs = [x, *layer.parameters()]
+    assert_close(layer(x), dense(x))
+    expected = torch.autograd.grad(dense(x).square().sum(), inputs)
+    for actual, wanted in zip(torch.autograd.grad(layer(x).square().sum(), inputs), expected, strict=True):
+        assert_close(actual, wanted)
+
+
+def test_grouped_products_pass_gradcheck_with_empty_groups(generator: torch.Generator) -> None:
+    x, weight = draw(5, 3, generator=generator), draw(4, 2, 3, generator=generator)
+    counts = torch.tensor([0, 3, 0, 2])
+    y = grouped_linear(x, weight, counts)
+    assert_close(y, torch.cat((x[:3] @ weight[1].T, x[3:] @ weight[3].T)))
+    inputs = (x.requires_grad_(), weight.requires_grad_())
+    assert torch.autograd.gradcheck(lambda x, weight: grouped_linear(x, weight, counts), inputs)
+    torch.library.opcheck(torch.ops.zoo.grouped_linear, (x, weight, counts))
+    torch.library.opcheck(torch.ops.zoo.grouped_outer, (y.detach(), x.detach(), counts))
+
+
+def test_reduced_precision_stays_close(generator: torch.Generator) -> None:
+    layer = experts_of(generator).bfloat16()
+    x = draw(2, 7, D_MODEL, generator=generator, dtype=torch.bfloat16)
+    same_weights = copy.deepcopy(layer).double()
+    assert layer(x).dtype == torch.bfloat16
+    assert_close(layer(x), same_weights(x.double()))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = same_weights.float()(x.float())
+    assert_close(y.bfloat16(), same_weights(x.float()))
+
+
+def test_experts_start_as_linear_layers_do() -> None:
+    layer = Experts(64, 16, n_experts=3)
+    for weight, fan_in in ((layer.up_proj, 64), (layer.down_proj, 16)):
+        assert weight.abs().max() <= fan_in**-0.5
+        assert weight.detach().std() == pytest.approx((3 * fan_in) ** -0.5, rel=0.05)
+
+
+# The load.
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_balance_is_the_reference_over_valid_positions(top_k: int, generator: torch.Generator) -> None:
+    layer, x = experts_of(generator, top_k=top_k), draw(3, 9, D_MODEL, generator=generator)
+    valid = torch.rand(3, 9, generator=generator) < 0.6
+    for given, counted in ((None, x.flatten(0, 1)), (valid, x[valid])):
+        layer(x, given)
+        loss, load = reference.balance(parameters(layer), counted.numpy(), top_k)
+        assert_close(layer.balance_loss, np.asarray(loss))
+        assert_close(layer.load, load)
+
+
+def test_balance_is_top_k_where_the_load_is_even_and_grows_as_it_narrows() -> None:
+    in_turn = torch.tensor([[0, 1], [1, 2], [2, 0]] * 2)
+    skewed = torch.tensor([[0.6, 0.3, 0.1]] * 6, dtype=torch.float64)
+    loss, load = balance(skewed, in_turn)
+    assert_close(loss, np.asarray(2.0))
+    assert_close(load, np.full(3, 2 / 3))
+    loss, load = balance(skewed, skewed.topk(2).indices)
+    assert_close(loss, np.asarray(3 * 0.9))
+    assert_close(load, np.array([1.0, 1.0, 0.0]))
+
+
+def test_descent_on_the_balance_loss_evens_the_load(generator: torch.Generator) -> None:
+    layer, x = experts_of(generator), draw(1, 200, D_MODEL, generator=generator)
+    x[..., 0] = 1.0  # a constant channel, through which the router favours expert 2
+    with torch.no_grad():
+        layer.router.weight[2, 0] = 3.0
+    optimizer = torch.optim.SGD(layer.router.parameters(), lr=0.3)
+    layer(x)
+    assert layer.load[2] > 0.9
+    for _ in range(100):
+        layer(x)
+        optimizer.zero_grad()
+        layer.balance_loss.backward()
+        optimizer.step()
+    assert layer.load[2] < 0.6
+
+
+def test_padding_counts_nowhere(generator: torch.Generator) -> None:
+    block, x = block_of(generator), draw(2, 9, D_MODEL, generator=generator)
+    lengths = torch.tensor([9, 4])
+    y = block(x, lengths)
+    loss, load = block.channel.balance_loss, block.channel.load
+    x[1, 4:] = torch.nan
+    assert_close(block(x, lengths), y)
+    assert torch.equal(block.channel.balance_loss, loss)
+    loads = []
+    for row in (x[:1], x[1:, :4]):
+        block(row)
+        loads.append(block.channel.load * row.shape[1])
+    assert_close(load, sum(loads) / 13)
+
+
+def test_the_load_is_of_the_last_pass_in_training_and_is_neither_copied_nor_saved(generator: torch.Generator) -> None:
+    model, x = model_of(generator), torch.randint(VOCAB, (2, 9), generator=generator)
+    layer = model.layers.layers[1].channel
+    model.eval()(x)
+    assert layer.balance_loss is None
+    model.train()(x)
+    assert layer.balance_loss.requires_grad
+    assert not layer.load.requires_grad
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert twin.layers.layers[1].channel.balance_loss is None
+        assert_close(twin(x), model(x))
+    assert model.state_bytes(9, 2, torch.float64) == state_nbytes(model.stream(x)[1])
+
+
+# As a mixer: the contract, on a block and a stack with experts.
+
+
+def test_a_block_with_experts_is_its_reference_and_an_operator(generator: torch.Generator) -> None:
+    block, x = block_of(generator), draw(2, 7, D_MODEL, generator=generator)
+    p = parameters(block)
+    halfway = np.stack(
+        [
+            row
+            + reference.selective_ssm(reference.members(p, "mixer."), reference.rms_norm(row, p["mixer_norm.weight"]))
+            for row in x.numpy()
+        ]
+    )
+    channel = reference.members(p, "channel.")
+    normed = reference.rms_norm(halfway, p["channel_norm.weight"])
+    expected = halfway + np.stack([reference.experts(channel, row, top_k=2) for row in normed])
+    assert_close(block(x), expected)
+    read = interaction(block, x)
+    assert_close(read.apply(x), expected)
+    assert not torch.triu(read.operator.abs().sum((3, 4)), diagonal=1).any()
+
+
+def test_experts_are_affine_under_replay_and_not_before(generator: torch.Generator) -> None:
+    layer = experts_of(generator)
+    x = draw(2, 5, D_MODEL, generator=generator)
+    read = interaction(layer, x)
+    assert_close(read.apply(x), layer(x))
+    assert not torch.allclose(2 * layer(x), layer(2 * x))
+    same_position = torch.eye(5, dtype=torch.bool)
+    assert not read.operator[:, ~same_position].any()
+
+
+def test_any_chunks_and_ragged_lengths_give_the_same(generator: torch.Generator) -> None:
+    stack = Stack([block_of(generator), block_of(generator, n_experts=3, top_k=1)])
+    x = draw(3, 9, D_MODEL, generator=generator)
+    state, outputs = None, []
+    for chunk in x.split([1, 5, 3], dim=1):
+        y, state = stack.stream(chunk, state)
+        outputs.append(y)
+    assert_close(torch.cat(outputs, dim=1), stack(x))
+    ragged = stack(x, torch.tensor([9, 1, 5]))
+    for row, length in enumerate((9, 1, 5)):
+        assert_close(ragged[row, :length], stack(x[row : row + 1, :length])[0])
+        assert not ragged[row, length:].any()
+
+
+def test_every_parameter_of_a_routed_expert_receives_a_gradient(generator: torch.Generator) -> None:
+    layer, x = experts_of(generator), draw(1, 4, D_MODEL, generator=generator)
+    layer(x).square().sum().backward()
+    served = layer.load > 0
+    assert 0 < int(served.sum()) < layer.n_experts
+    assert layer.router.weight.grad.any()
+    for weight in (layer.up_proj, layer.down_proj):
+        assert torch.equal(weight.grad.flatten(1).any(1), served)
+        assert weight.grad.isfinite().all()
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_compiled_code_agrees_with_eager_balance_loss_too(generator: torch.Generator) -> None:
+    eager = model_of(generator, n_experts=3)
+    compiled = copy.deepcopy(eager)
+    compiled.compile(fullgraph=True, backend="aot_eager")
+    x = torch.randint(VOCAB, (2, 9), generator=generator)
+    for model in (eager, compiled):
+        (model(x).square().sum() + model.layers.layers[1].channel.balance_loss).backward()
+    assert_close(compiled(x), eager(x))
+    for ours, theirs in zip(compiled.parameters(), eager.parameters(), strict=True):
+        assert_close(ours.grad, theirs.grad)
+
+
+# Layouts.
+
+
+def test_experts_stand_where_period_and_offset_say(generator: torch.Generator) -> None:
+    def layers(**options: Any) -> list[int]:
+        blocks = model_of(generator, n_layers=6, **options).layers.layers
+        return [layer for layer, block in enumerate(blocks) if isinstance(block.channel, Experts)]
+
+    assert layers() == [1, 3, 5]
+    assert layers(expert_period=3, expert_offset=0) == [0, 3]
+    assert layers(expert_period=1, expert_offset=0) == [0, 1, 2, 3, 4, 5]
+    assert layers(n_experts=0) == []
+
+
+def test_selected_positions_and_decoding_agree_with_the_full_output(generator: torch.Generator) -> None:
+    model, x = model_of(generator), torch.randint(VOCAB, (2, 9), generator=generator)
+    at = torch.rand(2, 9, generator=generator) < 0.4
+    assert_close(model(x, at=at), model(x)[at])
+    expected = x[:, :3]
+    for _ in range(4):
+        expected = torch.cat((expected, model(expected)[:, -1:].argmax(-1)), dim=1)
+    assert torch.equal(model.generate(x[:, :3], 4), expected)
+
+
+def test_jamba_is_one_config(generator: torch.Generator) -> None:
+    values = read_layer(JAMBA).values
+    assert values.pop("balance_weight") == 1e-3
+    model = Backbone(**values, vocab_size=VOCAB, n_outputs=VOCAB)
+    blocks = model.layers.chain()
+    kinds = [type(block.mixer).__name__ for block in blocks]
+    assert kinds == ["SelectiveSSM"] * 4 + ["Attention"] + ["SelectiveSSM"] * 3
+    assert [isinstance(block.channel, Experts) for block in blocks] == [False, True] * 4
+    assert (blocks[1].channel.n_experts, blocks[1].channel.top_k) == (16, 2)
+    assert all(len(block.mixer.dt_b_c_norm) == 3 for block in blocks if block is not blocks[4])
+    assert blocks[4].mixer.position == "none"
+    assert model(torch.randint(VOCAB, (2, 5), generator=generator)).shape == (2, 5, VOCAB)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_experts": -1}, "n_experts must be a positive integer, got -1"),
+        ({"n_experts": 2, "top_k": 3}, "top_k=3 needs at least as many experts, got n_experts=2"),
+        ({"top_k": 0}, "top_k must be a positive integer, got 0"),
+        ({"expert_period": 0}, "expert_period must be a positive integer, got 0"),
+        (
+            {"n_layers": 3, "expert_offset": 2},
+            r"expert_offset must lie in 0\.\.1 \(n_layers=3, expert_period=2\), got 2",
+        ),
+        ({"n_layers": 1, "mixer": {"name": "lstm"}}, r"expert_offset must lie in 0\.\.0 \(n_layers=1"),
+        ({"d_channel": 0}, "experts are channel mixers"),
+        ({"backbone": "bare"}, "experts are channel mixers"),
+    ],
+)
+def test_layouts_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
+    valid = {"mixer": {"name": "hybrid"}, "d_model": 8, "vocab_size": 5, "n_outputs": 5, "n_experts": 4}
+    with pytest.raises(ValueError, match=message) as caught:
+        Backbone(**(valid | options))
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,113 @@
+"""Mixture of experts without a capacity: who serves a position, one matrix per expert, and how even the load is."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from zoo.coefficient import coefficient
+from zoo.ops.precision import linear_dtype
+
+
+def route(
+    logits: Float[Tensor, "*batch n_experts"], top_k: int
+) -> tuple[Float[Tensor, "*batch n_experts"], Float[Tensor, "*batch top_k"], Int[Tensor, "*batch top_k"]]:
+    """The top_k likeliest experts of each position under softmax(logits), weighted by their own probabilities.
+
+    The weights are not normalised anew, as in Switch (Fedus et al. 2101.03961, eq. 2) and Jamba. Weights and choices
+    are coefficients.
+
+    Returns:
+        All probabilities, in at least float32; weights and choices, the likeliest first.
+    """
+    probability = torch.softmax(logits, dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    weight, choice = probability.topk(top_k, dim=-1)
+    return probability, coefficient(weight), coefficient(choice)
+
+
+def balance(
+    probability: Float[Tensor, "*batch n_experts"],
+    choice: Int[Tensor, "*batch top_k"],
+    valid: Bool[Tensor, "*batch"] | None = None,
+) -> tuple[Float[Tensor, ""], Float[Tensor, " n_experts"]]:
+    """n_experts sum_e load_e mean(probability_e): top_k where the load is even, more where likely experts serve more.
+
+    Fedus et al. 2101.03961, eqs. 4 to 6; with top_k above one the loads add up to top_k, as in transformers.
+
+    Args:
+        probability, choice: of `route`.
+        valid: positions that count; all, when absent.
+
+    Returns:
+        The loss, differentiable in the probabilities, and the load: the share of positions that each expert serves.
+    """
+    n_experts = probability.shape[-1]
+    served = (choice.unsqueeze(-1) == torch.arange(n_experts, device=choice.device)).any(-2).to(probability.dtype)
+    counted = torch.ones_like(served[..., 0], dtype=torch.bool) if valid is None else valid
+    total = counted.sum().clamp(min=1)
+    load, importance = (
+        (t * counted.unsqueeze(-1)).reshape(-1, n_experts).sum(0) / total for t in (served, probability)
+    )
+    return n_experts * (load * importance).sum(), load
+
+
+def grouped_linear(
+    x: Float[Tensor, "rows d_in"], weight: Float[Tensor, "groups d_out d_in"], counts: Int[Tensor, " groups"]
+) -> Float[Tensor, "rows d_out"]:
+    """weight[g] x for each row, rows sorted by group: the first counts[0] belong to group 0, and so on.
+
+    Differentiable once. Under autocast it computes in autocast's type, as every linear map does.
+    """
+    kind = linear_dtype(x)
+    return _grouped_linear(x.to(kind), weight.to(kind), counts)
+
+
+# The sizes of the groups are data: custom ops keep them out of compiled graphs and of shapes on meta tensors.
+
+
+@torch.library.custom_op(
+    "zoo::grouped_linear", mutates_args=(), schema="(Tensor x, Tensor weight, Tensor counts) -> Tensor"
+)
+def _grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    y = x.new_empty(x.shape[0], weight.shape[1])
+    sizes = counts.tolist()
+    for rows, w, out in zip(x.split(sizes), weight, y.split(sizes), strict=True):
+        torch.mm(rows, w.t(), out=out)
+    return y
+
+
+@torch.library.custom_op(
+    "zoo::grouped_outer", mutates_args=(), schema="(Tensor left, Tensor right, Tensor counts) -> Tensor"
+)
+def _grouped_outer(left: Tensor, right: Tensor, counts: Tensor) -> Tensor:
+    """Sum over each group's rows of left right^T: the gradient of its matrix."""
+    outer = left.new_empty(len(counts), left.shape[1], right.shape[1])
+    sizes = counts.tolist()
+    for rows, columns, out in zip(left.split(sizes), right.split(sizes), outer, strict=True):
+        torch.mm(rows.t(), columns, out=out)
+    return outer
+
+
+@_grouped_linear.register_fake
+def _(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[1])
+
+
+@_grouped_outer.register_fake
+def _(left: Tensor, right: Tensor, counts: Tensor) -> Tensor:
+    return left.new_empty(counts.shape[0], left.shape[1], right.shape[1])
+
+
+def _keep(ctx, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _differentiate(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight, counts = ctx.saved_tensors
+    of_x = _grouped_linear(grad, weight.transpose(1, 2), counts) if ctx.needs_input_grad[0] else None
+    of_weight = _grouped_outer(grad, x, counts) if ctx.needs_input_grad[1] else None
+    return of_x, of_weight, None
+
+
+_grouped_linear.register_autograd(_differentiate, setup_context=_keep)
