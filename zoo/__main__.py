@@ -226,6 +226,7 @@ def _measure(arguments: argparse.Namespace) -> int:
 
 
 def _print_measurements(rows: Sequence[Measurement], sizes: Sizes) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
@@ -233,7 +234,7 @@ def _print_measurements(rows: Sequence[Measurement], sizes: Sizes) -> None:
 
     console = Console()
     for title, columns in GROUPS.items():
-        table = Table(title=title, title_justify="left", header_style="bold")
+        table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
         table.add_column("", no_wrap=True)
         for column in columns:
             table.add_column(column.heading, justify="right")

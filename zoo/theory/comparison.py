@@ -56,7 +56,7 @@ GROUPS: Mapping[str, tuple[Column, ...]] = {
             lambda row: NOTHING if row.predicted_rank is None else str(row.predicted_rank),
         ),
         Column(
-            f"heads for {'/'.join(f'{100 * error:g}' for error in REL_ERRORS)} %",
+            f"heads, {'/'.join(f'{100 * error:g}' for error in REL_ERRORS)} %",
             "fewest heads that leave that relative error of the operator",
             lambda row: "/".join(str(row.heads[error]) for error in REL_ERRORS),
         ),

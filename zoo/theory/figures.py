@@ -244,10 +244,10 @@ def rank_text(row: Measurement) -> str:
 
 
 def decay_text(decay: DecayRate) -> str:
-    """`-0.105 [-0.106, -0.104]`, with as many digits as tell the ends of the interval apart, at most five."""
+    """`-0.105 [-0.106, -0.104]`, with as many digits as tell the ends of the interval apart, at most four."""
     low, high = decay.interval
-    spread = max(high - low, 1e-5)
-    digits = min(5, max(2, 1 - math.floor(math.log10(spread))))
+    spread = max(high - low, 1e-4)
+    digits = min(4, max(2, 1 - math.floor(math.log10(spread))))
     rate, low, high = (f"{value + 0.0:.{digits}f}" for value in (decay.rate, low, high))
     return f"{rate} [{low}, {high}]".replace("-0." + "0" * digits, "0." + "0" * digits)
 

@@ -22,12 +22,18 @@ from zoo.backbone import Backbone
 from zoo.blocks import ResidualBlock, ShortConv, Stack, SwiGLU
 from zoo.contract import SequenceMixer, require_positive, state_nbytes, state_tensors
 from zoo.mixers.attention import Attention
+from zoo.mixers.delta_net import DeltaNet
 from zoo.mixers.diagonal_ssm import DiagonalSSM
 from zoo.mixers.factorized import Factorized
+from zoo.mixers.gated_delta_net import GatedDeltaNet
+from zoo.mixers.gated_linear_attention import GatedLinearAttention
+from zoo.mixers.gru import GRU
 from zoo.mixers.hybrid import DEFAULT_PATTERN, Hybrid, member_options
 from zoo.mixers.linear_attention import LinearAttention
 from zoo.mixers.lstm import LSTM
+from zoo.mixers.rnn import RNN
 from zoo.mixers.selective_ssm import SelectiveSSM
+from zoo.mixers.ssd import SSD
 from zoo.registry import MIXERS, create_mixer, list_mixers, mixer_class
 from zoo.theory.costs import Complexity, complexity, input_dependence
 from zoo.theory.gradients import (
@@ -233,7 +239,15 @@ RANK_RULES: Mapping[type, Callable[[Any, int], int | None]] = {
     DiagonalSSM: lambda m, n: min((m.poles if m.real else 2 * m.poles) + 1, n),
     # Decay, convolution and gate act on the channels between two fixed projections.
     SelectiveSSM: lambda m, n: m.d_inner,
+    SSD: lambda m, n: m.d_inner,
+    # One per head for the recurrence; what acts on the channels of its values or outputs multiplies that by their width.
+    GatedLinearAttention: lambda m, n: m.n_heads * (1 if m.gate_proj is None else m.d_head),
+    DeltaNet: lambda m, n: m.n_heads * m.d_head,
+    GatedDeltaNet: lambda m, n: m.n_heads * m.d_value,
+    # Products of gates and dense matrices fill the space between the two projections; powers of one matrix do not.
     LSTM: lambda m, n: min(m.d_inner, m.d_model) ** 2,
+    GRU: lambda m, n: min(m.d_inner, m.d_model) ** 2,
+    RNN: lambda m, n: min(m.d_inner, n) if m.nonlinearity == "linear" else min(m.d_inner, m.d_model) ** 2,
     ShortConv: lambda m, n: min(m.weight.shape[1], m.d_model, n),
     # Composition: W = W_2 W_1 has the products of the two spans.
     Stack: lambda m, n: _stack_rank(m.chain(), n),
@@ -276,7 +290,7 @@ def measure_gradients(
             progress(name, "gradient")
         drawn = _drawn(make, sizes)
         offered = _highway(drawn, sizes)
-        found[name] = (_gradient(_profile(drawn, sizes)), None if offered is None else _gradient(offered))
+        found[name] = (fitted(_profile(drawn, sizes)), None if offered is None else fitted(offered))
     return found
 
 
@@ -458,7 +472,7 @@ def _measure(
     now("spectrum")
     spectrum, limit = spectrum_at(layer, x[:1], sizes.seed)
     now("gradient")
-    noise = _gradient(profile())
+    noise = fitted(profile())
     now("highway")
     offered = highway()
     now("cost")
@@ -475,7 +489,7 @@ def _measure(
         heads={error: _whole(heads_needed(spectrum, error)) for error in REL_ERRORS},
         effective_rank=float(effective_rank(spectrum)),
         noise=noise,
-        highway=None if offered is None else _gradient(offered),
+        highway=None if offered is None else fitted(offered),
         cost=cost,
         input_dependence=moved,
         n_params=sum(p.numel() for p in layer.parameters() if p.requires_grad),
@@ -488,7 +502,7 @@ def _whole(count: int | Tensor) -> int:
     return int(count)
 
 
-def _gradient(profile: GradientProfile) -> Gradient:
+def fitted(profile: GradientProfile) -> Gradient:
     try:
         return Gradient(profile, decay_rate(profile))
     except ValueError:

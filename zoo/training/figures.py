@@ -1,0 +1,146 @@
+"""The theory in TensorBoard: what each layer of the model computes, read at the end of training or along it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor
+
+from zoo.backbone import Backbone
+from zoo.theory.figures import (
+    gradient_decay_figure,
+    heads_over_training_figure,
+    operator_figure,
+    spectrum_figure,
+)
+from zoo.theory.gradients import gradient_profile
+from zoo.theory.measure import REL_ERRORS, Gradient, LayerInput, fitted, layer_inputs, operator_norms, spectrum_at
+from zoo.theory.rank import heads_needed, spectrum_rank
+
+_N_DISTANCES = 12
+
+
+class TheoryFigures(Callback):
+    """Log, per layer, the operator at a validation example: heat map, spectrum, gradient against distance, heads.
+
+    Scalars `theory/layer <i>/heads for <e> %` and `theory/layer <i>/interaction rank`; figures `theory/layer <i>/
+    operator`, `spectrum`, `gradient` and, from the second reading on, `heads`. Each layer's mixer is read at what
+    reaches it, in float64 on the CPU and on a copy: training does not notice, its random draws included.
+
+    Args:
+        every_n_steps: read every so many optimizer steps (the start included), and at the end of fit; only at the end
+            when absent.
+        max_seq_len: positions of the example that are read, from its start.
+        n_examples: validation examples for the gradient; its interval is over them.
+
+    Raises:
+        ValueError: a size below its least.
+    """
+
+    def __init__(self, every_n_steps: int | None = None, max_seq_len: int = 48, n_examples: int = 4) -> None:
+        for name, value, least in (
+            ("every_n_steps", every_n_steps, 1),
+            ("max_seq_len", max_seq_len, 8),
+            ("n_examples", n_examples, 2),
+        ):
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
+        self.every_n_steps, self.max_seq_len, self.n_examples = every_n_steps, max_seq_len, n_examples
+        self.steps: list[int] = []
+        """Optimizer steps at which the layers were read."""
+        self.heads: dict[str, dict[float, list[int]]] = {}
+        """Layer -> relative error -> heads needed, at each of `steps`."""
+        self._inputs: Tensor | None = None
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self.every_n_steps is not None:
+            self._read(trainer, pl_module)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        if self.every_n_steps is not None and step % self.every_n_steps == 0 and step not in self.steps:
+            self._read(trainer, pl_module)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._read(trainer, pl_module, figures=True)
+
+    def _read(self, trainer: L.Trainer, module: L.LightningModule, figures: bool = False) -> None:
+        loggers = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+        inputs = self._examples(trainer) if loggers and trainer.is_global_zero else None
+        if inputs is None:
+            return
+        step = trainer.global_step
+        again = step in self.steps
+        if not again:
+            self.steps.append(step)
+        # Measuring draws nothing from torch's generators; the fork keeps it so whatever a layer does.
+        with torch.random.fork_rng(devices=[]):
+            layers = layer_inputs(_copied(module), inputs)
+            for at, layer in enumerate(layers):
+                self._log_layer(loggers, step, f"theory/layer {at}", layer, again, figures)
+
+    def _log_layer(
+        self, loggers: list[TensorBoardLogger], step: int, tag: str, layer: LayerInput, again: bool, figures: bool
+    ) -> None:
+        name, mixer, x = layer
+        spectrum, limit = spectrum_at(mixer, x[:1])
+        rank = int(spectrum_rank(spectrum))
+        history = self.heads.setdefault(name, {error: [] for error in REL_ERRORS})
+        scalars = {f"{tag}/interaction rank": rank}
+        for error, counts in history.items():
+            if not again:
+                counts.append(int(heads_needed(spectrum, error)))
+            scalars[f"{tag}/heads for {100 * error:g} %"] = counts[-1]
+        pictures = {}
+        if figures:
+            pictures = {
+                "operator": operator_figure(operator_norms(mixer, x[:1]), f"{name}: operator"),
+                "spectrum": spectrum_figure(spectrum.tolist(), rank, f"{name}: spectrum", limit),
+                "gradient": gradient_decay_figure(_gradient_of(layer), f"{name}: gradient"),
+            }
+            if len(self.steps) > 1:
+                pictures["heads"] = heads_over_training_figure(self.steps, history, f"{name}: heads needed")
+        for logger in loggers:
+            if not again:
+                for scalar, value in scalars.items():
+                    logger.experiment.add_scalar(scalar, value, step)
+            for kind, picture in pictures.items():
+                logger.experiment.add_figure(f"{tag}/{kind}", picture, step)
+
+    def _examples(self, trainer: L.Trainer) -> Tensor | None:
+        """The first validation examples, cut to max_seq_len; None where there is no validation data."""
+        if self._inputs is None:
+            loaders = trainer.val_dataloaders
+            if isinstance(loaders, list | tuple):
+                loaders = loaders[0] if loaders else None
+            batch = None if loaders is None else next(iter(loaders), None)
+            if not isinstance(batch, Mapping) or len(batch["inputs"]) == 0:
+                return None
+            self._inputs = batch["inputs"][: self.n_examples, : self.max_seq_len].cpu()
+        return self._inputs
+
+
+def _copied(module: L.LightningModule) -> Backbone:
+    backbone = module.backbone
+    assert isinstance(backbone, Backbone)
+    return copy.deepcopy(backbone).cpu().double().eval()
+
+
+def _gradient_of(layer: LayerInput) -> Gradient:
+    """The gradient at the examples themselves, one for each seed."""
+    n_examples, seq_len, _ = layer.x.shape
+    count = min(_N_DISTANCES, seq_len - 1)
+    distances = torch.linspace(1, seq_len - 1, count).round().long().unique().tolist()
+
+    def example(generator: torch.Generator, _: int) -> Tensor:
+        return layer.x[generator.initial_seed()]
+
+    return fitted(gradient_profile(layer.mixer, example, distances, range(n_examples), seq_len=seq_len))
