@@ -10,6 +10,8 @@ zoo's convention of what is a coefficient and what is a value.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -488,6 +490,56 @@ def diagonal_ssm_operator(p: Parameters, x: Array, init: str = "s4d_lin", **_siz
     return operator
 
 
+def s4d_kernels(p: Parameters) -> tuple[NDArray[np.complex128], NDArray[np.complex128], NDArray[np.complex128]]:
+    """Poles, input gains and C of each channel (d_model, poles), C with the factor two of a conjugate pair."""
+    a = -np.exp(p["log_rate"]) + 1j * p["frequency"]
+    poles = np.exp(np.exp(p["log_dt"])[:, None] * a)
+    return poles, (poles - 1) / a, 2 * (p["C"] @ [1, 1j])
+
+
+def s4d_channels(p: Parameters, x: Array) -> Array:
+    """u_t = Re(C . h_t) + D x_t of each channel's own SSM."""
+    poles, gain, c = s4d_kernels(p)
+    u = np.zeros_like(x)
+    for channel in range(x.shape[1]):
+        h = np.zeros(poles.shape[1], dtype=complex)
+        for t in range(len(x)):
+            h = poles[channel] * h + gain[channel] * x[t, channel]
+            u[t, channel] = (c[channel] @ h).real + p["D"][channel] * x[t, channel]
+    return u
+
+
+def normal_distribution(u: Array) -> Array:
+    return np.vectorize(lambda value: (1 + math.erf(value / math.sqrt(2))) / 2)(u)
+
+
+def s4d(p: Parameters, x: Array, **_options: object) -> Array:
+    """Gu et al. 2206.11893: the SSMs, GELU, and a gated linear map where there is one."""
+    u = s4d_channels(p, x)
+    if "out_proj.weight" not in p:
+        return u
+    value, gate = np.split(u * normal_distribution(u) @ p["out_proj.weight"].T + p["out_proj.bias"], 2, axis=-1)
+    return value * sigmoid(gate)
+
+
+def s4d_operator(p: Parameters, x: Array, **_options: object) -> Array:
+    """W_ij = diag(sigmoid(g_i)) W_o diag(Phi(u_i)) diag(k_{i-j}), or the last factor alone."""
+    poles, gain, c = s4d_kernels(p)
+    seq, d_model = x.shape
+    u = s4d_channels(p, x)
+    operator = np.zeros((seq, seq, d_model, d_model))
+    for i in range(seq):
+        left = np.eye(d_model)
+        if "out_proj.weight" in p:
+            w_o, w_g = np.split(p["out_proj.weight"], 2)
+            gate = w_g @ (u[i] * normal_distribution(u[i])) + p["out_proj.bias"][d_model:]
+            left = np.diag(sigmoid(gate)) @ w_o @ np.diag(normal_distribution(u[i]))
+        for j in range(i + 1):
+            kernel = (c * gain * poles ** (i - j)).sum(axis=1).real
+            operator[i, j] = left @ np.diag(kernel + (p["D"] if i == j else 0.0))
+    return operator
+
+
 def selective_coefficients(
     p: Parameters, x: Array, norm_eps: float | None = None, **_sizes: object
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
@@ -736,26 +788,25 @@ def identity_operator(_: Parameters, x: Array) -> Array:
 REFERENCES = {
     "attention": attention,
     "sliding_attention": sliding_attention,
-    "conv": conv,
-    "identity": identity,
-    "parallel_hybrid": parallel_hybrid,
     "factorized": factorized,
     "linear_attention": linear_attention,
     "gated_linear_attention": gated_linear_attention,
     "delta_net": delta_net,
     "gated_delta_net": delta_net,
     "diagonal_ssm": diagonal_ssm,
+    "s4d": s4d,
     "selective_ssm": selective_ssm,
     "ssd": ssd,
+    "conv": conv,
     "lstm": lstm,
     "gru": gru,
     "rnn": rnn,
     "hybrid": hybrid,
+    "parallel_hybrid": parallel_hybrid,
+    "identity": identity,
 }
 OPERATORS = {
     "sliding_attention": sliding_attention_operator,
-    "conv": conv_operator,
-    "identity": identity_operator,
     "attention": attention_operator,
     "factorized": factorized_operator,
     "linear_attention": linear_attention_operator,
@@ -763,6 +814,9 @@ OPERATORS = {
     "delta_net": delta_net_operator,
     "gated_delta_net": delta_net_operator,
     "diagonal_ssm": diagonal_ssm_operator,
+    "s4d": s4d_operator,
     "selective_ssm": selective_ssm_operator,
+    "conv": conv_operator,
+    "identity": identity_operator,
     "ssd": ssd_operator,
 }

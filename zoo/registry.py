@@ -13,6 +13,7 @@ MIXERS = Registry(
     "mixer",
     {
         "attention": ("zoo.mixers.attention:Attention", "softmax attention: grouped heads, RoPE, ALiBi, sinks"),
+        "sliding_attention": ("zoo.mixers.sliding_attention:SlidingAttention", "softmax attention within a window"),
         "factorized": ("zoo.mixers.factorized:Factorized", "scalar coefficients per head times shared value maps"),
         "linear_attention": ("zoo.mixers.linear_attention:LinearAttention", "attention with a feature map, no softmax"),
         "gated_linear_attention": (
@@ -22,12 +23,16 @@ MIXERS = Registry(
         "delta_net": ("zoo.mixers.delta_net:DeltaNet", "linear attention that overwrites: the delta rule"),
         "gated_delta_net": ("zoo.mixers.gated_delta_net:GatedDeltaNet", "the delta rule with a decay for each head"),
         "diagonal_ssm": ("zoo.mixers.diagonal_ssm:DiagonalSSM", "linear time-invariant SSM with diagonal dynamics"),
+        "s4d": ("zoo.mixers.s4d:S4D", "a linear time-invariant diagonal SSM for each channel"),
         "selective_ssm": ("zoo.mixers.selective_ssm:SelectiveSSM", "the Mamba block: input-dependent dynamics"),
         "ssd": ("zoo.mixers.ssd:SSD", "the Mamba-2 block: one decay per head, in matrix products"),
+        "conv": ("zoo.mixers.conv:Conv", "causal convolution, short or as long as the sequence"),
         "lstm": ("zoo.mixers.lstm:LSTM", "long short-term memory"),
         "gru": ("zoo.mixers.gru:GRU", "gated recurrent unit"),
         "rnn": ("zoo.mixers.rnn:RNN", "plain recurrent network, tanh or linear"),
         "hybrid": ("zoo.mixers.hybrid:Hybrid", "Jamba-style layout over depth: SSM and attention layers by pattern"),
+        "parallel_hybrid": ("zoo.mixers.parallel_hybrid:ParallelHybrid", "SSM and attention side by side in a layer"),
+        "identity": ("zoo.mixers.identity:Identity", "no mixing: the control"),
     },
 )
 

@@ -15,6 +15,11 @@ def silu(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     return coefficient(torch.sigmoid(u)) * u
 
 
+def gelu(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """gelu(u) = Phi(u) u (Hendrycks and Gimpel 1606.08415): the normal distribution function is the coefficient."""
+    return coefficient(torch.special.ndtr(u)) * u
+
+
 def silu_gate(z: Float[Tensor, "*shape"], value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """silu(z) value: all of silu(z) is the coefficient."""
     return coefficient(F.silu(z)) * value

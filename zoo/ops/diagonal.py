@@ -10,8 +10,8 @@ CHUNK = 32
 
 
 def zero_order_hold(
-    A: Inexact[Tensor, " d_state"], dt: Inexact[Tensor, " d_state"]
-) -> tuple[Inexact[Tensor, " d_state"], Inexact[Tensor, " d_state"]]:
+    A: Inexact[Tensor, "*channels d_state"], dt: Inexact[Tensor, "*channels #d_state"]
+) -> tuple[Inexact[Tensor, "*channels d_state"], Inexact[Tensor, "*channels d_state"]]:
     """Discretise h' = A h + u: log-decay dt A and input gain (exp(dt A) - 1) / A (Gu et al. 2206.11893, eq. 3).
 
     The gain is dt (1 + z/2 + ...) with z = dt A, evaluated by expm1 so that small dt loses nothing.
