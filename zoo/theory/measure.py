@@ -240,7 +240,7 @@ RANK_RULES: Mapping[type, Callable[[Any, int], int | None]] = {
     # Decay, convolution and gate act on the channels between two fixed projections.
     SelectiveSSM: lambda m, n: m.d_inner,
     SSD: lambda m, n: m.d_inner,
-    # One per head for the recurrence; what acts on the channels of its values or outputs multiplies that by their width.
+    # One per head for the recurrence; what acts on the channels of its values or outputs multiplies that by the width.
     GatedLinearAttention: lambda m, n: m.n_heads * (1 if m.gate_proj is None else m.d_head),
     DeltaNet: lambda m, n: m.n_heads * m.d_head,
     GatedDeltaNet: lambda m, n: m.n_heads * m.d_value,
@@ -503,6 +503,7 @@ def _whole(count: int | Tensor) -> int:
 
 
 def fitted(profile: GradientProfile) -> Gradient:
+    """The profile with its rate, if there are draws and distances enough to fit one."""
     try:
         return Gradient(profile, decay_rate(profile))
     except ValueError:

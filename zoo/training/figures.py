@@ -74,17 +74,18 @@ class TheoryFigures(Callback):
 
     def _read(self, trainer: L.Trainer, module: L.LightningModule, figures: bool = False) -> None:
         loggers = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
-        inputs = self._examples(trainer) if loggers and trainer.is_global_zero else None
-        if inputs is None:
+        if not loggers or not trainer.is_global_zero:
             return
-        step = trainer.global_step
-        again = step in self.steps
-        if not again:
-            self.steps.append(step)
-        # Measuring draws nothing from torch's generators; the fork keeps it so whatever a layer does.
+        # Nothing here takes from torch's generators but the loader's iterator; the fork gives that back.
         with torch.random.fork_rng(devices=[]):
-            layers = layer_inputs(_copied(module), inputs)
-            for at, layer in enumerate(layers):
+            inputs = self._examples(trainer)
+            if inputs is None:
+                return
+            step = trainer.global_step
+            again = step in self.steps
+            if not again:
+                self.steps.append(step)
+            for at, layer in enumerate(layer_inputs(_copied(module), inputs)):
                 self._log_layer(loggers, step, f"theory/layer {at}", layer, again, figures)
 
     def _log_layer(

@@ -1,0 +1,110 @@
+"""Theory figures: what a run leaves in TensorBoard, and that training does not notice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.training import small
+from zoo.theory.measure import layer_inputs
+from zoo.theory.operator import interaction
+from zoo.theory.rank import interaction_rank
+from zoo.training.figures import TheoryFigures
+
+
+def fit(folder: Path, callback: L.Callback | None, logged: bool = True, **options: Any) -> Any:
+    """A run of eight steps on two layers, the theory's figures logged by `callback`."""
+    logger = TensorBoardLogger(folder, name="", version="events", default_hp_metric=False) if logged else False
+    module = small.module(n_layers=2, **options)
+    callbacks = [] if callback is None else [callback]
+    trainer = small.trainer(folder, *callbacks, max_steps=8, logger=logger)
+    trainer.fit(module, datamodule=small.data(folder))
+    return module
+
+
+def events(folder: Path) -> EventAccumulator:
+    return EventAccumulator(str(folder / "events")).Reload()
+
+
+def test_at_the_end_of_fit_every_layer_has_its_figures_and_numbers(tmp_path: Path) -> None:
+    module = fit(tmp_path, TheoryFigures(max_seq_len=8, n_examples=2))
+    found = events(tmp_path)
+    assert set(found.Tags()["images"]) == {
+        f"theory/layer {at}/{kind}" for at in (0, 1) for kind in ("operator", "spectrum", "gradient")
+    }
+    (image,) = found.Images("theory/layer 0/operator")
+    assert image.encoded_image_string.startswith(b"\x89PNG")
+    assert image.step == 8
+    # The number is that of the trained layer at the first validation example, read here by brute force.
+    example = next(iter(small_loader(tmp_path)))["inputs"][:1]
+    backbone = module.backbone.double().eval()
+    for at, (_, mixer, x) in enumerate(layer_inputs(backbone, example)):
+        (scalar,) = found.Scalars(f"theory/layer {at}/interaction rank")
+        assert scalar.value == interaction_rank(interaction(mixer, x).operator[0])
+
+
+def small_loader(folder: Path) -> Any:
+    data = small.data(folder)
+    data.setup("fit")
+    return data.val_dataloader()
+
+
+def test_along_training_heads_become_curves_and_a_figure(tmp_path: Path) -> None:
+    callback = TheoryFigures(every_n_steps=4, max_seq_len=8, n_examples=2)
+    fit(tmp_path, callback)
+    assert callback.steps == [0, 4, 8]
+    found = events(tmp_path)
+    points = found.Scalars("theory/layer 1/heads for 1 %")
+    assert [point.step for point in points] == [0, 4, 8]
+    assert [point.value for point in points] == callback.heads["layer 1: attention"][0.01]
+    assert [image.step for image in found.Images("theory/layer 1/heads")] == [8]
+
+
+@pytest.mark.parametrize("mixer", ["attention", "selective_ssm"])
+def test_training_does_not_notice(tmp_path: Path, mixer: str) -> None:
+    """The same weights to the last bit, with steps that draw from torch's generator."""
+    watched, alone = (
+        fit(tmp_path / name, callback, mixer={"name": mixer}, cls=small.NoisyModule)
+        for name, callback in (("watched", TheoryFigures(2, 8, 2)), ("alone", None))
+    )
+    small.assert_identical(small.weights(watched.backbone), small.weights(alone.backbone))
+    assert watched.draws == alone.draws
+    assert watched.backbone.training == alone.backbone.training
+
+
+def test_without_tensorboard_nothing_is_measured(tmp_path: Path) -> None:
+    callback = TheoryFigures(every_n_steps=1)
+    fit(tmp_path, callback, logged=False)
+    assert callback.steps == []
+
+
+def test_vectors_are_read_as_tokens_are(tmp_path: Path) -> None:
+    logger = TensorBoardLogger(tmp_path, name="", version="events", default_hp_metric=False)
+    trainer = small.trainer(tmp_path, TheoryFigures(max_seq_len=8, n_examples=2), logger=logger)
+    trainer.fit(small.module(task=small.Scale()), datamodule=small.data(tmp_path, small.Scale()))
+    assert "theory/layer 0/gradient" in events(tmp_path).Tags()["images"]
+
+
+@pytest.mark.parametrize("options", [{"every_n_steps": 0}, {"max_seq_len": 4}, {"n_examples": 1}])
+def test_sizes_too_small_are_refused(options: dict[str, int]) -> None:
+    (name,) = options
+    with pytest.raises(ValueError, match=f"{name} must be at least"):
+        TheoryFigures(**options)
+
+
+def test_reading_leaves_torchs_generator_where_it_was(tmp_path: Path) -> None:
+    logger = TensorBoardLogger(tmp_path, name="", version="events", default_hp_metric=False)
+    trainer = small.trainer(tmp_path, logger=logger, max_steps=1)
+    module = small.module()
+    trainer.fit(module, datamodule=small.data(tmp_path))
+    before = torch.get_rng_state()
+    callback = TheoryFigures(max_seq_len=8, n_examples=2)
+    callback.on_train_end(trainer, module)
+    assert callback.steps == [1]
+    assert torch.equal(torch.get_rng_state(), before)
