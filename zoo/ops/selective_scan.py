@@ -191,10 +191,11 @@ def _keep(ctx, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
 
 
 def _differentiate(ctx, grad_y: Tensor | None, grad_final: Tensor | None, _: Tensor | None) -> tuple[Tensor, ...]:
-    x, A = ctx.saved_tensors[0], ctx.saved_tensors[2]
+    saved = ctx.saved_tensors  # read once: under activation checkpointing they are computed again
+    x, A = saved[0], saved[2]
     grad_y = torch.zeros_like(x) if grad_y is None else grad_y
     grad_final = x.new_zeros(x.shape[0], *A.shape) if grad_final is None else grad_final
-    return _scan_backward(grad_y, grad_final, *ctx.saved_tensors)
+    return _scan_backward(grad_y, grad_final, *saved)
 
 
 _scan.register_autograd(_differentiate, setup_context=_keep)
