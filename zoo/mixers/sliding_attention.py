@@ -1,0 +1,98 @@
+"""Softmax attention within a window: its state does not grow."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from zoo.coefficient import coefficient
+from zoo.contract import SequenceMixer, require_choice, require_positive
+from zoo.ops.attention import alibi_slopes, grow_cache, rotate, settle_cache
+from zoo.ops.sliding import sliding_attend
+
+Position = Literal["none", "rope", "alibi"]
+
+
+class SlidingState(NamedTuple):
+    keys: Tensor  # (batch, n_kv_heads, window - 1, d_head), right-aligned, rotated where positions are
+    values: Tensor  # (batch, n_kv_heads, window - 1, d_head)
+    seen: Tensor  # (batch,) positions so far
+
+
+class SlidingAttention(SequenceMixer):
+    """Attention of each position over the last `window` positions, itself among them (Beltagy et al. 2004.05150).
+
+    y_i = sum_h W_O^h sum_{i - window < j <= i} softmax_j(q_i . k_j / sqrt(d_head) + bias) W_V^h x_j. Coefficients:
+    queries and keys. Interaction rank: n_heads. The state is window - 1 keys and values, whatever came before.
+
+    Args:
+        d_model: width of input and output.
+        n_heads: query heads.
+        d_head: width of a head; d_model / n_heads when absent.
+        n_kv_heads: key and value heads, shared by groups of query heads; n_heads when absent.
+        window: positions that a query sees.
+        position: rope (Su et al. 2104.09864), alibi with learnable slopes (Press et al. 2108.12409), or none.
+
+    Raises:
+        ValueError: sizes that are not positive, heads that do not divide, an odd d_head with rope, an unknown position.
+    """
+
+    undecayed = ("slopes",)
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int = 4,
+        d_head: int | None = None,
+        n_kv_heads: int | None = None,
+        window: int = 64,
+        position: Position = "none",
+    ) -> None:
+        super().__init__(d_model)
+        require_positive(n_heads=n_heads, d_head=d_head, n_kv_heads=n_kv_heads, window=window)
+        require_choice("position", position, Position)
+        if d_head is None and d_model % n_heads:
+            raise ValueError(
+                f"d_model={d_model} is not divisible by n_heads={n_heads}; choose a divisor or give d_head"
+            )
+        self.n_heads, self.window, self.position = n_heads, window, position
+        self.d_head = d_head or d_model // n_heads
+        self.n_kv_heads = n_kv_heads or n_heads
+        if n_heads % self.n_kv_heads:
+            raise ValueError(f"n_heads={n_heads} is not divisible by n_kv_heads={self.n_kv_heads}")
+        if position == "rope" and self.d_head % 2:
+            raise ValueError(f"rope needs an even d_head, got {self.d_head}")
+        self.widths = (n_heads * self.d_head, self.n_kv_heads * self.d_head, self.n_kv_heads * self.d_head)
+        self.qkv_proj = nn.Linear(d_model, sum(self.widths), bias=False)
+        self.out_proj = nn.Linear(self.widths[0], d_model, bias=False)
+        self.slopes = nn.Parameter(torch.empty(n_heads)) if position == "alibi" else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.qkv_proj.reset_parameters()
+        self.out_proj.reset_parameters()
+        if self.slopes is not None:
+            with torch.no_grad():
+                self.slopes.copy_(alibi_slopes(self.n_heads))
+
+    def empty_state(
+        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> SlidingState:
+        slots = torch.zeros(batch_size, self.n_kv_heads, self.window - 1, self.d_head, dtype=dtype, device=device)
+        return SlidingState(slots, slots.clone(), torch.zeros(batch_size, dtype=torch.int64, device=device))
+
+    def mix(self, x: Tensor, state: SlidingState, lengths: Tensor | None) -> tuple[Tensor, SlidingState]:
+        seq_len = x.shape[1]
+        parts = self.qkv_proj(x).split(self.widths, dim=2)
+        q, k, v = (t.unflatten(2, (-1, self.d_head)).transpose(1, 2) for t in parts)
+        if self.position == "rope":
+            positions = state.seen.unsqueeze(1) + torch.arange(seq_len, device=x.device)
+            q, k = rotate(q, positions), rotate(k, positions)
+        q, k = coefficient(q), coefficient(k)
+        keys, values = grow_cache(state.keys, k), grow_cache(state.values, v)
+        y = sliding_attend(q, keys, values, state.seen.clamp(max=self.window - 1), self.slopes)
+        keys, values = (settle_cache(cache, lengths, seq_len)[:, :, seq_len:] for cache in (keys, values))
+        seen = state.seen + (seq_len if lengths is None else lengths)
+        return self.out_proj(y.transpose(1, 2).flatten(2)), SlidingState(keys, values, seen)

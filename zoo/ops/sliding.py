@@ -1,0 +1,55 @@
+"""Softmax attention within a window, in blocks: time linear in the sequence."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+_SMALLEST_BLOCK = 16
+
+
+def sliding_attend(
+    q: Float[Tensor, "batch n_heads seq d_head"],
+    k: Float[Tensor, "batch n_kv_heads slots d_head"],
+    v: Float[Tensor, "batch n_kv_heads slots d_head"],
+    held: Int[Tensor, " batch"],
+    slopes: Float[Tensor, " n_heads"] | None = None,
+) -> Float[Tensor, "batch n_heads seq d_head"]:
+    """softmax_j(q_i . k_j / sqrt(d_head) - slope (i - j)) v_j over the last `window` positions j, i among them.
+
+    The queries of a block see the block's own slots and the window - 1 before it, so a block is one call of SDPA with a
+    banded mask and all blocks are one batch.
+
+    Args:
+        q: queries of the chunk.
+        k, v: the window - 1 = slots - seq slots before the chunk, right-aligned per row, then the chunk's. Heads of q
+            share them in groups (Ainslie et al. 2305.13245).
+        held: how many of the slots before the chunk each row really holds.
+        slopes: of ALiBi (Press et al. 2108.12409); none when absent.
+
+    Returns:
+        One output a query and head.
+    """
+    seq_len = q.shape[2]
+    past = k.shape[2] - seq_len
+    block = min(seq_len, max(past + 1, _SMALLEST_BLOCK))
+    n_blocks = -(-seq_len // block)
+    pad = (0, 0, 0, n_blocks * block - seq_len)
+    q = F.pad(q, pad).unflatten(2, (n_blocks, block)).transpose(1, 2)
+    # (batch, n_blocks, n_kv_heads, past + block, d_head): overlapping windows of the slots
+    k, v = (F.pad(t, pad).unfold(2, past + block, block).permute(0, 2, 1, 4, 3) for t in (k, v))
+
+    query = torch.arange(block, device=q.device).unsqueeze(1)
+    slot = torch.arange(past + block, device=q.device)
+    lag = past + query - slot
+    first = past - held.view(-1, 1, 1, 1, 1) - block * torch.arange(n_blocks, device=q.device).view(-1, 1, 1, 1)
+    mask = (lag >= 0) & (lag <= past) & (slot >= first)  # (batch, n_blocks, 1, block, past + block)
+    if slopes is not None:
+        bias = -slopes.to(q.dtype).view(-1, 1, 1) * lag
+        mask = torch.where(mask, bias, -torch.inf)
+    grouped = k.shape[2] != q.shape[2]
+    q, k, v, mask = (t.flatten(0, 1) for t in (q, k, v, mask))
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
+    return y.unflatten(0, (-1, n_blocks)).transpose(1, 2).flatten(2, 3)[:, :, :seq_len]
