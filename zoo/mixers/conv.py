@@ -1,0 +1,142 @@
+"""Causal convolution, short or as long as the sequence."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from zoo.blocks import ShortConv
+from zoo.contract import SequenceMixer, accumulator, require_choice, require_positive
+from zoo.ops.long_conv import long_conv
+from zoo.ops.precision import full_precision
+from zoo.ops.time import right_align
+
+Kernel = Literal["short", "implicit"]
+_OMEGA = 10.0  # of the sines between the filter's layers, as published for language
+_FASTEST, _SLOWEST = -math.log(1e-2) / 0.3, -math.log(1e-2) / 1.5  # to 1 % within 0.3 or 1.5 of max_seq_len
+
+
+class ConvState(NamedTuple):
+    inputs: Tensor  # (batch, slots, d_model) projected inputs, right-aligned: d_conv - 1 of them, or all so far
+
+
+class ImplicitFilter(nn.Module):
+    """A kernel that is a function of the lag (Hyena, Poli et al. 2302.10866, section 3.3), in at least float32.
+
+    kernel_c(tau) = sqrt(2 r_c / max_seq_len) exp(-r_c u) f_c(u) at u = tau / max_seq_len, where f has two hidden layers
+    with sines, on u and n_frequencies sines and cosines of it. The square root keeps the kernel's energy whatever its
+    length; it is not in the paper.
+    """
+
+    undecayed = ("log_rate",)
+
+    def __init__(self, channels: int, d_filter: int, n_frequencies: int, max_seq_len: int) -> None:
+        super().__init__()
+        self.n_frequencies, self.max_seq_len = n_frequencies, max_seq_len
+        widths = (1 + 2 * n_frequencies, d_filter, d_filter, channels)
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False))
+        self.log_rate = nn.Parameter(torch.empty(channels))
+
+    def reset_parameters(self) -> None:
+        for layer in self._linears():
+            layer.reset_parameters()
+        with torch.no_grad():
+            rate = torch.linspace(_FASTEST, _SLOWEST, len(self.log_rate), dtype=torch.float64)
+            self.log_rate.copy_(rate.log())
+
+    def forward(self, n_lags: int) -> Float[Tensor, "channels n_lags"]:
+        """The kernel at lags 0 to n_lags - 1."""
+        wide = accumulator(self.log_rate.dtype)
+        u = torch.arange(n_lags, device=self.log_rate.device, dtype=wide).unsqueeze(1) / self.max_seq_len
+        angle = 2 * math.pi * u * torch.arange(1, self.n_frequencies + 1, device=u.device, dtype=wide)
+        features = torch.cat((u, angle.cos(), angle.sin()), dim=1)
+        for number, layer in enumerate(self._linears()):
+            features = features if number == 0 else torch.sin(_OMEGA * features)
+            features = nn.functional.linear(features, layer.weight.to(wide), layer.bias.to(wide))
+        rate = self.log_rate.to(wide).exp()
+        return (features * (2 * rate / self.max_seq_len).sqrt() * torch.exp(-rate * u)).t()
+
+    def _linears(self) -> list[nn.Linear]:
+        return cast(list[nn.Linear], list(self.layers))
+
+
+class Conv(SequenceMixer):
+    """y_i = W_out sum_{tau <= i} K_tau * (W_in x)_{i - tau}, K_tau a number per channel.
+
+    kernel short: d_conv free taps. kernel implicit: a function of the lag as long as the sequence, and a skip D. Linear
+    and time-invariant, so there are no coefficients: W_ij = W_out diag(K_{i-j}) W_in. Interaction rank:
+    min(seq_len, d_conv, d_model); implicit min(seq_len, d_model).
+
+    Args:
+        d_model: width of input and output.
+        kernel: short or implicit (Poli et al. 2302.10866).
+        d_conv: taps (short).
+        d_filter: hidden width of the filter's network (implicit).
+        n_frequencies: sines and cosines of the lag that it takes (implicit).
+        max_seq_len: longest sequence (implicit); lags count relative to it.
+
+    Raises:
+        ValueError: sizes that are not positive, an unknown kernel; a sequence beyond max_seq_len (implicit).
+    """
+
+    undecayed = ("D",)
+
+    def __init__(
+        self,
+        d_model: int,
+        kernel: Kernel = "short",
+        d_conv: int = 4,
+        d_filter: int = 16,
+        n_frequencies: int = 8,
+        max_seq_len: int = 1024,
+    ) -> None:
+        super().__init__(d_model)
+        require_positive(d_conv=d_conv, d_filter=d_filter, n_frequencies=n_frequencies, max_seq_len=max_seq_len)
+        require_choice("kernel", kernel, Kernel)
+        self.kernel, self.max_seq_len = kernel, max_seq_len
+        self.in_proj = nn.Linear(d_model, d_model, bias=False)
+        self.out_proj = nn.Linear(d_model, d_model, bias=False)
+        short = kernel == "short"
+        self.conv = ShortConv(d_model, d_conv) if short else None
+        self.filter = None if short else ImplicitFilter(d_model, d_filter, n_frequencies, max_seq_len)
+        self.D = None if short else nn.Parameter(torch.empty(d_model))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for part in (self.in_proj, self.out_proj, self.conv, self.filter):
+            if part is not None:
+                part.reset_parameters()
+        if self.D is not None:
+            nn.init.ones_(self.D)
+
+    def empty_state(
+        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> ConvState:
+        if self.conv is not None:
+            return ConvState(self.conv.empty_state(batch_size, dtype, device))
+        return ConvState(torch.zeros(batch_size, 0, self.d_model, dtype=dtype, device=device))
+
+    def mix(self, x: Tensor, state: ConvState, lengths: Tensor | None) -> tuple[Tensor, ConvState]:
+        u = self.in_proj(x)
+        if self.conv is not None:
+            y, inputs = self.conv.mix(u, state.inputs, lengths)
+        else:
+            y, inputs = self._mix_lags(u, state.inputs, lengths)
+        return self.out_proj(y), ConvState(inputs)
+
+    def _mix_lags(self, u: Tensor, past: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+        assert self.filter is not None
+        assert self.D is not None
+        inputs = torch.cat((past.to(u.dtype), u), dim=1)
+        if inputs.shape[1] > self.max_seq_len:
+            raise ValueError(f"sequence of {inputs.shape[1]} exceeds max_seq_len={self.max_seq_len}")
+        with full_precision(u.device):
+            kernel = self.filter(inputs.shape[1])
+            y = long_conv(inputs.to(kernel.dtype), kernel, u.shape[1]).to(u.dtype) + self.D.to(u.dtype) * u
+        if lengths is not None:
+            inputs = right_align(inputs, lengths + past.shape[1])
+        return y, inputs
