@@ -1,0 +1,75 @@
+"""Several mixers side by side in one layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from zoo.blocks import RMSNorm
+from zoo.contract import SequenceMixer
+from zoo.mixers.hybrid import DEFAULT_PATTERN, Hybrid, Pattern
+from zoo.registry import mixer_class
+
+
+class ParallelState(NamedTuple):
+    members: tuple[Any, ...]  # the states of the members, in order
+
+
+class ParallelHybrid(SequenceMixer):
+    """y = mean_m RMSNorm_m(mixer_m(x)): all members read the same input (Hymba, Dong et al. 2411.13676, section 2.1).
+
+    The norms bring the members to one scale, their weights are the published beta_m. Here every member keeps its own
+    projections, where Hymba shares the two outer ones. Coefficients: those of the members, and 1/rms. Interaction rank:
+    the sum of the members' ranks, at most d_model^2.
+
+    Args:
+        d_model: width of input and output.
+        pattern: names of mixers, or mappings `{name: ..., option: value}`.
+
+    `ParallelHybrid.create` (and so `create_mixer`) also takes options of members, as `Hybrid` does.
+
+    Raises:
+        ValueError: an empty pattern, an unknown member, an option that no member declares, a hybrid as a member, a
+            member whose output has another width.
+    """
+
+    def __init__(self, d_model: int, pattern: Pattern = DEFAULT_PATTERN) -> None:
+        super().__init__(d_model)
+        entries = Hybrid.distribute(pattern, {})
+        self.members = nn.ModuleList(
+            mixer_class(entry["name"]).create(d_model, {k: v for k, v in entry.items() if k != "name"})
+            for entry in entries
+        )
+        for entry, member in zip(entries, self.mixers(), strict=True):
+            if member.d_out != d_model:
+                raise ValueError(f"members need d_out = d_model = {d_model}, {entry['name']} has {member.d_out}")
+        self.norms = nn.ModuleList(RMSNorm(d_model) for _ in entries)
+
+    @classmethod
+    def create(cls, d_model: int, options: Mapping[str, Any]) -> Self:
+        rest = dict(options)
+        return cls(d_model, Hybrid.distribute(rest.pop("pattern", DEFAULT_PATTERN), rest))
+
+    def mixers(self) -> list[SequenceMixer]:
+        """The members, in order."""
+        return cast(list[SequenceMixer], list(self.members))
+
+    def reset_parameters(self) -> None:
+        for part in (*self.mixers(), *cast(list[RMSNorm], list(self.norms))):
+            part.reset_parameters()
+
+    def empty_state(
+        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> ParallelState:
+        return ParallelState(tuple(member.empty_state(batch_size, dtype, device) for member in self.mixers()))
+
+    def mix(self, x: Tensor, state: ParallelState, lengths: Tensor | None) -> tuple[Tensor, ParallelState]:
+        outputs, states = [], []
+        for member, norm, before in zip(self.mixers(), self.norms, state.members, strict=True):
+            y, after = member.stream(x, before, lengths)
+            outputs.append(norm(y))
+            states.append(after)
+        return torch.stack(outputs).mean(0), ParallelState(tuple(states))
