@@ -1,0 +1,35 @@
+"""No mixing at all: the control."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from zoo.contract import SequenceMixer
+
+
+class Identity(SequenceMixer):
+    """y_i = x_i: what a model does without a mixer. Its operator is the identity at i = j; interaction rank 1.
+
+    No parameters, no coefficients, an empty state.
+
+    Args:
+        d_model: width of input and output.
+
+    Raises:
+        ValueError: a width that is not positive.
+    """
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__(d_model)
+
+    def reset_parameters(self) -> None:
+        """There is nothing to draw."""
+
+    def empty_state(
+        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> tuple[()]:
+        return ()
+
+    def mix(self, x: Tensor, state: tuple[()], lengths: Tensor | None) -> tuple[Tensor, tuple[()]]:
+        return x.clone(), ()  # a caller may write into its output
