@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import io
 import pkgutil
 import re
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.autograd.gradcheck import GradcheckError
+from torch.utils.checkpoint import checkpoint
 
 from tests import reference
 from tests.cases import D_MODEL, LONGEST, Case, assert_states_close, by_name, cases, draw, parameters, randomise
@@ -174,11 +176,14 @@ def test_replayed_the_mixer_is_affine(case: Case, generator: torch.Generator) ->
 
 @cases()
 def test_the_operator_has_no_entry_in_the_future(case: Case, generator: torch.Generator) -> None:
-    mixer, x = case.create(generator), draw(2, 7, D_MODEL, generator=generator)
-    operator = interaction(mixer, x).operator
-    above = torch.triu(torch.ones(7, 7, dtype=torch.bool), diagonal=1)
-    assert not operator[:, above].any()
-    assert operator[:, ~above].any(dim=(2, 3)).all()
+    """Nor where a window or a kernel ends: its entries are where an output has a gradient, the diagonal among them."""
+    mixer, x = case.create(generator), draw(1, 7, D_MODEL, generator=generator).requires_grad_()
+    entries = interaction(mixer, x.detach()).operator[0].flatten(2).any(dim=2)
+    y = mixer(x)
+    reached = [torch.autograd.grad(y[:, i].square().sum(), x, retain_graph=True)[0][0].any(dim=1) for i in range(7)]
+    assert torch.equal(entries, torch.stack(reached))
+    assert not entries.triu(diagonal=1).any()
+    assert entries.diagonal().all()
 
 
 @cases()
@@ -296,12 +301,39 @@ def test_a_state_can_be_continued_twice(case: Case, generator: torch.Generator) 
     assert torch.equal(first, second)
 
 
+@cases()
+def test_activation_checkpointing_changes_nothing(case: Case, generator: torch.Generator) -> None:
+    """What a pass keeps for the backward pass is dropped and computed again: same outputs, same gradients."""
+    mixer, past = case.create(generator), draw(2, 3, D_MODEL, generator=generator)
+    x, lengths = draw(2, 6, D_MODEL, generator=generator).requires_grad_(), torch.tensor([6, 4])
+    state = detach_state(mixer.stream(past)[1])
+    weights = draw(2, 6, mixer.d_out, generator=generator)
+    for arguments in ((x, state), (x, state, lengths)):
+        expected, expected_state = mixer.stream(*arguments)
+        y, after = checkpoint(mixer.stream, *arguments, use_reentrant=False)
+        assert_close(y, expected)
+        assert_states_close(after, expected_state)
+        assert_all_close(gradients(y, weights, x, mixer), gradients(expected, weights, x, mixer))
+
+
+@cases()
+def test_functional_call_takes_other_parameters(case: Case, generator: torch.Generator) -> None:
+    """As the mixer that holds them computes, gradients too, and the mixer's own parameters stay out of it."""
+    mixer, other = case.create(generator), case.create(generator)
+    x = draw(2, 6, D_MODEL, generator=generator).requires_grad_()
+    values = dict(other.named_parameters())
+    y, expected = torch.func.functional_call(mixer, values, (x,)), other(x)
+    assert_close(y, expected)
+    weights = draw(*expected.shape, generator=generator)
+    assert_all_close(gradients(y, weights, x, other), gradients(expected, weights, x, other))
+
+
 # Parameters.
 
 
 @cases()
 def test_every_parameter_receives_a_gradient(case: Case, generator: torch.Generator) -> None:
-    mixer, x = case.create(generator), draw(2, 7, D_MODEL, generator=generator)
+    mixer, x = case.create(generator), draw(2, 7, D_MODEL, generator=generator).requires_grad_()
     mixer(x).square().sum().backward()
     for name, parameter in mixer.named_parameters():
         assert parameter.grad is not None, name
@@ -312,8 +344,8 @@ def test_every_parameter_receives_a_gradient(case: Case, generator: torch.Genera
 @cases()
 def test_defaults_give_every_parameter_a_gradient_from_the_start(case: Case, generator: torch.Generator) -> None:
     """As initialised: what starts at zero must not cut off what lies behind it."""
-    mixer, x = create_mixer(case.name, D_MODEL, **case.options).double(), draw(2, 7, D_MODEL, generator=generator)
-    mixer(x).square().sum().backward()
+    mixer = create_mixer(case.name, D_MODEL, **case.options).double()
+    mixer(draw(2, 7, D_MODEL, generator=generator).requires_grad_()).square().sum().backward()
     assert [name for name, p in mixer.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
@@ -332,7 +364,7 @@ def test_reset_parameters_leaves_none_out(case: Case, generator: torch.Generator
 def test_a_state_dict_round_trips(case: Case, generator: torch.Generator) -> None:
     mixer, x = case.create(generator), draw(2, 7, D_MODEL, generator=generator)
     other = create_mixer(case.name, D_MODEL, **case.options).double()
-    assert not torch.equal(other(x), mixer(x))
+    assert torch.equal(other(x), mixer(x)) == (not mixer.state_dict())
     other.load_state_dict(mixer.state_dict())
     assert torch.equal(other(x), mixer(x))
 
@@ -366,8 +398,8 @@ def test_state_bytes_is_what_stream_returns(case: Case, dtype: torch.dtype, gene
     mixer = case.create(generator, dtype)
     for batch_size, seq_len in ((1, 1), (3, 1), (2, 9)):
         _, state = mixer.stream(draw(batch_size, seq_len, D_MODEL, generator=generator, dtype=dtype))
-        assert mixer.state_bytes(seq_len, batch_size, dtype) == state_nbytes(state) > 0
-    assert next(mixer.parameters()).dtype == dtype
+        assert mixer.state_bytes(seq_len, batch_size, dtype) == state_nbytes(state)
+    assert all(parameter.dtype == dtype for parameter in mixer.parameters())
 
 
 @cases()
@@ -379,7 +411,7 @@ def test_an_empty_state_is_the_start(case: Case, generator: torch.Generator) -> 
 
 @cases()
 def test_an_initial_state_can_be_learned(case: Case, generator: torch.Generator) -> None:
-    mixer, x = case.create(generator), draw(2, 5, D_MODEL, generator=generator)
+    mixer, x = case.create(generator), draw(2, 5, D_MODEL, generator=generator).requires_grad_()
     _, state = mixer.stream(x)
     learned = map_state(lambda t: nn.Parameter(t.detach(), requires_grad=_differentiable(t)), state)
     y, _ = mixer.stream(x, learned)
@@ -397,7 +429,9 @@ def test_a_detached_state_is_cut_from_the_past(case: Case, generator: torch.Gene
     assert not any(t.requires_grad for t in state_tensors(cut))
     detached, _ = mixer.stream(x, cut)
     assert torch.equal(detached, attached)
-    assert torch.autograd.grad(attached.sum(), past)[0].any()
+    remembers = any(_differentiable(t) and t.numel() for t in state_tensors(state))
+    (gradient,) = torch.autograd.grad(attached.sum(), past, allow_unused=True, materialize_grads=True)
+    assert bool(gradient.any()) == remembers
     assert torch.autograd.grad(detached.sum(), past, allow_unused=True)[0] is None
 
 
@@ -410,6 +444,19 @@ def test_a_state_moves(case: Case, generator: torch.Generator) -> None:
     for there, here in zip(state_tensors(moved), state_tensors(state), strict=True):
         assert there.device.type == "meta"
         assert (there.shape, there.dtype) == (here.shape, here.dtype)
+
+
+@cases()
+def test_a_state_is_saved_and_loaded(case: Case, generator: torch.Generator) -> None:
+    mixer = case.create(generator)
+    past, x = (draw(2, 4, D_MODEL, generator=generator) for _ in range(2))
+    _, state = mixer.stream(past, lengths=torch.tensor([4, 1]))
+    file = io.BytesIO()
+    torch.save(detach_state(state), file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)  # named tuples are code
+    assert_states_close(loaded, state)
+    assert torch.equal(mixer.stream(x, loaded)[0], mixer.stream(x, state)[0])
 
 
 @cases()
@@ -440,7 +487,7 @@ def test_float32_is_near_float64(case: Case, generator: torch.Generator) -> None
 @cases()
 def test_bfloat16_stays_finite_and_near(case: Case, generator: torch.Generator) -> None:
     mixer = case.create(generator, torch.bfloat16)
-    x = draw(2, 63, D_MODEL, generator=generator, dtype=torch.bfloat16)
+    x = draw(2, 63, D_MODEL, generator=generator, dtype=torch.bfloat16).requires_grad_()
     y = mixer(x)
     assert y.dtype == torch.bfloat16
     y.float().square().mean().backward()
@@ -455,7 +502,7 @@ def test_bfloat16_stays_finite_and_near(case: Case, generator: torch.Generator) 
 @cases()
 def test_autocast_stays_finite_and_near(case: Case, generator: torch.Generator) -> None:
     mixer = case.create(generator, torch.float32)
-    x = draw(2, 63, D_MODEL, generator=generator, dtype=torch.float32)
+    x = draw(2, 63, D_MODEL, generator=generator, dtype=torch.float32).requires_grad_()
     expected = mixer(x)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y, streamed = mixer(x), in_chunks(mixer, x, [1, 20, 42])
@@ -505,15 +552,16 @@ def test_wrong_lengths_are_refused(case: Case, generator: torch.Generator) -> No
 def test_wrong_states_are_refused(case: Case, generator: torch.Generator) -> None:
     mixer, x = case.create(generator), draw(2, 5, D_MODEL, generator=generator)
     _, state = mixer.stream(x)
-    wrong = {
-        "other batch": mixer.stream(x[:1])[1],
-        "other dtype": mixer.empty_state(2, torch.float32),
-        "other device": move_state(state, "meta"),
-        "other width": map_state(lambda t: torch.cat((t, t[..., -1:]), dim=-1), state),
-        "no state": torch.zeros(2),
-        "plain tuple": tuple(state_tensors(state)),
-        "cut short": state[:-1],
-    }
+    wrong = {"no state": torch.zeros(2)}
+    if list(state_tensors(state)):  # a state without tensors has nothing to be wrong
+        wrong |= {
+            "other batch": mixer.stream(x[:1])[1],
+            "other dtype": mixer.empty_state(2, torch.float32),
+            "other device": move_state(state, "meta"),
+            "other width": map_state(lambda t: torch.cat((t, t[..., -1:]), dim=-1), state),
+            "plain tuple": tuple(state_tensors(state)),
+            "cut short": state[:-1],
+        }
     for other in list_mixers():
         if other != case.name:
             wrong[other] = create_mixer(other, D_MODEL).double().stream(x)[1]
@@ -554,7 +602,18 @@ def test_unknown_options_are_refused_with_the_valid_ones(case: Case) -> None:
         ("selective_ssm", {"d_state": -4}, ["d_state must be a positive integer"]),
         ("selective_ssm", {"dt_min": 0.0}, ["dt_min=0.0"]),
         ("selective_ssm", {"norm_eps": 0.0}, ["norm_eps", "0.0"]),
+        ("sliding_attention", {"window": 0}, ["window must be a positive integer"]),
+        ("sliding_attention", {"position": "relative"}, ["position", "rope", "alibi"]),
+        ("sliding_attention", {"n_heads": 3}, ["d_model=8", "n_heads=3"]),
+        ("sliding_attention", {"n_kv_heads": 3}, ["n_heads=4", "n_kv_heads=3"]),
+        ("sliding_attention", {"n_heads": 8, "position": "rope"}, ["even d_head", "1"]),
+        ("conv", {"kernel": "long"}, ["kernel", "short", "implicit"]),
+        ("conv", {"d_conv": 0}, ["d_conv must be a positive integer"]),
         ("lstm", {"d_inner": 0}, ["d_inner must be a positive integer"]),
+        ("gru", {"d_inner": 0}, ["d_inner must be a positive integer"]),
+        ("rnn", {"nonlinearity": "relu"}, ["nonlinearity", "tanh", "linear"]),
+        ("parallel_hybrid", {"pattern": ()}, ["at least one mixer"]),
+        ("parallel_hybrid", {"pattern": ("lstm", {"name": "factorized", "d_out": 5})}, ["d_out = d_model = 8", "5"]),
     ],
 )
 @pytest.mark.usefixtures("unchecked_shapes")
@@ -568,6 +627,7 @@ def test_options_that_cannot_be_are_refused(name: str, options: dict[str, Any], 
         ("attention", {"position": "relative"}),
         ("attention", {"sink": "position"}),
         ("factorized", {}),
+        ("conv", {"kernel": "implicit"}),
     ],
 )
 def test_a_sequence_beyond_the_longest_is_refused(name: str, options: dict[str, Any]) -> None:
@@ -695,6 +755,60 @@ MUTANTS: dict[str, tuple[Case, str, Callable[[Any], Any], Callable[..., None]]] 
         "zoo.mixers.selective_ssm.silu_gate",
         lambda _: lambda z, value: nn.functional.silu(z) * value,
         test_replayed_the_mixer_is_affine,
+    ),
+    "sliding attention: slots that no token filled": (
+        Case("sliding_attention", {}),
+        "zoo.mixers.sliding_attention.sliding_attend",
+        lambda f: lambda q, k, v, held, slopes: f(q, k, v, held + 1, slopes),
+        test_forward_is_the_reference,
+    ),
+    "sliding attention: a cache that ignores ragged lengths": (
+        Case("sliding_attention", {"window": 3}),
+        "zoo.mixers.sliding_attention.settle_cache",
+        lambda _: lambda cache, *_: cache,
+        test_padding_leaks_into_nothing,
+    ),
+    "sliding attention: positions that start anew in each chunk": (
+        Case("sliding_attention", {"position": "rope", "d_head": 4}),
+        "zoo.mixers.sliding_attention.rotate",
+        lambda f: lambda t, positions: f(t, positions - positions[:, :1]),
+        test_forward_and_stream_are_the_reference_at_length_1000,
+    ),
+    "conv: kernel reversed": (
+        Case("conv", {"kernel": "implicit", "max_seq_len": LONGEST}),
+        "zoo.mixers.conv.long_conv",
+        lambda f: lambda x, kernel, seq_len: f(x, kernel.flip(1), seq_len),
+        test_forward_is_the_reference,
+    ),
+    "conv: kernel one lag late": (
+        Case("conv", {"kernel": "implicit", "max_seq_len": LONGEST}),
+        "zoo.mixers.conv.long_conv",
+        lambda f: lambda x, kernel, seq_len: f(x, kernel.roll(1, 1), seq_len),
+        test_forward_is_the_reference,
+    ),
+    "GRU: gates exchanged": (
+        Case("gru", {}),
+        "zoo.mixers.gru.gru",
+        lambda f: lambda x, w, r, b, *rest: f(x, w.roll(D_MODEL, 0), r.roll(D_MODEL, 0), b, *rest),
+        test_forward_is_the_reference,
+    ),
+    "GRU: gates unmarked": (
+        Case("gru", {}),
+        "zoo.ops.gru.coefficient",
+        lambda _: lambda t: t,
+        test_the_operator_reproduces_the_output,
+    ),
+    "RNN: fused while the operator is read": (
+        Case("rnn", {}),
+        "zoo.ops.rnn.fused_suffices",
+        lambda _: lambda *_: True,
+        test_the_operator_reproduces_the_output,
+    ),
+    "parallel hybrid: norm unmarked": (
+        Case("parallel_hybrid", {}),
+        "zoo.ops.activation.coefficient",
+        lambda _: lambda t: t,
+        test_the_operator_reproduces_the_output,
     ),
     "LSTM: input negated": (
         Case("lstm", {}),

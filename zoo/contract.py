@@ -177,12 +177,17 @@ class SequenceMixer(nn.Module, ABC):
         return y.masked_fill(padding, 0.0), state
 
     def state_bytes(self, seq_len: int, batch_size: int = 1, dtype: torch.dtype = torch.float32) -> int:
-        """Bytes of the state that `stream` returns after `seq_len` positions, found by running it on meta tensors.
+        """Bytes of the state that `stream` returns after `seq_len` positions.
+
+        A state without empty dimensions does not grow; any other is found by running `stream` on meta tensors.
 
         Raises:
             ValueError: seq_len or batch_size below 1.
         """
         require_positive(seq_len=seq_len, batch_size=batch_size)
+        empty = self.empty_state(batch_size, dtype, "meta")
+        if all(tensor.numel() for tensor in state_tensors(empty)):
+            return state_nbytes(empty)
         with torch.no_grad():
             twin = on_meta(self, dtype)
             x = torch.empty(batch_size, seq_len, self.d_model, dtype=dtype, device="meta")
