@@ -106,7 +106,7 @@ def gradient_decay_figure(gradient: Gradient, title: str) -> Figure:
     """J against distance: median and range of the draws, and the fitted exponential over the distances it is of."""
     figure, (axes,) = new_figure()
     taus, values = _drawable(gradient.profile)
-    low, median, high = (values.quantile(q, dim=0).tolist() for q in (0.0, 0.5, 1.0))
+    low, median, high = ([float(column.quantile(q)) for column in values.T] for q in (0.0, 0.5, 1.0))
     axes.fill_between(taus.tolist(), low, high, color="C0", alpha=0.2, linewidth=0, label="range of the draws")
     axes.plot(taus.tolist(), median, color="C0", linewidth=1.6, label="median of the draws")
     if gradient.decay is not None:
@@ -180,7 +180,7 @@ def _draw_gradients(noise: Axes, highway: Axes, gradients: Mapping[str, tuple[Gr
     for at, (name, (random, offered)) in enumerate(gradients.items()):
         style = _style(at, len(gradients))
         taus, median = _medians(random.profile)
-        least, most = min(least, *median), max(most, *median)
+        least, most = min([least, *median]), max([most, *median])
         noise.plot(taus, median, **style, label=name)
         if offered is not None:
             highway.plot(taus, median, color=style["color"], linewidth=1, alpha=0.6, linestyle=":")
@@ -205,15 +205,19 @@ def _name_gradient_axes(axes: Axes, title: str) -> None:
 
 def _medians(profile: GradientProfile) -> tuple[list[int], list[float]]:
     taus, values = _drawable(profile)
-    return taus.tolist(), values.quantile(0.5, dim=0).tolist()
+    return taus.tolist(), [float(column.quantile(0.5)) for column in values.T]
 
 
 def _drawable(profile: GradientProfile) -> tuple[Tensor, Tensor]:
-    """Distances from one on, with values (seed, distance) that a log axis takes: zeros at the least value there is."""
-    beyond = profile.distances >= 1
-    values = profile.values[:, beyond].double()
+    """Distances from one on that are reached, with values (seed, distance) that a log axis takes.
+
+    Beyond a finite receptive field nothing arrives, and nothing is drawn. The zero of a single draw stands at the least
+    value there is.
+    """
+    reached = (profile.distances >= 1) & (profile.values.double().quantile(0.5, dim=0) > 0)
+    values = profile.values[:, reached].double()
     positive = values[values > 0]
-    return profile.distances[beyond], values.clamp(min=float(positive.min()) if len(positive) else 1.0)
+    return profile.distances[reached], values.clamp(min=float(positive.min()) if len(positive) else 1.0)
 
 
 def fitted_line(profile: GradientProfile, decay: DecayRate) -> tuple[Tensor, Tensor]:
