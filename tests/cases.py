@@ -43,6 +43,7 @@ VARIANTS = [
     Case("attention", {"n_heads": 2, "d_head": 3}),
     Case("attention", {"n_heads": 4, "n_kv_heads": 2}),
     Case("attention", {"position": "rope", "d_head": 6}),
+    Case("attention", {"position": "rope", "rope_base": 100.0}),
     Case("attention", {"position": "alibi"}),
     Case("attention", {"position": "relative", "max_seq_len": LONGEST}),
     Case("attention", {"sink": "constant"}),

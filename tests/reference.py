@@ -114,8 +114,8 @@ def backbone(p: Parameters, inputs: Array, name: str, n_layers: int, **options: 
 # Softmax attention.
 
 
-def rotate(v: Array, position: int) -> Array:
-    """RoPE (Su et al. 2104.09864, eq. 34): the m-th pair turned by the angle position * 10000^(-2m / d_head).
+def rotate(v: Array, position: int, base: float = 10_000) -> Array:
+    """RoPE (Su et al. 2104.09864, eq. 34): the m-th pair turned by the angle position * base^(-2m / d_head).
 
     The m-th pair is (m, m + d_head / 2), as most code has it; the paper's (2m, 2m + 1) is the same up to the order of
     the features.
@@ -123,7 +123,7 @@ def rotate(v: Array, position: int) -> Array:
     half = len(v) // 2
     turned = np.empty_like(v)
     for m in range(half):
-        angle = position * 10_000 ** (-2 * m / len(v))
+        angle = position * base ** (-2 * m / len(v))
         a, b = v[m], v[m + half]
         turned[m] = a * np.cos(angle) - b * np.sin(angle)
         turned[m + half] = a * np.sin(angle) + b * np.cos(angle)
@@ -155,7 +155,8 @@ def attention_weights(
     q, k, _ = attention_heads(p, x, n_heads, **options)
     seq, _, d_head = q.shape
     if position == "rope":
-        q, k = (np.array([[rotate(v, i) for v in heads] for i, heads in enumerate(part)]) for part in (q, k))
+        base = options.get("rope_base", 10_000)
+        q, k = (np.array([[rotate(v, i, base) for v in heads] for i, heads in enumerate(part)]) for part in (q, k))
 
     def bias(h: int, lag: NDArray[np.int64] | int) -> Array | float:
         if position == "alibi":

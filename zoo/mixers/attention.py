@@ -43,6 +43,7 @@ class Attention(SequenceMixer):
             relative bias).
         d_conv: width of a causal depthwise convolution on queries, keys and values; 0 for none.
         max_seq_len: longest sequence for position relative and sink position.
+        rope_base: base of rope's wavelengths; larger turns slower.
 
     Raises:
         ValueError: heads that do not divide, an odd d_head with rope, an unknown choice, bos without a bias.
@@ -60,6 +61,7 @@ class Attention(SequenceMixer):
         sink: Sink = "none",
         d_conv: int = 0,
         max_seq_len: int = 2048,
+        rope_base: float = 1e4,
     ) -> None:
         super().__init__(d_model)
         require_positive(n_heads=n_heads, d_head=d_head, n_kv_heads=n_kv_heads, max_seq_len=max_seq_len)
@@ -76,11 +78,13 @@ class Attention(SequenceMixer):
             raise ValueError(f"n_heads={n_heads} is not divisible by n_kv_heads={self.n_kv_heads}")
         if position == "rope" and self.d_head % 2:
             raise ValueError(f"rope needs an even d_head, got {self.d_head}")
+        if not rope_base > 1:
+            raise ValueError(f"rope_base must be above 1, got {rope_base}")
         if sink == "bos" and position not in ("alibi", "relative"):
             raise ValueError(
                 f"sink 'bos' needs position alibi or relative, got {position!r}; elsewhere it is 'constant'"
             )
-        self.position, self.sink, self.max_seq_len = position, sink, max_seq_len
+        self.position, self.sink, self.max_seq_len, self.rope_base = position, sink, max_seq_len, rope_base
         widths = (n_heads * self.d_head, self.n_kv_heads * self.d_head, self.n_kv_heads * self.d_head)
         self.widths = widths
         self.qkv_proj = nn.Linear(d_model, sum(widths), bias=False)
@@ -121,7 +125,7 @@ class Attention(SequenceMixer):
         q, k, v = (t.unflatten(2, (-1, self.d_head)).transpose(1, 2) for t in qkv.split(self.widths, dim=2))
         positions = state.seen.unsqueeze(1) + torch.arange(seq_len, device=x.device)
         if self.position == "rope":
-            q, k = rotate(q, positions), rotate(k, positions)
+            q, k = rotate(q, positions, self.rope_base), rotate(k, positions, self.rope_base)
         q, k = coefficient(q), coefficient(k)
         keys, values = grow_cache(state.keys, k), grow_cache(state.values, v)
         lag = lag_matrix(seq_len, past + seq_len, x.device).clamp(min=0)
@@ -165,7 +169,7 @@ class Attention(SequenceMixer):
         q = (query_maps @ x[-1]).view(1, self.n_heads, 1, self.d_head)
         q = q.expand(-1, -1, seq_len, -1)
         if self.position == "rope":  # turned by the lag, as seen from each key
-            q = rotate(q, positions.flip(1))
+            q = rotate(q, positions.flip(1), self.rope_base)
         key_maps = key_maps.repeat_interleave(self.n_heads // self.n_kv_heads, dim=0)
         to_logits = torch.einsum("hjc,hcd->jhd", q[0], key_maps) / self.d_head**0.5
         basis, triangle = torch.linalg.qr(to_logits.mT)  # (slot, d_model, head), (slot, head, head)
