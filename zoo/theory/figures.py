@@ -257,8 +257,8 @@ def decay_text(decay: DecayRate) -> str:
 
 
 def _style(at: int, count: int) -> dict[str, Any]:
-    """A colour of its own, and lines that grow thinner: one that lies under another shows at its sides."""
-    return {"color": f"C{at % 10}", "linewidth": 3.0 - 2.0 * at / count}
+    """A colour and dashes of its own, and lines that grow thinner: one that lies under another shows at its sides."""
+    return {"color": f"C{at % 10}", "linestyle": ("-", "--", ":")[at // 10 % 3], "linewidth": 3.0 - 2.0 * at / count}
 
 
 def _whole_numbers() -> Any:
