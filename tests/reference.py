@@ -709,6 +709,97 @@ def conv_operator(p: Parameters, x: Array, max_seq_len: int = 1024, **_sizes: ob
     return operator
 
 
+def turn(t: Array, angles: Array) -> Array:
+    """The pair (m, m + n) turned by the m-th of n angles; channels beyond 2 n stay."""
+    n = len(angles)
+    turned = t.copy()
+    for m in range(n):
+        turned[m] = t[m] * np.cos(angles[m]) - t[m + n] * np.sin(angles[m])
+        turned[m + n] = t[m] * np.sin(angles[m]) + t[m + n] * np.cos(angles[m])
+    return turned
+
+
+def mamba3_coefficients(
+    p: Parameters, x: Array, d_state: int = 128, n_groups: int = 1, rotated: str = "half", **_sizes: object
+) -> tuple[Array, Array, Array, Array, Array, Array, Array]:
+    """z, u (seq, n_heads, d_head); q, k turned (seq, n_heads, rank, d_state); dt, alpha, lambda (seq, n_heads)."""
+    seq, (n_heads, rank, _) = len(x), p["B_bias"].shape
+    d_inner = p["out_proj.weight"].shape[1]
+    wide, n_angles = rank * n_groups * d_state, d_state // (4 if rotated == "half" else 2)
+    widths = [d_inner, d_inner, wide, wide, n_heads, n_heads, n_heads, n_angles]
+    z, u, b, c, dt, rate, trap, theta = np.split(x @ p["in_proj.weight"].T, np.cumsum(widths)[:-1], axis=-1)
+    dt = softplus(dt + p["dt_bias"])
+    alpha = np.exp(-np.maximum(softplus(rate), 1e-4) * dt)
+    b, c = (t.reshape(seq, rank, n_groups, d_state) for t in (b, c))
+    b, c = rms_norm(b, p["B_norm.weight"]), rms_norm(c, p["C_norm.weight"])
+    q, k = (np.zeros((seq, n_heads, rank, d_state)) for _ in range(2))
+    for h in range(n_heads):
+        group, angles = h // (n_heads // n_groups), np.zeros(n_angles)
+        for t in range(seq):
+            angles = angles + np.pi * np.tanh(theta[t]) * dt[t, h]
+            for r in range(rank):
+                q[t, h, r] = turn(c[t, r, group] + p["C_bias"][h, r], angles)
+                k[t, h, r] = turn(b[t, r, group] + p["B_bias"][h, r], angles)
+    z, u = (t.reshape(seq, n_heads, -1) for t in (z, u))
+    return z, u, q, k, dt, alpha, sigmoid(trap)
+
+
+def rank_vectors(p: Parameters) -> tuple[Array, Array, Array]:
+    """How u, z and the outputs are mixed, (n_heads, rank, d_head) each; ones where there is a single rank."""
+    n_heads, rank, _ = p["B_bias"].shape
+    d_head = p["out_proj.weight"].shape[1] // n_heads
+    return tuple(p.get("rank_mix", np.ones((3, n_heads, rank, d_head))))
+
+
+def mamba3(p: Parameters, x: Array, **options: object) -> Array:
+    """Lahoti et al. 2603.15569: h_t = alpha h_{t-1} + (1 - lambda) dt alpha k_{t-1} u_{t-1}^T + lambda dt k_t u_t^T."""
+    z, u, q, k, dt, alpha, trap = mamba3_coefficients(p, x, **options)
+    of_u, of_z, readout = rank_vectors(p)
+    seq, n_heads, rank, d_state = k.shape
+    y = np.zeros_like(u)
+    for head in range(n_heads):
+        h = np.zeros((d_state, u.shape[2]))
+        before = np.zeros_like(h)  # the sum of k u^T over the ranks at the position before
+        for t in range(seq):
+            now = sum(np.outer(k[t, head, r], of_u[head, r] * u[t, head]) for r in range(rank))
+            a, step, weight = alpha[t, head], dt[t, head], trap[t, head]
+            h = a * h + (1 - weight) * step * a * before + weight * step * now
+            before = now
+            for r in range(rank):
+                o = q[t, head, r] @ h + p["D"][head] * of_u[head, r] * u[t, head]
+                y[t, head] += readout[head, r] * silu(of_z[head, r] * z[t, head]) * o
+    return y.reshape(seq, -1) @ p["out_proj.weight"].T
+
+
+def mamba3_operator(p: Parameters, x: Array, **options: object) -> Array:
+    """W_ij = W_out diag(sum_{s, r} m^o_s silu(m^z_s z_i) a_sr(i, j) m^u_r) W_u, and D's part at i = j.
+
+    a_sr(i, j) = q_is . k_jr times the weight of position j in the state at i: lambda_j dt_j at i = j, and
+    alpha_{j+1} ... alpha_i (lambda_j dt_j + (1 - lambda_{j+1}) dt_{j+1}) beyond.
+    """
+    z, _, q, k, dt, alpha, trap = mamba3_coefficients(p, x, **options)
+    of_u, of_z, readout = rank_vectors(p)
+    seq, n_heads, rank, _ = k.shape
+    d_inner, d_model = z[0].size, x.shape[1]
+    w_u = p["in_proj.weight"][d_inner : 2 * d_inner]
+    operator = np.zeros((seq, seq, d_model, d_model))
+    for i in range(seq):
+        for j in range(i + 1):
+            weight = trap[j] * dt[j]
+            if j < i:
+                weight = alpha[j + 1 : i + 1].prod(axis=0) * (weight + (1 - trap[j + 1]) * dt[j + 1])
+            diagonal = np.zeros((n_heads, z.shape[2]))
+            for h in range(n_heads):
+                for s in range(rank):
+                    left = readout[h, s] * silu(of_z[h, s] * z[i, h])
+                    if i == j:
+                        diagonal[h] += left * p["D"][h] * of_u[h, s]
+                    for r in range(rank):
+                        diagonal[h] += left * weight[h] * (q[i, h, s] @ k[j, h, r]) * of_u[h, r]
+            operator[i, j] = p["out_proj.weight"] @ (diagonal.reshape(-1, 1) * w_u)
+    return operator
+
+
 # Nonlinear recurrence.
 
 
@@ -797,6 +888,7 @@ REFERENCES = {
     "diagonal_ssm": diagonal_ssm,
     "s4d": s4d,
     "selective_ssm": selective_ssm,
+    "mamba3": mamba3,
     "ssd": ssd,
     "conv": conv,
     "lstm": lstm,
@@ -819,5 +911,6 @@ OPERATORS = {
     "selective_ssm": selective_ssm_operator,
     "conv": conv_operator,
     "identity": identity_operator,
+    "mamba3": mamba3_operator,
     "ssd": ssd_operator,
 }

@@ -25,6 +25,7 @@ MIXERS = Registry(
         "diagonal_ssm": ("zoo.mixers.diagonal_ssm:DiagonalSSM", "linear time-invariant SSM with diagonal dynamics"),
         "s4d": ("zoo.mixers.s4d:S4D", "a linear time-invariant diagonal SSM for each channel"),
         "selective_ssm": ("zoo.mixers.selective_ssm:SelectiveSSM", "the Mamba block: input-dependent dynamics"),
+        "mamba3": ("zoo.mixers.mamba3:Mamba3", "the Mamba-3 block: trapezoid, rotating state, several ranks"),
         "ssd": ("zoo.mixers.ssd:SSD", "the Mamba-2 block: one decay per head, in matrix products"),
         "conv": ("zoo.mixers.conv:Conv", "causal convolution, short or as long as the sequence"),
         "lstm": ("zoo.mixers.lstm:LSTM", "long short-term memory"),

@@ -1,0 +1,162 @@
+"""The Mamba-3 block: trapezoidal steps, a rotating state, several inputs and outputs a step."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.blocks import RMSNorm
+from zoo.coefficient import coefficient
+from zoo.contract import SequenceMixer, accumulator, require_choice, require_positive, require_range
+from zoo.ops.activation import silu_gate
+from zoo.ops.step_size import draw_step_bias
+from zoo.ops.time import valid_positions
+from zoo.ops.trapezoid import advance_angles, rotate_pairs, trapezoidal_ssd
+
+Rotated = Literal["half", "all"]
+_WIDEST_HEAD = 64
+_RATE_FLOOR = 1e-4
+
+
+class Mamba3State(NamedTuple):
+    h: Tensor  # (batch, n_heads, d_state, d_head)
+    k: Tensor  # (batch, n_heads, rank, d_state): the last position's keys, rotated
+    u: Tensor  # (batch, n_heads, d_head): the last position's values
+    angle: Tensor  # (batch, n_heads, angles), in [0, 2 pi)
+
+
+class Mamba3(SequenceMixer):
+    """The block of Mamba-3 (Lahoti et al. 2603.15569), per head.
+
+        z, u, B, C, dt, rate, trap, theta = W_in x
+        dt = softplus(dt + b), alpha = exp(-dt max(softplus(rate), 1e-4)), lambda = sigmoid(trap)
+        angle_t = angle_{t-1} + pi dt_t tanh(theta_t), k = turn(norm(B) + b_B, angle), q = turn(norm(C) + b_C, angle)
+        h_t = alpha h_{t-1} + (1 - lambda) dt alpha k_{t-1} u_{t-1}^T + lambda dt k_t u_t^T
+        y = out_proj(silu(z) (h^T q + D u))
+
+    With rank R there are R copies of B and C; u, z and the outputs are mixed by learned vectors m per head:
+    u_r = m_r^u u, y = sum_r m_r^o silu(m_r^z z) (h^T q_r + D u_r), and h sums k_r u_r^T over r.
+
+    Coefficients: q, k, alpha, dt and lambda; silu(z). There is no convolution and no offset. Interaction rank: the
+    recurrence alone has n_heads, with rank R up to n_heads * R^2; the gate acts on channels and raises it to d_inner,
+    at most d_model^2.
+
+    Args:
+        d_model: width of input and output.
+        d_state: state size of a channel (N).
+        d_head: channels that share their dynamics; 64 when absent, or all where there are fewer.
+        n_groups: groups of heads that share B and C, but for their biases.
+        expand: d_inner = expand * d_model.
+        rank: inputs and outputs of a step (R); 1 is single-input single-output.
+        rotated: half or all of the state's channels turn, in pairs.
+        dt_min, dt_max: range of dt at initialisation, log-uniform, at least 1e-4.
+
+    Raises:
+        ValueError: sizes that are not positive or do not divide, a d_state that has no pairs to turn, an empty range.
+    """
+
+    undecayed = ("dt_bias", "B_bias", "C_bias", "D")
+
+    def __init__(
+        self,
+        d_model: int,
+        d_state: int = 128,
+        d_head: int | None = None,
+        n_groups: int = 1,
+        expand: int = 2,
+        rank: int = 1,
+        rotated: Rotated = "half",
+        dt_min: float = 1e-3,
+        dt_max: float = 1e-1,
+    ) -> None:
+        super().__init__(d_model)
+        require_positive(d_state=d_state, d_head=d_head, n_groups=n_groups, expand=expand, rank=rank)
+        require_choice("rotated", rotated, Rotated)
+        require_range(dt_min=dt_min, dt_max=dt_max)
+        per_angle = 4 if rotated == "half" else 2
+        if d_state % per_angle:
+            raise ValueError(f"d_state must be a multiple of {per_angle} with rotated={rotated}, got {d_state}")
+        self.d_state, self.n_groups, self.rank, self.d_inner = d_state, n_groups, rank, expand * d_model
+        self.d_head = d_head or min(_WIDEST_HEAD, self.d_inner)
+        self.n_heads = self.d_inner // self.d_head
+        if self.d_inner % self.d_head:
+            raise ValueError(f"d_inner={self.d_inner} (expand * d_model) is not divisible by d_head={self.d_head}")
+        if self.n_heads % n_groups:
+            raise ValueError(f"n_heads={self.n_heads} (d_inner / d_head) is not divisible by n_groups={n_groups}")
+        self.angles, self.dt_min, self.dt_max = d_state // per_angle, dt_min, dt_max
+        directions = rank * n_groups * d_state
+        self.widths = (self.d_inner, self.d_inner, directions, directions, 3 * self.n_heads, self.angles)
+        self.in_proj = nn.Linear(d_model, sum(self.widths), bias=False)
+        self.dt_bias = nn.Parameter(torch.empty(self.n_heads))
+        self.B_norm, self.C_norm = RMSNorm(d_state), RMSNorm(d_state)
+        self.B_bias = nn.Parameter(torch.empty(self.n_heads, rank, d_state))
+        self.C_bias = nn.Parameter(torch.empty(self.n_heads, rank, d_state))
+        self.D = nn.Parameter(torch.empty(self.n_heads))
+        # How u, z and the outputs are mixed; without several ranks there is nothing to mix.
+        self.rank_mix = nn.Parameter(torch.empty(3, self.n_heads, rank, self.d_head)) if rank > 1 else None
+        self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for layer in (self.in_proj, self.B_norm, self.C_norm, self.out_proj):
+            layer.reset_parameters()
+        with torch.no_grad():
+            self.dt_bias.copy_(draw_step_bias(self.n_heads, self.dt_min, self.dt_max))
+            for parameter in (self.B_bias, self.C_bias, self.D):
+                parameter.fill_(1.0)
+            if self.rank_mix is not None:
+                self.rank_mix.copy_(torch.tensor([1 / self.rank, 1.0, 1 / self.rank]).view(3, 1, 1, 1))
+
+    def empty_state(
+        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> Mamba3State:
+        shapes = ((self.d_state, self.d_head), (self.rank, self.d_state), (self.d_head,), (self.angles,))
+        wide = accumulator(dtype)
+        return Mamba3State(
+            *(torch.zeros(batch_size, self.n_heads, *shape, dtype=wide, device=device) for shape in shapes)
+        )
+
+    def mix(self, x: Tensor, state: Mamba3State, lengths: Tensor | None) -> tuple[Tensor, Mamba3State]:
+        z, u, B, C, steps, theta = self.in_proj(x).to(state.h.dtype).split(self.widths, dim=2)
+        z, u = (t.unflatten(2, (self.n_heads, self.d_head)).transpose(1, 2) for t in (z, u))
+        dt, log_decay, now = self._steps(steps, lengths)
+        angle = advance_angles(math.pi * torch.tanh(theta).unsqueeze(1) * dt.unsqueeze(3), state.angle)
+        q = coefficient(rotate_pairs(self._directions(C, self.C_norm, self.C_bias), angle))
+        k = coefficient(rotate_pairs(self._directions(B, self.B_norm, self.B_bias), angle))
+        log_decay, before, now = coefficient(log_decay), coefficient(dt - now), coefficient(now)
+
+        k, u = torch.cat((state.k.unsqueeze(2), k), dim=2), torch.cat((state.u.unsqueeze(2), u), dim=2)
+        v, gate, readout = u.unsqueeze(3), z.unsqueeze(3), 1.0
+        if self.rank_mix is not None:
+            of_u, of_z, readout = self.rank_mix.to(u.dtype).unsqueeze(2).unbind(0)
+            v, gate = of_u * v, of_z * gate
+        y, h = trapezoidal_ssd(q, k, v, log_decay, before, now, state.h)
+        y = y + self.D.view(-1, 1, 1, 1) * v[:, :, 1:]
+        y = (readout * silu_gate(gate, y)).sum(3)
+
+        k, u = (t[:, :, -1] if lengths is None else _at(t, lengths) for t in (k, u))
+        return self.out_proj(y.transpose(1, 2).flatten(2).to(x.dtype)), Mamba3State(h, k, u, angle[:, :, -1])
+
+    def _steps(self, steps: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """dt, the log-decay and lambda dt, (batch, n_heads, seq) each; in padding all are zero and nothing happens."""
+        # Contiguous: torch.compile mistakes the strides of softplus's gradient where input and gradient are laid out
+        # differently.
+        dt, rate, trap = steps.unflatten(2, (3, self.n_heads)).permute(2, 0, 3, 1).contiguous().unbind(0)
+        dt = F.softplus(dt + self.dt_bias.unsqueeze(1))
+        if lengths is not None:
+            dt = dt * valid_positions(lengths, dt.shape[2]).unsqueeze(1)
+        return dt, -dt * F.softplus(rate).clamp(min=_RATE_FLOOR), dt * torch.sigmoid(trap)
+
+    def _directions(self, t: Tensor, norm: RMSNorm, bias: Tensor) -> Tensor:
+        """B or C of each head, normed and shifted: (batch, n_heads, seq, rank, d_state)."""
+        t = norm(t.unflatten(2, (self.rank, self.n_groups, self.d_state)))
+        return t.repeat_interleave(self.n_heads // self.n_groups, 3).permute(0, 3, 1, 2, 4) + bias.unsqueeze(1)
+
+
+def _at(t: Tensor, lengths: Tensor) -> Tensor:
+    """The entry of (batch, heads, seq, ...) at each row's own position."""
+    return t[torch.arange(len(t), device=t.device), :, lengths]

@@ -1,0 +1,72 @@
+"""The recurrence of Mamba-3: trapezoidal discretisation, rotating state, several inputs and outputs a step."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from zoo.ops.precision import full_precision
+from zoo.ops.ssd import ssd
+
+
+def advance_angles(
+    increments: Float[Tensor, "batch heads seq angles"], start: Float[Tensor, "batch heads angles"]
+) -> Float[Tensor, "batch heads seq angles"]:
+    """Angles in [0, 2 pi) after each position.
+
+    Summed in float64: in float32 a sum of many turns has few digits left for the part that counts.
+    """
+    turned = start.double().unsqueeze(2) + increments.double().cumsum(2)
+    return torch.remainder(turned, 2 * math.pi).to(start.dtype)
+
+
+def rotate_pairs(
+    t: Float[Tensor, "batch heads seq rank d_state"], angles: Float[Tensor, "batch heads seq angles"]
+) -> Float[Tensor, "batch heads seq rank d_state"]:
+    """Turn the pairs (m, m + n) of the first 2 n channels, n being the number of angles; the rest stays."""
+    n = angles.shape[3]
+    a, b, rest = t.split((n, n, t.shape[4] - 2 * n), dim=4)
+    cos, sin = angles.cos().unsqueeze(3), angles.sin().unsqueeze(3)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos, rest), dim=4)
+
+
+def trapezoidal_ssd(
+    q: Float[Tensor, "batch heads seq rank d_key"],
+    k: Float[Tensor, "batch heads seq_and_one rank d_key"],
+    v: Float[Tensor, "batch heads seq_and_one rank d_value"],
+    log_decay: Float[Tensor, "batch heads seq"],
+    before: Float[Tensor, "batch heads seq"],
+    now: Float[Tensor, "batch heads seq"],
+    state: Float[Tensor, "batch heads d_key d_value"],
+) -> tuple[Float[Tensor, "batch heads seq rank d_value"], Float[Tensor, "batch heads d_key d_value"]]:
+    """S_t = a_t S_{t-1} + a_t before_t k_{t-1} v_{t-1}^T + now_t k_t v_t^T, y_t = S_t^T q_t (Lahoti et al. 2603.15569).
+
+    a = exp(log_decay); with several rows a step, k v^T is summed over them and each query is answered.
+
+    R_t = a_t (S_{t-1} + before_t k_{t-1} v_{t-1}^T), the state without the present, is a recurrence of one term:
+    R_t = a_t R_{t-1} + a_t (now_{t-1} + before_t) k_{t-1} v_{t-1}^T.
+
+    Args:
+        q: queries.
+        k, v: keys and values with one position in front, the last one of what came before.
+        log_decay: logarithm of the decay.
+        before, now: weights of the previous and of the present position. All three zero: nothing happens.
+        state: S before the first position; its dtype is the one computed in.
+
+    Returns:
+        Outputs, and S after the last position.
+    """
+    seq_len, rank = q.shape[2:4]
+    with full_precision(q.device):
+        # The entering state holds what its last position wrote already: its `now` counts zero here.
+        earlier_now = torch.cat((torch.zeros_like(now[:, :, :1]), now[:, :, :-1]), dim=2)
+        weight = (log_decay.exp() * (earlier_now + before)).view(*before.shape, 1, 1)
+        earlier_k, earlier_v = k[:, :, :-1].flatten(2, 3), (weight * v[:, :, :-1]).flatten(2, 3)
+        past, remembered = ssd(q.flatten(2, 3), earlier_k, earlier_v, log_decay, state)
+        k, v, now = k[:, :, 1:], v[:, :, 1:], now.view(*now.shape, 1, 1)
+        y = past.unflatten(2, (seq_len, rank)) + now * ((q @ k.transpose(3, 4)) @ v)
+        written = now[:, :, -1] * (k[:, :, -1].transpose(2, 3) @ v[:, :, -1])
+    return y, remembered + written
