@@ -40,7 +40,6 @@ from zoo.theory.gradients import (
     DecayRate,
     GradientProfile,
     Layer,
-    MakeInput,
     decay_rate,
     gradient_profile,
     highway_profile,
@@ -62,7 +61,7 @@ QUANTITIES = ("spectrum", "gradient", "highway", "cost", "input dependence")
 
 _EXACT_WIDTH = 1024  # d_out * d_in up to which the spectrum is exact: a second or two on one core
 _SKETCH = 16
-_N_DISTANCES = 12
+_NORM_PROBES = 8
 _HIGHWAY_SEEDS = 4  # the needle is moved to each distance: a pass for every one of them, where noise needs one for all
 _HIGHWAY_DISTANCES = 8
 
@@ -378,16 +377,12 @@ def measure_backbone(
     if len(inputs) < 2:
         raise ValueError(f"measure_backbone needs at least two inputs, got {len(inputs)}")
     inputs = inputs.to(sizes.device)
+    noise = random_inputs(model, sizes.n_seeds, sizes.gradient_len, torch.Generator().manual_seed(sizes.seed + 1))
     rows = []
-    for at, (name, layer, x) in enumerate(layer_inputs(model, inputs)):
+    for (name, layer, x), reaching in zip(layer_inputs(model, inputs), layer_inputs(model, noise), strict=True):
 
-        def reaching(generator: torch.Generator, _: int, at: int = at) -> Tensor:
-            return layer_inputs(model, random_inputs(model, 1, sizes.gradient_len, generator))[at].x[0]
-
-        def profile(layer: SequenceMixer = layer, make: MakeInput = reaching) -> GradientProfile:
-            return gradient_profile(
-                layer, make, _distances(sizes, _N_DISTANCES), sizes.seeds(), seq_len=sizes.gradient_len
-            )
+        def profile(layer: SequenceMixer = layer, at: Tensor = reaching.x) -> GradientProfile:
+            return profile_at(layer, at)
 
         def highway(layer: SequenceMixer = layer) -> GradientProfile | None:
             return _highway(layer, sizes)
@@ -426,33 +421,64 @@ def random_inputs(
     return torch.randn(batch_size, seq_len, width, generator=generator, dtype=torch.float64).to(like)
 
 
-def spectrum_at(layer: SequenceMixer, x: Tensor, seed: int = 0) -> tuple[Tensor, int | None]:
-    """Singular values of the operator span at x (1, seq, d_model), and the largest rank they can show.
+def spectrum_at(
+    layer: SequenceMixer, x: Float[Tensor, "1 seq d_model"], seed: int = 0, sketch: int = _SKETCH
+) -> tuple[Float[Tensor, " singular"], int | None]:
+    """Singular values of the operator span at x, and the largest rank they can show.
 
-    Exact (limit None) up to d_out * d_in = 1,024; beyond, the random sketch of `span_spectrum`.
+    Exact (limit None) up to d_out * d_in = 1,024; beyond, a random sketch of that size (see `span_spectrum`).
     """
     if layer.d_out * layer.d_model <= _EXACT_WIDTH:
         return span_spectrum(layer, x)[0], None
     generator = torch.Generator().manual_seed(seed)
-    spectrum = span_spectrum(layer, x, _SKETCH, generator=generator)[0]
+    spectrum = span_spectrum(layer, x, sketch, generator=generator)[0]
     return spectrum, len(spectrum)
 
 
 def operator_norms(layer: SequenceMixer, x: Float[Tensor, "1 seq d_model"]) -> Float[Tensor, "seq seq"]:
-    """||W_ij||_F of the layer's operator at x, a few rows at a time: the operator is never held whole."""
+    """||W_ij||_F of the layer's operator at x, a few rows at a time: the operator is never held whole.
+
+    Exact up to d_out = 8. Beyond, 8 Gaussian vectors g stand for the output channels, E ||g^T W_ij||^2 = ||W_ij||^2:
+    right within some tens of per cent, which a picture over decades does not show.
+    """
     with replayed(layer, x) as held:
-        return torch.cat([torch.linalg.vector_norm(rows[0], dim=(-2, -1)) for _, rows in held.rows()])
+        if held.d_out <= _NORM_PROBES:
+            probes = torch.eye(held.d_out).to(x)
+        else:
+            generator = torch.Generator().manual_seed(0)
+            draw = torch.randn(_NORM_PROBES, held.d_out, generator=generator, dtype=torch.float64)
+            probes = draw.to(x) / _NORM_PROBES**0.5
+        norms = []
+        for some in torch.arange(held.seq_len, device=x.device).split(max(1, held.probes_at_once() // len(probes))):
+            cotangents = x.new_zeros(len(some), len(probes), 1, held.seq_len, held.d_out)
+            cotangents[torch.arange(len(some)), :, 0, some] = probes
+            rows = held.pull(cotangents.flatten(0, 1)).unflatten(0, (len(some), -1))
+            norms.append(torch.linalg.vector_norm(rows[:, :, 0], dim=(1, 3)))
+    return torch.cat(norms)
+
+
+def profile_at(layer: SequenceMixer, x: Float[Tensor, "seeds seq d_model"]) -> GradientProfile:
+    """The gradient profile at given inputs, one for each seed, over every distance."""
+    return gradient_profile(lambda seed: _At(layer, x[seed : seed + 1]), seeds=len(x), seq_len=x.shape[1])
+
+
+class _At(nn.Module):
+    """A layer held at one input: whatever comes in, it answers, and is differentiated, there."""
+
+    def __init__(self, layer: SequenceMixer, x: Float[Tensor, "1 seq d_model"]) -> None:
+        super().__init__()
+        self.layer, self.x, self.d_model = layer, x, layer.d_model
+
+    def forward(self, v: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch seq d_out"]:
+        return self.layer(self.x + (v - v.detach()))
 
 
 def _highway(layer: Layer, sizes: Sizes) -> GradientProfile | None:
     seeds = sizes.seeds(min(sizes.n_seeds, _HIGHWAY_SEEDS))
-    return highway_profile(layer, _distances(sizes, _HIGHWAY_DISTANCES), seeds, seq_len=sizes.gradient_len)
-
-
-def _distances(sizes: Sizes, count: int) -> list[int]:
-    """Evenly spaced distances, the farthest short of the start: what moves keeps some past before it."""
+    # The farthest stays short of the start: what moves keeps some past before it.
     farthest = sizes.gradient_len - 1 - sizes.gradient_len // 16
-    return torch.linspace(1, farthest, count).round().long().unique().tolist()
+    distances = torch.linspace(1, farthest, _HIGHWAY_DISTANCES).round().long().unique().tolist()
+    return highway_profile(layer, distances, seeds, seq_len=sizes.gradient_len)
 
 
 def _measure(

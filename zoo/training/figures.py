@@ -19,11 +19,10 @@ from zoo.theory.figures import (
     operator_figure,
     spectrum_figure,
 )
-from zoo.theory.gradients import gradient_profile
-from zoo.theory.measure import REL_ERRORS, Gradient, LayerInput, fitted, layer_inputs, operator_norms, spectrum_at
+from zoo.theory.measure import REL_ERRORS, LayerInput, fitted, layer_inputs, operator_norms, profile_at, spectrum_at
 from zoo.theory.rank import heads_needed, spectrum_rank
 
-_N_DISTANCES = 12
+_SKETCH = 8  # of wide layers: a reading must be quick
 
 
 class TheoryFigures(Callback):
@@ -43,7 +42,7 @@ class TheoryFigures(Callback):
         ValueError: a size below its least.
     """
 
-    def __init__(self, every_n_steps: int | None = None, max_seq_len: int = 48, n_examples: int = 4) -> None:
+    def __init__(self, every_n_steps: int | None = None, max_seq_len: int = 32, n_examples: int = 3) -> None:
         for name, value, least in (
             ("every_n_steps", every_n_steps, 1),
             ("max_seq_len", max_seq_len, 8),
@@ -92,7 +91,7 @@ class TheoryFigures(Callback):
         self, loggers: list[TensorBoardLogger], step: int, tag: str, layer: LayerInput, again: bool, figures: bool
     ) -> None:
         name, mixer, x = layer
-        spectrum, limit = spectrum_at(mixer, x[:1])
+        spectrum, limit = spectrum_at(mixer, x[:1], sketch=_SKETCH)
         rank = int(spectrum_rank(spectrum))
         history = self.heads.setdefault(name, {error: [] for error in REL_ERRORS})
         scalars = {f"{tag}/interaction rank": rank}
@@ -105,7 +104,7 @@ class TheoryFigures(Callback):
             pictures = {
                 "operator": operator_figure(operator_norms(mixer, x[:1]), f"{name}: operator"),
                 "spectrum": spectrum_figure(spectrum.tolist(), rank, f"{name}: spectrum", limit),
-                "gradient": gradient_decay_figure(_gradient_of(layer), f"{name}: gradient"),
+                "gradient": gradient_decay_figure(fitted(profile_at(mixer, x)), f"{name}: gradient"),
             }
             if len(self.steps) > 1:
                 pictures["heads"] = heads_over_training_figure(self.steps, history, f"{name}: heads needed")
@@ -133,15 +132,3 @@ def _copied(module: L.LightningModule) -> Backbone:
     backbone = module.backbone
     assert isinstance(backbone, Backbone)
     return copy.deepcopy(backbone).cpu().double().eval()
-
-
-def _gradient_of(layer: LayerInput) -> Gradient:
-    """The gradient at the examples themselves, one for each seed."""
-    n_examples, seq_len, _ = layer.x.shape
-    count = min(_N_DISTANCES, seq_len - 1)
-    distances = torch.linspace(1, seq_len - 1, count).round().long().unique().tolist()
-
-    def example(generator: torch.Generator, _: int) -> Tensor:
-        return layer.x[generator.initial_seed()]
-
-    return fitted(gradient_profile(layer.mixer, example, distances, range(n_examples), seq_len=seq_len))
