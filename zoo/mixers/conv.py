@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Literal, NamedTuple, cast
 
@@ -38,7 +39,7 @@ class ImplicitFilter(nn.Module):
         super().__init__()
         self.n_frequencies, self.max_seq_len = n_frequencies, max_seq_len
         widths = (1 + 2 * n_frequencies, d_filter, d_filter, channels)
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False))
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
         self.log_rate = nn.Parameter(torch.empty(channels))
 
     def reset_parameters(self) -> None:
