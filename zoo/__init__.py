@@ -8,12 +8,16 @@ from zoo.naming import lazy_names
 
 if TYPE_CHECKING:
     from zoo.backbone import Backbone
+    from zoo.blocks import Bidirectional
     from zoo.contract import SequenceMixer, State, detach_state, map_state, move_state, reorder_state, state_nbytes
+    from zoo.packing import run_left_padded, run_packed
     from zoo.registry import create_layers, create_mixer, list_mixers
     from zoo.saved import load
+    from zoo.transformers_weights import load_transformers
 
 _HOMES = {
     "Backbone": "zoo.backbone",
+    "Bidirectional": "zoo.blocks",
     "SequenceMixer": "zoo.contract",
     "State": "zoo.contract",
     "create_layers": "zoo.registry",
@@ -21,14 +25,18 @@ _HOMES = {
     "detach_state": "zoo.contract",
     "list_mixers": "zoo.registry",
     "load": "zoo.saved",
+    "load_transformers": "zoo.transformers_weights",
     "map_state": "zoo.contract",
     "move_state": "zoo.contract",
     "reorder_state": "zoo.contract",
+    "run_left_padded": "zoo.packing",
+    "run_packed": "zoo.packing",
     "state_nbytes": "zoo.contract",
 }
 
 __all__ = [
     "Backbone",
+    "Bidirectional",
     "SequenceMixer",
     "State",
     "create_layers",
@@ -36,9 +44,12 @@ __all__ = [
     "detach_state",
     "list_mixers",
     "load",
+    "load_transformers",
     "map_state",
     "move_state",
     "reorder_state",
+    "run_left_padded",
+    "run_packed",
     "state_nbytes",
 ]
 __version__ = "0.1.0"

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from zoo.contract import SequenceMixer, require_positive
+from zoo.contract import SequenceMixer, no_weight_decay, require_positive
 from zoo.ops.activation import rms_norm, silu_gate
 from zoo.ops.conv import causal_conv
 from zoo.ops.experts import balance, grouped_linear, route
-from zoo.ops.time import valid_positions
+from zoo.ops.time import reverse, valid_positions
 
 
 class RMSNorm(nn.Module):
@@ -255,3 +255,55 @@ class ResidualBlock(SequenceMixer):
             return x
         normed = self.channel_norm(x)
         return x + (self.channel(normed, valid) if isinstance(self.channel, Experts) else self.channel(normed))
+
+
+class Bidirectional(nn.Module):
+    """y = mixer_a(x) + reverse(mixer_b(reverse(x))): every position sees the whole sequence, itself from both sides.
+
+    No sequence mixer: it cannot stream, as its outputs depend on what is still to come. Its operator
+    (`zoo.theory.interaction`) is that of mixer_a, on and below the diagonal, plus that of mixer_b with rows and columns
+    reversed, on and above it; its interaction rank is at most the sum of theirs.
+
+    Args:
+        mixer_a: reads from the first position to the last.
+        mixer_b: reads from the last position to the first; another one of the same widths.
+
+    Raises:
+        ValueError: mixers of different widths, or one mixer given twice.
+    """
+
+    def __init__(self, mixer_a: SequenceMixer, mixer_b: SequenceMixer) -> None:
+        super().__init__()
+        if mixer_a is mixer_b:
+            raise ValueError("mixer_a and mixer_b must be two mixers: one given twice would be reset and counted once")
+        widths = [(mixer.d_model, mixer.d_out) for mixer in (mixer_a, mixer_b)]
+        if widths[0] != widths[1]:
+            raise ValueError(f"both mixers need the same (d_model, d_out), got {widths[0]} and {widths[1]}")
+        self.d_model, self.d_out = widths[0]
+        self.mixer_a, self.mixer_b = mixer_a, mixer_b
+
+    def reset_parameters(self) -> None:
+        self.mixer_a.reset_parameters()
+        self.mixer_b.reset_parameters()
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that weight decay must spare."""
+        return no_weight_decay(self)
+
+    def forward(
+        self, x: Float[Tensor, "batch seq d_model"], lengths: Int[Tensor, " batch"] | None = None
+    ) -> Float[Tensor, "batch seq d_out"]:
+        """Mix whole sequences.
+
+        Args:
+            x: input.
+            lengths: valid positions of each row, counted from the left; mixer_b starts at the last of them. What lies
+                beyond has no influence on outputs or gradients; the output there is zero.
+
+        Raises:
+            ValueError: as the mixers do.
+        """
+        forwards = self.mixer_a(x, lengths)
+        if lengths is not None:
+            lengths = lengths.long()
+        return forwards + reverse(self.mixer_b(reverse(x, lengths), lengths), lengths)

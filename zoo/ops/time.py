@@ -24,3 +24,18 @@ def right_align(
     rest = (1,) * (x.ndim - 2)
     index = source.clamp(min=0).view(*source.shape, *rest).expand_as(x)
     return x.gather(1, index).masked_fill((source < 0).view(*source.shape, *rest), 0)
+
+
+def left_align(
+    x: Shaped[Tensor, "batch seq *rest"], lengths: Int[Tensor, " batch"]
+) -> Shaped[Tensor, "batch seq *rest"]:
+    """Shift each row left so that its last `lengths` items begin the row; the end fills with zeros."""
+    return reverse(right_align(reverse(x), lengths))
+
+
+def reverse(
+    x: Shaped[Tensor, "batch seq *rest"], lengths: Int[Tensor, " batch"] | None = None
+) -> Shaped[Tensor, "batch seq *rest"]:
+    """Each row backwards: its first `lengths` items, with zeros behind them, or all of it."""
+    backwards = x.flip(1)
+    return backwards if lengths is None else left_align(backwards, lengths)

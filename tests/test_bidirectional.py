@@ -1,0 +1,97 @@
+"""Two mixers, one of them reversed: the map, its operator, its rank, and what it refuses."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from tests.cases import D_MODEL, Case, draw
+from tests.tolerances import assert_close
+from zoo import Bidirectional, SequenceMixer, create_mixer, list_mixers
+from zoo.ops.time import left_align, reverse, right_align
+from zoo.theory.operator import interaction
+from zoo.theory.rank import span_spectrum, spectrum_rank
+
+NAMES = list_mixers()
+PAIRS = list(itertools.pairwise([*NAMES, NAMES[0]]))  # each mixer forwards and backwards
+
+
+def pair(names: tuple[str, str], generator: torch.Generator) -> Bidirectional:
+    return Bidirectional(*(Case(name, {}).create(generator) for name in names))
+
+
+@pytest.mark.parametrize("names", PAIRS, ids="-".join)
+def test_it_is_one_mixer_forwards_and_one_backwards(names: tuple[str, str], generator: torch.Generator) -> None:
+    both, x = pair(names, generator), draw(2, 6, D_MODEL, generator=generator)
+    assert_close(both(x), both.mixer_a(x) + both.mixer_b(x.flip(1)).flip(1))
+
+
+@pytest.mark.parametrize("names", PAIRS, ids="-".join)
+def test_the_operator_is_that_of_both(names: tuple[str, str], generator: torch.Generator) -> None:
+    both, x = pair(names, generator), draw(1, 5, D_MODEL, generator=generator)
+    operator, offset = interaction(both, x)
+    forwards, backwards = interaction(both.mixer_a, x), interaction(both.mixer_b, x.flip(1))
+    assert_close(operator, forwards.operator + backwards.operator.flip(1, 2))
+    assert_close(offset, forwards.offset + backwards.offset.flip(1))
+    above = torch.ones(5, 5, dtype=torch.bool).triu(diagonal=1)
+    assert_close(operator[:, above], backwards.operator.flip(1, 2)[:, above])
+
+
+def test_ranks_add_up_to_the_sum(generator: torch.Generator) -> None:
+    """Value maps drawn apart are independent, as long as there is room for all of them."""
+    mixers = [Case("factorized", {"n_heads": n_heads}).create(generator) for n_heads in (2, 3)]
+    x = draw(1, 9, D_MODEL, generator=generator)
+    assert [spectrum_rank(span_spectrum(mixer, x)) for mixer in mixers] == [2, 3]
+    assert spectrum_rank(span_spectrum(Bidirectional(*mixers), x)) == 5
+
+
+@pytest.mark.parametrize("names", [("attention", "gru"), ("selective_ssm", "conv"), ("lstm", "sliding_attention")])
+def test_padding_leaks_into_nothing(names: tuple[str, str], generator: torch.Generator) -> None:
+    both, lengths = pair(names, generator), [6, 0, 1, 4]
+    x = draw(4, 6, D_MODEL, generator=generator)
+    for row, length in enumerate(lengths):
+        x[row, length:] = float("nan")
+    y = both(x.requires_grad_(), torch.tensor(lengths, dtype=torch.int32))
+    weights = draw(*y.shape, generator=generator)
+    (gradient,) = torch.autograd.grad((y * weights).sum(), x)
+    for row, length in enumerate(lengths):
+        assert not y[row, length:].any()
+        assert not gradient[row, length:].any()
+        if length:
+            alone = x.detach()[row : row + 1, :length].requires_grad_()
+            expected = both(alone)
+            assert_close(y[row, :length], expected[0])
+            (of_alone,) = torch.autograd.grad((expected[0] * weights[row, :length]).sum(), alone)
+            assert_close(gradient[row, :length], of_alone[0])
+
+
+def test_it_is_a_plain_module(generator: torch.Generator) -> None:
+    both = pair(("lstm", "gru"), generator)
+    assert not isinstance(both, SequenceMixer)
+    assert not hasattr(both, "stream")
+    spared = {f"mixer_a.{name}" for name in both.mixer_a.no_weight_decay()}
+    assert both.no_weight_decay() == spared | {f"mixer_b.{name}" for name in both.mixer_b.no_weight_decay()}
+    before = [p.clone() for p in both.parameters()]
+    both.reset_parameters()
+    assert not any(torch.equal(a, b) for a, b in zip(before, both.parameters(), strict=True))
+
+
+def test_mixers_that_do_not_fit_are_refused() -> None:
+    eight = create_mixer("gru", 8)
+    with pytest.raises(ValueError, match=r"same \(d_model, d_out\), got \(8, 8\) and \(4, 4\)"):
+        Bidirectional(eight, create_mixer("gru", 4))
+    with pytest.raises(ValueError, match=r"got \(8, 5\) and \(8, 8\)"):
+        Bidirectional(create_mixer("factorized", 8, d_out=5), eight)
+    with pytest.raises(ValueError, match="one given twice"):
+        Bidirectional(eight, eight)
+
+
+def test_rows_are_aligned_and_reversed() -> None:
+    x = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
+    lengths = torch.tensor([3, 0])
+    assert left_align(x, lengths).tolist() == [[2, 3, 4, 0], [0, 0, 0, 0]]
+    assert reverse(x, lengths).tolist() == [[3, 2, 1, 0], [0, 0, 0, 0]]
+    assert reverse(x).tolist() == [[4, 3, 2, 1], [8, 7, 6, 5]]
+    assert torch.equal(right_align(left_align(x, lengths), lengths), torch.tensor([[0, 2, 3, 4], [0, 0, 0, 0]]))

@@ -1,0 +1,121 @@
+"""Packed and left-padded batches: for every mixer, each sequence as if it were alone."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.cases import D_MODEL, Case, cases, draw
+from tests.tolerances import assert_close
+from zoo import Bidirectional, run_left_padded, run_packed
+
+LENGTHS = [4, 0, 1, 7, 3]
+
+
+def boundaries_of(lengths: list[int]) -> Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0)
+
+
+@cases()
+def test_packed_sequences_equal_the_separate_ones(case: Case, generator: torch.Generator) -> None:
+    mixer = case.create(generator)
+    x = draw(sum(LENGTHS), D_MODEL, generator=generator).requires_grad_()
+    y = run_packed(mixer, x, boundaries_of(LENGTHS))
+    expected = torch.cat([mixer(part.unsqueeze(0))[0] for part in x.split(LENGTHS) if len(part)])
+    assert_close(y, expected)
+    weights, inputs = draw(*y.shape, generator=generator), [x, *mixer.parameters()]
+    actual_gradients = torch.autograd.grad((y * weights).sum(), inputs)
+    for actual, target in zip(actual_gradients, torch.autograd.grad((expected * weights).sum(), inputs), strict=True):
+        assert_close(actual, target)
+
+
+@pytest.mark.parametrize("padding", [float("nan"), 1e9])
+@cases()
+def test_left_padding_leaks_into_nothing(case: Case, padding: float, generator: torch.Generator) -> None:
+    mixer, lengths = case.create(generator), torch.tensor(LENGTHS)
+    x = draw(len(LENGTHS), 7, D_MODEL, generator=generator)
+    for row, length in enumerate(LENGTHS):
+        x[row, : 7 - length] = padding
+    y = run_left_padded(mixer, x.requires_grad_(), lengths)
+    weights, parameters = draw(*y.shape, generator=generator), list(mixer.parameters())
+    of_x, *of_parameters = torch.autograd.grad((y * weights).sum(), [x, *parameters])
+
+    expected = [torch.zeros_like(p) for p in parameters]
+    for row, length in enumerate(LENGTHS):
+        assert not y[row, : 7 - length].any()
+        assert not of_x[row, : 7 - length].any()
+        if length:
+            alone = x.detach()[row : row + 1, 7 - length :].requires_grad_()
+            y_alone = mixer(alone)
+            assert_close(y[row, 7 - length :], y_alone[0])
+            loss = (y_alone[0] * weights[row, 7 - length :]).sum()
+            of_alone, *of_row = torch.autograd.grad(loss, [alone, *parameters])
+            assert_close(of_x[row, 7 - length :], of_alone[0])
+            expected = [a + b for a, b in zip(expected, of_row, strict=True)]
+    for actual, target in zip(of_parameters, expected, strict=True):
+        assert_close(actual, target)
+
+
+def test_both_layouts_take_a_bidirectional_map(generator: torch.Generator) -> None:
+    both = Bidirectional(*(Case(name, {}).create(generator) for name in ("gru", "linear_attention")))
+    x = draw(sum(LENGTHS), D_MODEL, generator=generator)
+    parts = [both(part.unsqueeze(0))[0] for part in x.split(LENGTHS) if len(part)]
+    assert_close(run_packed(both, x, boundaries_of(LENGTHS)), torch.cat(parts))
+    padded = torch.stack([torch.nn.functional.pad(part, (0, 0, 7 - len(part), 0)) for part in x.split(LENGTHS)])
+    y = run_left_padded(both, padded, torch.tensor(LENGTHS))
+    assert_close(torch.cat([row[7 - length :] for row, length in zip(y, LENGTHS, strict=True)]), torch.cat(parts))
+
+
+@pytest.mark.parametrize("lengths", [[], [0], [0, 0], [3], [0, 2, 0]])
+def test_empty_sequences_and_empty_batches_pass(lengths: list[int], generator: torch.Generator) -> None:
+    mixer, x = Case("lstm", {}).create(generator), draw(sum(lengths), D_MODEL, generator=generator)
+    y = run_packed(mixer, x, boundaries_of(lengths))
+    assert y.shape == x.shape
+    if len(x):
+        assert_close(y, mixer(x.unsqueeze(0))[0])
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32])
+def test_narrow_integers_do_not_wrap_around(dtype: torch.dtype, generator: torch.Generator) -> None:
+    mixer, x = Case("conv", {}).create(generator), draw(120, D_MODEL, generator=generator)
+    boundaries = torch.tensor([0, 100, 120])
+    assert_close(run_packed(mixer, x, boundaries.to(dtype)), run_packed(mixer, x, boundaries))
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize(
+    ("boundaries", "words"),
+    [
+        (torch.tensor([0.0, 6.0]), "boundaries must be integers, got torch.float32"),
+        (torch.tensor([False, True]), "boundaries must be integers, got torch.bool"),
+        (torch.tensor([[0, 6]]), "boundaries must be a vector that starts with 0, got shape (1, 2)"),
+        (torch.tensor([], dtype=torch.int64), "boundaries must be a vector that starts with 0, got shape (0,)"),
+        (torch.tensor([1, 6]), "boundaries must run from 0 to total=6, got 1 to 6"),
+        (torch.tensor([0, 7]), "boundaries must run from 0 to total=6, got 0 to 7"),
+        (torch.tensor([0, 4, 2, 6]), "boundaries must not decrease, got 4 before 2"),
+        (torch.tensor([0, 6], device="meta"), "boundaries are on meta, x on cpu"),
+    ],
+)
+def test_wrong_boundaries_are_refused(boundaries: Tensor, words: str) -> None:
+    mixer = Case("identity", {}).create(torch.Generator())
+    with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
+        run_packed(mixer, torch.zeros(6, D_MODEL, dtype=torch.float64), boundaries)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_wrong_input_is_refused() -> None:
+    mixer, x = Case("identity", {}).create(torch.Generator()), torch.zeros(2, 3, D_MODEL, dtype=torch.float64)
+    for call, words in (
+        (lambda: run_packed(mixer, x, torch.tensor([0, 2])), "packed x must be (total, d_model), got (2, 3, 8)"),
+        (lambda: run_left_padded(mixer, x[0], torch.tensor([3])), "x must be (batch, seq, d_model), got (3, 8)"),
+        (lambda: run_left_padded(mixer, x, torch.tensor([3])), "lengths must be of shape (2,), got (1,)"),
+        (lambda: run_left_padded(mixer, x, torch.tensor([3, 4])), "lengths must lie in 0..3, got 3..4"),
+        (lambda: run_left_padded(mixer, x, torch.tensor([-1, 2])), "lengths must lie in 0..3, got -1..2"),
+        (lambda: run_left_padded(mixer, x, torch.tensor([1.0, 2.0])), "lengths must be integers, got torch.float32"),
+    ):
+        with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
+            call()

@@ -1,0 +1,102 @@
+"""Batches laid out in other ways than valid positions first: packed one after the other, or padded on the left.
+
+Any map that takes `(x, lengths)` runs on them: a mixer, a stack, `zoo.Bidirectional`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from zoo.ops.time import left_align, right_align, valid_positions
+
+
+def run_packed(
+    mixer: Callable[[Tensor, Tensor], Tensor],
+    x: Float[Tensor, "total d_model"],
+    boundaries: Int[Tensor, " sequences_plus_one"],
+) -> Float[Tensor, "total d_out"]:
+    """Mix sequences that lie one after the other in `x`, each by itself: unpack, pad, run, pack again.
+
+    Args:
+        mixer: maps (batch, seq, d_model) and lengths (batch,) to (batch, seq, d_out).
+        x: all positions of all sequences.
+        boundaries: where the sequences start, and at the end where the last one stops: 0, ..., total (`cu_seqlens`).
+            Sequences may be empty.
+
+    Returns:
+        The outputs in the same order; equal to those of each sequence alone, gradients too.
+
+    Raises:
+        ValueError: x is no matrix; boundaries that are not integers, do not start at 0, decrease, do not end at total,
+            or lie on another device.
+    """
+    _check_packed(x, boundaries)
+    padded, valid = _unpack(x, boundaries.long())
+    return mixer(padded, valid.sum(1))[valid]
+
+
+def run_left_padded(
+    mixer: Callable[[Tensor, Tensor], Tensor], x: Float[Tensor, "batch seq d_model"], lengths: Int[Tensor, " batch"]
+) -> Float[Tensor, "batch seq d_out"]:
+    """Mix rows whose valid positions are the last `lengths`: shift left, run, shift back.
+
+    Args:
+        mixer: as for `run_packed`.
+        x: input. What stands before the valid positions has no influence on outputs or gradients.
+        lengths: valid positions of each row, counted from the right.
+
+    Returns:
+        The outputs, each at its position; zero where nothing is valid.
+
+    Raises:
+        ValueError: lengths that are no integers in 0..seq, one a row, on x's device.
+    """
+    if x.ndim != 3:
+        raise ValueError(f"x must be (batch, seq, d_model), got {tuple(x.shape)}")
+    _check_integers("lengths", lengths, x)
+    if lengths.shape != x.shape[:1]:
+        raise ValueError(f"lengths must be of shape ({x.shape[0]},), got {tuple(lengths.shape)}")
+    if lengths.numel() and not 0 <= int(lengths.min()) <= int(lengths.max()) <= x.shape[1]:
+        raise ValueError(f"lengths must lie in 0..{x.shape[1]}, got {int(lengths.min())}..{int(lengths.max())}")
+    lengths = lengths.long()
+    return right_align(mixer(left_align(x, lengths), lengths), lengths)
+
+
+def _unpack(
+    x: Float[Tensor, "total d_model"], boundaries: Int[Tensor, " sequences_plus_one"]
+) -> tuple[Float[Tensor, "sequences longest d_model"], Bool[Tensor, "sequences longest"]]:
+    lengths = boundaries.diff()
+    longest = max(1, int(lengths.max())) if len(lengths) else 1  # a mixer takes no sequence of length zero
+    valid = valid_positions(lengths, longest)
+    source = boundaries[:-1].unsqueeze(1) + torch.arange(longest, device=x.device)
+    # One row of zeros behind the packed ones is what padding is read from.
+    return F.pad(x, (0, 0, 0, 1))[source.where(valid, len(x))], valid
+
+
+def _check_packed(x: Tensor, boundaries: Tensor) -> None:
+    if x.ndim != 2:
+        raise ValueError(f"packed x must be (total, d_model), got {tuple(x.shape)}")
+    _check_integers("boundaries", boundaries, x)
+    if boundaries.ndim != 1 or not len(boundaries):
+        raise ValueError(f"boundaries must be a vector that starts with 0, got shape {tuple(boundaries.shape)}")
+    first, last = int(boundaries[0]), int(boundaries[-1])
+    if first != 0 or last != len(x):
+        raise ValueError(f"boundaries must run from 0 to total={len(x)}, got {first} to {last}")
+    falls = (boundaries[1:] < boundaries[:-1]).nonzero()
+    if len(falls):
+        place = int(falls[0])
+        raise ValueError(
+            f"boundaries must not decrease, got {int(boundaries[place])} before {int(boundaries[place + 1])}"
+        )
+
+
+def _check_integers(name: str, given: Tensor, x: Tensor) -> None:
+    if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
+        raise ValueError(f"{name} must be integers, got {given.dtype}")
+    if given.device != x.device:
+        raise ValueError(f"{name} are on {given.device}, x on {x.device}")
