@@ -8,7 +8,7 @@ from torch import Tensor
 from zoo.ops.chunked import decayed_states, into_chunks, segment_sums
 from zoo.ops.precision import full_precision
 
-CHUNK = 64
+CHUNK = 64  # rows
 
 
 def ssd(
@@ -36,7 +36,8 @@ def ssd(
         Outputs, and S after the last position.
     """
     rows, seq_len = q.shape[2], log_decay.shape[2]
-    rank, size = rows // seq_len, min(CHUNK, seq_len)
+    rank = rows // seq_len
+    size = min(max(1, CHUNK // rank), seq_len)
     per_group = v.shape[1] // q.shape[1]
     with full_precision(q.device):
         q, k, v = (into_chunks(t.to(state.dtype), size * rank) for t in (q, k, v))
