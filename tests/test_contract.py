@@ -601,6 +601,22 @@ def test_unknown_options_are_refused_with_the_valid_ones(case: Case) -> None:
         ("diagonal_ssm", {"init": "ring", "r_max": 1.0}, ["r_max", "1.0"]),
         ("selective_ssm", {"d_state": -4}, ["d_state must be a positive integer"]),
         ("selective_ssm", {"dt_min": 0.0}, ["dt_min=0.0"]),
+        ("s4d", {"d_state": 5}, ["even", "5"]),
+        ("s4d", {"output": "gelu"}, ["output", "glu", "none"]),
+        ("ssd", {"d_head": 3}, ["d_inner=16", "d_head=3"]),
+        ("ssd", {"d_head": 4, "n_groups": 3}, ["n_heads=4", "n_groups=3"]),
+        ("ssd", {"norm_groups": 3}, ["d_inner=16", "norm_groups=3"]),
+        ("mamba3", {"d_state": 6}, ["multiple of 4", "6"]),
+        ("mamba3", {"d_state": 5, "rotated": "all"}, ["multiple of 2", "5"]),
+        ("mamba3", {"rotated": "none"}, ["rotated", "half", "all"]),
+        ("mamba3", {"d_head": 5}, ["d_inner=16", "d_head=5"]),
+        ("mamba3", {"n_groups": 2}, ["n_heads=1", "n_groups=2"]),
+        ("mamba3", {"rank": 0}, ["rank must be a positive integer"]),
+        ("gated_linear_attention", {"n_heads": 3}, ["d_model=8", "n_heads=3"]),
+        ("delta_net", {"n_heads": 3}, ["d_model=8", "n_heads=3"]),
+        ("delta_net", {"beta_max": 2.5}, ["beta_max", "(0, 2]", "2.5"]),
+        ("gated_delta_net", {"n_heads": 3}, ["d_model=8", "n_heads=3"]),
+        ("gated_delta_net", {"beta_max": 0.0}, ["beta_max", "(0, 2]", "0.0"]),
         ("selective_ssm", {"norm_eps": 0.0}, ["norm_eps", "0.0"]),
         ("sliding_attention", {"window": 0}, ["window must be a positive integer"]),
         ("sliding_attention", {"position": "relative"}, ["position", "rope", "alibi"]),
@@ -647,6 +663,47 @@ def test_the_mamba_block_starts_as_published() -> None:
     assert dt.max() <= 1e-1 * 1.001
     assert_close(mixer.A_log.exp(), np.arange(1.0, 17.0) * np.ones((128, 1)))
     assert torch.equal(mixer.D, torch.ones(128))
+
+
+def test_the_mamba_2_block_starts_as_published() -> None:
+    mixer = create_mixer("ssd", 64)
+    assert (mixer.n_heads, mixer.d_head, mixer.d_state) == (2, 64, 128)
+    _assert_steps_start_as_published(create_mixer("ssd", 256).dt_bias)
+    A = create_mixer("ssd", 64, d_head=1).A_log.exp()
+    assert 1 <= A.min() < 2 < 15 < A.max() <= 16
+    assert torch.equal(mixer.D, torch.ones(2))
+
+
+def test_the_mamba_3_block_starts_as_published() -> None:
+    mixer = create_mixer("mamba3", 64, rank=4)
+    assert (mixer.n_heads, mixer.d_head, mixer.d_state, mixer.angles) == (2, 64, 128, 32)
+    _assert_steps_start_as_published(create_mixer("mamba3", 256).dt_bias)
+    for parameter in (mixer.B_bias, mixer.C_bias, mixer.D):
+        assert torch.equal(parameter, torch.ones_like(parameter))
+    for mix, value in zip(mixer.rank_mix, (0.25, 1.0, 0.25), strict=True):
+        assert torch.equal(mix, torch.full_like(mix, value))
+
+
+def test_gated_delta_net_starts_as_published() -> None:
+    mixer = create_mixer("gated_delta_net", 64, n_heads=32)
+    _assert_steps_start_as_published(mixer.dt_bias)
+    assert 1 <= mixer.A_log.exp().min() < 4 < 13 < mixer.A_log.exp().max() <= 16
+
+
+def _assert_steps_start_as_published(bias: Tensor) -> None:
+    dt = nn.functional.softplus(bias)
+    assert dt.min() >= 1e-3 * 0.999
+    assert dt.max() <= 1e-1 * 1.001
+
+
+def test_s4d_starts_as_published() -> None:
+    mixer = create_mixer("s4d", 64, d_state=32)
+    log_decay, gain, _ = mixer.dynamics()
+    A = log_decay / mixer.log_dt.exp().unsqueeze(1)
+    assert_close(A.real, np.full((64, 16), -0.5))
+    assert_close(A.imag, np.tile(np.pi * np.arange(16), (64, 1)))
+    assert_close(torch.view_as_real(gain), torch.view_as_real((log_decay.exp() - 1) / A))
+    assert ((mixer.log_dt.exp() >= 1e-3 * 0.999) & (mixer.log_dt.exp() <= 1e-1 * 1.001)).all()
 
 
 def test_diagonal_ssm_starts_as_published() -> None:
@@ -809,6 +866,60 @@ MUTANTS: dict[str, tuple[Case, str, Callable[[Any], Any], Callable[..., None]]] 
         "zoo.ops.activation.coefficient",
         lambda _: lambda t: t,
         test_the_operator_reproduces_the_output,
+    ),
+    "SSD: decay forgotten": (
+        Case("ssd", {}),
+        "zoo.mixers.ssd.ssd",
+        lambda f: lambda q, k, v, log_decay, state: f(q, k, v, 0 * log_decay, state),
+        test_forward_is_the_reference,
+    ),
+    "SSD: steps taken in the padding": (
+        Case("ssd", {}),
+        "zoo.mixers.ssd.valid_positions",
+        lambda f: lambda lengths, seq_len: torch.ones_like(f(lengths, seq_len)),
+        test_padding_leaks_into_nothing,
+    ),
+    "chunks: the state is not carried on": (
+        Case("gated_linear_attention", {}),
+        "zoo.ops.gated_linear_attention.decayed_states",
+        lambda f: lambda state, decay, written: f(state, 0 * decay, written),
+        test_forward_and_stream_are_the_reference_at_length_1000,
+    ),
+    "gated linear attention: decays unmarked": (
+        Case("gated_linear_attention", {"n_heads": 1, "output_gate": False}),
+        "zoo.mixers.gated_linear_attention.coefficient",
+        lambda _: lambda t: t,
+        test_the_operator_reproduces_the_output,
+    ),
+    "delta rule: added to what stands there": (
+        Case("delta_net", {}),
+        "zoo.mixers.delta_net.delta_rule",
+        lambda f: lambda q, k, v, beta, _, state: f(q, k, v, -beta, None, state),
+        test_forward_is_the_reference,
+    ),
+    "gated delta rule: decay of the position before": (
+        Case("gated_delta_net", {}),
+        "zoo.mixers.gated_delta_net.delta_rule",
+        lambda f: lambda q, k, v, beta, log_decay, state: f(q, k, v, beta, log_decay.roll(1, 2), state),
+        test_forward_is_the_reference,
+    ),
+    "S4D: a ragged row's state from the end of the chunk": (
+        Case("s4d", {}),
+        "zoo.mixers.s4d.channel_ssm",
+        lambda f: lambda x, log_decay, gain, C, state, _: f(x, log_decay, gain, C, state),
+        test_padding_leaks_into_nothing,
+    ),
+    "Mamba-3: the position before counted as the present": (
+        Case("mamba3", {}),
+        "zoo.mixers.mamba3.trapezoidal_ssd",
+        lambda f: lambda q, k, v, log_decay, before, now, state: f(q, k, v, log_decay, now, before, state),
+        test_forward_is_the_reference,
+    ),
+    "Mamba-3: angles that start anew in each chunk": (
+        Case("mamba3", {}),
+        "zoo.mixers.mamba3.advance_angles",
+        lambda f: lambda increments, start: f(increments, 0 * start),
+        test_forward_and_stream_are_the_reference_at_length_1000,
     ),
     "LSTM: input negated": (
         Case("lstm", {}),
