@@ -22,6 +22,7 @@ from zoo.backbone import Backbone
 from zoo.blocks import ResidualBlock, ShortConv, Stack, SwiGLU
 from zoo.contract import SequenceMixer, require_positive, state_nbytes, state_tensors
 from zoo.mixers.attention import Attention
+from zoo.mixers.conv import Conv
 from zoo.mixers.delta_net import DeltaNet
 from zoo.mixers.diagonal_ssm import DiagonalSSM
 from zoo.mixers.factorized import Factorized
@@ -29,10 +30,15 @@ from zoo.mixers.gated_delta_net import GatedDeltaNet
 from zoo.mixers.gated_linear_attention import GatedLinearAttention
 from zoo.mixers.gru import GRU
 from zoo.mixers.hybrid import DEFAULT_PATTERN, Hybrid, member_options
+from zoo.mixers.identity import Identity
 from zoo.mixers.linear_attention import LinearAttention
 from zoo.mixers.lstm import LSTM
+from zoo.mixers.mamba3 import Mamba3
+from zoo.mixers.parallel_hybrid import ParallelHybrid
 from zoo.mixers.rnn import RNN
+from zoo.mixers.s4d import S4D
 from zoo.mixers.selective_ssm import SelectiveSSM
+from zoo.mixers.sliding_attention import SlidingAttention
 from zoo.mixers.ssd import SSD
 from zoo.registry import MIXERS, create_mixer, list_mixers, mixer_class
 from zoo.theory.costs import Complexity, complexity, input_dependence
@@ -201,14 +207,17 @@ def _area(layer: Any) -> int:
     return layer.d_out * layer.d_model
 
 
-def _attention_rank(layer: Attention, seq_len: int) -> int:
-    taps = 1 if layer.conv is None else min(layer.conv.weight.shape[1], layer.d_head)
+def _attention_rank(layer: Attention | SlidingAttention, seq_len: int) -> int:
+    sliding = isinstance(layer, SlidingAttention)
+    window = min(layer.window, seq_len) if sliding else seq_len
+    conv = None if sliding else layer.conv
+    taps = 1 if conv is None else min(conv.weight.shape[1], layer.d_head)
     # Heads that share keys and values have maps W_O^h D_t W_V with one W_V: no more than d_model * d_head of them.
     per_group = min(layer.n_heads // layer.n_kv_heads * taps, layer.d_model * layer.d_head)
-    pairs = seq_len * (seq_len + 1) // 2
+    pairs = window * (window + 1) // 2 + (seq_len - window) * window
     # Without a sink each row of each head sums to one: seq_len - 1 constraints on the coefficients.
-    free = pairs - (seq_len - 1) if layer.sink == "none" and layer.conv is None else pairs
-    return min(layer.n_kv_heads * per_group, free)
+    constrained = conv is None and (sliding or layer.sink == "none")
+    return min(layer.n_kv_heads * per_group, pairs - (seq_len - 1) * constrained)
 
 
 def _stack_rank(layers: Iterable[nn.Module], seq_len: int) -> int | None:
@@ -221,6 +230,12 @@ def _stack_rank(layers: Iterable[nn.Module], seq_len: int) -> int | None:
     return product
 
 
+def _sum_rank(layers: Iterable[nn.Module], seq_len: int) -> int | None:
+    ranks = [_rank_of(layer, seq_len) for layer in layers]
+    known = [rank for rank in ranks if rank is not None]
+    return sum(known) if len(known) == len(ranks) else None
+
+
 def _block_rank(block: ResidualBlock, seq_len: int) -> int | None:
     rank = _rank_of(block.mixer, seq_len)
     if rank is None or not isinstance(block.channel, SwiGLU | None):
@@ -231,14 +246,20 @@ def _block_rank(block: ResidualBlock, seq_len: int) -> int | None:
 
 
 RANK_RULES: Mapping[type, Callable[[Any, int], int | None]] = {
+    Identity: lambda m, n: 1,
     Attention: _attention_rank,
+    SlidingAttention: _attention_rank,
     Factorized: lambda m, n: min(m.n_heads, n) if m.kernel == "toeplitz" else m.n_heads,
     LinearAttention: lambda m, n: m.n_heads,
     # One direction per pole (two per conjugate pair) and one for D; n lag operators in all.
     DiagonalSSM: lambda m, n: min((m.poles if m.real else 2 * m.poles) + 1, n),
+    # An SSM or a kernel a channel; behind the output map of S4D a gate acts on channels once more.
+    S4D: lambda m, n: min(m.d_model, n) if m.out_proj is None else m.d_model**2,
+    Conv: lambda m, n: min(m.d_model, n, n if m.conv is None else m.conv.weight.shape[1]),
     # Decay, convolution and gate act on the channels between two fixed projections.
     SelectiveSSM: lambda m, n: m.d_inner,
     SSD: lambda m, n: m.d_inner,
+    Mamba3: lambda m, n: m.d_inner,
     # One per head for the recurrence; what acts on the channels of its values or outputs multiplies that by the width.
     GatedLinearAttention: lambda m, n: m.n_heads * (1 if m.gate_proj is None else m.d_head),
     DeltaNet: lambda m, n: m.n_heads * m.d_head,
@@ -252,6 +273,7 @@ RANK_RULES: Mapping[type, Callable[[Any, int], int | None]] = {
     Stack: lambda m, n: _stack_rank(m.chain(), n),
     ResidualBlock: _block_rank,
     Hybrid: lambda m, n: _rank_of(m.blocks, n),
+    ParallelHybrid: lambda m, n: _sum_rank(m.mixers(), n),
 }
 """Of each class, (layer, seq_len) -> interaction rank for generic parameters; the limits d_out * d_in and one operator
 a pair of positions are applied to all."""
@@ -341,8 +363,9 @@ def _profile(layer: Layer, sizes: Sizes) -> GradientProfile:
 
 
 def _maker(name: str, sizes: Sizes) -> Callable[[int], SequenceMixer]:
-    declared = set(inspect.signature(mixer_class(name)).parameters)
-    if name == "hybrid":
+    cls = mixer_class(name)
+    declared = set(inspect.signature(cls).parameters)
+    if cls in (Hybrid, ParallelHybrid):
         declared |= {option for member in DEFAULT_PATTERN for option in member_options(member)}
     longest = max(*sizes.lengths, sizes.gradient_len, sizes.seq_len)
     offered = {"n_heads": sizes.n_heads, "max_seq_len": longest}
