@@ -30,9 +30,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 FIGURES = {
     "staircase": "error against number of heads: the bound, training on it, the step to zero at H = k",
-    "gradients": "gradient against distance of every mixer, on random input and on highway input",
+    "gradients": "gradient against distance of several mixers, on random input and on highway input",
     "highways": "gradient against distance where theory says what it is: SSMs, attention, closed gates, a stack",
 }
+
+FIGURE_MIXERS = ("attention", "diagonal_ssm", "selective_ssm", "gated_delta_net", "lstm", "hybrid")
+"""Drawn in the figure of gradients unless --mixer says which: more would hide each other."""
 
 
 class UsageError(ValueError):
@@ -141,6 +144,9 @@ def _declare_figure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "figures:\n" + "\n".join(f"  {name:<{width}}  {FIGURES[name]}" for name in FIGURES)
     parser.add_argument("name", metavar="NAME", help="which figure")
     parser.add_argument("--out", type=Path, metavar="FILE", help="the PNG to write (NAME.png)")
+    parser.add_argument(
+        "--mixer", nargs="+", metavar="NAME", help=f"which mixers, for gradients ({' '.join(FIGURE_MIXERS)})"
+    )
     _declare_settings(parser)
     parser.set_defaults(run=_figure)
 
@@ -182,10 +188,11 @@ def _mixers(arguments: argparse.Namespace) -> int:
         return 0
     MIXERS.check(arguments.name)
     mixer = MIXERS[arguments.name]
-    print(f"{arguments.name}: {MIXERS.summary(arguments.name)}\n\n{inspect.getdoc(mixer)}\n\noptions:")
+    print(f"{arguments.name}: {MIXERS.summary(arguments.name)}\n\n{inspect.getdoc(mixer)}\n")
     options = [option for name, option in inspect.signature(mixer).parameters.items() if name != "d_model"]
     kinds = get_type_hints(mixer.__init__)
-    width = max(len(option.name) for option in options)
+    print("options:" if options else "no options")
+    width = max((len(option.name) for option in options), default=0)
     for option in options:
         choices = [repr(choice) for choice in get_args(kinds[option.name])]
         kind = " | ".join(choices) if get_origin(kinds[option.name]) is Literal else option.annotation
@@ -268,19 +275,23 @@ def _claims(arguments: argparse.Namespace) -> int:
 def _figure(arguments: argparse.Namespace) -> int:
     if arguments.name not in FIGURES:
         raise UsageError(unknown("figure", arguments.name, FIGURES))
+    gradients = arguments.name == "gradients"
+    if (arguments.steps if gradients else arguments.mixer) is not None:
+        raise UsageError(f"figure {arguments.name} has no --{'steps' if gradients else 'mixer'}")
+    names = arguments.mixer or FIGURE_MIXERS
+    for name in names:
+        MIXERS.check(name)
     _check_report()
     from zoo.theory import figures, measure, report
 
-    if arguments.name == "gradients":
-        if arguments.steps is not None:
-            raise UsageError("--steps is of figures in which something is trained")
+    if gradients:
         flags = _given(arguments, "seed", "n_seeds", "device")
         flags |= {} if arguments.seq_len is None else {"gradient_len": arguments.seq_len}
         sizes = measure.Sizes(**flags)
         _check_device(sizes.device)
-        with _progress(len(MIXERS)) as advance:
-            gradients = measure.measure_gradients(None, sizes, lambda name, _: advance(name))
-        picture = figures.gradient_comparison_figure(gradients)
+        with _progress(len(names)) as advance:
+            measured = measure.measure_gradients(names, sizes, lambda name, _: advance(name))
+        picture = figures.gradient_comparison_figure(measured)
     else:
         settings = _settings(arguments, full=False)
         with _progress(1) as advance:
@@ -329,7 +340,8 @@ def _progress(total: int) -> Iterator[Callable[[str], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=total)
         begun = 0
 

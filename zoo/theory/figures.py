@@ -187,7 +187,7 @@ def _draw_gradients(noise: Axes, highway: Axes, gradients: Mapping[str, tuple[Gr
             highway.plot(*_medians(offered.profile), **style, marker="o", markersize=4, label=name)
     _name_gradient_axes(noise, "Gradient on random input")
     _name_gradient_axes(highway, "Gradient on highway input (dotted: random input)")
-    noise.set_ylim(bottom=max(least / 3, most * _LEAST_GRADIENT))
+    noise.set_ylim(max(least / 3, most * _LEAST_GRADIENT), most * 5)
     _legend(noise, "mixer")
     if highway.lines:
         _legend(highway, "highway known")

@@ -1,0 +1,227 @@
+"""The command `zoo`: what it prints and writes, its exit status, and one line for what it cannot do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.test_doors import ROOT
+from zoo import __main__ as command
+from zoo.registry import list_mixers
+from zoo.theory import report
+from zoo.theory.claims import CLAIMS, list_claims
+from zoo.theory.claims.claim import FULL, QUICK, Check, Claim, Evidence, Panel, Settings, Verdict
+
+SMALL = (
+    "--d_model",
+    "4",
+    "--heads",
+    "2",
+    "--seq_len",
+    "8",
+    "--gradient_len",
+    "16",
+    "--lengths",
+    "4",
+    "8",
+    "--seeds",
+    "2",
+)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The one line that a refused command line prints."""
+    assert command.main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("zoo: error: ")
+    assert err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["measur"], "unknown verb 'measur' (did you mean 'measure'?); choose from: mixers, measure, claims, figure"),
+        (["mixers", "atention"], "unknown mixer 'atention' (did you mean 'attention'?)"),
+        (["measure", "--mixer", "lstn"], "unknown mixer 'lstn' (did you mean 'lstm'?)"),
+        (["measure", "--mixer", "lstm", "--d_model", "x"], "argument --d_model: invalid int value: 'x'"),
+        (["measure", "--d_mode", "4"], "unrecognized arguments: --d_mode 4 (see zoo --help)"),
+        (["measure", "--mixer", "attention", "--d_model", "5"], "d_model=5 is not divisible by n_heads=4"),
+        (["measure", "--seeds", "1"], "n_seeds must be at least 2, got 1"),
+        (["measure", "--ckpt_path", "nowhere"], "no run at nowhere"),
+        (["measure", "--ckpt_path", "nowhere", "--d_model", "4"], "--d_model is of fresh mixers"),
+        (["measure", "--device", "abacus"], "device 'abacus' cannot be used"),
+        (["claims", "head_cont"], "unknown claim 'head_cont' (did you mean 'head_count'?)"),
+        (["claims", "--seeds", "1"], "n_seeds must be an integer of at least 2, got 1"),
+        (["figure", "stairs"], "unknown figure 'stairs' (did you mean 'staircase'?)"),
+        (["figure", "gradients", "--steps", "3"], "figure gradients has no --steps"),
+        (["figure", "staircase", "--mixer", "lstm"], "figure staircase has no --mixer"),
+        (["figure", "gradients", "--mixer", "lstn"], "unknown mixer 'lstn'"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert says in refused(capsys, *argv)
+
+
+def test_help_and_wrong_names_need_the_standard_library_alone() -> None:
+    """`-S`: this Python sees no installed package, so any import of torch or rich fails."""
+    for argv, status in ((["--help"], 0), (["claims", "--help"], 0), (["mixers"], 0), (["measure", "--mixer", "x"], 2)):
+        program = [sys.executable, "-S", "-m", "zoo", *argv]
+        done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == status, done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_no_verb_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([]) == 0
+    out = capsys.readouterr().out
+    assert all(verb in out for verb in command.VERBS)
+
+
+def test_mixers_lists_all_and_shows_the_options_of_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["mixers"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[: len(list_mixers())]] == list_mixers()
+    assert command.main(["mixers", "attention"]) == 0
+    out = capsys.readouterr().out
+    assert "n_heads      int, 4 unless given" in out
+    assert "'none' | 'rope' | 'alibi' | 'relative', 'none' unless given" in out
+    assert command.main(["mixers", "identity"]) == 0
+
+
+def test_measure_prints_and_writes_a_row_a_mixer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["measure", "--mixer", "attention", "--mixer", "diagonal_ssm", *SMALL, "--out", str(tmp_path / "a/b")]
+    assert command.main(argv) == 0
+    out = capsys.readouterr().out
+    for title in ("Operator", "Gradient", "Cost"):
+        assert title in out
+    assert out.count("attention") == 3
+    rows = json.loads((tmp_path / "a/b/measure.json").read_text())["rows"]
+    assert [row["name"] for row in rows] == ["attention", "diagonal_ssm"]
+    assert rows[0]["rank"] == rows[0]["predicted_rank"] == 2
+    assert out.splitlines()[-3:] == [str(tmp_path / f"a/b/measure.{kind}") for kind in ("md", "json", "png")]
+
+
+def test_measure_reads_the_layers_of_a_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zoo import saved
+    from zoo.backbone import Backbone
+
+    model = Backbone({"name": "attention", "n_heads": 2}, 4, 2, vocab_size=5, n_outputs=5)
+    monkeypatch.setattr(saved, "load", lambda path: {"runs/x": model}[path])
+    sizes = [flag for flag in SMALL if flag not in ("--d_model", "--heads")]
+    sizes = sizes[2:]  # and their values
+    assert command.main(["measure", "--ckpt_path", "runs/x", *sizes, "--out", str(tmp_path)]) == 0
+    content = json.loads((tmp_path / "measure.json").read_text())
+    assert [row["name"] for row in content["rows"]] == ["layer 0: attention", "layer 1: attention"]
+    assert content["sizes"]["d_model"] == 4
+    assert "layer 1: attention" in capsys.readouterr().out
+
+
+def _run_claims(holds: bool, seen: dict[str, Any]) -> Any:
+    """A stand-in for `run_claims`, whose one check holds or does not."""
+
+    def run(names: Sequence[str], settings: Settings, progress: Any) -> list[Verdict]:
+        seen.update(names=names, settings=settings)
+        check = Check("a quantity", 1.0, high=2.0 if holds else 0.5)
+        verdicts = []
+        for at, name in enumerate(names):
+            progress(name, at, len(names))
+            claim = Claim(name, "statement", "source", "refuted by", lambda _: Evidence((check,)))
+            evidence = Evidence((check,), ())
+            verdicts.append(Verdict(claim, evidence, claim.judge(evidence), 0.1))
+        progress("", len(names), len(names))
+        return verdicts
+
+    return run
+
+
+@pytest.mark.parametrize(("holds", "status"), [(True, 0), (False, 1)])
+def test_claims_exit_with_the_verdict(
+    holds: bool, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zoo.theory import claims
+
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(claims, "run_claims", _run_claims(holds, seen))
+    assert command.main(["claims", "--seed", "3", "--out", str(tmp_path)]) == status
+    assert seen["names"] == list_claims()
+    assert seen["settings"] == replace(QUICK, seed=3)
+    assert ("holds" if holds else "fails") in capsys.readouterr().out
+    assert len(json.loads((tmp_path / "claims.json").read_text())) == len(list_claims())
+    command.main(["claims", "head_count", "head_count", "--full", "--device", "cpu", "--steps", "7"])
+    assert seen["names"] == ["head_count"]
+    assert seen["settings"] == replace(FULL, steps=7)
+
+
+def test_a_real_claim_runs_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["claims", "outputs_need_fewer", "--out", str(tmp_path)]) == 0
+    assert "outputs_need_fewer" in capsys.readouterr().out
+    assert (tmp_path / "claims.md").is_file()
+
+
+def test_the_figure_of_gradients_draws_the_mixers_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "new" / "figure.png"
+    argv = ["figure", "gradients", "--mixer", "attention", "lstm", "--seq_len", "16", "--seeds", "2"]
+    assert command.main([*argv, "--out", str(path)]) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert capsys.readouterr().out.strip() == str(path)
+
+
+@pytest.mark.parametrize(("name", "function"), [("staircase", "staircase_figure"), ("highways", "gradient_figure")])
+def test_a_figure_of_claims_is_drawn_with_the_flags_given(
+    name: str, function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Settings] = []
+
+    def draw(settings: Settings) -> Any:
+        seen.append(settings)
+        return report.panel_figure(Panel("title", "x", "y", ()))
+
+    monkeypatch.setattr(report, function, draw)
+    monkeypatch.chdir(tmp_path)
+    with pytest.warns(UserWarning, match="No artists with labels"):
+        assert command.main(["figure", name, "--seed", "5", "--seq_len", "64"]) == 0
+    assert seen == [replace(QUICK, seed=5, seq_len=64)]
+    assert (tmp_path / f"{name}.png").is_file()
+
+
+@pytest.mark.parametrize("argv", [["measure"], ["claims"], ["figure", "staircase"]])
+def test_a_missing_extra_is_named_before_anything_is_measured(
+    argv: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "rich.table", None)
+    assert "pip install 'mixer-zoo[report]'" in refused(capsys, *argv)
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    argv = ["measure", "--mixer", "identity", *SMALL, "--out", str(tmp_path / "file" / "below")]
+    assert command.main(argv) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "_check_report", interrupted)
+    assert command.main(["measure"]) == 130
+    assert capsys.readouterr().err == "zoo: interrupted\n"
+
+
+def test_every_figure_and_claim_stands_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb, names in (("figure", command.FIGURES), ("claims", CLAIMS)):
+        with pytest.raises(SystemExit):
+            command.main([verb, "--help"])
+        out = capsys.readouterr().out
+        assert all(f"  {name} " in out for name in names)
