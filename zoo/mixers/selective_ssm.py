@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -87,7 +88,8 @@ class SelectiveSSM(SequenceMixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        for layer in (self.in_proj, self.conv, self.x_proj, self.out_proj, *(self.dt_b_c_norm or ())):
+        norms = cast(Iterable[RMSNorm], self.dt_b_c_norm or ())
+        for layer in (self.in_proj, self.conv, self.x_proj, self.out_proj, *norms):
             layer.reset_parameters()
         with torch.no_grad():
             self.A_log.copy_(torch.arange(1, self.d_state + 1).log().expand_as(self.A_log))
