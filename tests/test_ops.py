@@ -16,8 +16,10 @@ from zoo.ops.attention import attend, lag_matrix, rotate
 from zoo.ops.conv import causal_conv
 from zoo.ops.diagonal import diagonal_scan, ring_gain, zero_order_hold
 from zoo.ops.linear_attention import linear_attention
+from zoo.ops.long_conv import long_conv
 from zoo.ops.lstm import lstm_scan
 from zoo.ops.selective_scan import selective_scan
+from zoo.ops.sliding import sliding_attend
 from zoo.ops.time import right_align, valid_positions
 from zoo.ops.toeplitz import toeplitz_mix
 
@@ -417,6 +419,40 @@ def test_lstm_scan_gradients(generator: torch.Generator) -> None:
     assert gradcheck(lstm_scan, differentiable(u, recurrent, h, c))
     valid = torch.tensor([[True, False, True, True, False], [False, False, True, False, True]])
     assert gradcheck(lambda *a: lstm_scan(*a, valid), differentiable(u, recurrent, h, c))
+
+
+# Long convolution and sliding attention.
+
+
+@pytest.mark.parametrize(
+    ("slots", "seq_len"), [(1, 1), (7, 7), (7, 2), (64, 64), (200, 1), (200, 64), (200, 129), (300, 300)]
+)
+def test_long_conv_is_the_double_sum(slots: int, seq_len: int, generator: torch.Generator) -> None:
+    x, kernel = draw(2, slots, 3, generator=generator), draw(3, slots, generator=generator)
+    expected = np.zeros((2, slots, 3))
+    for i in range(slots):
+        for j in range(i + 1):
+            expected[:, i] += kernel[:, i - j].numpy() * x[:, j].numpy()
+    assert_close(long_conv(x, kernel, seq_len), expected[:, slots - seq_len :])
+
+
+def test_long_conv_gradients(generator: torch.Generator) -> None:
+    inputs = differentiable(draw(2, 5, 2, generator=generator), draw(2, 5, generator=generator))
+    assert gradcheck(lambda x, kernel: long_conv(x, kernel, 3), inputs)
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 16, 20])
+@pytest.mark.parametrize("seq_len", [1, 5, 16, 33, 50])
+def test_sliding_attention_is_the_band_of_attention(window: int, seq_len: int, generator: torch.Generator) -> None:
+    """Whatever the blocks; the cache of a row that has seen less than the window starts with slots nobody filled."""
+    past = window - 1
+    q = draw(2, 4, seq_len, 3, generator=generator)
+    k, v = (draw(2, 2, past + seq_len, 3, generator=generator) for _ in range(2))
+    held, slopes = torch.tensor([past, past // 2]), draw(4, generator=generator)
+    lag = lag_matrix(seq_len, past + seq_len, q.device)
+    band = torch.where(lag < window, -slopes.view(-1, 1, 1) * lag, -torch.inf)
+    assert_close(sliding_attend(q, k, v, held, slopes), attend(q, k, v, held, band))
+    assert_close(sliding_attend(q, k, v, held), attend(q, k, v, held, band.where(band.isinf(), 0.0)))
 
 
 # Norms and nonlinearities.

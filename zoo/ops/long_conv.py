@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-BLOCK = 64
+BLOCK = 128
 
 
 def long_conv(
@@ -15,7 +15,7 @@ def long_conv(
 ) -> Float[Tensor, "batch seq channels"]:
     """y_i = sum_{j <= i} kernel[:, i - j] x_j for the last `seq_len` slots, each channel by itself.
 
-    A Toeplitz product for each block of outputs. A Fourier transform would be faster for long sequences, but lets
+    One Toeplitz product for all blocks of outputs. A Fourier transform would be faster for long sequences, but lets
     roundoff of the future into the past.
 
     Args:
@@ -24,12 +24,10 @@ def long_conv(
         seq_len: how many outputs, counted from the right.
     """
     slots = x.shape[1]
-    by_channel = x.permute(2, 1, 0)
-    # Row i of a Toeplitz matrix is a window of the reversed kernel, one step further left than that of row i - 1.
-    backwards = F.pad(kernel.flip(1), (0, BLOCK))
-    outputs = []
-    for start in range(slots - seq_len, slots, BLOCK):
-        stop = min(start + BLOCK, slots)
-        windows = backwards[:, slots - stop : slots - start - 1 + stop].unfold(1, stop, 1)
-        outputs.append(windows.flip(1) @ by_channel[:, :stop])
-    return torch.cat(outputs, dim=1).permute(2, 1, 0)
+    size = min(BLOCK, seq_len)
+    n_blocks = -(-seq_len // size)
+    # The Toeplitz rows of the last block: each a window of the reversed kernel, one step left of the row before. For an
+    # earlier block they hold too, once zeros stand in front of its inputs.
+    rows = F.pad(kernel.flip(1), (0, size - 1)).unfold(1, slots, 1).flip(1)  # (channels, size, slots)
+    inputs = F.pad(x, (0, 0, (n_blocks - 1) * size, 0)).unfold(1, slots, size)  # (batch, n_blocks, channels, slots)
+    return torch.einsum("bncs,crs->bnrc", inputs, rows).flatten(1, 2)[:, -seq_len:]
