@@ -254,6 +254,19 @@ def test_a_rank_that_misses_is_named_and_one_beyond_a_sketch_is_not(rows: list[M
     assert replace(row, predicted_rank=None).as_predicted is None
 
 
+def test_a_gradient_that_ends_has_a_reach_and_no_rate() -> None:
+    found = measure_gradients(["conv", "sliding_attention", "identity", "attention"], SMALL)
+    noise = {name: noise for name, (noise, _) in found.items()}
+    assert {name: gradient.reach for name, gradient in noise.items()} == {
+        "conv": 3,
+        "sliding_attention": None,  # its window is longer than the sequence
+        "identity": 0,
+        "attention": None,
+    }
+    assert noise["conv"].decay is None
+    assert noise["attention"].decay is not None
+
+
 def test_error_by_heads_is_the_tail() -> None:
     counts, errors = error_by_heads([3.0, 4.0 / 2, 0.0])
     assert counts == [1, 2]

@@ -30,7 +30,11 @@ class Column(NamedTuple):
 
 
 def _rate(gradient: Gradient | None) -> str:
-    return NOTHING if gradient is None or gradient.decay is None else decay_text(gradient.decay)
+    if gradient is None:
+        return NOTHING
+    if gradient.reach is not None:
+        return f"0 beyond τ = {gradient.reach}"
+    return NOTHING if gradient.decay is None else decay_text(gradient.decay)
 
 
 def _size(n_bytes: int | None) -> str:
@@ -74,7 +78,7 @@ GROUPS: Mapping[str, tuple[Column, ...]] = {
     "Gradient": (
         Column(
             "rate on random input",
-            "slope of log J(τ) a token with its 95 % interval; negative where gradients vanish",
+            "slope of log J(τ) a token, 95 % interval; negative where gradients vanish; 0 beyond τ: none arrives",
             lambda row: _rate(row.noise),
         ),
         Column(
@@ -120,6 +124,7 @@ def _record(row: Measurement) -> dict[str, Any]:
 def _gradient(gradient: Gradient) -> dict[str, Any]:
     return {
         "decay": None if gradient.decay is None else gradient.decay._asdict(),
+        "reach": gradient.reach,
         "distances": gradient.profile.distances.tolist(),
         "median": gradient.profile.values.double().quantile(0.5, dim=0).tolist(),
         "seeds": len(gradient.profile.values),

@@ -125,10 +125,20 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Gradient:
-    """A gradient profile with its rate; the rate is None where too few distances lie above roundoff to fit one."""
+    """A gradient profile with its rate.
+
+    The rate is None where the gradient ends (`reach`), or too few distances lie above roundoff to fit one.
+    """
 
     profile: GradientProfile
     decay: DecayRate | None
+
+    @property
+    def reach(self) -> int | None:
+        """The farthest distance from which a gradient arrives at all; None if that is the farthest measured."""
+        arrives = self.profile.distances[(self.profile.values > 0).any(0)]
+        reach = int(arrives.max()) if len(arrives) else 0
+        return None if reach == int(self.profile.distances[-1]) else reach
 
 
 @dataclass(frozen=True)
@@ -552,11 +562,14 @@ def _whole(count: int | Tensor) -> int:
 
 
 def fitted(profile: GradientProfile) -> Gradient:
-    """The profile with its rate, if there are draws and distances enough to fit one."""
+    """The profile with its rate, where it has one."""
+    gradient = Gradient(profile, None)
+    if gradient.reach is not None:
+        return gradient
     try:
         return Gradient(profile, decay_rate(profile))
-    except ValueError:
-        return Gradient(profile, None)
+    except ValueError:  # too few distances above roundoff
+        return gradient
 
 
 def _state_bytes(layer: SequenceMixer, seq_len: int) -> int | None:
