@@ -227,7 +227,8 @@ def _shipped(group: str, name: str) -> Layer:
 
 
 def _table(registry: Registry) -> str:
-    return "\n".join(f"  {name:<18}{registry.summary(name)}" for name in registry)
+    width = max(map(len, registry)) + 2
+    return "\n".join(f"  {name:<{width}}{registry.summary(name)}" for name in registry)
 
 
 def _check_names(names: Mapping[str, Any], source: str | None = None) -> None:
