@@ -219,7 +219,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         from zoo.saved import load
 
         model = load(arguments.ckpt_path)
-        sizes = replace(sizes, d_model=model.d_model)
+        sizes = replace(sizes, d_model=model.d_model, n_heads=None)
         with _progress(len(model.layers.chain()) * len(QUANTITIES)) as advance:
             rows = measure_backbone(model, sizes, progress=lambda row, quantity: advance(f"{row}: {quantity}"))
     else:
@@ -235,6 +235,7 @@ def _measure(arguments: argparse.Namespace) -> int:
 def _print_measurements(rows: Sequence[Measurement], sizes: Sizes) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from zoo.theory.comparison import GROUPS, describe_misses, describe_sizes
@@ -243,10 +244,12 @@ def _print_measurements(rows: Sequence[Measurement], sizes: Sizes) -> None:
     for title, columns in GROUPS.items():
         table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
         table.add_column("", no_wrap=True)
-        for column in columns:
-            table.add_column(column.heading, justify="right")
-        for row in rows:
-            table.add_row(row.name, *(column.cell(row).replace("[", r"\[") for column in columns))
+        cells = [[column.cell(row) for row in rows] for column in columns]
+        for column, texts in zip(columns, cells, strict=True):
+            # A heading may wrap, a number must not.
+            table.add_column(column.heading, justify="right", min_width=max(map(len, texts), default=0))
+        for row, *texts in zip(rows, *cells, strict=True):
+            table.add_row(row.name, *map(escape, texts))
         console.print(table)
     for remark in (describe_misses(rows), describe_sizes(sizes)):
         if remark:

@@ -168,8 +168,9 @@ def describe_misses(rows: Sequence[Measurement]) -> str:
 
 def describe_sizes(sizes: Sizes) -> str:
     """The sizes in a sentence."""
+    heads = "" if sizes.n_heads is None else f"{sizes.n_heads} heads, "
     return (
-        f"d_model {sizes.d_model}, {sizes.n_heads} heads, operators over {sizes.seq_len} tokens, gradients over "
+        f"d_model {sizes.d_model}, {heads}operators over {sizes.seq_len} tokens, gradients over "
         f"{sizes.gradient_len} ({sizes.n_seeds} draws), costs at {', '.join(f'{n:,}' for n in sizes.lengths)}, "
         f"seed {sizes.seed}."
     )

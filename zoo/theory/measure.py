@@ -79,7 +79,7 @@ class Sizes:
     Args:
         d_model: width of the fresh mixers; a trained model has its own.
         seq_len: positions of the operator: rank, heads and input dependence.
-        n_heads: for the mixers that have heads.
+        n_heads: for the mixers that have heads; their own number when None.
         gradient_len: positions of the gradient profiles.
         lengths: at which time and memory are measured.
         repeats: timed runs per length.
@@ -93,7 +93,7 @@ class Sizes:
 
     d_model: int = 16
     seq_len: int = 64
-    n_heads: int = 4
+    n_heads: int | None = 4
     gradient_len: int = 256
     lengths: tuple[int, ...] = (512, 1024, 2048)
     repeats: int = 3
@@ -379,7 +379,7 @@ def _maker(name: str, sizes: Sizes) -> Callable[[int], SequenceMixer]:
         declared |= {option for member in DEFAULT_PATTERN for option in member_options(member)}
     longest = max(*sizes.lengths, sizes.gradient_len, sizes.seq_len)
     offered = {"n_heads": sizes.n_heads, "max_seq_len": longest}
-    options = {key: value for key, value in offered.items() if key in declared}
+    options = {key: value for key, value in offered.items() if key in declared and value is not None}
     return lambda _: create_mixer(name, sizes.d_model, **options)
 
 
