@@ -160,7 +160,8 @@ def test_claims_exit_with_the_verdict(
     assert seen["settings"] == replace(QUICK, seed=3)
     assert ("holds" if holds else "fails") in capsys.readouterr().out
     assert len(json.loads((tmp_path / "claims.json").read_text())) == len(list_claims())
-    command.main(["claims", "head_count", "head_count", "--full", "--device", "cpu", "--steps", "7"])
+    again = ["claims", "head_count", "head_count", "--full", "--device", "cpu", "--steps", "7", "--out", str(tmp_path)]
+    assert command.main(again) == status
     assert seen["names"] == ["head_count"]
     assert seen["settings"] == replace(FULL, steps=7)
 

@@ -21,10 +21,13 @@ from zoo.registry import MIXERS
 from zoo.theory.claims import CLAIMS
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from zoo.theory.claims.claim import Settings
     from zoo.theory.measure import Measurement, Sizes
 
 PROGRAM = "zoo"
+_WIDTH = 140  # of tables in a file or a pipe
 # An OpenMP thread that waits for another should give its core away; read when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -234,13 +237,12 @@ def _measure(arguments: argparse.Namespace) -> int:
 
 def _print_measurements(rows: Sequence[Measurement], sizes: Sizes) -> None:
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     from zoo.theory.comparison import GROUPS, describe_misses, describe_sizes
 
-    console = Console()
+    console = _console()
     for title, columns in GROUPS.items():
         table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
         table.add_column("", no_wrap=True)
@@ -268,9 +270,7 @@ def _claims(arguments: argparse.Namespace) -> int:
     with _progress(len(names)) as advance:
         verdicts = run_claims(names, settings, lambda name, *_: advance(name) if name else None)
     files = write_report(verdicts, arguments.out)
-    from rich.console import Console
-
-    Console().print(verdict_table(verdicts))
+    _console().print(verdict_table(verdicts))
     _print_files(files[:2])
     return 0 if all(verdict.as_expected for verdict in verdicts) else 1
 
@@ -354,6 +354,14 @@ def _progress(total: int) -> Iterator[Callable[[str], None]]:
             begun += 1
 
         yield advance
+
+
+def _console() -> Console:
+    """Standard output; a file or a pipe, which has no width of its own, takes wide tables."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=_WIDTH)
 
 
 def _print_files(files: Sequence[Path]) -> None:
