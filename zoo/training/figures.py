@@ -102,12 +102,12 @@ class TheoryFigures(Callback):
         pictures = {}
         if figures:
             pictures = {
-                "operator": operator_figure(operator_norms(mixer, x[:1]), f"{name}: operator"),
-                "spectrum": spectrum_figure(spectrum.tolist(), rank, f"{name}: spectrum", limit),
-                "gradient": gradient_decay_figure(fitted(profile_at(mixer, x)), f"{name}: gradient"),
+                "operator": operator_figure(operator_norms(mixer, x[:1]), f"{name}, operator"),
+                "spectrum": spectrum_figure(spectrum.tolist(), rank, f"{name}, spectrum", limit),
+                "gradient": gradient_decay_figure(fitted(profile_at(mixer, x)), f"{name}, gradient"),
             }
             if len(self.steps) > 1:
-                pictures["heads"] = heads_over_training_figure(self.steps, history, f"{name}: heads needed")
+                pictures["heads"] = heads_over_training_figure(self.steps, history, f"{name}, heads needed")
         for logger in loggers:
             if not again:
                 for scalar, value in scalars.items():
