@@ -396,7 +396,7 @@ class Options:
         name = self.choice.names["mixer"]
         self._declare_name("mixer")
         own = self._declare(f"mixer {name}", MIXERS[name], "mixer", {"d_model"})
-        if name == "hybrid":
+        if "mixer.pattern" in own:
             self._declare_members(own)
 
     def _declare_members(self, own: list[str]) -> None:
@@ -435,7 +435,8 @@ class Options:
         from zoo.mixers.hybrid import Hybrid
 
         layers = [*self.choice.shipped, *self.choice.user]
-        pattern, n_below = inspect.signature(Hybrid).parameters["pattern"].default, 0
+        mixer = MIXERS[self.choice.names["mixer"]]
+        pattern, n_below = inspect.signature(mixer).parameters["pattern"].default, 0
         for i, layer in enumerate(layers):
             if "pattern" in layer.group("mixer"):
                 pattern, n_below = layer.group("mixer")["pattern"], i
@@ -471,7 +472,14 @@ class Options:
         run.add_argument("--batch_size", type=int, default=64, help="sequences per step")
         run.add_argument("--seed", type=int, default=0, help="decides the weights, the data and their order")
         run.add_argument("--run_dir", type=str, default="runs", help="folder that holds the runs")
-        self.declared += ["batch_size", "seed", "run_dir"]
+        run.add_argument(
+            "--figures_every",
+            type=int | None,
+            default=None,
+            help="figures of each layer's operator, spectrum and gradient every so many steps; "
+            "at the end alone when absent, never for 0",
+        )
+        self.declared += ["batch_size", "seed", "run_dir", "figures_every"]
 
     def _declare_trainer(self) -> None:
         from lightning.pytorch import Trainer

@@ -22,6 +22,7 @@ import cli
 
 # These decide where results go and what is shown, not what they are: runs that differ in them alone are the same run.
 INCIDENTAL = {
+    "figures_every",
     "run_dir",
     "task.cache_dir",
     "trainer.default_root_dir",

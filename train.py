@@ -131,7 +131,7 @@ class Session:
         config = command.config
         task_options = {key: value for key, value in config["task"].items() if key != "name"}
         sizes = {key: task_options.pop(key) for key in ("n_train", "n_val", "n_test", "cache_dir")}
-        apart = {"task", "trainer", "batch_size", "seed", "run_dir"}
+        apart = {"task", "trainer", "batch_size", "seed", "run_dir", "figures_every"}
         model_options = {key: value for key, value in config.items() if key not in apart}
         throughput = Throughput()
         try:
@@ -232,6 +232,10 @@ def build_trainer(command: cli.Command, folder: RunFolder, throughput: Throughpu
         Interrupt(checkpoints),
         checkpoints,
     ]
+    if config["figures_every"] != 0:
+        from zoo.training import TheoryFigures
+
+        callbacks.append(TheoryFigures(config["figures_every"]))
     return Trainer(**options, callbacks=callbacks, plugins=[*plugins, AtomicCheckpointIO()])
 
 

@@ -230,7 +230,7 @@ def test_shipped_files_build_and_refuse_unknown_keys(path: Path, tmp_path: Path)
         key: value for key, value in config["task"].items() if not re.fullmatch(r"n_(train|val|test)|cache_dir", key)
     }
     spec = tasks.create_task(**options).spec
-    apart = {"task", "trainer", "batch_size", "seed", "run_dir"}
+    apart = {"task", "trainer", "batch_size", "seed", "run_dir", "figures_every"}
     shape = {key: getattr(spec, key) for key in ("vocab_size", "d_input", "n_outputs", "loss")}
     model = SequenceModule(**{key: value for key, value in config.items() if key not in apart}, **shape)
     assert model.hparams["mixer"] == config["mixer"]

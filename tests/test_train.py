@@ -26,7 +26,8 @@ import zoo
 ROOT = Path(train.__file__).parent
 SMALL = shlex.split(
     "--d_model 16 --batch_size 8 --task.n_train 64 --task.n_val 16 --task.n_test 16 --task.seq_len 16 --task.n_pairs 2 "
-    "--task.vocab_size 32 --trainer.max_steps 6 --trainer.val_check_interval 2 --trainer.accelerator cpu"
+    "--task.vocab_size 32 --trainer.max_steps 6 --trainer.val_check_interval 2 --trainer.accelerator cpu "
+    "--figures_every 0"
 )
 MEASURED = {"tokens_per_second", "seconds"}
 
@@ -298,6 +299,22 @@ def test_resume_command_is_the_same_without_what_starts_anew() -> None:
 
 
 # Tasks without accuracy
+
+
+def test_figures_of_the_theory_are_drawn_at_the_end_unless_told_otherwise(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    assert go(tmp_path / "none") == 0
+    assert go(tmp_path / "end", "--figures_every", "null") == 0
+    images = {}
+    for name in ("none", "end"):
+        events = EventAccumulator(str(folder(tmp_path / name)), {"images": 0})
+        images[name] = events.Reload().Tags()["images"]
+    assert images["none"] == []
+    assert {f"theory/layer {layer}/{kind}" for layer in (0, 1) for kind in ("operator", "spectrum", "gradient")} <= set(
+        images["end"]
+    )
+    assert results(folder(tmp_path / "none")) == results(folder(tmp_path / "end"))
 
 
 def test_regression_reports_its_error_and_no_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from zoo.naming import lazy_names
 if TYPE_CHECKING:
     from zoo.training.callbacks import HParams, NonFiniteLoss, NonFiniteLossError, ReseedEachStep, Throughput
     from zoo.training.checkpoints import AtomicCheckpointIO, Checkpoints, Interrupt, Interrupted
+    from zoo.training.figures import TheoryFigures
     from zoo.training.module import SequenceModule
 
 _HOMES = {
@@ -21,6 +22,7 @@ _HOMES = {
     "NonFiniteLossError": "zoo.training.callbacks",
     "ReseedEachStep": "zoo.training.callbacks",
     "SequenceModule": "zoo.training.module",
+    "TheoryFigures": "zoo.training.figures",
     "Throughput": "zoo.training.callbacks",
 }
 
@@ -34,6 +36,7 @@ __all__ = [
     "NonFiniteLossError",
     "ReseedEachStep",
     "SequenceModule",
+    "TheoryFigures",
     "Throughput",
 ]
 
