@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS = (
     "coefficient",
     "naming",
+    "files",
     "ops",
     "packing",
     "contract",
@@ -37,6 +38,7 @@ LIGHTNING = {"lightning", "lightning_fabric", "lightning_utilities", "pytorch_li
 # What a room may use beside Python's own library; every room that is not named here gets CORE.
 THIRD_PARTY = {
     "naming": set(),
+    "files": set(),
     "registry": set(),
     "transformers_weights": CORE | {"transformers"},
     "theory.report": CORE | REPORT,

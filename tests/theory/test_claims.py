@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -280,7 +281,7 @@ def test_a_report_that_cannot_be_finished_leaves_the_old_one(tmp_path: Path, mon
     def broken(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(Path, "replace", broken)
+    monkeypatch.setattr(os, "replace", broken)
     with pytest.raises(OSError, match="disk full"):
         report.write_report([_verdict(name="new")], tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -9,9 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zoo.files import write_atomically
 from zoo.theory.figures import comparison_figure, decay_text, rank_text, save_figure
 from zoo.theory.measure import REL_ERRORS, STATE_LENGTHS, Gradient, Measurement, Sizes
-from zoo.theory.report import require_extra, write_atomically
+from zoo.theory.report import require_extra
 
 NOTHING = "–"
 
@@ -190,6 +191,6 @@ def write_measurements(
     folder.mkdir(parents=True, exist_ok=True)
     page, data = folder / "measure.md", folder / "measure.json"
     picture = save_figure(comparison_figure(rows), folder / "measure.png")
-    write_atomically(data, measurements_as_json(rows, sizes, machine).encode())
-    write_atomically(page, measurements_as_markdown(rows, sizes, machine).encode())
+    write_atomically(data, measurements_as_json(rows, sizes, machine))
+    write_atomically(page, measurements_as_markdown(rows, sizes, machine))
     return page, data, picture

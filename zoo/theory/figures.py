@@ -15,9 +15,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from zoo.files import write_atomically
 from zoo.theory.gradients import DecayRate, GradientProfile
 from zoo.theory.measure import Gradient, Measurement
-from zoo.theory.report import as_png, require_extra, write_atomically
+from zoo.theory.report import as_png, require_extra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,13 +9,12 @@ from __future__ import annotations
 import io
 import json
 import math
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zoo.files import write_atomically
 from zoo.theory.claims import CLAIMS
 from zoo.theory.claims.claim import QUICK, Evidence, Number, Panel, Settings, Verdict, number
 
@@ -145,7 +144,7 @@ def write_report(verdicts: Sequence[Verdict], folder: str | Path) -> list[Path]:
         for verdict in verdicts
         for at, panel in enumerate(verdict.evidence.panels)
     }
-    pages = {"claims.md": verdicts_as_markdown(verdicts).encode(), "claims.json": verdicts_as_json(verdicts).encode()}
+    pages = {"claims.md": verdicts_as_markdown(verdicts), "claims.json": verdicts_as_json(verdicts)}
     for name, content in (*pages.items(), *((name, as_png(figure)) for name, figure in plots.items())):
         write_atomically(folder / name, content)
     return [folder / name for name in (*pages, *plots)]
@@ -268,16 +267,3 @@ def as_png(figure: Figure) -> bytes:
     content = io.BytesIO()
     figure.savefig(content, format="png", metadata={"Software": None})
     return content.getvalue()
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write through a temporary file in the same folder, so that a reader never sees half of it."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
