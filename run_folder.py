@@ -102,8 +102,11 @@ class RunFolder:
             return find_checkpoint(self.path, "best")
         return self.last if self.last.is_file() and not command.overwrite else None
 
-    def prepare(self, config: Mapping[str, Any], keep: bool) -> None:
-        """Make the folder and write what is known before training; clear what an earlier run left, unless `keep`.
+    def prepare(self, config: Mapping[str, Any], checkpoint: Path | None) -> None:
+        """Make the folder and write what is known before training.
+
+        Without a checkpoint to go on from, what an earlier run left is cleared. With one of another folder, the best
+        checkpoint beside it comes along: the score to beat is that one's.
 
         Raises:
             UsageError: the folder cannot be written.
@@ -113,10 +116,15 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             (self.path / "metrics.json").unlink(missing_ok=True)
-            if not keep:
+            if checkpoint is None:
                 shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
                 for events in self.path.glob("events.out.tfevents.*"):
                     events.unlink()
+            elif (best := checkpoint.parent / self.best.name).is_file() and not self.best.exists():
+                self.best.parent.mkdir(exist_ok=True)
+                temporary = self.best.with_name(f".{self.best.name}.tmp")
+                shutil.copyfile(best, temporary)
+                os.replace(temporary, self.best)
             result = {key: value for key, value in config.items() if key != "run_dir"}
             write_atomically(self.path / "config.yaml", yaml.safe_dump(result, sort_keys=False))
             write_atomically(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")

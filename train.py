@@ -90,7 +90,7 @@ def run(command: cli.Command) -> dict[str, Any]:
         show(metrics, session.checkpoint)
         return metrics
     if session.trainer.is_global_zero:
-        folder.prepare(command.config, keep=session.checkpoint is not None)
+        folder.prepare(command.config, session.checkpoint)
     session.fit()
     metrics = session.evaluate(folder.best)
     if session.trainer.is_global_zero:
@@ -107,6 +107,8 @@ class Session:
     spec: TaskSpec
     data: TaskDataModule
     model: SequenceModule
+    state_bytes: int
+    """Of the model's state after the task's sequence, batch of one."""
     trainer: L.Trainer
     throughput: Throughput
     checkpoint: Path | None
@@ -142,12 +144,17 @@ class Session:
             data = TaskDataModule(task, **sizes, batch_size=config["batch_size"], seed=config["seed"])
             checkpoint = folder.checkpoint_for(command)
             step = None if checkpoint is None else check_checkpoint(checkpoint, **model_options, **shape)
+            state_bytes = model.backbone.state_bytes(spec.seq_len)  # refuses a sequence that the mixer cannot take
             trainer = build_trainer(command, folder, throughput, step)
+            if trainer.max_steps == -1 and trainer.max_epochs == -1:
+                raise ValueError(
+                    "the learning rate schedule needs an end: give trainer.max_steps or trainer.max_epochs"
+                )
             data.setup("fit")
             data.setup("test")
         except (ValueError, TypeError, MisconfigurationException) as error:
             raise cli.UsageError(error) from error
-        return cls(folder, spec, data, model, trainer, throughput, checkpoint, step)
+        return cls(folder, spec, data, model, state_bytes, trainer, throughput, checkpoint, step)
 
     def fit(self) -> None:
         """Train, from the checkpoint if there is one, and make sure that a best checkpoint exists."""
@@ -160,7 +167,7 @@ class Session:
         with _ctrl_c():
             self.trainer.fit(self.model, self.data, ckpt_path=self.checkpoint, weights_only=True)
         if not self.folder.best.is_file():
-            # Training ended before the first validation.
+            # No validation has found a better one: training ended before the first, or there is none.
             self.trainer.save_checkpoint(self.folder.best)
 
     def evaluate(self, checkpoint: Path) -> dict[str, Any]:
@@ -171,15 +178,16 @@ class Session:
         with _ctrl_c():
             # The curve of the validation metrics has its points from training: no further one.
             loggers, trainer.loggers = trainer.loggers, []
-            found = dict(trainer.validate(self.model, self.data, **options)[0])
+            validated = trainer.validate(self.model, self.data, **options)
             trainer.loggers = loggers
-            found |= trainer.test(self.model, self.data, **options)[0]
+            tested = trainer.test(self.model, self.data, **options)
         return {
             **dict.fromkeys(("test/accuracy", "test/loss", "val/accuracy", "val/loss")),
-            **found,
+            # Lightning returns no metrics at all where --trainer.limit_val_batches or limit_test_batches is zero.
+            **{name: value for found in (*validated, *tested) for name, value in found.items()},
             "chance": self.spec.chance,
             "params": self.n_params,
-            "state_bytes": self.model.backbone.state_bytes(self.spec.seq_len),
+            "state_bytes": self.state_bytes,
             "tokens_per_second": self.throughput.tokens_per_second,
             "step": int(read_checkpoint(checkpoint)["global_step"]),
             "seconds": time.perf_counter() - START,
@@ -300,7 +308,8 @@ def show(metrics: Mapping[str, Any], where: Path) -> None:
         table.add_row("test accuracy", f"{accuracy:.4f}   (chance {metrics['chance']:.4f})")
     if (error := metrics.get("test/relative_squared_error")) is not None:
         table.add_row("test relative squared error", f"{error:.4g}")
-    table.add_row("test loss", f"{metrics['test/loss']:.4g}")
+    if (loss := metrics["test/loss"]) is not None:
+        table.add_row("test loss", f"{loss:.4g}")
     table.add_row("parameters", f"{metrics['params']:,}")
     table.add_row("state", f"{metrics['state_bytes']:,} bytes")
     if (rate := metrics["tokens_per_second"]) is not None:

@@ -4,8 +4,8 @@
     python benchmarks/learning.py mqar       those of one table
 
 Each run is one `train.py` process, timed from its start to its end: imports, data, training, evaluation. The table
-`benchmarks/learning.md` is rewritten after every run; runs that `benchmarks/learning.json` holds are not repeated,
-unless `--again` is given.
+`benchmarks/learning.md` and the summary in the README are rewritten after every run; runs that
+`benchmarks/learning.json` holds are not repeated, unless `--again` is given.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from benchmarks.machine import describe_machine, write_atomically  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "learning.json"
 TABLE = ROOT / "benchmarks" / "learning.md"
+README = ROOT / "README.md"
+MARKS = ("<!-- learning -->\n", "<!-- /learning -->")
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,35 @@ def render(results: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def summary(results: dict[str, dict[str, Any]]) -> str:
+    """A line per experiment for the README: the range over seeds, and the longest wall time."""
+    lines = [f"On {describe_machine()}, whole processes from cold, imports and evaluation included:", ""]
+    lines += ["| task | mixer | over the seeds | longest run |", "|---|---|---|---|"]
+    limits = bounds()
+    for e in EXPERIMENTS:
+        runs = [results[key] for seed in range(e.seeds) if (key := f"{e.task} {e.flags} {seed}") in results]
+        if not runs:
+            continue
+        values = [run[e.metric] for run in runs]
+        if e.metric == "test/accuracy":
+            found = f"accuracy {min(values):.3f} to {max(values):.3f}, chance {runs[0]['chance']:.3f}"
+        else:
+            heads = int(e.flags.split("n_heads ")[1].split()[0])
+            bound = f", bound {limits[heads]:.4f}" if heads < max(limits) else ", bound 0"
+            found = f"relative squared error {min(values):.3g} to {max(values):.3g}{bound}"
+        longest = max(run["wall_seconds"] for run in runs)
+        lines.append(f"| {e.task} | {e.title} | {found} ({len(runs)} seeds) | {longest:.0f} s |")
+    return "\n".join(lines) + "\n"
+
+
+def publish(results: dict[str, dict[str, Any]]) -> None:
+    """Write the table, and the summary between its marks in the README."""
+    write_atomically(TABLE, render(results))
+    before, rest = README.read_text().split(MARKS[0])
+    after = rest.split(MARKS[1])[1]
+    write_atomically(README, before + MARKS[0] + summary(results) + MARKS[1] + after)
+
+
 def main() -> None:
     """Run what is missing, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -137,8 +168,8 @@ def main() -> None:
         value, seconds = results[key][experiment.metric], results[key]["wall_seconds"]
         print(f"[{number}/{len(wanted)}] {key}: {value:.4g}, {seconds:.0f} s", flush=True)
         write_atomically(RESULTS, json.dumps(results, indent=1, sort_keys=True) + "\n")
-        write_atomically(TABLE, render(results))
-    write_atomically(TABLE, render(results))
+        publish(results)
+    publish(results)
 
 
 if __name__ == "__main__":

@@ -280,8 +280,19 @@ def test_ckpt_path_goes_on_from_another_run(
     source = folder(finished[0]) / "checkpoints" / "last.ckpt"
     assert go(tmp_path, "--trainer.max_steps", "8", "--ckpt_path", str(source)) == 0
     assert "going on from step 6" in capsys.readouterr().out
-    last = folder(tmp_path, "--trainer.max_steps", "8") / "checkpoints" / "last.ckpt"
-    assert torch.load(last, weights_only=True)["global_step"] == 8
+    checkpoints = folder(tmp_path, "--trainer.max_steps", "8") / "checkpoints"
+    assert torch.load(checkpoints / "last.ckpt", weights_only=True)["global_step"] == 8
+    assert (checkpoints / "best.ckpt").exists()
+
+
+def test_the_best_checkpoint_comes_along_into_another_folder(
+    finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    source = folder(finished[0]) / "checkpoints"
+    new = run_folder.RunFolder(tmp_path, "new", 0)
+    new.prepare({}, source / "last.ckpt")
+    assert new.best.read_bytes() == (source / "best.ckpt").read_bytes()
+    assert [file.name for file in new.best.parent.iterdir()] == ["best.ckpt"]
 
 
 def test_resume_command_is_the_same_without_what_starts_anew() -> None:
@@ -315,6 +326,14 @@ def test_figures_of_the_theory_are_drawn_at_the_end_unless_told_otherwise(tmp_pa
         images["end"]
     )
     assert results(folder(tmp_path / "none")) == results(folder(tmp_path / "end"))
+
+
+def test_splits_may_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert go(tmp_path, "--trainer.limit_val_batches", "0", "--trainer.limit_test_batches", "0") == 0
+    found = metrics(folder(tmp_path, "--trainer.limit_val_batches", "0", "--trainer.limit_test_batches", "0"))
+    assert found["test/accuracy"] is found["val/loss"] is None
+    assert found["params"] > 0
+    assert "test loss" not in capsys.readouterr().out
 
 
 def test_regression_reports_its_error_and_no_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -355,6 +374,9 @@ def test_regression_reports_its_error_and_no_accuracy(tmp_path: Path, capsys: py
         ("--test_only", "no run at "),
         ("--mixer hybird", "did you mean 'hybrid'?"),
         ("--task.cache_dir {file}", "cannot write the task cache"),
+        ("--mixer factorized --mixer.max_seq_len 15", "sequence of 16 exceeds max_seq_len=15"),
+        ("--mixer conv --mixer.kernel implicit --mixer.max_seq_len 15", "max_seq_len=15"),
+        ("--trainer.max_steps -1 --trainer.max_epochs -1", "the learning rate schedule needs an end"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(

@@ -316,3 +316,10 @@ def test_training_with_experts_resumes_from_its_own_hyper_parameters(tmp_path: P
     trainer.save_checkpoint(tmp_path / "run.ckpt")
     model = zoo.load(tmp_path / "run.ckpt")
     small.assert_identical(small.weights(model), small.weights(module.backbone))
+
+
+def test_a_batch_without_rows_weighs_nothing() -> None:
+    module = SequenceModule({"name": "attention"}, d_model=8, vocab_size=5, n_outputs=5)
+    batch = {"inputs": torch.zeros(0, 6, dtype=torch.int64), "labels": torch.zeros(0, 6, dtype=torch.int64)}
+    outputs, labels, _ = module.predict_labelled(batch)
+    assert [number.item() for number in module._judge(outputs, labels)] == [0.0, 0.0]

@@ -11,8 +11,6 @@ comes first and channels last.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from jaxtyping import Float
@@ -66,21 +64,6 @@ def _run_chunk(h: Tensor, decay: Tensor, dt: Tensor, u: Tensor, B: Tensor, A2: T
     torch.mul(u.unsqueeze(2), B.unsqueeze(3), out=h[1 : steps + 1])
     for now, before, a in zip(h[1:].unbind(0), h.unbind(0), decay.unbind(0), strict=False):
         now.addcmul_(a, before)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Run torch's CPU kernels on the calling thread alone.
-
-    The recurrence is thousands of short kernels. A second thread gains a tenth on an idle machine, and waiting for it
-    at the end of each kernel costs a hundredfold where another process keeps a core busy.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _contract(a: Tensor, b: Tensor, work: Tensor, axis: int, out: Tensor) -> None:

@@ -229,7 +229,10 @@ class SequenceModule(L.LightningModule):
         return "accuracy" if self.loss == "cross_entropy" else "relative_squared_error"
 
     def _judge(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss, and accuracy or relative squared error, of one batch."""
+        """Loss, and accuracy or relative squared error, of one batch; zeros, which weigh nothing, where it is empty."""
+        if labels.numel() == 0:
+            # One of several devices may get no row of the last batch: a mean over nothing would be nan for all.
+            return outputs.sum(), outputs.detach().sum()
         if self.loss == "cross_entropy":
             return F.cross_entropy(outputs, labels), (outputs.argmax(-1) == labels).float().mean()
         error = F.mse_loss(outputs, labels)
