@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import cli
+from zoo.files import write_atomically
 
 # These decide where results go and what is shown, not what they are: runs that differ in them alone are the same run.
 INCIDENTAL = {
@@ -122,9 +123,7 @@ class RunFolder:
                     events.unlink()
             elif (best := checkpoint.parent / self.best.name).is_file() and not self.best.exists():
                 self.best.parent.mkdir(exist_ok=True)
-                temporary = self.best.with_name(f".{self.best.name}.tmp")
-                shutil.copyfile(best, temporary)
-                os.replace(temporary, self.best)
+                write_atomically(self.best, best.read_bytes())
             result = {key: value for key, value in config.items() if key != "run_dir"}
             write_atomically(self.path / "config.yaml", yaml.safe_dump(result, sort_keys=False))
             write_atomically(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
@@ -207,10 +206,3 @@ def environment() -> dict[str, Any]:
         "torch_threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that a reader finds the old one or the new one, whole."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
