@@ -225,7 +225,7 @@ def test_a_map_of_zero_converts() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda o: to_heads(o(3, 2)), r"to_heads: lags must be a non-empty .* got torch.float64 \(3, 2\)"),
+        (lambda o: to_heads(o(3, 2)), r"to_heads: lags must be a real, non-empty .* got torch.float64 \(3, 2\)"),
         (lambda o: to_heads(o(0, 2, 2)), "non-empty"),
         (lambda o: to_heads(1j * o(3, 2, 2)), "float32 or float64, got torch.complex128"),
         (lambda o: to_heads(math.inf * o(3, 2, 2)), "lags must be finite; an unstable system overflows"),

@@ -44,7 +44,7 @@ def test_the_balanced_teacher_spans_k(k: int, d_out: int) -> None:
     assert lags.shape == (32, d_out, 6)
     assert head_count(lags) == k
     assert head_count_bound(lags, k) < 1e-24
-    assert head_count_bound(lags, k - 1) > 0.01
+    assert k == 1 or head_count_bound(lags, k - 1) > 0.01
 
 
 def test_the_teacher_is_its_definition() -> None:
@@ -77,7 +77,6 @@ def test_the_bound_is_the_published_one(k: int, published: list[float], seed: in
     lags = balanced_teacher(k, 6, 32, rho=0.98, seed=seed)
     found = [head_count_bound(lags, n_heads) for n_heads in range(1, k + 2)]
     assert found == pytest.approx(published, abs=6e-4)
-    assert head_count_bound(lags, 0) == 1
 
 
 def mean_squared_error(lags: Tensor, covariance: Tensor) -> Tensor:
@@ -159,9 +158,11 @@ def test_head_count_takes_a_tolerance() -> None:
         (lambda o: lag_operators(0.5j * o(2), o(2, 3), o(4, 2), 5), "not real; complex poles must come in conjugate"),
         (lambda o: head_count(o(2, 3)), r"lags must be a real, non-empty .* got torch.float32 \(2, 3\)"),
         (lambda o: head_count(o(2, 0, 3)), "non-empty"),
+        (lambda o: head_count(math.nan * o(2, 2, 3)), "head_count: lags must be finite"),
+        (lambda o: head_count_bound(math.inf * o(2, 2, 3), 1), "head_count_bound: lags must be finite"),
         (lambda o: head_count(1j * o(2, 2, 3)), "real"),
         (lambda o: head_count(o(2, 2, 3), 1.5), r"rtol must lie in \[0, 1\), got 1.5"),
-        (lambda o: head_count_bound(o(2, 2, 3), -1), "n_heads must be >= 0, got -1"),
+        (lambda o: head_count_bound(o(2, 2, 3), 0), "n_heads must be >= 1, got 0"),
         (lambda o: head_count_bound(0 * o(2, 2, 3), 1), "output is zero"),
         (lambda o: head_count_bound(o(2, 2, 3), 1, o(2, 2)), r"covariance must be \(3, 3\), got \(2, 2\)"),
         (lambda o: head_count_bound(o(2, 2, 3), 1, o(3, 3).triu()), "covariance must be symmetric"),

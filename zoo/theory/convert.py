@@ -15,7 +15,7 @@ from torch import Tensor
 
 from zoo.contract import SequenceMixer, require_positive
 from zoo.mixers.factorized import Factorized
-from zoo.theory.lags import head_count
+from zoo.theory.lags import check_lags, head_count, weighted_rows
 
 M = TypeVar("M", bound=SequenceMixer)
 
@@ -45,8 +45,7 @@ def to_heads(lags: Float[Tensor, "seq_len d_out d_in"], n_heads: int | None = No
     if n_heads is None:
         n_heads = max(1, head_count(lags))
     stack = lags.double().flatten(1)
-    pairs = torch.arange(seq_len, 0, -1, dtype=torch.float64, device=lags.device)
-    directions = torch.linalg.svd(pairs.sqrt()[:, None] * stack, full_matrices=False).Vh[:n_heads]
+    directions = torch.linalg.svd(weighted_rows(stack), full_matrices=False).Vh[:n_heads]
     value_maps, coefficients = stack.new_zeros(n_heads, d_out * d_in), stack.new_zeros(n_heads, seq_len)
     value_maps[: len(directions)] = directions
     coefficients[: len(directions)] = directions @ stack.T
@@ -64,14 +63,3 @@ def with_parameters(build: Callable[[], M], like: Tensor, parameters: Mapping[st
     given = {name: value.detach().to(like).contiguous() for name, value in parameters.items()}
     mixer.load_state_dict(given, strict=True, assign=True)
     return mixer
-
-
-def check_lags(caller: str, lags: Tensor) -> None:
-    """Raise ValueError unless `lags` is a real, finite, non-empty (seq_len, d_out, d_in)."""
-    if lags.ndim != 3 or 0 in lags.shape or lags.dtype not in (torch.float32, torch.float64):
-        raise ValueError(
-            f"{caller}: lags must be a non-empty (seq_len, d_out, d_in), float32 or float64, "
-            f"got {lags.dtype} {tuple(lags.shape)}"
-        )
-    if not lags.isfinite().all():
-        raise ValueError(f"{caller}: lags must be finite; an unstable system overflows at long lags")

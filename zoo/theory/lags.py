@@ -80,11 +80,11 @@ def head_count(lags: Float[Tensor, "seq_len d_out d_in"], rtol: float | None = N
             float64, 1e-5 in float32. Many real poles lie close to this: prefer `head_count_bound` for those.
 
     Raises:
-        ValueError: `lags` of another shape, or rtol outside [0, 1).
+        ValueError: `lags` of another shape or not finite, or rtol outside [0, 1).
     """
-    _check_lags("head_count", lags)
+    check_lags("head_count", lags)
     if rtol is None:
-        rtol = RANK_RTOL.get(lags.dtype, RANK_RTOL[torch.float32])
+        rtol = RANK_RTOL[lags.dtype]
     if not 0 <= rtol < 1:
         raise ValueError(f"head_count: rtol must lie in [0, 1), got {rtol}")
     sigma = torch.linalg.svdvals(lags.flatten(1).double())
@@ -104,7 +104,7 @@ def head_count_bound(
 
     Args:
         lags: operators by lag (seq_len, d_out, d_in).
-        n_heads: number of heads, at least 0 (0 gives 1: predicting zero).
+        n_heads: number of heads, at least 1; without any the error is 1.
         covariance: of one input vector (d_in, d_in), the same at all positions, which are independent; identity if
             not given.
 
@@ -112,28 +112,39 @@ def head_count_bound(
         min E||Y - Yhat||^2 / E||Y||^2, in [0, 1].
 
     Raises:
-        ValueError: wrong shapes, n_heads < 0, a covariance that is not symmetric and positive semidefinite, or a map
-            whose output is zero (its relative error is undefined).
+        ValueError: wrong shapes, lags that are not finite, n_heads < 1, a covariance that is not symmetric and
+            positive semidefinite, or a map whose output is zero (its relative error is undefined).
     """
-    _check_lags("head_count_bound", lags)
-    if n_heads < 0:
-        raise ValueError(f"head_count_bound: n_heads must be >= 0, got {n_heads}")
-    seq_len = lags.shape[0]
+    check_lags("head_count_bound", lags)
+    if n_heads < 1:
+        raise ValueError(f"head_count_bound: n_heads must be >= 1, got {n_heads}")
     lags = lags.double()
     if covariance is not None:
         lags = lags @ _square_root(covariance, lags.shape[2])
-    pairs = torch.arange(seq_len, 0, -1, dtype=torch.float64, device=lags.device)
-    energy = torch.linalg.svdvals(pairs.sqrt()[:, None] * lags.flatten(1)).square()
+    energy = torch.linalg.svdvals(weighted_rows(lags)).square()
     if not energy.sum() > 0:
         raise ValueError("head_count_bound: the map's output is zero, its relative error is undefined")
     return (energy[n_heads:].sum() / energy.sum()).item()
 
 
-def _check_lags(caller: str, lags: Tensor) -> None:
-    if lags.ndim != 3 or 0 in lags.shape or not lags.is_floating_point():
+def weighted_rows(stack: Float[Tensor, "seq_len ..."]) -> Float[Tensor, "seq_len entries"]:
+    """Rows sqrt(n - tau) vec(stack_tau), n = seq_len: n - tau pairs of positions lie tau apart.
+
+    The squared norm of the result is the energy of a time-invariant map's output under white input.
+    """
+    pairs = torch.arange(len(stack), 0, -1, dtype=stack.dtype, device=stack.device)
+    return pairs.sqrt()[:, None] * stack.flatten(1)
+
+
+def check_lags(caller: str, lags: Tensor) -> None:
+    """Raise ValueError unless `lags` is a real, finite, non-empty (seq_len, d_out, d_in), float32 or float64."""
+    if lags.ndim != 3 or 0 in lags.shape or lags.dtype not in RANK_RTOL:
         raise ValueError(
-            f"{caller}: lags must be a real, non-empty (seq_len, d_out, d_in), got {lags.dtype} {tuple(lags.shape)}"
+            f"{caller}: lags must be a real, non-empty (seq_len, d_out, d_in), float32 or float64, "
+            f"got {lags.dtype} {tuple(lags.shape)}"
         )
+    if not lags.isfinite().all():
+        raise ValueError(f"{caller}: lags must be finite; an unstable system overflows at long lags")
 
 
 def _square_root(covariance: Tensor, d_in: int) -> Tensor:

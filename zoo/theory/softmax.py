@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from zoo.mixers.attention import Attention
-from zoo.theory.convert import check_lags, with_parameters
-from zoo.theory.lags import head_count
+from zoo.theory.convert import with_parameters
+from zoo.theory.lags import check_lags, head_count
 
 LEAST_MARGIN = {torch.float64: 1e-3, torch.float32: 3e-2}
 """The least cosine that the nonnegative cone must allow for k heads: its inverse multiplies the rounding error."""

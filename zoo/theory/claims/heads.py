@@ -25,7 +25,7 @@ from zoo.theory.claims.claim import (
 )
 from zoo.theory.claims.cores import Core, Draw, drawn
 from zoo.theory.convert import to_heads
-from zoo.theory.lags import head_count, head_count_bound, lag_operators
+from zoo.theory.lags import head_count, head_count_bound, lag_operators, weighted_rows
 from zoo.theory.operator import interaction
 from zoo.theory.rank import heads_needed, interaction_rank
 from zoo.theory.teacher import balanced_teacher
@@ -38,8 +38,7 @@ _MOST_STATES = 128  # half of the 256 dimensions in which the lag operators of 1
 
 def relative_error(lags: Tensor, other: Tensor) -> Tensor:
     """E|Y - Y'|^2 / E|Y|^2 of two time-invariant maps under white input, exactly."""
-    pairs = torch.arange(len(lags), 0, -1, dtype=lags.dtype, device=lags.device)
-    miss, size = ((pairs * g.square().sum((1, 2))).sum() for g in (other - lags, lags))
+    miss, size = (weighted_rows(g).square().sum() for g in (other - lags, lags))
     return miss / size
 
 
@@ -172,11 +171,6 @@ def measure_one_head_gap(settings: Settings) -> Evidence:
     return Evidence(tuple(checks), (panel,))
 
 
-def _weighted_spectrum(lags: Tensor) -> Tensor:
-    pairs = torch.arange(len(lags), 0, -1, dtype=lags.dtype, device=lags.device)
-    return torch.linalg.svdvals(pairs.sqrt()[:, None] * lags.flatten(1))
-
-
 def _drawn_system(draw: Draw, poles: Tensor, seq_len: int) -> Tensor:
     """Lag operators of 16 channels with these poles and drawn residues; complex poles stand for conjugate pairs."""
     b, c = draw(len(poles), 16), draw(16, len(poles))
@@ -206,7 +200,9 @@ def measure_heads_for_an_error(settings: Settings) -> Evidence:
         "oscillating poles near the unit circle": ring,
         "S4D-Lin, one step size": s4d,
     }
-    spectra = {name: _weighted_spectrum(_drawn_system(draw, poles, n)) for name, poles in families.items()}
+    spectra = {
+        name: torch.linalg.svdvals(weighted_rows(_drawn_system(draw, poles, n))) for name, poles in families.items()
+    }
     checks = []
     for name, spectrum in spectra.items():
         ten, one, tenth = (int(heads_needed(spectrum, error)) for error in (1e-1, 1e-2, 1e-3))
@@ -315,7 +311,7 @@ def measure_heads_per_pole(settings: Settings) -> Evidence:
     """Heads that real poles need in practice, and the step that a drawn teacher does not show."""
     n, states = settings.seq_len, min(settings.seq_len // 2, _MOST_STATES)
     lags = _drawn_system(Draw(settings, 60), _real_poles(states, n, settings.device), n)
-    tenth = int(heads_needed(_weighted_spectrum(lags), 1e-3))
+    tenth = int(heads_needed(torch.linalg.svdvals(weighted_rows(lags)), 1e-3))
     draw = Draw(settings, 61)
     poles = torch.linspace(0.95, -0.8, 8, dtype=torch.float64, device=settings.device)
     smooth = lag_operators(poles, draw(8, _D_MODEL), draw(_D_MODEL, 8), _SEQ_LEN)

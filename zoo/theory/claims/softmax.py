@@ -13,7 +13,7 @@ from zoo.mixers.attention import Attention
 from zoo.theory.claims.claim import Check, Claim, Curve, Evidence, Panel, Settings, at_least, at_most, equals, near
 from zoo.theory.claims.cores import Draw, drawn
 from zoo.theory.claims.heads import toeplitz_matrix
-from zoo.theory.lags import head_count, lag_operators
+from zoo.theory.lags import head_count, lag_operators, weighted_rows
 from zoo.theory.operator import interaction
 from zoo.theory.softmax import ema_as_alibi, softmax_floor, to_softmax_heads
 
@@ -94,14 +94,12 @@ def best_with_sink(lags: Tensor, n_heads: int, draw: Draw, starts: int) -> float
     A sink frees the sum of a row, so the weights are any nonnegative numbers f_h(i, j). Averaging them over the pairs
     of one lag does not raise the error against a map that depends on the lag alone: laws of the lag are searched.
     """
-    n = len(lags)
-    pairs = torch.arange(n, 0, -1, dtype=lags.dtype, device=lags.device).sqrt()[:, None]
-    target = pairs * _coordinates(lags.flatten(1), head_count(lags))
+    target = weighted_rows(_coordinates(lags.flatten(1), head_count(lags)))
 
     def loss(logits: Tensor) -> Tensor:
-        return _unexplained(pairs * torch.softmax(logits, dim=-1).T, target)
+        return _unexplained(weighted_rows(torch.softmax(logits, dim=-1).T), target)
 
-    return _best(loss, draw, starts, n_heads, n)
+    return _best(loss, draw, starts, n_heads, len(lags))
 
 
 def heads_at_the_floor(lags: Tensor) -> tuple[Tensor, Tensor]:
