@@ -61,6 +61,9 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["measure", "--device", "abacus"], "device 'abacus' cannot be used"),
         (["claims", "head_cont"], "unknown claim 'head_cont' (did you mean 'head_count'?)"),
         (["claims", "--seeds", "1"], "n_seeds must be an integer of at least 2, got 1"),
+        (["claims", "--ranks", "4", "17"], "ranks must be integers from 1 to 16, at least one, got (4, 17)"),
+        (["claims", "--starts", "0"], "starts must be an integer of at least 1, got 0"),
+        (["measure", "--lengths", "512", "512", "1024"], "lengths must be at least two different integers"),
         (["figure", "stairs"], "unknown figure 'stairs' (did you mean 'staircase'?)"),
         (["figure", "gradients", "--steps", "3"], "figure gradients has no --steps"),
         (["figure", "staircase", "--mixer", "lstm"], "figure staircase has no --mixer"),
@@ -129,6 +132,27 @@ def test_measure_reads_the_layers_of_a_checkpoint(
     assert "heads, operators" not in out  # the flag's default is not the model's number
 
 
+def test_a_model_of_short_sequences_is_measured_as_far_as_it_goes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zoo import saved
+    from zoo.backbone import Backbone
+
+    def model(max_seq_len: int) -> Backbone:
+        mixer = {"name": "factorized", "n_heads": 2, "max_seq_len": max_seq_len}
+        return Backbone(mixer, 4, 1, vocab_size=5, n_outputs=5)
+
+    monkeypatch.setattr(saved, "load", lambda path: model(int(path)))
+    assert command.main(["measure", "--ckpt_path", "32", "--seeds", "2", "--out", str(tmp_path)]) == 0
+    sizes = json.loads((tmp_path / "measure.json").read_text())["sizes"]
+    assert [sizes[name] for name in ("seq_len", "gradient_len", "lengths", "cut_to")] == [32, 32, [8, 16, 32], 32]
+    remark = "Cut to the 32 positions that the model takes."
+    assert remark in " ".join(capsys.readouterr().out.split())
+    assert remark in (tmp_path / "measure.md").read_text()
+    says = "the model takes sequences of up to 8 positions: gradient_len must be at least 16, got 8"
+    assert says in refused(capsys, "measure", "--ckpt_path", "8")
+
+
 def _run_claims(holds: bool, seen: dict[str, Any]) -> Any:
     """A stand-in for `run_claims`, whose one check holds or does not."""
 
@@ -161,9 +185,10 @@ def test_claims_exit_with_the_verdict(
     assert ("holds" if holds else "fails") in capsys.readouterr().out
     assert len(json.loads((tmp_path / "claims.json").read_text())) == len(list_claims())
     again = ["claims", "head_count", "head_count", "--full", "--device", "cpu", "--steps", "7", "--out", str(tmp_path)]
+    again += ["--ranks", "2", "3", "--starts", "1"]
     assert command.main(again) == status
     assert seen["names"] == ["head_count"]
-    assert seen["settings"] == replace(FULL, steps=7)
+    assert seen["settings"] == replace(FULL, steps=7, ranks=(2, 3), starts=1)
 
 
 def test_a_real_claim_runs_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

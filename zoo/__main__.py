@@ -136,6 +136,8 @@ def _declare_claims(parser: argparse.ArgumentParser) -> None:
     add("names", nargs="*", metavar="NAME", help="which claims; all when absent")
     add("--full", action="store_true", help="larger sizes, on a GPU if there is one")
     _declare_settings(parser)
+    add("--ranks", type=int, nargs="+", metavar="N", help="interaction ranks of the teachers, 1 to 16 (1 2 4 8)")
+    add("--starts", type=int, metavar="N", help="of an optimiser of a loss that is not convex (2)")
     _declare_out(parser, "runs/claims")
     parser.set_defaults(run=_claims)
 
@@ -211,7 +213,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--{next(iter(fresh))} is of fresh mixers; --ckpt_path brings a model with its own")
     _check_report()
     from zoo.theory.comparison import write_measurements
-    from zoo.theory.measure import QUANTITIES, Sizes, measure_backbone, measure_mixers
+    from zoo.theory.measure import QUANTITIES, Sizes, measure_backbone, measure_mixers, sizes_within
 
     flags = _given(arguments, "d_model", "n_heads", "seq_len", "gradient_len", "lengths", "seed", "n_seeds", "device")
     if "lengths" in flags:
@@ -222,7 +224,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         from zoo.saved import load
 
         model = load(arguments.ckpt_path)
-        sizes = replace(sizes, d_model=model.d_model, n_heads=None)
+        sizes = sizes_within(model, replace(sizes, d_model=model.d_model, n_heads=None))
         with _progress(len(model.layers.chain()) * len(QUANTITIES)) as advance:
             rows = measure_backbone(model, sizes, progress=lambda row, quantity: advance(f"{row}: {quantity}"))
     else:
@@ -266,7 +268,10 @@ def _claims(arguments: argparse.Namespace) -> int:
     from zoo.theory.report import verdict_table, write_report
 
     names = list(dict.fromkeys(arguments.names)) or list(CLAIMS)
-    settings = _settings(arguments, arguments.full)
+    flags = _given(arguments, "ranks", "starts")
+    if "ranks" in flags:
+        flags["ranks"] = tuple(flags["ranks"])
+    settings = replace(_settings(arguments, arguments.full), **flags)
     with _progress(len(names)) as advance:
         verdicts = run_claims(names, settings, lambda name, *_: advance(name) if name else None)
     files = write_report(verdicts, arguments.out)

@@ -31,6 +31,7 @@ from zoo.theory.measure import (
     predicted_rank,
     profile_at,
     random_inputs,
+    sizes_within,
 )
 from zoo.theory.operator import interaction
 from zoo.theory.rank import interaction_rank
@@ -182,6 +183,31 @@ def test_a_model_of_vectors_and_a_bare_one() -> None:
         measure_backbone(bare, SMALL, torch.ones(1, 3, 4))
 
 
+@pytest.mark.parametrize(
+    ("mixer", "longest"),
+    [
+        ({"name": "factorized", "max_seq_len": 20}, 20),
+        ({"name": "conv", "kernel": "implicit", "max_seq_len": 33}, 33),
+        ({"name": "attention", "position": "relative", "max_seq_len": 40}, 40),
+        ({"name": "hybrid", "pattern": ["lstm", {"name": "factorized", "max_seq_len": 50}]}, 50),
+        ({"name": "factorized", "kernel": "bilinear", "max_seq_len": 20}, None),
+        ({"name": "lstm"}, None),
+    ],
+)
+def test_sizes_are_cut_to_the_longest_sequence_that_a_model_takes(mixer: dict[str, Any], longest: int | None) -> None:
+    model = Backbone(mixer, 4, 2, d_input=4, n_outputs=3).eval()
+    wanted = replace(SMALL, seq_len=64, gradient_len=48, lengths=(32, 64, 128))
+    sizes = sizes_within(model, wanted)
+    if longest is None:
+        assert sizes == wanted
+        return
+    cut = {"seq_len": min(64, longest), "gradient_len": min(48, longest)}
+    assert sizes == replace(wanted, **cut, lengths=(longest // 4, longest // 2, longest), cut_to=longest)
+    model(torch.zeros(1, longest, 4))
+    with pytest.raises(ValueError, match="exceeds max_seq_len"):
+        model(torch.zeros(1, longest + 1, 4))
+
+
 def test_norms_of_the_operator_are_those_of_its_blocks(generator: torch.Generator) -> None:
     layer = create_mixer("attention", 8, n_heads=2).double()
     x = torch.randn(1, 10, 8, generator=generator, dtype=torch.float64)
@@ -203,7 +229,16 @@ def test_a_profile_at_given_inputs_is_the_profile_there(generator: torch.Generat
 
 
 @pytest.mark.parametrize(
-    "options", [{"d_model": 0}, {"n_seeds": 1}, {"gradient_len": 8}, {"lengths": (8,)}, {"seed": -1}]
+    "options",
+    [
+        {"d_model": 0},
+        {"n_seeds": 1},
+        {"gradient_len": 8},
+        {"lengths": (8,)},
+        {"lengths": (8, 8, 16)},
+        {"lengths": (1, 2)},
+        {"seed": -1},
+    ],
 )
 def test_sizes_that_measure_nothing_are_refused(options: dict[str, Any]) -> None:
     (name,) = options

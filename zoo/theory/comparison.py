@@ -169,11 +169,12 @@ def describe_misses(rows: Sequence[Measurement]) -> str:
 
 def describe_sizes(sizes: Sizes) -> str:
     """The sizes in a sentence."""
+    cut = "" if sizes.cut_to is None else f" Cut to the {sizes.cut_to:,} positions that the model takes."
     heads = "" if sizes.n_heads is None else f"{sizes.n_heads} heads, "
     return (
         f"d_model {sizes.d_model}, {heads}operators over {sizes.seq_len} tokens, gradients over "
         f"{sizes.gradient_len} ({sizes.n_seeds} draws), costs at {', '.join(f'{n:,}' for n in sizes.lengths)}, "
-        f"seed {sizes.seed}."
+        f"seed {sizes.seed}.{cut}"
     )
 
 

@@ -56,8 +56,7 @@ def complexity(
             layer without d_model.
     """
     require_positive(batch_size=batch_size, repeats=repeats, d_in=d_in)
-    if len(set(lengths)) < max(2, len(lengths)) or min(lengths) < 2:
-        raise ValueError(f"lengths must be at least two different integers, each at least 2, got {list(lengths)}")
+    check_lengths(lengths)
     inputs = [_draw(layer, batch_size, length, d_in, generator) for length in lengths]
     held = [_held_bytes(layer, x) for x in inputs]
     grown = [whole - _held_bytes(layer, x[:, : x.shape[1] // 2]) for whole, x in zip(held, inputs, strict=True)]
@@ -65,6 +64,12 @@ def complexity(
     medians = torch.tensor(seconds, dtype=torch.float64).quantile(0.5, dim=0).tolist()
     memory_exponent = _exponent(lengths, grown) if min(grown) > 0 else 0.0
     return Complexity(_exponent(lengths, medians), memory_exponent, tuple(lengths), tuple(medians), tuple(held))
+
+
+def check_lengths(lengths: Sequence[int]) -> None:
+    """Raise ValueError unless costs can be fitted over these lengths."""
+    if len(set(lengths)) < max(2, len(lengths)) or min(lengths) < 2:
+        raise ValueError(f"lengths must be at least two different integers, each at least 2, got {list(lengths)}")
 
 
 def input_dependence(

@@ -59,6 +59,11 @@ class OffersHighway(Protocol):
         """A sequence in which the gradient at `distance` before the last position stays; None if none is known."""
 
 
+def draw_seeds(seed: int, n: int) -> list[int]:
+    """Seeds of the layers and inputs of a profile: n of them, up to 1,000 distinct from those of another `seed`."""
+    return [seed * 1000 + repeat for repeat in range(n)]
+
+
 def gradient_profile(
     layer: Layer,
     make_input: MakeInput | None = None,

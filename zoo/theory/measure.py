@@ -7,11 +7,12 @@ layer itself by the functions of `zoo.theory`; this module chooses inputs and si
 
 from __future__ import annotations
 
+import bisect
 import copy
 import inspect
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from zoo.backbone import Backbone
 from zoo.blocks import ResidualBlock, ShortConv, Stack, SwiGLU
-from zoo.contract import SequenceMixer, require_positive, state_nbytes, state_tensors
+from zoo.contract import SequenceMixer, require_positive
 from zoo.mixers.attention import Attention
 from zoo.mixers.conv import Conv
 from zoo.mixers.delta_net import DeltaNet
@@ -41,12 +42,13 @@ from zoo.mixers.selective_ssm import SelectiveSSM
 from zoo.mixers.sliding_attention import SlidingAttention
 from zoo.mixers.ssd import SSD
 from zoo.registry import MIXERS, create_mixer, list_mixers, mixer_class
-from zoo.theory.costs import Complexity, complexity, input_dependence
+from zoo.theory.costs import Complexity, check_lengths, complexity, input_dependence
 from zoo.theory.gradients import (
     DecayRate,
     GradientProfile,
     Layer,
     decay_rate,
+    draw_seeds,
     gradient_profile,
     highway_profile,
 )
@@ -86,9 +88,11 @@ class Sizes:
         seed: of every draw.
         n_seeds: draws of weights and input for the gradient's interval.
         device: where layers and inputs live.
+        cut_to: the longest sequence that the model takes, where that made the sizes smaller; see `sizes_within`.
 
     Raises:
-        ValueError: a size that is not positive, fewer than two seeds or lengths, gradient_len below 16.
+        ValueError: a size that is not positive, fewer than two seeds, gradient_len below 16, lengths that
+            `complexity` refuses.
     """
 
     d_model: int = 16
@@ -100,6 +104,7 @@ class Sizes:
     seed: int = 0
     n_seeds: int = 8
     device: str = "cpu"
+    cut_to: int | None = None
 
     def __post_init__(self) -> None:
         require_positive(
@@ -113,14 +118,9 @@ class Sizes:
         for name, value, least in (("n_seeds", self.n_seeds, 2), ("gradient_len", self.gradient_len, 16)):
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
-        if len(set(self.lengths)) < 2:
-            raise ValueError(f"lengths must be two or more, all different, got {list(self.lengths)}")
+        check_lengths(self.lengths)
         if self.seed < 0:
             raise ValueError(f"seed must be at least 0, got {self.seed}")
-
-    def seeds(self, n: int | None = None) -> list[int]:
-        """Seeds of the layers and inputs of a profile: distinct for distinct `seed`."""
-        return [self.seed * 1000 + repeat for repeat in range(n or self.n_seeds)]
 
 
 @dataclass(frozen=True)
@@ -340,7 +340,7 @@ def measure_mixer(
         progress: see `Progress`.
     """
     drawn = _drawn(make, sizes)
-    layer = drawn(sizes.seeds()[0])
+    layer = drawn(draw_seeds(sizes.seed, 1)[0])
     generator = torch.Generator().manual_seed(sizes.seed)
     x = torch.randn(2, sizes.seq_len, layer.d_model, generator=generator, dtype=torch.float64).to(sizes.device)
     return _measure(name, layer, x, lambda: _profile(drawn, sizes), lambda: _highway(drawn, sizes), sizes, progress)
@@ -369,7 +369,7 @@ def _drawn(make: Callable[[int], SequenceMixer], sizes: Sizes) -> Callable[[int]
 
 
 def _profile(layer: Layer, sizes: Sizes) -> GradientProfile:
-    return gradient_profile(layer, seeds=sizes.seeds(), seq_len=sizes.gradient_len)
+    return gradient_profile(layer, seeds=draw_seeds(sizes.seed, sizes.n_seeds), seq_len=sizes.gradient_len)
 
 
 def _maker(name: str, sizes: Sizes) -> Callable[[int], SequenceMixer]:
@@ -381,6 +381,39 @@ def _maker(name: str, sizes: Sizes) -> Callable[[int], SequenceMixer]:
     offered = {"n_heads": sizes.n_heads, "max_seq_len": longest}
     options = {key: value for key, value in offered.items() if key in declared and value is not None}
     return lambda _: create_mixer(name, sizes.d_model, **options)
+
+
+def sizes_within(backbone: Backbone, sizes: Sizes) -> Sizes:
+    """The sizes, or where they are longer than a sequence that every layer takes, smaller ones that are not.
+
+    Lengths of costs keep their proportions.
+
+    Raises:
+        ValueError: the sequences are too short to measure.
+    """
+    wanted = max(*sizes.lengths, sizes.gradient_len, sizes.seq_len)
+    longest = min(_longest(layer, wanted) for layer in backbone.layers.chain())
+    if longest == wanted:
+        return sizes
+    most = max(sizes.lengths)
+    lengths = sizes.lengths if most <= longest else tuple(length * longest // most for length in sizes.lengths)
+    try:
+        return replace(
+            sizes,
+            lengths=lengths,
+            gradient_len=min(sizes.gradient_len, longest),
+            seq_len=min(sizes.seq_len, longest),
+            cut_to=longest,
+        )
+    except ValueError as error:
+        raise ValueError(f"the model takes sequences of up to {longest} positions: {error}") from None
+
+
+def _longest(layer: SequenceMixer, wanted: int) -> int:
+    """The longest sequence up to `wanted` that the layer takes."""
+    if _state_bytes(layer, wanted) is not None:
+        return wanted
+    return bisect.bisect_left(range(1, wanted), True, key=lambda length: _state_bytes(layer, length) is None)
 
 
 def measure_backbone(
@@ -396,14 +429,15 @@ def measure_backbone(
 
     Args:
         backbone: the model.
-        sizes: d_model and n_heads are the model's own.
+        sizes: d_model and n_heads are the model's own; made smaller for a model that takes no sequences so long, see
+            `sizes_within`.
         inputs: at least two sequences for rank, heads and input dependence; `random_inputs` when absent.
         progress: see `Progress`.
 
     Raises:
-        ValueError: inputs that the model does not take, or fewer than two.
+        ValueError: inputs that the model does not take, or fewer than two; see `sizes_within`.
     """
-    sizes = sizes or Sizes()
+    sizes = sizes_within(backbone, sizes or Sizes())
     model = copy.deepcopy(backbone).double().to(sizes.device).eval()
     if inputs is None:
         inputs = random_inputs(model, 2, sizes.seq_len, torch.Generator().manual_seed(sizes.seed))
@@ -507,7 +541,7 @@ class _At(nn.Module):
 
 
 def _highway(layer: Layer, sizes: Sizes) -> GradientProfile | None:
-    seeds = sizes.seeds(min(sizes.n_seeds, _HIGHWAY_SEEDS))
+    seeds = draw_seeds(sizes.seed, min(sizes.n_seeds, _HIGHWAY_SEEDS))
     # The farthest stays short of the start: what moves keeps some past before it.
     farthest = sizes.gradient_len - 1 - sizes.gradient_len // 16
     distances = torch.linspace(1, farthest, _HIGHWAY_DISTANCES).round().long().unique().tolist()
@@ -542,10 +576,10 @@ def _measure(
     return Measurement(
         name=name,
         spectrum=tuple(spectrum.tolist()),
-        rank=_whole(spectrum_rank(spectrum)),
+        rank=int(spectrum_rank(spectrum)),
         rank_limit=limit,
         predicted_rank=predicted_rank(layer, sizes.seq_len),
-        heads={error: _whole(heads_needed(spectrum, error)) for error in REL_ERRORS},
+        heads={error: int(heads_needed(spectrum, error)) for error in REL_ERRORS},
         effective_rank=float(effective_rank(spectrum)),
         noise=noise,
         highway=None if offered is None else fitted(offered),
@@ -555,10 +589,6 @@ def _measure(
         state_bytes={length: _state_bytes(layer, length) for length in STATE_LENGTHS},
         seconds=time.perf_counter() - start,
     )
-
-
-def _whole(count: int | Tensor) -> int:
-    return int(count)
 
 
 def fitted(profile: GradientProfile) -> Gradient:
@@ -573,13 +603,10 @@ def fitted(profile: GradientProfile) -> Gradient:
 
 
 def _state_bytes(layer: SequenceMixer, seq_len: int) -> int | None:
-    """`layer.state_bytes` in float32; a state that does not grow is weighed as it stands before the first position."""
-    empty = layer.empty_state(1, torch.float32, "meta")
-    if all(tensor.numel() for tensor in state_tensors(empty)):
-        return state_nbytes(empty)
+    """`layer.state_bytes` in float32; None where the layer takes no sequence so long."""
     try:
         return layer.state_bytes(seq_len)
-    except ValueError:  # the mixer's longest sequence is shorter
+    except ValueError:
         return None
 
 

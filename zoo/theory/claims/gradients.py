@@ -13,18 +13,13 @@ from zoo.mixers.diagonal_ssm import DiagonalSSM
 from zoo.mixers.selective_ssm import SelectiveSSM
 from zoo.theory.claims.claim import Check, Claim, Curve, Evidence, Panel, Settings, at_least, at_most, near
 from zoo.theory.claims.cores import Core, Draw, moving_average, needle_attention, normed_stack, switched_core
-from zoo.theory.gradients import GradientProfile, MakeInput, decay_rate, gradient_profile
+from zoo.theory.gradients import GradientProfile, MakeInput, decay_rate, draw_seeds, gradient_profile
 
 _SOURCE = "Ghodsi, arXiv 2512.15115 (gradient highway)"
 _D_MODEL = 16
 _RHO = 0.9
 _SHARPNESS = 16.0
 _CLOSED = -12.0  # softplus(-12 + b) moves the state by about 1e-5 of itself a token
-
-
-def seeds_of(settings: Settings) -> list[int]:
-    """Seeds of the layers and inputs of a profile: distinct for distinct settings."""
-    return [settings.seed * 1000 + repeat for repeat in range(settings.n_seeds)]
 
 
 def profile_of(
@@ -37,7 +32,7 @@ def profile_of(
     return gradient_profile(
         lambda seed: make_layer(seed).double().to(settings.device),
         make_input,
-        seeds=seeds_of(settings),
+        seeds=draw_seeds(settings.seed, settings.n_seeds),
         seq_len=seq_len or settings.seq_len,
     )
 
