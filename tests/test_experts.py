@@ -191,6 +191,24 @@ def test_the_load_is_of_the_last_pass_in_training_and_is_neither_copied_nor_save
     assert model.state_bytes(9, 2, torch.float64) == state_nbytes(model.stream(x)[1])
 
 
+def test_the_load_counts_positions_that_are_not_selected(generator: torch.Generator) -> None:
+    model, x = model_of(generator).train(), torch.randint(VOCAB, (2, 9), generator=generator)
+    layer, lengths, at = model.layers.layers[1].channel, torch.tensor([9, 5]), torch.zeros(2, 9, dtype=torch.bool)
+    at[:, 2] = True
+    everywhere = model(x, lengths)
+    expected = layer.balance_loss, layer.load
+    assert_close(model(x, lengths, at), everywhere[at])
+    assert_close(layer.balance_loss, expected[0])
+    assert_close(layer.load, expected[1])
+
+
+def test_compiled_experts_can_be_copied(generator: torch.Generator) -> None:
+    layer, x = experts_of(generator), draw(5, D_MODEL, generator=generator)
+    expected = layer(x)
+    layer.compile(backend="eager")
+    assert_close(pickle.loads(pickle.dumps(layer))(x), expected)
+
+
 # As a mixer: the contract, on a block and a stack with experts.
 
 

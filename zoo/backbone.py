@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
-from zoo.blocks import ResidualBlock, RMSNorm, ShortConv, Stack
+from zoo.blocks import Experts, ResidualBlock, RMSNorm, ShortConv, Stack
 from zoo.contract import no_weight_decay, require_choice, require_positive
 from zoo.registry import create_layers
 
@@ -115,7 +115,8 @@ class Backbone(nn.Module):
     ) -> Float[Tensor, "*positions n_outputs"]:
         """Logits at every position, (batch, seq, n_outputs), or where `at` is true, (selected, n_outputs).
 
-        With `at`, the last channel mixer and the head run at the selected positions alone.
+        With `at`, the last channel mixer and the head run at the selected positions alone; experts in training run
+        everywhere, since their load counts every position.
 
         Raises:
             ValueError: inputs of another kind or width, lengths outside 0..seq.
@@ -159,7 +160,8 @@ class Backbone(nn.Module):
         *before, last = self.layers.chain()
         for layer in before:
             x = layer(x, lengths)
-        if isinstance(last, ResidualBlock):
+        counts_load = isinstance(last, ResidualBlock) and isinstance(last.channel, Experts) and last.training
+        if isinstance(last, ResidualBlock) and not counts_load:
             x, _ = last.mix_positions(x, None, lengths)
             return self._read_out(last.mix_channels(x[at]))
         return self._read_out(last(x, lengths)[at])

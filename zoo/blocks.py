@@ -107,7 +107,7 @@ class Experts(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # What belongs to one forward pass is neither copied nor saved; tensors within a graph cannot be.
-        return self.__dict__ | {"balance_loss": None, "load": None}
+        return super().__getstate__() | {"balance_loss": None, "load": None}
 
     def forward(
         self, x: Float[Tensor, "*batch d_model"], valid: Bool[Tensor, "*batch"] | None = None
