@@ -570,6 +570,14 @@ def test_wrong_states_are_refused(case: Case, generator: torch.Generator) -> Non
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
+def test_keys_and_values_of_different_lengths_are_refused(generator: torch.Generator) -> None:
+    mixer, x = create_mixer("attention", D_MODEL).double(), draw(2, 5, D_MODEL, generator=generator)
+    _, state = mixer.stream(x)
+    cut = state._replace(values=state.values[:, :, 1:])
+    assert_refused(lambda: mixer.stream(x, cut), "Attention", "values has 4 slots, keys has 5")
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
 @cases(variants=False)
 def test_unknown_options_are_refused_with_the_valid_ones(case: Case) -> None:
     assert_refused(lambda: create_mixer(case.name, D_MODEL, d_stat=3), "d_stat", "choose from")

@@ -223,6 +223,7 @@ class SequenceMixer(nn.Module, ABC):
         expected = self.empty_state(x.shape[0], x.dtype, "meta")
         try:
             map_state(_check_state_tensor, expected, state)
+            _check_growth(expected, state)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{type(self).__name__}: not a state of this mixer for this input: {error}") from None
         for tensor in state_tensors(state):
@@ -238,6 +239,23 @@ def _check_state_tensor(expected: Tensor, given: Tensor) -> Tensor:
     if given.dtype != expected.dtype and not torch.is_autocast_enabled(given.device.type):
         raise ValueError(f"expected {expected.dtype}, got {given.dtype}")
     return given
+
+
+def _check_growth(expected: Any, given: Any) -> None:
+    """Raise ValueError where one named tuple's tensors have grown to different lengths along the same axis."""
+    if isinstance(expected, Tensor):
+        return
+    grown: dict[int, tuple[str, int]] = {}
+    for name, before, now in zip(getattr(expected, "_fields", ()), expected, given, strict=False):
+        if not isinstance(before, Tensor):
+            continue
+        for axis in range(1, before.ndim):  # the batch may be empty too, and does not grow
+            if before.shape[axis] == 0:
+                first, size = grown.setdefault(axis, (name, now.shape[axis]))
+                if now.shape[axis] != size:
+                    raise ValueError(f"{name} has {now.shape[axis]} slots, {first} has {size}")
+    for before, now in zip(expected, given, strict=True):
+        _check_growth(before, now)
 
 
 def on_meta(module: M, dtype: torch.dtype | None = None) -> M:
