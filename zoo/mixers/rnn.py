@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zoo.contract import SequenceMixer, require_choice, require_positive
+from zoo.contract import SequenceMixer, accumulator, require_choice, require_positive
 from zoo.ops.rnn import linear_rnn, rnn
 from zoo.ops.time import valid_positions
 
@@ -15,7 +15,7 @@ Nonlinearity = Literal["tanh", "linear"]
 
 
 class RNNState(NamedTuple):
-    h: Tensor  # (batch, d_inner)
+    h: Tensor  # (batch, d_inner), at least float32 where the recurrence is linear
 
 
 class RNN(SequenceMixer):
@@ -57,7 +57,8 @@ class RNN(SequenceMixer):
     def empty_state(
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> RNNState:
-        return RNNState(torch.zeros(batch_size, self.d_inner, dtype=dtype, device=device))
+        kind = accumulator(dtype) if self.nonlinearity == "linear" else dtype
+        return RNNState(torch.zeros(batch_size, self.d_inner, dtype=kind, device=device))
 
     def mix(self, x: Tensor, state: RNNState, lengths: Tensor | None) -> tuple[Tensor, RNNState]:
         if self.nonlinearity == "linear":
@@ -65,4 +66,4 @@ class RNN(SequenceMixer):
         else:
             valid = None if lengths is None else valid_positions(lengths, x.shape[1])
             h, last = rnn(x, self.in_proj.weight, self.recurrent, self.bias, state.h, valid)
-        return self.out_proj(h), RNNState(last)
+        return self.out_proj(h.to(x.dtype)), RNNState(last)

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from zoo.ops.activation import tanh
+from zoo.ops.precision import full_precision
 from zoo.ops.recurrent import fused_recurrence, fused_suffices
 
 CHUNK = 32
@@ -62,7 +63,8 @@ def linear_rnn(
     """h_t = u_t + R h_{t-1}: within a chunk by doubling, one carry between chunks.
 
     After step k of the doubling, position t holds the sum of R^s u_{t-s} over s < 2^k, so a chunk takes log2(CHUNK)
-    products with the powers R^(2^k). The carry enters as part of the chunk's first input.
+    products with the powers R^(2^k). The carry enters as part of the chunk's first input. All of it is computed in the
+    type of the state, under autocast too: nothing bounds what the sum can lose.
 
     Args:
         u: input part, bias included.
@@ -73,20 +75,22 @@ def linear_rnn(
     Returns:
         h at every position, and the one after `lengths` positions, the last when absent.
     """
-    powers, span = [recurrent], 2
-    while span < min(CHUNK, u.shape[1]):
-        powers.append(powers[-1] @ powers[-1])
-        span *= 2
-    before, states = h, []
-    for chunk in u.split(CHUNK, dim=1):
-        first = chunk[:, :1] + F.linear(before, recurrent).unsqueeze(1)
-        held = torch.cat((first, chunk[:, 1:]), dim=1)
-        for k, power in enumerate(powers):
-            shifted = F.pad(held, (0, 0, 2**k, 0))[:, : held.shape[1]]
-            held = held + F.linear(shifted, power)
-        before = held[:, -1]
-        states.append(held)
-    states = torch.cat(states, dim=1)
+    with full_precision(u.device):
+        u, recurrent = u.to(h.dtype), recurrent.to(h.dtype)
+        powers, span = [recurrent], 2
+        while span < min(CHUNK, u.shape[1]):
+            powers.append(powers[-1] @ powers[-1])
+            span *= 2
+        before, states = h, []
+        for chunk in u.split(CHUNK, dim=1):
+            first = chunk[:, :1] + F.linear(before, recurrent).unsqueeze(1)
+            held = torch.cat((first, chunk[:, 1:]), dim=1)
+            for k, power in enumerate(powers):
+                shifted = F.pad(held, (0, 0, 2**k, 0))[:, : held.shape[1]]
+                held = held + F.linear(shifted, power)
+            before = held[:, -1]
+            states.append(held)
+        states = torch.cat(states, dim=1)
     if lengths is None:
         return states, states[:, -1]
     reached = torch.cat((h.unsqueeze(1), states), dim=1)
