@@ -289,6 +289,28 @@ def require_range(**bounds: float) -> None:
         raise ValueError(f"need 0 < {low_name} <= {high_name}, got {low_name}={low}, {high_name}={high}")
 
 
+def head_width(d_model: int, n_heads: int, d_head: int | None) -> int:
+    """`d_head`, or d_model / n_heads when absent.
+
+    Raises:
+        ValueError: no d_head, and n_heads does not divide d_model.
+    """
+    if d_head is None and d_model % n_heads:
+        raise ValueError(f"d_model={d_model} is not divisible by n_heads={n_heads}; choose a divisor or give d_head")
+    return d_head or d_model // n_heads
+
+
+def shared_heads(n_heads: int, n_kv_heads: int | None) -> int:
+    """`n_kv_heads`, or n_heads when absent: key and value heads, each for an equal group of query heads.
+
+    Raises:
+        ValueError: n_kv_heads does not divide n_heads.
+    """
+    if n_kv_heads is not None and n_heads % n_kv_heads:
+        raise ValueError(f"n_heads={n_heads} is not divisible by n_kv_heads={n_kv_heads}")
+    return n_kv_heads or n_heads
+
+
 def require_distance(seq_len: int, distance: int) -> None:
     """Raise ValueError unless `distance` before the last position lies another position of the sequence."""
     require_positive(seq_len=seq_len)

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from zoo.blocks import ShortConv
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, require_choice, require_distance, require_positive
-from zoo.ops.attention import alibi_slopes, attend, grow_cache, lag_matrix, rotate, settle_cache
+from zoo.contract import SequenceMixer, head_width, require_choice, require_distance, require_positive, shared_heads
+from zoo.ops.attention import alibi_slopes, attend, grow_cache, lag_matrix, require_pairs, rotate, settle_cache
+from zoo.ops.precision import widest
 
 Position = Literal["none", "rope", "alibi", "relative"]
 Sink = Literal["none", "constant", "position", "bos"]
@@ -67,17 +68,11 @@ class Attention(SequenceMixer):
         require_positive(n_heads=n_heads, d_head=d_head, n_kv_heads=n_kv_heads, max_seq_len=max_seq_len)
         require_choice("position", position, Position)
         require_choice("sink", sink, Sink)
-        if d_head is None and d_model % n_heads:
-            raise ValueError(
-                f"d_model={d_model} is not divisible by n_heads={n_heads}; choose a divisor or give d_head"
-            )
         self.n_heads = n_heads
-        self.d_head = d_head or d_model // n_heads
-        self.n_kv_heads = n_kv_heads or n_heads
-        if n_heads % self.n_kv_heads:
-            raise ValueError(f"n_heads={n_heads} is not divisible by n_kv_heads={self.n_kv_heads}")
-        if position == "rope" and self.d_head % 2:
-            raise ValueError(f"rope needs an even d_head, got {self.d_head}")
+        self.d_head = head_width(d_model, n_heads, d_head)
+        self.n_kv_heads = shared_heads(n_heads, n_kv_heads)
+        if position == "rope":
+            require_pairs(self.d_head)
         if not rope_base > 1:
             raise ValueError(f"rope_base must be above 1, got {rope_base}")
         if sink == "bos" and position not in ("alibi", "relative"):
@@ -161,7 +156,8 @@ class Attention(SequenceMixer):
         self._check_length(seq_len)
         if self.conv is not None or self.n_heads > self.d_model:
             return None
-        weight = self.qkv_proj.weight.double()
+        weight = self.qkv_proj.weight
+        weight = weight.to(widest(weight.device))
         source = torch.Generator().manual_seed(0) if generator is None else generator
         x = torch.randn(seq_len, self.d_model, generator=source, dtype=torch.float64).to(weight)
         positions = torch.arange(seq_len, device=weight.device).unsqueeze(0)
@@ -175,14 +171,14 @@ class Attention(SequenceMixer):
         basis, triangle = torch.linalg.qr(to_logits.mT)  # (slot, d_model, head), (slot, head, head)
         x[:-1] -= torch.einsum("jdh,jeh,je->jd", basis[:-1], basis[:-1], x[:-1])
         bias, sink = self._bias(positions[0].flip(0)), self._sink(positions[:, -1:])
-        rivals = to_logits.new_zeros(self.n_heads, seq_len) if bias is None else bias.double()
+        rivals = to_logits.new_zeros(self.n_heads, seq_len) if bias is None else bias.to(weight.dtype)
         needle = seq_len - 1 - distance
         wanted = 20 + math.log(seq_len) - rivals[:, needle]
         rivals = rivals.index_fill(1, positions[0, needle], -torch.inf)
         rivals[:, -1] += to_logits[-1] @ x[-1]
         strongest = rivals.amax(1)
         if sink is not None:
-            strongest = torch.maximum(strongest, sink[0, :, 0].double())
+            strongest = torch.maximum(strongest, sink[0, :, 0].to(weight.dtype))
         wanted = wanted + strongest
         x[needle] = (
             basis[needle] @ torch.linalg.solve_triangular(triangle[needle].mT, wanted[:, None], upper=False)[:, 0]

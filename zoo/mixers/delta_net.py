@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm, ShortConv
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, require_positive
+from zoo.contract import SequenceMixer, accumulator, head_width, require_positive
 from zoo.ops.activation import silu
-from zoo.ops.delta_rule import delta_rule, unit_length
+from zoo.ops.delta_rule import delta_rule, require_stable, unit_length
 from zoo.ops.time import valid_positions
 
 
@@ -52,14 +52,9 @@ class DeltaNet(SequenceMixer):
     ) -> None:
         super().__init__(d_model)
         require_positive(n_heads=n_heads, d_head=d_head, d_conv=d_conv)
-        if d_head is None and d_model % n_heads:
-            raise ValueError(
-                f"d_model={d_model} is not divisible by n_heads={n_heads}; choose a divisor or give d_head"
-            )
-        if not 0 < beta_max <= 2:
-            raise ValueError(f"beta_max must lie in (0, 2] for a stable recurrence, got {beta_max}")
+        require_stable(beta_max)
         self.n_heads, self.beta_max = n_heads, beta_max
-        self.d_head = d_head or d_model // n_heads
+        self.d_head = head_width(d_model, n_heads, d_head)
         n_inner = n_heads * self.d_head
         self.qkv_proj = nn.Linear(d_model, 3 * n_inner, bias=False)
         self.conv = ShortConv(3 * n_inner, d_conv)

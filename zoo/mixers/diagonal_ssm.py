@@ -13,7 +13,6 @@ from zoo.ops.diagonal import diagonal_scan, ring_gain, zero_order_hold
 from zoo.ops.precision import full_precision
 
 Init = Literal["s4d_lin", "real_log", "ring"]
-_COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 
 class DiagonalState(NamedTuple):
@@ -116,7 +115,7 @@ class DiagonalSSM(SequenceMixer):
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> DiagonalState:
         wide = accumulator(dtype)
-        kind = wide if self.real else _COMPLEX[wide]
+        kind = wide if self.real else wide.to_complex()
         return DiagonalState(torch.zeros(batch_size, self.poles, dtype=kind, device=device))
 
     def mix(self, x: Tensor, state: DiagonalState, lengths: Tensor | None) -> tuple[Tensor, DiagonalState]:

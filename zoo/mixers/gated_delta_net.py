@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm, ShortConv
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, require_positive, require_range
+from zoo.contract import SequenceMixer, accumulator, head_width, require_positive, require_range
 from zoo.ops.activation import silu, silu_gate
-from zoo.ops.delta_rule import delta_rule, unit_length
+from zoo.ops.delta_rule import delta_rule, require_stable, unit_length
 from zoo.ops.step_size import draw_step_bias
 from zoo.ops.time import valid_positions
 
@@ -63,14 +63,9 @@ class GatedDeltaNet(SequenceMixer):
         super().__init__(d_model)
         require_positive(n_heads=n_heads, d_head=d_head, expand=expand, d_conv=d_conv)
         require_range(dt_min=dt_min, dt_max=dt_max)
-        if d_head is None and d_model % n_heads:
-            raise ValueError(
-                f"d_model={d_model} is not divisible by n_heads={n_heads}; choose a divisor or give d_head"
-            )
-        if not 0 < beta_max <= 2:
-            raise ValueError(f"beta_max must lie in (0, 2] for a stable recurrence, got {beta_max}")
+        require_stable(beta_max)
         self.n_heads, self.beta_max, self.dt_min, self.dt_max = n_heads, beta_max, dt_min, dt_max
-        self.d_head = d_head or d_model // n_heads
+        self.d_head = head_width(d_model, n_heads, d_head)
         self.d_value = expand * self.d_head
         n_keys, n_values = n_heads * self.d_head, n_heads * self.d_value
         self.widths = (n_keys, n_keys, n_values)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, require_positive
+from zoo.contract import SequenceMixer, accumulator, head_width, require_positive
 from zoo.ops.activation import silu_gate
 from zoo.ops.gated_linear_attention import gated_linear_attention
 from zoo.ops.time import valid_positions
@@ -55,12 +55,8 @@ class GatedLinearAttention(SequenceMixer):
     ) -> None:
         super().__init__(d_model)
         require_positive(n_heads=n_heads, d_head=d_head, d_key=d_key, gate_rank=gate_rank)
-        if d_head is None and d_model % n_heads:
-            raise ValueError(
-                f"d_model={d_model} is not divisible by n_heads={n_heads}; choose a divisor or give d_head"
-            )
         self.n_heads = n_heads
-        self.d_head = d_head or d_model // n_heads
+        self.d_head = head_width(d_model, n_heads, d_head)
         self.d_key = d_key or max(1, self.d_head // 2)
         n_keys, n_values = n_heads * self.d_key, n_heads * self.d_head
         self.widths = (n_keys, n_keys, n_values)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, require_choice, require_positive
+from zoo.contract import SequenceMixer, accumulator, head_width, require_choice, require_positive
 from zoo.ops.linear_attention import linear_attention
 from zoo.ops.time import valid_positions
 
@@ -49,14 +49,10 @@ class LinearAttention(SequenceMixer):
         super().__init__(d_model)
         require_positive(n_heads=n_heads, d_head=d_head)
         require_choice("feature_map", feature_map, FeatureMap)
-        if d_head is None and d_model % n_heads:
-            raise ValueError(
-                f"d_model={d_model} is not divisible by n_heads={n_heads}; choose a divisor or give d_head"
-            )
         if normalize and feature_map == "identity":
             raise ValueError("normalize needs a positive feature map: choose feature_map=elu or normalize=False")
         self.n_heads, self.feature_map, self.normalize = n_heads, feature_map, normalize
-        self.d_head = d_head or d_model // n_heads
+        self.d_head = head_width(d_model, n_heads, d_head)
         self.qkv_proj = nn.Linear(d_model, 3 * n_heads * self.d_head, bias=False)
         self.out_proj = nn.Linear(n_heads * self.d_head, d_model, bias=False)
 

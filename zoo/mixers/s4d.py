@@ -15,7 +15,6 @@ from zoo.ops.channel_ssm import channel_ssm
 from zoo.ops.diagonal import zero_order_hold
 
 Output = Literal["glu", "none"]
-_COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 
 class S4DState(NamedTuple):
@@ -85,7 +84,7 @@ class S4D(SequenceMixer):
     def empty_state(
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> S4DState:
-        kind = _COMPLEX[accumulator(dtype)]
+        kind = accumulator(dtype).to_complex()
         return S4DState(torch.zeros(batch_size, self.d_model, self.poles, dtype=kind, device=device))
 
     def mix(self, x: Tensor, state: S4DState, lengths: Tensor | None) -> tuple[Tensor, S4DState]:

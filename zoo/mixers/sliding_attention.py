@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, require_choice, require_positive
-from zoo.ops.attention import alibi_slopes, grow_cache, rotate, settle_cache
+from zoo.contract import SequenceMixer, head_width, require_choice, require_positive, shared_heads
+from zoo.ops.attention import alibi_slopes, grow_cache, require_pairs, rotate, settle_cache
 from zoo.ops.sliding import sliding_attend
 
 Position = Literal["none", "rope", "alibi"]
@@ -53,17 +53,11 @@ class SlidingAttention(SequenceMixer):
         super().__init__(d_model)
         require_positive(n_heads=n_heads, d_head=d_head, n_kv_heads=n_kv_heads, window=window)
         require_choice("position", position, Position)
-        if d_head is None and d_model % n_heads:
-            raise ValueError(
-                f"d_model={d_model} is not divisible by n_heads={n_heads}; choose a divisor or give d_head"
-            )
         self.n_heads, self.window, self.position = n_heads, window, position
-        self.d_head = d_head or d_model // n_heads
-        self.n_kv_heads = n_kv_heads or n_heads
-        if n_heads % self.n_kv_heads:
-            raise ValueError(f"n_heads={n_heads} is not divisible by n_kv_heads={self.n_kv_heads}")
-        if position == "rope" and self.d_head % 2:
-            raise ValueError(f"rope needs an even d_head, got {self.d_head}")
+        self.d_head = head_width(d_model, n_heads, d_head)
+        self.n_kv_heads = shared_heads(n_heads, n_kv_heads)
+        if position == "rope":
+            require_pairs(self.d_head)
         self.widths = (n_heads * self.d_head, self.n_kv_heads * self.d_head, self.n_kv_heads * self.d_head)
         self.qkv_proj = nn.Linear(d_model, sum(self.widths), bias=False)
         self.out_proj = nn.Linear(self.widths[0], d_model, bias=False)

@@ -81,6 +81,12 @@ def lag_matrix(seq_len: int, n_slots: int, device: torch.device) -> Int[Tensor, 
     return query.unsqueeze(1) - torch.arange(n_slots, device=device)
 
 
+def require_pairs(d_head: int) -> None:
+    """Raise ValueError unless `rotate` can take the channels of a head in pairs."""
+    if d_head % 2:
+        raise ValueError(f"rope needs an even d_head, got {d_head}")
+
+
 def rotate(
     t: Float[Tensor, "batch heads seq d_head"], positions: Int[Tensor, "batch seq"], base: float = 1e4
 ) -> Float[Tensor, "batch heads seq d_head"]:

@@ -18,6 +18,12 @@ def unit_length(t: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
     return t * torch.rsqrt(t.square().sum(-1, keepdim=True) + _EPS)
 
 
+def require_stable(beta_max: float) -> None:
+    """Raise ValueError unless I - beta k k^T shrinks or keeps every vector for all beta up to `beta_max`."""
+    if not 0 < beta_max <= 2:
+        raise ValueError(f"beta_max must lie in (0, 2] for a stable recurrence, got {beta_max}")
+
+
 def delta_rule(
     q: Float[Tensor, "batch heads seq d_key"],
     k: Float[Tensor, "batch heads seq d_key"],
