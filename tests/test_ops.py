@@ -11,6 +11,7 @@ from torch.autograd import gradcheck
 from tests import reference
 from tests.cases import draw
 from tests.tolerances import assert_close, tolerance
+from zoo.ops import trapezoid
 from zoo.ops.activation import rms_norm, silu, silu_gate, tanh, tanhc
 from zoo.ops.attention import attend, lag_matrix, rotate
 from zoo.ops.conv import causal_conv
@@ -18,6 +19,8 @@ from zoo.ops.diagonal import diagonal_scan, ring_gain, zero_order_hold
 from zoo.ops.linear_attention import linear_attention
 from zoo.ops.long_conv import long_conv
 from zoo.ops.lstm import lstm_scan
+from zoo.ops.precision import widest
+from zoo.ops.rnn import linear_rnn
 from zoo.ops.selective_scan import selective_scan
 from zoo.ops.sliding import sliding_attend
 from zoo.ops.time import right_align, valid_positions
@@ -188,6 +191,49 @@ def test_linear_attention_gradients(seq_len: int, generator: torch.Generator) ->
     q, k = (draw(2, 2, seq_len, 3, generator=generator) for _ in range(2))
     v, state = draw(2, 2, seq_len, 2, generator=generator), draw(2, 2, 3, 2, generator=generator)
     assert gradcheck(linear_attention, differentiable(q, k, v, state), fast_mode=seq_len > 7)
+
+
+def test_linear_attention_computes_in_the_type_of_its_state_under_autocast(generator: torch.Generator) -> None:
+    q, k, v = (draw(1, 2, 200, 4, generator=generator).bfloat16() for _ in range(3))
+    state = torch.zeros(1, 2, 4, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y, final = linear_attention(q, k, v, state)
+    expected = linear_attention(q, k, v, state.double())
+    for actual, target in zip((y, final), expected, strict=True):
+        assert actual.dtype == torch.float32
+        assert_close(actual, target.float())
+
+
+# Linear RNN.
+
+
+def test_linear_rnn_computes_in_the_type_of_its_state_under_autocast(generator: torch.Generator) -> None:
+    u = draw(2, 100, 6, generator=generator).bfloat16()
+    recurrent = (0.99 * torch.linalg.qr(draw(6, 6, generator=generator))[0]).float()
+    h = torch.zeros(2, 6)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        states, last = linear_rnn(u, recurrent, h)
+    expected = linear_rnn(u, recurrent, h.double())
+    for actual, target in zip((states, last), expected, strict=True):
+        assert actual.dtype == torch.float32
+        assert_close(actual, target.float())
+
+
+# Devices without float64.
+
+
+def test_the_widest_type_is_float64_where_there_is_one() -> None:
+    assert widest(torch.device("cpu")) == widest(torch.device("cuda")) == torch.float64
+    assert widest(torch.device("mps")) == torch.float32
+
+
+def test_angles_keep_their_digits_without_float64(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    increments = (600 + draw(1, 1, 1000, 3, generator=generator)).float()
+    start = torch.zeros(1, 1, 3)
+    expected = trapezoid.advance_angles(increments, start)
+    monkeypatch.setattr(trapezoid, "widest", lambda device: torch.float32)
+    actual = trapezoid.advance_angles(increments, start)
+    assert (torch.polar(torch.ones(()), actual) - torch.polar(torch.ones(()), expected)).abs().max() < 1e-3
 
 
 # Diagonal recurrence.

@@ -15,6 +15,7 @@ from zoo.blocks import RMSNorm, ShortConv
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer, accumulator, require_distance, require_positive, require_range
 from zoo.ops.activation import silu, silu_gate
+from zoo.ops.precision import widest
 from zoo.ops.selective_scan import selective_scan
 from zoo.ops.step_size import draw_step_bias
 from zoo.ops.time import valid_positions
@@ -159,7 +160,7 @@ class SelectiveSSM(SequenceMixer):
             steady, slow, fast = seq_len * dt[:, -2], *self.A_log.exp().aminmax(dim=1)
             closed = (dt.sum(1) + steady) * fast <= _CLOSED
             fading = (steady * fast > _CLOSED) & (steady * slow < seq_len)
-            share = closed.double().mean(1).masked_fill(fading.any(1), 0.0)
+            share = closed.to(widest(closed.device)).mean(1).masked_fill(fading.any(1), 0.0)
             if share.max() >= _CLOSED_SHARE:
                 closing = length * candidates[share.argmax()]
                 return torch.cat((past, closing.expand(distance - 1, -1), last))

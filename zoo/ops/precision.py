@@ -15,6 +15,11 @@ def full_precision(device: torch.device) -> AbstractContextManager[object]:
     return nullcontext()
 
 
+def widest(device: torch.device) -> torch.dtype:
+    """The widest floating type that `device` computes in: float64, on Apple's GPUs float32."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def linear_dtype(t: Tensor) -> torch.dtype:
     """The type in which a linear map of `t` computes: autocast's own where that is switched on."""
     kind = t.device.type

@@ -8,8 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from zoo.ops.precision import full_precision
+from zoo.ops.precision import full_precision, widest
 from zoo.ops.ssd import ssd
+
+_SHORT_TURN = 6.28125  # nearly 2 pi, with so few digits that its small multiples are exact in float32
 
 
 def advance_angles(
@@ -17,10 +19,15 @@ def advance_angles(
 ) -> Float[Tensor, "batch heads seq angles"]:
     """Angles in [0, 2 pi) after each position.
 
-    Summed in float64: in float32 a sum of many turns has few digits left for the part that counts.
+    Summed in float64 where the device has it, and without whole turns: in a float32 sum of many turns few digits are
+    left for the part that counts.
     """
-    turned = start.double().unsqueeze(2) + increments.double().cumsum(2)
-    return torch.remainder(turned, 2 * math.pi).to(start.dtype)
+    turn, wide = 2 * math.pi, widest(increments.device)
+    increments = increments.to(wide)
+    turns = (increments / turn).round()
+    increments = increments - _SHORT_TURN * turns - (turn - _SHORT_TURN) * turns
+    turned = start.to(wide).unsqueeze(2) + increments.cumsum(2)
+    return torch.remainder(turned, turn).to(start.dtype)
 
 
 def rotate_pairs(
