@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zoo.naming import lazy_names
 
@@ -40,4 +40,16 @@ __all__ = [
     "Throughput",
 ]
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+_import, __dir__ = lazy_names(__name__, _HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        return _import(name)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in ("lightning", "tensorboard", "torchmetrics"):
+            raise
+        raise ModuleNotFoundError(
+            f"zoo.training needs {package}: pip install 'mixer-zoo[train]'", name=package
+        ) from None
