@@ -64,8 +64,8 @@ def load_transformers(source: nn.Module | str | os.PathLike[str]) -> SequenceMix
     theirs = source if isinstance(source, nn.Module) else _pretrained(source)
     kind = type(theirs).__name__
     ours_alone = not type(theirs).__module__.startswith("transformers.")
-    if ours_alone or kind not in {*MIXERS, *MODELS}:
-        raise ValueError(unknown("layer or model of transformers", kind, [*MIXERS, *MODELS]))
+    if ours_alone or kind not in {*LAYERS, *MODELS}:
+        raise ValueError(unknown("layer or model of transformers", kind, [*LAYERS, *MODELS]))
     with torch.random.fork_rng(devices=[]):  # initial weights are drawn, then overwritten
         ours = _model(theirs, MODELS[kind]) if kind in MODELS else _mixer(theirs)
     first = next(theirs.parameters())
@@ -175,7 +175,7 @@ def _rope_attention(theirs: Any) -> Translation:
     return plain._replace(options=plain.options | {"position": "rope", "rope_base": float(rope["rope_theta"])})
 
 
-MIXERS: dict[str, Callable[[Any], Translation]] = {
+LAYERS: dict[str, Callable[[Any], Translation]] = {
     "MambaMixer": _selective_ssm,
     "FalconMambaMixer": _falcon_ssm,
     "Mamba2Mixer": _ssd,
@@ -186,7 +186,7 @@ MIXERS: dict[str, Callable[[Any], Translation]] = {
 
 
 def _translate(theirs: nn.Module) -> Translation:
-    return MIXERS[type(theirs).__name__](theirs)
+    return LAYERS[type(theirs).__name__](theirs)
 
 
 def _mixer(theirs: nn.Module) -> SequenceMixer:
