@@ -1,6 +1,9 @@
 """Batches laid out in other ways than valid positions first: packed one after the other, or padded on the left.
 
-Any map that takes `(x, lengths)` runs on them: a mixer, a stack, `zoo.Bidirectional`.
+Any map that takes `(x, lengths)` runs on them: a mixer, a stack, `zoo.Bidirectional`. No mixer has kernels of its own
+for packed input; one generic way holds for all of them. What it costs: packed sequences are padded to the longest, so
+time and memory go with sequences * longest instead of total, and the boundaries are read on the host, which waits for
+the device.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class LSTM(SequenceMixer):
     """c_t = f c_{t-1} + i tanh(g), h_t = o tanh(c_t), y_t = out_proj h_t (Hochreiter and Schmidhuber 1997).
 
     With the forget gate of Gers et al. 2000. Coefficients: the three gates, tanh(g)/g and tanh(c)/c; g is affine in
-    x_t and h_{t-1} and its bias makes the operator's offset. Interaction rank: up to d_model^2.
+    x_t and h_{t-1} and its bias makes the operator's offset. Interaction rank: up to min(d_inner, d_model)^2.
 
     Args:
         d_model: width of input and output.
