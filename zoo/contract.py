@@ -321,3 +321,8 @@ def require_distance(seq_len: int, distance: int) -> None:
 def accumulator(dtype: torch.dtype | None) -> torch.dtype:
     """The type in which a recurrence accumulates for activations of `dtype`: at least float32."""
     return torch.promote_types(dtype or torch.get_default_dtype(), torch.float32)
+
+
+def complex_accumulator(dtype: torch.dtype | None) -> torch.dtype:
+    """`accumulator` for complex states; a table, since torch.compile does not trace `dtype.to_complex`."""
+    return {torch.float32: torch.complex64, torch.float64: torch.complex128}[accumulator(dtype)]

@@ -8,7 +8,14 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zoo.contract import SequenceMixer, accumulator, require_choice, require_positive, require_range
+from zoo.contract import (
+    SequenceMixer,
+    accumulator,
+    complex_accumulator,
+    require_choice,
+    require_positive,
+    require_range,
+)
 from zoo.ops.diagonal import diagonal_scan, ring_gain, zero_order_hold
 from zoo.ops.precision import full_precision
 
@@ -114,8 +121,7 @@ class DiagonalSSM(SequenceMixer):
     def empty_state(
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> DiagonalState:
-        wide = accumulator(dtype)
-        kind = wide if self.real else wide.to_complex()
+        kind = accumulator(dtype) if self.real else complex_accumulator(dtype)
         return DiagonalState(torch.zeros(batch_size, self.poles, dtype=kind, device=device))
 
     def mix(self, x: Tensor, state: DiagonalState, lengths: Tensor | None) -> tuple[Tensor, DiagonalState]:

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, require_choice, require_positive, require_range
+from zoo.contract import (
+    SequenceMixer,
+    accumulator,
+    complex_accumulator,
+    require_choice,
+    require_positive,
+    require_range,
+)
 from zoo.ops.activation import gelu
 from zoo.ops.channel_ssm import channel_ssm
 from zoo.ops.diagonal import zero_order_hold
@@ -84,7 +91,7 @@ class S4D(SequenceMixer):
     def empty_state(
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> S4DState:
-        kind = accumulator(dtype).to_complex()
+        kind = complex_accumulator(dtype)
         return S4DState(torch.zeros(batch_size, self.d_model, self.poles, dtype=kind, device=device))
 
     def mix(self, x: Tensor, state: S4DState, lengths: Tensor | None) -> tuple[Tensor, S4DState]:
