@@ -156,9 +156,9 @@ needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 
 
 def _make(*arguments: str) -> subprocess.CompletedProcess[str]:
-    inherited = {
-        name: value for name, value in os.environ.items() if name not in {"VENV", "ARGS", "PYTHON", "MAKEFLAGS"}
-    }
+    # The tests may themselves have been started by make, which hands its own settings down.
+    outer = {"VENV", "ARGS", "PYTHON", "MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"}
+    inherited = {name: value for name, value in os.environ.items() if name not in outer}
     return subprocess.run(["make", *arguments], cwd=ROOT, env=inherited, capture_output=True, text=True)
 
 
