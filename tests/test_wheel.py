@@ -30,7 +30,7 @@ warnings.simplefilter("error")
 for name in zoo.__all__:
     getattr(zoo, name)
 for name in zoo.list_mixers():
-    x = torch.randn(2, 5, 16)
+    x = torch.randn(2, 5, 16, requires_grad=True)
     mixer = zoo.create_mixer(name, d_model=16)
     y = mixer(x)
     assert y.shape == x.shape and y.isfinite().all(), name
