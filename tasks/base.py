@@ -25,6 +25,12 @@ class Task(ABC):
     name: ClassVar[str]
     """The registered name; begins every error message."""
 
+    source: ClassVar[str] = ""
+    """Where the definition comes from: authors, title, arXiv number."""
+
+    prediction: ClassVar[str] = ""
+    """What the theory predicts for which mixer, in a sentence or two."""
+
     sources: ClassVar[tuple[str, ...]] = ()
     """Further modules of this project whose code decides what `sample` returns; their text keys the cache."""
 
@@ -47,6 +53,26 @@ class Task(ABC):
         Returns:
             `inputs`, `labels` as `spec` says, then one array (n, ...) per fact.
         """
+
+    def of_split(self, split: str) -> Task:
+        """What the examples of a split are drawn from: the task itself, unless it is made of data that is divided up.
+
+        Args:
+            split: "train", "validation" or "test".
+        """
+        return self
+
+    def at_length(self, seq_len: int) -> Task:
+        """The same task with sequences of another length, to test what was learned at this one.
+
+        Raises:
+            ValueError: the task does not exist at this length.
+        """
+        return type(self)(**(self.options() | {"seq_len": seq_len}))
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What decides the examples beside options and code, such as a hash of a user's file; keys the cache."""
+        return {}
 
     def options(self) -> dict[str, Any]:
         """The constructor's options: `type(task)(**task.options())` is the same task."""

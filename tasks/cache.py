@@ -100,6 +100,7 @@ def cache_key(task_name: str, task: Task, split: str, n: int, seed: int) -> dict
         "format": FORMAT,
         "task": task_name,
         "options": task.options(),
+        "fingerprint": task.fingerprint(),
         "split": split,
         "n": n,
         "seed": seed,

@@ -30,8 +30,9 @@ def split_rng(seed: int, split: str, shard: int) -> np.random.Generator:
 
 def shards(task: Task, split: str, n: int, seed: int) -> Iterator[Arrays]:
     """The first `n` examples of a split, at most `SHARD_ROWS` at a time."""
+    drawn_from = task.of_split(split)
     for shard, start in enumerate(range(0, n, SHARD_ROWS)):
-        arrays = task.sample(split_rng(seed, split, shard), SHARD_ROWS)
+        arrays = drawn_from.sample(split_rng(seed, split, shard), SHARD_ROWS)
         yield {name: array[: n - start] for name, array in arrays.items()}
 
 
