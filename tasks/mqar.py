@@ -43,6 +43,13 @@ class MQAR(Task):
     """
 
     name: ClassVar[str] = "mqar"
+    source: ClassVar[str] = (
+        "Arora, Eyuboglu et al., Zoology: Measuring and Improving Recall in Efficient Language Models, arXiv 2312.04927"
+    )
+    prediction: ClassVar[str] = (
+        "Attention solves it at any width that tells the keys apart; a mixer of fixed state fails once the pairs are "
+        "more than its state can hold, and the delta rule holds more pairs in the same state than decay alone."
+    )
     sources: ClassVar[tuple[str, ...]] = ("tasks.draws",)
 
     def __init__(

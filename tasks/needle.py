@@ -38,6 +38,11 @@ class Needle(Task):
     """
 
     name: ClassVar[str] = "needle"
+    source: ClassVar[str] = "this project's, for gradient propagation against distance (Ghodsi, arXiv 2512.15115)"
+    prediction: ClassVar[str] = (
+        "Attention's gradient does not depend on the distance; a stable linear time-invariant mixer's decays with it, "
+        "unless its poles lie at the unit circle; a gated recurrence keeps it if it learns to shut its gate on noise."
+    )
 
     def __init__(self, distance: int = 128, n_classes: int = 8, n_noise: int = 16, seq_len: int | None = None) -> None:
         self.distance = self._whole("distance", distance, 1)

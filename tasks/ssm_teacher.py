@@ -30,14 +30,21 @@ class SSMTeacher(Task):
 
     Args:
         k: dimension of the span of the teacher's lag operators, the number of heads that is enough.
-        seq_len: length of a sequence, at least k.
+        seq_len: length of a sequence.
         d_input: channels of the input.
         d_output: channels of the output; k is at most d_input * d_output.
         rho: modulus of every pole, in (0, 1].
         teacher_seed: seed of the residues; the teacher is the same for all splits and data seeds.
+        period: lags in which the teacher's slowest oscillation turns once, at least k; seq_len if not given. It stays
+            what it is at other lengths, so that these see the same teacher for longer.
     """
 
     name: ClassVar[str] = "ssm_teacher"
+    source: ClassVar[str] = "this project's, after the head-count theorem of Ghodsi, arXiv 2512.15115"
+    prediction: ClassVar[str] = (
+        "A sum of H heads, each a function of the lag times one matrix, has the relative squared error of the best "
+        "rank-H approximation of the lag operators: zero from H = k on."
+    )
     sources: ClassVar[tuple[str, ...]] = ("zoo.theory.teacher", "zoo.theory.lags")
     libraries: ClassVar[tuple[str, ...]] = ("numpy", "torch")
 
@@ -49,6 +56,7 @@ class SSMTeacher(Task):
         d_output: int = 6,
         rho: float = 0.98,
         teacher_seed: int = 0,
+        period: int | None = None,
     ) -> None:
         self.k = self._whole("k", k, 1)
         self.seq_len = self._whole("seq_len", seq_len, 1)
@@ -56,7 +64,8 @@ class SSMTeacher(Task):
         self.d_output = self._whole("d_output", d_output, 1)
         self.rho = float(rho)
         self.teacher_seed = self._whole("teacher_seed", teacher_seed, 0)
-        self._demand(self.k <= self.seq_len, "k must be <= seq_len", "k", "seq_len")
+        self.period = self._whole("period", self.seq_len if period is None else period, 1)
+        self._demand(self.k <= self.period, "k must be <= period", "k", "period")
         fits = self.k <= self.d_input * self.d_output
         self._demand(fits, "k must be <= d_input * d_output", "k", "d_input", "d_output")
         self._demand(math.isfinite(self.rho) and 0 < self.rho <= 1, "rho must lie in (0, 1]", "rho")
@@ -78,8 +87,15 @@ class SSMTeacher(Task):
         # Imported here: reading this task's options and help must not cost an import of torch.
         from zoo.theory.teacher import balanced_teacher
 
-        lags = balanced_teacher(self.k, self.d_input, self.seq_len, self.rho, self.teacher_seed, d_out=self.d_output)
-        return lags.numpy()
+        return balanced_teacher(
+            self.k,
+            self.d_input,
+            self.seq_len,
+            self.rho,
+            self.teacher_seed,
+            d_out=self.d_output,
+            period=self.period,
+        ).numpy()
 
     @cached_property
     def _response(self) -> np.ndarray:

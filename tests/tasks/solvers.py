@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
+
+from zoo.theory.teacher import balanced_teacher
 
 
 def solve_mqar(options: dict[str, Any], inputs: list[int], asked: list[int]) -> dict[int, int]:
@@ -15,19 +18,38 @@ def solve_mqar(options: dict[str, Any], inputs: list[int], asked: list[int]) -> 
     return {position: pairs[inputs[position]] for position in asked}
 
 
+def mqar_distance(options: dict[str, Any], inputs: list[int], asked: list[int]) -> dict[int, int]:
+    """Back to the value, which stands behind its key."""
+    keys = inputs[0 : 2 * options["n_pairs"] : 2]
+    return {position: position - (2 * keys.index(inputs[position]) + 1) for position in asked}
+
+
 def solve_needle(options: dict[str, Any], inputs: list[int], asked: list[int]) -> dict[int, int]:
     """Name the only token of the sequence that is a class."""
     [needle] = [token for token in inputs if token < options["n_classes"]]
     return dict.fromkeys(asked, needle)
 
 
-SOLVERS = {"mqar": solve_mqar, "needle": solve_needle}
+def needle_distance(options: dict[str, Any], inputs: list[int], asked: list[int]) -> dict[int, int]:
+    """Back to the only token of the sequence that is a class."""
+    [place] = [position for position, token in enumerate(inputs) if token < options["n_classes"]]
+    return {position: position - place for position in asked}
 
 
-def respond(lags: np.ndarray, inputs: np.ndarray) -> np.ndarray:
+def solve_ssm_teacher(options: dict[str, Any], inputs: list[list[float]], asked: list[int]) -> dict[int, list[float]]:
+    """The sum over lags, term by term. The lag operators are the theory's, tested there: they are the definition."""
+    lags = _lags(*(options[name] for name in ("k", "d_input", "seq_len", "rho", "teacher_seed", "d_output", "period")))
+    return {i: respond(lags, np.array(inputs), i).tolist() for i in asked}
+
+
+@cache
+def _lags(k: int, d_input: int, seq_len: int, rho: float, seed: int, d_output: int, period: int) -> np.ndarray:
+    return balanced_teacher(k, d_input, seq_len, rho, seed, d_out=d_output, period=period).numpy()
+
+
+def respond(lags: np.ndarray, inputs: np.ndarray, i: int) -> np.ndarray:
     """y_i = sum_tau G_tau x_{i - tau}, term by term: lags (seq, d_out, d_in), inputs (seq, d_in)."""
-    outputs = np.zeros((len(inputs), lags.shape[1]))
-    for i in range(len(inputs)):
-        for tau in range(i + 1):
-            outputs[i] += lags[tau] @ inputs[i - tau].astype(np.float64)
-    return outputs
+    output = np.zeros(lags.shape[1])
+    for tau in range(i + 1):
+        output += lags[tau] @ inputs[i - tau]
+    return output

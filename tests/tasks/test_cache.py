@@ -18,8 +18,10 @@ import tasks
 from tasks.base import Arrays, Task
 from tasks.cache import SEAL, cache_key, default_cache_dir, materialise, source_modules
 from tasks.splits import SHARD_ROWS, sample_split
+from tests.tasks.case import all_cases
 
 ROOT = Path(__file__).resolve().parents[2]
+CASES = all_cases()
 SMALL = {
     "mqar": {"vocab_size": 300, "seq_len": 16, "n_pairs": 2},
     "needle": {"distance": 5},
@@ -84,9 +86,9 @@ def test_whatever_decides_the_content_is_in_the_key(tmp_path: Path) -> None:
     assert set(key["sources"]) == {"tasks.base", "tasks.needle", "tasks.splits"}
 
 
-@pytest.mark.parametrize("name", sorted(SMALL))
+@pytest.mark.parametrize("name", sorted(CASES))
 def test_every_module_a_task_imports_is_in_its_key(name: str) -> None:
-    task = tasks.create_task(name)
+    task = tasks.create_task(name, **CASES[name].base)
     keyed = set(source_modules(task))
     for module in keyed - {"tasks.splits"}:
         tree = ast.parse(Path(importlib.import_module(module).__file__ or "").read_text())

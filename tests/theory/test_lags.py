@@ -168,7 +168,7 @@ def test_head_count_takes_a_tolerance() -> None:
         (lambda o: head_count_bound(o(2, 2, 3), 1, o(3, 3).triu()), "covariance must be symmetric"),
         (lambda o: head_count_bound(o(2, 2, 3), 1, -torch.eye(3)), "negative eigenvalue, -1"),
         (lambda _: balanced_teacher(0, 6, 32), "k must be >= 1"),
-        (lambda _: balanced_teacher(33, 6, 32), "<= seq_len .* got k=33, seq_len=32"),
+        (lambda _: balanced_teacher(33, 6, 32), "<= period .* got k=33, period=32"),
         (lambda _: balanced_teacher(5, 2, 32), "<= d_out \\* d_model"),
         (lambda _: balanced_teacher(1, 0, 32), "d_model and d_out must be >= 1"),
         (lambda _: balanced_teacher(1, 2, 32, rho=1.1), r"rho must lie in \(0, 1\], got 1.1"),

@@ -13,26 +13,35 @@ from zoo.theory.lags import lag_operators
 
 
 def balanced_teacher(
-    k: int, d_model: int, seq_len: int, rho: float = 0.98, seed: int = 0, *, d_out: int | None = None
+    k: int,
+    d_model: int,
+    seq_len: int,
+    rho: float = 0.98,
+    seed: int = 0,
+    *,
+    d_out: int | None = None,
+    period: int | None = None,
 ) -> Float[Tensor, "seq_len d_out d_model"]:
     """Lag operators that span exactly k dimensions, none of them negligible.
 
     G_tau = rho^tau sum_s f_s(tau) V_s over s = 1 ... k, with V_s orthonormal in the Frobenius product and f_s the first
     k functions of the real Fourier basis: 1, sqrt(2) cos(w_1 tau), sqrt(2) sin(w_1 tau), sqrt(2) cos(w_2 tau), ...,
-    where w_m = 2 pi m / seq_len. These are orthonormal over the sequence, so the singular values of the stack decay
-    slowly and the error of too few heads falls in visible steps; with random residues on real poles it is negligible
-    long before k.
+    where w_m = 2 pi m / period. These are orthonormal over a sequence of one period, so the singular values of the
+    stack decay slowly and the error of too few heads falls in visible steps; with random residues on real poles it is
+    negligible long before k.
 
     It is a diagonal state space model: a pole rho, and for each m a pole rho e^(i w_m) with residue
     (V_cos - i V_sin)/sqrt(2) and its conjugate, every pole realised by d_model states.
 
     Args:
-        k: dimension of the span, 1 <= k <= seq_len and k <= d_out * d_model.
+        k: dimension of the span, 1 <= k <= period and k <= d_out * d_model.
         d_model: channels of the input.
-        seq_len: number of lags, which also sets the frequencies.
+        seq_len: number of lags.
         rho: modulus of the poles, in (0, 1].
         seed: of the residues.
         d_out: channels of the output; d_model if not given.
+        period: lags in which the slowest oscillation turns once; seq_len if not given. To give it makes the teachers of
+            two lengths one system, seen for longer or shorter; fewer than k lags span fewer than k dimensions.
 
     Returns:
         float64 (seq_len, d_out, d_model).
@@ -43,10 +52,11 @@ def balanced_teacher(
     d_out = d_model if d_out is None else d_out
     if d_model < 1 or d_out < 1:
         raise ValueError(f"balanced_teacher: d_model and d_out must be >= 1, got {d_model} and {d_out}")
-    if not 1 <= k <= d_out * d_model or k > seq_len:
+    period = seq_len if period is None else period
+    if not 1 <= k <= d_out * d_model or k > period:
         raise ValueError(
-            "balanced_teacher: k must be >= 1, <= seq_len and <= d_out * d_model, "
-            f"got k={k}, seq_len={seq_len}, d_out={d_out}, d_model={d_model}"
+            "balanced_teacher: k must be >= 1, <= period (seq_len if not given) and <= d_out * d_model, "
+            f"got k={k}, period={period}, d_out={d_out}, d_model={d_model}"
         )
     if not 0 < rho <= 1:
         raise ValueError(f"balanced_teacher: rho must lie in (0, 1], got {rho}")
@@ -60,7 +70,7 @@ def balanced_teacher(
         # An even k ends on a cosine without its sine: both poles then share one real residue.
         sine = orthonormal[cosine + 1] if cosine + 1 < k else torch.zeros(d_out, d_model, dtype=torch.float64)
         residue = torch.complex(orthonormal[cosine], -sine) / math.sqrt(2)
-        pole = cmath.rect(rho, 2 * math.pi * m / seq_len)
+        pole = cmath.rect(rho, 2 * math.pi * m / period)
         poles += [pole, pole.conjugate()]
         residues += [residue, residue.conj()]
 

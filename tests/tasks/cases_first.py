@@ -1,0 +1,118 @@
+"""mqar, needle, ssm_teacher."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tests.tasks import solvers
+from tests.tasks.case import Options, TaskCase
+
+
+@st.composite
+def mqar_options(draw: st.DrawFn) -> Options:
+    n_pairs = draw(st.integers(1, 12))
+    seq_len = 4 * n_pairs + 2 * draw(st.integers(0, 30))
+    return {
+        "vocab_size": seq_len + draw(st.integers(1, 300)),
+        "seq_len": seq_len,
+        "n_pairs": n_pairs,
+        "power_a": draw(st.sampled_from([0.01, 0.5, 1.0, 3.0])),
+        "random_non_queries": draw(st.booleans()),
+    }
+
+
+@st.composite
+def needle_options(draw: st.DrawFn) -> Options:
+    distance = draw(st.integers(1, 60))
+    return {
+        "distance": distance,
+        "n_classes": draw(st.integers(2, 20)),
+        "n_noise": draw(st.integers(1, 20)),
+        "seq_len": draw(st.none() | st.integers(distance + 1, distance + 20)),
+    }
+
+
+@st.composite
+def ssm_teacher_options(draw: st.DrawFn) -> Options:
+    d_input, d_output = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+    seq_len = draw(st.integers(1, 24))
+    options: dict[str, Any] = {
+        "k": draw(st.integers(1, min(seq_len, d_input * d_output))),
+        "seq_len": seq_len,
+        "d_input": d_input,
+        "d_output": d_output,
+        "rho": draw(st.sampled_from([0.1, 0.98, 1.0])),
+        "teacher_seed": draw(st.integers(0, 3)),
+    }
+    return options
+
+
+CASES = {
+    "mqar": TaskCase(
+        options=mqar_options(),
+        solve=solvers.solve_mqar,
+        facts={"distance": solvers.mqar_distance},
+        digests={
+            ("train", 0): "63be82c7883b5355",
+            ("train", 1): "d24c729c81c2370d",
+            ("validation", 0): "6c6d6e41cf750150",
+            ("validation", 1): "31d78489122343ad",
+            ("test", 0): "1ada24a86ef1cb47",
+            ("test", 1): "2a99f35584cc5e1e",
+        },
+        refused=[
+            ({"n_pairs": 20, "seq_len": 64}, r"4 \* n_pairs must be <= seq_len, got n_pairs=20, seq_len=64"),
+            ({"vocab_size": 64}, "vocab_size must be > seq_len, got vocab_size=64, seq_len=64"),
+            ({"seq_len": 63}, "seq_len must be even, got seq_len=63"),
+            ({"n_pairs": 0}, "n_pairs must be an integer >= 1, got n_pairs=0"),
+            ({"n_pairs": 2.5}, "n_pairs must be an integer >= 1, got n_pairs=2.5"),
+            ({"n_pairs": True}, "n_pairs must be an integer >= 1, got n_pairs=True"),
+            ({"power_a": 0.0}, "power_a must be positive, got power_a=0.0"),
+            ({"power_a": float("nan")}, "power_a must be positive, got power_a=nan"),
+        ],
+        published=[{}, {"vocab_size": 8192, "seq_len": 512, "n_pairs": 64}],
+    ),
+    "needle": TaskCase(
+        options=needle_options(),
+        solve=solvers.solve_needle,
+        facts={"distance": solvers.needle_distance},
+        digests={
+            ("train", 0): "2bbf4995cda72761",
+            ("train", 1): "5e2d5ccabb6172ae",
+            ("validation", 0): "a81ba9df3a902cd1",
+            ("validation", 1): "132dce19d433da44",
+            ("test", 0): "ee126aa063074b6b",
+            ("test", 1): "8dea59211c79f6b9",
+        },
+        refused=[
+            ({"distance": 0}, "distance must be an integer >= 1, got distance=0"),
+            ({"seq_len": 128}, "seq_len must be > distance, got seq_len=128, distance=128"),
+            ({"n_classes": 1}, "n_classes must be an integer >= 2, got n_classes=1"),
+            ({"n_noise": 0}, "n_noise must be an integer >= 1, got n_noise=0"),
+        ],
+    ),
+    "ssm_teacher": TaskCase(
+        options=ssm_teacher_options(),
+        solve=solvers.solve_ssm_teacher,
+        digests={
+            ("train", 0): "c6276c8bf4adc0c3 0.010369982 0.138568168 -0.614450843 -0.235843144",
+            ("train", 1): "c6276c8bf4adc0c3 -1.083046615 -0.527088788 -0.370971510 0.995983556",
+            ("validation", 0): "c6276c8bf4adc0c3 0.244169708 -0.119025814 -1.836728426 0.199525382",
+            ("validation", 1): "c6276c8bf4adc0c3 0.490900574 0.228305289 -1.625508109 1.184301197",
+            ("test", 0): "c6276c8bf4adc0c3 0.536015824 -0.726450334 -2.128827288 -0.971920873",
+            ("test", 1): "c6276c8bf4adc0c3 0.704673316 0.582397948 4.489162982 -0.076307413",
+        },
+        refused=[
+            ({"k": 33}, "k must be <= period, got k=33, period=32"),
+            (
+                {"k": 5, "d_input": 2, "d_output": 2},
+                r"k must be <= d_input \* d_output, got k=5, d_input=2, d_output=2",
+            ),
+            ({"rho": 1.01}, r"rho must lie in \(0, 1\], got rho=1.01"),
+            ({"teacher_seed": -1}, "teacher_seed must be an integer >= 0, got teacher_seed=-1"),
+            ({"period": 0}, "period must be an integer >= 1, got period=0"),
+        ],
+    ),
+}
