@@ -1,0 +1,46 @@
+"""What the benchmarks compare computes one and the same thing: values and gradients, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks import peers
+from tests.tolerances import assert_close, tolerance
+
+# A peer that raises the type of what it is given to float32, or lowers it, is compared in float32.
+SINGLE = {"transformers"}
+PROBLEMS: dict[str, tuple[dict[str, peers.Form], Callable[..., tuple[Tensor, ...]], tuple[int, ...]]] = {
+    "scan": (peers.SCANS, peers.scan_inputs, (2, 64, 3, 4)),
+    "ssd": (peers.SSDS, peers.ssd_inputs, (2, 128, 4, 5, 3)),
+    "bank": (peers.BANKS, peers.bank_inputs, (2, 100, 3, 4)),
+}
+PAIRS = [(problem, peer) for problem, (forms, *_) in PROBLEMS.items() for peer in list(forms)[1:]]
+
+
+@pytest.mark.parametrize(("problem", "peer"), PAIRS)
+def test_a_peer_computes_what_ours_does(problem: str, peer: str, generator: torch.Generator) -> None:
+    if peer == "mamba.py":
+        pytest.importorskip("mambapy")
+    forms, make, sizes = PROBLEMS[problem]
+    given = make(*sizes, generator, dtype=torch.float32 if peer in SINGLE else torch.float64)
+    results = []
+    for form in (forms["zoo"], forms[peer]):
+        inputs = [t.clone().requires_grad_() for t in given]
+        y = form(*inputs)
+        results.append([y, *torch.autograd.grad(y.square().sum(), inputs)])
+    for ours, theirs in zip(*results, strict=True):
+        if ours.is_complex():
+            ours, theirs = torch.view_as_real(ours), torch.view_as_real(theirs)
+        if peer in SINGLE:
+            assert (ours - theirs).norm() <= tolerance(torch.float32)["rtol"] * ours.norm()
+        else:
+            assert_close(ours, theirs)
+
+
+def test_an_absent_package_names_its_extra() -> None:
+    with pytest.raises(ImportError, match=r"^nothing_of_that_name is not installed: pip install 'mixer-zoo\[bench\]'$"):
+        peers.installed("nothing_of_that_name.inside")
