@@ -191,7 +191,7 @@ def bank_inputs(
     """x, log_decay, gain, C as at the initialisation of S4D-Lin, `d_state` poles a channel."""
     dt = _steps((channels, 1), generator, dtype)
     A = torch.complex(torch.full((d_state,), -0.5, dtype=dtype), torch.pi * torch.arange(d_state, dtype=dtype))
-    log_decay, gain = zero_order_hold(A, dt)
+    log_decay, gain = zero_order_hold(A.expand(channels, -1), dt)
     C = torch.randn(channels, d_state, generator=generator, dtype=dtype.to_complex())
     x = torch.randn(batch, seq_len, channels, generator=generator, dtype=dtype)
     return x, log_decay, gain, C
