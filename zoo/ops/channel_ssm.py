@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
+from zoo.ops.chunked import decayed_states
 from zoo.ops.precision import full_precision
 from zoo.ops.time import right_align
+from zoo.ops.toeplitz import causal_toeplitz
 
-CHUNK = 64
+CHUNK = 32
 
 
 def channel_ssm(
@@ -23,7 +26,8 @@ def channel_ssm(
     """h_t = exp(log_decay) h_{t-1} + gain x_t, y_t = Re(C . h_t), each channel by itself.
 
     Within a chunk a convolution with Re(sum C gain exp(tau log_decay)), between chunks the state (the two views of
-    Gu et al. 2111.00396, section 2): the states of single positions are never made.
+    Gu et al. 2111.00396, section 2): the states of single positions are never made. All chunks at once, in real matrix
+    products: a complex state stands as pairs of real numbers.
 
     Args:
         x: input.
@@ -36,24 +40,40 @@ def channel_ssm(
     Returns:
         Outputs, and h after the last valid position of each row.
     """
-    lag = torch.arange(min(CHUNK, x.shape[1]), device=x.device)
-    outputs = []
+    batch, seq_len, channels = x.shape
+    size = min(CHUNK, seq_len)
+    n_chunks = -(-seq_len // size)
     with full_precision(x.device):
-        powers = torch.exp(lag * log_decay.unsqueeze(2))  # (channels, d_state, size)
-        writing = (gain.unsqueeze(2) * powers).flip(2)
-        reading = (C * log_decay.exp()).unsqueeze(2) * powers
-        kernel = torch.einsum("cn,cnt->ct", C * gain, powers).real
-        toeplitz = kernel[:, (lag.unsqueeze(1) - lag).clamp(min=0)].tril()
-        h = state
-        for chunk in x.transpose(1, 2).to(kernel.dtype).split(len(lag), dim=2):
-            size = chunk.shape[2]
-            within = torch.einsum("cij,bcj->bci", toeplitz[:, :size, :size], chunk)
-            outputs.append(within + torch.einsum("cni,bcn->bci", reading[:, :, :size], h).real)
-            written = torch.einsum("cnj,bcj->bcn", writing[:, :, -size:], chunk.to(h.dtype))
-            h = torch.exp(size * log_decay) * h + written
-    y = torch.cat(outputs, dim=2).transpose(1, 2)
-    if lengths is None:
-        return y, h
-    # Zeros in front add nothing to a state that starts at zero: aligned to the right, all rows end together.
-    _, written = channel_ssm(right_align(x, lengths), log_decay, gain, C, torch.zeros_like(state))
-    return y, torch.exp(lengths.view(-1, 1, 1) * log_decay) * state + written
+        lag = torch.arange(size + 1, device=x.device).unsqueeze(1)
+        powers = torch.exp(lag * log_decay.unsqueeze(1))  # (channels, size + 1, d_state)
+        writing = _pairs(gain.unsqueeze(1) * powers[:, :-1].flip(1))  # (channels, size, 2 d_state)
+        reading = _pairs((C.unsqueeze(1) * powers).conj())  # Re(c h) is the scalar product of the pairs of c* and h
+        kernel = (reading[:, :-1] @ _pairs(gain).unsqueeze(2)).squeeze(2)
+        chunks = F.pad(x.to(kernel.dtype), (0, 0, 0, -seq_len % size)).unflatten(1, (n_chunks, size))
+        inputs = chunks.permute(3, 0, 1, 2).flatten(1, 2)  # (channels, batch * chunks, size)
+        written = _numbers(inputs @ writing).unflatten(1, (batch, n_chunks))
+        decay = powers[:, -1].view(channels, 1, 1, -1, 1).expand(-1, -1, n_chunks, -1, -1)
+        entering, final = decayed_states(state.transpose(0, 1).unsqueeze(3), decay, written.unsqueeze(4))
+        entering = entering.squeeze(4)  # (channels, batch, chunks, d_state)
+        carried = _pairs(entering.flatten(1, 2)) @ reading[:, 1:].transpose(1, 2)
+        y = torch.baddbmm(carried, inputs, causal_toeplitz(kernel).transpose(1, 2))
+        y = y.unflatten(1, (batch, n_chunks)).permute(1, 2, 3, 0).flatten(1, 2)[:, :seq_len]
+        if lengths is None and seq_len % size == 0:
+            return y, final.squeeze(3).transpose(0, 1)
+        # The last chunk is not full: its state is that of its own positions, moved to its end, and of what entered.
+        lengths = x.new_full((batch,), seq_len, dtype=torch.long) if lengths is None else lengths
+        row, last = torch.arange(batch, device=x.device), (lengths - 1).clamp(min=0) // size
+        rest = lengths - last * size
+        own = right_align(chunks[row, last], rest).permute(2, 0, 1) @ writing
+        before = torch.exp(rest.view(-1, 1) * log_decay.unsqueeze(1)) * entering[:, row, last]
+        return y, (before + _numbers(own)).transpose(0, 1)
+
+
+def _pairs(t: Complex[Tensor, "*batch n"]) -> Float[Tensor, "*batch two_n"]:
+    """Real and imaginary part of each number, side by side."""
+    return torch.view_as_real(t.resolve_conj()).flatten(-2)
+
+
+def _numbers(t: Float[Tensor, "*batch two_n"]) -> Complex[Tensor, "*batch n"]:
+    """The complex numbers whose `_pairs` these are."""
+    return torch.view_as_complex(t.unflatten(-1, (-1, 2)))

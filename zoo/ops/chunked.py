@@ -29,7 +29,7 @@ def segment_sums(t: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size 
 
 def decayed_states(
     state: Inexact[Tensor, "batch heads d_key d_value"],
-    decay: Inexact[Tensor, "batch heads chunks #d_key 1"],
+    decay: Inexact[Tensor, "#batch #heads chunks #d_key 1"],
     written: Inexact[Tensor, "batch heads chunks d_key d_value"],
 ) -> tuple[Inexact[Tensor, "batch heads chunks d_key d_value"], Inexact[Tensor, "batch heads d_key d_value"]]:
     """S_c = decay_c S_{c-1} + written_c, chunk after chunk.

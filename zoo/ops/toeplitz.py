@@ -1,11 +1,18 @@
-"""Mixing by free coefficients of the lag."""
+"""Matrices whose entries are coefficients of the lag."""
 
 from __future__ import annotations
 
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Float, Inexact
 from torch import Tensor
 
 from zoo.ops.attention import lag_matrix
+
+
+def causal_toeplitz(kernel: Inexact[Tensor, "*batch size"]) -> Inexact[Tensor, "*batch size size"]:
+    """kernel[i - j] at (i, j), zero above the diagonal: windows over the kernel with zeros in front, no index."""
+    size = kernel.shape[-1]
+    return F.pad(kernel, (size - 1, 0)).unfold(-1, size, 1).flip(-1)
 
 
 def toeplitz_mix(
