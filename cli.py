@@ -28,7 +28,7 @@ CONFIGS = Path(__file__).resolve().parent / "configs"
 REGISTRIES: dict[str, Registry] = {"mixer": MIXERS, "task": TASKS}
 GROUPS = ("mixer", "task", "model", "trainer")
 # What train.py fills in: from --mixer, --seed and the task's spec.
-MODEL_FILLED = {"mixer", "vocab_size", "d_input", "n_outputs", "loss", "facts", "seed"}
+MODEL_FILLED = {"mixer", "vocab_size", "d_input", "n_outputs", "loss", "facts", "perplexity", "seed"}
 DATA_FILLED = {"task", "batch_size", "seed"}
 
 HELP = """\

@@ -36,7 +36,24 @@ START = time.perf_counter()
 # makes a step of small kernels two to five times slower. Read when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 CHECKPOINT_EVERY = 100
-HPARAM_METRICS = ("test/accuracy", "test/loss", "val/accuracy", "val/loss", "test/relative_squared_error")
+HPARAM_METRICS = (
+    "test/accuracy",
+    "test/sequence_accuracy",
+    "test/perplexity",
+    "test/loss",
+    "val/accuracy",
+    "val/loss",
+    "test/relative_squared_error",
+)
+SHOWN = {
+    "sequence_accuracy": ".4f",
+    "perplexity": ".4g",
+    "bits_per_token": ".4g",
+    "relative_squared_error": ".4g",
+    "r2": ".4f",
+    "loss": ".4g",
+}
+"""The test's numbers in the table, below the accuracy, and their form."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -140,7 +157,8 @@ class Session:
             task = create_task(config["task"]["name"], **task_options)
             spec = task.spec
             shape = {"vocab_size": spec.vocab_size, "d_input": spec.d_input, "n_outputs": spec.n_outputs}
-            model = SequenceModule(**model_options, **shape, loss=spec.loss, facts=spec.facts, seed=config["seed"])
+            judged = {"loss": spec.loss, "facts": spec.facts, "perplexity": spec.perplexity}
+            model = SequenceModule(**model_options, **shape, **judged, seed=config["seed"])
             data = TaskDataModule(task, **sizes, batch_size=config["batch_size"], seed=config["seed"])
             checkpoint = folder.checkpoint_for(command)
             step = None if checkpoint is None else check_checkpoint(checkpoint, **model_options, **shape)
@@ -306,10 +324,9 @@ def show(metrics: Mapping[str, Any], where: Path) -> None:
     table.add_column(justify="right")
     if (accuracy := metrics["test/accuracy"]) is not None:
         table.add_row("test accuracy", f"{accuracy:.4f}   (chance {metrics['chance']:.4f})")
-    if (error := metrics.get("test/relative_squared_error")) is not None:
-        table.add_row("test relative squared error", f"{error:.4g}")
-    if (loss := metrics["test/loss"]) is not None:
-        table.add_row("test loss", f"{loss:.4g}")
+    for name, form in SHOWN.items():
+        if (value := metrics.get(f"test/{name}")) is not None:
+            table.add_row(f"test {name.replace('_', ' ')}", format(value, form))
     table.add_row("parameters", f"{metrics['params']:,}")
     table.add_row("state", f"{metrics['state_bytes']:,} bytes")
     if (rate := metrics["tokens_per_second"]) is not None:

@@ -15,7 +15,7 @@ class TaskSpec:
 
     `inputs` are int64 (n, seq_len) in [0, vocab_size) for "tokens", float32 (n, seq_len, d_input) for "vectors".
     `labels` are int64 (n, seq_len) in [0, n_outputs), with -100 where there is none, for "cross_entropy", and
-    float32 (n, seq_len, n_outputs) for "mse".
+    float32 (n, seq_len, n_outputs), with NaN in every channel where there is none, for "mse".
 
     Attributes:
         input: kind of input.
@@ -27,6 +27,7 @@ class TaskSpec:
         d_input: channels of an input vector; None for tokens.
         labelled: labelled positions per sequence, None where it varies.
         facts: names of the further arrays that `sample` returns, such as "distance".
+        perplexity: whether what is judged is the likelihood given to the labels, as in text, beside the best guess.
 
     Raises:
         ValueError: the fields contradict each other.
@@ -41,6 +42,7 @@ class TaskSpec:
     d_input: int | None = None
     labelled: int | None = None
     facts: tuple[str, ...] = ()
+    perplexity: bool = False
 
     def __post_init__(self) -> None:
         if self.input not in ("tokens", "vectors"):
@@ -51,3 +53,5 @@ class TaskSpec:
             raise ValueError("TaskSpec: tokens need vocab_size alone, vectors need d_input alone")
         if (self.chance is None) != (self.loss == "mse"):
             raise ValueError("TaskSpec: chance is an accuracy for cross_entropy and None for mse")
+        if self.perplexity and self.loss == "mse":
+            raise ValueError("TaskSpec: perplexity is of cross_entropy, not of mse")

@@ -92,6 +92,7 @@ def test_a_run_prints_its_progress_and_one_table(
     assert last == str(path)
     for row in (
         rf"test accuracy .* {found['test/accuracy']:.4f}   \(chance {found['chance']:.4f}\)",
+        rf"test sequence accuracy .* {found['test/sequence_accuracy']:.4f}",
         rf"test loss .* {found['test/loss']:.4g}",
         rf"parameters .* {found['params']:,}",
         rf"state .* {found['state_bytes']:,} bytes",

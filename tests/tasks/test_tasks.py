@@ -25,7 +25,6 @@ from tests.tasks.case import DIGESTED, all_cases, assert_same_digest, digest
 from tests.tolerances import tolerance
 from zoo.naming import UnknownNameError
 
-
 CASES = all_cases()
 NAMES = sorted(CASES)
 CLASSIFICATION = [name for name in NAMES if tasks.create_task(name, **CASES[name].base).spec.loss == "cross_entropy"]
@@ -237,6 +236,7 @@ def test_a_misspelt_name_is_guessed() -> None:
         ({"vocab_size": None}, "tokens need vocab_size alone"),
         ({"chance": None}, "chance is an accuracy"),
         ({"loss": "mse"}, "chance is an accuracy"),
+        ({"loss": "mse", "chance": None, "perplexity": True}, "perplexity is of cross_entropy"),
     ],
 )
 def test_a_contradictory_spec_is_refused(fields: dict[str, Any], message: str) -> None:

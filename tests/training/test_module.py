@@ -20,7 +20,7 @@ import zoo
 from tests.tolerances import assert_close
 from tests.training import small
 from zoo.training import SequenceModule
-from zoo.training.metrics import BucketedAccuracy, RelativeSquaredError
+from zoo.training.metrics import R2, BucketedAccuracy, Perplexity, RelativeSquaredError
 from zoo.training.module import warmup_cosine
 
 # torch 2.13's own inductor, on import
@@ -133,6 +133,90 @@ def test_logged_metrics_are_what_a_loop_counts(tmp_path: Path) -> None:
     assert result["test/loss"] == pytest.approx(np.mean(losses), rel=1e-4)
     assert result["test/accuracy_by_distance/<=4"] == pytest.approx(np.mean(right), rel=1e-6)
     assert module.test_accuracy_by == {"distance": {4: pytest.approx(np.mean(right), rel=1e-6)}}
+    assert "test/perplexity" not in result
+
+
+class Scattered(small.Echo):
+    """Echo with one class, so that half of the answers come out right, and labels at some positions alone."""
+
+    name = "scattered"
+
+    @property
+    def spec(self) -> Any:
+        return replace(super().spec, n_outputs=2, labelled=None, facts=(), perplexity=True)
+
+    def sample(self, rng: np.random.Generator, n: int) -> Any:
+        arrays = super().sample(rng, n)
+        labels = np.where(arrays["labels"] < 0, -100, arrays["labels"] % 2)
+        labels[rng.random(labels.shape) < 0.6] = -100
+        labels[:, -1] = arrays["inputs"][:, -1] % 2
+        return {"inputs": arrays["inputs"], "labels": labels}
+
+
+def test_whole_sequences_perplexity_and_bits_are_what_a_loop_counts(tmp_path: Path) -> None:
+    task = Scattered()
+    module, data = small.module(task=task, perplexity=True), small.data(tmp_path, task, n_test=29)
+    result = small.trainer(tmp_path).test(module, datamodule=data, verbose=False)[0]
+    arrays = data.split("test")
+    whole, losses = [], []
+    with torch.no_grad():
+        logits = module.eval()(torch.from_numpy(arrays["inputs"]).long())
+    for row, labels in zip(logits, torch.from_numpy(arrays["labels"]).long(), strict=True):
+        at = [i for i, label in enumerate(labels) if label != -100]
+        whole.append(all(int(row[i].argmax()) == int(labels[i]) for i in at))
+        losses += [F.cross_entropy(row[i], labels[i]).item() for i in at]
+    assert 0 < np.mean(whole) < 1
+    assert result["test/sequence_accuracy"] == pytest.approx(np.mean(whole), rel=1e-6)
+    assert result["test/perplexity"] == pytest.approx(np.exp(np.mean(losses)), rel=1e-5)
+    assert result["test/bits_per_token"] == pytest.approx(np.mean(losses) / np.log(2), rel=1e-5)
+    validated = small.trainer(tmp_path).validate(module, datamodule=data, verbose=False)[0]
+    assert {"val/sequence_accuracy", "val/perplexity", "val/bits_per_token"} <= validated.keys()
+
+
+class Sparse(small.Scale):
+    """Scale, and one more, asked for at some positions alone."""
+
+    name = "sparse"
+
+    def sample(self, rng: np.random.Generator, n: int) -> Any:
+        arrays = super().sample(rng, n)
+        labels = arrays["labels"] + np.float32(1)
+        labels[rng.random(labels.shape[:2]) < 0.5] = np.nan
+        return {"inputs": arrays["inputs"], "labels": labels}
+
+
+def test_regression_is_judged_where_there_are_labels(tmp_path: Path) -> None:
+    module, data = small.module(task=Sparse()), small.data(tmp_path, Sparse(), n_test=11)
+    result = small.trainer(tmp_path).test(module, datamodule=data, verbose=False)[0]
+    arrays = data.split("test")
+    with torch.no_grad():
+        outputs = module.eval()(torch.from_numpy(arrays["inputs"])).double().numpy()
+    at = ~np.isnan(arrays["labels"][:, :, 0])
+    assert 20 < at.sum() < 70
+    y, error = arrays["labels"][at].astype(float), outputs[at] - arrays["labels"][at]
+    assert result["test/loss"] == pytest.approx(np.square(error).mean(), rel=1e-5)
+    assert result["test/relative_squared_error"] == pytest.approx(np.square(error).sum() / np.square(y).sum(), rel=1e-5)
+    spread = np.square(y - y.mean(axis=0)).sum()
+    assert result["test/r2"] == pytest.approx(1 - np.square(error).sum() / spread, rel=1e-5)
+
+
+def test_training_learns_from_sparse_labels(tmp_path: Path) -> None:
+    module = small.module(task=Sparse(), lr=3e-2)
+    trainer = small.trainer(tmp_path, max_steps=60, limit_val_batches=0)
+    trainer.fit(module, datamodule=small.data(tmp_path, Sparse()))
+    assert trainer.callback_metrics["train/relative_squared_error"] < 0.2
+
+
+def test_a_confident_error_has_a_finite_perplexity() -> None:
+    metric = Perplexity()
+    metric.update(F.cross_entropy(torch.tensor([[80.0, 0.0]]), torch.tensor([1])), 1)
+    assert_close(metric.compute().log(), torch.tensor(80.0))
+
+
+def test_one_label_has_no_variance_to_explain() -> None:
+    metric = R2()
+    metric.update(torch.ones(1, 2), torch.zeros(1, 2))
+    assert metric.compute().isnan()
 
 
 def test_relative_squared_error_is_of_the_whole_split(tmp_path: Path) -> None:

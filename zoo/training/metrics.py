@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torchmetrics import Metric
+from torchmetrics import Metric, R2Score
 
 N_BUCKETS = 32
 
@@ -32,6 +32,45 @@ class RelativeSquaredError(Metric):
     def compute(self) -> Float[Tensor, ""]:
         """The ratio; nan where every target was zero."""
         return self.error / self.power
+
+
+class Perplexity(Metric):
+    """exp of the mean cross-entropy: how many equally likely tokens it would be as hard to choose among.
+
+    From the cross-entropies themselves: torchmetrics' own takes the logarithm of a softmax, and is infinite after one
+    confident error whose probability rounds to zero.
+    """
+
+    is_differentiable = False
+    higher_is_better = False
+    full_state_update = False
+    nats: Tensor
+    labels: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("nats", torch.zeros(()), dist_reduce_fx="sum")
+        self.add_state("labels", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, cross_entropy: Float[Tensor, ""], labels: int) -> None:
+        """Add the mean cross-entropy, in nats, of so many labels."""
+        self.nats += cross_entropy.detach() * labels
+        self.labels += labels
+
+    def compute(self) -> Float[Tensor, ""]:
+        """1 is certainty; nan where there was no label."""
+        return (self.nats / self.labels).exp()
+
+
+class R2(R2Score):
+    """1 - (sum of squared errors) / (sum of squared deviations from the mean), summed over all channels."""
+
+    def __init__(self) -> None:
+        super().__init__(multioutput="variance_weighted")
+
+    def compute(self) -> Float[Tensor, ""]:
+        """The share of the variance that is explained; nan where a single position was labelled."""
+        return super().compute() if self.total >= 2 else torch.full((), float("nan"), device=self.total.device)
 
 
 class BucketedAccuracy(Metric):

@@ -12,17 +12,19 @@ from jaxtyping import Bool, Float, Shaped
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchmetrics import Metric
+from torchmetrics.classification import MulticlassExactMatch
 
 from zoo.backbone import Backbone, BackboneKind
 from zoo.blocks import Experts, ResidualBlock
 from zoo.contract import require_choice
 from zoo.ops.time import valid_positions
-from zoo.training.metrics import BucketedAccuracy, RelativeSquaredError
+from zoo.training.metrics import R2, BucketedAccuracy, Perplexity, RelativeSquaredError
 
 Loss = Literal["cross_entropy", "mse"]
 Batch = Mapping[str, Tensor]
 """inputs: (batch, seq) int64 or (batch, seq, d_input) floating.
-labels: (batch, seq) int64, -100 where unlabelled; for mse (batch, seq, n_outputs) floating.
+labels: (batch, seq) int64, -100 where unlabelled; for mse (batch, seq, n_outputs) floating, NaN where unlabelled.
 lengths (optional): (batch,) int64, valid positions of each row. One (batch, seq) int64 array for each fact."""
 
 UNLABELLED = -100
@@ -46,8 +48,10 @@ class SequenceModule(L.LightningModule):
     `zoo.load` needs no lightning.
 
     Logged are `<stage>/loss` and `<stage>/accuracy` (`<stage>/relative_squared_error` for mse), for stage train (each
-    step), val and test (over the split), and at test `test/accuracy_by_<fact>/<=<bound>` for each fact. With experts
-    also `train/balance_loss` and `train/load/layer<l>/expert<e>`, the share of positions that the expert served.
+    step), val and test (over the split); for val and test also `sequence_accuracy`, the share of sequences whose every
+    label is answered (`r2` for mse), and with perplexity `perplexity` and `bits_per_token`; at test also
+    `test/accuracy_by_<fact>/<=<bound>` for each fact. With experts also `train/balance_loss` and
+    `train/load/layer<l>/expert<e>`, the share of positions that the expert served.
 
     Args:
         mixer: {"name": ..., **options}, what mixes positions in each layer.
@@ -64,8 +68,9 @@ class SequenceModule(L.LightningModule):
         vocab_size: tokens in the input vocabulary; the task gives this or d_input.
         d_input: width of input vectors.
         n_outputs: classes, or regressed channels.
-        loss: cross_entropy over the labelled positions, or mse over all outputs.
+        loss: cross_entropy or mse, over the labelled positions.
         facts: names of the batch's arrays that test accuracy is split by, such as distance.
+        perplexity: report the perplexity and the bits per token of the labels.
         seed: of the initial weights.
         lr: learning rate at the end of the warm-up.
         weight_decay: AdamW's decay, on matrices only: norms, biases, embeddings and what mixers name are spared.
@@ -98,6 +103,7 @@ class SequenceModule(L.LightningModule):
         n_outputs: int,
         loss: Loss = "cross_entropy",
         facts: Sequence[str] = (),
+        perplexity: bool = False,
         seed: int = 0,
         lr: float = 5e-3,
         weight_decay: float = 0.1,
@@ -139,8 +145,8 @@ class SequenceModule(L.LightningModule):
             self.backbone.compile()
         self.loss: Loss = loss
         self.balance_weight = balance_weight
-        self.relative_squared_error = nn.ModuleDict(
-            {stage: RelativeSquaredError() for stage in ("val", "test")} if loss == "mse" else {}
+        self.split_metrics = nn.ModuleDict(
+            {stage: nn.ModuleDict(_split_metrics(loss, n_outputs, perplexity)) for stage in ("val", "test")}
         )
         self.accuracy_by = nn.ModuleDict({fact: BucketedAccuracy() for fact in facts if loss == "cross_entropy"})
         self.test_accuracy_by: dict[str, dict[int, float]] = {}
@@ -157,13 +163,16 @@ class SequenceModule(L.LightningModule):
     ) -> tuple[Float[Tensor, "*positions n_outputs"], Shaped[Tensor, "*labelled"], Bool[Tensor, "batch seq"] | None]:
         """Outputs (in float32 at least) and labels where there are labels, and the mask of these positions.
 
-        For mse every valid position is labelled; where that is all of them, nothing is selected and the mask is None.
+        Where that is all of them (common for mse), nothing is selected and the mask is None.
         """
         inputs, labels, lengths = batch["inputs"], batch["labels"], batch.get("lengths")
         if self.loss == "cross_entropy":
             at = labels != UNLABELLED
         else:
-            at = None if lengths is None else valid_positions(lengths, inputs.shape[1])
+            at = ~labels[:, :, 0].isnan()
+            if lengths is not None:
+                at &= valid_positions(lengths, inputs.shape[1])
+            at = None if bool(at.all()) else at
         outputs = self.backbone(inputs, lengths, at)
         return _at_least_float32(outputs), labels if at is None else labels[at], at
 
@@ -243,22 +252,48 @@ class SequenceModule(L.LightningModule):
         loss, score = self._judge(outputs, labels)
         # Means over the split weigh each batch by the number of its labels: the last batch may be short.
         weight = labels.numel()
-        self.log(f"{stage}/loss", loss, on_epoch=True, batch_size=weight, sync_dist=True, prog_bar=stage == "val")
+        means = {"loss": loss}
         if self.loss == "cross_entropy":
-            self.log(
-                f"{stage}/accuracy", score, on_epoch=True, batch_size=weight, sync_dist=True, prog_bar=stage == "val"
-            )
-        else:
-            metric = self.relative_squared_error[stage]
-            assert isinstance(metric, RelativeSquaredError)
-            metric.update(outputs, labels)
-            self.log(
-                f"{stage}/relative_squared_error", metric, on_epoch=True, batch_size=weight, prog_bar=stage == "val"
-            )
+            means["accuracy"] = score
+        if self.hparams["perplexity"]:
+            means["bits_per_token"] = loss / math.log(2)
+        shown = stage == "val"
+        for name, value in means.items():
+            self.log(f"{stage}/{name}", value, on_epoch=True, batch_size=weight, sync_dist=True, prog_bar=shown)
+        metrics = self.split_metrics[stage]
+        assert isinstance(metrics, nn.ModuleDict)
+        for name, metric in metrics.items():
+            assert isinstance(metric, Metric)
+            if isinstance(metric, Perplexity):
+                metric.update(loss, weight)
+            elif isinstance(metric, MulticlassExactMatch):
+                assert at is not None
+                metric.update(*_answered(outputs, batch["labels"], at))
+            else:
+                metric.update(outputs.reshape(-1, outputs.shape[-1]), labels.reshape(-1, outputs.shape[-1]))
+            self.log(f"{stage}/{name}", metric, on_epoch=True, batch_size=weight, prog_bar=shown)
         if stage == "test":
             for fact, accuracy in self.accuracy_by.items():
                 assert isinstance(accuracy, BucketedAccuracy)
                 accuracy.update(outputs.argmax(-1) == labels, batch[fact][at])
+
+
+def _split_metrics(loss: Loss, n_outputs: int, perplexity: bool) -> dict[str, Metric]:
+    """What is measured over a whole split and is no mean over its labels, by the name it is logged under."""
+    if loss == "mse":
+        return {"relative_squared_error": RelativeSquaredError(), "r2": R2()}
+    # It asks for at least two classes, and uses the number to check its input alone, which is left out.
+    whole = MulticlassExactMatch(max(2, n_outputs), ignore_index=UNLABELLED, validate_args=False)
+    metrics: dict[str, Metric] = {"sequence_accuracy": whole}
+    return metrics | {"perplexity": Perplexity()} if perplexity else metrics
+
+
+def _answered(outputs: Tensor, labels: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+    """The best guesses in the places of their labels, and the labels: (batch, seq), sequences with a label alone."""
+    guesses = labels.clone()
+    guesses[at] = outputs.argmax(-1)
+    asked = at.any(1)
+    return guesses[asked], labels[asked]
 
 
 def _at_least_float32(t: Tensor) -> Tensor:
