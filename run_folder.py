@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -59,6 +60,41 @@ class RunFolder:
     @property
     def last(self) -> Path:
         return self.path / "checkpoints" / "last.ckpt"
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Make the folder, and keep other processes out of it; the kernel lets them in when this one is killed.
+
+        Folders that only the lock needed go with it: a run that is refused leaves nothing.
+
+        Raises:
+            UsageError: another process trains there, or the folder cannot be written.
+        """
+        from filelock import FileLock, Timeout
+
+        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        file = self.path / "lock"
+        lock = FileLock(file, blocking=False)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        except Timeout:
+            raise cli.UsageError(
+                f"{self.path} is in use by {_holder(file)}; wait for it to end, or give another --run_dir"
+            ) from None
+        except OSError as error:
+            raise self._unwritable(error) from None
+        try:
+            with contextlib.suppress(OSError):  # who holds the lock is a courtesy to whom it keeps out
+                file.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
+            yield
+        finally:
+            # Unlinked while it is held: who opened it before finds out and opens the one that is there then.
+            with contextlib.suppress(OSError):
+                file.unlink()
+                for folder in made:
+                    folder.rmdir()
+            lock.release()
 
     def check_config(self, config: Mapping[str, Any]) -> None:
         """Make sure that the folder is new, or holds this very configuration.
@@ -128,12 +164,22 @@ class RunFolder:
             write_atomically(self.path / "config.yaml", yaml.safe_dump(result, sort_keys=False))
             write_atomically(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
         except OSError as error:
-            raise cli.UsageError(f"cannot write the run folder {self.path}: {error.strerror}") from None
+            raise self._unwritable(error) from None
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Finish the run: write metrics.json, in which a number that is not finite is null."""
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in metrics.items()}
         write_atomically(self.path / "metrics.json", json.dumps(plain, indent=2) + "\n")
+
+    def _unwritable(self, error: OSError) -> cli.UsageError:
+        return cli.UsageError(f"cannot write the run folder {self.path}: {error.strerror}")
+
+
+def _holder(lock: Path) -> str:
+    try:
+        return lock.read_text(encoding="utf-8") or "another process"
+    except (OSError, ValueError):
+        return "another process"
 
 
 def run_name(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,35 +85,45 @@ def main(argv: Sequence[str]) -> int:
 def run(command: cli.Command) -> dict[str, Any]:
     """Train and test as `command` says, or only test; returns what `metrics.json` holds.
 
-    Nothing is written before everything that the command names has been built.
+    Nothing is written before everything that the command names has been built, and two processes never train in one
+    folder: the first locks it.
 
     Raises:
-        UsageError: options that do not fit together, a checkpoint of another model, a folder of another run.
+        UsageError: options that do not fit together, a checkpoint of another model, a folder of another run or in use.
         NonFiniteLossError: the loss, or a weight, is nan or infinite; the checkpoints are of earlier steps.
         Interrupted: a signal asked the run to stop.
     """
     _quiet()
     folder = RunFolder.of(command)
-    if not command.test_only and not command.overwrite:
+    if command.test_only:
+        session = Session.build(command, folder)
+        assert session.checkpoint is not None
+        metrics = session.evaluate(session.checkpoint)
+        show(metrics, session.checkpoint)
+        return metrics
+    if not command.overwrite:
         folder.check_config(command.config)
         if command.ckpt_path is None and (metrics := folder.metrics()) is not None:
             print("this run is finished; --overwrite starts it anew")
             show(metrics, folder.path)
             return metrics
-    session = Session.build(command, folder)
-    if command.test_only:
-        assert session.checkpoint is not None
-        metrics = session.evaluate(session.checkpoint)
-        show(metrics, session.checkpoint)
+    with folder.lock() if is_first_process() else nullcontext():
+        session = Session.build(command, folder)
+        if session.trainer.is_global_zero:
+            folder.prepare(command.config, session.checkpoint)
+        session.fit()
+        metrics = session.evaluate(folder.best)
+        if session.trainer.is_global_zero:
+            folder.write_metrics(metrics)
+            show(metrics, folder.path)
         return metrics
-    if session.trainer.is_global_zero:
-        folder.prepare(command.config, session.checkpoint)
-    session.fit()
-    metrics = session.evaluate(folder.best)
-    if session.trainer.is_global_zero:
-        folder.write_metrics(metrics)
-        show(metrics, folder.path)
-    return metrics
+
+
+def is_first_process() -> bool:
+    """Whether this is the process of rank zero, before there is a trainer to ask."""
+    from lightning.pytorch.utilities import rank_zero_only
+
+    return rank_zero_only.rank == 0
 
 
 @dataclass(frozen=True)
