@@ -61,6 +61,10 @@ class RunFolder:
     def last(self) -> Path:
         return self.path / "checkpoints" / "last.ckpt"
 
+    @property
+    def previous(self) -> Path:
+        return self.path / "checkpoints" / "previous.ckpt"
+
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Make the folder, and keep other processes out of it; the kernel lets them in when this one is killed.
@@ -128,16 +132,42 @@ class RunFolder:
     def checkpoint_for(self, command: cli.Command) -> Path | None:
         """Where the command's training goes on, or what it tests; None for a new run.
 
+        A run goes on from `last`; where that is damaged, from `previous`; where both are, from `best`, whose step may
+        be far back. Whichever it is, the run ends as if it had never stopped.
+
         Raises:
-            ValueError: nothing to test.
+            ValueError: nothing to test; nothing left to go on from; a damaged `best`, which no later step brings back.
         """
-        from zoo.saved import find_checkpoint
+        from zoo.saved import find_checkpoint, is_whole
 
         if command.ckpt_path is not None:
             return Path(command.ckpt_path)
         if command.test_only:
             return find_checkpoint(self.path, "best")
-        return self.last if self.last.is_file() and not command.overwrite else None
+        there = [file for file in (self.last, self.previous, self.best) if file.is_file()]
+        if command.overwrite or not there:
+            return None
+        whole = [file for file in there if is_whole(file)]
+        if not whole or (self.best in there and self.best not in whole):
+            damaged = ", ".join(str(file) for file in there if file not in whole)
+            raise ValueError(f"damaged: {damaged}; --overwrite starts the run anew")
+        return whole[0]
+
+    def set_aside_damaged(self) -> list[Path]:
+        """Rename what `checkpoint_for` passed over, and return where it is now.
+
+        Where it was, the next save would put it in the place of the good checkpoint before it.
+
+        Raises:
+            UsageError: the folder cannot be written.
+        """
+        from zoo.saved import is_whole
+
+        damaged = [file for file in (self.last, self.previous) if file.is_file() and not is_whole(file)]
+        try:
+            return [file.replace(file.with_name(f"{file.name}.damaged")) for file in damaged]
+        except OSError as error:
+            raise self._unwritable(error) from None
 
     def prepare(self, config: Mapping[str, Any], checkpoint: Path | None) -> None:
         """Make the folder and write what is known before training.

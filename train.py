@@ -110,6 +110,9 @@ def run(command: cli.Command) -> dict[str, Any]:
     with folder.lock() if is_first_process() else nullcontext():
         session = Session.build(command, folder)
         if session.trainer.is_global_zero:
+            if session.checkpoint is not None:
+                for aside in folder.set_aside_damaged():
+                    _say(f"{aside.stem} is damaged; it is now {aside}, and the run goes on from {session.checkpoint}")
             folder.prepare(command.config, session.checkpoint)
         session.fit()
         metrics = session.evaluate(folder.best)
@@ -358,9 +361,12 @@ def resume_command(argv: Sequence[str]) -> str:
 
 
 def _fail(message: object, status: int) -> int:
-    kind = "error: " if status in (1, 2) else ""
-    print(f"train.py: {kind}{message}", file=sys.stderr)
+    _say(f"error: {message}" if status in (1, 2) else message)
     return status
+
+
+def _say(message: object) -> None:
+    print(f"{cli.PROGRAM}: {message}", file=sys.stderr, flush=True)
 
 
 def _quiet() -> None:

@@ -6,17 +6,21 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import cli
 import run_folder
 import train
+from tests.training.small import assert_identical
+from zoo.saved import is_whole
 
 ROOT = Path(train.__file__).parent
 SMALL = shlex.split(
@@ -110,3 +114,118 @@ def test_a_finished_run_in_use_is_still_shown(tmp_path: Path, capsys: pytest.Cap
         assert go(tmp_path) == 0
         assert go(tmp_path, "--test_only") == 0
     assert "this run is finished" in capsys.readouterr().out
+
+
+# Damaged checkpoints
+
+
+def cut(file: Path) -> None:
+    """As a full disk or a lost node leaves what was never synced."""
+    with file.open("r+b") as opened:
+        opened.truncate(file.stat().st_size // 2)
+
+
+def zero(file: Path) -> None:
+    """As some file systems do after a crash: the length is there, the last blocks were never written."""
+    weight = max(torch.load(file, weights_only=True)["state_dict"].values(), key=torch.numel)
+    data = bytearray(file.read_bytes())
+    at = data.index(weight.numpy().tobytes())
+    data[at : at + 64] = bytes(64)
+    file.write_bytes(data)
+
+
+def weights(path: Path, checkpoint: str) -> dict[str, torch.Tensor]:
+    return torch.load(path / "checkpoints" / f"{checkpoint}.ckpt", weights_only=True)["state_dict"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that nothing disturbed."""
+    run_dir = tmp_path_factory.mktemp("whole")
+    assert go(run_dir) == 0
+    return folder(run_dir)
+
+
+def assert_same_run(path: Path, expected: Path) -> None:
+    assert results(path) == results(expected)
+    for checkpoint in ("best", "last"):
+        assert_identical(weights(path, checkpoint), weights(expected, checkpoint))
+
+
+def stopped(run_dir: Path, monkeypatch: pytest.MonkeyPatch, step: int = 5) -> Path:
+    """The folder of a run that was asked to stop after an optimizer step."""
+    from zoo.training import Throughput
+
+    after = Throughput.on_train_batch_end
+
+    def stop(self: Throughput, trainer: Any, *rest: Any) -> None:
+        after(self, trainer, *rest)
+        if trainer.global_step == step:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Throughput, "on_train_batch_end", stop)
+        assert go(run_dir) == 130
+    return folder(run_dir)
+
+
+@pytest.mark.parametrize("damage", [cut, zero])
+@pytest.mark.parametrize(("names", "source"), [(["last"], "previous"), (["last", "previous"], "best")])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(
+    tmp_path: Path,
+    whole: Path,
+    damage: Callable[[Path], None],
+    names: list[str],
+    source: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = stopped(tmp_path, monkeypatch)
+    capsys.readouterr()
+    for name in names:
+        damage(path / "checkpoints" / f"{name}.ckpt")
+    assert go(tmp_path) == 0
+    out, err = capsys.readouterr()
+    checkpoints = path / "checkpoints"
+    good = checkpoints / f"{source}.ckpt"
+    said = "train.py: {0}.ckpt is damaged; it is now {1}/{0}.ckpt.damaged, and the run goes on from {2}"
+    assert err.splitlines() == [said.format(name, checkpoints, good) for name in names]
+    assert re.search(rf"going on from step [24] \({re.escape(str(good))}\)", out)
+    assert_same_run(path, whole)
+
+
+def test_a_kill_between_the_renames_of_a_save_loses_nothing(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = stopped(tmp_path, monkeypatch)
+    checkpoints = path / "checkpoints"
+    (checkpoints / "last.ckpt").replace(checkpoints / "previous.ckpt")
+    (checkpoints / ".last.ckpt.tmp").write_bytes(b"half")
+    assert go(tmp_path) == 0
+    assert_same_run(path, whole)
+    assert not (checkpoints / ".last.ckpt.tmp").exists()
+
+
+@pytest.mark.parametrize("names", [["best"], ["last", "previous", "best"]])
+def test_where_no_checkpoint_brings_the_run_back_it_is_refused(
+    tmp_path: Path, names: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = stopped(tmp_path, monkeypatch)
+    capsys.readouterr()
+    files = [path / "checkpoints" / f"{name}.ckpt" for name in names]
+    for file in files:
+        cut(file)
+    before = {file: file.stat().st_mtime_ns for file in path.rglob("*")}
+    assert go(tmp_path) == 2
+    assert f"damaged: {', '.join(map(str, files))}; --overwrite starts the run anew" in error_line(capsys)
+    assert {file: file.stat().st_mtime_ns for file in path.rglob("*") if file.name != "lock"} == before
+    assert go(tmp_path, "--overwrite") == 0
+
+
+def test_the_previous_checkpoint_is_the_last_but_one(whole: Path) -> None:
+    steps = {
+        name: torch.load(whole / "checkpoints" / f"{name}.ckpt", weights_only=True)["global_step"]
+        for name in ("last", "previous")
+    }
+    assert steps == {"last": 8, "previous": 6}
+    assert all(is_whole(file) for file in (whole / "checkpoints").iterdir())

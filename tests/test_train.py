@@ -115,6 +115,7 @@ def test_a_run_leaves_what_it_was_and_what_it_found(
         "metrics.json",
         "best.ckpt",
         "last.ckpt",
+        "previous.ckpt",
         "events",
         "hparams.yaml",
     }

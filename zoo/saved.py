@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import os
 import pickle
+import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +18,9 @@ from zoo.backbone import Backbone
 
 FOLDER = "checkpoints"
 """Where in its folder a run keeps its checkpoints."""
+
+BEST, LAST, PREVIOUS = "best.ckpt", "last.ckpt", "previous.ckpt"
+"""The best on validation; where training stood; the `LAST` before that one."""
 
 BACKBONE_OPTIONS = tuple(inspect.signature(Backbone).parameters)
 
@@ -88,6 +93,18 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     ):
         raise ValueError(f"{path} is no checkpoint of a training run of this project")
     return dict(saved)
+
+
+def is_whole(path: str | os.PathLike[str]) -> bool:
+    """Whether every byte of a checkpoint is as it was written, by the checksums in the file; reads all of it.
+
+    A file cut short does not open; after a crash of the machine one may also hold zeros where data should be.
+    """
+    try:
+        with zipfile.ZipFile(path) as file:
+            return file.testzip() is None
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile, zlib.error):
+        return False
 
 
 def check_checkpoint(path: str | os.PathLike[str], mixer: Mapping[str, Any], **options: Any) -> int:

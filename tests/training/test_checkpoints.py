@@ -110,7 +110,7 @@ def test_best_is_by_the_metric(tmp_path: Path, mode: Any, best_step: int, best_s
     assert (checkpoints.best_step, checkpoints.best_score) == (best_step, best_score)
     assert check_checkpoint(checkpoints.best, ATTENTION) == best_step
     assert check_checkpoint(checkpoints.last, ATTENTION) == 6
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["best.ckpt", "last.ckpt"]
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["best.ckpt", "last.ckpt", "previous.ckpt"]
 
 
 def test_a_metric_that_nobody_logs_is_named(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ assert not loaded, loaded
 def test_what_is_not_there_is_listed(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"^no run at {tmp_path / 'nowhere'}$"):
         load(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"^no checkpoint 'worst' in .*checkpoints; there: best, last$"):
+    with pytest.raises(ValueError, match=r"^no checkpoint 'worst' in .*checkpoints; there: best, last, previous$"):
         load(run, "worst")
     with pytest.raises(ValueError, match=r"^no checkpoint 'best' in .*; there: none$"):
         load(tmp_path)

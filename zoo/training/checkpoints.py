@@ -25,6 +25,7 @@ from lightning.pytorch.callbacks import Callback, Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
 from zoo.contract import require_choice, require_positive
+from zoo.saved import BEST, LAST, PREVIOUS
 from zoo.training.callbacks import NonFiniteLossError
 
 Mode = Literal["min", "max"]
@@ -32,6 +33,8 @@ Mode = Literal["min", "max"]
 
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Write a checkpoint beside its place and move it there: a reader finds the old file or the new one, whole.
+
+    A `last.ckpt` that a new one replaces stays as `previous.ckpt`, in case the new one is damaged later.
 
     (Lightning's own writer goes through the system's temporary folder; across file systems its move is a copy.)
     """
@@ -53,6 +56,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 torch.save(checkpoint, file)
                 file.flush()
                 os.fsync(file.fileno())
+            if path.name == LAST and path.exists():
+                # Killed before the next line, a run goes on from the previous one.
+                path.replace(path.with_name(PREVIOUS))
             temporary.replace(path)
         except (OSError, RuntimeError) as error:  # torch's writer reports a full disk as RuntimeError
             with contextlib.suppress(OSError):
@@ -61,13 +67,14 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class Checkpoints(Checkpoint):
-    """Keep `best.ckpt` (by a validation metric) and `last.ckpt` (where to go on).
+    """Keep `best.ckpt` (by a validation metric), `last.ckpt` (where to go on) and the `previous.ckpt` before that.
 
     `last` is written every `every_n_steps` optimizer steps, after each validation, and at the end of training; `best`
-    at the end of a validation that improves the metric. Neither is ever written with weights that are not finite.
+    at the end of a validation that improves the metric. Neither is ever written with weights that are not finite. The
+    loggers are flushed before each: once a checkpoint is on disk, so is every point of a curve before it.
 
     Args:
-        folder: where the two files go.
+        folder: where the files go.
         monitor: logged name of the validation metric.
         mode: whether the least or the greatest value is best.
         every_n_steps: optimizer steps between two saves of `last`.
@@ -81,7 +88,7 @@ class Checkpoints(Checkpoint):
     ) -> None:
         require_positive(every_n_steps=every_n_steps)
         require_choice("mode", mode, Mode)
-        self.best, self.last = Path(folder) / "best.ckpt", Path(folder) / "last.ckpt"
+        self.best, self.last = Path(folder) / BEST, Path(folder) / LAST
         self.monitor, self.mode, self.every_n_steps = monitor, mode, every_n_steps
         self.best_score: float | None = None
         self.best_step: int | None = None
@@ -154,6 +161,8 @@ class Checkpoints(Checkpoint):
         for name, parameter in trainer.lightning_module.named_parameters():
             if not bool(torch.isfinite(parameter).all()):
                 raise NonFiniteLossError(f"{name} is not finite", trainer.global_step)
+        for logger in trainer.loggers:
+            logger.save()
         trainer.save_checkpoint(path, weights_only=False)
 
 
