@@ -16,6 +16,7 @@ import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,6 +31,7 @@ GROUPS = ("mixer", "task", "model", "trainer")
 # What train.py fills in: from --mixer, --seed and the task's spec.
 MODEL_FILLED = {"mixer", "vocab_size", "d_input", "n_outputs", "loss", "facts", "perplexity", "seed"}
 DATA_FILLED = {"task", "batch_size", "seed"}
+COMMA_LISTS = {"--task.test_lengths"}
 
 HELP = """\
 usage: train.py [--mixer NAME] [--task NAME] [--config FILE] [--FLAG VALUE ...]
@@ -47,6 +49,7 @@ common flags:
   --mixer.OPTION VALUE            see --mixer.help           --batch_size N  sequences per step
   --task.OPTION VALUE             see --task.help            --seed N        weights, data and order
   --task.n_train N (n_val, n_test)  number of examples       --run_dir DIR   where runs are kept
+  --task.test_lengths 64,256,1024 test at further lengths
   --trainer.OPTION VALUE          Lightning's own names: --trainer.max_steps 200, --trainer.accelerator gpu,
                                   --trainer.precision bf16-mixed; see --trainer.help
   --compile true                  train through torch.compile
@@ -344,7 +347,7 @@ class Options:
         """
         parts: dict[bool, list[str]] = {True: [], False: []}
         ours = False
-        for flag in flags:
+        for flag in _with_lists(flags):
             if flag.startswith("--"):
                 key = flag.removeprefix("--").split("=")[0].removesuffix("+")
                 # Lightning's loggers and the like take options of their own: --trainer.logger.save_dir.
@@ -485,6 +488,18 @@ class Options:
         from lightning.pytorch import Trainer
 
         self._declare("Lightning's Trainer", Trainer, "trainer", set())
+
+
+def _with_lists(flags: Sequence[str]) -> Iterator[str]:
+    """The flags, with a comma list after those that take one as YAML: 64,256 is [64,256]."""
+    for before, flag in pairwise(["", *flags]):
+        name, equals, value = flag.partition("=")
+        if before in COMMA_LISTS and not flag.startswith("["):
+            yield f"[{flag}]"
+        elif name in COMMA_LISTS and equals and not value.startswith("["):
+            yield f"{name}=[{value}]"
+        else:
+            yield flag
 
 
 def _shortened(message: str) -> str:

@@ -7,6 +7,7 @@ metrics. The same command goes on with an unfinished run and shows a finished on
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import os
@@ -162,7 +163,8 @@ class Session:
 
         config = command.config
         task_options = {key: value for key, value in config["task"].items() if key != "name"}
-        sizes = {key: task_options.pop(key) for key in ("n_train", "n_val", "n_test", "cache_dir")}
+        of_data = inspect.signature(TaskDataModule).parameters.keys() & task_options.keys()
+        data_options = {key: task_options.pop(key) for key in of_data}
         apart = {"task", "trainer", "batch_size", "seed", "run_dir", "figures_every"}
         model_options = {key: value for key, value in config.items() if key not in apart}
         throughput = Throughput()
@@ -172,7 +174,7 @@ class Session:
             shape = {"vocab_size": spec.vocab_size, "d_input": spec.d_input, "n_outputs": spec.n_outputs}
             judged = {"loss": spec.loss, "facts": spec.facts, "perplexity": spec.perplexity}
             model = SequenceModule(**model_options, **shape, **judged, seed=config["seed"])
-            data = TaskDataModule(task, **sizes, batch_size=config["batch_size"], seed=config["seed"])
+            data = TaskDataModule(task, **data_options, batch_size=config["batch_size"], seed=config["seed"])
             checkpoint = folder.checkpoint_for(command)
             step = None if checkpoint is None else check_checkpoint(checkpoint, **model_options, **shape)
             state_bytes = model.backbone.state_bytes(spec.seq_len)  # refuses a sequence that the mixer cannot take
@@ -212,10 +214,13 @@ class Session:
             validated = trainer.validate(self.model, self.data, **options)
             trainer.loggers = loggers
             tested = trainer.test(self.model, self.data, **options)
+            score = tested[0].get(f"test/{self.model.score_name}") if tested else None
+            at_lengths = self._test_at_lengths(score)
         return {
             **dict.fromkeys(("test/accuracy", "test/loss", "val/accuracy", "val/loss")),
             # Lightning returns no metrics at all where --trainer.limit_val_batches or limit_test_batches is zero.
             **{name: value for found in (*validated, *tested) for name, value in found.items()},
+            **at_lengths,
             "chance": self.spec.chance,
             "params": self.n_params,
             "state_bytes": self.state_bytes,
@@ -223,6 +228,25 @@ class Session:
             "step": int(read_checkpoint(checkpoint)["global_step"]),
             "seconds": time.perf_counter() - START,
         }
+
+    def _test_at_lengths(self, score: float | None) -> dict[str, float | None]:
+        """Scores at the task's test lengths by the names of metrics.json, drawn where the run's curves are.
+
+        Args:
+            score: at the length of training, which the figure shows too.
+        """
+        from zoo.theory.figures import save_figure
+        from zoo.training import length_figure, log_lengths, scores_at_lengths
+
+        name, trained = self.model.score_name, self.spec.seq_len
+        scores = scores_at_lengths(self.trainer, self.model, self.data.length_batches())
+        if scores and self.trainer.loggers and self.trainer.is_global_zero:
+            chance = {trained: self.spec.chance} | {n: task.spec.chance for n, task in self.data.at_lengths.items()}
+            title = f"{self.data.task.name}, {self.model.hparams['mixer']['name']}, seed {self.folder.seed}"
+            figure = length_figure({trained: score} | scores, name, trained, chance, title)
+            log_lengths(self.trainer, name, scores, figure)
+            save_figure(figure, self.folder.path / f"{name}_by_length.png")
+        return {f"test/{name}_at_length/{length}": found for length, found in scores.items()}
 
     @property
     def n_params(self) -> int:
@@ -340,6 +364,10 @@ def show(metrics: Mapping[str, Any], where: Path) -> None:
     for name, form in SHOWN.items():
         if (value := metrics.get(f"test/{name}")) is not None:
             table.add_row(f"test {name.replace('_', ' ')}", format(value, form))
+    for name, score in metrics.items():
+        if "_at_length/" in name:
+            row = name.removeprefix("test/").replace("_at_length/", " at length ").replace("_", " ")
+            table.add_row(f"test {row}", "-" if score is None else f"{score:.4g}")
     table.add_row("parameters", f"{metrics['params']:,}")
     table.add_row("state", f"{metrics['state_bytes']:,} bytes")
     if (rate := metrics["tokens_per_second"]) is not None:

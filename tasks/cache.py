@@ -25,7 +25,7 @@ from typing import Any
 
 from tasks.arrow import Column, read_arrays, to_table
 from tasks.base import Arrays, Task
-from tasks.splits import SHARD_ROWS, shards, split_rng
+from tasks.splits import shard_rows, shards, split_rng
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ def cache_key(task_name: str, task: Task, split: str, n: int, seed: int) -> dict
         "split": split,
         "n": n,
         "seed": seed,
-        "shard_rows": SHARD_ROWS,
+        "shard_rows": shard_rows(task),
         "sources": {module: _source_hash(module) for module in source_modules(task)},
         "libraries": {library: metadata.version(library) for library in task.libraries},
     }

@@ -19,6 +19,9 @@ from tasks.spec import TaskSpec
 ORDER_STREAM = 3
 """The word that sets the generator of the training order apart from those of the splits (0, 1, 2)."""
 
+LEAST_AT_LENGTH = 16
+"""Examples at a test length, however long it is."""
+
 
 class TrainingBatches:
     """Shuffled batches of one size, numbered from the start of the run.
@@ -119,6 +122,22 @@ def gather(arrays: Arrays, rows: np.ndarray) -> dict[str, Tensor]:
     }
 
 
+def task_at_length(task: Task, length: int) -> Task:
+    """The task at another length, which a model of this one can read and answer.
+
+    Raises:
+        ValueError: the task does not exist at this length, or only with other tokens or answers.
+    """
+    if length < 1:
+        raise ValueError(f"test_lengths must be positive integers, got {length}")
+    other = task.at_length(length)
+    for shape in ("vocab_size", "d_input", "n_outputs"):
+        here, there = getattr(task.spec, shape), getattr(other.spec, shape)
+        if here != there:
+            raise ValueError(f"{task.name}: at length {length} {shape} is {there}, in training it is {here}")
+    return other
+
+
 class TaskDataModule(L.LightningDataModule):
     """The splits of a task, generated once into the cache and held in memory.
 
@@ -130,6 +149,8 @@ class TaskDataModule(L.LightningDataModule):
         batch_size: examples per batch and device.
         seed: of the data and of the order in which training meets it.
         cache_dir: folder of the cache; $MIXER_ZOO_CACHE or ~/.cache/mixer-zoo when absent.
+        test_lengths: further lengths at which the trained model is tested, such as 64,256,1024; at each, as many
+            examples as make n_test of the trained length in positions, but at least 16.
 
     Raises:
         ValueError: a size below 1, a training split smaller than a batch, a negative seed, what the task refuses.
@@ -144,6 +165,7 @@ class TaskDataModule(L.LightningDataModule):
         batch_size: int = 64,
         seed: int = 0,
         cache_dir: str | Path | None = None,
+        test_lengths: list[int] | None = None,
     ) -> None:
         super().__init__()
         sizes = {"n_train": n_train, "n_val": n_val, "n_test": n_test, "batch_size": batch_size}
@@ -158,6 +180,8 @@ class TaskDataModule(L.LightningDataModule):
         self.batch_size, self.seed, self.cache_dir = batch_size, seed, cache_dir
         self._sizes = {"train": n_train, "validation": n_val, "test": n_test}
         self._splits: dict[str, Arrays] = {}
+        self.at_lengths = {length: task_at_length(self.task, length) for length in sorted(set(test_lengths or ()))}
+        """The task at each test length, ascending."""
 
     @property
     def spec(self) -> TaskSpec:
@@ -179,6 +203,9 @@ class TaskDataModule(L.LightningDataModule):
         """Make what the stage reads, so that no generation hides inside the first step."""
         for name in {"fit": ("train", "validation"), "validate": ("validation",), "test": ("test",)}.get(stage, ()):
             self.split(name)
+        if stage == "test":
+            for length in self.at_lengths:
+                self._test_split_at(length)
 
     def train_dataloader(self) -> TrainingBatches | OrderedBatches:
         """One epoch of shuffled batches from where the trainer stands; in order when it overfits a few batches."""
@@ -193,6 +220,17 @@ class TaskDataModule(L.LightningDataModule):
     def test_dataloader(self) -> OrderedBatches:
         """The test split, in order."""
         return OrderedBatches(self.split("test"), self.batch_size, *self._place)
+
+    def length_batches(self) -> Iterator[tuple[int, OrderedBatches]]:
+        """Each test length with its test batches, of about as many positions as those of training; one at a time."""
+        for length in self.at_lengths:
+            rows = max(1, self.batch_size * self.spec.seq_len // length)
+            yield length, OrderedBatches(self._test_split_at(length), rows, *self._place)
+
+    def _test_split_at(self, length: int) -> Arrays:
+        """The test split at another length. Not kept: a few sequences of a million positions are 100 MB."""
+        n = max(LEAST_AT_LENGTH, self._sizes["test"] * self.spec.seq_len // length)
+        return materialise(self.task.name, self.at_lengths[length], "test", n, self.seed, self.cache_dir)
 
     @property
     def _place(self) -> tuple[int, int]:

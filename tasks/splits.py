@@ -14,6 +14,9 @@ SPLITS = {"train": 0, "validation": 1, "test": 2}
 SHARD_ROWS = 1024
 """Rows drawn from one generator. A shard is always drawn whole, so the first n rows do not depend on n."""
 
+SHARD_POSITIONS = 1 << 22
+"""Sequences longer than 4096 come in shards of fewer rows: of this many positions, which are 32 MB of integers."""
+
 
 def split_rng(seed: int, split: str, shard: int) -> np.random.Generator:
     """The generator of one shard: `default_rng([seed, split, shard])`.
@@ -28,11 +31,16 @@ def split_rng(seed: int, split: str, shard: int) -> np.random.Generator:
     return np.random.default_rng([seed, SPLITS[split], shard])
 
 
+def shard_rows(task: Task) -> int:
+    """Rows of a shard of this task."""
+    return max(1, min(SHARD_ROWS, SHARD_POSITIONS // task.spec.seq_len))
+
+
 def shards(task: Task, split: str, n: int, seed: int) -> Iterator[Arrays]:
-    """The first `n` examples of a split, at most `SHARD_ROWS` at a time."""
-    drawn_from = task.of_split(split)
-    for shard, start in enumerate(range(0, n, SHARD_ROWS)):
-        arrays = drawn_from.sample(split_rng(seed, split, shard), SHARD_ROWS)
+    """The first `n` examples of a split, a shard at a time."""
+    drawn_from, rows = task.of_split(split), shard_rows(task)
+    for shard, start in enumerate(range(0, n, rows)):
+        arrays = drawn_from.sample(split_rng(seed, split, shard), rows)
         yield {name: array[: n - start] for name, array in arrays.items()}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -18,6 +19,8 @@ import zoo
 ROOT = Path(cli.__file__).parent
 SHIPPED = sorted((ROOT / "configs").glob("mixer/*.yaml")) + sorted((ROOT / "configs").glob("task/*.yaml"))
 
+PUBLISHED = sorted((ROOT / "configs").glob("task/published/*.yaml"))
+
 
 def parse(*argv: str) -> dict[str, Any]:
     return cli.parse(argv).config
@@ -30,6 +33,22 @@ def write(path: Path, text: str) -> str:
 
 def parse_text(tmp_path: Path, text: str, *argv: str) -> dict[str, Any]:
     return parse("--config", write(tmp_path / "given.yaml", text), *argv)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--task.test_lengths", "64,256,1024"],
+        ["--task.test_lengths=64,256,1024"],
+        ["--task.test_lengths", "[64, 256, 1024]"],
+        ["--task.test_lengths=[64,256,1024]"],
+    ],
+)
+def test_lengths_are_a_list_in_each_form(argv: list[str], tmp_path: Path) -> None:
+    assert parse(*argv)["task"]["test_lengths"] == [64, 256, 1024]
+    assert parse("--task.test_lengths", "64")["task"]["test_lengths"] == [64]
+    assert parse_text(tmp_path, "task: {test_lengths: [64, 256]}")["task"]["test_lengths"] == [64, 256]
+    assert parse("--task", "needle")["task"]["test_lengths"] is None
 
 
 # Names come before everything else
@@ -221,15 +240,28 @@ def names_of(path: Path) -> list[str]:
     return ["--mixer", "factorized", f"--{path.parent.name}", path.stem]
 
 
+def task_of(config: dict[str, Any]) -> tasks.Task:
+    """The task of a configuration, whose group also holds the options of the data."""
+    from tasks.datamodule import TaskDataModule
+
+    of_data = inspect.signature(TaskDataModule).parameters
+    return tasks.create_task(**{key: value for key, value in config["task"].items() if key not in of_data})
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
+def test_published_shapes_are_configurations_of_the_task_that_names_them(path: Path) -> None:
+    config = parse("--config", str(path))
+    assert task_of(config).name == config["task"]["name"]
+    assert re.match(rf"{config['task']['name']}(-|$)", path.stem)
+    assert path.read_text(encoding="utf-8").startswith("# ")  # where the shape was published
+
+
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_shipped_files_build_and_refuse_unknown_keys(path: Path, tmp_path: Path) -> None:
     from zoo.training import SequenceModule
 
     config = parse(*names_of(path))
-    options = {
-        key: value for key, value in config["task"].items() if not re.fullmatch(r"n_(train|val|test)|cache_dir", key)
-    }
-    spec = tasks.create_task(**options).spec
+    spec = task_of(config).spec
     apart = {"task", "trainer", "batch_size", "seed", "run_dir", "figures_every"}
     shape = {key: getattr(spec, key) for key in ("vocab_size", "d_input", "n_outputs", "loss")}
     model = SequenceModule(**{key: value for key, value in config.items() if key not in apart}, **shape)

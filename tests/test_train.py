@@ -66,6 +66,13 @@ def contents(path: Path) -> dict[str, tuple[int, int]]:
     return {str(file): (file.stat().st_mtime_ns, file.stat().st_size) for file in files}
 
 
+def without(argv: list[str], *flags: str) -> list[str]:
+    """The flags but some, each with its value."""
+    return [
+        word for flag, value in zip(argv[::2], argv[1::2], strict=True) for word in (flag, value) if flag not in flags
+    ]
+
+
 def error_line(capsys: pytest.CaptureFixture[str]) -> str:
     """The one line on stderr."""
     text = capsys.readouterr().err
@@ -350,6 +357,34 @@ def test_regression_reports_its_error_and_no_accuracy(tmp_path: Path, capsys: py
     table = capsys.readouterr().out
     assert "test relative squared error" in table
     assert "accuracy" not in table
+
+
+def test_other_lengths_are_tested_drawn_and_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    lengths = ("--task", "needle", "--task.distance", "9", "--task.test_lengths", "24,12,40")
+    mixer = ("--mixer", "factorized", "--mixer.kernel", "toeplitz", "--mixer.max_seq_len", "32", "--lr", "0.01")
+    argv = [*without(SMALL, "--task.seq_len", "--task.n_pairs", "--task.vocab_size"), *lengths, *mixer]
+    argv += ["--run_dir", str(tmp_path)]
+    assert train.main(argv) == 0
+    path = run_folder.RunFolder.of(cli.parse(argv)).path
+    found = metrics(path)
+    at = {length: found[f"test/accuracy_at_length/{length}"] for length in (12, 24, 40)}
+    assert at[40] is None
+    assert 0 <= at[12] <= 1
+    assert [r.message for r in caplog.records if r.name == "zoo.training.lengths"] == [
+        "length 40 is not tested: sequence of 40 exceeds max_seq_len=32"
+    ]
+    table = capsys.readouterr().out
+    assert re.search(rf"test accuracy at length 24 .* {at[24]:.4g}", table)
+    assert re.search(r"test accuracy at length 40 .* -", table)
+    assert (path / "accuracy_by_length.png").stat().st_size > 1000
+    events = EventAccumulator(str(path), size_guidance={"images": 0}).Reload()
+    assert {e.step: e.value for e in events.Scalars("test/accuracy_by_length")} == pytest.approx(
+        {12: at[12], 24: at[24]}
+    )
+    assert len(events.Images("test/accuracy_by_length")) == 1
+    assert len(events.Scalars("test/accuracy")) == 1
 
 
 # Failure

@@ -166,6 +166,17 @@ def test_more_examples_begin_with_the_same_ones(name: str) -> None:
         assert not np.array_equal(many["inputs"][:5], many["inputs"][SHARD_ROWS:])
 
 
+def test_long_sequences_are_drawn_in_smaller_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, drawn = tasks.create_task("needle", distance=3, seq_len=64), []
+    sample = type(task).sample
+    monkeypatch.setattr(type(task), "sample", lambda self, rng, n: drawn.append(n) or sample(self, rng, n))
+    monkeypatch.setattr("tasks.splits.SHARD_POSITIONS", 10 * 64 + 63)
+    few, many = (sample_split(task, "test", n, 0)["inputs"] for n in (7, 25))
+    assert drawn == [10] * 4
+    np.testing.assert_array_equal(few, many[:7])
+    assert len(np.unique(many, axis=0)) == 25
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("split", sorted(SPLITS))
 @every_task

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from tasks import create_task, sample_split
 from tasks.datamodule import OrderedBatches, TaskDataModule, TrainingBatches
+from tasks.spec import TaskSpec
 from tests.training import small
 
 
@@ -119,3 +121,46 @@ def test_overfitting_repeats_the_same_batches(tmp_path: Path) -> None:
 def test_bad_sizes_are_one_line(tmp_path: Path, options: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         small.data(tmp_path, **options)
+
+
+def test_each_test_length_has_its_examples_in_batches_of_as_many_positions(tmp_path: Path) -> None:
+    options = {"name": "needle", "distance": 7}
+    data = TaskDataModule(
+        options, n_train=40, n_val=5, n_test=40, batch_size=8, cache_dir=tmp_path, test_lengths=[64, 10, 16, 64]
+    )
+    assert list(data.at_lengths) == [10, 16, 64]
+    data.setup("test")
+    made = {path.name.split("-seed")[0] for path in (tmp_path / "needle").iterdir() if path.is_dir()}
+    assert made == {"test-40", "test-32", "test-20", "test-16"}  # of 8 positions, of 10, of 16, the least at 64
+    for length, loader in data.length_batches():
+        task = create_task("needle", distance=7, seq_len=length)
+        batches = [batch["inputs"] for batch in loader]
+        expected = sample_split(task, "test", {10: 32, 16: 20, 64: 16}[length], 0)["inputs"]
+        assert np.array_equal(torch.cat(batches).numpy(), expected)
+        assert len(batches[0]) == {10: 6, 16: 4, 64: 1}[length]
+
+
+class Alphabet(small.Echo):
+    """As many tokens as positions."""
+
+    name = "alphabet"
+
+    def __init__(self, seq_len: int = small.SEQ_LEN) -> None:
+        self.seq_len = seq_len
+
+    @property
+    def spec(self) -> TaskSpec:
+        return replace(super().spec, seq_len=self.seq_len, vocab_size=self.seq_len)
+
+
+@pytest.mark.parametrize(
+    ("task", "lengths", "message"),
+    [
+        (create_task("needle", distance=7), [64, 7], "^needle: seq_len must be > distance, got seq_len=7, distance=7$"),
+        (create_task("needle", distance=7), [0], "^test_lengths must be positive integers, got 0$"),
+        (Alphabet(), [16], "^alphabet: at length 16 vocab_size is 16, in training it is 8$"),
+    ],
+)
+def test_lengths_that_cannot_be_tested_are_refused(tmp_path: Path, task: Any, lengths: list[int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        small.data(tmp_path, task, test_lengths=lengths)

@@ -200,6 +200,22 @@ def test_regression_is_judged_where_there_are_labels(tmp_path: Path) -> None:
     assert result["test/r2"] == pytest.approx(1 - np.square(error).sum() / spread, rel=1e-5)
 
 
+@pytest.mark.parametrize("task", [small.Echo(), Sparse(), small.Scale()], ids=lambda task: task.name)
+def test_a_long_sequence_is_tested_in_chunks_to_the_same_result(
+    task: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    module, data = small.module(task=task, mixer={"name": "lstm"}, n_layers=2), small.data(tmp_path, task, n_test=11)
+    whole = small.trainer(tmp_path).test(module, datamodule=data, verbose=False)[0]
+    seen = []
+    monkeypatch.setattr("zoo.training.module.STREAM_ABOVE", small.SEQ_LEN - 1)
+    monkeypatch.setattr("zoo.training.module.STREAM_CHUNK", 3)
+    stream = module.backbone.stream
+    monkeypatch.setattr(module.backbone, "stream", lambda x, state: seen.append(x.shape[1]) or stream(x, state))
+    chunks = small.trainer(tmp_path).test(module, datamodule=data, verbose=False)[0]
+    assert seen == 2 * [3, 3, 2]
+    assert chunks == pytest.approx(whole, rel=1e-5)
+
+
 def test_training_learns_from_sparse_labels(tmp_path: Path) -> None:
     module = small.module(task=Sparse(), lr=3e-2)
     trainer = small.trainer(tmp_path, max_steps=60, limit_val_batches=0)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from zoo.training.callbacks import HParams, NonFiniteLoss, NonFiniteLossError, ReseedEachStep, Throughput
     from zoo.training.checkpoints import AtomicCheckpointIO, Checkpoints, Interrupt, Interrupted
     from zoo.training.figures import TheoryFigures
+    from zoo.training.lengths import length_figure, log_lengths, scores_at_lengths
     from zoo.training.module import SequenceModule
 
 _HOMES = {
@@ -24,6 +25,9 @@ _HOMES = {
     "SequenceModule": "zoo.training.module",
     "TheoryFigures": "zoo.training.figures",
     "Throughput": "zoo.training.callbacks",
+    "length_figure": "zoo.training.lengths",
+    "log_lengths": "zoo.training.lengths",
+    "scores_at_lengths": "zoo.training.lengths",
 }
 
 __all__ = [
@@ -38,6 +42,9 @@ __all__ = [
     "SequenceModule",
     "TheoryFigures",
     "Throughput",
+    "length_figure",
+    "log_lengths",
+    "scores_at_lengths",
 ]
 
 _import, __dir__ = lazy_names(__name__, _HOMES)

@@ -29,6 +29,10 @@ lengths (optional): (batch,) int64, valid positions of each row. One (batch, seq
 
 UNLABELLED = -100
 
+STREAM_ABOVE = 16_384
+"""Longer sequences are validated and tested in chunks, in memory that does not grow with them but by the state."""
+STREAM_CHUNK = 4_096
+
 
 def warmup_cosine(step: int, warmup_steps: int, total_steps: int, final: float) -> float:
     """Factor on the learning rate at optimizer step `step` = 0 .. total_steps - 1.
@@ -173,14 +177,32 @@ class SequenceModule(L.LightningModule):
             if lengths is not None:
                 at &= valid_positions(lengths, inputs.shape[1])
             at = None if bool(at.all()) else at
+        if inputs.shape[1] > STREAM_ABOVE and lengths is None and not self.training:
+            outputs = self._stream(inputs, torch.ones(inputs.shape[:2]).bool().to(labels.device) if at is None else at)
+            return _at_least_float32(outputs), labels.flatten(0, 1) if at is None else labels[at], at
         outputs = self.backbone(inputs, lengths, at)
         return _at_least_float32(outputs), labels if at is None else labels[at], at
+
+    def _stream(
+        self, inputs: Shaped[Tensor, "batch seq *d_input"], at: Bool[Tensor, "batch seq"]
+    ) -> Float[Tensor, "selected n_outputs"]:
+        """`backbone(inputs, None, at)`, chunk by chunk."""
+        place = (at.flatten().cumsum(0) - 1).view_as(at)  # of each selected position among all of them, row by row
+        outputs: Tensor | None = None
+        state = None
+        for x, selected, where in zip(*(t.split(STREAM_CHUNK, 1) for t in (inputs, at, place)), strict=True):
+            y, state = self.backbone.stream(x, state)
+            if outputs is None:
+                outputs = y.new_empty(int(at.sum()), y.shape[2])
+            outputs[where[selected]] = y[selected]
+        assert outputs is not None
+        return outputs
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         outputs, labels, _ = self.predict_labelled(batch)
         loss, score = self._judge(outputs, labels)
         self.log("train/loss", loss.detach(), prog_bar=True)
-        self.log(f"train/{self._score_name}", score, prog_bar=True)
+        self.log(f"train/{self.score_name}", score, prog_bar=True)
         return loss + self._balance() if self.hparams["n_experts"] else loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
@@ -234,7 +256,8 @@ class SequenceModule(L.LightningModule):
         return self.balance_weight * loss
 
     @property
-    def _score_name(self) -> str:
+    def score_name(self) -> str:
+        """What is logged beside the loss."""
         return "accuracy" if self.loss == "cross_entropy" else "relative_squared_error"
 
     def _judge(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

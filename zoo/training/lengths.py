@@ -1,0 +1,94 @@
+"""Length generalisation: a trained model tested on sequences of other lengths, as numbers, a curve and a figure."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import lightning as L
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from zoo.theory.figures import new_figure
+from zoo.training.module import Batch, SequenceModule
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+logger = logging.getLogger(__name__)
+
+Scores = dict[int, float | None]
+"""{length: score}, None for a length that the model cannot take or that was not tested."""
+
+
+def scores_at_lengths(
+    trainer: L.Trainer, module: SequenceModule, batches: Iterable[tuple[int, Iterable[Batch]]]
+) -> Scores:
+    """The module's test score at each length; its curves get no points from it.
+
+    A length that the mixers refuse (beyond their `max_seq_len`) is reported in one line of the log and left as a gap.
+
+    Args:
+        trainer: tests.
+        module: as it is: its weights are not read from a checkpoint.
+        batches: pairs of a length and the test batches at this length.
+    """
+    loggers, trainer.loggers = trainer.loggers, []
+    by_fact = module.test_accuracy_by
+    scores: Scores = {}
+    try:
+        for length, loader in batches:
+            scores[length] = None
+            try:
+                module.backbone.state_bytes(length)
+            except ValueError as refusal:
+                logger.warning("length %d is not tested: %s", length, refusal)
+                continue
+            found = trainer.test(module, loader, verbose=False)  # pyright: ignore[reportArgumentType]
+            # Nothing is found where --trainer.limit_test_batches is zero.
+            scores[length] = found[0].get(f"test/{module.score_name}") if found else None
+    finally:
+        trainer.loggers, module.test_accuracy_by = loggers, by_fact
+    return scores
+
+
+def log_lengths(trainer: L.Trainer, name: str, scores: Mapping[int, float | None], figure: Figure) -> None:
+    """Draw `test/<name>_by_length` in TensorBoard: a curve whose steps are lengths, and the figure."""
+    for each in trainer.loggers:
+        if isinstance(each, TensorBoardLogger) and trainer.is_global_zero:
+            for length, score in scores.items():
+                if score is not None:
+                    each.experiment.add_scalar(f"test/{name}_by_length", score, length)
+            each.experiment.add_figure(f"test/{name}_by_length", figure, close=False)
+
+
+def length_figure(scores: Mapping[int, float | None], name: str, trained: int, chance: Scores, title: str) -> Figure:
+    """The score against the length, on a logarithmic axis.
+
+    Args:
+        scores: by length; None leaves a gap.
+        name: of the score.
+        trained: the length of training.
+        chance: what a guesser that ignores the input scores at each length; without a number no line is drawn.
+        title: of the picture.
+    """
+    figure, (axes,) = new_figure()
+    lengths = sorted(scores)
+    values = [math.nan if (score := scores[length]) is None else score for length in lengths]
+    axes.plot(lengths, values, marker="o", markersize=5, linewidth=1.4, color="C0")
+    axes.axvline(trained, color="C3", linestyle="--", linewidth=1.2, label=f"trained at {trained:,}")
+    known = {length: level for length, level in sorted(chance.items()) if level is not None}
+    if known:
+        axes.plot(list(known), list(known.values()), color="0.5", linestyle=":", linewidth=1.2, label="chance")
+    axes.set_xscale("log", base=2)
+    if name == "accuracy":
+        axes.set_ylim(-0.03, 1.03)
+    else:
+        axes.set_yscale("log")
+    axes.set_title(title, fontsize=11)
+    axes.set_xlabel("length of the test sequences (positions)")
+    axes.set_ylabel(f"test {name.replace('_', ' ')}")
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend(fontsize=9)
+    return figure
