@@ -9,12 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import gradcheck
+from torch.autograd import gradcheck, gradgradcheck
 
 from tests.cases import draw
 from tests.tolerances import assert_close, tolerance
 from zoo.ops.channel_ssm import channel_ssm
-from zoo.ops.chunked import into_chunks, segment_sums
+from zoo.ops.chunked import decayed_states, into_chunks, segment_sums
 from zoo.ops.delta_rule import delta_rule, unit_length
 from zoo.ops.gated_linear_attention import gated_linear_attention
 from zoo.ops.ssd import ssd
@@ -139,6 +139,33 @@ def test_a_decay_that_clears_everything_is_no_nan(name: str, generator: torch.Ge
     y, state = op(*given)
     gradients = torch.autograd.grad(y.sum() + state.sum(), given)
     assert all(t.isfinite().all() for t in (y, state, *gradients))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_logarithm_of_minus_infinity_clears_the_state(dtype: torch.dtype, generator: torch.Generator) -> None:
+    for op, inputs in ((ssd, ssd_inputs), (gated_linear_attention, gated_inputs), (delta_rule, delta_inputs)):
+        given = [t.to(dtype) for t in inputs(generator, 70)]
+        place = next(n for n, t in enumerate(given) if (t < 0).all())
+        given[place][:, :, 40] = -torch.inf
+        from_there = [t[:, :, 40:] if t.shape[2] == 70 else torch.zeros_like(t) for t in given]
+        for actual, expected in zip(op(*given), op(*from_there), strict=True):
+            assert_close(actual[:, :, -30:], expected[:, :, -30:])
+
+
+# The state between chunks.
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.complex128])
+def test_the_state_between_chunks_differentiates_twice(kind: torch.dtype, generator: torch.Generator) -> None:
+    shapes = ((2, 2, 3, 2), (2, 1, 4, 3, 1), (2, 2, 4, 3, 2))  # state, decay shared by heads and values, written
+    given = [torch.randn(shape, generator=generator, dtype=kind, requires_grad=True) for shape in shapes]
+    assert gradcheck(decayed_states, given)
+    assert gradgradcheck(decayed_states, given)
+    _, final = decayed_states(*given)
+    state, decay, written = (t.detach() for t in given)
+    for c in range(4):
+        state = decay[:, :, c] * state + written[:, :, c]
+    assert_close((final.detach() - state).abs(), torch.zeros(state.shape))
 
 
 # Scalar decay, several rows a step.

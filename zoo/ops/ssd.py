@@ -5,10 +5,12 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from zoo.ops.chunked import decayed_states, into_chunks, segment_sums
+from zoo.ops.chunked import chunk_decays, decayed_states, into_chunks
 from zoo.ops.precision import full_precision
 
-CHUNK = 64  # rows
+# Rows of a chunk: its decays grow with them, and the states, one a chunk, are fewer.
+CHUNK, CHUNK_OF_LARGE_STATES = 32, 64
+LARGE_STATE = 64 * 64
 
 
 def ssd(
@@ -21,7 +23,8 @@ def ssd(
     """S_t = exp(log_decay_t) S_{t-1} + k_t v_t^T, y_t = S_t^T q_t (Dao and Gu 2405.21060, section 6).
 
     Within a chunk the masked quadratic form, its entries weighted by the decay between positions; between chunks the
-    state. In SSD's letters q is C, k is B and v is dt x.
+    state. Decays stand on the side of the values, where the heads differ anyway. In SSD's letters q is C, k is B and
+    v is dt x.
 
     Args:
         q, k: queries and keys; `groups` divides `heads`, and consecutive heads share a group.
@@ -36,22 +39,27 @@ def ssd(
         Outputs, and S after the last position.
     """
     rows, seq_len = q.shape[2], log_decay.shape[2]
-    rank = rows // seq_len
-    size = min(max(1, CHUNK // rank), seq_len)
-    per_group = v.shape[1] // q.shape[1]
+    groups, heads, rank = q.shape[1], v.shape[1], rows // seq_len
+    chunk = CHUNK if k.shape[3] * v.shape[3] < LARGE_STATE else CHUNK_OF_LARGE_STATES
+    size = min(max(1, chunk // rank), seq_len)
+    # The heads of a group stand side by side in the last axis: one product with its keys, or queries, serves them all.
+    per_group = (groups, heads // groups)
     with full_precision(q.device):
+        v = v.to(state.dtype).unflatten(1, per_group).transpose(2, 3).flatten(3)
         q, k, v = (into_chunks(t.to(state.dtype), size * rank) for t in (q, k, v))
         step = into_chunks(log_decay.to(state.dtype).unsqueeze(3), size).squeeze(4)
-        decay = segment_sums(step).exp()  # (batch, heads, chunks, size, size)
-        since_start = step.cumsum(3).exp().unsqueeze(4)
-        until_end = decay[..., -1, :].unsqueeze(4)
-        scores = q @ k.transpose(3, 4)
+        decay, since_start, until_end = chunk_decays(step.unflatten(1, per_group).transpose(2, 3))
         if rank > 1:
-            decay = decay.repeat_interleave(rank, 3).repeat_interleave(rank, 4)
-            since_start, until_end = (t.repeat_interleave(rank, 3) for t in (since_start, until_end))
-        if per_group > 1:
-            q, k, scores = (t.repeat_interleave(per_group, 1) for t in (q, k, scores))
-        written = k.transpose(3, 4) @ (until_end * v)
-        entering, final = decayed_states(state, since_start[:, :, :, -1:], written)
-        y = (scores * decay) @ v + since_start * (q @ entering)
-    return y.flatten(2, 3)[:, :, :rows], final
+            decay = decay.repeat_interleave(rank, 4).repeat_interleave(rank, 5)
+            since_start, until_end = (t.repeat_interleave(rank, 4) for t in (since_start, until_end))
+        since_start, until_end = (t.transpose(3, 4).unsqueeze(5) for t in (since_start, until_end))
+        v = v.unflatten(4, (per_group[1], -1))  # (batch, groups, chunks, rows, heads of the group, d_value)
+        written = k.transpose(3, 4) @ (until_end * v).flatten(4)
+        over_chunk = since_start[:, :, :, -1:].expand(-1, -1, -1, -1, -1, v.shape[5]).flatten(4)
+        entering = state.unflatten(1, per_group).transpose(2, 3)  # (batch, groups, d_key, heads of the group, d_value)
+        entering, final = decayed_states(entering.flatten(3), over_chunk, written)
+        carried = since_start * (q @ entering).unflatten(4, v.shape[4:])
+        within = (q @ k.transpose(3, 4)).unsqueeze(3) * decay @ v.transpose(3, 4)
+        y = carried + within.transpose(3, 4)
+    y = y.flatten(2, 3)[:, :, :rows].transpose(2, 3).flatten(1, 2)
+    return y, final.unflatten(3, v.shape[4:]).transpose(2, 3).flatten(1, 2)
