@@ -13,13 +13,16 @@ import math
 import os
 import shlex
 import shutil
+import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import cli
@@ -37,6 +40,8 @@ START = time.perf_counter()
 # makes a step of small kernels two to five times slower. Read when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 CHECKPOINT_EVERY = 100
+REQUEUE = 75
+"""Exit status that asks a scheduler to run the same command again: EX_TEMPFAIL of sysexits.h."""
 HPARAM_METRICS = (
     "test/accuracy",
     "test/sequence_accuracy",
@@ -61,8 +66,13 @@ def main(argv: Sequence[str]) -> int:
     """Run a command line and return the exit status.
 
     0: done. 1: training failed (a loss that is not finite, a full disk). 2: the command line cannot be followed.
-    128 + n: stopped by signal n, 130 for Ctrl-C.
+    75 (`REQUEUE`): stopped by SIGTERM or SIGUSR1, as schedulers do; the same command goes on. 130: Ctrl-C.
     """
+    with _stoppable():
+        return _status(argv)
+
+
+def _status(argv: Sequence[str]) -> int:
     try:
         command = cli.parse(argv)
         from zoo.training import Interrupted, NonFiniteLossError
@@ -70,14 +80,16 @@ def main(argv: Sequence[str]) -> int:
         return _fail(error, 2)
     except KeyboardInterrupt:
         return _fail("interrupted before training", 130)
+    except Terminated as stop:
+        return _fail(stop, REQUEUE)
     try:
         run(command)
     except cli.UsageError as error:
         return _fail(error, 2)
-    except Interrupted as stop:
-        return _fail(f"{stop}\nto go on: {resume_command(argv)}", 128 + stop.signal)
+    except (Interrupted, Terminated) as stop:
+        return _stopped(stop, argv, 130 if stop.signal == signal.SIGINT else REQUEUE)
     except KeyboardInterrupt:
-        return _fail(f"interrupted outside training\nto go on: {resume_command(argv)}", 130)
+        return _stopped("interrupted outside training", argv, 130)
     except (NonFiniteLossError, OSError) as error:
         return _fail(error, 1)
     return 0
@@ -302,6 +314,33 @@ def build_trainer(command: cli.Command, folder: RunFolder, throughput: Throughpu
     return Trainer(**options, callbacks=callbacks, plugins=[*plugins, AtomicCheckpointIO()])
 
 
+class Terminated(BaseException):
+    """SIGTERM or SIGUSR1 outside training; within it `Interrupt` sees to them."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name} outside training")
+        self.signal = number
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Turn a scheduler's signals into `Terminated`: it unwinds as Ctrl-C does; a second signal ends the process."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise Terminated(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 @contextmanager
 def _ctrl_c() -> Iterator[None]:
     # Lightning turns a Ctrl-C that our callback does not see into a silent exit with status 1.
@@ -391,6 +430,13 @@ def resume_command(argv: Sequence[str]) -> str:
 def _fail(message: object, status: int) -> int:
     _say(f"error: {message}" if status in (1, 2) else message)
     return status
+
+
+def _stopped(how: object, argv: Sequence[str], status: int) -> int:
+    if not is_first_process():
+        # The first one says it and has the status: Lightning takes any but 0 in the others for a crash, and kills all.
+        return 0
+    return _fail(f"{how}\nto go on: {resume_command(argv)}", status)
 
 
 def _say(message: object) -> None:

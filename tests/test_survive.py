@@ -152,7 +152,9 @@ def assert_same_run(path: Path, expected: Path) -> None:
         assert_identical(weights(path, checkpoint), weights(expected, checkpoint))
 
 
-def stopped(run_dir: Path, monkeypatch: pytest.MonkeyPatch, step: int = 5) -> Path:
+def stopped(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, step: int = 5, number: int = signal.SIGINT, status: int = 130
+) -> Path:
     """The folder of a run that was asked to stop after an optimizer step."""
     from zoo.training import Throughput
 
@@ -161,11 +163,11 @@ def stopped(run_dir: Path, monkeypatch: pytest.MonkeyPatch, step: int = 5) -> Pa
     def stop(self: Throughput, trainer: Any, *rest: Any) -> None:
         after(self, trainer, *rest)
         if trainer.global_step == step:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
 
     with monkeypatch.context() as patch:
         patch.setattr(Throughput, "on_train_batch_end", stop)
-        assert go(run_dir) == 130
+        assert go(run_dir) == status
     return folder(run_dir)
 
 
@@ -229,3 +231,84 @@ def test_the_previous_checkpoint_is_the_last_but_one(whole: Path) -> None:
     }
     assert steps == {"last": 8, "previous": 6}
     assert all(is_whole(file) for file in (whole / "checkpoints").iterdir())
+
+
+# A scheduler's signals
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What a job step of SLURM finds, and a `scontrol` that notes in the file returned how it was called."""
+    step = {"JOB_ID": 7, "JOB_NAME": "train", "NTASKS": 1, "PROCID": 0, "LOCALID": 0, "NODEID": 0, "NODELIST": "n0"}
+    for name, value in step.items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    log = tmp_path / "called"
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.parent.mkdir()
+    scontrol.write_text(f"#!/bin/sh\necho $* >> {log}\n")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", str(scontrol.parent), prepend=os.pathsep)
+    return log
+
+
+SCHEDULERS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+
+
+@SCHEDULERS
+def test_a_scheduler_that_asks_finds_a_checkpoint_and_a_status_of_its_own(
+    tmp_path: Path,
+    whole: Path,
+    slurm: Path,
+    number: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run_dir = tmp_path / "runs"
+    path = stopped(run_dir, monkeypatch, 3, number, train.REQUEUE)
+    last = path / "checkpoints" / "last.ckpt"
+    assert capsys.readouterr().err == (
+        f"train.py: stopped by {signal.Signals(number).name} at step 3: go on from {last}\n"
+        f"to go on: {train.resume_command(command(run_dir))}\n"
+    )
+    assert go(run_dir) == 0
+    assert "going on from step 3" in capsys.readouterr().out
+    assert_same_run(path, whole)
+    # Lightning would have put the job back by itself, with a checkpoint of its own beside the runs.
+    assert not slurm.exists()
+    assert not list(tmp_path.rglob("hpc_ckpt*"))
+
+
+@SCHEDULERS
+def test_so_it_does_outside_training(
+    tmp_path: Path,
+    whole: Path,
+    slurm: Path,
+    number: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from zoo.training import SequenceModule
+
+    run_dir = tmp_path / "runs"
+    before = signal.getsignal(number)
+    with monkeypatch.context() as patch:
+        patch.setattr(SequenceModule, "test_step", lambda *_: signal.raise_signal(number))
+        assert go(run_dir) == train.REQUEUE
+    assert signal.getsignal(number) == before
+    assert capsys.readouterr().err == (
+        f"train.py: stopped by {signal.Signals(number).name} outside training\n"
+        f"to go on: {train.resume_command(command(run_dir))}\n"
+    )
+    assert go(run_dir) == 0
+    assert_same_run(folder(run_dir), whole)
+    assert not slurm.exists()
+    assert not list(tmp_path.rglob("hpc_ckpt*"))
+
+
+def test_a_signal_while_the_command_line_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "parse", lambda _: signal.raise_signal(signal.SIGTERM))
+    assert train.main(command(tmp_path)) == train.REQUEUE
+    assert capsys.readouterr().err == "train.py: stopped by SIGTERM outside training\n"
+    assert list(tmp_path.iterdir()) == []

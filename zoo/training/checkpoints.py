@@ -205,9 +205,10 @@ class Interrupted(BaseException):
 
 
 class Interrupt(Callback):
-    """On Ctrl-C (SIGINT) or SIGTERM, finish the step and the validation due after it, save `last`, and stop.
+    """On Ctrl-C (SIGINT), SIGTERM or SIGUSR1, finish the step and the validation due after it, save `last`, and stop.
 
-    A second signal stops at once, and the `last` that is there stays.
+    A second signal stops at once, and the `last` that is there stays. Of several processes any may be asked: they tell
+    each other before each step, and stop after the same one.
 
     Args:
         checkpoints: writes `last`.
@@ -216,7 +217,7 @@ class Interrupt(Callback):
         Interrupted: out of `Trainer.fit`.
     """
 
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
     def __init__(self, checkpoints: Checkpoints) -> None:
         self.checkpoints = checkpoints
@@ -245,9 +246,13 @@ class Interrupt(Callback):
         self._restore()
 
     def _stop_if_asked(self, trainer: L.Trainer) -> None:
-        if self._asked is not None:
+        asked = self._asked or 0
+        if trainer.world_size > 1:
+            asked = torch.tensor(asked, device=trainer.strategy.root_device)
+            asked = int(trainer.strategy.reduce(asked, reduce_op="max"))
+        if asked:
             self.checkpoints.save_last(trainer)
-            raise self._interrupted(self._asked, trainer)
+            raise self._interrupted(asked, trainer)
 
     def _handler(self, trainer: L.Trainer) -> Callable[[int, FrameType | None], None]:
         def handle(number: int, frame: FrameType | None) -> None:
