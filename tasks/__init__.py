@@ -5,7 +5,7 @@
     >>> task = tasks.create_task("mqar", vocab_size=256, seq_len=64, n_pairs=4)
     >>> batch = task.sample(np.random.default_rng(0), 2)
     >>> {name: array.shape for name, array in batch.items()}
-    {'inputs': (2, 64), 'labels': (2, 64), 'distance': (2, 64)}
+    {'inputs': (2, 64), 'labels': (2, 64), 'distance': (2, 64), 'pairs': (2, 64)}
 
 Importing the package loads neither numpy nor torch: the names below are looked up when used.
 """

@@ -1,4 +1,4 @@
-"""Vectorised draws without replacement, one independent draw per row."""
+"""Vectorised draws, mostly without replacement, one independent draw per row."""
 
 from __future__ import annotations
 
@@ -46,6 +46,21 @@ def _repeats(rows: np.ndarray) -> np.ndarray:
     return repeated
 
 
+def shuffled(rng: np.random.Generator, n: int, population: int) -> np.ndarray:
+    """Uniform permutations of `range(population)`, int64 (n, population); `distinct` is for draws of fewer numbers."""
+    return rng.permuted(np.tile(np.arange(population), (n, 1)), axis=1)
+
+
+def one_of(rng: np.random.Generator, eligible: np.ndarray) -> np.ndarray:
+    """In each row, uniformly one of the places where `eligible`, bool (n, population), holds; each row needs one.
+
+    Returns:
+        int64 indices (n,).
+    """
+    chosen = rng.integers(eligible.sum(axis=1))
+    return (np.cumsum(eligible, axis=1) == chosen[:, None] + 1).argmax(axis=1)
+
+
 def weighted_distinct(rng: np.random.Generator, n: int, weights: np.ndarray, size: int) -> np.ndarray:
     """Successive draws without replacement, each proportional to the weights of what is left.
 
@@ -56,13 +71,15 @@ def weighted_distinct(rng: np.random.Generator, n: int, weights: np.ndarray, siz
     Args:
         rng: source of randomness.
         n: rows.
-        weights: positive (population,); need not sum to one.
-        size: draws per row, at most `len(weights)`.
+        weights: (population,), or (n, population) where each row has its own; need not sum to one. What has weight 0
+            comes last, in no order, if at all.
+        size: draws per row, at most the population.
 
     Returns:
         int64 indices (n, size), in the order drawn.
     """
-    arrival = rng.standard_exponential((n, len(weights))) / weights
+    with np.errstate(divide="ignore"):
+        arrival = rng.standard_exponential((n, weights.shape[-1])) / weights
     earliest = np.argpartition(arrival, size - 1, axis=1)[:, :size]
     order = np.argsort(np.take_along_axis(arrival, earliest, axis=1), axis=1)
     return np.take_along_axis(earliest, order, axis=1)

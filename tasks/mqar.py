@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Task
-from tasks.draws import distinct, weighted_distinct
-from tasks.spec import IGNORED, TaskSpec
+from tasks.base import Arrays
+from tasks.draws import distinct
+from tasks.lookup import LookUp
+from tasks.spec import TaskSpec
 
 
-class MQAR(Task):
+class MQAR(LookUp):
     """Multi-query associative recall: each key of a list of key-value pairs is asked for once, later on.
 
     Definition, with V = vocab_size, L = seq_len, K = n_pairs: keys are drawn from 1 ... V/2 - 1 and values from
@@ -23,9 +23,12 @@ class MQAR(Task):
     the whole vocabulary (or 0), keys included: a query may meet its key in the filler too.
 
     Source: Arora, Eyuboglu et al., "Zoology: Measuring and Improving Recall in Efficient Language Models",
-    arXiv 2312.04927; the defaults are its basic shape.
+    arXiv 2312.04927; the defaults are its basic shape. Arora et al., "Simple linear attention language models balance
+    the recall-throughput tradeoff", arXiv 2402.18668, train on several numbers of pairs at once and test at L/4 pairs
+    up to L = 1,024: here `min_pairs` and n_pairs=None.
 
-    `distance` is the query's position minus that of its value in the context, -1 where there is no label.
+    `distance` is the query's position minus that of its value in the context, `pairs` the number of pairs of the
+    example; both are -1 where there is no label.
 
         >>> task = MQAR(vocab_size=20, seq_len=12, n_pairs=2, random_non_queries=False)
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -37,9 +40,10 @@ class MQAR(Task):
     Args:
         vocab_size: tokens; keys are the lower half but 0, values the upper half. Greater than seq_len.
         seq_len: length of a sequence, even.
-        n_pairs: key-value pairs; four positions are needed for each.
+        n_pairs: key-value pairs; four positions are needed for each. None: as many as fit, at other lengths too.
         power_a: exponent a of the queries' positions; small puts them near the context, 1 spreads them evenly.
         random_non_queries: fill with random tokens (as published) instead of token 0.
+        min_pairs: if given, each example's number of pairs is drawn uniformly from min_pairs ... n_pairs.
     """
 
     name: ClassVar[str] = "mqar"
@@ -50,58 +54,43 @@ class MQAR(Task):
         "Attention solves it at any width that tells the keys apart; a mixer of fixed state fails once the pairs are "
         "more than its state can hold, and the delta rule holds more pairs in the same state than decay alone."
     )
-    sources: ClassVar[tuple[str, ...]] = ("tasks.draws",)
 
     def __init__(
         self,
         vocab_size: int = 256,
         seq_len: int = 64,
-        n_pairs: int = 4,
+        n_pairs: int | None = 4,
         power_a: float = 0.01,
         random_non_queries: bool = True,
+        min_pairs: int | None = None,
     ) -> None:
-        self.vocab_size = self._whole("vocab_size", vocab_size, 1)
-        self.seq_len = self._whole("seq_len", seq_len, 1)
-        self.n_pairs = self._whole("n_pairs", n_pairs, 1)
-        self.power_a = float(power_a)
-        self.random_non_queries = bool(random_non_queries)
+        self._keep_shape(vocab_size, seq_len, power_a, random_non_queries)
+        self.n_pairs = None if n_pairs is None else self._whole("n_pairs", n_pairs, 1)
+        self.min_pairs = None if min_pairs is None else self._whole("min_pairs", min_pairs, 1)
         self._demand(self.seq_len % 2 == 0, "seq_len must be even", "seq_len")
-        self._demand(4 * self.n_pairs <= self.seq_len, "4 * n_pairs must be <= seq_len", "n_pairs", "seq_len")
-        self._demand(self.vocab_size > self.seq_len, "vocab_size must be > seq_len", "vocab_size", "seq_len")
-        self._demand(math.isfinite(self.power_a) and self.power_a > 0, "power_a must be positive", "power_a")
+        fits = 4 <= 4 * self.most_pairs <= self.seq_len
+        self._demand(fits, "4 * n_pairs must be <= seq_len", "n_pairs", "seq_len")
+        ordered = self.min_pairs is None or self.min_pairs <= self.most_pairs
+        self._demand(ordered, "min_pairs must be <= n_pairs", "min_pairs", "n_pairs", "seq_len")
+
+    @property
+    def most_pairs(self) -> int:
+        """The number of pairs, or the largest where it is drawn."""
+        return self.seq_len // 4 if self.n_pairs is None else self.n_pairs
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec(
-            input="tokens",
-            seq_len=self.seq_len,
-            n_outputs=self.vocab_size,
-            loss="cross_entropy",
-            chance=1 / (self.vocab_size - self.vocab_size // 2),
-            vocab_size=self.vocab_size,
-            labelled=self.n_pairs,
-            facts=("distance",),
-        )
+        n_values = self.vocab_size - self.vocab_size // 2
+        return self._spec(n_values, self.most_pairs if self.min_pairs is None else None, "pairs")
 
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:
-        context, first_value = 2 * self.n_pairs, self.vocab_size // 2
-        keys = 1 + distinct(rng, n, first_value - 1, self.n_pairs)
-        values = first_value + distinct(rng, n, self.vocab_size - first_value, self.n_pairs)
-        slot_weights = np.arange(1, (self.seq_len - context) // 2 + 1) ** (self.power_a - 1)
-        queries = context + 2 * weighted_distinct(rng, n, slot_weights, self.n_pairs)
-
-        if self.random_non_queries:
-            inputs = rng.integers(self.vocab_size, size=(n, self.seq_len))
-        else:
-            inputs = np.zeros((n, self.seq_len), dtype=np.int64)
-        inputs[:, 0:context:2] = keys
-        inputs[:, 1:context:2] = values
-        np.put_along_axis(inputs, queries, keys, axis=1)
-
-        labels = np.full((n, self.seq_len), IGNORED, dtype=np.int64)
-        np.put_along_axis(labels, queries, values, axis=1)
-
-        distance = np.full((n, self.seq_len), -1, dtype=np.int32)
-        value_positions = np.arange(1, context, 2)
-        np.put_along_axis(distance, queries, queries - value_positions, axis=1)
-        return {"inputs": inputs, "labels": labels, "distance": distance}
+        most, first_value = self.most_pairs, self.vocab_size // 2
+        keys = 1 + distinct(rng, n, first_value - 1, most)
+        values = first_value + distinct(rng, n, self.vocab_size - first_value, most)
+        context = np.stack([keys, values], axis=2).reshape(n, 2 * most)
+        given = np.arange(1, 2 * most, 2)
+        if self.min_pairs is None:
+            return self._ask(rng, context, keys[:, :, None], values, given, {"pairs": np.array(most)})
+        pairs = rng.integers(self.min_pairs, most, size=n, endpoint=True)
+        facts = {"pairs": pairs[:, None]}
+        return self._ask(rng, context, keys[:, :, None], values, given, facts, counts=pairs, fewest=self.min_pairs)

@@ -13,8 +13,24 @@ if TYPE_CHECKING:
 TASKS = Registry(
     "task",
     {
+        "compositional": (
+            "tasks.compositional:Compositional",
+            "mqar with keys of two tokens, neither of which is enough",
+        ),
+        "compression": ("tasks.compression:Compression", "hold a whole sequence, give its tokens back by place"),
+        "copying": ("tasks.copying:Copying", "say tokens again, in order, after a stretch of blanks"),
+        "forgetting": ("tasks.forgetting:Forgetting", "mqar where keys get a new value: the last one counts"),
+        "fuzzy_recall": ("tasks.fuzzy_recall:FuzzyRecall", "recall where keys and values are words of several tokens"),
+        "in_context_recall": ("tasks.in_context_recall:InContextRecall", "name the value that a key had before"),
+        "induction_heads": ("tasks.induction_heads:InductionHeads", "name the token that followed the trigger before"),
+        "memorization": ("tasks.memorization:Memorization", "learn one map from keys to values by heart"),
         "mqar": ("tasks.mqar:MQAR", "multi-query associative recall: look up the value of a key seen before"),
         "needle": ("tasks.needle:Needle", "name the one relevant token, a fixed distance back among noise"),
+        "noisy_recall": ("tasks.noisy_recall:NoisyRecall", "recall among pairs of noise tokens"),
+        "selective_copying": (
+            "tasks.selective_copying:SelectiveCopying",
+            "say the tokens among blanks again, in order",
+        ),
         "ssm_teacher": ("tasks.ssm_teacher:SSMTeacher", "regress a linear time-invariant teacher of span dimension k"),
     },
 )

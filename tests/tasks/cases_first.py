@@ -20,7 +20,8 @@ def mqar_options(draw: st.DrawFn) -> Options:
         "n_pairs": n_pairs,
         "power_a": draw(st.sampled_from([0.01, 0.5, 1.0, 3.0])),
         "random_non_queries": draw(st.booleans()),
-    }
+        "min_pairs": draw(st.none() | st.integers(1, n_pairs)),
+    } | draw(st.sampled_from([{}, {"n_pairs": None}]))
 
 
 @st.composite
@@ -53,14 +54,14 @@ CASES = {
     "mqar": TaskCase(
         options=mqar_options(),
         solve=solvers.solve_mqar,
-        facts={"distance": solvers.mqar_distance},
+        facts={"distance": solvers.mqar_distance, "pairs": solvers.mqar_pairs},
         digests={
-            ("train", 0): "63be82c7883b5355",
-            ("train", 1): "d24c729c81c2370d",
-            ("validation", 0): "6c6d6e41cf750150",
-            ("validation", 1): "31d78489122343ad",
-            ("test", 0): "1ada24a86ef1cb47",
-            ("test", 1): "2a99f35584cc5e1e",
+            ("train", 0): "d6a85e1d9bbdf321",
+            ("train", 1): "d526a4409aabe105",
+            ("validation", 0): "1e802e62e8e9484b",
+            ("validation", 1): "dfce48ccdff7284f",
+            ("test", 0): "6a1c3dca09a8a36e",
+            ("test", 1): "ad2d06a64bcbf72b",
         },
         refused=[
             ({"n_pairs": 20, "seq_len": 64}, r"4 \* n_pairs must be <= seq_len, got n_pairs=20, seq_len=64"),
@@ -69,10 +70,18 @@ CASES = {
             ({"n_pairs": 0}, "n_pairs must be an integer >= 1, got n_pairs=0"),
             ({"n_pairs": 2.5}, "n_pairs must be an integer >= 1, got n_pairs=2.5"),
             ({"n_pairs": True}, "n_pairs must be an integer >= 1, got n_pairs=True"),
+            ({"n_pairs": None, "seq_len": 2}, r"4 \* n_pairs must be <= seq_len, got n_pairs=None, seq_len=2"),
+            ({"min_pairs": 0}, "min_pairs must be an integer >= 1, got min_pairs=0"),
+            ({"min_pairs": 5}, "min_pairs must be <= n_pairs, got min_pairs=5, n_pairs=4, seq_len=64"),
             ({"power_a": 0.0}, "power_a must be positive, got power_a=0.0"),
             ({"power_a": float("nan")}, "power_a must be positive, got power_a=nan"),
         ],
-        published=[{}, {"vocab_size": 8192, "seq_len": 512, "n_pairs": 64}],
+        published=[
+            {},
+            {"vocab_size": 8192, "seq_len": 512, "n_pairs": 64},
+            {"vocab_size": 8192, "seq_len": 1024, "n_pairs": None},
+            {"vocab_size": 8192, "seq_len": 1024, "n_pairs": None, "min_pairs": 4},
+        ],
     ),
     "needle": TaskCase(
         options=needle_options(),

@@ -11,17 +11,24 @@ from zoo.theory.teacher import balanced_teacher
 
 
 def solve_mqar(options: dict[str, Any], inputs: list[int], asked: list[int]) -> dict[int, int]:
-    """Look each token that is asked about up in the list of pairs at the front."""
+    """Look each token that is asked about up in the list of pairs at the front: every key is asked for once."""
     pairs = {}
-    for j in range(options["n_pairs"]):
+    for j in range(len(asked)):
         pairs[inputs[2 * j]] = inputs[2 * j + 1]
     return {position: pairs[inputs[position]] for position in asked}
 
 
 def mqar_distance(options: dict[str, Any], inputs: list[int], asked: list[int]) -> dict[int, int]:
     """Back to the value, which stands behind its key."""
-    keys = inputs[0 : 2 * options["n_pairs"] : 2]
+    keys = inputs[0 : 2 * len(asked) : 2]
     return {position: position - (2 * keys.index(inputs[position]) + 1) for position in asked}
+
+
+def mqar_pairs(options: dict[str, Any], inputs: list[int], asked: list[int]) -> dict[int, int]:
+    """As many as are asked for, within the bounds that the options set."""
+    most = options["n_pairs"] or options["seq_len"] // 4
+    assert (options["min_pairs"] or most) <= len(asked) <= most
+    return dict.fromkeys(asked, len(asked))
 
 
 def solve_needle(options: dict[str, Any], inputs: list[int], asked: list[int]) -> dict[int, int]:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.draws import distinct, weighted_distinct
+from tasks.draws import distinct, one_of, shuffled, weighted_distinct
+from tasks.occurrences import first_and_previous
 from tests.tasks.case import chi_square
 
 
@@ -44,3 +45,39 @@ def test_draws_without_replacement_are_distinct(population: int, data: st.DataOb
     assert all(len(set(row)) == size for row in drawn.tolist())
     raced = weighted_distinct(np.random.default_rng(0), 5, np.arange(1.0, population + 1), size)
     assert all(len(set(row)) == size for row in raced.tolist())
+
+
+def test_what_has_weight_zero_comes_last(rng: np.random.Generator) -> None:
+    weights = np.array([[1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0]])[rng.integers(2, size=500)]
+    drawn = weighted_distinct(rng, 500, weights, 3)
+    weight_drawn = np.take_along_axis(weights, drawn, axis=1)
+    assert (np.diff(weight_drawn, axis=1) <= 0).all()
+    assert (weight_drawn.sum(axis=1) == weights.sum(axis=1)).all()
+    for row in drawn:
+        assert len(set(row.tolist())) == 3
+
+
+def test_every_permutation_is_equally_likely(rng: np.random.Generator) -> None:
+    codes = shuffled(rng, 12_000, 3) @ np.array([9, 3, 1])
+    permutations, counts = np.unique(codes, return_counts=True)
+    assert len(permutations) == 6
+    assert chi_square(counts, np.full(6, 1 / 6)) < 35.9  # 5 degrees of freedom
+
+
+def test_one_of_the_eligible_is_chosen_evenly(rng: np.random.Generator) -> None:
+    eligible = np.array([[False, True, True, False, True], [True, False, False, False, False]])
+    chosen = one_of(rng, np.repeat(eligible, 9_000, axis=0))
+    assert chi_square(np.bincount(chosen[:9_000], minlength=5)[[1, 2, 4]], np.full(3, 1 / 3)) < 27.7  # 2 degrees
+    assert eligible[0, chosen[:9_000]].all()
+    assert (chosen[9_000:] == 0).all()
+
+
+@settings(max_examples=40)
+@given(rows=st.lists(st.lists(st.integers(0, 5), min_size=7, max_size=7), min_size=0, max_size=4))
+def test_occurrences_are_those_that_a_loop_finds(rows: list[list[int]]) -> None:
+    first, previous = first_and_previous(np.array(rows, dtype=np.int64).reshape(-1, 7))
+    for r, row in enumerate(rows):
+        for place, value in enumerate(row):
+            earlier = [p for p in range(place) if row[p] == value]
+            assert first[r, place] == (earlier[0] if earlier else place)
+            assert previous[r, place] == (earlier[-1] if earlier else -1)

@@ -18,11 +18,14 @@ from tests.tasks.cases_first import mqar_options
 @given(options=mqar_options(), seed=st.integers(0, 99))
 def test_mqar_has_the_published_structure(options: dict[str, Any], seed: int) -> None:
     task = tasks.create_task("mqar", **options)
-    n_keys, context = options["vocab_size"] // 2, 2 * options["n_pairs"]
+    n_keys, most = options["vocab_size"] // 2, options["n_pairs"] or options["seq_len"] // 4
     arrays = task.sample(np.random.default_rng(seed), 4)
     for inputs, labels in zip(arrays["inputs"].tolist(), arrays["labels"].tolist(), strict=True):
+        n_pairs = len(labels) - labels.count(IGNORED)
+        assert (options["min_pairs"] or most) <= n_pairs <= most
+        context = 2 * n_pairs
         keys, values = inputs[0:context:2], inputs[1:context:2]
-        assert len(set(keys)) == len(set(values)) == options["n_pairs"]
+        assert len(set(keys)) == len(set(values)) == n_pairs
         assert all(1 <= key < n_keys for key in keys)
         assert all(n_keys <= value < options["vocab_size"] for value in values)
         queries = [position for position, label in enumerate(labels) if label != IGNORED]
@@ -38,6 +41,16 @@ def test_mqar_places_a_key_by_the_power_law(rng: np.random.Generator) -> None:
     slots = np.nonzero(task.sample(rng, 60_000)["labels"] != IGNORED)[1] // 2 - 1
     law = np.arange(1, 11) ** (0.01 - 1)
     assert chi_square(np.bincount(slots, minlength=10), law / law.sum()) < 46.7  # 9 degrees of freedom
+
+
+def test_mqar_draws_the_number_of_pairs_evenly_and_keeps_the_power_law(rng: np.random.Generator) -> None:
+    task = tasks.create_task("mqar", vocab_size=64, seq_len=16, n_pairs=None, min_pairs=1)
+    labelled = task.sample(rng, 60_000)["labels"] != IGNORED
+    pairs = labelled.sum(axis=1)
+    assert chi_square(np.bincount(pairs, minlength=5)[1:], np.full(4, 1 / 4)) < 31.8  # 3 degrees of freedom
+    slots = np.nonzero(labelled[pairs == 1])[1] // 2 - 1
+    law = np.arange(1, 8) ** (0.01 - 1)
+    assert chi_square(np.bincount(slots, minlength=7), law / law.sum()) < 38.3  # 6 degrees of freedom
 
 
 def test_random_filler_covers_the_vocabulary(rng: np.random.Generator) -> None:

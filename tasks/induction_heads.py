@@ -1,0 +1,74 @@
+"""What followed the trigger the last time?"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from tasks.base import Arrays, Task
+from tasks.spec import IGNORED, TaskSpec
+
+
+class InductionHeads(Task):
+    """A trigger stands once among random tokens and again at the end: name the token that followed it.
+
+    Definition, with V = vocab_size, L = seq_len: tokens drawn uniformly from 0 ... V - 2; the trigger V - 1 replaces
+    that at one position, drawn uniformly from 0 ... L - 3, and the last one. The label, at the last position alone, is
+    the token behind the first trigger.
+
+    Source: Fu et al., "Hungry Hungry Hippos", arXiv 2212.14052, after Olsson et al., arXiv 2209.11895; the shape is
+    that of Gu and Dao, "Mamba", arXiv 2312.00752: V = 16, trained at L = 256, tested from 2^6 to 2^20.
+
+    `distance` is the last position minus that of the answer, -1 elsewhere.
+
+        >>> task = InductionHeads(vocab_size=8, seq_len=10)
+        >>> example = task.sample(np.random.default_rng(0), 1)
+        >>> print(*(f"{token:4d}" for token in example["inputs"][0]))
+           5    4    3    1    2    7    0    0    1    7
+        >>> print(*(f"{label:4d}" for label in example["labels"][0]))
+        -100 -100 -100 -100 -100 -100 -100 -100 -100    0
+
+    Args:
+        vocab_size: tokens, the trigger included.
+        seq_len: length of a sequence.
+    """
+
+    name: ClassVar[str] = "induction_heads"
+    source: ClassVar[str] = (
+        "Fu et al., Hungry Hungry Hippos, arXiv 2212.14052; shape of Gu and Dao, Mamba, arXiv 2312.00752"
+    )
+    prediction: ClassVar[str] = (
+        "Attention finds the trigger but does not extrapolate beyond the lengths its positions have seen; a selective "
+        "state keeps the one token that it needs, at any length; a linear time-invariant mixer does neither."
+    )
+
+    def __init__(self, vocab_size: int = 16, seq_len: int = 256) -> None:
+        self.vocab_size = self._whole("vocab_size", vocab_size, 3)
+        self.seq_len = self._whole("seq_len", seq_len, 3)
+
+    @property
+    def spec(self) -> TaskSpec:
+        return TaskSpec(
+            input="tokens",
+            seq_len=self.seq_len,
+            n_outputs=self.vocab_size,
+            loss="cross_entropy",
+            chance=1 / (self.vocab_size - 1),
+            vocab_size=self.vocab_size,
+            labelled=1,
+            facts=("distance",),
+        )
+
+    def sample(self, rng: np.random.Generator, n: int) -> Arrays:
+        trigger, example = self.vocab_size - 1, np.arange(n)
+        inputs = rng.integers(trigger, size=(n, self.seq_len))
+        answer_places = 1 + rng.integers(self.seq_len - 2, size=n)
+        inputs[example, answer_places - 1] = trigger
+        inputs[:, -1] = trigger
+
+        labels = np.full((n, self.seq_len), IGNORED, dtype=np.int64)
+        labels[:, -1] = inputs[example, answer_places]
+        distance = np.full((n, self.seq_len), -1, dtype=np.int32)
+        distance[:, -1] = self.seq_len - 1 - answer_places
+        return {"inputs": inputs, "labels": labels, "distance": distance}

@@ -1,0 +1,85 @@
+"""Copying the tokens that matter from among blanks."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from tasks.base import Arrays, Task
+from tasks.draws import distinct
+from tasks.placing import fact_at, labels_at
+from tasks.spec import TaskSpec
+
+
+class SelectiveCopying(Task):
+    """Tokens scattered among blanks, then a marker: say the tokens in order, without the blanks.
+
+    Definition, with V = vocab_size, L = seq_len, M = n_copied: M tokens drawn uniformly from 0 ... V - 3 stand in order
+    at M of the first L - M - 1 positions, drawn uniformly without replacement; the others hold the blank V - 2. Then
+    comes the marker V - 1 and, at the last M positions, blanks, whose labels are the tokens in order.
+
+    Source: Gu and Dao, "Mamba", arXiv 2312.00752: L = 4,096, 16 tokens of a vocabulary of 16. Its generator was not
+    released; the form is that of Poli et al. (MAD), arXiv 2403.17844, whose shape is the default. There a blank is put
+    in front of a random token, one blank at a time, so that none follows the last token and the draws come from a
+    generator without a seed; here all sets of places are equally likely.
+
+    `distance` is a label's position minus that of the token to copy, -1 where there is no label.
+
+        >>> task = SelectiveCopying(vocab_size=6, seq_len=12, n_copied=3)
+        >>> example = task.sample(np.random.default_rng(0), 1)
+        >>> print(*(f"{token:4d}" for token in example["inputs"][0]))
+           3    2    2    4    4    4    4    4    5    4    4    4
+        >>> print(*(f"{label:4d}" for label in example["labels"][0]))
+        -100 -100 -100 -100 -100 -100 -100 -100 -100    3    2    2
+
+    Args:
+        vocab_size: tokens, blank and marker included.
+        seq_len: length of a sequence, more than n_copied twice.
+        n_copied: tokens to copy.
+    """
+
+    name: ClassVar[str] = "selective_copying"
+    source: ClassVar[str] = (
+        "Gu and Dao, Mamba: Linear-Time Sequence Modeling with Selective State Spaces, arXiv 2312.00752; "
+        "form and default shape of Poli et al. (MAD), arXiv 2403.17844"
+    )
+    prediction: ClassVar[str] = (
+        "Distances vary, so a linear time-invariant mixer cannot tell what to keep; an input-dependent transition "
+        "writes tokens and skips blanks; attention solves it by counting."
+    )
+    sources: ClassVar[tuple[str, ...]] = ("tasks.draws", "tasks.placing")
+
+    def __init__(self, vocab_size: int = 16, seq_len: int = 256, n_copied: int = 16) -> None:
+        self.vocab_size = self._whole("vocab_size", vocab_size, 4)
+        self.seq_len = self._whole("seq_len", seq_len, 1)
+        self.n_copied = self._whole("n_copied", n_copied, 1)
+        self._demand(2 * self.n_copied < self.seq_len, "2 * n_copied must be < seq_len", "n_copied", "seq_len")
+
+    @property
+    def spec(self) -> TaskSpec:
+        return TaskSpec(
+            input="tokens",
+            seq_len=self.seq_len,
+            n_outputs=self.vocab_size,
+            loss="cross_entropy",
+            chance=1 / (self.vocab_size - 2),
+            vocab_size=self.vocab_size,
+            labelled=self.n_copied,
+            facts=("distance",),
+        )
+
+    def sample(self, rng: np.random.Generator, n: int) -> Arrays:
+        blank, marker = self.vocab_size - 2, self.vocab_size - 1
+        marked = self.seq_len - self.n_copied - 1
+        tokens = rng.integers(blank, size=(n, self.n_copied))
+        places = np.sort(distinct(rng, n, marked, self.n_copied), axis=1)
+        inputs = np.full((n, self.seq_len), blank, dtype=np.int64)
+        np.put_along_axis(inputs, places, tokens, axis=1)
+        inputs[:, marked] = marker
+        asked = np.broadcast_to(np.arange(marked + 1, self.seq_len), tokens.shape)
+        return {
+            "inputs": inputs,
+            "labels": labels_at(asked, tokens, self.seq_len),
+            "distance": fact_at(asked, asked - places, self.seq_len),
+        }

@@ -1,0 +1,332 @@
+"""Recall and copying: MAD's tasks, MQAR's variants, copying and induction."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from tests.tasks import solvers_recall as solvers
+from tests.tasks.case import Options, TaskCase
+
+TRAIN_TARGETS = st.sampled_from(["every_token", "answers"])
+
+
+@st.composite
+def forgetting_options(draw: st.DrawFn) -> Options:
+    n_pairs = draw(st.integers(1, 10))
+    n_updates = draw(st.integers(0, n_pairs))
+    seq_len = 4 * n_pairs + 2 * n_updates + 2 * draw(st.integers(0, 20))
+    return {
+        "vocab_size": seq_len + draw(st.integers(1, 100)),
+        "seq_len": seq_len,
+        "n_pairs": n_pairs,
+        "n_updates": n_updates,
+        "power_a": draw(st.sampled_from([0.01, 1.0, 3.0])),
+        "random_non_queries": draw(st.booleans()),
+    }
+
+
+@st.composite
+def compositional_options(draw: st.DrawFn) -> Options:
+    n_pairs = draw(st.integers(1, 4)) ** 2
+    seq_len = 6 * n_pairs + draw(st.integers(0, 20))
+    return {
+        "vocab_size": seq_len + draw(st.integers(1, 100)),
+        "seq_len": seq_len,
+        "n_pairs": n_pairs,
+        "power_a": draw(st.sampled_from([0.01, 1.0, 3.0])),
+        "random_non_queries": draw(st.booleans()),
+    }
+
+
+@st.composite
+def in_context_recall_options(draw: st.DrawFn) -> Options:
+    return {
+        "vocab_size": draw(st.integers(4, 40)),
+        "seq_len": 2 * draw(st.integers(2, 40)),
+        "train_targets": draw(TRAIN_TARGETS),
+    }
+
+
+@st.composite
+def noisy_recall_options(draw: st.DrawFn) -> Options:
+    noise = draw(st.integers(1, 20))
+    return {
+        "vocab_size": noise + draw(st.integers(4, 40)),
+        "seq_len": 2 * draw(st.integers(2, 40)),
+        "noise_vocab_size": noise,
+        "frac_noise": draw(st.sampled_from([0.0, 0.2, 0.8, 0.99])),
+        "train_targets": draw(TRAIN_TARGETS),
+    }
+
+
+@st.composite
+def fuzzy_recall_options(draw: st.DrawFn) -> Options:
+    k, v = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    return {
+        "vocab_size": draw(st.integers(max(5, 2 * max(k, v) + 1), 20)),
+        "seq_len": 2 * (k + v) + draw(st.integers(1, 60)),
+        "k_motif_size": k,
+        "v_motif_size": v,
+        "train_targets": draw(TRAIN_TARGETS),
+    }
+
+
+@st.composite
+def copying_options(draw: st.DrawFn) -> Options:
+    n_copied = draw(st.integers(1, 12))
+    return {
+        "vocab_size": draw(st.integers(4, 20)),
+        "seq_len": 2 * n_copied + draw(st.integers(0, 40)),
+        "n_copied": n_copied,
+    }
+
+
+@st.composite
+def selective_copying_options(draw: st.DrawFn) -> Options:
+    return draw(copying_options().map(lambda options: options | {"seq_len": options["seq_len"] + 1}))
+
+
+@st.composite
+def compression_options(draw: st.DrawFn) -> Options:
+    n_tokens = draw(st.integers(1, 30))
+    return {
+        "vocab_size": draw(st.integers(3, 20)),
+        "seq_len": 2 * n_tokens + 1,
+        "max_seq_len": draw(st.none() | st.integers(2 * n_tokens + 1, 100)),
+    }
+
+
+def digests(*hashes: str) -> dict[tuple[str, int], str]:
+    """Of train, validation and test, each with seeds 0 and 1."""
+    names = [(split, seed) for split in ("train", "validation", "test") for seed in (0, 1)]
+    return dict(zip(names, hashes, strict=True))
+
+
+CASES = {
+    "compositional": TaskCase(
+        options=compositional_options(),
+        solve=solvers.solve_compositional,
+        facts={"distance": solvers.compositional_distance, "pairs": solvers.all_pairs},
+        digests=digests(
+            "40b59996fd44a3ec",
+            "f0ab5017aebbcf81",
+            "5673214d5d1e9534",
+            "35f439f853271556",
+            "850ba68f1044fc13",
+            "e70d71108f92d045",
+        ),
+        refused=[
+            ({"n_pairs": 8}, "n_pairs must be a square number, got n_pairs=8"),
+            ({"n_pairs": 16}, r"6 \* n_pairs must be <= seq_len, got n_pairs=16, seq_len=64"),
+            ({"vocab_size": 64}, "vocab_size must be > seq_len, got vocab_size=64, seq_len=64"),
+            ({"power_a": -1}, "power_a must be positive, got power_a=-1.0"),
+            ({"n_pairs": 0}, "n_pairs must be an integer >= 1, got n_pairs=0"),
+        ],
+        published=[{"vocab_size": 8192, "seq_len": seq, "n_pairs": k} for seq, k in [(64, 4), (256, 36), (2048, 256)]],
+    ),
+    "compression": TaskCase(
+        options=compression_options(),
+        solve=solvers.solve_compression,
+        facts={"distance": solvers.compression_distance},
+        digests=digests(
+            "f5dbd8baaed49d71",
+            "3a15487bcae8745e",
+            "1b09e8860ca4e968",
+            "2e0970836817ec46",
+            "1e8c72d7e04415d8",
+            "bdc6a2e224d428de",
+        ),
+        refused=[
+            ({"seq_len": 64}, "seq_len must be odd, got seq_len=64"),
+            ({"max_seq_len": 31}, "seq_len must be <= max_seq_len, got seq_len=63, max_seq_len=31"),
+            ({"vocab_size": 2}, "vocab_size must be an integer >= 3, got vocab_size=2"),
+        ],
+        published=[{}],
+        other_length=31,
+    ),
+    "copying": TaskCase(
+        options=copying_options(),
+        solve=solvers.solve_copying,
+        facts={"distance": solvers.copying_distance},
+        digests=digests(
+            "7ce9396eebd4ed9b",
+            "5d075b14b1b2f6fa",
+            "472fead92120f662",
+            "49efdbe4477c5078",
+            "e3064247340266f7",
+            "33cf62dd371e2405",
+        ),
+        refused=[
+            ({"n_copied": 61}, r"2 \* n_copied must be <= seq_len, got n_copied=61, seq_len=120"),
+            ({"vocab_size": 3}, "vocab_size must be an integer >= 4, got vocab_size=3"),
+            ({"n_copied": 0}, "n_copied must be an integer >= 1, got n_copied=0"),
+        ],
+        published=[{}, {"seq_len": 1020}],
+    ),
+    "forgetting": TaskCase(
+        options=forgetting_options(),
+        solve=solvers.solve_forgetting,
+        facts={
+            "distance": solvers.forgetting_distance,
+            "pairs": solvers.all_pairs,
+            "assignments": solvers.forgetting_assignments,
+        },
+        digests=digests(
+            "8dd320dc7f860ccc",
+            "09d58e259815f5e1",
+            "0cd122f2aa057b56",
+            "3e17f6c0ddfc9a83",
+            "954dbc103f2b5801",
+            "8395fa269ca8435c",
+        ),
+        refused=[
+            ({"n_updates": 9}, "n_updates must be <= n_pairs, got n_updates=9, n_pairs=8"),
+            (
+                {"n_pairs": 14, "n_updates": 5},
+                r"4 \* n_pairs \+ 2 \* n_updates must be <= seq_len, got n_pairs=14, n_updates=5, seq_len=64",
+            ),
+            ({"seq_len": 63}, "seq_len must be even, got seq_len=63"),
+            ({"vocab_size": 64}, "vocab_size must be > seq_len, got vocab_size=64, seq_len=64"),
+            ({"n_updates": -1}, "n_updates must be an integer >= 0, got n_updates=-1"),
+        ],
+        published=[{"vocab_size": 8192, "seq_len": seq, "n_pairs": k} for seq, k in [(64, 4), (256, 36), (2048, 256)]],
+    ),
+    "fuzzy_recall": TaskCase(
+        options=fuzzy_recall_options(),
+        solve=solvers.solve_fuzzy,
+        facts={"distance": solvers.fuzzy_distance},
+        digests=digests(
+            "27ee112089ea66f3",
+            "1e82541dbff30f6f",
+            "855d8005903b10dc",
+            "c58c3e6f41ee4722",
+            "d9a7466d79ad86e6",
+            "3bd43edabebf52be",
+        ),
+        refused=[
+            (
+                {"seq_len": 12},
+                r"seq_len must be > 2 \* \(k_motif_size \+ v_motif_size\), "
+                "got seq_len=12, k_motif_size=3, v_motif_size=3",
+            ),
+            (
+                {"k_motif_size": 8},
+                r"k_motif_size must be <= \(vocab_size - 1\) // 2, the tokens of keys, "
+                "got k_motif_size=8, vocab_size=16",
+            ),
+            (
+                {"v_motif_size": 9},
+                "v_motif_size must be <= vocab_size // 2, the tokens of values, got v_motif_size=9, vocab_size=16",
+            ),
+            (
+                {"vocab_size": 128, "k_motif_size": 7, "seq_len": 200},
+                r"keys must be at most 2\^40 words, got k_motif_size=7, vocab_size=128",
+            ),
+            ({"train_targets": "all"}, "train_targets must be one of every_token, answers, got train_targets='all'"),
+        ],
+        published=[{}, {"vocab_size": 128}, {"seq_len": 1024}],
+    ),
+    "in_context_recall": TaskCase(
+        options=in_context_recall_options(),
+        solve=solvers.solve_recall,
+        facts={"distance": solvers.recall_distance},
+        digests=digests(
+            "7fbab0f0dafb17e2",
+            "47d81364ac64e453",
+            "793b50ed87a52527",
+            "fbdee3ea3d92faf4",
+            "c74f5301628c4ddf",
+            "48123163007d82a3",
+        ),
+        refused=[
+            ({"seq_len": 127}, "seq_len must be even, got seq_len=127"),
+            ({"vocab_size": 3}, "vocab_size must be an integer >= 4, got vocab_size=3"),
+            ({"train_targets": "all"}, "train_targets must be one of every_token, answers, got train_targets='all'"),
+        ],
+        published=[{}, {"vocab_size": 128}, {"seq_len": 1024}],
+    ),
+    "induction_heads": TaskCase(
+        options=st.fixed_dictionaries({"vocab_size": st.integers(3, 30), "seq_len": st.integers(3, 80)}),
+        solve=solvers.solve_induction,
+        facts={"distance": solvers.induction_distance},
+        digests=digests(
+            "e3f151be58e4ff13",
+            "5a9bbf41092dccd2",
+            "ceac8348df210a99",
+            "49b2084019280544",
+            "42ed0dc2c4111c81",
+            "5e01dd6ec7c5ea0a",
+        ),
+        refused=[
+            ({"seq_len": 2}, "seq_len must be an integer >= 3, got seq_len=2"),
+            ({"vocab_size": 2}, "vocab_size must be an integer >= 3, got vocab_size=2"),
+        ],
+        published=[{}, {"seq_len": 2**20}],
+    ),
+    "memorization": TaskCase(
+        options=st.fixed_dictionaries(
+            {
+                "vocab_size": st.integers(5, 60),
+                "seq_len": st.integers(1, 20).map(lambda n: 2 * n),
+                "map_seed": st.integers(0, 3),
+            }
+        ),
+        solve=solvers.solve_memorization,
+        digests=digests(
+            "77fc9837a362161e",
+            "32b9d8cd855a4386",
+            "b4d19bafd32e2a19",
+            "0c58d96c3740a62b",
+            "1b4994e40b5d9f87",
+            "d6582d11262082a8",
+        ),
+        refused=[
+            ({"seq_len": 31}, "seq_len must be even, got seq_len=31"),
+            ({"vocab_size": 4}, "vocab_size must be an integer >= 5, got vocab_size=4"),
+            ({"map_seed": -1}, "map_seed must be an integer >= 0, got map_seed=-1"),
+        ],
+        published=[{}, {"vocab_size": 8192}],
+    ),
+    "noisy_recall": TaskCase(
+        options=noisy_recall_options(),
+        solve=solvers.solve_recall,
+        facts={"distance": solvers.recall_distance},
+        digests=digests(
+            "be27174e6697b626",
+            "46ae93645c0067b8",
+            "6f496a09491cb3d7",
+            "643ad469a4c515e3",
+            "2b4180b91f708372",
+            "9c7c0a85ca70dd05",
+        ),
+        refused=[
+            ({"seq_len": 127}, "seq_len must be even, got seq_len=127"),
+            (
+                {"noise_vocab_size": 29},
+                "noise_vocab_size must be <= vocab_size - 4, got noise_vocab_size=29, vocab_size=32",
+            ),
+            ({"frac_noise": 1.0}, r"frac_noise must lie in \[0, 1\), got frac_noise=1.0"),
+            ({"frac_noise": float("nan")}, r"frac_noise must lie in \[0, 1\), got frac_noise=nan"),
+            ({"train_targets": "all"}, "train_targets must be one of every_token, answers, got train_targets='all'"),
+        ],
+        published=[{}, {"frac_noise": 0.8}, {"seq_len": 1024}],
+    ),
+    "selective_copying": TaskCase(
+        options=selective_copying_options(),
+        solve=solvers.solve_selective,
+        facts={"distance": solvers.selective_distance},
+        digests=digests(
+            "1a3a11349bb6cf3c",
+            "de7d7073fe6b9ec5",
+            "69bf88b456749cf8",
+            "064f4abb697397c0",
+            "9347b872949ecf10",
+            "1a1b7f4f05481a57",
+        ),
+        refused=[
+            ({"seq_len": 32}, r"2 \* n_copied must be < seq_len, got n_copied=16, seq_len=32"),
+            ({"vocab_size": 3}, "vocab_size must be an integer >= 4, got vocab_size=3"),
+        ],
+        published=[{}, {"seq_len": 4096}, {"n_copied": 96}],
+    ),
+}
