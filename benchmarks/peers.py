@@ -23,7 +23,7 @@ from torch import Tensor
 
 from zoo.ops.channel_ssm import channel_ssm
 from zoo.ops.diagonal import zero_order_hold
-from zoo.ops.selective_scan import selective_scan
+from zoo.ops.scan import selective_scan
 from zoo.ops.ssd import ssd
 
 Form = Callable[..., Tensor]

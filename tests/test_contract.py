@@ -800,12 +800,12 @@ MUTANTS: dict[str, tuple[Case, str, Callable[[Any], Any], Callable[..., None]]] 
     "selective SSM: input direction negated": (
         Case("selective_ssm", {}),
         "zoo.mixers.selective_ssm.selective_scan",
-        lambda f: lambda x, dt, A, B, *rest: f(x, dt, A, -B, *rest),
+        lambda f: lambda x, dt, A, B, *rest, **options: f(x, dt, A, -B, *rest, **options),
         test_forward_is_the_reference,
     ),
     "selective SSM: one gradient negated": (
         Case("selective_ssm", {"d_state": 2, "expand": 1}),
-        "zoo.ops.selective_scan._scan_backward",
+        "zoo.ops.scan._scan_backward",
         lambda f: lambda *a: tuple(-g if n == 1 else g for n, g in enumerate(f(*a))),
         test_gradients_of_input_state_and_parameters_pass_gradcheck,
     ),

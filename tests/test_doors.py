@@ -40,6 +40,7 @@ THIRD_PARTY = {
     "naming": set(),
     "files": set(),
     "registry": set(),
+    "ops.scan_numba_kernels": CORE | {"numba", "numpy"},
     "transformers_weights": CORE | {"transformers"},
     "theory.report": CORE | REPORT,
     "theory.figures": CORE | REPORT,

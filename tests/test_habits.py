@@ -73,7 +73,7 @@ def _imported(*parts: str) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("parts", "extras"),
     [
-        (("zoo", "tasks", "train.py", "cli.py", "run_folder.py"), ("report", "train", "transformers")),
+        (("zoo", "tasks", "train.py", "cli.py", "run_folder.py"), ("fast", "report", "train", "transformers")),
         (("tests", "benchmarks"), ("report", "train", "dev")),
     ],
 )

@@ -21,7 +21,7 @@ from zoo.ops.long_conv import long_conv
 from zoo.ops.lstm import lstm_scan
 from zoo.ops.precision import widest
 from zoo.ops.rnn import linear_rnn
-from zoo.ops.selective_scan import selective_scan
+from zoo.ops.scan import selective_scan
 from zoo.ops.sliding import sliding_attend
 from zoo.ops.time import right_align, valid_positions
 from zoo.ops.toeplitz import toeplitz_mix
@@ -125,7 +125,8 @@ def test_selective_scan_with_a_step_of_zero_stands_still(generator: torch.Genera
 
 
 def test_selective_scan_accumulates_bfloat16_in_float32(generator: torch.Generator) -> None:
-    narrow = [t.bfloat16() for t in scan_inputs(generator, 300)]
+    *narrow, state = (t.bfloat16() for t in scan_inputs(generator, 300))
+    narrow.append(state.float())
     y, final = selective_scan(*narrow)
     assert (y.dtype, final.dtype) == (torch.bfloat16, torch.float32)
     exact_y, exact_final = selective_scan(*(t.double() for t in narrow))
@@ -147,9 +148,9 @@ def test_the_custom_ops_are_registered_as_they_behave(seq_len: int, generator: t
     """Schema, fake tensors against real ones, autograd registration, and tracing with dynamic shapes."""
     x, dt, A, B, C, _, state = scan_inputs(generator, seq_len)
     forward = torch.ops.zoo.selective_scan.default
-    torch.library.opcheck(forward, tuple(differentiable(x, dt, A, B, C, state)))
-    y, final, entering = forward(x, dt, A, B, C, state)
-    backward = (torch.ones_like(y), torch.ones_like(final), x, dt, A, B, C, entering)
+    torch.library.opcheck(forward, (*differentiable(x, dt, A, B, C, state), "torch", True))
+    y, final, entering = forward(x, dt, A, B, C, state, "torch", True)
+    backward = (torch.ones_like(y), torch.ones_like(final), x, dt, A, B, C, entering, "torch")
     torch.library.opcheck(torch.ops.zoo.selective_scan_backward.default, backward)
 
 

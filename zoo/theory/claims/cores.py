@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer
 from zoo.ops.activation import rms_norm, tanh
-from zoo.ops.selective_scan import selective_scan
+from zoo.ops.scan import selective_scan
 from zoo.theory.claims.claim import Settings
 
 M = TypeVar("M", bound=nn.Module)

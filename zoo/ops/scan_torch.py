@@ -1,11 +1,7 @@
-"""The selective scan of Mamba (Gu and Dao 2312.00752, Algorithm 2), in chunks, with a hand-written backward pass.
-
-    h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t        h (d_inner, d_state)
-    y_t = h_t C_t
+"""Backend `torch` of `zoo.ops.scan`: bulk operations on chunks, on any device and in any precision.
 
 Per chunk the decays and inputs of all steps are made in bulk, then one multiply-add a step runs the recurrence in
-place. Backward keeps one state a chunk and recomputes the rest. Nothing is ever divided by a decay. Inside, time
-comes first and channels last.
+place. Inside, time comes first and channels last.
 """
 
 from __future__ import annotations
@@ -13,46 +9,14 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 _LOG2_E = math.log2(math.e)  # exp2 is markedly faster than exp on CPUs
 _CHUNK_NUMBERS = 262_144  # work buffers of about a megabyte stay in cache
 
 
-def selective_scan(
-    x: Float[Tensor, "batch seq d_inner"],
-    dt: Float[Tensor, "batch seq d_inner"],
-    A: Float[Tensor, "d_inner d_state"],
-    B: Float[Tensor, "batch seq d_state"],
-    C: Float[Tensor, "batch seq d_state"],
-    D: Float[Tensor, " d_inner"] | None = None,
-    state: Float[Tensor, "batch d_inner d_state"] | None = None,
-) -> tuple[Float[Tensor, "batch seq d_inner"], Float[Tensor, "batch d_inner d_state"]]:
-    """Scan the whole sequence; differentiable once, for every argument.
-
-    Args:
-        x: input.
-        dt: step sizes, not negative; a zero leaves the state as it is.
-        A: decay rates, negative.
-        B, C: input and output directions.
-        D: skip, adds D x.
-        state: h before the first position; zero when absent.
-
-    Returns:
-        y in x's dtype, and h after the last position. Computed in at least float32.
-    """
-    wide = torch.promote_types(x.dtype, torch.float32)
-    if state is None:
-        state = x.new_zeros(x.shape[0], *A.shape, dtype=wide)
-    wide_x = x.to(wide)
-    y, final, _ = _scan(wide_x, dt.to(wide), A.to(wide), B.to(wide), C.to(wide), state.to(wide))
-    if D is not None:
-        y = torch.addcmul(y, wide_x, D.to(wide))
-    return y.to(x.dtype), final
-
-
-def _chunk_length(batch: int, d_inner: int, d_state: int, seq_len: int) -> int:
+def chunk_length(batch: int, d_inner: int, d_state: int, seq_len: int) -> int:
+    """Steps of a chunk: one state a chunk is kept for backward."""
     steps = _CHUNK_NUMBERS // max(1, batch * d_inner * d_state)
     return min(seq_len, max(16, min(128, steps)))
 
@@ -71,16 +35,7 @@ def _contract(a: Tensor, b: Tensor, work: Tensor, axis: int, out: Tensor) -> Non
     torch.sum(torch.mul(a, b, out=work), axis, out=out)
 
 
-# Schemas are written out: a shape checker wrapped around the functions hides the annotations that torch would read.
-_SCAN_SCHEMA = "(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor state) -> (Tensor, Tensor, Tensor)"
-_BACKWARD_SCHEMA = (
-    "(Tensor grad_y, Tensor grad_final, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor entering)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
-
-
-@torch.library.custom_op("zoo::selective_scan", mutates_args=(), schema=_SCAN_SCHEMA)
-def _scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns y, the final state, and the state that entered each chunk (chunk, batch, d_state, d_inner)."""
     batch, seq_len, d_inner = x.shape
     d_state = A.shape[1]
@@ -88,7 +43,7 @@ def _scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor)
     x, dt, B, C = (t.transpose(0, 1).contiguous() for t in (x, dt, B, C))
     u = x * dt
     y = torch.empty_like(x)
-    size = _chunk_length(batch, d_inner, d_state, seq_len)
+    size = chunk_length(batch, d_inner, d_state, seq_len)
     h = x.new_empty(size + 1, batch, d_state, d_inner)
     decay = x.new_empty(size, batch, d_state, d_inner)
     h[0].copy_(state.transpose(1, 2))
@@ -103,8 +58,7 @@ def _scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor)
     return y.transpose(0, 1).contiguous(), h[0].transpose(1, 2).contiguous(), entering
 
 
-@torch.library.custom_op("zoo::selective_scan_backward", mutates_args=(), schema=_BACKWARD_SCHEMA)
-def _scan_backward(
+def scan_backward(
     grad_y: Tensor, grad_final: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, entering: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, dt, A, B, C and the initial state.
@@ -118,7 +72,7 @@ def _scan_backward(
     x, dt, B, C, grad_y = (t.transpose(0, 1).contiguous() for t in (x, dt, B, C, grad_y))
     u = x * dt
     grad_u, grad_dt, grad_B, grad_C = (torch.empty_like(t) for t in (u, dt, B, C))
-    size = _chunk_length(batch, d_inner, d_state, seq_len)
+    size = chunk_length(batch, d_inner, d_state, seq_len)
     h = x.new_empty(size + 1, batch, d_state, d_inner)
     decay, g, work = (x.new_empty(size, batch, d_state, d_inner) for _ in range(3))
     grad_A = x.new_zeros(size, batch, d_state, d_inner)
@@ -148,37 +102,3 @@ def _scan_backward(
     inputs = (t.transpose(0, 1).contiguous() for t in (grad_x, grad_dt, grad_B, grad_C))
     grad_x, grad_dt, grad_B, grad_C = inputs
     return grad_x, grad_dt, grad_A.contiguous(), grad_B, grad_C, arriving.transpose(1, 2).contiguous()
-
-
-@_scan.register_fake
-def _(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    batch, seq_len, d_inner = x.shape
-    d_state = A.shape[1]
-    chunks = -(-seq_len // _chunk_length(batch, d_inner, d_state, seq_len))
-    return torch.empty_like(x), torch.empty_like(state), x.new_empty(chunks, batch, d_state, d_inner)
-
-
-@_scan_backward.register_fake
-def _(
-    grad_y: Tensor, grad_final: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, entering: Tensor
-) -> tuple[Tensor, ...]:
-    state = x.new_empty(x.shape[0], *A.shape)
-    return tuple(torch.empty_like(t) for t in (x, dt, A, B, C, state))
-
-
-def _keep(ctx, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.set_materialize_grads(False)
-    x, dt, A, B, C, _ = inputs
-    ctx.save_for_backward(x, dt, A, B, C, output[2])
-    ctx.mark_non_differentiable(output[2])
-
-
-def _differentiate(ctx, grad_y: Tensor | None, grad_final: Tensor | None, _: Tensor | None) -> tuple[Tensor, ...]:
-    saved = ctx.saved_tensors  # read once: under activation checkpointing they are computed again
-    x, A = saved[0], saved[2]
-    grad_y = torch.zeros_like(x) if grad_y is None else grad_y
-    grad_final = x.new_zeros(x.shape[0], *A.shape) if grad_final is None else grad_final
-    return _scan_backward(grad_y, grad_final, *saved)
-
-
-_scan.register_autograd(_differentiate, setup_context=_keep)

@@ -1,0 +1,248 @@
+"""The selective scan of Mamba (Gu and Dao 2312.00752, Algorithm 2), with hand-written backward passes.
+
+    h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t        h (d_inner, d_state)
+    y_t = h_t C_t
+
+Three backends compute the same numbers, one file each: `scan_torch` (everywhere, the only one in float64),
+`scan_numba` (CPU), `scan_triton` (CUDA). All keep one state a chunk, recompute the rest in backward and divide
+nothing by a decay. Each has `chunk_length`, `scan` and `scan_backward` as the custom ops here call them, and is
+imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from types import ModuleType
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from zoo.naming import unknown
+from zoo.ops import scan_torch
+
+BACKENDS = ("torch", "numba", "triton")
+_INSTALLED = {"numba": find_spec("numba") is not None, "triton": find_spec("triton") is not None}
+_HOW_TO_INSTALL = {
+    "numba": "pip install 'mixer-zoo[fast]'",
+    "triton": "pip install triton (builds of torch for CUDA bring it)",
+}
+
+
+def selective_scan(
+    x: Float[Tensor, "batch seq d_inner"],
+    dt: Float[Tensor, "batch seq d_inner"],
+    A: Float[Tensor, "d_inner d_state"],
+    B: Float[Tensor, "batch seq d_state"],
+    C: Float[Tensor, "batch seq d_state"],
+    D: Float[Tensor, " d_inner"] | None = None,
+    state: Float[Tensor, "batch d_inner d_state"] | None = None,
+    *,
+    backend: str | None = None,
+    check: bool = True,
+) -> tuple[Float[Tensor, "batch seq d_inner"], Float[Tensor, "batch d_inner d_state"]]:
+    """Scan the whole sequence; differentiable once, for every argument.
+
+    Args:
+        x: input.
+        dt: step sizes, not negative; a zero leaves the state as it is.
+        A: decay rates, not positive.
+        B, C: input and output directions.
+        D: skip, adds D x.
+        state: h before the first position, in float32 or, for x in float64, float64; zero when absent.
+        backend: "torch", "numba" or "triton". When absent: triton on CUDA and numba on the CPU, where they are
+            installed; torch elsewhere and in float64.
+        check: whether to look at the values of dt and A. A caller that has made them with the right sign saves a
+            pass, and a NaN then goes through to the outputs.
+
+    Returns:
+        y in x's dtype, and h after the last position. Computed in at least float32.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not fit together, an empty sequence, a backend that is unknown
+            or cannot take x; a dt that is negative or not finite, an A that is positive or not finite (on CUDA these
+            two stop the device with torch's assertion, since reading them here would wait for it).
+        ImportError: the backend asked for is not installed.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    _require_fit(x, dt, A, B, C, D, state, wide)
+    chosen = _choose(backend, x, wide)
+    if state is None:
+        state = x.new_zeros(x.shape[0], *A.shape, dtype=wide)
+    inputs = (t if chosen == "triton" and t.dtype == torch.bfloat16 else t.to(wide) for t in (x, dt, B, C))
+    scan_x, scan_dt, scan_B, scan_C = inputs
+    y, final, _ = _scan(scan_x, scan_dt, A.to(wide), scan_B, scan_C, state, chosen, check)
+    if D is not None:
+        y = torch.addcmul(y.to(wide), x.to(wide), D.to(wide))
+    return y.to(x.dtype), final
+
+
+def _require_fit(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, state: Tensor | None, wide: torch.dtype
+) -> None:
+    """Raise ValueError unless the arguments fit together: shapes, dtypes, devices."""
+    if x.ndim != 3 or x.shape[1] == 0:
+        raise ValueError(f"x must be (batch, seq >= 1, d_inner), got {tuple(x.shape)}")
+    if not x.is_floating_point():
+        raise ValueError(f"x must be floating point, got {x.dtype}")
+    batch, seq_len, d_inner = x.shape
+    if A.ndim != 2 or A.shape[0] != d_inner or A.shape[1] == 0:
+        raise ValueError(f"A must be (d_inner={d_inner}, d_state >= 1), got {tuple(A.shape)}")
+    d_state = A.shape[1]
+    named = {
+        "dt": (dt, (batch, seq_len, d_inner)),
+        "A": (A, (d_inner, d_state)),
+        "B": (B, (batch, seq_len, d_state)),
+        "C": (C, (batch, seq_len, d_state)),
+        "D": (D, (d_inner,)),
+        "state": (state, (batch, d_inner, d_state)),
+    }
+    for name, (t, shape) in named.items():
+        if t is None:
+            continue
+        if t.shape != shape:
+            raise ValueError(f"{name} must be {shape}, got {tuple(t.shape)}")
+        if not t.is_floating_point() or torch.promote_types(t.dtype, wide) != wide:
+            raise ValueError(f"{name} must be floating point and no wider than {wide}, got {t.dtype}")
+        if t.device != x.device:
+            raise ValueError(f"{name} is on {t.device}, x on {x.device}")
+    if state is not None and state.dtype != wide:
+        raise ValueError(f"state must be {wide} for x in {x.dtype}, got {state.dtype}")
+
+
+def _choose(backend: str | None, x: Tensor, wide: torch.dtype) -> str:
+    """The backend's name: the one asked for, if it can take x, or the fastest there is."""
+    kind = x.device.type
+    if backend is None:
+        fastest = {"cpu": "numba", "cuda": "triton"}.get(kind, "torch")
+        return fastest if wide == torch.float32 and _INSTALLED.get(fastest) else "torch"
+    if backend not in BACKENDS:
+        raise ValueError(unknown("backend", backend, BACKENDS))
+    if backend == "torch":
+        return backend
+    if wide != torch.float32:
+        raise ValueError(f"backend {backend!r} computes in float32: x in {x.dtype} goes to 'torch'")
+    if backend == "numba" and kind != "cpu":
+        raise ValueError(f"backend 'numba' needs tensors on the CPU, x is on {x.device}")
+    if backend == "triton" and kind != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ValueError(f"backend 'triton' needs tensors on CUDA (or TRITON_INTERPRET=1), x is on {x.device}")
+    if not _INSTALLED[backend]:
+        raise ImportError(f"backend {backend!r} is not installed: {_HOW_TO_INSTALL[backend]}")
+    return backend
+
+
+def _module(backend: str) -> ModuleType:
+    if backend == "numba":
+        from zoo.ops import scan_numba
+
+        return scan_numba
+    if backend == "triton":
+        from zoo.ops import scan_triton
+
+        return scan_triton
+    return scan_torch
+
+
+def _require_signs(dt: Tensor, A: Tensor) -> None:
+    """Raise ValueError unless dt >= 0 >= A, all of it finite."""
+    if dt.numel() == 0:
+        return
+    if dt.is_cuda:
+        torch.ops.aten._assert_async.msg(((dt >= 0) & dt.isfinite()).all(), "dt must be finite and not negative")
+        torch.ops.aten._assert_async.msg(((A <= 0) & A.isfinite()).all(), "A must be finite and not positive")
+        return
+    low, high = (float(t) for t in dt.aminmax())  # NaN wins in both
+    if not 0 <= low <= high < float("inf"):
+        raise ValueError(f"dt must be finite and not negative, got values from {low:g} to {high:g}")
+    low, high = (float(t) for t in A.aminmax())
+    if not -float("inf") < low <= high <= 0:
+        raise ValueError(f"A must be finite and not positive, got values from {low:g} to {high:g}")
+
+
+# Schemas are written out: a shape checker wrapped around the functions hides the annotations that torch would read.
+_SCAN_SCHEMA = (
+    "(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor state, str backend, bool check)"
+    " -> (Tensor, Tensor, Tensor)"
+)
+_BACKWARD_SCHEMA = (
+    "(Tensor grad_y, Tensor grad_final, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor entering,"
+    " str backend) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+@torch.library.custom_op("zoo::selective_scan", mutates_args=(), schema=_SCAN_SCHEMA)
+def _scan(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, backend: str, check: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns y, the final state, and the state that entered each chunk (chunk, batch, d_state, d_inner)."""
+    if check:
+        _require_signs(dt, A)
+    return _module(backend).scan(*(t.contiguous() for t in (x, dt, A, B, C, state)))
+
+
+@torch.library.custom_op("zoo::selective_scan_backward", mutates_args=(), schema=_BACKWARD_SCHEMA)
+def _scan_backward(
+    grad_y: Tensor,
+    grad_final: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    entering: Tensor,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x, dt, A, B, C and the initial state, each in its own dtype.
+
+    With g_t the gradient that reaches h_t:  g_t = C_t grad_y_t + exp(dt_{t+1} A) g_{t+1}.
+    """
+    given = (grad_y, grad_final, x, dt, A, B, C, entering)
+    grads = _module(backend).scan_backward(*(t.contiguous() for t in given))
+    return tuple(grad.to(t.dtype) for grad, t in zip(grads, (x, dt, A, B, C, A), strict=True))
+
+
+@_scan.register_fake
+def _(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, backend: str, check: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    batch, seq_len, d_inner = x.shape
+    d_state = A.shape[1]
+    chunks = -(-seq_len // _module(backend).chunk_length(batch, d_inner, d_state, seq_len))
+    entering = A.new_empty(chunks, batch, d_state, d_inner)
+    return x.new_empty(x.shape), state.new_empty(state.shape), entering
+
+
+@_scan_backward.register_fake
+def _(
+    grad_y: Tensor,
+    grad_final: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    entering: Tensor,
+    backend: str,
+) -> tuple[Tensor, ...]:
+    return (*(t.new_empty(t.shape) for t in (x, dt, A, B, C)), A.new_empty(x.shape[0], *A.shape))
+
+
+def _keep(ctx, inputs: tuple, output: tuple[Tensor, ...]) -> None:
+    ctx.set_materialize_grads(False)
+    x, dt, A, B, C, _, ctx.backend, _ = inputs
+    ctx.save_for_backward(x, dt, A, B, C, output[2])
+    ctx.mark_non_differentiable(output[2])
+
+
+def _differentiate(
+    ctx, grad_y: Tensor | None, grad_final: Tensor | None, _: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    saved = ctx.saved_tensors  # read once: under activation checkpointing they are computed again
+    x, A = saved[0], saved[2]
+    grad_y = torch.zeros_like(x) if grad_y is None else grad_y
+    grad_final = A.new_zeros(x.shape[0], *A.shape) if grad_final is None else grad_final
+    return *_scan_backward(grad_y, grad_final, *saved, ctx.backend), None, None
+
+
+_scan.register_autograd(_differentiate, setup_context=_keep)
