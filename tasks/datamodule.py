@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +21,78 @@ from tasks.spec import TaskSpec
 ORDER_STREAM = 3
 """The word that sets the generator of the training order apart from those of the splits (0, 1, 2)."""
 
+FRESH_STREAM = 4
+"""The word of the generators of fresh examples."""
+
 LEAST_AT_LENGTH = 16
 """Examples at a test length, however long it is."""
 
 
-class TrainingBatches:
-    """Shuffled batches of one size, numbered from the start of the run.
+class NumberedBatches(ABC):
+    """Training batches of one size, numbered from the start of the run; what each holds depends on its number alone.
 
-    Batch `index` is rows `index % len(self)` of a permutation drawn for epoch `index // len(self)`: a function of seed
-    and index alone. So a resumed run sees what the uninterrupted one saw, and several devices see together what one
-    device sees with the same global batch. Rows that do not fill a batch sit out the epoch.
+    So a resumed run sees what the uninterrupted one saw, and several devices see together what one device sees with the
+    same global batch.
 
     A DataLoader would need a sampler, a batch sampler and their state to say the same, and takes ten times as long.
 
     Args:
-        arrays: arrays of one first axis.
+        n_rows: rows of an epoch; those that do not fill a batch do not count.
         batch_size: rows per batch and process.
-        seed: of the order.
+        seed: of what the batches hold.
         position: index of the batch to begin with, asked whenever an iteration starts; default: 0, then on from there.
         rank: of this process.
         world_size: number of processes.
+    """
+
+    def __init__(
+        self,
+        n_rows: int,
+        batch_size: int,
+        seed: int,
+        position: Callable[[], int] = lambda: 0,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        if n_rows < batch_size * world_size:
+            raise ValueError(
+                f"n_train must hold a batch, got n_train={n_rows} for batch_size={batch_size}"
+                + (f" on {world_size} processes" if world_size > 1 else "")
+            )
+        self.n_rows, self.batch_size, self.seed = n_rows, batch_size, seed
+        self.position, self.rank, self.world_size = position, rank, world_size
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        """This process's part of batch `index` of the run, from 0 on without an end."""
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return self.n_rows // (self.batch_size * self.world_size)
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        first = self.position()
+        for index in range(first, first + len(self)):
+            yield self[index]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the position is the trainer's. Without the method Lightning warns that resuming is unreliable."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing to load."""
+        del state_dict
+
+
+class TrainingBatches(NumberedBatches):
+    """The rows of the training split, shuffled anew for each epoch.
+
+    Batch `index` is rows `index % len(self)` of a permutation drawn for epoch `index // len(self)`. Rows that do not
+    fill a batch sit out the epoch.
+
+    Args:
+        arrays: arrays of one first axis.
+        batch_size, seed, position, rank, world_size: see `NumberedBatches`.
     """
 
     def __init__(
@@ -50,27 +104,11 @@ class TrainingBatches:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self.n_rows = len(arrays["inputs"])
-        if self.n_rows < batch_size * world_size:
-            raise ValueError(
-                f"n_train must hold a batch, got n_train={self.n_rows} for batch_size={batch_size}"
-                + (f" on {world_size} processes" if world_size > 1 else "")
-            )
-        self.arrays, self.batch_size, self.seed = arrays, batch_size, seed
-        self.position, self.rank, self.world_size = position, rank, world_size
+        super().__init__(len(arrays["inputs"]), batch_size, seed, position, rank, world_size)
+        self.arrays = arrays
         self._order: tuple[int, np.ndarray] | None = None
 
-    def __len__(self) -> int:
-        """Batches in an epoch."""
-        return self.n_rows // (self.batch_size * self.world_size)
-
-    def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        first = self.position()
-        for index in range(first, first + len(self)):
-            yield self[index]
-
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """Batch `index` of the run, from 0 on without an end."""
         epoch, place = divmod(index, len(self))
         start = (place * self.world_size + self.rank) * self.batch_size
         return gather(self.arrays, self._permutation(epoch)[start : start + self.batch_size])
@@ -81,12 +119,47 @@ class TrainingBatches:
             self._order = epoch, rng.permutation(self.n_rows)
         return self._order[1]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: the position is the trainer's. Without the method Lightning warns that resuming is unreliable."""
-        return {}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing to load."""
+class FreshBatches(NumberedBatches):
+    """Examples drawn for each batch, without an end and without a split that holds them.
+
+    Batch `index` is what the task draws from `default_rng([seed, FRESH_STREAM, index])`, the part of each process cut
+    from it. While a batch is trained on, a thread draws the next one: NumPy leaves the interpreter to others while it
+    works.
+
+    Args:
+        task: draws them.
+        n_rows, batch_size, seed, position, rank, world_size: see `NumberedBatches`.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        n_rows: int,
+        batch_size: int,
+        seed: int,
+        position: Callable[[], int] = lambda: 0,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        super().__init__(n_rows, batch_size, seed, position, rank, world_size)
+        self.task = task.of_split("train")
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        rng = np.random.default_rng([self.seed, FRESH_STREAM, index])
+        whole = self.task.sample(rng, self.batch_size * self.world_size)
+        return gather(whole, np.arange(self.rank * self.batch_size, (self.rank + 1) * self.batch_size))
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        first = self.position()
+        end = first + len(self)
+        with ThreadPoolExecutor(1, thread_name_prefix="fresh-examples") as pool:
+            ahead = pool.submit(self.__getitem__, first)
+            for index in range(first + 1, end + 1):
+                batch = ahead.result()
+                if index < end:
+                    ahead = pool.submit(self.__getitem__, index)
+                yield batch
 
 
 class OrderedBatches:
@@ -143,7 +216,7 @@ class TaskDataModule(L.LightningDataModule):
 
     Args:
         task: a task, or {"name": ..., **options} as `tasks.create_task` takes them.
-        n_train: training examples.
+        n_train: training examples; with fresh, those after which an epoch ends.
         n_val: validation examples.
         n_test: test examples.
         batch_size: examples per batch and device.
@@ -151,6 +224,7 @@ class TaskDataModule(L.LightningDataModule):
         cache_dir: folder of the cache; $MIXER_ZOO_CACHE or ~/.cache/mixer-zoo when absent.
         test_lengths: further lengths at which the trained model is tested, such as 64,256,1024; at each, as many
             examples as make n_test of the trained length in positions, but at least 16.
+        fresh: draw new training examples for ever, instead of going through the same n_train again and again.
 
     Raises:
         ValueError: a size below 1, a training split smaller than a batch, a negative seed, what the task refuses.
@@ -166,6 +240,7 @@ class TaskDataModule(L.LightningDataModule):
         seed: int = 0,
         cache_dir: str | Path | None = None,
         test_lengths: list[int] | None = None,
+        fresh: bool = False,
     ) -> None:
         super().__init__()
         sizes = {"n_train": n_train, "n_val": n_val, "n_test": n_test, "batch_size": batch_size}
@@ -177,7 +252,7 @@ class TaskDataModule(L.LightningDataModule):
         if n_train < batch_size:
             raise ValueError(f"n_train must hold a batch, got n_train={n_train} for batch_size={batch_size}")
         self.task = task if isinstance(task, Task) else create_task(**task)
-        self.batch_size, self.seed, self.cache_dir = batch_size, seed, cache_dir
+        self.batch_size, self.seed, self.cache_dir, self.fresh = batch_size, seed, cache_dir, fresh
         self._sizes = {"train": n_train, "validation": n_val, "test": n_test}
         self._splits: dict[str, Arrays] = {}
         self.at_lengths = {length: task_at_length(self.task, length) for length in sorted(set(test_lengths or ()))}
@@ -201,17 +276,21 @@ class TaskDataModule(L.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Make what the stage reads, so that no generation hides inside the first step."""
-        for name in {"fit": ("train", "validation"), "validate": ("validation",), "test": ("test",)}.get(stage, ()):
+        fitted = ("validation",) if self.fresh else ("train", "validation")
+        for name in {"fit": fitted, "validate": ("validation",), "test": ("test",)}.get(stage, ()):
             self.split(name)
         if stage == "test":
             for length in self.at_lengths:
                 self._test_split_at(length)
 
-    def train_dataloader(self) -> TrainingBatches | OrderedBatches:
-        """One epoch of shuffled batches from where the trainer stands; in order when it overfits a few batches."""
+    def train_dataloader(self) -> NumberedBatches | OrderedBatches:
+        """One epoch of shuffled or fresh batches from where the trainer stands; in order when it overfits a few."""
         if self.trainer is not None and self.trainer.overfit_batches:  # pyright: ignore[reportAttributeAccessIssue]
             return OrderedBatches(self.split("train"), self.batch_size, *self._place)
-        return TrainingBatches(self.split("train"), self.batch_size, self.seed, self._position, *self._place)
+        numbered = (self.batch_size, self.seed, self._position, *self._place)
+        if self.fresh:
+            return FreshBatches(self.task, self._sizes["train"], *numbered)
+        return TrainingBatches(self.split("train"), *numbered)
 
     def val_dataloader(self) -> OrderedBatches:
         """The validation split, in order."""

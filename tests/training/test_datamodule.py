@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks import create_task, sample_split
-from tasks.datamodule import OrderedBatches, TaskDataModule, TrainingBatches
+from tasks.datamodule import FreshBatches, OrderedBatches, TaskDataModule, TrainingBatches
 from tasks.spec import TaskSpec
+from tasks.splits import SPLITS
 from tests.training import small
 
 
@@ -56,6 +57,53 @@ def test_batches_depend_on_seed_and_index_alone() -> None:
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(20))
     assert epochs[0] != epochs[1] != epochs[2]
     assert rows(TrainingBatches(numbered(20), 4, 2)[0]) != fresh[0]
+
+
+def test_fresh_batches_depend_on_seed_and_index_alone_and_never_come_again() -> None:
+    task = create_task("needle", distance=20)
+    first = FreshBatches(task, 40, 8, seed=1)
+    batches = [first[i]["inputs"] for i in range(12)]
+    assert len(first) == 5
+    assert len(torch.cat(batches).unique(dim=0)) == 12 * 8
+    again = FreshBatches(task, 40, 8, seed=1, position=lambda: 7)
+    assert all(torch.equal(a["inputs"], b) for a, b in zip(again, batches[7:12], strict=True))
+    assert not torch.equal(FreshBatches(task, 40, 8, seed=2)[0]["inputs"], batches[0])
+    splits = {row.tobytes() for split in SPLITS for row in sample_split(task, split, 1024, 1)["inputs"]}
+    assert not splits & {row.numpy().tobytes() for batch in batches for row in batch}
+
+
+def test_processes_draw_together_what_one_draws_with_the_whole_batch() -> None:
+    task = create_task("needle", distance=20)
+    one = FreshBatches(task, 40, 6, 0)
+    two = [FreshBatches(task, 40, 3, 0, rank=rank, world_size=2) for rank in range(2)]
+    assert len(one) == len(two[0]) == 6
+    for index in range(8):
+        for name, whole in one[index].items():
+            assert torch.equal(whole, torch.cat([part[index][name] for part in two]))
+            assert whole.dtype == torch.int64
+
+
+def test_an_error_in_drawing_reaches_training() -> None:
+    class Broken(small.Echo):
+        def sample(self, rng: np.random.Generator, n: int) -> Any:
+            raise ZeroDivisionError("broken")
+
+    with pytest.raises(ZeroDivisionError, match="broken"):
+        next(iter(FreshBatches(Broken(), 8, 8, 0)))
+
+
+def test_fresh_training_makes_no_training_split_and_the_other_splits_as_ever(tmp_path: Path) -> None:
+    data, usual = small.data(tmp_path / "fresh", fresh=True), small.data(tmp_path / "usual")
+    small.trainer(tmp_path, max_steps=7).fit(small.module(), datamodule=data)
+    data.setup("test")
+    assert sorted(p.name.split("-")[0] for p in (tmp_path / "fresh/cache/echo").iterdir() if p.is_dir()) == [
+        "test",
+        "validation",
+    ]
+    for split in ("validation", "test"):
+        assert np.array_equal(data.split(split)["inputs"], usual.split(split)["inputs"])
+    with pytest.raises(ValueError, match="n_train must hold a batch, got n_train=4 for batch_size=8"):
+        small.data(tmp_path, fresh=True, n_train=4)
 
 
 @given(st.integers(1, 30), st.integers(1, 7), st.integers(1, 3))

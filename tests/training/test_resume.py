@@ -33,6 +33,8 @@ CASES = {
     "accumulation, validation inside": {"accumulate_grad_batches": 2, "val_check_interval": 3, "max_steps": 7},
     "short epochs": {"limit_train_batches": 3, "val_check_interval": 2},
     "epochs, not steps": {"max_steps": -1, "max_epochs": 2},
+    "fresh examples": {"fresh": True, "val_check_interval": 2},
+    "fresh examples, accumulation": {"fresh": True, "accumulate_grad_batches": 2, "max_steps": 7},
 }
 
 
@@ -79,12 +81,17 @@ class Die(L.Callback):
 
 
 def fit(
-    folder: Path, *callbacks: L.Callback, ckpt_path: Path | None = None, every_n_steps: int = 1, **options: Any
+    folder: Path,
+    *callbacks: L.Callback,
+    ckpt_path: Path | None = None,
+    every_n_steps: int = 1,
+    fresh: bool = False,
+    **options: Any,
 ) -> tuple[small.NoisyModule, Record, Checkpoints, L.Trainer]:
     module, record = small.module(small.NoisyModule), Record()
     checkpoints = Checkpoints(folder / "checkpoints", every_n_steps=every_n_steps)
     trainer = small.trainer(folder, checkpoints, record, *callbacks, **{"max_steps": 12, **options})
-    trainer.fit(module, datamodule=small.data(folder.parent), ckpt_path=ckpt_path)
+    trainer.fit(module, datamodule=small.data(folder.parent, fresh=fresh), ckpt_path=ckpt_path)
     return module, record, checkpoints, trainer
 
 
