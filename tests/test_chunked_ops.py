@@ -114,6 +114,13 @@ def test_gradients(name: str, seq_len: int, generator: torch.Generator) -> None:
 
 
 @EACH
+def test_second_derivatives(name: str, generator: torch.Generator) -> None:
+    op, _, inputs = RECURRENCES[name]
+    given = [t.detach().requires_grad_() for t in inputs(generator, 40)]
+    assert gradgradcheck(op, given, fast_mode=True)
+
+
+@EACH
 def test_float32_loses_nothing_to_decays_of_all_sizes(name: str, generator: torch.Generator) -> None:
     """Steps that clear the state stand beside steps that hardly change it: sums before them must not cost digits."""
     op, plain, inputs = RECURRENCES[name]
