@@ -19,7 +19,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     0: done. 1: training failed (a loss that is not finite, a full disk). 2: the command line cannot be followed.
     75 (`REQUEUE`): stopped by SIGTERM or SIGUSR1, as schedulers do; the same command goes on. 130: Ctrl-C.
     """
-    with _stoppable():
+    with _stoppable(), _quiet_writers():
         return _status(argv)
 
 
@@ -90,8 +90,12 @@ def _status(argv: Sequence[str]) -> int:
         return _stopped(stop, argv, 130 if stop.signal == signal.SIGINT else REQUEUE)
     except KeyboardInterrupt:
         return _stopped("interrupted outside training", argv, 130)
-    except (NonFiniteLossError, OSError) as error:
+    except NonFiniteLossError as error:
         return _fail(error, 1)
+    except OSError as error:
+        # The system names no file where a write fails, as on a full disk, only where opening does.
+        unnamed = error.errno is not None and error.filename is None
+        return _fail(f"cannot write to {RunFolder.of(command).path}: {error.strerror}" if unnamed else error, 1)
     return 0
 
 
@@ -342,6 +346,22 @@ def _stoppable() -> Iterator[None]:
 
 
 @contextmanager
+def _quiet_writers() -> Iterator[None]:
+    """Keep to ourselves what TensorBoard's writing thread dies of: the run meets the same error at its next write."""
+    usual = threading.excepthook
+
+    def hook(died: threading.ExceptHookArgs) -> None:
+        if not isinstance(died.exc_value, OSError):
+            usual(died)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = usual
+
+
+@contextmanager
 def _ctrl_c() -> Iterator[None]:
     # Lightning turns a Ctrl-C that our callback does not see into a silent exit with status 1.
     try:
@@ -440,7 +460,8 @@ def _stopped(how: object, argv: Sequence[str], status: int) -> int:
 
 
 def _say(message: object) -> None:
-    print(f"{cli.PROGRAM}: {message}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # a log on the disk that is full
+        print(f"{cli.PROGRAM}: {message}", file=sys.stderr, flush=True)
 
 
 def _quiet() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
+import resource
 import shlex
 import signal
 import subprocess
@@ -15,6 +17,8 @@ from typing import Any
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 import cli
 import run_folder
@@ -35,6 +39,9 @@ MEASURED = {"tokens_per_second", "seconds"}
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MIXER_ZOO_CACHE", str(tmp_path_factory.mktemp("cache")))
+        # TensorBoard reads a run's files in the order of their names: second, host, process, count. Here one process
+        # starts many runs within a second, and its tenth file would come before the ninth.
+        patch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(10_000))
         yield
 
 
@@ -146,33 +153,55 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder(run_dir)
 
 
+def curves(path: Path) -> dict[str, list[tuple[int, float]]]:
+    """Every curve but the one that a clock draws, as TensorBoard reads it."""
+    found = EventAccumulator(str(path), {"scalars": 0}).Reload()
+    read = {tag: [(point.step, point.value) for point in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+    for tag, points in read.items():
+        steps = [step for step, _ in points]
+        # Lightning writes the epoch along with whatever it logs: twice where a step is validated.
+        assert steps == sorted(steps if tag == "epoch" else set(steps)), f"{tag} overlaps: {steps}"
+    return {tag: points for tag, points in read.items() if tag not in MEASURED}
+
+
 def assert_same_run(path: Path, expected: Path) -> None:
     assert results(path) == results(expected)
     for checkpoint in ("best", "last"):
         assert_identical(weights(path, checkpoint), weights(expected, checkpoint))
+    found, usual = curves(path), curves(expected)
+    assert found.keys() == usual.keys() >= {"train/loss", "val/loss", "test/loss"}
+    for tag in usual:
+        assert found[tag] == usual[tag], tag
+
+
+def at_step(step: int, act: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
+    """Do something after an optimizer step."""
+    from zoo.training import Throughput
+
+    after = Throughput.on_train_batch_end
+
+    def acting(self: Throughput, trainer: Any, *rest: Any) -> None:
+        after(self, trainer, *rest)
+        if trainer.global_step == step:
+            act()
+
+    patch.setattr(Throughput, "on_train_batch_end", acting)
 
 
 def stopped(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, step: int = 5, number: int = signal.SIGINT, status: int = 130
 ) -> Path:
     """The folder of a run that was asked to stop after an optimizer step."""
-    from zoo.training import Throughput
-
-    after = Throughput.on_train_batch_end
-
-    def stop(self: Throughput, trainer: Any, *rest: Any) -> None:
-        after(self, trainer, *rest)
-        if trainer.global_step == step:
-            signal.raise_signal(number)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Throughput, "on_train_batch_end", stop)
+        at_step(step, lambda: signal.raise_signal(number), patch)
         assert go(run_dir) == status
     return folder(run_dir)
 
 
-@pytest.mark.parametrize("damage", [cut, zero])
-@pytest.mark.parametrize(("names", "source"), [(["last"], "previous"), (["last", "previous"], "best")])
+@pytest.mark.parametrize(
+    ("damage", "names", "source"),
+    [(cut, ["last"], "previous"), (zero, ["last"], "previous"), (cut, ["last", "previous"], "best")],
+)
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     tmp_path: Path,
     whole: Path,
@@ -312,3 +341,145 @@ def test_a_signal_while_the_command_line_is_read(
     assert train.main(command(tmp_path)) == train.REQUEUE
     assert capsys.readouterr().err == "train.py: stopped by SIGTERM outside training\n"
     assert list(tmp_path.iterdir()) == []
+
+
+# Full disks and folders that cannot be written
+
+
+@pytest.fixture
+def limit() -> Iterator[Callable[[int], None]]:
+    """Let no file grow beyond so many bytes: what a full disk does to those who write, without one."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def events(path: Path) -> Path:
+    return next(path.glob("events.out.tfevents.*"))
+
+
+@pytest.mark.parametrize(
+    ("full_for", "room"),
+    [("checkpoints", lambda path: 20_000), ("curves", lambda path: events(path).stat().st_size + 30)],
+)
+def test_a_full_disk_ends_the_run_in_one_line_and_the_checkpoint_before_stays(
+    tmp_path: Path,
+    whole: Path,
+    full_for: str,
+    room: Callable[[Path], int],
+    limit: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = folder(tmp_path)
+    with monkeypatch.context() as patch:
+        at_step(5, lambda: limit(room(path)), patch)
+        assert go(tmp_path) == 1
+    limit(resource.RLIM_INFINITY)
+    line = error_line(capsys)
+    assert "File too large" in line
+    assert str(path) in line
+    assert is_whole(path / "checkpoints" / "last.ckpt")
+    assert not (path / "checkpoints" / ".last.ckpt.tmp").exists()
+    assert go(tmp_path) == 0
+    assert_same_run(path, whole)
+
+
+def test_a_full_disk_at_the_very_end_costs_the_table_alone(
+    tmp_path: Path,
+    whole: Path,
+    limit: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write, path = run_folder.RunFolder.write_metrics, folder(tmp_path)
+
+    def full(self: run_folder.RunFolder, metrics: Any) -> None:
+        limit(100)
+        write(self, metrics)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_folder.RunFolder, "write_metrics", full)
+        assert go(tmp_path) == 1
+    limit(resource.RLIM_INFINITY)
+    assert error_line(capsys) == f"train.py: error: cannot write to {path}: File too large\n"
+    assert not [file for file in path.iterdir() if "metrics" in file.name]
+    assert go(tmp_path) == 0
+    assert_same_run(path, whole)
+
+
+@pytest.fixture
+def obey_permissions() -> Iterator[None]:
+    """Root writes where it has no permission to; take that power (CAP_DAC_OVERRIDE) from this thread for a test."""
+    if os.geteuid() != 0:
+        yield
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this thread
+    data = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; twice, for capabilities below 32 and above
+    assert libc.capget(header, data) == 0
+    effective = data[0]
+    data[0] &= ~(1 << 1)
+    assert libc.capset(header, data) == 0
+    yield
+    data[0] = effective
+    assert libc.capset(header, data) == 0
+
+
+@pytest.fixture
+def read_only() -> Iterator[Callable[[Path], None]]:
+    """Take the permission to write from a folder, until the test ends."""
+    taken = []
+
+    def take(path: Path) -> None:
+        taken.append(path)
+        path.chmod(0o555)
+
+    yield take
+    for path in taken:
+        path.chmod(0o755)
+
+
+@pytest.mark.usefixtures("obey_permissions")
+def test_a_read_only_folder_is_refused_before_the_run(
+    tmp_path: Path,
+    read_only: Callable[[Path], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    new, begun = tmp_path / "new", stopped(tmp_path / "begun", monkeypatch)
+    new.mkdir()
+    capsys.readouterr()
+    for run_dir, locked in ((new, new), (tmp_path / "begun", begun)):
+        read_only(locked)
+        assert go(run_dir) == 2
+        line = error_line(capsys)
+        assert f"cannot write the run folder {folder(run_dir)}: Permission denied" in line
+    assert list(new.iterdir()) == []
+
+
+@pytest.mark.usefixtures("obey_permissions")
+def test_a_finished_run_in_a_read_only_folder_is_shown(
+    whole: Path, read_only: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    read_only(whole)
+    assert go(whole.parents[2]) == 0
+    assert capsys.readouterr().out.startswith("this run is finished")
+
+
+@pytest.mark.usefixtures("obey_permissions")
+def test_a_folder_that_becomes_read_only_keeps_its_checkpoint(
+    tmp_path: Path,
+    whole: Path,
+    read_only: Callable[[Path], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    checkpoints = folder(tmp_path) / "checkpoints"
+    with monkeypatch.context() as patch:
+        at_step(5, lambda: read_only(checkpoints), patch)
+        assert go(tmp_path) == 1
+    assert re.search(rf"cannot write checkpoint {checkpoints}/\w+\.ckpt: .*Permission denied", error_line(capsys))
+    checkpoints.chmod(0o755)
+    assert go(tmp_path) == 0
+    assert_same_run(checkpoints.parent, whole)
