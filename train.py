@@ -237,7 +237,7 @@ class Session:
             # Lightning returns no metrics at all where --trainer.limit_val_batches or limit_test_batches is zero.
             **{name: value for found in (*validated, *tested) for name, value in found.items()},
             **at_lengths,
-            "chance": self.spec.chance,
+            "chance": self.data.task.of_split("test").spec.chance,
             "params": self.n_params,
             "state_bytes": self.state_bytes,
             "tokens_per_second": self.throughput.tokens_per_second,

@@ -91,3 +91,19 @@ class Task(ABC):
         """ValueError saying `rule` and the values of the `named` options, unless the rule `holds`."""
         if not holds:
             raise ValueError(f"{self.name}: {rule}, got {', '.join(f'{k}={getattr(self, k)!r}' for k in named)}")
+
+
+class FiniteTask(Task):
+    """A task of a limited number of examples: a split gives each of its examples at most once, in a seeded order."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """How many examples there are."""
+
+    @abstractmethod
+    def take(self, rows: np.ndarray) -> Arrays:
+        """The examples with these numbers, int64 in 0 ... size - 1."""
+
+    def sample(self, rng: np.random.Generator, n: int) -> Arrays:
+        return self.take(rng.integers(self.size, size=n))

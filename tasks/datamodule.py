@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,11 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tasks.base import Arrays, Task
+from tasks.base import Arrays, FiniteTask, Task
 from tasks.cache import materialise
 from tasks.registry import create_task
 from tasks.spec import TaskSpec
 from tasks.splits import shard_rows
+
+logger = logging.getLogger(__name__)
 
 ORDER_STREAM = 3
 """The word that sets the generator of the training order apart from those of the splits (0, 1, 2)."""
@@ -268,7 +271,10 @@ class TaskDataModule(L.LightningDataModule):
             ValueError: a cache folder that cannot be written.
         """
         if name not in self._splits:
-            n = self._sizes[name]
+            n, drawn_from = self._sizes[name], self.task.of_split(name)
+            if isinstance(drawn_from, FiniteTask) and n > drawn_from.size:
+                logger.info("%s: %s has %d examples, all of them are taken", self.task.name, name, drawn_from.size)
+                n = drawn_from.size
             self._splits[name] = materialise(self.task.name, self.task, name, n, self.seed, self.cache_dir)
         return self._splits[name]
 

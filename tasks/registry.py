@@ -21,6 +21,7 @@ TASKS = Registry(
         "copying": ("tasks.copying:Copying", "say tokens again, in order, after a stretch of blanks"),
         "forgetting": ("tasks.forgetting:Forgetting", "mqar where keys get a new value: the last one counts"),
         "fuzzy_recall": ("tasks.fuzzy_recall:FuzzyRecall", "recall where keys and values are words of several tokens"),
+        "images": ("tasks.images:Images", "classify images read pixel by pixel: handwritten digits, or any data set"),
         "in_context_recall": ("tasks.in_context_recall:InContextRecall", "name the value that a key had before"),
         "induction_heads": ("tasks.induction_heads:InductionHeads", "name the token that followed the trigger before"),
         "memorization": ("tasks.memorization:Memorization", "learn one map from keys to values by heart"),
@@ -32,6 +33,7 @@ TASKS = Registry(
             "say the tokens among blanks again, in order",
         ),
         "ssm_teacher": ("tasks.ssm_teacher:SSMTeacher", "regress a linear time-invariant teacher of span dimension k"),
+        "text": ("tasks.text:Text", "the next byte or character of a user's files or of any data set of text"),
     },
 )
 

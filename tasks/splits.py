@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tasks.base import Arrays, Task
+from tasks.base import Arrays, FiniteTask, Task
 
 SPLITS = {"train": 0, "validation": 1, "test": 2}
 """The word each split contributes to its generators' seed."""
@@ -37,8 +37,12 @@ def shard_rows(task: Task) -> int:
 
 
 def shards(task: Task, split: str, n: int, seed: int) -> Iterator[Arrays]:
-    """The first `n` examples of a split, a shard at a time."""
+    """The first `n` examples of a split, a shard at a time; all of them where it has no more."""
     drawn_from, rows = task.of_split(split), shard_rows(task)
+    if isinstance(drawn_from, FiniteTask):
+        order = split_rng(seed, split, 0).permutation(drawn_from.size)[:n]
+        yield from (drawn_from.take(order[start : start + rows]) for start in range(0, len(order), rows))
+        return
     for shard, start in enumerate(range(0, n, rows)):
         arrays = drawn_from.sample(split_rng(seed, split, shard), rows)
         yield {name: array[: n - start] for name, array in arrays.items()}

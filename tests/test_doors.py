@@ -48,7 +48,7 @@ THIRD_PARTY = {
     "compare": CORE | REPORT,
     "__main__": CORE | REPORT,
 }
-TASK_THIRD_PARTY = {"datasets", "filelock", "numpy", "pyarrow", "torch", "tqdm"}
+TASK_THIRD_PARTY = {"datasets", "filelock", "numpy", "pyarrow", "sklearn", "torch", "tqdm"}
 OURS = {"zoo", "tasks", "train", "cli", "run_folder", "sweep", "benchmarks", "tests"}
 
 # Names decided at run time have one place, the registry; what a missing optional package means is said in one place.

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tasks
-from tasks.base import Arrays, Task
+from tasks.base import Arrays, FiniteTask, Task
 from tasks.spec import IGNORED, TaskSpec
 from tasks.splits import SHARD_ROWS, SPLITS, sample_split, split_rng
 from tests.tasks.case import DIGESTED, all_cases, assert_same_digest, digest
@@ -134,7 +134,7 @@ def test_the_slow_solver_agrees_with_every_label(name: str, data: st.DataObject)
 
 @pytest.mark.parametrize("name", CLASSIFICATION)
 def test_chance_is_what_the_majority_guesser_scores(name: str) -> None:
-    chance = base_task(name).spec.chance
+    chance = base_task(name).of_split("validation").spec.chance
     assert chance is not None
     n = CASES[name].examples
     # Chance is that of what is scored: training may label more.
@@ -162,6 +162,11 @@ def test_more_examples_begin_with_the_same_ones(name: str) -> None:
     few, many = (sample_split(base_task(name), "validation", n, 3) for n in (SHARD_ROWS - 1, SHARD_ROWS + 5))
     for key, array in few.items():
         np.testing.assert_array_equal(array, many[key][: len(array)])
+    drawn_from = base_task(name).of_split("validation")
+    if isinstance(drawn_from, FiniteTask):
+        assert len(few["inputs"]) == len(many["inputs"]) == drawn_from.size < SHARD_ROWS
+        assert len(np.unique(many["inputs"], axis=0)) == drawn_from.size
+        return
     assert len(many["inputs"]) == SHARD_ROWS + 5
     if CASES[name].overlap is None:
         assert not np.array_equal(many["inputs"][:5], many["inputs"][SHARD_ROWS:])

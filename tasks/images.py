@@ -1,0 +1,161 @@
+"""Images, pixel by pixel."""
+
+from __future__ import annotations
+
+import copy
+from functools import cached_property
+from typing import Any, ClassVar, Literal, Self, get_args
+
+import numpy as np
+
+from tasks.base import Arrays, FiniteTask
+from tasks.real_data import content_hash, divide, load_dataset
+from tasks.spec import IGNORED, TaskSpec
+
+Colour = Literal["grey", "rgb"]
+DIVISION_SEED = 0
+"""Of the order in which images are dealt out to the splits; data sets often come sorted by label."""
+
+
+class Images(FiniteTask):
+    """Say what an image shows after reading its pixels one by one, row after row.
+
+    `grey`: a position is a pixel's brightness as a token (256 levels; 17 for the digits below). `rgb`: a position is a
+    vector of three numbers in [0, 1]. The label, at the last position alone, is the class. The images are a data set of
+    the Hugging Face hub (`dataset`), all of one size, or, where none is given, scikit-learn's 1,797 handwritten digits
+    of 8 x 8 pixels, which are there without a download. An image stands in one split alone; a data set's own splits
+    are kept. A split has only so many images: asked for more, it gives each of them once. The same picture may occur
+    twice in a data set.
+
+        >>> task = Images()
+        >>> example = task.of_split("train").take(np.array([0]))
+        >>> print(*(f"{pixel:3d}" for pixel in example["inputs"][0][:16]))
+          0   0   1  13   7   0   0   0   0   0   7  14   2   0   0   0
+        >>> int(example["labels"][0, -1])
+        6
+
+    Args:
+        dataset: a data set of the hub by name, or a local folder with one.
+        config: configuration of the data set.
+        image_column: of the data set, with the pictures.
+        label_column: of the data set, with the classes as integers.
+        colour: grey, tokens; rgb, vectors.
+        validation: share of the images that is validated on, where the data has no such split of its own.
+        test: share of the images that is tested on, likewise.
+    """
+
+    name: ClassVar[str] = "images"
+    source: ClassVar[str] = (
+        "pixel sequences: Le, Jaitly, Hinton, 'A Simple Way to Initialize Recurrent Networks', arXiv 1504.00941, and "
+        "Tay et al., 'Long Range Arena', arXiv 2011.04006; digits: Alpaydin, Kaynak, UCI 1998, by scikit-learn"
+    )
+    prediction: ClassVar[str] = (
+        "Neighbouring rows lie a row's width apart: state space models with slow poles carry them smoothly; attention "
+        "needs positions, and reaches all of them at once."
+    )
+    sources: ClassVar[tuple[str, ...]] = ("tasks.real_data",)
+
+    def __init__(
+        self,
+        dataset: str | None = None,
+        config: str | None = None,
+        image_column: str = "image",
+        label_column: str = "label",
+        colour: Colour = "grey",
+        validation: float = 0.1,
+        test: float = 0.1,
+    ) -> None:
+        self.dataset, self.config = dataset, config
+        self.image_column, self.label_column = image_column, label_column
+        self.colour: Colour = colour
+        self.validation, self.test = float(validation), float(test)
+        self._demand(colour in get_args(Colour), f"colour must be one of {', '.join(get_args(Colour))}", "colour")
+        self._demand(
+            dataset is not None or colour == "grey", "the digits are grey; rgb needs a dataset", "colour", "dataset"
+        )
+        self._demand(
+            self.validation > 0 and self.test > 0 and self.validation + self.test < 1,
+            "validation and test must be positive shares with a sum below 1",
+            "validation",
+            "test",
+        )
+        self._split: str | None = None
+
+    @cached_property
+    def _divided(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Pixels (n, seq_len) or (n, seq_len, 3), uint8, and classes (n,) of each split."""
+        try:
+            found = self._digits() if self.dataset is None else self._loaded(self.dataset)
+        except ValueError as error:
+            raise ValueError(f"images: {error}") from None
+        shares = {"validation": self.validation, "test": self.test}
+        pixels, classes = found["train"]
+        order = np.random.default_rng(DIVISION_SEED).permutation(len(pixels))
+        parts = divide(len(pixels), {split: share for split, share in shares.items() if split not in found})
+        return found | {split: (pixels[order[part]], classes[order[part]]) for split, part in parts.items()}
+
+    def _digits(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        try:
+            from sklearn.datasets import load_digits
+        except ModuleNotFoundError:
+            raise ValueError("the digits need scikit-learn: pip install 'mixer-zoo[train]'") from None
+        pixels, classes = load_digits(return_X_y=True)
+        return {"train": (np.asarray(pixels, dtype=np.uint8), np.asarray(classes, dtype=np.int64))}
+
+    def _loaded(self, dataset: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        mode = {"grey": "L", "rgb": "RGB"}[self.colour]
+        found = {}
+        for split, rows in load_dataset(dataset, self.config, (self.image_column, self.label_column)).items():
+            pictures = [np.asarray(picture.convert(mode)) for picture in rows[self.image_column]]
+            if len(sizes := {picture.shape[:2] for picture in pictures}) != 1:
+                raise ValueError(f"the images of {dataset!r} must be of one size, got {len(sizes)} sizes")
+            pixels = np.stack(pictures)
+            flat = pixels.reshape(len(pixels), -1, *pixels.shape[3:])
+            found[split] = flat, np.asarray(rows[self.label_column], dtype=np.int64)
+        return found
+
+    @property
+    def _here(self) -> tuple[np.ndarray, np.ndarray]:
+        return self._divided[self._split or "train"]
+
+    def of_split(self, split: str) -> Self:
+        part = copy.copy(self)
+        part._split = split
+        return part
+
+    def at_length(self, seq_len: int) -> Self:
+        if seq_len != self._here[0].shape[1]:
+            raise ValueError(f"images: the length is the number of pixels, {self._here[0].shape[1]}, got {seq_len}")
+        return self
+
+    def fingerprint(self) -> dict[str, Any]:
+        parts = [array for split in sorted(self._divided) for array in self._divided[split]]
+        return {"content": content_hash(*parts)}
+
+    @property
+    def spec(self) -> TaskSpec:
+        pixels, classes = self._here
+        every = np.concatenate([labels for _, labels in self._divided.values()])
+        levels = 17 if self.dataset is None else 256
+        return TaskSpec(
+            input="tokens" if self.colour == "grey" else "vectors",
+            seq_len=pixels.shape[1],
+            n_outputs=int(every.max()) + 1,
+            loss="cross_entropy",
+            chance=float(np.bincount(classes).max() / len(classes)),
+            vocab_size=levels if self.colour == "grey" else None,
+            d_input=None if self.colour == "grey" else 3,
+            labelled=1,
+        )
+
+    @property
+    def size(self) -> int:
+        return len(self._here[0])
+
+    def take(self, rows: np.ndarray) -> Arrays:
+        pixels, classes = self._here
+        read = pixels[rows]
+        inputs = read.astype(np.int64) if self.colour == "grey" else (read / 255).astype(np.float32)
+        labels = np.full(inputs.shape[:2], IGNORED, dtype=np.int64)
+        labels[:, -1] = classes[rows]
+        return {"inputs": inputs, "labels": labels}

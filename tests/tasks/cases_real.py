@@ -1,0 +1,97 @@
+"""text, images."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from hypothesis import strategies as st
+
+from tests.tasks.case import Options, TaskCase
+
+LICENSE = Path(__file__).resolve().parents[2] / "LICENSE"
+
+
+def solve_text(options: Options, inputs: list[int], asked: list[int]) -> dict[int, int]:
+    """Look the window up in the file, where it stands once; each answer is the symbol behind."""
+    symbols: list[int] = list(LICENSE.read_bytes())
+    if options["unit"] == "characters":
+        text = LICENSE.read_text(encoding="utf-8")
+        alphabet = sorted(set(text))
+        symbols = [alphabet.index(character) for character in text]
+    places = [i for i in range(len(symbols) - len(inputs)) if symbols[i : i + len(inputs)] == inputs]
+    assert len(places) == 1
+    return {position: symbols[places[0] + position + 1] for position in asked}
+
+
+@cache
+def digit_classes() -> dict[tuple[int, ...], int]:
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    pictures = [tuple(map(int, picture)) for picture in digits.data]
+    return dict(zip(pictures, map(int, digits.target), strict=True))
+
+
+def solve_images(options: Options, inputs: list[int], asked: list[int]) -> dict[int, int]:
+    """Look the picture up in the collection."""
+    return {position: digit_classes()[tuple(inputs)] for position in asked}
+
+
+CASES = {
+    "text": TaskCase(
+        options=st.fixed_dictionaries(
+            {
+                "path": st.just(str(LICENSE)),
+                "unit": st.sampled_from(["bytes", "characters"]),
+                "seq_len": st.integers(80, 200),
+                "test": st.sampled_from([0.05, 0.2]),
+            }
+        ),
+        solve=solve_text,
+        digests={
+            ("train", 0): "003a89894195aa00",
+            ("train", 1): "ef60d54d7d65ac22",
+            ("validation", 0): "86ae42f7df3f09cf",
+            ("validation", 1): "626aab3356235689",
+            ("test", 0): "c946bd975f654247",
+            ("test", 1): "cddda3bdd2a8753e",
+        },
+        refused=[
+            ({"seq_len": 0}, "seq_len must be an integer >= 1, got seq_len=0"),
+            ({"unit": "words"}, "unit must be one of bytes, characters, got unit='words'"),
+            ({"path": "a", "dataset": "b"}, "give path or dataset, not both, got path='a', dataset='b'"),
+            ({"path": "no/such/file"}, "cannot read no/such/file: No such file or directory"),
+            (
+                {"validation": 0.6, "test": 0.4},
+                "validation and test must be positive shares with a sum below 1, got validation=0.6, test=0.4",
+            ),
+            (
+                {"path": str(LICENSE), "seq_len": 5000},
+                r"the (validation|test) part holds 568 symbols, fewer than seq_len \+ 1: give more text or a shorter "
+                "seq_len, got seq_len=5000",
+            ),
+            ({"dataset": "/no/such/folder"}, "cannot load data set '/no/such/folder': [^\n]+"),
+        ],
+        published=[{"seq_len": 1024}],
+        other_length=100,
+    ),
+    "images": TaskCase(
+        options=st.fixed_dictionaries({"validation": st.sampled_from([0.1, 0.2])}),
+        solve=solve_images,
+        digests={
+            ("train", 0): "7164cd1af9d71dea",
+            ("train", 1): "9a9c5ef4ffa1976b",
+            ("validation", 0): "f70e5c3a4982eb4f",
+            ("validation", 1): "3ce3958d36e7e6a1",
+            ("test", 0): "d5c601f1b3b11cca",
+            ("test", 1): "ad0ce5c6a74e3e89",
+        },
+        refused=[
+            ({"colour": "cmyk"}, "colour must be one of grey, rgb, got colour='cmyk'"),
+            ({"colour": "rgb"}, "the digits are grey; rgb needs a dataset, got colour='rgb', dataset=None"),
+            ({"test": 0.0}, "validation and test must be positive shares with a sum below 1, got .*"),
+        ],
+        fixed_length="the length is the number of pixels",
+    ),
+}

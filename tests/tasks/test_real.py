@@ -1,0 +1,135 @@
+"""Tasks made of real data: files, folders, data sets that lie on disk, and what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import tasks
+from tasks.datamodule import TaskDataModule
+from tasks.real_data import divide
+from tasks.splits import sample_split
+
+
+@pytest.fixture
+def jsonl(tmp_path: Path) -> str:
+    """A data set of text with two splits of its own."""
+    folder = tmp_path / "stories"
+    folder.mkdir()
+    for split, letter in (("train", "a"), ("test", "z")):
+        rows = [json.dumps({"story": f"{letter * 5}{i}"}) for i in range(50)]
+        (folder / f"{split}.jsonl").write_text("\n".join(rows))
+    return str(folder)
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> str:
+    """A data set of 30 pictures of 3 x 2 pixels in two classes, told apart by their colour."""
+    rng = np.random.default_rng(0)
+    for label, channel in (("blue", 2), ("red", 0)):
+        folder = tmp_path / "pictures" / "train" / label
+        folder.mkdir(parents=True)
+        for i in range(15):
+            pixels = rng.integers(0, 99, size=(2, 3, 3), dtype=np.uint8)
+            pixels[:, :, channel] = 255
+            Image.fromarray(pixels).save(folder / f"{i}.png")
+    return str(tmp_path / "pictures")
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "hub")
+
+
+def test_a_data_set_keeps_its_own_splits_and_is_divided_for_the_others(jsonl: str) -> None:
+    task = tasks.create_task("text", dataset=jsonl, column="story", seq_len=8)
+    letters = {
+        split: set(bytes(sample_split(task, split, 50, 0)["inputs"].ravel().tolist())) & set(b"az")
+        for split in ("train", "validation", "test")
+    }
+    assert letters == {"train": set(b"a"), "validation": set(b"a"), "test": set(b"z")}
+
+
+def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    for name, content in (("b.txt", "BBBB"), ("a.txt", "AAAA"), ("sub/c.txt", "CCCC" * 10)):
+        (tmp_path / name).write_text(content)
+    task = tasks.create_task("text", path=str(tmp_path), seq_len=1, validation=0.1, test=0.1)
+    windows = sample_split(task, "train", 500, 0)
+    pairs = {
+        bytes(pair) for pair in zip(windows["inputs"][:, 0].tolist(), windows["labels"][:, 0].tolist(), strict=True)
+    }
+    assert pairs == {b"AA", b"AB", b"BB", b"BC", b"CC"}
+
+
+def test_characters_are_numbered_by_code_point(tmp_path: Path) -> None:
+    file = tmp_path / "greek.txt"
+    file.write_text("αβγ" * 40, encoding="utf-8")
+    task = tasks.create_task("text", path=str(file), unit="characters", seq_len=4)
+    assert task.spec.vocab_size == 3
+    rows = sample_split(task, "train", 20, 0)
+    assert ((rows["inputs"] + 1) % 3 == rows["labels"]).all()
+
+
+def test_an_edited_file_is_another_data_set(tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("one" * 100)
+    before = tasks.create_task("text", path=str(file), seq_len=4).fingerprint()
+    assert before == tasks.create_task("text", path=str(file), seq_len=4).fingerprint()
+    file.write_text("two" * 100)
+    assert before != tasks.create_task("text", path=str(file), seq_len=4).fingerprint()
+
+
+def test_what_is_not_utf8_has_bytes_and_no_characters(tmp_path: Path) -> None:
+    file = tmp_path / "binary"
+    file.write_bytes(b"abc\xff" * 50)
+    assert tasks.create_task("text", path=str(file), seq_len=4).spec.vocab_size == 256
+    with pytest.raises(ValueError, match=r"^text: not UTF-8 at byte 3; take unit=bytes$"):
+        tasks.create_task("text", path=str(file), seq_len=4, unit="characters")
+
+
+def test_pictures_are_read_row_by_row_in_grey_and_in_colour(pictures: str) -> None:
+    grey, rgb = (tasks.create_task("images", dataset=pictures, colour=colour) for colour in ("grey", "rgb"))
+    assert (grey.spec.seq_len, grey.spec.vocab_size, rgb.spec.d_input) == (6, 256, 3)
+    for split, size in (("train", 24), ("validation", 3), ("test", 3)):
+        rows = sample_split(rgb, split, 100, 0)
+        assert len(rows["inputs"]) == size
+        red = (rows["inputs"][:, :, 0] == 1).all(axis=1)
+        assert (rows["labels"][:, -1] == red).all()
+        assert (rows["labels"][:, :-1] == -100).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("text", {"column": "tale"}, r"^text: data set '.*' has no column 'tale'; choose from: story$"),
+        ("text", {"dataset": "nobody/nothing"}, r"^text: cannot load data set 'nobody/nothing': [^\n]+\Z"),
+        ("images", {}, r"^images: data set '.*' has no column 'image'; choose from: story$"),
+    ],
+)
+def test_a_data_set_that_does_not_fit_is_refused_in_one_line(
+    jsonl: str, name: str, options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        _ = tasks.create_task(name, **{"dataset": jsonl, **options}).spec
+
+
+def test_a_split_smaller_than_asked_for_is_taken_whole_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = TaskDataModule({"name": "images"}, n_test=1000, cache_dir=tmp_path)
+    with caplog.at_level(logging.INFO, logger="tasks.datamodule"):
+        assert len(data.split("test")["inputs"]) == 180
+    assert caplog.messages == ["images: test has 180 examples, all of them are taken"]
+
+
+def test_the_parts_of_data_lie_one_behind_the_other() -> None:
+    parts = divide(100, {"validation": 0.1, "test": 0.2})
+    assert parts == {"train": slice(0, 70), "validation": slice(70, 80), "test": slice(80, 100)}
+    assert divide(3, {"test": 0.01}) == {"train": slice(0, 2), "test": slice(2, 3)}
