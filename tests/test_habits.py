@@ -23,7 +23,7 @@ from tests.test_doors import OURS, ROOT, imports
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-MODULE_OF = {"pyyaml": "yaml"}
+MODULE_OF = {"pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn"}
 
 
 def _requirements(*lists: list[str]) -> list[Requirement]:
