@@ -185,8 +185,8 @@ class RunFolder:
             (self.path / "metrics.json").unlink(missing_ok=True)
             if checkpoint is None:
                 shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
-                for events in self.path.glob("events.out.tfevents.*"):
-                    events.unlink()
+                for old in (*self.path.glob("events.out.tfevents.*"), *self.path.glob("*_by_length.png")):
+                    old.unlink()
             elif (best := checkpoint.parent / self.best.name).is_file() and not self.best.exists():
                 self.best.parent.mkdir(exist_ok=True)
                 write_atomically(self.best, best.read_bytes())

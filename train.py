@@ -162,6 +162,8 @@ class Session:
     """Where training goes on, or what is tested."""
     step: int | None
     """The optimizer step at which the checkpoint was saved."""
+    progress: bool
+    """Whether bars are shown."""
 
     @classmethod
     def build(cls, command: cli.Command, folder: RunFolder) -> Session:
@@ -194,6 +196,7 @@ class Session:
             checkpoint = folder.checkpoint_for(command)
             step = None if checkpoint is None else check_checkpoint(checkpoint, **model_options, **shape)
             state_bytes = model.backbone.state_bytes(spec.seq_len)  # refuses a sequence that the mixer cannot take
+            progress = command.trainer["enable_progress_bar"] is not False
             trainer = build_trainer(command, folder, throughput, step)
             if trainer.max_steps == -1 and trainer.max_epochs == -1:
                 raise ValueError(
@@ -203,7 +206,7 @@ class Session:
             data.setup("test")
         except (ValueError, TypeError, MisconfigurationException) as error:
             raise cli.UsageError(error) from error
-        return cls(folder, spec, data, model, state_bytes, trainer, throughput, checkpoint, step)
+        return cls(folder, spec, data, model, state_bytes, trainer, throughput, checkpoint, step, progress)
 
     def fit(self) -> None:
         """Train, from the checkpoint if there is one, and make sure that a best checkpoint exists."""
@@ -255,7 +258,7 @@ class Session:
         from zoo.training import length_figure, log_lengths, scores_at_lengths
 
         name, trained = self.model.score_name, self.spec.seq_len
-        scores = scores_at_lengths(self.trainer, self.model, self.data.length_batches())
+        scores = scores_at_lengths(self.trainer, self.model, self._length_batches())
         if scores and self.trainer.loggers and self.trainer.is_global_zero:
             chance = {trained: self.spec.chance} | {n: task.spec.chance for n, task in self.data.at_lengths.items()}
             title = f"{self.data.task.name}, {self.model.hparams['mixer']['name']}, seed {self.folder.seed}"
@@ -263,6 +266,15 @@ class Session:
             log_lengths(self.trainer, name, scores, figure)
             save_figure(figure, self.folder.path / f"{name}_by_length.png")
         return {f"test/{name}_at_length/{length}": found for length, found in scores.items()}
+
+    def _length_batches(self) -> Iterator[tuple[int, Any]]:
+        """The test batches of each length; on a terminal with a bar where they take long."""
+        from tqdm import tqdm
+
+        disable = None if self.progress and self.trainer.is_global_zero else True
+        for length, batches in self.data.length_batches():
+            title = f"testing at length {length}"
+            yield length, tqdm(batches, title, unit=" batches", delay=2, leave=False, disable=disable)
 
     @property
     def n_params(self) -> int:
