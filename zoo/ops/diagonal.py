@@ -6,6 +6,9 @@ import torch
 from jaxtyping import Inexact
 from torch import Tensor
 
+from zoo.ops.chunked import decayed_states, into_chunks
+from zoo.ops.toeplitz import causal_toeplitz
+
 CHUNK = 32
 
 
@@ -30,7 +33,7 @@ def diagonal_scan(
     log_decay: Inexact[Tensor, " d_state"],
     state: Inexact[Tensor, "batch d_state"],
 ) -> Inexact[Tensor, "batch seq d_state"]:
-    """h_t = exp(log_decay) h_{t-1} + u_t for all t: a Toeplitz product within chunks, one carry between them.
+    """h_t = exp(log_decay) h_{t-1} + u_t for all t: a Toeplitz product within all chunks at once, a carry between them.
 
     Powers of the decay are exp(t log_decay): nothing is divided by a decay and nothing is accumulated.
 
@@ -42,16 +45,13 @@ def diagonal_scan(
     Returns:
         h at every position; the last is the state to carry on.
     """
-    seq_len = u.shape[1]
-    lag = torch.arange(min(CHUNK, seq_len), device=u.device)
-    difference = lag.unsqueeze(1) - lag
-    toeplitz = torch.exp(difference.clamp(min=0) * log_decay.view(-1, 1, 1)).tril()
-    carry = torch.exp((lag + 1).unsqueeze(1) * log_decay)
-    states = []
-    for chunk in u.split(len(lag), dim=1):
-        size = chunk.shape[1]
-        within = (toeplitz[:, :size, :size] @ chunk.permute(2, 1, 0)).permute(2, 1, 0)
-        h = within + carry[:size] * state.unsqueeze(1)
-        state = h[:, -1]
-        states.append(h)
-    return torch.cat(states, dim=1)
+    batch, seq_len, _ = u.shape
+    size = min(CHUNK, seq_len)
+    powers = torch.exp(torch.arange(size + 1, device=u.device).unsqueeze(1) * log_decay)  # (size + 1, d_state)
+    chunks = into_chunks(u.unsqueeze(1), size).squeeze(1)  # (batch, chunks, size, d_state)
+    within = causal_toeplitz(powers[:-1].t()) @ chunks.permute(3, 2, 0, 1).flatten(2)
+    within = within.unflatten(2, (batch, chunks.shape[1])).permute(2, 3, 1, 0)
+    over_chunk = powers[-1].view(1, 1, 1, -1, 1).expand(-1, -1, chunks.shape[1], -1, -1)
+    entering, _ = decayed_states(state.unsqueeze(1).unsqueeze(3), over_chunk, within[:, None, :, -1, :, None])
+    h = within + powers[1:] * entering.movedim(4, 3).squeeze(1)
+    return h.flatten(1, 2)[:, :seq_len]
