@@ -56,6 +56,7 @@ common flags:
   --config FILE                   YAML with the same names; may be repeated, later files win, flags win over files
   --ckpt_path FILE                resume from a checkpoint, or test it
   --test_only                     test a finished run, or --ckpt_path, without training
+  --no_test                       leave the test split alone; the same command without it then tests the run
   --overwrite                     start anew where a run exists
 
 more help:
@@ -113,6 +114,7 @@ class Choice:
     print_config: bool
     ckpt_path: str | None
     test_only: bool
+    no_test: bool
     overwrite: bool
 
 
@@ -126,6 +128,7 @@ class Command:
         trainer: options of Lightning's Trainer, with classes instantiated.
         ckpt_path: checkpoint to resume from or to test.
         test_only: test without training.
+        no_test: train and validate, and leave the test split alone.
         overwrite: replace an existing run.
     """
 
@@ -134,6 +137,7 @@ class Command:
     trainer: dict[str, Any]
     ckpt_path: str | None = None
     test_only: bool = False
+    no_test: bool = False
     overwrite: bool = False
 
 
@@ -156,6 +160,7 @@ def parse(argv: Sequence[str]) -> Command:
         trainer=options.parser.instantiate(config).trainer.as_dict(),
         ckpt_path=choice.ckpt_path,
         test_only=choice.test_only,
+        no_test=choice.no_test,
         overwrite=choice.overwrite,
     )
 
@@ -173,7 +178,7 @@ def _first_pass() -> argparse.ArgumentParser:
     first.add_argument("-h", "--help", action="store_true")
     first.add_argument("--config", action="append", default=[])
     first.add_argument("--ckpt_path")
-    for switch in ("print_config", "test_only", "overwrite"):
+    for switch in ("print_config", "test_only", "no_test", "overwrite"):
         first.add_argument(f"--{switch}", action="store_true")
     for group in REGISTRIES:
         first.add_argument(f"--{group}", f"--{group}.name", dest=group)
@@ -218,6 +223,7 @@ def choose(argv: Sequence[str]) -> Choice:
         print_config=known.print_config,
         ckpt_path=known.ckpt_path,
         test_only=known.test_only,
+        no_test=known.no_test,
         overwrite=known.overwrite,
     )
     for group in asked:

@@ -212,6 +212,11 @@ def _holder(lock: Path) -> str:
         return "another process"
 
 
+def is_tested(metrics: Mapping[str, Any]) -> bool:
+    """Whether a finished run has seen its test split: with --no_test the names of its metrics are not there."""
+    return "test/loss" in metrics
+
+
 def run_name(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
     """`<task>/<mixer>`, each followed by the options that differ from `defaults`: mqar-n_pairs8/attention-n_heads2."""
     values, usual = dict(flatten(config)), dict(flatten(defaults))

@@ -26,7 +26,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import cli
-from run_folder import RunFolder
+from run_folder import RunFolder, is_tested
 
 if TYPE_CHECKING:
     import lightning as L
@@ -111,7 +111,7 @@ def run(command: cli.Command) -> dict[str, Any]:
         Interrupted: a signal asked the run to stop.
     """
     _quiet()
-    folder = RunFolder.of(command)
+    folder, metrics = RunFolder.of(command), None
     if command.test_only:
         session = Session.build(command, folder)
         assert session.checkpoint is not None
@@ -120,7 +120,8 @@ def run(command: cli.Command) -> dict[str, Any]:
         return metrics
     if not command.overwrite:
         folder.check_config(command.config)
-        if command.ckpt_path is None and (metrics := folder.metrics()) is not None:
+        metrics = folder.metrics() if command.ckpt_path is None else None
+        if metrics is not None and (command.no_test or is_tested(metrics)):
             print("this run is finished; --overwrite starts it anew")
             show(metrics, folder.path)
             return metrics
@@ -132,7 +133,9 @@ def run(command: cli.Command) -> dict[str, Any]:
                     _say(f"{aside.stem} is damaged; it is now {aside}, and the run goes on from {session.checkpoint}")
             folder.prepare(command.config, session.checkpoint)
         session.fit()
-        metrics = session.evaluate(folder.best)
+        # Of a run that was trained with --no_test, training cost what it cost then.
+        cost = {key: metrics[key] for key in ("tokens_per_second", "seconds") if metrics and key in metrics}
+        metrics = session.evaluate(folder.best, test=not command.no_test) | cost
         if session.trainer.is_global_zero:
             folder.write_metrics(metrics)
             show(metrics, folder.path)
@@ -203,7 +206,8 @@ class Session:
                     "the learning rate schedule needs an end: give trainer.max_steps or trainer.max_epochs"
                 )
             data.setup("fit")
-            data.setup("test")
+            if not command.no_test:
+                data.setup("test")
         except (ValueError, TypeError, MisconfigurationException) as error:
             raise cli.UsageError(error) from error
         return cls(folder, spec, data, model, state_bytes, trainer, throughput, checkpoint, step, progress)
@@ -222,21 +226,22 @@ class Session:
             # No validation has found a better one: training ended before the first, or there is none.
             self.trainer.save_checkpoint(self.folder.best)
 
-    def evaluate(self, checkpoint: Path) -> dict[str, Any]:
-        """Metrics of a checkpoint on the validation and test splits, and what the run cost."""
+    def evaluate(self, checkpoint: Path, test: bool = True) -> dict[str, Any]:
+        """Metrics of a checkpoint on the validation and, unless told otherwise, test splits, and what the run cost."""
         from zoo.saved import read_checkpoint
 
         trainer, options = self.trainer, {"ckpt_path": checkpoint, "weights_only": True, "verbose": False}
+        splits = ("test", "val") if test else ("val",)
         with _ctrl_c():
             # The curve of the validation metrics has its points from training: no further one.
             loggers, trainer.loggers = trainer.loggers, []
             validated = trainer.validate(self.model, self.data, **options)
             trainer.loggers = loggers
-            tested = trainer.test(self.model, self.data, **options)
+            tested = trainer.test(self.model, self.data, **options) if test else []
             score = tested[0].get(f"test/{self.model.score_name}") if tested else None
-            at_lengths = self._test_at_lengths(score)
+            at_lengths = self._test_at_lengths(score) if test else {}
         return {
-            **dict.fromkeys(("test/accuracy", "test/loss", "val/accuracy", "val/loss")),
+            **{f"{split}/{name}": None for split in splits for name in ("accuracy", "loss")},
             # Lightning returns no metrics at all where --trainer.limit_val_batches or limit_test_batches is zero.
             **{name: value for found in (*validated, *tested) for name, value in found.items()},
             **at_lengths,
@@ -404,7 +409,7 @@ class Progress:
             unit=" steps",
             ncols=min(120, shutil.get_terminal_size().columns),
             # A log file gets a line now and then, a terminal a bar that moves.
-            mininterval=0.1 if sys.stderr.isatty() else 10,
+            mininterval=0.1 if sys.stderr.isatty() else 3,
             disable=not trainer.is_global_zero,
         )
 
@@ -430,8 +435,10 @@ def show(metrics: Mapping[str, Any], where: Path) -> None:
     table = Table(show_header=False, title=None)
     table.add_column(style="bold")
     table.add_column(justify="right")
-    if (accuracy := metrics["test/accuracy"]) is not None:
+    if (accuracy := metrics.get("test/accuracy")) is not None:
         table.add_row("test accuracy", f"{accuracy:.4f}   (chance {metrics['chance']:.4f})")
+    elif "test/accuracy" not in metrics and metrics.get("val/accuracy") is not None:
+        table.add_row("validation accuracy", f"{metrics['val/accuracy']:.4f}   (not tested)")
     for name, form in SHOWN.items():
         if (value := metrics.get(f"test/{name}")) is not None:
             table.add_row(f"test {name.replace('_', ' ')}", format(value, form))

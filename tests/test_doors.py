@@ -49,7 +49,7 @@ THIRD_PARTY = {
     "__main__": CORE | REPORT,
 }
 TASK_THIRD_PARTY = {"datasets", "filelock", "numpy", "pyarrow", "sklearn", "torch", "tqdm"}
-OURS = {"zoo", "tasks", "train", "cli", "run_folder", "sweep", "benchmarks", "tests"}
+OURS = {"zoo", "tasks", "train", "cli", "run_folder", "sweep", "sweep_engine", "grid", "benchmarks", "tests"}
 
 # Names decided at run time have one place, the registry; what a missing optional package means is said in one place.
 MAY_IMPORT_BY_STRING = {"zoo.naming", "zoo.theory.report"}
@@ -183,7 +183,7 @@ def banned_names(source: str) -> list[str]:
 
 
 def _sources() -> list[Path]:
-    roots = [ROOT / f"{name}.py" for name in ("train", "cli", "run_folder", "sweep")]
+    roots = [ROOT / f"{name}.py" for name in ("train", "cli", "run_folder", "sweep", "sweep_engine", "grid")]
     return [*sorted((ROOT / "zoo").rglob("*.py")), *sorted((ROOT / "tasks").rglob("*.py")), *filter(Path.exists, roots)]
 
 

@@ -337,6 +337,28 @@ def test_figures_of_the_theory_are_drawn_at_the_end_unless_told_otherwise(tmp_pa
     assert results(folder(tmp_path / "none")) == results(folder(tmp_path / "end"))
 
 
+def test_a_run_without_its_test_is_tested_later_as_if_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert go(tmp_path / "once") == 0
+    from tasks.datamodule import TaskDataModule
+
+    def unread(*_: Any) -> None:
+        raise AssertionError("the test split was read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TaskDataModule, "test_dataloader", unread)
+        for _ in range(2):  # the second finds it finished
+            assert go(tmp_path / "later", "--no_test") == 0
+    untested = metrics(folder(tmp_path / "later"))
+    assert not [name for name in untested if name.startswith("test/")]
+    assert "(not tested)" in capsys.readouterr().out
+    assert go(tmp_path / "later") == 0
+    tested = metrics(folder(tmp_path / "later"))
+    assert results(folder(tmp_path / "later")) == results(folder(tmp_path / "once"))
+    assert {name: tested[name] for name in untested} == untested
+
+
 def test_splits_may_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert go(tmp_path, "--trainer.limit_val_batches", "0", "--trainer.limit_test_batches", "0") == 0
     found = metrics(folder(tmp_path, "--trainer.limit_val_batches", "0", "--trainer.limit_test_batches", "0"))

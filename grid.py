@@ -1,0 +1,457 @@
+"""Which runs a sweep means: a grid over train.py's own flags, from a command line or from an experiment's file.
+
+An experiment is YAML:
+
+    name: head_count                  # the file's name when absent
+    prediction: one sentence
+    fixed: {task: ssm_teacher, trainer.max_steps: 300}     # flags of every run
+    grid: {mixer.n_heads: [1, 2, 4], seed: 0-4}            # flags with several values; all combinations
+    grids: [{...}, {...}]                                  # instead of grid: the union of several
+    tune: {lr: [1.0e-4, 1.0e-3]}
+    match: {params: 1e6}
+    settings: {small: {...}, full: {...}}                  # any of the above once more, laid over it by --setting
+
+Keys are flags of train.py without the dashes, dotted or nested as you like. What a flag's value may be is decided by
+train.py's parser (`cli.parse`) and by building each model without storage: a grid is checked whole before it starts.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import cli
+from cli import UsageError
+from run_folder import RunFolder, flatten
+from tasks.registry import TASKS
+from zoo.naming import unknown
+
+KEYS = ("name", "prediction", "fixed", "grid", "grids", "tune", "match", "settings")
+_SIZES = {"params": "params", "state": "state_bytes"}
+QUANTITIES = tuple(_SIZES)
+# A sweep decides these for each run, or they make no sense for many.
+NOT_SWEPT = {"run_dir", "test_only", "no_test", "print_config", "ckpt_path", "overwrite"}
+TOLERANCE = 0.05
+WIDEST = 16384
+ROUNDS = 5
+# What sets the size of a mixer's state while its width stays: the first one that the mixer declares.
+STATE_OPTIONS = ("d_state", "d_inner", "window", "d_key", "d_head")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Flags with their values, before they are checked.
+
+    Attributes:
+        name: of the sweep's folder.
+        grids: each a mapping of flags to lists of values; the runs are the union of their products.
+        fixed: flags of every run; a grid's own value wins.
+        tune: flags whose value each configuration picks by validation.
+        match: "params" or "state" (bytes) with the number that each mixer's width is chosen for.
+        setting: which of the file's settings this is.
+        prediction: what the experiment expects, in words.
+    """
+
+    name: str
+    grids: tuple[dict[str, list[Any]], ...] = ({},)
+    fixed: dict[str, Any] = field(default_factory=dict)
+    tune: dict[str, list[Any]] = field(default_factory=dict)
+    match: dict[str, float] = field(default_factory=dict)
+    setting: str | None = None
+    prediction: str = ""
+
+    def overridden(self, flags: Mapping[str, list[Any]]) -> Experiment:
+        """The same with some flags given anew: they replace what the file says of them."""
+
+        def rest(values: Mapping[str, Any]) -> dict[str, Any]:
+            return {key: value for key, value in values.items() if key not in flags}
+
+        grids = tuple(rest(grid) | dict(flags) for grid in self.grids)
+        return replace(self, grids=grids, fixed=rest(self.fixed), tune=rest(self.tune))
+
+
+def read_experiment(path: str | Path, setting: str | None = None) -> Experiment:
+    """An experiment's file, in one of its settings.
+
+    Raises:
+        UsageError: a file that cannot be read, unknown keys, an unknown or missing setting, a flag without values.
+    """
+    layer = cli.read_layer(path)
+    values, source = dict(layer.values), layer.source
+    _check_keys(source, values)
+    settings = _mapping(source, "settings", values.pop("settings", None))
+    if setting is None and settings:
+        raise UsageError(f"{source} has settings: give --setting {' or '.join(settings)}")
+    if setting is not None:
+        if setting not in settings:
+            raise UsageError(f"{source}: {unknown('setting', setting, settings or ['none: the file has no settings'])}")
+        over = _mapping(source, f"settings.{setting}", settings[setting])
+        _check_keys(f"{source}: settings.{setting}", over, KEYS[1:-1])
+    else:
+        over = {}
+    if "grids" in over:
+        values.pop("grid", None)
+    merged = {
+        key: _flags(source, key, values.get(key)) | _flags(source, key, over.get(key))
+        for key in ("fixed", "grid", "tune", "match")
+    }
+    shared = {key: values_of(source, key, value) for key, value in merged["grid"].items()}
+    listed = over.get("grids", values.get("grids", [{}]))
+    if not isinstance(listed, list) or not listed:
+        raise UsageError(f"{source}: grids must be a list of mappings of flags to values, got {listed!r}")
+    grids = [
+        {key: values_of(source, key, value) for key, value in _flags(source, "grids", grid).items()} for grid in listed
+    ]
+    experiment = Experiment(
+        name=str(values.get("name", Path(path).stem)),
+        grids=tuple(grid | shared for grid in grids),
+        fixed=merged["fixed"],
+        tune={key: values_of(source, key, value) for key, value in merged["tune"].items()},
+        match={key: target(key, value) for key, value in merged["match"].items()},
+        setting=setting,
+        prediction=" ".join(str(over.get("prediction", values.get("prediction", ""))).split()),
+    )
+    if not experiment.fixed and not any(experiment.grids):
+        raise UsageError(
+            f"{source}: the grid is empty: give it flags and values, such as 'grid: {{mixer: [attention]}}'"
+        )
+    return experiment
+
+
+def _check_keys(source: str, values: Mapping[str, Any], valid: Sequence[str] = KEYS) -> None:
+    for key in values:
+        if key not in valid:
+            raise UsageError(f"{source}: {unknown('key', key, valid)}")
+    if "grid" in values and "grids" in values:
+        raise UsageError(f"{source}: give grid or grids, not both")
+
+
+def _mapping(source: str, key: str, value: Any) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise UsageError(f"{source}: {key} must be a mapping, got {value!r}")
+    return value
+
+
+def _flags(source: str, key: str, value: Any) -> dict[str, Any]:
+    """Nested or dotted flags, dotted; mixer.name is mixer."""
+    flat = dict(flatten(_mapping(source, key, value)))
+    return {
+        (name.removesuffix(".name") if name in ("mixer.name", "task.name") else name): v for name, v in flat.items()
+    }
+
+
+def values_of(source: str, flag: str, value: Any) -> list[Any]:
+    """The values a flag takes: a list, or text with commas; 0-4 in either is a range with both ends.
+
+    >>> values_of("", "seed", "0-2,7"), values_of("", "mixer.pattern", "[lstm,attention],[lstm]")
+    ([0, 1, 2, 7], [['lstm', 'attention'], ['lstm']])
+
+    Raises:
+        UsageError: no value at all.
+    """
+    if isinstance(value, str):
+        # Commas within brackets belong to the value.
+        parts = [part for part in re.split(r",(?![^\[\]{}]*[\]}])", value) if part.strip()]
+        value = [cli.read_yaml(part, flag) for part in parts]
+    values = [each for item in (value if isinstance(value, list) else [value]) for each in _range(item)]
+    if not values:
+        raise UsageError(f"{source}: {flag} has no values" if source else f"{flag} has no values")
+    return values
+
+
+def _range(value: Any) -> list[Any]:
+    ends = re.fullmatch(r"(\d+)-(\d+)", value) if isinstance(value, str) else None
+    return list(range(int(ends[1]), int(ends[2]) + 1)) if ends else [value]
+
+
+def target(quantity: str, value: Any) -> float:
+    """The number to match, from 1e6, 1M, 65536 or 64KiB.
+
+    >>> target("state", "64KiB"), target("params", 1e6)
+    (65536.0, 1000000.0)
+
+    Raises:
+        UsageError: another quantity than params or state, no positive number.
+    """
+    if quantity not in QUANTITIES:
+        raise UsageError(unknown("quantity to match", quantity, QUANTITIES))
+    units = {"": 1, "B": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+    number = re.fullmatch(r"(\d+\.?\d*(?:[eE][+-]?\d+)?) *([A-Za-z]*)", str(value))
+    if number is None or number[2] not in units or float(number[1]) <= 0:
+        raise UsageError(f"--match {quantity}: expected a positive number such as 1e6, 1M or 64KiB, got {value}")
+    return float(number[1]) * units[number[2]]
+
+
+# Runs
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What seeds share: flags, checked, with the sizes of the model that they mean.
+
+    Attributes:
+        options: flags of train.py with their values, without seed and run_dir.
+        command: what train.py makes of them.
+        params: numbers that training may change.
+        state_bytes: of the state after the task's sequence, batch of one.
+    """
+
+    options: dict[str, Any]
+    command: cli.Command
+    params: int
+    state_bytes: int
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], run_dir: Path) -> Configuration:
+        """Parse the flags as train.py would, and build task and model, the latter without storage.
+
+        Raises:
+            UsageError: options that train.py would refuse; says which run.
+        """
+        try:
+            command = cli.parse([*arguments(options), f"--run_dir={run_dir}"])
+            return cls(dict(options), command, **sizes(command.config))
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"{label(options)}: {error}") from error
+
+    @property
+    def key(self) -> str:
+        """Equal for configurations whose runs are the same."""
+        return RunFolder.of(self.command).name
+
+    def folder(self, seed: int) -> RunFolder:
+        """Where the run of one seed is kept."""
+        return replace(RunFolder.of(self.command), seed=seed)
+
+    def check_folder(self, seed: int) -> None:
+        """Make sure that the run's folder is new or its own.
+
+        Raises:
+            UsageError: it holds a run of another configuration.
+        """
+        self.folder(seed).check_config(self.command.config | {"seed": seed})
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The configurations of an experiment, each with its seeds; and what was left out of which, in words."""
+
+    seeds: dict[str, list[int]]
+    configurations: dict[str, Configuration]
+    left_out: list[str]
+
+    def __iter__(self) -> Iterator[tuple[Configuration, list[int]]]:
+        return ((self.configurations[key], seeds) for key, seeds in self.seeds.items())
+
+    @property
+    def n_runs(self) -> int:
+        """Configurations times seeds."""
+        return sum(map(len, self.seeds.values()))
+
+
+def expand(experiment: Experiment, run_dir: Path) -> Grid:
+    """All runs of an experiment. An option that a mixer or task lacks is left out for it; runs then alike are one.
+
+    Raises:
+        UsageError: an option that no mixer of the grid has, values that train.py would refuse, numbers that cannot be
+            matched.
+    """
+    cells = [experiment.fixed | cell for grid in experiment.grids for cell in _product(grid)]
+    for key in {key for cell in cells for key in cell} & NOT_SWEPT:
+        raise UsageError(f"--{key} cannot be swept; give it to train.py")
+    declared = _Declared()
+    known = set().union(*(declared.of(cell) for cell in cells))
+    left_out: dict[str, None] = {}
+    seeds: dict[str, list[int]] = {}
+    found: dict[str, Configuration] = {}
+    by_options: dict[str, Configuration] = {}
+    for cell in cells:
+        options = {}
+        for key, value in cell.items():
+            group = key.partition(".")[0]
+            if "." in key and group in cli.REGISTRIES and key in known and key not in declared.of(cell):
+                left_out[f"{key} is left out for {declared.names(cell)[group]}, which has no such option"] = None
+            elif key != "seed":
+                options[key] = value
+        text = json.dumps(options, sort_keys=True)
+        if text not in by_options:
+            if experiment.match:
+                options = matched(options, experiment.match, declared.of(cell), run_dir)
+            by_options[text] = Configuration.of(options, run_dir)
+        configuration = found.setdefault(by_options[text].key, by_options[text])
+        seed = _seed(cell.get("seed", configuration.command.config["seed"]))
+        if seed not in (known_seeds := seeds.setdefault(configuration.key, [])):
+            known_seeds.append(seed)
+    return Grid(seeds, found, list(left_out))
+
+
+def _product(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    return (dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
+
+
+def _seed(value: Any) -> int:
+    if not re.fullmatch(r"\d+", str(value)):
+        raise UsageError(f"seed must be whole numbers >= 0, such as 0,1,2 or 0-4, got {value!r}")
+    return int(value)
+
+
+class _Declared:
+    """Which options of mixer and task exist, for each choice of the two."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[set[str], dict[str, str]]] = {}
+
+    def of(self, cell: Mapping[str, Any]) -> set[str]:
+        return self._look_up(cell)[0]
+
+    def names(self, cell: Mapping[str, Any]) -> dict[str, str]:
+        return self._look_up(cell)[1]
+
+    def _look_up(self, cell: Mapping[str, Any]) -> tuple[set[str], dict[str, str]]:
+        naming = {key: cell[key] for key in ("config", "mixer", "task", "mixer.pattern") if key in cell}
+        text = json.dumps(naming, sort_keys=True)
+        if text not in self._found:
+            choice = cli.choose(arguments(naming))
+            names = {name for group in cli.REGISTRIES for name in cli.Options(choice, only=group).declared}
+            self._found[text] = names, choice.names
+        return self._found[text]
+
+
+def arguments(options: Mapping[str, Any]) -> list[str]:
+    """Options as train.py's flags."""
+    return [
+        f"--{key}={value if isinstance(value, str) else json.dumps(value)}"
+        for key, values in options.items()
+        for value in (values if key == "config" and isinstance(values, list) else [values])
+    ]
+
+
+def label(options: Mapping[str, Any]) -> str:
+    """A configuration in a few words, for people: attention mixer.n_heads=2."""
+    names = [str(options[key]) for key in cli.REGISTRIES if key in options]
+    rest = [
+        text.removeprefix("--") for text in arguments({k: v for k, v in options.items() if k not in cli.REGISTRIES})
+    ]
+    return " ".join([*names, *rest]) or "the default"
+
+
+# Sizes, and grids of equal sizes
+
+
+def sizes(config: Mapping[str, Any], *wanted: str) -> dict[str, int]:
+    """`params` and `state_bytes` (or what is wanted of them) of the model that a complete configuration means.
+
+    The model is made of tensors without storage, so that its size costs nothing.
+
+    Raises:
+        ValueError: what the task or the model refuses.
+    """
+    import torch
+
+    from tasks import create_task
+    from zoo.backbone import Backbone
+
+    name = config["task"]["name"]
+    declared = inspect.signature(TASKS[name]).parameters
+    spec = create_task(name, **{key: value for key, value in config["task"].items() if key in declared}).spec
+    options = {key: value for key, value in config.items() if key in inspect.signature(Backbone).parameters}
+    shape = {"vocab_size": spec.vocab_size, "d_input": spec.d_input, "n_outputs": spec.n_outputs}
+    with torch.device("meta"):
+        model = Backbone(**options | shape)
+        measures = {
+            "params": lambda: sum(p.numel() for p in model.parameters() if p.requires_grad),
+            "state_bytes": lambda: model.state_bytes(spec.seq_len),
+        }
+        return {name: measure() for name, measure in measures.items() if name in (wanted or measures)}
+
+
+def matched(
+    options: Mapping[str, Any], match: Mapping[str, float], declared: Iterable[str], run_dir: Path
+) -> dict[str, Any]:
+    """Options with widths for which the parameters, or the bytes of state, are as asked, within `TOLERANCE`.
+
+    Parameters are matched by d_model, and where heads make its steps too coarse, by d_channel after it; the state by
+    the first of the mixer's `STATE_OPTIONS` that the grid leaves open, else by d_model.
+
+    Raises:
+        UsageError: the width is given, or none comes near enough; names the nearest.
+    """
+    declared = {*declared, "d_model", "d_channel"}
+    knobs = {"params": ["d_model", "d_channel"], "state": [*(f"mixer.{name}" for name in STATE_OPTIONS), "d_model"]}
+    for quantity in match:
+        knobs[quantity] = [knob for knob in knobs[quantity] if knob in declared and knob not in options]
+        if not knobs[quantity] or ("d_model" in options and quantity == "params"):
+            raise UsageError(f"{label(options)}: --match {quantity} chooses d_model: leave it out of the grid")
+    found = dict(options)
+
+    def complete() -> dict[str, Any]:
+        return cli.parse([*arguments(found), f"--run_dir={run_dir}"]).config
+
+    def misses() -> dict[str, float]:
+        got = sizes(complete())
+        return {q: got[_SIZES[q]] for q, wanted in match.items() if abs(got[_SIZES[q]] / wanted - 1) > TOLERANCE}
+
+    # The width that one quantity needs moves the other: alternate until both hold.
+    for _ in range(ROUNDS):
+        before = dict(found)
+        for quantity in match:
+            for knob in knobs[quantity][: 2 if quantity == "params" else 1]:
+                if knob not in found or quantity in misses():
+                    found[knob] = _width(complete(), knob, _SIZES[quantity], match[quantity])
+        if not misses() or found == before:
+            break
+    if missed := misses():
+        widths = " ".join(f"{key}={value}" for key, value in found.items() if key not in options)
+        far = (f"{q} is {got:,}, {abs(got / match[q] - 1):.0%} from {match[q]:,.0f}" for q, got in missed.items())
+        raise UsageError(f"{label(options)}: cannot match within {TOLERANCE:.0%}: at {widths} {', '.join(far)}")
+    return found
+
+
+def _width(config: Mapping[str, Any], knob: str, size: str, wanted: float) -> int:
+    """The value of `knob` that brings a size nearest; by bisection, since sizes grow with every width."""
+    cache: dict[int, int | None] = {}
+    refusal: Exception | None = None
+
+    def at(width: int) -> int | None:
+        nonlocal refusal
+        if width not in cache:
+            try:
+                cache[width] = sizes(_with_width(config, knob, width), size)[size]
+            except ValueError as error:  # not every width divides into heads
+                cache[width], refusal = None, error
+        return cache[width]
+
+    low, high = 1, WIDEST
+    while low < high:
+        middle = (low + high) // 2
+        valid = next((width for width in range(middle, min(high, middle + 512)) if at(width) is not None), None)
+        if valid is None or at(valid) >= wanted:  # pyright: ignore[reportOptionalOperand]
+            high = middle
+        else:
+            low = valid + 1
+    around = [w for w in (*range(low, max(0, low - 513), -1), *range(low, low + 513)) if w <= WIDEST]
+    below = next((w for w in around if w < low and at(w) is not None), None)
+    above = next((w for w in around if w >= low and at(w) is not None), None)
+    candidates = [width for width in (below, above) if width is not None]
+    if not candidates:
+        raise UsageError(f"{config['mixer']['name']}: no {knob} is valid: {refusal}")
+    return min(candidates, key=lambda width: abs((at(width) or 0) - wanted))
+
+
+def _with_width(config: Mapping[str, Any], knob: str, width: int) -> dict[str, Any]:
+    if "." not in knob:
+        return dict(config) | {knob: width}
+    option = knob.removeprefix("mixer.")
+    mixer = dict(config["mixer"])
+    members = [name for name, value in mixer.items() if isinstance(value, Mapping) and option in value]
+    for member in members:
+        mixer[member] = mixer[member] | {option: width}
+    return dict(config) | {"mixer": mixer if members else mixer | {option: width}}

@@ -1,0 +1,349 @@
+"""How the runs of a sweep are carried out: one train.py process each, in slots of this machine or as tasks of Ray.
+
+A run's output goes to `log.txt` in its folder, where the progress of a running one is read, and the reason of a failed
+one. `done.json` beside it marks a run that needs nothing more. A process that fails, is killed or runs out of memory
+takes nothing with it: the next run has a process of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Literal
+
+from cli import UsageError
+from run_folder import is_tested
+from zoo.files import write_atomically
+
+ROOT = Path(__file__).resolve().parent
+COLUMNS = "120"  # of the bar in a log: narrower, it has no room for the metrics
+LOG, DONE, METRICS = "log.txt", "done.json", "metrics.json"
+TAIL_LINES = 8
+RAY_RETRIES = 3
+State = Literal["done", "failed", "stopped"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run to be carried out.
+
+    Attributes:
+        name: for people.
+        arguments: of train.py.
+        folder: the run's folder; absolute, so that every node means the same.
+        test: whether the run must see its test split to be done.
+        expected: what the metrics must say, such as the parameters that were planned.
+        cwd: what relative paths among the arguments mean.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    folder: Path
+    test: bool = True
+    expected: Mapping[str, int] = field(default_factory=dict)
+    cwd: Path = field(default_factory=Path.cwd)
+
+    @property
+    def command(self) -> list[str]:
+        """What is started."""
+        switch = [] if self.test else ["--no_test"]
+        return [sys.executable, str(ROOT / "train.py"), *self.arguments, *switch]
+
+    def metrics(self) -> dict[str, Any] | None:
+        """What the run measured; None unless it is finished."""
+        try:
+            metrics = json.loads((self.folder / METRICS).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return metrics if isinstance(metrics, dict) else None
+
+    def seconds(self) -> float:
+        """What `done.json` says the run took; 0 where there is none."""
+        try:
+            return float(json.loads((self.folder / DONE).read_text(encoding="utf-8"))["seconds"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0.0
+
+    def touched_since(self, moment: float) -> bool:
+        """Whether anything was logged since a moment of `time.time()`: the run has started."""
+        try:
+            return (self.folder / LOG).stat().st_mtime >= moment
+        except OSError:
+            return False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `done.json` marks the run, its metrics are there, and they hold what this job asks for."""
+        metrics = self.metrics() if (self.folder / DONE).is_file() else None
+        return metrics is not None and (not self.test or is_tested(metrics))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended. `message` is why, `tail` the last lines of its log, both empty for a run that is done."""
+
+    job: Job
+    state: State
+    seconds: float
+    message: str = ""
+    tail: tuple[str, ...] = ()
+
+
+class Stop:
+    """Whether the sweep was asked to end: once, runs save and stop; twice, they are killed."""
+
+    def __init__(self) -> None:
+        self.soft, self.hard = threading.Event(), threading.Event()
+
+    def ask(self) -> None:
+        """Ask once more."""
+        (self.hard if self.soft.is_set() else self.soft).set()
+
+
+def run_job(job: Job, environment: Mapping[str, str], stop: Stop | None = None) -> Outcome:
+    """Carry out one run in a process of its own and mark it when done.
+
+    Args:
+        job: the run.
+        environment: variables beside this process's own.
+        stop: asks for an early end; an exception in this thread (a cancelled Ray task) does so too.
+    """
+    if stop is not None and stop.soft.is_set():
+        return Outcome(job, "stopped", 0.0, "not started")
+    start = time.monotonic()
+    try:
+        job.folder.mkdir(parents=True, exist_ok=True)
+        with (job.folder / LOG).open("ab") as log:
+            log.write(f"$ {shlex.join(job.command)}\n".encode())
+            log.flush()
+            begin = log.tell()
+            # A session of its own: a Ctrl-C in the terminal reaches the sweep alone, which asks each run to save.
+            process = subprocess.Popen(
+                job.command,
+                cwd=job.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "COLUMNS": COLUMNS, **environment},
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+            )
+            status = _wait(process, stop)
+        seconds = time.monotonic() - start
+        if status == 0 and (metrics := job.metrics()) is not None:
+            for name, planned in job.expected.items():
+                if metrics.get(name) != planned:
+                    return Outcome(job, "failed", seconds, f"{name} is {metrics.get(name)}, planned was {planned}")
+            done = {"command": shlex.join(job.command), "seconds": seconds, "metrics": METRICS}
+            done |= {"tested": is_tested(metrics), "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+            write_atomically(job.folder / DONE, json.dumps(done, indent=2) + "\n")
+            return Outcome(job, "done", seconds)
+    except OSError as error:
+        return Outcome(job, "failed", time.monotonic() - start, f"cannot write {job.folder}: {error.strerror}")
+    tail = tuple(tail_lines(job.folder / LOG, begin))
+    if stop is not None and stop.soft.is_set():
+        return Outcome(job, "stopped", seconds, "stopped", tail)
+    return Outcome(job, "failed", seconds, reason(status), tail)
+
+
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
+
+
+def _end_with_parent() -> None:
+    # A sweep (or a Ray worker) that is killed outright asks nobody to stop; on Linux the kernel does it instead, so
+    # that the same command finds no run still at work in a folder that it goes on with.
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+
+
+def _wait(process: subprocess.Popen[bytes], stop: Stop | None) -> int:
+    asked = False
+    try:
+        while True:
+            try:
+                return process.wait(0.2)
+            except subprocess.TimeoutExpired:
+                pass
+            if stop is not None and stop.hard.is_set():
+                process.kill()
+            elif stop is not None and stop.soft.is_set() and not asked:
+                process.terminate()
+                asked = True
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
+
+
+def reason(status: int) -> str:
+    """Why a process ended with a status that is not zero."""
+    if status == 0:
+        return "ended without metrics.json"
+    number = -status if status < 0 else status - 128
+    if number in {int(each) for each in signal.Signals}:
+        name = signal.Signals(number).name
+        memory = " (out of memory?)" if name == "SIGKILL" else ""
+        return f"killed by {name}{memory}"
+    return f"exit status {status}"
+
+
+def tail_lines(log: Path, begin: int = 0, n: int = TAIL_LINES) -> list[str]:
+    """The last lines of a log from byte `begin` on; of a bar that was redrawn, the last state alone."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(begin, log.stat().st_size - 16384))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return []
+    lines = (line.rstrip().rsplit("\r", 1)[-1] for line in text.split("\n"))
+    return [line for line in lines if line.strip()][-n:]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a running job stands, as its bar says."""
+
+    step: int
+    steps: int
+    left: str
+    metrics: str
+
+
+_BAR = re.compile(r"training: .*?(\d+)/(\d+) \[[\d:]+<([\d:?]+), [^,\]]*(?:, ([^\]]*))?")
+
+
+def progress(job: Job) -> Progress | None:
+    """Read the last state of the bar from the job's log; None before training."""
+    for line in reversed(tail_lines(job.folder / LOG)):
+        if found := _BAR.search(line):
+            step, steps, left, metrics = found.groups()
+            return Progress(int(step), int(steps), left, metrics or "")
+        if line.startswith("$ "):
+            return None
+    return None
+
+
+# Engines
+
+
+def slot_environments(n_slots: int | None, use_gpus: bool) -> list[dict[str, str]]:
+    """One set of environment variables a slot: its share of the cores, and a GPU where there are any.
+
+    Args:
+        n_slots: how many; the GPUs, or the cores, when absent. More slots than GPUs share them.
+        use_gpus: whether the runs would take a GPU.
+    """
+    import torch
+
+    gpus = _visible_gpus(torch.cuda.device_count()) if use_gpus else []
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    n_slots = n_slots or len(gpus) or cores
+    threads = {"OMP_NUM_THREADS": str(max(1, cores // n_slots))}
+    return [threads | ({"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} if gpus else {}) for i in range(n_slots)]
+
+
+def _visible_gpus(n: int) -> list[str]:
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return listed.split(",")[:n] if listed else [str(i) for i in range(n)]
+
+
+def run_local(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]], stop: Stop) -> Iterator[Outcome]:
+    """Carry out jobs on this machine, as many at a time as there are slots; outcomes as they come.
+
+    Threads wait for the processes: a pool of processes would die with the first that is killed.
+    """
+    from joblib import Parallel, delayed
+
+    free: SimpleQueue[Mapping[str, str]] = SimpleQueue()
+    for slot in slots:
+        free.put(slot)
+
+    def in_a_slot(job: Job) -> Outcome:
+        slot = free.get()
+        try:
+            return run_job(job, slot, stop)
+        finally:
+            free.put(slot)
+
+    pool = Parallel(n_jobs=len(slots), backend="threading", return_as="generator_unordered", batch_size=1)
+    yield from pool(delayed(in_a_slot)(job) for job in jobs)
+
+
+def run_ray(
+    jobs: Sequence[Job], slots: Sequence[Mapping[str, str]], stop: Stop, address: str | None, use_gpus: bool
+) -> Iterator[Outcome]:
+    """Carry out jobs as tasks of Ray: on a cluster, or on this machine with as many at a time as there are slots.
+
+    A run takes one GPU where the cluster has any, else its threads' share of the cores. What a lost node was running
+    is started again on another, `RAY_RETRIES` times, and goes on from its last checkpoint. Every node must see this
+    checkout and the run folders under the same paths.
+
+    Args:
+        jobs: the runs.
+        slots: see `slot_environments`.
+        stop: asks for an early end.
+        address: of a cluster; None starts Ray here.
+        use_gpus: whether the runs would take a GPU.
+
+    Raises:
+        UsageError: Ray is not installed, or no cluster answers.
+    """
+    ray = require_ray()
+    threads = 1 if address else int(slots[0]["OMP_NUM_THREADS"])
+    here = {} if address else {"num_cpus": threads * len(slots), "include_dashboard": False}
+    try:
+        ray.init(address=address, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}}, **here)
+    except (ConnectionError, ValueError) as error:
+        raise UsageError(f"no Ray cluster at {address}: {error}") from None
+    try:
+        gpus = 1 if use_gpus and ray.cluster_resources().get("GPU") else 0
+        task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=RAY_RETRIES)(run_job)
+        pending = {task.remote(job, {"OMP_NUM_THREADS": str(threads)}): job for job in jobs}
+        cancelled = 0
+        while pending:
+            asked = stop.soft.is_set() + stop.hard.is_set()
+            if asked > cancelled:
+                for reference in pending:
+                    ray.cancel(reference, force=stop.hard.is_set())
+                cancelled = asked
+            ready, _ = ray.wait(list(pending), timeout=0.5)
+            for reference in ready:
+                yield _outcome(ray, reference, pending.pop(reference))
+    finally:
+        ray.shutdown()
+
+
+def _outcome(ray: Any, reference: Any, job: Job) -> Outcome:
+    try:
+        return ray.get(reference)
+    except (ray.exceptions.TaskCancelledError, KeyboardInterrupt):
+        return Outcome(job, "stopped", 0.0, "stopped", tuple(tail_lines(job.folder / LOG)))
+    except ray.exceptions.RayError as error:
+        why = str(error).strip().splitlines()[-1]
+        return Outcome(job, "failed", 0.0, f"lost by Ray: {why}", tuple(tail_lines(job.folder / LOG)))
+
+
+def require_ray() -> Any:
+    """The module ray.
+
+    Raises:
+        UsageError: it is not installed; names the extra.
+    """
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise UsageError("--engine ray needs ray: pip install 'mixer-zoo[ray]'") from None
+    return ray

@@ -1,0 +1,428 @@
+"""Sweeps: what a grid means, what is left out and matched, what survives of a sweep whose runs do not."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import grid
+import sweep
+import sweep_engine
+from grid import Experiment, expand, read_experiment, target, values_of
+from sweep_engine import Job, Stop, progress, reason, run_local, tail_lines
+
+ROOT = Path(sweep.__file__).parent
+SMALL = shlex.split(
+    "--d_model 16 --batch_size 8 --task.n_train 64 --task.n_val 16 --task.n_test 16 --task.seq_len 16 --task.n_pairs 2 "
+    "--task.vocab_size 32 --trainer.val_check_interval 2 --trainer.accelerator cpu --figures_every 0"
+)
+# A run in a hundredth of the time: it writes what train.py writes, or ends as train.py may end.
+STAND_IN = """
+import json, os, pathlib, signal, sys, time
+folder, how = pathlib.Path(sys.argv[1]), sys.argv[2]
+sys.stderr.write("training:  50%|=====  | 30/60 [00:10<00:09, 3.1 steps/s, loss=0.5, accuracy=0.75\\r")
+sys.stderr.flush()
+if how == "raises":
+    raise RuntimeError("the reason")
+if how == "is killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+if how == "segfaults":
+    os.kill(os.getpid(), signal.SIGSEGV)
+if how == "leaves nothing":
+    sys.exit(0)
+if how == "waits":
+    (folder / "pid").write_text(str(os.getpid()))
+    signal.signal(signal.SIGTERM, lambda *_: ((folder / "saved").touch(), sys.exit(143)))
+    time.sleep(60)
+metrics = json.loads(how)
+if "--no_test" in sys.argv:
+    metrics = {name: value for name, value in metrics.items() if not name.startswith("test/")}
+(folder / "metrics.json").write_text(json.dumps(metrics))
+with (folder / "starts").open("a") as file:
+    file.write("x")
+"""
+FOUND = {"test/loss": 0.5, "test/accuracy": 0.75, "val/loss": 0.4, "val/accuracy": 0.8, "seconds": 1.0}
+ONE_SLOT, TWO_SLOTS = [{}], [{}, {}]
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Job], str]], None]:
+    """Replace train.py by a script; the argument says how each job ends."""
+    script = tmp_path / "stand_in.py"
+    script.write_text(STAND_IN, encoding="utf-8")
+
+    def replace(how: Callable[[Job], str]) -> None:
+        def command(self: Job) -> list[str]:
+            return [sys.executable, str(script), str(self.folder), how(self), *([] if self.test else ["--no_test"])]
+
+        monkeypatch.setattr(Job, "command", property(command))
+
+    return replace
+
+
+def go(run_dir: Path, *argv: str) -> int:
+    return sweep.main([*argv, *SMALL, "--run_dir", str(run_dir)])
+
+
+def error_line(capsys: pytest.CaptureFixture[str]) -> str:
+    text = capsys.readouterr().err
+    assert re.fullmatch(r"sweep\.py: error: [^\n]+\n", text), text
+    return text
+
+
+def options(found: grid.Grid) -> list[dict[str, Any]]:
+    return [configuration.options for configuration, _ in found]
+
+
+# What a grid means
+
+
+@pytest.mark.parametrize(
+    ("value", "values"),
+    [
+        ("0-4", [0, 1, 2, 3, 4]),
+        ("0-2,7", [0, 1, 2, 7]),
+        ("attention,hybrid", ["attention", "hybrid"]),
+        ("1e-4,3e-4", [1e-4, 3e-4]),
+        ("[lstm, attention],[lstm]", [["lstm", "attention"], ["lstm"]]),
+        ("[{name: lstm, d_inner: 4}, attention]", [[{"name": "lstm", "d_inner": 4}, "attention"]]),
+        ("null,true", [None, True]),
+        ([1, "2-3"], [1, 2, 3]),
+        (5, [5]),
+    ],
+)
+def test_values_of_a_flag(value: Any, values: list[Any]) -> None:
+    assert values_of("", "flag", value) == values
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("1e6", 1e6), ("2M", 2e6), ("64KiB", 65536), (1000, 1000), ("1.5GiB", 1.5 * 2**30)]
+)
+def test_targets_have_units(text: Any, number: float) -> None:
+    assert target("state", text) == number
+
+
+def test_an_option_that_a_mixer_lacks_is_left_out_and_said_and_runs_then_alike_are_one(tmp_path: Path) -> None:
+    axes = {"mixer": ["attention", "lstm"], "mixer.n_heads": [1, 2], "seed": [0, 1]}
+    found = expand(Experiment("x", ({},)).overridden(axes), tmp_path)
+    assert options(found) == [
+        {"mixer": "attention", "mixer.n_heads": 1},
+        {"mixer": "attention", "mixer.n_heads": 2},
+        {"mixer": "lstm"},
+    ]
+    assert found.n_runs == 6
+    assert found.left_out == ["mixer.n_heads is left out for lstm, which has no such option"]
+
+
+def test_options_of_members_and_of_tasks_find_their_place(tmp_path: Path) -> None:
+    cell = {"mixer.attention.n_heads": 2, "mixer.d_state": 4, "task.distance": 16}
+    axes = {"mixer": ["hybrid", "attention", "ssd"], "task": ["mqar", "needle"]}
+    found = expand(Experiment("x", ({**axes, **{key: [value] for key, value in cell.items()}},)), tmp_path)
+    kept = {(each["mixer"], each["task"]): {key for key in each if "." in key} for each in options(found)}
+    assert kept["hybrid", "needle"] == set(cell)
+    assert kept["hybrid", "mqar"] == {"mixer.attention.n_heads", "mixer.d_state"}
+    assert kept["attention", "mqar"] == set()
+    assert kept["ssd", "needle"] == {"mixer.d_state", "task.distance"}
+
+
+def test_the_sizes_are_those_that_a_run_reports(tmp_path: Path) -> None:
+    from zoo.backbone import Backbone
+
+    ((configuration, _),) = expand(Experiment("x", fixed={"mixer": "hybrid", "d_model": 32}), tmp_path)
+    model = Backbone({"name": "hybrid"}, d_model=32, vocab_size=256, n_outputs=256)
+    # The recipe of the hybrid's attention (rope, a short convolution) comes from configs/mixer/hybrid.yaml.
+    given = configuration.command.config["mixer"]
+    model = Backbone(given, d_model=32, vocab_size=256, n_outputs=256)
+    assert configuration.params == sum(p.numel() for p in model.parameters())
+    assert configuration.state_bytes == model.state_bytes(64)
+
+
+@pytest.mark.parametrize("mixer", ["attention", "ssd", "hybrid"])
+def test_parameters_are_matched(mixer: str, tmp_path: Path) -> None:
+    ((configuration, _),) = expand(Experiment("x", fixed={"mixer": mixer}, match={"params": 2e5}), tmp_path)
+    assert abs(configuration.params / 2e5 - 1) < grid.TOLERANCE
+    assert configuration.command.config["d_model"] == configuration.options["d_model"]
+
+
+@pytest.mark.parametrize("mixer", ["ssd", "delta_net"])
+def test_state_and_parameters_are_matched_together(mixer: str, tmp_path: Path) -> None:
+    wanted = {"params": 3e5, "state": 65536.0}
+    ((configuration, _),) = expand(Experiment("x", fixed={"mixer": mixer}, match=wanted), tmp_path)
+    assert abs(configuration.params / wanted["params"] - 1) < grid.TOLERANCE
+    assert abs(configuration.state_bytes / wanted["state"] - 1) < grid.TOLERANCE
+
+
+def test_an_experiments_file(tmp_path: Path) -> None:
+    file = tmp_path / "heads.yaml"
+    content = {
+        "prediction": "more heads, less error",
+        "fixed": {"task": "ssm_teacher", "trainer": {"max_steps": 300}},
+        "grid": {"mixer.n_heads": "1-3", "seed": [0, 1]},
+        "tune": {"lr": [1e-3, 1e-2]},
+        "settings": {
+            "small": {"fixed": {"trainer.max_steps": 10}, "grid": {"seed": 0}},
+            "full": {"grids": [{"mixer.n_heads": [8]}, {"mixer": "lstm"}]},
+        },
+    }
+    file.write_text(yaml.safe_dump(content), encoding="utf-8")
+    small, full = read_experiment(file, "small"), read_experiment(file, "full")
+    assert (small.name, small.setting, small.prediction) == ("heads", "small", "more heads, less error")
+    assert small.fixed == {"task": "ssm_teacher", "trainer.max_steps": 10}
+    assert small.grids == ({"mixer.n_heads": [1, 2, 3], "seed": [0]},)
+    assert small.tune == {"lr": [1e-3, 1e-2]}
+    assert full.grids == ({"mixer.n_heads": [8]}, {"mixer": ["lstm"]})
+    # A flag replaces what the file says of it, wherever it says it.
+    over = small.overridden({"mixer.n_heads": [5], "trainer.max_steps": [7], "lr": [0.1]})
+    assert over.grids == ({"seed": [0], "mixer.n_heads": [5], "trainer.max_steps": [7], "lr": [0.1]},)
+    assert over.fixed == {"task": "ssm_teacher"}
+    assert over.tune == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("grdi: {mixer: [lstm]}", "unknown key 'grdi' (did you mean 'grid'?); choose from: name, prediction,"),
+        ("grid: {}", "the grid is empty"),
+        ("grid: {mixer: []}", "mixer has no values"),
+        ("grids: []", "grids must be a list of mappings"),
+        ("grid: [lstm]", "grid must be a mapping, got ['lstm']"),
+        ("{grid: {seed: 0}, grids: [{seed: 0}]}", "give grid or grids, not both"),
+        ("{grid: {seed: 0}, match: {parms: 1e6}}", "unknown quantity to match 'parms' (did you mean 'params'?)"),
+        ("{grid: {seed: 0}, match: {params: -3}}", "expected a positive number such as 1e6, 1M or 64KiB, got -3"),
+        ("{grid: {seed: 0}, settings: {small: {}}}", "has settings: give --setting small"),
+        ("grid: {seed: [a]}", "seed must be whole numbers"),
+        ("grid: {mixer: [lstm, hybird]}", "did you mean 'hybrid'?"),
+        ("grid: {mixer: [lstm], mixer.d_iner: [4]}", "unknown flag --mixer.d_iner (did you mean --mixer.d_inner?)"),
+        ("grid: {trainer.max_stepz: [4]}", "did you mean --trainer.max_steps?"),
+        ("grid: {mixer: [attention], mixer.n_heads: [3]}", "is not divisible by n_heads=3"),
+        ("{grid: {seed: 0}, tune: {seed: [1, 2]}}", "--tune seed"),
+        ("{grid: {lr: 0.1}, tune: {lr: [1, 2]}}", "lr has values in the grid already"),
+        ("{grid: {d_model: 8}, match: {params: 1e5}}", "--match params chooses d_model: leave it out of the grid"),
+        ("{grid: {mixer: identity}, match: {state: 64KiB}}", "cannot match within 5%: at d_model="),
+        ("grid: {run_dir: [a, b]}", "--run_dir cannot be swept"),
+        ("grid: [", "not valid YAML"),
+    ],
+)
+def test_a_bad_experiment_is_one_line_and_leaves_nothing(
+    content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.yaml").write_text(content, encoding="utf-8")
+    assert sweep.main([str(tmp_path / "x.yaml"), "--run_dir", str(tmp_path / "runs")]) == 2
+    assert said in error_line(capsys)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ("", "nothing to run"),
+        ("--setting small", "--setting is for an experiment's file"),
+        ("nowhere.yaml", "nowhere.yaml: cannot be read"),
+        ("--mixer", "--mixer needs a value"),
+        ("--mixer ,", "--mixer has no values"),
+        ("--slots 0", "--slots must be a whole number >= 1, got 0"),
+        ("--engine rya", "unknown engine 'rya' (did you mean 'ray'?)"),
+        ("--tune lr", "--tune expects a name and values such as lr=1e-4,1e-3"),
+        ("--match size=3", "unknown quantity to match 'size'"),
+        ("--mixer lstm --mixr.d_inner 3", "unknown flag --mixr.d_inner"),
+        ("--mixer lstm --test_only true", "--test_only cannot be swept"),
+    ],
+)
+def test_a_bad_command_is_one_line(argv: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep.main(argv.split()) == 2
+    assert said in error_line(capsys)
+
+
+def test_ray_that_is_not_installed_names_the_extra(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert sweep.main(["--mixer", "lstm", "--engine", "ray"]) == 2
+    assert "pip install 'mixer-zoo[ray]'" in error_line(capsys)
+
+
+def test_help_comes_at_once_and_shows_commands_that_work(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert sweep.main(["--help"]) == 0
+    examples = [line.split()[1:] for line in capsys.readouterr().out.splitlines() if line.startswith("  sweep.py ")]
+    assert len(examples) == 3
+    for argv in examples[:1]:
+        assert sweep.main([*argv, "--dry_run", "--run_dir", str(tmp_path / "runs")]) == 0
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_grid_is_printed_before_it_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert go(tmp_path / "runs", *shlex.split("--mixer attention,lstm --mixer.n_heads 1,2 --seed 0-2 --dry_run")) == 0
+    said = capsys.readouterr().out
+    assert "9 runs (3 configurations)" in said
+    assert re.search(r"attention +│ 2 +│ 0-2", said)
+    assert re.search(r"lstm +│ +│ 0-2", said)
+
+
+def test_a_run_folder_of_another_configuration_is_refused_and_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    axes = {"mixer": ["lstm"], "seed": [0, 1]}
+    ((configuration, _),) = expand(Experiment("named", (axes,)), tmp_path / "named")
+    folder = configuration.folder(1).path
+    folder.mkdir(parents=True)
+    held = yaml.safe_dump(configuration.command.config | {"seed": 1, "lr": 0.25})
+    (folder / "config.yaml").write_text(held, encoding="utf-8")
+    argv = ["--mixer", "lstm", "--seed", "0,1", "--name", "named", "--run_dir", str(tmp_path)]
+    assert sweep.main(argv) == 2
+    assert "lr is 0.25 there, 0.005 here" in error_line(capsys)
+    assert [file.name for file in tmp_path.rglob("*") if file.is_file()] == ["config.yaml"]
+    assert (folder / "config.yaml").read_text(encoding="utf-8") == held
+
+
+# What survives
+
+
+def test_what_fails_is_reported_and_stops_no_other(tmp_path: Path, stand_in: Any) -> None:
+    stand_in(lambda job: job.name)
+    good = json.dumps(FOUND)
+    names = [good, "raises", "is killed", "segfaults", "leaves nothing", good, good]
+    jobs = [Job(name, (), tmp_path / str(i)) for i, name in enumerate(names)]
+    outcomes = {outcome.job.folder.name: outcome for outcome in run_local(jobs, TWO_SLOTS, Stop())}
+    assert {i: outcomes[str(i)].state for i in range(7)} == {
+        i: "done" if name == good else "failed" for i, name in enumerate(names)
+    }
+    assert outcomes["1"].message == "exit status 1"
+    assert outcomes["1"].tail[-1] == "RuntimeError: the reason"
+    assert outcomes["2"].message == "killed by SIGKILL (out of memory?)"
+    assert outcomes["3"].message == "killed by SIGSEGV"
+    assert outcomes["4"].message == "ended without metrics.json"
+    assert [job.folder.name for job in jobs if job.is_done] == ["0", "5", "6"]
+
+
+def test_a_folder_that_cannot_be_written_fails_alone(tmp_path: Path, stand_in: Any) -> None:
+    stand_in(lambda job: json.dumps(FOUND))
+    (tmp_path / "file").touch()
+    jobs = [Job("bad", (), tmp_path / "file" / "run"), Job("good", (), tmp_path / "run")]
+    bad, good = run_local(jobs, ONE_SLOT, Stop())
+    assert (bad.state, good.state) == ("failed", "done")
+    assert f"cannot write {tmp_path / 'file' / 'run'}" in bad.message
+
+
+def test_a_number_other_than_planned_is_a_failure(tmp_path: Path, stand_in: Any) -> None:
+    stand_in(lambda job: json.dumps(FOUND | {"params": 10}))
+    (outcome,) = run_local([Job("x", (), tmp_path, expected={"params": 11})], ONE_SLOT, Stop())
+    assert (outcome.state, outcome.message) == ("failed", "params is 10, planned was 11")
+    assert not (tmp_path / "done.json").exists()
+
+
+def test_done_is_what_has_both_its_mark_and_its_metrics(tmp_path: Path) -> None:
+    job, trial = Job("x", (), tmp_path), Job("x", (), tmp_path, test=False)
+    (tmp_path / "metrics.json").write_text(json.dumps({"val/loss": 1.0}), encoding="utf-8")
+    assert not trial.is_done
+    (tmp_path / "done.json").write_text("{}", encoding="utf-8")
+    assert trial.is_done
+    assert not job.is_done
+    (tmp_path / "metrics.json").write_text(json.dumps(FOUND), encoding="utf-8")
+    assert job.is_done
+    (tmp_path / "metrics.json").write_text("{", encoding="utf-8")
+    assert not job.is_done
+
+
+def test_a_running_job_says_where_it_stands(tmp_path: Path) -> None:
+    job = Job("x", (), tmp_path)
+    assert progress(job) is None
+    bar = "training:  50%|=====  | {}/2000 [00:10<01:09, 3.1 steps/s, loss=0.5, accuracy=0.75]"
+    (tmp_path / "log.txt").write_bytes(
+        ("$ train.py\npath\n" + "\r".join(["", bar.format(10), bar.format(990)])).encode()
+    )
+    now = progress(job)
+    assert now == sweep_engine.Progress(990, 2000, "01:09", "loss=0.5, accuracy=0.75")
+    # Started anew: the bar of the attempt before says nothing.
+    with (tmp_path / "log.txt").open("a") as log:
+        log.write("\n$ train.py\nwarming up\n")
+    assert progress(job) is None
+    assert tail_lines(tmp_path / "log.txt", n=2) == ["$ train.py", "warming up"]
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (1, "exit status 1"),
+        (2, "exit status 2"),
+        (-9, "killed by SIGKILL (out of memory?)"),
+        (143, "killed by SIGTERM"),
+    ],
+)
+def test_reasons(status: int, said: str) -> None:
+    assert reason(status) == said
+
+
+def test_the_same_command_goes_on_where_it_stopped(
+    tmp_path: Path, stand_in: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = shlex.split("--mixer attention,lstm --mixer.n_heads 1,2 --seed 0,1 --name grid --slots 2")
+    found = {"params": 0, "state_bytes": 0}
+
+    def how(job: Job) -> str:
+        return "raises" if "lstm" in job.name and broken else json.dumps(FOUND | dict(job.expected))
+
+    broken = True
+    stand_in(how)
+    assert go(tmp_path, *argv) == 1
+    said = capsys.readouterr().out
+    assert "runs: 6 to do, 0 done already, 2 at a time" in said
+    assert said.count("RuntimeError: the reason") == 2
+    assert re.search(r"attention +│ 2 +│ 2/2 +│ accuracy 0\.75 ± 0", said)
+    index = json.loads((tmp_path / "grid" / "sweep.json").read_text(encoding="utf-8"))
+    assert [(each["options"]["mixer"], each["seed"], each["state"]) for each in index["runs"]] == [
+        *[("attention", seed, "done") for seed in (0, 1, 0, 1)],
+        ("lstm", 0, "failed"),
+        ("lstm", 1, "failed"),
+    ]
+    broken = False
+    assert go(tmp_path, *argv) == 0
+    assert "runs: 2 to do, 4 done already" in capsys.readouterr().out
+    assert go(tmp_path, *argv) == 0
+    assert "runs: all 6 are done already" in capsys.readouterr().out
+    # Each was carried out once.
+    assert [file.read_text(encoding="utf-8") for file in tmp_path.rglob("starts")] == ["x"] * 6
+    assert go(tmp_path, *argv, "--overwrite") == 0
+    assert [file.read_text(encoding="utf-8") for file in tmp_path.rglob("starts")] == ["xx"] * 6
+    assert found.keys() <= index["runs"][0].keys()
+
+
+def test_a_learning_rate_is_picked_by_validation_and_the_others_are_never_tested(
+    tmp_path: Path, stand_in: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The best on the test split is not the best on validation.
+    judged = {0.001: (0.5, 0.99), 0.01: (0.9, 0.6), 0.1: (0.7, 0.7)}
+    stand_in(
+        lambda job: json.dumps(
+            FOUND | dict(job.expected) | dict(zip(("val/accuracy", "test/accuracy"), judged[rate(job)], strict=True))
+        )
+    )
+
+    def rate(job: Job) -> float:
+        return float(next(flag for flag in job.arguments if flag.startswith("--lr=")).removeprefix("--lr="))
+
+    argv = shlex.split("--mixer lstm,gru --seed 3,4 --tune lr=1e-3,1e-2,1e-1 --name tuned")
+    assert go(tmp_path, *argv) == 0
+    said = capsys.readouterr().out
+    assert "2 configurations x 3 trials on the first seed, then 2 runs of the picked" in said
+    for mixer in ("lstm", "gru"):
+        assert f"{mixer}: picked lr=0.01 by validation on seed 3 among 3: accuracy 0.9000" in said
+    index = json.loads((tmp_path / "tuned" / "sweep.json").read_text(encoding="utf-8"))
+    for run in index["runs"]:
+        metrics = json.loads((tmp_path / "tuned" / run["folder"] / "metrics.json").read_text(encoding="utf-8"))
+        assert ("test/accuracy" in metrics) == (run["kind"] == "run") == (run["options"]["lr"] == 0.01)
+    assert sorted((run["kind"], run["seed"]) for run in index["runs"] if run["options"]["mixer"] == "gru") == [
+        ("run", 3),
+        ("run", 4),
+        ("trial", 3),
+        ("trial", 3),
+    ]
+    assert go(tmp_path, *argv) == 0
+    assert "runs: all 4 are done already" in capsys.readouterr().out
