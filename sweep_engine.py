@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 from cli import UsageError
 from run_folder import is_tested
+from train import REQUEUE
 from zoo.files import write_atomically
 
 ROOT = Path(__file__).resolve().parent
@@ -192,6 +193,8 @@ def reason(status: int) -> str:
     """Why a process ended with a status that is not zero."""
     if status == 0:
         return "ended without metrics.json"
+    if status == REQUEUE:
+        return "stopped by a signal from elsewhere, its checkpoint saved"
     number = -status if status < 0 else status - 128
     if number in {int(each) for each in signal.Signals}:
         name = signal.Signals(number).name

@@ -91,7 +91,17 @@ def test_help_names_every_mixer_and_task_and_only_flags_that_exist(capsys: pytes
         for name in registry:
             assert re.search(rf"^  {name} +{re.escape(registry.summary(name))}$", text, re.MULTILINE)
     options = cli.Options(cli.choose([]))
-    known = {*options.declared, "mixer", "task", "config", "ckpt_path", "test_only", "overwrite", "print_config"}
+    known = {
+        *options.declared,
+        "mixer",
+        "task",
+        "config",
+        "ckpt_path",
+        "test_only",
+        "no_test",
+        "overwrite",
+        "print_config",
+    }
     known |= {f"{group}.{word}" for group in cli.GROUPS for word in ("help", "OPTION")}
     known |= {"FLAG", "task.distance"}  # the latter of needle, in an example
     assert set(re.findall(r"--([\w.]+)", text)) <= known

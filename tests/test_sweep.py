@@ -354,10 +354,11 @@ def test_a_running_job_says_where_it_stands(tmp_path: Path) -> None:
         (2, "exit status 2"),
         (-9, "killed by SIGKILL (out of memory?)"),
         (143, "killed by SIGTERM"),
+        (75, "stopped by a signal"),
     ],
 )
 def test_reasons(status: int, said: str) -> None:
-    assert reason(status) == said
+    assert reason(status).startswith(said)
 
 
 def test_the_same_command_goes_on_where_it_stopped(
