@@ -8,6 +8,7 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 from zoo.ops.chunked import decayed_states
+from zoo.ops.diagonal import powers
 from zoo.ops.precision import full_precision
 from zoo.ops.time import right_align
 from zoo.ops.toeplitz import causal_toeplitz
@@ -44,15 +45,14 @@ def channel_ssm(
     size = min(CHUNK, seq_len)
     n_chunks = -(-seq_len // size)
     with full_precision(x.device):
-        lag = torch.arange(size + 1, device=x.device).unsqueeze(1)
-        powers = torch.exp(lag * log_decay.unsqueeze(1))  # (channels, size + 1, d_state)
-        writing = _pairs(gain.unsqueeze(1) * powers[:, :-1].flip(1))  # (channels, size, 2 d_state)
-        reading = _pairs((C.unsqueeze(1) * powers).conj())  # Re(c h) is the scalar product of the pairs of c* and h
+        decays = powers(log_decay, size + 1)  # (channels, size + 1, d_state)
+        writing = _pairs(gain.unsqueeze(1) * decays[:, :-1].flip(1))  # (channels, size, 2 d_state)
+        reading = _pairs((C.unsqueeze(1) * decays).conj())  # Re(c h) is the scalar product of the pairs of c* and h
         kernel = (reading[:, :-1] @ _pairs(gain).unsqueeze(2)).squeeze(2)
         chunks = F.pad(x.to(kernel.dtype), (0, 0, 0, -seq_len % size)).unflatten(1, (n_chunks, size))
         inputs = chunks.permute(3, 0, 1, 2).flatten(1, 2)  # (channels, batch * chunks, size)
         written = _numbers(inputs @ writing).unflatten(1, (batch, n_chunks))
-        decay = powers[:, -1].view(channels, 1, 1, -1, 1).expand(-1, -1, n_chunks, -1, -1)
+        decay = decays[:, -1].view(channels, 1, 1, -1, 1).expand(-1, -1, n_chunks, -1, -1)
         entering, final = decayed_states(state.transpose(0, 1).unsqueeze(3), decay, written.unsqueeze(4))
         entering = entering.squeeze(4)  # (channels, batch, chunks, d_state)
         carried = _pairs(entering.flatten(1, 2)) @ reading[:, 1:].transpose(1, 2)

