@@ -418,8 +418,19 @@ def test_training_with_experts_resumes_from_its_own_hyper_parameters(tmp_path: P
     small.assert_identical(small.weights(model), small.weights(module.backbone))
 
 
-def test_a_batch_without_rows_weighs_nothing() -> None:
-    module = SequenceModule({"name": "attention"}, d_model=8, vocab_size=5, n_outputs=5)
-    batch = {"inputs": torch.zeros(0, 6, dtype=torch.int64), "labels": torch.zeros(0, 6, dtype=torch.int64)}
+@pytest.mark.parametrize("mixer", ["attention", "selective_ssm"])
+@pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
+def test_a_batch_without_rows_weighs_nothing(loss: Any, mixer: str) -> None:
+    module = SequenceModule(
+        {"name": mixer}, d_model=8, vocab_size=5, n_outputs=5, loss=loss, perplexity=loss == "cross_entropy"
+    )
+    labels = torch.zeros(0, 6, dtype=torch.int64) if loss == "cross_entropy" else torch.zeros(0, 6, 5)
+    batch = {"inputs": torch.zeros(0, 6, dtype=torch.int64), "labels": labels}
     outputs, labels, _ = module.predict_labelled(batch)
     assert [number.item() for number in module._judge(outputs, labels)] == [0.0, 0.0]
+    logged: dict[str, Any] = {}
+    module.log = lambda name, value, batch_size, **_: logged.update({name: (value, batch_size)})
+    with torch.no_grad():
+        module.test_step(batch, 0)
+    assert {weight for _, weight in logged.values()} == {0}
+    assert {float(value) for value, _ in logged.values() if isinstance(value, torch.Tensor)} == {0.0}

@@ -67,7 +67,7 @@ def _run(kernel: Callable[..., None], batch: int, d_inner: int, tensors: tuple[T
     arrays: list[Any] = [t.detach().numpy() for t in tensors]
     n_tasks = batch * -(-d_inner // _BLOCK)
     n_threads = min(n_tasks, torch.get_num_threads())
-    if n_threads == 1:
+    if n_threads <= 1:  # none for a batch without rows
         kernel(0, n_tasks, *arrays)
         return
     n_shares = min(n_tasks, _SHARES * n_threads)

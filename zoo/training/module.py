@@ -291,7 +291,9 @@ class SequenceModule(L.LightningModule):
                 metric.update(loss, weight)
             elif isinstance(metric, MulticlassExactMatch):
                 assert at is not None
-                metric.update(*_answered(outputs, batch["labels"], at))
+                guesses, asked = _answered(outputs, batch["labels"], at)
+                if len(asked):  # torchmetrics cannot count none
+                    metric.update(guesses, asked)
             else:
                 metric.update(outputs.reshape(-1, outputs.shape[-1]), labels.reshape(-1, outputs.shape[-1]))
             self.log(f"{stage}/{name}", metric, on_epoch=True, batch_size=weight, prog_bar=shown)
