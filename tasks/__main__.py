@@ -1,0 +1,242 @@
+"""`python -m tasks <verb>`: the tasks on the command line.
+
+    list                 names, a line each
+    show NAME            definition, options, a worked example, chance, what theory predicts
+    stats NAME           what the labels look like, and how fast examples are made
+    export NAME          examples as Parquet or JSON lines, or to the Hugging Face hub
+    pages                write docs/tasks/
+
+Options of a task are flags: python -m tasks show mqar --n_pairs 2 --seq_len 16 --vocab_size 32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from tasks.registry import TASKS, list_tasks
+from zoo.naming import unknown
+
+if TYPE_CHECKING:
+    from tasks.base import Arrays, Task
+
+ROOT = Path(__file__).resolve().parent.parent
+FORMATS = ("parquet", "jsonl", "hub")
+SPLIT_NAMES = ("train", "validation", "test")
+
+
+class _Usage(Exception):
+    """A command line that cannot be followed, in one line."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise _Usage(message)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line and return the exit status: 0 done, 2 it cannot be followed."""
+    try:
+        arguments, flags = _parser().parse_known_args(argv)
+        if arguments.verb is None:
+            _parser().print_help()
+            return 0
+        arguments.run(arguments, flags)
+    except BrokenPipeError:
+        return 0
+    except (_Usage, ValueError, OSError) as error:
+        print(f"tasks: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m tasks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    verbs = parser.add_subparsers(dest="verb", metavar="verb", parser_class=_Parser)
+
+    def verb(name: str, run: Callable[..., None], about: str) -> argparse.ArgumentParser:
+        added = verbs.add_parser(name, help=about, description=about, allow_abbrev=False)
+        added.set_defaults(run=run)
+        return added
+
+    verb("list", _list, "names, a line each")
+    verb("pages", _pages, "write docs/tasks/")
+    for name, run, about in (
+        ("show", _show, "definition, options, a worked example, chance, what theory predicts"),
+        ("stats", _stats, "what the labels look like, and how fast examples are made"),
+        ("export", _export, "examples as Parquet or JSON lines, or to the Hugging Face hub"),
+    ):
+        added = verb(name, run, f"{about}; options of the task are flags too")
+        added.add_argument("name", metavar="NAME", help="a registered task")
+        added.add_argument("--seed", type=int, default=0, help="of the data")
+        if name == "show":
+            added.add_argument("--markdown", action="store_true", help="as a page")
+        else:
+            added.add_argument("--split", default="train", help="train, validation or test")
+            added.add_argument("--n", type=int, default=10_000, help="examples")
+        if name == "export":
+            added.add_argument("--format", choices=FORMATS, default="parquet")
+            added.add_argument("--out", help="file to write, or name of the data set on the hub")
+            added.add_argument("--private", action="store_true", help="on the hub: not for everyone to see")
+    return parser
+
+
+def _task(arguments: argparse.Namespace, flags: Sequence[str]) -> Task:
+    """The task that is named, with the options that the flags give."""
+    cls = TASKS[arguments.name]
+    parameters = inspect.signature(cls).parameters
+    given: dict[str, Any] = {}
+    for flag, value in _pairs(flags):
+        if flag not in parameters:
+            raise _Usage(unknown(f"{arguments.name} option", flag, parameters))
+        given[flag] = value
+    if not given:
+        return cls()
+    from jsonargparse import ArgumentError, ArgumentParser
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(cls)
+    try:
+        parsed = parser.parse_args([f"--{flag}={value}" for flag, value in given.items()])
+    except ArgumentError as error:
+        raise _Usage(" ".join(str(error).split())) from None
+    return cls(**parsed.as_dict())
+
+
+def _pairs(flags: Sequence[str]) -> list[tuple[str, str]]:
+    pairs, rest = [], iter(flags)
+    for flag in rest:
+        if not flag.startswith("--"):
+            raise _Usage(f"unexpected argument {flag!r}")
+        name, equals, value = flag.removeprefix("--").partition("=")
+        value = value if equals else next(rest, None)
+        if value is None:
+            raise _Usage(f"--{name} needs a value")
+        pairs.append((name, value))
+    return pairs
+
+
+def _refuse(flags: Sequence[str]) -> None:
+    if flags:
+        raise _Usage(f"unexpected argument {flags[0]!r}")
+
+
+def _list(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
+    _refuse(flags)
+    width = max(map(len, list_tasks())) + 2
+    for name in list_tasks():
+        print(f"{name:<{width}}{TASKS.summary(name)}")
+
+
+def _show(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
+    TASKS.check(arguments.name)
+    from tasks import pages
+
+    task = _task(arguments, flags) if flags else None
+    if arguments.markdown:
+        print(pages.markdown(arguments.name, arguments.seed, task), end="")
+        return
+    cls = TASKS[arguments.name]
+    small = cls(**cls.worked) if task is None else task
+    print(f"{arguments.name}: {TASKS.summary(arguments.name)}\n")
+    print(pages.wrapped(pages.definition(cls), 100) + "\n")
+    print(f"{small!r}, seed {arguments.seed}:\n")
+    print("\n".join(pages.example(small, arguments.seed)))
+    whole = cls() if task is None else task
+    print("at its defaults" if task is None else "with these options")
+    for title, text in pages.facts(whole.spec):
+        print(f"  {title:<12}{text}")
+    print("\noptions")
+    for option, default, meaning in pages.options(cls):
+        print(f"  {option} = {default}: {meaning}")
+    print(f"\nwhat theory predicts\n{pages.wrapped(cls.prediction, 100)}\n\nsource\n{pages.wrapped(cls.source, 100)}")
+    for file in pages.recipes(arguments.name):
+        print(f"recipe: {file}")
+
+
+def _stats(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
+    import numpy as np
+    from rich.console import Console
+    from rich.table import Table
+
+    from tasks.spec import IGNORED
+
+    task = _task(arguments, flags)
+    start = time.perf_counter()
+    arrays = _examples(task, arguments)
+    seconds = time.perf_counter() - start
+    labels, spec = arrays["labels"], task.of_split(arguments.split).spec
+    table = Table(show_header=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    table.add_row("examples", f"{len(labels):,} of {arguments.split}, {len(labels) / seconds:,.0f} a second")
+    different = len({row.tobytes() for row in arrays["inputs"]})
+    table.add_row("different inputs", f"{different:,}")
+    known = labels != IGNORED if labels.dtype.kind == "i" else ~np.isnan(labels[:, :, 0])
+    count = known.sum(axis=1)
+    table.add_row("labels a sequence", f"{count.min():,} to {count.max():,}, mean {count.mean():.4g}")
+    if spec.chance is None:
+        values = labels[known]
+        table.add_row("labels", f"mean {values.mean():.4g}, variance {values.var():.4g}")
+    else:
+        share = np.bincount(labels[known], minlength=spec.n_outputs) / known.sum()
+        entropy = -(share[share > 0] * np.log2(share[share > 0])).sum()
+        table.add_row("classes that occur", f"{np.count_nonzero(share):,} of {spec.n_outputs:,}")
+        table.add_row("entropy of the labels", f"{entropy:.4g} bits")
+        table.add_row("majority guesser", f"{share.max():.4f}   (chance {spec.chance:.4f})")
+        for label in np.argsort(-share, kind="stable")[:5]:
+            table.add_row(f"label {task.label_text(int(label))}", f"{100 * share[label]:.2f} %")
+    for fact in spec.facts:
+        values = arrays[fact][known]
+        table.add_row(fact, f"{values.min():,} to {values.max():,}, mean {values.mean():.4g}")
+    Console().print(table)
+
+
+def _examples(task: Task, arguments: argparse.Namespace) -> Arrays:
+    from tasks.splits import sample_split
+
+    if arguments.split not in SPLIT_NAMES:
+        raise _Usage(unknown("split", arguments.split, SPLIT_NAMES))
+    return sample_split(task, arguments.split, arguments.n, arguments.seed)
+
+
+def _export(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
+    from tasks import export
+
+    task = _task(arguments, flags)
+    if arguments.format == "hub":
+        if arguments.out is None:
+            raise _Usage("--format hub needs the data set's name: --out USER/NAME")
+        where = export.push_to_hub(task, _examples(task, arguments), arguments.split, arguments.out, arguments.private)
+    else:
+        default = f"{arguments.name}-{arguments.split}-{arguments.n}-seed{arguments.seed}.{arguments.format}"
+        file = Path(arguments.out or default)
+        if not file.parent.is_dir():
+            raise _Usage(f"no such folder: {file.parent}")
+        about = {"task": arguments.name, "options": task.options(), "split": arguments.split, "seed": arguments.seed}
+        write = export.write_parquet if arguments.format == "parquet" else export.write_jsonl
+        write(file, _examples(task, arguments), about)
+        where = str(file)
+    print(where)
+
+
+def _pages(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
+    _refuse(flags)
+    from tasks import pages
+
+    folder = ROOT / "docs" / "tasks"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in pages.pages().items():
+        (folder / name).write_text(text, encoding="utf-8")
+        print(folder / name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

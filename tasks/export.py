@@ -1,0 +1,67 @@
+"""Examples for other programs: Parquet, JSON lines, the Hugging Face hub."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tasks.base import Arrays, Task
+from zoo.files import replacing
+
+
+def write_parquet(file: Path, arrays: Arrays, about: dict[str, Any]) -> None:
+    """One row an example, a list (of lists) in each column; `about` stands in the schema's metadata, as JSON."""
+    table = pa.table({name: _lists(array) for name, array in arrays.items()})
+    table = table.replace_schema_metadata({"mixer-zoo": json.dumps(about)})
+    with replacing(file) as temporary:
+        pq.write_table(table, temporary)
+
+
+def write_jsonl(file: Path, arrays: Arrays, about: dict[str, Any]) -> None:
+    """One object an example; a number that is missing is null. `about` is left out: every line is an example."""
+    columns = {name: array.tolist() for name, array in arrays.items()}
+    with replacing(file) as temporary, temporary.open("w", encoding="utf-8") as stream:
+        for row in zip(*columns.values(), strict=True):
+            stream.write(json.dumps(dict(zip(columns, map(_plain, row), strict=True))) + "\n")
+
+
+def push_to_hub(task: Task, arrays: Arrays, split: str, repository: str, private: bool) -> str:
+    """Upload a split as a data set of the hub, with the user's own token.
+
+    Returns:
+        The address of what was made.
+
+    Raises:
+        ValueError: the hub refuses, or is not reached.
+    """
+    import datasets
+    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+
+    table = pa.table({name: _lists(array) for name, array in arrays.items()})
+    try:
+        info = datasets.Dataset(table, split=datasets.NamedSplit(split)).push_to_hub(repository, private=private)
+    except (HfHubHTTPError, LocalTokenNotFoundError, OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"{task.name} was not uploaded to {repository!r}: {reason} (a token: hf auth login)") from None
+    return str(info)
+
+
+def _lists(array: np.ndarray) -> pa.Array:
+    """An Arrow array of (nested) lists of fixed sizes."""
+    values = pa.array(array.reshape(-1))
+    for width in reversed(array.shape[1:]):
+        values = pa.FixedSizeListArray.from_arrays(values, width)
+    return values
+
+
+def _plain(value: Any) -> Any:
+    """Without NaN, for which JSON has no word."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value

@@ -1,0 +1,163 @@
+"""What a person reads of a task: its definition, its options, a worked example. All of it is made from the task."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from tasks.base import Task
+from tasks.registry import TASKS, list_tasks, task_class
+from tasks.spec import IGNORED, TaskSpec
+from tasks.splits import split_rng
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs" / "task"
+PER_LINE = 16
+LONGEST = 128
+"""Positions of an example that are printed; of a longer one the first and the last half of so many."""
+
+
+def definition(cls: type[Task]) -> str:
+    """The class's text up to its worked example, without the line that names the source again."""
+    text = inspect.getdoc(cls) or ""
+    text = re.split(r"\n *>>> |\n+Args:", text, maxsplit=1)[0]
+    paragraphs = [p for p in text.strip().split("\n\n") if not p.startswith("Source:")]
+    return "\n\n".join(paragraphs)
+
+
+def options(cls: type[Task]) -> list[tuple[str, str, str]]:
+    """(name, default, meaning) of each option, in the constructor's order."""
+    meanings = _documented_arguments(cls)
+    parameters = inspect.signature(cls).parameters.values()
+    return [(p.name, repr(p.default), meanings.get(p.name, "")) for p in parameters]
+
+
+def _documented_arguments(cls: type[Task]) -> dict[str, str]:
+    _, found, section = (inspect.getdoc(cls) or "").partition("Args:\n")
+    section = re.split(r"\n\n\S", section, maxsplit=1)[0] if found else ""
+    meanings: dict[str, str] = {}
+    for entry in re.split(r"\n(?=    \S)", section):
+        names, colon, meaning = entry.strip().partition(":")
+        if colon:
+            meanings |= dict.fromkeys((n.strip() for n in names.split(",")), " ".join(meaning.split()))
+    return meanings
+
+
+def facts(spec: TaskSpec) -> list[tuple[str, str]]:
+    """The spec in words."""
+    kind = f"tokens 0 ... {spec.vocab_size - 1}" if spec.vocab_size else f"vectors of {spec.d_input}"
+    answer = f"one of {spec.n_outputs} classes" if spec.loss == "cross_entropy" else f"{spec.n_outputs} numbers"
+    where = "their number varies" if spec.labelled is None else f"{spec.labelled} a sequence"
+    lines = [("inputs", f"{kind}, {spec.seq_len} positions"), ("answers", f"{answer}; labelled positions: {where}")]
+    if spec.chance is not None:
+        lines.append(("chance", f"{spec.chance:.4g}, the accuracy of the best guess that ignores the input"))
+    if spec.facts:
+        lines.append(("also given", ", ".join(spec.facts)))
+    return lines
+
+
+def example(task: Task, seed: int) -> list[str]:
+    """The first training example of a seed: what is read, and below it what is to be answered where."""
+    arrays = task.of_split("train").sample(split_rng(seed, "train", 0), 1)
+    rows = {"position": [str(i) for i in range(task.spec.seq_len)]}
+    inputs, labels = arrays["inputs"][0], arrays["labels"][0]
+    rows |= dict(_written("input", inputs, task.input_text))
+    rows |= dict(_written("label", labels, task.label_text))
+    for fact in task.spec.facts:
+        rows[fact] = ["" if value < 0 else str(value) for value in arrays[fact][0]]
+    return list(_in_lines(rows, task.spec.seq_len))
+
+
+def _written(name: str, values: np.ndarray, text: object) -> Iterator[tuple[str, list[str]]]:
+    if values.dtype.kind == "f":
+        for channel in range(values.shape[1]):
+            title = name if values.shape[1] == 1 else f"{name} {channel}"
+            yield title, ["" if np.isnan(v) else f"{v:.2f}" for v in values[:, channel]]
+    else:
+        assert callable(text)
+        yield name, ["" if v == IGNORED else text(int(v)) for v in values]
+
+
+def _in_lines(rows: dict[str, list[str]], seq_len: int) -> Iterator[str]:
+    """Blocks of `PER_LINE` positions; a long example without its middle."""
+    shown = [*range(seq_len)]
+    if seq_len > LONGEST:
+        shown = [*range(LONGEST // 2), *range(seq_len - LONGEST // 2, seq_len)]
+    title = max(map(len, rows))
+    width = max(len(cells[i]) for cells in rows.values() for i in shown)
+    for start in range(0, len(shown), PER_LINE):
+        here = shown[start : start + PER_LINE]
+        if start == LONGEST // 2 and seq_len > LONGEST:
+            yield from (f"... {seq_len - LONGEST:,} positions ...", "")
+        for name, cells in rows.items():
+            if name == "position" or any(cells[i] for i in here):
+                yield f"{name:<{title}}  {' '.join(f'{cells[i]:>{width}}' for i in here)}".rstrip()
+        yield ""
+
+
+def recipes(name: str) -> list[str]:
+    """The YAML files with this task's recipe and its published shapes, relative to the repository's root."""
+    files = [CONFIGS / f"{name}.yaml", *sorted((CONFIGS / "published").glob(f"{name}*.yaml"))]
+    others = [other for other in list_tasks() if other.startswith(f"{name}_")]
+    files = [file for file in files if not any(file.stem.startswith(other) for other in others)]
+    return [str(file.relative_to(CONFIGS.parents[1])) for file in files if file.is_file()]
+
+
+def markdown(name: str, seed: int = 0, task: Task | None = None) -> str:
+    """The page of a task.
+
+    Args:
+        name: as registered.
+        seed: of the worked example.
+        task: with the options of the example; `worked` of its class when absent.
+    """
+    cls = task_class(name)
+    small = cls(**cls.worked) if task is None else task
+    lines = [f"# {name}", "", f"*{_sentence(TASKS.summary(name))}*", "", definition(cls), ""]
+    lines += ["## Example", "", f"`{small!r}`, seed {seed}:", "", "```", *example(small, seed)[:-1], "```", ""]
+    lines += ["## At its defaults", "", *(f"- {title}: {text}" for title, text in facts(cls().spec)), ""]
+    lines += ["| option | default | meaning |", "|---|---|---|"]
+    lines += [f"| `{option}` | `{default}` | {_cell(meaning)} |" for option, default, meaning in options(cls)]
+    lines += ["", "## What theory predicts", "", cls.prediction, "", "## Source", "", _sentence(cls.source), ""]
+    if files := recipes(name):
+        lines += ["## Recipes", "", *(f"- [{file}](../../{file}): {_first_comment(file)}" for file in files), ""]
+    lines += [f"Made by `python -m tasks show {name} --seed {seed} --markdown`.", ""]
+    return "\n".join(lines)
+
+
+def index() -> str:
+    """The page that lists all tasks."""
+    lines = ["# Tasks", "", "| task | what it asks | chance at its defaults |", "|---|---|---|"]
+    for name in list_tasks():
+        chance = task_class(name)().spec.chance
+        level = "regression" if chance is None else f"{chance:.4g}"
+        lines.append(f"| [{name}]({name}.md) | {_cell(TASKS.summary(name))} | {level} |")
+    return "\n".join([*lines, "", "Made by `python -m tasks pages`.", ""])
+
+
+def pages() -> dict[str, str]:
+    """{file name: text} of all pages."""
+    return {"README.md": index(), **{f"{name}.md": markdown(name) for name in list_tasks()}}
+
+
+def wrapped(text: str, width: int) -> str:
+    """Paragraphs broken into lines."""
+    return "\n\n".join(textwrap.fill(" ".join(paragraph.split()), width) for paragraph in text.split("\n\n"))
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:].rstrip(".") + "."
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _first_comment(file: str) -> str:
+    lines = (CONFIGS.parents[1] / file).read_text(encoding="utf-8").splitlines()
+    comment = [line.lstrip("# ") for line in lines if line.startswith("#")]
+    return " ".join(comment) or "its recipe"
