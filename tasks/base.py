@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from numbers import Integral
 from typing import Any, ClassVar
 
@@ -30,6 +31,9 @@ class Task(ABC):
 
     prediction: ClassVar[str] = ""
     """What the theory predicts for which mixer, in a sentence or two."""
+
+    worked: ClassVar[Mapping[str, Any]] = {}
+    """Options of a shape small enough to look at, for the example on the task's page."""
 
     sources: ClassVar[tuple[str, ...]] = ()
     """Further modules of this project whose code decides what `sample` returns; their text keys the cache."""
@@ -73,6 +77,14 @@ class Task(ABC):
     def fingerprint(self) -> dict[str, Any]:
         """What decides the examples beside options and code, such as a hash of a user's file; keys the cache."""
         return {}
+
+    def input_text(self, token: int) -> str:
+        """How a person writes an input token."""
+        return str(token)
+
+    def label_text(self, label: int) -> str:
+        """How a person writes a class."""
+        return str(label)
 
     def options(self) -> dict[str, Any]:
         """The constructor's options: `type(task)(**task.options())` is the same task."""

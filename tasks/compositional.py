@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -46,6 +47,7 @@ class Compositional(LookUp):
     """
 
     name: ClassVar[str] = "compositional"
+    worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 30, "seq_len": 24, "n_pairs": 4, "random_non_queries": False}
     source: ClassVar[str] = (
         "HazyResearch/zoology, compositional_mqar, after Arora, Eyuboglu et al., Zoology: Measuring and Improving "
         "Recall in Efficient Language Models, arXiv 2312.04927"

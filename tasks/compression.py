@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -42,6 +43,7 @@ class Compression(Task):
     """
 
     name: ClassVar[str] = "compression"
+    worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 6, "seq_len": 9}
     source: ClassVar[str] = (
         "Poli et al., Mechanistic Design and Scaling of Hybrid Architectures (MAD), arXiv 2403.17844"
     )

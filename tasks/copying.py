@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -37,6 +38,7 @@ class Copying(Task):
     """
 
     name: ClassVar[str] = "copying"
+    worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 5, "seq_len": 8, "n_copied": 2}
     source: ClassVar[str] = (
         "Arjovsky, Shah and Bengio, Unitary Evolution Recurrent Neural Networks, arXiv 1511.06464, "
         "as in state-spaces/s4"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from pathlib import Path
@@ -12,23 +13,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.base import Arrays, Task
-from zoo.files import replacing
+from zoo.files import write_atomically
 
 
 def write_parquet(file: Path, arrays: Arrays, about: dict[str, Any]) -> None:
     """One row an example, a list (of lists) in each column; `about` stands in the schema's metadata, as JSON."""
     table = pa.table({name: _lists(array) for name, array in arrays.items()})
     table = table.replace_schema_metadata({"mixer-zoo": json.dumps(about)})
-    with replacing(file) as temporary:
-        pq.write_table(table, temporary)
+    written = io.BytesIO()
+    pq.write_table(table, written)
+    write_atomically(file, written.getvalue())
 
 
 def write_jsonl(file: Path, arrays: Arrays, about: dict[str, Any]) -> None:
     """One object an example; a number that is missing is null. `about` is left out: every line is an example."""
     columns = {name: array.tolist() for name, array in arrays.items()}
-    with replacing(file) as temporary, temporary.open("w", encoding="utf-8") as stream:
-        for row in zip(*columns.values(), strict=True):
-            stream.write(json.dumps(dict(zip(columns, map(_plain, row), strict=True))) + "\n")
+    rows = (dict(zip(columns, map(_plain, row), strict=True)) for row in zip(*columns.values(), strict=True))
+    write_atomically(file, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def push_to_hub(task: Task, arrays: Arrays, split: str, repository: str, private: bool) -> str:

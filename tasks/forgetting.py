@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -44,6 +45,13 @@ class Forgetting(LookUp):
     """
 
     name: ClassVar[str] = "forgetting"
+    worked: ClassVar[Mapping[str, Any]] = {
+        "vocab_size": 20,
+        "seq_len": 14,
+        "n_pairs": 2,
+        "n_updates": 1,
+        "random_non_queries": False,
+    }
     source: ClassVar[str] = (
         "HazyResearch/zoology, forgetting_mqar, after Arora, Eyuboglu et al., Zoology: Measuring and Improving Recall "
         "in Efficient Language Models, arXiv 2312.04927"

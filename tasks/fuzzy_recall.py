@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -48,6 +49,7 @@ class FuzzyRecall(MadRecall):
     """
 
     name: ClassVar[str] = "fuzzy_recall"
+    worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 9, "seq_len": 16, "k_motif_size": 2, "v_motif_size": 2}
     prediction: ClassVar[str] = (
         "As in_context_recall, once a layer binds adjacent tokens to a word: a short convolution or attention to "
         "neighbours in front of the look-up; a single layer of either cannot."

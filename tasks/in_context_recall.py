@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -39,6 +40,7 @@ class InContextRecall(MadRecall):
     """
 
     name: ClassVar[str] = "in_context_recall"
+    worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 8, "seq_len": 12}
     prediction: ClassVar[str] = (
         "Attention solves it, two layers with a shift between; so does a state that holds a value for each key, and "
         "with few keys (8 as published) a small one is enough."

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -35,6 +36,7 @@ class InductionHeads(Task):
     """
 
     name: ClassVar[str] = "induction_heads"
+    worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 8, "seq_len": 10}
     source: ClassVar[str] = (
         "Fu et al., Hungry Hungry Hippos, arXiv 2212.14052; shape of Gu and Dao, Mamba, arXiv 2312.00752"
     )

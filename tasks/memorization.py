@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -38,6 +39,7 @@ class Memorization(Task):
     """
 
     name: ClassVar[str] = "memorization"
+    worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 8, "seq_len": 10}
     source: ClassVar[str] = (
         "Poli et al., Mechanistic Design and Scaling of Hybrid Architectures (MAD), arXiv 2403.17844"
     )

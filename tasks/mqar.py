@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -47,6 +48,7 @@ class MQAR(LookUp):
     """
 
     name: ClassVar[str] = "mqar"
+    worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 20, "seq_len": 12, "n_pairs": 2, "random_non_queries": False}
     source: ClassVar[str] = (
         "Arora, Eyuboglu et al., Zoology: Measuring and Improving Recall in Efficient Language Models, arXiv 2312.04927"
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -38,6 +39,7 @@ class Needle(Task):
     """
 
     name: ClassVar[str] = "needle"
+    worked: ClassVar[Mapping[str, Any]] = {"distance": 5, "n_classes": 4, "n_noise": 6, "seq_len": 8}
     source: ClassVar[str] = "this project's, for gradient propagation against distance (Ghodsi, arXiv 2512.15115)"
     prediction: ClassVar[str] = (
         "Attention's gradient does not depend on the distance; a stable linear time-invariant mixer's decays with it, "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -43,6 +44,7 @@ class NoisyRecall(MadRecall):
     """
 
     name: ClassVar[str] = "noisy_recall"
+    worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 10, "seq_len": 12, "noise_vocab_size": 4, "frac_noise": 0.4}
     prediction: ClassVar[str] = (
         "As in_context_recall where the state is written selectively: gates and attention shut noise out, a linear "
         "time-invariant mixer lets it wash out what it holds."

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -40,6 +41,7 @@ class SelectiveCopying(Task):
     """
 
     name: ClassVar[str] = "selective_copying"
+    worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 6, "seq_len": 12, "n_copied": 3}
     source: ClassVar[str] = (
         "Gu and Dao, Mamba: Linear-Time Sequence Modeling with Selective State Spaces, arXiv 2312.00752; "
         "form and default shape of Poli et al. (MAD), arXiv 2403.17844"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -53,6 +54,7 @@ class Text(Task):
         "Near symbols carry most of the information, so every mixer with a local view comes close; those that recall "
         "(attention, gated and delta rules, hybrids) gain where names and phrases come back."
     )
+    worked: ClassVar[Mapping[str, Any]] = {"seq_len": 32}
     sources: ClassVar[tuple[str, ...]] = ("tasks.real_data",)
 
     def __init__(
@@ -156,6 +158,12 @@ class Text(Task):
         covering = np.minimum(np.minimum(place + 1, len(labels) - place), min(self.seq_len, starts))
         counts = np.bincount(labels, weights=covering)
         return float(counts.max() / counts.sum())
+
+    def input_text(self, token: int) -> str:
+        character = chr(self._alphabet[token])
+        return "␣" if character == " " else character if character.isprintable() else repr(character)[1:-1]
+
+    label_text = input_text
 
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:
         symbols = self._here

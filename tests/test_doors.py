@@ -49,6 +49,11 @@ THIRD_PARTY = {
     "__main__": CORE | REPORT,
 }
 TASK_THIRD_PARTY = {"datasets", "filelock", "numpy", "pyarrow", "sklearn", "torch", "tqdm"}
+MORE_FOR_TASKS = {
+    "datamodule": LIGHTNING,
+    "export": {"huggingface_hub"},
+    "__main__": {"jsonargparse", "rich"},
+}
 OURS = {"zoo", "tasks", "train", "cli", "run_folder", "sweep", "sweep_engine", "grid", "benchmarks", "tests"}
 
 # Names decided at run time have one place, the registry; what a missing optional package means is said in one place.
@@ -147,11 +152,11 @@ def _from_zoo(each: Import, root: str, inner: str, package: bool) -> Iterator[st
 
 def _from_tasks(each: Import, root: str, inner: str, package: bool) -> Iterator[str]:
     top = each.target.split(".")[0]
-    yield from _third_party(each.target, TASK_THIRD_PARTY | (LIGHTNING if inner == "datamodule" else set()))
+    yield from _third_party(each.target, TASK_THIRD_PARTY | MORE_FOR_TASKS.get(inner, set()))
     if top in OURS - {"zoo", "tasks"}:
         yield f"tasks imports {top}"
-    if top == "zoo" and inner != "ssm_teacher" and not each.target.startswith("zoo.naming"):
-        yield f"imports {each.target}: of the tasks only ssm_teacher knows zoo (zoo.naming apart)"
+    if top == "zoo" and inner != "ssm_teacher" and not each.target.startswith(("zoo.naming", "zoo.files")):
+        yield f"imports {each.target}: of the tasks only ssm_teacher knows zoo (zoo.naming and zoo.files apart)"
 
 
 def _from_root(each: Import, root: str, inner: str, package: bool) -> Iterator[str]:

@@ -1,0 +1,172 @@
+"""`python -m tasks`, and the pages that it writes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import tasks
+from tasks import __main__ as command
+from tasks import pages
+from tasks.splits import sample_split
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ["--vocab_size", "20", "--seq_len", "12", "--n_pairs=2"]
+
+
+def test_list_names_every_task(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == tasks.list_tasks()
+
+
+def test_help_and_list_load_neither_numpy_nor_torch() -> None:
+    code = (
+        "import sys\nfrom tasks.__main__ import main\nmain(['list'])\nmain([])\n"
+        "assert not {'numpy', 'torch', 'rich', 'jsonargparse'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_show_prints_the_example_that_the_seed_draws(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["show", "mqar", "--seed", "3", *SMALL]) == 0
+    shown = capsys.readouterr().out
+    rows = {line.split()[0]: line.split()[1:] for line in shown.splitlines() if line.startswith(("input", "label"))}
+    task = tasks.create_task("mqar", vocab_size=20, seq_len=12, n_pairs=2)
+    first = sample_split(task, "train", 1, 3)
+    # The first example of a split is drawn with its shard: here it is drawn by itself.
+    again = task.sample(tasks.split_rng(3, "train", 0), 1)
+    assert rows["input"] == [str(token) for token in again["inputs"][0]]
+    assert rows["label"] == [str(label) for label in again["labels"][0] if label != -100]
+    assert first["inputs"].shape == again["inputs"].shape
+    for part in ("what theory predicts", "source", "chance", "n_pairs = 4", "recipe: configs/task/mqar.yaml"):
+        assert part in shown
+
+
+@pytest.mark.parametrize("name", tasks.list_tasks())
+def test_every_task_has_a_page_that_is_up_to_date(name: str) -> None:
+    page = ROOT / "docs" / "tasks" / f"{name}.md"
+    assert page.read_text(encoding="utf-8") == pages.markdown(name), "python -m tasks pages"
+
+
+def test_the_index_is_up_to_date() -> None:
+    assert (ROOT / "docs" / "tasks" / "README.md").read_text(encoding="utf-8") == pages.index()
+
+
+@pytest.mark.parametrize("name", tasks.list_tasks())
+def test_every_option_is_explained_and_the_example_is_small(name: str) -> None:
+    cls = tasks.task_class(name)
+    assert [option for option, _, meaning in pages.options(cls) if not meaning] == []
+    assert cls(**cls.worked).spec.seq_len <= pages.LONGEST
+
+
+def test_a_long_example_is_shown_without_its_middle() -> None:
+    lines = pages.example(tasks.create_task("needle", distance=500), 0)
+    assert "... 373 positions ..." in lines
+    assert len(lines) < 40
+
+
+def test_stats_count_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["stats", "needle", "--distance", "9", "--n", "500", "--split", "test"]) == 0
+    shown = capsys.readouterr().out
+    for part in ("500 of test", "8 of 8", "1 to 1", "(chance 0.1250)", "9 to 9"):
+        assert part in shown
+
+
+def test_stats_of_a_regression(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["stats", "ssm_teacher", "--n", "50"]) == 0
+    assert "variance" in capsys.readouterr().out
+
+
+def test_parquet_holds_the_examples_and_says_what_they_are(tmp_path: Path) -> None:
+    file = tmp_path / "mqar.parquet"
+    assert command.main(["export", "mqar", *SMALL, "--n", "7", "--seed", "2", "--out", str(file)]) == 0
+    table = pq.read_table(file)
+    task = tasks.create_task("mqar", vocab_size=20, seq_len=12, n_pairs=2)
+    for name, array in sample_split(task, "train", 7, 2).items():
+        np.testing.assert_array_equal(np.array(table.column(name).to_pylist()), array)
+    about = json.loads(table.schema.metadata[b"mixer-zoo"])
+    assert (about["task"], about["options"]["n_pairs"], about["seed"]) == ("mqar", 2, 2)
+
+
+def test_json_lines_hold_vectors_and_have_null_for_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "teacher.jsonl"
+    assert command.main(["export", "ssm_teacher", "--n", "3", "--format", "jsonl", "--out", str(file)]) == 0
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    expected = sample_split(tasks.create_task("ssm_teacher"), "train", 3, 0)
+    np.testing.assert_allclose([row["inputs"] for row in rows], expected["inputs"])
+    from tasks.export import write_jsonl
+
+    write_jsonl(file, {"labels": np.array([[1.5, np.nan]])}, {})
+    assert json.loads(file.read_text()) == {"labels": [1.5, None]}
+
+
+def test_a_default_file_name_says_what_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command.main(["export", "needle", "--n", "2"]) == 0
+    assert [file.name for file in tmp_path.iterdir()] == ["needle-train-2-seed0.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["show", "mqarr"], "unknown task 'mqarr' (did you mean 'mqar'?)"),
+        (["lst"], "invalid choice: 'lst'"),
+        (["show", "mqar", "--n_pair", "3"], "unknown mqar option 'n_pair' (did you mean 'n_pairs'?)"),
+        (["show", "mqar", "--n_pairs", "many"], "n_pairs"),
+        (["show", "mqar", "--n_pairs", "40"], "mqar: 4 * n_pairs must be <= seq_len"),
+        (["show", "mqar", "extra"], "unexpected argument 'extra'"),
+        (["show", "mqar", "--n_pairs"], "--n_pairs needs a value"),
+        (["stats", "mqar", "--split", "dev"], "unknown split 'dev'"),
+        (["stats", "mqar", "--n", "0"], "a split holds at least one example"),
+        (["export", "mqar", "--out", "no/such/folder/x.parquet"], "no such folder: no/such/folder"),
+        (["export", "mqar", "--format", "hub"], "needs the data set's name: --out USER/NAME"),
+        (["export", "mqar", "--format", "csv"], "invalid choice: 'csv'"),
+        (["list", "mqar"], "mqar"),
+    ],
+)
+def test_what_cannot_be_followed_is_said_in_one_line(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(argv) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("tasks: error: ")
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_an_upload_without_a_token_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import datasets
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError("no token\nand more lines")
+
+    monkeypatch.setattr(datasets.Dataset, "push_to_hub", refuse)
+    assert command.main(["export", "mqar", "--n", "2", "--format", "hub", "--out", "me/mqar"]) == 2
+    assert capsys.readouterr().err == (
+        "tasks: error: mqar was not uploaded to 'me/mqar': no token (a token: hf auth login)\n"
+    )
+
+
+def test_an_upload_is_one_split_of_lists(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    import datasets
+
+    sent: list[datasets.Dataset] = []
+
+    def take(self: datasets.Dataset, repository: str, private: bool) -> str:
+        sent.append(self)
+        return f"hub/{repository}"
+
+    monkeypatch.setattr(datasets.Dataset, "push_to_hub", take)
+    assert command.main(["export", "needle", "--n", "4", "--format", "hub", "--out", "me/needle", "--split=test"]) == 0
+    assert capsys.readouterr().out == "hub/me/needle\n"
+    assert sent[0].num_rows == 4
+    assert str(sent[0].split) == "test"
