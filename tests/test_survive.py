@@ -11,10 +11,13 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -23,6 +26,7 @@ from tensorboard.summary.writer import event_file_writer
 import cli
 import run_folder
 import train
+from tests import kills
 from tests.training.small import assert_identical
 from zoo.saved import is_whole
 
@@ -483,3 +487,88 @@ def test_a_folder_that_becomes_read_only_keeps_its_checkpoint(
     checkpoints.chmod(0o755)
     assert go(tmp_path) == 0
     assert_same_run(checkpoints.parent, whole)
+
+
+# Kills
+
+SCENARIOS = {
+    "validation within the epoch": "--trainer.max_steps 400 --trainer.val_check_interval 7",
+    "validation at the epoch's end": "--trainer.max_steps 400 --trainer.val_check_interval 8",
+    "accumulation": "--trainer.max_steps 300 --trainer.val_check_interval 6 --trainer.accumulate_grad_batches 2",
+    "fresh examples": "--trainer.max_steps 400 --trainer.val_check_interval 7 --task.fresh true",
+}
+MOST_KILLS, FEWEST_KILLS = 6, 4
+
+
+@pytest.fixture(scope="module")
+def forks() -> ForkServerContext:
+    """Processes that start with torch and Lightning imported; the imports take longer than the runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        context = kills.fork_server()
+        context.Process(target=abs, args=(0,)).start()
+    return context
+
+
+def next_second(path: Path) -> None:
+    """Wait until a new file of events sorts after those there are: their names tell no moments within a second."""
+    while any(int(file.name.split(".")[3]) >= int(time.time()) for file in path.glob("events.*")):
+        time.sleep(0.02)
+
+
+def kill_at_random(process: ForkServerProcess, last: Path, rng: np.random.Generator) -> None:
+    """Send SIGKILL some saves later, anywhere between two of them, if the process is still there."""
+
+    def saved() -> int:
+        try:
+            return last.stat().st_mtime_ns
+        except FileNotFoundError:  # not yet, or between two renames
+            return 0
+
+    seen, times = saved(), [time.monotonic()]
+    n_saves = rng.integers(1, 6)
+    while len(times) <= n_saves and process.is_alive():
+        if (now := saved()) > seen:
+            seen = now
+            times.append(time.monotonic())
+        time.sleep(0.001)
+    if len(times) > 2:
+        time.sleep(rng.uniform(0, (times[-1] - times[1]) / (len(times) - 2)))
+    process.kill()
+    process.join()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_run_killed_again_and_again_ends_as_if_it_never_was(
+    tmp_path: Path, scenario: str, forks: ForkServerContext, rng: np.random.Generator
+) -> None:
+    argv, log = SCENARIOS[scenario].split(), tmp_path / "log"
+    undisturbed = kills.start(forks, command(tmp_path / "whole", *argv), log)
+    path, n_kills = folder(tmp_path / "run", *argv), 0
+    while not (path / "metrics.json").exists():
+        next_second(path)
+        process = kills.start(forks, command(tmp_path / "run", *argv), log)
+        if n_kills < MOST_KILLS:
+            kill_at_random(process, path / "checkpoints" / "last.ckpt", rng)
+        process.join()
+        assert process.exitcode in (0, -signal.SIGKILL), log.read_text()
+        n_kills += process.exitcode != 0
+    assert n_kills >= FEWEST_KILLS
+    undisturbed.join()
+    assert undisturbed.exitcode == 0, log.read_text()
+    assert_same_run(path, folder(tmp_path / "whole", *argv))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", kills.MOMENTS)
+def test_a_run_killed_at_an_awkward_moment_ends_as_if_it_never_was(
+    tmp_path: Path, whole: Path, moment: str, forks: ForkServerContext
+) -> None:
+    path, log = folder(tmp_path), tmp_path / "log"
+    for at, status in ((moment, -signal.SIGKILL), (None, 0)):
+        next_second(path)
+        process = kills.start(forks, command(tmp_path), log, at)
+        process.join()
+        assert process.exitcode == status, log.read_text()
+    assert_same_run(path, whole)

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import numpy as np
 import pytest
-import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -165,43 +158,6 @@ def test_curves_of_a_killed_and_resumed_run_are_those_of_the_whole(tmp_path: Pat
     assert len(expected["train/loss"]) == 12
     for tag in expected:
         assert resumed[tag] == expected[tag], tag
-
-
-@pytest.mark.slow
-def test_a_process_killed_again_and_again_ends_as_if_it_never_was(tmp_path: Path, rng: np.random.Generator) -> None:
-    program = """
-import sys
-from pathlib import Path
-import torch
-from tests.training import small
-from zoo.training import Checkpoints
-folder = Path(sys.argv[1])
-module, checkpoints = small.module(small.NoisyModule), Checkpoints(folder / "checkpoints", every_n_steps=1)
-last = checkpoints.last if checkpoints.last.exists() else None
-trainer = small.trainer(folder, checkpoints, max_steps=300, val_check_interval=3, accumulate_grad_batches=2)
-trainer.fit(module, datamodule=small.data(folder), ckpt_path=last)
-torch.save(module.state_dict(), folder / "weights.pt")
-"""
-
-    def start(folder: Path) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-c", program, str(folder)], cwd=Path(__file__).parents[2])
-
-    assert start(tmp_path / "whole").wait() == 0
-    last, done, kills = tmp_path / "run/checkpoints/last.ckpt", tmp_path / "run/weights.pt", 0
-    while not done.exists():
-        before = last.stat().st_mtime_ns if last.exists() else 0
-        process = start(tmp_path / "run")
-        while process.poll() is None and not (last.exists() and last.stat().st_mtime_ns > before):
-            time.sleep(0.001)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(rng.uniform(0, 0.5))
-        if process.poll() is None:
-            process.kill()
-            kills += 1
-        assert process.wait() in (0, -signal.SIGKILL)
-    assert kills >= 3
-    whole, resumed = (torch.load(tmp_path / name / "weights.pt", weights_only=True) for name in ("whole", "run"))
-    small.assert_identical(whole, resumed)
 
 
 def tensorboard(folder: Path, **options: Any) -> TensorBoardLogger:
