@@ -84,7 +84,7 @@ def length_figure(scores: Mapping[int, float | None], name: str, trained: int, c
     axes.set_xscale("log", base=2)
     if name == "accuracy":
         axes.set_ylim(-0.03, 1.03)
-    else:
+    elif any(0 < value < math.inf for value in values):
         axes.set_yscale("log")
     axes.set_title(title, fontsize=11)
     axes.set_xlabel("length of the test sequences (positions)")

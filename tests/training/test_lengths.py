@@ -1,0 +1,57 @@
+"""Tests at other lengths: the right scores, gaps where a mixer cannot follow, figures whatever was found."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks import create_task
+from tests.training import small
+from zoo.training import length_figure, scores_at_lengths
+
+TASK = create_task("needle", distance=5, n_noise=3)
+
+
+def test_scores_are_those_of_the_task_at_each_length(tmp_path: Path) -> None:
+    module, trainer = small.module(task=TASK), small.trainer(tmp_path, logger=True)
+    data = small.data(tmp_path, TASK, n_test=40, test_lengths=[9, 30])
+    trainer.test(module, datamodule=data, verbose=False)
+    by_fact, loggers = module.test_accuracy_by, trainer.loggers
+    scores = scores_at_lengths(trainer, module, data.length_batches())
+    assert (module.test_accuracy_by, trainer.loggers) == (by_fact, loggers)
+    for length in (9, 30):
+        alone = small.data(tmp_path, TASK.at_length(length), n_test={9: 26, 30: 16}[length])
+        found = small.trainer(tmp_path).test(module, datamodule=alone, verbose=False)[0]
+        assert scores[length] == pytest.approx(found["test/accuracy"])
+
+
+def test_a_length_that_the_mixer_cannot_take_is_a_gap_and_a_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = small.module(task=TASK, mixer={"name": "factorized", "kernel": "toeplitz", "max_seq_len": 12})
+    trainer, data = small.trainer(tmp_path), small.data(tmp_path, TASK, test_lengths=[10, 13])
+    trainer.test(module, datamodule=data, verbose=False)
+    with caplog.at_level(logging.WARNING, "zoo.training.lengths"):
+        scores = scores_at_lengths(trainer, module, data.length_batches())
+    assert scores[13] is None
+    assert scores[10] is not None
+    assert caplog.messages == ["length 13 is not tested: sequence of 13 exceeds max_seq_len=12"]
+
+
+@pytest.mark.parametrize("name", ["accuracy", "relative_squared_error"])
+@pytest.mark.parametrize(
+    "scores",
+    [{8: 0.25, 16: 0.5}, {8: None, 16: None}, {8: 0.0, 16: 0.0}, {8: math.nan, 16: 1e-12}, {16: math.inf, 8: 0.5}],
+)
+def test_whatever_was_found_can_be_drawn(name: str, scores: Any) -> None:
+    figure = length_figure(scores, name, 8, {8: 0.5, 16: None} if name == "accuracy" else {}, "needle, lstm")
+    figure.canvas.draw()
+    (axes,) = figure.axes
+    curve, *_ = axes.get_lines()
+    assert list(curve.get_xdata()) == [8, 16]
+    drawn = [None if math.isnan(y) else y for y in curve.get_ydata()]
+    assert drawn == [None if score is None or math.isnan(score) else score for _, score in sorted(scores.items())]
