@@ -382,7 +382,7 @@ class Sweep:
                 f"{len(self.trials)} configurations x {each} trials on the first seed, then {more} runs of the picked"
             )
         else:
-            text = f"{self.grid.n_runs} runs ({len(self.grid.configurations)} configurations)"
+            text = f"{_count(self.grid.n_runs, 'run')} of {_count(len(self.grid.configurations), 'configuration')}"
         _say(console, f"{text}, kept in {self.folder}")
 
     def _cells(self, configuration: Configuration) -> list[str]:
@@ -584,7 +584,13 @@ def _heading(option: str) -> str:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
     return "" if value is None else value if isinstance(value, str) else json.dumps(value)
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'s' if n != 1 else ''}"
 
 
 def _ranges(seeds: Sequence[int]) -> str:

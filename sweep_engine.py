@@ -42,11 +42,12 @@ class Job:
 
     Attributes:
         name: for people.
-        arguments: of train.py.
+        arguments: of the program.
         folder: the run's folder; absolute, so that every node means the same.
         test: whether the run must see its test split to be done.
         expected: what the metrics must say, such as the parameters that were planned.
         cwd: what relative paths among the arguments mean.
+        program: train.py; whatever leaves `metrics.json` in the folder will do.
     """
 
     name: str
@@ -55,12 +56,13 @@ class Job:
     test: bool = True
     expected: Mapping[str, int] = field(default_factory=dict)
     cwd: Path = field(default_factory=Path.cwd)
+    program: Path = ROOT / "train.py"
 
     @property
     def command(self) -> list[str]:
         """What is started."""
         switch = [] if self.test else ["--no_test"]
-        return [sys.executable, str(ROOT / "train.py"), *self.arguments, *switch]
+        return [sys.executable, str(self.program), *self.arguments, *switch]
 
     def metrics(self) -> dict[str, Any] | None:
         """What the run measured; None unless it is finished."""
@@ -308,7 +310,13 @@ def run_ray(
     threads = 1 if address else int(slots[0]["OMP_NUM_THREADS"])
     here = {} if address else {"num_cpus": threads * len(slots), "include_dashboard": False}
     try:
-        ray.init(address=address, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}}, **here)
+        ray.init(
+            address=address,
+            logging_level="ERROR",
+            log_to_driver=False,
+            runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
+            **here,
+        )
     except (ConnectionError, ValueError) as error:
         raise UsageError(f"no Ray cluster at {address}: {error}") from None
     try:

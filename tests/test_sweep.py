@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import signal
+import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,9 +43,19 @@ if how == "segfaults":
     os.kill(os.getpid(), signal.SIGSEGV)
 if how == "leaves nothing":
     sys.exit(0)
+if how == "loses its worker once":
+    if not (folder / "lost").exists():
+        (folder / "lost").touch()
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
+    how = json.dumps({"test/loss": 1.0})
+if how == "holds out":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    (folder / "ready").touch()
+    time.sleep(60)
 if how == "waits":
-    (folder / "pid").write_text(str(os.getpid()))
     signal.signal(signal.SIGTERM, lambda *_: ((folder / "saved").touch(), sys.exit(143)))
+    (folder / "ready").touch()
     time.sleep(60)
 metrics = json.loads(how)
 if "--no_test" in sys.argv:
@@ -261,7 +276,7 @@ def test_help_comes_at_once_and_shows_commands_that_work(capsys: pytest.CaptureF
 def test_the_grid_is_printed_before_it_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert go(tmp_path / "runs", *shlex.split("--mixer attention,lstm --mixer.n_heads 1,2 --seed 0-2 --dry_run")) == 0
     said = capsys.readouterr().out
-    assert "9 runs (3 configurations)" in said
+    assert "9 runs of 3 configurations" in said
     assert re.search(r"attention +│ 2 +│ 0-2", said)
     assert re.search(r"lstm +│ +│ 0-2", said)
 
@@ -393,6 +408,113 @@ def test_the_same_command_goes_on_where_it_stopped(
     assert go(tmp_path, *argv, "--overwrite") == 0
     assert [file.read_text(encoding="utf-8") for file in tmp_path.rglob("starts")] == ["xx"] * 6
     assert found.keys() <= index["runs"][0].keys()
+
+
+def when(condition: Callable[[], bool], then: Callable[[], None]) -> threading.Thread:
+    """A thread that acts once something has come about."""
+
+    def wait() -> None:
+        until = time.monotonic() + 60
+        while not condition() and time.monotonic() < until:
+            time.sleep(0.02)
+        then()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def waiting(path: Path, n: int) -> bool:
+    """Whether so many stand-ins below a folder wait for their signal."""
+    return len(list(path.rglob("ready"))) >= n
+
+
+def test_ctrl_c_lets_the_runs_save_and_says_how_to_go_on(
+    tmp_path: Path, stand_in: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in(lambda job: "waits")
+    argv = shlex.split("--mixer lstm --seed 0-4 --name stopped --slots 2 --overwrite")
+    before = signal.getsignal(signal.SIGINT)
+    asked = when(lambda: waiting(tmp_path, 2), lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert go(tmp_path, *argv) == 130
+    asked.join()
+    assert len(list(tmp_path.rglob("saved"))) == 2
+    assert signal.getsignal(signal.SIGINT) is before
+    err = capsys.readouterr().err
+    assert "sweep.py: stopped; to go on: python sweep.py --mixer lstm --seed 0-4 --name stopped" in err
+    assert "--overwrite" not in err
+    index = json.loads((tmp_path / "stopped" / "sweep.json").read_text(encoding="utf-8"))
+    assert [run["state"] for run in index["runs"]] == ["stopped"] * 5
+    stand_in(lambda job: json.dumps(FOUND | dict(job.expected)))
+    assert go(tmp_path, *argv[:-1]) == 0
+
+
+def test_a_second_ctrl_c_kills(tmp_path: Path, stand_in: Any) -> None:
+    stand_in(lambda job: "holds out")
+    stop = Stop()
+    asked = when(lambda: waiting(tmp_path, 1), stop.ask)
+    again = when(stop.soft.is_set, stop.ask)
+    (outcome,) = run_local([Job("x", (), tmp_path)], ONE_SLOT, stop)
+    asked.join()
+    again.join()
+    assert outcome.state == "stopped"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's death")
+def test_runs_of_a_sweep_that_is_killed_outright_are_asked_to_save(tmp_path: Path) -> None:
+    (tmp_path / "stand_in.py").write_text(STAND_IN, encoding="utf-8")
+    code = (
+        "import sys; from pathlib import Path; from sweep_engine import *;"
+        "folder, script = map(Path, sys.argv[1:]);"
+        "list(run_local([Job('x', (str(folder), 'waits'), folder, program=script)], [{}], Stop()))"
+    )
+    argv = [sys.executable, "-c", code, str(tmp_path / "run"), str(tmp_path / "stand_in.py")]
+    process = subprocess.Popen(argv, cwd=ROOT)
+    when(lambda: waiting(tmp_path, 1), process.kill).join()
+    process.wait()
+    when(lambda: (tmp_path / "run" / "saved").exists(), lambda: None).join()
+    assert (tmp_path / "run" / "saved").exists()
+
+
+@pytest.mark.slow
+def test_ray_isolates_failures_and_starts_again_what_a_lost_worker_was_running(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    (tmp_path / "stand_in.py").write_text(STAND_IN, encoding="utf-8")
+    names = [json.dumps(FOUND), "raises", "is killed", "loses its worker once", json.dumps(FOUND)]
+    jobs = [
+        Job(how, (str(tmp_path / str(i)), how), tmp_path / str(i), program=tmp_path / "stand_in.py")
+        for i, how in enumerate(names)
+    ]
+    slots = [{"OMP_NUM_THREADS": "1"}] * 2
+    outcomes = {outcome.job.folder.name: outcome for outcome in sweep_engine.run_ray(jobs, slots, Stop(), None, False)}
+    assert [outcomes[str(i)].state for i in range(5)] == ["done", "failed", "failed", "done", "done"]
+    assert outcomes["1"].tail[-1] == "RuntimeError: the reason"
+    assert outcomes["2"].message == "killed by SIGKILL (out of memory?)"
+    assert (tmp_path / "3" / "lost").exists()
+    stop = Stop()
+    job = Job("waits", (str(tmp_path / "w"), "waits"), tmp_path / "w", program=tmp_path / "stand_in.py")
+    asked = when(lambda: waiting(tmp_path, 1), stop.ask)
+    (outcome,) = sweep_engine.run_ray([job], slots, stop, None, False)
+    asked.join()
+    assert outcome.state == "stopped"
+    assert (tmp_path / "w" / "saved").exists()
+
+
+@pytest.mark.slow
+def test_a_sweep_on_a_local_ray_finds_what_a_local_sweep_finds(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    found = {}
+    for engine in ("local", "ray"):
+        argv = [*SMALL, "--mixer", "attention", "--trainer.max_steps", "6", "--engine", engine, "--name", "same"]
+        command = [sys.executable, "sweep.py", *argv, "--run_dir", str(tmp_path / engine)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        files = sorted((tmp_path / engine).rglob("metrics.json"))
+        found[engine] = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+        for metrics in found[engine]:
+            del metrics["seconds"], metrics["tokens_per_second"]
+    assert len(found["ray"]) == 1
+    assert found["ray"] == found["local"]
 
 
 def test_a_learning_rate_is_picked_by_validation_and_the_others_are_never_tested(
