@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ LONGEST = 128
 def definition(cls: type[Task]) -> str:
     """The class's text up to its worked example, without the line that names the source again."""
     text = inspect.getdoc(cls) or ""
-    text = re.split(r"\n *>>> |\n+Args:", text, maxsplit=1)[0]
+    text = re.split(r"\n *>{3} |\n+Args:", text, maxsplit=1)[0]
     paragraphs = [p for p in text.strip().split("\n\n") if not p.startswith("Source:")]
     return "\n\n".join(paragraphs)
 
@@ -72,13 +72,12 @@ def example(task: Task, seed: int) -> list[str]:
     return list(_in_lines(rows, task.spec.seq_len))
 
 
-def _written(name: str, values: np.ndarray, text: object) -> Iterator[tuple[str, list[str]]]:
+def _written(name: str, values: np.ndarray, text: Callable[[int], str]) -> Iterator[tuple[str, list[str]]]:
     if values.dtype.kind == "f":
         for channel in range(values.shape[1]):
             title = name if values.shape[1] == 1 else f"{name} {channel}"
             yield title, ["" if np.isnan(v) else f"{v:.2f}" for v in values[:, channel]]
     else:
-        assert callable(text)
         yield name, ["" if v == IGNORED else text(int(v)) for v in values]
 
 

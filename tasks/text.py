@@ -163,7 +163,8 @@ class Text(Task):
         character = chr(self._alphabet[token])
         return "␣" if character == " " else character if character.isprintable() else repr(character)[1:-1]
 
-    label_text = input_text
+    def label_text(self, label: int) -> str:
+        return self.input_text(label)
 
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:
         symbols = self._here
