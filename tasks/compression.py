@@ -21,10 +21,11 @@ class Compression(Task):
     A mixer of fixed state has, at the marker, to hold all M tokens in it.
 
     Source: Poli et al., "Mechanistic Design and Scaling of Hybrid Architectures" (MAD), arXiv 2403.17844, with M = 31.
-    There each token is decoded from the output at the marker and an embedding of its position by a network of its own,
-    behind the model. Labels are for positions here: the questions follow the marker as tokens and the model itself
-    answers them. For a state of fixed size this asks the same, that it holds everything at the marker; attention, which
-    in MAD has to gather everything into one output, may here look back.
+
+    Unlike there, the model itself is asked, by tokens behind the marker: in MAD a network behind the model decodes each
+    token from the output at the marker and an embedding of its position. Of a state of fixed size both ask the same,
+    that it holds everything at the marker; attention, which in MAD has to gather everything into one output, may here
+    look back.
 
     `distance` is a label's position minus that of the token asked for, -1 where there is no label.
 
@@ -43,7 +44,7 @@ class Compression(Task):
     """
 
     name: ClassVar[str] = "compression"
-    worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 6, "seq_len": 9}
+    worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 6, "seq_len": 13}
     source: ClassVar[str] = (
         "Poli et al., Mechanistic Design and Scaling of Hybrid Architectures (MAD), arXiv 2403.17844"
     )
@@ -73,6 +74,10 @@ class Compression(Task):
             labelled=self.seq_len // 2,
             facts=("distance",),
         )
+
+    def input_text(self, token: int) -> str:
+        place = token - self.vocab_size
+        return f"@{place}" if place >= 0 else "|" if place == -1 else str(token)
 
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:
         n_tokens = self.seq_len // 2

@@ -68,6 +68,9 @@ class Copying(Task):
             facts=("distance",),
         )
 
+    def input_text(self, token: int) -> str:
+        return {0: "_", self.vocab_size - 1: ">"}.get(token, str(token))
+
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:
         tokens = rng.integers(1, self.vocab_size - 1, size=(n, self.n_copied))
         inputs = np.zeros((n, self.seq_len), dtype=np.int64)

@@ -21,9 +21,10 @@ class Forgetting(LookUp):
     the key's first one. All K keys are asked for behind that context of 2 (K + U) tokens, by `mqar`'s law; the label is
     the value that was given last.
 
-    Source: `forgetting_mqar` of HazyResearch/zoology, after Arora, Eyuboglu et al., arXiv 2312.04927. There the new
-    value is kept from being the first value of a key of the same number in the list, not of the key itself: an update
-    may repeat what it updates. Here it never does.
+    Source: `forgetting_mqar` of HazyResearch/zoology, after Arora, Eyuboglu et al., arXiv 2312.04927.
+
+    Unlike there, an update never repeats the value that it updates: zoology keeps the new value from being that of the
+    key of the same number in the list, not of the key that is updated.
 
     `distance` is the query's position minus that of the value that counts, `pairs` is K, `assignments` 2 for a key
     that was re-assigned and 1 for another; all are -1 where there is no label.

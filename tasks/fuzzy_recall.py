@@ -27,8 +27,10 @@ class FuzzyRecall(MadRecall):
     token, padding included, unless train_targets="answers".
 
     Source: Poli et al., "Mechanistic Design and Scaling of Hybrid Architectures" (MAD), arXiv 2403.17844, in the
-    multi-query form of its benchmark. There the pair to repeat is inserted at a random token, which may lie behind the
-    last pair, so that an example may ask for what it never showed; here it is one of the pairs that stand there.
+    multi-query form of its benchmark.
+
+    Unlike there, the pair that is repeated is one of those that stand in the sequence. MAD inserts it at a random
+    token, which may lie behind the last pair: such an example asks for what it never showed.
 
     `distance` is the position of a label minus that of the same token where the value was given last, -1 where none is
     asked for.
@@ -49,7 +51,13 @@ class FuzzyRecall(MadRecall):
     """
 
     name: ClassVar[str] = "fuzzy_recall"
-    worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 9, "seq_len": 16, "k_motif_size": 2, "v_motif_size": 2}
+    worked: ClassVar[Mapping[str, Any]] = {
+        "vocab_size": 9,
+        "seq_len": 16,
+        "k_motif_size": 2,
+        "v_motif_size": 2,
+        "train_targets": "answers",
+    }
     prediction: ClassVar[str] = (
         "As in_context_recall, once a layer binds adjacent tokens to a word: a short convolution or attention to "
         "neighbours in front of the look-up; a single layer of either cannot."
@@ -97,6 +105,9 @@ class FuzzyRecall(MadRecall):
     @property
     def spec(self) -> TaskSpec:
         return self._spec(self._n_value_tokens)
+
+    def input_text(self, token: int) -> str:
+        return "_" if token == self.vocab_size - 1 else str(token)
 
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:
         smallest_key = 1 if self._training else self.k_motif_size

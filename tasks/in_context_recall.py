@@ -22,7 +22,9 @@ class InContextRecall(MadRecall):
     know, unless train_targets="answers".
 
     Source: Poli et al., "Mechanistic Design and Scaling of Hybrid Architectures" (MAD), arXiv 2403.17844, in the
-    multi-query form of its benchmark. There the last value is cut off; here it stands, unlabelled, at the end.
+    multi-query form of its benchmark.
+
+    Unlike there, the last value is not cut off but stands, unlabelled, at the end: a sequence has seq_len tokens.
 
     `distance` is the position of the key minus that of its value's last occurrence, -1 where no value is asked for.
 
@@ -40,7 +42,7 @@ class InContextRecall(MadRecall):
     """
 
     name: ClassVar[str] = "in_context_recall"
-    worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 8, "seq_len": 12}
+    worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 8, "seq_len": 12, "train_targets": "answers"}
     prediction: ClassVar[str] = (
         "Attention solves it, two layers with a shift between; so does a state that holds a value for each key, and "
         "with few keys (8 as published) a small one is enough."

@@ -62,6 +62,9 @@ class InductionHeads(Task):
             facts=("distance",),
         )
 
+    def input_text(self, token: int) -> str:
+        return "!" if token == self.vocab_size - 1 else str(token)
+
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:
         trigger, example = self.vocab_size - 1, np.arange(n)
         inputs = rng.integers(trigger, size=(n, self.seq_len))

@@ -72,6 +72,9 @@ class Memorization(Task):
         n_keys = (self.vocab_size - 1) // 2
         return np.random.default_rng(self.map_seed).permutation(np.arange(n_keys, self.vocab_size - 1))[:n_keys]
 
+    def input_text(self, token: int) -> str:
+        return "?" if token == self.vocab_size - 1 else str(token)
+
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:
         keys = rng.integers(len(self.values), size=(n, self.seq_len // 2))
         inputs = np.full((n, self.seq_len), self.vocab_size - 1, dtype=np.int64)

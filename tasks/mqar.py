@@ -24,9 +24,11 @@ class MQAR(LookUp):
     the whole vocabulary (or 0), keys included: a query may meet its key in the filler too.
 
     Source: Arora, Eyuboglu et al., "Zoology: Measuring and Improving Recall in Efficient Language Models",
-    arXiv 2312.04927; the defaults are its basic shape. Arora et al., "Simple linear attention language models balance
-    the recall-throughput tradeoff", arXiv 2402.18668, train on several numbers of pairs at once and test at L/4 pairs
-    up to L = 1,024: here `min_pairs` and n_pairs=None.
+    arXiv 2312.04927; the defaults are its basic shape.
+
+    To measure recall against the size of the state, Arora et al., "Simple linear attention language models balance the
+    recall-throughput tradeoff", arXiv 2402.18668, train on several numbers of pairs at once and test at L/4 pairs up to
+    L = 1,024: that is what `min_pairs` and n_pairs=None are for.
 
     `distance` is the query's position minus that of its value in the context, `pairs` the number of pairs of the
     example; both are -1 where there is no label.

@@ -22,9 +22,10 @@ class NoisyRecall(MadRecall):
     noise included, unless train_targets="answers"; validation and test label the keys that were shown before.
 
     Source: Poli et al., "Mechanistic Design and Scaling of Hybrid Architectures" (MAD), arXiv 2403.17844, in the
-    multi-query form of its benchmark. There the pair that is never noise may be the last one, so that a sequence may
-    show nothing to ask for; here it is one of those before. There the last value is cut off; here it stands,
-    unlabelled, at the end.
+    multi-query form of its benchmark.
+
+    Unlike there, the pair that is never noise is one of those before the last, so that every sequence shows something
+    to ask for; and the last value is not cut off but stands, unlabelled, at the end.
 
     `distance` is the position of the key minus that of its value's last occurrence, -1 where no value is asked for.
 
@@ -44,7 +45,13 @@ class NoisyRecall(MadRecall):
     """
 
     name: ClassVar[str] = "noisy_recall"
-    worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 10, "seq_len": 12, "noise_vocab_size": 4, "frac_noise": 0.4}
+    worked: ClassVar[Mapping[str, Any]] = {
+        "vocab_size": 10,
+        "seq_len": 18,
+        "noise_vocab_size": 4,
+        "frac_noise": 0.4,
+        "train_targets": "answers",
+    }
     prediction: ClassVar[str] = (
         "As in_context_recall where the state is written selectively: gates and attention shut noise out, a linear "
         "time-invariant mixer lets it wash out what it holds."

@@ -21,9 +21,10 @@ class SelectiveCopying(Task):
     comes the marker V - 1 and, at the last M positions, blanks, whose labels are the tokens in order.
 
     Source: Gu and Dao, "Mamba", arXiv 2312.00752: L = 4,096, 16 tokens of a vocabulary of 16. Its generator was not
-    released; the form is that of Poli et al. (MAD), arXiv 2403.17844, whose shape is the default. There a blank is put
-    in front of a random token, one blank at a time, so that none follows the last token and the draws come from a
-    generator without a seed; here all sets of places are equally likely.
+    released; the form is that of Poli et al. (MAD), arXiv 2403.17844, whose shape is the default.
+
+    Unlike in MAD, all sets of places are equally likely: there each blank is put in front of a random token, so that
+    none ever follows the last one, by a generator without a seed.
 
     `distance` is a label's position minus that of the token to copy, -1 where there is no label.
 
@@ -41,7 +42,7 @@ class SelectiveCopying(Task):
     """
 
     name: ClassVar[str] = "selective_copying"
-    worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 6, "seq_len": 12, "n_copied": 3}
+    worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 6, "seq_len": 14, "n_copied": 3}
     source: ClassVar[str] = (
         "Gu and Dao, Mamba: Linear-Time Sequence Modeling with Selective State Spaces, arXiv 2312.00752; "
         "form and default shape of Poli et al. (MAD), arXiv 2403.17844"
@@ -70,6 +71,9 @@ class SelectiveCopying(Task):
             labelled=self.n_copied,
             facts=("distance",),
         )
+
+    def input_text(self, token: int) -> str:
+        return {self.vocab_size - 2: "_", self.vocab_size - 1: ">"}.get(token, str(token))
 
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:
         blank, marker = self.vocab_size - 2, self.vocab_size - 1
