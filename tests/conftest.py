@@ -26,6 +26,10 @@ import numpy as np
 import pytest
 import torch
 
+# Without a CUDA device Triton's kernels are interpreted; that has to be said before triton is imported.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # Drawn examples are the same in every run, and no verdict depends on how busy the machine is.
 hypothesis.settings.register_profile(
     "zoo",

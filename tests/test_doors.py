@@ -41,6 +41,7 @@ THIRD_PARTY = {
     "files": set(),
     "registry": set(),
     "ops.scan_numba_kernels": CORE | {"numba", "numpy"},
+    "ops.scan_triton": CORE | {"triton"},
     "transformers_weights": CORE | {"transformers"},
     "theory.report": CORE | REPORT,
     "theory.figures": CORE | REPORT,

@@ -1,0 +1,159 @@
+"""The Triton scan against a loop over time in float64: on a CUDA device, else in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests import reference
+from tests.test_doors import ROOT
+from tests.tolerances import assert_close
+
+pytest.importorskip("triton")
+
+from zoo.ops import scan_triton
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _inputs(
+    batch: int, seq_len: int, d_inner: int, d_state: int, generator: torch.Generator, dtype: torch.dtype = torch.float32
+) -> list[Tensor]:
+    """x, dt, A, B, C and a state; steps between 1e-3 and 1, rates between -8 and 0."""
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    dt = 1e-3 * 1e3 ** torch.rand(batch, seq_len, d_inner, generator=generator)
+    A = -8 * torch.rand(d_inner, d_state, generator=generator)
+    B, C = (draw(batch, seq_len, d_state).to(dtype) for _ in range(2))
+    return [draw(batch, seq_len, d_inner).to(dtype), dt.to(dtype), A, B, C, draw(batch, d_inner, d_state)]
+
+
+def _loop(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    """y and the final state, one position after the other."""
+    ys = []
+    for t in range(x.shape[1]):
+        h = torch.exp(dt[:, t, :, None] * A) * h + (dt[:, t] * x[:, t])[:, :, None] * B[:, t, None, :]
+        ys.append((h * C[:, t, None, :]).sum(-1))
+    return torch.stack(ys, 1), h
+
+
+def _check(inputs: list[Tensor], generator: torch.Generator) -> None:
+    """Outputs and gradients of every input, each in the dtype of its tensor, are those of the loop in float64."""
+    wide = [t.double().requires_grad_() for t in inputs]
+    outputs = _loop(*wide)
+    seeds = [torch.randn(t.shape, generator=generator) for t in outputs]
+    seeds[0] = seeds[0].to(inputs[0].dtype)
+    gradients = torch.autograd.grad(outputs, wide, [t.double() for t in seeds])
+    x, dt, A, B, C, state = (t.to(DEVICE) for t in inputs)
+    y, final, entering = scan_triton.scan(x, dt, A, B, C, state)
+    found = scan_triton.scan_backward(*(t.to(DEVICE) for t in seeds), x, dt, A, B, C, entering)
+    expected_types = [inputs[0].dtype, torch.float32, *(t.dtype for t in inputs)]
+    assert [t.dtype for t in (y, final, *found)] == expected_types
+    for actual, expected in zip((y, final, *found), (*outputs, *gradients), strict=True):
+        assert_close(actual.cpu(), expected.detach())
+
+
+def test_the_loop_is_the_reference(generator: torch.Generator) -> None:
+    x, dt, A, B, C, state = (t.double() for t in _inputs(1, 7, 3, 4, generator))
+    y, _ = _loop(x, dt, A, B, C, torch.zeros_like(state))
+    assert_close(
+        y[0], reference.selective_scan(*(t.numpy() for t in (x[0], dt[0], A, B[0], C[0])), torch.zeros(3).numpy())
+    )
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(2, 1, 3, 4), (1, 2, 5, 16), (2, 7, 5, 3), (1, 63, 3, 2), (1, 19, 33, 5), (1, 16, 32, 16), (1, 9, 2, 17)],
+    ids=str,
+)
+def test_any_shape_gives_the_numbers_of_the_loop(shape: tuple[int, ...], generator: torch.Generator) -> None:
+    _check(_inputs(*shape, generator), generator)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(1, 1000, 3, 4), (2, 63, 40, 16)], ids=str)
+def test_long_and_wide_ones_too(shape: tuple[int, ...], generator: torch.Generator) -> None:
+    _check(_inputs(*shape, generator), generator)
+
+
+def test_inputs_in_bfloat16_have_a_state_in_float32(generator: torch.Generator) -> None:
+    _check(_inputs(2, 18, 3, 5, generator, torch.bfloat16), generator)
+
+
+def test_no_step_and_a_huge_one_are_exact(generator: torch.Generator) -> None:
+    """exp(0) keeps the state and exp(-3200) forgets it; neither is divided by, and nothing is NaN."""
+    inputs = _inputs(1, 9, 4, 2, generator)
+    inputs[1][:, ::3] = 0
+    inputs[1][:, 1::3] = 100
+    inputs[2] -= 32
+    _check(inputs, generator)
+
+
+def test_views_are_read_as_they_are(generator: torch.Generator) -> None:
+    inputs = _inputs(2, 5, 3, 4, generator)
+    views = [t.transpose(0, 1).contiguous().transpose(0, 1) for t in inputs]
+    assert not any(t.is_contiguous() for t in views)
+    _check(views, generator)
+
+
+def test_a_state_is_kept_before_each_chunk(generator: torch.Generator) -> None:
+    inputs = _inputs(2, 37, 3, 4, generator)
+    *_, entering = scan_triton.scan(*(t.to(DEVICE) for t in inputs))
+    size = scan_triton.chunk_length(2, 3, 4, 37)
+    assert entering.shape == (-(-37 // size), 2, 4, 3)
+    wide = [t.double() for t in inputs]
+    for chunk in range(1, len(entering)):
+        _, before = _loop(*(t[:, : chunk * size] if i in {0, 1, 3, 4} else t for i, t in enumerate(wide)))
+        assert_close(entering[chunk].cpu(), before.transpose(1, 2))
+
+
+@pytest.mark.gpu
+def test_the_same_numbers_twice(generator: torch.Generator) -> None:
+    x, dt, A, B, C, state = (t.cuda() for t in _inputs(4, 300, 200, 16, generator))
+    runs = []
+    for _ in range(2):
+        y, final, entering = scan_triton.scan(x, dt, A, B, C, state)
+        runs.append((y, final, *scan_triton.scan_backward(y, final, x, dt, A, B, C, entering)))
+    assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
+
+
+COMPILE = """
+import sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from zoo.ops import scan_triton as ours
+
+def compile_kernel(kernel, tile, values, **steps):
+    constants = dict(d_inner=96, d_state=16, STATES=tile.states, CHANNELS=tile.channels, **steps)
+    types = {name: "constexpr" for name in constants} | {"batch": "i32", "seq_len": "i32"}
+    of_values = {f"{name}_ptr" for name in ("x", "dt", "y", "grad_x", "grad_dt", "grad_y")}
+    signature = {name: types.get(name, f"*{values if name in of_values else 'fp32'}") for name in kernel.arg_names}
+    source = ASTSource(kernel, signature=signature, constexprs=constants)
+    options = dict(num_warps=tile.warps, enable_fp_fusion=True)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+steps = dict(STEPS=ours.STEPS_FORWARD, FULL=False)
+forward = compile_kernel(ours._forward, ours.forward_tile(16), "bf16", **steps)
+steps = dict(STEPS=ours.STEPS_BACKWARD, PARTS=ours.CHUNK // ours.STEPS_BACKWARD, FULL=False)
+backward = compile_kernel(ours._backward, ours.backward_tile(16), "bf16", **steps)
+for kernel in (forward, backward):
+    assert "ex2.approx" in kernel.asm["ptx"]
+    assert "div." not in kernel.asm["ptx"].replace("div.s32", "").replace("div.u32", "")  # floats by floats
+    assert kernel.asm["cubin"]
+"""
+
+
+@pytest.mark.slow
+def test_the_kernels_compile_for_a_gpu_that_is_not_here() -> None:
+    """The interpreter takes much that the compiler refuses. Compiling needs no device, but a process of its own."""
+    inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", COMPILE], cwd=ROOT, env=inherited, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

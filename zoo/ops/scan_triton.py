@@ -1,0 +1,287 @@
+"""The selective scan as Triton kernels, for CUDA devices without a compiler of CUDA.
+
+    h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t        h (d_inner, d_state)
+    y_t = h_t C_t
+
+A program has one row of the batch and a block of channels, keeps their states in registers and walks along time. Its
+state enters memory once a chunk; backward computes the states of a chunk again from there, the last chunk first, and
+keeps them in registers too, so that nothing is ever divided by a decay. Channels are contiguous in memory and across
+the threads; a thread has four consecutive states of a channel, which loads of B and C bring in one piece. Within a
+chunk all loads of x and dt come before the first store: stores may alias, and nothing could be moved over them.
+
+Parallel over batch and channels alone: splitting time as well would double the exponentials, and those, not memory,
+bind first where `batch * d_inner` fills the device (one H200 at about 16 thousand).
+
+Sums over channels (the gradients of B and C) are written per block of channels and added afterwards, in a fixed order:
+the same numbers every time. States, sums and decays are float32 whatever the inputs are.
+
+Under TRITON_INTERPRET=1, set before triton is imported, the same code runs on the CPU: slowly, for tests.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
+_LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
+
+
+class _Tile(NamedTuple):
+    """What a program holds: `states` is d_state, filled up to a power of two."""
+
+    states: int
+    channels: int
+    warps: int
+
+
+# `no_type_check` on the kernels keeps the tests' shape checker away: triton reads their source, not the functions.
+
+# Steps that one loop body takes; steps between two states that are kept in memory, a multiple of them.
+STEPS_FORWARD = CHUNK = 16
+STEPS_BACKWARD = 8
+
+
+def _tile(d_state: int, channels: int, per_thread: int) -> _Tile:
+    states = triton.next_power_of_2(d_state)
+    return _Tile(states, channels, min(16, max(1, states * channels // (32 * per_thread))))
+
+
+def forward_tile(d_state: int) -> _Tile:
+    """Four numbers a thread: at the widths of models enough warps to hide the latencies of one another."""
+    return _tile(d_state, 32, 4)
+
+
+def backward_tile(d_state: int) -> _Tile:
+    """Eight numbers a thread, and at 16 states or fewer one warp: sums over its channels need no barrier."""
+    return _tile(d_state, max(16, 256 // triton.next_power_of_2(d_state)) if d_state <= 16 else 32, 8)
+
+
+def chunk_length(batch: int, d_inner: int, d_state: int, seq_len: int) -> int:
+    """Steps from one state that is kept to the next."""
+    return CHUNK
+
+
+@triton.jit
+@no_type_check
+def _load(pointers, mask, FULL: tl.constexpr):
+    """Where every element exists, comparisons would only cost instructions."""
+    if FULL:
+        values = tl.load(pointers)
+    else:
+        values = tl.load(pointers, mask=mask, other=0.0)
+    return values.to(tl.float32)
+
+
+@triton.jit
+@no_type_check
+def _stack(rows, LENGTH: tl.constexpr):
+    """The tile (channels, LENGTH) whose columns are the tensors of a tuple, LENGTH a power of two."""
+    if LENGTH == 1:
+        tile = rows[0]
+    else:
+        pairs = ()
+        for i in tl.static_range(LENGTH // 2):
+            pairs = pairs + (tl.join(rows[i], rows[i + LENGTH // 2]),)
+        tile = _stack(pairs, LENGTH // 2)
+    return tile
+
+
+@triton.jit
+@no_type_check
+def _rows(ptr, d, real, left, d_inner: tl.constexpr, STEPS: tl.constexpr, FULL: tl.constexpr):
+    """The channels `d` of STEPS positions, of which `left` exist; the others are zero and leave every state alone."""
+    rows = ()
+    for step in tl.static_range(STEPS):
+        rows = rows + (_load(ptr + step * d_inner + d, real & (step < left), FULL),)
+    return rows
+
+
+@triton.jit
+@no_type_check
+def _advance(h, xs, dts, A2, B_ptr, per_step, states, left, d_state: tl.constexpr, FULL: tl.constexpr):
+    """The states before, between and after the steps of `xs` and `dts`: one more than there are steps."""
+    hs = (h,)
+    for step in tl.static_range(len(xs)):
+        B = _load(B_ptr + step * d_state + per_step, states & (step < left), FULL)
+        h = tl.exp2(dts[step][None, :] * A2) * h + (dts[step] * xs[step])[None, :] * B
+        hs = hs + (h,)
+    return hs
+
+
+@triton.jit
+@no_type_check
+def _forward(
+    x_ptr, dt_ptr, A_ptr, B_ptr, C_ptr, state_ptr, y_ptr, final_ptr, entering_ptr,
+    batch, seq_len, d_inner: tl.constexpr, d_state: tl.constexpr,
+    STEPS: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    blocks: tl.constexpr = tl.cdiv(d_inner, CHANNELS)
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    d = (tl.program_id(0) % blocks) * CHANNELS + tl.arange(0, CHANNELS)
+    n = tl.arange(0, STATES)
+    real = d < d_inner
+    states = (n[:, None] < d_state) & real[None, :]
+    of_channel = d[None, :] * d_state + n[:, None]
+    of_state = n[:, None] * d_inner + d[None, :]
+    per_step = tl.broadcast_to(n[:, None], [STATES, CHANNELS])
+    t = tl.arange(0, STEPS)
+    A2 = tl.load(A_ptr + of_channel, mask=states, other=0.0) * _LOG2_E
+    h = tl.load(state_ptr + row * d_inner * d_state + of_channel, mask=states, other=0.0)
+    x_ptr += row * seq_len * d_inner
+    dt_ptr += row * seq_len * d_inner
+    y_ptr += row * seq_len * d_inner
+    B_ptr += row * seq_len * d_state
+    C_ptr += row * seq_len * d_state
+    entering_ptr += row * d_state * d_inner
+    for start in range(0, seq_len, STEPS):
+        left = tl.full([1], seq_len - start, tl.int32)  # a block: the interpreter widens a scalar truth value
+        xs = _rows(x_ptr, d, real, left, d_inner, STEPS, FULL)
+        dts = _rows(dt_ptr, d, real, left, d_inner, STEPS, FULL)
+        tl.store(entering_ptr + of_state, h, mask=states)
+        hs = _advance(h, xs, dts, A2, B_ptr, per_step, states, left, d_state, FULL)
+        ys = ()
+        for step in tl.static_range(STEPS):
+            C = _load(C_ptr + step * d_state + per_step, states & (step < left), FULL)
+            ys = ys + (tl.sum(hs[step + 1] * C, axis=0),)
+        h = hs[STEPS]
+        y = tl.reshape(_stack(ys, STEPS), [CHANNELS, STEPS])
+        inside = real[:, None] & (t[None, :] < left)
+        tl.store(y_ptr + t[None, :] * d_inner + d[:, None], y.to(y_ptr.dtype.element_ty), mask=inside)
+        x_ptr += STEPS * d_inner
+        dt_ptr += STEPS * d_inner
+        y_ptr += STEPS * d_inner
+        B_ptr += STEPS * d_state
+        C_ptr += STEPS * d_state
+        entering_ptr += tl.cast(batch, tl.int64) * d_state * d_inner
+    tl.store(final_ptr + row * d_inner * d_state + of_channel, h, mask=states)
+
+
+@triton.jit
+@no_type_check
+def _backward(
+    grad_y_ptr, grad_final_ptr, x_ptr, dt_ptr, A_ptr, B_ptr, C_ptr, entering_ptr,
+    grad_x_ptr, grad_dt_ptr, grad_A_ptr, grad_B_ptr, grad_C_ptr, grad_state_ptr,
+    batch, seq_len, d_inner: tl.constexpr, d_state: tl.constexpr,
+    PARTS: tl.constexpr, STEPS: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """With g_t the gradient that reaches h_t:  g_t = C_t grad_y_t + exp(dt_{t+1} A) g_{t+1}.
+
+    grad_A is one a row, (batch, d_state, d_inner); grad_B and grad_C are one a block, (blocks, batch, seq, d_state).
+    """
+    blocks: tl.constexpr = tl.cdiv(d_inner, CHANNELS)
+    block = tl.program_id(0) % blocks
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    d = block * CHANNELS + tl.arange(0, CHANNELS)
+    n = tl.arange(0, STATES)
+    real = d < d_inner
+    states = (n[:, None] < d_state) & real[None, :]
+    of_channel = d[None, :] * d_state + n[:, None]
+    of_state = n[:, None] * d_inner + d[None, :]
+    per_step = tl.broadcast_to(n[:, None], [STATES, CHANNELS])
+    t = tl.arange(0, STEPS)
+    A2 = tl.load(A_ptr + of_channel, mask=states, other=0.0) * _LOG2_E
+    g = tl.load(grad_final_ptr + row * d_inner * d_state + of_channel, mask=states, other=0.0)
+    grad_A = tl.zeros([STATES, CHANNELS], tl.float32)
+    x_ptr += row * seq_len * d_inner
+    dt_ptr += row * seq_len * d_inner
+    grad_y_ptr += row * seq_len * d_inner
+    grad_x_ptr += row * seq_len * d_inner
+    grad_dt_ptr += row * seq_len * d_inner
+    B_ptr += row * seq_len * d_state
+    C_ptr += row * seq_len * d_state
+    grad_B_ptr += (tl.cast(block, tl.int64) * batch + row) * seq_len * d_state
+    grad_C_ptr += (tl.cast(block, tl.int64) * batch + row) * seq_len * d_state
+    entering_ptr += row * d_state * d_inner
+    whole = tl.full([1], STEPS, tl.int32)
+    for part in range(tl.cdiv(seq_len, STEPS) - 1, -1, -1):
+        chunk = tl.cast(part // PARTS, tl.int64)
+        h = tl.load(entering_ptr + chunk * batch * d_state * d_inner + of_state, mask=states, other=0.0)
+        for earlier in range(part // PARTS * PARTS, part):
+            start = tl.cast(earlier, tl.int64) * STEPS
+            xs = _rows(x_ptr + start * d_inner, d, real, whole, d_inner, STEPS, FULL)
+            dts = _rows(dt_ptr + start * d_inner, d, real, whole, d_inner, STEPS, FULL)
+            h = _advance(h, xs, dts, A2, B_ptr + start * d_state, per_step, states, whole, d_state, FULL)[STEPS]
+        start = tl.cast(part, tl.int64) * STEPS
+        left = tl.full([1], seq_len - part * STEPS, tl.int32)
+        xs = _rows(x_ptr + start * d_inner, d, real, left, d_inner, STEPS, FULL)
+        dts = _rows(dt_ptr + start * d_inner, d, real, left, d_inner, STEPS, FULL)
+        grad_ys = _rows(grad_y_ptr + start * d_inner, d, real, left, d_inner, STEPS, FULL)
+        hs = _advance(h, xs, dts, A2, B_ptr + start * d_state, per_step, states, left, d_state, FULL)
+        grad_xs, grad_dts = (), ()
+        for step in tl.static_range(STEPS - 1, -1, -1):
+            B = _load(B_ptr + (start + step) * d_state + per_step, states & (step < left), FULL)
+            C = _load(C_ptr + (start + step) * d_state + per_step, states & (step < left), FULL)
+            dt, grad_y = dts[step][None, :], grad_ys[step][None, :]
+            inside = (n < d_state) & (step < left)
+            tl.store(grad_C_ptr + (start + step) * d_state + n, tl.sum(grad_y * hs[step + 1], axis=1), mask=inside)
+            g += grad_y * C
+            tl.store(
+                grad_B_ptr + (start + step) * d_state + n, tl.sum(g * (dt * xs[step][None, :]), axis=1), mask=inside
+            )
+            grad_u = tl.sum(g * B, axis=0)
+            g *= tl.exp2(dt * A2)
+            grad_decay = g * hs[step]  # the gradient of dt_t A
+            grad_A += grad_decay * dt
+            grad_xs = (grad_u * dts[step],) + grad_xs
+            grad_dts = (grad_u * xs[step] + tl.sum(grad_decay * A2, axis=0) * _LN_2,) + grad_dts
+        inside = real[:, None] & (t[None, :] < left)
+        at = start * d_inner + t[None, :] * d_inner + d[:, None]
+        grad_x = tl.reshape(_stack(grad_xs, STEPS), [CHANNELS, STEPS])
+        grad_dt = tl.reshape(_stack(grad_dts, STEPS), [CHANNELS, STEPS])
+        tl.store(grad_x_ptr + at, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
+        tl.store(grad_dt_ptr + at, grad_dt.to(grad_dt_ptr.dtype.element_ty), mask=inside)
+    tl.store(grad_A_ptr + row * d_inner * d_state + of_state, grad_A, mask=states)
+    tl.store(grad_state_ptr + row * d_inner * d_state + of_channel, g, mask=states)
+
+
+def scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """y in x's dtype, the final state, and the state that entered each chunk (chunk, batch, d_state, d_inner).
+
+    x, dt (batch, seq, d_inner) and B, C (batch, seq, d_state) are float32 or bfloat16; A (d_inner, d_state) and the
+    states (batch, d_inner, d_state) are float32.
+    """
+    batch, seq_len, d_inner = x.shape
+    d_state = A.shape[1]
+    inputs = tuple(t.contiguous() for t in (x, dt, A, B.float(), C.float(), state))
+    y, final = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, state))
+    entering = state.new_empty(triton.cdiv(seq_len, CHUNK), batch, d_state, d_inner)
+    steps = {"STEPS": STEPS_FORWARD}
+    _launch(_forward, forward_tile(d_state), steps, x.shape, d_state, *inputs, y, final, entering)
+    return y, final, entering
+
+
+def scan_backward(
+    grad_y: Tensor, grad_final: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, entering: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x, dt, A, B, C and the state before the first position, each in its tensor's dtype."""
+    batch, seq_len, d_inner = x.shape
+    d_state = A.shape[1]
+    tile = backward_tile(d_state)
+    blocks = triton.cdiv(d_inner, tile.channels)
+    inputs = tuple(t.contiguous() for t in (grad_y, grad_final, x, dt, A, B.float(), C.float(), entering))
+    grad_x, grad_dt = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, dt))
+    of_A = A.new_empty(batch, d_state, d_inner)
+    of_B, of_C = (A.new_empty(blocks, batch, seq_len, d_state) for _ in range(2))
+    grad_state = A.new_empty(batch, d_inner, d_state)
+    steps = {"STEPS": STEPS_BACKWARD, "PARTS": CHUNK // STEPS_BACKWARD}
+    outputs = (grad_x, grad_dt, of_A, of_B, of_C, grad_state)
+    _launch(_backward, tile, steps, x.shape, d_state, *inputs, *outputs)
+    grad_A, grad_B, grad_C = of_A.sum(0).t().contiguous(), of_B.sum(0).to(B.dtype), of_C.sum(0).to(C.dtype)
+    return grad_x, grad_dt, grad_A, grad_B, grad_C, grad_state
+
+
+def _launch(kernel: Any, tile: _Tile, steps: dict[str, int], shape: torch.Size, d_state: int, *tensors: Tensor) -> None:
+    batch, seq_len, d_inner = shape
+    sizes = {"d_inner": d_inner, "d_state": d_state, "STATES": tile.states, "CHANNELS": tile.channels}
+    # Comparisons with the edges of the tensors are left out where no program reaches beyond one.
+    full = d_inner % tile.channels == 0 and d_state == tile.states and seq_len % steps["STEPS"] == 0
+    grid = (batch * triton.cdiv(d_inner, tile.channels),)
+    with torch.cuda.device_of(tensors[0]):  # triton launches on the current device, not on that of the tensors
+        kernel[grid](
+            *tensors, batch, seq_len, **sizes, **steps, FULL=full, num_warps=tile.warps, enable_fp_fusion=True
+        )  # fmt: skip
