@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from cli import UsageError
 from grid import Configuration, Experiment, Grid, arguments, expand, label, read_experiment, target, values_of
-from sweep_engine import Job, Outcome, Stop, progress, require_ray, run_local, run_ray, slot_environments
+from sweep_engine import NOT_STARTED, Job, Outcome, Stop, progress, require_ray, run_local, run_ray, slot_environments
 from zoo.files import write_atomically
 from zoo.naming import unknown
 
@@ -256,7 +256,9 @@ class Sweep:
                         each.check_folder(seed)
         options = [configuration.options for configuration in grid.configurations.values()]
         keys = dict.fromkeys(key for each in options for key in each)
-        varying = [key for key in keys if len({json.dumps(each.get(key)) for each in options}) > 1]
+        given = {*experiment.fixed, *(key for each in experiment.grids for key in each)}
+        # What is matched is shown even where it comes out alike for all.
+        varying = [key for key in keys if key not in given or len({json.dumps(each.get(key)) for each in options}) > 1]
         return cls(experiment, request, folder, grid, varying, trials)
 
     # Carrying out
@@ -264,7 +266,6 @@ class Sweep:
     def run(self, stop: Stop) -> None:
         """Carry out all runs: with --tune first the trials of each configuration, then the picked on every seed."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.write_index()
         if self.trials:
             jobs = [
                 self._job(trial, self.grid.seeds[key][0], test=False)
@@ -304,10 +305,12 @@ class Sweep:
         for job in done:
             self.outcomes[job.folder] = Outcome(job, "done", job.seconds())
         waiting = [job for job in jobs if job not in done]
+        self.write_index()
         board = Board(waiting, len(done), what)
         if not waiting:
             board.say(f"{what}: all {len(jobs)} are done already")
             return
+        # Threads are shared among all slots even where the last runs leave some empty: results depend on their number.
         slots = slot_environments(self.request.slots, self.use_gpus)[: len(waiting)]
         board.say(f"{what}: {len(waiting)} to do, {len(done)} done already, {len(slots)} at a time")
         if self.request.engine == "ray":
@@ -406,7 +409,7 @@ class Sweep:
         for configuration, seeds in self.rows():
             found = self._metrics(configuration, seeds)
             choice = [_text(configuration.options.get(key)) for key in tuned]
-            seconds = [metrics["seconds"] for metrics in found]
+            seconds = [metrics["seconds"] for metrics in found if metrics.get("seconds")]
             table.add_row(
                 *self._cells(configuration),
                 *choice,
@@ -506,6 +509,8 @@ class Board:
             words = [f"{split} {_judged(found, split)}", f"{outcome.seconds:.0f} s", self.time_left()]
             self.say(f"{count} done     {outcome.job.name}   {', '.join(filter(None, words))}")
             return
+        if outcome.message == NOT_STARTED:
+            return
         self.say(f"{count} {outcome.state:<8} {outcome.job.name}   {outcome.message}", "red")
         if outcome.state == "failed":
             for line in outcome.tail:
@@ -513,10 +518,11 @@ class Board:
 
     def time_left(self) -> str:
         """What is left at the pace of the runs that are done."""
+        n_done = sum(outcome.state != "stopped" for outcome in self.outcomes.values())
         n_left = len(self.jobs) - len(self.outcomes)
-        if not n_left or not self.outcomes:
+        if not n_left or not n_done:
             return ""
-        return f"about {_duration((time.monotonic() - self.start) / len(self.outcomes) * n_left)} left"
+        return f"about {_duration((time.monotonic() - self.start) / n_done * n_left)} left"
 
     def table(self) -> Table:
         """One line a run, as many as the terminal holds: those that run first, then what failed, waits, is done."""

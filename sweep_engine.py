@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parent
 COLUMNS = "120"  # of the bar in a log: narrower, it has no room for the metrics
 LOG, DONE, METRICS = "log.txt", "done.json", "metrics.json"
 TAIL_LINES = 8
+NOT_STARTED = "not started"
 RAY_RETRIES = 3
 State = Literal["done", "failed", "stopped"]
 
@@ -124,7 +125,7 @@ def run_job(job: Job, environment: Mapping[str, str], stop: Stop | None = None) 
         stop: asks for an early end; an exception in this thread (a cancelled Ray task) does so too.
     """
     if stop is not None and stop.soft.is_set():
-        return Outcome(job, "stopped", 0.0, "not started")
+        return Outcome(job, "stopped", 0.0, NOT_STARTED)
     start = time.monotonic()
     try:
         job.folder.mkdir(parents=True, exist_ok=True)
@@ -247,6 +248,8 @@ def progress(job: Job) -> Progress | None:
 def slot_environments(n_slots: int | None, use_gpus: bool) -> list[dict[str, str]]:
     """One set of environment variables a slot: its share of the cores, and a GPU where there are any.
 
+    OMP_NUM_THREADS, where it is set already, is each run's number of threads.
+
     Args:
         n_slots: how many; the GPUs, or the cores, when absent. More slots than GPUs share them.
         use_gpus: whether the runs would take a GPU.
@@ -256,7 +259,7 @@ def slot_environments(n_slots: int | None, use_gpus: bool) -> list[dict[str, str
     gpus = _visible_gpus(torch.cuda.device_count()) if use_gpus else []
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     n_slots = n_slots or len(gpus) or cores
-    threads = {"OMP_NUM_THREADS": str(max(1, cores // n_slots))}
+    threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // n_slots))}
     return [threads | ({"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} if gpus else {}) for i in range(n_slots)]
 
 

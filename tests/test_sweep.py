@@ -476,6 +476,29 @@ def test_runs_of_a_sweep_that_is_killed_outright_are_asked_to_save(tmp_path: Pat
     assert (tmp_path / "run" / "saved").exists()
 
 
+@pytest.mark.parametrize(
+    ("n_slots", "use_gpus", "visible", "devices"),
+    [
+        (None, True, None, ["0", "1"]),
+        (3, True, None, ["0", "1", "0"]),
+        (None, True, "5,7", ["5", "7"]),
+        (2, False, None, [None, None]),
+    ],
+)
+def test_slots_share_gpus_and_cores(
+    n_slots: int | None, use_gpus: bool, visible: str | None, devices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(12)), raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    slots = sweep_engine.slot_environments(n_slots, use_gpus)
+    assert [slot.get("CUDA_VISIBLE_DEVICES") for slot in slots] == devices
+    assert {slot["OMP_NUM_THREADS"] for slot in slots} == {str(12 // len(devices))}
+
+
 @pytest.mark.slow
 def test_ray_isolates_failures_and_starts_again_what_a_lost_worker_was_running(tmp_path: Path) -> None:
     pytest.importorskip("ray")
