@@ -75,7 +75,7 @@ def _imported(*parts: str) -> Iterator[tuple[str, str]]:
     ("parts", "extras"),
     [
         (("zoo", "tasks", "train.py", "cli.py", "run_folder.py"), ("fast", "report", "train", "transformers")),
-        (("sweep.py", "sweep_engine.py", "grid.py"), ("report", "train", "ray")),
+        (("sweeps", "sweep.py"), ("report", "train", "ray")),
         (("tests", "benchmarks"), ("report", "train", "dev")),
     ],
 )

@@ -17,7 +17,6 @@ train.py's parser (`cli.parse`) and by building each model without storage: a gr
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import json
 import re
@@ -29,19 +28,12 @@ from typing import Any
 import cli
 from cli import UsageError
 from run_folder import RunFolder, flatten
-from tasks.registry import TASKS
+from sweeps.matching import matched, misses, sizes, target
 from zoo.naming import unknown
 
 KEYS = ("name", "prediction", "fixed", "grid", "grids", "tune", "match", "settings")
-_SIZES = {"params": "params", "state": "state_bytes"}
-QUANTITIES = tuple(_SIZES)
 # A sweep decides these for each run, or they make no sense for many.
 NOT_SWEPT = {"run_dir", "test_only", "no_test", "print_config", "ckpt_path", "overwrite"}
-TOLERANCE = 0.05
-WIDEST = 16384
-ROUNDS = 5
-# What sets the size of a mixer's state while its width stays: the first one that the mixer declares.
-STATE_OPTIONS = ("d_state", "d_inner", "window", "d_key", "d_head")
 
 
 @dataclass(frozen=True)
@@ -172,24 +164,6 @@ def _range(value: Any) -> list[Any]:
     return list(range(int(ends[1]), int(ends[2]) + 1)) if ends else [value]
 
 
-def target(quantity: str, value: Any) -> float:
-    """The number to match, from 1e6, 1M, 65536 or 64KiB.
-
-    >>> target("state", "64KiB"), target("params", 1e6)
-    (65536.0, 1000000.0)
-
-    Raises:
-        UsageError: another quantity than params or state, no positive number.
-    """
-    if quantity not in QUANTITIES:
-        raise UsageError(unknown("quantity to match", quantity, QUANTITIES))
-    units = {"": 1, "B": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-    number = re.fullmatch(r"(\d+\.?\d*(?:[eE][+-]?\d+)?) *([A-Za-z]*)", str(value))
-    if number is None or number[2] not in units or float(number[1]) <= 0:
-        raise UsageError(f"--match {quantity}: expected a positive number such as 1e6, 1M or 64KiB, got {value}")
-    return float(number[1]) * units[number[2]]
-
-
 # Runs
 
 
@@ -221,6 +195,24 @@ class Configuration:
             return cls(dict(options), command, **sizes(command.config))
         except (ValueError, TypeError) as error:
             raise UsageError(f"{label(options)}: {error}") from error
+
+    def matched(self, match: Mapping[str, float], declared: Iterable[str], run_dir: Path) -> Configuration:
+        """The same with widths for which its sizes are as asked; see `sweeps.matching.matched`.
+
+        Raises:
+            UsageError: there are none; says which run.
+        """
+        if not match:
+            return self
+        try:
+            found = Configuration.of(
+                self.options | matched(self.command.config, match, self.options, declared), run_dir
+            )
+        except ValueError as error:
+            raise UsageError(f"{label(self.options)}: {error}") from error
+        if missed := misses(found.command.config, match):
+            raise UsageError(f"{label(found.options)}: cannot match {', '.join(missed)}: other options hold the width")
+        return found
 
     @property
     def key(self) -> str:
@@ -283,9 +275,7 @@ def expand(experiment: Experiment, run_dir: Path) -> Grid:
                 options[key] = value
         text = json.dumps(options, sort_keys=True)
         if text not in by_options:
-            if experiment.match:
-                options = matched(options, experiment.match, declared.of(cell), run_dir)
-            by_options[text] = Configuration.of(options, run_dir)
+            by_options[text] = Configuration.of(options, run_dir).matched(experiment.match, declared.of(cell), run_dir)
         configuration = found.setdefault(by_options[text].key, by_options[text])
         seed = _seed(cell.get("seed", configuration.command.config["seed"]))
         if seed not in (known_seeds := seeds.setdefault(configuration.key, [])):
@@ -341,117 +331,3 @@ def label(options: Mapping[str, Any]) -> str:
         text.removeprefix("--") for text in arguments({k: v for k, v in options.items() if k not in cli.REGISTRIES})
     ]
     return " ".join([*names, *rest]) or "the default"
-
-
-# Sizes, and grids of equal sizes
-
-
-def sizes(config: Mapping[str, Any], *wanted: str) -> dict[str, int]:
-    """`params` and `state_bytes` (or what is wanted of them) of the model that a complete configuration means.
-
-    The model is made of tensors without storage, so that its size costs nothing.
-
-    Raises:
-        ValueError: what the task or the model refuses.
-    """
-    import torch
-
-    from tasks import create_task
-    from zoo.backbone import Backbone
-
-    name = config["task"]["name"]
-    declared = inspect.signature(TASKS[name]).parameters
-    spec = create_task(name, **{key: value for key, value in config["task"].items() if key in declared}).spec
-    options = {key: value for key, value in config.items() if key in inspect.signature(Backbone).parameters}
-    shape = {"vocab_size": spec.vocab_size, "d_input": spec.d_input, "n_outputs": spec.n_outputs}
-    with torch.device("meta"):
-        model = Backbone(**options | shape)
-        measures = {
-            "params": lambda: sum(p.numel() for p in model.parameters() if p.requires_grad),
-            "state_bytes": lambda: model.state_bytes(spec.seq_len),
-        }
-        return {name: measure() for name, measure in measures.items() if name in (wanted or measures)}
-
-
-def matched(
-    options: Mapping[str, Any], match: Mapping[str, float], declared: Iterable[str], run_dir: Path
-) -> dict[str, Any]:
-    """Options with widths for which the parameters, or the bytes of state, are as asked, within `TOLERANCE`.
-
-    Parameters are matched by d_model, and where heads make its steps too coarse, by d_channel after it; the state by
-    the first of the mixer's `STATE_OPTIONS` that the grid leaves open, else by d_model.
-
-    Raises:
-        UsageError: the width is given, or none comes near enough; names the nearest.
-    """
-    declared = {*declared, "d_model", "d_channel"}
-    knobs = {"params": ["d_model", "d_channel"], "state": [*(f"mixer.{name}" for name in STATE_OPTIONS), "d_model"]}
-    for quantity in match:
-        knobs[quantity] = [knob for knob in knobs[quantity] if knob in declared and knob not in options]
-        if not knobs[quantity] or ("d_model" in options and quantity == "params"):
-            raise UsageError(f"{label(options)}: --match {quantity} chooses d_model: leave it out of the grid")
-    found = dict(options)
-
-    def complete() -> dict[str, Any]:
-        return cli.parse([*arguments(found), f"--run_dir={run_dir}"]).config
-
-    def misses() -> dict[str, float]:
-        got = sizes(complete())
-        return {q: got[_SIZES[q]] for q, wanted in match.items() if abs(got[_SIZES[q]] / wanted - 1) > TOLERANCE}
-
-    # The width that one quantity needs moves the other: alternate until both hold.
-    for _ in range(ROUNDS):
-        before = dict(found)
-        for quantity in match:
-            for knob in knobs[quantity][: 2 if quantity == "params" else 1]:
-                if knob not in found or quantity in misses():
-                    found[knob] = _width(complete(), knob, _SIZES[quantity], match[quantity])
-        if not misses() or found == before:
-            break
-    if missed := misses():
-        widths = " ".join(f"{key}={value}" for key, value in found.items() if key not in options)
-        far = (f"{q} is {got:,}, {abs(got / match[q] - 1):.0%} from {match[q]:,.0f}" for q, got in missed.items())
-        raise UsageError(f"{label(options)}: cannot match within {TOLERANCE:.0%}: at {widths} {', '.join(far)}")
-    return found
-
-
-def _width(config: Mapping[str, Any], knob: str, size: str, wanted: float) -> int:
-    """The value of `knob` that brings a size nearest; by bisection, since sizes grow with every width."""
-    cache: dict[int, int | None] = {}
-    refusal: Exception | None = None
-
-    def at(width: int) -> int | None:
-        nonlocal refusal
-        if width not in cache:
-            try:
-                cache[width] = sizes(_with_width(config, knob, width), size)[size]
-            except ValueError as error:  # not every width divides into heads
-                cache[width], refusal = None, error
-        return cache[width]
-
-    low, high = 1, WIDEST
-    while low < high:
-        middle = (low + high) // 2
-        valid = next((width for width in range(middle, min(high, middle + 512)) if at(width) is not None), None)
-        if valid is None or at(valid) >= wanted:  # pyright: ignore[reportOptionalOperand]
-            high = middle
-        else:
-            low = valid + 1
-    around = [w for w in (*range(low, max(0, low - 513), -1), *range(low, low + 513)) if w <= WIDEST]
-    below = next((w for w in around if w < low and at(w) is not None), None)
-    above = next((w for w in around if w >= low and at(w) is not None), None)
-    candidates = [width for width in (below, above) if width is not None]
-    if not candidates:
-        raise UsageError(f"{config['mixer']['name']}: no {knob} is valid: {refusal}")
-    return min(candidates, key=lambda width: abs((at(width) or 0) - wanted))
-
-
-def _with_width(config: Mapping[str, Any], knob: str, width: int) -> dict[str, Any]:
-    if "." not in knob:
-        return dict(config) | {knob: width}
-    option = knob.removeprefix("mixer.")
-    mixer = dict(config["mixer"])
-    members = [name for name, value in mixer.items() if isinstance(value, Mapping) and option in value]
-    for member in members:
-        mixer[member] = mixer[member] | {option: width}
-    return dict(config) | {"mixer": mixer if members else mixer | {option: width}}

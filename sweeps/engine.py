@@ -21,14 +21,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from cli import UsageError
 from run_folder import is_tested
 from train import REQUEUE
 from zoo.files import write_atomically
 
-ROOT = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = "120"  # of the bar in a log: narrower, it has no room for the metrics
 LOG, DONE, METRICS = "log.txt", "done.json", "metrics.json"
 TAIL_LINES = 8
@@ -286,8 +286,9 @@ def run_local(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]], stop: Sto
         finally:
             free.put(slot)
 
-    pool = Parallel(n_jobs=len(slots), backend="threading", return_as="generator_unordered", batch_size=1)
-    yield from pool(delayed(in_a_slot)(job) for job in jobs)
+    pool = Parallel(n_jobs=len(slots), backend="threading", return_as="generator_unordered")
+    # joblib's own type for what a generator yields is Any or None.
+    yield from cast(Iterator[Outcome], pool(delayed(in_a_slot)(job) for job in jobs))
 
 
 def run_ray(

@@ -1,0 +1,161 @@
+"""What a person sees of a sweep: tables, and lines while runs are under way."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sweeps.engine import NOT_STARTED, Job, Outcome, progress
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+# What a finished run is judged by: the first of these that it has.
+JUDGED_BY = ("accuracy", "relative_squared_error", "loss")
+ORDER = ("running", "failed", "stopped", "waiting", "done")
+STYLES = {"running": "bold", "failed": "red", "done": "green", "waiting": "dim"}
+
+
+class Board:
+    """What a person sees while runs are under way: a live table in a terminal, plain lines in a log."""
+
+    def __init__(self, jobs: Sequence[Job], n_before: int, what: str) -> None:
+        self.jobs, self.n_before, self.what = jobs, n_before, what
+        self.console = make_console()
+        self.outcomes: dict[Path, Outcome] = {}
+        self.n_slots = 1
+        self.start, self.wall_start = time.monotonic(), time.time()
+
+    def say(self, text: str, style: str | None = None) -> None:
+        """Print a line, above the live table if there is one."""
+        say(self.console, text, style)
+
+    @contextmanager
+    def live(self, n_slots: int) -> Iterator[None]:
+        """Show the table for the duration."""
+        from rich.live import Live
+
+        self.n_slots = n_slots
+        if not self.console.is_terminal:
+            yield
+            return
+        with Live(get_renderable=self.table, console=self.console, refresh_per_second=1, transient=True):
+            yield
+
+    def take(self, outcome: Outcome) -> None:
+        """Note how a run ended, and say so at once."""
+        self.outcomes[outcome.job.folder] = outcome
+        count = f"[{len(self.outcomes)}/{len(self.jobs)}]"
+        if outcome.state == "done":
+            found = [metrics] if (metrics := outcome.job.metrics()) else []
+            split = "test" if outcome.job.test else "val"
+            words = [f"{split} {judged(found, split)}", f"{outcome.seconds:.0f} s", self.time_left()]
+            self.say(f"{count} done     {outcome.job.name}   {', '.join(filter(None, words))}")
+            return
+        if outcome.message == NOT_STARTED:
+            return
+        self.say(f"{count} {outcome.state:<8} {outcome.job.name}   {outcome.message}", "red")
+        if outcome.state == "failed":
+            for line in outcome.tail:
+                self.say(f"    {line}")
+
+    def time_left(self) -> str:
+        """What is left at the pace of the runs that are done."""
+        n_done = sum(outcome.state != "stopped" for outcome in self.outcomes.values())
+        n_left = len(self.jobs) - len(self.outcomes)
+        if not n_left or not n_done:
+            return ""
+        return f"about {duration_text((time.monotonic() - self.start) / n_done * n_left)} left"
+
+    def table(self) -> Table:
+        """One line a run, as many as the terminal holds: those that run first, then what failed, waits, is done."""
+        rows = sorted((self._row(job) for job in self.jobs), key=lambda row: ORDER.index(row[1]))
+        table = make_table(None, ["run", "state", "step", "metric", "time left"])
+        room = max(4, self.console.height - 8)
+        for row in rows[:room]:
+            table.add_row(*row, style=STYLES.get(row[1]))
+        counts = {state: sum(row[1] == state for row in rows) for state in ORDER}
+        words = [f"{n} {state}" for state, n in counts.items() if n]
+        table.caption = ", ".join([*words, *filter(None, [self.time_left()])])
+        return table
+
+    def _row(self, job: Job) -> tuple[str, str, str, str, str]:
+        outcome = self.outcomes.get(job.folder)
+        if outcome is not None:
+            found = [metrics] if outcome.state == "done" and (metrics := job.metrics()) else []
+            result = judged(found, "test" if job.test else "val") or outcome.message
+            return job.name, outcome.state, "", result, f"took {duration_text(outcome.seconds)}"
+        if not job.touched_since(self.wall_start):
+            return job.name, "waiting", "", "", ""
+        now = progress(job)
+        if now is None:
+            return job.name, "running", "", "", ""
+        return job.name, "running", f"{now.step:,}/{now.steps:,}", now.metrics, now.left
+
+
+def say(console: Console, text: str, style: str | None = None) -> None:
+    """Print a line as it is: a path, or a line of a log, stays in one piece."""
+    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+def make_console() -> Console:
+    """Standard output; a log has no width of its own, so tables there may be wide."""
+    from rich.console import Console
+
+    return Console() if sys.stdout.isatty() else Console(width=200)
+
+
+def make_table(title: str | None, columns: Sequence[str]) -> Table:
+    """An empty table in the one style of a sweep."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def heading(option: str) -> str:
+    """A flag as the head of a column."""
+    return option.removeprefix("mixer.")
+
+
+def value_text(value: Any) -> str:
+    """A flag's value in a cell."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value)
+
+
+def count_text(n: int, noun: str) -> str:
+    """1 run, 2 runs."""
+    return f"{n} {noun}{'s' if n != 1 else ''}"
+
+
+def range_text(seeds: Sequence[int]) -> str:
+    """0-4 for seeds without a gap, else 0,2,4."""
+    whole = len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1))
+    return f"{seeds[0]}-{seeds[-1]}" if whole else ",".join(map(str, seeds))
+
+
+def judged(found: Sequence[Mapping[str, Any]], split: str) -> str:
+    """The first metric of `JUDGED_BY` that the runs have: mean, and spread where there are several."""
+    for name in JUDGED_BY:
+        values = [m[f"{split}/{name}"] for m in found if m.get(f"{split}/{name}") is not None]
+        if values:
+            spread = f" ± {statistics.stdev(values):.2g}" if len(values) > 1 else ""
+            return f"{name.replace('_', ' ')} {statistics.mean(values):.4g}{spread}"
+    return ""
+
+
+def duration_text(seconds: float) -> str:
+    """Seconds, minutes or hours, as a person would say it."""
+    minutes, hours = seconds / 60, seconds / 3600
+    return f"{seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if hours < 2 else f"{hours:.1f} h"

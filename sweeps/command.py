@@ -1,0 +1,145 @@
+"""The command line of sweep.py: experiments' files, flags of train.py, and how to carry them out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cli import UsageError
+from sweeps.grid import Experiment, read_experiment, values_of
+from sweeps.matching import target
+from zoo.naming import unknown
+
+ENGINES = ("local", "ray")
+
+HELP = """\
+usage: sweep.py [EXPERIMENT.yaml ...] [--FLAG VALUE[,VALUE ...] ...]
+
+Run train.py for every combination of the values given: on this machine, or on a Ray cluster.
+
+  --FLAG A,B,C                    any flag of train.py, with one value or several; [a,b] is one value
+  --seed 0-4                      a range, both ends included, for any flag that counts
+  EXPERIMENT.yaml                 flags and values from a file (configs/experiment/); flags win over it
+  --setting NAME                  which of the file's settings, such as small or full
+
+  --tune lr=1e-4,3e-4,1e-3        picked for each configuration by validation on its first seed; then tested
+  --match params=1e6              choose d_model so that every model has as many parameters (within 5 %)
+  --match state=64KiB             choose the mixer's state size (or d_model) so that every state has as many bytes
+
+  --slots N                       runs at a time; the GPUs, or the cores, when absent
+  --engine ray [--address HOST]   as tasks of Ray, here or on a cluster whose nodes share this folder
+  --run_dir DIR  --name NAME      runs are kept in DIR/NAME (runs/<the experiment's name>)
+  --dry_run                       print the grid and stop
+  --overwrite                     start every run anew
+
+An option that a mixer lacks is left out for it. The same command goes on where it stopped. Exit status: 0 when every
+run is done, 1 when some failed, 2 for a command that cannot be followed, 130 when interrupted.
+
+examples:
+  sweep.py --mixer attention,hybrid --mixer.n_heads 1,2,4 --task mqar --seed 0-4 --trainer.max_steps 500
+  sweep.py --mixer lstm,ssd --match params=1e6 --tune lr=1e-3,3e-3 --seed 0-2
+  sweep.py configs/experiment/head_count.yaml --setting small
+"""
+
+
+@dataclass
+class Request:
+    """A command line: experiments' files, flags with their values, and how to carry them out."""
+
+    files: list[str] = field(default_factory=list)
+    flags: dict[str, list[Any]] = field(default_factory=dict)
+    tune: dict[str, list[Any]] = field(default_factory=dict)
+    match: dict[str, float] = field(default_factory=dict)
+    setting: str | None = None
+    slots: int | None = None
+    engine: str = "local"
+    address: str | None = None
+    run_dir: Path = Path("runs")
+    name: str | None = None
+    dry_run: bool = False
+    overwrite: bool = False
+
+    @classmethod
+    def read(cls, argv: Sequence[str]) -> Request | None:
+        """None where help is asked for.
+
+        Raises:
+            UsageError: a flag without value, values of our own flags that mean nothing.
+        """
+        request = cls()
+        rest = list(argv)
+        while rest:
+            token = rest.pop(0)
+            if token in ("-h", "--help"):
+                return None
+            if not token.startswith("--"):
+                request.files.append(token)
+            elif token in ("--dry_run", "--overwrite"):
+                setattr(request, token.removeprefix("--"), True)
+            else:
+                flag, given, value = token.removeprefix("--").partition("=")
+                if not given:
+                    if not rest or rest[0].startswith("--"):
+                        raise UsageError(f"--{flag} needs a value; see sweep.py --help")
+                    value = rest.pop(0)
+                request._take(flag, value)
+        return request
+
+    def _take(self, flag: str, value: str) -> None:
+        if flag in ("setting", "address", "name"):
+            setattr(self, flag, value)
+        elif flag == "run_dir":
+            self.run_dir = Path(value)
+        elif flag == "slots":
+            if not value.isdigit() or int(value) < 1:
+                raise UsageError(f"--slots must be a whole number >= 1, got {value}")
+            self.slots = int(value)
+        elif flag == "engine":
+            if value not in ENGINES:
+                raise UsageError(unknown("engine", value, ENGINES))
+            self.engine = value
+        elif flag in ("tune", "match"):
+            name, given, text = value.partition("=")
+            if not given:
+                example = "lr=1e-4,1e-3" if flag == "tune" else "params=1e6"
+                raise UsageError(f"--{flag} expects a name and values such as {example}, got {value}")
+            if flag == "tune":
+                self.tune[name] = values_of("", f"--tune {name}", text)
+            else:
+                self.match[name] = target(name, text)
+        elif flag == "config":
+            # Every file is part of every run; paths hold wherever a run is started.
+            self.flags.setdefault("config", [[]])[0].append(str(Path(value).resolve()))
+        else:
+            flag = flag.removesuffix(".name") if flag in ("mixer.name", "task.name") else flag
+            self.flags[flag] = values_of("", f"--{flag}", value)
+
+    def experiments(self) -> list[Experiment]:
+        """The experiments of the files, each with this command's flags over it; or one of the flags alone.
+
+        Raises:
+            UsageError: neither files nor flags, files that cannot be followed.
+        """
+        if not self.files:
+            if self.setting is not None:
+                raise UsageError(
+                    "--setting is for an experiment's file: name one, such as configs/experiment/recall.yaml"
+                )
+            if not self.flags and not self.tune and not self.match:
+                raise UsageError("nothing to run: give flags with values, or an experiment's file; see sweep.py --help")
+            digest = hashlib.sha256(json.dumps([self.flags, self.tune, self.match], sort_keys=True).encode())
+            bases = [Experiment(self.name or f"sweep-{digest.hexdigest()[:8]}")]
+        else:
+            bases = [read_experiment(file, self.setting) for file in self.files]
+        found = []
+        for base in bases:
+            over = base.overridden(self.flags)
+            tune, match = over.tune | self.tune, over.match | self.match
+            found.append(
+                Experiment(self.name or over.name, over.grids, over.fixed, tune, match, over.setting, over.prediction)
+            )
+        return found

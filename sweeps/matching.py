@@ -1,0 +1,160 @@
+"""How large a model is, and at which width parameters or state are as large as asked."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from cli import UsageError
+from tasks.registry import TASKS
+from zoo.naming import unknown
+
+TOLERANCE = 0.05
+# What is matched, and its name in metrics.json.
+SIZES = {"params": "params", "state": "state_bytes"}
+# What sets the size of a mixer's state while its width stays: the first one that the mixer declares.
+STATE_OPTIONS = ("d_state", "d_inner", "window", "d_key", "d_head")
+WIDEST = 16384
+ROUNDS = 5
+
+
+def target(quantity: str, value: Any) -> float:
+    """The number to match, from 1e6, 1M, 65536 or 64KiB.
+
+    >>> target("state", "64KiB"), target("params", 1e6)
+    (65536.0, 1000000.0)
+
+    Raises:
+        UsageError: another quantity than params or state, no positive number.
+    """
+    if quantity not in tuple(SIZES):
+        raise UsageError(unknown("quantity to match", quantity, tuple(SIZES)))
+    units = {"": 1, "B": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+    number = re.fullmatch(r"(\d+\.?\d*(?:[eE][+-]?\d+)?) *([A-Za-z]*)", str(value))
+    if number is None or number[2] not in units or float(number[1]) <= 0:
+        raise UsageError(f"--match {quantity}: expected a positive number such as 1e6, 1M or 64KiB, got {value}")
+    return float(number[1]) * units[number[2]]
+
+
+def sizes(config: Mapping[str, Any], *wanted: str) -> dict[str, int]:
+    """`params` and `state_bytes` (or what is wanted of them) of the model that a complete configuration means.
+
+    The model is made of tensors without storage, so that its size costs nothing.
+
+    Raises:
+        ValueError: what the task or the model refuses.
+    """
+    import torch
+
+    from tasks import create_task
+    from zoo.backbone import Backbone
+
+    name = config["task"]["name"]
+    declared = inspect.signature(TASKS[name]).parameters
+    spec = create_task(name, **{key: value for key, value in config["task"].items() if key in declared}).spec
+    options = {key: value for key, value in config.items() if key in inspect.signature(Backbone).parameters}
+    shape = {"vocab_size": spec.vocab_size, "d_input": spec.d_input, "n_outputs": spec.n_outputs}
+    with torch.device("meta"):
+        model = Backbone(**options | shape)
+        measures = {
+            "params": lambda: sum(p.numel() for p in model.parameters() if p.requires_grad),
+            "state_bytes": lambda: model.state_bytes(spec.seq_len),
+        }
+        return {name: measure() for name, measure in measures.items() if name in (wanted or measures)}
+
+
+def matched(
+    config: Mapping[str, Any], match: Mapping[str, float], given: Iterable[str], declared: Iterable[str]
+) -> dict[str, int]:
+    """Widths, by their flags, at which parameters or bytes of state are as asked, within `TOLERANCE`.
+
+    Parameters are matched by d_model, and where heads make its steps too coarse, by d_channel after it; the state by
+    the first of the mixer's `STATE_OPTIONS` that is not given, else by d_model.
+
+    Args:
+        config: complete, as train.py has it.
+        match: "params" or "state" with the number.
+        given: flags that stay as they are.
+        declared: flags that the mixer has.
+
+    Raises:
+        ValueError: the width is given, or none comes near enough; says how near.
+    """
+    given, declared = set(given), {*declared, "d_model", "d_channel"}
+    knobs = {"params": ["d_model", "d_channel"], "state": [*(f"mixer.{name}" for name in STATE_OPTIONS), "d_model"]}
+    for quantity in match:
+        knobs[quantity] = [knob for knob in knobs[quantity] if knob in declared - given]
+        if not knobs[quantity] or (quantity == "params" and "d_model" in given):
+            raise ValueError(f"--match {quantity} chooses d_model: leave it out of the grid")
+        if quantity == "state":
+            del knobs[quantity][1:]
+    found: dict[str, int] = {}
+    config = dict(config)
+    # The width that one quantity needs moves the other: alternate until both hold.
+    for _ in range(ROUNDS):
+        before = dict(found)
+        for quantity, wanted in match.items():
+            for knob in knobs[quantity]:
+                if (knob not in found and knob != "d_channel") or quantity in misses(config, match):
+                    found[knob] = _width(config, knob, SIZES[quantity], wanted)
+                    config = _with_width(config, knob, found[knob])
+        if found == before or not misses(config, match):
+            break
+    if missed := misses(config, match):
+        widths = " ".join(f"{knob}={width}" for knob, width in found.items())
+        far = (
+            f"{name} is {got:,}, {abs(got / match[name] - 1):.0%} from {match[name]:,.0f}"
+            for name, got in missed.items()
+        )
+        raise ValueError(f"cannot match within {TOLERANCE:.0%}: at {widths} {', '.join(far)}")
+    return found
+
+
+def misses(config: Mapping[str, Any], match: Mapping[str, float]) -> dict[str, int]:
+    """The sizes of a configuration that are farther from what is asked than `TOLERANCE`."""
+    got = sizes(config, *(SIZES[name] for name in match))
+    return {name: got[SIZES[name]] for name, wanted in match.items() if abs(got[SIZES[name]] / wanted - 1) > TOLERANCE}
+
+
+def _width(config: Mapping[str, Any], knob: str, size: str, wanted: float) -> int:
+    """The value of `knob` that brings a size nearest; by bisection, since sizes grow with every width."""
+    cache: dict[int, int | None] = {}
+    refusal: Exception | None = None
+
+    def at(width: int) -> int | None:
+        nonlocal refusal
+        if width not in cache:
+            try:
+                cache[width] = sizes(_with_width(config, knob, width), size)[size]
+            except ValueError as error:  # not every width divides into heads
+                cache[width], refusal = None, error
+        return cache[width]
+
+    low, high = 1, WIDEST
+    while low < high:
+        middle = (low + high) // 2
+        valid = next((width for width in range(middle, min(high, middle + 512)) if at(width) is not None), None)
+        if valid is None or at(valid) >= wanted:  # pyright: ignore[reportOptionalOperand]
+            high = middle
+        else:
+            low = valid + 1
+    around = [w for w in (*range(low, max(0, low - 513), -1), *range(low, low + 513)) if w <= WIDEST]
+    below = next((w for w in around if w < low and at(w) is not None), None)
+    above = next((w for w in around if w >= low and at(w) is not None), None)
+    candidates = [width for width in (below, above) if width is not None]
+    if not candidates:
+        raise UsageError(f"{config['mixer']['name']}: no {knob} is valid: {refusal}")
+    return min(candidates, key=lambda width: abs((at(width) or 0) - wanted))
+
+
+def _with_width(config: Mapping[str, Any], knob: str, width: int) -> dict[str, Any]:
+    if "." not in knob:
+        return dict(config) | {knob: width}
+    option = knob.removeprefix("mixer.")
+    mixer = dict(config["mixer"])
+    members = [name for name, value in mixer.items() if isinstance(value, Mapping) and option in value]
+    for member in members:
+        mixer[member] = mixer[member] | {option: width}
+    return dict(config) | {"mixer": mixer if members else mixer | {option: width}}
