@@ -53,6 +53,15 @@ def test_mqar_draws_the_number_of_pairs_evenly_and_keeps_the_power_law(rng: np.r
     assert chi_square(np.bincount(slots, minlength=7), law / law.sum()) < 38.3  # 6 degrees of freedom
 
 
+def test_as_many_pairs_as_fit_grow_with_the_length() -> None:
+    task = tasks.create_task("mqar", vocab_size=8192, seq_len=256, n_pairs=None)
+    for length in (64, 256, 1024):
+        longer = task.at_length(length)
+        assert longer.spec.labelled == length // 4
+        assert longer.sample(np.random.default_rng(0), 1)["pairs"].max() == length // 4
+    assert tasks.create_task("mqar").at_length(128).spec.labelled == 4  # a number that is given stays
+
+
 def test_random_filler_covers_the_vocabulary(rng: np.random.Generator) -> None:
     arrays = tasks.create_task("mqar", vocab_size=9, seq_len=8, n_pairs=1).sample(rng, 20_000)
     filler = arrays["inputs"][:, 2:][arrays["labels"][:, 2:] == IGNORED]
