@@ -44,7 +44,7 @@ CASES = {
             {
                 "path": st.just(str(LICENSE)),
                 "unit": st.sampled_from(["bytes", "characters"]),
-                "seq_len": st.integers(80, 200),
+                "seq_len": st.integers(200, 240),  # no window of 200 stands twice in the file
                 "test": st.sampled_from([0.05, 0.2]),
             }
         ),
