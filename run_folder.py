@@ -20,17 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import cli
+from zoo.compare.runs import INCIDENTAL, flatten
 from zoo.files import write_atomically
 
-# These decide where results go and what is shown, not what they are: runs that differ in them alone are the same run.
-INCIDENTAL = {
-    "figures_every",
-    "run_dir",
-    "task.cache_dir",
-    "trainer.default_root_dir",
-    "trainer.enable_model_summary",
-    "trainer.enable_progress_bar",
-}
 LONGEST_NAME = 120
 LIBRARIES = ("torch", "lightning", "numpy", "datasets", "jsonargparse", "tensorboard")
 
@@ -250,15 +242,6 @@ def _value_text(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return f"_{value}".lower()
     return f"_{value}"
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Pairs of dotted key and value; a list is a value."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def environment() -> dict[str, Any]:

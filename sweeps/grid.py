@@ -27,8 +27,9 @@ from typing import Any
 
 import cli
 from cli import UsageError
-from run_folder import RunFolder, flatten
+from run_folder import RunFolder
 from sweeps.matching import matched, misses, sizes, target
+from zoo.compare.runs import flatten
 from zoo.naming import unknown
 
 KEYS = ("name", "prediction", "fixed", "grid", "grids", "tune", "match", "settings")

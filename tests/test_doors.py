@@ -58,7 +58,7 @@ MORE_FOR_TASKS = {
 OURS = {"zoo", "tasks", "train", "cli", "run_folder", "sweep", "sweeps", "benchmarks", "tests"}
 
 # Names decided at run time have one place, the registry; what a missing optional package means is said in one place.
-MAY_IMPORT_BY_STRING = {"zoo.naming", "zoo.theory.report"}
+MAY_IMPORT_BY_STRING = {"zoo.naming"}
 
 BANNED = {"dim", "hidden_size", "transposed", "utils", "helpers", "misc"}
 

@@ -1,4 +1,4 @@
-"""The command `zoo`: what mixers there are, the comparison table measured, the theory's claims judged, its figures.
+"""The command `zoo`: mixers and their measured comparison, the theory's claims and figures, runs side by side.
 
 `zoo --help` and a misspelt name need no torch; tables and pictures need the extra `report`.
 """
@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
-from zoo.naming import unknown
+from zoo.naming import require_extra, unknown
 from zoo.registry import MIXERS
 from zoo.theory.claims import CLAIMS
 
@@ -156,6 +156,18 @@ def _declare_figure(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_figure)
 
 
+def _declare_compare(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Put runs of train.py and sweep.py side by side, unfinished ones too: a table for each task, seeds together. "
+        "Writes compare.csv, compare.md, compare.png and compare.html, a page that needs no network."
+    )
+    add = parser.add_argument
+    add("folder", type=Path, metavar="DIR", nargs="?", default=Path("runs"), help="where runs were kept (runs)")
+    add("--out", type=Path, metavar="DIR", help="where files go (DIR/compare)")
+    add("--trials", action="store_true", help="with what sweep.py --tune tried and did not pick")
+    parser.set_defaults(run=_compare)
+
+
 def _declare_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, metavar="N", help="of every draw (0)")
     parser.add_argument(
@@ -175,6 +187,7 @@ VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "measure": ("the comparison table, measured: a row per mixer, or per layer of a trained model", _declare_measure),
     "claims": ("predictions of the theory, measured and judged", _declare_claims),
     "figure": ("one of the figures of the theory", _declare_figure),
+    "compare": ("runs side by side: tables, a page of curves and scores, TensorBoard", _declare_compare),
 }
 """What each verb does, and its flags."""
 
@@ -310,6 +323,27 @@ def _figure(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _compare(arguments: argparse.Namespace) -> int:
+    from zoo.compare import group_runs, read_runs
+    from zoo.compare.files import write_comparison
+    from zoo.compare.table import tables
+
+    for module in ("rich.table", "matplotlib.figure", "plotly.graph_objects"):
+        require_extra(module)
+    found = read_runs(arguments.folder, trials=True)
+    runs = [run for run in found if arguments.trials or not run.trial]
+    if not runs:
+        raise UsageError(f"{arguments.folder} holds trials of sweep.py --tune alone; --trials shows them")
+    groups = group_runs(runs)
+    console = _console()
+    for table in tables(groups):
+        console.print(table)
+    if len(found) > len(runs):
+        console.print(f"left out: trials of --tune ({len(found) - len(runs)}); --trials shows them", highlight=False)
+    _print_files(write_comparison(groups, arguments.out or arguments.folder / "compare"))
+    return 0
+
+
 def _settings(arguments: argparse.Namespace, full: bool) -> Settings:
     """Sizes of claims: quick or full, with what the flags say."""
     import torch
@@ -326,8 +360,6 @@ def _settings(arguments: argparse.Namespace, full: bool) -> Settings:
 
 def _check_report() -> None:
     """Raise before anything is measured where what shows the result is not installed."""
-    from zoo.theory.report import require_extra
-
     for module in ("rich.table", "matplotlib.figure"):
         require_extra(module)
 

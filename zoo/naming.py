@@ -1,4 +1,4 @@
-"""Names that resolve lazily: `name -> "module:attribute"` tables a person can read, imported only when used.
+"""Names that resolve lazily: `name -> "module:attribute"` tables a person can read, imported only when used; extras.
 
 Standard library only: `train.py --help` prints these tables without importing torch.
 """
@@ -70,3 +70,20 @@ class Registry(Mapping[str, Any]):
         """The line that describes `name`; imports nothing."""
         self.check(name)
         return self._entries[name][1]
+
+
+class MissingExtraError(ImportError):
+    """A package of the extra `report` is not installed."""
+
+
+def require_extra(module: str) -> Any:
+    """The module, of a package of the extra `report`.
+
+    Raises:
+        MissingExtraError: it is not installed; the message says what to install.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        raise MissingExtraError(f"{package} is not installed: pip install 'mixer-zoo[report]'") from error

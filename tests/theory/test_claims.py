@@ -16,6 +16,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from zoo import naming
 from zoo.mixers.attention import Attention
 from zoo.mixers.diagonal_ssm import DiagonalSSM
 from zoo.naming import UnknownNameError
@@ -313,9 +314,9 @@ def test_a_missing_extra_is_named(
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(report, "import_module", absent)
+    monkeypatch.setattr(naming, "import_module", absent)
     with pytest.raises(
-        report.MissingExtraError, match=rf"{package} is not installed: pip install 'mixer-zoo\[report\]'"
+        naming.MissingExtraError, match=rf"{package} is not installed: pip install 'mixer-zoo\[report\]'"
     ):
         call()
     assert list(tmp_path.iterdir()) == []

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zoo.files import write_atomically
+from zoo.naming import require_extra
 from zoo.theory.figures import comparison_figure, decay_text, rank_text, save_figure
 from zoo.theory.measure import REL_ERRORS, STATE_LENGTHS, Gradient, Measurement, Sizes
-from zoo.theory.report import require_extra
 
 NOTHING = "–"
 

@@ -16,9 +16,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from zoo.files import write_atomically
+from zoo.naming import require_extra
 from zoo.theory.gradients import DecayRate, GradientProfile
 from zoo.theory.measure import Gradient, Measurement
-from zoo.theory.report import as_png, require_extra
+from zoo.theory.report import as_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,11 +10,11 @@ import io
 import json
 import math
 from collections.abc import Iterable, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zoo.files import write_atomically
+from zoo.naming import require_extra
 from zoo.theory.claims import CLAIMS
 from zoo.theory.claims.claim import QUICK, Evidence, Number, Panel, Settings, Verdict, number
 
@@ -31,23 +31,6 @@ _STYLES: dict[str, dict[str, Any]] = {
 }
 _SIZE = (6.4, 4.2)  # inches, at _DPI legible in TensorBoard's panes
 _DPI = 110
-
-
-class MissingExtraError(ImportError):
-    """A package of the extra `report` is not installed."""
-
-
-def require_extra(module: str) -> Any:
-    """The module, of a package of the extra `report`.
-
-    Raises:
-        MissingExtraError: it is not installed; the message says what to install.
-    """
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        package = module.partition(".")[0]
-        raise MissingExtraError(f"{package} is not installed: pip install 'mixer-zoo[report]'") from error
 
 
 def verdicts_as_json(verdicts: Iterable[Verdict]) -> str:

@@ -1,0 +1,333 @@
+"""Runs side by side: what is read, how seeds are put together, what is written, and the page in a real browser."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from torch.utils.tensorboard import SummaryWriter
+
+from run_folder import RunFolder
+from tests.test_doors import ROOT
+from zoo import __main__ as command
+from zoo.compare import Run, group_runs, read_runs
+
+SIZES = {"chance": 0.125, "params": 1000, "state_bytes": 512, "tokens_per_second": 1e4, "step": 40, "seconds": 3.0}
+
+
+def write_run(
+    run_dir: Path,
+    name: str = "mqar/attention",
+    seed: int = 0,
+    accuracy: float | None = 0.5,
+    options: Mapping[str, Any] | None = None,
+    metrics: Mapping[str, Any] | None = None,
+    steps: int = 4,
+) -> Path:
+    """A run as train.py leaves it, made by its own writer; unfinished where accuracy is None."""
+    task, mixer = name.split("/")
+    folder = RunFolder(run_dir, name, seed)
+    config = {
+        "mixer": {"name": mixer.partition("-")[0]},
+        "task": {"name": task.partition("-")[0], "n_train": 100},
+        "d_model": 64,
+        "lr": 0.001,
+        "trainer": {"max_steps": 40, "enable_progress_bar": True},
+        "seed": seed,
+        "run_dir": str(run_dir),
+    }
+    for key, value in (options or {}).items():
+        *groups, last = key.split(".")
+        inner = config
+        for group in groups:
+            inner = inner.setdefault(group, {})
+        inner[last] = value
+    folder.path.mkdir(parents=True)
+    config.pop("run_dir")
+    (folder.path / "config.yaml").write_text(yaml.safe_dump(config))
+    with SummaryWriter(folder.path) as writer:
+        for step in range(10, 10 * steps + 10, 10):
+            writer.add_scalar("val/accuracy", step / 100 + seed / 10, step)
+            writer.add_scalar("train/loss", 1 / step, step)
+    if accuracy is not None:
+        measured = {"test/accuracy": accuracy, "test/loss": 1 - accuracy, "val/accuracy": accuracy, "val/loss": 0.3}
+        folder.write_metrics(measured | SIZES | dict(metrics or {}))
+    return folder.path
+
+
+def lines(capsys: pytest.CaptureFixture[str], *argv: object, status: int = 0) -> tuple[str, str]:
+    """What `zoo compare` prints, with an expected exit status."""
+    assert command.main(["compare", *map(str, argv)]) == status
+    out, err = capsys.readouterr()
+    return out, err
+
+
+# Reading
+
+
+def test_runs_are_read_at_any_depth_with_what_they_measured(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "sweep" / "small", seed=3, accuracy=0.75, metrics={"test/perplexity": float("inf")})
+    (run,) = read_runs(tmp_path)
+    assert (run.folder, run.task, run.mixer, run.seed, run.state) == (folder, "mqar", "attention", 3, "tested")
+    assert run.metrics["test/accuracy"] == 0.75
+    assert run.metrics["test/perplexity"] is None
+    assert run.step == 40
+    assert run.curves["val/accuracy"] == [(step, pytest.approx(step / 100 + 0.3)) for step in (10, 20, 30, 40)]
+    assert run.options["d_model"] == 64
+    assert "seed" not in run.options
+    assert "trainer.enable_progress_bar" not in run.options
+    assert [each.folder for each in read_runs(folder)] == [folder]
+
+
+def test_an_unfinished_run_has_its_last_logged_values(tmp_path: Path) -> None:
+    write_run(tmp_path, accuracy=None, steps=2)
+    (run,) = read_runs(tmp_path)
+    assert (run.state, run.step) == ("unfinished", 20)
+    assert run.metrics == {"val/accuracy": pytest.approx(0.2), "train/loss": pytest.approx(1 / 20)}
+
+
+def test_a_run_that_has_logged_nothing_yet_is_there(tmp_path: Path) -> None:
+    write_run(tmp_path, accuracy=None, steps=0)
+    (run,) = read_runs(tmp_path)
+    assert (run.state, run.step, run.metrics) == ("unfinished", 0, {})
+    (group,) = group_runs([run])
+    assert group.rows[0].remark == "validation; seed 0 unfinished at step 0 of 40"
+
+
+def _truncate(folder: Path, name: str) -> None:
+    file = folder / name
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda folder: _truncate(folder, "metrics.json"), "metrics.json cannot be read"),
+        (lambda folder: (folder / "metrics.json").write_text("[1, 2]"), "metrics.json is not one of train.py"),
+        (lambda folder: (folder / "metrics.json").write_text('{"epochs": 3}'), "it has no params"),
+        (lambda folder: (folder / "config.yaml").unlink(), "no config.yaml"),
+        (lambda folder: (folder / "config.yaml").write_text("a: [1"), "config.yaml cannot be read"),
+        (lambda folder: (folder / "config.yaml").write_bytes(b"\xff\xfe\x00"), "config.yaml cannot be read"),
+        (lambda folder: (folder / "config.yaml").write_text("model: gpt"), "it has no mixer.name"),
+        (lambda folder: (folder / "config.yaml").write_text("[]"), "it has no mixer.name"),
+    ],
+)
+def test_a_broken_run_is_named_and_the_others_are_read(
+    spoil: Any, says: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = write_run(tmp_path, seed=0)
+    broken = write_run(tmp_path, seed=1)
+    spoil(broken)
+    assert [run.folder for run in read_runs(tmp_path)] == [whole]
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"skipped {broken}: ")
+    assert says in record.getMessage()
+    assert "\n" not in record.getMessage()
+
+
+def test_events_that_cannot_be_read_cost_the_curves_alone(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    (events,) = folder.glob("events.out.tfevents.*")
+    events.write_bytes(b"no events of TensorBoard, just text that is long enough to hold a header")
+    (run,) = read_runs(tmp_path)
+    assert run.curves == {}
+    assert run.metrics["test/accuracy"] == 0.5
+
+
+def test_what_is_foreign_is_named_once_at_its_top(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_run(tmp_path)
+    (tmp_path / "notes" / "deep").mkdir(parents=True)
+    (tmp_path / "notes" / "deep" / "idea.txt").write_text("more heads")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / ".hidden" / "metrics.json").write_text("{}")
+    (tmp_path / "measure").mkdir()
+    (tmp_path / "measure" / "measure.json").write_text("{}")
+    (tmp_path / "again").symlink_to(tmp_path / "mqar", target_is_directory=True)
+    assert len(read_runs(tmp_path)) == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        f"skipped {tmp_path / 'notes'}: no run of train.py in it"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda folder: None, "no folder"),
+        (lambda folder: folder.write_text("a file"), "no folder"),
+        (lambda folder: folder.mkdir(), "no run of train.py that can be read in"),
+        (lambda folder: (write_run(folder) / "config.yaml").unlink(), ": 1 skipped"),
+    ],
+)
+def test_nothing_to_compare_is_one_line(
+    make: Any, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(tmp_path / "runs")
+    out, err = lines(capsys, tmp_path / "runs", status=2)
+    assert out == ""
+    assert err.startswith("zoo: error: ")
+    assert err.count("\n") == 1
+    assert says in err
+
+
+# Seeds together
+
+
+def test_seeds_are_put_together_and_the_best_is_marked(tmp_path: Path) -> None:
+    for seed, accuracy in enumerate((0.5, 0.7, 0.9)):
+        write_run(tmp_path, "mqar/attention", seed, accuracy)
+    write_run(tmp_path, "mqar/lstm", 0, 0.6)
+    (group,) = group_runs(read_runs(tmp_path))
+    attention, lstm = group.rows
+    assert (attention.label, lstm.label, group.title, group.chance) == ("attention", "lstm", "mqar", 0.125)
+    assert attention.mean("test/accuracy") == pytest.approx(0.7)
+    assert attention.spread("test/accuracy") == pytest.approx(0.2)  # of the sample: sqrt((0.04 + 0 + 0.04) / 2)
+    assert lstm.spread("test/accuracy") is None
+    assert attention.seeds == "3"
+    assert group.best == {"attention"}
+
+
+def test_of_errors_the_least_is_best(tmp_path: Path) -> None:
+    for name, error in (("attention", 0.4), ("lstm", 0.1)):
+        write_run(
+            tmp_path,
+            f"ssm_teacher/{name}",
+            metrics={"test/accuracy": None, "val/accuracy": None, "test/relative_squared_error": error},
+        )
+    (group,) = group_runs(read_runs(tmp_path))
+    assert group.score == "relative_squared_error"
+    assert group.best == {"lstm"} == {group.rows[0].label}
+
+
+@pytest.mark.parametrize("key", ["lr", "mixer.n_heads", "trainer.max_steps", "mixer.extra"])
+def test_configurations_of_one_name_that_differ_stay_apart(key: str, tmp_path: Path) -> None:
+    first = {} if key == "mixer.extra" else {key: 1}
+    write_run(tmp_path / "a", options=first)
+    write_run(tmp_path / "b", options={key: 2}, accuracy=0.9)
+    (group,) = group_runs(read_runs(tmp_path))
+    short = key.rpartition(".")[2]
+    assert [row.label for row in group.rows] == [
+        f"attention {short}=2",
+        f"attention {short}=1" if first else "attention",
+    ]
+
+
+def test_what_differs_between_mixers_alone_is_said(tmp_path: Path) -> None:
+    write_run(tmp_path, "mqar/attention", options={"d_model": 32})
+    write_run(tmp_path, "mqar/lstm")
+    (group,) = group_runs(read_runs(tmp_path))
+    assert [row.label for row in group.rows] == ["attention", "lstm"]
+    assert group.unnamed == ("d_model",)
+
+
+def test_tasks_of_other_shape_are_other_tasks(tmp_path: Path) -> None:
+    write_run(tmp_path, "mqar/attention", options={"task.n_pairs": 4})
+    write_run(tmp_path, "mqar-n_pairs8/attention", options={"task.n_pairs": 8})
+    write_run(tmp_path, "mqar-n_pairs8-n_train9/attention", options={"task.n_pairs": 8, "task.n_train": 9})
+    titles = {group.title: [row.label for row in group.rows] for group in group_runs(read_runs(tmp_path))}
+    assert titles == {
+        "mqar n_pairs=4": ["attention"],
+        "mqar n_pairs=8": ["attention n_train=100", "attention n_train=9"],
+    }
+
+
+def test_the_same_run_twice_counts_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    unfinished = write_run(tmp_path / "a", accuracy=None)
+    finished = write_run(tmp_path / "b")
+    (group,) = group_runs(read_runs(tmp_path))
+    assert [run.folder for run in group.rows[0].runs] == [finished]
+    assert f"left out {unfinished}: the same configuration and seed as {finished}" in caplog.text
+
+
+def test_unfinished_runs_are_marked_and_never_best(tmp_path: Path) -> None:
+    write_run(tmp_path, "mqar/attention", 0, 0.2)
+    write_run(tmp_path, "mqar/attention", 1, None, steps=1)
+    write_run(tmp_path, "mqar/lstm", 9, None)  # validation 1.3
+    write_run(tmp_path, "mqar/rnn", 0, 0.1)
+    (group,) = group_runs(read_runs(tmp_path))
+    rows = {row.label: row for row in group.rows}
+    assert list(rows) == ["attention", "rnn", "lstm"]
+    assert group.best == {"attention"}
+    assert rows["attention"].mean(rows["attention"].score_name) == 0.2
+    assert rows["attention"].seeds == "1 of 2"
+    assert rows["attention"].remark == "seed 1 unfinished at step 10 of 40"
+    assert rows["lstm"].score_name == "val/accuracy"
+    assert rows["lstm"].remark == "validation; seed 9 unfinished at step 40 of 40"
+
+
+def test_a_sweep_says_which_runs_were_trials_and_why_one_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picked = write_run(tmp_path / "tuned", "mqar/attention", options={"lr": 0.1})
+    trial = write_run(tmp_path / "tuned", "mqar/attention-lr0.2", options={"lr": 0.2})
+    failed = write_run(tmp_path / "tuned", "mqar/lstm", accuracy=None)
+    entry = {"kind": "run", "state": "done", "params": 7, "state_bytes": 9, "message": ""}
+    index = [
+        entry | {"folder": str(picked.relative_to(tmp_path / "tuned"))},
+        entry | {"folder": str(trial.relative_to(tmp_path / "tuned")), "kind": "trial"},
+        entry | {"folder": str(failed.relative_to(tmp_path / "tuned")), "state": "failed", "message": "killed"},
+    ]
+    (tmp_path / "tuned" / "sweep.json").write_text(json.dumps({"runs": index}))
+    assert [run.folder for run in read_runs(tmp_path)] == [picked, failed]
+    assert [run.folder for run in read_runs(tmp_path, trials=True)] == [picked, trial, failed]
+    lost = read_runs(tmp_path)[1]
+    assert lost.metrics["params"] == 7
+    out, err = lines(capsys, tmp_path, "--out", tmp_path / "out")
+    assert "left out: trials of --tune (1)" in out
+    assert "seed 0 failed: killed at step 40 of 40" in out
+    assert "lr=0.2" not in out
+    assert err == ""
+    assert "lr=0.2" in lines(capsys, tmp_path, "--out", tmp_path / "out", "--trials")[0]
+
+
+# What is written
+
+
+def test_the_files_say_what_the_table_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed, accuracy in enumerate((0.5, 0.7)):
+        write_run(tmp_path / "runs", "mqar/attention", seed, accuracy, {"mixer.n_heads": 2})
+    write_run(tmp_path / "runs", "mqar/attention-n_heads4", 0, 0.9, {"mixer.n_heads": 4})
+    out, _ = lines(capsys, tmp_path / "runs")
+    folder = tmp_path / "runs" / "compare"
+    assert "0.6000 ± 0.14" in out
+    assert "0.9000 *" in out
+    page = (folder / "compare.md").read_text()
+    assert "3 runs of 2 configurations: mqar." in page
+    assert "| attention n_heads=4 | **0.9000** | 1 | 0.1250 | 1,000 | 512 | 10,000 |" in page
+    best, other = csv.DictReader((folder / "compare.csv").read_text().splitlines())
+    assert (best["configuration"], best["best"], best["option mixer.n_heads"]) == ("attention n_heads=4", "1", "4")
+    assert (other["seeds"], other["runs"], other["best"]) == ("0 1", "2", "0")
+    assert float(other["test/accuracy"]) == pytest.approx(0.6)
+    assert float(other["test/loss standard deviation"]) == pytest.approx(0.02**0.5)
+    assert "skipped" not in lines(capsys, tmp_path / "runs")[1]  # its own files are no foreign ones
+
+
+def test_reading_needs_no_torch(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    program = (
+        f"import sys, zoo.compare as c; c.group_runs(c.read_runs({str(tmp_path)!r})); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize("module", ["yaml", "tensorboard", "rich.table", "matplotlib.figure", "plotly.graph_objects"])
+def test_a_missing_extra_is_named(
+    module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path)
+    monkeypatch.setitem(sys.modules, module, None)
+    _, err = lines(capsys, tmp_path, status=2)
+    assert err == f"zoo: error: {module.partition('.')[0]} is not installed: pip install 'mixer-zoo[report]'\n"
+    assert not (tmp_path / "compare").exists()
+
+
+def test_a_run_is_a_plain_record() -> None:
+    run = Run(Path("x"), {"mixer": {"name": "lstm"}, "task": {"name": "mqar"}, "seed": 0}, {"val/loss": 1.0}, "trained")
+    assert group_runs([run])[0].rows[0].mean("val/loss") == 1.0

@@ -1,0 +1,26 @@
+"""What many runs of train.py and sweep.py found, side by side: read, put into a table, drawn, shown in TensorBoard.
+
+`read_runs` gives what is under a folder as plain records. It needs no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zoo.naming import lazy_names
+
+if TYPE_CHECKING:
+    from zoo.compare.runs import Run, read_runs
+    from zoo.compare.table import Group, Row, group_runs
+
+_HOMES = {
+    "Group": "zoo.compare.table",
+    "Row": "zoo.compare.table",
+    "Run": "zoo.compare.runs",
+    "group_runs": "zoo.compare.table",
+    "read_runs": "zoo.compare.runs",
+}
+
+__all__ = ["Group", "Row", "Run", "group_runs", "read_runs"]
+
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

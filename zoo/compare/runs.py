@@ -1,0 +1,276 @@
+"""Runs as they lie on disk: configuration, metrics, curves; of finished and unfinished ones, at any depth."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from zoo.naming import require_extra
+
+logger = logging.getLogger(__name__)
+
+INCIDENTAL = {
+    "figures_every",
+    "run_dir",
+    "task.cache_dir",
+    "trainer.default_root_dir",
+    "trainer.enable_model_summary",
+    "trainer.enable_progress_bar",
+}
+"""These decide where results go and what is shown, not what they are: runs that differ in them alone are the same."""
+
+EVENTS = "events.out.tfevents."
+# What our other commands leave where runs are kept: nothing to complain of.
+_OTHER_RESULTS = {"claims.json", "compare.csv", "measure.json"}
+
+Number: TypeAlias = int | float
+Curve: TypeAlias = list[tuple[int, float]]
+"""(step, value), by step."""
+State: TypeAlias = Literal["tested", "trained", "unfinished"]
+
+
+class UnreadableRunError(ValueError):
+    """A folder that is no run, or a broken one; the message says why, without its name."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of train.py.
+
+    Attributes:
+        folder: where it is kept.
+        config: config.yaml, nested as there.
+        metrics: numbers of metrics.json: `test/accuracy`, `test/accuracy_at_length/<length>`,
+            `test/accuracy_by_<fact>/<=<bound>`, `chance`, `params`, `state_bytes`, `tokens_per_second` and so on, None
+            for one that is not finite. Of an unfinished run: the last value logged of each curve.
+        state: "tested"; "trained", with --no_test; "unfinished", whether it is under way or has failed.
+        trial: whether it is one of those from which `sweep.py --tune` picked another.
+        message: why a sweep's run failed.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    metrics: dict[str, Number | None]
+    state: State
+    trial: bool = False
+    message: str = ""
+
+    @property
+    def task(self) -> str:
+        """The task's name in the registry."""
+        return self.config["task"]["name"]
+
+    @property
+    def mixer(self) -> str:
+        """The mixer's name in the registry."""
+        return self.config["mixer"]["name"]
+
+    @property
+    def seed(self) -> int:
+        """Of weights, data and order."""
+        return self.config["seed"]
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """What makes the configuration, by dotted name: no seed, nothing incidental."""
+        return {key: value for key, value in flatten(self.config) if key != "seed" and key not in INCIDENTAL}
+
+    @cached_property
+    def curves(self) -> dict[str, Curve]:
+        """TensorBoard's scalars by tag, read when first asked for; none where the events cannot be read."""
+        return read_curves(self.folder)
+
+    @property
+    def step(self) -> int:
+        """The optimizer step that the metrics are of: the best checkpoint's, or the last one logged."""
+        if self.state == "unfinished":
+            return max((curve[-1][0] for curve in self.curves.values()), default=0)
+        return int(self.metrics.get("step") or 0)
+
+
+def read_runs(folder: str | Path, trials: bool = False) -> list[Run]:
+    """Every run under a folder, sorted by path; the folder may be a run itself.
+
+    What is foreign or broken is skipped, with one warning each in the log (`zoo.compare`) that names it.
+
+    Args:
+        folder: where runs were kept, such as the --run_dir of train.py or sweep.py.
+        trials: whether to include what `sweep.py --tune` tried and did not pick.
+
+    Raises:
+        ValueError: no such folder, or no run in it that can be read.
+        MissingExtraError: yaml or tensorboard is not installed.
+    """
+    for module in ("yaml", "tensorboard"):
+        require_extra(module)
+    root = Path(folder).expanduser()
+    if not root.is_dir():
+        raise ValueError(f"no folder {root}; give one that holds runs of train.py, such as runs")
+    search = _Search()
+    search.visit(root)
+    if not search.runs:
+        broken = f": {search.n_skipped} skipped" if search.n_skipped else ""
+        raise ValueError(f"no run of train.py that can be read in {root}{broken}")
+    return [run for run in search.runs if trials or not run.trial]
+
+
+@dataclass
+class _Search:
+    """A walk through folders."""
+
+    runs: list[Run] = field(default_factory=list)
+    n_skipped: int = 0
+    _entries: dict[Path, Mapping[str, Any]] = field(default_factory=dict)
+    """What the sweeps say of their runs, by folder."""
+    _seen: set[Path] = field(default_factory=set)
+
+    def visit(self, folder: Path) -> bool | None:
+        """Add the runs in a folder; whether there are any, or None where it is nothing to wonder at.
+
+        Of a tree without runs the top alone is named, and only beside runs.
+        """
+        try:
+            real = folder.resolve()
+            inner, files = _contents(folder)
+        except OSError as error:
+            self._skip(folder, str(error.strerror))
+            return None
+        if real in self._seen:  # reached again by a link
+            return None
+        self._seen.add(real)
+        if files & _OTHER_RESULTS:
+            return None
+        if "sweep.json" in files:
+            self._entries |= self._read_index(folder)
+        if files & {"config.yaml", "metrics.json"} or any(name.startswith(EVENTS) for name in files):
+            try:
+                self.runs.append(_read_run(folder, self._entries.get(real, {})))
+                return True
+            except UnreadableRunError as why:
+                self._skip(folder, str(why))
+                files = set()  # once is enough
+        found = {each: self.visit(each) for each in inner}
+        if True not in found.values():
+            return False if files or False in found.values() else None
+        for each, has_runs in found.items():
+            if has_runs is False:
+                self._skip(each, "no run of train.py in it")
+        return True
+
+    def _read_index(self, folder: Path) -> dict[Path, Mapping[str, Any]]:
+        try:
+            index = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
+            return {(folder / entry["folder"]).resolve(): entry for entry in index["runs"]}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self._skip(folder / "sweep.json", f"cannot be read: {_line(error)}")
+            return {}
+
+    def _skip(self, path: Path, why: str) -> None:
+        self.n_skipped += 1
+        logger.warning("skipped %s: %s", path, why)
+
+
+def _contents(folder: Path) -> tuple[list[Path], set[str]]:
+    """Inner folders worth a visit, and the names of the files."""
+    with os.scandir(folder) as entries:
+        known = sorted((entry.name, entry.is_dir()) for entry in entries)
+    hidden = {"checkpoints"} | {name for name, _ in known if name.startswith(".")}
+    return [folder / name for name, inner in known if inner and name not in hidden], {
+        name for name, inner in known if not inner and name not in hidden
+    }
+
+
+def _read_run(folder: Path, entry: Mapping[str, Any]) -> Run:
+    """A run; `entry` is what a sweep says of it.
+
+    Raises:
+        UnreadableRunError: no configuration, or files that are not a run's.
+    """
+    config = _read_config(folder)
+    metrics = _read_metrics(folder)
+    trial = entry.get("kind") == "trial"
+    if metrics is not None:
+        return Run(folder, config, metrics, "tested" if "test/loss" in metrics else "trained", trial)
+    message = str(entry.get("message") or "") if entry.get("state") == "failed" else ""
+    run = Run(folder, config, {}, "unfinished", trial, message)
+    planned = {name: entry[name] for name in ("params", "state_bytes") if isinstance(entry.get(name), int)}
+    run.metrics.update(planned | {tag: curve[-1][1] for tag, curve in run.curves.items()})
+    return run
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UnreadableRunError("no config.yaml") from None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UnreadableRunError(f"config.yaml cannot be read: {_line(error)}") from None
+    values = dict(flatten(config)) if isinstance(config, dict) else {}
+    for name, kind in (("mixer.name", str), ("task.name", str), ("seed", int)):
+        if not isinstance(values.get(name), kind):
+            raise UnreadableRunError(f"config.yaml is not one of train.py: it has no {name}")
+    return config
+
+
+def _read_metrics(folder: Path) -> dict[str, Number | None] | None:
+    """None where the run is not finished."""
+    try:
+        metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise UnreadableRunError(f"metrics.json cannot be read: {_line(error)}") from None
+    if not isinstance(metrics, Mapping) or "params" not in metrics:
+        raise UnreadableRunError("metrics.json is not one of train.py: it has no params")
+    return {str(name): _number(value) for name, value in metrics.items()}
+
+
+def _number(value: Any) -> Number | None:
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if plain and math.isfinite(value) else None
+
+
+def read_curves(folder: Path) -> dict[str, Curve]:
+    """The scalars of a folder's TensorBoard events by tag; of a resumed run, what it went back on is left out.
+
+    Events that cannot be read give a warning in the log and no curves.
+    """
+    if not any(folder.glob(f"{EVENTS}*")):
+        return {}
+    from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
+
+    try:
+        # Of scalars every point (0), of pictures and the rest only the last (1).
+        events = EventAccumulator(str(folder), size_guidance={SCALARS: 0, "images": 1, "histograms": 1})
+        events.Reload()
+        return {
+            tag: sorted({each.step: each.value for each in events.Scalars(tag)}.items())
+            for tag in events.Tags()[SCALARS]
+        }
+    except Exception as error:  # noqa: BLE001 (what it raises on foreign bytes is no one type)
+        logger.warning("no curves of %s: its events cannot be read: %s", folder, _line(error))
+        return {}
+
+
+def _line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return " ".join(str(error).split())
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Pairs of dotted key and value; a list is a value."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,366 @@
+"""Seeds put together: a row per configuration, grouped by task, as text for a terminal, Markdown and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from zoo.compare.runs import Number, Run
+from zoo.naming import require_extra
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+logger = logging.getLogger(__name__)
+
+SCORES = {"perplexity": False, "accuracy": True, "relative_squared_error": False, "loss": False}
+"""What a task is judged by, the first that its runs have; whether more of it is better."""
+
+# Options of the data that leave the task what it is: how much there is to train on, what else is tested.
+_OF_THE_DATA = {f"task.{name}" for name in ("n_train", "n_val", "n_test", "fresh", "test_lengths")}
+_RANK = {"tested": 0, "trained": 1, "unfinished": 2}
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One configuration.
+
+    Attributes:
+        label: the mixer and the options in which it differs from the group's other configurations of this mixer.
+        options: of the configuration, by dotted name.
+        runs: one a seed, by seed.
+        score: the name of what it is judged by, such as accuracy.
+    """
+
+    label: str
+    options: Mapping[str, Any]
+    runs: tuple[Run, ...]
+    score: str
+
+    @property
+    def mixer(self) -> str:
+        """The mixer's name in the registry."""
+        return self.runs[0].mixer
+
+    @cached_property
+    def judged(self) -> tuple[Run, ...]:
+        """The runs that count: the tested ones; where there are none the trained, else the unfinished ones."""
+        best = min(_RANK[run.state] for run in self.runs)
+        return tuple(run for run in self.runs if _RANK[run.state] == best)
+
+    @property
+    def tested(self) -> bool:
+        """Whether the score is of the test split; otherwise it is of validation, and no candidate for the best."""
+        return self.judged[0].state == "tested"
+
+    @property
+    def split(self) -> str:
+        """Which split the score is of."""
+        return "test" if self.tested else "val"
+
+    def values(self, name: str) -> list[Number]:
+        """A metric of the runs that count, where they have it."""
+        found = (run.metrics.get(name) for run in self.judged)
+        return [value for value in found if value is not None]
+
+    def mean(self, name: str) -> float | None:
+        """A metric's mean over the runs that count."""
+        values = self.values(name)
+        return statistics.fmean(values) if values else None
+
+    def spread(self, name: str) -> float | None:
+        """A metric's standard deviation over the runs that count; None for less than two."""
+        values = self.values(name)
+        return statistics.stdev(values) if len(values) > 1 else None
+
+    @property
+    def score_name(self) -> str:
+        """The metric of the score."""
+        return f"{self.split}/{self.score}"
+
+    @property
+    def seeds(self) -> str:
+        """How many runs the score is of, of how many there are."""
+        n, of = len(self.values(self.score_name)), len(self.runs)
+        return str(n) if n == of else f"{n} of {of}"
+
+    @property
+    def remark(self) -> str:
+        """What must be said of the row's runs; empty where all are tested."""
+        notes = [] if self.tested else ["validation"]
+        for run in self.runs:
+            if run.state == "unfinished":
+                how = f"failed: {run.message}" if run.message else "unfinished"
+                notes.append(f"seed {run.seed} {how} at step {run.step:,}{_of_steps(run)}")
+            elif run.state == "trained" and self.tested:
+                notes.append(f"seed {run.seed} not tested")
+        return "; ".join(notes)
+
+
+def _of_steps(run: Run) -> str:
+    steps = run.config.get("trainer", {}).get("max_steps", -1)
+    return f" of {steps:,}" if isinstance(steps, int) and steps > 0 else ""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The configurations of one task.
+
+    Attributes:
+        title: the task's name and the options in which it differs from the other groups of this name.
+        score: the name of what it is judged by, such as accuracy.
+        rows: best first; after the tested ones those that are not.
+        unnamed: options in which the rows differ though their labels do not say so, such as d_model chosen by mixer.
+    """
+
+    title: str
+    score: str
+    rows: tuple[Row, ...] = field(repr=False)
+    unnamed: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> set[str]:
+        """Labels of the tested rows with the best mean: several where equal, none where one alone is tested."""
+        means = {row.label: mean for row in self.rows if row.tested and (mean := row.mean(row.score_name)) is not None}
+        best = (max if SCORES[self.score] else min)(means.values(), default=None)
+        return {label for label, mean in means.items() if mean == best} if len(means) > 1 else set()
+
+    @property
+    def chance(self) -> float | None:
+        """What a guesser that ignores the input scores, where the runs say so."""
+        found = (row.mean("chance") for row in self.rows)
+        return next((value for value in found if value is not None), None)
+
+
+def group_runs(runs: Iterable[Run]) -> list[Group]:
+    """Runs by task and configuration, whose seeds are put together.
+
+    Configurations that differ in anything but the seed (and where the run is kept) stay apart, whatever their folders
+    are called. Of two runs of one configuration and seed the finished one counts, or else the first; the log names the
+    other.
+    """
+    by_task: dict[str, list[Run]] = {}
+    for run in runs:
+        of_task = {key: run.options[key] for key in run.options if key.startswith("task.") and key not in _OF_THE_DATA}
+        by_task.setdefault(_text(of_task), []).append(run)
+    tasks = [members[0] for members in by_task.values()]
+    groups = []
+    for members in by_task.values():
+        first = members[0]
+        rivals = [run.options for run in tasks if run.task == first.task]
+        telling = {key for key in _differing(rivals) if key.startswith("task.") and key not in _OF_THE_DATA}
+        groups.append(_group(_label(first.task, first.options, telling), members))
+    return sorted(groups, key=lambda group: group.title)
+
+
+def _group(title: str, runs: Sequence[Run]) -> Group:
+    found: dict[str, dict[int, Run]] = {}
+    for run in sorted(runs, key=lambda run: _RANK[run.state]):
+        by_seed = found.setdefault(_text(run.options), {})
+        if (there := by_seed.setdefault(run.seed, run)) is not run:
+            logger.warning("left out %s: the same configuration and seed as %s", run.folder, there.folder)
+    configurations = [tuple(by_seed[seed] for seed in sorted(by_seed)) for by_seed in found.values()]
+    known = {name for run in runs for name, value in run.metrics.items() if value is not None}
+    score = next((name for name in SCORES if {f"test/{name}", f"val/{name}"} & known), "loss")
+    rows, named = [], {"mixer.name"}
+    for members in configurations:
+        first = members[0]
+        telling = _differing([each[0].options for each in configurations if each[0].mixer == first.mixer])
+        named |= telling
+        rows.append(Row(_label(first.mixer, first.options, telling), first.options, members, score))
+
+    def order(row: Row) -> tuple[Any, ...]:
+        mean = row.mean(row.score_name)
+        gain = math.inf if mean is None else -mean if SCORES[score] else mean
+        return not row.tested, gain, row.label
+
+    differing = _differing([row.options for row in rows]) - named
+    unnamed = sorted(key for key in differing if not key.startswith("mixer."))
+    return Group(title, score, tuple(sorted(rows, key=order)), tuple(unnamed))
+
+
+def _differing(options: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Keys whose values are not the same everywhere; an absent one is a value."""
+    keys = {key for each in options for key in each}
+    return {key for key in keys if any(each.get(key, _ABSENT) != options[0].get(key, _ABSENT) for each in options)}
+
+
+def _label(name: str, options: Mapping[str, Any], telling: Iterable[str]) -> str:
+    """`attention n_heads=2`: without the prefixes mixer., task. and trainer., where the rest is no other option."""
+    parts = []
+    for key in sorted(telling & options.keys()):
+        short = key.split(".", 1)[1] if key.startswith(("mixer.", "task.", "trainer.")) else key
+        parts.append(f"{key if short != key and short in options else short}={value_text(options[key])}")
+    return " ".join([name, *parts])
+
+
+def value_text(value: Any) -> str:
+    """An option's value, for people."""
+    if isinstance(value, list):
+        return "+".join(map(value_text, value))
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _text(options: Mapping[str, Any]) -> str:
+    return json.dumps(options, sort_keys=True, default=str)
+
+
+# As text
+
+
+def number(value: Number | None, name: str = "", spread: Number | None = None) -> str:
+    """A metric for a table, ± its spread; accuracy with four places, others with four digits."""
+    if value is None:
+        return "-"
+    text = f"{value:.4f}" if "accuracy" in name or name == "chance" else f"{value:.4g}"
+    return text if spread is None else f"{text} ± {spread:.2g}"
+
+
+def whole(value: Number | None) -> str:
+    """A count for a table."""
+    return "-" if value is None else f"{value:,.0f}"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the tables: what it says of a row."""
+
+    heading: str
+    cell: Callable[[Row], str]
+    value: Callable[[Row], Number | str | None]
+    """What rows are sorted by, and what CSV holds."""
+    right: bool = True
+
+
+def _count(heading: str, name: str) -> Column:
+    return Column(heading, lambda row: whole(row.mean(name)), lambda row: row.mean(name))
+
+
+def score_text(row: Row) -> str:
+    """Mean ± standard deviation."""
+    return number(row.mean(row.score_name), row.score, row.spread(row.score_name))
+
+
+COLUMNS = (
+    Column("configuration", lambda row: row.label, lambda row: row.label, right=False),
+    Column("score", score_text, lambda row: row.mean(row.score_name)),
+    Column("seeds", lambda row: row.seeds, lambda row: len(row.values(row.score_name))),
+    Column("chance", lambda row: number(row.mean("chance"), "chance"), lambda row: row.mean("chance")),
+    _count("parameters", "params"),
+    _count("state bytes", "state_bytes"),
+    _count("tokens/s", "tokens_per_second"),
+    Column("remark", lambda row: row.remark, lambda row: row.remark, right=False),
+)
+
+
+def headings(group: Group) -> list[str]:
+    """Of the table of one task: the score by its name."""
+    return [group.score.replace("_", " ") if each.heading == "score" else each.heading for each in COLUMNS]
+
+
+def shown_columns(group: Group) -> list[int]:
+    """Which columns say anything of a task."""
+    return [at for at, each in enumerate(COLUMNS) if any(each.cell(row) not in ("-", "") for row in group.rows)]
+
+
+def unnamed_text(group: Group) -> str:
+    """A sentence on what the labels do not say; empty where they say all."""
+    return f"The rows differ also in {', '.join(group.unnamed)}: see compare.csv." if group.unnamed else ""
+
+
+def tables(groups: Sequence[Group]) -> list[Table]:
+    """A rich table for each task, the best row marked.
+
+    Raises:
+        MissingExtraError: rich is not installed.
+    """
+    table_class = require_extra("rich.table").Table
+    escape, box = require_extra("rich.markup").escape, require_extra("rich.box").SIMPLE_HEAD
+    found = []
+    for group in groups:
+        table = table_class(title=escape(group.title), title_justify="left", header_style="bold", box=box)
+        table.pad_edge = False
+        columns, names = shown_columns(group), headings(group)
+        for at in columns:
+            table.add_column(
+                names[at],
+                justify="right" if COLUMNS[at].right else "left",
+                overflow="fold",
+                no_wrap=COLUMNS[at].right,
+            )
+        for row in group.rows:
+            best = row.label in group.best
+            cells = [escape(COLUMNS[at].cell(row)) for at in columns]
+            cells[columns.index(1)] += " *" if best else "  "
+            table.add_row(*cells, style="bold green" if best else None if row.tested else "dim")
+        table.caption, table.caption_justify = escape(unnamed_text(group)), "left"
+        found.append(table)
+    return found
+
+
+def as_markdown(groups: Sequence[Group], sources: str) -> str:
+    """A page with a table for each task; `sources` says what was read."""
+    lines = [
+        "# Comparison",
+        "",
+        f"{sources} Mean ± standard deviation over seeds; the best mean of a task in bold.",
+        "",
+    ]
+    for group in groups:
+        columns, names = shown_columns(group), headings(group)
+        lines += [
+            f"## {group.title}",
+            "",
+            "| " + " | ".join(names[at] for at in columns) + " |",
+            "|" + "|".join("---:" if COLUMNS[at].right else "---" for at in columns) + "|",
+        ]
+        for row in group.rows:
+            cells = [COLUMNS[at].cell(row).replace("|", "\\|") for at in columns]
+            if row.label in group.best:
+                cells[columns.index(1)] = f"**{cells[columns.index(1)]}**"
+            lines.append(f"| {' | '.join(cells)} |")
+        lines += ["", *([unnamed_text(group), ""] if group.unnamed else [])]
+    lines += ["![Curves and scores of the tasks above](compare.png)", ""]
+    return "\n".join(lines)
+
+
+def as_csv(groups: Sequence[Group]) -> str:
+    """A line for each configuration: its score, sizes, all metrics (mean and standard deviation), all that differs."""
+    rows = [(group, row) for group in groups for row in group.rows]
+    options = sorted(_differing([row.options for _, row in rows]))
+    names = sorted({name for _, row in rows for run in row.judged for name in run.metrics})
+    shown = ["task", "configuration", "best", "score", "split", "mean", "standard deviation", "seeds", "runs", "remark"]
+    spreads = [each for name in names for each in (name, f"{name} standard deviation")]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*shown, *(f"option {key}" for key in options), *spreads])
+    for group, row in rows:
+        name = row.score_name
+        writer.writerow(
+            [
+                group.title,
+                row.label,
+                int(row.label in group.best),
+                row.score,
+                row.split,
+                row.mean(name),
+                row.spread(name),
+                " ".join(str(run.seed) for run in row.judged),
+                len(row.runs),
+                row.remark,
+                *(value_text(row.options[key]) if key in row.options else "" for key in options),
+                *(value for name in names for value in (row.mean(name), row.spread(name))),
+            ]
+        )
+    return out.getvalue()
