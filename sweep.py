@@ -171,18 +171,18 @@ class Sweep:
             self.outcomes[job.folder] = Outcome(job, "done", job.seconds())
         waiting = [job for job in jobs if job not in done]
         self.write_index()
-        board = Board(waiting, len(done), what)
         if not waiting:
-            board.say(f"{what}: all {len(jobs)} are done already")
+            say(make_console(), f"{what}: all {len(jobs)} are done already")
             return
         # Threads are shared among all slots even where the last runs leave some empty: results depend on their number.
         slots = slot_environments(self.request.slots, self.use_gpus)[: len(waiting)]
+        board = Board(waiting, len(slots))
         board.say(f"{what}: {len(waiting)} to do, {len(done)} done already, {len(slots)} at a time")
         if self.request.engine == "ray":
             coming = run_ray(waiting, slots, stop, self.request.address, self.use_gpus)
         else:
             coming = run_local(waiting, slots, stop)
-        with board.live(len(slots)):
+        with board.live():
             for outcome in coming:
                 self.outcomes[outcome.job.folder] = outcome
                 board.take(outcome)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 import time
@@ -26,23 +27,21 @@ STYLES = {"running": "bold", "failed": "red", "done": "green", "waiting": "dim"}
 class Board:
     """What a person sees while runs are under way: a live table in a terminal, plain lines in a log."""
 
-    def __init__(self, jobs: Sequence[Job], n_before: int, what: str) -> None:
-        self.jobs, self.n_before, self.what = jobs, n_before, what
+    def __init__(self, jobs: Sequence[Job], n_slots: int) -> None:
+        self.jobs, self.n_slots = jobs, n_slots
         self.console = make_console()
         self.outcomes: dict[Path, Outcome] = {}
-        self.n_slots = 1
-        self.start, self.wall_start = time.monotonic(), time.time()
+        self.start = time.time()
 
     def say(self, text: str, style: str | None = None) -> None:
         """Print a line, above the live table if there is one."""
         say(self.console, text, style)
 
     @contextmanager
-    def live(self, n_slots: int) -> Iterator[None]:
+    def live(self) -> Iterator[None]:
         """Show the table for the duration."""
         from rich.live import Live
 
-        self.n_slots = n_slots
         if not self.console.is_terminal:
             yield
             return
@@ -68,11 +67,11 @@ class Board:
 
     def time_left(self) -> str:
         """What is left at the pace of the runs that are done."""
-        n_done = sum(outcome.state != "stopped" for outcome in self.outcomes.values())
+        took = [outcome.seconds for outcome in self.outcomes.values() if outcome.state != "stopped"]
         n_left = len(self.jobs) - len(self.outcomes)
-        if not n_left or not n_done:
+        if not n_left or not took:
             return ""
-        return f"about {duration_text((time.monotonic() - self.start) / n_done * n_left)} left"
+        return f"about {duration_text(statistics.mean(took) * math.ceil(n_left / self.n_slots))} left"
 
     def table(self) -> Table:
         """One line a run, as many as the terminal holds: those that run first, then what failed, waits, is done."""
@@ -92,7 +91,7 @@ class Board:
             found = [metrics] if outcome.state == "done" and (metrics := job.metrics()) else []
             result = judged(found, "test" if job.test else "val") or outcome.message
             return job.name, outcome.state, "", result, f"took {duration_text(outcome.seconds)}"
-        if not job.touched_since(self.wall_start):
+        if not job.touched_since(self.start):
             return job.name, "waiting", "", "", ""
         now = progress(job)
         if now is None:

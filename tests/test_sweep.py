@@ -19,7 +19,19 @@ import pytest
 import yaml
 
 import sweep
-from sweeps.engine import Job, Progress, Stop, progress, reason, run_local, run_ray, slot_environments, tail_lines
+from sweeps.board import Board
+from sweeps.engine import (
+    Job,
+    Outcome,
+    Progress,
+    Stop,
+    progress,
+    reason,
+    run_local,
+    run_ray,
+    slot_environments,
+    tail_lines,
+)
 from sweeps.grid import Experiment, Grid, expand, read_experiment, values_of
 from sweeps.matching import TOLERANCE, target
 
@@ -470,6 +482,16 @@ def test_runs_of_a_sweep_that_is_killed_outright_are_asked_to_save(tmp_path: Pat
     process.wait()
     when(lambda: (tmp_path / "run" / "saved").exists(), lambda: None).join()
     assert (tmp_path / "run" / "saved").exists()
+
+
+def test_the_time_left_comes_from_the_first_runs(tmp_path: Path) -> None:
+    jobs = [Job(str(i), (), tmp_path / str(i)) for i in range(10)]
+    board = Board(jobs, n_slots=4)
+    assert board.time_left() == ""
+    board.take(Outcome(jobs[0], "done", 100.0))
+    board.take(Outcome(jobs[1], "failed", 60.0))
+    # Eight more are two rounds of four.
+    assert board.time_left() == "about 3 min left"
 
 
 @pytest.mark.parametrize(
