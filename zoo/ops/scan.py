@@ -21,6 +21,7 @@ from torch import Tensor
 
 from zoo.naming import unknown
 from zoo.ops import scan_torch
+from zoo.ops.precision import full_precision
 
 BACKENDS = ("torch", "numba", "triton")
 _INSTALLED = {"numba": find_spec("numba") is not None, "triton": find_spec("triton") is not None}
@@ -178,7 +179,8 @@ def _scan(
     """Returns y, the final state, and the state that entered each chunk (chunk, batch, d_state, d_inner)."""
     if check:
         _require_signs(dt, A)
-    return _module(backend).scan(*(t.contiguous() for t in (x, dt, A, B, C, state)))
+    with full_precision(x.device):
+        return _module(backend).scan(*(t.contiguous() for t in (x, dt, A, B, C, state)))
 
 
 @torch.library.custom_op("zoo::selective_scan_backward", mutates_args=(), schema=_BACKWARD_SCHEMA)
@@ -198,8 +200,9 @@ def _scan_backward(
     With g_t the gradient that reaches h_t:  g_t = C_t grad_y_t + exp(dt_{t+1} A) g_{t+1}.
     """
     given = (grad_y, grad_final, x, dt, A, B, C, entering)
-    grads = _module(backend).scan_backward(*(t.contiguous() for t in given))
-    return tuple(grad.to(t.dtype) for grad, t in zip(grads, (x, dt, A, B, C, A), strict=True))
+    with full_precision(x.device):
+        grads = _module(backend).scan_backward(*(t.contiguous() for t in given))
+    return tuple(grad.to(t.dtype).contiguous() for grad, t in zip(grads, (x, dt, A, B, C, A), strict=True))
 
 
 @_scan.register_fake

@@ -1,24 +1,32 @@
 """Backend `numba` of `zoo.ops.scan`: float32 on the CPU, compiled without a compiler on the machine (extra `fast`).
 
-One pass over time with the state in cache, in place of the bulk operations of `zoo.ops.scan_torch`. Threads are
-Python's own, one for each of torch's, over rows and blocks of channels; there is no OpenMP region inside that would
-wait for a core which another process holds. numba itself is imported by the first call.
+One pass over time with the state in cache, in place of the bulk operations of `zoo.ops.scan_torch`. State index
+before channel, channel innermost: every inner loop runs over neighbours in memory, without a branch or a call, and
+becomes vector instructions. The loops are compiled at their first call, seconds each, and kept on disk.
+
+A task is a row of the batch and a block of channels. Tasks share nothing that they write, so any number of threads
+computes the same numbers. Threads are Python's own, as many as torch's: an OpenMP region would wait for every core of
+its team, also for one that another process holds.
 """
 
 from __future__ import annotations
 
+import inspect
+import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
+import numba
+import numpy as np
 import torch
 from torch import Tensor
 
-_CHUNK = 32
-_BLOCK = 64
-_SHARES = 4  # parts of the work for a thread: one that is held up leaves the rest to the others
+_CHUNK = 32  # steps between two states that forward keeps for backward
+_BLOCK = 128  # channels of a task; a chunk of their states and decays stays in the second-level cache
+_SHARES = 4  # parts of the work for a thread: where one is held up, the others take the rest
 
 _pool: tuple[int, ThreadPoolExecutor] | None = None
 
@@ -30,12 +38,10 @@ def chunk_length(batch: int, d_inner: int, d_state: int, seq_len: int) -> int:
 
 def scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """y, the final state, and the state that enters each chunk (chunk, batch, d_state, d_inner)."""
-    from zoo.ops.scan_numba_kernels import forward
-
     batch, seq_len, d_inner = x.shape
     y, final = torch.empty_like(x), torch.empty_like(state)
     entering = x.new_empty(-(-seq_len // _CHUNK), batch, A.shape[1], d_inner)
-    _run(forward, batch, d_inner, (x, dt, A, B, C, state, y, final, entering))
+    _run(_forward, batch, d_inner, (x, dt, A, B, C, state, y, final, entering))
     return y, final, entering
 
 
@@ -43,14 +49,12 @@ def scan_backward(
     grad_y: Tensor, grad_final: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, entering: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, dt, A, B, C and the initial state."""
-    from zoo.ops.scan_numba_kernels import backward
-
     batch, _, d_inner = x.shape
     grad_x, grad_dt, grad_state = torch.empty_like(x), torch.empty_like(dt), torch.empty_like(grad_final)
     grad_A = A.new_empty(batch, *A.shape, dtype=torch.float64)
     grad_B, grad_C = (t.new_empty(-(-d_inner // _BLOCK), *t.shape) for t in (B, C))
     given = (grad_y, grad_final, x, dt, A, B, C, entering)
-    _run(backward, batch, d_inner, (*given, grad_x, grad_dt, grad_A, grad_B, grad_C, grad_state))
+    _run(_backward, batch, d_inner, (*given, grad_x, grad_dt, grad_A, grad_B, grad_C, grad_state))
     return grad_x, grad_dt, _in_order(grad_A).to(A.dtype), _in_order(grad_B), _in_order(grad_C), grad_state
 
 
@@ -90,3 +94,187 @@ def _forget_threads() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_threads)  # a forked process has none of its parent's threads
+
+
+# The loops.
+
+_F0 = np.float32(0.0)
+_HALF = np.float32(0.5)
+_LOG2_E = np.float32(math.log2(math.e))
+_LN_2 = np.float32(math.log(2))
+# 2^f = 1 + f (P0 + f (P1 + ...)) for |f| <= 1/2: the polynomial of least relative error, below a rounding of float32.
+_P0 = np.float32(0.6931472)
+_P1 = np.float32(0.24022648)
+_P2 = np.float32(0.055503324)
+_P3 = np.float32(0.009618438)
+_P4 = np.float32(0.0013398875)
+_P5 = np.float32(0.0001535335)
+
+
+def _compiled(function: Callable[..., Any]) -> Any:
+    """Machine code that lets other threads run. Sums may be reordered and products fused, NaN and infinity stay."""
+    function = inspect.unwrap(function)  # out of the shape checker that the tests put around everything in zoo
+    options: dict[str, Any] = {
+        "nogil": True,
+        "fastmath": {"contract", "reassoc", "nsz"},
+        "error_model": "numpy",
+        "boundscheck": False,
+    }
+    try:
+        return numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # no folder that could hold the code: compile it in each process
+        return numba.njit(**options)(function)
+
+
+@_compiled
+def _exp2(e: Any) -> Any:
+    """2^e for e <= 0, exactly 1 at 0 and exactly 0 far below: polynomial for the fraction, shift for the rest."""
+    e = e if e > np.float32(-127.0) else np.float32(-127.0)
+    whole = np.int32(e - _HALF)
+    f = e - np.float32(whole)
+    p = _P5 * f + _P4
+    p = p * f + _P3
+    p = p * f + _P2
+    p = p * f + _P1
+    p = p * f + _P0
+    p = p * f + np.float32(1.0)
+    return p * np.int32((whole + np.int32(127)) << np.int32(23)).view(np.float32)
+
+
+@_compiled
+def _forward(
+    first: int, last: int, x: Any, dt: Any, A: Any, B: Any, C: Any, state: Any, y: Any, final: Any, entering: Any
+) -> None:
+    """Fill y, final and entering for the tasks from `first` to before `last`."""
+    _, seq_len, d_inner = x.shape
+    d_state = A.shape[1]
+    n_blocks = (d_inner + _BLOCK - 1) // _BLOCK
+    h = np.empty((d_state, _BLOCK), np.float32)
+    rates = np.empty((d_state, _BLOCK), np.float32)
+    u = np.empty(_BLOCK, np.float32)
+    out = np.empty(_BLOCK, np.float32)
+    for task in range(first, last):
+        i, start = task // n_blocks, task % n_blocks * _BLOCK
+        width = min(_BLOCK, d_inner - start)
+        for d in range(width):
+            for n in range(d_state):
+                h[n, d] = state[i, start + d, n]
+                rates[n, d] = A[start + d, n] * _LOG2_E
+        for t in range(seq_len):
+            if t % _CHUNK == 0:
+                for n in range(d_state):
+                    for d in range(width):
+                        entering[t // _CHUNK, i, n, start + d] = h[n, d]
+            steps = dt[i, t, start : start + width]
+            for d in range(width):
+                u[d] = steps[d] * x[i, t, start + d]
+                out[d] = _F0
+            for n in range(d_state):
+                b, c = B[i, t, n], C[i, t, n]
+                for d in range(width):
+                    value = _exp2(steps[d] * rates[n, d]) * h[n, d] + u[d] * b
+                    h[n, d] = value
+                    out[d] += c * value
+            for d in range(width):
+                y[i, t, start + d] = out[d]
+        for d in range(width):
+            for n in range(d_state):
+                final[i, start + d, n] = h[n, d]
+
+
+@_compiled
+def _backward(
+    first: int,
+    last: int,
+    grad_y: Any,
+    grad_final: Any,
+    x: Any,
+    dt: Any,
+    A: Any,
+    B: Any,
+    C: Any,
+    entering: Any,
+    grad_x: Any,
+    grad_dt: Any,
+    grad_A: Any,
+    grad_B: Any,
+    grad_C: Any,
+    grad_state: Any,
+) -> None:
+    """Fill the gradients for the tasks from `first` to before `last`.
+
+    grad_A is a row's share (batch, d_inner, d_state) in float64; grad_B and grad_C are a block's (blocks, batch, seq,
+    d_state).
+    """
+    _, seq_len, d_inner = x.shape
+    d_state = A.shape[1]
+    n_blocks = (d_inner + _BLOCK - 1) // _BLOCK
+    h = np.empty((_CHUNK + 1, d_state, _BLOCK), np.float32)
+    decay = np.empty((_CHUNK, d_state, _BLOCK), np.float32)
+    g = np.empty((d_state, _BLOCK), np.float32)
+    rates = np.empty((d_state, _BLOCK), np.float32)
+    share = np.empty((d_state, _BLOCK), np.float32)
+    u = np.empty(_BLOCK, np.float32)
+    grad_u = np.empty(_BLOCK, np.float32)
+    grad_step = np.empty(_BLOCK, np.float32)
+    for task in range(first, last):
+        i, block = task // n_blocks, task % n_blocks
+        start = block * _BLOCK
+        width = min(_BLOCK, d_inner - start)
+        for d in range(width):
+            for n in range(d_state):
+                g[n, d] = grad_final[i, start + d, n]
+                rates[n, d] = A[start + d, n] * _LOG2_E
+                grad_A[i, start + d, n] = 0.0
+        for chunk in range((seq_len - 1) // _CHUNK, -1, -1):
+            begin = chunk * _CHUNK
+            end = min(begin + _CHUNK, seq_len)
+            for n in range(d_state):
+                for d in range(width):
+                    h[0, n, d] = entering[chunk, i, n, start + d]
+                    share[n, d] = _F0
+            for t in range(begin, end):
+                k = t - begin
+                steps = dt[i, t, start : start + width]
+                gy = grad_y[i, t, start : start + width]
+                for d in range(width):
+                    u[d] = steps[d] * x[i, t, start + d]
+                for n in range(d_state):
+                    b, sum_c = B[i, t, n], _F0
+                    for d in range(width):
+                        a = _exp2(steps[d] * rates[n, d])
+                        value = a * h[k, n, d] + u[d] * b
+                        sum_c += gy[d] * value
+                        decay[k, n, d] = a
+                        h[k + 1, n, d] = value
+                    grad_C[block, i, t, n] = sum_c
+            for t in range(end - 1, begin - 1, -1):
+                k = t - begin
+                steps = dt[i, t, start : start + width]
+                gy = grad_y[i, t, start : start + width]
+                for d in range(width):
+                    u[d] = steps[d] * x[i, t, start + d]
+                    grad_u[d] = _F0
+                    grad_step[d] = _F0
+                for n in range(d_state):
+                    b, c = B[i, t, n], C[i, t, n]
+                    sum_b = _F0
+                    for d in range(width):
+                        arrived = g[n, d] + gy[d] * c
+                        sum_b += arrived * u[d]
+                        grad_u[d] += arrived * b
+                        arrived *= decay[k, n, d]
+                        g[n, d] = arrived
+                        arrived *= h[k, n, d]  # the gradient of dt A
+                        grad_step[d] += arrived * rates[n, d]
+                        share[n, d] += arrived * steps[d]
+                    grad_B[block, i, t, n] = sum_b
+                for d in range(width):
+                    grad_x[i, t, start + d] = grad_u[d] * steps[d]
+                    grad_dt[i, t, start + d] = grad_step[d] * _LN_2 + grad_u[d] * x[i, t, start + d]
+            for d in range(width):
+                for n in range(d_state):
+                    grad_A[i, start + d, n] += share[n, d]  # in float64: a sum over all positions
+        for d in range(width):
+            for n in range(d_state):
+                grad_state[i, start + d, n] = g[n, d]
