@@ -60,10 +60,10 @@ def scan_backward(
 
 def _in_order(shares: Tensor) -> Tensor:
     """Their sum, added up one after the other: however many threads there are, the same numbers."""
-    total, *rest = shares.unbind(0)
-    for share in rest:
-        total = total + share
-    return total.contiguous()
+    total = shares.new_zeros(shares.shape[1:])
+    for share in shares.unbind(0):
+        total += share
+    return total
 
 
 def _run(kernel: Callable[..., None], batch: int, d_inner: int, tensors: tuple[Tensor, ...]) -> None:
