@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tasks.base import Arrays, Task
+from tasks.draws import distinct
 from tasks.spec import IGNORED, TaskSpec
 
 
@@ -18,6 +19,12 @@ class Needle(Task):
     The question ends the sequence, one needle drawn uniformly lies `distance` positions before it, uniform noise fills
     the rest. The label, at the last position alone, is the needle. What is tested is only whether a signal survives
     the distance among noise: there is a single thing to remember, and its tokens occur nowhere else.
+
+    With n_distractors > 0 they do occur elsewhere: that many needle tokens, drawn uniformly, stand at positions drawn
+    uniformly without replacement before and behind the needle, which is then told by the marker right before it, one
+    token more (behind the question) that occurs once. Now what to keep depends on the token before.
+
+    At another length the distance stays what it is: there is more noise in front.
 
     Source: this project, for gradient propagation against distance (Ghodsi, arXiv 2512.15115). The splits share no
     example at the default shape; at a small distance with few noise tokens there are not enough sequences for that.
@@ -35,23 +42,44 @@ class Needle(Task):
         distance: positions between the needle and the question.
         n_classes: needle tokens, the classes to tell apart.
         n_noise: noise tokens.
-        seq_len: length of a sequence; the smallest that fits, distance + 1, if not given.
+        seq_len: length of a sequence; the smallest that fits the needle, its marker and the question if not given.
+        n_distractors: needle tokens that do not count; with any of them the needle stands behind a marker.
     """
 
     name: ClassVar[str] = "needle"
+    sources: ClassVar[tuple[str, ...]] = ("tasks.draws",)
     worked: ClassVar[Mapping[str, Any]] = {"distance": 5, "n_classes": 4, "n_noise": 6, "seq_len": 8}
     source: ClassVar[str] = "this project's, for gradient propagation against distance (Ghodsi, arXiv 2512.15115)"
     prediction: ClassVar[str] = (
         "Attention's gradient does not depend on the distance; a stable linear time-invariant mixer's decays with it, "
-        "unless its poles lie at the unit circle; a gated recurrence keeps it if it learns to shut its gate on noise."
+        "unless its poles lie at the unit circle; a gated recurrence keeps it if it learns to shut its gate on noise. With "
+        "distractors a linear time-invariant mixer cannot tell which needle counts."
     )
 
-    def __init__(self, distance: int = 128, n_classes: int = 8, n_noise: int = 16, seq_len: int | None = None) -> None:
+    def __init__(
+        self,
+        distance: int = 128,
+        n_classes: int = 8,
+        n_noise: int = 16,
+        seq_len: int | None = None,
+        n_distractors: int = 0,
+    ) -> None:
         self.distance = self._whole("distance", distance, 1)
         self.n_classes = self._whole("n_classes", n_classes, 2)
         self.n_noise = self._whole("n_noise", n_noise, 1)
-        self.seq_len = self._whole("seq_len", self.distance + 1 if seq_len is None else seq_len, 1)
+        self.n_distractors = self._whole("n_distractors", n_distractors, 0)
+        self.seq_len = self._whole("seq_len", self.distance + 1 + self._marked if seq_len is None else seq_len, 1)
         self._demand(self.seq_len > self.distance, "seq_len must be > distance", "seq_len", "distance")
+        if self._marked:
+            marker_fits = self.seq_len > self.distance + 1
+            self._demand(marker_fits, "with distractors seq_len must be > distance + 1", "seq_len", "distance")
+            free = self.n_distractors <= self.seq_len - 3
+            self._demand(free, "n_distractors must be <= seq_len - 3", "n_distractors", "seq_len")
+
+    @property
+    def _marked(self) -> bool:
+        """Whether a marker stands before the needle."""
+        return self.n_distractors > 0
 
     @property
     def spec(self) -> TaskSpec:
@@ -61,7 +89,7 @@ class Needle(Task):
             n_outputs=self.n_classes,
             loss="cross_entropy",
             chance=1 / self.n_classes,
-            vocab_size=self.n_classes + self.n_noise + 1,
+            vocab_size=self.n_classes + self.n_noise + 1 + self._marked,
             labelled=1,
             facts=("distance",),
         )
@@ -72,6 +100,13 @@ class Needle(Task):
         inputs = rng.integers(first_noise, question, size=(n, self.seq_len))
         inputs[:, -1] = question
         inputs[:, -1 - self.distance] = needles
+        if self._marked:
+            marker = self.seq_len - 2 - self.distance
+            inputs[:, marker] = question + 1
+            # All positions but the marker's, the needle's behind it, and the question's.
+            places = distinct(rng, n, self.seq_len - 3, self.n_distractors)
+            places += 2 * (places >= marker)
+            np.put_along_axis(inputs, places, rng.integers(self.n_classes, size=places.shape), axis=1)
 
         labels = np.full((n, self.seq_len), IGNORED, dtype=np.int64)
         labels[:, -1] = needles

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 TASKS = Registry(
     "task",
     {
+        "adding": ("tasks.adding:Adding", "add the two numbers that are marked, one in each half"),
+        "bracket": ("tasks.bracket:Bracket", "count the open brackets at every position of a balanced word"),
         "compositional": (
             "tasks.compositional:Compositional",
             "mqar with keys of two tokens, neither of which is enough",
@@ -20,7 +22,9 @@ TASKS = Registry(
         "compression": ("tasks.compression:Compression", "hold a whole sequence, give its tokens back by place"),
         "copying": ("tasks.copying:Copying", "say tokens again, in order, after a stretch of blanks"),
         "forgetting": ("tasks.forgetting:Forgetting", "mqar where keys get a new value: the last one counts"),
+        "delay": ("tasks.delay:Delay", "say a band-limited noise again, a fixed time later"),
         "fuzzy_recall": ("tasks.fuzzy_recall:FuzzyRecall", "recall where keys and values are words of several tokens"),
+        "group_words": ("tasks.group_words:GroupWords", "multiply out a word over a finite group, prefix by prefix"),
         "images": ("tasks.images:Images", "classify images read pixel by pixel: handwritten digits, or any data set"),
         "in_context_recall": ("tasks.in_context_recall:InContextRecall", "name the value that a key had before"),
         "induction_heads": ("tasks.induction_heads:InductionHeads", "name the token that followed the trigger before"),
@@ -28,6 +32,7 @@ TASKS = Registry(
         "mqar": ("tasks.mqar:MQAR", "multi-query associative recall: look up the value of a key seen before"),
         "needle": ("tasks.needle:Needle", "name the one relevant token, a fixed distance back among noise"),
         "noisy_recall": ("tasks.noisy_recall:NoisyRecall", "recall among pairs of noise tokens"),
+        "parity": ("tasks.parity:Parity", "say at every position whether the ones so far are odd"),
         "selective_copying": (
             "tasks.selective_copying:SelectiveCopying",
             "say the tokens among blanks again, in order",

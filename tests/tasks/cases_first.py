@@ -26,12 +26,15 @@ def mqar_options(draw: st.DrawFn) -> Options:
 
 @st.composite
 def needle_options(draw: st.DrawFn) -> Options:
-    distance = draw(st.integers(1, 60))
+    distance, n_distractors = draw(st.integers(1, 60)), draw(st.sampled_from([0, 1, 2, 20]))
+    fewest = max(distance + 2, n_distractors + 3) if n_distractors else distance + 1
+    lengths = st.integers(fewest, fewest + 20)
     return {
         "distance": distance,
         "n_classes": draw(st.integers(2, 20)),
         "n_noise": draw(st.integers(1, 20)),
-        "seq_len": draw(st.none() | st.integers(distance + 1, distance + 20)),
+        "seq_len": draw(lengths if n_distractors >= distance else st.none() | lengths),
+        "n_distractors": n_distractors,
     }
 
 
@@ -100,6 +103,12 @@ CASES = {
             ({"seq_len": 128}, "seq_len must be > distance, got seq_len=128, distance=128"),
             ({"n_classes": 1}, "n_classes must be an integer >= 2, got n_classes=1"),
             ({"n_noise": 0}, "n_noise must be an integer >= 1, got n_noise=0"),
+            ({"n_distractors": -1}, "n_distractors must be an integer >= 0, got n_distractors=-1"),
+            (
+                {"n_distractors": 1, "seq_len": 129},
+                r"with distractors seq_len must be > distance \+ 1, got seq_len=129, distance=128",
+            ),
+            ({"n_distractors": 128}, "n_distractors must be <= seq_len - 3, got n_distractors=128, seq_len=130"),
         ],
     ),
     "ssm_teacher": TaskCase(

@@ -32,15 +32,26 @@ def mqar_pairs(options: dict[str, Any], inputs: list[int], asked: list[int]) -> 
 
 
 def solve_needle(options: dict[str, Any], inputs: list[int], asked: list[int]) -> dict[int, int]:
-    """Name the only token of the sequence that is a class."""
-    [needle] = [token for token in inputs if token < options["n_classes"]]
+    """Name the class behind the marker, or, where there is none, the only one."""
+    needle = inputs[needle_place(options, inputs)]
     return dict.fromkeys(asked, needle)
 
 
 def needle_distance(options: dict[str, Any], inputs: list[int], asked: list[int]) -> dict[int, int]:
-    """Back to the only token of the sequence that is a class."""
-    [place] = [position for position, token in enumerate(inputs) if token < options["n_classes"]]
+    """Back to that class."""
+    place = needle_place(options, inputs)
     return {position: position - place for position in asked}
+
+
+def needle_place(options: dict[str, Any], inputs: list[int]) -> int:
+    question = options["n_classes"] + options["n_noise"]
+    classes = [position for position, token in enumerate(inputs) if token < options["n_classes"]]
+    markers = [position for position, token in enumerate(inputs) if token > question]
+    assert len(classes) == 1 + options["n_distractors"]
+    assert len(markers) == (options["n_distractors"] > 0)
+    [place] = classes if not markers else [marker + 1 for marker in markers]
+    assert place in classes
+    return place
 
 
 def solve_ssm_teacher(options: dict[str, Any], inputs: list[list[float]], asked: list[int]) -> dict[int, list[float]]:

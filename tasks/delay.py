@@ -1,0 +1,88 @@
+"""A signal again, a fixed time later."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tasks.base import Arrays, Task
+from tasks.spec import TaskSpec
+
+RMS = 0.5
+"""Of the noise before it is moved to begin at 0, as published."""
+
+
+class Delay(Task):
+    """Say a band-limited noise again, `lag` positions later.
+
+    Definition, with N = seq_len (one more where that is odd) and K the largest k with k <= cutoff * N and k < N/2: the
+    noise is w_t = sum over k = 1 ... K of a_k cos(2 pi k t / N) + b_k sin(2 pi k t / N), the 2K coefficients drawn from
+    a normal distribution whose variance gives w a root mean square of 1/2. The input is x_t = w_t - w_0, which begins
+    at 0. The label at position i is x_{i - lag}, and 0 at the first `lag` positions, where nothing is to be said yet.
+
+    At another length the lag and the band stay what they are: the same delay in a longer signal.
+
+    Source: Gu, Johnson, Timalsina, Rudra and Ré, "How to Train Your HiPPO", arXiv 2206.12037, and state-spaces/s4: 4,000
+    steps of 1/4000 s, limited to 1,000 Hz, delayed by 1,000 steps. There a cutoff of 1/2 keeps the frequency 1/2 too.
+
+        >>> task = Delay(seq_len=8, lag=3)
+        >>> example = task.sample(np.random.default_rng(0), 1)
+        >>> print(np.round(example["inputs"][0, :, 0], 2))
+        [ 0.   -0.24 -0.54 -0.37 -0.09 -0.23 -0.45 -0.24]
+        >>> print(np.round(example["labels"][0, :, 0], 2))
+        [ 0.    0.    0.    0.   -0.24 -0.54 -0.37 -0.09]
+
+    Args:
+        seq_len: length of a sequence.
+        lag: positions between a value and its repetition, less than seq_len.
+        cutoff: highest frequency in turns per position, at most 1/2 and at least 1 / seq_len.
+    """
+
+    name: ClassVar[str] = "delay"
+    source: ClassVar[str] = (
+        "Gu, Johnson, Timalsina, Rudra and Ré, How to Train Your HiPPO, arXiv 2206.12037; shape of state-spaces/s4"
+    )
+    prediction: ClassVar[str] = (
+        "A delay is linear and time-invariant: an SSM needs a state of 2 * cutoff * lag numbers to hold the part of the "
+        "signal that is under way, and below that its error falls with the size of its state; a window or convolution "
+        "shorter than the lag fails, attention solves it with positions."
+    )
+    worked: ClassVar[Mapping[str, Any]] = {"seq_len": 16, "lag": 4}
+
+    def __init__(self, seq_len: int = 4000, lag: int = 1000, cutoff: float = 0.25) -> None:
+        self.seq_len = self._whole("seq_len", seq_len, 3)
+        self.lag = self._whole("lag", lag, 1)
+        self.cutoff = float(cutoff)
+        self._demand(self.lag < self.seq_len, "lag must be < seq_len", "lag", "seq_len")
+        in_band = math.isfinite(self.cutoff) and self.cutoff <= 0.5 and self._n_frequencies >= 1
+        self._demand(in_band, "cutoff must lie in [1 / seq_len, 0.5]", "cutoff", "seq_len")
+
+    @property
+    def _period(self) -> int:
+        return self.seq_len + self.seq_len % 2
+
+    @property
+    def _n_frequencies(self) -> int:
+        """K. A cutoff meant to lie on a frequency keeps it, whatever the rounding of their product."""
+        return min(math.floor(self.cutoff * self._period + 1e-6), self._period // 2 - 1)
+
+    @property
+    def spec(self) -> TaskSpec:
+        return TaskSpec(
+            input="vectors", seq_len=self.seq_len, n_outputs=1, loss="mse", d_input=1, labelled=self.seq_len
+        )
+
+    def sample(self, rng: np.random.Generator, n: int) -> Arrays:
+        coefficients = np.zeros((n, self._period // 2 + 1), dtype=np.complex128)
+        # Each frequency brings (a² + b²) / 2 to the mean square, so each number has variance RMS² / K.
+        drawn = rng.standard_normal((n, self._n_frequencies, 2)) * (RMS / math.sqrt(self._n_frequencies))
+        # irfft divides by the period and adds each frequency's conjugate: a cos + b sin is (a - ib) N / 2.
+        coefficients[:, 1 : self._n_frequencies + 1] = (drawn[..., 0] - 1j * drawn[..., 1]) * (self._period / 2)
+        noise = np.fft.irfft(coefficients, self._period, axis=1)[:, : self.seq_len]
+        inputs = (noise - noise[:, :1]).astype(np.float32)[:, :, None]
+        labels = np.zeros_like(inputs)
+        labels[:, self.lag :] = inputs[:, : -self.lag]
+        return {"inputs": inputs, "labels": labels}

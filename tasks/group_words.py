@@ -1,0 +1,90 @@
+"""Words over a finite group: every prefix's product."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tasks.base import Arrays, Task
+from tasks.groups import group_elements, group_order, multiplication_table
+from tasks.spec import TaskSpec
+
+
+class GroupWords(Task):
+    """Multiply out a word over a finite group, prefix by prefix.
+
+    Definition: elements x_1 ... x_L drawn uniformly and independently from the group, one token each; the label at
+    position i is the product of x_1 ... x_i. Elements act in the order in which they are read: the product of a and b
+    is "first a, then b", which for permutations takes k to b(a(k)). The order matters in all groups but the cyclic
+    ones and their products.
+
+    Elements of Z<m> are numbered by residue, permutations in lexicographic order of their images (S3: 0 = 123,
+    1 = 132, 2 = 213, 3 = 231, 4 = 312, 5 = 321), elements of a product likewise; 0 is always the neutral element.
+
+    Source: Merrill, Petty and Sabharwal, "The Illusion of State in State-Space Models", arXiv 2404.08819 (Z60, A4xZ5,
+    A5: three groups of 60 elements, solvable but the last); lengths of 128, tested up to 512, with S3, A5 and S5 in
+    Siems et al., "DeltaProduct", arXiv 2502.10297.
+
+        >>> task = GroupWords(group="S3", seq_len=8)
+        >>> example = task.sample(np.random.default_rng(0), 1)
+        >>> print(*(task.input_text(token) for token in example["inputs"][0]))
+        321 231 231 132 132 123 123 123
+        >>> print(*(task.label_text(label) for label in example["labels"][0]))
+        321 132 213 312 213 213 213 213
+
+    Args:
+        group: Z<m> (cyclic), S<n> (all permutations), A<n> (the even ones), or several joined by x, such as A4xZ5.
+        seq_len: length of a sequence.
+    """
+
+    name: ClassVar[str] = "group_words"
+    source: ClassVar[str] = (
+        "Merrill, Petty and Sabharwal, The Illusion of State in State-Space Models, arXiv 2404.08819; "
+        "lengths of Siems et al., DeltaProduct, arXiv 2502.10297"
+    )
+    prediction: ClassVar[str] = (
+        "A group that is not solvable (A5, S5) is complete for NC1: attention and SSMs with diagonal or fixed "
+        "transitions need a depth that grows with the length, an RNN or LSTM one layer. The delta rule with eigenvalues "
+        "down to -1 reflects once a step: one layer does swaps, two do S3, and S5 needs more layers or reflections."
+    )
+    sources: ClassVar[tuple[str, ...]] = ("tasks.groups",)
+    worked: ClassVar[Mapping[str, Any]] = {"group": "S3", "seq_len": 12}
+
+    def __init__(self, group: str = "A5", seq_len: int = 128) -> None:
+        self.group = str(group)
+        self.seq_len = self._whole("seq_len", seq_len, 1)
+        try:
+            self._order = group_order(self.group)
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {error}, got group={self.group!r}") from None
+
+    @property
+    def spec(self) -> TaskSpec:
+        return TaskSpec(
+            input="tokens",
+            seq_len=self.seq_len,
+            n_outputs=self._order,
+            loss="cross_entropy",
+            chance=1 / self._order,
+            vocab_size=self._order,
+            labelled=self.seq_len,
+        )
+
+    def input_text(self, token: int) -> str:
+        return group_elements(self.group)[token]
+
+    def label_text(self, label: int) -> str:
+        return group_elements(self.group)[label]
+
+    def sample(self, rng: np.random.Generator, n: int) -> Arrays:
+        table = multiplication_table(self.group)
+        inputs = rng.integers(self._order, size=(n, self.seq_len))
+        # Positions first, so that each step reads and writes numbers that lie together.
+        steps = np.ascontiguousarray(inputs.T)
+        products = np.empty_like(steps)
+        product = np.zeros(n, dtype=np.int64)
+        for i, step in enumerate(steps):
+            product = products[i] = table[product, step]
+        return {"inputs": inputs, "labels": np.ascontiguousarray(products.T)}

@@ -1,0 +1,81 @@
+"""Finite groups by name, as multiplication tables."""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import cache
+from itertools import combinations, permutations
+
+import numpy as np
+
+MAX_ORDER = 1000
+NAMES = "Z<m> (cyclic), S<n> (all permutations), A<n> (the even ones), or several joined by x, such as A4xZ5"
+
+
+def group_order(name: str) -> int:
+    """The number of elements of the group `name`.
+
+    Raises:
+        ValueError: no such group, or one of more than `MAX_ORDER` elements; without the name of the task that asks.
+    """
+    order = math.prod(_factor_order(factor) for factor in name.split("x"))
+    if not 2 <= order <= MAX_ORDER:
+        raise ValueError(f"the group must have 2 ... {MAX_ORDER} elements")
+    return order
+
+
+def _factor_order(factor: str) -> int:
+    match = re.fullmatch(r"([ZSA])([1-9]\d{0,2})", factor)
+    if match is None:
+        raise ValueError(f"the group must be {NAMES}")
+    kind, size = match[1], int(match[2])
+    if kind == "Z":
+        return size
+    # A small bound first: the order is the size's factorial.
+    return math.factorial(min(size, 10)) // (2 if kind == "A" and size > 1 else 1)
+
+
+@cache
+def group_elements(name: str) -> tuple[str, ...]:
+    """How a person writes each element: a number of Z<m>, a permutation as the images of 1, 2, ...; 0 is neutral."""
+    named: list[str] = [""]
+    for factor in name.split("x"):
+        if factor[0] == "Z":
+            mine = [str(residue) for residue in range(_factor_order(factor))]
+        else:
+            mine = ["".join(str(image + 1) for image in element) for element in _permutations(factor)]
+        named = [f"{before},{own}" if before else own for before in named for own in mine]
+    return tuple(named)
+
+
+@cache
+def multiplication_table(name: str) -> np.ndarray:
+    """`table[a, b]` is the element "first a, then b", int16 (order, order).
+
+    Elements of Z<m> are numbered by residue, permutations of S<n> and A<n> in lexicographic order of their images,
+    elements (a, b) of a product lexicographically too: the neutral element is 0. "First a, then b" of permutations
+    takes k to b(a(k)).
+    """
+    table = np.zeros((1, 1), dtype=np.int64)
+    for factor in name.split("x"):
+        own = _factor_table(factor)
+        order = len(own)
+        pairs = table[:, None, :, None] * order + own[None, :, None, :]
+        table = pairs.reshape(len(table) * order, -1)
+    return table.astype(np.int16)
+
+
+def _factor_table(factor: str) -> np.ndarray:
+    if factor[0] == "Z":
+        residues = np.arange(_factor_order(factor))
+        return (residues[:, None] + residues) % len(residues)
+    elements = _permutations(factor)
+    number = {element: i for i, element in enumerate(elements)}
+    return np.array([[number[tuple(b[image] for image in a)] for b in elements] for a in elements])
+
+
+def _permutations(factor: str) -> list[tuple[int, ...]]:
+    """All permutations of 0 ... n - 1, or the even ones, in lexicographic order."""
+    every = permutations(range(int(factor[1:])))
+    return [p for p in every if factor[0] == "S" or sum(a > b for a, b in combinations(p, 2)) % 2 == 0]

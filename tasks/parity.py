@@ -1,0 +1,64 @@
+"""Is the number of ones so far odd?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tasks.base import Arrays, Task
+from tasks.spec import TaskSpec
+
+
+class Parity(Task):
+    """Say at every position whether the number of ones up to it, itself included, is odd.
+
+    Definition: bits x_1 ... x_L, independent and fair; the label at position i is x_1 + ... + x_i modulo 2. It is the
+    word problem of the group of two elements, the smallest for which a state has to be turned around and not just kept.
+
+    Source: Hahn, arXiv 1906.06755, for attention; Grazzi et al., "Unlocking State-Tracking in Linear RNNs Through
+    Negative Eigenvalues", arXiv 2411.12037, for linear recurrences, trained up to length 40 and tested up to 256. Both
+    ask for the parity of the whole sequence; here it is asked for at every position, one answer a bit.
+
+        >>> task = Parity(seq_len=8)
+        >>> example = task.sample(np.random.default_rng(0), 1)
+        >>> print(*example["inputs"][0])
+        1 1 1 0 0 0 0 0
+        >>> print(*example["labels"][0])
+        1 0 1 1 1 1 1 1
+
+    Args:
+        seq_len: length of a sequence.
+    """
+
+    name: ClassVar[str] = "parity"
+    source: ClassVar[str] = (
+        "Hahn, Theoretical Limitations of Self-Attention, arXiv 1906.06755; Grazzi et al., Unlocking State-Tracking in "
+        "Linear RNNs Through Negative Eigenvalues, arXiv 2411.12037"
+    )
+    prediction: ClassVar[str] = (
+        "One bit of state that the input flips: an RNN or LSTM learns it and keeps it at any length; a linear "
+        "recurrence needs an input-dependent transition with a negative eigenvalue (delta rule with beta up to 2), and "
+        "with decays in (0, 1) fails on longer sequences, as attention does."
+    )
+    worked: ClassVar[Mapping[str, Any]] = {"seq_len": 16}
+
+    def __init__(self, seq_len: int = 40) -> None:
+        self.seq_len = self._whole("seq_len", seq_len, 1)
+
+    @property
+    def spec(self) -> TaskSpec:
+        return TaskSpec(
+            input="tokens",
+            seq_len=self.seq_len,
+            n_outputs=2,
+            loss="cross_entropy",
+            chance=1 / 2,
+            vocab_size=2,
+            labelled=self.seq_len,
+        )
+
+    def sample(self, rng: np.random.Generator, n: int) -> Arrays:
+        inputs = rng.integers(2, size=(n, self.seq_len))
+        return {"inputs": inputs, "labels": np.bitwise_xor.accumulate(inputs, axis=1)}

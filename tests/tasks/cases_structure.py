@@ -1,0 +1,136 @@
+"""Long memory, state tracking, structure."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from tests.tasks import solvers_structure as solvers
+from tests.tasks.case import Options, TaskCase
+
+
+@st.composite
+def delay_options(draw: st.DrawFn) -> Options:
+    seq_len = draw(st.integers(5, 80))
+    return {
+        "seq_len": seq_len,
+        "lag": draw(st.integers(1, seq_len - 1)),
+        "cutoff": draw(st.sampled_from([0.25, 0.37, 0.5])),
+    }
+
+
+@st.composite
+def bracket_options(draw: st.DrawFn) -> Options:
+    return {
+        "n_types": draw(st.integers(1, 6)),
+        "max_depth": draw(st.integers(1, 12)),
+        "seq_len": 2 * draw(st.integers(1, 30)),
+    }
+
+
+def digests(*hashes: str) -> dict[tuple[str, int], str]:
+    """Of train, validation and test, each with seeds 0 and 1."""
+    names = [(split, seed) for split in ("train", "validation", "test") for seed in (0, 1)]
+    return dict(zip(names, hashes, strict=True))
+
+
+NO_GROUP = (
+    r"the group must be Z<m> \(cyclic\), S<n> \(all permutations\), A<n> \(the even ones\), or several joined by x, "
+    "such as A4xZ5, got group="
+)
+
+CASES = {
+    "adding": TaskCase(
+        options=st.fixed_dictionaries({"seq_len": st.integers(2, 80)}),
+        solve=solvers.solve_adding,
+        digests=digests(
+            "3507f206c32d52ed 0.220612357 0.124632341 -0.230274713 -0.195838907",
+            "3507f206c32d52ed -0.022772441 1.163006364 -0.020687286 -0.385458910",
+            "3507f206c32d52ed 0.285609918 0.170520321 0.002159217 -0.116283480",
+            "3507f206c32d52ed 0.609822264 0.489714745 -0.036732513 0.105507608",
+            "3507f206c32d52ed 0.576187396 0.320812891 0.255791322 0.045465709",
+            "3507f206c32d52ed 0.376920423 0.119587016 0.500479470 -0.485821313",
+        ),
+        refused=[({"seq_len": 1}, "seq_len must be an integer >= 2, got seq_len=1")],
+        base={"seq_len": 100},
+        published=[{}],
+    ),
+    "bracket": TaskCase(
+        options=bracket_options(),
+        solve=solvers.solve_bracket,
+        digests=digests(
+            "05741f8ba3a07c6a",
+            "4badd2b814404b74",
+            "e52d55a7da3cff69",
+            "c22ddee019851c9a",
+            "404496741c40e18e",
+            "facd1d8f28339bf8",
+        ),
+        refused=[
+            ({"n_types": 0}, "n_types must be an integer >= 1, got n_types=0"),
+            ({"max_depth": 0}, "max_depth must be an integer >= 1, got max_depth=0"),
+            ({"seq_len": 5}, "seq_len must be even, got seq_len=5"),
+            ({"seq_len": 0}, "seq_len must be an integer >= 2, got seq_len=0"),
+        ],
+        published=[{"seq_len": 700}],
+    ),
+    "delay": TaskCase(
+        options=delay_options(),
+        solve=solvers.solve_delay,
+        digests=digests(
+            "a3b755eade81c282 0.721570472 -0.031276580 0.245508476 -0.072228875",
+            "a3b755eade81c282 0.832545554 0.090304349 0.212067013 -0.017164142",
+            "a3b755eade81c282 -0.117794711 -0.025545459 0.877651545 0.058562602",
+            "a3b755eade81c282 -0.080004669 0.049553053 0.166198634 0.062707854",
+            "a3b755eade81c282 0.035757118 0.039032672 -0.260612046 0.084430988",
+            "a3b755eade81c282 -0.042944494 0.005269425 -1.116363727 0.061493697",
+        ),
+        refused=[
+            ({"lag": 4000}, "lag must be < seq_len, got lag=4000, seq_len=4000"),
+            ({"lag": 0}, "lag must be an integer >= 1, got lag=0"),
+            ({"cutoff": 0.6}, r"cutoff must lie in \[1 / seq_len, 0.5\], got cutoff=0.6, seq_len=4000"),
+            ({"cutoff": 0.0002}, r"cutoff must lie in \[1 / seq_len, 0.5\], got cutoff=0.0002, seq_len=4000"),
+            ({"cutoff": float("nan")}, r"cutoff must lie in \[1 / seq_len, 0.5\], got cutoff=nan, seq_len=4000"),
+        ],
+        base={"seq_len": 128, "lag": 32},
+        published=[{}],
+    ),
+    "group_words": TaskCase(
+        options=st.fixed_dictionaries(
+            {
+                "group": st.sampled_from(["Z2", "Z7", "S2", "S3", "S4", "A3", "A4", "A5", "S5", "Z2xZ2", "A4xZ5"]),
+                "seq_len": st.integers(1, 40),
+            }
+        ),
+        solve=solvers.solve_group_words,
+        digests=digests(
+            "8151553ed463d31a",
+            "be951886828ed6e2",
+            "7f51fac52d830865",
+            "d0748d4b6dd8bdee",
+            "bca3a26779ab091a",
+            "a84c24d7228ef767",
+        ),
+        refused=[
+            ({"group": "D4"}, NO_GROUP + "'D4'"),
+            ({"group": "S3x"}, NO_GROUP + "'S3x'"),
+            ({"group": "S7"}, "the group must have 2 ... 1000 elements, got group='S7'"),
+            ({"group": "Z1"}, "the group must have 2 ... 1000 elements, got group='Z1'"),
+            ({"seq_len": 0}, "seq_len must be an integer >= 1, got seq_len=0"),
+        ],
+        published=[{"group": group} for group in ("Z60", "A4xZ5", "A5", "S3", "S5")],
+    ),
+    "parity": TaskCase(
+        options=st.fixed_dictionaries({"seq_len": st.integers(1, 80)}),
+        solve=solvers.solve_parity,
+        digests=digests(
+            "39a986988db9a7a4",
+            "0d3b1faf8462c691",
+            "fa5c0aad0892798a",
+            "c67e2bdb4dbb9130",
+            "7a45ae077a61bcc7",
+            "acced251506e07a5",
+        ),
+        refused=[({"seq_len": 0}, "seq_len must be an integer >= 1, got seq_len=0")],
+        published=[{}, {"seq_len": 256}],
+    ),
+}

@@ -1,0 +1,97 @@
+"""Slow solvers of the tasks of long memory, state tracking and structure: plain loops, from the definitions alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Options = dict[str, Any]
+Answers = dict[int, int]
+
+
+def solve_adding(options: Options, inputs: list[list[float]], asked: list[int]) -> dict[int, list[float]]:
+    """Sum what is marked: one number of each half."""
+    marked = [position for position, (_, mark) in enumerate(inputs) if mark == 1]
+    assert len(marked) == 2
+    assert marked[0] < len(inputs) // 2 <= marked[1]
+    assert all(mark in (0, 1) for _, mark in inputs)
+    return {position: [sum(inputs[i][0] for i in marked)] for position in asked}
+
+
+def solve_delay(options: Options, inputs: list[list[float]], asked: list[int]) -> dict[int, list[float]]:
+    """Look back; before the beginning there is silence."""
+    assert inputs[0] == [0]
+    return {i: inputs[i - options["lag"]] if i >= options["lag"] else [0.0] for i in asked}
+
+
+def solve_parity(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Count the ones."""
+    return {position: inputs[: position + 1].count(1) % 2 for position in asked}
+
+
+# Groups, as sums of residues and as permutations that move things about: no table of products.
+
+
+def solve_group_words(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Let every element act, one after the other, on a clock or on a row of things for each factor of the group."""
+    factors = options["group"].split("x")
+    elements = [all_elements(factor) for factor in factors]
+    states: list[Any] = [own[0] for own in elements]
+    answers = {}
+    for position, token in enumerate(inputs):
+        for j in reversed(range(len(factors))):
+            token, place = divmod(token, len(elements[j]))
+            states[j] = then(states[j], elements[j][place], len(elements[j]))
+        label = 0
+        for j in range(len(factors)):
+            label = label * len(elements[j]) + elements[j].index(states[j])
+        answers[position] = label
+    return {position: answers[position] for position in asked}
+
+
+def all_elements(factor: str) -> list[Any]:
+    size = int(factor[1:])
+    if factor[0] == "Z":
+        return list(range(size))
+    found = sorted(arrangements(list(range(size))))
+    return [p for p in found if factor[0] == "S" or swaps_to_sort(p) % 2 == 0]
+
+
+def arrangements(things: list[int]) -> list[tuple[int, ...]]:
+    if not things:
+        return [()]
+    return [(first, *rest) for first in things for rest in arrangements([t for t in things if t != first])]
+
+
+def swaps_to_sort(permutation: tuple[int, ...]) -> int:
+    row, swaps = list(permutation), 0
+    for i in range(len(row)):
+        while row[i] != i:
+            j = row[i]
+            row[i], row[j] = row[j], row[i]
+            swaps += 1
+    return swaps
+
+
+def then(state: Any, element: Any, order: int) -> Any:
+    """First what was, then the element."""
+    if isinstance(state, int):
+        return (state + element) % order
+    return tuple(element[place] for place in state)
+
+
+# Brackets
+
+
+def solve_bracket(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Keep a stack; every bracket must close the one that was opened last, and none may stay open."""
+    stack: list[int] = []
+    depth = {}
+    for position, token in enumerate(inputs):
+        if token < options["n_types"]:
+            stack.append(token)
+        else:
+            assert stack.pop() == token - options["n_types"]
+        depth[position] = len(stack)
+        assert len(stack) <= options["max_depth"]
+    assert not stack
+    return {position: depth[position] for position in asked}
