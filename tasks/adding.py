@@ -19,8 +19,8 @@ class Adding(Task):
     The label, at the last position alone, is the sum of the two numbers of channel 0. The best guess that ignores the
     input, 1, has mean squared error 1/6, which is R² = 0.
 
-    Source: Hochreiter and Schmidhuber, "Long Short-Term Memory", Neural Computation 9(8), 1997, in the form of Arjovsky,
-    Shah and Bengio, arXiv 1511.06464; the default length is that of state-spaces/s4.
+    Source: Hochreiter and Schmidhuber, "Long Short-Term Memory", Neural Computation 9(8), 1997, in the form of
+    Arjovsky, Shah and Bengio, arXiv 1511.06464; the default length is that of state-spaces/s4.
 
         >>> task = Adding(seq_len=6)
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -40,9 +40,9 @@ class Adding(Task):
         "as in Arjovsky, Shah and Bengio, arXiv 1511.06464, and state-spaces/s4"
     )
     prediction: ClassVar[str] = (
-        "What is to be kept depends on the input, which gates (LSTM, selective SSMs) and attention can see and a linear "
-        "time-invariant mixer cannot, but for the nonlinearity between its layers; a plain RNN's gradient is gone over "
-        "a few hundred positions."
+        "What is to be kept depends on the input, which gates (LSTM, selective SSMs) and attention can see and a "
+        "linear time-invariant mixer cannot, but for the nonlinearity between its layers; a plain RNN's gradient is "
+        "gone over a few hundred positions."
     )
     worked: ClassVar[Mapping[str, Any]] = {"seq_len": 8}
 

@@ -44,8 +44,8 @@ class Bracket(Task):
         "Yao et al., Self-Attention Networks Can Process Bounded Hierarchical Languages, arXiv 2105.11115"
     )
     prediction: ClassVar[str] = (
-        "The depth is a sum of +1 and -1: one linear state with its pole at 1 counts it, as does attention that averages "
-        "and knows the position. A decay in (0, 1) forgets the beginning, so its error grows with the length."
+        "The depth is a sum of +1 and -1: one linear state with its pole at 1 counts it, as does attention that "
+        "averages and knows the position. A decay in (0, 1) forgets the beginning, so its error grows with the length."
     )
     worked: ClassVar[Mapping[str, Any]] = {"n_types": 2, "max_depth": 4, "seq_len": 16}
 

@@ -25,8 +25,9 @@ class Delay(Task):
 
     At another length the lag and the band stay what they are: the same delay in a longer signal.
 
-    Source: Gu, Johnson, Timalsina, Rudra and Ré, "How to Train Your HiPPO", arXiv 2206.12037, and state-spaces/s4: 4,000
-    steps of 1/4000 s, limited to 1,000 Hz, delayed by 1,000 steps. There a cutoff of 1/2 keeps the frequency 1/2 too.
+    Source: Gu, Johnson, Timalsina, Rudra and Ré, "How to Train Your HiPPO", arXiv 2206.12037, and state-spaces/s4:
+    4,000 steps of 1/4000 s, limited to 1,000 Hz, delayed by 1,000 steps. There a cutoff of 1/2 keeps the frequency 1/2
+    too.
 
         >>> task = Delay(seq_len=8, lag=3)
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -46,9 +47,9 @@ class Delay(Task):
         "Gu, Johnson, Timalsina, Rudra and Ré, How to Train Your HiPPO, arXiv 2206.12037; shape of state-spaces/s4"
     )
     prediction: ClassVar[str] = (
-        "A delay is linear and time-invariant: an SSM needs a state of 2 * cutoff * lag numbers to hold the part of the "
-        "signal that is under way, and below that its error falls with the size of its state; a window or convolution "
-        "shorter than the lag fails, attention solves it with positions."
+        "A delay is linear and time-invariant: an SSM needs a state of 2 * cutoff * lag numbers to hold the part of "
+        "the signal that is under way, and below that its error falls with the size of its state; a window or "
+        "convolution shorter than the lag fails, attention solves it with positions."
     )
     worked: ClassVar[Mapping[str, Any]] = {"seq_len": 16, "lag": 4}
 

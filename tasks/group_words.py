@@ -46,8 +46,9 @@ class GroupWords(Task):
     )
     prediction: ClassVar[str] = (
         "A group that is not solvable (A5, S5) is complete for NC1: attention and SSMs with diagonal or fixed "
-        "transitions need a depth that grows with the length, an RNN or LSTM one layer. The delta rule with eigenvalues "
-        "down to -1 reflects once a step: one layer does swaps, two do S3, and S5 needs more layers or reflections."
+        "transitions need a depth that grows with the length, an RNN or LSTM one layer. The delta rule with "
+        "eigenvalues down to -1 reflects once a step: one layer does swaps, two do S3, and S5 needs more layers or "
+        "reflections."
     )
     sources: ClassVar[tuple[str, ...]] = ("tasks.groups",)
     worked: ClassVar[Mapping[str, Any]] = {"group": "S3", "seq_len": 12}

@@ -52,8 +52,8 @@ class Needle(Task):
     source: ClassVar[str] = "this project's, for gradient propagation against distance (Ghodsi, arXiv 2512.15115)"
     prediction: ClassVar[str] = (
         "Attention's gradient does not depend on the distance; a stable linear time-invariant mixer's decays with it, "
-        "unless its poles lie at the unit circle; a gated recurrence keeps it if it learns to shut its gate on noise. With "
-        "distractors a linear time-invariant mixer cannot tell which needle counts."
+        "unless its poles lie at the unit circle; a gated recurrence keeps it if it learns to shut its gate on noise. "
+        "With distractors a linear time-invariant mixer cannot tell which needle counts."
     )
 
     def __init__(
