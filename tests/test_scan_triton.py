@@ -140,7 +140,7 @@ def compile_kernel(kernel, tile, values, **steps):
     options = dict(num_warps=tile.warps, enable_fp_fusion=True)
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
-steps = dict(STEPS=ours.STEPS_FORWARD, FULL=False)
+steps = dict(STEPS=ours.CHUNK, FULL=False)
 forward = compile_kernel(ours._forward, ours.forward_tile(16), "bf16", **steps)
 steps = dict(STEPS=ours.STEPS_BACKWARD, PARTS=ours.CHUNK // ours.STEPS_BACKWARD, FULL=False)
 backward = compile_kernel(ours._backward, ours.backward_tile(16), "bf16", **steps)

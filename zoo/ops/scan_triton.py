@@ -31,7 +31,7 @@ _LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 _LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
 
 
-class _Tile(NamedTuple):
+class Tile(NamedTuple):
     """What a program holds: `states` is d_state, filled up to a power of two."""
 
     states: int
@@ -39,31 +39,34 @@ class _Tile(NamedTuple):
     warps: int
 
 
-# `no_type_check` on the kernels keeps the tests' shape checker away: triton reads their source, not the functions.
-
-# Steps that one loop body takes; steps between two states that are kept in memory, a multiple of them.
-STEPS_FORWARD = CHUNK = 16
+# Steps from one state that is kept to the next. Forward unrolls all of them; backward, which holds their states in
+# registers, takes them in parts and runs to the start of a part once more.
+CHUNK = 16
 STEPS_BACKWARD = 8
 
 
-def _tile(d_state: int, channels: int, per_thread: int) -> _Tile:
+def _tile(d_state: int, channels: int, per_thread: int) -> Tile:
     states = triton.next_power_of_2(d_state)
-    return _Tile(states, channels, min(16, max(1, states * channels // (32 * per_thread))))
+    return Tile(states, channels, min(16, max(1, states * channels // (32 * per_thread))))
 
 
-def forward_tile(d_state: int) -> _Tile:
+def forward_tile(d_state: int) -> Tile:
     """Four numbers a thread: at the widths of models enough warps to hide the latencies of one another."""
     return _tile(d_state, 32, 4)
 
 
-def backward_tile(d_state: int) -> _Tile:
+def backward_tile(d_state: int) -> Tile:
     """Eight numbers a thread, and at 16 states or fewer one warp: sums over its channels need no barrier."""
-    return _tile(d_state, max(16, 256 // triton.next_power_of_2(d_state)) if d_state <= 16 else 32, 8)
+    states = triton.next_power_of_2(d_state)
+    return _tile(d_state, 256 // states if states <= 16 else 32, 8)
 
 
 def chunk_length(batch: int, d_inner: int, d_state: int, seq_len: int) -> int:
     """Steps from one state that is kept to the next."""
     return CHUNK
+
+
+# `no_type_check` on the kernels keeps the tests' shape checker away: triton reads their source, not the functions.
 
 
 @triton.jit
@@ -250,7 +253,7 @@ def scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) 
     inputs = tuple(t.contiguous() for t in (x, dt, A, B.float(), C.float(), state))
     y, final = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, state))
     entering = state.new_empty(triton.cdiv(seq_len, CHUNK), batch, d_state, d_inner)
-    steps = {"STEPS": STEPS_FORWARD}
+    steps = {"STEPS": CHUNK}
     _launch(_forward, forward_tile(d_state), steps, x.shape, d_state, *inputs, y, final, entering)
     return y, final, entering
 
@@ -275,7 +278,7 @@ def scan_backward(
     return grad_x, grad_dt, grad_A, grad_B, grad_C, grad_state
 
 
-def _launch(kernel: Any, tile: _Tile, steps: dict[str, int], shape: torch.Size, d_state: int, *tensors: Tensor) -> None:
+def _launch(kernel: Any, tile: Tile, steps: dict[str, int], shape: torch.Size, d_state: int, *tensors: Tensor) -> None:
     batch, seq_len, d_inner = shape
     sizes = {"d_inner": d_inner, "d_state": d_state, "STATES": tile.states, "CHANNELS": tile.channels}
     # Comparisons with the edges of the tensors are left out where no program reaches beyond one.
