@@ -90,8 +90,8 @@ def _status(argv: Sequence[str]) -> int:
         return _stopped(stop, argv, 130 if stop.signal == signal.SIGINT else REQUEUE)
     except KeyboardInterrupt:
         return _stopped("interrupted outside training", argv, 130)
-    except NonFiniteLossError as error:
-        return _fail(error, 1)
+    except NonFiniteLossError as error:  # in all processes at once
+        return _fail(error, 1) if is_first_process() else 0
     except OSError as error:
         # The system names no file where a write fails, as on a full disk, only where opening does.
         unnamed = error.errno is not None and error.filename is None
@@ -176,6 +176,7 @@ class Session:
             UsageError: see `run`.
         """
         from lightning.fabric.utilities.exceptions import MisconfigurationException
+        from lightning.pytorch.plugins import DoublePrecision
 
         from tasks import create_task
         from tasks.datamodule import TaskDataModule
@@ -201,6 +202,9 @@ class Session:
             state_bytes = model.backbone.state_bytes(spec.seq_len)  # refuses a sequence that the mixer cannot take
             progress = command.trainer["enable_progress_bar"] is not False
             trainer = build_trainer(command, folder, throughput, step)
+            if isinstance(trainer.precision_plugin, DoublePrecision):
+                # Lightning converts after it has read a checkpoint, whose float64 weights would be rounded on the way.
+                model.double()
             if trainer.max_steps == -1 and trainer.max_epochs == -1:
                 raise ValueError(
                     "the learning rate schedule needs an end: give trainer.max_steps or trainer.max_epochs"
@@ -222,7 +226,7 @@ class Session:
             )
         with _ctrl_c():
             self.trainer.fit(self.model, self.data, ckpt_path=self.checkpoint, weights_only=True)
-        if not self.folder.best.is_file():
+        if self.trainer.strategy.broadcast(not self.folder.best.is_file()):
             # No validation has found a better one: training ended before the first, or there is none.
             self.trainer.save_checkpoint(self.folder.best)
 

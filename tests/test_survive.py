@@ -27,6 +27,7 @@ import cli
 import run_folder
 import train
 from tests import kills
+from tests.tolerances import tolerance
 from tests.training.small import assert_identical
 from zoo.saved import is_whole
 
@@ -227,6 +228,16 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     assert err.splitlines() == [said.format(name, checkpoints, good) for name in names]
     assert re.search(rf"going on from step [24] \({re.escape(str(good))}\)", out)
     assert_same_run(path, whole)
+
+
+def test_a_run_in_float64_goes_on_in_float64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    double = ("--trainer.precision", "64-true")
+    assert go(tmp_path / "whole", *double) == 0
+    with monkeypatch.context() as patch:
+        at_step(5, lambda: signal.raise_signal(signal.SIGINT), patch)
+        assert go(tmp_path / "run", *double) == 130
+    assert go(tmp_path / "run", *double) == 0
+    assert_same_run(folder(tmp_path / "run", *double), folder(tmp_path / "whole", *double))
 
 
 def test_a_kill_between_the_renames_of_a_save_loses_nothing(
@@ -572,3 +583,49 @@ def test_a_run_killed_at_an_awkward_moment_ends_as_if_it_never_was(
         process.join()
         assert process.exitcode == status, log.read_text()
     assert_same_run(path, whole)
+
+
+# Several processes on one run
+
+ALIKE = shlex.split(
+    "--mixer hybrid --n_layers 2 --trainer.max_steps 60 --trainer.val_check_interval 4 --trainer.precision 64-true "
+    "--task.n_pairs 4 --task.min_pairs 1 --task.n_val 18 --task.n_test 18"  # unequal numbers of labels and of rows
+)
+
+
+def gone(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one_with_their_batches_together_and_survive_the_same(tmp_path: Path) -> None:
+    """Stopped by a signal to one of them, then killed: in the end the metrics and curves of the one process."""
+    whole = [*ALIKE, "--batch_size", "16"]
+    split = [*ALIKE, "--batch_size", "8", "--trainer.devices", "2", "--trainer.strategy", "ddp"]
+    assert go(tmp_path, *whole) == 0
+    path, log = folder(tmp_path, *split), tmp_path / "log"
+    last = path / "checkpoints" / "last.ckpt"
+    for number, status in ((signal.SIGTERM, train.REQUEUE), (signal.SIGKILL, -signal.SIGKILL), (None, 0)):
+        before = last.stat().st_mtime_ns if last.exists() else 0
+        argv = [sys.executable, "train.py", *command(tmp_path, *split)]
+        with log.open("a") as output:
+            process = subprocess.Popen(argv, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
+        if number is not None:
+            while process.poll() is None and not (last.exists() and last.stat().st_mtime_ns > before):
+                time.sleep(0.002)
+            process.send_signal(number)
+        assert process.wait() == status, log.read_text()
+        until = time.monotonic() + 60
+        while not gone(process.pid):
+            assert time.monotonic() < until, "the other process lives on"
+            time.sleep(0.05)
+    found, expected = results(path), results(folder(tmp_path, *whole))
+    assert found == pytest.approx(expected, rel=tolerance(torch.float64)["rtol"], abs=tolerance(torch.float64)["atol"])
+    assert curves(path).keys() == curves(folder(tmp_path, *whole)).keys()
+    for tag, points in curves(folder(tmp_path, *whole)).items():
+        np.testing.assert_allclose(curves(path)[tag], points, **tolerance(torch.float32), err_msg=tag)
+    assert log.read_text().count("to go on: ") == 1

@@ -74,8 +74,11 @@ class NonFiniteLoss(Callback):
     """
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
-        if not bool(torch.isfinite(loss.detach())):
-            raise NonFiniteLossError(f"the loss is {loss.item()}", trainer.global_step)
+        # The mean over the processes: they stop together, instead of one waiting for another that has stopped.
+        mean = trainer.strategy.reduce(loss.detach().clone())
+        assert isinstance(mean, Tensor)
+        if not bool(torch.isfinite(mean)):
+            raise NonFiniteLossError(f"the loss is {mean.item()}", trainer.global_step)
 
 
 class Throughput(Callback):

@@ -201,8 +201,10 @@ class SequenceModule(L.LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         outputs, labels, _ = self.predict_labelled(batch)
         loss, score = self._judge(outputs, labels)
-        self.log("train/loss", loss.detach(), prog_bar=True)
-        self.log(f"train/{self.score_name}", score, prog_bar=True)
+        share = self._share(labels.numel(), loss.dtype)
+        loss, score = share * loss, share * score
+        self.log("train/loss", loss.detach(), prog_bar=True, sync_dist=True)
+        self.log(f"train/{self.score_name}", score, prog_bar=True, sync_dist=True)
         return loss + self._balance() if self.hparams["n_experts"] else loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
@@ -260,6 +262,17 @@ class SequenceModule(L.LightningModule):
         """What is logged beside the loss."""
         return "accuracy" if self.loss == "cross_entropy" else "relative_squared_error"
 
+    def _share(self, n: int, dtype: torch.dtype) -> Tensor | float:
+        """This process's n labels over what a process has on average, 1 where there is one process.
+
+        Gradients and logged numbers are means over the processes: weighed by this they are means over all labels.
+        """
+        if _n_processes() == 1:
+            return 1.0
+        total = self.trainer.strategy.reduce(torch.tensor(n, dtype=dtype, device=self.device), reduce_op="sum")
+        assert isinstance(total, Tensor)
+        return n * _n_processes() / total.clamp(min=1)
+
     def _judge(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Loss, and accuracy or relative squared error, of one batch; zeros, which weigh nothing, where it is empty."""
         if labels.numel() == 0:
@@ -273,8 +286,9 @@ class SequenceModule(L.LightningModule):
     def _evaluate(self, stage: Literal["val", "test"], batch: Batch) -> None:
         outputs, labels, at = self.predict_labelled(batch)
         loss, score = self._judge(outputs, labels)
-        # Means over the split weigh each batch by the number of its labels: the last batch may be short.
-        weight = labels.numel()
+        # Means over the split weigh each batch by the number of its labels: the last batch may be short. Lightning
+        # averages these weights over the processes, and rounds down: a multiple of the processes' number stays exact.
+        weight = labels.numel() * _n_processes()
         means = {"loss": loss}
         if self.loss == "cross_entropy":
             means["accuracy"] = score
@@ -288,7 +302,7 @@ class SequenceModule(L.LightningModule):
         for name, metric in metrics.items():
             assert isinstance(metric, Metric)
             if isinstance(metric, Perplexity):
-                metric.update(loss, weight)
+                metric.update(loss, labels.numel())
             elif isinstance(metric, MulticlassExactMatch):
                 assert at is not None
                 guesses, asked = _answered(outputs, batch["labels"], at)
@@ -319,6 +333,12 @@ def _answered(outputs: Tensor, labels: Tensor, at: Tensor) -> tuple[Tensor, Tens
     guesses[at] = outputs.argmax(-1)
     asked = at.any(1)
     return guesses[asked], labels[asked]
+
+
+def _n_processes() -> int:
+    """Of this training run; 1 also where there is no trainer."""
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if distributed else 1
 
 
 def _at_least_float32(t: Tensor) -> Tensor:
