@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -18,6 +20,10 @@ from run_folder import RunFolder
 from tests.test_doors import ROOT
 from zoo import __main__ as command
 from zoo.compare import Run, group_runs, read_runs
+from zoo.compare.charts import charts_of, comparison_figure
+from zoo.compare.files import write_comparison
+from zoo.compare.page import as_page
+from zoo.theory.report import as_png
 
 SIZES = {"chance": 0.125, "params": 1000, "state_bytes": 512, "tokens_per_second": 1e4, "step": 40, "seconds": 3.0}
 
@@ -307,6 +313,123 @@ def test_the_files_say_what_the_table_says(tmp_path: Path, capsys: pytest.Captur
     assert float(other["test/accuracy"]) == pytest.approx(0.6)
     assert float(other["test/loss standard deviation"]) == pytest.approx(0.02**0.5)
     assert "skipped" not in lines(capsys, tmp_path / "runs")[1]  # its own files are no foreign ones
+
+
+# The page and the charts
+
+
+@pytest.fixture(scope="module")
+def varied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tasks: recall by two mixers at lengths, one of them with several heads; regression by one."""
+    run_dir = tmp_path_factory.mktemp("varied")
+    for seed in (0, 1):
+        for n_heads in (1, 2):
+            lengths = {f"test/accuracy_at_length/{n}": 0.4 * n_heads + seed / 10 for n in (8, 32)}
+            facts = {f"test/accuracy_by_distance/<={n}": 1 / n for n in (1, 2)}
+            options = {"mixer.n_heads": n_heads, "task.seq_len": 16}
+            more = lengths | facts | {"state_bytes": 512 * n_heads}
+            write_run(run_dir, f"mqar/attention-n_heads{n_heads}", seed, 0.4 * n_heads, options, more)
+        write_run(run_dir, "mqar/lstm", seed, 0.3, {"task.seq_len": 16})
+    error = {"test/accuracy": None, "val/accuracy": None, "test/relative_squared_error": 1e-3}
+    write_run(run_dir, "ssm_teacher/factorized", 0, 0.5, metrics=error)
+    return run_dir
+
+
+def test_charts_hold_means_and_spreads_over_seeds(varied: Path) -> None:
+    recall, regression = group_runs(read_runs(varied))
+    charts = {chart.kind: chart for chart in charts_of(recall)}
+    assert list(charts) == ["curve", "loss", "length", "fact", "state", "heads"]
+    curve = charts["curve"].series[0]
+    assert (curve.label, curve.x) == ("attention n_heads=1", (10, 20, 30, 40))
+    assert curve.y == pytest.approx((0.15, 0.25, 0.35, 0.45))
+    assert curve.spread == pytest.approx([0.1 / 2**0.5] * 4)
+    length = charts["length"].series[1]
+    assert (length.label, length.x) == ("attention n_heads=2", (8, 16, 32))
+    assert length.y == pytest.approx((0.85, 0.8, 0.85))  # at its own length the test score
+    assert [each.label for each in charts["length"].series] == ["attention n_heads=1", "attention n_heads=2"]
+    state = {each.label: each.x for each in charts["state"].series}
+    assert state == {"attention": (512, 1024), "lstm": (512,)}
+    (heads,) = charts["heads"].series
+    assert (heads.label, heads.x, heads.points) == ("attention", (1, 2), ("attention n_heads=1", "attention n_heads=2"))
+    assert charts["heads"].chance == 0.125
+    assert [chart.kind for chart in charts_of(regression)] == ["loss"]  # nothing was logged of its score
+
+
+def test_the_picture_draws_every_chart(varied: Path) -> None:
+    figure = comparison_figure(group_runs(read_runs(varied)))
+    drawn = [axes for axes in figure.axes if axes.lines]
+    assert [len(axes.get_legend().get_texts()) for axes in drawn] == [4, 4, 3, 3, 2]
+    assert drawn[0].get_title() == "mqar: learning curves"
+    assert as_png(figure).startswith(b"\x89PNG")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Headless Chromium that keeps what its console says and what it asks the network for."""
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    program, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if program is None or driver is None:
+        pytest.skip("needs chromium and chromedriver on the PATH")
+    options = webdriver.ChromeOptions()
+    options.binary_location = program
+    switches = "headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking"
+    for switch in f"{switches} disable-component-update disable-sync window-size=1400,2400".split():
+        options.add_argument(f"--{switch}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    chrome = webdriver.Chrome(options=options, service=Service(driver))
+    yield chrome
+    chrome.quit()
+
+
+def test_the_page_in_a_browser(varied: Path, tmp_path: Path, browser: Any) -> None:
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.select import Select
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    write_comparison(group_runs(read_runs(varied)), tmp_path)
+    browser.get((tmp_path / "compare.html").as_uri())
+
+    def traces(visible: bool = False) -> list[int]:
+        """Of each drawn chart, the number of traces."""
+        keep = "trace => trace.visible" if visible else "trace => true"
+        of_each = f"Array.from(document.querySelectorAll('.chart'), c => c.data ? c.data.filter({keep}).length : 0)"
+        return browser.execute_script(f"return {of_each}")
+
+    def shown(selector: str) -> list[str]:
+        return [each.text for each in browser.find_elements(By.CSS_SELECTOR, selector) if each.is_displayed()]
+
+    WebDriverWait(browser, 20).until(lambda _: all(traces()))
+    # A line a series, and a band where seeds differ; a point's bar is no trace.
+    assert traces() == [6, 3, 4, 2, 2, 1, 1]
+    assert shown("h2") == ["mqar", "ssm_teacher"]
+    assert shown("tbody tr td:first-child") == ["attention n_heads=2", "attention n_heads=1", "lstm", "factorized"]
+
+    browser.find_element(By.CSS_SELECTOR, "input[value=attention]").click()
+    WebDriverWait(browser, 20).until(lambda _: traces(visible=True) == [2, 1, 0, 0, 1, 0, 1])
+    assert shown("tbody tr td:first-child") == ["lstm", "factorized"]
+    browser.find_element(By.CSS_SELECTOR, "[data-check=all]").click()
+    WebDriverWait(browser, 20).until(lambda _: traces(visible=True) == traces())
+
+    browser.find_element(By.CSS_SELECTOR, "th button").click()
+    assert shown("tbody tr td:first-child") == ["attention n_heads=1", "attention n_heads=2", "lstm", "factorized"]
+    Select(browser.find_element(By.NAME, "task")).select_by_visible_text("ssm_teacher")
+    assert shown("h2") == ["ssm_teacher"]
+
+    assert browser.get_log("browser") == []
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = {e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"}
+    assert {urlsplit(url).scheme for url in asked} <= {"file", "data", "blob"}
+    assert asked
+
+
+def test_names_are_no_markup(tmp_path: Path) -> None:
+    write_run(tmp_path, options={"task.path": "</script><b>&"})
+    write_run(tmp_path / "other", options={"task.path": "b"})
+    page = as_page(group_runs(read_runs(tmp_path)), "<i>")
+    assert "<b>&" not in page
+    assert "<i>" not in page.partition("<script>")[0].replace('<i style="', "")
 
 
 def test_reading_needs_no_torch(tmp_path: Path) -> None:

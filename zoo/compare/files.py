@@ -5,21 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from zoo.compare.charts import comparison_figure
+from zoo.compare.page import as_page
 from zoo.compare.table import Group, as_csv, as_markdown
 from zoo.files import write_atomically
 
 
 def write_comparison(groups: Sequence[Group], folder: Path) -> list[Path]:
-    """Write compare.csv and compare.md into `folder`, which is made; each file whole or not at all.
+    """Write compare.csv, .md, .png and .html into `folder`, which is made; each file whole or not at all.
 
     Raises:
+        MissingExtraError: matplotlib or plotly is not installed; before anything is written.
         OSError: the folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    from zoo.theory.report import as_png  # costs an import of torch, which reading runs does without
+
     contents: dict[str, str | bytes] = {
         "compare.csv": as_csv(groups),
         "compare.md": as_markdown(groups, describe(groups)),
+        "compare.png": as_png(comparison_figure(groups)),
+        "compare.html": as_page(groups, describe(groups)),
     }
+    folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         write_atomically(folder / name, content)
     return [folder / name for name in contents]

@@ -8,7 +8,7 @@ import json
 import logging
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -39,12 +39,14 @@ class Row:
         options: of the configuration, by dotted name.
         runs: one a seed, by seed.
         score: the name of what it is judged by, such as accuracy.
+        telling: the options that the label says.
     """
 
     label: str
     options: Mapping[str, Any]
     runs: tuple[Run, ...]
     score: str
+    telling: frozenset[str] = frozenset()
 
     @property
     def mixer(self) -> str:
@@ -81,6 +83,10 @@ class Row:
         """A metric's standard deviation over the runs that count; None for less than two."""
         values = self.values(name)
         return statistics.stdev(values) if len(values) > 1 else None
+
+    def label_without(self, key: str) -> str:
+        """The label if it did not say one of the options."""
+        return _label(self.mixer, self.options, self.telling - {key})
 
     @property
     def score_name(self) -> str:
@@ -176,7 +182,7 @@ def _group(title: str, runs: Sequence[Run]) -> Group:
         first = members[0]
         telling = _differing([each[0].options for each in configurations if each[0].mixer == first.mixer])
         named |= telling
-        rows.append(Row(_label(first.mixer, first.options, telling), first.options, members, score))
+        rows.append(Row(_label(first.mixer, first.options, telling), first.options, members, score, frozenset(telling)))
 
     def order(row: Row) -> tuple[Any, ...]:
         mean = row.mean(row.score_name)
@@ -194,7 +200,7 @@ def _differing(options: Sequence[Mapping[str, Any]]) -> set[str]:
     return {key for key in keys if any(each.get(key, _ABSENT) != options[0].get(key, _ABSENT) for each in options)}
 
 
-def _label(name: str, options: Mapping[str, Any], telling: Iterable[str]) -> str:
+def _label(name: str, options: Mapping[str, Any], telling: Set[str]) -> str:
     """`attention n_heads=2`: without the prefixes mixer., task. and trainer., where the rest is no other option."""
     parts = []
     for key in sorted(telling & options.keys()):

@@ -1,0 +1,313 @@
+"""What a comparison draws, as data: learning curves, and scores against length, state, heads and facts of the task.
+
+The page and the picture draw the same charts.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from zoo.compare.runs import Number
+from zoo.compare.table import SCORES, Group, Row
+from zoo.naming import require_extra
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Told apart by people who see few colours too, as far as twelve can be.
+COLOURS = (
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"),
+    *("#6a3d9a", "#8c564b", "#444444", "#b2a000", "#e31a1c", "#17a398"),
+)
+_DASHES = ("-", "--", ":", "-.")
+_MARKERS = "os^Dv<>P"
+_PANEL = (5.0, 3.6)  # inches
+_DPI = 110
+_LEGEND_ENTRIES = 12
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a chart.
+
+    Attributes:
+        label: the configuration, or what its points have in common.
+        mixer: which decides the colour.
+        variant: which of the mixer's lines this is: dashes and markers.
+        x: abscissae, ascending.
+        y: means over seeds.
+        spread: standard deviations over seeds; 0 for one seed.
+        points: what each point is, where that is not its label.
+    """
+
+    label: str
+    mixer: str
+    variant: int
+    x: tuple[Number, ...]
+    y: tuple[Number, ...]
+    spread: tuple[Number, ...]
+    points: tuple[str, ...] = ()
+
+    def band(self, log: bool) -> tuple[list[Number], list[Number]]:
+        """Mean minus and plus standard deviation; on a logarithmic axis nothing falls below a tenth of the mean."""
+        low = [max(y - s, y / 10) if log else y - s for y, s in zip(self.y, self.spread, strict=True)]
+        return low, [y + s for y, s in zip(self.y, self.spread, strict=True)]
+
+    def bars(self, log: bool) -> tuple[list[Number], list[Number]]:
+        """How far the band reaches below and above the mean."""
+        low, high = self.band(log)
+        below = [y - bottom for y, bottom in zip(self.y, low, strict=True)]
+        return below, [top - y for y, top in zip(self.y, high, strict=True)]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One plot.
+
+    Attributes:
+        kind: curve, loss, length, state, heads or fact.
+        title: of the plot.
+        x_label: with its unit.
+        y_label: with its unit.
+        series: the lines.
+        log_x: whether the axis is logarithmic.
+        log_y: the same of the other.
+        chance: a level to draw across.
+        trained_at: an abscissa to draw up: the length of training.
+        joined: whether a line joins the points and its spread is a band; else each point has a bar.
+    """
+
+    kind: str
+    title: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    log_x: bool = False
+    log_y: bool = False
+    chance: Number | None = None
+    trained_at: Number | None = None
+    joined: bool = True
+
+    @property
+    def abscissae(self) -> list[Number]:
+        """Where the series have points, ascending."""
+        return sorted({x for each in self.series for x in each.x})
+
+    def colour(self, each: Series, known: Mapping[str, str]) -> str:
+        """Of a line: its mixer's (`known`); where all are of one mixer, one of its own."""
+        alone = len({series.mixer for series in self.series}) == 1 < len(self.series)
+        return COLOURS[each.variant % len(COLOURS)] if alone else known[each.mixer]
+
+    @property
+    def ticks(self) -> dict[Number, str] | None:
+        """Where the horizontal axis is marked, and how; None where any round numbers will do."""
+        points = self.abscissae
+        if self.kind == "state":
+            first, last = (round(math.log2(x)) for x in (points[0], points[-1]))
+            return {2**power: _bytes(2**power) for power in range(first, last + 1, max(1, (last - first) // 6))}
+        return {x: f"{x:,}" for x in points} if self.kind in ("length", "fact", "heads") and len(points) <= 10 else None
+
+
+def charts_of(group: Group) -> list[Chart]:
+    """The charts of a task for which its runs have anything to show."""
+    score = group.score.replace("_", " ")
+    log = group.score in ("relative_squared_error", "perplexity")
+    chance = group.chance if group.score == "accuracy" else None
+    found = [
+        Chart(
+            "curve",
+            "Learning curves",
+            "optimizer steps",
+            f"validation {score}",
+            _curves(group, f"val/{group.score}"),
+            log_y=log,
+            chance=chance,
+        ),
+        Chart("loss", "Training loss", "optimizer steps", "training loss", _curves(group, "train/loss"), log_y=True),
+        Chart(
+            "length",
+            f"{score.capitalize()} against length",
+            "length of the test sequences (positions)",
+            f"test {score}",
+            _by_number(group, re.compile(rf"test/{group.score}_at_length/(\d+)"), trained=True),
+            log_x=True,
+            log_y=log,
+            chance=chance,
+            trained_at=_trained_at(group),
+        ),
+        *(
+            Chart(
+                "fact",
+                f"Accuracy by {fact.replace('_', ' ')}",
+                f"{fact.replace('_', ' ')}, at most",
+                "test accuracy",
+                _by_number(group, re.compile(rf"test/accuracy_by_{re.escape(fact)}/<=(\d+)")),
+                log_x=True,
+                chance=chance,
+            )
+            for fact in _facts(group)
+        ),
+        Chart(
+            "state",
+            f"{score.capitalize()} against state",
+            "state after the sequence, batch of one",
+            f"test {score}",
+            _by_size(group, lambda row: row.mean("state_bytes")),
+            log_x=True,
+            log_y=log,
+            chance=chance,
+            joined=False,
+        ),
+    ]
+    if len({row.options.get("mixer.n_heads") for row in group.rows} - {None}) > 1:
+        heads = _by_size(group, lambda row: row.options.get("mixer.n_heads"), "mixer.n_heads")
+        name = f"{score.capitalize()} against heads"
+        found.append(Chart("heads", name, "heads H", f"test {score}", heads, log_y=log, chance=chance, joined=False))
+    return [chart for chart in found if chart.series and (chart.kind in ("curve", "loss") or len(chart.abscissae) > 1)]
+
+
+def _curves(group: Group, tag: str) -> tuple[Series, ...]:
+    return _lines(group, lambda row: [dict(run.curves.get(tag, [])) for run in row.runs])
+
+
+def _by_number(group: Group, pattern: re.Pattern[str], trained: bool = False) -> tuple[Series, ...]:
+    """A line for each configuration over metrics whose name ends with a number; at its own length also the score."""
+
+    def points(row: Row) -> list[dict[Number, Number]]:
+        found = []
+        for run in row.judged:
+            of_run = {
+                int(match[1]): value
+                for name, value in run.metrics.items()
+                if value is not None and (match := pattern.fullmatch(name))
+            }
+            length, score = row.options.get("task.seq_len"), run.metrics.get(row.score_name)
+            if trained and of_run and length is not None and score is not None:
+                of_run.setdefault(length, score)
+            found.append(of_run)
+        return found
+
+    return _lines(group, points)
+
+
+def _lines(group: Group, points: Callable[[Row], Sequence[Mapping[Number, Number]]]) -> tuple[Series, ...]:
+    """A line for each configuration, from the points {x: y} of each of its seeds."""
+    found = []
+    for row, variant in _variants(group.rows):
+        seeds = points(row)
+        at = {x: [seed[x] for seed in seeds if x in seed] for x in sorted({x for seed in seeds for x in seed})}
+        if at:
+            y, spread = zip(*map(_mean_and_spread, at.values()), strict=True)
+            found.append(Series(row.label, row.mixer, variant, tuple(at), y, spread))
+    return tuple(found)
+
+
+def _by_size(group: Group, size: Callable[[Row], Number | None], without: str = "") -> tuple[Series, ...]:
+    """A line for each mixer over the scores of its tested configurations; with `without`, for all else that differs."""
+    lines: dict[tuple[str, str], list[tuple[Number, Number, Number, str]]] = {}
+    for row in group.rows:
+        x, values = size(row), row.values(row.score_name)
+        if row.tested and x is not None and values:
+            label = row.label_without(without) if without else row.mixer
+            lines.setdefault((row.mixer, label), []).append((x, *_mean_and_spread(values), row.label))
+    found, n_before = [], {}
+    for (mixer, label), points in lines.items():
+        variant = n_before[mixer] = n_before.get(mixer, -1) + 1
+        x, y, spread, names = zip(*sorted(points), strict=True)
+        found.append(Series(label, mixer, variant, x, y, spread, names))
+    return tuple(found)
+
+
+def _mean_and_spread(values: Sequence[Number]) -> tuple[Number, Number]:
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def _bytes(size: int) -> str:
+    """A power of two with its unit."""
+    unit = min(int(math.log2(size)) // 10, 4)
+    return f"{size // 2 ** (10 * unit):,} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[unit]}"
+
+
+def _variants(rows: Iterable[Row]) -> Iterator[tuple[Row, int]]:
+    """Rows by name, each numbered among those of its mixer."""
+    n_before: dict[str, int] = {}
+    for row in sorted(rows, key=lambda row: row.label):
+        n_before[row.mixer] = n_before.get(row.mixer, -1) + 1
+        yield row, n_before[row.mixer]
+
+
+def _facts(group: Group) -> list[str]:
+    names = {name for row in group.rows for run in row.judged for name in run.metrics}
+    return sorted({match[1] for name in names if (match := re.fullmatch(r"test/accuracy_by_(.+)/<=\d+", name))})
+
+
+def _trained_at(group: Group) -> Number | None:
+    return next((row.options["task.seq_len"] for row in group.rows if "task.seq_len" in row.options), None)
+
+
+def colours(groups: Sequence[Group]) -> dict[str, str]:
+    """A colour for each mixer, the same in all charts."""
+    mixers = sorted({row.mixer for group in groups for row in group.rows})
+    return {mixer: COLOURS[at % len(COLOURS)] for at, mixer in enumerate(mixers)}
+
+
+# As a picture
+
+
+def comparison_figure(groups: Sequence[Group]) -> Figure:
+    """All charts but the training loss: a line of plots for each task.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    lines = [(group, [chart for chart in charts_of(group) if chart.kind != "loss"]) for group in groups]
+    n_columns = max(1, *(len(charts) for _, charts in lines))
+    size = (_PANEL[0] * n_columns, _PANEL[1] * len(lines))
+    figure = require_extra("matplotlib.figure").Figure(figsize=size, dpi=_DPI, layout="constrained")
+    known = colours(groups)
+    for (group, charts), axes in zip(lines, figure.subplots(len(lines), n_columns, squeeze=False), strict=True):
+        for chart, each in zip(charts, axes, strict=False):
+            draw(each, chart, known, f"{group.title}: {chart.title[0].lower()}{chart.title[1:]}")
+        for each in axes[len(charts) :]:
+            each.set_axis_off()
+    return figure
+
+
+def draw(axes: Axes, chart: Chart, known: Mapping[str, str], title: str) -> None:
+    """A chart on matplotlib's axes; `known` are the colours of mixers."""
+    for each in chart.series:
+        style: dict[str, Any] = {"color": chart.colour(each, known), "linestyle": _DASHES[each.variant % len(_DASHES)]}
+        few = len(each.x) < 12
+        style |= {"marker": _MARKERS[each.variant % len(_MARKERS)] if few else None, "markersize": 4, "linewidth": 1.4}
+        if chart.joined:
+            axes.plot(each.x, each.y, label=each.label, **style)
+            if any(each.spread):
+                axes.fill_between(each.x, *each.band(chart.log_y), color=style["color"], alpha=0.15, linewidth=0)
+        else:
+            axes.errorbar(each.x, each.y, each.bars(chart.log_y), label=each.label, capsize=2, **style)
+    if chart.chance is not None:
+        axes.axhline(chart.chance, color="0.5", linestyle=":", linewidth=1.2, label="chance")
+    if chart.trained_at is not None:
+        axes.axvline(chart.trained_at, color="0.7", linewidth=1, zorder=0, label=f"trained at {chart.trained_at:,}")
+    if chart.log_x:
+        axes.set_xscale("log", base=2)
+    if chart.log_y:
+        axes.set_yscale("log")
+    elif SCORES.get(chart.y_label.split()[-1]):
+        axes.set_ylim(-0.03, 1.03)
+    if chart.ticks is not None:
+        axes.set_xticks(list(chart.ticks), list(chart.ticks.values()))
+        axes.set_xticks([], minor=True)
+    axes.set_title(title, fontsize=10)
+    axes.set_xlabel(chart.x_label, fontsize=9)
+    axes.set_ylabel(chart.y_label, fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.grid(visible=True, alpha=0.3)
+    if len(chart.series) <= _LEGEND_ENTRIES:
+        axes.legend(fontsize=7)

@@ -1,0 +1,173 @@
+"""A comparison as one HTML page that holds all it needs: plotly.js, the charts, tables and filters; no network."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING
+
+from zoo.compare.charts import Chart, Series, charts_of, colours
+from zoo.compare.table import COLUMNS, SCORES, Group, Row, headings, shown_columns, unnamed_text
+from zoo.naming import require_extra
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure, Scatter
+
+_TEMPLATE = Path(__file__).with_name("page.html")
+_DASHES = ("solid", "dash", "dot", "dashdot")
+_MARKERS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "x", "cross", "star")
+
+
+def as_page(groups: Sequence[Group], sources: str) -> str:
+    """The page; `sources` says what was read.
+
+    Every trace carries its mixer in `meta`, every table row in `data-mixer`: the filters go by these.
+
+    Raises:
+        MissingExtraError: plotly is not installed.
+    """
+    known = colours(groups)
+    figures = [[json.loads(figure_of(chart, known).to_json()) for chart in charts_of(group)] for group in groups]
+    return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
+        sources=html.escape(sources),
+        tasks="".join(f'<option value="{at}">{html.escape(group.title)}</option>' for at, group in enumerate(groups)),
+        mixers="".join(_checkbox(mixer, colour) for mixer, colour in known.items()),
+        sections="\n".join(
+            _section(at, group, len(each)) for at, (group, each) in enumerate(zip(groups, figures, strict=True))
+        ),
+        # Within a script element only the end of it has a meaning.
+        figures=json.dumps(figures).replace("</", "<\\/"),
+        plotly=require_extra("plotly.offline").get_plotlyjs(),
+    )
+
+
+def _checkbox(mixer: str, colour: str) -> str:
+    name = html.escape(mixer)
+    swatch = f'<i style="background:{colour}"></i>'
+    return f'<label><input type="checkbox" name="mixer" value="{name}" checked>{swatch}{name}</label>'
+
+
+def _section(at: int, group: Group, n_charts: int) -> str:
+    note = unnamed_text(group)
+    return "\n".join(
+        [
+            f'<section data-task="{at}">',
+            f"<h2>{html.escape(group.title)}</h2>",
+            _table(group),
+            f"<p>{html.escape(note)}</p>" if note else "",
+            '<div class="charts">',
+            *(f'<div class="chart" data-chart="{number}"></div>' for number in range(n_charts)),
+            "</div>",
+            "</section>",
+        ]
+    )
+
+
+def _table(group: Group) -> str:
+    columns, names = shown_columns(group), headings(group)
+    head = "".join(f"<th{_align(at)}><button>{html.escape(names[at])}</button></th>" for at in columns)
+    body = "".join(_row(group, row, columns) for row in group.rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _row(group: Group, row: Row, columns: Sequence[int]) -> str:
+    best = row.label in group.best
+    kind = "best" if best else "" if row.tested else "open"
+    cells = []
+    for at in columns:
+        value = COLUMNS[at].value(row)
+        text = html.escape(COLUMNS[at].cell(row)) + (' <b title="best">★</b>' if best and at == 1 else "")
+        cells.append(f'<td{_align(at)} data-value="{"" if value is None else html.escape(str(value))}">{text}</td>')
+    return f'<tr class="{kind}" data-mixer="{html.escape(row.mixer)}">{"".join(cells)}</tr>'
+
+
+def _align(at: int) -> str:
+    return ' class="right"' if COLUMNS[at].right else ""
+
+
+def figure_of(chart: Chart, known: Mapping[str, str]) -> Figure:
+    """A chart as a plotly figure; `known` are the colours of mixers.
+
+    Raises:
+        MissingExtraError: plotly is not installed.
+    """
+    go = require_extra("plotly.graph_objects")
+    figure = go.Figure()
+    for each in chart.series:
+        colour = chart.colour(each, known)
+        if chart.joined and any(each.spread):
+            figure.add_trace(_band(each, chart.log_y, colour))
+        figure.add_trace(_line(each, chart, colour))
+    if chart.chance is not None:
+        figure.add_hline(chart.chance, line={"color": "#999", "dash": "dot", "width": 1.5})
+        mark = {"text": "chance", "showarrow": False, "font": {"size": 10, "color": "#777"}}
+        figure.add_annotation(x=1, xref="paper", y=chart.chance, yshift=7, xanchor="right", **mark)
+    if chart.trained_at is not None:
+        figure.add_vline(chart.trained_at, line={"color": "#bbb", "width": 1.5})
+    figure.update_layout(
+        template="plotly_white",
+        title={"text": chart.title, "font": {"size": 14}, "x": 0.02},
+        margin={"l": 60, "r": 12, "t": 40, "b": 48},
+        legend={"font": {"size": 11}, "orientation": "h", "y": -0.22, "yanchor": "top"},
+        hovermode="closest",
+        height=380,
+    )
+    figure.update_xaxes(title=chart.x_label, title_font_size=12, type="log" if chart.log_x else "linear")
+    if chart.ticks is not None:
+        figure.update_xaxes(tickvals=list(chart.ticks), ticktext=list(chart.ticks.values()))
+    figure.update_yaxes(title=chart.y_label, title_font_size=12, type="log" if chart.log_y else "linear")
+    if not chart.log_y and SCORES.get(chart.y_label.split()[-1]):
+        figure.update_yaxes(range=[-0.03, 1.03])
+    elif chart.log_y:
+        # Over many decades their ends are enough; within one, the numbers between are wanted.
+        values = [y for each in chart.series for y in each.y]
+        figure.update_yaxes(exponentformat="power", dtick=1 if max(values) > 100 * min(values) else None)
+    return figure
+
+
+def _line(each: Series, chart: Chart, colour: str) -> Scatter:
+    few = len(each.x) < 12
+    below, above = each.bars(chart.log_y)
+    bars = {
+        "type": "data",
+        "symmetric": False,
+        "array": above,
+        "arrayminus": below,
+        "thickness": 1.2,
+        "visible": not chart.joined and any(each.spread),
+    }
+    spread = [f" ± {value:.2g}" if value else "" for value in each.spread]
+    names = each.points or [each.label] * len(each.x)
+    return require_extra("plotly.graph_objects").Scatter(
+        x=each.x,
+        y=each.y,
+        name=html.escape(each.label),
+        mode="lines+markers" if few else "lines",
+        line={"color": colour, "width": 2, "dash": _DASHES[each.variant % len(_DASHES)]},
+        marker={"size": 7, "symbol": _MARKERS[each.variant % len(_MARKERS)]},
+        error_y=bars,
+        customdata=list(zip(map(html.escape, names), spread, strict=True)),
+        hovertemplate="%{customdata[0]}<br>%{y:.4g}%{customdata[1]} at %{x}<extra></extra>",
+        legendgroup=each.label,
+        meta={"mixer": each.mixer},
+    )
+
+
+def _band(each: Series, log: bool, colour: str) -> Scatter:
+    low, high = each.band(log)
+    return require_extra("plotly.graph_objects").Scatter(
+        x=[*each.x, *reversed(each.x)],
+        y=[*high, *reversed(low)],
+        fill="toself",
+        fillcolor=colour,
+        opacity=0.15,
+        line={"width": 0},
+        mode="lines",
+        hoverinfo="skip",
+        showlegend=False,
+        legendgroup=each.label,
+        meta={"mixer": each.mixer},
+    )
