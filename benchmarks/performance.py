@@ -1,0 +1,130 @@
+"""Speed and memory on a CPU, ours and the peers side by side: writes docs/performance.md.
+
+    python benchmarks/performance.py                      everything, about a quarter of an hour on two idle cores
+    python benchmarks/performance.py --only scan decode   these sections; the page keeps the others as they were
+
+First the tests of what is timed are run: nothing is measured where they fail. The peers come with
+`pip install 'mixer-zoo[bench]'`. Each section runs in a process of its own; its numbers go into
+`benchmarks/performance.json` as soon as they are there, with machine, commit and date, and the page and the README's
+table are made anew from that file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as train.py does
+
+from benchmarks import timing  # noqa: E402
+from benchmarks.machine import describe_machine, write_atomically  # noqa: E402
+from benchmarks.report import Section, render_section, show  # noqa: E402
+from benchmarks.sections import FULL, QUICK, SECTIONS  # noqa: E402
+
+TESTS = ("tests/test_selective_scan.py", "tests/test_ops.py", "tests/test_chunked_ops.py", "tests/test_peers.py")
+RESULTS, PAGE, PROFILES = "benchmarks/performance.json", "docs/performance.md", "docs/profiles.md"
+MARKS = ("<!-- performance -->\n", "<!-- /performance -->")
+SUMMARY = 8
+"""Targets at most in the README's table, the first of each section first."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmarks and return the exit status: 2 where the tests of what is timed fail."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(SECTIONS), metavar="SECTION", help=", ".join(SECTIONS))
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs; needs --out")
+    parser.add_argument("--out", type=Path, default=ROOT, help="folder in the place of the repository's root")
+    options = parser.parse_args(argv)
+    if options.quick and options.out == ROOT:
+        parser.error("--quick measures nothing worth publishing: give --out FOLDER")
+    if not options.quick and not tests_pass(TESTS):
+        print("performance.py: error: the tests of what is timed fail; nothing was measured", file=sys.stderr)
+        return 2
+    file = options.out / RESULTS
+    results = json.loads(file.read_text()) if file.exists() else {}
+    chosen = [name for name in SECTIONS if options.only is None or name in options.only]
+    for number, name in enumerate(chosen, start=1):
+        print(f"[{number}/{len(chosen)}] {SECTIONS[name][0]} ...", end=" ", flush=True)
+        start = time.perf_counter()
+        section = timing.isolated(run_section, name, options.quick)
+        results[name] = {"measured": describe_run(), **section}
+        print(f"{time.perf_counter() - start:.0f} s", flush=True)
+        write_atomically(_made(file), json.dumps(results, indent=1) + "\n")
+        publish(results, options.out)
+    return 0
+
+
+def run_section(name: str, quick: bool) -> dict[str, Any]:
+    """Measure one section; plain data, as it comes back from a process of its own."""
+    return SECTIONS[name][1](QUICK if quick else FULL).to_plain()
+
+
+def tests_pass(files: Sequence[str]) -> bool:
+    """Whether pytest passes on these files; prints its last line."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", *files]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    print(*done.stdout.strip().splitlines()[-1:], sep="\n")
+    return done.returncode == 0
+
+
+def describe_run() -> str:
+    """Machine, date and commit."""
+    command = ["git", "describe", "--always", "--dirty"]
+    commit = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    return f"{describe_machine()}, commit {commit or 'unknown'}"
+
+
+def publish(results: dict[str, Any], root: Path) -> None:
+    """Write both pages from `results`, and the table of targets between its marks in the README, if there is one."""
+    sections = {name: Section.from_plain(results[name]) for name in SECTIONS if name in results}
+    parts: dict[str, list[str]] = {PAGE: [], PROFILES: []}
+    for name, section in sections.items():
+        page = PROFILES if name == "profiles" else PAGE
+        parts[page] += render_section(SECTIONS[name][0], section, results[name]["measured"])
+    head = ["# Performance", "", "Made by `python benchmarks/performance.py`; edit that, not this page. Ratios are of"]
+    head += [
+        "medians, measured in turns in one process. Where the time of a training step goes: [profiles](profiles.md)."
+    ]
+    head += ["The GPU script is `benchmarks/gpu.py`.", ""]
+    write_atomically(_made(root / PAGE), "\n".join([*head, *parts[PAGE]]))
+    if parts[PROFILES]:
+        title = ["# Profiles", "", "Made by `python benchmarks/performance.py --only profiles`.", ""]
+        write_atomically(_made(root / PROFILES), "\n".join([*title, *parts[PROFILES]]))
+    readme = root / "README.md"
+    if readme.exists() and MARKS[0] in readme.read_text():
+        before, rest = readme.read_text().split(MARKS[0])
+        write_atomically(readme, before + MARKS[0] + summary(sections, results) + MARKS[1] + rest.split(MARKS[1])[1])
+
+
+def summary(sections: dict[str, Section], results: dict[str, Any]) -> str:
+    """The targets of the comparisons with peers, for the README."""
+    shown = [
+        t for name in ("scan", "loaded", "ssd", "lti", "decode") if name in sections for t in sections[name].targets
+    ]
+    if not shown:
+        return ""
+    lines = [f"On {next(iter(results.values()))['measured'].partition(', commit')[0]}:", ""]
+    lines += ["| compared | measured | asked for |", "|---|---|---|"]
+    for target in shown[:SUMMARY]:
+        lines.append(
+            f"| {target.what} | {show(target.measured)} | {'≥' if target.least else '≤'} {show(target.wanted)} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _made(file: Path) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return file
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""Measurements as plain data, and as a page: tables, ratios, and whether each target was met."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+Cell = str | float | int | None
+
+
+@dataclass
+class Table:
+    """Rows under a caption; numbers are kept as they were measured and rounded when shown."""
+
+    caption: str
+    columns: list[str]
+    rows: list[list[Cell]] = field(default_factory=list)
+
+
+@dataclass
+class Target:
+    """A number that was asked for. `least` asks for at least `wanted`, otherwise for at most that."""
+
+    what: str
+    wanted: float
+    measured: float
+    least: bool = True
+
+    @property
+    def met(self) -> bool:
+        return self.measured >= self.wanted if self.least else self.measured <= self.wanted
+
+
+@dataclass
+class Section:
+    """What one section of the benchmarks found."""
+
+    about: str
+    tables: list[Table] = field(default_factory=list)
+    targets: list[Target] = field(default_factory=list)
+    figures: list[str] = field(default_factory=list)
+
+    def to_plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Section:
+        tables = [Table(**table) for table in plain["tables"]]
+        targets = [Target(**target) for target in plain["targets"]]
+        return cls(plain["about"], tables, targets, list(plain["figures"]))
+
+
+def show(cell: Cell) -> str:
+    """Three significant digits; thousands with commas; nothing measured is a dash."""
+    if cell is None:
+        return "–"
+    if isinstance(cell, str):
+        return cell
+    if isinstance(cell, int) or abs(cell) >= 1000:
+        return f"{cell:,.0f}"
+    return f"{cell:.3g}"
+
+
+def render_table(table: Table) -> list[str]:
+    """The table in Markdown."""
+    lines = [f"**{table.caption}**", ""] if table.caption else []
+    lines += ["| " + " | ".join(table.columns) + " |", "|" + "---|" * len(table.columns)]
+    lines += ["| " + " | ".join(show(cell) for cell in row) + " |" for row in table.rows]
+    return [*lines, ""]
+
+
+def render_targets(targets: Sequence[Target]) -> list[str]:
+    """What was asked for beside what was measured."""
+    table = Table("", ["target", "asked for", "measured", "met"])
+    for target in targets:
+        bound = f"{'≥' if target.least else '≤'} {show(target.wanted)}"
+        table.rows.append([target.what, bound, target.measured, "yes" if target.met else "**no**"])
+    return render_table(table)
+
+
+def render_section(title: str, section: Section, measured: str) -> list[str]:
+    """A section of the page: what it is, its tables and figures, its targets, where and when it was measured."""
+    lines = [f"## {title}", "", section.about, ""]
+    for table in section.tables:
+        lines += render_table(table)
+    lines += [line for figure in section.figures for line in (f"![{title}]({figure})", "")]
+    if section.targets:
+        lines += render_targets(section.targets)
+    return [*lines, f"<sub>{measured}</sub>", ""]

@@ -1,0 +1,102 @@
+"""The scripts that measure speed: they refuse red tests, measure in turns, and publish what they found."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("benchmarks.peers", reason="the benchmarks run from a clone")
+
+from benchmarks import performance, timing
+from benchmarks.report import Section, Table, Target, render_section, show
+from benchmarks.sections import SECTIONS
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_candidates_take_turns() -> None:
+    turns: list[str] = []
+    seconds = timing.interleaved({name: lambda name=name: turns.append(name) for name in "ab"}, rounds=3)
+    assert turns == ["a", "b"] * 4  # once each beforehand
+    assert sorted(seconds) == ["a", "b"]
+
+
+def test_a_slow_candidate_sits_out_after_three_rounds() -> None:
+    turns: list[str] = []
+    timing.interleaved({name: lambda name=name: turns.append(name) for name in "ab"}, rounds=5, patience=-1.0)
+    assert turns == ["a", "b"] * 4
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the high-water mark is Linux's")
+def test_peak_memory_is_what_was_allocated_at_once() -> None:
+    def one_after_the_other() -> None:
+        for _ in range(3):
+            bytearray(64_000_000)
+
+    assert 60_000_000 < timing.peak_bytes(one_after_the_other) < 100_000_000
+
+
+@pytest.mark.parametrize(
+    ("cell", "text"), [(None, "–"), ("x", "x"), (12345, "12,345"), (0.012345, "0.0123"), (9e3, "9,000")]
+)
+def test_numbers_are_shown_to_three_digits(cell: object, text: str) -> None:
+    assert show(cell) == text  # type: ignore[arg-type]
+
+
+def test_a_missed_target_is_shown_as_one() -> None:
+    targets = [Target("speed", 8, 7.9), Target("error", 1e-6, 2e-7, least=False)]
+    section = Section("About.", [Table("Times", ["a", "b"], [["x", 1.5]])], targets)
+    assert Section.from_plain(json.loads(json.dumps(section.to_plain()))) == section
+    text = "\n".join(render_section("Title", section, "here"))
+    assert "| speed | ≥ 8 | 7.9 | **no** |" in text
+    assert "| error | ≤ 1e-06 | 2e-07 | yes |" in text
+    assert "| x | 1.5 |" in text
+
+
+def test_nothing_is_measured_on_red_tests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    red = tmp_path / "test_red.py"
+    red.write_text("def test_red():\n    assert False\n")
+    monkeypatch.setattr(performance, "TESTS", (str(red),))
+    assert performance.main(["--out", str(tmp_path)]) == 2
+    assert "nothing was measured" in capsys.readouterr().err
+    assert not (tmp_path / performance.RESULTS).exists()
+
+
+def test_the_tests_of_what_is_timed_exist() -> None:
+    assert all((ROOT / file).is_file() for file in performance.TESTS)
+
+
+def test_pages_and_readme_are_made_from_the_results(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{performance.MARKS[0]}old\n{performance.MARKS[1]}\nafter\n")
+    plain = Section("About.", [], [Target("speed", 8, 9.0)]).to_plain()
+    performance.publish({"scan": {"measured": "a machine, commit abc", **plain}}, tmp_path)
+    assert "| speed | ≥ 8 | 9 | yes |" in (tmp_path / performance.PAGE).read_text()
+    text = readme.read_text()
+    assert text.startswith("before")
+    assert text.endswith("after\n")
+    assert "| speed | 9 | ≥ 8 |" in text
+    assert "old" not in text
+
+
+def test_the_committed_page_is_what_the_results_say(tmp_path: Path) -> None:
+    results = json.loads((ROOT / performance.RESULTS).read_text())
+    assert set(results) == set(SECTIONS), "every section has been measured"
+    performance.publish(results, tmp_path)
+    for page in (performance.PAGE, performance.PROFILES):
+        assert (tmp_path / page).read_text() == (ROOT / page).read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("section", sorted(SECTIONS))
+def test_every_section_runs(section: str, tmp_path: Path) -> None:
+    command = [sys.executable, "benchmarks/performance.py", "--quick", "--out", str(tmp_path), "--only", section]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    found = json.loads((tmp_path / performance.RESULTS).read_text())[section]
+    assert found["tables"]
