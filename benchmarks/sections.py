@@ -34,9 +34,9 @@ from benchmarks.timing import (
 )
 from zoo import create_mixer, list_mixers
 from zoo.backbone import Backbone
+from zoo.ops import selective_scan
 from zoo.ops.delta_rule import delta_rule, unit_length
 from zoo.ops.gated_linear_attention import gated_linear_attention
-from zoo.ops import selective_scan
 
 ROOT = Path(__file__).resolve().parent.parent
 
