@@ -1,0 +1,127 @@
+"""The GPU script where there is no GPU: what it counts, what it writes, what it says."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from benchmarks import gpu, sections
+from benchmarks.report import Section, Table, Target
+
+
+def test_without_a_device_it_says_so_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu.main([]) == 2
+    assert capsys.readouterr().err == (
+        "gpu.py: error: no CUDA device here; on a CPU: python benchmarks/performance.py\n"
+    )
+
+
+def test_the_scans_bytes_are_those_of_its_tensors() -> None:
+    batch, seq_len, d_inner, d_state = 2, 5, 3, 4
+    for dtype in (torch.float32, torch.bfloat16):
+        x, B = torch.empty(batch, seq_len, d_inner, dtype=dtype), torch.empty(batch, seq_len, d_state, dtype=dtype)
+        A, state = torch.empty(d_inner, d_state), torch.empty(batch, d_inner, d_state)
+        inputs = [x, x, A, B, B, state]
+        forward = sum(t.nbytes for t in (*inputs, x, state))  # dt is as large as x, C as B, y as x
+        # All inputs but the state again, the gradients of both outputs, and those of all inputs.
+        backward = sum(t.nbytes for t in (*inputs[:-1], x, state, *inputs))
+        assert gpu.scan_bytes(batch, seq_len, d_inner, d_state, dtype.itemsize) == (forward, backward)
+
+
+def test_kernels_that_are_not_installed_are_named() -> None:
+    found, missing = gpu.available(
+        {"there": "torch:randn", "no package": "nothing_of_that_name.ops:f", "no function": "math:f"}
+    )
+    assert found == {"there": torch.randn}
+    assert missing == ["no package", "no function"]
+
+
+def test_the_page_shows_ratios_and_whether_targets_are_met() -> None:
+    table = Table("", ["pass", "ours ms", "mamba_ssm / ours"], [["forward", 0.3125, 1.5], ["backward", 1.25, None]])
+    targets = [Target("forward over the floor", 2.0, 1.75, least=False), Target("as fast", 1.0, 0.5)]
+    results = {"scan": {"measured": "a GPU, today", **Section("About.", [table], targets).to_plain()}}
+    lines = gpu.page(results).splitlines()
+    assert "## Selective scan" in lines
+    assert "| forward | 0.312 | 1.5 |" in lines
+    assert "| backward | 1.25 | – |" in lines
+    assert "| forward over the floor | ≤ 2 | 1.75 | yes |" in lines
+    assert "| as fast | ≥ 1 | 0.5 | **no** |" in lines
+    assert "<sub>a GPU, today</sub>" in lines
+    assert "## End to end" not in lines
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small shapes, on the CPU, each candidate run once and reported to have taken two milliseconds."""
+
+    def timed(candidates: dict[str, gpu.Run], rounds: int = 1) -> dict[str, float]:
+        for run in candidates.values():
+            run()
+        return dict.fromkeys(candidates, 2e-3)
+
+    monkeypatch.setattr(gpu, "timed", timed)
+    monkeypatch.setattr(gpu, "DEVICE", "cpu")
+    monkeypatch.setattr(gpu, "selective_scan", partial(gpu.selective_scan, backend="torch"))  # numba would compile
+    monkeypatch.setattr(gpu, "COPY_BYTES", 10**6)
+    monkeypatch.setattr(gpu, "SCAN_SHAPE", (1, 4, 3, 2))
+    monkeypatch.setattr(gpu, "HEADS_SHAPE", (2, 6, 2, 4))
+
+
+@pytest.mark.usefixtures("small")
+def test_the_scans_section_compares_time_and_floor() -> None:
+    section = gpu.scan()
+    assert "0.00 TB/s" in section.about  # a megabyte read and written in two milliseconds
+    assert [row[:2] for row in section.tables[0].rows] == [
+        ["float32", "forward"],
+        ["float32", "backward"],
+        ["bfloat16", "forward"],
+        ["bfloat16", "backward"],
+    ]
+    floor = gpu.scan_bytes(1, 4, 3, 2, 4)[0] / 1e9  # at a gigabyte a second
+    assert section.targets[0].measured == pytest.approx(2e-3 / floor)
+    assert not section.targets[0].met
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("name", ["ssd", "delta rule", "gated delta rule", "gated linear attention"])
+def test_both_passes_of_a_map_run_from_its_inputs(name: str) -> None:
+    """On the CPU, at a small size: shapes, layouts and types are those that the maps take."""
+    inputs = gpu._head_inputs(name, torch.bfloat16)
+    forward, backward = gpu.passes(gpu._ours(name), inputs)
+    forward()
+    gradients = backward()
+    assert [g.shape for g in gradients] == [t.shape for t in inputs]
+    assert gpu._ours(name)(*inputs).shape == inputs[2].shape
+
+
+@pytest.mark.usefixtures("small")
+def test_the_section_of_chunked_maps_has_a_line_for_each_pass() -> None:
+    section = gpu.chunked()
+    assert len(section.tables[0].rows) == 4 * 2 * 2
+    assert {row[3] for row in section.tables[0].rows} == {2.0}
+
+
+@pytest.mark.usefixtures("small")
+def test_tuning_prints_a_line_for_each_tile_and_leaves_the_scan_as_it_was(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scan_triton = pytest.importorskip("zoo.ops.scan_triton")
+    monkeypatch.setattr(gpu, "CHUNKS", (8, 32))
+    monkeypatch.setattr(gpu, "TILES", ((8, 1), (32, 4)))
+    before = scan_triton.CHUNK, scan_triton.forward_tile, scan_triton.backward_tile
+    gpu.tune()
+    assert (scan_triton.CHUNK, scan_triton.forward_tile, scan_triton.backward_tile) == before
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 * 2
+    assert lines[0] == "chunk 8, 8 channels, 1 warps: forward 2.000 ms, backward 2.000 ms"
+
+
+def test_a_training_step_takes_its_device() -> None:
+    """The seam between this script and the one for CPUs."""
+    quick = sections.QUICK
+    sections.training_step(quick.mixer_names[0], quick, "cpu")()
