@@ -71,12 +71,23 @@ def selective_scan(
     chosen = _choose(backend, x, wide)
     if state is None:
         state = x.new_zeros(x.shape[0], *A.shape, dtype=wide)
-    inputs = (t if chosen == "triton" and t.dtype == torch.bfloat16 else t.to(wide) for t in (x, dt, B, C))
-    scan_x, scan_dt, scan_B, scan_C = inputs
-    y, final, _ = _scan(scan_x, scan_dt, A.to(wide), scan_B, scan_C, state, chosen, check)
+    narrow = torch.bfloat16 if chosen == "triton" else wide
+    x_, dt_, B_, C_ = (t if t.dtype == narrow else _as(wide, t) for t in (x, dt, B, C))
+    inputs = (x_, dt_, _as(wide, A), B_, C_, state)
+    if x.shape[1] == 1 and backend is None and not _is_watched((*inputs, D)):
+        if check:
+            _require_signs(dt_, A)
+        y, final = scan_torch.step(*(_as(wide, t) for t in inputs))
+    else:
+        y, final, _ = _scan(*inputs, chosen, check)
     if D is not None:
-        y = torch.addcmul(y.to(wide), x.to(wide), D.to(wide))
-    return y.to(x.dtype), final
+        y = torch.addcmul(_as(wide, y), _as(wide, x), _as(wide, D))
+    return _as(x.dtype, y), final
+
+
+def _as(dtype: torch.dtype, t: Tensor) -> Tensor:
+    """`t.to(dtype)`, which takes a microsecond to do nothing: too long for one position."""
+    return t if t.dtype == dtype else t.to(dtype)
 
 
 def _require_fit(
@@ -90,26 +101,33 @@ def _require_fit(
     batch, seq_len, d_inner = x.shape
     if A.ndim != 2 or A.shape[0] != d_inner or A.shape[1] == 0:
         raise ValueError(f"A must be (d_inner={d_inner}, d_state >= 1), got {tuple(A.shape)}")
-    d_state = A.shape[1]
-    named = {
-        "dt": (dt, (batch, seq_len, d_inner)),
-        "A": (A, (d_inner, d_state)),
-        "B": (B, (batch, seq_len, d_state)),
-        "C": (C, (batch, seq_len, d_state)),
-        "D": (D, (d_inner,)),
-        "state": (state, (batch, d_inner, d_state)),
-    }
-    for name, (t, shape) in named.items():
-        if t is None:
-            continue
-        if t.shape != shape:
-            raise ValueError(f"{name} must be {shape}, got {tuple(t.shape)}")
-        if not t.is_floating_point() or torch.promote_types(t.dtype, wide) != wide:
-            raise ValueError(f"{name} must be floating point and no wider than {wide}, got {t.dtype}")
-        if t.device != x.device:
-            raise ValueError(f"{name} is on {t.device}, x on {x.device}")
-    if state is not None and state.dtype != wide:
-        raise ValueError(f"state must be {wide} for x in {x.dtype}, got {state.dtype}")
+    directions = (batch, seq_len, A.shape[1])
+    _require("dt", dt, x.shape, x, wide)
+    _require("A", A, A.shape, x, wide)
+    _require("B", B, directions, x, wide)
+    _require("C", C, directions, x, wide)
+    if D is not None:
+        _require("D", D, (d_inner,), x, wide)
+    if state is not None:
+        _require("state", state, (batch, *A.shape), x, wide)
+        if state.dtype != wide:
+            raise ValueError(f"state must be {wide} for x in {x.dtype}, got {state.dtype}")
+
+
+def _require(name: str, t: Tensor, shape: tuple[int, ...], x: Tensor, wide: torch.dtype) -> None:
+    if t.shape != shape:
+        raise ValueError(f"{name} must be {tuple(shape)}, got {tuple(t.shape)}")
+    if t.dtype != wide and (not t.is_floating_point() or torch.promote_types(t.dtype, wide) != wide):
+        raise ValueError(f"{name} must be floating point and no wider than {wide}, got {t.dtype}")
+    if t.device != x.device:
+        raise ValueError(f"{name} is on {t.device}, x on {x.device}")
+
+
+def _is_watched(tensors: tuple[Tensor | None, ...]) -> bool:
+    """By autograd, by a compiler, or by autocast, which would narrow what is computed outside the ops."""
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):
+        return True
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def _choose(backend: str | None, x: Tensor, wide: torch.dtype) -> str:
@@ -147,7 +165,7 @@ def _module(backend: str) -> ModuleType:
 
 def _require_signs(dt: Tensor, A: Tensor) -> None:
     """Raise ValueError unless dt >= 0 >= A, all of it finite."""
-    if dt.numel() == 0:
+    if dt.numel() == 0 or dt.is_meta:
         return
     if dt.is_cuda:
         torch.ops.aten._assert_async.msg(((dt >= 0) & dt.isfinite()).all(), "dt must be finite and not negative")

@@ -54,6 +54,12 @@ def scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) 
     return _swap(y), states[0].transpose(1, 2).contiguous(), entering
 
 
+def step(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """y and the state of a sequence of one position, outside autograd: what a decoder calls for each token."""
+    h = (dt.transpose(1, 2) * A).exp_().mul_(state).addcmul_((dt * x).transpose(1, 2), B)
+    return torch.bmm(C, h.transpose(1, 2)), h
+
+
 def scan_backward(
     grad_y: Tensor, grad_final: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, entering: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -72,7 +78,8 @@ def scan_backward(
     decay, g, work = (x.new_empty(size, batch, d_state, d_inner) for _ in range(3))
     states, gradients, decays = h.unbind(0), g.unbind(0), decay.unbind(0)
     grad_A = x.new_zeros(size, batch, d_state, d_inner)
-    arriving = grad_final.transpose(1, 2).contiguous()  # what reaches the chunk's last state from later chunks
+    # What reaches a chunk's last state from later chunks; a copy, since it is written to.
+    arriving = grad_final.transpose(1, 2).clone(memory_format=torch.contiguous_format)
     with _threads_that_pay(decay):
         for chunk in reversed(range(len(entering))):
             now = slice(chunk * size, min((chunk + 1) * size, seq_len))

@@ -1,0 +1,378 @@
+"""The selective scan in every backend that runs here: numbers, gradients, refusals, threads, compilation, decoding.
+
+What it computes in float64 stands in tests/test_ops.py, Triton's kernels in tests/test_scan_triton.py.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import zoo.ops
+from tests import reference
+from tests.cases import draw
+from tests.test_doors import ROOT
+from tests.test_ops import differentiable, rows, scan_inputs
+from tests.tolerances import assert_close
+from zoo.ops import scan
+from zoo.ops.scan import selective_scan
+
+ON_CPU = pytest.mark.parametrize("backend", ["torch", "numba"])
+LENGTHS = pytest.mark.parametrize("seq_len", [1, 2, 7, 63, 1000])
+PRECISE = 1e-6
+"""Relative error in float32, of each output and gradient as a whole, against float64."""
+
+
+def narrowed(inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    return [t.float() for t in inputs]
+
+
+def results(inputs: list[Tensor], generator: torch.Generator, backend: str | None) -> list[Tensor]:
+    """y, the final state, and the gradients of all inputs for weights drawn from `generator`."""
+    inputs = differentiable(*inputs)
+    outputs = selective_scan(*inputs, backend=backend)
+    loss = sum((o * draw(*o.shape, generator=generator).to(o)).sum() for o in outputs)
+    return [*(o.detach() for o in outputs), *torch.autograd.grad(loss, inputs)]
+
+
+def relative_errors(actual: list[Tensor], exact: list[Tensor]) -> list[float]:
+    return [float((a.double() - e).norm() / e.norm()) for a, e in zip(actual, exact, strict=True)]
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+# Numbers.
+
+
+@ON_CPU
+@LENGTHS
+def test_every_backend_is_the_reference(backend: str, seq_len: int, generator: torch.Generator) -> None:
+    x, dt, A, B, C, D, _ = narrowed(scan_inputs(generator, seq_len))
+    y, _ = selective_scan(x, dt, A, B, C, D, backend=backend)
+
+    def alone(x: np.ndarray, dt: np.ndarray, B: np.ndarray, C: np.ndarray) -> np.ndarray:
+        return reference.selective_scan(x, dt, A.double().numpy(), B, C, D.double().numpy())
+
+    assert_close(y, rows(alone, *(t.double() for t in (x, dt, B, C))))
+
+
+@ON_CPU
+@LENGTHS
+def test_every_backend_has_the_gradients_of_float64(backend: str, seq_len: int, generator: torch.Generator) -> None:
+    """Those of float64 pass gradcheck in tests/test_ops.py. 150 channels: one block of numba's and part of another."""
+    inputs = narrowed(scan_inputs(generator, seq_len, d_inner=150, d_state=5))
+    seed = generator.get_state()
+    narrow = results(inputs, generator, backend)
+    generator.set_state(seed)
+    exact = results([t.double() for t in inputs], generator, None)
+    assert max(relative_errors(narrow, exact)) <= PRECISE
+
+
+@ON_CPU
+@pytest.mark.parametrize("steps", [(1e-6, 1e-3), (1e-3, 0.1), (0.1, 10.0), (100.0, 100.0), (1e-6, 100.0)])
+def test_no_step_size_costs_precision(backend: str, steps: tuple[float, float], generator: torch.Generator) -> None:
+    """Each step drawn by itself. (A step of a millionth for ever is left to tests/test_ops.py and its tolerance: the
+    decay next to one is then rounded the same way every time.)
+    """
+    x, _, A, B, C, D, state = scan_inputs(generator, 700, d_state=16)
+    low, high = np.log(steps)
+    dt = torch.exp(low + (high - low) * torch.rand(x.shape, generator=generator, dtype=torch.float64))
+    inputs = narrowed((x, dt, A, B, C, D, state))
+    seed = generator.get_state()
+    narrow = results(inputs, generator, backend)
+    generator.set_state(seed)
+    exact = results([t.double() for t in inputs], generator, None)
+    assert all(t.isfinite().all() for t in narrow)
+    # Rates' gradients vanish with their decays: beside what is left of the others, 1e-30 is nothing.
+    errors = [float((a.double() - e).norm() / (e.norm() + 1e-30)) for a, e in zip(narrow, exact, strict=True)]
+    assert max(errors) <= PRECISE
+
+
+@ON_CPU
+def test_a_step_of_zero_is_exactly_none_and_a_huge_one_forgets_exactly(
+    backend: str, generator: torch.Generator
+) -> None:
+    x, dt, A, B, C, _, state = narrowed(scan_inputs(generator, 40))
+    assert torch.equal(selective_scan(x, torch.zeros_like(dt), A, B, C, None, state, backend=backend)[1], state)
+    forgetful = [selective_scan(x, dt + 1e30, A - 1, B, C, None, h, backend=backend) for h in (state, -state)]
+    for one, other in zip(*forgetful, strict=True):
+        assert torch.equal(one, other)
+        assert one.isfinite().all()
+
+
+@ON_CPU
+def test_the_same_numbers_twice(backend: str, generator: torch.Generator) -> None:
+    inputs = narrowed(scan_inputs(generator, 100, d_inner=150))
+    seed = generator.get_state()
+    first = results(inputs, generator, backend)
+    generator.set_state(seed)
+    for a, b in zip(results(inputs, generator, backend), first, strict=True):
+        assert torch.equal(a, b)
+
+
+@ON_CPU
+def test_no_rows_no_outputs_and_gradients_of_zero(backend: str, generator: torch.Generator) -> None:
+    inputs = narrowed(scan_inputs(generator, 5, batch=0))
+    y, final, *gradients = results(inputs, generator, backend)
+    assert (y.shape, final.shape) == ((0, 5, 3), (0, 3, 4))
+    assert all(not gradient.any() for gradient in gradients)
+
+
+# The backend by itself.
+
+
+def test_the_fast_backend_is_chosen_by_itself(generator: torch.Generator) -> None:
+    x = torch.ones(1, 1, 1)
+    assert scan._choose(None, x, torch.float32) == "numba"
+    assert scan._choose(None, x, torch.float64) == "torch"
+    assert scan._choose(None, x.to("meta"), torch.float32) == "torch"
+    inputs = narrowed(scan_inputs(generator, 40))
+    for mine, numba in zip(selective_scan(*inputs), selective_scan(*inputs, backend="numba"), strict=True):
+        assert torch.equal(mine, numba)
+
+
+def test_without_numba_the_scan_runs_in_torch(monkeypatch: pytest.MonkeyPatch, generator: torch.Generator) -> None:
+    monkeypatch.setitem(scan._INSTALLED, "numba", False)
+    inputs = narrowed(scan_inputs(generator, 40))
+    for mine, plain in zip(selective_scan(*inputs), selective_scan(*inputs, backend="torch"), strict=True):
+        assert torch.equal(mine, plain)
+    with pytest.raises(ImportError, match=r"^backend 'numba' is not installed: pip install 'mixer-zoo\[fast\]'$"):
+        selective_scan(*inputs, backend="numba")
+
+
+def test_the_function_is_zoo_ops_own_name() -> None:
+    assert zoo.ops.selective_scan is selective_scan
+
+
+def test_neither_torch_nor_numba_is_loaded_before_it_is_needed() -> None:
+    """zoo.ops loads nothing; the scan in float64 loads no numba, whose import takes half a second."""
+    program = (
+        "import sys, zoo.ops\n"
+        "assert 'torch' not in sys.modules\n"
+        "import torch\n"
+        "t = torch.ones(1, 2, 3, dtype=torch.float64)\n"
+        "zoo.ops.selective_scan(t, t, -t[0].T, t[..., :2], t[..., :2])\n"
+        "assert 'numba' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+
+# Refusals.
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"backend": "cuda"}, "unknown backend 'cuda'; choose from: torch, numba, triton"),
+        (
+            {"backend": "nunba"},
+            r"unknown backend 'nunba' \(did you mean 'numba'\?\); choose from: torch, numba, triton",
+        ),
+        ({"backend": "triton"}, r"backend 'triton' needs tensors on CUDA \(or TRITON_INTERPRET=1\), x is on cpu"),
+        ({"A": torch.ones(3, 4)}, "A must be finite and not positive, got values from 1 to 1"),
+        ({"A": torch.full((3, 4), -torch.inf)}, "A must be finite and not positive, got values from -inf to -inf"),
+        ({"dt": -torch.ones(2, 5, 3)}, "dt must be finite and not negative, got values from -1 to -1"),
+        ({"dt": torch.full((2, 5, 3), torch.nan)}, "dt must be finite and not negative, got values from nan to nan"),
+        ({"x": torch.ones(2, 3)}, r"x must be \(batch, seq >= 1, d_inner\), got \(2, 3\)"),
+        ({"x": torch.ones(2, 0, 3)}, r"x must be \(batch, seq >= 1, d_inner\), got \(2, 0, 3\)"),
+        ({"x": torch.ones(2, 5, 3, dtype=torch.int64)}, "x must be floating point, got torch.int64"),
+        ({"dt": torch.ones(2, 1, 3)}, r"dt must be \(2, 5, 3\), got \(2, 1, 3\)"),
+        ({"A": -torch.ones(4, 3)}, r"A must be \(d_inner=3, d_state >= 1\), got \(4, 3\)"),
+        ({"A": -torch.ones(3, 0)}, r"A must be \(d_inner=3, d_state >= 1\), got \(3, 0\)"),
+        ({"B": torch.ones(2, 5, 3)}, r"B must be \(2, 5, 4\), got \(2, 5, 3\)"),
+        ({"C": torch.ones(2, 4, 4)}, r"C must be \(2, 5, 4\), got \(2, 4, 4\)"),
+        ({"D": torch.ones(4)}, r"D must be \(3,\), got \(4,\)"),
+        ({"state": torch.ones(2, 4, 3)}, r"state must be \(2, 3, 4\), got \(2, 4, 3\)"),
+        (
+            {"state": torch.ones(2, 3, 4).bfloat16()},
+            "state must be torch.float32 for x in torch.float32, got .*bfloat16",
+        ),
+        ({"dt": torch.ones(2, 5, 3).double()}, "dt must be floating point and no wider than torch.float32, got .*64"),
+        (
+            {"B": torch.ones(2, 5, 4).long()},
+            "B must be floating point and no wider than torch.float32, got torch.int64",
+        ),
+        ({"C": torch.ones(2, 5, 4, device="meta")}, "C is on meta, x on cpu"),
+    ],
+)
+def test_bad_input_is_refused_in_a_line(
+    changed: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    shapes = {"x": (2, 5, 3), "dt": (2, 5, 3), "A": (3, 4), "B": (2, 5, 4), "C": (2, 5, 4)}
+    arguments = {name: -torch.ones(shape) if name == "A" else torch.ones(shape) for name, shape in shapes.items()}
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        selective_scan(**{**arguments, **changed})
+
+
+def test_a_backend_in_float32_refuses_float64(generator: torch.Generator) -> None:
+    with pytest.raises(ValueError, match=r"^backend 'numba' computes in float32: x in torch.float64 goes to 'torch'$"):
+        selective_scan(*scan_inputs(generator, 5), backend="numba")
+
+
+@ON_CPU
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_signs_are_looked_at_in_compiled_code_and_in_a_single_step(backend: str, generator: torch.Generator) -> None:
+    x, dt, A, B, C, *_ = narrowed(scan_inputs(generator, 5))
+    compiled = torch.compile(selective_scan, fullgraph=True, backend="aot_eager")
+    with pytest.raises(ValueError, match="dt must be finite and not negative"):
+        compiled(x, -dt, A, B, C, backend=backend)
+    first = slice(0, 1)
+    with pytest.raises(ValueError, match="A must be finite and not positive"):
+        selective_scan(x[:, first], dt[:, first], -A, B[:, first], C[:, first])
+
+
+@ON_CPU
+def test_unlooked_at_a_nan_goes_through_to_the_outputs(backend: str, generator: torch.Generator) -> None:
+    """A run that has diverged must show it in its loss."""
+    x, dt, *rest = narrowed(scan_inputs(generator, 5))
+    dt[0, 2, 1] = torch.nan
+    y, final = selective_scan(x, dt, *rest, backend=backend, check=False)
+    assert y[0, 2:, 1].isnan().all()
+    assert final[0, 1].isnan().all()
+    assert y[0, :2].isfinite().all()
+    assert y[1].isfinite().all()
+
+
+# Registration.
+
+
+@pytest.mark.usefixtures("unchecked_shapes")  # symbolic sizes are no integers
+@ON_CPU
+@pytest.mark.parametrize(("seq_len", "d_state"), [(5, 4), (70, 4), (5, 1)])
+def test_the_ops_are_registered_as_they_behave(
+    backend: str, seq_len: int, d_state: int, generator: torch.Generator
+) -> None:
+    """With one state a transposed view is contiguous: what a backend takes for its own copy may be its input."""
+    x, dt, A, B, C, _, state = narrowed(scan_inputs(generator, seq_len, d_state=d_state))
+    forward = torch.ops.zoo.selective_scan.default
+    torch.library.opcheck(forward, (*differentiable(x, dt, A, B, C, state), backend, True))
+    y, final, entering = forward(x, dt, A, B, C, state, backend, True)
+    backward = (torch.ones_like(y), torch.ones_like(final), x, dt, A, B, C, entering, backend)
+    torch.library.opcheck(torch.ops.zoo.selective_scan_backward.default, backward)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@ON_CPU
+def test_compiled_it_is_one_graph_and_the_same_numbers(backend: str, compiler: str, generator: torch.Generator) -> None:
+    inputs = differentiable(*narrowed(scan_inputs(generator, 40)))
+    compiled = torch.compile(selective_scan, fullgraph=True, backend=compiler)
+    gradients = []
+    for run in (selective_scan, compiled):
+        y, final = run(*inputs, backend=backend)
+        gradients.append([y, final, *torch.autograd.grad(y.square().sum() + final.sum(), inputs)])
+    for eager, other in zip(*gradients, strict=True):
+        assert_close(other, eager)
+
+
+@ON_CPU
+def test_a_second_derivative_raises(backend: str, generator: torch.Generator) -> None:
+    x, *rest = differentiable(*narrowed(scan_inputs(generator, 4)))
+    y, _ = selective_scan(x, *rest, backend=backend)
+    (gradient,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    with pytest.raises((RuntimeError, NotImplementedError), match="selective_scan_backward"):
+        gradient.sum().backward()
+
+
+# Threads.
+
+
+def test_any_number_of_threads_computes_the_same_bits(two_threads: None, generator: torch.Generator) -> None:
+    inputs = narrowed(scan_inputs(generator, 50, batch=3, d_inner=300))
+    seed = generator.get_state()
+    several = results(inputs, generator, "numba")
+    torch.set_num_threads(1)
+    generator.set_state(seed)
+    for a, b in zip(results(inputs, generator, "numba"), several, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_threads_of_the_caller_do_not_disturb_each_other(two_threads: None, generator: torch.Generator) -> None:
+    inputs = narrowed(scan_inputs(generator, 200, d_inner=300))
+    expected = selective_scan(*inputs, backend="numba")[0]
+    found: list[Tensor] = []
+
+    def work() -> None:
+        torch.set_num_threads(2)
+        found.extend(selective_scan(*inputs, backend="numba")[0] for _ in range(5))
+
+    workers = [threading.Thread(target=work) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(found) == 15
+    assert all(torch.equal(y, expected) for y in found)
+
+
+def test_torch_keeps_its_number_of_threads(two_threads: None, generator: torch.Generator) -> None:
+    results(narrowed(scan_inputs(generator, 50)), generator, "torch")
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+def test_a_forked_process_scans_too() -> None:
+    """As workers of a DataLoader do; a child has none of its parent's threads, and would wait for them for ever."""
+    program = (
+        "import os, torch, zoo.ops\n"
+        "torch.set_num_threads(2)\n"
+        "x = torch.ones(2, 9, 200)\n"
+        "run = lambda: zoo.ops.selective_scan(x, x, -torch.ones(200, 4), x[..., :4], x[..., :4], backend='numba')[0]\n"
+        "y = run()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    os._exit(0 if torch.equal(run(), y) else 1)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=120)
+
+
+def test_without_a_folder_for_its_code_it_is_compiled_each_time(tmp_path: Path) -> None:
+    """A package that was installed read-only, in a home that is: numba has no place to keep the code."""
+    program = (
+        "import numba.core.caching as caching\n"
+        "caching.CacheImpl._locator_classes = []\n"
+        "import torch, zoo.ops\n"
+        "x = torch.ones(1, 3, 2)\n"
+        "zoo.ops.selective_scan(x, x, -torch.ones(2, 4), torch.ones(1, 3, 4), torch.ones(1, 3, 4), backend='numba')\n"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=120)
+
+
+# Decoding.
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_a_single_step_is_the_scan_of_one_position(skip: bool, generator: torch.Generator) -> None:
+    x, dt, A, B, C, D, state = narrowed(scan_inputs(generator, 1))
+    given = (x, dt, A, B, C, D if skip else None, state)
+    before = state.clone()
+    for stepped, scanned in zip(selective_scan(*given), selective_scan(*given, backend="torch"), strict=True):
+        assert_close(stepped, scanned)
+        assert stepped.is_contiguous()
+    assert torch.equal(state, before)
+
+
+def test_a_single_step_under_autocast_is_not_narrowed(generator: torch.Generator) -> None:
+    given = narrowed(scan_inputs(generator, 1))
+    expected = selective_scan(*given)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for y, exact in zip(selective_scan(*given), expected, strict=True):
+            assert_close(y, exact)
