@@ -74,8 +74,8 @@ def test_every_backend_is_the_reference(backend: str, seq_len: int, generator: t
 @ON_CPU
 @LENGTHS
 def test_every_backend_has_the_gradients_of_float64(backend: str, seq_len: int, generator: torch.Generator) -> None:
-    """Those of float64 pass gradcheck in tests/test_ops.py. 150 channels: one block of numba's and part of another."""
-    inputs = narrowed(scan_inputs(generator, seq_len, d_inner=150, d_state=5))
+    """Those of float64 pass gradcheck in tests/test_ops.py. 300 channels: one block of numba's and part of another."""
+    inputs = narrowed(scan_inputs(generator, seq_len, d_inner=300, d_state=5))
     seed = generator.get_state()
     narrow = results(inputs, generator, backend)
     generator.set_state(seed)
@@ -117,7 +117,7 @@ def test_a_step_of_zero_is_exactly_none_and_a_huge_one_forgets_exactly(
 
 @ON_CPU
 def test_the_same_numbers_twice(backend: str, generator: torch.Generator) -> None:
-    inputs = narrowed(scan_inputs(generator, 100, d_inner=150))
+    inputs = narrowed(scan_inputs(generator, 100, d_inner=300))
     seed = generator.get_state()
     first = results(inputs, generator, backend)
     generator.set_state(seed)
