@@ -28,11 +28,16 @@ TASKS = Registry(
         "images": ("tasks.images:Images", "classify images read pixel by pixel: handwritten digits, or any data set"),
         "in_context_recall": ("tasks.in_context_recall:InContextRecall", "name the value that a key had before"),
         "induction_heads": ("tasks.induction_heads:InductionHeads", "name the token that followed the trigger before"),
+        "listops": ("tasks.listops:ListOps", "compute the digit that a nested expression of lists comes to"),
         "memorization": ("tasks.memorization:Memorization", "learn one map from keys to values by heart"),
         "mqar": ("tasks.mqar:MQAR", "multi-query associative recall: look up the value of a key seen before"),
         "needle": ("tasks.needle:Needle", "name the one relevant token, a fixed distance back among noise"),
         "noisy_recall": ("tasks.noisy_recall:NoisyRecall", "recall among pairs of noise tokens"),
         "parity": ("tasks.parity:Parity", "say at every position whether the ones so far are odd"),
+        "pathfinder": (
+            "tasks.pathfinder:Pathfinder",
+            "say whether two dots of a picture are the ends of one dashed path",
+        ),
         "selective_copying": (
             "tasks.selective_copying:SelectiveCopying",
             "say the tokens among blanks again, in order",

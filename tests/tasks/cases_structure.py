@@ -27,6 +27,30 @@ def bracket_options(draw: st.DrawFn) -> Options:
     }
 
 
+# Few shapes: the chance level of each is counted.
+LISTOPS_SHAPES = [
+    {"seq_len": 16, "min_length": 3, "max_length": 17, "max_depth": 3, "max_args": 4},
+    {"seq_len": 60, "min_length": 10, "max_length": 40, "max_depth": 6, "max_args": 5},
+    {"seq_len": 200, "min_length": 60, "max_length": 200, "max_depth": 10, "max_args": 10},
+    {"seq_len": 8, "min_length": 1, "max_length": 9, "max_depth": 2, "max_args": 6},
+]
+
+
+@st.composite
+def pathfinder_options(draw: st.DrawFn) -> Options:
+    image_size = draw(st.integers(9, 40))
+    points = (image_size // 3) ** 2
+    path_length = draw(st.integers(1, min(2 * (image_size // 3), points // 3 - 1)))
+    distractor_length = draw(st.integers(1, path_length))
+    room = (2 * points // 3 - 2 * (path_length + 1)) // (distractor_length + 1)
+    return {
+        "image_size": image_size,
+        "path_length": path_length,
+        "distractor_length": distractor_length,
+        "n_distractors": draw(st.integers(0, min(room, 6))),
+    }
+
+
 def digests(*hashes: str) -> dict[tuple[str, int], str]:
     """Of train, validation and test, each with seeds 0 and 1."""
     names = [(split, seed) for split in ("train", "validation", "test") for seed in (0, 1)]
@@ -119,6 +143,31 @@ CASES = {
         ],
         published=[{"group": group} for group in ("Z60", "A4xZ5", "A5", "S3", "S5")],
     ),
+    "listops": TaskCase(
+        options=st.sampled_from(LISTOPS_SHAPES),
+        solve=solvers.solve_listops,
+        digests=digests(
+            "595be7b696699750",
+            "a503951794c774b1",
+            "c156c5af9940d096",
+            "b02da5c56a158e9a",
+            "33726921a8808f03",
+            "e97e00d7610bf043",
+        ),
+        refused=[
+            ({"max_length": 2050}, r"max_length must be <= seq_len \+ 1, got max_length=2050, seq_len=2048"),
+            ({"max_depth": 1}, "max_depth must be an integer >= 2, got max_depth=1"),
+            ({"max_args": 1}, "max_args must be an integer >= 2, got max_args=1"),
+            (
+                {"max_depth": 3},
+                "less than one in 10,000 expressions has such a length, "
+                "got min_length=500, max_length=2000, max_depth=3, max_args=10",
+            ),
+            ({"tsv": "no/such/file.tsv"}, "cannot read no/such/file.tsv: No such file or directory"),
+        ],
+        base={"seq_len": 128, "min_length": 60, "max_length": 129},
+        published=[{}],
+    ),
     "parity": TaskCase(
         options=st.fixed_dictionaries({"seq_len": st.integers(1, 80)}),
         solve=solvers.solve_parity,
@@ -132,5 +181,35 @@ CASES = {
         ),
         refused=[({"seq_len": 0}, "seq_len must be an integer >= 1, got seq_len=0")],
         published=[{}, {"seq_len": 256}],
+    ),
+    "pathfinder": TaskCase(
+        options=pathfinder_options(),
+        solve=solvers.solve_pathfinder,
+        digests=digests(
+            "fbad9aab64f339a0",
+            "7862f6c4418326b2",
+            "93660ce988b753f1",
+            "6f2b4859136d7648",
+            "24ae6f2fcaee1e8c",
+            "368b802810ea88f4",
+        ),
+        refused=[
+            ({"image_size": 8}, "image_size must be an integer >= 9, got image_size=8"),
+            ({"path_length": 0}, "path_length must be an integer >= 1, got path_length=0"),
+            ({"n_distractors": -1}, "n_distractors must be an integer >= 0, got n_distractors=-1"),
+            (
+                {"path_length": 21},
+                r"lengths must be distractor_length <= path_length <= 2 \* \(image_size // 3\), "
+                "got distractor_length=4, path_length=21, image_size=32",
+            ),
+            (
+                {"n_distractors": 8},
+                r"paths of 70 points must fit two thirds of the lattice of \(image_size // 3\)\^2, "
+                "got image_size=32, path_length=14, distractor_length=4, n_distractors=8",
+            ),
+        ],
+        published=[{}, {"path_length": 6, "distractor_length": 2, "n_distractors": 10}],
+        other_length=48**2,
+        examples=2048,
     ),
 }

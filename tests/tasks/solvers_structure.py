@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 Options = dict[str, Any]
@@ -95,3 +96,65 @@ def solve_bracket(options: Options, inputs: list[int], asked: list[int]) -> Answ
         assert len(stack) <= options["max_depth"]
     assert not stack
     return {position: depth[position] for position in asked}
+
+
+# ListOps
+
+
+def solve_listops(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Read the expression with a stack of unfinished lists; what it comes to, and that it is one as defined."""
+    blanks = inputs.count(15)
+    assert inputs[:blanks] == [15] * blanks
+    expression = inputs[blanks:]
+    assert options["min_length"] < len(expression) < options["max_length"]
+    unfinished: list[list[int]] = [[]]
+    for token in expression:
+        if 10 <= token <= 13:
+            unfinished.append([token])
+            assert len(unfinished) <= options["max_depth"]
+            continue
+        value = token
+        if token == 14:
+            operator, *values = unfinished.pop()
+            assert 2 <= len(values) <= options["max_args"]
+            value = outcome(operator, values)
+        unfinished[-1].append(value)
+    [[value]] = unfinished
+    return dict.fromkeys(asked, value)
+
+
+def outcome(operator: int, values: list[int]) -> int:
+    if operator == 10:
+        return min(values)
+    if operator == 11:
+        return max(values)
+    if operator == 12:
+        return int(statistics.median(values))
+    return sum(values) % 10
+
+
+# Pathfinder
+
+
+def solve_pathfinder(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Flood the picture from one dot, over gaps of a pixel, and see whether the other gets wet."""
+    size = options["image_size"]
+    lit = {divmod(place, size) for place, token in enumerate(inputs) if token > 0}
+    dots = [divmod(place, size) for place, token in enumerate(inputs) if token == 2]
+    assert len(dots) == 2
+    paths = []
+    while lit:
+        path, shore = set(), {min(lit)}
+        while shore:
+            row, column = shore.pop()
+            path.add((row, column))
+            lit.discard((row, column))
+            shore |= {(r, c) for r in range(row - 2, row + 3) for c in range(column - 2, column + 3)} & lit
+        paths.append(path)
+    dashes = sorted(sum(pixel not in dots for pixel in path) // 2 for path in paths)
+    expected = 2 * [options["path_length"]] + options["n_distractors"] * [options["distractor_length"]]
+    assert dashes == sorted(expected)
+    together = any(set(dots) <= path for path in paths)
+    for path in paths:
+        assert not path & set(dots) or len(path) >= 2 * options["path_length"]
+    return dict.fromkeys(asked, int(together))

@@ -1,0 +1,187 @@
+"""ListOps' expressions as trees, many at once and level by level: no loop over examples or nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
+WORDS = (*map(str, range(10)), *OPERATORS, "]", "")
+"""The tokens by number; the last fills what is in front of an expression."""
+
+CLOSE, BLANK = 14, 15
+NESTED = 4
+"""One argument in so many has an operator of its own, as published."""
+
+BLOCK = 1024
+"""Expressions that are drawn at once; those of other lengths than asked for are thrown away."""
+
+COUNTED = 4096
+"""Expressions whose values are counted for the chance level."""
+
+
+@dataclass
+class Level:
+    """The nodes of one depth, those of a tree side by side and in the order in which they are read.
+
+    Attributes:
+        tree: of each node, int64 (nodes,), ascending.
+        digits: value of each node that is a digit; of the others to be computed. int64 (nodes,).
+        nested: which nodes have an operator, bool (nodes,); the next level holds their arguments, one after the other.
+        operators: of the nested nodes, 0 ... 3 as in `OPERATORS`, int64.
+        n_args: of the nested nodes, int64.
+    """
+
+    tree: np.ndarray
+    digits: np.ndarray
+    nested: np.ndarray
+    operators: np.ndarray
+    n_args: np.ndarray
+
+    def of_trees(self, kept: np.ndarray) -> Level:
+        """The nodes of the trees that are `kept`, bool (trees,), which are numbered anew."""
+        here = kept[self.tree]
+        there = here[self.nested]
+        number = np.cumsum(kept) - 1
+        return Level(
+            number[self.tree[here]], self.digits[here], self.nested[here], self.operators[there], self.n_args[there]
+        )
+
+    @property
+    def first_args(self) -> np.ndarray:
+        """Where the arguments of each nested node begin in the next level."""
+        return np.cumsum(self.n_args) - self.n_args
+
+
+class Trees:
+    """Expressions whose outermost part is an operator."""
+
+    def __init__(self, n_trees: int, levels: list[Level]) -> None:
+        self.n_trees, self.levels = n_trees, levels
+
+    @classmethod
+    def drawn(cls, rng: np.random.Generator, n_trees: int, too_long: int, max_depth: int, max_args: int) -> Trees:
+        """As defined, but those that reach `too_long` tokens may lose what is deeper: they are not wanted."""
+        levels: list[Level] = []
+        tree, lengths = np.arange(n_trees), np.zeros(n_trees, dtype=np.int64)
+        for depth in range(1, max_depth + 1):
+            size = len(tree)
+            nested = np.zeros(size, dtype=bool)
+            if depth == 1:
+                nested[:] = True
+            elif depth < max_depth:
+                nested = rng.integers(NESTED, size=size) == 0
+            digits = rng.integers(10, size=size)
+            lengths += np.bincount(tree, minlength=n_trees) + np.bincount(tree[nested], minlength=n_trees)
+            nested &= (lengths < too_long)[tree]
+            n_nested = np.count_nonzero(nested)
+            operators, n_args = (
+                rng.integers(len(OPERATORS), size=n_nested),
+                rng.integers(2, max_args + 1, size=n_nested),
+            )
+            levels.append(Level(tree, digits, nested, operators, n_args))
+            if not n_nested:
+                break
+            tree = np.repeat(tree[nested], n_args)
+        return cls(n_trees, levels)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each tree, int64 (trees,)."""
+        counts = [
+            np.bincount(level.tree, minlength=self.n_trees)
+            + np.bincount(level.tree[level.nested], minlength=self.n_trees)
+            for level in self.levels
+        ]
+        return np.sum(counts, axis=0)
+
+    def of_trees(self, kept: np.ndarray) -> Trees:
+        levels = [level.of_trees(kept) for level in self.levels]
+        return Trees(int(np.count_nonzero(kept)), [level for level in levels if len(level.tree)])
+
+    def values(self) -> np.ndarray:
+        """What each tree comes to, int64 (trees,)."""
+        below = np.empty(0, dtype=np.int64)
+        for level in reversed(self.levels):
+            values = level.digits.copy()
+            if len(level.n_args):
+                values[level.nested] = applied(level.operators, below, level.first_args, level.n_args)
+            below = values
+        return below
+
+    def write(self, rows: np.ndarray) -> None:
+        """Put the tokens of tree t at the end of row t, in place; int64 (trees, seq_len)."""
+        sizes: list[np.ndarray] = []  # tokens of each node, from the deepest level up
+        for level in reversed(self.levels):
+            size = np.ones(len(level.tree), dtype=np.int64)
+            if len(level.n_args):
+                size[level.nested] = 2 + np.add.reduceat(sizes[-1], level.first_args)
+            sizes.append(size)
+        start = rows.shape[1] - sizes[-1]
+        for level, size, below in zip(self.levels, sizes[::-1], [*sizes[-2::-1], None], strict=True):
+            token = level.digits.copy()
+            token[level.nested] = 10 + level.operators
+            rows[level.tree, start] = token
+            rows[level.tree[level.nested], (start + size)[level.nested] - 1] = CLOSE
+            if below is not None:
+                before = np.cumsum(below) - below  # tokens of the nodes in front, in the whole level
+                start = np.repeat(start[level.nested] + 1 - before[level.first_args], level.n_args) + before
+
+
+def applied(operators: np.ndarray, values: np.ndarray, first: np.ndarray, n_args: np.ndarray) -> np.ndarray:
+    """Each operator's result on `n_args` values from `first` on; the arguments fill `values` without a gap."""
+    owner = np.repeat(np.arange(len(n_args)), n_args)
+    ordered = np.sort(10 * owner + values) % 10
+    low, high = ordered[first + (n_args - 1) // 2], ordered[first + n_args // 2]
+    total = np.add.reduceat(values, first)
+    return np.choose(operators, [ordered[first], ordered[first + n_args - 1], (low + high) // 2, total % 10])
+
+
+def kept_trees(
+    rng: np.random.Generator, min_length: int, max_length: int, max_depth: int, max_args: int, n: int
+) -> Iterator[Trees]:
+    """`n` expressions in all of lengths between the bounds, in parts."""
+    while n > 0:
+        trees = Trees.drawn(rng, BLOCK, max_length, max_depth, max_args)
+        lengths = trees.lengths
+        fits = (lengths > min_length) & (lengths < max_length)
+        fits &= np.cumsum(fits) <= n
+        if fits.any():
+            yield trees.of_trees(fits)
+            n -= int(np.count_nonzero(fits))
+
+
+@cache
+def majority_share(min_length: int, max_length: int, max_depth: int, max_args: int) -> float:
+    """Share of the commonest value, counted."""
+    parts = kept_trees(np.random.default_rng(0), min_length, max_length, max_depth, max_args, COUNTED)
+    return float(np.bincount(np.concatenate([trees.values() for trees in parts])).max() / COUNTED)
+
+
+@cache
+def length_share(min_length: int, max_length: int, max_depth: int, max_args: int) -> float:
+    """Probability that an expression with an operator outside has a length between the bounds, themselves excluded.
+
+    By generating functions: coefficient l of a polynomial is the probability of length l; those of arguments multiply.
+    """
+    n = 1 << (2 * max_length).bit_length()  # of the transform: lengths up to max_length do not wrap around
+
+    def times(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        product = np.fft.irfft(np.fft.rfft(a, n) * np.fft.rfft(b, n), n)
+        return np.maximum(product[:max_length], 0)
+
+    digit = np.zeros(max_length)
+    digit[1] = 1
+    argument = nested = digit
+    for _ in range(max_depth - 1):
+        # The mean of argument^2 ... argument^max_args, as Horner's scheme has it.
+        powers = np.zeros(max_length)
+        for _ in range(max_args - 1):
+            powers = times(powers, argument) + argument
+        powers = times(powers, argument) / (max_args - 1)
+        nested = np.concatenate([[0, 0], powers[:-2]])
+        argument = ((NESTED - 1) * digit + nested) / NESTED
+    return float(nested[min_length + 1 :].sum())
