@@ -78,10 +78,8 @@ class Trees:
             lengths += np.bincount(tree, minlength=n_trees) + np.bincount(tree[nested], minlength=n_trees)
             nested &= (lengths < too_long)[tree]
             n_nested = np.count_nonzero(nested)
-            operators, n_args = (
-                rng.integers(len(OPERATORS), size=n_nested),
-                rng.integers(2, max_args + 1, size=n_nested),
-            )
+            operators = rng.integers(len(OPERATORS), size=n_nested)
+            n_args = rng.integers(2, max_args + 1, size=n_nested)
             levels.append(Level(tree, digits, nested, operators, n_args))
             if not n_nested:
                 break

@@ -28,8 +28,8 @@ class Pathfinder(Task):
     Definition: a picture of image_size x image_size pixels, row after row, holds two long paths of path_length dashes
     and n_distractors short ones of distractor_length. Tokens are 0 (dark), 1 (dash) and 2 (dot). Where the label is 1
     the dots are the two ends of one long path, where it is 0 an end of the one and an end of the other. Both labels are
-    equally likely; the label is asked for at the last pixel. The long paths are such that both pairs of ends are equally
-    far apart, counted in rows plus columns, so that the distance of the dots says nothing.
+    equally likely; the label is asked for at the last pixel. The long paths are such that both pairs of ends are
+    equally far apart, counted in rows plus columns, so that the distance of the dots says nothing.
 
     Paths run on a square lattice with a point every 3 pixels, whose place in the picture is drawn too: a dash is the
     two pixels between neighbouring points, the point itself stays dark (a gap) unless it is a dot. Each path is a walk
@@ -183,7 +183,7 @@ class Pathfinder(Task):
     def _pairs_of_ends(
         self, rng: np.random.Generator, one: np.ndarray, other: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """An end of each of two paths and, after it, both ends of one: (n, 2, 2); and in which rows the distances agree.
+        """An end of each of two paths, then both ends of one: (n, 2, 2); and in which rows the distances agree.
 
         Which path has both of its ends in the pair is drawn: the one that was drawn first has had more room.
         """

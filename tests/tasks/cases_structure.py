@@ -29,10 +29,10 @@ def bracket_options(draw: st.DrawFn) -> Options:
 
 # Few shapes: the chance level of each is counted.
 LISTOPS_SHAPES = [
-    {"seq_len": 16, "min_length": 3, "max_length": 17, "max_depth": 3, "max_args": 4},
+    {"seq_len": 16, "min_length": 3, "max_length": 16, "max_depth": 3, "max_args": 4},
     {"seq_len": 60, "min_length": 10, "max_length": 40, "max_depth": 6, "max_args": 5},
     {"seq_len": 200, "min_length": 60, "max_length": 200, "max_depth": 10, "max_args": 10},
-    {"seq_len": 8, "min_length": 1, "max_length": 9, "max_depth": 2, "max_args": 6},
+    {"seq_len": 8, "min_length": 1, "max_length": 8, "max_depth": 2, "max_args": 6},
 ]
 
 
@@ -147,15 +147,15 @@ CASES = {
         options=st.sampled_from(LISTOPS_SHAPES),
         solve=solvers.solve_listops,
         digests=digests(
-            "595be7b696699750",
-            "a503951794c774b1",
-            "c156c5af9940d096",
-            "b02da5c56a158e9a",
-            "33726921a8808f03",
-            "e97e00d7610bf043",
+            "ecbb4759c297d098",
+            "8295bf7348789c89",
+            "1ed7e79849112157",
+            "0734254992027165",
+            "e0f1f615a615b827",
+            "7741e32a70903097",
         ),
         refused=[
-            ({"max_length": 2050}, r"max_length must be <= seq_len \+ 1, got max_length=2050, seq_len=2048"),
+            ({"max_length": 2049}, "max_length must be <= seq_len, got max_length=2049, seq_len=2048"),
             ({"max_depth": 1}, "max_depth must be an integer >= 2, got max_depth=1"),
             ({"max_args": 1}, "max_args must be an integer >= 2, got max_args=1"),
             (
@@ -165,7 +165,7 @@ CASES = {
             ),
             ({"tsv": "no/such/file.tsv"}, "cannot read no/such/file.tsv: No such file or directory"),
         ],
-        base={"seq_len": 128, "min_length": 60, "max_length": 129},
+        base={"seq_len": 128, "min_length": 60, "max_length": 128},
         published=[{}],
     ),
     "parity": TaskCase(
