@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -114,8 +114,8 @@ class ListOps(Task):
     def input_text(self, token: int) -> str:
         return WORDS[token]
 
-    def at_length(self, seq_len: int) -> ListOps:
-        options = self.options() | {"seq_len": seq_len}
+    def at_length(self, seq_len: int) -> Self:
+        options: dict[str, Any] = self.options() | {"seq_len": seq_len}
         if self.tsv is None:
             options |= {bound: getattr(self, bound) * seq_len // self.seq_len for bound in ("min_length", "max_length")}
         return type(self)(**options)

@@ -34,7 +34,7 @@ TASKS = Registry(
         "needle": ("tasks.needle:Needle", "name the one relevant token, a fixed distance back among noise"),
         "noisy_recall": ("tasks.noisy_recall:NoisyRecall", "recall among pairs of noise tokens"),
         "parity": ("tasks.parity:Parity", "say at every position whether the ones so far are odd"),
-        "pathfinder": ("tasks.pathfinder:Pathfinder", "are two dots of a picture the ends of one dashed path?"),
+        "pathfinder": ("tasks.pathfinder:Pathfinder", "say whether two dots are the ends of one dashed path"),
         "selective_copying": (
             "tasks.selective_copying:SelectiveCopying",
             "say the tokens among blanks again, in order",
