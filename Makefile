@@ -1,10 +1,13 @@
-# `make help` lists what there is. ARGS passes flags on; PYTHON chooses the interpreter that makes the environment.
+# `make help` lists what there is. ARGS passes flags on; PYTHON chooses the interpreter that makes the environment,
+# JOBS the number of processes that share the tests.
 
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 FOUND = $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c "$(NEW_ENOUGH)" 2>/dev/null && echo $$p && break; done)
 PYTHON ?= $(or $(FOUND),python3)
 VENV ?= .venv
+JOBS ?= auto
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
@@ -30,10 +33,10 @@ train: $(STAMP) ## train a model: make train ARGS="--mixer attention --mixer.n_h
 	$(BIN)/python train.py $(ARGS)
 
 test: $(STAMP) ## run the tests: make test ARGS="-k attention"
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-slow: $(STAMP) ## run the tests that take minutes
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(PYTEST) -m slow $(ARGS)
 
 lint: $(STAMP) ## ruff: rules and format
 	$(BIN)/ruff check .
