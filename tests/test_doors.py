@@ -55,7 +55,7 @@ MORE_FOR_TASKS = {
     "export": {"huggingface_hub"},
     "__main__": {"jsonargparse", "rich"},
 }
-OURS = {"zoo", "tasks", "train", "cli", "run_folder", "sweep", "sweeps", "benchmarks", "tests"}
+OURS = {"zoo", "tasks", "train", "cli", "run_folder", "sweep", "sweeps", "experiments", "benchmarks", "tests"}
 
 # Names decided at run time have one place, the registry; what a missing optional package means is said in one place.
 MAY_IMPORT_BY_STRING = {"zoo.naming"}
@@ -189,7 +189,7 @@ def banned_names(source: str) -> list[str]:
 
 
 def _sources() -> list[Path]:
-    roots = [ROOT / f"{name}.py" for name in ("train", "cli", "run_folder", "sweep")]
+    roots = [ROOT / f"{name}.py" for name in ("train", "cli", "run_folder", "sweep", "experiments")]
     packages = [path for name in ("zoo", "tasks", "sweeps") for path in sorted((ROOT / name).rglob("*.py"))]
     return [*packages, *filter(Path.exists, roots)]
 

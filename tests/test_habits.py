@@ -75,7 +75,7 @@ def _imported(*parts: str) -> Iterator[tuple[str, str]]:
     ("parts", "extras"),
     [
         (("zoo", "tasks", "train.py", "cli.py", "run_folder.py"), ("fast", "report", "train", "transformers")),
-        (("sweeps", "sweep.py"), ("report", "train", "ray")),
+        (("sweeps", "sweep.py", "experiments.py"), ("report", "train", "ray")),
         (("tests", "benchmarks"), ("report", "train", "dev")),
     ],
 )

@@ -9,14 +9,14 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zoo.files import write_atomically
 from zoo.naming import require_extra
 from zoo.theory.claims import CLAIMS
-from zoo.theory.claims.claim import QUICK, Evidence, Number, Panel, Settings, Verdict, number
+from zoo.theory.claims.claim import QUICK, Check, Evidence, Number, Panel, Settings, Verdict, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _STYLES: dict[str, dict[str, Any]] = {
     "line": {"linestyle": "-", "linewidth": 1.6},
     "points": {"linestyle": "", "marker": "o", "markersize": 5},
+    "marked": {"linestyle": "-", "linewidth": 1.6, "marker": "o", "markersize": 4},
     "stars": {"linestyle": "", "marker": "*", "markersize": 13},
     "dashed": {"linestyle": "--", "linewidth": 1.2},
 }
@@ -35,10 +36,14 @@ _DPI = 110
 
 def verdicts_as_json(verdicts: Iterable[Verdict]) -> str:
     """All that was measured, as JSON text; an open end of an interval, and a value that is not finite, is null."""
-    return json.dumps([_record(verdict) for verdict in verdicts], indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    return (
+        json.dumps([verdict_record(verdict) for verdict in verdicts], indent=2, allow_nan=False, ensure_ascii=False)
+        + "\n"
+    )
 
 
-def _record(verdict: Verdict) -> dict[str, Any]:
+def verdict_record(verdict: Verdict) -> dict[str, Any]:
+    """A verdict as plain data, as it stands in claims.json."""
     claim = verdict.claim
     return {
         "name": claim.name,
@@ -147,26 +152,44 @@ def verdicts_as_markdown(verdicts: Sequence[Verdict]) -> str:
         "",
     ]
     for verdict in verdicts:
-        claim = verdict.claim
-        lines += [
-            f"## {claim.name}",
-            "",
-            f"{claim.statement}",
-            "",
-            f"- Source: {claim.source}",
-            f"- {'Refuted' if claim.slogan else 'Would be refuted'} by: {claim.refuted_by}",
-            f"- Verdict: **{verdict.status}**",
-            "",
-            f"| quantity | measured | {'the slogan implies' if claim.slogan else 'predicted'} | |",
-            "|---|---:|---:|---|",
-        ]
-        for check in verdict.evidence.checks:
-            agrees = "yes" if check.holds else "**no**"
-            lines.append(f"| {_cell(check.quantity)} | {number(check.measured)} | {check.predicted} | {agrees} |")
-        lines.append("")
-        for at, panel in enumerate(verdict.evidence.panels):
-            lines += [f"![{panel.title}]({claim.name}{'' if at == 0 else f'-{at + 1}'}.png)", ""]
+        name, panels = verdict.claim.name, verdict.evidence.panels
+        plots = [f"{name}{'' if at == 0 else f'-{at + 1}'}.png" for at in range(len(panels))]
+        lines += section(verdict_record(verdict), plots)
     return "\n".join(lines)
+
+
+def section(record: Mapping[str, Any], plots: Sequence[str]) -> list[str]:
+    """Lines of Markdown about one verdict.
+
+    Args:
+        record: as `verdict_record` gives it.
+        plots: files with its panels, one each, or one with all of them.
+    """
+    slogan = record["kind"] == "slogan"
+    lines = [
+        f"## {record['name']}",
+        "",
+        record["statement"],
+        "",
+        f"- Source: {record['source']}",
+        f"- {'Refuted' if slogan else 'Would be refuted'} by: {record['refuted_by']}",
+        f"- Verdict: **{record['status']}**",
+        "",
+        f"| quantity | measured | {'the slogan implies' if slogan else 'predicted'} | |",
+        "|---|---:|---:|---|",
+    ]
+    for each in record["checks"]:
+        low, high = (
+            end if each[name] is None else each[name] for name, end in (("low", -math.inf), ("high", math.inf))
+        )
+        check = Check(each["quantity"], math.nan if each["measured"] is None else each["measured"], low, high)
+        agrees = "yes" if check.holds else "**no**"
+        lines.append(f"| {_cell(check.quantity)} | {number(check.measured)} | {check.predicted} | {agrees} |")
+    lines.append("")
+    titles = [panel["title"] for panel in record["panels"]]
+    for plot, title in zip(plots, titles if len(plots) == len(titles) else ["; ".join(titles)], strict=True):
+        lines += [f"![{title}]({plot})", ""]
+    return lines
 
 
 def _cell(text: str) -> str:
@@ -179,8 +202,19 @@ def panel_figure(panel: Panel) -> Figure:
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    figure = require_extra("matplotlib.figure").Figure(figsize=_SIZE, dpi=_DPI, layout="constrained")
-    _draw(figure.subplots(), panel)
+    return panels_figure((panel,))
+
+
+def panels_figure(panels: Sequence[Panel]) -> Figure:
+    """Plots side by side as one matplotlib figure.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    size = (len(panels) * _SIZE[0], _SIZE[1])
+    figure = require_extra("matplotlib.figure").Figure(figsize=size, dpi=_DPI, layout="constrained")
+    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels, strict=True):
+        _draw(axes, panel)
     return figure
 
 

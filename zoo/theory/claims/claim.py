@@ -11,7 +11,7 @@ import torch
 
 Status: TypeAlias = Literal["holds", "fails", "refuted as predicted", "not refuted"]
 Number: TypeAlias = int | float
-CurveStyle: TypeAlias = Literal["line", "points", "stars", "dashed"]
+CurveStyle: TypeAlias = Literal["line", "points", "marked", "stars", "dashed"]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,238 @@
+"""Judge the experiments of configs/experiment/: `python experiments.py --setting small`; `--help` says more.
+
+`sweep.py` makes the runs. This reads them, judges each experiment by what `sweeps.predictions` expects, and keeps the
+verdicts in docs/results.json, from which docs/results.md is written, with a figure for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cli import UsageError
+from sweeps.grid import read_experiment
+from sweeps.predictions import PREDICTIONS, Runs
+from zoo.compare.runs import Run, read_runs
+from zoo.files import write_atomically
+from zoo.naming import unknown
+from zoo.theory.claims.claim import Claim, Evidence, Verdict, equals
+
+ROOT = Path(__file__).resolve().parent
+EXPERIMENTS = ROOT / "configs" / "experiment"
+PAGE, STORED, FIGURES = "results.md", "results.json", "figures"
+
+HELP = """\
+The runs come first; both commands go on where they stopped:
+
+  python sweep.py configs/experiment/*.yaml --setting small && python experiments.py --setting small
+
+Exit status: 0 when all that was predicted holds, 1 when something does not, 2 for a command that cannot be followed.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Carry out a command line; see HELP for the exit status."""
+    parser = argparse.ArgumentParser(
+        "experiments.py",
+        description="Judge experiments by their runs; write docs/results.md.",
+        epilog=HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("names", nargs="*", metavar="NAME", help=f"{', '.join(PREDICTIONS)}; all when absent")
+    add("--setting", default="small", help="of the experiments' files (small)")
+    add("--run_dir", type=Path, default=Path("runs"), metavar="DIR", help="where sweep.py kept the runs (runs)")
+    add("--out", type=Path, default=ROOT / "docs", metavar="DIR", help="where the page goes (docs)")
+    arguments = parser.parse_args(argv)
+    names = list(dict.fromkeys(arguments.names)) or list(PREDICTIONS)
+    try:
+        for name in names:
+            if name not in PREDICTIONS:
+                raise UsageError(unknown("experiment", name, PREDICTIONS))
+        sweeps = [Sweep(name, arguments.setting, arguments.run_dir) for name in names]
+        stored = read_stored(arguments.out / STORED)
+        verdicts = {sweep.name: judge(sweep) for sweep in sweeps}
+        records = {sweep.name: record(verdicts[sweep.name], sweep) for sweep in sweeps}
+        files = write_results(verdicts, stored | records, arguments.out)
+    except (ValueError, ImportError, OSError) as error:
+        print(f"experiments.py: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    show(verdicts.values())
+    for file in files:
+        print(file)
+    return 0 if all(verdict.as_expected for verdict in verdicts.values()) else 1
+
+
+class Sweep:
+    """What sweep.py left of one experiment in one setting.
+
+    Attributes:
+        prediction: in words, as the experiment's file has it.
+        command: that makes or completes the runs.
+        planned: how many runs there were to be.
+        runs: the finished ones.
+        environments: environment.json of each.
+        dates: days on which runs finished, ascending.
+        seconds: that the runs took, one after the other.
+
+    Raises:
+        UsageError: no such setting, no runs, or files among them that cannot be read.
+    """
+
+    def __init__(self, name: str, setting: str, run_dir: Path) -> None:
+        self.name, self.setting = name, setting
+        self.prediction = read_experiment(EXPERIMENTS / f"{name}.yaml", setting).prediction
+        self.command = f"python sweep.py configs/experiment/{name}.yaml --setting {setting}"
+        if run_dir != Path("runs"):
+            self.command += f" --run_dir {shlex.quote(str(run_dir))}"
+        folder = (run_dir.expanduser() / name / setting).resolve()
+        if not (folder / "sweep.json").is_file():
+            raise UsageError(f"no runs of {name} in {folder}: make them with {self.command}")
+        entries = [entry for entry in _read_json(folder / "sweep.json")["runs"] if entry["kind"] == "run"]
+        self.planned = len(entries)
+        done = {(folder / entry["folder"]).resolve() for entry in entries if entry["state"] == "done"}
+        # A folder may hold runs of a grid that has changed since: the index says which ones count.
+        self.runs: list[Run] = [run for run in read_runs(folder) if run.folder in done] if done else []
+        self.environments = [_read_json(run.folder / "environment.json") for run in self.runs]
+        marks = [_read_json(run.folder / "done.json") for run in self.runs]
+        self.dates = sorted({mark["finished"][:10] for mark in marks})
+        self.seconds = sum(mark["seconds"] for mark in marks)
+
+    @property
+    def seeds(self) -> list[int]:
+        """Of the runs, ascending."""
+        return sorted({run.seed for run in self.runs})
+
+    @property
+    def machine(self) -> str:
+        """Where the runs were made, in one phrase; several where they were."""
+        return "; ".join(dict.fromkeys(map(_machine, self.environments)))
+
+
+def _read_json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"{file} cannot be read: {error}") from None
+
+
+def _machine(environment: Mapping[str, Any]) -> str:
+    gpus = f"{', '.join(sorted(set(environment['gpus'])))}, " if environment["gpus"] else ""
+    system = environment["machine"].split("-with-")[0]
+    versions = f"Python {environment['python']}, torch {environment['versions']['torch']}"
+    return f"{gpus}{environment['cpus']} cores, {system}, {versions}"
+
+
+def judge(sweep: Sweep) -> Verdict:
+    """The verdict on an experiment. A run that is missing refutes nothing, but nothing holds without it."""
+    expected = PREDICTIONS[sweep.name]
+    found = expected.judge(Runs(tuple(sweep.runs)))
+    complete = equals("runs that are done", len(sweep.runs), sweep.planned)
+    evidence = Evidence((*found.checks, complete), found.panels)
+    claim = Claim(sweep.name, sweep.prediction, expected.source, expected.refuted_by, lambda _: evidence)
+    return Verdict(claim, evidence, claim.judge(evidence), sweep.seconds)
+
+
+def record(verdict: Verdict, sweep: Sweep) -> dict[str, Any]:
+    """A verdict as plain data, as `zoo claims` writes it, and where it comes from."""
+    from zoo.theory.report import verdict_record
+
+    return verdict_record(verdict) | {
+        "setting": sweep.setting,
+        "command": sweep.command,
+        "seeds": sweep.seeds,
+        "machine": sweep.machine,
+        "dates": sweep.dates,
+        "commits": sorted({str(environment["git"])[:9] for environment in sweep.environments}),
+    }
+
+
+def read_stored(file: Path) -> dict[str, dict[str, Any]]:
+    """The verdicts that earlier commands kept, by name; none where there is no file.
+
+    Raises:
+        UsageError: the file is not JSON.
+    """
+    return {each["name"]: each for each in _read_json(file)} if file.is_file() else {}
+
+
+def write_results(verdicts: Mapping[str, Verdict], stored: Mapping[str, Mapping[str, Any]], out: Path) -> list[Path]:
+    """Write all that is kept, the page made of it, and the figures of the new verdicts; returns the files."""
+    from zoo.theory.report import as_png, panels_figure
+
+    (out / FIGURES).mkdir(parents=True, exist_ok=True)
+    ordered = [stored[name] for name in PREDICTIONS if name in stored]
+    content: dict[Path, str | bytes] = {
+        out / PAGE: page(ordered),
+        out / STORED: json.dumps(ordered, indent=1, allow_nan=False, ensure_ascii=False) + "\n",
+    }
+    for name, verdict in verdicts.items():
+        content[out / _figure(name)] = as_png(panels_figure(verdict.evidence.panels))
+    for file, what in content.items():
+        write_atomically(file, what)
+    return list(content)
+
+
+def _figure(name: str) -> str:
+    return f"{FIGURES}/results_{name}.png"
+
+
+def page(records: Sequence[Mapping[str, Any]]) -> str:
+    """docs/results.md: what holds and what does not, then each experiment with its checks, figure and origin."""
+    from zoo.theory.report import section
+
+    failed = [f"[{each['name']}](#{each['name']})" for each in records if each["status"] != "holds"]
+    lines = [
+        "# What training shows of the theory",
+        "",
+        "Each experiment of `configs/experiment/` was predicted, in words and in numbers, before its runs were made;",
+        "the verdict follows from the checks alone. What did not come out as predicted stands here like the rest.",
+        "",
+        f"{len(records)} experiments, {len(records) - len(failed)} as predicted"
+        + (f"; not as predicted: {', '.join(failed)}." if failed else "."),
+        "",
+        "Made by",
+        "",
+        "```sh",
+    ]
+    for setting in dict.fromkeys(each["setting"] for each in records):
+        lines.append(f"python sweep.py configs/experiment/*.yaml --setting {setting} && \\")
+        lines.append(f"python experiments.py --setting {setting}")
+    lines += ["```", ""]
+    lines += ["| experiment | verdict | checks | setting | seeds | run time |", "|---|---|---:|---|---|---:|"]
+    for each in records:
+        right = sum(check["holds"] for check in each["checks"])
+        cells = [f"[{each['name']}](#{each['name']})", each["status"], f"{right} of {len(each['checks'])}"]
+        cells += [each["setting"], _listed(each["seeds"]), f"{math.ceil(each['seconds'] / 60)} min"]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines.append("")
+    for each in records:
+        lines += section(each, [_figure(each["name"])])
+        dates = " to ".join(dict.fromkeys((each["dates"][0], each["dates"][-1]))) if each["dates"] else "never"
+        origin = f"Seeds {_listed(each['seeds'])}; {dates}; {each['machine']}; commit {_listed(each['commits'])}:"
+        lines += [f"{origin} `{each['command']}`", ""]
+    return "\n".join(lines)
+
+
+def _listed(values: Iterable[Any]) -> str:
+    return ", ".join(map(str, values))
+
+
+def show(verdicts: Iterable[Verdict]) -> None:
+    """Print the table of `zoo claims`."""
+    from rich.console import Console
+
+    from zoo.theory.report import verdict_table
+
+    console = Console()
+    (console if console.is_terminal else Console(width=200)).print(verdict_table(verdicts))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,323 @@
+"""The experiments: their files mean runs that train.py takes, their judges judge both ways, their page says both."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import experiments
+from sweeps.grid import Grid, expand, read_experiment
+from sweeps.predictions import (
+    PREDICTIONS,
+    Runs,
+    gradient_at_initialisation,
+    rank_correlation,
+    ranking,
+)
+from zoo.compare.runs import Run
+from zoo.theory.claims.claim import Check
+
+CONFIGS = experiments.EXPERIMENTS
+N_RUNS = {
+    "head_count": {"small": 30, "full": 160},
+    "rank_gap": {"small": 24, "full": 75},
+    "gradient_highway": {"small": 30, "full": 400},
+    "recall": {"small": 20, "full": 114},
+    "state_tracking": {"small": 20, "full": 150},
+    "hybrid_ratio": {"small": 16, "full": 30},
+    "real_text": {"small": 14, "full": 51},
+}
+
+
+@functools.cache
+def grid_of(name: str, setting: str = "small") -> Grid:
+    """The grid without matched widths, which take a while to find."""
+    return expand(replace(read_experiment(CONFIGS / f"{name}.yaml", setting), match={}), Path("runs"))
+
+
+Metrics = Callable[[Mapping[str, Any]], dict[str, float | None]]
+
+
+def made_up(name: str, metrics: Metrics) -> Runs:
+    """All runs of the small setting, as if they had measured what `metrics` says of their options and sizes."""
+    runs = []
+    for configuration, seeds in grid_of(name):
+        for seed in seeds:
+            run = Run(Path("x"), configuration.command.config | {"seed": seed}, {}, "tested")
+            sizes = {"params": configuration.params, "state_bytes": configuration.state_bytes}
+            runs.append(replace(run, metrics=sizes | metrics(run.options | sizes)))
+    return Runs(tuple(runs))
+
+
+def failed(name: str, metrics: Metrics) -> list[str]:
+    return [check.quantity for check in PREDICTIONS[name].judge(made_up(name, metrics)).checks if not check.holds]
+
+
+@pytest.mark.parametrize("setting", ["small", pytest.param("full", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", PREDICTIONS)
+def test_an_experiments_file_means_runs_that_train_takes(name: str, setting: str) -> None:
+    found = grid_of(name, setting)
+    assert found.n_runs == N_RUNS[name][setting]
+    assert read_experiment(CONFIGS / f"{name}.yaml", setting).prediction
+
+
+def test_every_file_has_a_judge_and_every_judge_a_file() -> None:
+    assert {file.stem for file in CONFIGS.glob("*.yaml")} == set(PREDICTIONS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["small", "full"])
+@pytest.mark.parametrize("name", ["recall", "real_text"])
+def test_widths_are_matched(name: str, setting: str) -> None:
+    experiment = read_experiment(CONFIGS / f"{name}.yaml", setting)
+    found = expand(experiment, Path("runs"))
+    assert found.n_runs == N_RUNS[name][setting]
+    for configuration, _ in found:
+        assert abs(configuration.params / experiment.match["params"] - 1) < 0.05
+
+
+# Judges
+
+
+def bound(options: Mapping[str, Any], heads: int) -> float:
+    from tasks import create_task
+    from zoo.theory import head_count_bound
+
+    return head_count_bound(torch.as_tensor(create_task("ssm_teacher", k=options["task.k"]).lags), heads)
+
+
+def heads_at_the_bound(factor: float = 1.0) -> Metrics:
+    def metrics(options: Mapping[str, Any]) -> dict[str, float | None]:
+        below = options["mixer.n_heads"] < options["task.k"]
+        return {"test/relative_squared_error": factor * (bound(options, options["mixer.n_heads"]) if below else 1e-10)}
+
+    return metrics
+
+
+def test_head_count_judges_both_ways() -> None:
+    assert failed("head_count", heads_at_the_bound()) == []
+    assert failed("head_count", heads_at_the_bound(1.1)) == [
+        f"k={k}, H={h}: error / bound" for k, h in ((2, 1), (4, 1), (4, 2), (4, 3))
+    ]
+    assert failed("head_count", heads_at_the_bound(0.9)) == failed("head_count", heads_at_the_bound(1.1))
+    stuck = failed("head_count", lambda options: {"test/relative_squared_error": 0.01})
+    assert "k=4, H=4: error" in stuck
+    assert "k=1, H=2: error" in stuck
+
+
+def rank_gap(softmax: float, ssm: float) -> Metrics:
+    def metrics(options: Mapping[str, Any]) -> dict[str, float | None]:
+        factor = {"factorized": 1, "attention": softmax, "diagonal_ssm": ssm}[options["mixer.name"]]
+        return {"test/relative_squared_error": bound(options, 1) * factor}
+
+    return metrics
+
+
+def test_rank_gap_judges_both_ways() -> None:
+    assert failed("rank_gap", rank_gap(1.2, 0.01)) == []
+    assert failed("rank_gap", rank_gap(0.5, 0.01)) == [f"k={k}: error of one softmax head / bound" for k in (2, 4, 8)]
+    assert failed("rank_gap", rank_gap(1.2, 0.5)) == [f"k={k}: error of the SSM / bound of one head" for k in (2, 4, 8)]
+
+
+def learned_if(condition: Callable[[Mapping[str, Any]], bool], low: float, **others: float) -> Metrics:
+    return lambda options: {"test/accuracy": 1.0 if condition(options) else low, **others}
+
+
+def test_gradient_highway_judges_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gradient(options: Mapping[str, Any]) -> float:
+        short = options["mixer.name"] == "lstm" or options.get("mixer.dt_min") == 0.1
+        return math.exp(-0.15 * options["task.distance"]) if short else 1e-2
+
+    monkeypatch.setattr("sweeps.predictions.gradient_at_initialisation", gradient)
+    assert failed("gradient_highway", learned_if(lambda options: gradient(options) > 1e-4, 0.12)) == []
+    learned_all = failed("gradient_highway", learned_if(lambda options: True, 0.12))
+    assert len(learned_all) == 3  # two that cannot have been learned; and nothing is left to rank
+    turned = failed("gradient_highway", learned_if(lambda options: gradient(options) < 1e-4, 0.12))
+    assert any(quantity.startswith("attention, distance 128") for quantity in turned)
+    assert any("probability" in quantity for quantity in turned)
+
+
+def test_the_gradient_before_training_tells_a_highway_from_a_short_memory() -> None:
+    found = {
+        (options["mixer.name"], options.get("mixer.dt_min"), options["task.distance"]): options
+        for options in (run.options for run in made_up("gradient_highway", lambda _: {}).runs)
+    }
+    highway = gradient_at_initialisation(found["attention", None, 128], n_draws=2)
+    short = gradient_at_initialisation(found["lstm", None, 128], n_draws=2)
+    assert highway > 1e-2
+    assert short < 1e-6
+
+
+def recall(delta: float = 0.1, diagonal: float = 0.25, grows: float = 0.1) -> Metrics:
+    def metrics(options: Mapping[str, Any]) -> dict[str, float | None]:
+        fixed = {"attention": 0.99, "diagonal_ssm": diagonal}
+        learned = 0.4 + grows * math.log(options["state_bytes"] / 4096) + delta * (options["mixer.name"] == "delta_net")
+        return {"test/accuracy": fixed.get(options["mixer.name"], learned)}
+
+    return metrics
+
+
+def test_recall_judges_both_ways() -> None:
+    assert failed("recall", recall()) == []
+    assert failed("recall", recall(diagonal=0.5))[0].startswith("diagonal_ssm")
+    assert len(failed("recall", recall(delta=-0.3))) == 2
+    less = failed("recall", recall(grows=-0.1))
+    assert any("rank correlation" in quantity for quantity in less)
+    assert any("sliding_attention: accuracy gained" in quantity for quantity in less)
+
+
+def tracking(lstm: float, delta: float, others: float) -> Metrics:
+    def metrics(options: Mapping[str, Any]) -> dict[str, float | None]:
+        chance = 0.5 if options["task.name"] == "parity" else 1 / 6
+        long = options.get("mixer.beta_max") == 2
+        skill = {"lstm": lstm, "delta_net": delta if long else others}.get(options["mixer.name"], others)
+        score = chance + skill * (1 - chance)
+        return {"chance": chance, "test/accuracy": 1.0, "test/accuracy_at_length/128": score}
+
+    return metrics
+
+
+def test_state_tracking_judges_both_ways() -> None:
+    assert failed("state_tracking", tracking(1, 0.9, 0)) == []
+    assert len(failed("state_tracking", tracking(0.5, 0.9, 0))) == 2
+    assert len(failed("state_tracking", tracking(1, 0.05, 0))) == 2
+    assert len(failed("state_tracking", tracking(1, 0.9, 0.5))) == 6
+
+
+def hybrids(alone: float = 1.0, one: float = 0.99, none: float = 0.12, speed: float = 2.0) -> Metrics:
+    def metrics(options: Mapping[str, Any]) -> dict[str, float | None]:
+        pattern = options["mixer.pattern"]
+        share = pattern.count("attention") / len(pattern)
+        return {
+            "test/accuracy": {0.0: none, 1.0: alone}.get(share, one),
+            "tokens_per_second": 1e4 * (speed - (speed - 1) * share),
+        }
+
+    return metrics
+
+
+def test_hybrid_ratio_judges_both_ways() -> None:
+    assert failed("hybrid_ratio", hybrids()) == []
+    assert failed("hybrid_ratio", hybrids(none=0.9)) == [f"{t}: accuracy without attention" for t in ("mqar", "needle")]
+    assert len(failed("hybrid_ratio", hybrids(one=0.5))) == 2
+    assert failed("hybrid_ratio", hybrids(speed=0.5)) == [
+        f"{t}: tokens/s with 25% attention / attention alone" for t in ("mqar", "needle")
+    ]
+
+
+def text(**bits: float) -> Metrics:
+    usual = {"identity": 4.0, "attention": 2.8} | bits
+    return lambda options: {"test/bits_per_token": usual.get(options["mixer.name"], 3.0)}
+
+
+def test_real_text_judges_both_ways() -> None:
+    assert failed("real_text", text()) == []
+    assert failed("real_text", text(conv=3.9)) == ["conv: share of the best gain"]
+    assert failed("real_text", text(lstm=2.7)) == ["bits of the best that recalls less those of the best of the others"]
+    assert len(failed("real_text", text(identity=2.8))) > 2
+
+
+@pytest.mark.parametrize("name", PREDICTIONS)
+def test_runs_without_a_score_never_hold(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sweeps.predictions.gradient_at_initialisation", lambda options: 1e-6)
+    evidence = PREDICTIONS[name].judge(made_up(name, lambda options: {}))
+    measured = [check for check in evidence.checks if "state at" not in check.quantity]
+    assert measured
+    assert not any(check.holds for check in measured)
+
+
+def test_rankings() -> None:
+    assert ranking([(3, True), (2, True), (1, False)]) == 1
+    assert ranking([(1, True), (1, False)]) == 0.5
+    assert math.isnan(ranking([(1, True)]))
+    assert rank_correlation([(1, 10), (2, 100), (3, 1000)]) == pytest.approx(1)
+    assert rank_correlation([(1, 3), (2, 2), (3, 1)]) == pytest.approx(-1)
+    assert math.isnan(rank_correlation([(1, 1), (2, 1), (3, 1)]))
+    assert math.isnan(rank_correlation([(1, 1), (math.nan, 2), (3, 1)]))
+
+
+# The page
+
+
+def leave_runs(run_dir: Path, name: str, metrics: Metrics, missing: int = 0) -> None:
+    """What sweep.py leaves of an experiment; of the last runs only that they were planned."""
+    folder, entries = run_dir / name / "small", []
+    runs = made_up(name, metrics).runs
+    for at, run in enumerate(runs):
+        kept = folder / f"run{at}"
+        done = at < len(runs) - missing
+        entries.append({"folder": kept.name, "kind": "run", "state": "done" if done else "failed"})
+        if not done:
+            continue
+        kept.mkdir(parents=True)
+        files = {
+            "metrics.json": {"params": 1, "test/loss": 0.1} | run.metrics,
+            "done.json": {"finished": "2026-11-21T10:00:00+0000", "seconds": 10.0},
+            "environment.json": {
+                "machine": "Linux-6-x86_64-with-glibc2.36",
+                "git": "0123456789abcdef",
+                "python": "3.11",
+                "versions": {"torch": "2"},
+                "cpus": 2,
+                "gpus": [],
+            },
+        }
+        for file, content in files.items():
+            (kept / file).write_text(json.dumps(content), encoding="utf-8")
+        (kept / "config.yaml").write_text(yaml.safe_dump(run.config), encoding="utf-8")
+    (folder / "sweep.json").write_text(json.dumps({"runs": entries}), encoding="utf-8")
+
+
+def test_the_page_says_what_holds_and_what_does_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs, out = tmp_path / "runs", tmp_path / "docs"
+    leave_runs(runs, "real_text", text(lstm=2.7))
+    assert experiments.main(["real_text", "--run_dir", str(runs), "--out", str(out)]) == 1
+    leave_runs(runs, "hybrid_ratio", hybrids())
+    assert experiments.main(["hybrid_ratio", "--run_dir", str(runs), "--out", str(out)]) == 0
+    assert "hybrid_ratio" in capsys.readouterr().out
+    page = (out / "results.md").read_text(encoding="utf-8")
+    assert "2 experiments, 1 as predicted; not as predicted: [real_text](#real_text)." in page
+    assert "| bits of the best that recalls less those of the best of the others | 0.1 | ≤ 0 | **no** |" in page
+    assert "- Verdict: **holds**" in page
+    assert "Seeds 0, 1; 2026-11-21; 2 cores, Linux-6-x86_64, Python 3.11, torch 2; commit 012345678:" in page
+    assert "python sweep.py configs/experiment/*.yaml --setting small && \\\npython experiments.py" in page
+    for name in ("real_text", "hybrid_ratio"):
+        assert f"](figures/results_{name}.png)" in page
+        assert (out / "figures" / f"results_{name}.png").read_bytes().startswith(b"\x89PNG")
+    stored = {each["name"]: each for each in json.loads((out / "results.json").read_text(encoding="utf-8"))}
+    assert stored["real_text"]["status"] == "fails"
+    assert stored["hybrid_ratio"]["seeds"] == [0, 1]
+
+
+def test_nothing_holds_while_runs_are_missing(tmp_path: Path) -> None:
+    leave_runs(tmp_path, "real_text", text(), missing=3)
+    verdict = experiments.judge(experiments.Sweep("real_text", "small", tmp_path))
+    assert verdict.status == "fails"
+    assert verdict.evidence.checks[-1] == Check("runs that are done", 11, 14, 14)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["hed_count"], "unknown experiment 'hed_count' (did you mean 'head_count'?)"),
+        (["recall", "--setting", "big"], "unknown setting 'big'"),
+        (["recall"], "make them with python sweep.py configs/experiment/recall.yaml --setting small"),
+    ],
+)
+def test_a_bad_command_is_one_line(
+    argv: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert experiments.main([*argv, "--run_dir", str(tmp_path), "--out", str(tmp_path)]) == 2
+    text = capsys.readouterr().err
+    assert said in text
+    assert text.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
