@@ -5,8 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,12 +24,15 @@ from run_folder import RunFolder
 from tests.test_doors import ROOT
 from zoo import __main__ as command
 from zoo.compare import Run, group_runs, read_runs
+from zoo.compare.board import lay_out
 from zoo.compare.charts import charts_of, comparison_figure
 from zoo.compare.files import write_comparison
 from zoo.compare.page import as_page
+from zoo.compare.runs import EVENTS, read_curves
 from zoo.theory.report import as_png
 
 SIZES = {"chance": 0.125, "params": 1000, "state_bytes": 512, "tokens_per_second": 1e4, "step": 40, "seconds": 3.0}
+LABELS = ("attention n_heads=1", "attention n_heads=2", "lstm")
 
 
 def write_run(
@@ -430,6 +437,60 @@ def test_names_are_no_markup(tmp_path: Path) -> None:
     page = as_page(group_runs(read_runs(tmp_path)), "<i>")
     assert "<b>&" not in page
     assert "<i>" not in page.partition("<script>")[0].replace('<i style="', "")
+
+
+# TensorBoard
+
+
+def test_tensorboard_gets_runs_that_sort_and_means_with_bands(varied: Path, tmp_path: Path) -> None:
+    link = lay_out(group_runs(read_runs(varied)), tmp_path)
+    names = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if any(path.glob(f"{EVENTS}*")))
+    runs = [f"mqar/{label}/{each}" for label in LABELS for each in ("mean", "seed0", "seed1")]
+    assert names == ["charts", *runs, "ssm_teacher/factorized/mean", "ssm_teacher/factorized/seed0"]
+    curves = read_curves(tmp_path / "mqar" / "lstm" / "mean")
+    tag = "mqar/Learning curves"
+    spread = 0.1 / 2**0.5
+    assert [step for step, _ in curves[tag]] == [10, 20, 30, 40]
+    for name, first in ((tag, 0.15), (f"spread of {tag}/low", 0.15 - spread), (f"spread of {tag}/high", 0.15 + spread)):
+        assert curves[name][0][1] == pytest.approx(first)
+    seed = read_runs(varied)[0]
+    assert read_curves(tmp_path / "mqar" / "attention n_heads=1" / "seed0") == seed.curves
+    later = seed.folder / f"{EVENTS}9999999999.later"
+    later.write_bytes(b"")
+    link()
+    later.unlink()
+    assert (tmp_path / "mqar" / "attention n_heads=1" / "seed0" / later.name).is_symlink()
+
+
+def test_tensorboard_is_served_until_ctrl_c(varied: Path) -> None:
+    before = sorted(varied.rglob("*"))
+    argv = [sys.executable, "-m", "zoo", "compare", str(varied), "--tensorboard", "--port", "0"]
+    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = next(each for each in iter(process.stdout.readline, "") if each.startswith("TensorBoard at "))
+        address = line.split()[2].rstrip("/")
+        deadline = time.monotonic() + 60
+        layout: Any = {}
+        while not layout.get("category") and time.monotonic() < deadline:
+            with urllib.request.urlopen(f"{address}/data/plugin/custom_scalars/layout") as answer:
+                layout = json.load(answer)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    assert [category["title"] for category in layout["category"]] == ["mqar", "ssm_teacher"]
+    charts = [chart["title"] for chart in layout["category"][0]["chart"]]
+    assert charts == ["Learning curves", "Training loss", "Accuracy against length", "Accuracy by distance"]
+    assert sorted(varied.rglob("*")) == before  # nothing is left where the runs are
+
+
+@pytest.mark.filterwarnings("ignore:html5lib's sanitizer:DeprecationWarning")  # of TensorBoard's own imports
+def test_what_tensorboard_cannot_do_is_one_line(varied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("localhost", 0)) as taken:
+        port = taken.getsockname()[1]
+        _, err = lines(capsys, varied, "--tensorboard", "--port", port, status=2)
+    assert f"could not bind to port {port}" in err
+    assert err.count("\n") == 1
+    assert "--port is of --tensorboard" in lines(capsys, varied, "--port", 6006, status=2)[1]
+    assert "--tensorboard writes no files" in lines(capsys, varied, "--tensorboard", "--out", "x", status=2)[1]
 
 
 def test_reading_needs_no_torch(tmp_path: Path) -> None:

@@ -165,6 +165,8 @@ def _declare_compare(parser: argparse.ArgumentParser) -> None:
     add("folder", type=Path, metavar="DIR", nargs="?", default=Path("runs"), help="where runs were kept (runs)")
     add("--out", type=Path, metavar="DIR", help="where files go (DIR/compare)")
     add("--trials", action="store_true", help="with what sweep.py --tune tried and did not pick")
+    add("--tensorboard", action="store_true", help="instead of writing files, serve TensorBoard until Ctrl-C")
+    add("--port", type=int, metavar="N", help="of TensorBoard (6006, or the next that is free)")
     parser.set_defaults(run=_compare)
 
 
@@ -328,6 +330,10 @@ def _compare(arguments: argparse.Namespace) -> int:
     from zoo.compare.files import write_comparison
     from zoo.compare.table import tables
 
+    if arguments.port is not None and not arguments.tensorboard:
+        raise UsageError("--port is of --tensorboard")
+    if arguments.out is not None and arguments.tensorboard:
+        raise UsageError("--tensorboard writes no files: leave --out out")
     for module in ("rich.table", "matplotlib.figure", "plotly.graph_objects"):
         require_extra(module)
     found = read_runs(arguments.folder, trials=True)
@@ -340,7 +346,12 @@ def _compare(arguments: argparse.Namespace) -> int:
         console.print(table)
     if len(found) > len(runs):
         console.print(f"left out: trials of --tune ({len(found) - len(runs)}); --trials shows them", highlight=False)
-    _print_files(write_comparison(groups, arguments.out or arguments.folder / "compare"))
+    if arguments.tensorboard:
+        from zoo.compare.board import show_in_tensorboard
+
+        show_in_tensorboard(groups, arguments.port, lambda line: print(line, flush=True))
+    else:
+        _print_files(write_comparison(groups, arguments.out or arguments.folder / "compare"))
     return 0
 
 

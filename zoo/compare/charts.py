@@ -165,7 +165,7 @@ def charts_of(group: Group) -> list[Chart]:
             joined=False,
         ),
     ]
-    if len({row.options.get("mixer.n_heads") for row in group.rows} - {None}) > 1:
+    if any("mixer.n_heads" in row.telling for row in group.rows):
         heads = _by_size(group, lambda row: row.options.get("mixer.n_heads"), "mixer.n_heads")
         name = f"{score.capitalize()} against heads"
         found.append(Chart("heads", name, "heads H", f"test {score}", heads, log_y=log, chance=chance, joined=False))

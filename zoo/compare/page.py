@@ -30,7 +30,7 @@ def as_page(groups: Sequence[Group], sources: str) -> str:
         MissingExtraError: plotly is not installed.
     """
     known = colours(groups)
-    figures = [[json.loads(figure_of(chart, known).to_json()) for chart in charts_of(group)] for group in groups]
+    figures = [[json.loads(str(figure_of(chart, known).to_json())) for chart in charts_of(group)] for group in groups]
     return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
         sources=html.escape(sources),
         tasks="".join(f'<option value="{at}">{html.escape(group.title)}</option>' for at, group in enumerate(groups)),

@@ -1,0 +1,130 @@
+"""TensorBoard over a comparison: runs named so that they sort, means over seeds as bands by task, charts as pictures.
+
+TensorBoard is given a folder of its own, which links to the runs' events: nothing is written where runs are kept.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from zoo.compare.charts import Chart, Series, charts_of, colours, draw
+from zoo.compare.runs import EVENTS, Run
+from zoo.compare.table import Group
+from zoo.naming import require_extra
+
+_EVERY = 10.0  # seconds between two looks for new events
+
+
+def show_in_tensorboard(groups: Sequence[Group], port: int | None, say: Callable[[str], None]) -> None:
+    """Serve until Ctrl-C. Curves of runs under way grow; runs that begin later are not there.
+
+    Args:
+        groups: what is compared.
+        port: to serve on; TensorBoard's own choice when None.
+        say: is told the address.
+
+    Raises:
+        ValueError: the port is taken, or none.
+        MissingExtraError: tensorboard or matplotlib is not installed.
+    """
+    with tempfile.TemporaryDirectory(prefix="zoo-compare-") as folder, serving(Path(folder), port) as address:
+        # The server is up before the charts are drawn: a port that is taken is known at once.
+        link = lay_out(groups, Path(folder))
+        say(f"TensorBoard at {address} (Ctrl-C ends it)")
+        try:
+            while True:
+                time.sleep(_EVERY)
+                link()
+        except KeyboardInterrupt:
+            return
+
+
+@contextmanager
+def serving(folder: Path, port: int | None) -> Iterator[str]:
+    """TensorBoard over a folder; gives its address.
+
+    Raises:
+        ValueError: the port is taken, or none.
+        MissingExtraError: tensorboard is not installed.
+    """
+    program = require_extra("tensorboard.program")
+    server = program.TensorBoard()
+    where = [] if port is None else ["--port", str(port)]
+    server.configure(argv=[None, "--logdir", str(folder), "--reload_interval", "5", "--load_fast", "false", *where])
+    try:
+        address = server.launch()
+    except (program.TensorBoardServerException, OverflowError) as error:
+        raise ValueError(f"TensorBoard cannot serve: {' '.join(str(error).split())}") from None
+    yield address
+
+
+def lay_out(groups: Sequence[Group], folder: Path) -> Callable[[], None]:
+    """Fill a folder for TensorBoard; returns what links to events that have come since.
+
+    `<task>/<configuration>/seed<k>` are the runs. `<task>/<configuration>/mean` has the means over seeds, under tags
+    that begin with the task; Custom Scalars shows them with bands, a category a task. `charts` has pictures.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    from torch.utils.tensorboard import SummaryWriter
+
+    homes = [
+        (run, folder / _name(group.title) / _name(row.label) / f"seed{run.seed}")
+        for group in groups
+        for row in group.rows
+        for run in row.runs
+    ]
+
+    def link() -> None:
+        for run, home in homes:
+            _link(run, home)
+
+    link()
+    known, layout = colours(groups), {}
+    figure_class = require_extra("matplotlib.figure").Figure
+    with SummaryWriter(folder / "charts") as pictures:
+        for group in groups:
+            charts = charts_of(group)
+            for chart in charts:
+                figure = figure_class(figsize=(6.0, 4.2), dpi=110, layout="constrained")
+                draw(figure.subplots(), chart, known, f"{group.title}: {chart.title[0].lower()}{chart.title[1:]}")
+                pictures.add_figure(f"{group.title}/{chart.title}", figure, close=False)
+            drawn = [chart for chart in charts if chart.joined]
+            layout[group.title] = {chart.title: ["Margin", _tags(group, chart)] for chart in drawn}
+            for chart in drawn:
+                for each in chart.series:
+                    with SummaryWriter(folder / _name(group.title) / _name(each.label) / "mean") as writer:
+                        _write_means(writer, _tags(group, chart), each, chart.log_y)
+        pictures.add_custom_scalars(layout)
+    return link
+
+
+def _link(run: Run, home: Path) -> None:
+    home.mkdir(parents=True, exist_ok=True)
+    for events in run.folder.glob(f"{EVENTS}*"):
+        there = home / events.name
+        if not there.is_symlink():
+            there.symlink_to(events.resolve())
+
+
+def _tags(group: Group, chart: Chart) -> list[str]:
+    """Mean, lower and upper end of the band."""
+    tag = f"{group.title}/{chart.title}"
+    return [tag, f"spread of {tag}/low", f"spread of {tag}/high"]
+
+
+def _write_means(writer: Any, tags: Sequence[str], each: Series, log: bool) -> None:
+    low, high = each.band(log)
+    for x, *values in zip(each.x, each.y, low, high, strict=True):
+        for tag, value in zip(tags, values, strict=True):
+            writer.add_scalar(tag, value, int(x))
+
+
+def _name(text: str) -> str:
+    return text.replace("/", "_")
