@@ -1,0 +1,94 @@
+"""How the tasks of long memory, state tracking and structure are distributed, where their definitions say so."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+import tasks
+from tasks.groups import group_elements, multiplication_table
+from tests.tasks.case import chi_square
+from tests.tolerances import tolerance
+
+
+def test_the_marks_of_adding_are_spread_over_their_halves(rng: np.random.Generator) -> None:
+    inputs = tasks.create_task("adding", seq_len=9).sample(rng, 20_000)["inputs"]
+    counts = inputs[:, :, 1].sum(axis=0)
+    assert chi_square(counts[:4], np.full(4, 1 / 4)) < 30.7  # 3 degrees of freedom
+    assert chi_square(counts[4:], np.full(5, 1 / 5)) < 33.4  # 4 degrees of freedom
+
+
+@pytest.mark.parametrize(("seq_len", "cutoff", "n_frequencies"), [(64, 0.25, 16), (64, 0.5, 31), (60, 0.3, 18)])
+def test_delay_has_the_noise_that_it_says(
+    seq_len: int, cutoff: float, n_frequencies: int, rng: np.random.Generator
+) -> None:
+    n = 4_000
+    inputs = tasks.create_task("delay", seq_len=seq_len, lag=5, cutoff=cutoff).sample(rng, n)["inputs"]
+    power = np.square(np.abs(np.fft.rfft(inputs[:, :, 0].astype(np.float64), axis=1)))[
+        :, 1:
+    ]  # 0 is moved to begin at 0
+    np.testing.assert_allclose(power[:, n_frequencies:], 0, atol=1e-3 * power.mean())
+    # Each frequency's power is exponential, with a mean by which all together have a mean square of 1/4.
+    mean = seq_len**2 / 4 / (2 * n_frequencies)
+    np.testing.assert_array_less(np.abs(power[:, :n_frequencies].mean(axis=0) / mean - 1), 5 / np.sqrt(n))
+
+
+def test_needles_and_distractors_differ_by_the_marker_alone(rng: np.random.Generator) -> None:
+    task = tasks.create_task("needle", distance=4, n_classes=3, n_noise=2, seq_len=10, n_distractors=3)
+    inputs = task.sample(rng, 20_000)["inputs"]
+    places = (inputs < 3).sum(axis=0)
+    assert (inputs[:, [4, 9]] == [6, 5]).all()  # the marker and the question
+    assert places[5] == 20_000
+    free = np.delete(places, [4, 5, 9])
+    assert chi_square(free, np.full(7, 1 / 7)) < 38.3  # less than 6 degrees of freedom: three places of seven
+    assert chi_square(np.bincount(inputs[inputs < 3]), np.full(3, 1 / 3)) < 27.7  # 2 degrees of freedom
+
+
+@pytest.mark.parametrize("group", ["Z6", "S4", "A5", "A4xZ5", "Z2xS3"])
+def test_groups_are_groups(group: str) -> None:
+    table = multiplication_table(group).astype(np.int64)
+    elements = np.arange(len(table))
+    assert len(set(group_elements(group))) == len(table)
+    np.testing.assert_array_equal(table[0], elements)
+    np.testing.assert_array_equal(table[:, 0], elements)
+    np.testing.assert_array_equal(np.sort(table, axis=0), np.tile(elements[:, None], len(table)))
+    np.testing.assert_array_equal(table[table], table[elements[:, None, None], table])  # (ab)c and a(bc)
+
+
+def test_the_order_of_elements_matters_where_it_should() -> None:
+    for group in ("Z60", "Z2xZ2", "S2", "A3", "S3", "A4", "A5", "S5", "A4xZ5"):
+        table = multiplication_table(group)
+        assert np.array_equal(table, table.T) == (group in {"Z60", "Z2xZ2", "S2", "A3"}), group
+
+
+@pytest.mark.parametrize(("max_depth", "n_words", "limit"), [(8, 14, 52.8), (2, 8, 40.5)])
+def test_every_balanced_word_is_as_likely(max_depth: int, n_words: int, limit: float, rng: np.random.Generator) -> None:
+    task = tasks.create_task("bracket", n_types=1, max_depth=max_depth, seq_len=8)
+    words = Counter(map(tuple, task.sample(rng, 20_000)["inputs"].tolist()))
+    assert len(words) == n_words
+    assert chi_square(np.array(list(words.values())), np.full(n_words, 1 / n_words)) < limit
+
+
+def test_the_chance_level_of_brackets_is_that_of_all_words() -> None:
+    task = tasks.create_task("bracket", n_types=1, max_depth=2, seq_len=4)  # ()() and (()): depths 1 0 1 0, 1 2 1 0
+    chance = task.spec.chance
+    assert chance is not None
+    np.testing.assert_allclose(chance, 4 / 8, **tolerance(torch.float64))
+
+
+def test_the_dots_of_pathfinder_are_as_far_apart_for_either_label(rng: np.random.Generator) -> None:
+    n = 4_000
+    arrays = tasks.create_task("pathfinder").sample(rng, n)
+    place = np.argwhere(arrays["inputs"] == 2)[:, 1].reshape(n, 2)
+    row, column = np.divmod(place, 32)
+    apart = (np.abs(row[:, 0] - row[:, 1]) + np.abs(column[:, 0] - column[:, 1])) // 3
+    assert (apart % 2 == 0).all()  # 14 dashes lead to a point of the same colour of the chessboard
+    connected = arrays["labels"][:, -1] == 1
+    here, there = (np.bincount(apart[label] // 2, minlength=15) for label in (connected, ~connected))
+    often = here + there >= 50
+    expected = (here + there)[often] / 2
+    # Where labels are drawn after the distance, each distance's share of label 1 is a half, but for sampling.
+    assert (np.abs(here[often] - expected) < 5 * np.sqrt(expected / 2)).all()
