@@ -74,7 +74,7 @@ class Sweep:
 
     Attributes:
         prediction: in words, as the experiment's file has it.
-        command: that makes or completes the runs.
+        command: that made the runs.
         planned: how many runs there were to be.
         runs: the finished ones.
         environments: environment.json of each.
@@ -88,13 +88,15 @@ class Sweep:
     def __init__(self, name: str, setting: str, run_dir: Path) -> None:
         self.name, self.setting = name, setting
         self.prediction = read_experiment(EXPERIMENTS / f"{name}.yaml", setting).prediction
-        self.command = f"python sweep.py configs/experiment/{name}.yaml --setting {setting}"
-        if run_dir != Path("runs"):
-            self.command += f" --run_dir {shlex.quote(str(run_dir))}"
         folder = (run_dir.expanduser() / name / setting).resolve()
         if not (folder / "sweep.json").is_file():
-            raise UsageError(f"no runs of {name} in {folder}: make them with {self.command}")
-        entries = [entry for entry in _read_json(folder / "sweep.json")["runs"] if entry["kind"] == "run"]
+            command = f"python sweep.py configs/experiment/{name}.yaml --setting {setting}"
+            command += "" if run_dir == Path("runs") else f" --run_dir {shlex.quote(str(run_dir))}"
+            raise UsageError(f"no runs of {name} in {folder}: make them with {command}")
+        index = _read_json(folder / "sweep.json")
+        # As it was given: what its flags laid over the file belongs to the result.
+        self.command = f"python {index['command']}"
+        entries = [entry for entry in index["runs"] if entry["kind"] == "run"]
         self.planned = len(entries)
         done = {(folder / entry["folder"]).resolve() for entry in entries if entry["state"] == "done"}
         # A folder may hold runs of a grid that has changed since: the index says which ones count.

@@ -274,7 +274,9 @@ def leave_runs(run_dir: Path, name: str, metrics: Metrics, missing: int = 0) -> 
         for file, content in files.items():
             (kept / file).write_text(json.dumps(content), encoding="utf-8")
         (kept / "config.yaml").write_text(yaml.safe_dump(run.config), encoding="utf-8")
-    (folder / "sweep.json").write_text(json.dumps({"runs": entries}), encoding="utf-8")
+    (folder / "sweep.json").write_text(
+        json.dumps({"command": f"sweep.py {name}.yaml", "runs": entries}), encoding="utf-8"
+    )
 
 
 def test_the_page_says_what_holds_and_what_does_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -288,7 +290,8 @@ def test_the_page_says_what_holds_and_what_does_not(tmp_path: Path, capsys: pyte
     assert "2 experiments, 1 as predicted; not as predicted: [real_text](#real_text)." in page
     assert "| bits of the best that recalls less those of the best of the others | 0.1 | ≤ 0 | **no** |" in page
     assert "- Verdict: **holds**" in page
-    assert "Seeds 0, 1; 2026-11-21; 2 cores, Linux-6-x86_64, Python 3.11, torch 2; commit 012345678:" in page
+    machine = "2 cores, Linux-6-x86_64, Python 3.11, torch 2"
+    assert f"Seeds 0, 1; 2026-11-21; {machine}; commit 012345678: `python sweep.py real_text.yaml`" in page
     assert "python sweep.py configs/experiment/*.yaml --setting small && \\\npython experiments.py" in page
     for name in ("real_text", "hybrid_ratio"):
         assert f"](figures/results_{name}.png)" in page

@@ -32,6 +32,7 @@ _STYLES: dict[str, dict[str, Any]] = {
 }
 _SIZE = (6.4, 4.2)  # inches, at _DPI legible in TensorBoard's panes
 _DPI = 110
+_MOST_TICKS = 6
 
 
 def verdicts_as_json(verdicts: Iterable[Verdict]) -> str:
@@ -229,6 +230,10 @@ def _draw(axes: Axes, panel: Panel) -> None:
     axes.set_ylabel(panel.y_label)
     if panel.log_x:
         axes.set_xscale("log")
+        places = sorted({x for curve in panel.curves for x in curve.x})
+        if len(places) <= _MOST_TICKS:  # powers of ten would miss them
+            axes.set_xticks(places, labels=[number(x) for x in places])
+            axes.minorticks_off()
     if panel.log_y:
         axes.set_yscale("log")
     if panel.whole_x:
