@@ -6,6 +6,7 @@ of its own. `benchmarks/performance.py` runs the sections and writes the page.
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import subprocess
@@ -37,6 +38,7 @@ from zoo.backbone import Backbone
 from zoo.ops import selective_scan
 from zoo.ops.delta_rule import delta_rule, unit_length
 from zoo.ops.gated_linear_attention import gated_linear_attention
+from zoo.registry import mixer_class
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -55,14 +57,15 @@ class Sizes:
     decode_at: tuple[int, ...] = (16, 1024, 4096)
     decode_steps: int = 200
     lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16384)
-    scaling_rounds: int = 3
+    scaling_rounds: int = 2
     scaling_width: int = 64
     step_width: int = 256
     step_length: int = 1024
     step_batch: int = 1
-    step_rounds: int = 5
+    step_rounds: int = 3
     mixers: tuple[str, ...] = ()
     train_steps: int = 150
+    train_rounds: int = 1
 
     @property
     def mixer_names(self) -> list[str]:
@@ -356,7 +359,7 @@ def _decoding(
 
 def _decode_mixer(name: str, sizes: Sizes) -> list[float]:
     torch.manual_seed(0)
-    mixer = create_mixer(name, d_model=128).eval()
+    mixer = create_mixer(name, d_model=128, **_reaching(name, max(sizes.decode_at) + sizes.decode_steps)).eval()
     token = torch.randn(1, 1, 128, generator=_generator())
     runs = {}
     with threads(1), torch.no_grad():
@@ -414,8 +417,7 @@ SSMS = (
 def _training_passes(name: str, sizes: Sizes) -> list[float]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    options = {"max_seq_len": max(sizes.lengths)} if name in _LIMITED else {}
-    mixer = create_mixer(name, d_model=sizes.scaling_width, **options)
+    mixer = create_mixer(name, d_model=sizes.scaling_width, **_reaching(name, max(sizes.lengths)))
     runs = {}
     for seq_len in sizes.lengths:
         x = torch.randn(1, seq_len, sizes.scaling_width, generator=_generator(), requires_grad=True)
@@ -424,7 +426,11 @@ def _training_passes(name: str, sizes: Sizes) -> list[float]:
     return [seconds[str(seq_len)] for seq_len in sizes.lengths]
 
 
-_LIMITED = ("factorized", "conv")  # mixers whose parameters reach as far as max_seq_len
+def _reaching(name: str, seq_len: int) -> dict[str, int]:
+    """The option of mixers whose parameters reach only so far."""
+    parameters = inspect.signature(mixer_class(name)).parameters
+    limited = "max_seq_len" in parameters and parameters["max_seq_len"].default is not None
+    return {"max_seq_len": seq_len} if limited else {}
 
 
 def _training_pass(mixer: torch.nn.Module, x: Tensor) -> Callable[[], None]:
@@ -461,8 +467,9 @@ def _scaling_figure(lengths: tuple[int, ...], times: dict[str, list[float]]) -> 
 def training_step(name: str, sizes: Sizes, device: str = "cpu") -> Callable[[], None]:
     """One step (forward, backward, AdamW) of a two-layer model on next-token prediction."""
     torch.manual_seed(0)
-    options = {"max_seq_len": sizes.step_length} if name in _LIMITED else {}
-    model = Backbone({"name": name, **options}, sizes.step_width, 2, n_outputs=256, vocab_size=256).to(device)
+    model = Backbone(
+        {"name": name, **_reaching(name, sizes.step_length)}, sizes.step_width, 2, n_outputs=256, vocab_size=256
+    ).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     tokens = torch.randint(256, (sizes.step_batch, sizes.step_length + 1), generator=_generator()).to(device)
 
@@ -531,10 +538,10 @@ def end_to_end(sizes: Sizes) -> Section:
     """What `train.py` reports."""
     section = Section(
         "Tokens a second that `python train.py` reports on MQAR with the default recipe: whole training steps with data"
-        " and logging, medians of processes that take turns; and the seconds of the whole process."
+        " and logging; and the seconds of the whole process."
     )
     found: dict[str, list[tuple[float, float]]] = {"hybrid": [], "attention": []}
-    for _ in range(min(3, sizes.rounds)):
+    for _ in range(sizes.train_rounds):
         for mixer, runs in found.items():
             runs.append(_train(mixer, sizes))
     table = Table("", ["mixer", "tokens/s", "whole process s"])
