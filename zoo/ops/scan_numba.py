@@ -141,6 +141,16 @@ def _exp2(e: Any) -> Any:
     return p * np.int32((whole + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
+# The innermost loops run over channels, for two states n and m = n + 1 at once: what belongs to a channel alone is then
+# loaded and stored half as often. Where d_state is odd, the buffers have a state more, which stays zero.
+
+
+@_compiled
+def _pair(values: Any, n: int) -> Any:
+    """values[n] and the one behind it, zero where there is none."""
+    return values[n], (values[n + 1] if n + 1 < len(values) else _F0)
+
+
 @_compiled
 def _forward(
     first: int, last: int, x: Any, dt: Any, A: Any, B: Any, C: Any, state: Any, y: Any, final: Any, entering: Any
@@ -148,9 +158,10 @@ def _forward(
     """Fill y, final and entering for the tasks from `first` to before `last`."""
     _, seq_len, d_inner = x.shape
     d_state = A.shape[1]
+    rows = d_state + d_state % 2
     n_blocks = (d_inner + _BLOCK - 1) // _BLOCK
-    h = np.empty((d_state, _BLOCK), np.float32)
-    rates = np.empty((d_state, _BLOCK), np.float32)
+    h = np.zeros((rows, _BLOCK), np.float32)
+    rates = np.zeros((rows, _BLOCK), np.float32)
     u = np.empty(_BLOCK, np.float32)
     out = np.empty(_BLOCK, np.float32)
     for task in range(first, last):
@@ -169,12 +180,14 @@ def _forward(
             for d in range(width):
                 u[d] = steps[d] * x[i, t, start + d]
                 out[d] = _F0
-            for n in range(d_state):
-                b, c = B[i, t, n], C[i, t, n]
+            for n in range(0, d_state, 2):
+                m = n + 1
+                (b, b_m), (c, c_m) = _pair(B[i, t], n), _pair(C[i, t], n)
                 for d in range(width):
                     value = _exp2(steps[d] * rates[n, d]) * h[n, d] + u[d] * b
-                    h[n, d] = value
-                    out[d] += c * value
+                    value_m = _exp2(steps[d] * rates[m, d]) * h[m, d] + u[d] * b_m
+                    h[n, d], h[m, d] = value, value_m
+                    out[d] += c * value + c_m * value_m
             for d in range(width):
                 y[i, t, start + d] = out[d]
         for d in range(width):
@@ -208,12 +221,13 @@ def _backward(
     """
     _, seq_len, d_inner = x.shape
     d_state = A.shape[1]
+    rows = d_state + d_state % 2
     n_blocks = (d_inner + _BLOCK - 1) // _BLOCK
-    h = np.empty((_CHUNK + 1, d_state, _BLOCK), np.float32)
-    decay = np.empty((_CHUNK, d_state, _BLOCK), np.float32)
-    g = np.empty((d_state, _BLOCK), np.float32)
-    rates = np.empty((d_state, _BLOCK), np.float32)
-    share = np.empty((d_state, _BLOCK), np.float32)
+    h = np.zeros((_CHUNK + 1, rows, _BLOCK), np.float32)
+    decay = np.zeros((_CHUNK, rows, _BLOCK), np.float32)
+    g = np.zeros((rows, _BLOCK), np.float32)
+    rates = np.zeros((rows, _BLOCK), np.float32)
+    share = np.zeros((rows, _BLOCK), np.float32)
     u = np.empty(_BLOCK, np.float32)
     grad_u = np.empty(_BLOCK, np.float32)
     grad_step = np.empty(_BLOCK, np.float32)
@@ -239,15 +253,20 @@ def _backward(
                 gy = grad_y[i, t, start : start + width]
                 for d in range(width):
                     u[d] = steps[d] * x[i, t, start + d]
-                for n in range(d_state):
-                    b, sum_c = B[i, t, n], _F0
+                for n in range(0, d_state, 2):
+                    m = n + 1
+                    b, b_m = _pair(B[i, t], n)
+                    sum_c, sum_m = _F0, _F0
                     for d in range(width):
-                        a = _exp2(steps[d] * rates[n, d])
-                        value = a * h[k, n, d] + u[d] * b
+                        a, a_m = _exp2(steps[d] * rates[n, d]), _exp2(steps[d] * rates[m, d])
+                        value, value_m = a * h[k, n, d] + u[d] * b, a_m * h[k, m, d] + u[d] * b_m
                         sum_c += gy[d] * value
-                        decay[k, n, d] = a
-                        h[k + 1, n, d] = value
+                        sum_m += gy[d] * value_m
+                        decay[k, n, d], decay[k, m, d] = a, a_m
+                        h[k + 1, n, d], h[k + 1, m, d] = value, value_m
                     grad_C[block, i, t, n] = sum_c
+                    if m < d_state:
+                        grad_C[block, i, t, m] = sum_m
             for t in range(end - 1, begin - 1, -1):
                 k = t - begin
                 steps = dt[i, t, start : start + width]
@@ -256,19 +275,26 @@ def _backward(
                     u[d] = steps[d] * x[i, t, start + d]
                     grad_u[d] = _F0
                     grad_step[d] = _F0
-                for n in range(d_state):
-                    b, c = B[i, t, n], C[i, t, n]
-                    sum_b = _F0
+                for n in range(0, d_state, 2):
+                    m = n + 1
+                    (b, b_m), (c, c_m) = _pair(B[i, t], n), _pair(C[i, t], n)
+                    sum_b, sum_m = _F0, _F0
                     for d in range(width):
-                        arrived = g[n, d] + gy[d] * c
+                        arrived, arrived_m = g[n, d] + gy[d] * c, g[m, d] + gy[d] * c_m
                         sum_b += arrived * u[d]
-                        grad_u[d] += arrived * b
+                        sum_m += arrived_m * u[d]
+                        grad_u[d] += arrived * b + arrived_m * b_m
                         arrived *= decay[k, n, d]
-                        g[n, d] = arrived
+                        arrived_m *= decay[k, m, d]
+                        g[n, d], g[m, d] = arrived, arrived_m
                         arrived *= h[k, n, d]  # the gradient of dt A
-                        grad_step[d] += arrived * rates[n, d]
+                        arrived_m *= h[k, m, d]
+                        grad_step[d] += arrived * rates[n, d] + arrived_m * rates[m, d]
                         share[n, d] += arrived * steps[d]
+                        share[m, d] += arrived_m * steps[d]
                     grad_B[block, i, t, n] = sum_b
+                    if m < d_state:
+                        grad_B[block, i, t, m] = sum_m
                 for d in range(width):
                     grad_x[i, t, start + d] = grad_u[d] * steps[d]
                     grad_dt[i, t, start + d] = grad_step[d] * _LN_2 + grad_u[d] * x[i, t, start + d]
