@@ -83,7 +83,7 @@ def test_whatever_decides_the_content_is_in_the_key(tmp_path: Path) -> None:
     assert len(list(tmp_path.rglob("*.arrow"))) == 5
     key = cache_key("needle", needle, "train", 3, 0)
     assert set(key["libraries"]) == {"numpy"}
-    assert set(key["sources"]) == {"tasks.base", "tasks.needle", "tasks.splits"}
+    assert set(key["sources"]) == {"tasks.base", "tasks.draws", "tasks.needle", "tasks.splits"}
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
