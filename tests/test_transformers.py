@@ -73,7 +73,7 @@ def build(kind: str, generator: torch.Generator, **options: Any) -> Any:
     model = randomise(model.float(), generator).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            # At full size some draws of a Jamba lose five digits in float32, whoever computes them: more than is compared.
+            # At full size some draws of a Jamba lose five digits in float32, whoever computes them.
             parameter.mul_(0.7)
     return model
 
