@@ -269,6 +269,7 @@ def test_the_ops_are_registered_as_they_behave(
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own
 @pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @ON_CPU
 def test_compiled_it_is_one_graph_and_the_same_numbers(backend: str, compiler: str, generator: torch.Generator) -> None:
