@@ -61,7 +61,7 @@ def facts(spec: TaskSpec) -> list[tuple[str, str]]:
 
 
 def example(task: Task, seed: int) -> list[str]:
-    """The first training example of a seed: what is read, and below it what is to be answered where."""
+    """A training example, drawn by a seed: what is read, and below it what is to be answered where."""
     arrays = task.of_split("train").sample(split_rng(seed, "train", 0), 1)
     rows = {"position": [str(i) for i in range(task.spec.seq_len)]}
     inputs, labels = arrays["inputs"][0], arrays["labels"][0]
