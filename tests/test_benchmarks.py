@@ -97,6 +97,7 @@ def test_the_committed_page_is_what_the_results_say(tmp_path: Path) -> None:
 @pytest.mark.parametrize("section", sorted(SECTIONS))
 def test_every_section_runs(section: str, tmp_path: Path) -> None:
     command = [sys.executable, "benchmarks/performance.py", "--quick", "--out", str(tmp_path), "--only", section]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
     found = json.loads((tmp_path / performance.RESULTS).read_text())[section]
     assert found["tables"]

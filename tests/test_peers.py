@@ -23,8 +23,6 @@ PAIRS = [(problem, peer) for problem, (forms, *_) in PROBLEMS.items() for peer i
 
 @pytest.mark.parametrize(("problem", "peer"), PAIRS)
 def test_a_peer_computes_what_ours_does(problem: str, peer: str, generator: torch.Generator) -> None:
-    if peer == "mamba.py":
-        pytest.importorskip("mambapy")
     forms, make, sizes = PROBLEMS[problem]
     given = make(*sizes, generator, dtype=torch.float32 if peer in SINGLE else torch.float64)
     results = []
