@@ -40,7 +40,7 @@ THIRD_PARTY = {
     "naming": set(),
     "files": set(),
     "registry": set(),
-    "ops.scan_numba": CORE | {"numba", "numpy"},
+    "ops.scan_numba": CORE | {"llvmlite", "numba", "numpy"},
     "ops.scan_triton": CORE | {"triton"},
     "transformers_weights": CORE | {"transformers"},
     "theory.report": CORE | REPORT,

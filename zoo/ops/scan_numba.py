@@ -16,16 +16,20 @@ import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numba
 import numpy as np
 import torch
+from llvmlite import ir
+from numba.extending import intrinsic
 from torch import Tensor
 
 _CHUNK = 32  # steps between two states that forward keeps for backward
 _BLOCK = 256  # channels of a task: less to set up for each inner loop than with fewer, a quarter faster than 64
+_AHEAD = 4  # steps between asking for a row and using it: no processor foresees rows that lie pages apart
 _SHARES = 4  # parts of the work for a thread: where one is held up, the others take the rest
 
 _pool: tuple[int, ThreadPoolExecutor] | None = None
@@ -72,11 +76,11 @@ def _run(kernel: Callable[..., None], batch: int, d_inner: int, tensors: tuple[T
     n_tasks = batch * -(-d_inner // _BLOCK)
     n_threads = min(n_tasks, torch.get_num_threads())
     if n_threads <= 1:  # none for a batch without rows
-        kernel(0, n_tasks, *arrays)
+        kernel(_EXP2, 0, n_tasks, *arrays)
         return
     n_shares = min(n_tasks, _SHARES * n_threads)
     bounds = [n_tasks * share // n_shares for share in range(n_shares + 1)]
-    futures = [_threads(n_threads).submit(kernel, *pair, *arrays) for pair in pairwise(bounds)]
+    futures = [_threads(n_threads).submit(kernel, _EXP2, *pair, *arrays) for pair in pairwise(bounds)]
     for future in futures:
         future.result()
 
@@ -99,24 +103,35 @@ os.register_at_fork(after_in_child=_forget_threads)  # a forked process has none
 # The loops.
 
 _F0 = np.float32(0.0)
-_HALF = np.float32(0.5)
 _LOG2_E = np.float32(math.log2(math.e))
 _LN_2 = np.float32(math.log(2))
-# 2^f = 1 + f (P0 + f (P1 + ...)) for |f| <= 1/2: the polynomial of least relative error, below a rounding of float32.
-_P0 = np.float32(0.6931472)
-_P1 = np.float32(0.24022648)
-_P2 = np.float32(0.055503324)
-_P3 = np.float32(0.009618438)
-_P4 = np.float32(0.0013398875)
-_P5 = np.float32(0.0001535335)
+# 2^f = 1 + f (p1 + f (p2 + ...)) for |f| <= 1/2: the polynomial of least relative error, 9e-8, that is exact at 0; one
+# of a degree more would halve the error of a decay and cost a twentieth of the time. They are handed to the loops as
+# values: a constant in their code would be loaded anew at each turn.
+_EXP2 = tuple(
+    np.float32(value)
+    for value in (
+        1.5 * 2**23,  # added to a number, the sum's low bits are the nearest integer
+        -126.0,  # exponent of the least normal number
+        1.0,
+        0.693147,
+        0.24022242,
+        0.055507336,
+        0.009671513,
+        0.0013264727,
+    )
+)
+
+_SUMS = frozenset({"contract", "reassoc", "nsz"})
+"""Sums may be reordered and products fused; NaN and infinity stay."""
 
 
-def _compiled(function: Callable[..., Any]) -> Any:
-    """Machine code that lets other threads run. Sums may be reordered and products fused, NaN and infinity stay."""
+def _compiled(function: Callable[..., Any], fastmath: frozenset[str] = _SUMS) -> Any:
+    """Machine code that lets other threads run."""
     function = inspect.unwrap(function)  # out of the shape checker that the tests put around everything in zoo
     options: dict[str, Any] = {
         "nogil": True,
-        "fastmath": {"contract", "reassoc", "nsz"},
+        "fastmath": set(fastmath),
         "error_model": "numpy",
         "boundscheck": False,
     }
@@ -126,23 +141,46 @@ def _compiled(function: Callable[..., Any]) -> Any:
         return numba.njit(**options)(function)
 
 
+@partial(_compiled, fastmath=frozenset({"contract"}))  # reordered, rounding would cancel
+def _exp2(e: Any, constants: Any) -> Any:
+    """2^e for e <= 0, exactly 1 at 0 and exactly 0 far below: a polynomial for the fraction, bits for the rest."""
+    to_round, least, p0, p1, p2, p3, p4, p5 = constants  # p0 = 1
+    rounded = e + to_round
+    f = e - (rounded - to_round)
+    p = p5 * f + p4
+    p = p * f + p3
+    p = p * f + p2
+    p = p * f + p1
+    p = p * f + p0
+    bits = np.float32(p).view(np.int32) + (np.float32(rounded).view(np.int32) << np.int32(23))
+    return np.int32(bits).view(np.float32) if e > least else _F0
+
+
+@intrinsic
+def _prefetch(typing_context: Any, address: Any) -> Any:
+    """Ask for the cache line at `address`, to be read soon."""
+
+    def call(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
+        read, second_level, data = number(0), number(2), number(1)
+        builder.call(function, [builder.inttoptr(arguments[0], pointer), read, second_level, data])
+        return context.get_dummy_value()
+
+    return numba.void(numba.uintp), call
+
+
 @_compiled
-def _exp2(e: Any) -> Any:
-    """2^e for e <= 0, exactly 1 at 0 and exactly 0 far below: polynomial for the fraction, shift for the rest."""
-    e = e if e > np.float32(-127.0) else np.float32(-127.0)
-    whole = np.int32(e - _HALF)
-    f = e - np.float32(whole)
-    p = _P5 * f + _P4
-    p = p * f + _P3
-    p = p * f + _P2
-    p = p * f + _P1
-    p = p * f + _P0
-    p = p * f + np.float32(1.0)
-    return p * np.int32((whole + np.int32(127)) << np.int32(23)).view(np.float32)
+def _ask_for(row: Any) -> None:
+    """Prefetch all cache lines of a row of float32."""
+    for d in range(0, len(row), 16):
+        _prefetch(row[d:].ctypes.data)  # pyright: ignore[reportCallIssue]: numba supplies the typing context
 
 
 # The innermost loops run over channels, for two states n and m = n + 1 at once: what belongs to a channel alone is then
-# loaded and stored half as often. Where d_state is odd, the buffers have a state more, which stays zero.
+# loaded and stored half as often. Where d_state is odd, the buffers have a state more, which stays zero. What backward
+# keeps of a step lies in one buffer, so that the compiler sees without checks at each loop that rows are apart.
 
 
 @_compiled
@@ -153,7 +191,18 @@ def _pair(values: Any, n: int) -> Any:
 
 @_compiled
 def _forward(
-    first: int, last: int, x: Any, dt: Any, A: Any, B: Any, C: Any, state: Any, y: Any, final: Any, entering: Any
+    exp2: Any,
+    first: int,
+    last: int,
+    x: Any,
+    dt: Any,
+    A: Any,
+    B: Any,
+    C: Any,
+    state: Any,
+    y: Any,
+    final: Any,
+    entering: Any,
 ) -> None:
     """Fill y, final and entering for the tasks from `first` to before `last`."""
     _, seq_len, d_inner = x.shape
@@ -167,6 +216,7 @@ def _forward(
     for task in range(first, last):
         i, start = task // n_blocks, task % n_blocks * _BLOCK
         width = min(_BLOCK, d_inner - start)
+        stop = start + width
         for d in range(width):
             for n in range(d_state):
                 h[n, d] = state[i, start + d, n]
@@ -176,7 +226,11 @@ def _forward(
                 for n in range(d_state):
                     for d in range(width):
                         entering[t // _CHUNK, i, n, start + d] = h[n, d]
-            steps = dt[i, t, start : start + width]
+            ahead = min(t + _AHEAD, seq_len - 1)
+            _ask_for(x[i, ahead, start:stop])
+            _ask_for(dt[i, ahead, start:stop])
+            _ask_for(y[i, ahead, start:stop])
+            steps = dt[i, t, start:stop]
             for d in range(width):
                 u[d] = steps[d] * x[i, t, start + d]
                 out[d] = _F0
@@ -184,8 +238,8 @@ def _forward(
                 m = n + 1
                 (b, b_m), (c, c_m) = _pair(B[i, t], n), _pair(C[i, t], n)
                 for d in range(width):
-                    value = _exp2(steps[d] * rates[n, d]) * h[n, d] + u[d] * b
-                    value_m = _exp2(steps[d] * rates[m, d]) * h[m, d] + u[d] * b_m
+                    value = _exp2(steps[d] * rates[n, d], exp2) * h[n, d] + u[d] * b
+                    value_m = _exp2(steps[d] * rates[m, d], exp2) * h[m, d] + u[d] * b_m
                     h[n, d], h[m, d] = value, value_m
                     out[d] += c * value + c_m * value_m
             for d in range(width):
@@ -197,6 +251,7 @@ def _forward(
 
 @_compiled
 def _backward(
+    exp2: Any,
     first: int,
     last: int,
     grad_y: Any,
@@ -217,90 +272,102 @@ def _backward(
     """Fill the gradients for the tasks from `first` to before `last`.
 
     grad_A is a row's share (batch, d_inner, d_state) in float64; grad_B and grad_C are a block's (blocks, batch, seq,
-    d_state).
+    d_state). Chunk by chunk from the end, and in a chunk pair by pair: its states again, then the gradients back
+    through them while they lie in cache.
     """
     _, seq_len, d_inner = x.shape
     d_state = A.shape[1]
-    rows = d_state + d_state % 2
     n_blocks = (d_inner + _BLOCK - 1) // _BLOCK
-    h = np.zeros((_CHUNK + 1, rows, _BLOCK), np.float32)
-    decay = np.zeros((_CHUNK, rows, _BLOCK), np.float32)
-    g = np.zeros((rows, _BLOCK), np.float32)
-    rates = np.zeros((rows, _BLOCK), np.float32)
-    share = np.zeros((rows, _BLOCK), np.float32)
-    u = np.empty(_BLOCK, np.float32)
-    grad_u = np.empty(_BLOCK, np.float32)
-    grad_step = np.empty(_BLOCK, np.float32)
+    # Of each step: dt, u = dt x, the gradients of y, u and dt, and of a pair of states the value before and the decay.
+    kept = np.zeros((_CHUNK + 1, 9, _BLOCK), np.float32)
+    # Of each pair of states: the gradient that arrives, the rate, and the chunk's part of the gradient of the rate.
+    pairs = np.zeros(((d_state + 1) // 2, 6, _BLOCK), np.float32)
     for task in range(first, last):
         i, block = task // n_blocks, task % n_blocks
         start = block * _BLOCK
-        width = min(_BLOCK, d_inner - start)
+        stop = min(start + _BLOCK, d_inner)
+        width = stop - start
         for d in range(width):
             for n in range(d_state):
-                g[n, d] = grad_final[i, start + d, n]
-                rates[n, d] = A[start + d, n] * _LOG2_E
+                pairs[n // 2, n % 2, d] = grad_final[i, start + d, n]
+                pairs[n // 2, 2 + n % 2, d] = A[start + d, n] * _LOG2_E
                 grad_A[i, start + d, n] = 0.0
         for chunk in range((seq_len - 1) // _CHUNK, -1, -1):
             begin = chunk * _CHUNK
-            end = min(begin + _CHUNK, seq_len)
-            for n in range(d_state):
+            size = min(_CHUNK, seq_len - begin)
+            for k in range(size):
+                t = begin + k
+                steps, u, gy, grad_u, grad_step = kept[k, 0], kept[k, 1], kept[k, 2], kept[k, 3], kept[k, 4]
                 for d in range(width):
-                    h[0, n, d] = entering[chunk, i, n, start + d]
-                    share[n, d] = _F0
-            for t in range(begin, end):
-                k = t - begin
-                steps = dt[i, t, start : start + width]
-                gy = grad_y[i, t, start : start + width]
-                for d in range(width):
+                    steps[d] = dt[i, t, start + d]
                     u[d] = steps[d] * x[i, t, start + d]
-                for n in range(0, d_state, 2):
-                    m = n + 1
+                    gy[d] = grad_y[i, t, start + d]
+                    grad_u[d] = _F0
+                    grad_step[d] = _F0
+                _ask_for(grad_x[i, t, start:stop])
+                _ask_for(grad_dt[i, t, start:stop])
+                if chunk > 0:  # the rows of the chunk that comes next
+                    _ask_for(x[i, t - _CHUNK, start:stop])
+                    _ask_for(dt[i, t - _CHUNK, start:stop])
+                    _ask_for(grad_y[i, t - _CHUNK, start:stop])
+            for n in range(0, d_state, 2):
+                m = n + 1
+                pair = pairs[n // 2]
+                g, g_m, rate, rate_m, share, share_m = pair[0], pair[1], pair[2], pair[3], pair[4], pair[5]
+                for d in range(width):
+                    kept[0, 5, d] = entering[chunk, i, n, start + d]
+                    kept[0, 6, d] = entering[chunk, i, m, start + d] if m < d_state else _F0
+                    share[d] = _F0
+                    share_m[d] = _F0
+                for k in range(size):
+                    t = begin + k
+                    steps, u, gy = kept[k, 0], kept[k, 1], kept[k, 2]
+                    h, h_m, decay, decay_m = kept[k, 5], kept[k, 6], kept[k, 7], kept[k, 8]
+                    after, after_m = kept[k + 1, 5], kept[k + 1, 6]
                     b, b_m = _pair(B[i, t], n)
                     sum_c, sum_m = _F0, _F0
                     for d in range(width):
-                        a, a_m = _exp2(steps[d] * rates[n, d]), _exp2(steps[d] * rates[m, d])
-                        value, value_m = a * h[k, n, d] + u[d] * b, a_m * h[k, m, d] + u[d] * b_m
+                        a, a_m = _exp2(steps[d] * rate[d], exp2), _exp2(steps[d] * rate_m[d], exp2)
+                        value, value_m = a * h[d] + u[d] * b, a_m * h_m[d] + u[d] * b_m
                         sum_c += gy[d] * value
                         sum_m += gy[d] * value_m
-                        decay[k, n, d], decay[k, m, d] = a, a_m
-                        h[k + 1, n, d], h[k + 1, m, d] = value, value_m
+                        decay[d], decay_m[d] = a, a_m
+                        after[d], after_m[d] = value, value_m
                     grad_C[block, i, t, n] = sum_c
                     if m < d_state:
                         grad_C[block, i, t, m] = sum_m
-            for t in range(end - 1, begin - 1, -1):
-                k = t - begin
-                steps = dt[i, t, start : start + width]
-                gy = grad_y[i, t, start : start + width]
-                for d in range(width):
-                    u[d] = steps[d] * x[i, t, start + d]
-                    grad_u[d] = _F0
-                    grad_step[d] = _F0
-                for n in range(0, d_state, 2):
-                    m = n + 1
+                for k in range(size - 1, -1, -1):
+                    t = begin + k
+                    steps, u, gy, grad_u, grad_step = kept[k, 0], kept[k, 1], kept[k, 2], kept[k, 3], kept[k, 4]
+                    h, h_m, decay, decay_m = kept[k, 5], kept[k, 6], kept[k, 7], kept[k, 8]
                     (b, b_m), (c, c_m) = _pair(B[i, t], n), _pair(C[i, t], n)
                     sum_b, sum_m = _F0, _F0
                     for d in range(width):
-                        arrived, arrived_m = g[n, d] + gy[d] * c, g[m, d] + gy[d] * c_m
+                        arrived, arrived_m = g[d] + gy[d] * c, g_m[d] + gy[d] * c_m
                         sum_b += arrived * u[d]
                         sum_m += arrived_m * u[d]
                         grad_u[d] += arrived * b + arrived_m * b_m
-                        arrived *= decay[k, n, d]
-                        arrived_m *= decay[k, m, d]
-                        g[n, d], g[m, d] = arrived, arrived_m
-                        arrived *= h[k, n, d]  # the gradient of dt A
-                        arrived_m *= h[k, m, d]
-                        grad_step[d] += arrived * rates[n, d] + arrived_m * rates[m, d]
-                        share[n, d] += arrived * steps[d]
-                        share[m, d] += arrived_m * steps[d]
+                        arrived *= decay[d]
+                        arrived_m *= decay_m[d]
+                        g[d], g_m[d] = arrived, arrived_m
+                        arrived *= h[d]  # the gradient of dt A
+                        arrived_m *= h_m[d]
+                        grad_step[d] += arrived * rate[d] + arrived_m * rate_m[d]
+                        share[d] += arrived * steps[d]
+                        share_m[d] += arrived_m * steps[d]
                     grad_B[block, i, t, n] = sum_b
                     if m < d_state:
                         grad_B[block, i, t, m] = sum_m
+                for d in range(width):  # in float64: a sum over all positions
+                    grad_A[i, start + d, n] += share[d]
+                    if m < d_state:
+                        grad_A[i, start + d, m] += share_m[d]
+            for k in range(size):
+                t = begin + k
+                steps, grad_u, grad_step = kept[k, 0], kept[k, 3], kept[k, 4]
                 for d in range(width):
                     grad_x[i, t, start + d] = grad_u[d] * steps[d]
                     grad_dt[i, t, start + d] = grad_step[d] * _LN_2 + grad_u[d] * x[i, t, start + d]
-            for d in range(width):
-                for n in range(d_state):
-                    grad_A[i, start + d, n] += share[n, d]  # in float64: a sum over all positions
         for d in range(width):
             for n in range(d_state):
-                grad_state[i, start + d, n] = g[n, d]
+                grad_state[i, start + d, n] = pairs[n // 2, n % 2, d]
