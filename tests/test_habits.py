@@ -76,7 +76,7 @@ def _imported(*parts: str) -> Iterator[tuple[str, str]]:
     [
         (("zoo", "tasks", "train.py", "cli.py", "run_folder.py"), ("fast", "report", "train", "transformers")),
         (("sweeps", "sweep.py", "experiments.py"), ("report", "train", "ray")),
-        (("tests", "benchmarks"), ("report", "train", "dev")),
+        (("tests", "benchmarks"), ("report", "train", "bench", "dev")),
     ],
 )
 def test_every_imported_package_is_declared(parts: tuple[str, ...], extras: tuple[str, ...]) -> None:
