@@ -250,6 +250,7 @@ class Session:
             **{name: value for found in (*validated, *tested) for name, value in found.items()},
             **at_lengths,
             "chance": self.data.task.of_split("test").spec.chance,
+            **self.data.task.floors(),
             "params": self.n_params,
             "state_bytes": self.state_bytes,
             "tokens_per_second": self.throughput.tokens_per_second,

@@ -112,15 +112,14 @@ def _bounds(runs: Runs, heads: Sequence[int]) -> list[float]:
     """The least relative squared error of so many factorized heads on these runs' teacher."""
     import torch
 
+    from tasks.ssm_teacher import SSMTeacher
     from zoo.theory import head_count_bound
-    from zoo.theory.teacher import balanced_teacher
 
     if not len(runs):
         return [math.nan] * len(heads)
-    names = ("k", "d_input", "seq_len", "rho", "teacher_seed")
-    values = [runs.runs[0].options[f"task.{name}"] for name in names]
-    shape = {"d_out": runs.runs[0].options["task.d_output"], "period": runs.runs[0].options["task.period"]}
-    lags = torch.as_tensor(balanced_teacher(*values, **shape))
+    options = runs.runs[0].options
+    teacher = SSMTeacher(**{name: options[f"task.{name}"] for name in SSMTeacher().options()})
+    lags = torch.as_tensor(teacher.lags)
     return [head_count_bound(lags, h) for h in heads]
 
 

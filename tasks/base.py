@@ -78,6 +78,10 @@ class Task(ABC):
         """What decides the examples beside options and code, such as a hash of a user's file; keys the cache."""
         return {}
 
+    def floors(self) -> dict[str, float]:
+        """Least errors that theory allows, by their names in metrics.json; none unless a task knows them."""
+        return {}
+
     def input_text(self, token: int) -> str:
         """How a person writes an input token."""
         return str(token)

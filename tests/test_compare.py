@@ -338,7 +338,10 @@ def varied(tmp_path_factory: pytest.TempPathFactory) -> Path:
             write_run(run_dir, f"mqar/attention-n_heads{n_heads}", seed, 0.4 * n_heads, options, more)
         write_run(run_dir, "mqar/lstm", seed, 0.3, {"task.seq_len": 16})
     error = {"test/accuracy": None, "val/accuracy": None, "test/relative_squared_error": 1e-3}
-    write_run(run_dir, "ssm_teacher/factorized", 0, 0.5, metrics=error)
+    floors = {"floor_at_heads/1": 1e-1, "floor_at_heads/2": 1e-4, "floor_at_heads/3": 1e-31}
+    for n_heads in (1, 2, 3):
+        options = {"mixer.n_heads": n_heads}
+        write_run(run_dir, f"ssm_teacher/factorized-n_heads{n_heads}", 0, 0.5, options, error | floors)
     return run_dir
 
 
@@ -359,13 +362,16 @@ def test_charts_hold_means_and_spreads_over_seeds(varied: Path) -> None:
     (heads,) = charts["heads"].series
     assert (heads.label, heads.x, heads.points) == ("attention", (1, 2), ("attention n_heads=1", "attention n_heads=2"))
     assert charts["heads"].chance == 0.125
-    assert [chart.kind for chart in charts_of(regression)] == ["loss"]  # nothing was logged of its score
+    loss, bounded = charts_of(regression)  # nothing was logged of its score on validation
+    assert (loss.kind, bounded.kind) == ("loss", "heads")
+    assert bounded.floor == {1: 1e-1, 2: 1e-4}  # the third is zero but for roundoff
+    assert not charts["heads"].floor
 
 
 def test_the_picture_draws_every_chart(varied: Path) -> None:
     figure = comparison_figure(group_runs(read_runs(varied)))
     drawn = [axes for axes in figure.axes if axes.lines]
-    assert [len(axes.get_legend().get_texts()) for axes in drawn] == [4, 4, 3, 3, 2]
+    assert [len(axes.get_legend().get_texts()) for axes in drawn] == [4, 4, 3, 3, 2, 2]
     assert drawn[0].get_title() == "mqar: learning curves"
     assert as_png(figure).startswith(b"\x89PNG")
 
@@ -408,19 +414,20 @@ def test_the_page_in_a_browser(varied: Path, tmp_path: Path, browser: Any) -> No
         return [each.text for each in browser.find_elements(By.CSS_SELECTOR, selector) if each.is_displayed()]
 
     WebDriverWait(browser, 20).until(lambda _: all(traces()))
-    # A line a series, and a band where seeds differ; a point's bar is no trace.
-    assert traces() == [6, 3, 4, 2, 2, 1, 1]
+    # A line a series, and a band where seeds differ; a point's bar is no trace, a bound is one of no mixer.
+    assert traces() == [6, 3, 4, 2, 2, 1, 3, 2]
     assert shown("h2") == ["mqar", "ssm_teacher"]
-    assert shown("tbody tr td:first-child") == ["attention n_heads=2", "attention n_heads=1", "lstm", "factorized"]
+    linear = [f"factorized n_heads={n_heads}" for n_heads in (1, 2, 3)]
+    assert shown("tbody tr td:first-child") == ["attention n_heads=2", "attention n_heads=1", "lstm", *linear]
 
     browser.find_element(By.CSS_SELECTOR, "input[value=attention]").click()
-    WebDriverWait(browser, 20).until(lambda _: traces(visible=True) == [2, 1, 0, 0, 1, 0, 1])
-    assert shown("tbody tr td:first-child") == ["lstm", "factorized"]
+    WebDriverWait(browser, 20).until(lambda _: traces(visible=True) == [2, 1, 0, 0, 1, 0, 3, 2])
+    assert shown("tbody tr td:first-child") == ["lstm", *linear]
     browser.find_element(By.CSS_SELECTOR, "[data-check=all]").click()
     WebDriverWait(browser, 20).until(lambda _: traces(visible=True) == traces())
 
     browser.find_element(By.CSS_SELECTOR, "th button").click()
-    assert shown("tbody tr td:first-child") == ["attention n_heads=1", "attention n_heads=2", "lstm", "factorized"]
+    assert shown("tbody tr td:first-child") == ["attention n_heads=1", "attention n_heads=2", "lstm", *linear]
     Select(browser.find_element(By.NAME, "task")).select_by_visible_text("ssm_teacher")
     assert shown("h2") == ["ssm_teacher"]
 
@@ -446,7 +453,8 @@ def test_tensorboard_gets_runs_that_sort_and_means_with_bands(varied: Path, tmp_
     link = lay_out(group_runs(read_runs(varied)), tmp_path)
     names = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if any(path.glob(f"{EVENTS}*")))
     runs = [f"mqar/{label}/{each}" for label in LABELS for each in ("mean", "seed0", "seed1")]
-    assert names == ["charts", *runs, "ssm_teacher/factorized/mean", "ssm_teacher/factorized/seed0"]
+    runs += [f"ssm_teacher/factorized n_heads={n_heads}/{each}" for n_heads in (1, 2, 3) for each in ("mean", "seed0")]
+    assert names == ["charts", *runs]
     curves = read_curves(tmp_path / "mqar" / "lstm" / "mean")
     tag = "mqar/Learning curves"
     spread = 0.1 / 2**0.5

@@ -376,6 +376,7 @@ def test_regression_reports_its_error_and_no_accuracy(tmp_path: Path, capsys: py
     found = metrics(run_folder.RunFolder.of(cli.parse(argv)).path)
     assert found["test/accuracy"] is found["val/accuracy"] is found["chance"] is None
     assert found["test/relative_squared_error"] > 0
+    assert 1 > found["floor_at_heads/1"] > found["floor_at_heads/3"] > 1e-3 > 1e-20 > found["floor_at_heads/4"]
     table = capsys.readouterr().out
     assert "test relative squared error" in table
     assert "accuracy" not in table

@@ -9,7 +9,7 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from zoo.compare.runs import Number
@@ -30,6 +30,8 @@ _MARKERS = "os^Dv<>P"
 _PANEL = (5.0, 3.6)  # inches
 _DPI = 110
 _LEGEND_ENTRIES = 12
+_ROUNDOFF = 1e-15
+"""An error that theory computes as less is zero, which a logarithmic axis does not have."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Chart:
         log_y: the same of the other.
         chance: a level to draw across.
         trained_at: an abscissa to draw up: the length of training.
+        floor: {abscissa: least ordinate that theory allows}.
         joined: whether a line joins the points and its spread is a band; else each point has a bar.
     """
 
@@ -92,6 +95,7 @@ class Chart:
     log_y: bool = False
     chance: Number | None = None
     trained_at: Number | None = None
+    floor: Mapping[Number, Number] = field(default_factory=dict)
     joined: bool = True
 
     @property
@@ -168,7 +172,8 @@ def charts_of(group: Group) -> list[Chart]:
     if any("mixer.n_heads" in row.telling for row in group.rows):
         heads = _by_size(group, lambda row: row.options.get("mixer.n_heads"), "mixer.n_heads")
         name = f"{score.capitalize()} against heads"
-        found.append(Chart("heads", name, "heads H", f"test {score}", heads, log_y=log, chance=chance, joined=False))
+        options = {"log_y": log, "chance": chance, "floor": _floor(group), "joined": False}
+        found.append(Chart("heads", name, "heads H", f"test {score}", heads, **options))
     return [chart for chart in found if chart.series and (chart.kind in ("curve", "loss") or len(chart.abscissae) > 1)]
 
 
@@ -242,6 +247,13 @@ def _variants(rows: Iterable[Row]) -> Iterator[tuple[Row, int]]:
         yield row, n_before[row.mixer]
 
 
+def _floor(group: Group) -> dict[Number, Number]:
+    """{heads: least error}, as far as a logarithmic axis can show it."""
+    known = {name: value for row in group.rows for run in row.judged for name, value in run.metrics.items() if value}
+    found = {int(match[1]): known[name] for name in known if (match := re.fullmatch(r"floor_at_heads/(\d+)", name))}
+    return {heads: error for heads, error in sorted(found.items()) if error > _ROUNDOFF}
+
+
 def _facts(group: Group) -> list[str]:
     names = {name for row in group.rows for run in row.judged for name in run.metrics}
     return sorted({match[1] for name in names if (match := re.fullmatch(r"test/accuracy_by_(.+)/<=\d+", name))})
@@ -291,6 +303,8 @@ def draw(axes: Axes, chart: Chart, known: Mapping[str, str], title: str) -> None
                 axes.fill_between(each.x, *each.band(chart.log_y), color=style["color"], alpha=0.15, linewidth=0)
         else:
             axes.errorbar(each.x, each.y, each.bars(chart.log_y), label=each.label, capsize=2, **style)
+    if chart.floor:
+        axes.plot(*zip(*chart.floor.items(), strict=True), color="0.35", linestyle="--", linewidth=1.2, label="bound")
     if chart.chance is not None:
         axes.axhline(chart.chance, color="0.5", linestyle=":", linewidth=1.2, label="chance")
     if chart.trained_at is not None:

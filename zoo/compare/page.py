@@ -10,6 +10,7 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from zoo.compare.charts import Chart, Series, charts_of, colours
+from zoo.compare.runs import Number
 from zoo.compare.table import COLUMNS, SCORES, Group, Row, headings, shown_columns, unnamed_text
 from zoo.naming import require_extra
 
@@ -101,6 +102,8 @@ def figure_of(chart: Chart, known: Mapping[str, str]) -> Figure:
         if chart.joined and any(each.spread):
             figure.add_trace(_band(each, chart.log_y, colour))
         figure.add_trace(_line(each, chart, colour))
+    if chart.floor:
+        figure.add_trace(_floor(chart.floor))
     if chart.chance is not None:
         figure.add_hline(chart.chance, line={"color": "#999", "dash": "dot", "width": 1.5})
         mark = {"text": "chance", "showarrow": False, "font": {"size": 10, "color": "#777"}}
@@ -153,6 +156,18 @@ def _line(each: Series, chart: Chart, colour: str) -> Scatter:
         hovertemplate="%{customdata[0]}<br>%{y:.4g}%{customdata[1]} at %{x}<extra></extra>",
         legendgroup=each.label,
         meta={"mixer": each.mixer},
+    )
+
+
+def _floor(points: Mapping[Number, Number]) -> Scatter:
+    return require_extra("plotly.graph_objects").Scatter(
+        x=list(points),
+        y=list(points.values()),
+        name="bound",
+        mode="lines",
+        line={"color": "#555", "width": 1.5, "dash": "dash"},
+        hovertemplate="no less than %{y:.4g} with %{x} heads<extra></extra>",
+        meta={"mixer": None},
     )
 
 

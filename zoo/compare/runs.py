@@ -48,8 +48,9 @@ class Run:
         folder: where it is kept.
         config: config.yaml, nested as there.
         metrics: numbers of metrics.json: `test/accuracy`, `test/accuracy_at_length/<length>`,
-            `test/accuracy_by_<fact>/<=<bound>`, `chance`, `params`, `state_bytes`, `tokens_per_second` and so on, None
-            for one that is not finite. Of an unfinished run: the last value logged of each curve.
+            `test/accuracy_by_<fact>/<=<bound>`, `chance`, `floor_at_heads/<H>`, `params`, `state_bytes`,
+            `tokens_per_second` and so on, None for one that is not finite. Of an unfinished run: the last value logged
+            of each curve.
         state: "tested"; "trained", with --no_test; "unfinished", whether it is under way or has failed.
         trial: whether it is one of those from which `sweep.py --tune` picked another.
         message: why a sweep's run failed.
