@@ -322,6 +322,14 @@ def test_the_files_say_what_the_table_says(tmp_path: Path, capsys: pytest.Captur
     assert "skipped" not in lines(capsys, tmp_path / "runs")[1]  # its own files are no foreign ones
 
 
+def test_seeds_of_several_versions_of_the_code_are_said(tmp_path: Path) -> None:
+    for seed, commit in enumerate(("a", "b", None)):
+        folder = write_run(tmp_path, seed=seed)
+        (folder / "environment.json").write_text(json.dumps({"git": commit}))
+    (group,) = group_runs(read_runs(tmp_path))
+    assert group.rows[0].remark == "runs of 2 versions of the code"
+
+
 # The page and the charts
 
 

@@ -54,6 +54,7 @@ class Run:
         state: "tested"; "trained", with --no_test; "unfinished", whether it is under way or has failed.
         trial: whether it is one of those from which `sweep.py --tune` picked another.
         message: why a sweep's run failed.
+        commit: of the code that ran; empty where it was no repository.
     """
 
     folder: Path
@@ -62,6 +63,7 @@ class Run:
     state: State
     trial: bool = False
     message: str = ""
+    commit: str = ""
 
     @property
     def task(self) -> str:
@@ -198,9 +200,10 @@ def _read_run(folder: Path, entry: Mapping[str, Any]) -> Run:
     metrics = _read_metrics(folder)
     trial = entry.get("kind") == "trial"
     if metrics is not None:
-        return Run(folder, config, metrics, "tested" if "test/loss" in metrics else "trained", trial)
+        state = "tested" if "test/loss" in metrics else "trained"
+        return Run(folder, config, metrics, state, trial, commit=_read_commit(folder))
     message = str(entry.get("message") or "") if entry.get("state") == "failed" else ""
-    run = Run(folder, config, {}, "unfinished", trial, message)
+    run = Run(folder, config, {}, "unfinished", trial, message, _read_commit(folder))
     planned = {name: entry[name] for name in ("params", "state_bytes") if isinstance(entry.get(name), int)}
     run.metrics.update(planned | {tag: curve[-1][1] for tag, curve in run.curves.items()})
     return run
@@ -233,6 +236,14 @@ def _read_metrics(folder: Path) -> dict[str, Number | None] | None:
     if not isinstance(metrics, Mapping) or "params" not in metrics:
         raise UnreadableRunError("metrics.json is not one of train.py: it has no params")
     return {str(name): _number(value) for name, value in metrics.items()}
+
+
+def _read_commit(folder: Path) -> str:
+    """Of environment.json, with which no run stands or falls."""
+    try:
+        return str(json.loads((folder / "environment.json").read_text(encoding="utf-8"))["git"] or "")
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def _number(value: Any) -> Number | None:

@@ -109,6 +109,8 @@ class Row:
                 notes.append(f"seed {run.seed} {how} at step {run.step:,}{_of_steps(run)}")
             elif run.state == "trained" and self.tested:
                 notes.append(f"seed {run.seed} not tested")
+        if len(commits := {run.commit for run in self.runs if run.commit}) > 1:
+            notes.append(f"runs of {len(commits)} versions of the code")
         return "; ".join(notes)
 
 
