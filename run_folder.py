@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import cli
-from zoo.compare.runs import INCIDENTAL, flatten
+from zoo.compare.runs import INCIDENTAL
 from zoo.files import write_atomically
+from zoo.naming import flatten
 
 LONGEST_NAME = 120
 LIBRARIES = ("torch", "lightning", "numpy", "datasets", "jsonargparse", "tensorboard")

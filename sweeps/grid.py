@@ -29,8 +29,7 @@ import cli
 from cli import UsageError
 from run_folder import RunFolder
 from sweeps.matching import matched, misses, sizes, target
-from zoo.compare.runs import flatten
-from zoo.naming import unknown
+from zoo.naming import flatten, unknown
 
 KEYS = ("name", "prediction", "fixed", "grid", "grids", "tune", "match", "settings")
 # A sweep decides these for each run, or they make no sense for many.

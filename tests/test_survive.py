@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import re
 import resource
@@ -27,17 +26,18 @@ import cli
 import run_folder
 import train
 from tests import kills
+from tests.runs import MEASURED, TinyRuns, error_line, results
 from tests.tolerances import tolerance
 from tests.training.small import assert_identical
 from zoo.saved import is_whole
 
 ROOT = Path(train.__file__).parent
-SMALL = shlex.split(
+RUNS = TinyRuns(
     "--mixer lstm --d_model 16 --n_layers 1 --batch_size 8 --task.n_train 64 --task.n_val 16 --task.n_test 16 "
     "--task.seq_len 16 --task.n_pairs 2 --task.vocab_size 32 --trainer.max_steps 8 --trainer.val_check_interval 2 "
     "--trainer.accelerator cpu --trainer.log_every_n_steps 1 --figures_every 0 --trainer.enable_progress_bar false"
 )
-MEASURED = {"tokens_per_second", "seconds"}
+command, go, folder = RUNS.command, RUNS.go, RUNS.folder
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -48,31 +48,6 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         # starts many runs within a second, and its tenth file would come before the ninth.
         patch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(10_000))
         yield
-
-
-def command(run_dir: Path, *argv: str) -> list[str]:
-    return [*SMALL, "--run_dir", str(run_dir), *argv]
-
-
-def go(run_dir: Path, *argv: str) -> int:
-    return train.main(command(run_dir, *argv))
-
-
-def folder(run_dir: Path, *argv: str) -> Path:
-    return run_folder.RunFolder.of(cli.parse(command(run_dir, *argv))).path
-
-
-def results(path: Path) -> dict[str, Any]:
-    """Metrics without those that a clock decides."""
-    found = json.loads((path / "metrics.json").read_text(encoding="utf-8"))
-    return {key: value for key, value in found.items() if key not in MEASURED}
-
-
-def error_line(capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line on stderr."""
-    text = capsys.readouterr().err
-    assert re.fullmatch(r"train\.py: error: [^\n]+\n", text), text
-    return text
 
 
 # Two processes on one folder

@@ -34,6 +34,7 @@ from sweeps.engine import (
 )
 from sweeps.grid import Experiment, Grid, expand, read_experiment, values_of
 from sweeps.matching import TOLERANCE, target
+from tests.runs import error_line
 
 ROOT = Path(sweep.__file__).parent
 SMALL = shlex.split(
@@ -96,12 +97,6 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Calla
 
 def go(run_dir: Path, *argv: str) -> int:
     return sweep.main([*argv, *SMALL, "--run_dir", str(run_dir)])
-
-
-def error_line(capsys: pytest.CaptureFixture[str]) -> str:
-    text = capsys.readouterr().err
-    assert re.fullmatch(r"sweep\.py: error: [^\n]+\n", text), text
-    return text
 
 
 def options(found: Grid) -> list[dict[str, Any]]:
@@ -242,7 +237,7 @@ def test_a_bad_experiment_is_one_line_and_leaves_nothing(
 ) -> None:
     (tmp_path / "x.yaml").write_text(content, encoding="utf-8")
     assert sweep.main([str(tmp_path / "x.yaml"), "--run_dir", str(tmp_path / "runs")]) == 2
-    assert said in error_line(capsys)
+    assert said in error_line(capsys, "sweep.py")
     assert not (tmp_path / "runs").exists()
 
 
@@ -264,7 +259,7 @@ def test_a_bad_experiment_is_one_line_and_leaves_nothing(
 )
 def test_a_bad_command_is_one_line(argv: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert sweep.main(argv.split()) == 2
-    assert said in error_line(capsys)
+    assert said in error_line(capsys, "sweep.py")
 
 
 def test_ray_that_is_not_installed_names_the_extra(
@@ -272,7 +267,7 @@ def test_ray_that_is_not_installed_names_the_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     assert sweep.main(["--mixer", "lstm", "--engine", "ray"]) == 2
-    assert "pip install 'mixer-zoo[ray]'" in error_line(capsys)
+    assert "pip install 'mixer-zoo[ray]'" in error_line(capsys, "sweep.py")
 
 
 def test_help_comes_at_once_and_shows_commands_that_work(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -303,7 +298,7 @@ def test_a_run_folder_of_another_configuration_is_refused_and_kept(
     (folder / "config.yaml").write_text(held, encoding="utf-8")
     argv = ["--mixer", "lstm", "--seed", "0,1", "--name", "named", "--run_dir", str(tmp_path)]
     assert sweep.main(argv) == 2
-    assert "lr is 0.25 there, 0.005 here" in error_line(capsys)
+    assert "lr is 0.25 there, 0.005 here" in error_line(capsys, "sweep.py")
     assert [file.name for file in tmp_path.rglob("*") if file.is_file()] == ["config.yaml"]
     assert (folder / "config.yaml").read_text(encoding="utf-8") == held
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -22,14 +21,15 @@ import cli
 import run_folder
 import train
 import zoo
+from tests.runs import TinyRuns, error_line, metrics, results
 
 ROOT = Path(train.__file__).parent
-SMALL = shlex.split(
+RUNS = TinyRuns(
     "--d_model 16 --batch_size 8 --task.n_train 64 --task.n_val 16 --task.n_test 16 --task.seq_len 16 --task.n_pairs 2 "
     "--task.vocab_size 32 --trainer.max_steps 6 --trainer.val_check_interval 2 --trainer.accelerator cpu "
     "--figures_every 0"
 )
-MEASURED = {"tokens_per_second", "seconds"}
+command, go, folder = RUNS.command, RUNS.go, RUNS.folder
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -37,27 +37,6 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MIXER_ZOO_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
-
-
-def command(run_dir: Path, *argv: str) -> list[str]:
-    return [*SMALL, "--run_dir", str(run_dir), *argv]
-
-
-def go(run_dir: Path, *argv: str) -> int:
-    return train.main(command(run_dir, *argv))
-
-
-def folder(run_dir: Path, *argv: str) -> Path:
-    return run_folder.RunFolder.of(cli.parse(command(run_dir, *argv))).path
-
-
-def metrics(path: Path) -> dict[str, Any]:
-    return json.loads((path / "metrics.json").read_text(encoding="utf-8"))
-
-
-def results(path: Path) -> dict[str, Any]:
-    """Metrics without those that a clock decides."""
-    return {key: value for key, value in metrics(path).items() if key not in MEASURED}
 
 
 def contents(path: Path) -> dict[str, tuple[int, int]]:
@@ -71,13 +50,6 @@ def without(argv: list[str], *flags: str) -> list[str]:
     return [
         word for flag, value in zip(argv[::2], argv[1::2], strict=True) for word in (flag, value) if flag not in flags
     ]
-
-
-def error_line(capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line on stderr."""
-    text = capsys.readouterr().err
-    assert re.fullmatch(r"train\.py: error: [^\n]+\n", text), text
-    return text
 
 
 @pytest.fixture(scope="module")
@@ -387,7 +359,7 @@ def test_other_lengths_are_tested_drawn_and_shown(
 ) -> None:
     lengths = ("--task", "needle", "--task.distance", "9", "--task.test_lengths", "24,12,40")
     mixer = ("--mixer", "factorized", "--mixer.kernel", "toeplitz", "--mixer.max_seq_len", "32", "--lr", "0.01")
-    argv = [*without(SMALL, "--task.seq_len", "--task.n_pairs", "--task.vocab_size"), *lengths, *mixer]
+    argv = [*without(RUNS.options, "--task.seq_len", "--task.n_pairs", "--task.vocab_size"), *lengths, *mixer]
     argv += ["--run_dir", str(tmp_path)]
     assert train.main(argv) == 0
     path = run_folder.RunFolder.of(cli.parse(argv)).path

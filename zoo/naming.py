@@ -31,6 +31,15 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
     return get, names
 
 
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Pairs of dotted name and value: {"mixer": {"n_heads": 4}} gives ("mixer.n_heads", 4). A list is a value."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
 class UnknownNameError(ValueError):
     """A name that is not in a registry; the message lists the valid ones and the nearest."""
 

@@ -19,7 +19,6 @@ from torch import Tensor
 from tests.training import small
 from zoo.saved import check_checkpoint, load
 from zoo.training import Checkpoints, HParams, NonFiniteLossError, ReseedEachStep, SequenceModule, Throughput
-from zoo.training.callbacks import flatten
 
 
 class BreaksAt(SequenceModule):
@@ -165,6 +164,6 @@ def test_hparams_tab_shows_options_and_final_metrics_without_a_false_point(tmp_p
     assert "hp_metric" not in events.Tags()["scalars"]
 
 
-def test_flatten_keeps_numbers_and_strings() -> None:
+def test_hparams_are_numbers_and_strings() -> None:
     nested = {"a": {"b": {"c": 1}, "d": [1, 2]}, "e": True, "f": None, "g": 0.5, "h": "x"}
-    assert flatten(nested) == {"a.b.c": 1, "a.d": "[1, 2]", "e": True, "f": "None", "g": 0.5, "h": "x"}
+    assert HParams(nested, []).params == {"a.b.c": 1, "a.d": "[1, 2]", "e": True, "f": "None", "g": 0.5, "h": "x"}

@@ -6,13 +6,13 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from zoo.naming import require_extra
+from zoo.naming import flatten, require_extra
 
 logger = logging.getLogger(__name__)
 
@@ -277,12 +277,3 @@ def _line(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return " ".join(str(error).split())
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Pairs of dotted key and value; a list is a value."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

@@ -13,6 +13,8 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
+from zoo.naming import flatten
+
 TRAIN, VALIDATION, TEST = range(3)
 
 
@@ -149,7 +151,9 @@ class HParams(Callback):
     """
 
     def __init__(self, params: Mapping[str, Any], metrics: Sequence[str]) -> None:
-        self.params, self.metrics = flatten(params), list(metrics)
+        plain = (bool, int, float, str)
+        self.params = {name: value if isinstance(value, plain) else str(value) for name, value in flatten(params)}
+        self.metrics = list(metrics)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         experiment, start, _ = self._summaries()
@@ -168,14 +172,3 @@ class HParams(Callback):
             if isinstance(logger, TensorBoardLogger) and trainer.is_global_zero:
                 for summary in summaries:
                     logger.experiment.file_writer.add_summary(summary)
-
-
-def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, bool | int | float | str]:
-    """{"mixer": {"n_heads": 4}} as {"mixer.n_heads": 4}; what is not a number or a string becomes its text."""
-    flat: dict[str, bool | int | float | str] = {}
-    for name, value in params.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value if isinstance(value, bool | int | float | str) else str(value)
-    return flat
