@@ -74,6 +74,7 @@ class Sweep:
 
     Attributes:
         prediction: in words, as the experiment's file has it.
+        changed: what was changed of it after results had been seen.
         command: that made the runs.
         planned: how many runs there were to be.
         runs: the finished ones.
@@ -87,7 +88,8 @@ class Sweep:
 
     def __init__(self, name: str, setting: str, run_dir: Path) -> None:
         self.name, self.setting = name, setting
-        self.prediction = read_experiment(EXPERIMENTS / f"{name}.yaml", setting).prediction
+        experiment = read_experiment(EXPERIMENTS / f"{name}.yaml", setting)
+        self.prediction, self.changed = experiment.prediction, experiment.changed
         folder = (run_dir.expanduser() / name / setting).resolve()
         if not (folder / "sweep.json").is_file():
             command = f"python sweep.py configs/experiment/{name}.yaml --setting {setting}"
@@ -147,6 +149,7 @@ def record(verdict: Verdict, sweep: Sweep) -> dict[str, Any]:
 
     return verdict_record(verdict) | {
         "setting": sweep.setting,
+        "changed": sweep.changed,
         "command": sweep.command,
         "seeds": sweep.seeds,
         "machine": sweep.machine,
@@ -218,6 +221,7 @@ def page(records: Sequence[Mapping[str, Any]]) -> str:
         lines += section(each, [_figure(each["name"])])
         dates = " to ".join(dict.fromkeys((each["dates"][0], each["dates"][-1]))) if each["dates"] else "never"
         origin = f"Seeds {_listed(each['seeds'])}; {dates}; {each['machine']}; commit {_listed(each['commits'])}:"
+        lines += [f"Changed after results had been seen: {each['changed']}", ""] if each.get("changed") else []
         lines += [f"{origin} `{each['command']}`", ""]
     return "\n".join(lines)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +139,5 @@ class Request:
         for base in bases:
             over = base.overridden(self.flags)
             tune, match = over.tune | self.tune, over.match | self.match
-            found.append(
-                Experiment(self.name or over.name, over.grids, over.fixed, tune, match, over.setting, over.prediction)
-            )
+            found.append(replace(over, name=self.name or over.name, tune=tune, match=match))
         return found

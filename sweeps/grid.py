@@ -4,6 +4,7 @@ An experiment is YAML:
 
     name: head_count                  # the file's name when absent
     prediction: one sentence
+    changed: what was changed of it after results had been seen, and why
     fixed: {task: ssm_teacher, trainer.max_steps: 300}     # flags of every run
     grid: {mixer.n_heads: [1, 2, 4], seed: 0-4}            # flags with several values; all combinations
     grids: [{...}, {...}]                                  # instead of grid: the union of several
@@ -31,7 +32,7 @@ from run_folder import RunFolder
 from sweeps.matching import matched, misses, sizes, target
 from zoo.naming import flatten, unknown
 
-KEYS = ("name", "prediction", "fixed", "grid", "grids", "tune", "match", "settings")
+KEYS = ("name", "prediction", "changed", "fixed", "grid", "grids", "tune", "match", "settings")
 # A sweep decides these for each run, or they make no sense for many.
 NOT_SWEPT = {"run_dir", "test_only", "no_test", "print_config", "ckpt_path", "overwrite"}
 
@@ -48,6 +49,7 @@ class Experiment:
         match: "params" or "state" (bytes) with the number that each mixer's width is chosen for.
         setting: which of the file's settings this is.
         prediction: what the experiment expects, in words.
+        changed: what was changed of it after results had been seen, and why.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Experiment:
     match: dict[str, float] = field(default_factory=dict)
     setting: str | None = None
     prediction: str = ""
+    changed: str = ""
 
     def overridden(self, flags: Mapping[str, list[Any]]) -> Experiment:
         """The same with some flags given anew: they replace what the file says of them."""
@@ -100,6 +103,7 @@ def read_experiment(path: str | Path, setting: str | None = None) -> Experiment:
     grids = [
         {key: values_of(source, key, value) for key, value in _flags(source, "grids", grid).items()} for grid in listed
     ]
+    words = {key: " ".join(str(over.get(key, values.get(key, ""))).split()) for key in ("prediction", "changed")}
     experiment = Experiment(
         name=str(values.get("name", Path(path).stem)),
         grids=tuple(grid | shared for grid in grids),
@@ -107,7 +111,7 @@ def read_experiment(path: str | Path, setting: str | None = None) -> Experiment:
         tune={key: values_of(source, key, value) for key, value in merged["tune"].items()},
         match={key: target(key, value) for key, value in merged["match"].items()},
         setting=setting,
-        prediction=" ".join(str(over.get("prediction", values.get("prediction", ""))).split()),
+        **words,
     )
     if not experiment.fixed and not any(experiment.grids):
         raise UsageError(

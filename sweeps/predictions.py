@@ -26,8 +26,11 @@ LEARNED, GUESSED = 0.9, 0.1
 """An accuracy from which a task of one answer counts as learned; above chance, one up to which it does not."""
 SPREAD = 0.05
 """Accuracies that differ by less are alike."""
-TRACKED, LOST = 0.8, 0.2
-"""Shares of the way from chance to 1 from which, and up to which, a state counts as tracked, and as lost."""
+REACH = 4
+"""At how many times the length of training a state must have been kept."""
+TRACKED, LOST = 0.8, 1 / REACH + 0.2
+"""Shares of the way from chance to 1 from which, and up to which, a state counts as tracked, and as lost: being right
+up to the length of training and guessing from there on is worth 1 / REACH."""
 VANISHED = 1e-4
 """A gradient, relative to that of the last position, which is no signal any more."""
 LTI = {"diagonal_ssm", "s4d", "conv"}
@@ -96,8 +99,8 @@ class Prediction:
 
 
 def _curve(label: str, points: Mapping[Any, float], style: Any = "marked") -> Curve:
-    """A line through points, those that were not measured left out."""
-    shown = {x: y for x, y in points.items() if math.isfinite(y)}
+    """A line through points from left to right, those that were not measured left out."""
+    shown = {x: points[x] for x in sorted(points) if math.isfinite(points[x])}
     return Curve(label, tuple(shown), tuple(shown.values()), style)
 
 
@@ -314,13 +317,13 @@ def judge_recall(runs: Runs) -> Evidence:
 
 
 def judge_state_tracking(runs: Runs) -> Evidence:
-    """Who keeps a group's element at four times the length of training."""
+    """Who keeps a group's element far beyond the length of training."""
     checks: list[Check] = []
     panels: list[Panel] = []
     titles = {"parity": "parity", "group_words": "permutations"}
     for task, of_task in runs.by("task.name"):
         (trained,) = of_task.values("task.seq_len")
-        far = f"{ACCURACY}_at_length/{4 * trained}"
+        far = f"{ACCURACY}_at_length/{REACH * trained}"
 
         def skill(some: Runs, metric: str = far) -> float:
             """The share of the way from chance to 1."""
@@ -330,7 +333,7 @@ def judge_state_tracking(runs: Runs) -> Evidence:
         curves = []
         for label, kind in of_task.kinds().items():
             (mixer,), steps = kind.values("mixer.name"), kind.values("mixer.beta_max")
-            quantity = f"{titles[task]}, {label}: share of the way from chance to 1 at length {4 * trained}"
+            quantity = f"{titles[task]}, {label}: share of the way from chance to 1 at length {REACH * trained}"
             if mixer == "lstm" or (steps == [2] and task == "parity"):
                 checks.append(at_least(quantity, skill(kind), TRACKED))
             elif mixer in {"attention", "selective_ssm"} or steps == [1]:
@@ -418,7 +421,12 @@ def judge_real_text(runs: Runs) -> Evidence:
     ordered = sorted(seeds, key=lambda label: bits[label])
     curves = [Curve(at, (n,) * len(seeds[at]), tuple(seeds[at]), "points") for n, at in enumerate(ordered)]
     panel = _panel(
-        "Bits per byte of real text", "mixers, best first", "test bits per symbol", curves, log_y=False, whole_x=True
+        "Bits per byte of real text",
+        "mixers, best first",
+        "test bits per symbol",
+        curves,
+        log_y=False,
+        x_names=tuple(ordered),
     )
     return Evidence(tuple(checks), (panel,))
 

@@ -234,11 +234,19 @@ def _draw(axes: Axes, panel: Panel) -> None:
         if len(places) <= _MOST_TICKS:  # powers of ten would miss them
             axes.set_xticks(places, labels=[number(x) for x in places])
             axes.minorticks_off()
+        elif places[-1] < 100 * places[0]:
+            ticker = require_extra("matplotlib.ticker")
+            axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+            axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda x, _: number(x)))
+            axes.minorticks_off()
     if panel.log_y:
         axes.set_yscale("log")
     if panel.whole_x:
         axes.xaxis.set_major_locator(require_extra("matplotlib.ticker").MaxNLocator(integer=True))
     axes.grid(visible=True, alpha=0.3)
+    if panel.x_names:
+        axes.set_xticks(range(len(panel.x_names)), labels=panel.x_names, rotation=20)
+        return
     axes.legend(fontsize=8, ncols=1 if len(panel.curves) <= 6 else 2)
 
 
