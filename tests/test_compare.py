@@ -376,6 +376,15 @@ def test_charts_hold_means_and_spreads_over_seeds(varied: Path) -> None:
     assert not charts["heads"].floor
 
 
+def test_a_mixer_without_state_has_no_place_on_the_axis_of_states(tmp_path: Path) -> None:
+    for name, state_bytes in (("identity", 0), ("gru", 256), ("lstm", 512)):
+        write_run(tmp_path, f"mqar/{name}", metrics={"state_bytes": state_bytes})
+    groups = group_runs(read_runs(tmp_path))
+    (state,) = [chart for chart in charts_of(groups[0]) if chart.kind == "state"]
+    assert state.ticks == {256: "256 B", 512: "512 B"}
+    assert as_png(comparison_figure(groups)).startswith(b"\x89PNG")
+
+
 def test_the_picture_draws_every_chart(varied: Path) -> None:
     figure = comparison_figure(group_runs(read_runs(varied)))
     drawn = [axes for axes in figure.axes if axes.lines]

@@ -162,7 +162,7 @@ def charts_of(group: Group) -> list[Chart]:
             f"{score.capitalize()} against state",
             "state after the sequence, batch of one",
             f"test {score}",
-            _by_size(group, lambda row: row.mean("state_bytes")),
+            _by_size(group, lambda row: row.mean("state_bytes") or None),  # no state has no place on the axis
             log_x=True,
             log_y=log,
             chance=chance,
