@@ -232,6 +232,19 @@ def test_configurations_of_one_name_that_differ_stay_apart(key: str, tmp_path: P
     ]
 
 
+def test_options_that_come_with_another_are_not_named(tmp_path: Path) -> None:
+    stacks = (["lstm", "lstm"], ["lstm", "conv", "conv"], ["gru"])
+    for at, pattern in enumerate(stacks):
+        inner = {"mixer.lstm.bias": True} if "lstm" in pattern else {}
+        write_run(tmp_path, f"mqar/hybrid-{at}", options={"mixer.pattern": pattern, **inner})
+    (group,) = group_runs(read_runs(tmp_path))
+    assert {row.label for row in group.rows} == {
+        "hybrid pattern=2×lstm",
+        "hybrid pattern=lstm+2×conv",
+        "hybrid pattern=gru",
+    }
+
+
 def test_what_differs_between_mixers_alone_is_said(tmp_path: Path) -> None:
     write_run(tmp_path, "mqar/attention", options={"d_model": 32})
     write_run(tmp_path, "mqar/lstm")

@@ -30,6 +30,7 @@ _MARKERS = "os^Dv<>P"
 _PANEL = (5.0, 3.6)  # inches
 _DPI = 110
 _LEGEND_ENTRIES = 12
+_LONGEST_LABEL = 48  # characters that a plot has room for
 _ROUNDOFF = 1e-15
 """An error that theory computes as less is zero, which a logarithmic axis does not have."""
 
@@ -294,15 +295,20 @@ def comparison_figure(groups: Sequence[Group]) -> Figure:
 def draw(axes: Axes, chart: Chart, known: Mapping[str, str], title: str) -> None:
     """A chart on matplotlib's axes; `known` are the colours of mixers."""
     for each in chart.series:
-        style: dict[str, Any] = {"color": chart.colour(each, known), "linestyle": _DASHES[each.variant % len(_DASHES)]}
+        label = each.label if len(each.label) <= _LONGEST_LABEL else f"{each.label[: _LONGEST_LABEL - 1]}…"
+        style: dict[str, Any] = {
+            "label": label,
+            "color": chart.colour(each, known),
+            "linestyle": _DASHES[each.variant % len(_DASHES)],
+        }
         few = len(each.x) < 12
         style |= {"marker": _MARKERS[each.variant % len(_MARKERS)] if few else None, "markersize": 4, "linewidth": 1.4}
         if chart.joined:
-            axes.plot(each.x, each.y, label=each.label, **style)
+            axes.plot(each.x, each.y, **style)
             if any(each.spread):
                 axes.fill_between(each.x, *each.band(chart.log_y), color=style["color"], alpha=0.15, linewidth=0)
         else:
-            axes.errorbar(each.x, each.y, each.bars(chart.log_y), label=each.label, capsize=2, **style)
+            axes.errorbar(each.x, each.y, each.bars(chart.log_y), capsize=2, **style)
     if chart.floor:
         axes.plot(*zip(*chart.floor.items(), strict=True), color="0.35", linestyle="--", linewidth=1.2, label="bound")
     if chart.chance is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import logging
 import math
@@ -182,7 +183,7 @@ def _group(title: str, runs: Sequence[Run]) -> Group:
     rows, named = [], {"mixer.name"}
     for members in configurations:
         first = members[0]
-        telling = _differing([each[0].options for each in configurations if each[0].mixer == first.mixer])
+        telling = _telling([each[0].options for each in configurations if each[0].mixer == first.mixer])
         named |= telling
         rows.append(Row(_label(first.mixer, first.options, telling), first.options, members, score, frozenset(telling)))
 
@@ -194,6 +195,18 @@ def _group(title: str, runs: Sequence[Run]) -> Group:
     differing = _differing([row.options for row in rows]) - named
     unnamed = sorted(key for key in differing if not key.startswith("mixer."))
     return Group(title, score, tuple(sorted(rows, key=order)), tuple(unnamed))
+
+
+def _telling(options: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Keys that tell configurations apart.
+
+    One that is either absent or the same comes with another, as the options of a layer do with the pattern that has it;
+    it is left out where the others are enough.
+    """
+    differing = _differing(options)
+    varied = {key for key in differing if len({_text({key: each[key]}) for each in options if key in each}) > 1}
+    apart = {_text({key: each.get(key) for key in varied}) for each in options}
+    return varied if len(apart) == len(options) else differing
 
 
 def _differing(options: Sequence[Mapping[str, Any]]) -> set[str]:
@@ -212,9 +225,10 @@ def _label(name: str, options: Mapping[str, Any], telling: Set[str]) -> str:
 
 
 def value_text(value: Any) -> str:
-    """An option's value, for people."""
+    """An option's value, for people: 2×attention+lstm is a list of three."""
     if isinstance(value, list):
-        return "+".join(map(value_text, value))
+        repeated = [(text, len(list(same))) for text, same in itertools.groupby(map(value_text, value))]
+        return "+".join(f"{n}×{text}" if n > 1 else text for text, n in repeated)
     if value is None or isinstance(value, bool):
         return str(value).lower()
     return f"{value:.6g}" if isinstance(value, float) else str(value)
