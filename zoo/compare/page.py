@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure, Scatter
 
 _TEMPLATE = Path(__file__).with_name("page.html")
+_LEGEND_ENTRIES = 8
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _MARKERS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "x", "cross", "star")
 
@@ -115,6 +116,7 @@ def figure_of(chart: Chart, known: Mapping[str, str]) -> Figure:
         title={"text": chart.title, "font": {"size": 14}, "x": 0.02},
         margin={"l": 60, "r": 12, "t": 40, "b": 48},
         legend={"font": {"size": 11}, "orientation": "h", "y": -0.22, "yanchor": "top"},
+        showlegend=len(chart.series) <= _LEGEND_ENTRIES,  # of more, the pointer tells the names
         hovermode="closest",
         height=380,
     )
