@@ -210,7 +210,10 @@ def page(records: Sequence[Mapping[str, Any]]) -> str:
         lines.append(f"python sweep.py configs/experiment/*.yaml --setting {setting} && \\")
         lines.append(f"python experiments.py --setting {setting}")
     lines += ["```", ""]
-    lines += ["| experiment | verdict | checks | setting | seeds | all runs, one by one |", "|---|---|---:|---|---|---:|"]
+    lines += [
+        "| experiment | verdict | checks | setting | seeds | all runs, one by one |",
+        "|---|---|---:|---|---|---:|",
+    ]
     for each in records:
         right = sum(check["holds"] for check in each["checks"])
         cells = [f"[{each['name']}](#{each['name']})", each["status"], f"{right} of {len(each['checks'])}"]

@@ -279,6 +279,22 @@ def leave_runs(run_dir: Path, name: str, metrics: Metrics, missing: int = 0) -> 
     )
 
 
+def test_the_committed_page_is_what_the_results_say() -> None:
+    stored = experiments.read_stored(experiments.ROOT / "docs" / experiments.STORED)
+    assert list(stored) == list(PREDICTIONS)
+    page = (experiments.ROOT / "docs" / experiments.PAGE).read_text(encoding="utf-8")
+    assert page == experiments.page(list(stored.values()))
+
+
+def test_the_page_says_what_was_changed(tmp_path: Path) -> None:
+    leave_runs(tmp_path, "recall", recall())
+    assert experiments.main(["recall", "--run_dir", str(tmp_path), "--out", str(tmp_path)]) == 0
+    changed = read_experiment(CONFIGS / "recall.yaml", "small").changed
+    assert f"\nChanged after results had been seen: {changed}\n" in (tmp_path / "results.md").read_text(
+        encoding="utf-8"
+    )
+
+
 def test_the_page_says_what_holds_and_what_does_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs, out = tmp_path / "runs", tmp_path / "docs"
     leave_runs(runs, "real_text", text(lstm=2.7))

@@ -185,17 +185,19 @@ def test_an_experiments_file(tmp_path: Path) -> None:
     file = tmp_path / "heads.yaml"
     content = {
         "prediction": "more heads, less error",
+        "changed": "once",
         "fixed": {"task": "ssm_teacher", "trainer": {"max_steps": 300}},
         "grid": {"mixer.n_heads": "1-3", "seed": [0, 1]},
         "tune": {"lr": [1e-3, 1e-2]},
         "settings": {
-            "small": {"fixed": {"trainer.max_steps": 10}, "grid": {"seed": 0}},
+            "small": {"fixed": {"trainer.max_steps": 10}, "grid": {"seed": 0}, "changed": "twice"},
             "full": {"grids": [{"mixer.n_heads": [8]}, {"mixer": "lstm"}]},
         },
     }
     file.write_text(yaml.safe_dump(content), encoding="utf-8")
     small, full = read_experiment(file, "small"), read_experiment(file, "full")
     assert (small.name, small.setting, small.prediction) == ("heads", "small", "more heads, less error")
+    assert (small.changed, full.changed) == ("twice", "once")
     assert small.fixed == {"task": "ssm_teacher", "trainer.max_steps": 10}
     assert small.grids == ({"mixer.n_heads": [1, 2, 3], "seed": [0]},)
     assert small.tune == {"lr": [1e-3, 1e-2]}
