@@ -45,6 +45,10 @@ def selective_scan(
 ) -> tuple[Float[Tensor, "batch seq d_inner"], Float[Tensor, "batch d_inner d_state"]]:
     """Scan the whole sequence; differentiable once, for every argument.
 
+    In float32 a decay exp(dt A) next to 1 is rounded to 6e-8. Where steps vary, these errors average out; where every
+    step is the same small number they add up, to 4e-6 of the output after 4096 positions of dt = 1e-3 and 3e-5 at 1e-6,
+    in every backend. Float64 has none of it.
+
     Args:
         x: input.
         dt: step sizes, not negative; a zero leaves the state as it is.
