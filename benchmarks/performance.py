@@ -51,12 +51,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     file = options.out / RESULTS
     results = json.loads(file.read_text()) if file.exists() else {}
+    measured = describe_run()  # before the first result changes the tree
     chosen = [name for name in SECTIONS if options.only is None or name in options.only]
     for number, name in enumerate(chosen, start=1):
         print(f"[{number}/{len(chosen)}] {SECTIONS[name][0]} ...", end=" ", flush=True)
         start = time.perf_counter()
         section = timing.isolated(run_section, name, options.quick)
-        results[name] = {"measured": describe_run(), **section}
+        results[name] = {"measured": measured, **section}
         print(f"{time.perf_counter() - start:.0f} s", flush=True)
         write_atomically(_made(file), json.dumps(results, indent=1) + "\n")
         publish(results, options.out)
