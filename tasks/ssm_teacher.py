@@ -106,7 +106,7 @@ class SSMTeacher(Task):
         """`floor_at_heads/H`: the relative squared error of the best H heads, for H from 1 to k, where it is zero."""
         import torch
 
-        from zoo.theory import head_count_bound
+        from zoo.theory.lags import head_count_bound
 
         lags = torch.as_tensor(self.lags)
         return {f"floor_at_heads/{heads}": head_count_bound(lags, heads) for heads in range(1, self.k + 1)}
