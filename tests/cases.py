@@ -77,7 +77,7 @@ VARIANTS = [
     Case("gated_delta_net", {"n_heads": 1, "d_head": 6, "expand": 1, "d_conv": 2, "beta_max": 2.0}),
     Case("conv", {"d_conv": 1}),
     Case("conv", {"kernel": "implicit", "d_filter": 5, "n_frequencies": 3, "max_seq_len": LONGEST}),
-    Case("mamba3", {"d_state": 8, "d_head": 4, "n_groups": 2}),
+    Case("mamba3", {"d_state": 8, "d_head": 4, "n_groups": 2, "rate_map": "softplus"}),
     Case("mamba3", {"d_state": 6, "d_head": 4, "rank": 3, "rotated": "all"}),
     Case("lstm", {"d_inner": 5}),
     Case("gru", {"d_inner": 5}),

@@ -34,6 +34,10 @@ def softplus(u: Array) -> Array:
     return np.logaddexp(0, u)
 
 
+def heavy_tail(u: Array) -> Array:
+    return np.where(u < 0, 1 / (1 + np.abs(u)), 1 + u)
+
+
 def elu_plus_one(u: Array) -> Array:
     return np.where(u > 0, u + 1, np.exp(np.minimum(u, 0)))
 
@@ -353,8 +357,8 @@ def gated_linear_attention_operator(p: Parameters, x: Array, n_heads: int = 2, *
 
 
 def delta_parts(p: Parameters, x: Array, n_heads: int, beta_max: float) -> tuple[Array, Array, Array, Array, Array]:
-    """DeltaNet up to its recurrence: q and k of length one (seq, n_heads, d_key), the convolved values before SiLU
-    (seq, n_heads, d_value), beta and alpha (seq, n_heads); alpha is one without a decay.
+    """DeltaNet up to its recurrence: q of length 1 / sqrt(d_key), k of length one (seq, n_heads, d_key), the convolved
+    values before SiLU (seq, n_heads, d_value), beta and alpha (seq, n_heads); alpha is one without a decay.
     """
     seq, n_values = len(x), p["out_proj.weight"].shape[1]
     qkv = short_conv(x @ p["qkv_proj.weight"].T, p["conv.weight"])
@@ -364,7 +368,7 @@ def delta_parts(p: Parameters, x: Array, n_heads: int, beta_max: float) -> tuple
     beta, alpha = beta_max * sigmoid(x @ p["beta_proj.weight"].T), np.ones((seq, n_heads))
     if "A_log" in p:
         alpha = np.exp(-np.exp(p["A_log"]) * softplus(x @ p["dt_proj.weight"].T + p["dt_bias"]))
-    return q, k, v, beta, alpha
+    return q / np.sqrt(q.shape[2]), k, v, beta, alpha
 
 
 def delta_heads(q: Array, k: Array, v: Array, beta: Array, alpha: Array) -> Array:
@@ -720,7 +724,13 @@ def turn(t: Array, angles: Array) -> Array:
 
 
 def mamba3_coefficients(
-    p: Parameters, x: Array, d_state: int = 128, n_groups: int = 1, rotated: str = "half", **_sizes: object
+    p: Parameters,
+    x: Array,
+    d_state: int = 128,
+    n_groups: int = 1,
+    rotated: str = "half",
+    rate_map: str = "heavy_tail",
+    **_sizes: object,
 ) -> tuple[Array, Array, Array, Array, Array, Array, Array]:
     """z, u (seq, n_heads, d_head); q, k turned (seq, n_heads, rank, d_state); dt, alpha, lambda (seq, n_heads)."""
     seq, (n_heads, rank, _) = len(x), p["B_bias"].shape
@@ -729,7 +739,8 @@ def mamba3_coefficients(
     widths = [d_inner, d_inner, wide, wide, n_heads, n_heads, n_heads, n_angles]
     z, u, b, c, dt, rate, trap, theta = np.split(x @ p["in_proj.weight"].T, np.cumsum(widths)[:-1], axis=-1)
     dt = softplus(dt + p["dt_bias"])
-    alpha = np.exp(-np.maximum(softplus(rate), 1e-4) * dt)
+    positive = {"heavy_tail": heavy_tail, "softplus": softplus}[rate_map]
+    alpha = np.exp(-np.maximum(positive(rate), 1e-4) * dt)
     b, c = (t.reshape(seq, rank, n_groups, d_state) for t in (b, c))
     b, c = rms_norm(b, p["B_norm.weight"]), rms_norm(c, p["C_norm.weight"])
     q, k = (np.zeros((seq, n_heads, rank, d_state)) for _ in range(2))

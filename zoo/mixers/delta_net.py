@@ -25,7 +25,10 @@ class DeltaNet(SequenceMixer):
     """The layer of Yang et al. 2406.06484, per head.
 
         q, k, v = silu(conv(W x)), q and k scaled to length one, beta_t = beta_max sigmoid(w x_t)
-        S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T, y = out_proj(norm(S^T q))
+        S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T, y = out_proj(norm(S^T q / sqrt(d_head)))
+
+    The factor 1 / sqrt(d_head) is that of the authors' code (flash-linear-attention); the norm takes it out again, but
+    for its epsilon.
 
     Coefficients: q, k, beta, sigmoid(conv) of the values, 1/rms. Interaction rank: the recurrence alone has n_heads;
     the convolution and SiLU of the values act on channels and raise it to n_heads * d_head, at most d_model^2.
@@ -76,7 +79,8 @@ class DeltaNet(SequenceMixer):
     def mix(self, x: Tensor, state: DeltaNetState, lengths: Tensor | None) -> tuple[Tensor, DeltaNetState]:
         qkv, conv = self.conv.mix(self.qkv_proj(x), state.conv, lengths)
         q, k, v = qkv.to(state.S.dtype).unflatten(2, (3, self.n_heads, self.d_head)).permute(2, 0, 3, 1, 4)
-        q, k = (coefficient(unit_length(F.silu(t))) for t in (q, k))
+        q, k = (unit_length(F.silu(t)) for t in (q, k))
+        q, k = coefficient(q * self.d_head**-0.5), coefficient(k)
         beta = self.beta_max * torch.sigmoid(self.beta_proj(x).to(state.S.dtype))
         if lengths is not None:
             beta = beta * valid_positions(lengths, x.shape[1]).unsqueeze(2)  # padding writes nothing

@@ -27,7 +27,10 @@ class GatedDeltaNet(SequenceMixer):
 
         q, k, v = silu(conv(W x)), q and k scaled to length one, beta_t = beta_max sigmoid(w x_t)
         alpha_t = exp(A softplus(a x_t + b)), A < 0
-        S_t = alpha_t (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T, y = out_proj(silu(W_g x) norm(S^T q))
+        S_t = alpha_t (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T
+        y = out_proj(silu(W_g x) norm(S^T q / sqrt(d_head)))
+
+    The factor 1 / sqrt(d_head) is that of the authors' code; the norm takes it out again, but for its epsilon.
 
     Coefficients: q, k, alpha, beta, sigmoid(conv) of the values, 1/rms, silu(W_g x). Interaction rank: the recurrence
     alone has n_heads; convolution, SiLU and gate act on channels and raise it to n_heads * expand * d_head, at most
@@ -86,7 +89,7 @@ class GatedDeltaNet(SequenceMixer):
             layer.reset_parameters()
         with torch.no_grad():
             self.dt_bias.copy_(draw_step_bias(self.n_heads, self.dt_min, self.dt_max))
-            self.A_log.uniform_(1, 16).log_()
+            self.A_log.copy_((16 * (1 - torch.rand(self.n_heads))).log())  # in (0, 16]: zero has no logarithm
 
     def empty_state(
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
@@ -99,7 +102,8 @@ class GatedDeltaNet(SequenceMixer):
         qkv, conv = self.conv.mix(self.qkv_proj(x), state.conv, lengths)
         q, k, v = qkv.to(state.S.dtype).split(self.widths, dim=2)
         q, k, v = (t.unflatten(2, (self.n_heads, -1)).transpose(1, 2) for t in (q, k, v))
-        q, k = (coefficient(unit_length(F.silu(t))) for t in (q, k))
+        q, k = (unit_length(F.silu(t)) for t in (q, k))
+        q, k = coefficient(q * self.d_head**-0.5), coefficient(k)
         beta, log_decay = self._strengths(x, state.S.dtype, lengths)
         y, S = delta_rule(q, k, silu(v), beta, log_decay, state.S)
         y = self.norm(y.transpose(1, 2)).flatten(2).to(x.dtype)

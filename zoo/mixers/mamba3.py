@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -12,12 +13,14 @@ from torch import Tensor, nn
 from zoo.blocks import RMSNorm
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer, accumulator, require_choice, require_positive, require_range
-from zoo.ops.activation import silu_gate
+from zoo.ops.activation import heavy_tail, silu_gate
 from zoo.ops.step_size import draw_step_bias
 from zoo.ops.time import valid_positions
 from zoo.ops.trapezoid import advance_angles, rotate_pairs, trapezoidal_ssd
 
 Rotated = Literal["half", "all"]
+RateMap = Literal["heavy_tail", "softplus"]
+_RATE_MAPS: dict[RateMap, Callable[[Tensor], Tensor]] = {"heavy_tail": heavy_tail, "softplus": F.softplus}
 _WIDEST_HEAD = 64
 _RATE_FLOOR = 1e-4
 
@@ -33,7 +36,7 @@ class Mamba3(SequenceMixer):
     """The block of Mamba-3 (Lahoti et al. 2603.15569), per head.
 
         z, u, B, C, dt, rate, trap, theta = W_in x
-        dt = softplus(dt + b), alpha = exp(-dt max(softplus(rate), 1e-4)), lambda = sigmoid(trap)
+        dt = softplus(dt + b), alpha = exp(-dt max(f(rate), 1e-4)), lambda = sigmoid(trap)
         angle_t = angle_{t-1} + pi dt_t tanh(theta_t), k = turn(norm(B) + b_B, angle), q = turn(norm(C) + b_C, angle)
         h_t = alpha h_{t-1} + (1 - lambda) dt alpha k_{t-1} u_{t-1}^T + lambda dt k_t u_t^T
         y = out_proj(silu(z) (h^T q + D u))
@@ -53,13 +56,16 @@ class Mamba3(SequenceMixer):
         expand: d_inner = expand * d_model.
         rank: inputs and outputs of a step (R); 1 is single-input single-output.
         rotated: half or all of the state's channels turn, in pairs.
+        rate_map: f, which makes the decay's rate positive: heavy_tail, 1 + x from zero on and 1 / (1 - x) below, as the
+            authors' code has it since June 2026; softplus, as it had before and as the paper writes.
         dt_min, dt_max: range of dt at initialisation, log-uniform, at least 1e-4.
 
     Raises:
-        ValueError: sizes that are not positive or do not divide, a d_state that has no pairs to turn, an empty range.
+        ValueError: sizes that are not positive or do not divide, a d_state that has no pairs to turn, an unknown
+            rate_map, an empty range.
     """
 
-    undecayed = ("dt_bias", "B_bias", "C_bias", "D")
+    undecayed = ("dt_bias", "D")  # the biases of B and C are decayed, as in the authors' code
 
     def __init__(
         self,
@@ -70,17 +76,20 @@ class Mamba3(SequenceMixer):
         expand: int = 2,
         rank: int = 1,
         rotated: Rotated = "half",
+        rate_map: RateMap = "heavy_tail",
         dt_min: float = 1e-3,
         dt_max: float = 1e-1,
     ) -> None:
         super().__init__(d_model)
         require_positive(d_state=d_state, d_head=d_head, n_groups=n_groups, expand=expand, rank=rank)
         require_choice("rotated", rotated, Rotated)
+        require_choice("rate_map", rate_map, RateMap)
         require_range(dt_min=dt_min, dt_max=dt_max)
         per_angle = 4 if rotated == "half" else 2
         if d_state % per_angle:
             raise ValueError(f"d_state must be a multiple of {per_angle} with rotated={rotated}, got {d_state}")
         self.d_state, self.n_groups, self.rank, self.d_inner = d_state, n_groups, rank, expand * d_model
+        self.rate_map = rate_map
         self.d_head = d_head or min(_WIDEST_HEAD, self.d_inner)
         self.n_heads = self.d_inner // self.d_head
         if self.d_inner % self.d_head:
@@ -149,7 +158,7 @@ class Mamba3(SequenceMixer):
         dt = F.softplus(dt + self.dt_bias.unsqueeze(1))
         if lengths is not None:
             dt = dt * valid_positions(lengths, dt.shape[2]).unsqueeze(1)
-        return dt, -dt * F.softplus(rate).clamp(min=_RATE_FLOOR), dt * torch.sigmoid(trap)
+        return dt, -dt * _RATE_MAPS[self.rate_map](rate).clamp(min=_RATE_FLOOR), dt * torch.sigmoid(trap)
 
     def _directions(self, t: Tensor, norm: RMSNorm, bias: Tensor) -> Tensor:
         """B or C of each head, normed and shifted: (batch, n_heads, seq, rank, d_state)."""

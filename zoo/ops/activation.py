@@ -39,6 +39,15 @@ def tanhc(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     return torch.where(small, series, torch.tanh(away) / away)
 
 
+def heavy_tail(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """1 + u from zero on, 1 / (1 - u) below: positive, with slope one at zero and a tail that falls slowly.
+
+    A rate that training may drive far below zero keeps a gradient, where softplus decays exponentially
+    (state-spaces/mamba, commit c69aaab).
+    """
+    return torch.where(u >= 0, 1 + u, 1 / (1 - u.clamp(max=0)))
+
+
 def rms_norm(
     x: Float[Tensor, "*batch d"], weight: Float[Tensor, "*groups d"], eps: float = 1e-5
 ) -> Float[Tensor, "*batch d"]:

@@ -104,5 +104,12 @@ def rotate(
 
 
 def alibi_slopes(n_heads: int) -> Float[Tensor, " n_heads"]:
-    """Published slopes 2^(-8 h / H), h = 1..H (Press et al. 2108.12409)."""
-    return 2.0 ** (-8.0 * torch.arange(1, n_heads + 1) / n_heads)
+    """2^(-8 h / H), h = 1..H, where H is a power of two (Press et al. 2108.12409, section 3).
+
+    Otherwise the slopes of the power of two below, then every second one of those of the power of two above, as the
+    authors' code has it.
+    """
+    below = 1 << (n_heads.bit_length() - 1)
+    slopes = 2.0 ** (-8.0 * torch.arange(1, below + 1) / below)
+    between = 2.0 ** (-4.0 * (2 * torch.arange(n_heads - below) + 1) / below)
+    return torch.cat((slopes, between))
