@@ -338,6 +338,20 @@ def test_flags_that_cannot_be_followed(argv: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "number"), [("1e3", 1000.0), ("2E5", 2e5), ("5e-3", 0.005), ("1.e+2", 100.0), ("-1.5E-2", -0.015)]
+)
+def test_numbers_with_an_exponent_are_floats(text: str, number: float) -> None:
+    found = cli.read_yaml(text, "here")
+    assert type(found) is float
+    assert found == number
+
+
+@pytest.mark.parametrize("text", ["e3", "1e", "1e3x", "x1e3"])
+def test_words_that_look_like_numbers_stay_words(text: str) -> None:
+    assert cli.read_yaml(text, "here") == text
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("lr: [1", "not valid YAML"),

@@ -570,6 +570,17 @@ def test_wrong_states_are_refused(case: Case, generator: torch.Generator) -> Non
         assert_refused(lambda value=value: mixer.stream(x, value), type(mixer).__name__)
 
 
+@cases(variants=False)
+def test_a_state_of_the_precision_before_is_refused(case: Case, generator: torch.Generator) -> None:
+    """What is kept of the check of one call must not answer for a call in another precision."""
+    mixer, x = case.create(generator).float(), draw(2, 5, D_MODEL, generator=generator)
+    _, state = mixer.stream(x.float())
+    _, state = mixer.stream(x.float(), state)
+    if list(state_tensors(state)):
+        mixer.double()
+        assert_refused(lambda: mixer.stream(x, state), type(mixer).__name__, "expected torch.", "got torch.")
+
+
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_keys_and_values_of_different_lengths_are_refused(generator: torch.Generator) -> None:
     mixer, x = create_mixer("attention", D_MODEL).double(), draw(2, 5, D_MODEL, generator=generator)

@@ -154,7 +154,17 @@ def test_the_gradient_before_training_tells_a_highway_from_a_short_memory() -> N
     highway = gradient_at_initialisation(found["attention", None, 128], n_draws=2)
     short = gradient_at_initialisation(found["lstm", None, 128], n_draws=2)
     assert highway > 1e-2
-    assert short < 1e-6
+    assert 0 < short < 1e-9
+
+
+def test_the_gradient_before_training_is_measured_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    from zoo import theory
+
+    profile, measured = theory.gradient_profile, []
+    monkeypatch.setattr(theory, "gradient_profile", lambda *a, **k: measured.append(profile(*a, **k)) or measured[-1])
+    options = next(run.options for run in made_up("gradient_highway", lambda _: {}).runs)
+    gradient_at_initialisation(options | {"task.distance": 8}, n_draws=1)
+    assert [found.values.dtype for found in measured] == [torch.float64]
 
 
 def recall(delta: float = 0.1, diagonal: float = 0.25, grows: float = 0.1) -> Metrics:
@@ -233,6 +243,12 @@ def test_runs_without_a_score_never_hold(name: str, monkeypatch: pytest.MonkeyPa
     measured = [check for check in evidence.checks if "state at" not in check.quantity]
     assert measured
     assert not any(check.holds for check in measured)
+
+
+def test_a_score_over_seeds_is_their_median() -> None:
+    runs = [Run(Path("x"), {}, {"test/accuracy": score}, "tested") for score in (0.2, 1.0)]
+    assert Runs(tuple(runs)).median("test/accuracy") == pytest.approx(0.6)
+    assert Runs((*runs, replace(runs[0], metrics={"test/accuracy": 0.9}))).median("test/accuracy") == 0.9
 
 
 def test_rankings() -> None:

@@ -13,7 +13,7 @@ import torch
 
 from tests.training import small
 from zoo.saved import check_checkpoint, read_checkpoint
-from zoo.training import AtomicCheckpointIO, Checkpoints, Interrupt, Interrupted
+from zoo.training import AtomicCheckpointIO, Checkpoints, Interrupt, Interrupted, NonFiniteLossError
 
 ATTENTION = {"name": "attention"}
 
@@ -111,6 +111,40 @@ def test_best_is_by_the_metric(tmp_path: Path, mode: Any, best_step: int, best_s
     assert check_checkpoint(checkpoints.best, ATTENTION) == best_step
     assert check_checkpoint(checkpoints.last, ATTENTION) == 6
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["best.ckpt", "last.ckpt", "previous.ckpt"]
+
+
+class Level(Scripted):
+    losses = (2.0, 1.0, 1.0, 2.0, 2.0, 2.0)
+
+
+@pytest.mark.parametrize(("mode", "first"), [("min", 2), ("max", 1)])
+def test_of_equal_scores_the_first_stays_the_best(tmp_path: Path, mode: Any, first: int) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints", "scripted", mode)
+    trainer = small.trainer(tmp_path, checkpoints, max_steps=6, val_check_interval=1)
+    trainer.fit(small.module(Level), datamodule=small.data(tmp_path))
+    assert checkpoints.best_step == first
+    assert check_checkpoint(checkpoints.best, ATTENTION) == first
+
+
+class Spoil(L.Callback):
+    """Write a number into one weight after step 3."""
+
+    def __init__(self, number: float) -> None:
+        self.number = number
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+        if trainer.global_step == 3:
+            with torch.no_grad():
+                next(pl_module.parameters()).view(-1)[1] = self.number
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("-inf"), float("nan")])
+def test_one_weight_that_is_not_finite_is_never_saved(tmp_path: Path, number: float) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints", every_n_steps=1)
+    trainer = small.trainer(tmp_path, checkpoints, Spoil(number), max_steps=5, val_check_interval=1.0)
+    with pytest.raises(NonFiniteLossError, match="is not finite at step 3: training stopped"):
+        trainer.fit(small.module(), datamodule=small.data(tmp_path))
+    assert check_checkpoint(checkpoints.last, ATTENTION) == 2
 
 
 def test_a_metric_that_nobody_logs_is_named(tmp_path: Path) -> None:

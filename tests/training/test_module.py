@@ -200,6 +200,18 @@ def test_regression_is_judged_where_there_are_labels(tmp_path: Path) -> None:
     assert result["test/r2"] == pytest.approx(1 - np.square(error).sum() / spread, rel=1e-5)
 
 
+def test_the_error_in_training_is_relative_to_the_square_of_the_labels_not_to_their_spread() -> None:
+    module = small.module(task=small.Scale())
+    inputs = torch.zeros(2, 4, 3)
+    labels = 5 + torch.arange(24.0).reshape(2, 4, 3) / 24
+    logged: dict[str, float] = {}
+    module.log = lambda name, value, **_: logged.update({name: float(value)})
+    module.training_step({"inputs": inputs, "labels": labels}, 0)
+    with torch.no_grad():
+        error = (module(inputs) - labels).square().mean()
+    assert logged["train/relative_squared_error"] == pytest.approx(float(error / labels.square().mean()), rel=1e-5)
+
+
 @pytest.mark.parametrize("task", [small.Echo(), Sparse(), small.Scale()], ids=lambda task: task.name)
 def test_a_long_sequence_is_tested_in_chunks_to_the_same_result(
     task: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -407,6 +419,18 @@ def test_the_balance_loss_enters_training_with_its_weight_and_the_logged_loss_wi
     weighted, same_task, same_balance = losses(0.5)
     assert (same_task, same_balance) == (task, balance)
     assert weighted == pytest.approx(task + 0.5 * balance)
+
+
+def test_the_logged_balance_loss_is_the_mean_over_the_layers() -> None:
+    module = small.module(**WITH_EXPERTS)
+    batch = {name: torch.from_numpy(a) for name, a in small.Echo().sample(np.random.default_rng([0]), 3).items()}
+    logged: dict[str, float] = {}
+    module.log = lambda name, value, **_: logged.update({name: float(value)})
+    module.log_dict = lambda values: None
+    module.training_step(batch, 0)
+    losses = [block.channel.balance_loss.item() for block in module.backbone.layers.layers]
+    assert len(losses) == 2
+    assert logged["train/balance_loss"] == pytest.approx(sum(losses) / 2)
 
 
 def test_training_with_experts_resumes_from_its_own_hyper_parameters(tmp_path: Path) -> None:
