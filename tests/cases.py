@@ -21,6 +21,10 @@ from zoo.contract import SequenceMixer, state_tensors
 
 D_MODEL = 8
 LONGEST = 1024  # what mixers with a longest sequence are given
+STRETCHED, TRAINED = {"factor": 2.5}, {"original_max_position_embeddings": 12}
+BANDS = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+# Beyond the trained length dynamic rope is not causal, and no mixer of the contract: tests/test_rope.py has it there.
+DYNAMIC = {"rope_type": "dynamic", "original_max_position_embeddings": LONGEST}
 
 
 class Case(NamedTuple):
@@ -44,6 +48,10 @@ VARIANTS = [
     Case("attention", {"n_heads": 4, "n_kv_heads": 2}),
     Case("attention", {"position": "rope", "d_head": 6}),
     Case("attention", {"position": "rope", "rope_base": 100.0}),
+    Case("attention", {"position": "rope", "rope_base": 50.0, "rope_scaling": STRETCHED | {"rope_type": "linear"}}),
+    Case("attention", {"position": "rope", "d_head": 8, "rope_scaling": STRETCHED | TRAINED | {"rope_type": "yarn"}}),
+    Case("attention", {"position": "rope", "d_head": 6, "rope_scaling": STRETCHED | TRAINED | BANDS}),
+    Case("attention", {"position": "rope", "d_head": 4, "rope_scaling": STRETCHED | DYNAMIC}),
     Case("attention", {"position": "alibi"}),
     Case("attention", {"position": "relative", "max_seq_len": LONGEST}),
     Case("attention", {"sink": "constant"}),
@@ -91,7 +99,9 @@ VARIANTS = [
 
 def label(case: Case) -> str:
     """`attention-sink=bos-position=alibi`: how a case is called in the test report."""
-    options = (f"{key}={value}" for key, value in case.options.items() if key not in ("max_seq_len", "pattern"))
+    shown = {key: value for key, value in case.options.items() if key not in ("max_seq_len", "pattern")}
+    shown |= {key: value["rope_type"] for key, value in shown.items() if key == "rope_scaling"}
+    options = (f"{key}={value}" for key, value in shown.items())
     pattern = (e if isinstance(e, str) else e["name"] for e in case.options.get("pattern", ()))
     return "-".join([case.name, *options, *pattern])
 

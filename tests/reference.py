@@ -11,6 +11,8 @@ zoo's convention of what is a coefficient and what is a value.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,7 +120,7 @@ def backbone(p: Parameters, inputs: Array, name: str, n_layers: int, **options: 
 # Softmax attention.
 
 
-def rotate(v: Array, position: int, base: float = 10_000) -> Array:
+def rotate(v: Array, position: int, base: float = 10_000, frequency: Array | None = None) -> Array:
     """RoPE (Su et al. 2104.09864, eq. 34): the m-th pair turned by the angle position * base^(-2m / d_head).
 
     The m-th pair is (m, m + d_head / 2), as most code has it; the paper's (2m, 2m + 1) is the same up to the order of
@@ -127,11 +129,58 @@ def rotate(v: Array, position: int, base: float = 10_000) -> Array:
     half = len(v) // 2
     turned = np.empty_like(v)
     for m in range(half):
-        angle = position * base ** (-2 * m / len(v))
+        angle = position * (base ** (-2 * m / len(v)) if frequency is None else frequency[m])
         a, b = v[m], v[m + half]
         turned[m] = a * np.cos(angle) - b * np.sin(angle)
         turned[m + half] = a * np.sin(angle) + b * np.cos(angle)
     return turned
+
+
+def stretched_rope(d_head: int, base: float, scaling: Mapping[str, Any], total: int) -> tuple[Array, float]:
+    """Frequency of each pair of a head in a sequence of `total` positions, and what queries and keys are scaled by.
+
+    Linear: Chen et al. 2306.15595. Dynamic and yarn: Peng et al. 2309.00071, where the ramp's ends are rounded outward
+    to whole pairs unless `truncate` is false. llama3: the wavelength bands of Meta's llama-models.
+    """
+    kind, factor = scaling["rope_type"], scaling["factor"]
+    trained = scaling.get("original_max_position_embeddings")
+    if kind == "dynamic" and total > trained:
+        base = base * (factor * total / trained - (factor - 1)) ** (d_head / (d_head - 2))
+    result = np.empty(d_head // 2)
+    for m in range(d_head // 2):
+        wavelength = 2 * np.pi * base ** (2 * m / d_head)
+        plain = 2 * np.pi / wavelength
+        if kind == "linear":
+            result[m] = plain / factor
+        elif kind == "dynamic":
+            result[m] = plain
+        elif kind == "llama3":
+            longest, shortest = (trained / scaling[f"{end}_freq_factor"] for end in ("low", "high"))
+            if wavelength < shortest:
+                result[m] = plain
+            elif wavelength > longest:
+                result[m] = plain / factor
+            else:
+                low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+                smooth = (trained / wavelength - low) / (high - low)
+                result[m] = (1 - smooth) * plain / factor + smooth * plain
+        else:  # the pair that turns n times within the trained length: 2 pi base^(2m / d) n = trained
+            ends = [
+                d_head * np.log(trained / (2 * np.pi * scaling.get(name, default))) / (2 * np.log(base))
+                for name, default in (("beta_fast", 32), ("beta_slow", 1))
+            ]
+            if scaling.get("truncate", True):
+                ends = [np.floor(ends[0]), np.ceil(ends[1])]
+            first, last = max(ends[0], 0), min(ends[1], d_head - 1)
+            ramp = np.clip((m - first) / (last - first if last > first else 1e-3), 0, 1)
+            result[m] = (1 - ramp) * plain + ramp * plain / factor
+    size = 1.0
+    if kind == "yarn":
+        weights = scaling.get("mscale"), scaling.get("mscale_all_dim")
+        above, below = weights if all(weights) else (1.0, 0.0)
+        size = (0.1 * above * np.log(factor) + 1) / (0.1 * below * np.log(factor) + 1)
+        size = scaling.get("attention_factor") or size
+    return result, float(size)
 
 
 def attention_heads(
@@ -160,7 +209,13 @@ def attention_weights(
     seq, _, d_head = q.shape
     if position == "rope":
         base = options.get("rope_base", 10_000)
-        q, k = (np.array([[rotate(v, i, base) for v in heads] for i, heads in enumerate(part)]) for part in (q, k))
+        frequency, size = None, 1.0
+        if options.get("rope_scaling"):
+            frequency, size = stretched_rope(d_head, base, options["rope_scaling"], seq)
+        q, k = (
+            size * np.array([[rotate(v, i, base, frequency) for v in heads] for i, heads in enumerate(part)])
+            for part in (q, k)
+        )
 
     def bias(h: int, lag: NDArray[np.int64] | int) -> Array | float:
         if position == "alibi":

@@ -759,7 +759,7 @@ MUTANTS: dict[str, tuple[Case, str, Callable[[Any], Any], Callable[..., None]]] 
     "attention: rotation by squared positions": (
         Case("attention", {"position": "rope"}),
         "zoo.mixers.attention.rotate",
-        lambda f: lambda t, positions, base: f(t, positions * positions, base),
+        lambda f: lambda t, positions, *rest: f(t, positions * positions, *rest),
         test_forward_is_the_reference,
     ),
     "attention: no mask": (

@@ -13,7 +13,7 @@ from tests.cases import draw
 from tests.tolerances import assert_close, tolerance
 from zoo.ops import trapezoid
 from zoo.ops.activation import rms_norm, silu, silu_gate, tanh, tanhc
-from zoo.ops.attention import attend, lag_matrix, rotate
+from zoo.ops.attention import attend, lag_matrix
 from zoo.ops.conv import causal_conv
 from zoo.ops.diagonal import diagonal_scan, ring_gain, zero_order_hold
 from zoo.ops.linear_attention import linear_attention
@@ -21,6 +21,7 @@ from zoo.ops.long_conv import long_conv
 from zoo.ops.lstm import lstm_scan
 from zoo.ops.precision import widest
 from zoo.ops.rnn import linear_rnn
+from zoo.ops.rope import rotate
 from zoo.ops.scan import selective_scan
 from zoo.ops.sliding import sliding_attend
 from zoo.ops.time import right_align, valid_positions

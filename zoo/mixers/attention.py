@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -12,15 +13,16 @@ from torch import Tensor, nn
 from zoo.blocks import ShortConv
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer, head_width, require_choice, require_distance, require_positive, shared_heads
-from zoo.ops.attention import alibi_slopes, attend, grow_cache, lag_matrix, require_pairs, rotate, settle_cache
+from zoo.ops.attention import alibi_slopes, attend, grow_cache, lag_matrix, settle_cache
 from zoo.ops.precision import widest
+from zoo.ops.rope import complete_scaling, gain, require_pairs, rotate
 
 Position = Literal["none", "rope", "alibi", "relative"]
 Sink = Literal["none", "constant", "position", "bos"]
 
 
 class AttentionState(NamedTuple):
-    keys: Tensor  # (batch, n_kv_heads, slots, d_head), right-aligned, rotated where positions are
+    keys: Tensor  # (batch, n_kv_heads, slots, d_head), right-aligned, rotated unless by the sequence's length
     values: Tensor  # (batch, n_kv_heads, slots, d_head)
     seen: Tensor  # (batch,) positions so far: how many slots the row really holds
     conv: Any  # (batch, d_conv - 1, channels), or () without convolution
@@ -45,9 +47,16 @@ class Attention(SequenceMixer):
         d_conv: width of a causal depthwise convolution on queries, keys and values; 0 for none.
         max_seq_len: longest sequence for position relative and sink position.
         rope_base: base of rope's wavelengths; larger turns slower.
+        rope_scaling: how rope is stretched beyond the length it was trained at, `{"rope_type": ..., "factor": ...}`
+            with the fields of a transformers config: linear, llama3, yarn, dynamic (`zoo.ops.rope`). With dynamic,
+            beyond the trained length the frequencies follow the sequence's length at each call: `forward` is no longer
+            causal there, and a stream turns all its keys by the length at the end of each chunk, so that outputs are
+            those of `forward` on the sequence up to there; those given before are not revised. Up to the trained
+            length nothing is scaled.
 
     Raises:
-        ValueError: heads that do not divide, an odd d_head with rope, an unknown choice, bos without a bias.
+        ValueError: heads that do not divide, an odd d_head with rope, an unknown choice, bos without a bias, a scaling
+            without rope or with unknown, absent or senseless fields.
     """
 
     undecayed = ("slopes", "relative_bias", "sink_logit")
@@ -63,6 +72,7 @@ class Attention(SequenceMixer):
         d_conv: int = 0,
         max_seq_len: int = 2048,
         rope_base: float = 1e4,
+        rope_scaling: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(d_model)
         require_positive(n_heads=n_heads, d_head=d_head, n_kv_heads=n_kv_heads, max_seq_len=max_seq_len)
@@ -75,11 +85,14 @@ class Attention(SequenceMixer):
             require_pairs(self.d_head)
         if not rope_base > 1:
             raise ValueError(f"rope_base must be above 1, got {rope_base}")
+        if rope_scaling is not None and position != "rope":
+            raise ValueError(f"rope_scaling needs position rope, got {position!r}")
         if sink == "bos" and position not in ("alibi", "relative"):
             raise ValueError(
                 f"sink 'bos' needs position alibi or relative, got {position!r}; elsewhere it is 'constant'"
             )
         self.position, self.sink, self.max_seq_len, self.rope_base = position, sink, max_seq_len, rope_base
+        self.rope_scaling = None if rope_scaling is None else complete_scaling(rope_scaling, self.d_head)
         widths = (n_heads * self.d_head, self.n_kv_heads * self.d_head, self.n_kv_heads * self.d_head)
         self.widths = widths
         self.qkv_proj = nn.Linear(d_model, sum(widths), bias=False)
@@ -119,15 +132,28 @@ class Attention(SequenceMixer):
             qkv, conv = self.conv.mix(qkv, conv, lengths)
         q, k, v = (t.unflatten(2, (-1, self.d_head)).transpose(1, 2) for t in qkv.split(self.widths, dim=2))
         positions = state.seen.unsqueeze(1) + torch.arange(seq_len, device=x.device)
+        seen = state.seen + (seq_len if lengths is None else lengths)
         if self.position == "rope":
-            q, k = rotate(q, positions, self.rope_base), rotate(k, positions, self.rope_base)
+            q = self._rotate(q, positions, seen)
+            k = k if self._turns_anew else self._rotate(k, positions, seen)
         q, k = coefficient(q), coefficient(k)
         keys, values = grow_cache(state.keys, k), grow_cache(state.values, v)
+        turned = keys
+        if self._turns_anew:
+            slots = positions[:, :1] + torch.arange(-past, seq_len, device=x.device)
+            turned = self._rotate(keys, slots, seen)
         lag = lag_matrix(seq_len, past + seq_len, x.device).clamp(min=0)
-        y = attend(q, keys, values, state.seen, self._bias(lag), self._sink(positions))
-        seen = state.seen + (seq_len if lengths is None else lengths)
+        y = attend(q, turned, values, state.seen, self._bias(lag), self._sink(positions))
         keys, values = (settle_cache(cache, lengths, seq_len) for cache in (keys, values))
         return self.out_proj(y.transpose(1, 2).flatten(2)), AttentionState(keys, values, seen, conv)
+
+    @property
+    def _turns_anew(self) -> bool:
+        """Whether frequencies change with the sequence's length, so that cached keys are turned at each call."""
+        return self.rope_scaling is not None and self.rope_scaling["rope_type"] == "dynamic"
+
+    def _rotate(self, t: Tensor, positions: Tensor, total: Tensor) -> Tensor:
+        return rotate(t, positions, self.rope_base, self.rope_scaling, total)
 
     @torch.no_grad()
     def highway_input(
@@ -165,7 +191,8 @@ class Attention(SequenceMixer):
         q = (query_maps @ x[-1]).view(1, self.n_heads, 1, self.d_head)
         q = q.expand(-1, -1, seq_len, -1)
         if self.position == "rope":  # turned by the lag, as seen from each key
-            q = rotate(q, positions.flip(1), self.rope_base)
+            total = torch.full((1,), seq_len, device=weight.device)
+            q = self._rotate(q, positions.flip(1), total) * gain(self.rope_scaling)
         key_maps = key_maps.repeat_interleave(self.n_heads // self.n_kv_heads, dim=0)
         to_logits = torch.einsum("hjc,hcd->jhd", q[0], key_maps) / self.d_head**0.5
         basis, triangle = torch.linalg.qr(to_logits.mT)  # (slot, d_model, head), (slot, head, head)

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer, head_width, require_choice, require_positive, shared_heads
-from zoo.ops.attention import alibi_slopes, grow_cache, require_pairs, rotate, settle_cache
+from zoo.ops.attention import alibi_slopes, grow_cache, settle_cache
+from zoo.ops.rope import require_pairs, rotate
 from zoo.ops.sliding import sliding_attend
 
 Position = Literal["none", "rope", "alibi"]

@@ -81,28 +81,6 @@ def lag_matrix(seq_len: int, n_slots: int, device: torch.device) -> Int[Tensor, 
     return query.unsqueeze(1) - torch.arange(n_slots, device=device)
 
 
-def require_pairs(d_head: int) -> None:
-    """Raise ValueError unless `rotate` can take the channels of a head in pairs."""
-    if d_head % 2:
-        raise ValueError(f"rope needs an even d_head, got {d_head}")
-
-
-def rotate(
-    t: Float[Tensor, "batch heads seq d_head"], positions: Int[Tensor, "batch seq"], base: float = 1e4
-) -> Float[Tensor, "batch heads seq d_head"]:
-    """Rotary position encoding (Su et al. 2104.09864, eq. 34).
-
-    The pair (c, c + d_head / 2) is turned by the angle position * base^(-2c / d_head).
-    """
-    half = t.shape[-1] // 2
-    wide = torch.promote_types(t.dtype, torch.float32)
-    frequency = base ** (-torch.arange(half, device=t.device, dtype=wide) / half)
-    angle = positions.to(wide).unsqueeze(-1) * frequency
-    cos, sin = angle.cos().to(t.dtype).unsqueeze(1), angle.sin().to(t.dtype).unsqueeze(1)
-    a, b = t[..., :half], t[..., half:]
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
-
-
 def alibi_slopes(n_heads: int) -> Float[Tensor, " n_heads"]:
     """2^(-8 h / H), h = 1..H, where H is a power of two (Press et al. 2108.12409, section 3).
 

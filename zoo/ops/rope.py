@@ -1,0 +1,189 @@
+"""Rotary position encoding, and the ways to stretch it beyond the length it was trained at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from zoo.naming import unknown
+
+Scaling = Mapping[str, Any]
+"""`{"rope_type": ..., **fields}`, by the names that a config.json of transformers gives them."""
+
+
+def require_pairs(d_head: int) -> None:
+    """Raise ValueError unless `rotate` can take the channels of a head in pairs."""
+    if d_head % 2:
+        raise ValueError(f"rope needs an even d_head, got {d_head}")
+
+
+def rotate(
+    t: Float[Tensor, "batch heads seq d_head"],
+    positions: Int[Tensor, "batch seq"],
+    base: float = 1e4,
+    scaling: Scaling | None = None,
+    total: Int[Tensor, " batch"] | None = None,
+) -> Float[Tensor, "batch heads seq d_head"]:
+    """Rotary position encoding (Su et al. 2104.09864, eq. 34).
+
+    The pair (c, c + d_head / 2) is turned by the angle position * frequency_c, and multiplied by `gain(scaling)`.
+
+    Args:
+        t: queries or keys.
+        positions: of each query or key in its row.
+        base: frequency_c is base^(-2c / d_head) where nothing is scaled.
+        scaling: what `complete_scaling` returned.
+        total: length of each row's sequence so far, which scaling by type dynamic depends on.
+    """
+    half = t.shape[-1] // 2
+    wide = torch.promote_types(t.dtype, torch.float32)
+    frequency = frequencies(2 * half, base, scaling, total, wide, t.device).unsqueeze(1)
+    angle = positions.to(wide).unsqueeze(-1) * frequency
+    size = gain(scaling)
+    cos, sin = ((size * turn).to(t.dtype).unsqueeze(1) for turn in (angle.cos(), angle.sin()))
+    a, b = t[..., :half], t[..., half:]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def frequencies(
+    d_head: int,
+    base: float,
+    scaling: Scaling | None = None,
+    total: Int[Tensor, " batch"] | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+) -> Float[Tensor, "rows half"]:
+    """Radians per position of each pair of channels; a row for each sequence where they depend on its length."""
+    exponent = -torch.arange(d_head // 2, device=device, dtype=dtype) / (d_head // 2)
+    plain = (base**exponent).unsqueeze(0)
+    if scaling is None:
+        return plain
+    return SCALINGS[scaling["rope_type"]].frequencies(plain, base, scaling, total)
+
+
+def gain(scaling: Scaling | None) -> float:
+    """What queries and keys are multiplied by: 1 but for type yarn (Peng et al. 2309.00071, eq. 22)."""
+    if scaling is None or scaling["rope_type"] != "yarn":
+        return 1.0
+    if scaling["attention_factor"] is not None:
+        return float(scaling["attention_factor"])
+
+    def size(weight: int | float) -> float:
+        return 1.0 + 0.1 * weight * max(0.0, math.log(scaling["factor"]))
+
+    if scaling["mscale"] and scaling["mscale_all_dim"]:
+        return size(scaling["mscale"]) / size(scaling["mscale_all_dim"])
+    return size(1.0)
+
+
+def _linear(plain: Tensor, base: float, scaling: Scaling, total: Tensor | None) -> Tensor:
+    """Positions divided by the factor (Chen et al. 2306.15595, eq. 4)."""
+    return plain / scaling["factor"]
+
+
+def _dynamic(plain: Tensor, base: float, scaling: Scaling, total: Tensor | None) -> Tensor:
+    """A base that grows with the row's own length beyond the trained one ("dynamic NTK", Peng et al. 2309.00071, 3.3).
+
+    The slowest pair then turns as if positions were divided by factor * total / trained - (factor - 1).
+    """
+    if total is None:
+        raise ValueError("rope of type dynamic needs the length of each sequence")
+    trained, factor, half = scaling["original_max_position_embeddings"], scaling["factor"], plain.shape[-1]
+    stretch = factor * total.clamp(min=trained).to(plain).unsqueeze(1) / trained - (factor - 1)
+    return plain * stretch ** (-torch.arange(half, device=plain.device, dtype=plain.dtype) / (half - 1))
+
+
+def _yarn(plain: Tensor, base: float, scaling: Scaling, total: Tensor | None) -> Tensor:
+    """Slow pairs divided by the factor, fast ones left alone, a ramp between them (Peng et al. 2309.00071, eq. 17-20).
+
+    The ramp lies between the pairs that turn beta_fast and beta_slow times within the trained length.
+    """
+    half = plain.shape[-1]
+
+    def pair(turns: int | float) -> float:
+        trained = scaling["original_max_position_embeddings"]
+        return half * math.log(trained / (2 * math.pi * turns)) / math.log(base)
+
+    first, last = pair(scaling["beta_fast"]), pair(scaling["beta_slow"])
+    if scaling["truncate"]:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * half - 1)  # the published bound on `last`: twice the pairs there are
+    width = last - first or 0.001
+    slow = ((torch.arange(half, device=plain.device, dtype=plain.dtype) - first) / width).clamp(0, 1)
+    return plain * (1 - slow) + plain / scaling["factor"] * slow
+
+
+def _llama3(plain: Tensor, base: float, scaling: Scaling, total: Tensor | None) -> Tensor:
+    """Slow pairs divided by the factor, fast ones left alone, between them by how often they turn (Llama 3.1).
+
+    Slow and fast: less than low_freq_factor and more than high_freq_factor turns within the trained length (Grattafiori
+    et al. 2407.21783, 3.4; the bands are those of Meta's llama-models).
+    """
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    turns = scaling["original_max_position_embeddings"] * plain / (2 * math.pi)
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return plain * kept + plain / scaling["factor"] * (1 - kept)
+
+
+class _Kind(NamedTuple):
+    frequencies: Callable[[Tensor, float, Scaling, Tensor | None], Tensor]
+    required: tuple[str, ...]
+    defaults: dict[str, Any]
+
+
+_TRAINED = "original_max_position_embeddings"
+_YARN = {
+    "attention_factor": None,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": None,
+    "mscale_all_dim": None,
+    "truncate": True,
+}
+SCALINGS = {
+    "linear": _Kind(_linear, ("factor",), {}),
+    "dynamic": _Kind(_dynamic, ("factor", _TRAINED), {}),
+    "yarn": _Kind(_yarn, ("factor", _TRAINED), _YARN),
+    "llama3": _Kind(_llama3, ("factor", _TRAINED, "low_freq_factor", "high_freq_factor"), {}),
+}
+"""Each type of scaling: its frequencies, the fields it must have, and those it may have with their defaults."""
+
+
+def complete_scaling(scaling: Scaling, d_head: int) -> dict[str, Any]:
+    """`scaling` with its type's defaults filled in.
+
+    Raises:
+        ValueError: an unknown type or field, a field that is absent, not a positive number, or without sense.
+    """
+    given = dict(scaling)
+    name = given.pop("rope_type", None)
+    if name not in SCALINGS:
+        raise ValueError(unknown("rope_type", name, SCALINGS))
+    kind = SCALINGS[name]
+    for field in given:
+        if field not in (*kind.required, *kind.defaults):
+            raise ValueError(unknown(f"field of rope_type {name!r}", field, [*kind.required, *kind.defaults]))
+    for field in kind.required:
+        if field not in given:
+            raise ValueError(f"rope_type {name!r} needs {field}; its fields: {', '.join(kind.required)}")
+    complete = {"rope_type": name, **kind.defaults, **given}
+    for field, value in complete.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        optional = field in kind.defaults and kind.defaults[field] is None and value is None
+        if field == "truncate" and not isinstance(value, bool):
+            raise ValueError(f"truncate of rope_type {name!r} must be true or false, got {value!r}")
+        if field not in ("rope_type", "truncate") and not optional and not (number and 0 < value < math.inf):
+            raise ValueError(f"{field} of rope_type {name!r} must be a positive number, got {value!r}")
+    if complete["factor"] < 1:
+        raise ValueError(f"factor of rope_type {name!r} must be at least 1, got {complete['factor']}")
+    if name == "dynamic" and d_head < 4:
+        raise ValueError(f"rope_type 'dynamic' needs a d_head of at least 4, got {d_head}")
+    for slow, fast in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
+        if slow in complete and not complete[slow] < complete[fast]:
+            raise ValueError(f"need {slow} < {fast}, got {complete[slow]} and {complete[fast]}")
+    return complete
