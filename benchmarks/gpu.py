@@ -35,7 +35,7 @@ from benchmarks.performance import describe_run, tests_pass  # noqa: E402
 from benchmarks.report import Cell, Section, Table, Target, render_section  # noqa: E402
 from benchmarks.sections import FULL, training_step  # noqa: E402
 from zoo.ops.delta_rule import delta_rule, unit_length  # noqa: E402
-from zoo.ops.gated_linear_attention import gated_linear_attention  # noqa: E402
+from zoo.ops.dplr import dplr  # noqa: E402
 from zoo.ops.scan import selective_scan  # noqa: E402
 from zoo.ops.ssd import ssd  # noqa: E402
 
@@ -245,7 +245,7 @@ def _ours(name: str) -> Callable[..., Tensor]:
         if name == "ssd":
             y = ssd(q, k, v, more[0], empty)[0]
         elif name == "gated linear attention":
-            y = gated_linear_attention(q, k, v, more[0], empty)[0]
+            y = dplr(q, k, v, more[0], None, None, empty)[0]
         else:
             y = delta_rule(q, k, v, more[-1], more[0] if len(more) == 2 else None, empty)[0]
         return y.transpose(1, 2)

@@ -37,7 +37,7 @@ from zoo import create_mixer, list_mixers
 from zoo.backbone import Backbone
 from zoo.ops import selective_scan
 from zoo.ops.delta_rule import delta_rule, unit_length
-from zoo.ops.gated_linear_attention import gated_linear_attention
+from zoo.ops.dplr import dplr
 from zoo.registry import mixer_class
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -312,7 +312,7 @@ def _loop_gated(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> Tensor:
 
 _MATRIX_STATES: dict[str, tuple[peers.Form, peers.Form]] = {
     "delta_rule": (lambda q, k, v, beta: delta_rule(q, k, v, beta, None, _empty(v))[0], _loop_delta_rule),
-    "gated_linear_attention": (lambda q, k, v, a: gated_linear_attention(q, k, v, a, _empty(v))[0], _loop_gated),
+    "gated_linear_attention": (lambda q, k, v, a: dplr(q, k, v, a, None, None, _empty(v))[0], _loop_gated),
 }
 
 

@@ -16,7 +16,7 @@ from tests.tolerances import assert_close, tolerance
 from zoo.ops.channel_ssm import channel_ssm
 from zoo.ops.chunked import decayed_states, into_chunks, segment_sums
 from zoo.ops.delta_rule import delta_rule, unit_length
-from zoo.ops.gated_linear_attention import gated_linear_attention
+from zoo.ops.dplr import dplr
 from zoo.ops.ssd import ssd
 from zoo.ops.step_size import draw_step_bias
 from zoo.ops.trapezoid import advance_angles, rotate_pairs, trapezoidal_ssd
@@ -88,10 +88,54 @@ def delta_loop(
     return loop(q, k, v, state, decay=log_decay.exp().unsqueeze(3), beta=beta)
 
 
+def gated_linear_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    return dplr(q, k, v, log_decay, None, None, state)
+
+
+def erasing_inputs(generator: torch.Generator, seq_len: int, columns: int) -> tuple[Tensor, ...]:
+    """q, k, v, log_decay with so many columns, p and r of a stable recurrence, and a state."""
+    q, k, v, state = attention_inputs(generator, seq_len)
+    p = unit_length(draw(2, HEADS, seq_len, D_KEY, generator=generator))
+    r = 2 * torch.sigmoid(2 * draw(2, HEADS, seq_len, 1, generator=generator)) * p
+    return q, k, v, log_decays(generator, 2, HEADS, seq_len, columns), p, r, state
+
+
+def erasing_loop(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, p: Tensor, r: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """S_t = (I - p r^T) diag(exp(log_decay)) S_{t-1} + k v^T, y_t = S_t^T q_t."""
+    outputs = []
+    for t in range(q.shape[2]):
+        state = log_decay[:, :, t, :, None].exp() * state
+        state = state - p[:, :, t, :, None] @ (r[:, :, t, None, :] @ state)
+        state = state + k[:, :, t, :, None] @ v[:, :, t, None, :]
+        outputs.append((q[:, :, t, None, :] @ state).squeeze(2))
+    return torch.stack(outputs, dim=2), state
+
+
+def gated_delta_inputs(generator: torch.Generator, seq_len: int) -> tuple[Tensor, ...]:
+    """What is erased is what is written: q, k, v, log_decay per channel, r, state."""
+    q, _, v, log_decay, p, r, state = erasing_inputs(generator, seq_len, D_KEY)
+    return q, p, v, log_decay, r, state
+
+
+def gated_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, r: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    return dplr(q, k, v, log_decay, k, r, state)
+
+
+def gated_delta_loop(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, r: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    return erasing_loop(q, k, v, log_decay, k, r, state)
+
+
 RECURRENCES: dict[str, tuple[Recurrence, Recurrence, Callable[..., tuple[Tensor, ...]]]] = {
     "ssd": (ssd, ssd_loop, ssd_inputs),
     "gated_linear_attention": (gated_linear_attention, gated_loop, gated_inputs),
     "delta_rule": (delta_rule, delta_loop, delta_inputs),
+    "dplr, a decay per channel": (dplr, erasing_loop, lambda g, seq_len: erasing_inputs(g, seq_len, D_KEY)),
+    "dplr, one decay": (dplr, erasing_loop, lambda g, seq_len: erasing_inputs(g, seq_len, 1)),
+    "dplr, erased as written": (gated_delta, gated_delta_loop, gated_delta_inputs),
 }
 EACH = pytest.mark.parametrize("name", RECURRENCES)
 
@@ -243,6 +287,38 @@ def test_a_beta_of_two_reflects_for_a_thousand_steps(dtype: torch.dtype, generat
     beta, nothing = torch.full_like(keys[..., 0], 2.0), torch.zeros_like(keys[..., :1])
     _, final = delta_rule(keys, keys, nothing, beta, None, state)
     assert_close(final.norm(), state.norm())
+
+
+# The whole family.
+
+
+@pytest.mark.parametrize("columns", [1, D_KEY])
+def test_chunks_of_any_length_are_the_whole(columns: int, generator: torch.Generator) -> None:
+    *given, state = erasing_inputs(generator, 100, columns)
+    expected, final = dplr(*given, state)
+    outputs = []
+    for chunk in zip(*(t.split((1, 1, 33, 2, 63), dim=2) for t in given), strict=True):
+        y, state = dplr(*chunk, state)
+        outputs.append(y)
+    assert_close(torch.cat(outputs, dim=2), expected)
+    assert_close(state, final)
+
+
+@pytest.mark.parametrize("columns", [1, D_KEY])
+def test_a_key_that_repeats_costs_no_digits(columns: int, generator: torch.Generator) -> None:
+    """float32 against float64 over 4,096 positions that erase and write under one key, with strengths from 0 to 2."""
+    q, k, v, log_decay, p, r, state = (t.float() for t in erasing_inputs(generator, 4096, columns))
+    k = F.normalize(k[:, :, :1], dim=3).expand_as(k)
+    strength = (p * r).sum(3, keepdim=True)
+    given = (q, k, v, 1e-2 * log_decay, k, strength * k, state)
+    for narrow, wide in zip(dplr(*given), erasing_loop(*(t.double() for t in given)), strict=True):
+        assert (narrow.double() - wide).norm() <= 1e-6 * wide.norm()
+
+
+def test_p_and_r_belong_together(generator: torch.Generator) -> None:
+    q, k, v, log_decay, p, _, state = erasing_inputs(generator, 3, 1)
+    with pytest.raises(ValueError, match="give both"):
+        dplr(q, k, v, log_decay, p, None, state)
 
 
 # Channels by themselves.

@@ -902,7 +902,7 @@ MUTANTS: dict[str, tuple[Case, str, Callable[[Any], Any], Callable[..., None]]] 
     ),
     "chunks: the state is not carried on": (
         Case("gated_linear_attention", {}),
-        "zoo.ops.gated_linear_attention.decayed_states",
+        "zoo.ops.dplr.decayed_states",
         lambda f: lambda state, decay, written: f(state, 0 * decay, written),
         test_forward_and_stream_are_the_reference_at_length_1000,
     ),

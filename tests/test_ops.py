@@ -16,7 +16,7 @@ from zoo.ops.activation import rms_norm, silu, silu_gate, tanh, tanhc
 from zoo.ops.attention import attend, lag_matrix
 from zoo.ops.conv import causal_conv
 from zoo.ops.diagonal import diagonal_scan, ring_gain, zero_order_hold
-from zoo.ops.linear_attention import linear_attention
+from zoo.ops.dplr import dplr
 from zoo.ops.long_conv import long_conv
 from zoo.ops.lstm import lstm_scan
 from zoo.ops.precision import widest
@@ -171,6 +171,10 @@ def test_selective_scan_takes_any_memory_layout(order: tuple[int, int, int], gen
 
 
 # Linear attention.
+
+
+def linear_attention(q: Tensor, k: Tensor, v: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    return dplr(q, k, v, None, None, None, state)
 
 
 @pytest.mark.parametrize("value_heads", [1, 3])

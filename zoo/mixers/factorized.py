@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer, accumulator, require_choice, require_positive
-from zoo.ops.linear_attention import linear_attention
+from zoo.ops.dplr import dplr
 from zoo.ops.time import right_align, valid_positions
 from zoo.ops.toeplitz import toeplitz_mix
 
@@ -104,5 +104,6 @@ class Factorized(SequenceMixer):
         q, k = self.qk_proj(x).unflatten(2, (2, self.n_heads, self.d_head)).permute(2, 0, 3, 1, 4)
         if lengths is not None:
             k = k * valid_positions(lengths, x.shape[1])[:, None, :, None]
-        y, outer = linear_attention(coefficient(q), coefficient(k), x.unsqueeze(1), state.outer)
+        q, k = coefficient(q), coefficient(k)
+        y, outer = dplr(q, k, x.unsqueeze(1), None, None, None, state.outer)
         return y.to(x.dtype).transpose(0, 1), BilinearState(outer)

@@ -12,7 +12,7 @@ from zoo.blocks import RMSNorm
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer, accumulator, head_width, require_positive
 from zoo.ops.activation import silu_gate
-from zoo.ops.gated_linear_attention import gated_linear_attention
+from zoo.ops.dplr import dplr
 from zoo.ops.time import valid_positions
 
 _TEMPERATURE = 16  # decays are sigmoids to the power 1/16, near one from the start
@@ -87,7 +87,7 @@ class GatedLinearAttention(SequenceMixer):
             valid = valid_positions(lengths, x.shape[1])[:, None, :, None]
             k, log_decay = k * valid, log_decay * valid  # padding writes nothing and forgets nothing
         q, k, log_decay = coefficient(q * self.d_key**-0.5), coefficient(k), coefficient(log_decay)
-        y, S = gated_linear_attention(q, k, v, log_decay, state.S)
+        y, S = dplr(q, k, v, log_decay, None, None, state.S)
         y = self.norm(y.transpose(1, 2)).flatten(2).to(x.dtype)
         if self.gate_proj is not None:
             y = silu_gate(self.gate_proj(x), y)

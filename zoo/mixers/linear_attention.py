@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer, accumulator, head_width, require_choice, require_positive
-from zoo.ops.linear_attention import linear_attention
+from zoo.ops.dplr import dplr
 from zoo.ops.time import valid_positions
 
 FeatureMap = Literal["elu", "identity"]
@@ -77,7 +77,7 @@ class LinearAttention(SequenceMixer):
         q, k = coefficient(q), coefficient(k)
         # The normaliser is what the same sum makes of a value that is always one.
         value = F.pad(v, (0, 1), value=1.0) if self.normalize else v
-        y, outer = linear_attention(q, k, value, state.outer)
+        y, outer = dplr(q, k, value, None, None, None, state.outer)
         if self.normalize:
             y = y[..., :-1] * coefficient(1 / (y[..., -1:] + _EPS))
         return self.out_proj(y.to(v.dtype).transpose(1, 2).flatten(2)), LinearAttentionState(outer)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from zoo.ops.chunked import chunk_decays, into_chunks
-from zoo.ops.precision import full_precision
+from zoo.ops.dplr import dplr
 
-CHUNK = 32
 _EPS = 1e-6
 
 
@@ -55,61 +51,5 @@ def delta_rule(
     Returns:
         Outputs, and S after the last position.
     """
-    seq_len = q.shape[2]
-    size = min(CHUNK, seq_len)
-    with full_precision(q.device):
-        q, k, v, beta = (into_chunks(t.to(state.dtype), size) for t in (q, k, v, beta.unsqueeze(3)))
-        if log_decay is None:
-            decay = torch.ones(size, size, dtype=state.dtype, device=q.device).tril()
-            since_start = until_end = torch.ones(*k.shape[:4], 1, dtype=state.dtype, device=q.device)
-        else:
-            step = into_chunks(log_decay.to(state.dtype).unsqueeze(3), size).squeeze(4)
-            decay, since_start, until_end = chunk_decays(step)
-            since_start, until_end = since_start.unsqueeze(4), until_end.unsqueeze(4)
-        L = (beta * decay * (k @ k.transpose(3, 4))).tril(-1)
-        right = torch.cat((beta * v, beta * since_start * k), dim=4)
-        solved = torch.linalg.solve_triangular(L, right, upper=False, unitriangular=True)
-        u, w = solved.split((v.shape[4], k.shape[4]), dim=4)  # the chunk alone, and what S_0 takes from it
-        keys = (until_end * k).transpose(3, 4)
-        carry = _carry if torch.compiler.is_compiling() else _Carry.apply
-        entering, u, final = carry(state, since_start[..., -1:, :], keys, w, u)
-        y = (decay * (q @ k.transpose(3, 4))) @ u + since_start * (q @ entering)
-    return y.flatten(2, 3)[:, :, :seq_len], final
-
-
-def _carry(state: Tensor, decay: Tensor, keys: Tensor, w: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """u_c - w_c S_c, which chunk c writes, and S_{c+1} = decay_c S_c + keys_c of it.
-
-    Returns:
-        The state that enters each chunk, what each chunk writes, and the state after the last.
-    """
-    entering, written = [], []
-    for a, keys_c, w_c, u_c in zip(*(t.unbind(2) for t in (decay, keys, w, u)), strict=True):
-        entering.append(state)
-        written.append(u_c - w_c @ state)
-        state = torch.addcmul(keys_c @ written[-1], a, state)
-    return torch.stack(entering, dim=2), torch.stack(written, dim=2), state
-
-
-class _Carry(torch.autograd.Function):
-    """`_carry` with the gradients of its coefficients for all chunks at once; only the state's go chunk by chunk."""
-
-    @staticmethod
-    def forward(ctx: Any, *given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        entering, written, final = _carry(*given)
-        ctx.save_for_backward(*given[1:4], entering, written)
-        return entering, written, final
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        decay, keys, w, entering, written = ctx.saved_tensors
-        grad_entering, grad_written, grad = grads
-        arriving, grad_u = [], []
-        backwards = (t.unbind(2)[::-1] for t in (decay, keys.mT, w.mT, grad_entering, grad_written))
-        for a, keys_c, w_c, from_state, from_written in zip(*backwards, strict=True):
-            arriving.append(grad)
-            grad_u.append(from_written + keys_c @ grad)
-            grad = torch.addcmul(from_state, a, grad) - w_c @ grad_u[-1]
-        arriving, grad_u = (torch.stack(t[::-1], dim=2) for t in (arriving, grad_u))
-        grad_decay = (arriving * entering).sum_to_size(decay.shape) if ctx.needs_input_grad[1] else None
-        return grad, grad_decay, arriving @ written.mT, -grad_u @ entering.mT, grad_u
+    strength = beta.unsqueeze(3)
+    return dplr(q, k, strength * v, None if log_decay is None else log_decay.unsqueeze(3), k, strength * k, state)
