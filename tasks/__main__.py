@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tasks.base import Arrays, Task
 
 ROOT = Path(__file__).resolve().parent.parent
+USUAL_N = 10_000
 FORMATS = ("parquet", "jsonl", "hub")
 
 
@@ -77,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
             added.add_argument("--markdown", action="store_true", help="as a page")
         else:
             added.add_argument("--split", default="train", help="train, validation or test")
-            added.add_argument("--n", type=int, default=10_000, help="examples")
+            added.add_argument("--n", type=int, help=f"examples; {USUAL_N:,} or all that there are when absent")
         if name == "export":
             added.add_argument("--format", choices=FORMATS, default="parquet")
             added.add_argument("--out", help="file to write, or name of the data set on the hub")
@@ -158,6 +159,14 @@ def _show(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
         print(f"recipe: {file}")
 
 
+def _number(task: Task, arguments: argparse.Namespace) -> int:
+    """How many examples are asked for."""
+    from tasks.splits import at_most, split_rng
+
+    split_rng(arguments.seed, arguments.split, 0)  # refuses an unknown split
+    return at_most(task, arguments.split, USUAL_N) if arguments.n is None else arguments.n
+
+
 def _stats(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
     import numpy as np
     from rich.console import Console
@@ -166,6 +175,7 @@ def _stats(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
     from tasks.spec import IGNORED
 
     task = _task(arguments, flags)
+    arguments.n = _number(task, arguments)
     start = time.perf_counter()
     arrays = _examples(task, arguments)
     seconds = time.perf_counter() - start
@@ -206,6 +216,7 @@ def _export(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
     from tasks import export
 
     task = _task(arguments, flags)
+    arguments.n = _number(task, arguments)
     if arguments.format == "hub":
         if arguments.out is None:
             raise _Usage("--format hub needs the data set's name: --out USER/NAME")

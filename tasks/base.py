@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from numbers import Integral
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -74,9 +77,23 @@ class Task(ABC):
         """
         return type(self)(**(self.options() | {"seq_len": seq_len}))
 
+    def files(self) -> list[Path]:
+        """Files and folders that the examples are made from: those that options name, unless a task says otherwise."""
+        found = []
+        for value in self.options().values():
+            # An option that is not a path may be one that no system takes: too long, a home that nobody has.
+            with contextlib.suppress(OSError, RuntimeError, ValueError):
+                if isinstance(value, str | Path) and value and Path(value).expanduser().exists():
+                    found.append(Path(value).expanduser())
+        return found
+
     def fingerprint(self) -> dict[str, Any]:
-        """What decides the examples beside options and code, such as a hash of a user's file; keys the cache."""
-        return {}
+        """What decides the examples beside options and code, as plain data; keys the cache.
+
+        Unless a task says otherwise, of each of `files` a hash of what it holds, of a folder the names, sizes and times
+        of change of all that lies in it: so an edited file never meets what the cache made of the old one.
+        """
+        return {str(path): _state_of(path) for path in self.files()}
 
     def floors(self) -> dict[str, float]:
         """Least errors that theory allows, by their names in metrics.json; none unless a task knows them."""
@@ -110,7 +127,11 @@ class Task(ABC):
 
 
 class FiniteTask(Task):
-    """A task of a limited number of examples: a split gives each of its examples at most once, in a seeded order."""
+    """A task of a limited number of examples: a split gives each of its examples at most once, in a seeded order.
+
+    Each example belongs to one split, whatever the seed of the data: a tenth of them, drawn once, to test, another to
+    validation, the rest to training. A task whose data has a division of its own overrides `of_split`.
+    """
 
     @property
     @abstractmethod
@@ -123,3 +144,62 @@ class FiniteTask(Task):
 
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:
         return self.take(rng.integers(self.size, size=n))
+
+    def of_split(self, split: str) -> Task:
+        """The examples that belong to a split.
+
+        Args:
+            split: "train", "validation" or "test".
+
+        Raises:
+            ValueError: fewer than three examples, which three splits cannot share out.
+        """
+        if self.size < len(HELD_OUT) + 1:
+            raise ValueError(f"{self.name}: three splits need at least three examples, got {self.size}")
+        order = np.random.default_rng(DIVISION_SEED).permutation(self.size)
+        held = max(1, round(HELD_OUT_SHARE * self.size))
+        start = held * HELD_OUT.index(split) if split in HELD_OUT else held * len(HELD_OUT)
+        return _Part(self, order[start : start + held] if split in HELD_OUT else order[start:])
+
+
+DIVISION_SEED = 0
+"""Of the order in which the examples of a finite task are dealt out to its splits; they may come sorted by label."""
+
+HELD_OUT = ("validation", "test")
+HELD_OUT_SHARE = 0.1
+"""Of the examples of a finite task, for each split that is not trained on."""
+
+
+class _Part(FiniteTask):
+    """The examples of a finite task that belong to one split.
+
+    Args:
+        whole: the task.
+        rows: the numbers of the examples in it.
+    """
+
+    def __init__(self, whole: FiniteTask, rows: np.ndarray) -> None:
+        self.whole, self.rows = whole, rows
+
+    @property
+    def spec(self) -> TaskSpec:
+        return self.whole.spec
+
+    @property
+    def size(self) -> int:
+        return len(self.rows)
+
+    def take(self, rows: np.ndarray) -> Arrays:
+        return self.whole.take(self.rows[rows])
+
+
+def _state_of(path: Path) -> str | list[Any]:
+    """What `Task.fingerprint` keeps of a file or folder."""
+    if path.is_dir():
+        found = sorted((file.relative_to(path).as_posix(), file.stat()) for file in path.rglob("*") if file.is_file())
+        return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in found]
+    sha = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            sha.update(block)
+    return sha.hexdigest()

@@ -25,7 +25,7 @@ from typing import Any
 
 from tasks.arrow import Column, read_arrays, to_table
 from tasks.base import Arrays, Task
-from tasks.splits import shard_rows, shards, split_rng
+from tasks.splits import require_rows, shard_rows, shards, split_rng
 
 logger = logging.getLogger(__name__)
 
@@ -74,11 +74,12 @@ def materialise(
         The arrays of `task.sample`, in memory, writable, integers narrowed as said above.
 
     Raises:
-        ValueError: an unknown split, a negative seed, n < 1, or a cache folder that cannot be written.
+        ValueError: an unknown split, a negative seed, n < 1 or more than a finite task has, or a cache folder that
+            cannot be written.
     """
-    if n < 1:
-        raise ValueError(f"{task_name}: a split holds at least one example, got n={n}")
-    split_rng(seed, split, 0)  # refuses a bad split or seed before anything is written
+    # Refused before anything is written.
+    split_rng(seed, split, 0)
+    require_rows(task, split, n)
     key = cache_key(task_name, task, split, n, seed)
     root = default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]

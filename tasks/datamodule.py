@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -13,19 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tasks.base import Arrays, FiniteTask, Task
+from tasks.base import Arrays, Task
 from tasks.cache import materialise
 from tasks.registry import create_task
 from tasks.spec import TaskSpec
-from tasks.splits import shard_rows
-
-logger = logging.getLogger(__name__)
+from tasks.splits import at_most, require_rows, shard_rows
 
 ORDER_STREAM = 3
 """The word that sets the generator of the training order apart from those of the splits (0, 1, 2)."""
 
 FRESH_STREAM = 4
 """The word of the generators of fresh examples."""
+
+USUAL_SIZES = {"train": 10_000, "validation": 1_000, "test": 1_000}
+"""Examples of each split where their number is not given."""
 
 LEAST_AT_LENGTH = 16
 """Examples at a test length, however long it is."""
@@ -217,9 +217,10 @@ class TaskDataModule(L.LightningDataModule):
 
     Args:
         task: a task, or {"name": ..., **options} as `tasks.create_task` takes them.
-        n_train: training examples; with fresh, those after which an epoch ends.
-        n_val: validation examples.
-        n_test: test examples.
+        n_train: training examples, with fresh those after which an epoch ends; 10,000 when absent, or all where a task
+            of limited data has fewer.
+        n_val: validation examples; 1,000 when absent, or all.
+        n_test: test examples; 1,000 when absent, or all.
         batch_size: examples per batch and device.
         seed: of the data and of the order in which training meets it.
         cache_dir: folder of the cache; $MIXER_ZOO_CACHE or ~/.cache/mixer-zoo when absent.
@@ -228,15 +229,16 @@ class TaskDataModule(L.LightningDataModule):
         fresh: draw new training examples for ever, instead of going through the same n_train again and again.
 
     Raises:
-        ValueError: a size below 1, a training split smaller than a batch, a negative seed, what the task refuses.
+        ValueError: a size below 1, a split larger than the task's data, a training split smaller than a batch, a
+            negative seed, what the task refuses.
     """
 
     def __init__(
         self,
         task: Task | Mapping[str, Any],
-        n_train: int = 10_000,
-        n_val: int = 1_000,
-        n_test: int = 1_000,
+        n_train: int | None = None,
+        n_val: int | None = None,
+        n_test: int | None = None,
         batch_size: int = 64,
         seed: int = 0,
         cache_dir: str | Path | None = None,
@@ -246,15 +248,20 @@ class TaskDataModule(L.LightningDataModule):
         super().__init__()
         sizes = {"n_train": n_train, "n_val": n_val, "n_test": n_test, "batch_size": batch_size}
         for name, size in sizes.items():
-            if size < 1:
+            if size is not None and size < 1:
                 raise ValueError(f"{name} must be a positive integer, got {size}")
         if seed < 0:
             raise ValueError(f"seed must be >= 0, got {seed}")
-        if n_train < batch_size:
-            raise ValueError(f"n_train must hold a batch, got n_train={n_train} for batch_size={batch_size}")
         self.task = task if isinstance(task, Task) else create_task(**task)
         self.batch_size, self.seed, self.cache_dir, self.fresh = batch_size, seed, cache_dir, fresh
-        self._sizes = {"train": n_train, "validation": n_val, "test": n_test}
+        asked = {"train": ("n_train", n_train), "validation": ("n_val", n_val), "test": ("n_test", n_test)}
+        self._sizes: dict[str, int] = {}
+        for split, (name, size) in asked.items():
+            if size is not None and not (fresh and split == "train"):
+                require_rows(self.task, split, size, name)
+            self._sizes[split] = at_most(self.task, split, USUAL_SIZES[split]) if size is None else size
+        if (n := self._sizes["train"]) < batch_size:
+            raise ValueError(f"n_train must hold a batch, got n_train={n} for batch_size={batch_size}")
         self._splits: dict[str, Arrays] = {}
         self.at_lengths = {length: task_at_length(self.task, length) for length in sorted(set(test_lengths or ()))}
         """The task at each test length, ascending."""
@@ -271,10 +278,7 @@ class TaskDataModule(L.LightningDataModule):
             ValueError: a cache folder that cannot be written.
         """
         if name not in self._splits:
-            n, drawn_from = self._sizes[name], self.task.of_split(name)
-            if isinstance(drawn_from, FiniteTask) and n > drawn_from.size:
-                logger.info("%s: %s has %d examples, all of them are taken", self.task.name, name, drawn_from.size)
-                n = drawn_from.size
+            n = self._sizes[name]
             self._splits[name] = materialise(self.task.name, self.task, name, n, self.seed, self.cache_dir)
         return self._splits[name]
 
@@ -312,8 +316,9 @@ class TaskDataModule(L.LightningDataModule):
 
     def _test_split_at(self, length: int) -> Arrays:
         """The test split at another length. Not kept: a few sequences of a million positions are 100 MB."""
-        n = max(LEAST_AT_LENGTH, self._sizes["test"] * self.spec.seq_len // length)
-        return materialise(self.task.name, self.at_lengths[length], "test", n, self.seed, self.cache_dir)
+        task = self.at_lengths[length]
+        n = at_most(task, "test", max(LEAST_AT_LENGTH, self._sizes["test"] * self.spec.seq_len // length))
+        return materialise(self.task.name, task, "test", n, self.seed, self.cache_dir)
 
     @property
     def _place(self) -> tuple[int, int]:

@@ -36,8 +36,26 @@ def shard_rows(task: Task) -> int:
     return max(1, min(SHARD_ROWS, SHARD_POSITIONS // task.spec.seq_len))
 
 
+def at_most(task: Task, split: str, n: int) -> int:
+    """`n` examples of a split, or as many as there are."""
+    drawn_from = task.of_split(split)
+    return min(n, drawn_from.size) if isinstance(drawn_from, FiniteTask) else n
+
+
+def require_rows(task: Task, split: str, n: int, option: str = "n") -> None:
+    """Refuse what no split can hold.
+
+    Raises:
+        ValueError: n < 1, or more than a finite task has.
+    """
+    if n < 1:
+        raise ValueError(f"{task.name}: a split holds at least one example, got {option}={n}")
+    if n > (most := at_most(task, split, n)):
+        raise ValueError(f"{task.name}: {split} has {most:,} examples and no more, got {option}={n}")
+
+
 def shards(task: Task, split: str, n: int, seed: int) -> Iterator[Arrays]:
-    """The first `n` examples of a split, a shard at a time; all of them where it has no more."""
+    """The first `n` examples of a split, a shard at a time; `require_rows` has seen to it that there are so many."""
     drawn_from, rows = task.of_split(split), shard_rows(task)
     if isinstance(drawn_from, FiniteTask):
         order = split_rng(seed, split, 0).permutation(drawn_from.size)[:n]
@@ -52,9 +70,9 @@ def sample_split(task: Task, split: str, n: int, seed: int) -> Arrays:
     """The first `n` examples of a split, drawn in memory; a longer split of the same seed begins with the same rows.
 
     Raises:
-        ValueError: an unknown split, a negative seed, or n < 1.
+        ValueError: an unknown split, a negative seed, n < 1, or more than a finite task has.
     """
-    if n < 1:
-        raise ValueError(f"{task.name}: a split holds at least one example, got n={n}")
+    split_rng(seed, split, 0)  # refuses a bad split or seed
+    require_rows(task, split, n)
     parts = list(shards(task, split, n, seed))
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 
 import numpy as np
@@ -98,8 +97,9 @@ def test_pictures_are_read_row_by_row_in_grey_and_in_colour(pictures: str) -> No
     grey, rgb = (tasks.create_task("images", dataset=pictures, colour=colour) for colour in ("grey", "rgb"))
     assert (grey.spec.seq_len, grey.spec.vocab_size, rgb.spec.d_input) == (6, 256, 3)
     for split, size in (("train", 24), ("validation", 3), ("test", 3)):
-        rows = sample_split(rgb, split, 100, 0)
-        assert len(rows["inputs"]) == size
+        rows = sample_split(rgb, split, size, 0)
+        with pytest.raises(ValueError, match=rf"^images: {split} has {size} examples and no more, got n={size + 1}$"):
+            sample_split(rgb, split, size + 1, 0)
         red = (rows["inputs"][:, :, 0] == 1).all(axis=1)
         assert (rows["labels"][:, -1] == red).all()
         assert (rows["labels"][:, :-1] == -100).all()
@@ -120,13 +120,13 @@ def test_a_data_set_that_does_not_fit_is_refused_in_one_line(
         _ = tasks.create_task(name, **{"dataset": jsonl, **options}).spec
 
 
-def test_a_split_smaller_than_asked_for_is_taken_whole_and_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    data = TaskDataModule({"name": "images"}, n_test=1000, cache_dir=tmp_path)
-    with caplog.at_level(logging.INFO, logger="tasks.datamodule"):
-        assert len(data.split("test")["inputs"]) == 180
-    assert caplog.messages == ["images: test has 180 examples, all of them are taken"]
+def test_a_split_larger_than_the_data_is_refused_and_all_of_it_taken_where_no_number_is_given(tmp_path: Path) -> None:
+    data = TaskDataModule({"name": "images"}, cache_dir=tmp_path)
+    assert [len(data.split(split)["inputs"]) for split in ("train", "validation", "test")] == [1437, 180, 180]
+    with pytest.raises(ValueError, match=r"^images: train has 1,437 examples and no more, got n_train=1438\Z"):
+        TaskDataModule({"name": "images"}, n_train=1438)
+    with pytest.raises(ValueError, match=r"^images: test has 180 examples and no more, got n_test=1000\Z"):
+        TaskDataModule({"name": "images"}, n_test=1000)
 
 
 def test_the_parts_of_data_lie_one_behind_the_other() -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks import create_task, sample_split
-from tasks.datamodule import FreshBatches, OrderedBatches, TaskDataModule, TrainingBatches
+from tasks.datamodule import FRESH_STREAM, ORDER_STREAM, FreshBatches, OrderedBatches, TaskDataModule, TrainingBatches
 from tasks.spec import TaskSpec
 from tasks.splits import SPLITS
 from tests.training import small
@@ -77,6 +77,20 @@ def test_fresh_batches_depend_on_seed_and_index_alone_and_never_come_again() -> 
     assert not torch.equal(FreshBatches(task, 40, 8, seed=2)[0]["inputs"], batches[0])
     splits = {row.tobytes() for split in SPLITS for row in sample_split(task, split, 1024, 1)["inputs"]}
     assert not splits & {row.numpy().tobytes() for batch in batches for row in batch}
+
+
+def test_every_draw_of_a_seed_has_a_generator_of_its_own() -> None:
+    words = {**SPLITS, "order": ORDER_STREAM, "fresh": FRESH_STREAM}
+    assert sorted(words.values()) == [0, 1, 2, 3, 4], words
+
+
+def test_what_is_drawn_fresh_is_neither_validated_nor_tested_on() -> None:
+    task = create_task("needle", distance=20)
+    batches = FreshBatches(task, 1024, 64, seed=1)  # blocks as large as the shards of splits
+    fresh = {row.numpy().tobytes() for i in range(2 * len(batches)) for row in batches[i]["inputs"]}
+    assert len(fresh) == 2048
+    for split in SPLITS:
+        assert not fresh & {row.tobytes() for row in sample_split(task, split, 2048, 1)["inputs"]}, split
 
 
 @pytest.mark.usefixtures("short_blocks")

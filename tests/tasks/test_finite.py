@@ -1,0 +1,144 @@
+"""A user's own task: what its author need not think of, and what the author must say."""
+
+from __future__ import annotations
+
+import os
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tasks.base import Arrays, FiniteTask, Task
+from tasks.cache import materialise
+from tasks.datamodule import FreshBatches, TaskDataModule
+from tasks.spec import TaskSpec
+from tasks.splits import SPLITS, sample_split
+
+SPEC = TaskSpec(input="tokens", seq_len=1, n_outputs=2, loss="cross_entropy", chance=0.5, vocab_size=10_000)
+
+
+class Numbers(FiniteTask):
+    """The numbers below `size`: even or odd. Nothing but what must be written."""
+
+    name = "numbers"
+
+    def __init__(self, size: int = 3000) -> None:
+        self._size = size
+
+    @property
+    def spec(self) -> TaskSpec:
+        return SPEC
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def take(self, rows: np.ndarray) -> Arrays:
+        return {"inputs": rows[:, None], "labels": rows[:, None] % 2}
+
+
+def test_a_finite_tasks_splits_share_nothing_and_hold_everything(tmp_path: Path) -> None:
+    seen: dict[str, set[int]] = {}
+    for seed in (0, 1):
+        data = TaskDataModule(Numbers(), seed=seed, cache_dir=tmp_path)
+        rows = {split: data.split(split)["inputs"][:, 0].tolist() for split in SPLITS}
+        assert {split: len(found) for split, found in rows.items()} == {"train": 2400, "validation": 300, "test": 300}
+        assert sorted(chain.from_iterable(rows.values())) == list(range(3000))
+        # What one seed tests on, no other seed trains on.
+        assert all(seen.setdefault(split, set(found)) == set(found) for split, found in rows.items())
+    first, second = (sample_split(Numbers(), "train", 50, seed)["inputs"].tolist() for seed in (0, 1))
+    assert first != second
+
+
+def test_fresh_examples_of_a_finite_task_are_those_of_its_training_split() -> None:
+    batches = FreshBatches(Numbers(30), 10_000, 100, seed=0)
+    drawn = set(np.concatenate([batches[i]["inputs"][:, 0].numpy() for i in range(20)]).tolist())
+    assert drawn == set(sample_split(Numbers(30), "train", 24, 0)["inputs"][:, 0].tolist())
+
+
+def test_the_smallest_finite_task_has_an_example_in_each_split() -> None:
+    rows = [sample_split(Numbers(3), split, 1, 0)["inputs"].item() for split in SPLITS]
+    assert sorted(rows) == [0, 1, 2]
+    with pytest.raises(ValueError, match=r"^numbers: three splits need at least three examples, got 2\Z"):
+        sample_split(Numbers(2), "train", 1, 0)
+
+
+def test_more_examples_than_there_are_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    message = r"^numbers: train has 2,400 examples and no more, got n_train=10000\Z"
+    with pytest.raises(ValueError, match=message):
+        TaskDataModule(Numbers(), n_train=10_000, cache_dir=tmp_path)
+    with pytest.raises(ValueError, match=r"^numbers: test has 300 examples and no more, got n=301\Z"):
+        materialise("numbers", Numbers(), "test", 301, 0, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+class Listed(Task):
+    """Numbers that stand in a file, or in each file of a folder."""
+
+    name = "listed"
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    @property
+    def spec(self) -> TaskSpec:
+        return SPEC
+
+    def sample(self, rng: np.random.Generator, n: int) -> Arrays:
+        path = Path(self.path)
+        texts = [file.read_text() for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
+        numbers = np.array([int(word) for text in texts for word in text.split()])
+        return {"inputs": rng.choice(numbers, size=(n, 1)), "labels": np.zeros((n, 1), dtype=np.int64)}
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_an_edited_file_of_an_own_task_is_read_again(kind: str, tmp_path: Path) -> None:
+    file = tmp_path / "data" / "numbers.txt"
+    file.parent.mkdir()
+    named = file if kind == "file" else file.parent
+
+    def inputs() -> set[int]:
+        arrays = materialise("listed", Listed(str(named)), "train", 200, 0, tmp_path / "cache")
+        return set(arrays["inputs"].ravel().tolist())
+
+    file.write_text("11 12 13")
+    assert inputs() == {11, 12, 13}
+    before = file.stat()
+    file.write_text("21 22 23")
+    if kind == "file":  # what a file holds counts, not when it was written
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    else:
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert inputs() == {21, 22, 23}
+    assert len(list((tmp_path / "cache").rglob("*.arrow"))) == 2
+
+
+class Declared(Listed):
+    """Reads a file that is no option."""
+
+    name = "declared"
+    file = Path()
+
+    def __init__(self) -> None:
+        super().__init__(str(self.file))
+
+    def options(self) -> dict[str, str]:
+        return {}
+
+    def files(self) -> list[Path]:
+        return [self.file]
+
+
+def test_a_file_that_is_no_option_is_declared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "numbers.txt"
+    monkeypatch.setattr(Declared, "file", file)
+    for number in (31, 32):
+        file.write_text(str(number))
+        assert materialise("declared", Declared(), "train", 1, 0, tmp_path / "cache")["inputs"].item() == number
+
+
+@pytest.mark.parametrize("option", ["", "no/such/file", "~nobody-here/file", "x" * 5000, "a\0b"])
+def test_an_option_that_names_no_file_is_no_file(option: str) -> None:
+    assert Listed(option).files() == []
+    assert Listed(option).fingerprint() == {}
