@@ -59,7 +59,7 @@ def dplr(
     seq_len, size = q.shape[2], 1
     while size < min(CHUNK, seq_len):
         size *= 2
-    reads, writes = ((q,), (k,)) if p is None else ((q, r), (k,) if p is k else (k, p))
+    reads, writes = ((q,), (k,)) if p is None or r is None else ((q, r), (k,) if p is k else (k, p))
     with full_precision(q.device):
         v = into_chunks(v.to(state.dtype), size)
         reads, writes = ([into_chunks(t.to(state.dtype), size) for t in each] for each in (reads, writes))
