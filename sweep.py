@@ -12,11 +12,9 @@ import json
 import math
 import os
 import shlex
-import signal
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from sweeps.engine import Job, Outcome, Stop, require_ray, run_local, run_ray, s
 from sweeps.grid import Configuration, Experiment, Grid, arguments, expand, label
 from sweeps.matching import TOLERANCE
 from zoo.files import write_atomically
+from zoo.signals import CTRL_C, SCHEDULER, handled
 
 INDEX = "sweep.json"
 
@@ -51,7 +50,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     status = 0
     stop = Stop()
-    with _signals(stop):
+    # Ctrl-C, or a scheduler, asks the runs to save and stop; a second signal kills them.
+    with handled((CTRL_C, *SCHEDULER), lambda *_: stop.ask()):
         for sweep in planned:
             try:
                 sweep.run(stop)
@@ -65,21 +65,6 @@ def main(argv: Sequence[str]) -> int:
                 print(f"sweep.py: stopped; to go on: {shlex.join(['python', 'sweep.py', *rest])}", file=sys.stderr)
                 return 130
     return status
-
-
-@contextmanager
-def _signals(stop: Stop) -> Iterator[None]:
-    """Ctrl-C or SIGTERM asks the runs to save and stop; a second one kills them."""
-
-    def handle(number: int, frame: object) -> None:
-        stop.ask()
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @dataclass

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import cli
 from run_folder import RunFolder, is_tested
+from zoo.signals import CTRL_C, SCHEDULER, handled
 
 if TYPE_CHECKING:
     import lightning as L
@@ -68,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     0: done. 1: training failed (a loss that is not finite, a full disk). 2: the command line cannot be followed.
     75 (`REQUEUE`): stopped by SIGTERM or SIGUSR1, as schedulers do; the same command goes on. 130: Ctrl-C.
     """
-    with _stoppable(), _quiet_writers():
+    with handled(SCHEDULER, _terminate), _quiet_writers():
         return _status(argv)
 
 
@@ -87,7 +88,7 @@ def _status(argv: Sequence[str]) -> int:
     except cli.UsageError as error:
         return _fail(error, 2)
     except (Interrupted, Terminated) as stop:
-        return _stopped(stop, argv, 130 if stop.signal == signal.SIGINT else REQUEUE)
+        return _stopped(stop, argv, 130 if stop.signal == CTRL_C else REQUEUE)
     except KeyboardInterrupt:
         return _stopped("interrupted outside training", argv, 130)
     except NonFiniteLossError as error:  # in all processes at once
@@ -348,23 +349,10 @@ class Terminated(BaseException):
         self.signal = number
 
 
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """Turn a scheduler's signals into `Terminated`: it unwinds as Ctrl-C does; a second signal ends the process."""
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        raise Terminated(number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGUSR1)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _terminate(number: int, frame: FrameType | None) -> None:
+    """Unwind as Ctrl-C does; a second signal ends the process."""
+    signal.signal(number, signal.SIG_DFL)
+    raise Terminated(number)
 
 
 @contextmanager

@@ -142,7 +142,7 @@ def run_job(job: Job, environment: Mapping[str, str], stop: Stop | None = None) 
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "COLUMNS": COLUMNS, **environment},
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
+                preexec_fn=_END_WITH_PARENT,
             )
             status = _wait(process, stop)
         seconds = time.monotonic() - start
@@ -169,8 +169,11 @@ _PR_SET_PDEATHSIG = 1
 def _end_with_parent() -> None:
     # A sweep (or a Ray worker) that is killed outright asks nobody to stop; on Linux the kernel does it instead, so
     # that the same command finds no run still at work in a folder that it goes on with.
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+    assert _LIBC is not None
+    _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+
+
+_END_WITH_PARENT = None if _LIBC is None else _end_with_parent  # Windows refuses any function to run before the program
 
 
 def _wait(process: subprocess.Popen[bytes], stop: Stop | None) -> int:

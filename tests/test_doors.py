@@ -18,6 +18,7 @@ ROOMS = (
     "coefficient",
     "naming",
     "files",
+    "signals",
     "ops",
     "packing",
     "contract",
@@ -39,6 +40,7 @@ LIGHTNING = {"lightning", "lightning_fabric", "lightning_utilities", "pytorch_li
 THIRD_PARTY = {
     "naming": set(),
     "files": set(),
+    "signals": set(),
     "registry": set(),
     "ops.scan_numba": CORE | {"llvmlite", "numba", "numpy"},
     "ops.scan_triton": CORE | {"triton"},

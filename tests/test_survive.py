@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -30,6 +31,7 @@ from tests.runs import MEASURED, TinyRuns, error_line, results
 from tests.tolerances import tolerance
 from tests.training.small import assert_identical
 from zoo.saved import is_whole
+from zoo.signals import SCHEDULER, handled
 
 ROOT = Path(train.__file__).parent
 RUNS = TinyRuns(
@@ -324,6 +326,56 @@ def test_so_it_does_outside_training(
     assert not list(tmp_path.rglob("hpc_ckpt*"))
 
 
+# Trains as where there is neither SIGUSR1 nor fork, as far as our modules see it, and asks the process to stop.
+ELSEWHERE = """
+import os, signal, sys
+import lightning, numba
+taken = (signal, "SIGUSR1", signal.SIGUSR1), (os, "register_at_fork", os.register_at_fork)
+for owner, name, _ in taken:
+    delattr(owner, name)
+import train, zoo.ops.scan_numba
+from zoo.training import Interrupt, Throughput
+for owner, name, what in taken:
+    setattr(owner, name, what)
+step, act = Throughput.on_train_batch_end, sys.argv.pop(1) == "stop"
+def acting(self, trainer, *rest):
+    step(self, trainer, *rest)
+    if act and trainer.global_step == 3:
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+        signal.raise_signal(signal.SIGTERM)
+Throughput.on_train_batch_end = acting
+sys.exit(train.main(sys.argv[1:]))
+"""
+
+
+def test_a_platform_without_sigusr1_trains_and_stops(tmp_path: Path) -> None:
+    for act, status in (("stop", train.REQUEUE), ("go on", 0)):
+        argv = [sys.executable, "-c", ELSEWHERE, act, *command(tmp_path)]
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == status, done.stderr
+    assert "going on from step 3" in done.stdout
+
+
+def test_handlers_are_for_a_while_and_for_the_main_thread_alone() -> None:
+    seen: list[int] = []
+    before = [signal.getsignal(number) for number in SCHEDULER]
+    with handled(SCHEDULER, lambda number, _: seen.append(number)):
+        for number in SCHEDULER:
+            signal.raise_signal(number)
+    assert seen == list(SCHEDULER) == [signal.SIGTERM, signal.SIGUSR1]
+    assert [signal.getsignal(number) for number in SCHEDULER] == before
+    found: list[Any] = []
+
+    def elsewhere() -> None:
+        with handled(SCHEDULER, lambda *_: None):
+            found.extend(signal.getsignal(number) for number in SCHEDULER)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert found == before
+
+
 def test_a_signal_while_the_command_line_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -368,6 +420,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_the_checkpoint_before_stays(
     limit(resource.RLIM_INFINITY)
     line = error_line(capsys)
     assert "File too large" in line
+    assert "unexpected pos" not in line
     assert str(path) in line
     assert is_whole(path / "checkpoints" / "last.ckpt")
     assert not (path / "checkpoints" / ".last.ckpt.tmp").exists()

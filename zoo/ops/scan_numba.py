@@ -97,7 +97,8 @@ def _forget_threads() -> None:
     _pool = None
 
 
-os.register_at_fork(after_in_child=_forget_threads)  # a forked process has none of its parent's threads
+if hasattr(os, "register_at_fork"):  # where processes fork, the new one has none of its parent's threads
+    os.register_at_fork(after_in_child=_forget_threads)
 
 
 # The loops.

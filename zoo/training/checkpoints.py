@@ -12,7 +12,6 @@ import contextlib
 import math
 import os
 import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -26,6 +25,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from zoo.contract import require_choice, require_positive
 from zoo.saved import BEST, LAST, PREVIOUS
+from zoo.signals import CTRL_C, SCHEDULER, handled
 from zoo.training.callbacks import NonFiniteLossError
 
 Mode = Literal["min", "max"]
@@ -60,10 +60,20 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 # Killed before the next line, a run goes on from the previous one.
                 path.replace(path.with_name(PREVIOUS))
             temporary.replace(path)
-        except (OSError, RuntimeError) as error:  # torch's writer reports a full disk as RuntimeError
+        except (OSError, RuntimeError) as error:
             with contextlib.suppress(OSError):
                 temporary.unlink()
-            raise OSError(f"cannot write checkpoint {path}: {error}") from error
+            raise OSError(f"cannot write checkpoint {path}: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """What the system said: torch's writer reports in its own words what a write that failed has left behind."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__context__
+    return str(error)
 
 
 class Checkpoints(Checkpoint):
@@ -217,18 +227,15 @@ class Interrupt(Callback):
         Interrupted: out of `Trainer.fit`.
     """
 
-    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-
     def __init__(self, checkpoints: Checkpoints) -> None:
         self.checkpoints = checkpoints
         self._asked: int | None = None
-        self._before: dict[int, Any] = {}
+        self._handlers = contextlib.ExitStack()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # Not on_fit_start: after that Lightning notes all handlers, and at the end puts back what it noted.
         self._asked = None
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._handler(trainer)) for number in self.SIGNALS}
+        self._handlers.enter_context(handled((CTRL_C, *SCHEDULER), self._handler(trainer)))
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -240,10 +247,10 @@ class Interrupt(Callback):
         self._stop_if_asked(trainer)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._restore()
+        self._handlers.close()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        self._restore()
+        self._handlers.close()
 
     def _stop_if_asked(self, trainer: L.Trainer) -> None:
         asked = self._asked or 0
@@ -265,8 +272,3 @@ class Interrupt(Callback):
     def _interrupted(self, number: int, trainer: L.Trainer) -> Interrupted:
         last = self.checkpoints.last
         return Interrupted(number, trainer.global_step, last if last.exists() else None)
-
-    def _restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before = {}
