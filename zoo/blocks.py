@@ -149,6 +149,9 @@ class ShortConv(SequenceMixer):
         if self.bias is not None:
             nn.init.uniform_(self.bias, -bound, bound)
 
+    def rank_law(self, seq_len: int) -> int:
+        return min(*self.weight.shape, seq_len)
+
     def empty_state(
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> Tensor:
@@ -182,6 +185,16 @@ class Stack(SequenceMixer):
     def reset_parameters(self) -> None:
         for layer in self.chain():
             layer.reset_parameters()
+
+    def rank_law(self, seq_len: int) -> int | None:
+        # Composition: W = W_2 W_1 spans the products of the two spans.
+        product = 1
+        for layer in self.chain():
+            rank = layer.predicted_rank(seq_len)
+            if rank is None:
+                return None
+            product = min(product * rank, layer.d_out * self.d_model)
+        return product
 
     def empty_state(
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
@@ -229,6 +242,14 @@ class ResidualBlock(SequenceMixer):
         for layer in (self.mixer_norm, self.mixer, self.channel_norm, self.channel):
             if layer is not None:
                 layer.reset_parameters()
+
+    def rank_law(self, seq_len: int) -> int | None:
+        rank = self.mixer.predicted_rank(seq_len)
+        if rank is None or isinstance(self.channel, Experts):
+            return None
+        # The identity is one more operator, in each half of the block; a norm's 1/rms is a scalar and adds none.
+        width = 0 if self.channel is None else self.channel.down_proj.in_features
+        return min(rank + 1, self.d_model**2) * (width + 1)
 
     def empty_state(
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None

@@ -92,8 +92,8 @@ def no_weight_decay(module: nn.Module) -> set[str]:
 class SequenceMixer(nn.Module, ABC):
     """Causal map (batch, seq, d_model) -> (batch, seq, d_out) that mixes positions.
 
-    A subclass writes `empty_state`, `mix` and `reset_parameters`, and names in `undecayed` the parameters
-    that weight decay must spare.
+    A subclass writes `empty_state`, `mix` and `reset_parameters`, says in `rank_law` which interaction rank its algebra
+    gives, and names in `undecayed` the parameters that weight decay must spare.
     """
 
     undecayed: ClassVar[tuple[str, ...]] = ()
@@ -197,6 +197,30 @@ class SequenceMixer(nn.Module, ABC):
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that weight decay must spare."""
         return no_weight_decay(self)
+
+    def predicted_rank(self, seq_len: int) -> int | None:
+        """The interaction rank that the mixer's algebra gives, for generic parameters and input.
+
+        `rank_law` within its limits: one operator per pair of positions, seq_len (seq_len + 1) / 2, and d_out * d_model
+        in all. In exact arithmetic: a smooth spectrum (many real or slow poles) ends above the roundoff of any
+        measurement, and reads lower.
+
+        Returns:
+            The rank; None where no law is known.
+
+        Raises:
+            ValueError: seq_len below 1.
+        """
+        require_positive(seq_len=seq_len)
+        rank = self.rank_law(seq_len)
+        return None if rank is None else min(rank, self.d_out * self.d_model, seq_len * (seq_len + 1) // 2)
+
+    def rank_law(self, seq_len: int) -> int | None:
+        """How many operators the mixer's algebra spans, for generic parameters; None where nobody has counted them.
+
+        `predicted_rank` applies the limits that hold for every mixer.
+        """
+        return None
 
     def _check_input(self, x: Tensor, lengths: Tensor | None) -> None:
         if x.ndim != 3 or x.shape[2] != self.d_model or x.shape[1] == 0:

@@ -17,6 +17,7 @@ import torch
 from rich.console import Console
 
 from zoo import naming
+from zoo.contract import SequenceMixer
 from zoo.mixers.attention import Attention
 from zoo.mixers.diagonal_ssm import DiagonalSSM
 from zoo.naming import UnknownNameError
@@ -68,7 +69,7 @@ def test_claims_hold_and_slogans_do_not(name: str, measured: dict[str, Verdict])
 
 _SPOILT: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "rank_of_cores": (ranks, "state_space_duality", lambda true: lambda draw, d, h, n: true(draw, d, 4, n)),
-    "rank_of_mixers": (ranks, "predicted_rank", lambda true: lambda mixer, n: true(mixer, n) + 1),
+    "rank_of_mixers": (SequenceMixer, "predicted_rank", lambda true: lambda mixer, n: true(mixer, n) + 1),
     "gates_and_depth": (ranks, "gated", lambda _: lambda layer, gate: layer),
     "one_head_gap": (heads, "to_heads", lambda true: lambda lags, n_heads=None: true(lags)),
     "head_count": (heads, "head_count_bound", lambda true: lambda lags, h: 0.9 * true(lags, h)),

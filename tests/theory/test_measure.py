@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from zoo.backbone import Backbone
 from zoo.blocks import ResidualBlock, ShortConv, Stack
+from zoo.contract import SequenceMixer
 from zoo.registry import create_mixer, list_mixers
 from zoo.theory.comparison import GROUPS, describe_misses, measurements_as_json, write_measurements
 from zoo.theory.figures import decay_text, error_by_heads, fitted_line, gradient_decay_figure, spectrum_figure
@@ -28,7 +29,6 @@ from zoo.theory.measure import (
     measure_gradients,
     measure_mixers,
     operator_norms,
-    predicted_rank,
     profile_at,
     random_inputs,
     sizes_within,
@@ -87,23 +87,33 @@ def test_the_predicted_rank_is_the_measured_one(name: str, generator: torch.Gene
     build, seq_len = LAYERS[name]
     layer = build().double()
     x = torch.randn(1, seq_len, layer.d_model, generator=generator, dtype=torch.float64)
-    assert predicted_rank(layer, seq_len) == interaction_rank(interaction(layer, x).operator[0])
+    assert layer.predicted_rank(seq_len) == interaction_rank(interaction(layer, x).operator[0])
 
 
 @pytest.mark.parametrize("name", list_mixers())
 def test_no_mixer_exceeds_its_prediction(name: str, generator: torch.Generator) -> None:
     layer = create_mixer(name, 4).double()
     x = torch.randn(1, 10, 4, generator=generator, dtype=torch.float64)
-    predicted = predicted_rank(layer, 10)
-    assert predicted is None or interaction_rank(interaction(layer, x).operator[0]) <= predicted
+    predicted = layer.predicted_rank(10)
+    assert predicted is not None
+    assert interaction_rank(interaction(layer, x).operator[0]) <= predicted
 
 
-def test_a_layer_without_a_rule_has_none() -> None:
+def test_a_layer_without_a_law_has_none() -> None:
     class Unheard(ShortConv):
-        pass
+        rank_law = SequenceMixer.rank_law
 
-    assert predicted_rank(Unheard(4, 2), 8) is None
-    assert predicted_rank(Stack([ShortConv(4, 2), Unheard(4, 2)]), 8) is None
+    assert Unheard(4, 2).predicted_rank(8) is None
+    assert Stack([ShortConv(4, 2), Unheard(4, 2)]).predicted_rank(8) is None
+    assert ResidualBlock(Unheard(4, 2)).predicted_rank(8) is None
+    assert ResidualBlock(ShortConv(4, 2), 4, n_experts=2).predicted_rank(8) is None
+
+
+def test_no_prediction_exceeds_the_pairs_of_positions() -> None:
+    assert ShortConv(4, 3).predicted_rank(1) == 1
+    assert create_mixer("lstm", 8).predicted_rank(3) == 6
+    with pytest.raises(ValueError, match="seq_len must be a positive integer"):
+        ShortConv(4, 3).predicted_rank(0)
 
 
 @pytest.fixture(scope="module")

@@ -114,6 +114,10 @@ class Conv(SequenceMixer):
         if self.D is not None:
             nn.init.ones_(self.D)
 
+    def rank_law(self, seq_len: int) -> int:
+        # A kernel per channel.
+        return min(self.d_model, seq_len if self.conv is None else min(seq_len, self.conv.weight.shape[1]))
+
     def empty_state(
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> ConvState:

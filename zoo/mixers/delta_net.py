@@ -69,6 +69,10 @@ class DeltaNet(SequenceMixer):
         for layer in (self.qkv_proj, self.conv, self.beta_proj, self.norm, self.out_proj):
             layer.reset_parameters()
 
+    def rank_law(self, seq_len: int) -> int:
+        # One per head for the recurrence; convolution and SiLU act on the channels of its values.
+        return self.n_heads * self.d_head
+
     def empty_state(
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> DeltaNetState:

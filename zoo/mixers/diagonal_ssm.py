@@ -118,6 +118,10 @@ class DiagonalSSM(SequenceMixer):
             B, C = torch.view_as_complex(self._wide(self.B)), 2 * torch.view_as_complex(self._wide(self.C))
         return log_decay, gain.unsqueeze(1) * B, C
 
+    def rank_law(self, seq_len: int) -> int:
+        # One direction per pole (two per conjugate pair) and one for D; seq_len lag operators in all.
+        return min((self.poles if self.real else 2 * self.poles) + 1, seq_len)
+
     def empty_state(
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> DiagonalState:

@@ -71,6 +71,9 @@ class Factorized(SequenceMixer):
         if self.qk_proj is not None:
             self.qk_proj.reset_parameters()
 
+    def rank_law(self, seq_len: int) -> int:
+        return min(self.n_heads, seq_len) if self.kernel == "toeplitz" else self.n_heads
+
     def empty_state(
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> ToeplitzState | BilinearState:

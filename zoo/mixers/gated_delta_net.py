@@ -91,6 +91,10 @@ class GatedDeltaNet(SequenceMixer):
             self.dt_bias.copy_(draw_step_bias(self.n_heads, self.dt_min, self.dt_max))
             self.A_log.copy_((16 * (1 - torch.rand(self.n_heads))).log())  # in (0, 16]: zero has no logarithm
 
+    def rank_law(self, seq_len: int) -> int:
+        # One per head for the recurrence; convolution, SiLU and gate act on the channels of its values.
+        return self.n_heads * self.d_value
+
     def empty_state(
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> GatedDeltaNetState:

@@ -72,6 +72,10 @@ class GatedLinearAttention(SequenceMixer):
             if layer is not None:
                 layer.reset_parameters()
 
+    def rank_law(self, seq_len: int) -> int:
+        # One per head for the recurrence; the gate acts on the channels of its outputs.
+        return self.n_heads * (1 if self.gate_proj is None else self.d_head)
+
     def empty_state(
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> GatedLinearAttentionState:

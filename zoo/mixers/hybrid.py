@@ -89,6 +89,9 @@ class Hybrid(SequenceMixer):
     def reset_parameters(self) -> None:
         self.blocks.reset_parameters()
 
+    def rank_law(self, seq_len: int) -> int | None:
+        return self.blocks.predicted_rank(seq_len)
+
     def empty_state(
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> tuple[Any, ...]:

@@ -26,6 +26,9 @@ class Identity(SequenceMixer):
     def reset_parameters(self) -> None:
         """There is nothing to draw."""
 
+    def rank_law(self, seq_len: int) -> int:
+        return 1
+
     def empty_state(
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> tuple[()]:

@@ -60,6 +60,9 @@ class LinearAttention(SequenceMixer):
         self.qkv_proj.reset_parameters()
         self.out_proj.reset_parameters()
 
+    def rank_law(self, seq_len: int) -> int:
+        return self.n_heads
+
     def empty_state(
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> LinearAttentionState:

@@ -53,6 +53,10 @@ class LSTM(SequenceMixer):
         with torch.no_grad():
             self.bias.view(4, -1)[1] = self.forget_bias
 
+    def rank_law(self, seq_len: int) -> int:
+        # Products of gates and dense matrices fill the space between the two projections.
+        return min(self.d_inner, self.d_model) ** 2
+
     def empty_state(
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> LSTMState:

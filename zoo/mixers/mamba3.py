@@ -120,6 +120,10 @@ class Mamba3(SequenceMixer):
             if self.rank_mix is not None:
                 self.rank_mix.copy_(torch.tensor([1 / self.rank, 1.0, 1 / self.rank]).view(3, 1, 1, 1))
 
+    def rank_law(self, seq_len: int) -> int:
+        # The gate acts on the channels between two fixed projections.
+        return self.d_inner
+
     def empty_state(
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> Mamba3State:

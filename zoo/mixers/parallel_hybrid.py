@@ -61,6 +61,11 @@ class ParallelHybrid(SequenceMixer):
         for part in (*self.mixers(), *cast(list[RMSNorm], list(self.norms))):
             part.reset_parameters()
 
+    def rank_law(self, seq_len: int) -> int | None:
+        ranks = [mixer.predicted_rank(seq_len) for mixer in self.mixers()]
+        known = [rank for rank in ranks if rank is not None]
+        return sum(known) if len(known) == len(ranks) else None
+
     def empty_state(
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> ParallelState:

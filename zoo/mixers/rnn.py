@@ -54,6 +54,11 @@ class RNN(SequenceMixer):
         nn.init.uniform_(self.recurrent, -bound, bound)
         nn.init.zeros_(self.bias)
 
+    def rank_law(self, seq_len: int) -> int:
+        # Powers of one matrix, or products of gates and dense matrices between the two projections.
+        linear = self.nonlinearity == "linear"
+        return min(self.d_inner, seq_len) if linear else min(self.d_inner, self.d_model) ** 2
+
     def empty_state(
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> RNNState:

@@ -88,6 +88,10 @@ class S4D(SequenceMixer):
         log_decay, gain = zero_order_hold(A, log_dt.exp().unsqueeze(1))
         return log_decay, gain, 2 * torch.view_as_complex(C)
 
+    def rank_law(self, seq_len: int) -> int:
+        # An SSM per channel; after the output map a gate acts on channels once more.
+        return min(self.d_model, seq_len) if self.out_proj is None else self.d_model**2
+
     def empty_state(
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> S4DState:

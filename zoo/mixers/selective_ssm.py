@@ -98,6 +98,10 @@ class SelectiveSSM(SequenceMixer):
             self.dt_proj.weight.uniform_(-1, 1).mul_(self.dt_rank**-0.5)
             self.dt_proj.bias.copy_(draw_step_bias(self.d_inner, self.dt_min, self.dt_max))
 
+    def rank_law(self, seq_len: int) -> int:
+        # Decay, convolution and gate act on the channels between two fixed projections.
+        return self.d_inner
+
     def empty_state(
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> SelectiveState:

@@ -96,6 +96,10 @@ class SSD(SequenceMixer):
             self.A_log.uniform_(1, 16).log_()
             self.D.fill_(1.0)
 
+    def rank_law(self, seq_len: int) -> int:
+        # Convolution and gate act on the channels between two fixed projections.
+        return self.d_inner
+
     def empty_state(
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> SSDState:

@@ -91,3 +91,13 @@ def alibi_slopes(n_heads: int) -> Float[Tensor, " n_heads"]:
     slopes = 2.0 ** (-8.0 * torch.arange(1, below + 1) / below)
     between = 2.0 ** (-4.0 * (2 * torch.arange(n_heads - below) + 1) / below)
     return torch.cat((slopes, between))
+
+
+def softmax_freedom(seq_len: int, window: int, *, normalized: bool) -> int:
+    """How many numbers a head's causal weights over the last `window` positions hold.
+
+    One per pair of positions; where each row sums to one (`normalized`: no sink) there are seq_len - 1 constraints.
+    """
+    window = min(window, seq_len)
+    pairs = window * (window + 1) // 2 + (seq_len - window) * window
+    return pairs - (seq_len - 1) * normalized

@@ -13,34 +13,17 @@ import inspect
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from zoo.backbone import Backbone
-from zoo.blocks import ResidualBlock, ShortConv, Stack, SwiGLU
+from zoo.blocks import ResidualBlock, Stack
 from zoo.contract import SequenceMixer, require_positive
-from zoo.mixers.attention import Attention
-from zoo.mixers.conv import Conv
-from zoo.mixers.delta_net import DeltaNet
-from zoo.mixers.diagonal_ssm import DiagonalSSM
-from zoo.mixers.factorized import Factorized
-from zoo.mixers.gated_delta_net import GatedDeltaNet
-from zoo.mixers.gated_linear_attention import GatedLinearAttention
-from zoo.mixers.gru import GRU
 from zoo.mixers.hybrid import DEFAULT_PATTERN, Hybrid, member_options
-from zoo.mixers.identity import Identity
-from zoo.mixers.linear_attention import LinearAttention
-from zoo.mixers.lstm import LSTM
-from zoo.mixers.mamba3 import Mamba3
 from zoo.mixers.parallel_hybrid import ParallelHybrid
-from zoo.mixers.rnn import RNN
-from zoo.mixers.s4d import S4D
-from zoo.mixers.selective_ssm import SelectiveSSM
-from zoo.mixers.sliding_attention import SlidingAttention
-from zoo.mixers.ssd import SSD
 from zoo.registry import MIXERS, create_mixer, list_mixers, mixer_class
 from zoo.theory.costs import Complexity, check_lengths, complexity, input_dependence
 from zoo.theory.gradients import (
@@ -150,7 +133,7 @@ class Measurement:
         spectrum: singular values of the operator span, largest first.
         rank: values above the threshold of `spectrum_rank`.
         rank_limit: the largest rank that a sketch could have seen; None for an exact spectrum.
-        predicted_rank: see `predicted_rank`; None where no rule is known.
+        predicted_rank: see `SequenceMixer.predicted_rank`; None where no law is known.
         heads: relative error -> heads needed for it.
         effective_rank: exp of the entropy of the spectrum's energies.
         noise: gradient on random input; for a layer of a model, on what reaches it.
@@ -191,102 +174,6 @@ class LayerInput(NamedTuple):
     name: str
     mixer: SequenceMixer
     x: Tensor  # (batch, seq, d_model)
-
-
-def predicted_rank(layer: nn.Module, seq_len: int) -> int | None:
-    """The interaction rank that the layer's algebra gives, for generic parameters and input.
-
-    At most one operator per pair of positions, seq_len (seq_len + 1) / 2, and d_out * d_in in all. In exact
-    arithmetic: a smooth spectrum (many real or slow poles) ends above the roundoff of any measurement, and reads lower.
-
-    Returns:
-        The rank; None for a layer that no rule covers.
-    """
-    require_positive(seq_len=seq_len)
-    rank = _rank_of(layer, seq_len)
-    return None if rank is None else min(rank, seq_len * (seq_len + 1) // 2)
-
-
-def _rank_of(layer: nn.Module, seq_len: int) -> int | None:
-    rule = RANK_RULES.get(type(layer))
-    rank = None if rule is None else rule(layer, seq_len)
-    return None if rank is None else min(rank, _area(layer))
-
-
-def _area(layer: Any) -> int:
-    return layer.d_out * layer.d_model
-
-
-def _attention_rank(layer: Attention | SlidingAttention, seq_len: int) -> int:
-    sliding = isinstance(layer, SlidingAttention)
-    window = min(layer.window, seq_len) if sliding else seq_len
-    conv = None if sliding else layer.conv
-    taps = 1 if conv is None else min(conv.weight.shape[1], layer.d_head)
-    # Heads that share keys and values have maps W_O^h D_t W_V with one W_V: no more than d_model * d_head of them.
-    per_group = min(layer.n_heads // layer.n_kv_heads * taps, layer.d_model * layer.d_head)
-    pairs = window * (window + 1) // 2 + (seq_len - window) * window
-    # Without a sink each row of each head sums to one: seq_len - 1 constraints on the coefficients.
-    constrained = conv is None and (sliding or layer.sink == "none")
-    return min(layer.n_kv_heads * per_group, pairs - (seq_len - 1) * constrained)
-
-
-def _stack_rank(layers: Iterable[nn.Module], seq_len: int) -> int | None:
-    product = 1
-    for layer in layers:
-        rank = _rank_of(layer, seq_len)
-        if rank is None:
-            return None
-        product = min(product * rank, _area(layer))
-    return product
-
-
-def _sum_rank(layers: Iterable[nn.Module], seq_len: int) -> int | None:
-    ranks = [_rank_of(layer, seq_len) for layer in layers]
-    known = [rank for rank in ranks if rank is not None]
-    return sum(known) if len(known) == len(ranks) else None
-
-
-def _block_rank(block: ResidualBlock, seq_len: int) -> int | None:
-    rank = _rank_of(block.mixer, seq_len)
-    if rank is None or not isinstance(block.channel, SwiGLU | None):
-        return None
-    # The identity is one more operator, in each half of the block; a norm's 1/rms is a scalar and adds none.
-    width = 0 if block.channel is None else block.channel.down_proj.in_features
-    return min(rank + 1, _area(block)) * (width + 1)
-
-
-RANK_RULES: Mapping[type, Callable[[Any, int], int | None]] = {
-    Identity: lambda m, n: 1,
-    Attention: _attention_rank,
-    SlidingAttention: _attention_rank,
-    Factorized: lambda m, n: min(m.n_heads, n) if m.kernel == "toeplitz" else m.n_heads,
-    LinearAttention: lambda m, n: m.n_heads,
-    # One direction per pole (two per conjugate pair) and one for D; n lag operators in all.
-    DiagonalSSM: lambda m, n: min((m.poles if m.real else 2 * m.poles) + 1, n),
-    # An SSM or a kernel a channel; behind the output map of S4D a gate acts on channels once more.
-    S4D: lambda m, n: min(m.d_model, n) if m.out_proj is None else m.d_model**2,
-    Conv: lambda m, n: min(m.d_model, n, n if m.conv is None else m.conv.weight.shape[1]),
-    # Decay, convolution and gate act on the channels between two fixed projections.
-    SelectiveSSM: lambda m, n: m.d_inner,
-    SSD: lambda m, n: m.d_inner,
-    Mamba3: lambda m, n: m.d_inner,
-    # One per head for the recurrence; what acts on the channels of its values or outputs multiplies that by the width.
-    GatedLinearAttention: lambda m, n: m.n_heads * (1 if m.gate_proj is None else m.d_head),
-    DeltaNet: lambda m, n: m.n_heads * m.d_head,
-    GatedDeltaNet: lambda m, n: m.n_heads * m.d_value,
-    # Products of gates and dense matrices fill the space between the two projections; powers of one matrix do not.
-    LSTM: lambda m, n: min(m.d_inner, m.d_model) ** 2,
-    GRU: lambda m, n: min(m.d_inner, m.d_model) ** 2,
-    RNN: lambda m, n: min(m.d_inner, n) if m.nonlinearity == "linear" else min(m.d_inner, m.d_model) ** 2,
-    ShortConv: lambda m, n: min(m.weight.shape[1], m.d_model, n),
-    # Composition: W = W_2 W_1 has the products of the two spans.
-    Stack: lambda m, n: _stack_rank(m.chain(), n),
-    ResidualBlock: _block_rank,
-    Hybrid: lambda m, n: _rank_of(m.blocks, n),
-    ParallelHybrid: lambda m, n: _sum_rank(m.mixers(), n),
-}
-"""Of each class, (layer, seq_len) -> interaction rank for generic parameters; the limits d_out * d_in and one operator
-a pair of positions are applied to all."""
 
 
 def measure_mixers(
@@ -578,7 +465,7 @@ def _measure(
         spectrum=tuple(spectrum.tolist()),
         rank=int(spectrum_rank(spectrum)),
         rank_limit=limit,
-        predicted_rank=predicted_rank(layer, sizes.seq_len),
+        predicted_rank=layer.predicted_rank(sizes.seq_len),
         heads={error: int(heads_needed(spectrum, error)) for error in REL_ERRORS},
         effective_rank=float(effective_rank(spectrum)),
         noise=noise,

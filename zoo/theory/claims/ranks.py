@@ -27,7 +27,6 @@ from zoo.theory.claims.cores import (
     state_space_duality,
 )
 from zoo.theory.lags import head_count, lag_operators
-from zoo.theory.measure import predicted_rank
 from zoo.theory.operator import interaction
 from zoo.theory.rank import interaction_rank
 
@@ -118,9 +117,9 @@ def measure_mixers(settings: Settings) -> Evidence:
         draw = Draw(settings, 4, stream)
         mixer = drawn(settings, lambda n=name, d=d_model, o=options: create_mixer(n, d, **o), 5, stream)
         described = ", ".join([f"d_model={d_model}", *(f"{key}={value}" for key, value in options.items())])
-        predicted = predicted_rank(mixer, _SEQ_LEN)
+        predicted = mixer.predicted_rank(_SEQ_LEN)
         if predicted is None:
-            raise NotImplementedError(f"zoo.theory.measure.RANK_RULES has no rule for {name}")
+            raise NotImplementedError(f"{type(mixer).__name__} has no rank_law")
         checks.append(equals(f"{name} ({described})", rank_at_draw(mixer, draw, d_model), predicted))
     return Evidence(tuple(checks))
 
