@@ -53,6 +53,7 @@ HPARAM_METRICS = (
     "test/relative_squared_error",
 )
 SHOWN = {
+    "accuracy_macro": ".4f",
     "sequence_accuracy": ".4f",
     "perplexity": ".4g",
     "bits_per_token": ".4g",

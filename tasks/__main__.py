@@ -155,6 +155,8 @@ def _show(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
     for option, default, meaning in pages.options(cls):
         print(f"  {option} = {default}: {meaning}")
     print(f"\nwhat theory predicts\n{pages.wrapped(cls.prediction, 100)}\n\nsource\n{pages.wrapped(cls.source, 100)}")
+    if cls.reported:
+        print(pages.wrapped(cls.reported, 100))
     for file in pages.recipes(arguments.name):
         print(f"recipe: {file}")
 

@@ -32,6 +32,9 @@ class Task(ABC):
     source: ClassVar[str] = ""
     """Where the definition comes from: authors, title, arXiv number."""
 
+    reported: ClassVar[str] = ""
+    """Which score the source reports, where that is not `accuracy`."""
+
     prediction: ClassVar[str] = ""
     """What the theory predicts for which mixer, in a sentence or two."""
 

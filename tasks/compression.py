@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tasks import mad
 from tasks.base import Arrays, Task
 from tasks.draws import shuffled
 from tasks.placing import fact_at, labels_at
@@ -45,9 +46,8 @@ class Compression(Task):
 
     name: ClassVar[str] = "compression"
     worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 6, "seq_len": 13}
-    source: ClassVar[str] = (
-        "Poli et al., Mechanistic Design and Scaling of Hybrid Architectures (MAD), arXiv 2403.17844"
-    )
+    source: ClassVar[str] = mad.SOURCE
+    reported: ClassVar[str] = mad.REPORTED
     prediction: ClassVar[str] = (
         "The state must hold (seq_len - 1) / 2 tokens and give them up by place: accuracy falls once they are more "
         "than a fixed state can tell apart; attention, which may look back here, has no such limit."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,26 @@ from tasks.draws import distinct, one_of
 from tasks.mad_recall import MadRecall
 from tasks.occurrences import first_and_previous
 from tasks.spec import TaskSpec
+
+
+class _Pairs(NamedTuple):
+    """Pairs of each row, all arrays (n, n_pairs, ...)."""
+
+    tokens: np.ndarray
+    """Those of the key, then those of the value, each with room for the most; what is left over says nothing."""
+    key_sizes: np.ndarray
+    value_sizes: np.ndarray
+    words: np.ndarray
+    """A number for each key, the same for the same word."""
+
+    def taken(self, places: np.ndarray) -> _Pairs:
+        """In each row the pairs at these places (n, any number)."""
+        tokens = np.take_along_axis(self.tokens, places[:, :, None], axis=1)
+        return _Pairs(tokens, *(np.take_along_axis(array, places, axis=1) for array in self[1:]))
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return self.key_sizes + self.value_sizes
 
 
 class FuzzyRecall(MadRecall):
@@ -26,11 +46,17 @@ class FuzzyRecall(MadRecall):
     before are the tokens of its value, each at the position before it. Training labels every position with its next
     token, padding included, unless train_targets="answers".
 
+    With as_published the repeated pair is drawn first, like any other, and a token t, uniform in the first L - 2 s, s
+    being the pair's size; the pair stands in front of the first pair that begins at t or behind it, unless its key was
+    drawn by itself before. Pairs follow each other until less than s and the longest pair is left. That is MAD's law,
+    and leaves one to two tokens of padding fewer in a row.
+
     Source: Poli et al., "Mechanistic Design and Scaling of Hybrid Architectures" (MAD), arXiv 2403.17844, in the
     multi-query form of its benchmark.
 
-    Unlike there, the pair that is repeated is one of those that stand in the sequence. MAD inserts it at a random
-    token, which may lie behind the last pair: such an example asks for what it never showed.
+    Unlike there, the pair that is repeated always stands in the sequence before. In MAD t may lie behind the last pair,
+    in some 3 % of the examples of the published shape: they ask for what they never showed. as_published draws those
+    again, and is MAD's law of the others.
 
     `distance` is the position of a label minus that of the same token where the value was given last, -1 where none is
     asked for.
@@ -48,6 +74,7 @@ class FuzzyRecall(MadRecall):
         k_motif_size: most tokens of a key.
         v_motif_size: most tokens of a value.
         train_targets: what training labels, "every_token" (as published) or "answers".
+        as_published: lengths, padding and the place of the repeated pair as MAD draws them.
     """
 
     name: ClassVar[str] = "fuzzy_recall"
@@ -70,6 +97,7 @@ class FuzzyRecall(MadRecall):
         k_motif_size: int = 3,
         v_motif_size: int = 3,
         train_targets: str = "every_token",
+        as_published: bool = False,
     ) -> None:
         self.vocab_size = self._whole("vocab_size", vocab_size, 5)
         self.seq_len = self._whole("seq_len", seq_len, 1)
@@ -83,6 +111,7 @@ class FuzzyRecall(MadRecall):
         rule = "seq_len must be > 2 * (k_motif_size + v_motif_size)"
         self._demand(self._room > 0, rule, "seq_len", "k_motif_size", "v_motif_size")
         self._keep_train_targets(train_targets)
+        self.as_published = bool(as_published)
 
     @property
     def _n_key_tokens(self) -> int:
@@ -100,7 +129,7 @@ class FuzzyRecall(MadRecall):
     @property
     def _room(self) -> int:
         """Tokens in front of which a pair may begin: behind it the longest pair fits, and the repeated one."""
-        return self.seq_len - 2 * (self.k_motif_size + self.v_motif_size)
+        return self.seq_len - 2 * self._longest
 
     @property
     def spec(self) -> TaskSpec:
@@ -109,41 +138,25 @@ class FuzzyRecall(MadRecall):
     def input_text(self, token: int) -> str:
         return "_" if token == self.vocab_size - 1 else str(token)
 
+    @property
+    def _longest(self) -> int:
+        """Tokens of the longest pair."""
+        return self.k_motif_size + self.v_motif_size
+
+    @property
+    def _smallest_key(self) -> int:
+        return 1 if self._training else self.k_motif_size
+
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:
-        smallest_key = 1 if self._training else self.k_motif_size
-        most = -(-self._room // (smallest_key + 1))  # pairs, if all were of the smallest size
-        key_sizes = rng.integers(smallest_key, self.k_motif_size, size=(n, most), endpoint=True)
-        value_sizes = rng.integers(1, self.v_motif_size, size=(n, most), endpoint=True)
-        # The first s of different uniform tokens are a uniform word of size s.
-        keys = distinct(rng, n * most, self._n_key_tokens, self.k_motif_size).reshape(n, most, self.k_motif_size)
-        values = distinct(rng, n * most, self._n_value_tokens, self.v_motif_size).reshape(n, most, self.v_motif_size)
-        keys[np.arange(self.k_motif_size) >= key_sizes[:, :, None]] = -1
-
-        # A number for each word: its tokens as digits, with 0 for none.
-        words = ((keys + 1) * (self._n_key_tokens + 1) ** np.arange(self.k_motif_size)).sum(axis=2)
-        first, _ = first_and_previous(words)
-        value_sizes = np.take_along_axis(value_sizes, first, axis=1)
-        values = self._n_key_tokens + np.take_along_axis(values, first[:, :, None], axis=1)
-        sizes = key_sizes + value_sizes
-        starts = np.cumsum(sizes, axis=1) - sizes
-        shown = starts < self._room
-
-        repeated = one_of(rng, shown)[:, None]
-        pairs = np.concatenate([np.broadcast_to(np.arange(most), (n, most)), repeated], axis=1)
-        context_end = np.where(shown, starts + sizes, 0).max(axis=1, initial=0)
-        starts = np.concatenate([starts, context_end[:, None]], axis=1)
-        shown = np.concatenate([shown, np.ones((n, 1), dtype=bool)], axis=1)
-        key_sizes, value_sizes, words = (
-            np.take_along_axis(array, pairs, axis=1) for array in (key_sizes, value_sizes, words)
-        )
-        tokens = np.take_along_axis(np.concatenate([keys, values], axis=2), pairs[:, :, None], axis=1)
+        pairs, shown = self._published_context(rng, n) if self.as_published else self._context(rng, n)
+        starts = np.cumsum(pairs.sizes * shown, axis=1) - pairs.sizes
 
         # Pairs that are not shown must not be met: numbers that no word has.
-        _, previous = first_and_previous(np.where(shown, words, self._n_words + np.arange(most + 1)))
+        _, previous = first_and_previous(np.where(shown, pairs.words, self._n_words + np.arange(shown.shape[1])))
         back = starts - np.take_along_axis(starts, np.maximum(previous, 0), axis=1) - 1
-        slot = np.arange(self.k_motif_size + self.v_motif_size)
-        of_value = (slot >= self.k_motif_size) & (slot < self.k_motif_size + value_sizes[:, :, None])
-        spelt = ((slot < key_sizes[:, :, None]) | of_value) & shown[:, :, None]
+        slot = np.arange(self._longest)
+        of_value = (slot >= self.k_motif_size) & (slot < self.k_motif_size + pairs.value_sizes[:, :, None])
+        spelt = ((slot < pairs.key_sizes[:, :, None]) | of_value) & shown[:, :, None]
         answers = of_value & (previous >= 0)[:, :, None]
         distance = np.broadcast_to(back[:, :, None], spelt.shape)
 
@@ -151,8 +164,65 @@ class FuzzyRecall(MadRecall):
         length = spelt.sum(axis=(1, 2))
         filled = np.arange(self.seq_len + 1) > self.seq_len - length[:, None]
         packed = []
-        for array, padding in ((tokens, self.vocab_size - 1), (answers, False), (distance, -1)):
+        for array, padding in ((pairs.tokens, self.vocab_size - 1), (answers, False), (distance, -1)):
             row = np.full(filled.shape, padding, dtype=array.dtype)
             row[filled] = array[spelt]
             packed.append(row)
         return self._labelled(*packed)
+
+    def _pairs(self, rng: np.random.Generator, n: int, n_pairs: int) -> _Pairs:
+        """Pairs drawn one by one; where a key comes again, so does the value that it had first."""
+        key_sizes = rng.integers(self._smallest_key, self.k_motif_size, size=(n, n_pairs), endpoint=True)
+        value_sizes = rng.integers(1, self.v_motif_size, size=(n, n_pairs), endpoint=True)
+        # The first s of different uniform tokens are a uniform word of size s.
+        keys, values = (
+            distinct(rng, n * n_pairs, tokens, size).reshape(n, n_pairs, size)
+            for tokens, size in ((self._n_key_tokens, self.k_motif_size), (self._n_value_tokens, self.v_motif_size))
+        )
+        keys[np.arange(self.k_motif_size) >= key_sizes[:, :, None]] = -1
+        # A number for each word: its tokens as digits, with 0 for none.
+        words = ((keys + 1) * (self._n_key_tokens + 1) ** np.arange(self.k_motif_size)).sum(axis=2)
+        first, _ = first_and_previous(words)
+        value_sizes = np.take_along_axis(value_sizes, first, axis=1)
+        values = self._n_key_tokens + np.take_along_axis(values, first[:, :, None], axis=1)
+        return _Pairs(np.concatenate([keys, values], axis=2), key_sizes, value_sizes, words)
+
+    def _context(self, rng: np.random.Generator, n: int) -> tuple[_Pairs, np.ndarray]:
+        """Pairs, at the end the repeated one, and which of them the sequence shows."""
+        most = -(-self._room // (self._smallest_key + 1))  # pairs, if all were of the smallest size
+        pairs = self._pairs(rng, n, most)
+        shown = np.cumsum(pairs.sizes, axis=1) - pairs.sizes < self._room
+        repeated = one_of(rng, shown)[:, None]
+        places = np.concatenate([np.broadcast_to(np.arange(most), (n, most)), repeated], axis=1)
+        return pairs.taken(places), np.concatenate([shown, np.ones((n, 1), dtype=bool)], axis=1)
+
+    def _published_context(self, rng: np.random.Generator, n: int) -> tuple[_Pairs, np.ndarray]:
+        """The same by MAD's law, given that what is asked for was shown."""
+        *drawn, answered = self._attempt(rng, n)
+        while not answered.all():
+            missing = np.flatnonzero(~answered)
+            for array, again in zip((*drawn, answered), self._attempt(rng, len(missing)), strict=True):
+                array[missing] = again
+        *pairs, shown = drawn
+        return _Pairs(*pairs), shown
+
+    def _attempt(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
+        """Of MAD's examples the arrays of `_Pairs`, which of the pairs are shown, and whether the last was before."""
+        smallest = self._smallest_key + 1
+        most = -(-(self.seq_len - smallest - self._longest) // smallest)
+        # The repeated pair comes first here, so that a key drawn by itself that is the same has its value.
+        pairs = self._pairs(rng, n, 1 + most)
+        repeated_size = pairs.sizes[:, :1]
+        place = rng.integers(self.seq_len - 2 * repeated_size)
+        others = pairs.taken(np.broadcast_to(np.arange(1, 1 + most), (n, most)))
+        there = np.cumsum(others.sizes, axis=1) - others.sizes >= place
+        by_itself = (others.words == pairs.words[:, :1]) & ~there
+        # The first pair at `place` or behind it gives way; the one drawn for its place was as good as none.
+        inserted = there & (np.cumsum(there, axis=1) == 1) & ~by_itself.any(axis=1, keepdims=True)
+        places = np.where(inserted, 0, np.arange(1, 1 + most))
+        pairs = pairs.taken(np.concatenate([places, np.zeros((n, 1), dtype=np.int64)], axis=1))
+        starts = np.cumsum(pairs.sizes, axis=1) - pairs.sizes
+        shown = starts < self.seq_len - repeated_size - self._longest
+        shown[:, -1] = True
+        answered = ((pairs.words == pairs.words[:, -1:]) & shown)[:, :-1].any(axis=1)
+        return *pairs, shown, answered

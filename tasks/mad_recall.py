@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from tasks import mad
 from tasks.base import Arrays, Task
 from tasks.draws import one_of
 from tasks.occurrences import first_and_previous
@@ -26,9 +27,8 @@ class MadRecall(Task):
     Source: Poli et al., "Mechanistic Design and Scaling of Hybrid Architectures", arXiv 2403.17844 (MAD).
     """
 
-    source: ClassVar[str] = (
-        "Poli et al., Mechanistic Design and Scaling of Hybrid Architectures (MAD), arXiv 2403.17844"
-    )
+    source: ClassVar[str] = mad.SOURCE
+    reported: ClassVar[str] = mad.REPORTED
     sources: ClassVar[tuple[str, ...]] = ("tasks.draws", "tasks.occurrences")
 
     vocab_size: int

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tasks import mad
 from tasks.base import Arrays, Task
 from tasks.spec import IGNORED, TaskSpec
 
@@ -40,9 +41,8 @@ class Memorization(Task):
 
     name: ClassVar[str] = "memorization"
     worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 8, "seq_len": 10}
-    source: ClassVar[str] = (
-        "Poli et al., Mechanistic Design and Scaling of Hybrid Architectures (MAD), arXiv 2403.17844"
-    )
+    source: ClassVar[str] = mad.SOURCE
+    reported: ClassVar[str] = mad.REPORTED
     prediction: ClassVar[str] = (
         "The answer depends on the token before alone: what counts is the number of parameters, in channel mixers "
         "and embedding; all that a mixer of time must do is shift by one."

@@ -122,6 +122,8 @@ def markdown(name: str, seed: int = 0, task: Task | None = None) -> str:
     lines += ["| option | default | meaning |", "|---|---|---|"]
     lines += [f"| `{option}` | `{default}` | {_cell(meaning)} |" for option, default, meaning in options(cls)]
     lines += ["", "## What theory predicts", "", cls.prediction, "", "## Source", "", _sentence(cls.source), ""]
+    if cls.reported:
+        lines += [cls.reported, ""]
     if files := recipes(name):
         lines += ["## Recipes", "", *(f"- [{file}](../../{file}): {_first_comment(file)}" for file in files), ""]
     lines += [f"Made by `python -m tasks show {name} --seed {seed} --markdown`.", ""]

@@ -68,6 +68,7 @@ def fuzzy_recall_options(draw: st.DrawFn) -> Options:
         "k_motif_size": k,
         "v_motif_size": v,
         "train_targets": draw(TRAIN_TARGETS),
+        "as_published": draw(st.booleans()),
     }
 
 
@@ -83,7 +84,8 @@ def copying_options(draw: st.DrawFn) -> Options:
 
 @st.composite
 def selective_copying_options(draw: st.DrawFn) -> Options:
-    return draw(copying_options().map(lambda options: options | {"seq_len": options["seq_len"] + 1}))
+    options = draw(copying_options())
+    return options | {"seq_len": options["seq_len"] + 1, "as_published": draw(st.booleans())}
 
 
 @st.composite
@@ -224,7 +226,7 @@ CASES = {
             ),
             ({"train_targets": "all"}, "train_targets must be one of every_token, answers, got train_targets='all'"),
         ],
-        published=[{}, {"vocab_size": 128}, {"seq_len": 1024}],
+        published=[{"as_published": True} | more for more in ({}, {"vocab_size": 128}, {"seq_len": 1024})],
     ),
     "in_context_recall": TaskCase(
         options=in_context_recall_options(),
@@ -327,6 +329,6 @@ CASES = {
             ({"seq_len": 32}, r"2 \* n_copied must be < seq_len, got n_copied=16, seq_len=32"),
             ({"vocab_size": 3}, "vocab_size must be an integer >= 4, got vocab_size=3"),
         ],
-        published=[{}, {"seq_len": 4096}, {"n_copied": 96}],
+        published=[{"as_published": True}, {"seq_len": 4096}, {"n_copied": 96, "as_published": True}],
     ),
 }

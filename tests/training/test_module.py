@@ -15,12 +15,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
+from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.utilities.data import dim_zero_sum
 
 import zoo
 from tests.tolerances import assert_close
 from tests.training import small
 from zoo.training import SequenceModule
-from zoo.training.metrics import R2, BucketedAccuracy, Perplexity, RelativeSquaredError
+from zoo.training.metrics import R2, BucketedAccuracy, MacroAccuracy, Perplexity, RelativeSquaredError
 from zoo.training.module import warmup_cosine
 
 # torch 2.13's own inductor, on import
@@ -171,6 +173,69 @@ def test_whole_sequences_perplexity_and_bits_are_what_a_loop_counts(tmp_path: Pa
     assert result["test/bits_per_token"] == pytest.approx(np.mean(losses) / np.log(2), rel=1e-5)
     validated = small.trainer(tmp_path).validate(module, datamodule=data, verbose=False)[0]
     assert {"val/sequence_accuracy", "val/perplexity", "val/bits_per_token"} <= validated.keys()
+
+
+def drawn_answers(n_classes: int, n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Guesses, and labels of which some are -100. The last classes are never asked for, the last two never guessed."""
+    generator = torch.Generator().manual_seed(seed)
+    guesses = torch.randint(max(1, n_classes - 2), (n,), generator=generator)
+    labels = torch.randint(max(1, n_classes - 4), (n,), generator=generator)
+    labels = torch.where(torch.rand(n, generator=generator) < 0.5, guesses.clamp(max=max(0, n_classes - 5)), labels)
+    labels[torch.rand(n, generator=generator) < 0.3] = -100
+    return guesses, labels
+
+
+@pytest.mark.parametrize(("n_classes", "n"), [(2, 3), (5, 40), (16, 7), (16, 5000), (300, 900)])
+def test_macro_accuracy_is_that_of_torchmetrics_as_mad_calls_it(n_classes: int, n: int) -> None:
+    ours, theirs = MacroAccuracy(n_classes), MulticlassAccuracy(num_classes=n_classes, ignore_index=-100)
+    for seed in range(3):  # over batches
+        guesses, labels = drawn_answers(n_classes, n, seed)
+        theirs.update(guesses, labels)
+        ours.update(guesses[labels != -100], labels[labels != -100])
+    assert_close(ours.compute(), theirs.compute())
+
+
+def test_one_wrong_guess_of_a_class_that_is_never_asked_for_halves_the_macro_accuracy() -> None:
+    labels = torch.zeros(1000, dtype=torch.int64)
+    guesses = labels.clone()
+    guesses[0] = 7
+    ours, theirs = MacroAccuracy(16), MulticlassAccuracy(num_classes=16, ignore_index=-100)
+    for metric in (ours, theirs):
+        metric.update(guesses, labels)
+        assert_close(metric.compute(), torch.tensor(0.4995))
+
+
+def test_macro_accuracy_adds_up_over_processes() -> None:
+    whole, *parts = (MacroAccuracy(9) for _ in range(4))
+    for seed, part in enumerate(parts):
+        guesses, labels = drawn_answers(9, 50, seed)
+        for metric in (whole, part):
+            metric.update(guesses[labels != -100], labels[labels != -100])
+    parts[0].update(*torch.zeros(2, 0, dtype=torch.int64))  # a process may be left without a row of the last batch
+    states = [part.metric_state for part in parts]
+    together = MacroAccuracy(9)
+    assert set(together._reductions.values()) == {dim_zero_sum}
+    for name in states[0]:
+        setattr(together, name, torch.stack([state[name] for state in states]).sum(0))
+    together.update(*torch.zeros(2, 0, dtype=torch.int64))
+    assert torch.equal(together.compute(), whole.compute())
+    assert whole.compute() > 0
+
+
+@pytest.mark.parametrize("task", [small.Echo(), Scattered()], ids=lambda task: task.name)
+def test_both_accuracies_of_a_split_are_reported(task: Any, tmp_path: Path) -> None:
+    spec = task.spec
+    module, data = small.module(task=task, perplexity=spec.perplexity), small.data(tmp_path, task, n_test=29)
+    result = small.trainer(tmp_path).test(module, datamodule=data, verbose=False)[0]
+    arrays = data.split("test")
+    with torch.no_grad():
+        guesses = module.eval()(torch.from_numpy(arrays["inputs"]).long()).argmax(-1)
+    labels = torch.from_numpy(arrays["labels"]).long()
+    for name, average in (("accuracy", "micro"), ("accuracy_macro", "macro")):
+        theirs = MulticlassAccuracy(num_classes=spec.n_outputs, average=average, ignore_index=-100)
+        assert result[f"test/{name}"] == pytest.approx(float(theirs(guesses, labels)), rel=1e-6)
+    assert result["test/accuracy"] != pytest.approx(result["test/accuracy_macro"], rel=1e-3)
+    assert "val/accuracy_macro" in small.trainer(tmp_path).validate(module, datamodule=data, verbose=False)[0]
 
 
 class Sparse(small.Scale):

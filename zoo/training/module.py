@@ -19,7 +19,7 @@ from zoo.backbone import Backbone, BackboneKind
 from zoo.blocks import Experts, ResidualBlock
 from zoo.contract import require_choice
 from zoo.ops.time import valid_positions
-from zoo.training.metrics import R2, BucketedAccuracy, Perplexity, RelativeSquaredError
+from zoo.training.metrics import R2, BucketedAccuracy, MacroAccuracy, Perplexity, RelativeSquaredError
 
 Loss = Literal["cross_entropy", "mse"]
 Batch = Mapping[str, Tensor]
@@ -52,10 +52,10 @@ class SequenceModule(L.LightningModule):
     `zoo.load` needs no lightning.
 
     Logged are `<stage>/loss` and `<stage>/accuracy` (`<stage>/relative_squared_error` for mse), for stage train (each
-    step), val and test (over the split); for val and test also `sequence_accuracy`, the share of sequences whose every
-    label is answered (`r2` for mse), and with perplexity `perplexity` and `bits_per_token`; at test also
-    `test/accuracy_by_<fact>/<=<bound>` for each fact. With experts also `train/balance_loss` and
-    `train/load/layer<l>/expert<e>`, the share of positions that the expert served.
+    step), val and test (over the split); for val and test also `accuracy_macro`, the mean over the classes of their
+    accuracies, and `sequence_accuracy`, the share of sequences whose every label is answered (`r2` for mse), and with
+    perplexity `perplexity` and `bits_per_token`; at test also `test/accuracy_by_<fact>/<=<bound>` for each fact. With
+    experts also `train/balance_loss` and `train/load/layer<l>/expert<e>`, the share of positions that it served.
 
     Args:
         mixer: {"name": ..., **options}, what mixes positions in each layer.
@@ -303,6 +303,8 @@ class SequenceModule(L.LightningModule):
             assert isinstance(metric, Metric)
             if isinstance(metric, Perplexity):
                 metric.update(loss, labels.numel())
+            elif isinstance(metric, MacroAccuracy):
+                metric.update(outputs.argmax(-1), labels)
             elif isinstance(metric, MulticlassExactMatch):
                 assert at is not None
                 guesses, asked = _answered(outputs, batch["labels"], at)
@@ -323,7 +325,7 @@ def _split_metrics(loss: Loss, n_outputs: int, perplexity: bool) -> dict[str, Me
         return {"relative_squared_error": RelativeSquaredError(), "r2": R2()}
     # It asks for at least two classes, and uses the number to check its input alone, which is left out.
     whole = MulticlassExactMatch(max(2, n_outputs), ignore_index=UNLABELLED, validate_args=False)
-    metrics: dict[str, Metric] = {"sequence_accuracy": whole}
+    metrics: dict[str, Metric] = {"accuracy_macro": MacroAccuracy(n_outputs), "sequence_accuracy": whole}
     return metrics | {"perplexity": Perplexity()} if perplexity else metrics
 
 
