@@ -10,11 +10,12 @@ from torch.autograd import gradcheck
 
 from tests import reference
 from tests.cases import D_MODEL, Case, assert_states_close, cases, draw
-from tests.tolerances import assert_close
+from tests.tolerances import assert_close, tolerance
 from zoo.coefficient import active, recording, replaying
 from zoo.contract import detach_state, state_tensors
 from zoo.ops import gru as gru_op
 from zoo.ops import lstm as lstm_op
+from zoo.ops import recurrent as recurrent_op
 from zoo.ops import rnn as rnn_op
 from zoo.ops.gru import gru_scan
 from zoo.ops.rnn import linear_rnn, rnn_scan
@@ -87,6 +88,56 @@ def test_the_fused_kernel_runs_unless_something_needs_the_loop(
     assert_close(mixer(x, torch.tensor([5, 5])), expected)
     assert mixer.to("meta")(x.to("meta")).shape == expected.shape
     assert len(fused) == 1
+
+
+@pytest.mark.parametrize("autocast_to", [torch.bfloat16, torch.float16])
+@fused_cases
+def test_a_cpu_without_the_kernel_runs_the_loop(
+    case: Case, autocast_to: torch.dtype, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What this CPU says of itself is put in place of another's answer: the kernel raises, as oneDNN's does."""
+
+    def missing(name: str, *_: Tensor, **__: Tensor) -> None:
+        raise RuntimeError(f"could not create a primitive descriptor for {name}")
+
+    mixer = case.create(generator, torch.float32)
+    x = draw(2, 9, D_MODEL, generator=generator, dtype=torch.float32).requires_grad_()
+    expected = mixer(x)
+    monkeypatch.setattr(recurrent_op, "fused_recurrence", missing)
+    for op in OPS:
+        monkeypatch.setattr(op, "fused_recurrence", missing)
+    recurrent_op._exists_on_cpu.cache_clear()
+    try:
+        with torch.autocast("cpu", dtype=autocast_to):
+            y = mixer(x)
+            _, state = mixer.stream(x[:, :4])
+            streamed, _ = mixer.stream(x[:, 4:], state)
+        y.float().square().sum().backward()
+        assert all(p.grad.isfinite().all() for p in mixer.parameters())
+        for actual, target in ((y, expected), (streamed, expected[:, 4:])):
+            assert (actual - target).norm() < tolerance(torch.bfloat16)["rtol"] * target.norm()
+    finally:
+        recurrent_op._exists_on_cpu.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@fused_cases
+def test_reduced_precision_raises_on_no_cpu(case: Case, dtype: torch.dtype, generator: torch.Generator) -> None:
+    """With weights in it and under autocast; with gradients and without; asked once for each way of calling."""
+    x = draw(2, 9, D_MODEL, generator=generator, dtype=torch.float32)
+    mixer = case.create(generator, torch.float32)
+    for weights, autocast in ((dtype, False), (torch.float32, True)):
+        mixer, x = mixer.to(weights), x.to(weights)
+        with torch.autocast("cpu", dtype=dtype, enabled=autocast):
+            y = mixer(x)
+            with torch.inference_mode():
+                assert mixer(x).isfinite().all()
+        y.float().square().sum().backward()
+        assert all(p.grad.isfinite().all() for p in mixer.parameters())
+    asked = recurrent_op._exists_on_cpu.cache_info().misses
+    with torch.autocast("cpu", dtype=dtype):
+        mixer(x)
+    assert recurrent_op._exists_on_cpu.cache_info().misses == asked
 
 
 @pytest.mark.parametrize(("name", "kind"), [("lstm", nn.LSTM), ("gru", nn.GRU), ("rnn", nn.RNN)])

@@ -22,7 +22,7 @@ def gru(
     valid: Bool[Tensor, "batch seq"] | None = None,
 ) -> tuple[Float[Tensor, "batch seq d_inner"], Float[Tensor, "batch d_inner"]]:
     """`gru_scan` of in_weight x + bias; torch's fused kernel where that is enough."""
-    if fused_suffices(x, valid):
+    if fused_suffices("gru", x, valid):
         padded = F.pad(recurrent_bias, (2 * len(recurrent_bias), 0))
         y, h = fused_recurrence("gru", x, in_weight, recurrent, bias, h, recurrent_bias=padded)
         return y, h

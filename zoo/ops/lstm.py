@@ -22,7 +22,7 @@ def lstm(
     valid: Bool[Tensor, "batch seq"] | None = None,
 ) -> tuple[Float[Tensor, "batch seq d_inner"], Float[Tensor, "batch d_inner"], Float[Tensor, "batch d_inner"]]:
     """`lstm_scan` of in_weight x + bias; torch's fused kernel where that is enough."""
-    if fused_suffices(x, valid):
+    if fused_suffices("lstm", x, valid):
         y, h, c = fused_recurrence("lstm", x, in_weight, recurrent, bias, h, c)
         return y, h, c
     return lstm_scan(F.linear(x, in_weight) + bias, recurrent, h, c, valid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Literal
 
 import torch
@@ -9,14 +10,44 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from zoo import coefficient
+from zoo.ops.precision import linear_dtype
 
 Kernel = Literal["lstm", "gru", "rnn_tanh"]
 
 
-def fused_suffices(x: Tensor, valid: Bool[Tensor, "batch seq"] | None) -> bool:
-    """Whether nothing needs the loop: no coefficient is asked for, no row stops early, nothing is traced."""
+def fused_suffices(kernel: Kernel, x: Tensor, valid: Bool[Tensor, "batch seq"] | None) -> bool:
+    """Whether nothing needs the loop: no coefficient is asked for, no row stops early, nothing is traced.
+
+    And the kernel exists: below float32 not every CPU has it.
+    """
     traced = torch.compiler.is_compiling() or x.is_meta  # the kernels have no form that a compiler can follow
-    return not (coefficient.active() or traced) and valid is None and len(x) > 0
+    if coefficient.active() or traced or valid is not None or len(x) == 0:
+        return False
+    kind = linear_dtype(x)
+    return x.device.type != "cpu" or kind.itemsize >= torch.float32.itemsize or _exists_on_cpu(kernel, x.dtype, kind)
+
+
+@cache
+def _exists_on_cpu(kernel: Kernel, dtype: torch.dtype, autocast_to: torch.dtype) -> bool:
+    """Whether this CPU computes `kernel`, forward and backward, asked once of a single number.
+
+    torch leaves the bfloat16 LSTM to oneDNN, which makes it where the processor has AVX-512 and raises elsewhere.
+    """
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast("cpu", dtype=autocast_to, enabled=autocast_to != dtype, cache_enabled=False),
+    ):
+        gates = {"lstm": 4, "gru": 3, "rnn_tanh": 1}[kernel]
+        x, state = (torch.zeros(shape, dtype=dtype) for shape in ((1, 1, 1), (1, 1)))
+        weight, bias = (torch.zeros(shape, dtype=dtype, requires_grad=True) for shape in ((gates, 1), (gates,)))
+        states = [state] * (2 if kernel == "lstm" else 1)
+        try:
+            y = fused_recurrence(kernel, x, weight, weight, bias, *states)[0]
+            torch.autograd.grad(y.sum(), weight)
+        except RuntimeError:
+            return False
+    return True
 
 
 def fused_recurrence(

@@ -23,7 +23,7 @@ def rnn(
     valid: Bool[Tensor, "batch seq"] | None = None,
 ) -> tuple[Float[Tensor, "batch seq d_inner"], Float[Tensor, "batch d_inner"]]:
     """`rnn_scan` of in_weight x + bias; torch's fused kernel where that is enough."""
-    if fused_suffices(x, valid):
+    if fused_suffices("rnn_tanh", x, valid):
         y, h = fused_recurrence("rnn_tanh", x, in_weight, recurrent, bias, h)
         return y, h
     return rnn_scan(F.linear(x, in_weight) + bias, recurrent, h, valid)
