@@ -375,6 +375,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.jobs < 1 or not options.limit > 0:
         parser.error("--jobs and --limit must be positive")
     os.environ.update(ENVIRONMENT)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # unwinds, so that no test goes on alone
 
     before = results["verdicts"]
     results["verdicts"] = {mutant.name: before[mutant.name] for mutant in mutants if mutant.name in before}
@@ -392,8 +393,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     todo = [
         mutant
         for mutant in chosen
-        if mutant not in stale
-        and (options.again or before.get(mutant.name, {}).get("key") != mutant.key(root))
+        if mutant not in stale and (options.again or before.get(mutant.name, {}).get("key") != mutant.key(root))
     ]
     if todo:
         run(todo, root, options, results)
@@ -420,7 +420,11 @@ def run(todo: Sequence[Mutant], root: Path, options: argparse.Namespace, results
     # In another process: this one must not import the project.
     measured = subprocess.run(
         [sys.executable, "-c", f"from tests.mutants import _measured, Path; print(_measured(Path({str(root)!r})))"],
-        cwd=ROOT, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     ).stdout.strip()
     with tqdm(judge(todo, root, options.jobs, options.limit), total=len(todo), unit="mutant") as bar:
         for mutant, verdict in bar:

@@ -13,7 +13,7 @@ from tests import reference
 from tests.cases import Case, cases, draw, parameters, randomise
 from tests.tolerances import assert_close
 from zoo import Backbone, list_mixers, reorder_state, state_nbytes
-from zoo.blocks import ResidualBlock, ShortConv, Stack
+from zoo.blocks import ResidualBlock, RMSNorm, ShortConv, Stack
 from zoo.theory.operator import interaction
 
 VOCAB = 11
@@ -162,6 +162,11 @@ def test_published_initialisation_survives_the_backbone() -> None:
         dt = torch.nn.functional.softplus(block.mixer.dt_proj.bias)
         assert 1e-3 * 0.999 <= dt.min() < dt.max() <= 1e-1 * 1.001
         assert_close(block.mixer.A_log.exp(), np.arange(1.0, 17.0) * np.ones((32, 1)))
+
+
+def test_every_norm_has_the_epsilon_asked_for() -> None:
+    model = Backbone({"name": "lstm"}, 8, 2, vocab_size=5, n_outputs=5, norm_eps=0.3)
+    assert [norm.eps for norm in model.modules() if isinstance(norm, RMSNorm)] == [0.3] * 5  # two a block, and the last
 
 
 def test_weight_decay_spares_norms_biases_embedding_dt_and_a() -> None:

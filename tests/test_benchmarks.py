@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("benchmarks.peers", reason="the benchmarks run from a clone")
 
@@ -29,6 +30,27 @@ def test_a_slow_candidate_sits_out_after_three_rounds() -> None:
     turns: list[str] = []
     timing.interleaved({name: lambda name=name: turns.append(name) for name in "ab"}, rounds=5, patience=-1.0)
     assert turns == ["a", "b"] * 4
+
+
+def test_what_is_kept_of_the_rounds_is_their_median(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "_seconds", lambda run: run())
+    taken = iter([50.0, 1.0, 2.0, 30.0])  # the first is not measured
+    assert timing.interleaved({"a": lambda: next(taken)}, rounds=3, patience=100.0) == {"a": 2.0}
+
+
+def test_threads_are_given_back() -> None:
+    before = torch.get_num_threads()
+    with timing.threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+
+
+def test_a_forward_pass_alone_keeps_no_graph() -> None:
+    seen: list[bool] = []
+    leaf = torch.ones(2, requires_grad=True)
+    timing.forward_only(lambda x: seen.append((x * x).requires_grad) or x, [leaf])()
+    timing.forward_and_backward(lambda x: seen.append((x * x).requires_grad) or x * x, [leaf])()
+    assert (seen[0], seen[-1]) == (False, True)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the high-water mark is Linux's")

@@ -372,11 +372,12 @@ def test_trapezoid_is_the_loop(seq_len: int, generator: torch.Generator) -> None
     assert_close(final, state)
 
 
-def test_angles_keep_their_digits_over_many_turns() -> None:
-    steps = torch.full((1, 1, 100_000, 1), 3.0)
+@pytest.mark.parametrize("step", [3.0, 40.0, -600.0])  # less than half a turn, and many turns
+def test_angles_keep_their_digits_over_many_turns(step: float) -> None:
+    steps = torch.full((1, 1, 100_000, 1), step)
     angles = advance_angles(steps, torch.full((1, 1, 1), 1.0))
     assert angles.dtype == torch.float32
-    exact = np.remainder(1.0 + 3.0 * np.arange(1, 100_001), 2 * np.pi)
+    exact = np.remainder(1.0 + step * np.arange(1, 100_001), 2 * np.pi)
     assert_close(angles.flatten().cos(), np.cos(exact))
     assert 0 <= angles.min() <= angles.max() <= 2 * np.pi
 

@@ -26,6 +26,7 @@ from tests.tolerances import assert_close, tolerance
 from zoo import create_mixer, detach_state, list_mixers, map_state, move_state, reorder_state, state_nbytes
 from zoo.coefficient import recording, replaying
 from zoo.contract import SequenceMixer, state_tensors
+from zoo.mixers.attention import AttentionState
 from zoo.theory.operator import NotAffineError, interaction
 
 SEED = 20_251_217
@@ -258,8 +259,8 @@ def test_forward_takes_lengths(case: Case, generator: torch.Generator) -> None:
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32])
 @cases(variants=False)
 def test_lengths_of_any_integer_type_are_the_same(case: Case, dtype: torch.dtype, generator: torch.Generator) -> None:
-    """120 positions after 140: a sum that does not fit into 8 bits."""
-    mixer, x = case.create(generator, torch.float32), draw(2, 260, D_MODEL, generator=generator, dtype=torch.float32)
+    """120 positions of a chunk of 300 after 140: neither sums nor differences fit into 8 bits."""
+    mixer, x = case.create(generator, torch.float32), draw(2, 440, D_MODEL, generator=generator, dtype=torch.float32)
     lengths = torch.tensor([120, 3])
     with torch.no_grad():
         _, state = mixer.stream(x[:, :140])
@@ -581,6 +582,15 @@ def test_a_state_of_the_precision_before_is_refused(case: Case, generator: torch
         assert_refused(lambda: mixer.stream(x, state), type(mixer).__name__, "expected torch.", "got torch.")
 
 
+def test_states_that_are_built_otherwise_are_not_mapped_together() -> None:
+    one, state = torch.ones(2), AttentionState(*torch.ones(4, 2).unbind(0))
+    summed = map_state(torch.add, (one, (one, state)), (one, (one, state)))
+    assert all(torch.equal(t, 2 * one) for t in state_tensors(summed))
+    for other in ((one,), (one, one, one), (one, (one,)), (one, (one, state[:3]))):
+        with pytest.raises((ValueError, TypeError)):
+            map_state(torch.add, (one, (one, state)), other)
+
+
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_keys_and_values_of_different_lengths_are_refused(generator: torch.Generator) -> None:
     mixer, x = create_mixer("attention", D_MODEL).double(), draw(2, 5, D_MODEL, generator=generator)
@@ -629,6 +639,7 @@ def test_unknown_options_are_refused_with_the_valid_ones(case: Case) -> None:
         ("mamba3", {"d_state": 6}, ["multiple of 4", "6"]),
         ("mamba3", {"d_state": 5, "rotated": "all"}, ["multiple of 2", "5"]),
         ("mamba3", {"rotated": "none"}, ["rotated", "half", "all"]),
+        ("attention", {"n_heads": True}, ["n_heads", "positive integer", "True"]),
         ("mamba3", {"rate_map": "exp"}, ["rate_map", "heavy_tail", "softplus"]),
         ("mamba3", {"d_head": 5}, ["d_inner=16", "d_head=5"]),
         ("mamba3", {"n_groups": 2}, ["n_heads=1", "n_groups=2"]),
@@ -739,6 +750,66 @@ def test_diagonal_ssm_starts_as_published() -> None:
 
 def test_alibi_starts_as_published() -> None:
     assert_close(create_mixer("attention", 16, n_heads=8, position="alibi").slopes, 0.5 ** np.arange(1.0, 9.0))
+
+
+# The laws of these draws, not only their ranges: means of many, within four of their standard errors.
+
+
+def _assert_uniform(values: Tensor, low: float, high: float) -> None:
+    values = values.detach().double().flatten()
+    standard_error = (high - low) / (12 * len(values)) ** 0.5
+    roundoff = 1e-6 * (high - low)
+    assert low - roundoff <= values.min() <= values.max() <= high + roundoff
+    assert abs(values.mean() - (low + high) / 2) < 4 * standard_error
+    # Half of them lie between the quartiles.
+    inner = ((values - low) / (high - low) - 0.5).abs() < 0.25
+    assert abs(inner.double().mean() - 0.5) < 4 * 0.5 / len(values) ** 0.5
+
+
+def _assert_normal(values: Tensor, deviation: float) -> None:
+    values = values.detach().double().flatten()
+    assert abs(values.mean()) < 4 * deviation / len(values) ** 0.5
+    assert abs(values.std() / deviation - 1) < 4 / (2 * len(values)) ** 0.5
+
+
+def test_rates_of_the_gated_recurrences_start_uniform() -> None:
+    _assert_uniform(create_mixer("ssd", 512, d_head=1, d_state=1).A_log.exp(), 1, 16)
+    _assert_uniform(create_mixer("gated_delta_net", 8, n_heads=1024, d_head=1).A_log.exp(), 0, 16)
+
+
+def test_steps_of_s4d_start_uniform_in_their_logarithm() -> None:
+    _assert_uniform(create_mixer("s4d", 1024, d_state=2, output="none").log_dt, np.log(1e-3), np.log(0.1))
+
+
+def test_poles_of_the_ring_start_uniform_by_area() -> None:
+    ring = create_mixer("diagonal_ssm", 4, d_state=2048, init="ring", r_min=0.1, r_max=0.9)
+    _assert_uniform(ring.dynamics()[0].exp().abs().square(), 0.1**2, 0.9**2)
+    _assert_uniform(ring.frequency, 0, 2 * np.pi)
+
+
+def test_maps_of_the_linear_mixers_start_normal() -> None:
+    """White input gives each state, and each output, a variance that does not depend on the widths."""
+    mixer = create_mixer("diagonal_ssm", 32, d_state=128)
+    _assert_normal(mixer.B, 32**-0.5)
+    _assert_normal(mixer.C, 64**-0.5)
+    assert torch.equal(mixer.D, torch.ones(32))
+    heads = create_mixer("factorized", 16, n_heads=4, max_seq_len=512)
+    _assert_normal(heads.value_maps, 16**-0.5)
+    _assert_normal(heads.coefficients, 4**-0.5 / 4)
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru", "rnn"])
+def test_recurrent_weights_start_uniform_by_the_width_of_the_state(name: str) -> None:
+    mixer = create_mixer(name, 8, d_inner=64)
+    _assert_uniform(mixer.recurrent, -(64**-0.5), 64**-0.5)
+    assert not [key for key, bias in mixer.named_parameters() if "bias" in key and name != "lstm" and bias.any()]
+
+
+def test_the_implicit_filter_starts_with_the_published_decays() -> None:
+    """To one per cent within 0.3 of the longest sequence in the first channel, within 1.5 in the last."""
+    rate = create_mixer("conv", 8, kernel="implicit").filter.log_rate.detach().exp()
+    assert_close((-rate[[0, -1]] * torch.tensor([0.3, 1.5])).exp(), np.full(2, 1e-2))
+    assert_close(rate.diff(), np.full(7, float(rate[-1] - rate[0]) / 7))
 
 
 # The suite can fail: a flaw is planted in an op, and the test that ought to see it does.

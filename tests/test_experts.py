@@ -146,6 +146,14 @@ def test_balance_is_top_k_where_the_load_is_even_and_grows_as_it_narrows() -> No
     assert_close(load, np.array([1.0, 1.0, 0.0]))
 
 
+def test_the_balance_of_no_positions_is_zero_and_no_nan(generator: torch.Generator) -> None:
+    """A batch of padding alone, as one of several processes may get."""
+    layer, x = experts_of(generator), draw(2, 3, D_MODEL, generator=generator)
+    layer(x, torch.zeros(2, 3, dtype=torch.bool))
+    assert layer.balance_loss == 0
+    assert not layer.load.any()
+
+
 def test_descent_on_the_balance_loss_evens_the_load(generator: torch.Generator) -> None:
     layer, x = experts_of(generator), draw(1, 200, D_MODEL, generator=generator)
     x[..., 0] = 1.0  # a constant channel, through which the router favours expert 2
@@ -186,7 +194,7 @@ def test_the_load_is_of_the_last_pass_in_training_and_is_neither_copied_nor_save
     assert layer.balance_loss.requires_grad
     assert not layer.load.requires_grad
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert twin.layers.layers[1].channel.balance_loss is None
+        assert twin.layers.layers[1].channel.balance_loss is twin.layers.layers[1].channel.load is None
         assert_close(twin(x), model(x))
     assert model.state_bytes(9, 2, torch.float64) == state_nbytes(model.stream(x)[1])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,26 @@ def test_characters_are_numbered_by_code_point(tmp_path: Path) -> None:
     assert task.spec.vocab_size == 3
     rows = sample_split(task, "train", 20, 0)
     assert ((rows["inputs"] + 1) % 3 == rows["labels"]).all()
+
+
+def test_windows_begin_at_every_symbol_that_leaves_room_for_one(tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    file.write_bytes(bytes(range(100)))
+    task = tasks.create_task("text", path=str(file), seq_len=4, validation=0.2, test=0.2).of_split("train")
+    rows = task.sample(np.random.default_rng(0), 2000)
+    assert set(rows["inputs"][:, 0].tolist()) == set(range(60 - 4))
+    assert rows["labels"][:, -1].max() == 59
+
+
+@pytest.mark.parametrize("seq_len", [3, 40])  # more windows than positions of one, and fewer
+def test_chance_of_text_is_the_share_of_the_commonest_label_in_all_windows(seq_len: int, tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    text = b"abca" * 5 + b"d" * 20 + b"abc" * 6 + b"bb"
+    file.write_bytes(b"x" * 180 + text + b"y" * 60)
+    task = tasks.create_task("text", path=str(file), seq_len=seq_len, validation=0.2, test=0.2).of_split("validation")
+    labels = [text[start + 1 : start + 1 + seq_len] for start in range(len(text) - seq_len)]
+    counts = Counter(symbol for window in labels for symbol in window)
+    assert task.spec.chance == pytest.approx(max(counts.values()) / sum(counts.values()))
 
 
 def test_an_edited_file_is_another_data_set(tmp_path: Path) -> None:

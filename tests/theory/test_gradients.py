@@ -15,7 +15,14 @@ from zoo.backbone import Backbone
 from zoo.blocks import RMSNorm, ShortConv
 from zoo.contract import SequenceMixer
 from zoo.registry import create_mixer
-from zoo.theory.gradients import GradientProfile, OffersHighway, decay_rate, gradient_profile, highway_profile
+from zoo.theory.gradients import (
+    GradientProfile,
+    OffersHighway,
+    decay_rate,
+    draw_seeds,
+    gradient_profile,
+    highway_profile,
+)
 
 WIDTH, SEQ = 8, 96
 
@@ -161,16 +168,17 @@ def test_highways_in_float32(name: str) -> None:
     torch.testing.assert_close(narrow.values.double(), wide.values, rtol=1e-2, atol=0)
 
 
-def test_a_needle_takes_every_heads_attention() -> None:
+@pytest.mark.parametrize("sink", [3.0, 40.0])  # below and above what a needle has over other positions
+def test_a_needle_takes_every_heads_attention(sink: float) -> None:
     layer = create_mixer("attention", 16, position="alibi", sink="constant").double()
     with torch.no_grad():
-        layer.sink_logit.fill_(3.0)
+        layer.sink_logit.fill_(sink)
     x = layer.highway_input(40, 25, torch.Generator().manual_seed(1))
     q, k, _ = layer.qkv_proj(x).detach().split(16, dim=1)
     for h in range(4):
         head = slice(4 * h, 4 * h + 4)
         logits = k[:, head] @ q[-1, head] / 2 - layer.slopes[h].detach() * torch.arange(39, -1, -1)
-        weights = torch.cat([logits, torch.tensor([3.0])]).softmax(0)
+        weights = torch.cat([logits, torch.tensor([sink])]).softmax(0)
         assert weights[14] > 1 - 1e-8
 
 
@@ -282,6 +290,11 @@ def test_resamples_follow_the_generator(rng: np.random.Generator) -> None:
     profile = synthetic(-0.02, rng)
     assert decay_rate(profile) == decay_rate(profile)
     assert decay_rate(profile) != decay_rate(profile, torch.Generator().manual_seed(1))
+
+
+def test_draws_of_two_seeds_have_none_in_common() -> None:
+    drawn = [set(draw_seeds(seed, 1000)) for seed in (0, 1, 2)]
+    assert sum(map(len, drawn)) == len(set().union(*drawn)) == 3000
 
 
 RAMP = GradientProfile(torch.rand(3, 40, generator=torch.Generator().manual_seed(0)), torch.arange(40), 40)

@@ -217,6 +217,7 @@ def test_heads_needed_by_hand() -> None:
     assert stable_rank(spectrum) == pytest.approx(169 / 144)
     p = np.array([144, 16, 9]) / 169
     assert effective_rank(spectrum) == pytest.approx(np.exp(-(p * np.log(p)).sum()))
+    assert heads_needed(torch.ones(4), 0.5) == 3  # an error that is met need not be undercut
 
 
 @pytest.mark.parametrize("scale", [1e-200, 1e200])

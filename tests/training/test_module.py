@@ -109,6 +109,17 @@ def test_weight_decay_touches_matrices_alone(tmp_path: Path) -> None:
     assert module.backbone.get_parameter("layers.layers.0.mixer.coefficients") in set(spared["params"])  # an array
 
 
+def test_the_optimizer_has_the_numbers_asked_for(tmp_path: Path) -> None:
+    trainer = small.trainer(tmp_path, max_steps=1)
+    module = small.module(lr=0.02, beta1=0.7, beta2=0.95, warmup_steps=0, final_lr=1.0)
+    trainer.fit(module, datamodule=small.data(tmp_path))
+    (optimizer,) = trainer.optimizers
+    assert isinstance(optimizer, torch.optim.AdamW)
+    for group in optimizer.param_groups:
+        assert group["betas"] == (0.7, 0.95)  # of the mean gradient, of the squared one
+        assert group["lr"] == pytest.approx(0.02)
+
+
 def test_initial_weights_are_those_of_the_seed_and_leave_the_generator_alone() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
