@@ -286,6 +286,15 @@ def test_the_floor_is_left_out() -> None:
     assert believed.rate > -0.05  # in float64 it would not be a false floor
 
 
+def test_a_few_roundoffs_of_the_largest_are_no_gradient() -> None:
+    eps = torch.finfo(torch.float32).eps
+    tau = torch.arange(400, dtype=torch.float64)
+    clean = (-0.1 * tau).exp()
+    stopped = torch.where(clean > 16 * eps, clean, 4 * eps).float()
+    profile = GradientProfile(stopped.expand(3, -1), tau.long(), 400)
+    assert decay_rate(profile).rate == pytest.approx(-0.1, rel=1e-4)
+
+
 def test_resamples_follow_the_generator(rng: np.random.Generator) -> None:
     profile = synthetic(-0.02, rng)
     assert decay_rate(profile) == decay_rate(profile)

@@ -68,6 +68,7 @@ LAYERS: dict[str, tuple[Any, int]] = {
     "gated linear, no gate": (lambda: make("gated_linear_attention", 6, n_heads=2, output_gate=False), 16),
     "linear RNN": (lambda: make("rnn", 4, d_inner=3, nonlinearity="linear"), 12),
     "wide cell": (lambda: make("lstm", 2, d_inner=5), 12),
+    "cell with few pairs": (lambda: make("lstm", 4), 3),
     "narrow cell": (lambda: make("gru", 4, d_inner=2), 12),
     "conv": (lambda: ShortConv(5, 3), 12),
     "two layers": (
@@ -310,6 +311,12 @@ def test_a_gradient_that_ends_has_a_reach_and_no_rate() -> None:
     }
     assert noise["conv"].decay is None
     assert noise["attention"].decay is not None
+
+
+def test_a_gradient_reaches_as_far_as_that_of_any_seed() -> None:
+    values = torch.tensor([[1.0, 0.5, 0.0, 0.0], [1.0, 0.0, 0.1, 0.0]])
+    assert Gradient(GradientProfile(values, torch.arange(4), 4), None).reach == 2
+    assert Gradient(GradientProfile(values[:, :3], torch.arange(3), 4), None).reach is None
 
 
 def test_error_by_heads_is_the_tail() -> None:

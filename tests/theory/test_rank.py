@@ -238,9 +238,9 @@ def test_flat_and_zero_spectra() -> None:
 
 
 def test_thresholds_follow_the_dtype() -> None:
-    spectrum = torch.tensor([1.0, 1e-3, 1e-7, 1e-12], dtype=torch.float64)
-    assert spectrum_rank(spectrum) == 3
-    assert spectrum_rank(spectrum.float()) == 2
+    spectrum = torch.tensor([1.0, 1e-3, 3e-5, 3e-6, 3e-10, 3e-11], dtype=torch.float64)
+    assert spectrum_rank(spectrum) == 5
+    assert spectrum_rank(spectrum.float()) == 3
 
 
 @pytest.mark.parametrize(
