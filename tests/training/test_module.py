@@ -152,7 +152,7 @@ def test_logged_metrics_are_what_a_loop_counts(tmp_path: Path) -> None:
 
 
 class Scattered(small.Echo):
-    """Echo with one class, so that half of the answers come out right, and labels at some positions of some sequences."""
+    """Echo with one class, so that half of the answers come out right, and labels at some positions of some rows."""
 
     name = "scattered"
 
