@@ -1,5 +1,5 @@
 # `make help` lists what there is. ARGS passes flags on; PYTHON chooses the interpreter that makes the environment,
-# JOBS the number of processes that share the tests.
+# JOBS the number of processes that share the tests. uv installs where it is on the PATH, pip elsewhere or with UV=.
 
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 FOUND = $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -9,7 +9,14 @@ VENV ?= .venv
 JOBS ?= auto
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 BIN := $(VENV)/bin
+TRAIN_STAMP := $(VENV)/.installed-train
 STAMP := $(VENV)/.installed
+UV ?= $(shell command -v uv)
+# Python compiles what it imports when it does; what nobody imports need not be compiled here. Torch comes by pip on
+# either road: where its build for this machine lies is often told to pip alone, and uv keeps what is installed.
+PIP = $(BIN)/python -m pip install --quiet --no-compile -c constraints.txt
+WITH_UV = $(PIP) --no-deps torch && $(UV) pip install --quiet --python $(BIN)/python -c constraints.txt
+INSTALL = $(if $(UV),$(WITH_UV),$(PIP))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup train test test-slow lint format types check wheel clean
@@ -19,17 +26,22 @@ help: ## this list
 
 setup: $(STAMP) ## make .venv and install the tested set of packages; nothing when that is up to date
 
-$(STAMP): pyproject.toml constraints.txt
+$(TRAIN_STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c "$(NEW_ENOUGH)" 2>/dev/null || { \
 		echo "'$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo missing), but Python 3.11 or newer is needed;" \
 			"name one: make $(MAKECMDGOALS) PYTHON=/path/to/python" >&2; exit 2; }
-	@echo "setting up $(VENV) (minutes the first time)"
+	@echo "setting up $(VENV) for training (a minute or two the first time)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[train,dev]'
+	$(INSTALL) -e '.[train]'
+	@touch $@
+
+$(STAMP): $(TRAIN_STAMP)
+	@echo "adding to $(VENV) what tests and checks need"
+	$(INSTALL) -e '.[train,dev]'
 	@touch $@
 
 train: ARGS ?= --mixer hybrid
-train: $(STAMP) ## train a model: make train ARGS="--mixer attention --mixer.n_heads 4"
+train: $(TRAIN_STAMP) ## train a model: make train ARGS="--mixer attention --mixer.n_heads 4"
 	$(BIN)/python train.py $(ARGS)
 
 test: $(STAMP) ## run the tests: make test ARGS="-k attention"

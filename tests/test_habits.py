@@ -159,7 +159,7 @@ needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 
 def _make(*arguments: str) -> subprocess.CompletedProcess[str]:
     # The tests may themselves have been started by make, which hands its own settings down.
-    outer = {"VENV", "ARGS", "PYTHON", "MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"}
+    outer = {"VENV", "ARGS", "PYTHON", "UV", "MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"}
     inherited = {name: value for name, value in os.environ.items() if name not in outer}
     return subprocess.run(["make", *arguments], cwd=ROOT, env=inherited, capture_output=True, text=True)
 
@@ -187,11 +187,29 @@ def test_make_train_passes_its_flags_on() -> None:
 
 @needs_make
 def test_make_setup_does_nothing_when_it_is_up_to_date_and_runs_again_when_the_pins_change(tmp_path: Path) -> None:
-    stamp = tmp_path / ".installed"
-    stamp.touch()
+    stamps = [tmp_path / ".installed-train", tmp_path / ".installed"]
+    for stamp in stamps:
+        stamp.touch()
     assert _make("-q", "setup", f"VENV={tmp_path}").returncode == 0
-    os.utime(stamp, (0, 0))
-    assert _make("-q", "setup", f"VENV={tmp_path}").returncode == 1
+    for stamp in stamps:
+        os.utime(stamp, (0, 0))
+        assert _make("-q", "setup", f"VENV={tmp_path}").returncode == 1
+        stamp.touch()
+
+
+@needs_make
+@pytest.mark.parametrize(
+    ("command", "extras"), [("train", ["train"]), ("setup", ["train", "train,dev"]), ("test", ["train", "train,dev"])]
+)
+@pytest.mark.parametrize("uv", ["", "/opt/bin/uv"])
+def test_a_command_installs_what_it_needs_and_no_more(command: str, extras: list[str], uv: str, tmp_path: Path) -> None:
+    printed = _make("-n", command, f"VENV={tmp_path}", f"UV={uv}").stdout
+    assert re.findall(r"-e '\.\[(.*)\]'$", printed, re.MULTILINE) == extras
+    by_uv = [line for line in printed.splitlines() if f"{uv} pip install" in line and uv]
+    assert len(by_uv) == len(extras) * bool(uv)
+    # Torch is found by pip's configuration, which uv does not read.
+    assert all(re.search(r"-m pip install .* --no-deps torch && /opt/bin/uv pip install", line) for line in by_uv)
+    assert all("-c constraints.txt -e" in line for line in printed.splitlines() if " -e '." in line)
 
 
 @needs_make
