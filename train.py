@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -385,12 +385,42 @@ def _as_list(value: Any) -> list[Any]:
     return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
 
 
+class Titles(logging.Handler):
+    """Hand what `zoo.ops` says of itself, that it compiles for some seconds, to `show`, until closed."""
+
+    LOGGER = logging.getLogger("zoo.ops")
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        super().__init__()
+        self.show = show
+        self.LOGGER.addHandler(self)
+        self.LOGGER.setLevel(logging.INFO)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.show(record.getMessage())
+
+    def close(self) -> None:
+        self.LOGGER.removeHandler(self)
+        self.LOGGER.setLevel(logging.NOTSET)
+        super().close()
+
+
 class Progress:
     """One bar over the optimizer steps of the whole run, with loss and accuracy every so many steps."""
+
+    TITLE = "training"
+    """Before the bar, unless the step that is under way has something to say."""
 
     def __init__(self, every: int) -> None:
         self.every = every
         self._bar: Any = None
+        self._titles: Titles | None = None
+        self._title = self.TITLE
+
+    def _entitle(self, title: str) -> None:
+        if title != self._title:
+            self._title = title
+            self._bar.set_description(title)
 
     def open(self, trainer: L.Trainer, module: Any) -> None:
         from tqdm import tqdm
@@ -399,15 +429,17 @@ class Progress:
         self._bar = tqdm(
             total=int(total) if math.isfinite(total) else None,
             initial=trainer.global_step,
-            desc="training",
+            desc=self.TITLE,
             unit=" steps",
             ncols=min(120, shutil.get_terminal_size().columns),
             # A log file gets a line now and then, a terminal a bar that moves.
             mininterval=0.1 if sys.stderr.isatty() else 3,
             disable=not trainer.is_global_zero,
         )
+        self._titles = Titles(self._entitle)
 
     def step(self, trainer: L.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._entitle(self.TITLE)
         done = trainer.global_step - self._bar.n
         if done and trainer.global_step % self.every == 0:
             names = ("train/loss", "train/accuracy", "val/accuracy", "val/relative_squared_error")
@@ -417,7 +449,8 @@ class Progress:
         self._bar.update(done)
 
     def close(self, *_: Any) -> None:
-        if self._bar is not None:
+        if self._titles is not None:
+            self._titles.close()
             self._bar.close()
 
 

@@ -302,6 +302,14 @@ def test_the_committed_page_is_what_the_results_say() -> None:
     assert page == experiments.page(list(stored.values()))
 
 
+def test_the_readme_says_how_long_an_experiment_takes() -> None:
+    stored = experiments.read_stored(experiments.ROOT / "docs" / experiments.STORED)
+    minutes = [math.ceil(each["seconds"] / 60) for each in stored.values()]
+    n_runs = sum(N_RUNS[name]["small"] for name in stored)
+    said = f"{n_runs} runs; one by one, {min(minutes)} to {max(minutes)} minutes an experiment"
+    assert said in (experiments.ROOT / "README.md").read_text(encoding="utf-8")
+
+
 def test_the_page_says_what_was_changed(tmp_path: Path) -> None:
     leave_runs(tmp_path, "recall", recall())
     assert experiments.main(["recall", "--run_dir", str(tmp_path), "--out", str(tmp_path)]) == 0

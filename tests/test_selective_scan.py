@@ -6,6 +6,7 @@ What it computes in float64 stands in tests/test_ops.py, Triton's kernels in tes
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -360,16 +361,36 @@ def test_a_forked_process_scans_too() -> None:
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=120)
 
 
+SCAN = (
+    "import logging, sys, torch, zoo.ops\n"
+    "logging.basicConfig(level='INFO', format='%(message)s', stream=sys.stdout)\n"
+    "x = torch.ones(1, 3, 2)\n"
+    "for _ in range(2):\n"
+    "    zoo.ops.selective_scan(x, x, -torch.ones(2, 4), x.mT[:, :1].mT.expand(1, 3, 4), torch.ones(1, 3, 4),"
+    " backend='numba')\n"
+)
+
+
+def test_compiling_is_said_once_and_its_code_is_found_again(tmp_path: Path) -> None:
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "code")}
+    said = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", SCAN], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+        )
+        assert done.stderr == ""
+        said.append(done.stdout.splitlines())
+    (line,), second = said
+    assert re.fullmatch(rf"compiling the scan \(once; cached in {re.escape(str(tmp_path / 'code'))}/.+\)", line)
+    assert second == []
+    assert list(tmp_path.rglob("*.nbc"))
+
+
 def test_without_a_folder_for_its_code_it_is_compiled_each_time(tmp_path: Path) -> None:
     """A package that was installed read-only, in a home that is: numba has no place to keep the code."""
-    program = (
-        "import numba.core.caching as caching\n"
-        "caching.CacheImpl._locator_classes = []\n"
-        "import torch, zoo.ops\n"
-        "x = torch.ones(1, 3, 2)\n"
-        "zoo.ops.selective_scan(x, x, -torch.ones(2, 4), torch.ones(1, 3, 4), torch.ones(1, 3, 4), backend='numba')\n"
-    )
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=120)
+    program = f"import numba.core.caching as caching\ncaching.CacheImpl._locator_classes = []\n{SCAN}"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "compiling the scan (for this process: no folder can hold the code)\n"
 
 
 # Decoding.

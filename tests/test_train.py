@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import signal
 import subprocess
@@ -225,6 +226,28 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(
     assert go(tmp_path / "stopped") == 0
     assert "going on from step 3" in capsys.readouterr().out
     assert results(folder(tmp_path / "stopped")) == results(folder(tmp_path / "whole"))
+
+
+def test_the_bar_says_what_its_step_waits_for_once_and_not_for_long(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zoo.training import SequenceModule
+
+    training_step, logger = SequenceModule.training_step, logging.getLogger("zoo.ops.anything")
+
+    def compiling(self: Any, *rest: Any) -> Any:
+        if self.trainer.global_step == 2:
+            for _ in range(2):
+                logger.info("compiling (once)")
+        return training_step(self, *rest)
+
+    monkeypatch.setattr(SequenceModule, "training_step", compiling)
+    assert go(tmp_path) == 0
+    shown = [line.split(":")[0].strip() for line in re.split(r"[\r\n]+", capsys.readouterr().err)]
+    assert shown.count("compiling (once)") == 1
+    assert shown[shown.index("compiling (once)") + 1] == "training"
+    ops = logging.getLogger("zoo.ops")
+    assert (ops.handlers, ops.level) == ([], logging.NOTSET)
 
 
 def test_ctrl_c_during_evaluation_says_how_to_go_on(

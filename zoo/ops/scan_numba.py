@@ -2,7 +2,8 @@
 
 One pass over time with the state in cache, in place of the bulk operations of `zoo.ops.scan_torch`. State index
 before channel, channel innermost: every inner loop runs over neighbours in memory, without a branch or a call, and
-becomes vector instructions. The loops are compiled at their first call, seconds each, and kept on disk.
+becomes vector instructions. The loops are compiled at their first call, seconds each, and kept on disk; the logger
+`zoo.ops.scan_numba` says so, at level INFO, when it begins.
 
 A task is a row of the batch and a block of channels. Tasks share nothing that they write, so any number of threads
 computes the same numbers. Threads are Python's own, as many as torch's: an OpenMP region would wait for every core of
@@ -12,6 +13,7 @@ its team, also for one that another process holds.
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 import os
 from collections.abc import Callable
@@ -24,6 +26,7 @@ import numba
 import numpy as np
 import torch
 from llvmlite import ir
+from numba.core import event as numba_event
 from numba.extending import intrinsic
 from torch import Tensor
 
@@ -32,6 +35,7 @@ _BLOCK = 256  # channels of a task: less to set up for each inner loop than with
 _AHEAD = 4  # steps between asking for a row and using it: no processor foresees rows that lie pages apart
 _SHARES = 4  # parts of the work for a thread: where one is held up, the others take the rest
 
+logger = logging.getLogger(__name__)
 _pool: tuple[int, ThreadPoolExecutor] | None = None
 
 
@@ -375,3 +379,19 @@ def _backward(
         for d in range(width):
             for n in range(d_state):
                 grad_state[i, start + d, n] = pairs[n // 2, n % 2, d]
+
+
+class _Announcement(numba_event.Listener):
+    """Say that the loops are being compiled; code that is found on disk raises no such event."""
+
+    def on_start(self, event: Any) -> None:
+        kernel = event.data["dispatcher"]
+        if kernel in (_forward, _backward):
+            folder = kernel.stats.cache_path
+            kept = "for this process: no folder can hold the code" if folder is None else f"once; cached in {folder}"
+            logger.info("compiling the scan (%s)", kept)
+
+    def on_end(self, event: Any) -> None: ...
+
+
+numba_event.register("numba:compile", _Announcement())

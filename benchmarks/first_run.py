@@ -1,0 +1,113 @@
+"""From nothing to a trained model: a fresh clone, `make train`, wall times.
+
+    python benchmarks/first_run.py            by pip, and by uv where it is on the PATH
+
+Clones the commit that is checked out into a temporary folder, without any cache of packages, data or compiled code,
+sets up the environment as `make train` does, then trains its default model. Packages come from wherever pip and uv are
+told to look, so the set-up's time is also that of the network. Writes `benchmarks/first_run.md` and the lines in the
+README.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.machine import describe_machine, write_atomically  # noqa: E402
+
+TABLE = ROOT / "benchmarks" / "first_run.md"
+README = ROOT / "README.md"
+MARKS = ("<!-- first run -->\n", "<!-- /first run -->")
+SET_UP = ".venv/.installed-train"
+"""The target of the Makefile that `make train` waits for."""
+
+
+@dataclass(frozen=True)
+class FirstRun:
+    """One way from nothing to a trained model; times in seconds of wall time."""
+
+    road: str
+    set_up: float
+    train: float
+    accuracy: float
+
+    @property
+    def whole(self) -> float:
+        return self.set_up + self.train
+
+
+def measure(road: str, uv: str) -> FirstRun:
+    """Clone, set up and train in a temporary folder.
+
+    Args:
+        road: its name in the table.
+        uv: the program, or nothing for pip alone.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        clone = Path(scratch, "clone")
+        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+        fresh = {"PIP_NO_CACHE_DIR": "1", "UV_NO_CACHE": "1", "MIXER_ZOO_CACHE": f"{scratch}/tasks"}
+        # What this process itself runs in is nothing to the clone.
+        unwanted = {"VIRTUAL_ENV", "PYTHONPATH", "MAKEFLAGS", "MAKELEVEL", "VENV", "ARGS", "UV", "NUMBA_CACHE_DIR"}
+        environment = {name: value for name, value in os.environ.items() if name not in unwanted} | fresh
+        seconds = []
+        for target in (SET_UP, "train"):
+            command = ["make", target, f"UV={uv}"]
+            start = time.perf_counter()
+            done = subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True, check=False)
+            seconds.append(time.perf_counter() - start)
+            if done.returncode:
+                sys.exit(f"{' '.join(command)} failed:\n{done.stdout}\n{done.stderr}")
+        (metrics,) = clone.glob("runs/**/metrics.json")
+        return FirstRun(road, *seconds, json.loads(metrics.read_text())["test/accuracy"])
+
+
+def render(runs: list[FirstRun], measured: str) -> str:
+    """The page in Markdown."""
+    lines = ["# From nothing to a trained model", ""]
+    lines += [f"Made by `python benchmarks/first_run.py` on {measured}: a fresh clone, no caches, `make train`.", ""]
+    lines += ["| packages by | set-up s | training s | whole s | test accuracy |", "|---|---|---|---|---|"]
+    for run in runs:
+        times = " | ".join(f"{seconds:.0f}" for seconds in (run.set_up, run.train, run.whole))
+        lines.append(f"| {run.road} | {times} | {run.accuracy:.4f} |")
+    return "\n".join(lines) + "\n"
+
+
+def summary(runs: list[FirstRun], measured: str) -> str:
+    """The lines in the README."""
+    found = [f"{run.whole:.0f} s by {run.road} ({run.set_up:.0f} s of them set-up)" for run in runs]
+    lines = [f"From a fresh clone without caches to the trained model: {', '.join(found)},"]
+    return "\n".join([*lines, f"on {measured} ([first_run.md](benchmarks/first_run.md))."]) + "\n"
+
+
+def publish(runs: list[FirstRun], measured: str) -> None:
+    """Write the page, and the lines between their marks in the README."""
+    write_atomically(TABLE, render(runs, measured))
+    before, rest = README.read_text(encoding="utf-8").split(MARKS[0])
+    lines = before + MARKS[0] + summary(runs, measured) + MARKS[1] + rest.split(MARKS[1])[1]
+    write_atomically(README, lines)
+
+
+def main() -> None:
+    """Measure each road and publish."""
+    uv = shutil.which("uv")
+    roads = {"pip": ""} | ({"uv": uv} if uv else {})
+    runs = []
+    for road, program in roads.items():
+        runs.append(measure(road, program))
+        print(f"{road}: set-up {runs[-1].set_up:.0f} s, training {runs[-1].train:.0f} s", flush=True)
+    publish(runs, describe_machine())
+
+
+if __name__ == "__main__":
+    main()
