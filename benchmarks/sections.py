@@ -119,7 +119,7 @@ def scan(sizes: Sizes) -> Section:
         f" left out beyond {sizes.python_loop_up_to} positions, where its backward pass takes minutes), the loop"
         " our own fair one over `unbind`."
     )
-    ratios: dict[tuple[str, int, int], float] = {}
+    ratios: dict[tuple[str, int, tuple[int, ...]], float] = {}
     for count in dict.fromkeys((1, all_cores())):
         columns = ["batch, length, d_inner", "pass", "numba ms", "torch ms", "torch / numba"]
         others = ["mamba.py", "loop over unbind", "transformers"]
@@ -135,22 +135,29 @@ def scan(sizes: Sizes) -> Section:
                 row += [ours / seconds["zoo numba"], *(seconds[o] / ours if o in seconds else None for o in others)]
                 table.rows.append(row)
                 if title != "forward":
-                    ratios |= {(name, count, shape[1]): each / ours for name, each in seconds.items()}
-                    ratios["numba", count, shape[1]] = ours / seconds["zoo numba"]
+                    ratios |= {(name, count, shape): each / ours for name, each in seconds.items()}
+                    ratios["numba", count, shape] = ours / seconds["zoo numba"]
         section.tables.append(table)
-    longest = max(shape[1] for shape in sizes.scan_shapes)
-    short = sizes.python_loop_up_to
+    longest = _longest(sizes)
     mamba, numba = ratios["mamba.py", 1, longest], ratios["numba", 1, longest]
-    both = f"forward + backward at ({', '.join(map(str, _longest(sizes)))}), one thread"
+    both = _training_at(longest)
     section.targets += [
         Target(f"mamba.py / torch, {both}", 8, mamba),
         Target(f"torch / numba, {both}", 3, numba),
         Target(f"mamba.py / numba, {both}", 25, mamba * numba),
-        Target(f"transformers / torch, forward + backward at {short}", 100, ratios["transformers", 1, short]),
+        *(
+            Target(f"transformers / torch, {_training_at(shape)}", 100, ratios["transformers", 1, shape])
+            for shape in sizes.scan_shapes
+            if shape[1] == sizes.python_loop_up_to
+        ),
     ]
     _scan_memory(section, sizes)
     _scan_error(section, sizes)
     return section
+
+
+def _training_at(shape: tuple[int, ...]) -> str:
+    return f"forward + backward at ({', '.join(map(str, shape))}), one thread"
 
 
 def _longest(sizes: Sizes) -> tuple[int, int, int]:
@@ -167,7 +174,7 @@ def _scan_memory(section: Section, sizes: Sizes) -> None:
     table.rows = [[name, peak / 1e6, peaks["mamba.py"] / max(peak, 1)] for name, peak in peaks.items()]
     section.tables.append(table)
     share = peaks["mamba.py"] / max(peaks["zoo torch"], 1)
-    section.targets.append(Target("memory of mamba.py / torch, the same shape", 15, share))
+    section.targets.append(Target(f"memory of mamba.py / torch, {_training_at(shape)}", 15, share))
 
 
 def _scan_peak(name: str, shape: tuple[int, int, int], sizes: Sizes) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,9 @@ import torch
 
 pytest.importorskip("benchmarks.peers", reason="the benchmarks run from a clone")
 
-from benchmarks import performance, timing
+from benchmarks import performance, sections, timing
 from benchmarks.report import Section, Table, Target, render_section, show
-from benchmarks.sections import SECTIONS
+from benchmarks.sections import SECTIONS, Sizes
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -105,6 +107,39 @@ def test_pages_and_readme_are_made_from_the_results(tmp_path: Path) -> None:
     assert text.endswith("after\n")
     assert "| speed | 9 | ≥ 8 |" in text
     assert "old" not in text
+
+
+def test_shapes_of_one_length_keep_their_own_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = iter(range(1, 100))
+
+    def made_up(forms: Mapping[str, object], rounds: int) -> dict[str, float]:
+        ours = next(calls)
+        return {name: 1.0 if name == "zoo torch" else 100.0 * ours for name in forms}
+
+    monkeypatch.setattr(sections, "interleaved", made_up)
+    monkeypatch.setattr(sections, "_scan_memory", lambda *_: None)
+    monkeypatch.setattr(sections, "_scan_error", lambda *_: None)
+    section = sections.scan(Sizes(scan_shapes=((1, 8, 4), (4, 8, 2)), python_loop_up_to=8))
+    measured = {target.what: target.measured for target in section.targets}
+    rows = {row[0]: row[-1] for row in section.tables[0].rows if row[1] == "forward + backward"}
+    for shape in ("1, 8, 4", "4, 8, 2"):
+        assert measured[f"transformers / torch, forward + backward at ({shape}), one thread"] == rows[shape]
+    assert rows["1, 8, 4"] != rows["4, 8, 2"]
+    assert measured["mamba.py / torch, forward + backward at (1, 8, 4), one thread"] == rows["1, 8, 4"]
+
+
+def test_what_is_published_of_a_shape_is_what_its_row_says() -> None:
+    scan = json.loads((ROOT / performance.RESULTS).read_text())["scan"]
+    (table,) = (table for table in scan["tables"] if table["caption"] == "1 thread")
+    rows = {row[0]: dict(zip(table["columns"], row, strict=True)) for row in table["rows"] if row[1] != "forward"}
+    found = {}
+    for target in scan["targets"]:
+        if match := re.fullmatch(r"(.+ / torch), forward \+ backward at \((.+)\), one thread", target["what"]):
+            column, shape = match.groups()
+            if column in table["columns"]:
+                assert target["measured"] == rows[shape][column]
+                found.setdefault(column, []).append(shape)
+    assert found["transformers / torch"] == ["1, 1024, 256", "4, 1024, 128"]
 
 
 def test_the_committed_page_is_what_the_results_say(tmp_path: Path) -> None:
