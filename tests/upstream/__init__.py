@@ -1,0 +1,1 @@
+"""The zoo against the code of those who published each mixer."""

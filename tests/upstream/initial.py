@@ -1,0 +1,178 @@
+"""The published initial distributions as figures, each with the file that draws it upstream.
+
+An entry is a model of the zoo, what to read off it (parameters as upstream has them: step sizes, not their logits) and
+the law of that. Commits are those of `tests/upstream/record.py`, and of NVlabs/GatedDeltaNet 5ddd1e4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+Array = NDArray[np.float64]
+
+MAMBA = "state-spaces/mamba e9594ce, mamba_ssm/modules/mamba_simple.py"
+MAMBA2 = "state-spaces/mamba e9594ce, mamba_ssm/modules/mamba2.py"
+MAMBA3 = "state-spaces/mamba e9594ce, mamba_ssm/modules/mamba3.py"
+EMBEDDING = "state-spaces/mamba e9594ce, mamba_ssm/models/mixer_seq_simple.py, initializer_range"
+GLA = "fla-org/flash-linear-attention bc3b101, fla/layers/gla.py"
+DELTA = "fla-org/flash-linear-attention bc3b101, fla/layers/delta_net.py"
+GATED_DELTA = "fla-org/flash-linear-attention bc3b101, fla/layers/gated_deltanet.py; NVlabs/GatedDeltaNet 5ddd1e4"
+S4D = "state-spaces/s4 e757cef, models/s4/s4d.py"
+LRU = "NicolasZucchet/minimal-LRU bbd71b1, lru/model.py"
+ALIBI = "ofirpress/attention_with_linear_biases 4b92f28, fairseq/models/transformer.py"
+TORCH = "torch.nn.LSTM, GRU, RNN"
+JOZEFOWICZ = "Jozefowicz, Zaremba, Sutskever 2015, section 2.2 (a forget bias of 1)"
+OWN = "this project"
+
+
+@dataclass(frozen=True)
+class Law:
+    """A distribution by its cumulative distribution function."""
+
+    cdf: Callable[[Array], Array]
+
+
+@dataclass(frozen=True)
+class Initial:
+    mixer: str
+    parameter: str
+    read: Callable[[Any], Tensor]
+    law: Law | float | list[float]  # numbers: what it always is, along the last axis
+    source: str
+    options: dict[str, Any] = field(default_factory=dict)
+    d_model: int = 64
+
+
+def uniform(low: float, high: float) -> Law:
+    return Law(lambda t: (t - low) / (high - low))
+
+
+def log_uniform(low: float, high: float) -> Law:
+    return Law(lambda t: np.log(t / low) / math.log(high / low))
+
+
+def normal(std: float) -> Law:
+    return Law(lambda t: np.vectorize(math.erf)(t / std / math.sqrt(2)) / 2 + 0.5)
+
+
+def within(fan_in: int) -> Law:
+    """Uniform between ± fan_in^-1/2, as nn.Linear, nn.Conv1d and torch's recurrent layers draw."""
+    return uniform(-(fan_in**-0.5), fan_in**-0.5)
+
+
+def named(name: str) -> Callable[[Any], Tensor]:
+    return lambda model: model.get_parameter(name)
+
+
+def linear(mixer: str, source: str, fans: dict[str, int], **options: Any) -> list[Initial]:
+    """Weights, and biases where named, of linear maps and convolutions as torch starts them."""
+    return [Initial(mixer, name, named(name), within(fan), source, options) for name, fan in fans.items()]
+
+
+STEPS = log_uniform(1e-3, 1e-1)
+MANY = {"d_head": 1, "d_state": 4}  # a head for each channel: many step sizes
+
+TABLE = [
+    # selective_ssm: d_inner 128, dt_rank 4.
+    Initial("selective_ssm", "dt", lambda m: F.softplus(m.dt_proj.bias), STEPS, MAMBA, d_model=512),
+    Initial("selective_ssm", "dt_proj.weight", named("dt_proj.weight"), within(9), MAMBA, {"dt_rank": 9}, 128),
+    Initial("selective_ssm", "A", lambda m: m.A_log.exp(), [1.0, 2.0, 3.0, 4.0, 5.0], MAMBA, {"d_state": 5}),
+    Initial("selective_ssm", "D", named("D"), 1.0, MAMBA),
+    *linear("selective_ssm", MAMBA, {"in_proj.weight": 64, "x_proj.weight": 128, "out_proj.weight": 128}),
+    Initial("selective_ssm", "conv.weight", named("conv.weight"), within(4), MAMBA, d_model=256),
+    Initial("selective_ssm", "conv.bias", named("conv.bias"), within(9), MAMBA, {"d_conv": 9}, 512),
+    # ssd.
+    Initial("ssd", "dt", lambda m: F.softplus(m.dt_bias), STEPS, MAMBA2, MANY, 512),
+    Initial("ssd", "A", lambda m: m.A_log.exp(), uniform(1, 16), MAMBA2, MANY, 512),
+    Initial("ssd", "D", named("D"), 1.0, MAMBA2),
+    Initial("ssd", "norm.weight", named("norm.weight"), 1.0, MAMBA2),
+    Initial("ssd", "conv.weight", named("conv.weight"), within(4), MAMBA2, d_model=256),
+    *linear("ssd", MAMBA2, {"in_proj.weight": 64, "out_proj.weight": 128}),
+    # mamba3.
+    Initial("mamba3", "dt", lambda m: F.softplus(m.dt_bias), STEPS, MAMBA3, MANY, 512),
+    Initial("mamba3", "B_bias", named("B_bias"), 1.0, MAMBA3, {"rank": 2}),
+    Initial("mamba3", "C_bias", named("C_bias"), 1.0, MAMBA3, {"rank": 2}),
+    Initial("mamba3", "B_norm.weight", named("B_norm.weight"), 1.0, MAMBA3),
+    Initial("mamba3", "C_norm.weight", named("C_norm.weight"), 1.0, MAMBA3),
+    Initial("mamba3", "D", named("D"), 1.0, MAMBA3),
+    Initial("mamba3", "m^u, m^z, m^o", lambda m: m.rank_mix.movedim(0, -1), [0.25, 1.0, 0.25], MAMBA3, {"rank": 4}),
+    *linear("mamba3", MAMBA3, {"in_proj.weight": 64, "out_proj.weight": 128}),
+    # gated_linear_attention: d_head 32, d_key 16.
+    *linear(
+        "gated_linear_attention",
+        GLA,
+        {"qkv_proj.weight": 64, "decay_down.weight": 64, "decay_up.weight": 32, "out_proj.weight": 64},
+        gate_rank=32,
+    ),
+    Initial("gated_linear_attention", "norm.weight", named("norm.weight"), 1.0, GLA),
+    # delta_net.
+    *linear("delta_net", DELTA, {"qkv_proj.weight": 64, "beta_proj.weight": 64, "out_proj.weight": 64}, n_heads=32),
+    Initial("delta_net", "conv.weight", named("conv.weight"), within(4), DELTA, d_model=256),
+    Initial("delta_net", "norm.weight", named("norm.weight"), 1.0, DELTA),
+    # gated_delta_net.
+    Initial("gated_delta_net", "dt", lambda m: F.softplus(m.dt_bias), STEPS, GATED_DELTA, {"n_heads": 1024}, 1024),
+    Initial("gated_delta_net", "A", lambda m: m.A_log.exp(), uniform(0, 16), GATED_DELTA, {"n_heads": 1024}, 1024),
+    *linear("gated_delta_net", GATED_DELTA, {"qkv_proj.weight": 64, "gate_proj.weight": 64, "out_proj.weight": 128}),
+    Initial("gated_delta_net", "conv.weight", named("conv.weight"), within(4), GATED_DELTA, d_model=256),
+    Initial("gated_delta_net", "norm.weight", named("norm.weight"), 1.0, GATED_DELTA),
+    # s4d.
+    Initial("s4d", "dt", lambda m: m.log_dt.exp(), STEPS, S4D, {"d_state": 2}, 2048),
+    Initial("s4d", "-Re A", lambda m: m.log_rate.exp(), 0.5, S4D),
+    Initial("s4d", "Im A", named("frequency"), [0.0, math.pi, 2 * math.pi], S4D, {"d_state": 6}),
+    Initial("s4d", "C, each part", named("C"), normal(0.5**0.5), S4D),
+    Initial("s4d", "D", named("D"), normal(1.0), S4D, {"d_state": 2}, 2048),
+    *linear("s4d", S4D, {"out_proj.weight": 64}),
+    # diagonal_ssm.
+    Initial("diagonal_ssm", "dt", lambda m: m.log_dt.exp(), STEPS, S4D, {"d_state": 4096}, 2),
+    Initial("diagonal_ssm", "-Re A", lambda m: m.log_rate.exp(), 0.5, S4D),
+    Initial("diagonal_ssm", "Im A", named("frequency"), [0.0, math.pi, 2 * math.pi], S4D, {"d_state": 6}),
+    Initial(
+        "diagonal_ssm",
+        "|lambda|^2",
+        lambda m: (-2 * m.log_rate.exp()).exp(),
+        uniform(0.25, 0.81),
+        LRU,
+        {"d_state": 4096, "init": "ring", "r_min": 0.5, "r_max": 0.9},
+        2,
+    ),
+    Initial(
+        "diagonal_ssm",
+        "arg lambda",
+        named("frequency"),
+        uniform(0, 2 * math.pi),
+        LRU,
+        {"d_state": 4096, "init": "ring"},
+        2,
+    ),
+    Initial("diagonal_ssm", "B, each part", named("B"), normal(64**-0.5), OWN),
+    Initial("diagonal_ssm", "C, each part", named("C"), normal(32**-0.5), OWN),
+    Initial("diagonal_ssm", "D", named("D"), 1.0, OWN),
+    # Attention.
+    Initial(
+        "attention",
+        "slopes",
+        named("slopes"),
+        [2.0**-4, 2.0**-8, 2.0**-2],
+        ALIBI,
+        {"n_heads": 3, "position": "alibi"},
+        6,
+    ),
+    # Nonlinear recurrence.
+    Initial("lstm", "bias, i f g o", lambda m: m.bias.view(4, -1).T, [0.0, 1.0, 0.0, 0.0], JOZEFOWICZ),
+    Initial(
+        "lstm", "bias, i f g o", lambda m: m.bias.view(4, -1).T, [0.0, 3.0, 0.0, 0.0], JOZEFOWICZ, {"forget_bias": 3.0}
+    ),
+    *[
+        Initial(name, "recurrent", named("recurrent"), within(32), TORCH, {"d_inner": 32})
+        for name in ("lstm", "gru", "rnn")
+    ],
+]

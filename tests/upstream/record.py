@@ -1,0 +1,416 @@
+"""Run upstream's own layers in float64 and write down what they give: the records that tests/upstream reproduces.
+
+    python tests/upstream/record.py CHECKOUTS [NAME ...]
+
+CHECKOUTS holds a clone of each repository of `SOURCES`, under the name there, at the commit there. Besides torch there
+must be einops, triton, transformers, pytest (flash-linear-attention and mamba import them), jax and flax (minimal-LRU).
+Each record is made in a process of its own and written to tests/upstream/records.
+
+Layers are upstream's modules. Where one calls a CUDA or Triton kernel, the kernel is replaced by the plain Python
+reference of the same repository (its file is named in the record), and float32 by float64 while it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import importlib
+import json
+import math
+import subprocess
+import sys
+import types
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+RECORDS = Path(__file__).parent / "records"
+SOURCES = {
+    "flash-linear-attention": ("fla-org/flash-linear-attention", "bc3b101dcb713ddc5bd8924b66754eb68b5ccf89"),
+    "mamba": ("state-spaces/mamba", "e9594ce1c732d97440f0332fdc43170a2294dbfa"),
+    "mamba-softplus": ("state-spaces/mamba", "a14b1dff0454a3bc27d9eb31355dc01e4b2490ec"),
+    "s4": ("state-spaces/s4", "e757cef57d89e448c413de7325ed5601aceaac13"),
+    "minimal-LRU": ("NicolasZucchet/minimal-LRU", "bbd71b1104c399ec0d13819527d791949e66f599"),
+    "fast-transformers": ("idiap/fast-transformers", "2ad36b97e64cb93862937bd21fcc9568d989561f"),
+    "attention_with_linear_biases": (
+        "ofirpress/attention_with_linear_biases",
+        "4b92f28a005ead2567abe2359f633e73e08f3833",
+    ),
+}
+SHORT, LONG = (2, 7), (1, 70)  # batch and length; the longer is more than a chunk of any op
+
+State = dict[str, Tensor]
+Layer = tuple[nn.Module, Callable[[Tensor], tuple[Tensor, State]], tuple[str, ...]]
+"""A module, how it is run (input to output and final state), and the files that it comes from."""
+
+
+# The layers.
+
+
+def linear_attention() -> Layer:
+    root = "fast_transformers.recurrent.attention.self_attention"
+    inner = importlib.import_module(f"{root}.linear_attention").RecurrentLinearAttention(3)
+    layer = importlib.import_module(f"{root}.attention_layer").RecurrentAttentionLayer(inner, 6, 2)
+    for projection in (layer.query_projection, layer.key_projection, layer.value_projection, layer.out_projection):
+        projection.bias = None
+
+    def run(x: Tensor) -> tuple[Tensor, State]:
+        state, outputs = None, []
+        for u in x.unbind(1):
+            y, state = layer(u, u, u, state)
+            outputs.append(y)
+        return torch.stack(outputs, 1), {"S": state[0], "z": state[1]}
+
+    path = "fast_transformers/recurrent/attention/self_attention"
+    return layer, run, (f"{path}/linear_attention.py", f"{path}/attention_layer.py")
+
+
+def gated_linear_attention() -> Layer:
+    file, naive = _fla("layers.gla"), _fla("ops.gla.naive").naive_recurrent_gla
+    state: State = {}
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, gk: Tensor | None = None, g: Tensor | None = None, **_: Any) -> Any:
+        y, state["S"] = naive(q, k, v, g if gk is None else gk, output_final_state=True)
+        return y, state["S"]
+
+    file.fused_recurrent_gla = file.chunk_gla = kernel
+    file.FusedRMSNormGated = _GatedNorm
+    layer = file.GatedLinearAttention(hidden_size=8, num_heads=2, gate_low_rank_dim=3)
+    return layer, lambda x: (layer(x)[0], state), ("fla/layers/gla.py", "fla/ops/gla/naive.py")
+
+
+def delta_net() -> Layer:
+    file, naive = _fla("layers.delta_net"), _fla("ops.delta_rule.naive").delta_rule_recurrence
+    state: State = {}
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, **_: Any) -> Any:
+        y, state["S"] = naive(*(t.transpose(1, 2) for t in (_unit(q), _unit(k), v, beta)))
+        return y.transpose(1, 2), state["S"]
+
+    file.fused_recurrent_delta_rule = file.chunk_delta_rule = kernel
+    file.ShortConvolution, file.RMSNorm = _ShortConv, _Norm
+    layer = file.DeltaNet(hidden_size=6, num_heads=2)
+    return layer, _with_convs(layer, state), ("fla/layers/delta_net.py", "fla/ops/delta_rule/naive.py")
+
+
+def gated_delta_net() -> Layer:
+    file, naive = _fla("layers.gated_deltanet"), _fla("ops.gated_delta_rule.naive").naive_recurrent_gated_delta_rule
+    gate = _fla("ops.gated_delta_rule.gate").naive_gdn_gate
+    state: State = {}
+
+    def kernel(
+        q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Tensor, dt_bias: Tensor, **_: Any
+    ) -> Any:
+        beta = (2 if layer.allow_neg_eigval else 1) * beta.sigmoid()
+        y, state["S"] = naive(_unit(q), _unit(k), v, beta, gate(g, A_log, dt_bias), output_final_state=True)
+        return y, state["S"]
+
+    file.fused_recurrent_gated_delta_rule = file.chunk_gated_delta_rule = kernel
+    file.ShortConvolution, file.FusedRMSNormGated = _ShortConv, _GatedNorm
+    layer = file.GatedDeltaNet(hidden_size=6, num_heads=2, head_dim=3, expand_v=2, allow_neg_eigval=True)
+    path = "fla/ops/gated_delta_rule"
+    return layer, _with_convs(layer, state), ("fla/layers/gated_deltanet.py", f"{path}/naive.py", f"{path}/gate.py")
+
+
+def selective_ssm() -> Layer:
+    file = importlib.import_module("mamba_ssm.modules.mamba_simple")
+    file.selective_scan_fn = importlib.import_module("mamba_ssm.ops.selective_scan_interface").selective_scan_ref
+    layer = file.Mamba(4, d_state=3, dt_rank=2, layer_idx=0)
+    files = ("mamba_ssm/modules/mamba_simple.py", "mamba_ssm/ops/selective_scan_interface.py")
+    return layer, _with_cache(layer, "conv", "h"), files
+
+
+def ssd() -> Layer:
+    file = importlib.import_module("mamba_ssm.modules.mamba2")
+    minimal = importlib.import_module("mamba_ssm.modules.ssd_minimal").ssd_minimal_discrete
+
+    def kernel(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor, **_: Any) -> Any:
+        dt, copies = F.softplus(dt + dt_bias).unsqueeze(3), x.shape[2] // B.shape[2]
+        B, C = (t.repeat_interleave(copies, 2) for t in (B, C))
+        y, h = minimal(dt * x, dt.squeeze(3) * A, B, C, block_len=7)
+        return y + D.view(-1, 1) * x, h
+
+    file.mamba_chunk_scan_combined, file.RMSNormGated = kernel, _mamba_norm()
+    layer = file.Mamba2(4, d_state=3, headdim=2, ngroups=2, layer_idx=0)
+    files = ("modules/mamba2.py", "modules/ssd_minimal.py", "ops/triton/layernorm_gated.py")
+    return layer, _with_cache(layer, "conv", "h"), tuple(f"mamba_ssm/{f}" for f in files)
+
+
+def mamba3() -> Layer:
+    sys.modules.setdefault("selective_scan_cuda", types.ModuleType("selective_scan_cuda"))  # March's release imports it
+    file, state = importlib.import_module("mamba_ssm.modules.mamba3"), {}
+    step = _mamba_test("triton", "test_mamba3_siso").mamba3_siso_step_ref
+
+    def kernel(**given: Any) -> Tensor:
+        names = ("Q", "K", "V", "ADT", "DT", "Trap", "Q_bias", "K_bias", "Angles", "D", "Z")
+        y, states = step(**{name: given[name] for name in names})
+        state.update(zip(("angle", "h", "k", "u"), states, strict=True))
+        return y
+
+    file.mamba3_siso_combined, file.RMSNormGated = kernel, _mamba_norm()
+    layer = file.Mamba3(4, d_state=8, headdim=4)
+    files = ("mamba_ssm/modules/mamba3.py", "tests/ops/triton/test_mamba3_siso.py")
+    return layer, lambda x: (layer(x), state), files
+
+
+def mamba3_several_ranks() -> Layer:
+    file, state = importlib.import_module("mamba_ssm.modules.mamba3"), {}
+    step = _mamba_test("tilelang", "test_mamba3_mimo").mamba3_MIMO_step_ref
+
+    def kernel(**given: Any) -> Tensor:
+        names = ("Q", "K", "V", "ADT", "DT", "Trap", "Q_bias", "K_bias", "Angles", "MIMO_V", "D", "Z", "MIMO_Z")
+        y, states = step(**{name: given[name] for name in names}, MIMO_O=given["MIMO_Out"])
+        state.update(zip(("angle", "h", "k", "v"), states, strict=True))
+        return y
+
+    file.mamba3_mimo_combined, file.RMSNormGated = kernel, _mamba_norm()
+    layer = file.Mamba3(3, d_state=4, headdim=3, rope_fraction=1.0, is_mimo=True, mimo_rank=2)
+    files = ("mamba_ssm/modules/mamba3.py", "tests/ops/tilelang/test_mamba3_mimo.py")
+    return layer, lambda x: (layer(x), state), files
+
+
+def s4d() -> Layer:
+    layer = importlib.import_module("models.s4.s4d").S4D(4, d_state=6, transposed=False)
+    return layer, lambda x: (layer(x)[0], {}), ("models/s4/s4d.py",)
+
+
+LAYERS: dict[str, tuple[str, Callable[[], Layer]]] = {
+    "linear_attention": ("fast-transformers", linear_attention),
+    "gated_linear_attention": ("flash-linear-attention", gated_linear_attention),
+    "delta_net": ("flash-linear-attention", delta_net),
+    "gated_delta_net": ("flash-linear-attention", gated_delta_net),
+    "selective_ssm": ("mamba", selective_ssm),
+    "ssd": ("mamba", ssd),
+    "mamba3": ("mamba", mamba3),
+    "mamba3_softplus": ("mamba-softplus", mamba3),
+    "mamba3_ranks": ("mamba", mamba3_several_ranks),
+    "s4d": ("s4", s4d),
+}
+
+
+# What takes a kernel's place.
+
+
+def _unit(t: Tensor) -> Tensor:
+    """What flash-linear-attention's kernels do to queries and keys first (fla/modules/l2norm.py)."""
+    return t / (t.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+
+
+class _Norm(nn.Module):
+    """flash-linear-attention's RMSNorm by its `rms_norm_ref`."""
+
+    def __init__(self, hidden_size: int, elementwise_affine: bool = True, eps: float = 1e-5, **_: Any) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(hidden_size)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _fla("modules.layernorm").rms_norm_ref(x, self.weight, None, eps=self.eps)
+
+
+class _GatedNorm(_Norm):
+    """Its FusedRMSNormGated: the norm, times silu of the gate."""
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        return super().forward(x) * F.silu(gate)
+
+
+class _ShortConv(nn.Module):
+    """Its ShortConvolution: depthwise, causal, with SiLU; keeps what it was given."""
+
+    backend = None
+
+    def __init__(self, hidden_size: int, kernel_size: int, bias: bool, activation: str) -> None:
+        super().__init__()
+        assert (bias, activation) == (False, "silu")
+        self.weight = nn.Parameter(torch.empty(hidden_size, 1, kernel_size).uniform_(-0.5, 0.5))
+
+    def forward(self, x: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+        width = self.weight.shape[2]
+        padded = F.pad(x.transpose(1, 2), (width - 1, 0))
+        self.last = padded[:, :, 1 - width :].transpose(1, 2)
+        return F.silu(F.conv1d(padded, self.weight, groups=len(self.weight))).transpose(1, 2), self.last
+
+
+def _mamba_norm() -> type[nn.Module]:
+    """mamba's gated RMSNorm by its `rms_norm_ref`."""
+    file = importlib.import_module("mamba_ssm.ops.triton.layernorm_gated")
+
+    class Norm(file.RMSNorm):
+        def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
+            options = {"group_size": self.group_size, "norm_before_gate": self.norm_before_gate}
+            return file.rms_norm_ref(x, self.weight, None, z=z, eps=self.eps, **options)
+
+    return Norm
+
+
+def _fla(name: str) -> Any:
+    """A module of flash-linear-attention; its kernels are defined and never tuned."""
+    import triton
+
+    triton.autotune = triton.heuristics = lambda *_, **__: lambda kernel: kernel
+    return importlib.import_module(f"fla.{name}")
+
+
+def _mamba_test(folder: str, name: str) -> Any:
+    """A test file of mamba's, which hold the references of Mamba-3."""
+    (root,) = (path for path in sys.path if (Path(path) / "mamba_ssm").is_dir())
+    sys.path.insert(0, str(Path(root) / "tests" / "ops" / folder))
+    return importlib.import_module(name)
+
+
+def _with_convs(layer: nn.Module, state: State) -> Callable[[Tensor], tuple[Tensor, State]]:
+    def run(x: Tensor) -> tuple[Tensor, State]:
+        y = layer(x, use_cache=True)[0]
+        convs = (layer.q_conv1d, layer.k_conv1d, layer.v_conv1d)
+        return y, {**state, "conv": torch.cat([conv.last for conv in convs], 2)}
+
+    return run
+
+
+def _with_cache(layer: nn.Module, *names: str) -> Callable[[Tensor], tuple[Tensor, State]]:
+    def run(x: Tensor) -> tuple[Tensor, State]:
+        cache = types.SimpleNamespace(key_value_memory_dict={}, seqlen_offset=0)
+        y = layer(x, inference_params=cache)
+        return y, dict(zip(names, cache.key_value_memory_dict[0], strict=True))
+
+    return run
+
+
+# Recording.
+
+
+@contextlib.contextmanager
+def in_float64() -> Iterator[None]:
+    """float32, where upstream asks for it by name, is float64."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with (
+            mock.patch.multiple(torch, float32=torch.float64, float=torch.float64),
+            mock.patch.object(Tensor, "float", Tensor.double),
+        ):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def record_layer(name: str, checkouts: Path) -> None:
+    source, make = LAYERS[name]
+    sys.path.insert(0, str(checkouts / source))
+    seed = zlib.crc32(name.encode())
+    torch.manual_seed(seed)
+    with in_float64():
+        layer, run, files = make()
+        layer = layer.double().eval()
+        weights = dict(layer.named_parameters())
+        with torch.no_grad():
+            for weight in weights.values():
+                weight.add_(0.3 * torch.randn(weight.shape))
+            if name == "mamba3_softplus":
+                lower_rates(layer)
+        width = getattr(layer, "d_model", None) or getattr(layer, "hidden_size", None) or getattr(layer, "h", 6)
+        for batch, length in (SHORT, LONG):
+            x = torch.randn(batch, length, width)
+            x[..., 0] = 1.0  # a bias for whatever is projected
+            x.requires_grad_()
+            y, state = run(x)
+            dy = torch.randn(y.shape)
+            grads = torch.autograd.grad(y, [x, *weights.values()], dy)
+            arrays = {"x": x, "y": y, "dy": dy, "dx": grads[0]}
+            arrays |= {f"weight.{key}": weight for key, weight in weights.items()}
+            arrays |= {f"grad.{key}": grad for key, grad in zip(weights, grads[1:], strict=True)}
+            arrays |= {f"state.{key}": tensor for key, tensor in state.items()}
+            save(f"{name}-{length}", source, files, seed, {key: t.detach().numpy() for key, t in arrays.items()})
+
+
+def lower_rates(layer: Any) -> None:
+    """Logits of Mamba-3's rates near -9 and -9.6: softplus of them lies above and below the floor of 1e-4."""
+    first = 2 * layer.d_inner + 2 * layer.d_state * layer.num_bc_heads + layer.nheads
+    rates = layer.in_proj.weight[first : first + layer.nheads]
+    rates.mul_(0.1)[:, 0] = torch.tensor([-9.0, -9.6])
+
+
+def record_ring(checkouts: Path) -> None:
+    """The LRU of minimal-LRU; its gamma is the function of nu and theta that it starts as."""
+    sys.path.insert(0, str(checkouts / "minimal-LRU"))
+    import jax
+
+    jax.config.update("jax_enable_x64", True)
+    from lru import model as file
+
+    layer, seed = file.LRU(d_hidden=5, d_model=4, r_min=0.5, r_max=0.95), zlib.crc32(b"ring")
+    rng = np.random.default_rng(seed)
+    shapes = {"nu_log": 5, "theta_log": 5, "B_re": (5, 4), "B_im": (5, 4), "C_re": (4, 5), "C_im": (4, 5), "D": 4}
+    weights = {key: rng.normal(size=shape) for key, shape in shapes.items()}
+    weights["nu_log"] = weights["nu_log"] / 2 - 1.5  # moduli near 0.8
+
+    def run(weights: dict[str, Any], x: Any) -> Any:
+        gamma_log = file.gamma_log_init(None, (weights["nu_log"], weights["theta_log"]))
+        return jax.vmap(lambda row: layer.apply({"params": {**weights, "gamma_log": gamma_log}}, row))(x)
+
+    for batch, length in (SHORT, LONG):
+        x = rng.normal(size=(batch, length, 4))
+        y, back = jax.vjp(run, weights, x)
+        dy = rng.normal(size=y.shape)
+        grads, dx = back(dy)
+        arrays = {"x": x, "y": y, "dy": dy, "dx": dx}
+        arrays |= {f"weight.{key}": weight for key, weight in weights.items()}
+        arrays |= {f"grad.{key}": grad for key, grad in grads.items()}
+        arrays = {key: np.asarray(array) for key, array in arrays.items()}
+        save(f"ring-{length}", "minimal-LRU", ("lru/model.py",), seed, arrays)
+
+
+def record_slopes(checkouts: Path) -> None:
+    """ALiBi's slopes for 1 to 24 heads, from the function inside fairseq's TransformerDecoder, which alone is run."""
+    path = "fairseq/models/transformer.py"
+    tree = ast.parse((checkouts / "attention_with_linear_biases" / path).read_text())
+    (function,) = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == "get_slopes")
+    scope: dict[str, Any] = {"math": math}
+    exec(compile(ast.Module([function], []), path, "exec"), scope)
+    arrays = {f"slopes.{n}": np.array(scope["get_slopes"](n)) for n in range(1, 25)}
+    save("alibi", "attention_with_linear_biases", (path,), None, arrays)
+
+
+def save(name: str, source: str, files: tuple[str, ...], seed: int | None, arrays: dict[str, np.ndarray]) -> None:
+    repository, commit = SOURCES[source]
+    about = {"repository": repository, "commit": commit, "files": files, "seed": seed}
+    assert all(array.dtype == np.float64 for array in arrays.values()), name
+    RECORDS.mkdir(exist_ok=True)
+    np.savez_compressed(RECORDS / f"{name}.npz", about=np.array(json.dumps(about)), **arrays)
+
+
+def main() -> None:
+    recorders: dict[str, Callable[[Path], None]] = {"ring": record_ring, "alibi": record_slopes}
+    sources = {"ring": "minimal-LRU", "alibi": "attention_with_linear_biases"}
+    for name, (source, _) in LAYERS.items():
+        recorders[name], sources[name] = (lambda checkouts, name=name: record_layer(name, checkouts)), source
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkouts", type=Path)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(recorders)}; default all")
+    given = parser.parse_args()
+    unknown = set(given.names) - set(recorders)
+    if unknown:
+        parser.error(f"no record {', '.join(sorted(unknown))}; there are {', '.join(recorders)}")
+    names = given.names or list(recorders)
+    for name in names:
+        folder, commit = given.checkouts / sources[name], SOURCES[sources[name]][1]
+        at = subprocess.run(["git", "-C", folder, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+        if at != commit:
+            parser.error(f"{folder} must be a clone of {SOURCES[sources[name]][0]} at {commit}, is {at or 'none'}")
+    if len(names) == 1:
+        recorders[names[0]](given.checkouts)
+        return
+    for name in names:  # modules of one name, from two commits, cannot be imported into one process
+        subprocess.run([sys.executable, __file__, given.checkouts, name], check=True)
+
+
+if __name__ == "__main__":
+    main()

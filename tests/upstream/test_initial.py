@@ -1,0 +1,57 @@
+"""What the zoo draws at the start against the table of published laws, on fixed seeds with wide margins."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.tolerances import assert_close
+from tests.upstream.initial import TABLE, Initial, Law, normal
+from zoo import Backbone, create_mixer
+from zoo.ops.step_size import draw_step_bias
+
+
+def assert_drawn(draws: torch.Tensor, law: Law) -> None:
+    """Assert by Kolmogorov and Smirnov's distance that the draws are of the law, and that they reach both its ends.
+
+    A thousand draws of the law itself would be farther than 2 / sqrt(n) with a probability of 7e-4, or stay away from
+    an end with 2e-9.
+    """
+    u = np.sort(law.cdf(draws.detach().double().numpy().ravel()))
+    n = len(u)
+    assert n >= 1000
+    assert -1e-4 <= u[0] < 0.02
+    assert 0.98 < u[-1] <= 1 + 1e-4
+    assert np.abs(u - (np.arange(n) + 0.5) / n).max() < 2 / np.sqrt(n)
+
+
+@pytest.mark.parametrize("entry", TABLE, ids=lambda e: f"{e.mixer}-{e.parameter}".replace(" ", "_"))
+def test_a_parameter_starts_as_published(entry: Initial) -> None:
+    torch.manual_seed(0)
+    values = entry.read(create_mixer(entry.mixer, entry.d_model, **entry.options))
+    if isinstance(entry.law, Law):
+        assert_drawn(values, entry.law)
+    else:
+        assert_close(values, torch.tensor(entry.law).expand_as(values))
+
+
+def test_embeddings_start_as_published() -> None:
+    torch.manual_seed(0)
+    model = Backbone(mixer={"name": "identity"}, n_outputs=2, d_model=32, n_layers=1, vocab_size=512)
+    assert_drawn(model.embedding.weight, normal(0.02))
+
+
+def test_no_step_starts_below_the_floor() -> None:
+    """1e-4, `dt_init_floor` of all of mamba's blocks and of GatedDeltaNet."""
+    torch.manual_seed(0)
+    dt = torch.nn.functional.softplus(draw_step_bias(100, 1e-7, 1e-5))
+    assert_close(dt / 1e-4, np.ones(100))
+
+
+def test_a_wrong_law_is_seen() -> None:
+    torch.manual_seed(0)
+    draws = torch.empty(1024).normal_(std=0.5)
+    assert_drawn(draws, normal(0.5))
+    with pytest.raises(AssertionError):
+        assert_drawn(draws, normal(0.5**0.5))

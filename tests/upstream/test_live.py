@@ -1,0 +1,231 @@
+"""Layers of torch and transformers, called here, against the zoo: outputs, every gradient and states in float64.
+
+Whole models of transformers with their caches: tests/test_transformers.py.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.cases import draw, randomise
+from tests.tolerances import assert_close
+from tests.upstream.compare import CUTS, Weights, assert_same
+from tests.upstream.record import in_float64
+from zoo import create_mixer
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+D_MODEL, LENGTHS = 12, (7, 70)
+every_cut = pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
+every_length = pytest.mark.parametrize("length", LENGTHS)
+
+
+@pytest.fixture(autouse=True)
+def _float64() -> Iterator[None]:
+    """Modules are made in float64, and upstream's casts to float32 are to float64."""
+    with in_float64():
+        yield
+
+
+def compare(
+    layer: nn.Module,
+    run: Callable[[Tensor], Tensor],
+    mixer: nn.Module,
+    translate: Callable[[Weights], Weights],
+    length: int,
+    cuts: Sequence[int],
+    generator: torch.Generator,
+) -> Any:
+    """Assert the same outputs and gradients on random weights; returns the zoo's last state, and the input."""
+    randomise(layer, generator).eval()
+    x = draw(2, length, D_MODEL, generator=generator).requires_grad_()
+    y = run(x)
+    dy = draw(*y.shape, generator=generator)
+    weights = dict(layer.named_parameters())
+    dx, *grads = torch.autograd.grad(y, [x, *weights.values()], dy)
+    state = assert_same(mixer, translate, weights, cuts, x, y.detach(), dy, dx, dict(zip(weights, grads, strict=True)))
+    return state, x
+
+
+def joined(w: Weights) -> Weights:
+    return {
+        "qkv_proj.weight": torch.cat([w[f"{name}_proj.weight"] for name in "qkv"]),
+        "out_proj.weight": w["o_proj.weight"],
+    }
+
+
+def mask(length: int, window: int | None = None) -> Tensor:
+    """transformers' own rule of who sees whom, (1, 1, length, length), to be added to logits."""
+    from transformers import masking_utils
+
+    i, j = torch.arange(length).view(-1, 1), torch.arange(length)
+    visible = masking_utils.causal_mask_function(0, 0, i, j)
+    if window is not None:
+        visible = visible & masking_utils.sliding_window_overlay(window)(0, 0, i, j)
+    return torch.zeros(length, length).masked_fill(~visible, -torch.inf)[None, None]
+
+
+def build(kind: str, **options: Any) -> tuple[Any, Any]:
+    """An attention layer of transformers in plain Python, and its rotary embedding."""
+    import transformers
+
+    sizes = {"hidden_size": D_MODEL, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1}
+    config = getattr(transformers, f"{kind}Config")(**sizes, head_dim=4, attn_implementation="eager", **options)
+    file = getattr(transformers.models, kind.lower() if kind != "GptOss" else "gpt_oss")
+    file = getattr(file, f"modeling_{file.__name__.rpartition('.')[2]}")
+    return getattr(file, f"{kind}Attention")(config, layer_idx=0), getattr(file, f"{kind}RotaryEmbedding")(config)
+
+
+# Attention.
+
+
+@every_cut
+def test_attention_is_torchs(cuts: Sequence[int], generator: torch.Generator) -> None:
+    layer = nn.MultiheadAttention(D_MODEL, 3, bias=False, batch_first=True)
+    compare(
+        layer,
+        lambda x: layer(x, x, x, attn_mask=mask(7)[0, 0], need_weights=False)[0],
+        create_mixer("attention", D_MODEL, n_heads=3),
+        lambda w: {"qkv_proj.weight": w["in_proj_weight"], "out_proj.weight": w["out_proj.weight"]},
+        7,
+        cuts,
+        generator,
+    )
+
+
+@every_cut
+def test_rope_and_shared_heads_are_llamas(cuts: Sequence[int], generator: torch.Generator) -> None:
+    layer, rope = build("Llama", rope_parameters={"rope_type": "default", "rope_theta": 50.0})
+    compare(
+        layer,
+        lambda x: layer(x, rope(x, torch.arange(7)[None]), mask(7))[0],
+        create_mixer("attention", D_MODEL, n_heads=4, n_kv_heads=2, d_head=4, position="rope", rope_base=50.0),
+        joined,
+        7,
+        cuts,
+        generator,
+    )
+
+
+@every_cut
+def test_the_constant_sink_is_gpt_oss(cuts: Sequence[int], generator: torch.Generator) -> None:
+    layer, _ = build("GptOss", attention_bias=False)
+    nn.init.zeros_(layer.sinks)
+    still = torch.ones(1, 7, 2), torch.zeros(1, 7, 2)  # no rotation
+    compare(
+        layer,
+        lambda x: layer(x, still, mask(7))[0],
+        create_mixer("attention", D_MODEL, n_heads=4, n_kv_heads=2, d_head=4, sink="constant"),
+        lambda w: {**joined(w), "sink_logit": w["sinks"].unsqueeze(1)},
+        7,
+        cuts,
+        generator,
+    )
+
+
+@every_cut
+@every_length
+def test_the_sliding_window_is_mistrals(length: int, cuts: Sequence[int], generator: torch.Generator) -> None:
+    layer, rope = build("Mistral")
+    compare(
+        layer,
+        lambda x: layer(x, rope(x, torch.arange(length)[None]), mask(length, window=5))[0],
+        create_mixer("sliding_attention", D_MODEL, n_heads=4, n_kv_heads=2, d_head=4, window=5, position="rope"),
+        joined,
+        length,
+        cuts,
+        generator,
+    )
+
+
+@every_cut
+@pytest.mark.parametrize("n_heads", [4, 6])
+@pytest.mark.parametrize("name", ["attention", "sliding_attention"])
+def test_alibi_is_blooms(name: str, n_heads: int, cuts: Sequence[int], generator: torch.Generator) -> None:
+    from transformers.models.bloom import BloomConfig, modeling_bloom
+
+    layer = modeling_bloom.BloomAttention(BloomConfig(hidden_size=D_MODEL, n_head=n_heads), layer_idx=0)
+    layer.query_key_value.bias = layer.dense.bias = None
+    mixer = create_mixer(name, D_MODEL, n_heads=n_heads, position="alibi")
+
+    def run(x: Tensor) -> Tensor:
+        alibi = modeling_bloom.build_alibi_tensor(torch.ones(2, 7), n_heads, torch.float64)
+        return layer(x, torch.zeros_like(x), alibi, mask(7))[0]
+
+    def translate(w: Weights) -> Weights:
+        heads = w["query_key_value.weight"].unflatten(0, (n_heads, 3, -1)).transpose(0, 1)
+        slopes = mixer.slopes.detach()  # the published ones, as both start
+        return {"qkv_proj.weight": heads.flatten(0, 2), "out_proj.weight": w["dense.weight"], "slopes": slopes}
+
+    compare(layer, run, mixer, translate, 7, cuts, generator)
+
+
+# Nonlinear recurrence.
+
+
+@every_cut
+@pytest.mark.parametrize(("name", "kind"), [("lstm", nn.LSTM), ("gru", nn.GRU), ("rnn", nn.RNN)])
+def test_recurrent_nets_are_torchs(
+    name: str, kind: type[nn.RNNBase], cuts: Sequence[int], generator: torch.Generator
+) -> None:
+    layer = kind(D_MODEL, D_MODEL, batch_first=True)
+
+    def translate(w: Weights) -> Weights:
+        b_in, b_recurrent = w["bias_ih_l0"], w["bias_hh_l0"]
+        ours = {"in_proj.weight": w["weight_ih_l0"], "recurrent": w["weight_hh_l0"], "bias": b_in + b_recurrent}
+        if name == "gru":  # the new gate's recurrent bias is reset with what it belongs to
+            ours["bias"] = torch.cat((ours["bias"][: 2 * D_MODEL], b_in[2 * D_MODEL :]))
+            ours["recurrent_bias"] = b_recurrent[2 * D_MODEL :]
+        return {**ours, "out_proj.weight": torch.eye(D_MODEL)}
+
+    mixer = create_mixer(name, D_MODEL)
+    state, x = compare(layer, lambda x: layer(x)[0], mixer, translate, 7, cuts, generator)
+    last = layer(x)[1]
+    for held, theirs in zip(state, last if name == "lstm" else (last,), strict=True):
+        assert_close(held, theirs[0])
+
+
+# The gated delta rule.
+
+
+@every_cut
+@every_length
+def test_the_gated_delta_rule_is_qwen3_nexts(length: int, cuts: Sequence[int], generator: torch.Generator) -> None:
+    from transformers.models.qwen3_next import Qwen3NextConfig, modeling_qwen3_next
+
+    heads, d_head, d_value = 2, 5, 10
+    config = Qwen3NextConfig(
+        hidden_size=D_MODEL,
+        linear_num_key_heads=heads,
+        linear_num_value_heads=heads,
+        linear_key_head_dim=d_head,
+        linear_value_head_dim=d_value,
+        layer_types=["linear_attention"],
+        num_hidden_layers=1,
+        rms_norm_eps=1e-5,
+    )
+    layer = modeling_qwen3_next.Qwen3NextGatedDeltaNet(config, layer_idx=0)
+
+    def translate(w: Weights) -> Weights:
+        per_head = w["in_proj_qkvz.weight"].unflatten(0, (heads, -1)).split((d_head, d_head, d_value, d_value), dim=1)
+        q, k, v, gate = (t.flatten(0, 1) for t in per_head)
+        beta, dt = w["in_proj_ba.weight"].unflatten(0, (heads, 2)).unbind(1)
+        return {
+            "qkv_proj.weight": torch.cat((q, k, v)),
+            "conv.weight": w["conv1d.weight"].squeeze(1),
+            "beta_proj.weight": beta,
+            "dt_proj.weight": dt,
+            "gate_proj.weight": gate,
+            **{name: w[name] for name in ("A_log", "dt_bias", "norm.weight", "out_proj.weight")},
+        }
+
+    mixer = create_mixer("gated_delta_net", D_MODEL, n_heads=heads, d_head=d_head)
+    compare(layer, lambda x: layer(x), mixer, translate, length, cuts, generator)
+    assert math.isclose(mixer.norm.eps, layer.norm.variance_epsilon)

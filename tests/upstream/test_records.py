@@ -1,0 +1,223 @@
+"""Upstream's layers, recorded by record.py, against the zoo: outputs, every gradient and final states in float64.
+
+Each record's weights are translated into the zoo's by a differentiable function, so that gradients with respect to
+upstream's own parameters come out and are compared as they stand.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.tolerances import assert_close
+from tests.upstream.compare import CUTS, Weights, assert_same
+from zoo import create_mixer
+from zoo.ops.attention import alibi_slopes
+
+RECORDS = Path(__file__).parent / "records"
+LENGTHS = (7, 70)
+
+
+def take(record: Any, prefix: str) -> Weights:
+    """The tensors of a record whose names begin with the prefix, without it."""
+    return {key.removeprefix(prefix): torch.from_numpy(record[key]) for key in record.files if key.startswith(prefix)}
+
+
+# Upstream's parameters as the zoo's, and the zoo's state beside upstream's.
+
+
+def linear_attention(w: Weights) -> Weights:
+    qkv = torch.cat([w[f"{name}_projection.weight"] for name in ("query", "key", "value")])
+    return {"qkv_proj.weight": qkv, "out_proj.weight": w["out_projection.weight"]}
+
+
+def joined(w: Weights) -> Weights:
+    """Projections, and convolutions where there are, of queries, keys and values in one."""
+    ours = {
+        "qkv_proj.weight": torch.cat([w[f"{name}_proj.weight"] for name in "qkv"]),
+        "out_proj.weight": w["o_proj.weight"],
+    }
+    if "q_conv1d.weight" in w:
+        ours["conv.weight"] = torch.cat([w[f"{name}_conv1d.weight"] for name in "qkv"]).squeeze(1)
+    return ours
+
+
+def gated_linear_attention(w: Weights) -> Weights:
+    return {
+        **joined(w),
+        "decay_down.weight": w["gk_proj.0.weight"],
+        "decay_up.weight": w["gk_proj.1.weight"],
+        "decay_up.bias": w["gk_proj.1.bias"],
+        "gate_proj.weight": w["g_proj.weight"],
+        "gate_proj.bias": torch.zeros(len(w["g_proj.weight"]), dtype=torch.float64),  # the paper has one
+        "norm.weight": w["g_norm_swish_gate.weight"],
+    }
+
+
+def delta_net(w: Weights) -> Weights:
+    return {**joined(w), "beta_proj.weight": w["b_proj.weight"], "norm.weight": w["o_norm.weight"]}
+
+
+def gated_delta_net(w: Weights) -> Weights:
+    renamed = {"dt_proj.weight": w["a_proj.weight"], "gate_proj.weight": w["g_proj.weight"]}
+    return {**delta_net(w), **renamed, "A_log": w["A_log"], "dt_bias": w["dt_bias"]}
+
+
+def mamba(w: Weights) -> Weights:
+    ours = {name.replace("conv1d", "conv"): tensor for name, tensor in w.items()}
+    return {**ours, "conv.weight": w["conv1d.weight"].squeeze(1)}
+
+
+def pairs(d_state: int, angles: int) -> list[int]:
+    """Where the zoo's channels of a state stand upstream: the turned pair (m, m + angles) is (2 m, 2 m + 1) there."""
+    return [*range(0, 2 * angles, 2), *range(1, 2 * angles, 2), *range(2 * angles, d_state)]
+
+
+def mamba3(w: Weights, angles: int) -> Weights:
+    ours = dict(w)
+    n_heads, rank, d_state = w["B_bias"].shape
+    order, d_inner = pairs(d_state, angles), w["out_proj.weight"].shape[1]
+    for name in ("B_norm.weight", "C_norm.weight", "B_bias", "C_bias"):
+        ours[name] = w[name][..., order]
+    wide = rank * d_state
+    z_u, B, C, rest = w["in_proj.weight"].split((2 * d_inner, wide, wide, 3 * n_heads + angles))
+    B, C = (t.unflatten(0, (rank, d_state))[:, order].flatten(0, 1) for t in (B, C))
+    ours["in_proj.weight"] = torch.cat((z_u, B, C, rest))
+    if rank > 1:
+        ours["rank_mix"] = torch.stack([ours.pop(f"mimo_{name}") for name in ("x", "z", "o")])
+    return ours
+
+
+def mamba3_state(state: Any, theirs: Weights, angles: int, w: Weights) -> list[tuple[Tensor, Tensor]]:
+    order = pairs(state.h.shape[2], angles)
+    keys, turned = theirs["k"].view_as(state.k), theirs["angle"]
+    values = state.u if "u" in theirs else state.u.unsqueeze(2) * w["mimo_x"]
+    return [
+        (state.h, theirs["h"].transpose(2, 3)[:, :, order]),
+        (state.k, keys[..., order]),
+        (values, theirs["u"] if "u" in theirs else theirs["v"]),
+        (state.angle.cos(), turned.cos()),
+        (state.angle.sin(), turned.sin()),
+    ]
+
+
+def s4d(w: Weights) -> Weights:
+    return {
+        "log_rate": w["kernel.log_A_real"],
+        "frequency": w["kernel.A_imag"],
+        "log_dt": w["kernel.log_dt"],
+        "C": w["kernel.C"],
+        "D": w["D"],
+        "out_proj.weight": w["output_linear.0.weight"].squeeze(2),
+        "out_proj.bias": w["output_linear.0.bias"],
+    }
+
+
+def ring(w: Weights) -> Weights:
+    """The LRU. It takes Re(C h), where the zoo counts a pole for itself and its conjugate: half of C."""
+    return {
+        "log_rate": w["nu_log"],
+        "frequency": w["theta_log"].exp(),
+        "B": torch.stack((w["B_re"], w["B_im"]), 2),
+        "C": torch.stack((w["C_re"], w["C_im"]), 2) / 2,
+        "D": w["D"],
+    }
+
+
+@dataclass(frozen=True)
+class Twin:
+    """The zoo's mixer of a record, its parameters from upstream's, and the pairs of states to compare."""
+
+    name: str
+    options: dict[str, Any]
+    weights: Callable[[Weights], Weights]
+    states: Callable[[Any, Weights, Weights], list[tuple[Tensor, Tensor]]] = lambda *_: []
+
+
+def delta_states(state: Any, theirs: Weights, _: Weights) -> list[tuple[Tensor, Tensor]]:
+    return [(state.S, theirs["S"]), (state.conv, theirs["conv"])]
+
+
+def mamba_states(state: Any, theirs: Weights, _: Weights, swap: bool) -> list[tuple[Tensor, Tensor]]:
+    h = theirs["h"].transpose(2, 3) if swap else theirs["h"]
+    return [(state.h, h), (state.conv, theirs["conv"][:, :, 1:].transpose(1, 2))]  # they keep one input more
+
+
+def mamba3_twin(angles: int, **options: Any) -> Twin:
+    return Twin(
+        "mamba3",
+        options,
+        partial(mamba3, angles=angles),
+        lambda state, theirs, w: mamba3_state(state, theirs, angles, w),
+    )
+
+
+TWINS = {
+    "linear_attention": Twin(
+        "linear_attention",
+        {"n_heads": 2},
+        linear_attention,
+        lambda state, theirs, _: [(state.outer[..., :-1], theirs["S"]), (state.outer[..., -1], theirs["z"])],
+    ),
+    "gated_linear_attention": Twin(
+        "gated_linear_attention",
+        {"n_heads": 2, "gate_rank": 3},
+        gated_linear_attention,
+        lambda state, theirs, _: [(state.S, theirs["S"])],
+    ),
+    "delta_net": Twin("delta_net", {"n_heads": 2}, delta_net, delta_states),
+    "gated_delta_net": Twin("gated_delta_net", {"n_heads": 2, "beta_max": 2.0}, gated_delta_net, delta_states),
+    "selective_ssm": Twin("selective_ssm", {"d_state": 3, "dt_rank": 2}, mamba, partial(mamba_states, swap=False)),
+    "ssd": Twin("ssd", {"d_state": 3, "d_head": 2, "n_groups": 2}, mamba, partial(mamba_states, swap=True)),
+    "mamba3": mamba3_twin(2, d_state=8, d_head=4),
+    "mamba3_softplus": mamba3_twin(2, d_state=8, d_head=4, rate_map="softplus"),
+    "mamba3_ranks": mamba3_twin(2, d_state=4, d_head=3, rank=2, rotated="all"),
+    "s4d": Twin("s4d", {"d_state": 6}, s4d),
+    "ring": Twin("diagonal_ssm", {"d_state": 10, "init": "ring"}, ring),
+}
+every_record = pytest.mark.parametrize(
+    ("name", "length"), [(name, length) for name in TWINS for length in LENGTHS], ids=lambda part: str(part)
+)
+
+
+def test_every_record_is_compared_and_says_where_it_is_from() -> None:
+    assert {path.stem for path in RECORDS.glob("*.npz")} == {
+        "alibi",
+        *(f"{name}-{length}" for name in TWINS for length in LENGTHS),
+    }
+    for path in RECORDS.glob("*.npz"):
+        about = json.loads(str(np.load(path)["about"]))
+        assert set(about) == {"repository", "commit", "files", "seed"}
+        assert len(about["commit"]) == 40
+    assert sum(path.stat().st_size for path in RECORDS.iterdir()) < 1.5e6
+
+
+@every_record
+@pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
+def test_the_mixer_is_upstreams_layer(name: str, length: int, cuts: Sequence[int]) -> None:
+    twin, record = TWINS[name], np.load(RECORDS / f"{name}-{length}.npz")
+    x, y, dy, dx = (torch.from_numpy(record[key]) for key in ("x", "y", "dy", "dx"))
+    mixer = create_mixer(twin.name, x.shape[2], **twin.options).double()
+    theirs = take(record, "weight.")
+    state = assert_same(mixer, twin.weights, theirs, cuts, x, y, dy, dx, take(record, "grad."))
+    compared = twin.states(state, take(record, "state."), theirs)
+    assert len(compared) >= len(take(record, "state."))
+    for held, recorded in compared:
+        assert_close(held, recorded)
+
+
+def test_alibis_slopes_are_the_published_ones() -> None:
+    record = np.load(RECORDS / "alibi.npz")
+    for n_heads in range(1, 25):
+        assert_close(alibi_slopes(n_heads), record[f"slopes.{n_heads}"])
+    for name in ("attention", "sliding_attention"):
+        assert_close(create_mixer(name, 12, n_heads=12, position="alibi").slopes, record["slopes.12"])
