@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import gradcheck
 
 from tests import reference
@@ -138,24 +138,6 @@ def test_reduced_precision_raises_on_no_cpu(case: Case, dtype: torch.dtype, gene
     with torch.autocast("cpu", dtype=dtype):
         mixer(x)
     assert recurrent_op._exists_on_cpu.cache_info().misses == asked
-
-
-@pytest.mark.parametrize(("name", "kind"), [("lstm", nn.LSTM), ("gru", nn.GRU), ("rnn", nn.RNN)])
-def test_weights_of_torchs_layers_load(name: str, kind: type[nn.RNNBase], generator: torch.Generator) -> None:
-    """Same gates in the same order. Two biases become one where they are only ever added."""
-    theirs = kind(D_MODEL, D_MODEL, batch_first=True).double()
-    ours = Case(name, {}).create(generator)
-    w_in, recurrent, b_in, b_recurrent = (p.detach() for p in theirs.parameters())
-    weights = {"in_proj.weight": w_in, "recurrent": recurrent, "bias": b_in + b_recurrent}
-    if name == "gru":
-        reset_free = 2 * D_MODEL
-        weights["bias"] = torch.cat((weights["bias"][:reset_free], b_in[reset_free:]))
-        weights["recurrent_bias"] = b_recurrent[reset_free:]
-    ours.load_state_dict(weights | {"out_proj.weight": torch.eye(D_MODEL, dtype=torch.float64)})
-    x = draw(3, 9, D_MODEL, generator=generator)
-    expected, _ = theirs(x)
-    assert_close(ours(x), expected)
-    assert_close(ours(x, torch.tensor([9, 9, 9])), expected)
 
 
 # The loops.
