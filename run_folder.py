@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -20,11 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import cli
-from zoo.compare.runs import INCIDENTAL
+from zoo.compare.runs import deciding_options
 from zoo.files import write_atomically
-from zoo.naming import flatten
 
-LONGEST_NAME = 120
+LONGEST_NAME = 40
+"""Characters of a task's or a mixer's part: TensorBoard has room for two such names beside its charts."""
+LAST_NAMED = {f"task.{name}" for name in ("n_train", "n_val", "n_test", "test_lengths")}
+"""Options that say how much is trained and tested on: of a name that is cut, their end is."""
 LIBRARIES = ("torch", "lightning", "numpy", "datasets", "jsonargparse", "tensorboard")
 
 
@@ -45,6 +48,11 @@ class RunFolder:
     @property
     def path(self) -> Path:
         return self.run_dir / self.name / f"seed{self.seed}"
+
+    @property
+    def trial(self) -> str:
+        """Its name where there is room for a few characters alone, in which configuration and seed are told apart."""
+        return f"{hashlib.sha256(self.name.encode()).hexdigest()[:4]}-{self.seed} {self.name}/seed{self.seed}"
 
     @property
     def best(self) -> Path:
@@ -102,8 +110,8 @@ class RunFolder:
         file = self.path / "config.yaml"
         if not file.exists():
             return
-        there, here = (dict(flatten(values)) for values in (cli.read_layer(file).values, config))
-        for key in sorted((there.keys() | here.keys()) - INCIDENTAL):
+        there, here = (deciding_options(values) for values in (cli.read_layer(file).values, config))
+        for key in sorted(there.keys() | here.keys()):
             if key not in there or key not in here or there[key] != here[key]:
                 values = f"{key} is {there.get(key)!r} there, {here.get(key)!r} here"
                 raise cli.UsageError(f"{self.path} holds another run: {values}; give another --run_dir, or --overwrite")
@@ -211,14 +219,15 @@ def is_tested(metrics: Mapping[str, Any]) -> bool:
 
 
 def run_name(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
-    """`<task>/<mixer>`, each followed by the options that differ from `defaults`: mqar-n_pairs8/attention-n_heads2."""
-    values, usual = dict(flatten(config)), dict(flatten(defaults))
-    absent = object()
-    differing = {key for key, value in values.items() if value != usual.get(key, absent)}
-    differing -= {*INCIDENTAL, "seed", "mixer.name", "task.name"}
-    of_task = {key for key in differing if key.startswith("task.")}
+    """`<task>/<mixer>`, each followed by the options that differ from `defaults`: mqar-n_pairs8/attention-n_heads2.
+
+    The mixer's own options come before those of model and training. Long names end with a digest instead.
+    """
+    values, differing = deciding_options(config), differing_options(config, defaults)
     parts = []
-    for group, keys in (("task", of_task), ("mixer", differing - of_task)):
+    for group in ("task", "mixer"):
+        keys = [key for key in differing if key.startswith("task.") == (group == "task")]
+        keys.sort(key=lambda key: (key in LAST_NAMED, not key.startswith(f"{group}.")))
         short = {key: key.removeprefix(f"{group}.").removeprefix("trainer.") for key in keys}
         # d_conv is an option of the model and of some mixers: then the mixer's keeps its prefix.
         short = {key: key if name != key and name in values else name for key, name in short.items()}
@@ -226,20 +235,41 @@ def run_name(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
     return "/".join(parts)
 
 
+def differing_options(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The options by dotted name in which a run differs from its defaults, sorted; without names and seed."""
+    values, usual = deciding_options(config), deciding_options(defaults)
+    named = {"seed", "mixer.name", "task.name"}
+    absent = object()
+    return {key: values[key] for key in sorted(values.keys() - named) if values[key] != usual.get(key, absent)}
+
+
 def _folder_name(name: str, differing: Mapping[str, Any]) -> str:
-    whole = "-".join([name, *(f"{key}{_value_text(value)}" for key, value in sorted(differing.items()))])
-    safe = re.sub(r"[^A-Za-z0-9._+-]", "_", whole)
-    if safe == whole and len(safe) <= LONGEST_NAME:
-        return safe
+    parts = [f"{key}{_value_text(value)}" for key, value in differing.items()]
+    whole = "-".join([name, *parts])
+    if _safe(whole) == whole and len(whole) <= LONGEST_NAME:
+        return whole
     digest = hashlib.sha256(json.dumps(differing, sort_keys=True).encode()).hexdigest()[:8]
-    return f"{safe[: LONGEST_NAME - 9]}-{digest}"
+    room = LONGEST_NAME - len(digest) - 1
+    kept = f"{name}-{_safe(parts[0])}"[:room]
+    for part in map(_safe, parts[1:]):  # a number is whole or not there
+        if len(kept) + 1 + len(part) > room:
+            break
+        kept = f"{kept}-{part}"
+    return f"{kept}-{digest}"
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._+-]", "_", name)
 
 
 def _value_text(value: Any) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return repr(value)
     if isinstance(value, list):
-        return "_" + "+".join(_value_text(item).removeprefix("_") for item in value)
+        items = [(text, len(list(same))) for text, same in itertools.groupby(map(_value_text, value))]
+        return "_" + "+".join(f"{n}x" * (n > 1) + text.removeprefix("_") for text, n in items)
+    if isinstance(value, Mapping) and "class_path" in value:
+        return f"_{value['class_path'].rpartition('.')[2]}({value.get('init_args')})"
     if value is None or isinstance(value, bool):
         return f"_{value}".lower()
     return f"_{value}"

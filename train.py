@@ -26,7 +26,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import cli
-from run_folder import RunFolder, is_tested
+from run_folder import RunFolder, differing_options, is_tested
 from zoo.signals import CTRL_C, SCHEDULER, handled
 
 if TYPE_CHECKING:
@@ -43,15 +43,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 CHECKPOINT_EVERY = 100
 REQUEUE = 75
 """Exit status that asks a scheduler to run the same command again: EX_TEMPFAIL of sysexits.h."""
-HPARAM_METRICS = (
-    "test/accuracy",
-    "test/sequence_accuracy",
-    "test/perplexity",
-    "test/loss",
-    "val/accuracy",
-    "val/loss",
-    "test/relative_squared_error",
-)
+TESTED = {"task.n_val", "task.n_test", "task.test_lengths"}
+"""Options that say what a run is judged on: no hyper-parameters."""
 SHOWN = {
     "accuracy_macro": ".4f",
     "sequence_accuracy": ".4f",
@@ -112,6 +105,8 @@ def run(command: cli.Command) -> dict[str, Any]:
         NonFiniteLossError: the loss, or a weight, is nan or infinite; the checkpoints are of earlier steps.
         Interrupted: a signal asked the run to stop.
     """
+    from zoo.training import log_result
+
     _quiet()
     folder, metrics = RunFolder.of(command), None
     if command.test_only:
@@ -138,6 +133,7 @@ def run(command: cli.Command) -> dict[str, Any]:
         # Of a run that was trained with --no_test, training cost what it cost then.
         cost = {key: metrics[key] for key in ("tokens_per_second", "seconds") if metrics and key in metrics}
         metrics = session.evaluate(folder.best, test=not command.no_test) | cost
+        log_result(session.trainer, compared_results(metrics))
         if session.trainer.is_global_zero:
             folder.write_metrics(metrics)
             show(metrics, folder.path)
@@ -239,8 +235,9 @@ class Session:
         trainer, options = self.trainer, {"ckpt_path": checkpoint, "weights_only": True, "verbose": False}
         splits = ("test", "val") if test else ("val",)
         with _ctrl_c():
-            # The curve of the validation metrics has its points from training: no further one.
-            loggers, trainer.loggers = trainer.loggers, []
+            # The curve of the validation metrics has its points from training: no further one, but where there is none.
+            loggers = trainer.loggers
+            trainer.loggers = [] if self._has_validated() else loggers
             validated = trainer.validate(self.model, self.data, **options)
             trainer.loggers = loggers
             tested = trainer.test(self.model, self.data, **options) if test else []
@@ -259,6 +256,13 @@ class Session:
             "step": int(read_checkpoint(checkpoint)["global_step"]),
             "seconds": time.perf_counter() - START,
         }
+
+    def _has_validated(self) -> bool:
+        """Whether training lasted to its first validation, also before it was last resumed."""
+        from zoo.training import Checkpoints
+
+        kept = (each for each in self.trainer.checkpoint_callbacks if isinstance(each, Checkpoints))
+        return any(each.best_score is not None for each in kept)
 
     def _test_at_lengths(self, score: float | None) -> dict[str, float | None]:
         """Scores at the task's test lengths by the names of metrics.json, drawn where the run's curves are.
@@ -305,9 +309,16 @@ def build_trainer(command: cli.Command, folder: RunFolder, throughput: Throughpu
     """
     from lightning.pytorch import Trainer
     from lightning.pytorch.callbacks import LambdaCallback
-    from lightning.pytorch.loggers import TensorBoardLogger
 
-    from zoo.training import AtomicCheckpointIO, Checkpoints, HParams, Interrupt, NonFiniteLoss, ReseedEachStep
+    from zoo.training import (
+        AtomicCheckpointIO,
+        Checkpoints,
+        CurveLogger,
+        HParams,
+        Interrupt,
+        NonFiniteLoss,
+        ReseedEachStep,
+    )
 
     options: dict[str, Any] = dict(command.trainer)
     config = command.config
@@ -322,16 +333,15 @@ def build_trainer(command: cli.Command, folder: RunFolder, throughput: Throughpu
         options |= {"logger": False, "enable_checkpointing": False}
         return Trainer(**options, callbacks=callbacks, plugins=plugins)
     if options["logger"] in (None, True):
-        options["logger"] = TensorBoardLogger(
+        options["logger"] = CurveLogger(
             folder.run_dir, folder.name, f"seed{folder.seed}", default_hp_metric=False, purge_step=step
         )
     checkpoints = Checkpoints(folder.path / "checkpoints", every_n_steps=CHECKPOINT_EVERY)
-    hparams = {key: value for key, value in config.items() if key not in ("trainer", "run_dir")}
     callbacks += [
         ReseedEachStep(config["seed"]),
         NonFiniteLoss(),
         throughput,
-        HParams(hparams | {"max_steps": config["trainer"]["max_steps"]}, HPARAM_METRICS),
+        HParams(compared_options(command), folder.trial),
         Interrupt(checkpoints),
         checkpoints,
     ]
@@ -340,6 +350,29 @@ def build_trainer(command: cli.Command, folder: RunFolder, throughput: Throughpu
 
         callbacks.append(TheoryFigures(config["figures_every"]))
     return Trainer(**options, callbacks=callbacks, plugins=[*plugins, AtomicCheckpointIO()])
+
+
+def compared_options(command: cli.Command) -> dict[str, Any]:
+    """What TensorBoard's HParams tab has of a run: its mixer and heads, what differs from the defaults, and its seed.
+
+    Named after the help that explains them (--mixer.help, --model.help), so that the mixer is first in the alphabet
+    too. A run does not know the others: what is as it always is would be a constant among them.
+    """
+    config = command.config
+    heads = {"mixer.n_heads": config["mixer"]["n_heads"]} if "n_heads" in config["mixer"] else {}
+    differing = differing_options(config, command.defaults).items()
+    groups = ("mixer.", "task.", "trainer.")
+    named = {key if key.startswith(groups) else f"model.{key}": value for key, value in differing if key not in TESTED}
+    return {"mixer": config["mixer"]["name"], **heads, **named, "seed": config["seed"]}
+
+
+def compared_results(metrics: Mapping[str, Any]) -> dict[str, int | float | None]:
+    """What its HParams tab has of the result: the task's score, once tested, and sizes."""
+    from zoo.compare.table import SCORES
+
+    score = next((name for name in SCORES if metrics.get(f"test/{name}") is not None), None)
+    tested = {} if score is None else {score: metrics[f"test/{score}"]}
+    return tested | {"parameters": metrics["params"], "state_bytes": metrics["state_bytes"]}
 
 
 class Terminated(BaseException):

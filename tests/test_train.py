@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import re
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from lightning.pytorch import Trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import cli
@@ -23,6 +25,7 @@ import run_folder
 import train
 import zoo
 from tests.runs import TinyRuns, error_line, metrics, results
+from zoo.compare.runs import INCIDENTAL
 
 ROOT = Path(train.__file__).parent
 RUNS = TinyRuns(
@@ -125,6 +128,46 @@ def test_tensorboard_has_each_curve_once(finished: tuple[Path, subprocess.Comple
     )
 
 
+def test_tensorboard_compares_runs_by_what_differs_and_what_they_found(
+    finished: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    path = folder(finished[0])
+    found = metrics(path)
+    scalars = EventAccumulator(str(path)).Reload()
+    result = {tag: scalars.Scalars(tag)[0].value for tag in scalars.Tags()["scalars"] if tag.startswith("result/")}
+    names = {"accuracy": "test/accuracy", "parameters": "params", "state_bytes": "state_bytes"}
+    assert result == pytest.approx({f"result/{name}": found[of] for name, of in names.items()})
+
+
+@pytest.mark.parametrize(
+    ("argv", "options"),
+    [
+        ("--mixer lstm", {"mixer": "lstm", "seed": 0}),
+        ("--mixer attention --seed 3", {"mixer": "attention", "mixer.n_heads": 4, "seed": 3}),
+        (
+            "--mixer attention --mixer.n_heads 2 --lr 0.1 --task.n_pairs 8 --trainer.max_steps 9 --task.n_test 50 "
+            "--figures_every 3",
+            {
+                "mixer": "attention",
+                "mixer.n_heads": 2,
+                "model.lr": 0.1,
+                "task.n_pairs": 8,
+                "trainer.max_steps": 9,
+                "seed": 0,
+            },
+        ),
+    ],
+)
+def test_runs_are_compared_by_what_differs_from_the_defaults(argv: str, options: dict[str, Any]) -> None:
+    assert train.compared_options(cli.parse(argv.split())) == options
+
+
+def test_trials_are_told_apart_by_what_tensorboard_has_room_for() -> None:
+    tails = ("--seed 1", "--mixer.attention.n_heads 2", "--task.n_pairs 8", "")
+    names = [run_folder.RunFolder.of(cli.parse(argv.split())).trial[:14] for argv in tails]
+    assert len(set(names)) == len(names)
+
+
 def test_its_config_reproduces_the_run(finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
     path = folder(finished[0])
     argv = ["--config", str(path / "config.yaml"), "--run_dir", str(tmp_path), "--trainer.enable_progress_bar", "false"]
@@ -174,6 +217,46 @@ def test_options_that_change_no_result_meet_the_same_run(tmp_path: Path) -> None
     usual = folder(tmp_path)
     assert folder(tmp_path, "--trainer.enable_progress_bar", "false", "--task.cache_dir", "elsewhere") == usual
     assert folder(tmp_path, "--seed", "3") == usual.with_name("seed3")
+
+
+TRAINER_DECIDES = """
+accelerator accumulate_grad_batches barebones benchmark check_val_every_n_epoch deterministic devices fast_dev_run
+gradient_clip_algorithm gradient_clip_val limit_test_batches limit_train_batches limit_val_batches max_epochs max_steps
+max_time min_epochs min_steps num_nodes overfit_batches plugins precision reload_dataloaders_every_n_epochs strategy
+sync_batchnorm use_distributed_sampler val_check_interval
+"""
+
+
+def test_of_every_option_of_the_trainer_it_is_known_whether_it_decides() -> None:
+    watches = {name.removeprefix("trainer.") for name in INCIDENTAL if name.startswith("trainer.")}
+    known = set(inspect.signature(Trainer).parameters)
+    decides = set(TRAINER_DECIDES.split())
+    assert known == decides | watches | {"callbacks"}  # of these some decide
+    assert not decides & watches
+
+
+def test_who_watches_changes_no_result_and_no_name(
+    finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    argv = (
+        "--trainer.logger CSVLogger --trainer.logger.save_dir elsewhere --trainer.callbacks LearningRateMonitor "
+        "--trainer.log_every_n_steps 1 --trainer.num_sanity_val_steps 2 --trainer.profiler simple "
+        "--trainer.inference_mode false --trainer.enable_model_summary true --trainer.enable_progress_bar false "
+        "--trainer.limit_predict_batches 1 --figures_every 3 --trainer.default_root_dir"
+    )
+    argv = [*argv.replace("elsewhere", str(tmp_path / "csv")).split(), str(tmp_path)]
+    assert go(tmp_path, *argv) == 0
+    path = folder(tmp_path, *argv)
+    assert path.relative_to(tmp_path) == folder(finished[0]).relative_to(finished[0])
+    assert results(path) == results(folder(finished[0]))
+    assert go(tmp_path) == 0  # finished, without them too
+
+
+def test_a_callback_that_may_change_a_result_makes_another_run(tmp_path: Path) -> None:
+    stopping = ("--trainer.callbacks", "EarlyStopping", "--trainer.callbacks.monitor", "val/loss")
+    assert folder(tmp_path, *stopping) != folder(tmp_path)
+    watching = ("--trainer.callbacks+=LearningRateMonitor",)
+    assert folder(tmp_path, *stopping, *watching) == folder(tmp_path, *stopping)
 
 
 # Going on
@@ -276,6 +359,10 @@ def test_a_run_too_short_to_validate_still_has_a_best_checkpoint(tmp_path: Path)
     path = folder(tmp_path, "--trainer.max_steps", "1")
     assert metrics(path)["step"] == 1
     assert (path / "checkpoints" / "best.ckpt").exists()
+    # One point of validation, at its end.
+    assert [(point.step, point.value) for point in EventAccumulator(str(path)).Reload().Scalars("val/loss")] == [
+        (1, pytest.approx(metrics(path)["val/loss"]))
+    ]
 
 
 def test_ckpt_path_goes_on_from_another_run(
@@ -398,10 +485,12 @@ def test_other_lengths_are_tested_drawn_and_shown(
     assert re.search(r"test accuracy at length 40 .* -", table)
     assert (path / "accuracy_by_length.png").stat().st_size > 1000
     events = EventAccumulator(str(path), size_guidance={"images": 0}).Reload()
-    assert {e.step: e.value for e in events.Scalars("test/accuracy_by_length")} == pytest.approx(
+    assert {e.step: e.value for e in events.Scalars("test_by_length/accuracy")} == pytest.approx(
         {12: at[12], 24: at[24]}
     )
     assert len(events.Images("test/accuracy_by_length")) == 1
+    # The HParams tab reads every scalar's tag, and fails at one that is a picture's too.
+    assert not {*events.Tags()["scalars"]} & {*events.Tags()["images"]}
     assert len(events.Scalars("test/accuracy")) == 1
 
 
@@ -488,15 +577,41 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path, capsys: pytest.
         ("", "mqar/hybrid"),
         ("--seed 7 --run_dir elsewhere --mixer.attention.n_heads 4", "mqar/hybrid"),
         ("--mixer.attention.n_heads 2 --d_model 128", "mqar/hybrid-attention.n_heads2-d_model128"),
-        ("--mixer attention --mixer.n_heads 2 --lr 1e-2", "mqar/attention-lr0.01-n_heads2"),
-        ("--mixer attention --mixer.d_conv 0 --d_conv 4", "mqar/attention-d_conv4-mixer.d_conv0"),
+        ("--mixer attention --mixer.n_heads 2 --lr 1e-2", "mqar/attention-n_heads2-lr0.01"),
+        ("--mixer attention --mixer.d_conv 0 --d_conv 4", "mqar/attention-mixer.d_conv0-d_conv4"),
         ("--trainer.max_steps 800 --task.n_pairs 2 --compile true", "mqar-n_pairs2/hybrid-compile_true-max_steps800"),
         ("--mixer.pattern [lstm,attention]", "mqar/hybrid-pattern_lstm+attention"),
+        ("--mixer.pattern [lstm,lstm,lstm,attention]", "mqar/hybrid-pattern_3xlstm+attention"),
     ],
 )
 def test_run_names_say_what_differs(argv: str, name: str) -> None:
     parsed = cli.parse(argv.split())
     assert run_folder.run_name(parsed.config, parsed.defaults) == name
+
+
+@pytest.mark.parametrize(
+    ("argv", "begins"),
+    [
+        (
+            "--trainer.callbacks EarlyStopping --trainer.callbacks.monitor val/loss",
+            "mqar/hybrid-callbacks_EarlyStopping",
+        ),
+        (
+            "--batch_size 8 --d_model 32 --trainer.max_steps 60 --mixer.attention.n_heads 2 --task.n_train 640 "
+            "--task.n_val 80 --task.test_lengths 64,128 --task.n_pairs 8",
+            "mqar-n_pairs8-n_train640-n_val80-",
+        ),
+        (
+            "--batch_size 8 --beta1 0.8 --n_layers 3 --mixer.attention.n_heads 2",
+            "mqar/hybrid-attention.n_heads2-",
+        ),
+    ],
+)
+def test_what_of_a_long_name_is_cut_tells_least(argv: str, begins: str) -> None:
+    parsed = cli.parse(argv.split())
+    name = run_folder.run_name(parsed.config, parsed.defaults)
+    assert name.startswith(begins)
+    assert all(len(part) <= run_folder.LONGEST_NAME for part in name.split("/"))
 
 
 def test_names_are_short_safe_and_distinct() -> None:

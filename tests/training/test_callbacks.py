@@ -1,4 +1,4 @@
-"""Callbacks: what stops a run, what is reseeded, what TensorBoard shows."""
+"""Callbacks: what stops a run, what is reseeded, what is timed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.hparams.metadata import EXPERIMENT_TAG, SESSION_END_INFO_TAG, SESSION_START_INFO_TAG
-from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import Tensor
 
 from tests.training import small
 from zoo.saved import check_checkpoint, load
-from zoo.training import Checkpoints, HParams, NonFiniteLossError, ReseedEachStep, SequenceModule, Throughput
+from zoo.training import Checkpoints, NonFiniteLossError, ReseedEachStep, SequenceModule, Throughput
 
 
 class BreaksAt(SequenceModule):
@@ -124,46 +122,3 @@ def test_throughput_counts_training_steps_alone(tmp_path: Path, monkeypatch: pyt
     assert throughput.tokens_per_second == 8 * 64 / 4
     points = EventAccumulator(str(tmp_path)).Reload().Scalars("tokens_per_second")
     assert [p.value for p in points] == [2 * 64, 64, 3 * 64]
-
-
-def read_hparams(folder: Path) -> dict[str, Any]:
-    plugin = EventAccumulator(str(folder)).Reload().summary_metadata
-    return {
-        tag: HParamsPluginData.FromString(metadata.plugin_data.content)
-        for tag, metadata in plugin.items()
-        if metadata.plugin_data.plugin_name == "hparams"
-    }
-
-
-def test_hparams_tab_shows_options_and_final_metrics_without_a_false_point(tmp_path: Path) -> None:
-    options = {"mixer": {"name": "attention", "n_heads": 2}, "lr": 5e-3, "task": {"name": "echo"}, "d_channel": None}
-    logger = TensorBoardLogger(tmp_path, name="", version="", default_hp_metric=False)
-    trainer = small.trainer(tmp_path, HParams(options, ["test/accuracy", "test/loss"]), logger=logger)
-    module, data = small.module(), small.data(tmp_path)
-    trainer.fit(module, datamodule=data)
-    result = trainer.test(module, datamodule=data, verbose=False)[0]
-
-    summaries = read_hparams(tmp_path)
-    experiment = summaries[EXPERIMENT_TAG].experiment
-    assert {info.name for info in experiment.hparam_infos} == {
-        "mixer.name",
-        "mixer.n_heads",
-        "lr",
-        "task.name",
-        "d_channel",
-    }
-    assert [info.name.tag for info in experiment.metric_infos] == ["test/accuracy", "test/loss"]
-    start = summaries[SESSION_START_INFO_TAG].session_start_info.hparams
-    assert start["mixer.name"].string_value == "attention"
-    assert start["mixer.n_heads"].number_value == 2
-    assert start["d_channel"].string_value == "None"
-    assert summaries[SESSION_END_INFO_TAG].session_end_info.status == 1  # STATUS_SUCCESS
-
-    events = EventAccumulator(str(tmp_path)).Reload()
-    assert [(e.step, e.value) for e in events.Scalars("test/accuracy")] == [(4, pytest.approx(result["test/accuracy"]))]
-    assert "hp_metric" not in events.Tags()["scalars"]
-
-
-def test_hparams_are_numbers_and_strings() -> None:
-    nested = {"a": {"b": {"c": 1}, "d": [1, 2]}, "e": True, "f": None, "g": 0.5, "h": "x"}
-    assert HParams(nested, []).params == {"a.b.c": 1, "a.d": "[1, 2]", "e": True, "f": "None", "g": 0.5, "h": "x"}

@@ -21,10 +21,33 @@ INCIDENTAL = {
     "run_dir",
     "task.cache_dir",
     "trainer.default_root_dir",
+    "trainer.detect_anomaly",
+    "trainer.enable_autolog_hparams",
+    "trainer.enable_checkpointing",
     "trainer.enable_model_summary",
     "trainer.enable_progress_bar",
+    "trainer.inference_mode",
+    "trainer.limit_predict_batches",
+    "trainer.log_every_n_steps",
+    "trainer.logger",
+    "trainer.model_registry",
+    "trainer.num_sanity_val_steps",
+    "trainer.profiler",
 }
 """These decide where results go and what is shown, not what they are: runs that differ in them alone are the same."""
+
+WATCHING = {
+    "DeviceStatsMonitor",
+    "LearningRateMonitor",
+    "ModelCheckpoint",
+    "ModelSummary",
+    "OnExceptionCheckpoint",
+    "RichModelSummary",
+    "RichProgressBar",
+    "TQDMProgressBar",
+    "ThroughputMonitor",
+}
+"""Lightning's callbacks that watch a run and leave its result alone; any other one, such as EarlyStopping, decides."""
 
 EVENTS = "events.out.tfevents."
 # What our other commands leave where runs are kept: nothing to complain of.
@@ -83,7 +106,7 @@ class Run:
     @cached_property
     def options(self) -> dict[str, Any]:
         """What makes the configuration, by dotted name: no seed, nothing incidental."""
-        return {key: value for key, value in flatten(self.config) if key != "seed" and key not in INCIDENTAL}
+        return {key: value for key, value in deciding_options(self.config).items() if key != "seed"}
 
     @cached_property
     def curves(self) -> dict[str, Curve]:
@@ -96,6 +119,32 @@ class Run:
         if self.state == "unfinished":
             return max((curve[-1][0] for curve in self.curves.values()), default=0)
         return int(self.metrics.get("step") or 0)
+
+
+def deciding_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that decide a run's result, the seed among them, by dotted name."""
+    trainer = dict(config.get("trainer") or {})
+    if "callbacks" in trainer:
+        trainer["callbacks"] = _deciding_callbacks(trainer["callbacks"])
+        config = {**config, "trainer": trainer}
+    return {key: value for key, value in flatten(config) if not _is_incidental(key)}
+
+
+def _is_incidental(key: str) -> bool:
+    """Whether an option, or one that it belongs to, is: trainer.logger.init_args.save_dir is trainer.logger's."""
+    parts = key.split(".")
+    return any(".".join(parts[:n]) in INCIDENTAL for n in range(1, len(parts) + 1))
+
+
+def _deciding_callbacks(given: Any) -> list[Any] | None:
+    """Of --trainer.callbacks those that may change a result; None where there are none."""
+    each = given if isinstance(given, list) else [] if given is None else [given]
+    return [one for one in each if _class_name(one) not in WATCHING] or None
+
+
+def _class_name(callback: Any) -> str:
+    path = callback.get("class_path", "") if isinstance(callback, Mapping) else callback
+    return str(path).rpartition(".")[2]
 
 
 def read_runs(folder: str | Path, trials: bool = False) -> list[Run]:

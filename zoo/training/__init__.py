@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from zoo.naming import lazy_names
 
 if TYPE_CHECKING:
-    from zoo.training.callbacks import HParams, NonFiniteLoss, NonFiniteLossError, ReseedEachStep, Throughput
+    from zoo.training.callbacks import NonFiniteLoss, NonFiniteLossError, ReseedEachStep, Throughput
     from zoo.training.checkpoints import AtomicCheckpointIO, Checkpoints, Interrupt, Interrupted
+    from zoo.training.events import CurveLogger, HParams, log_result
     from zoo.training.figures import TheoryFigures
     from zoo.training.lengths import length_figure, log_lengths, scores_at_lengths
     from zoo.training.module import SequenceModule
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "AtomicCheckpointIO": "zoo.training.checkpoints",
     "Checkpoints": "zoo.training.checkpoints",
-    "HParams": "zoo.training.callbacks",
+    "CurveLogger": "zoo.training.events",
+    "HParams": "zoo.training.events",
     "Interrupt": "zoo.training.checkpoints",
     "Interrupted": "zoo.training.checkpoints",
     "NonFiniteLoss": "zoo.training.callbacks",
@@ -27,12 +29,14 @@ _HOMES = {
     "Throughput": "zoo.training.callbacks",
     "length_figure": "zoo.training.lengths",
     "log_lengths": "zoo.training.lengths",
+    "log_result": "zoo.training.events",
     "scores_at_lengths": "zoo.training.lengths",
 }
 
 __all__ = [
     "AtomicCheckpointIO",
     "Checkpoints",
+    "CurveLogger",
     "HParams",
     "Interrupt",
     "Interrupted",
@@ -44,6 +48,7 @@ __all__ = [
     "Throughput",
     "length_figure",
     "log_lengths",
+    "log_result",
     "scores_at_lengths",
 ]
 

@@ -1,19 +1,15 @@
-"""Callbacks that watch a run: reseeding, non-finite losses, throughput, TensorBoard's HParams tab."""
+"""Callbacks that watch a run: reseeding, non-finite losses, throughput."""
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
-
-from zoo.naming import flatten
 
 TRAIN, VALIDATION, TEST = range(3)
 
@@ -137,38 +133,3 @@ def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
-
-
-class HParams(Callback):
-    """Fill TensorBoard's HParams tab: the run's options, beside the last value of each metric.
-
-    The tab reads a metric's value from the curve of that tag, so none is written here: `add_hparams` would draw a false
-    point. Start and end are written at the start and the end of fit.
-
-    Args:
-        params: options, nested as they like; inner keys are joined by dots.
-        metrics: tags of curves, such as test/accuracy.
-    """
-
-    def __init__(self, params: Mapping[str, Any], metrics: Sequence[str]) -> None:
-        plain = (bool, int, float, str)
-        self.params = {name: value if isinstance(value, plain) else str(value) for name, value in flatten(params)}
-        self.metrics = list(metrics)
-
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        experiment, start, _ = self._summaries()
-        self._write(trainer, experiment, start)
-
-    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._write(trainer, self._summaries()[2])
-
-    def _summaries(self) -> tuple[Any, Any, Any]:
-        from torch.utils.tensorboard.summary import hparams
-
-        return hparams(self.params, dict.fromkeys(self.metrics, 0.0))
-
-    def _write(self, trainer: L.Trainer, *summaries: Any) -> None:
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger) and trainer.is_global_zero:
-                for summary in summaries:
-                    logger.experiment.file_writer.add_summary(summary)

@@ -54,12 +54,15 @@ def scores_at_lengths(
 
 
 def log_lengths(trainer: L.Trainer, name: str, scores: Mapping[int, float | None], figure: Figure) -> None:
-    """Draw `test/<name>_by_length` in TensorBoard: a curve whose steps are lengths, and the figure."""
+    """Draw the curve `test_by_length/<name>` in TensorBoard, whose steps are lengths, and the figure.
+
+    The figure has another tag: under one tag the HParams tab would take it for a metric and show nothing.
+    """
     for each in trainer.loggers:
         if isinstance(each, TensorBoardLogger) and trainer.is_global_zero:
             for length, score in scores.items():
                 if score is not None:
-                    each.experiment.add_scalar(f"test/{name}_by_length", score, length)
+                    each.experiment.add_scalar(f"test_by_length/{name}", score, length)
             each.experiment.add_figure(f"test/{name}_by_length", figure, close=False)
 
 
