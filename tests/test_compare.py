@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import shutil
 import signal
@@ -18,6 +19,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from rich.console import Console
 from torch.utils.tensorboard import SummaryWriter
 
 from run_folder import RunFolder
@@ -29,6 +31,7 @@ from zoo.compare.charts import charts_of, comparison_figure
 from zoo.compare.files import write_comparison
 from zoo.compare.page import as_page
 from zoo.compare.runs import EVENTS, read_curves
+from zoo.compare.table import tables
 from zoo.theory.report import as_png
 
 SIZES = {"chance": 0.125, "params": 1000, "state_bytes": 512, "tokens_per_second": 1e4, "step": 40, "seconds": 3.0}
@@ -333,6 +336,26 @@ def test_the_files_say_what_the_table_says(tmp_path: Path, capsys: pytest.Captur
     assert float(other["test/accuracy"]) == pytest.approx(0.6)
     assert float(other["test/loss standard deviation"]) == pytest.approx(0.02**0.5)
     assert "skipped" not in lines(capsys, tmp_path / "runs")[1]  # its own files are no foreign ones
+
+
+@pytest.mark.parametrize("width", [140, 80, 72, 60, 40])
+def test_at_any_width_configurations_and_scores_are_whole(width: int, tmp_path: Path) -> None:
+    write_run(tmp_path, "mqar/attention-2", 0, 0.123, {"mixer.n_heads": 2, "trainer.max_steps": 40})
+    write_run(tmp_path, "mqar/attention-4", 0, 0.625, {"mixer.n_heads": 4, "trainer.max_steps": 80})
+    write_run(tmp_path, "mqar/attention-4", 1, None, {"mixer.n_heads": 4, "trainer.max_steps": 80}, steps=1)
+    write_run(tmp_path, "mqar/gated_linear_attention", 0, 0.5)
+    console = Console(width=width, record=True, file=io.StringIO())
+    (table,) = tables(group_runs(read_runs(tmp_path)), width)
+    console.print(table)
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= width
+    for word in ("gated_linear_attention", "n_heads=2", "max_steps=40", "n_heads=4", "0.1230", "0.6250 *", "0.5000"):
+        assert word in text
+    numbers = ["seeds", "chance", "parameters", "tokens/s"]
+    shown = [name for name in numbers if name in text.partition("─")[0]]
+    assert shown == numbers[: {140: 4, 80: 3, 72: 2, 60: 1, 40: 0}[width]]
+    assert ("unfinished" in text) == (width > 40)  # the remark outlasts the numbers
+    assert ("No room for" in text) == (width < 140)
 
 
 def test_seeds_of_several_versions_of_the_code_are_said(tmp_path: Path) -> None:

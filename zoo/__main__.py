@@ -342,7 +342,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         raise UsageError(f"{arguments.folder} holds trials of sweep.py --tune alone; --trials shows them")
     groups = group_runs(runs)
     console = _console()
-    for table in tables(groups):
+    for table in tables(groups, console.width):
         console.print(table)
     if len(found) > len(runs):
         console.print(f"left out: trials of --tune ({len(found) - len(runs)}); --trials shows them", highlight=False)

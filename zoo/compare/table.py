@@ -29,6 +29,7 @@ SCORES = {"perplexity": False, "accuracy": True, "relative_squared_error": False
 _OF_THE_DATA = {f"task.{name}" for name in ("n_train", "n_val", "n_test", "fresh", "test_lengths")}
 _RANK = {"tested": 0, "trained": 1, "unfinished": 2}
 _ABSENT = object()
+_LONGEST_WORD = 24  # that a column of text keeps whole where there is no room
 
 
 @dataclass(frozen=True)
@@ -301,34 +302,64 @@ def unnamed_text(group: Group) -> str:
     return f"The rows differ also in {', '.join(group.unnamed)}: see compare.csv." if group.unnamed else ""
 
 
-def tables(groups: Sequence[Group]) -> list[Table]:
+def tables(groups: Sequence[Group], width: int) -> list[Table]:
     """A rich table for each task, the best row marked.
+
+    What does not fit into `width` characters is left out, numbers from the right first, and named below; the
+    configuration is wrapped and always whole.
 
     Raises:
         MissingExtraError: rich is not installed.
     """
+    return [_table(group, width) for group in groups]
+
+
+def _table(group: Group, width: int) -> Table:
     table_class = require_extra("rich.table").Table
     escape, box = require_extra("rich.markup").escape, require_extra("rich.box").SIMPLE_HEAD
-    found = []
-    for group in groups:
-        table = table_class(title=escape(group.title), title_justify="left", header_style="bold", box=box)
-        table.pad_edge = False
-        columns, names = shown_columns(group), headings(group)
-        for at in columns:
-            table.add_column(
-                names[at],
-                justify="right" if COLUMNS[at].right else "left",
-                overflow="fold",
-                no_wrap=COLUMNS[at].right,
-            )
-        for row in group.rows:
-            best = row.label in group.best
-            cells = [escape(COLUMNS[at].cell(row)) for at in columns]
-            cells[columns.index(1)] += " *" if best else "  "
-            table.add_row(*cells, style="bold green" if best else None if row.tested else "dim")
-        table.caption, table.caption_justify = escape(unnamed_text(group)), "left"
-        found.append(table)
-    return found
+    table = table_class(
+        title=escape(group.title), title_justify="left", header_style="bold", box=box, collapse_padding=True
+    )
+    table.pad_edge = False
+    shown, names = shown_columns(group), headings(group)
+    cells = {at: [COLUMNS[at].cell(row) for row in group.rows] for at in shown}
+    cells[1] = [
+        f"{text} {'*' if row.label in group.best else ' '}" for text, row in zip(cells[1], group.rows, strict=True)
+    ]
+    widths = _fit({at: [names[at], *cells[at]] for at in shown}, width)
+    for at in widths:
+        table.add_column(names[at], justify="right" if COLUMNS[at].right else "left", overflow="fold", width=widths[at])
+    for row, *texts in zip(group.rows, *(cells[at] for at in widths), strict=True):
+        style = "bold green" if row.label in group.best else None if row.tested else "dim"
+        table.add_row(*map(escape, texts), style=style)
+    left_out = ", ".join(names[at] for at in shown if at not in widths)
+    notes = (unnamed_text(group), f"No room for {left_out}: see compare.csv." if left_out else "")
+    table.caption, table.caption_justify = escape(" ".join(filter(None, notes))), "left"
+    return table
+
+
+def _fit(texts: Mapping[int, Sequence[str]], width: int) -> dict[int, int]:
+    """{column: characters} of those that fit into a width, from their texts, the heading first.
+
+    Numbers are whole; text may wrap down to its longest word.
+    """
+    longest = {at: max(map(len, cells)) for at, cells in texts.items()}
+    least = {
+        at: max(max(map(len, cells[1:]), default=0), max(map(len, cells[0].split())))
+        if COLUMNS[at].right
+        else min(_LONGEST_WORD, max(len(word) for text in cells for word in text.split()))
+        for at, cells in texts.items()
+    }
+    kept, leaving = list(texts), sorted(texts, key=lambda at: (COLUMNS[at].right, at), reverse=True)
+    while 2 * len(kept) + sum(least[at] for at in kept) > width and len(kept) > 2:
+        # What is on the right leaves first, numbers before remarks; configuration and score stay.
+        kept.remove(next(at for at in leaving if at in kept and COLUMNS[at].heading not in ("configuration", "score")))
+    widths, room = {at: least[at] for at in kept}, width - 2 * len(kept) - sum(least[at] for at in kept)
+    for at in kept:
+        if not COLUMNS[at].right:
+            widths[at] += max(0, min(room, longest[at] - widths[at]))
+            room -= widths[at] - least[at]
+    return widths
 
 
 def as_markdown(groups: Sequence[Group], sources: str) -> str:
