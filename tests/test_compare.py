@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
+import re
 import shutil
 import signal
 import socket
@@ -12,10 +14,10 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 import yaml
@@ -31,7 +33,7 @@ from zoo.compare.charts import charts_of, comparison_figure
 from zoo.compare.files import write_comparison
 from zoo.compare.page import as_page
 from zoo.compare.runs import EVENTS, read_curves
-from zoo.compare.table import tables
+from zoo.compare.table import headings, more_first, tables
 from zoo.theory.report import as_png
 
 SIZES = {"chance": 0.125, "params": 1000, "state_bytes": 512, "tokens_per_second": 1e4, "step": 40, "seconds": 3.0}
@@ -449,52 +451,183 @@ def browser() -> Iterator[Any]:
     chrome.quit()
 
 
-def test_the_page_in_a_browser(varied: Path, tmp_path: Path, browser: Any) -> None:
-    from selenium.webdriver.common.by import By
-    from selenium.webdriver.support.select import Select
-    from selenium.webdriver.support.wait import WebDriverWait
+class Page:
+    """compare.html in the browser, as a reader sees and uses it."""
 
-    write_comparison(group_runs(read_runs(varied)), tmp_path)
-    browser.get((tmp_path / "compare.html").as_uri())
+    def __init__(self, browser: Any, file: Path, hash_: str = "") -> None:
+        self.browser = browser
+        browser.get("about:blank")  # a new hash alone would load nothing
+        browser.get(file.as_uri() + hash_)
+        charts = "Array.from(document.querySelectorAll('.chart'))"
+        self.until(lambda: self.run(f"return {charts}.every((c) => c.data || c.closest('section').hidden)"))
 
-    def traces(visible: bool = False) -> list[int]:
-        """Of each drawn chart, the number of traces."""
-        keep = "trace => trace.visible" if visible else "trace => true"
-        of_each = f"Array.from(document.querySelectorAll('.chart'), c => c.data ? c.data.filter({keep}).length : 0)"
-        return browser.execute_script(f"return {of_each}")
+    def until(self, holds: Callable[[], bool]) -> None:
+        from selenium.webdriver.support.wait import WebDriverWait
 
-    def shown(selector: str) -> list[str]:
-        return [each.text for each in browser.find_elements(By.CSS_SELECTOR, selector) if each.is_displayed()]
+        WebDriverWait(self.browser, 20).until(lambda _: holds())
 
-    WebDriverWait(browser, 20).until(lambda _: all(traces()))
-    # A line a series, and a band where seeds differ; a point's bar is no trace, a bound is one of no mixer.
-    assert traces() == [6, 3, 4, 2, 2, 1, 3, 2]
-    assert shown("h2") == ["mqar", "ssm_teacher"]
-    linear = [f"factorized n_heads={n_heads}" for n_heads in (1, 2, 3)]
-    assert shown("tbody tr td:first-child") == ["attention n_heads=2", "attention n_heads=1", "lstm", *linear]
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.browser.execute_script(script, *arguments)
 
-    browser.find_element(By.CSS_SELECTOR, "input[value=attention]").click()
-    WebDriverWait(browser, 20).until(lambda _: traces(visible=True) == [2, 1, 0, 0, 1, 0, 3, 2])
-    assert shown("tbody tr td:first-child") == ["lstm", *linear]
-    browser.find_element(By.CSS_SELECTOR, "[data-check=all]").click()
-    WebDriverWait(browser, 20).until(lambda _: traces(visible=True) == traces())
+    def traces(self, keep: str = "true") -> list[int]:
+        """Of each drawn chart, the number of traces for which `keep` holds."""
+        of_each = f"c => c.data ? c.data.filter(trace => {keep}).length : 0"
+        return self.run(f"return Array.from(document.querySelectorAll('.chart'), {of_each})")
 
-    browser.find_element(By.CSS_SELECTOR, "th button").click()
-    assert shown("tbody tr td:first-child") == ["attention n_heads=1", "attention n_heads=2", "lstm", *linear]
-    Select(browser.find_element(By.NAME, "task")).select_by_visible_text("ssm_teacher")
-    assert shown("h2") == ["ssm_teacher"]
+    def drawn(self, *counts: int) -> None:
+        """Wait until the charts show so many traces."""
+        self.until(lambda: self.traces("trace.visible === true") == list(counts))
+
+    def shown(self, selector: str) -> list[str]:
+        from selenium.webdriver.common.by import By
+
+        return [each.text for each in self.browser.find_elements(By.CSS_SELECTOR, selector) if each.is_displayed()]
+
+    def rows(self) -> list[str]:
+        return self.shown("tbody tr td:first-child")
+
+    def click(self, selector: str) -> None:
+        from selenium.webdriver.common.by import By
+
+        self.browser.find_element(By.CSS_SELECTOR, selector).click()
+
+    def choose(self, selector: str, value: str) -> None:
+        from selenium.webdriver.common.by import By
+        from selenium.webdriver.support.select import Select
+
+        Select(self.browser.find_element(By.CSS_SELECTOR, selector)).select_by_visible_text(value)
+
+    def address(self) -> dict[str, list[str]]:
+        return parse_qs(urlsplit(self.browser.current_url).fragment)
+
+
+LINEAR = [f"factorized n_heads={n_heads}" for n_heads in (1, 2, 3)]
+ALL_TRACES = (6, 3, 4, 2, 2, 1, 3, 2)
+"""A line a series, and a band where seeds differ; a point's bar is no trace, a bound is one of no mixer."""
+
+
+@pytest.fixture(scope="module")
+def written(varied: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("written")
+    write_comparison(group_runs(read_runs(varied)), folder)
+    return folder / "compare.html"
+
+
+def test_the_page_in_a_browser(written: Path, browser: Any) -> None:
+    page = Page(browser, written)
+    assert page.traces() == list(ALL_TRACES)
+    assert page.shown("h2") == ["mqar", "ssm_teacher"]
+    assert page.rows() == ["attention n_heads=2", "attention n_heads=1", "lstm", *LINEAR]
+
+    page.click("input[value=attention]")
+    page.drawn(2, 1, 0, 0, 1, 0, 3, 2)
+    assert page.rows() == ["lstm", *LINEAR]
+    page.click("[data-check=all]")
+    page.drawn(*ALL_TRACES)
+    page.choose("[name=task]", "ssm_teacher")
+    assert page.shown("h2") == ["ssm_teacher"]
 
     assert browser.get_log("browser") == []
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     asked = {e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"}
-    assert {urlsplit(url).scheme for url in asked} <= {"file", "data", "blob"}
+    assert {urlsplit(url).scheme for url in asked} <= {"file", "data", "blob", "about"}
     assert asked
+
+
+def test_the_first_click_on_a_column_puts_the_best_on_top(written: Path, browser: Any) -> None:
+    page = Page(browser, written, "#task=mqar")
+    attention = ["attention n_heads=1", "attention n_heads=2"]
+    page.click("th:nth-child(1) button")
+    assert page.rows() == [*attention, "lstm"]
+    page.click("th:nth-child(2) button")  # accuracy
+    assert page.rows() == [*reversed(attention), "lstm"]
+    page.click("th:nth-child(2) button")
+    assert page.rows() == ["lstm", *attention]
+    page.click("th:nth-child(6) button")  # bytes of state, of which less is better
+    assert page.rows()[-1] == "attention n_heads=2"
+
+
+def test_of_errors_the_first_click_puts_the_least_on_top(tmp_path: Path) -> None:
+    first = {}
+    for score in ("accuracy", "relative_squared_error"):
+        metrics = {"test/accuracy": None, "val/accuracy": None, f"test/{score}": 0.5}
+        write_run(tmp_path / score, metrics=metrics)
+        (group,) = group_runs(read_runs(tmp_path / score))
+        first[score] = [more_first(group, at) for at, name in enumerate(headings(group)) if name != "configuration"]
+    # score, seeds, chance, parameters, state bytes, tokens/s, remark
+    assert first == {
+        "accuracy": [True, True, False, False, False, True, False],
+        "relative_squared_error": [False, True, False, False, False, True, False],
+    }
+
+
+def test_what_is_chosen_is_kept_in_the_address(written: Path, browser: Any) -> None:
+    page = Page(browser, written)
+    page.choose("[data-option='mixer.n_heads']", "2")
+    assert page.rows() == ["attention n_heads=2", "lstm", "factorized n_heads=2"]  # lstm has no heads
+    page.click("input[value=lstm]")
+    page.choose("[name=task]", "mqar")
+    assert page.rows() == ["attention n_heads=2"]
+    assert page.address() == {"task": ["mqar"], "without": ["lstm"], "mixer.n_heads": ["2"]}
+    again = Page(browser, written, "#" + urlsplit(browser.current_url).fragment)
+    assert again.rows() == ["attention n_heads=2"]
+    again.drawn(2, 1, 2, 1, 1, 1, 0, 0)
+    strange = Page(browser, written, "#task=other&without=gru&mixer.n_heads=77&hide=x")
+    assert len(strange.rows()) == 6
+
+
+def test_a_click_on_a_legend_acts_on_all_charts(written: Path, browser: Any) -> None:
+    page = Page(browser, written)
+    item = "[data-figures='0'] [data-chart='0'] .legendtoggle"
+    page.run("const d = document.querySelector(arguments[0]); for (const t of ['mousedown', 'mouseup'])"
+             " d.dispatchEvent(new MouseEvent(t, {bubbles: true}));", item)  # fmt: skip
+    # attention n_heads=1: its curves and bands; of lines over several configurations one is left.
+    page.drawn(4, 2, 2, 1, 2, 1, 3, 2)
+    assert page.address() == {"hide": ["attention n_heads=1"]}
+    assert page.shown("tr.off td:first-child") == ["attention n_heads=1"]
+    assert page.rows() == ["attention n_heads=2", "attention n_heads=1", "lstm", *LINEAR]
+
+
+def test_charts_out_of_sight_are_drawn_and_curves_are_read_together(written: Path, browser: Any) -> None:
+    browser.set_window_size(1400, 300)
+    try:
+        page = Page(browser, written)  # waits for all of them
+    finally:
+        browser.set_window_size(1400, 2400)
+    layouts = page.run("return Array.from(document.querySelectorAll('.chart'), (c) => c.layout)")
+    assert [layout["hovermode"] for layout in layouts[:5]] == [*["x unified"] * 4, "closest"]
+    notes = [note["text"] for note in layouts[2]["annotations"]]
+    assert notes == ["chance", "trained at 16"]
+    assert layouts[2]["annotations"][1]["x"] == pytest.approx(math.log10(16))  # of the logarithmic axis
+
+
+def test_the_page_is_dark_where_the_reader_s_others_are(written: Path, browser: Any) -> None:
+    def look(scheme: str) -> list[str]:
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        page = Page(browser, written)
+        ground = "return getComputedStyle(document.body).backgroundColor"
+        line = "return document.querySelector('.chart').data.at(-1).line.color"
+        paper = "return document.querySelector('.chart').layout.paper_bgcolor ?? ''"
+        return [page.run(ground), page.run(paper), page.run(line)]
+
+    try:
+        assert look("light") == ["rgb(255, 255, 255)", "", "#009e73"]
+        assert look("dark") == ["rgb(20, 24, 28)", "#14181c", "rgb(89, 192, 164)"]
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_each_seed_leads_to_its_run(varied: Path, tmp_path: Path) -> None:
+    page = as_page(group_runs(read_runs(varied)), "", tmp_path / "out").partition("<script>")[0]
+    found = {(tmp_path / "out" / unquote(link)).resolve() for link in re.findall(r'<a href="([^"]+)/"', page)}
+    assert found == {run.folder.resolve() for run in read_runs(varied)}
 
 
 def test_names_are_no_markup(tmp_path: Path) -> None:
     write_run(tmp_path, options={"task.path": "</script><b>&"})
     write_run(tmp_path / "other", options={"task.path": "b"})
-    page = as_page(group_runs(read_runs(tmp_path)), "<i>")
+    page = as_page(group_runs(read_runs(tmp_path)), "<i>", tmp_path)
     assert "<b>&" not in page
     assert "<i>" not in page.partition("<script>")[0].replace('<i style="', "")
 

@@ -599,7 +599,7 @@ def test_run_names_say_what_differs(argv: str, name: str) -> None:
         (
             "--batch_size 8 --d_model 32 --trainer.max_steps 60 --mixer.attention.n_heads 2 --task.n_train 640 "
             "--task.n_val 80 --task.test_lengths 64,128 --task.n_pairs 8",
-            "mqar-n_pairs8-n_train640-n_val80-",
+            "mqar-n_pairs8-n_train640-",
         ),
         (
             "--batch_size 8 --beta1 0.8 --n_layers 3 --mixer.attention.n_heads 2",

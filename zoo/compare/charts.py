@@ -57,6 +57,11 @@ class Series:
     spread: tuple[Number, ...]
     points: tuple[str, ...] = ()
 
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """Labels of the configurations that it shows."""
+        return self.points or (self.label,)
+
     def band(self, log: bool) -> tuple[list[Number], list[Number]]:
         """Mean minus and plus standard deviation; on a logarithmic axis nothing falls below a tenth of the mean."""
         low = [max(y - s, y / 10) if log else y - s for y, s in zip(self.y, self.spread, strict=True)]

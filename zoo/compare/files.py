@@ -24,7 +24,7 @@ def write_comparison(groups: Sequence[Group], folder: Path) -> list[Path]:
         "compare.csv": as_csv(groups),
         "compare.md": as_markdown(groups, describe(groups)),
         "compare.png": as_png(comparison_figure(groups)),
-        "compare.html": as_page(groups, describe(groups)),
+        "compare.html": as_page(groups, describe(groups), folder),
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import html
 import json
+import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from zoo.compare.charts import Chart, Series, charts_of, colours
 from zoo.compare.runs import Number
-from zoo.compare.table import COLUMNS, SCORES, Group, Row, headings, shown_columns, unnamed_text
+from zoo.compare.table import (
+    COLUMNS,
+    SCORES,
+    Group,
+    Row,
+    headings,
+    more_first,
+    shown_columns,
+    unnamed_text,
+    value_text,
+)
 from zoo.naming import require_extra
 
 if TYPE_CHECKING:
@@ -23,22 +36,31 @@ _DASHES = ("solid", "dash", "dot", "dashdot")
 _MARKERS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "x", "cross", "star")
 
 
-def as_page(groups: Sequence[Group], sources: str) -> str:
-    """The page; `sources` says what was read.
+def as_page(groups: Sequence[Group], sources: str, folder: Path) -> str:
+    """The page.
 
-    Every trace carries its mixer in `meta`, every table row in `data-mixer`: the filters go by these.
+    Every table row carries its configuration, mixer and options in `data-` attributes, every trace the configurations
+    that it shows in `meta`: the filters go by these.
+
+    Args:
+        groups: what is compared.
+        sources: says what was read.
+        folder: where the page is kept, from which its links to runs lead.
 
     Raises:
         MissingExtraError: plotly is not installed.
     """
     known = colours(groups)
     figures = [[json.loads(str(figure_of(chart, known).to_json())) for chart in charts_of(group)] for group in groups]
+    options = filter_options(groups)
     return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
         sources=html.escape(sources),
-        tasks="".join(f'<option value="{at}">{html.escape(group.title)}</option>' for at, group in enumerate(groups)),
+        tasks="".join(f"<option>{html.escape(group.title)}</option>" for group in groups),
         mixers="".join(_checkbox(mixer, colour) for mixer, colour in known.items()),
+        options="".join(_select(key, values) for key, values in options.items()),
         sections="\n".join(
-            _section(at, group, len(each)) for at, (group, each) in enumerate(zip(groups, figures, strict=True))
+            _section(at, group, len(each), options, folder)
+            for at, (group, each) in enumerate(zip(groups, figures, strict=True))
         ),
         # Within a script element only the end of it has a meaning.
         figures=json.dumps(figures).replace("</", "<\\/"),
@@ -46,19 +68,39 @@ def as_page(groups: Sequence[Group], sources: str) -> str:
     )
 
 
+def filter_options(groups: Sequence[Group]) -> dict[str, list[str]]:
+    """{option: its values} of those in which configurations of one task differ, whether their labels say so or not."""
+    keys = sorted({key for group in groups for row in group.rows for key in (*row.telling, *group.unnamed)})
+    found = {}
+    for key in keys:
+        values = [row.options[key] for group in groups for row in group.rows if key in row.options]
+        numbers = all(isinstance(value, int | float) for value in values)
+        found[key] = list(dict.fromkeys(map(value_text, sorted(values, key=None if numbers else str))))
+    return {key: values for key, values in found.items() if len(values) > 1}
+
+
 def _checkbox(mixer: str, colour: str) -> str:
     name = html.escape(mixer)
-    swatch = f'<i style="background:{colour}"></i>'
+    swatch = f'<i style="--colour:{colour}"></i>'
     return f'<label><input type="checkbox" name="mixer" value="{name}" checked>{swatch}{name}</label>'
 
 
-def _section(at: int, group: Group, n_charts: int) -> str:
+def _select(key: str, values: Sequence[str]) -> str:
+    name = html.escape(key)
+    choices = "".join(f"<option>{html.escape(value)}</option>" for value in values)
+    return (
+        f'<label title="configurations without this option stay">{name} '
+        f'<select data-option="{name}"><option value="">all</option>{choices}</select></label>'
+    )
+
+
+def _section(at: int, group: Group, n_charts: int, options: Mapping[str, Sequence[str]], folder: Path) -> str:
     note = unnamed_text(group)
     return "\n".join(
         [
-            f'<section data-task="{at}">',
+            f'<section data-figures="{at}" data-task="{html.escape(group.title)}">',
             f"<h2>{html.escape(group.title)}</h2>",
-            _table(group),
+            f'<div class="table">{_table(group, options, folder)}</div>',
             f"<p>{html.escape(note)}</p>" if note else "",
             '<div class="charts">',
             *(f'<div class="chart" data-chart="{number}"></div>' for number in range(n_charts)),
@@ -68,22 +110,47 @@ def _section(at: int, group: Group, n_charts: int) -> str:
     )
 
 
-def _table(group: Group) -> str:
+def _table(group: Group, options: Mapping[str, Sequence[str]], folder: Path) -> str:
     columns, names = shown_columns(group), headings(group)
-    head = "".join(f"<th{_align(at)}><button>{html.escape(names[at])}</button></th>" for at in columns)
-    body = "".join(_row(group, row, columns) for row in group.rows)
+    head = "".join(
+        f'<th{_align(at)} data-first="{"descending" if more_first(group, at) else "ascending"}">'
+        f"<button>{html.escape(names[at])}</button></th>"
+        for at in columns
+    )
+    body = "".join(_row(group, row, columns, options, folder) for row in group.rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _row(group: Group, row: Row, columns: Sequence[int]) -> str:
+def _row(group: Group, row: Row, columns: Sequence[int], options: Mapping[str, Sequence[str]], folder: Path) -> str:
     best = row.label in group.best
     kind = "best" if best else "" if row.tested else "open"
     cells = []
     for at in columns:
         value = COLUMNS[at].value(row)
         text = html.escape(COLUMNS[at].cell(row)) + (' <b title="best">★</b>' if best and at == 1 else "")
+        if COLUMNS[at].heading == "seeds":
+            text += f" <small>{_links(row, folder)}</small>"
         cells.append(f'<td{_align(at)} data-value="{"" if value is None else html.escape(str(value))}">{text}</td>')
-    return f'<tr class="{kind}" data-mixer="{html.escape(row.mixer)}">{"".join(cells)}</tr>'
+    chosen = json.dumps({key: value_text(row.options[key]) for key in options if key in row.options})
+    data = {"label": row.label, "mixer": row.mixer, "options": chosen}
+    attributes = "".join(f' data-{name}="{html.escape(text)}"' for name, text in data.items())
+    return f'<tr class="{kind}"{attributes}>{"".join(cells)}</tr>'
+
+
+def _links(row: Row, folder: Path) -> str:
+    """The seeds of a configuration, each a link to its run's folder."""
+    return " ".join(
+        f'<a href="{html.escape(_address(run.folder, folder))}" title="{html.escape(str(run.folder))}">{run.seed}</a>'
+        for run in row.runs
+    )
+
+
+def _address(run: Path, folder: Path) -> str:
+    """Relative, so that it holds where runs and page are moved together."""
+    try:
+        return quote(Path(os.path.relpath(run.resolve(), folder.resolve())).as_posix()) + "/"
+    except ValueError:  # on another drive
+        return run.resolve().as_uri()
 
 
 def _align(at: int) -> str:
@@ -110,14 +177,19 @@ def figure_of(chart: Chart, known: Mapping[str, str]) -> Figure:
         mark = {"text": "chance", "showarrow": False, "font": {"size": 10, "color": "#777"}}
         figure.add_annotation(x=1, xref="paper", y=chart.chance, yshift=7, xanchor="right", **mark)
     if chart.trained_at is not None:
-        figure.add_vline(chart.trained_at, line={"color": "#bbb", "width": 1.5})
+        figure.add_vline(chart.trained_at, line={"color": "#999", "width": 1.5})
+        mark = {"text": f"trained at {chart.trained_at:,}", "showarrow": False, "font": {"size": 10, "color": "#777"}}
+        # On a logarithmic axis an annotation's place is the power.
+        place = math.log10(chart.trained_at) if chart.log_x else chart.trained_at
+        figure.add_annotation(x=place, y=1, yref="paper", yanchor="bottom", xanchor="center", **mark)
     figure.update_layout(
         template="plotly_white",
         title={"text": chart.title, "font": {"size": 14}, "x": 0.02},
         margin={"l": 60, "r": 12, "t": 40, "b": 48},
         legend={"font": {"size": 11}, "orientation": "h", "y": -0.22, "yanchor": "top"},
         showlegend=len(chart.series) <= _LEGEND_ENTRIES,  # of more, the pointer tells the names
-        hovermode="closest",
+        hovermode="x unified" if chart.joined else "closest",  # of curves all at a point, with their values
+        hoverlabel={"namelength": 60, "font": {"size": 11}},
         height=380,
     )
     figure.update_xaxes(title=chart.x_label, title_font_size=12, type="log" if chart.log_x else "linear")
@@ -155,9 +227,11 @@ def _line(each: Series, chart: Chart, colour: str) -> Scatter:
         marker={"size": 7, "symbol": _MARKERS[each.variant % len(_MARKERS)]},
         error_y=bars,
         customdata=list(zip(map(html.escape, names), spread, strict=True)),
-        hovertemplate="%{customdata[0]}<br>%{y:.4g}%{customdata[1]} at %{x}<extra></extra>",
+        hovertemplate="%{y:.4g}%{customdata[1]}"
+        if chart.joined
+        else "%{customdata[0]}<br>%{y:.4g}%{customdata[1]} at %{x}<extra></extra>",
         legendgroup=each.label,
-        meta={"mixer": each.mixer},
+        meta={"rows": each.rows},
     )
 
 
@@ -169,7 +243,7 @@ def _floor(points: Mapping[Number, Number]) -> Scatter:
         mode="lines",
         line={"color": "#555", "width": 1.5, "dash": "dash"},
         hovertemplate="no less than %{y:.4g} with %{x} heads<extra></extra>",
-        meta={"mixer": None},
+        meta={"rows": None},
     )
 
 
@@ -186,5 +260,5 @@ def _band(each: Series, log: bool, colour: str) -> Scatter:
         hoverinfo="skip",
         showlegend=False,
         legendgroup=each.label,
-        meta={"mixer": each.mixer},
+        meta={"rows": each.rows},
     )

@@ -264,10 +264,12 @@ class Column:
     value: Callable[[Row], Number | str | None]
     """What rows are sorted by, and what CSV holds."""
     right: bool = True
+    more_first: bool = False
+    """Whether more of it is better, and on top when one asks for this order."""
 
 
-def _count(heading: str, name: str) -> Column:
-    return Column(heading, lambda row: whole(row.mean(name)), lambda row: row.mean(name))
+def _count(heading: str, name: str, more_first: bool = False) -> Column:
+    return Column(heading, lambda row: whole(row.mean(name)), lambda row: row.mean(name), more_first=more_first)
 
 
 def score_text(row: Row) -> str:
@@ -278,11 +280,11 @@ def score_text(row: Row) -> str:
 COLUMNS = (
     Column("configuration", lambda row: row.label, lambda row: row.label, right=False),
     Column("score", score_text, lambda row: row.mean(row.score_name)),
-    Column("seeds", lambda row: row.seeds, lambda row: len(row.values(row.score_name))),
+    Column("seeds", lambda row: row.seeds, lambda row: len(row.values(row.score_name)), more_first=True),
     Column("chance", lambda row: number(row.mean("chance"), "chance"), lambda row: row.mean("chance")),
     _count("parameters", "params"),
     _count("state bytes", "state_bytes"),
-    _count("tokens/s", "tokens_per_second"),
+    _count("tokens/s", "tokens_per_second", more_first=True),
     Column("remark", lambda row: row.remark, lambda row: row.remark, right=False),
 )
 
@@ -290,6 +292,11 @@ COLUMNS = (
 def headings(group: Group) -> list[str]:
     """Of the table of one task: the score by its name."""
     return [group.score.replace("_", " ") if each.heading == "score" else each.heading for each in COLUMNS]
+
+
+def more_first(group: Group, at: int) -> bool:
+    """Whether a column of the task's table has its best on top when the most is there."""
+    return SCORES[group.score] if COLUMNS[at].heading == "score" else COLUMNS[at].more_first
 
 
 def shown_columns(group: Group) -> list[int]:
