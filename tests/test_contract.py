@@ -329,6 +329,59 @@ def test_functional_call_takes_other_parameters(case: Case, generator: torch.Gen
     assert_all_close(gradients(y, weights, x, other), gradients(expected, weights, x, other))
 
 
+# Transforms of torch.func.
+
+
+@cases()
+def test_functional_gradients_are_those_of_autograd(case: Case, generator: torch.Generator) -> None:
+    mixer, x = case.create(generator), draw(2, 40, D_MODEL, generator=generator)
+    weights = draw(*mixer(x).shape, generator=generator)
+    values = dict(mixer.named_parameters())
+
+    def loss(values: dict[str, Tensor], x: Tensor) -> Tensor:
+        return (torch.func.functional_call(mixer, values, (x,)) * weights).sum()
+
+    of_values, of_x = torch.func.grad(loss, argnums=(0, 1))(values, x)
+    x.requires_grad_()
+    assert_all_close([of_x, *of_values.values()], gradients(mixer(x), weights, x, mixer))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop.* aten:UserWarning")  # torch's own kernels
+@cases()
+def test_gradients_of_each_sample_are_those_of_its_own(case: Case, generator: torch.Generator) -> None:
+    mixer, x = case.create(generator), draw(3, 40, D_MODEL, generator=generator)
+    lengths = torch.tensor([40, 7, 33])
+    values = dict(mixer.named_parameters())
+
+    def loss(values: dict[str, Tensor], row: Tensor, length: Tensor) -> Tensor:
+        return torch.func.functional_call(mixer, values, (row[None], length[None])).square().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(values, x, lengths)
+    for number, (row, length) in enumerate(zip(x, lengths, strict=True)):
+        own = torch.autograd.grad(loss(values, row, length), list(values.values())) if values else ()
+        assert_all_close([gradient[number] for gradient in each.values()], list(own))
+
+
+ONCE_DIFFERENTIABLE = {"attention", "sliding_attention", "selective_ssm", "hybrid", "parallel_hybrid"}
+"""Their kernel, torch's attention or the selective scan, has no second derivative."""
+
+
+@cases(variants=False)
+def test_gradients_can_be_differentiated_again_or_say_that_they_cannot(case: Case, generator: torch.Generator) -> None:
+    mixer, x = case.create(generator), draw(1, 34, D_MODEL, generator=generator).requires_grad_()
+
+    def slope(x: Tensor) -> Tensor:
+        return torch.autograd.grad(mixer(x).square().sum(), x, create_graph=True)[0].square().sum()
+
+    if case.name in ONCE_DIFFERENTIABLE:
+        with pytest.raises((NotImplementedError, RuntimeError), match=r"is not implemented|is differentiable once"):
+            slope(x).backward()
+        return
+    (second,) = torch.autograd.grad(slope(x), x)
+    functional = torch.func.grad(lambda x: torch.func.grad(lambda x: mixer(x).square().sum())(x).square().sum())
+    assert_close(functional(x.detach()), second)
+
+
 # Parameters.
 
 

@@ -290,6 +290,30 @@ def test_compiled_code_agrees_with_eager_balance_loss_too(generator: torch.Gener
 # Layouts.
 
 
+def test_gradients_of_each_sample_are_those_of_its_own(generator: torch.Generator) -> None:
+    model = Backbone(
+        {"name": "selective_ssm"},
+        D_MODEL,
+        2,
+        vocab_size=7,
+        n_outputs=7,
+        n_experts=3,
+        expert_offset=0,
+        expert_period=1,
+    )
+    model = randomise(model, generator).double().eval()
+    values, tokens = dict(model.named_parameters()), torch.randint(7, (3, 9), generator=generator)
+
+    def loss(values: dict[str, Tensor], row: Tensor) -> Tensor:
+        return torch.func.functional_call(model, values, (row[None],)).square().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(values, tokens)
+    for number, row in enumerate(tokens):
+        own = torch.autograd.grad(loss(values, row), list(values.values()))
+        for gradient, expected in zip(each.values(), own, strict=True):
+            assert_close(gradient[number], expected)
+
+
 def test_experts_stand_where_period_and_offset_say(generator: torch.Generator) -> None:
     def layers(**options: Any) -> list[int]:
         blocks = model_of(generator, n_layers=6, **options).layers.layers

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from zoo.naming import unknown
 from zoo.ops.time import valid_positions
+from zoo.ops.transforms import followed
 
 S = TypeVar("S")
 M = TypeVar("M", bound=nn.Module)
@@ -236,8 +237,8 @@ class SequenceMixer(nn.Module, ABC):
             )
         if lengths.device != x.device:
             raise ValueError(f"lengths are on {lengths.device}, x on {x.device}")
-        # Reading values waits for the device and cannot be traced: compiled code trusts its caller.
-        if not torch.compiler.is_compiling() and not lengths.is_meta and lengths.numel():
+        # Reading values waits for the device and cannot be traced: code that is compiled or mapped trusts its caller.
+        if not followed() and not lengths.is_meta and lengths.numel():
             low, high = int(lengths.min()), int(lengths.max())
             if low < 0 or high > x.shape[1]:
                 raise ValueError(f"lengths must lie in 0..{x.shape[1]}, the chunk's length, got {low}..{high}")

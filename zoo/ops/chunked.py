@@ -10,6 +10,7 @@ from jaxtyping import Float, Inexact
 from torch import Tensor
 
 from zoo.ops.precision import widest
+from zoo.ops.transforms import followed
 
 # Below the logarithm of the smallest number of any type: the exponential is exactly zero.
 _CLEARED = -1e3
@@ -62,7 +63,7 @@ def decayed_states(
     Returns:
         The state that enters each chunk, and the one after the last.
     """
-    if torch.compiler.is_compiling():  # the compiler derives its own backward
+    if followed():  # these derive their own backward
         return _carry(state, decay, written)
     return _Carry.apply(state, decay, written, False)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from zoo.ops.chunked import chunk_decays, decayed_states, into_chunks
 from zoo.ops.precision import full_precision
+from zoo.ops.transforms import followed
 
 CHUNK = 32  # a power of two
 
@@ -77,7 +78,7 @@ def dplr(
             else:
                 alone = torch.cat((v, -alone), dim=3)
                 from_state = torch.cat((torch.zeros_like(from_state), from_state), dim=3)
-            carry = _carry if torch.compiler.is_compiling() else _Carry.apply
+            carry = _carry if followed() else _Carry.apply
             entering, written, final = carry(state, over_chunk, keys, from_state, alone)
         y = torch.cat(scores[0], dim=4) @ written + reads[0] @ entering
     return y.flatten(2, 3)[:, :, :seq_len], final
@@ -167,8 +168,6 @@ def _carry(state: Tensor, decay: Tensor, keys: Tensor, w: Tensor, u: Tensor) -> 
 
 class _Carry(torch.autograd.Function):
     """`_carry` with the gradients of its coefficients for all chunks at once; only the state's go chunk by chunk."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(*given: Tensor) -> tuple[Tensor, Tensor, Tensor]:

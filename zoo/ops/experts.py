@@ -8,6 +8,7 @@ from torch import Tensor
 
 from zoo.coefficient import coefficient
 from zoo.ops.precision import linear_dtype
+from zoo.ops.transforms import transformable
 
 
 def route(
@@ -60,7 +61,7 @@ def grouped_linear(
     Differentiable once. Under autocast it computes in autocast's type, as every linear map does.
     """
     kind = linear_dtype(x)
-    return _grouped_linear(x.to(kind), weight.to(kind), counts)
+    return _differentiable_linear(x.to(kind), weight.to(kind), counts)
 
 
 # The sizes of the groups are data: custom ops keep them out of compiled graphs and of shapes on meta tensors.
@@ -105,9 +106,10 @@ def _keep(ctx, inputs: tuple[Tensor, ...], output: Tensor) -> None:
 
 def _differentiate(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, weight, counts = ctx.saved_tensors
-    of_x = _grouped_linear(grad, weight.transpose(1, 2), counts) if ctx.needs_input_grad[0] else None
-    of_weight = _grouped_outer(grad, x, counts) if ctx.needs_input_grad[1] else None
+    of_x = _differentiable_linear(grad, weight.transpose(1, 2), counts) if ctx.needs_input_grad[0] else None
+    of_weight = _differentiable_outer(grad, x, counts) if ctx.needs_input_grad[1] else None
     return of_x, of_weight, None
 
 
-_grouped_linear.register_autograd(_differentiate, setup_context=_keep)
+_differentiable_outer = transformable(_grouped_outer)
+_differentiable_linear = transformable(_grouped_linear, _keep, _differentiate)

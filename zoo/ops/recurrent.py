@@ -11,6 +11,7 @@ from torch import Tensor
 
 from zoo import coefficient
 from zoo.ops.precision import linear_dtype
+from zoo.ops.transforms import followed
 
 Kernel = Literal["lstm", "gru", "rnn_tanh"]
 
@@ -20,8 +21,7 @@ def fused_suffices(kernel: Kernel, x: Tensor, valid: Bool[Tensor, "batch seq"] |
 
     And the kernel exists: below float32 not every CPU has it.
     """
-    traced = torch.compiler.is_compiling() or x.is_meta  # the kernels have no form that a compiler can follow
-    if coefficient.active() or traced or valid is not None or len(x) == 0:
+    if coefficient.active() or followed() or x.is_meta or valid is not None or len(x) == 0:
         return False
     kind = linear_dtype(x)
     return x.device.type != "cpu" or kind.itemsize >= torch.float32.itemsize or _exists_on_cpu(kernel, x.dtype, kind)

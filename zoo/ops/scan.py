@@ -22,6 +22,7 @@ from torch import Tensor
 from zoo.naming import unknown
 from zoo.ops import scan_torch
 from zoo.ops.precision import full_precision
+from zoo.ops.transforms import followed, transformable
 
 BACKENDS = ("torch", "numba", "triton")
 _INSTALLED = {"numba": find_spec("numba") is not None, "triton": find_spec("triton") is not None}
@@ -83,7 +84,7 @@ def selective_scan(
             _require_signs(dt_, A)
         y, final = scan_torch.step(*(_as(wide, t) for t in inputs))
     else:
-        y, final, _ = _scan(*inputs, chosen, check)
+        y, final, _ = _differentiable_scan(*inputs, chosen, check)
     if D is not None:
         y = torch.addcmul(_as(wide, y), _as(wide, x), _as(wide, D))
     return _as(x.dtype, y), final
@@ -128,8 +129,8 @@ def _require(name: str, t: Tensor, shape: tuple[int, ...], x: Tensor, wide: torc
 
 
 def _is_watched(tensors: tuple[Tensor | None, ...]) -> bool:
-    """By autograd, by a compiler, or by autocast, which would narrow what is computed outside the ops."""
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):
+    """By autograd, a compiler, torch.func, or by autocast, which would narrow what is computed outside the ops."""
+    if followed() or torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):
         return True
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
@@ -267,7 +268,8 @@ def _differentiate(
     x, A = saved[0], saved[2]
     grad_y = torch.zeros_like(x) if grad_y is None else grad_y
     grad_final = A.new_zeros(x.shape[0], *A.shape) if grad_final is None else grad_final
-    return *_scan_backward(grad_y, grad_final, *saved, ctx.backend), None, None
+    return *_gradients(grad_y, grad_final, *saved, ctx.backend), None, None
 
 
-_scan.register_autograd(_differentiate, setup_context=_keep)
+_gradients = transformable(_scan_backward)
+_differentiable_scan = transformable(_scan, _keep, _differentiate)

@@ -1,0 +1,73 @@
+"""Where a compiler or torch.func follows what is computed: custom ops, kernels and backward passes written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def followed() -> bool:
+    """Whether a compiler or a transform of torch.func (grad, vmap, jvp) is at work.
+
+    They follow plain operations and what `transformable` returns, derive their own backward pass, and cannot be asked
+    for values.
+    """
+    return torch.compiler.is_compiling() or _transformed()
+
+
+def _transformed() -> bool:
+    return torch._C._are_functorch_transforms_active()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+
+
+def transformable(
+    op: torch.library.CustomOpDef,
+    keep: Callable[..., None] | None = None,
+    differentiate: Callable[..., Any] | None = None,
+) -> Callable[..., Any]:
+    """Give `op` its backward pass, and make of it a function that grad and vmap of torch.func can take apart.
+
+    Args:
+        op: a custom op. Under vmap it is called once for each slice.
+        keep: `setup_context(ctx, inputs, output)`.
+        differentiate: `backward(ctx, *grads)`; absent in an op that cannot be differentiated, and raises when asked.
+
+    Returns:
+        The function to call in place of `op`.
+    """
+
+    def refuse(ctx: Any, *_: Tensor) -> None:
+        raise NotImplementedError(f"{op._qualname} has no derivative: what it belongs to is differentiable once")
+
+    keep, differentiate = keep or _keep_nothing, differentiate or refuse
+    op.register_autograd(differentiate, setup_context=keep)
+    op.register_vmap(partial(_slice_by_slice, op))
+    rules = {"forward": op, "setup_context": keep, "backward": differentiate}
+    members = {name: staticmethod(rule) for name, rule in rules.items()}
+    function = type(f"Transformable_{op._name}", (torch.autograd.Function,), {"generate_vmap_rule": True, **members})
+
+    def call(*given: Any) -> Any:
+        plain = torch.compiler.is_compiling() or not _transformed()
+        return op(*given) if plain else function.apply(*given)
+
+    return call
+
+
+def _slice_by_slice(
+    op: torch.library.CustomOpDef, info: Any, axes: tuple[int | None, ...], *given: Any
+) -> tuple[Any, Any]:
+    """The vmap rule of any op: its results for each slice, stacked."""
+    calls = [
+        op(*(t if axis is None else t.select(axis, n) for t, axis in zip(given, axes, strict=True)))
+        for n in range(info.batch_size)
+    ]
+    if isinstance(calls[0], Tensor):
+        return torch.stack(calls), 0
+    return tuple(torch.stack(parts) for parts in zip(*calls, strict=True)), (0,) * len(calls[0])
+
+
+def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    pass
