@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -95,7 +96,7 @@ def test_mixers_lists_all_and_shows_the_options_of_one(capsys: pytest.CaptureFix
     assert [line.split()[0] for line in lines[: len(list_mixers())]] == list_mixers()
     assert command.main(["mixers", "attention"]) == 0
     out = capsys.readouterr().out
-    assert "n_heads      int, 4 unless given" in out
+    assert re.search(r"n_heads +int, 4 unless given", out)
     assert "'none' | 'rope' | 'alibi' | 'relative', 'none' unless given" in out
     assert command.main(["mixers", "identity"]) == 0
 
@@ -130,6 +131,36 @@ def test_measure_reads_the_layers_of_a_checkpoint(
     out = capsys.readouterr().out
     assert "layer 1: attention" in out
     assert "heads, operators" not in out  # the flag's default is not the model's number
+
+
+@pytest.mark.parametrize("kind", ["Llama", pytest.param("Mamba", marks=pytest.mark.slow)])
+def test_measure_reads_the_layers_of_a_transformers_model(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    import transformers
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    shape: dict[str, Any] = {"vocab_size": 5, "hidden_size": 4, "num_hidden_layers": 2, "pad_token_id": None}
+    shape |= {"num_attention_heads": 2, "intermediate_size": 6} if kind == "Llama" else {"state_size": 2}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        theirs = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**shape))
+    theirs.bfloat16().save_pretrained(tmp_path / "model")
+    capsys.readouterr()
+    sizes = SMALL[SMALL.index("--seq_len") :]
+    assert command.main(["measure", "--ckpt_path", str(tmp_path / "model"), *sizes, "--out", str(tmp_path)]) == 0
+    rows = json.loads((tmp_path / "measure.json").read_text())["rows"]
+    name = {"Llama": "attention", "Mamba": "selective_ssm"}[kind]
+    assert [row["name"] for row in rows] == [f"layer 0: {name}", f"layer 1: {name}"]
+    assert all(row["rank"] == row["predicted_rank"] for row in rows)
+
+
+def test_a_folder_that_is_neither_run_nor_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    says = f"{tmp_path} is neither a run, with a folder checkpoints, nor a transformers model, with a config.json"
+    assert says in refused(capsys, "measure", "--ckpt_path", str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    assert f"transformers cannot load {tmp_path}" in refused(capsys, "measure", "--ckpt_path", str(tmp_path))
 
 
 def test_a_model_of_short_sequences_is_measured_as_far_as_it_goes(

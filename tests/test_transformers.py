@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import re
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,8 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from tests.cases import draw, randomise
+from tests.test_doors import ROOT
 from zoo import Backbone, SequenceMixer, load_transformers
 from zoo.blocks import Experts, ResidualBlock
+from zoo.ops.rope import rotate
+from zoo.transformers_weights import _ALLOWED as ALLOWED
+from zoo.transformers_weights import LAYERS, MODELS, ROPE_TYPES
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
@@ -34,10 +42,40 @@ HEADS = [
     {"num_attention_heads": 4, "num_key_value_heads": 2},
     {"num_attention_heads": 8, "num_key_value_heads": 1},
 ]
-LLAMA = [*HEADS, {**HEADS[1], "head_dim": 6, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}]
+TRAINED = {"original_max_position_embeddings": 8}
+ROPES = {
+    "default": {},
+    "linear": {"factor": 2.0},
+    "dynamic": {"factor": 2.0},
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **TRAINED},
+    "yarn": {"factor": 4, "beta_fast": 4, **TRAINED},
+}
+
+
+def rope(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 50.0, **ROPES[kind], **fields}}
+
+
+FACTORS = {"factor": 2.0, "long_factor": [1.0, 2.0], "short_factor": [1.0, 1.0], **TRAINED}
+LONGROPE = {"rope_parameters": {"rope_type": "longrope", "rope_theta": 50.0, **FACTORS}}
+LLAMA = [
+    *HEADS,
+    {**HEADS[1], "head_dim": 6, **rope("default")},
+    *({**HEADS[1], "head_dim": 10, **rope(kind)} for kind in ROPES if kind != "default"),
+    {**HEADS[0], "head_dim": 10, **rope("yarn", mscale=2.0, mscale_all_dim=0.5, truncate=False)},
+    {**HEADS[0], "head_dim": 10, **rope("yarn", attention_factor=0.7, factor=None), "max_position_embeddings": 64},
+]
 JAMBA = [
     {**HEADS[1], "mamba_d_state": 4, "mamba_d_conv": 3, "mamba_expand": 2, "mamba_dt_rank": 3},
     {**HEADS[2], "mamba_d_state": 6, "mamba_d_conv": 4, "mamba_expand": 1, "mamba_dt_rank": 2, "rms_norm_eps": 1e-3},
+    {
+        **HEADS[0],
+        "mamba_d_state": 4,
+        "mamba_dt_rank": 2,
+        "expert_layer_period": 8,
+        "expert_layer_offset": 5,
+    },  # no layer
+    {**HEADS[0], "mamba_d_state": 4, "mamba_dt_rank": 2, "expert_layer_period": 3, "expert_layer_offset": 2},
 ]
 KINDS = {
     "Mamba": MAMBA,
@@ -50,13 +88,33 @@ CONFIGS = [(kind, options) for kind, configs in KINDS.items() for options in con
 every_config = pytest.mark.parametrize(
     ("kind", "options"), CONFIGS, ids=[f"{kind}{n}" for kind, configs in KINDS.items() for n in range(len(configs))]
 )
+FOLDERS = {"Mamba": "mamba", "FalconMamba": "falcon_mamba", "Mamba2": "mamba2", "Jamba": "jamba", "Llama": "llama"}
 MIXER_NAMES = ("mixer", "mamba", "self_attn")
 
 
+BOUNDS = {torch.float32: 1e-5, torch.float64: 1e-10}
+
+
 def assert_same(actual: Tensor, expected: Tensor) -> None:
-    """To 1e-5, relative and of the largest entry, in float32: in the small entries of a sum roundoff is as large."""
+    """To the bound, relative and of the largest entry: in the small entries of a sum roundoff is as large."""
     scale = expected.detach().abs().max().clamp(min=1.0)
-    torch.testing.assert_close(actual / scale, expected / scale, rtol=1e-5, atol=1e-5)
+    bound = BOUNDS[expected.dtype]
+    torch.testing.assert_close(actual / scale, expected / scale, rtol=bound, atol=bound)
+
+
+@pytest.fixture
+def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers asks for float32 by name in norms, rope and residuals: here that means float64."""
+    import transformers.integrations.moe
+    import transformers.modeling_rope_utils
+
+    modules = [transformers.integrations.moe, transformers.modeling_rope_utils]
+    modules += [import_module(f"transformers.models.{name}.modeling_{name}") for name in FOLDERS.values()]
+    wide = ModuleType("torch")
+    vars(wide).update(vars(torch) | {"float32": torch.float64, "float": torch.float64})
+    for module in modules:
+        monkeypatch.setattr(module, "torch", wide)
+    monkeypatch.setattr(Tensor, "float", Tensor.double)
 
 
 def build(kind: str, generator: torch.Generator, **options: Any) -> Any:
@@ -99,7 +157,7 @@ def our_gradients(ours: nn.Module, theirs: nn.Module) -> list[tuple[str, Tensor,
     with torch.no_grad():
         for p in theirs.parameters():
             p.copy_(p.grad)
-    moved = dict(load_transformers(theirs).named_parameters())
+    moved = dict(load_transformers(theirs, verify=False).named_parameters())
     return [(name, p.grad, moved[name]) for name, p in ours.named_parameters() if p.requires_grad]
 
 
@@ -146,6 +204,44 @@ def test_a_model_has_their_logits_and_gradients(kind: str, options: dict[str, An
 
 
 @every_config
+def test_in_float64_the_agreement_is_that_of_float64(
+    kind: str, options: dict[str, Any], in_float64: None, generator: torch.Generator
+) -> None:
+    theirs = build(kind, generator, **options)
+    ours = load_transformers(theirs)
+    theirs.config._experts_implementation = "eager"  # their default one refuses float64
+    assert {p.dtype for p in (*ours.parameters(), *theirs.parameters())} == {torch.float64}
+    tokens = torch.randint(VOCAB, (BATCH, SEQ_LEN), generator=generator)
+    y, expected = ours(tokens), theirs(tokens).logits
+    assert_same(y, expected)
+    for logits in (y, expected):
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
+    for _, grad, wanted in our_gradients(ours, theirs):
+        assert_same(grad, wanted)
+
+
+def test_dynamic_rope_beyond_its_length_is_their_map_of_the_whole_sequence(generator: torch.Generator) -> None:
+    """Their cached decoding is another map: it keeps keys that were turned when the sequence was shorter."""
+    theirs = build("Llama", generator, **HEADS[1], head_dim=10, **rope("dynamic"), max_position_embeddings=8)
+    ours = load_transformers(theirs)
+    tokens = torch.randint(VOCAB, (BATCH, SEQ_LEN), generator=generator)
+    with torch.no_grad():
+        out = theirs(tokens[:, :4], use_cache=True)
+        y, state = ours.stream(tokens[:, :4])
+        for i in range(4, SEQ_LEN):
+            out = theirs(tokens[:, i : i + 1], use_cache=True, past_key_values=out.past_key_values)
+            y, state = ours.stream(tokens[:, i : i + 1], state)
+        whole = theirs(tokens, use_cache=False).logits
+    assert_same(ours(tokens), whole)
+    for logits in (out.logits[:, -1], y[:, -1]):  # deeper layers see what the layers before them gave in passing
+        assert not torch.allclose(logits, whole[:, -1], rtol=1e-3, atol=1e-3)
+    alone = load_transformers(theirs.model.layers[0].self_attn)
+    x = draw(BATCH, SEQ_LEN, D_MODEL, generator=generator, dtype=torch.float32)
+    _, state = alone.stream(x[:, :-1])
+    assert_same(alone.stream(x[:, -1:], state)[0], run_layer(theirs.model.layers[0].self_attn, theirs, x)[:, -1:])
+
+
+@every_config
 def test_their_cache_is_our_state(kind: str, options: dict[str, Any], generator: torch.Generator) -> None:
     """A prompt at once, then token by token, on both sides."""
     theirs = build(kind, generator, **options)
@@ -164,7 +260,10 @@ def test_their_cache_is_our_state(kind: str, options: dict[str, Any], generator:
     for layer, (mixer, ours_now) in enumerate(zip(mixers_of(ours), state, strict=True)):
         held = cache.layers[layer]
         if type(mixer).__name__ == "Attention":
-            assert_same(ours_now.keys, held.keys)
+            keys = ours_now.keys
+            if mixer.rope_scaling is not None and mixer.rope_scaling["rope_type"] == "dynamic":  # kept unturned
+                keys = rotate(keys, torch.arange(SEQ_LEN).expand(BATCH, -1), mixer.rope_base)
+            assert_same(keys, held.keys)
             assert_same(ours_now.values, held.values)
             continue
         conv, h = cache.get_conv_state(layer, state_idx=0), cache.get_recurrent_state(layer, state_idx=0)
@@ -210,6 +309,57 @@ def test_a_tied_head_stays_tied(tied: bool, generator: torch.Generator) -> None:
     assert (ours.head.weight is ours.embedding.weight) == tied
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_tying_is_read_from_the_weights(tied: bool, generator: torch.Generator) -> None:
+    theirs = build("Llama", generator, **HEADS[0], tie_word_embeddings=not tied)
+    embedding = theirs.model.embed_tokens.weight
+    theirs.lm_head.weight = embedding if tied else nn.Parameter(torch.randn(VOCAB, D_MODEL, generator=generator))
+    assert theirs.config.tie_word_embeddings != tied
+    ours = load_transformers(theirs)
+    assert (ours.head.weight is ours.embedding.weight) == tied
+    tokens = torch.randint(VOCAB, (BATCH, SEQ_LEN), generator=generator)
+    assert_same(ours(tokens), theirs(tokens).logits)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_a_model_keeps_its_dtype(kind: str, dtype: torch.dtype, generator: torch.Generator) -> None:
+    theirs = build(kind, generator, **KINDS[kind][0]).to(dtype)
+    ours = load_transformers(theirs)
+    assert {p.dtype for p in ours.parameters()} == {dtype}
+    assert torch.equal(ours.embedding.weight, theirs.get_input_embeddings().weight)
+
+
+def test_each_weight_keeps_its_own_dtype_and_whether_it_is_trained(generator: torch.Generator) -> None:
+    theirs = build("Mamba", generator, **MAMBA[0]).bfloat16()
+    for layer in theirs.backbone.layers:
+        layer.mixer.A_log.data = layer.mixer.A_log.data.float()
+        layer.mixer.D.requires_grad_(False)
+    theirs.backbone.embeddings.requires_grad_(False)  # the head's too: they are one
+    ours = load_transformers(theirs)
+    wide = {name for name, p in ours.named_parameters() if p.dtype == torch.float32}
+    frozen = {name for name, p in ours.named_parameters() if not p.requires_grad}
+    assert wide == {f"layers.layers.{n}.mixer.A_log" for n in range(2)}
+    assert frozen == {f"layers.layers.{n}.mixer.D" for n in range(2)} | {"embedding.weight"}
+
+
+@pytest.mark.parametrize("change", ["dtype", "requires_grad"])
+def test_what_is_one_parameter_here_must_agree(change: str, generator: torch.Generator) -> None:
+    theirs = layers_of(build("Llama", generator, **HEADS[0]))[0]
+    theirs.q_proj.double() if change == "dtype" else theirs.q_proj.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"q_proj.weight, k_proj.weight, v_proj.weight are one parameter.* must agree"):
+        load_transformers(theirs)
+
+
+def test_dtypes_that_do_not_run_together_are_named(generator: torch.Generator) -> None:
+    theirs = build("Mamba", generator, **MAMBA[0])
+    theirs.backbone.layers[1].mixer.out_proj.bfloat16()
+    with pytest.raises(ValueError, match=r"cannot be run in torch.bfloat16 and torch.float32") as caught:
+        load_transformers(theirs)
+    assert "\n" not in str(caught.value)
+    assert load_transformers(theirs, verify=False).layers.chain()[1].mixer.out_proj.weight.dtype == torch.bfloat16
+
+
 def test_weights_are_copies_in_their_dtype(generator: torch.Generator) -> None:
     theirs = layers_of(build("Llama", generator, **HEADS[1]))[0].bfloat16()
     ours = load_transformers(theirs)
@@ -238,11 +388,74 @@ def test_loading_leaves_the_generator_alone(generator: torch.Generator) -> None:
     assert torch.equal(torch.rand(2), expected)
 
 
+def test_verification_leaves_their_model_as_it_was(generator: torch.Generator) -> None:
+    theirs = build("Llama", generator, **HEADS[1], head_dim=10, **rope("dynamic"), max_position_embeddings=16)
+    theirs.train().model.layers[0].eval()
+    before = copy.deepcopy(theirs)
+    ours = load_transformers(theirs)
+    assert [m.training for m in theirs.modules()] == [m.training for m in before.modules()]
+    assert all(not m._forward_hooks for m in theirs.modules())
+    assert all(torch.equal(a, b) for a, b in zip(theirs.buffers(), before.buffers(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(theirs.parameters(), before.parameters(), strict=True))
+    assert all(p.grad is None for p in (*theirs.parameters(), *ours.parameters()))
+    assert theirs.config.to_dict() == before.config.to_dict()
+    assert all(m.training for m in ours.modules())
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("kind", ["Llama", "Jamba"])
+def test_attention_is_verified_in_every_implementation(
+    kind: str, implementation: str, generator: torch.Generator
+) -> None:
+    theirs = build(kind, generator, **KINDS[kind][1], attn_implementation=implementation)
+    assert isinstance(load_transformers(theirs), Backbone)
+    assert isinstance(load_transformers(layers_of(theirs)[1]), SequenceMixer)
+
+
 def test_a_folder_is_loaded_by_transformers(tmp_path: Path, generator: torch.Generator) -> None:
     theirs = build("Mamba", generator, **MAMBA[0])
     theirs.save_pretrained(tmp_path)
     tokens = torch.randint(VOCAB, (BATCH, SEQ_LEN), generator=generator)
     assert_same(load_transformers(tmp_path)(tokens), theirs(tokens).logits)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("adapter", "holds an adapter (adapter_config.json): merge it"),
+        ("lacking", "lacks backbone.layers.1.mixer.D; valid is exactly the model's weights"),
+        ("more", "holds, beyond the model, backbone.layers.0.mixer.lora_A.weight; valid is"),
+        ("shape", "has in another shape backbone.layers.1.mixer.D; valid is"),
+        ("damaged", "transformers cannot load"),
+        ("unknown", "unknown layer or model of transformers 'GPT2LMHeadModel'"),
+        ("empty", "transformers cannot load"),
+    ],
+)
+def test_a_folder_that_is_not_exactly_a_model_is_refused(
+    change: str, words: str, tmp_path: Path, generator: torch.Generator
+) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    theirs = build("Mamba", generator, **MAMBA[0])
+    if change == "unknown":
+        theirs = GPT2LMHeadModel(GPT2Config(vocab_size=5, n_positions=4, n_embd=4, n_layer=1, n_head=1))
+    weights = theirs.state_dict()
+    if change == "lacking":
+        del weights["backbone.layers.1.mixer.D"]
+    elif change == "more":
+        weights["backbone.layers.0.mixer.lora_A.weight"] = torch.ones(1)
+    elif change == "shape":
+        weights["backbone.layers.1.mixer.D"] = torch.ones(3)
+    if change != "empty":
+        theirs.save_pretrained(tmp_path, state_dict=weights)
+    if change == "adapter":
+        (tmp_path / "adapter_config.json").write_text("{}")
+    elif change == "damaged":
+        file = tmp_path / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(ValueError, match=re.escape(words)) as caught:
+        load_transformers(tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 # What cannot be expressed, in one line that names the field.
@@ -262,20 +475,215 @@ def test_a_folder_is_loaded_by_transformers(tmp_path: Path, generator: torch.Gen
         ("Llama", {**HEADS[0], "attention_bias": True}, "attention_bias=True"),
         ("Llama", {**HEADS[0], "mlp_bias": True}, "mlp_bias=True"),
         ("Llama", {**HEADS[0], "hidden_act": "relu"}, "hidden_act='relu'"),
-        (
-            "Llama",
-            {**HEADS[0], "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
-            "rope_parameters.rope_type='linear'",
-        ),
+        ("Llama", {**HEADS[0], **rope("default", partial_rotary_factor=0.5)}, "partial_rotary_factor=0.5"),
+        ("Llama", {**HEADS[0], **LONGROPE}, "rope_type='longrope'"),
     ],
 )
 def test_a_configuration_beyond_the_zoo_is_named(
     kind: str, options: dict[str, Any], field: str, generator: torch.Generator
 ) -> None:
     theirs = build(kind, generator, **options)
-    with pytest.raises(ValueError, match=f"cannot express {field}; it can express") as caught:
+    with pytest.raises(ValueError, match=rf"cannot express (rope_parameters\.)?{field}; it can express") as caught:
         load_transformers(theirs)
     assert "\n" not in str(caught.value)
+
+
+class LoRA(nn.Linear):
+    """As an adapter library puts it in the place of a layer: with the layer's weight, and more."""
+
+    def __init__(self, base_layer: nn.Linear) -> None:
+        super().__init__(base_layer.in_features, base_layer.out_features, bias=False)
+        self.weight = base_layer.weight
+        self.down, self.up = (
+            nn.Parameter(torch.ones(size)) for size in ((2, self.in_features), (self.out_features, 2))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + x @ self.down.T @ self.up.T
+
+
+class Wrapper(nn.Module):
+    def __init__(self, base_layer: nn.Module) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.base_layer(*args, **kwargs)
+
+
+ADAPTED = {
+    "Llama": ("model.layers.1.self_attn.v_proj", "model.layers.0.mlp.up_proj", "lm_head"),
+    "Mamba": ("backbone.layers.0.mixer.in_proj", "backbone.layers.1.mixer", "backbone.layers.1"),
+    "Jamba": ("model.layers.1.feed_forward.experts", "model.layers.0.mamba.x_proj"),
+}
+
+
+@pytest.mark.parametrize(("kind", "path"), [(kind, path) for kind, paths in ADAPTED.items() for path in paths])
+def test_an_adapter_is_refused_wherever_it_sits(kind: str, path: str, generator: torch.Generator) -> None:
+    theirs = build(kind, generator, **KINDS[kind][0])
+    layer = theirs.get_submodule(path)
+    theirs.set_submodule(path, LoRA(layer) if isinstance(layer, nn.Linear) else Wrapper(layer))
+    words = f"{kind}ForCausalLM: {path} is a tests.test_transformers."
+    for verify in (True, False):
+        with pytest.raises(ValueError, match=re.escape(words) + ".* merge adapters into the weights") as caught:
+            load_transformers(theirs, verify=verify)
+        assert "\n" not in str(caught.value)
+
+
+def test_an_adapter_in_a_single_layer_is_refused(generator: torch.Generator) -> None:
+    theirs = layers_of(build("Llama", generator, **HEADS[0]))[0]
+    theirs.q_proj = LoRA(theirs.q_proj)
+    with pytest.raises(ValueError, match=r"LlamaAttention: q_proj is a tests.test_transformers.LoRA"):
+        load_transformers(theirs)
+    theirs.q_proj = nn.Sequential(nn.Linear(D_MODEL, 2, bias=False), nn.Linear(2, D_MODEL, bias=False))
+    with pytest.raises(ValueError, match=r"LlamaAttention: not built as transformers builds it: .*Sequential"):
+        load_transformers(theirs)
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("model.layers.0.self_attn", "self_attn must be one of MambaMixer, .*; got self_attn: Identity"),
+        ("model.layers.1.mlp", "mlp must be one of LlamaMLP, .* mlp: Identity"),
+        ("model.layers.1", "self_attn must be one of .*; got nothing"),
+        ("model.norm", "not built as transformers builds it: .*Identity"),
+    ],
+)
+def test_a_part_in_the_place_of_another_is_refused(path: str, words: str, generator: torch.Generator) -> None:
+    theirs = build("Llama", generator, **HEADS[0])
+    theirs.set_submodule(path, nn.Identity())
+    with pytest.raises(ValueError, match=words) as caught:
+        load_transformers(theirs)
+    assert "\n" not in str(caught.value)
+
+
+def bias(layer: nn.Linear) -> None:
+    layer.bias = nn.Parameter(torch.ones(layer.out_features))
+
+
+# What was changed by hand in a built Llama or Jamba, and what is said of it: read, so without verification too.
+READ = {
+    "is_causal=False": lambda theirs: setattr(layers_of(theirs)[1], "is_causal", False),
+    "scaling=0.9": lambda theirs: setattr(layers_of(theirs)[1], "scaling", 0.9),
+    "attention_bias=True": lambda theirs: bias(layers_of(theirs)[1].o_proj),
+    "attention_dropout=0.5": lambda theirs: setattr(layers_of(theirs)[1], "attention_dropout", 0.5),
+    "eps of model.layers.1.input_layernorm=0.1": lambda theirs: setattr(
+        theirs.model.layers[1].input_layernorm, "variance_epsilon", 0.1
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Jamba"])
+@pytest.mark.parametrize("field", READ)
+def test_a_change_by_hand_that_is_read_is_named(kind: str, field: str, generator: torch.Generator) -> None:
+    theirs = build(kind, generator, **KINDS[kind][0])
+    READ[field](theirs)
+    with pytest.raises(ValueError, match=f"cannot express {field}; it can express"):
+        load_transformers(theirs, verify=False)
+
+
+def test_a_configuration_that_is_not_causal_is_refused(generator: torch.Generator) -> None:
+    for kind in ("Llama", "Jamba"):
+        theirs = build(kind, generator, **KINDS[kind][0])
+        theirs.config.is_causal = False
+        with pytest.raises(ValueError, match="cannot express is_causal=False; it can express True"):
+            load_transformers(theirs)
+
+
+def test_norms_of_one_jamba_mixer_must_have_one_eps(generator: torch.Generator) -> None:
+    theirs = layers_of(build("Jamba", generator, **JAMBA[0]))[0]
+    theirs.b_layernorm.variance_epsilon = 0.1
+    with pytest.raises(ValueError, match="rms_norm_eps of dt, B and C"):
+        load_transformers(theirs)
+
+
+def test_every_weight_has_a_place_and_only_one(generator: torch.Generator) -> None:
+    theirs = build("Llama", generator, **HEADS[0])
+    bias(theirs.model.layers[0].mlp.up_proj)
+    with pytest.raises(ValueError, match=r"the zoo has no place for model.layers.0.mlp.up_proj.bias"):
+        load_transformers(theirs)
+    theirs = build("Llama", generator, **HEADS[0])
+    theirs.model.layers[1].mlp.down_proj.weight = theirs.model.layers[0].mlp.down_proj.weight
+    with pytest.raises(ValueError, match=r"model.layers.1.mlp.down_proj.weight is read twice"):
+        load_transformers(theirs)
+    theirs = build("Mamba", generator, **MAMBA[0])
+    theirs.backbone.layers[0].mixer.D = nn.Parameter(torch.ones(3))
+    with pytest.raises(ValueError, match=r"what becomes layers.layers.0.mixer.D has shape \(3,\)"):
+        load_transformers(theirs)
+
+
+# Changes by hand that only a run shows, and the first layer that departs.
+UNREAD = {
+    "model.layers.1": lambda theirs: setattr(theirs.model.layers[1].mlp, "act_fn", nn.GELU()),
+    "model.layers.0": lambda theirs: theirs.model.rotary_emb.inv_freq.mul_(0.5),
+    "model.embed_tokens": lambda theirs: theirs.model.embed_tokens.register_forward_hook(lambda m, x, y: 2 * y),
+    "model.norm": lambda theirs: theirs.model.norm.register_forward_hook(lambda m, x, y: y + 1),
+    "": lambda theirs: theirs.register_forward_hook(lambda m, x, y: type(y)(logits=2 * y.logits)),
+    "lm_head": lambda theirs: setattr(theirs.lm_head, "forward", lambda x: x @ theirs.lm_head.weight.T / 2),
+}
+
+
+@pytest.mark.parametrize("path", UNREAD)
+def test_a_change_by_hand_that_is_not_read_shows_in_the_run(path: str, generator: torch.Generator) -> None:
+    theirs = build("Llama", generator, **LLAMA[3])
+    with torch.no_grad():
+        UNREAD[path](theirs)
+    with pytest.raises(ValueError, match=f"LlamaForCausalLM{path and '.'}{path} gives other outputs") as caught:
+        load_transformers(theirs)
+    assert "\n" not in str(caught.value)
+    assert isinstance(load_transformers(theirs, verify=False), Backbone)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_changed_layer_alone_shows_in_the_run(kind: str, generator: torch.Generator) -> None:
+    theirs = layers_of(build(kind, generator, **KINDS[kind][0]))[0]
+    theirs.register_forward_hook(lambda m, x, y: (y[0] * 1.01, *y[1:]) if isinstance(y, tuple) else y * 1.01)
+    with pytest.raises(ValueError, match=f"{type(theirs).__name__} gives other outputs than"):
+        load_transformers(theirs)
+
+
+def test_numbers_that_are_none_are_no_agreement(generator: torch.Generator) -> None:
+    theirs = build("Llama", generator, **HEADS[0])
+    with torch.no_grad():
+        theirs.model.layers[1].mlp.up_proj.weight[0, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"model.layers.1 gives other outputs than the zoo's: off by nan"):
+        load_transformers(theirs)
+
+
+def test_layers_with_experts_at_no_period_are_refused(generator: torch.Generator) -> None:
+    theirs = build("Jamba", generator, **JAMBA[0], num_hidden_layers=6)
+    theirs.model.layers[3].feed_forward = theirs.model.layers[2].feed_forward
+    with pytest.raises(ValueError, match=r"feed_forward.gate_proj.weight is read twice"):
+        load_transformers(theirs)
+    theirs.model.layers[3].feed_forward = copy.deepcopy(theirs.model.layers[2].feed_forward)
+    with pytest.raises(ValueError, match=re.escape("layers with experts=[1, 5]; it can express [1, 3, 5]")):
+        load_transformers(theirs)
+
+
+def test_the_page_says_what_loads_and_what_is_refused() -> None:
+    page = (ROOT / "docs/transformers.md").read_text()
+    loads, refused = page.split("## What is refused")
+    named = set(re.findall(r"`(\w+(?:Mixer|Attention|ForCausalLM))`", loads))
+    assert named == {*LAYERS, *MODELS}
+    rows = dict(re.findall(r"^\| `(\w+)` \| `(\w+)`", loads, re.MULTILINE))
+    assert {name: rows[name] for name in LAYERS} == {name: layer.mixer for name, layer in LAYERS.items()}
+    [ropes] = re.findall(r"^\| rope (.*?) \|", loads, re.MULTILINE)
+    assert re.findall(r"`(\w+)`", ropes) == [*ROPE_TYPES]
+    assert set(ROPES) == set(ROPE_TYPES)
+    for allowed in set(ALLOWED.values()):
+        assert f"{allowed:.0e}".replace("e-0", "e-") in refused
+    fields = {field for kind, options in CONFIGS for field in fields_of(kind, options)}
+    assert {field for field in fields if not re.search(rf"`{re.escape(field.split('.')[-1])}", refused)} == set()
+
+
+def fields_of(kind: str, options: dict[str, Any]) -> set[str]:
+    """Names of the fields that the code compares in a small model, layers and all."""
+    theirs = build(kind, torch.Generator().manual_seed(0), **options)
+    with pytest.MonkeyPatch.context() as patch:
+        seen: set[str] = set()
+        patch.setattr("zoo.transformers_weights._expect", lambda _, fields: seen.update(fields))
+        load_transformers(theirs)
+    return {re.sub(r"^eps of .*", "eps of", field) for field in seen}
 
 
 def test_another_module_is_refused(generator: torch.Generator) -> None:

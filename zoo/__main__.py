@@ -23,6 +23,7 @@ from zoo.theory.claims import CLAIMS
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from zoo.backbone import Backbone
     from zoo.theory.claims.claim import Settings
     from zoo.theory.measure import Measurement, Sizes
 
@@ -111,7 +112,11 @@ def _declare_measure(parser: argparse.ArgumentParser) -> None:
     )
     add = parser.add_argument
     add("--mixer", nargs="+", action="extend", metavar="NAME", help="which mixers; all when absent")
-    add("--ckpt_path", metavar="RUN", help="a run folder or a .ckpt file: one row per layer of the trained model")
+    add(
+        "--ckpt_path",
+        metavar="RUN",
+        help="a run folder, a .ckpt file or the folder of a transformers model: one row per layer of what was trained",
+    )
     add("--d_model", type=int, metavar="N", help="width of the mixers (16)")
     add("--n_heads", "--heads", type=int, metavar="N", help="heads of the mixers that have them (4)")
     add("--seq_len", type=int, metavar="N", help="positions of the operators (64)")
@@ -236,9 +241,7 @@ def _measure(arguments: argparse.Namespace) -> int:
     sizes = Sizes(**flags)
     _check_device(sizes.device)
     if arguments.ckpt_path is not None:
-        from zoo.saved import load
-
-        model = load(arguments.ckpt_path)
+        model = _trained(arguments.ckpt_path)
         sizes = sizes_within(model, replace(sizes, d_model=model.d_model, n_heads=None))
         with _progress(len(model.layers.chain()) * len(QUANTITIES)) as advance:
             rows = measure_backbone(model, sizes, progress=lambda row, quantity: advance(f"{row}: {quantity}"))
@@ -250,6 +253,30 @@ def _measure(arguments: argparse.Namespace) -> int:
     _print_measurements(rows, sizes)
     _print_files(files)
     return 0
+
+
+def _trained(path: str) -> Backbone:
+    """The model of a run or a checkpoint, or of a folder that transformers wrote.
+
+    Raises:
+        ValueError: neither; what `zoo.load` and `zoo.load_transformers` refuse.
+    """
+    from zoo.saved import FOLDER, load
+
+    folder = Path(path)
+    if not folder.is_dir() or (folder / FOLDER).is_dir():
+        return load(path)
+    if not (folder / "config.json").is_file():
+        raise ValueError(
+            f"{path} is neither a run, with a folder {FOLDER}, nor a transformers model, with a config.json; "
+            "--ckpt_path takes one of them, or a .ckpt file"
+        )
+    from zoo.backbone import Backbone
+    from zoo.transformers_weights import load_transformers
+
+    model = load_transformers(folder)
+    assert isinstance(model, Backbone)  # layers have no folders
+    return model
 
 
 def _print_measurements(rows: Sequence[Measurement], sizes: Sizes) -> None:

@@ -171,13 +171,14 @@ def complete_scaling(scaling: Scaling, d_head: int) -> dict[str, Any]:
     for field in kind.required:
         if field not in given:
             raise ValueError(f"rope_type {name!r} needs {field}; its fields: {', '.join(kind.required)}")
-    complete = {"rope_type": name, **kind.defaults, **given}
+    complete: dict[str, Any] = {"rope_type": name, **kind.defaults, **given}
     for field, value in complete.items():
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        optional = field in kind.defaults and kind.defaults[field] is None and value is None
-        if field == "truncate" and not isinstance(value, bool):
-            raise ValueError(f"truncate of rope_type {name!r} must be true or false, got {value!r}")
-        if field not in ("rope_type", "truncate") and not optional and not (number and 0 < value < math.inf):
+        if field == "rope_type" or (value is None and kind.defaults.get(field, 0) is None):
+            continue
+        if field == "truncate":
+            if not isinstance(value, bool):
+                raise ValueError(f"truncate of rope_type {name!r} must be true or false, got {value!r}")
+        elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise ValueError(f"{field} of rope_type {name!r} must be a positive number, got {value!r}")
     if complete["factor"] < 1:
         raise ValueError(f"factor of rope_type {name!r} must be at least 1, got {complete['factor']}")
