@@ -253,8 +253,7 @@ def _mamba_norm() -> type[nn.Module]:
 
 def _fla(name: str) -> Any:
     """A module of flash-linear-attention; its kernels are defined and never tuned."""
-    import triton
-
+    triton = importlib.import_module("triton")
     triton.autotune = triton.heuristics = lambda *_, **__: lambda kernel: kernel
     return importlib.import_module(f"fla.{name}")
 
@@ -341,11 +340,9 @@ def lower_rates(layer: Any) -> None:
 def record_ring(checkouts: Path) -> None:
     """The LRU of minimal-LRU; its gamma is the function of nu and theta that it starts as."""
     sys.path.insert(0, str(checkouts / "minimal-LRU"))
-    import jax
-
+    jax = importlib.import_module("jax")
     jax.config.update("jax_enable_x64", True)
-    from lru import model as file
-
+    file = importlib.import_module("lru.model")
     layer, seed = file.LRU(d_hidden=5, d_model=4, r_min=0.5, r_max=0.95), zlib.crc32(b"ring")
     rng = np.random.default_rng(seed)
     shapes = {"nu_log": 5, "theta_log": 5, "B_re": (5, 4), "B_im": (5, 4), "C_re": (4, 5), "C_im": (4, 5), "D": 4}
