@@ -27,7 +27,7 @@ from zoo import create_mixer, detach_state, list_mixers, map_state, move_state, 
 from zoo.coefficient import recording, replaying
 from zoo.contract import SequenceMixer, state_tensors
 from zoo.mixers.attention import AttentionState
-from zoo.theory.operator import NotAffineError, interaction
+from zoo.theory.operator import NotAffineError, check_offset, interaction
 
 SEED = 20_251_217
 
@@ -151,6 +151,12 @@ def test_gradients_of_input_state_and_parameters_pass_gradcheck(case: Case, gene
 def test_the_operator_reproduces_the_output(case: Case, generator: torch.Generator) -> None:
     mixer, x = case.create(generator), draw(2, 7, D_MODEL, generator=generator)
     assert_close(interaction(mixer, x).apply(x), mixer(x))
+
+
+@cases()
+def test_what_is_not_in_the_operator_comes_from_biases(case: Case, generator: torch.Generator) -> None:
+    """No part of the value stream is marked as a coefficient: with biases at zero the offset is exactly zero."""
+    check_offset(case.create(generator), draw(2, 7, D_MODEL, generator=generator))
 
 
 @cases(names=reference.OPERATORS)  # not a nonlinear recurrence or a stack, which have no closed form

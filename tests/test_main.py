@@ -33,7 +33,7 @@ SMALL = (
     "4",
     "8",
     "--seeds",
-    "2",
+    "5",
 )
 
 
@@ -56,12 +56,12 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["measure", "--mixer", "lstm", "--d_model", "x"], "argument --d_model: invalid int value: 'x'"),
         (["measure", "--d_mode", "4"], "unrecognized arguments: --d_mode 4 (see zoo --help)"),
         (["measure", "--mixer", "attention", "--d_model", "5"], "d_model=5 is not divisible by n_heads=4"),
-        (["measure", "--seeds", "1"], "n_seeds must be at least 2, got 1"),
+        (["measure", "--seeds", "1"], "n_seeds must be at least 5, got 1"),
         (["measure", "--ckpt_path", "nowhere"], "no run at nowhere"),
         (["measure", "--ckpt_path", "nowhere", "--d_model", "4"], "--d_model is of fresh mixers"),
         (["measure", "--device", "abacus"], "device 'abacus' cannot be used"),
         (["claims", "head_cont"], "unknown claim 'head_cont' (did you mean 'head_count'?)"),
-        (["claims", "--seeds", "1"], "n_seeds must be an integer of at least 2, got 1"),
+        (["claims", "--seeds", "1"], "n_seeds must be an integer of at least 5, got 1"),
         (["claims", "--ranks", "4", "17"], "ranks must be integers from 1 to 16, at least one, got (4, 17)"),
         (["claims", "--starts", "0"], "starts must be an integer of at least 1, got 0"),
         (["measure", "--lengths", "512", "512", "1024"], "lengths must be at least two different integers"),
@@ -174,7 +174,7 @@ def test_a_model_of_short_sequences_is_measured_as_far_as_it_goes(
         return Backbone(mixer, 4, 1, vocab_size=5, n_outputs=5)
 
     monkeypatch.setattr(saved, "load", lambda path: model(int(path)))
-    assert command.main(["measure", "--ckpt_path", "32", "--seeds", "2", "--out", str(tmp_path)]) == 0
+    assert command.main(["measure", "--ckpt_path", "32", "--seeds", "5", "--out", str(tmp_path)]) == 0
     sizes = json.loads((tmp_path / "measure.json").read_text())["sizes"]
     assert [sizes[name] for name in ("seq_len", "gradient_len", "lengths", "cut_to")] == [32, 32, [8, 16, 32], 32]
     remark = "Cut to the 32 positions that the model takes."
@@ -230,7 +230,7 @@ def test_a_real_claim_runs_from_the_command(tmp_path: Path, capsys: pytest.Captu
 
 def test_the_figure_of_gradients_draws_the_mixers_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "new" / "figure.png"
-    argv = ["figure", "gradients", "--mixer", "attention", "lstm", "--seq_len", "16", "--seeds", "2"]
+    argv = ["figure", "gradients", "--mixer", "attention", "lstm", "--seq_len", "16", "--seeds", "5"]
     assert command.main([*argv, "--out", str(path)]) == 0
     assert path.read_bytes().startswith(b"\x89PNG")
     assert capsys.readouterr().out.strip() == str(path)

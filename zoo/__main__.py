@@ -123,7 +123,7 @@ def _declare_measure(parser: argparse.ArgumentParser) -> None:
     add("--gradient_len", type=int, metavar="N", help="positions of the gradient profiles (256)")
     add("--lengths", type=int, nargs="+", metavar="N", help="lengths at which costs are measured (512 1024 2048)")
     add("--seed", type=int, metavar="N", help="of every draw (0)")
-    add("--seeds", type=int, metavar="N", dest="n_seeds", help="draws for the gradient's interval (8)")
+    add("--seeds", type=int, metavar="N", dest="n_seeds", help="draws for the gradient's interval, at least 5 (8)")
     add("--device", metavar="DEVICE", help="cpu, cuda (cpu)")
     _declare_out(parser, "runs/measure")
     parser.set_defaults(run=_measure)
@@ -284,7 +284,7 @@ def _print_measurements(rows: Sequence[Measurement], sizes: Sizes) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from zoo.theory.comparison import GROUPS, describe_misses, describe_sizes
+    from zoo.theory.comparison import GROUPS, describe_misses, describe_sizes, describe_sketches
 
     console = _console()
     for title, columns in GROUPS.items():
@@ -297,7 +297,7 @@ def _print_measurements(rows: Sequence[Measurement], sizes: Sizes) -> None:
         for row, *texts in zip(rows, *cells, strict=True):
             table.add_row(row.name, *map(escape, texts))
         console.print(table)
-    for remark in (describe_misses(rows), describe_sizes(sizes)):
+    for remark in (describe_misses(rows), describe_sketches(rows), describe_sizes(sizes)):
         if remark:
             console.print(remark, highlight=False)
 

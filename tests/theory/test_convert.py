@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.tolerances import assert_close
 from zoo.theory.convert import to_heads
 from zoo.theory.lags import head_count, head_count_bound
 from zoo.theory.operator import interaction
@@ -219,6 +220,18 @@ def test_a_map_of_zero_converts() -> None:
     assert head_count(zero) == 0
     for mixer in (to_heads(zero), to_softmax_heads(zero)):
         assert mixer(x).abs().max() == 0
+        assert mixer.n_heads == 1  # k = 0, and an attention layer has at least one
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e200])
+@pytest.mark.parametrize("law", [0.9**T, (-0.8) ** T])
+def test_softmax_heads_and_their_floor_take_any_scale(scale: float, law: np.ndarray, rng: np.random.Generator) -> None:
+    lags = mixed(rng, law)
+    plain, mixer = to_softmax_heads(lags), to_softmax_heads(scale * lags)
+    x = torch.from_numpy(rng.normal(size=(1, N, D)))
+    assert mixer.n_heads == plain.n_heads
+    assert_close(mixer(x) / scale, plain(x))
+    assert softmax_floor(scale * lags) == pytest.approx(softmax_floor(lags))
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
@@ -235,6 +248,7 @@ def test_a_map_of_zero_converts() -> None:
             "lags must be square, got d_out=2, d_in=4; .*to_heads takes any shape",
         ),
         (lambda o: to_softmax_heads(math.nan * o(3, 2, 2)), "to_softmax_heads: lags must be finite"),
+        (lambda o: to_softmax_heads(3e38 * o(3, 2, 2).float()), "overflow torch.float32"),
         (lambda o: softmax_floor(0 * o(3, 2, 2)), "the map's output is zero"),
         (lambda o: softmax_floor(o(3)), "softmax_floor: lags must be"),
         (lambda o: ema_as_alibi(o(2)), "strictly between 0 and 1, got 1;"),

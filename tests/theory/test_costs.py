@@ -21,6 +21,11 @@ from zoo.theory.operator import interaction
 LENGTHS = (32, 64, 128)
 
 
+class Constant(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ones_like(x)
+
+
 class Square(nn.Module):
     """Saves its input for the backward pass, twice, and a parameter."""
 
@@ -159,6 +164,7 @@ def test_drawn_inputs_follow_the_generator() -> None:
         (lambda: complexity(ShortConv(2, 2), (4, 8), repeats=0), "repeats"),
         (lambda: complexity(ShortConv(2, 2), (4, 8), batch_size=0), "batch_size"),
         (lambda: complexity(RMSNorm(2), (4, 8)), "no d_model"),
+        (lambda: complexity(Constant(), (4, 8), d_in=2), "no backward pass to measure: .* of Constant"),
         (lambda: input_dependence(ShortConv(2, 2), torch.ones(1, 3, 2)), "at least two"),
         (lambda: input_dependence(ShortConv(2, 2), n_inputs=1), "at least two"),
         (lambda: input_dependence(ShortConv(2, 2), seq_len=0), "seq_len"),

@@ -78,17 +78,17 @@ def test_profile_of_an_lti_map_is_in_its_kernel() -> None:
 
 @pytest.mark.parametrize("rho", [0.9, 0.99, 0.999])
 def test_lti_rate_is_log_rho(rho: float) -> None:
-    found = decay_rate(gradient_profile(lambda _: lti(rho), seq_len=256, seeds=4))
+    found = decay_rate(gradient_profile(lambda _: lti(rho), seq_len=256, seeds=5))
     assert found.rate == pytest.approx(math.log(rho), rel=0.01)
     assert found.half_distance == pytest.approx(math.log(2) / -math.log(rho), rel=0.01)
     assert found.interval[0] <= found.rate <= found.interval[1] < 0
-    assert rho > 0.99 or found.r2_exponential > 0.99 > found.r2_power  # the fast poles bend the start
+    assert found.r2_exponential > 0.99 > found.r2_power
 
 
 def test_fast_decay_stops_at_the_floor() -> None:
     """rho = .5 falls through eps long before a quarter of the sequence: the window follows it."""
     for dtype in (torch.float64, torch.float32):
-        found = decay_rate(gradient_profile(lambda _, to=dtype: lti(0.5, 1).to(to), seq_len=256, seeds=3))
+        found = decay_rate(gradient_profile(lambda _, to=dtype: lti(0.5, 1).to(to), seq_len=256, seeds=5))
         assert found.rate == pytest.approx(math.log(0.5), rel=1e-3)
 
 
@@ -130,8 +130,8 @@ def test_one_attention_layer_puts_a_floor_under_a_hybrid() -> None:
         mixer = {"name": "hybrid", "pattern": pattern}
         return Backbone(mixer, WIDTH, len(pattern), d_input=WIDTH, n_outputs=WIDTH, d_channel=0).double()
 
-    ssm = gradient_profile(lambda _: stack(*["diagonal_ssm"] * 3), seeds=3, seq_len=SEQ)
-    hybrid = gradient_profile(lambda _: stack("diagonal_ssm", "attention", "diagonal_ssm"), seeds=3, seq_len=SEQ)
+    ssm = gradient_profile(lambda _: stack(*["diagonal_ssm"] * 3), seeds=5, seq_len=SEQ)
+    hybrid = gradient_profile(lambda _: stack("diagonal_ssm", "attention", "diagonal_ssm"), seeds=5, seq_len=SEQ)
     assert decay_rate(ssm).rate < -0.1
     assert decay_rate(hybrid).half_distance is None or decay_rate(hybrid).rate > -5 / SEQ
     assert hybrid.values[:, -1].min() > 1e5 * ssm.values[:, -1].max()
@@ -150,7 +150,7 @@ HIGHWAYS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("name", "options"), HIGHWAYS)
 def test_highways_are_flat(name: str, options: dict[str, Any]) -> None:
     """On the constructed input the rate's interval lies within 0.1/n of zero, and J is not small."""
-    profile = highway_profile(lambda _: create_mixer(name, 16, **options).double(), seeds=3, seq_len=SEQ)
+    profile = highway_profile(lambda _: create_mixer(name, 16, **options).double(), seeds=5, seq_len=SEQ)
     assert profile is not None
     found = decay_rate(profile)
     assert -0.1 / SEQ < found.interval[0] <= found.interval[1] < 0.1 / SEQ
@@ -236,11 +236,31 @@ def test_rate_is_the_slope_of_the_median(rng: np.random.Generator) -> None:
     curved = (profile.distances.double() / 100).square().exp()  # so that the window matters
     profile = profile._replace(values=profile.values * curved)
     found = decay_rate(profile)
-    median = np.median(np.log(profile.values.numpy()), axis=0)
+    median = np.log(np.median(profile.values.numpy(), axis=0))
     assert found.rate == pytest.approx(np.polyfit(np.arange(50, 200), median[50:], 1)[0], rel=1e-9)
-    tau = np.arange(1, 200)
+    tau = np.arange(50, 200)
     for axis, r2 in ((tau, found.r2_exponential), (np.log(tau), found.r2_power)):
-        assert r2 == pytest.approx(np.corrcoef(axis, median[1:])[0, 1] ** 2, rel=1e-9)
+        assert r2 == pytest.approx(np.corrcoef(axis, median[50:])[0, 1] ** 2, rel=1e-9)
+
+
+def test_the_interval_is_of_the_slopes_of_resampled_seeds(rng: np.random.Generator) -> None:
+    """Its ends are the 2.5th and the 97.5th percentile, of seeds taken or left as a whole."""
+    profile = synthetic(-0.02, rng)
+    found = decay_rate(profile, torch.Generator().manual_seed(7), n_resamples=400)
+    picks = torch.randint(12, (400, 12), generator=torch.Generator().manual_seed(7)).numpy()
+    medians = np.log(np.median(profile.values.numpy()[picks], axis=1))[:, 50:]
+    slopes = np.polyfit(np.arange(50, 200), medians.T, 1)[0]
+    low, high = np.quantile(slopes, (0.025, 0.975))
+    assert found.interval == pytest.approx((low, high), rel=1e-6)
+    assert low < np.quantile(slopes, 0.05) < np.quantile(slopes, 0.95) < high
+
+
+def test_zeros_of_half_of_the_seeds_leave_the_rate_of_the_others() -> None:
+    """The log of a median, never the median of logs, of which half would be minus infinity."""
+    tau = torch.arange(200)
+    values = (-0.1 * tau.double()).exp().repeat(6, 1)
+    values[::2, 40:] = 0
+    assert decay_rate(GradientProfile(values, tau, 200)).rate == pytest.approx(-0.1)
 
 
 def test_the_interval_covers_as_often_as_it_says(rng: np.random.Generator) -> None:
@@ -264,7 +284,7 @@ def test_more_noise_or_confidence_widens_the_interval(rng: np.random.Generator) 
 
 
 def test_exactly_flat_profiles_have_no_half_distance() -> None:
-    flat = GradientProfile(torch.full((4, 50), 0.3), torch.arange(50), 50)
+    flat = GradientProfile(torch.full((5, 50), 0.3), torch.arange(50), 50)
     found = decay_rate(flat)
     assert abs(found.rate) < 1e-15
     assert found.half_distance is None
@@ -273,14 +293,17 @@ def test_exactly_flat_profiles_have_no_half_distance() -> None:
 
 def test_power_laws_are_told_from_exponentials() -> None:
     tau = torch.arange(256, dtype=torch.float64)
-    power = GradientProfile((1 / (1 + tau)).expand(3, -1), tau.long(), 256)
-    assert decay_rate(power).r2_power > 0.99 > decay_rate(power).r2_exponential
+    power = GradientProfile((1 / (1 + tau)).expand(5, -1), tau.long(), 256)
+    found = decay_rate(power)
+    assert found.r2_power > 0.99 > found.r2_exponential
+    assert found.interval[1] < 0
+    assert found.half_distance is None  # a power law has none
 
 
 def test_the_floor_is_left_out() -> None:
     tau = torch.arange(400, dtype=torch.float64)
     clean = (-0.1 * tau).exp()
-    floored = GradientProfile((clean + 1e-9).float().expand(3, -1), tau.long(), 400)
+    floored = GradientProfile((clean + 1e-9).float().expand(5, -1), tau.long(), 400)
     assert decay_rate(floored).rate == pytest.approx(-0.1, rel=0.01)
     believed = decay_rate(floored._replace(values=floored.values.double()))
     assert believed.rate > -0.05  # in float64 it would not be a false floor
@@ -306,7 +329,23 @@ def test_draws_of_two_seeds_have_none_in_common() -> None:
     assert sum(map(len, drawn)) == len(set().union(*drawn)) == 3000
 
 
-RAMP = GradientProfile(torch.rand(3, 40, generator=torch.Generator().manual_seed(0)), torch.arange(40), 40)
+class Constant(nn.Module):
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.d_model, self.value = d_model, nn.Parameter(torch.ones(d_model))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.value.expand_as(x)
+
+
+class Centred(Constant):
+    """Centred over the batch, in which copies of one input are stacked: what comes back is not its Jacobian."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+RAMP = GradientProfile(torch.rand(5, 40, generator=torch.Generator().manual_seed(0)), torch.arange(40), 40)
 
 
 @pytest.mark.parametrize(
@@ -322,13 +361,16 @@ RAMP = GradientProfile(torch.rand(3, 40, generator=torch.Generator().manual_seed
         (lambda: gradient_profile(ShortConv(2, 2), lambda g, tau: torch.ones(3, 2), seq_len=4), "make_input must give"),
         (lambda: gradient_profile(ShortConv(2, 2), lambda g, tau: torch.ones(4, 2) / 0, seq_len=4), "finite"),
         (lambda: gradient_profile(ShortConv(2, 2), lambda g, tau: torch.ones(4, 3), seq_len=4), "d_model=2"),
-        (lambda: decay_rate(RAMP._replace(values=RAMP.values[:1])), "two seeds"),
+        (lambda: gradient_profile(Constant(2)), "no path from the input of Constant to its output"),
+        (lambda: gradient_profile(Constant(2).requires_grad_(False)), "no path from the input of Constant"),
+        (lambda: gradient_profile(Centred(2)), "rows of the batch are coupled"),
+        (lambda: decay_rate(RAMP._replace(values=RAMP.values[:4])), "at least 5 seeds, got 4"),
         (lambda: decay_rate(RAMP._replace(values=-RAMP.values)), "non-negative"),
         (lambda: decay_rate(RAMP._replace(values=RAMP.values[:, 1:])), "finite, non-negative values"),
         (lambda: decay_rate(RAMP, confidence=1.0), "confidence"),
         (lambda: decay_rate(RAMP, n_resamples=0), "n_resamples"),
         (lambda: decay_rate(RAMP._replace(values=RAMP.values[:, :2], distances=torch.tensor([20, 30]))), "needs 3"),
-        (lambda: decay_rate(gradient_profile(ShortConv(2, 2), seeds=2)), "needs 3"),
+        (lambda: decay_rate(gradient_profile(ShortConv(2, 2), seeds=5)), "needs 3"),
     ],
 )
 def test_bad_input(call: Any, message: str, unchecked_shapes: None) -> None:

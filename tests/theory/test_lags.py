@@ -140,6 +140,16 @@ def test_head_counts_in_closed_form(name: str, expected: int, generator: torch.G
     assert head_count(lags.float()) == expected
 
 
+@pytest.mark.parametrize("scale", [1e-200, 1e200])
+def test_the_bound_does_not_depend_on_scale(scale: float, generator: torch.Generator) -> None:
+    lags, mix = randn(5, 2, 3, generator=generator), randn(3, 3, generator=generator)
+    covariance = mix @ mix.T
+    assert head_count_bound(scale * lags, 2) == pytest.approx(head_count_bound(lags, 2))
+    expected = pytest.approx(head_count_bound(lags, 2, covariance))
+    assert head_count_bound(scale * lags, 2, scale * covariance) == expected
+    assert head_count(scale * lags) == head_count(lags)
+
+
 def test_head_count_takes_a_tolerance() -> None:
     lags = torch.diag(torch.tensor([1.0, 1e-3, 1e-8], dtype=torch.float64))[:, None, :]
     assert [head_count(lags, rtol) for rtol in (0.0, 1e-5, 0.1)] == [3, 2, 1]
@@ -162,8 +172,11 @@ def test_head_count_takes_a_tolerance() -> None:
         (lambda o: head_count_bound(math.inf * o(2, 2, 3), 1), "head_count_bound: lags must be finite"),
         (lambda o: head_count(1j * o(2, 2, 3)), "real"),
         (lambda o: head_count(o(2, 2, 3), 1.5), r"rtol must lie in \[0, 1\), got 1.5"),
-        (lambda o: head_count_bound(o(2, 2, 3), 0), "n_heads must be >= 1, got 0"),
+        (lambda o: head_count_bound(o(2, 2, 3), 0), "n_heads must be a positive integer, got 0"),
+        (lambda o: head_count_bound(o(2, 2, 3), 1.5), "n_heads must be a positive integer, got 1.5"),
         (lambda o: head_count_bound(0 * o(2, 2, 3), 1), "output is zero"),
+        (lambda o: head_count_bound(o(2, 2, 3), 1, math.nan * o(3, 3)), "covariance must be finite"),
+        (lambda o: lag_operators((1 + 1e-6) * o(2).double(), o(2, 3), o(4, 2), 5), "a pole of modulus 1.000001 lies"),
         (lambda o: head_count_bound(o(2, 2, 3), 1, o(2, 2)), r"covariance must be \(3, 3\), got \(2, 2\)"),
         (lambda o: head_count_bound(o(2, 2, 3), 1, o(3, 3).triu()), "covariance must be symmetric"),
         (lambda o: head_count_bound(o(2, 2, 3), 1, -torch.eye(3)), "negative eigenvalue, -1"),

@@ -16,7 +16,14 @@ from zoo.backbone import Backbone
 from zoo.blocks import ResidualBlock, ShortConv, Stack
 from zoo.contract import SequenceMixer
 from zoo.registry import create_mixer, list_mixers
-from zoo.theory.comparison import GROUPS, describe_misses, measurements_as_json, write_measurements
+from zoo.theory.comparison import (
+    GROUPS,
+    describe_misses,
+    describe_sketches,
+    measurements_as_json,
+    measurements_as_markdown,
+    write_measurements,
+)
 from zoo.theory.figures import decay_text, error_by_heads, fitted_line, gradient_decay_figure, spectrum_figure
 from zoo.theory.gradients import DecayRate, GradientProfile, gradient_profile
 from zoo.theory.measure import (
@@ -36,7 +43,7 @@ from zoo.theory.measure import (
 from zoo.theory.operator import interaction
 from zoo.theory.rank import interaction_rank
 
-SMALL = Sizes(d_model=4, seq_len=12, n_heads=2, gradient_len=24, lengths=(8, 16), repeats=1, n_seeds=2)
+SMALL = Sizes(d_model=4, seq_len=12, n_heads=2, gradient_len=24, lengths=(8, 16), repeats=1, n_seeds=5)
 
 
 def make(name: str, d_model: int, **options: Any) -> nn.Module:
@@ -132,6 +139,7 @@ def test_a_row_holds_what_its_parts_say(rows: list[Measurement]) -> None:
     assert attention.state_bytes == {length: 2 * 4 * 4 * length + 8 for length in (1024, 65536)}
     assert factorized.state_bytes[65536] is None  # longer than its free lags
     assert lstm.state_bytes == {1024: 32, 65536: 32}
+    assert [row.offset_share for row in rows] == [0, 0, 0]
     assert factorized.input_dependence == 0
     assert attention.input_dependence > 0.01
     assert attention.highway is not None
@@ -161,9 +169,10 @@ def test_gradients_alone_are_those_of_the_rows(rows: list[Measurement]) -> None:
 
 def test_progress_names_each_row_and_quantity() -> None:
     seen: list[tuple[str, str]] = []
-    measure_mixers(["factorized"], SMALL, lambda row, quantity: seen.append((row, quantity)))
-    expected = ["spectrum", "gradient", "highway", "cost", "input dependence"]
-    assert seen == [("factorized", quantity) for quantity in expected]
+    (row,) = measure_mixers(["selective_ssm"], SMALL, lambda row, quantity: seen.append((row, quantity)))
+    assert 0.2 < row.offset_share < 1
+    expected = ["spectrum", "offset", "gradient", "highway", "cost", "input dependence"]
+    assert seen == [("selective_ssm", quantity) for quantity in expected]
 
 
 def backbone(**options: Any) -> Backbone:
@@ -243,7 +252,7 @@ def test_a_profile_at_given_inputs_is_the_profile_there(generator: torch.Generat
     "options",
     [
         {"d_model": 0},
-        {"n_seeds": 1},
+        {"n_seeds": 4},
         {"gradient_len": 8},
         {"lengths": (8,)},
         {"lengths": (8, 8, 16)},
@@ -272,6 +281,7 @@ def test_files_hold_the_rows(rows: list[Measurement], tmp_path: Path) -> None:
     assert content["sizes"]["d_model"] == 4
     first = content["rows"][0]
     assert first["rank"] == rows[0].rank
+    assert content["rows"][2]["offset_share"] == rows[2].offset_share
     assert first["spectrum"] == pytest.approx(rows[0].spectrum)
     assert rows[0].noise.decay is not None
     assert first["gradient_random"]["decay"]["rate"] == pytest.approx(rows[0].noise.decay.rate)
@@ -295,6 +305,9 @@ def test_a_rank_that_misses_is_named_and_one_beyond_a_sketch_is_not(rows: list[M
     assert describe_misses(rows) == ""
     assert describe_misses([replace(row, rank=1)]).startswith("Rank other than predicted: attention.")
     beyond = replace(row, rank=2, rank_limit=2, predicted_rank=50)
+    assert describe_sketches(rows) == ""
+    assert describe_sketches([beyond]).startswith("Read by a random sketch (m = 16)")
+    assert "m = 16" in measurements_as_markdown([beyond], SMALL, "")
     assert beyond.as_predicted
     assert GROUPS["Operator"][0].cell(beyond) == "≥ 2"
     assert replace(row, predicted_rank=None).as_predicted is None
@@ -328,7 +341,7 @@ def test_error_by_heads_is_the_tail() -> None:
 
 def _exponential(rate: float, n: int = 64) -> GradientProfile:
     taus = torch.arange(n)
-    return GradientProfile((rate * taus.double()).exp().expand(3, -1) * 5, taus, n)
+    return GradientProfile((rate * taus.double()).exp().expand(5, -1) * 5, taus, n)
 
 
 def test_the_drawn_fit_lies_on_the_profile() -> None:

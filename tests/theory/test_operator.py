@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +15,7 @@ from zoo.backbone import Backbone
 from zoo.blocks import ResidualBlock, RMSNorm, ShortConv, Stack, SwiGLU
 from zoo.coefficient import coefficient
 from zoo.registry import create_mixer, list_mixers
-from zoo.theory.operator import NotAffineError, interaction, replayed
+from zoo.theory.operator import NotAffineError, OperatorError, check_offset, interaction, offset_share, replayed
 
 SEQ, WIDTH = 11, 8
 
@@ -137,11 +140,8 @@ def test_both_sides_give_the_same_operator(generator: torch.Generator, monkeypat
 
 
 def test_a_layer_that_ignores_its_input(generator: torch.Generator) -> None:
-    class Constant(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.ones_like(x)
-
-    found = interaction(Constant(), draw(generator, 1, 4, 2))
+    """A constant is its own offset; a coefficient that takes its place is refused (ALL_MARKED)."""
+    found = interaction(Layer(lambda x, _: torch.ones_like(x)), draw(generator, 1, 4, 2))
     assert not found.operator.any()
     assert (found.offset == 1).all()
 
@@ -178,6 +178,190 @@ def test_an_unmarked_coefficient_is_an_error_with_its_size(generator: torch.Gene
         misses.append(float(str(caught.value).split("miss ")[1].split(")")[0]))
     assert 1e-2 < misses[0] < 10
     assert misses[1] == pytest.approx(misses[0] * 1e-4, rel=1)
+
+
+A, B = (torch.randn(4, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) for seed in (1, 2))
+
+
+class Layer(nn.Module):
+    """A function of x and of the number of this call, from 0."""
+
+    def __init__(self, function: Callable[[Tensor, int], Tensor]) -> None:
+        super().__init__()
+        self.function, self.calls = function, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.function(x, self.calls - 1)
+
+
+class WrongBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return (x @ A).cumsum(1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad @ A.T
+
+
+def mixed(x: Tensor) -> Tensor:
+    return (x @ A).cumsum(1)
+
+
+@torch.no_grad()
+def untracked(x: Tensor) -> Tensor:
+    return mixed(x)
+
+
+def seeded_mask(x: Tensor) -> Tensor:
+    kept = torch.rand(x.shape, generator=torch.Generator().manual_seed(3)) < 0.7
+    return mixed(x) * kept
+
+
+def narrow_core(x: Tensor) -> Tensor:
+    return (x.float() @ A.float()).double()
+
+
+def large_beside_tanh(large: float) -> Callable[[Tensor], Tensor]:
+    return lambda x: torch.cat((large * x[..., :1], x[..., 1:].tanh()), dim=-1)
+
+
+NOT_REPEATED, COUPLED = "does not repeat itself", "rows of the batch are coupled"
+NOT_AFFINE, UNSEEN = "not affine under replay", "autograd does not see what the layer computes"
+ALL_MARKED = "the layer's output is a coefficient"
+
+# What must be refused, and what the one line says. SILENT are those that affinity alone does not see.
+SILENT: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "forward without gradients": (untracked, UNSEEN),
+    "a kernel outside torch": (lambda x: torch.from_numpy((x.detach().numpy() @ A.numpy()).cumsum(1)), UNSEEN),
+    "one path detached": (lambda x: x @ A + (x.detach() @ B).cumsum(1), UNSEEN),
+    "wrong backward": (WrongBackward.apply, UNSEEN),
+    "fine quantisation": (lambda x: (2**36 * mixed(x)).round() / 2**36, UNSEEN),
+    "batch mean": (lambda x: x - x.mean(0), COUPLED),
+    "batch deviation, marked": (lambda x: x / coefficient(x.std(0)) if len(x) > 1 else x, COUPLED),
+    "one mask for the batch": (seeded_mask, COUPLED),
+    "place in the batch": (lambda x: mixed(x) * torch.arange(1.0, 1 + len(x))[:, None, None], COUPLED),
+    "all marked": (lambda x: coefficient(mixed(x)), ALL_MARKED),
+    "all marked but a constant": (lambda x: coefficient(mixed(x)) + 3, ALL_MARKED),
+    "a large channel beside tanh": (large_beside_tanh(1e10), NOT_AFFINE),
+}
+REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    **SILENT,
+    "sign gate": (lambda x: x * x.sign(), NOT_AFFINE),
+    "relu": (torch.relu, NOT_AFFINE),
+    "dropout": (lambda x: nn.functional.dropout(x, training=True), NOT_REPEATED),
+    "batch deviation": (lambda x: x / x.std(0) if len(x) > 1 else x, COUPLED),
+    "branch on a sign": (lambda x: x * (1 + (x.sum((1, 2), keepdim=True) > 0)), NOT_AFFINE),
+    "float32 core": (narrow_core, "part of the layer computes in float32"),
+    "overflow elsewhere": (lambda x: x / (x.abs() < 2.9 * A.abs().max()), NOT_AFFINE),
+}
+ACCEPTED: dict[str, Callable[[Tensor], Tensor]] = {
+    "control": mixed,
+    "idle clamp": lambda x: mixed(x).clamp(-50, 50),
+    "large channel": lambda x: torch.cat((1e10 * x[..., :1], x[..., 1:]), dim=-1),
+    "cancelled to roundoff": lambda x: torch.cat((x[..., :2], 1e3 * x[..., 2:] - 1e3 * x[..., 2:]), dim=-1),
+    "constant": lambda x: torch.full_like(x, 2.0),
+    "dead gate": lambda x: coefficient(torch.zeros_like(x)) * x,
+}
+
+
+def four_wide(batch: int = 2, seed: int = 0) -> Tensor:
+    return draw(torch.Generator().manual_seed(seed), batch, 6, 4)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_layer_that_is_not_what_is_read_is_refused_with_the_reason(name: str, batch: int) -> None:
+    function, message = REFUSED[name]
+    with pytest.raises(OperatorError, match=message) as caught:
+        interaction(Layer(lambda x, _: function(x)), four_wide(batch))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_a_layer_that_looks_suspicious_and_is_not_is_read(name: str) -> None:
+    x = four_wide()
+    layer = Layer(lambda x, _: ACCEPTED[name](x))
+    assert_close(interaction(layer, x).apply(x), layer(x))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_branch_on_the_sign_of_the_input_is_seen_in_every_draw(seed: int) -> None:
+    with pytest.raises(NotAffineError):
+        interaction(Layer(lambda x, _: x * (1 + (x.sum((1, 2), keepdim=True) > 0))), four_wide(1, seed))
+
+
+@pytest.mark.parametrize("calls", range(1, 25))
+def test_a_layer_that_changes_while_it_is_read_is_refused(calls: int) -> None:
+    """A layer that changes after the reading is not: what was read is what it was."""
+    layer, x = Layer(lambda x, call: x * (1 if call < calls else 2)), four_wide()
+    try:
+        found = interaction(layer, x)
+    except OperatorError:
+        assert layer.calls > calls
+    else:
+        assert layer.calls <= calls
+        assert_close(found.apply(x), x)
+
+
+def test_small_channels_count_in_float32() -> None:
+    large = large_beside_tanh(1e5)
+    with pytest.raises(NotAffineError):
+        interaction(Layer(lambda x, _: large(x)), four_wide().float())
+
+
+def test_the_same_holds_where_the_input_is_zero() -> None:
+    with pytest.raises(OperatorError, match=UNSEEN):
+        interaction(Layer(lambda x, _: untracked(x)), torch.zeros(1, 6, 4, dtype=torch.float64))
+
+
+def test_several_dtypes_are_named() -> None:
+    layer = nn.Sequential(nn.Linear(4, 4).double(), nn.Linear(4, 4))
+    with pytest.raises(OperatorError, match=r"several dtypes: 1\.weight is torch\.float32"):
+        interaction(layer, four_wide())
+    with pytest.raises(ValueError, match="must answer in its input's dtype"):
+        interaction(Layer(lambda x, _: x.float()), four_wide())
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_backward_pass_is_the_transpose_of_the_forward_pass(name: str, generator: torch.Generator) -> None:
+    """<W^T u, x> + <u, c> = <u, y>, for every row and three draws of u, to the last digits."""
+    layer = LAYERS[name]().double()
+    with replayed(layer, draw(generator, 2, SEQ, WIDTH)) as held:
+        u = draw(generator, 3, *held.output.shape)
+        x = held._x
+        left = (held.rmatvec(u) * x).sum((2, 3)) + (u * held.offset).sum((2, 3))
+        size = u.flatten(2).norm(dim=2) * held.output.flatten(1).norm(dim=1)
+        assert ((left - (u * held.output).sum((2, 3))).abs() <= 1e-14 * size).all()
+        v = draw(generator, 3, *x.shape)
+        assert_close((held.rmatvec(u) * v).sum((2, 3)), (held.matvec(v) * u).sum((2, 3)))
+
+
+def test_the_share_of_the_output_that_is_not_in_the_operator(generator: torch.Generator) -> None:
+    x = draw(generator, 1, 64, 16)
+    layer = create_mixer("selective_ssm", 16).double()
+    found = interaction(layer, x)
+    assert offset_share(layer, x) == pytest.approx((found.offset.norm() / layer(x).norm()).item())
+    assert offset_share(layer, x) > 0.5  # more than half of the norm, in a fresh block
+    assert offset_share(create_mixer("attention", 16).double(), x) == 0
+    assert offset_share(Layer(lambda x, _: 0 * x), x) == 0
+    assert offset_share(Layer(lambda x, _: x - x + 3), x) == 1
+
+
+def test_a_part_of_the_values_that_is_marked_is_found_in_the_offset(generator: torch.Generator) -> None:
+    """x + coefficient(f(x)) is affine under replay and its backward pass is right: c is where it shows."""
+    x = four_wide()
+    halves = Layer(lambda x, _: x + coefficient(mixed(x)))
+    assert offset_share(halves, x) > 0.5
+    with pytest.raises(OperatorError, match=r"\|c\| / \|y\| is .* part of the value stream is marked"):
+        check_offset(halves, x)
+    layer = create_mixer("selective_ssm", WIDTH).double()
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    x = draw(generator, 1, SEQ, WIDTH)
+    check_offset(layer, x)
+    assert offset_share(layer, x) > 0.05
+    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
 
 
 @pytest.mark.parametrize("unmarked", [nn.ReLU(), nn.Tanh(), nn.LayerNorm(WIDTH, dtype=torch.float64)])

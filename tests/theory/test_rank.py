@@ -192,6 +192,47 @@ def test_agrees_with_the_lag_operators(generator: torch.Generator) -> None:
         assert left == pytest.approx(head_count_bound(lags, n_heads), abs=1e-12)
 
 
+class Whole(nn.Module):
+    """A linear map given by its blocks W_ij."""
+
+    def __init__(self, operator: Tensor) -> None:
+        super().__init__()
+        self.shape = operator.shape[0], operator.shape[2]
+        self.weight = nn.Parameter(operator.transpose(1, 2).flatten(2).flatten(0, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.flatten(1) @ self.weight.T).unflatten(1, self.shape)
+
+
+def orthonormal(rows: int, columns: int, generator: torch.Generator) -> Tensor:
+    return torch.linalg.qr(torch.randn(rows, columns, generator=generator, dtype=torch.float64)).Q
+
+
+def test_many_rows_of_float32_keep_the_digits_of_small_values(generator: torch.Generator) -> None:
+    """10,000 rows, values over five decades: merged in float64, so the same as of the same numbers in float64."""
+    n, scales = 100, torch.logspace(0, -5, 4, dtype=torch.float64)
+    rows = orthonormal(n * n, 4, generator) * scales @ orthonormal(4, 4, generator)
+    narrow = Whole(rows.float().view(n, n, 2, 2))
+    x = torch.randn(n, 2, generator=generator)
+    found, expected = span_spectrum(narrow, x), span_spectrum(narrow.double(), x.double())
+    assert found.dtype == torch.float32
+    np.testing.assert_allclose(expected.numpy(), scales.numpy(), rtol=1e-2)
+    np.testing.assert_allclose(found.double().numpy(), expected.numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("seq", "least", "most"), [(8, 22, 30), (32, 28, 32)])
+def test_how_much_a_sketch_understates_a_slow_spectrum(
+    seq: int, least: int, most: int, generator: torch.Generator
+) -> None:
+    """Values 1/s, 64 of them: heads come out low, and more so where m directions a position are few."""
+    sigma = 1 / torch.arange(1.0, 65, dtype=torch.float64)
+    stack = orthonormal(seq * seq, 64, generator) * sigma @ orthonormal(24 * 24, 64, generator).T
+    layer, x = Whole(stack.view(seq, seq, 24, 24)), torch.zeros(seq, 24, dtype=torch.float64)
+    assert heads_needed(sigma, 0.1) == heads_needed(span_spectrum(layer, x), 0.1) == 31
+    found = [heads_needed(span_spectrum(layer, x, sketch=16, generator=generator), 0.1) for _ in range(5)]
+    assert least <= min(found) <= max(found) <= most
+
+
 def test_gram_matrices_are_a_trap() -> None:
     """Values at 1e-9 of the largest are seen by the streamed spectrum and lost by W^T W."""
     scales = torch.logspace(0, -9, 4, dtype=torch.float64)
@@ -257,6 +298,8 @@ def test_thresholds_follow_the_dtype() -> None:
         (lambda: spectrum_rank(torch.ones(0)), "empty"),
         (lambda: heads_needed(torch.ones(3), 0.0), "rel_error"),
         (lambda: heads_needed(torch.ones(3), 1.0), "rel_error"),
+        (lambda: heads_needed(torch.ones(4), 1e-9), "below the roundoff of a torch.float32 spectrum, 2.4e-07"),
+        (lambda: heads_needed(torch.ones(4).double(), 1e-16), "below the roundoff of a torch.float64 spectrum"),
         (lambda: heads_needed(torch.tensor([torch.inf]), 0.1), "finite"),
         (lambda: span_spectrum(ShortConv(2, 2), torch.ones(3, 2), sketch=0), "sketch"),
         (lambda: span_spectrum(ShortConv(2, 2), torch.ones(3, 2), sketch=2, channels=0), "channels"),

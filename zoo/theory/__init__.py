@@ -19,7 +19,14 @@ if TYPE_CHECKING:
         highway_profile,
     )
     from zoo.theory.lags import head_count, head_count_bound, lag_operators
-    from zoo.theory.operator import Interaction, NotAffineError, interaction
+    from zoo.theory.operator import (
+        Interaction,
+        NotAffineError,
+        OperatorError,
+        check_offset,
+        interaction,
+        offset_share,
+    )
     from zoo.theory.rank import (
         effective_rank,
         heads_needed,
@@ -39,7 +46,9 @@ __all__ = [
     "Interaction",
     "NotAffineError",
     "OffersHighway",
+    "OperatorError",
     "balanced_teacher",
+    "check_offset",
     "complexity",
     "decay_rate",
     "effective_rank",
@@ -54,6 +63,7 @@ __all__ = [
     "interaction_rank",
     "lag_operators",
     "list_claims",
+    "offset_share",
     "operator_spectrum",
     "run_claims",
     "softmax_floor",
@@ -71,7 +81,9 @@ _HOMES = {
     "Interaction": "zoo.theory.operator",
     "NotAffineError": "zoo.theory.operator",
     "OffersHighway": "zoo.theory.gradients",
+    "OperatorError": "zoo.theory.operator",
     "balanced_teacher": "zoo.theory.teacher",
+    "check_offset": "zoo.theory.operator",
     "complexity": "zoo.theory.costs",
     "decay_rate": "zoo.theory.gradients",
     "effective_rank": "zoo.theory.rank",
@@ -86,6 +98,7 @@ _HOMES = {
     "interaction_rank": "zoo.theory.rank",
     "lag_operators": "zoo.theory.lags",
     "list_claims": "zoo.theory.claims",
+    "offset_share": "zoo.theory.operator",
     "operator_spectrum": "zoo.theory.rank",
     "run_claims": "zoo.theory.claims",
     "softmax_floor": "zoo.theory.softmax",

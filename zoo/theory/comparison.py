@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from zoo.files import write_atomically
 from zoo.naming import require_extra
 from zoo.theory.figures import comparison_figure, decay_text, rank_text, save_figure
-from zoo.theory.measure import REL_ERRORS, STATE_LENGTHS, Gradient, Measurement, Sizes
+from zoo.theory.measure import REL_ERRORS, SKETCH, STATE_LENGTHS, Gradient, Measurement, Sizes
 
 NOTHING = "–"
 
@@ -69,6 +69,11 @@ GROUPS: Mapping[str, tuple[Column, ...]] = {
             "effective rank",
             "exp of the entropy of the spectrum's energies",
             lambda row: f"{row.effective_rank:.1f}",
+        ),
+        Column(
+            "‖c‖/‖y‖",
+            "share of the output that is in c (biases) and not in W: the other columns here say nothing about it",
+            lambda row: f"{row.offset_share:.2f}",
         ),
         Column(
             "input dependence",
@@ -152,7 +157,7 @@ def measurements_as_markdown(rows: Sequence[Measurement], sizes: Sizes, machine:
         f"|---|{'---:|' * len(columns)}",
         *(f"| {row.name} | {' | '.join(column.cell(row) for column in columns)} |" for row in rows),
         "",
-        *((remark, "") if (remark := describe_misses(rows)) else ()),
+        *(line for remark in (describe_misses(rows), describe_sketches(rows)) if remark for line in (remark, "")),
         *(f"- **{column.heading}**: {column.meaning}" for column in columns),
         "",
         f"![{_CAPTION}](measure.png)",
@@ -165,6 +170,17 @@ def describe_misses(rows: Sequence[Measurement]) -> str:
     """Which rows have another rank than predicted, in a sentence, and why that may be; empty where none has."""
     missed = [row.name for row in rows if row.as_predicted is False]
     return f"Rank other than predicted: {', '.join(missed)}. {BELOW}" if missed else ""
+
+
+def describe_sketches(rows: Sequence[Measurement]) -> str:
+    """Which rows were read by a sketch, and what that means, in a sentence; empty where none was."""
+    sketched = [row.name for row in rows if row.rank_limit is not None]
+    if not sketched:
+        return ""
+    return (
+        f"Read by a random sketch (m = {SKETCH}), which puts the heads of slowly falling spectra low, up to 30 % over "
+        f"few positions: {', '.join(sketched)}."
+    )
 
 
 def describe_sizes(sizes: Sizes) -> str:

@@ -53,7 +53,7 @@ def complexity(
 
     Raises:
         ValueError: fewer than two different lengths, one below 2, other sizes that are not positive, no d_in and a
-            layer without d_model.
+            layer without d_model, or an output without a gradient.
     """
     require_positive(batch_size=batch_size, repeats=repeats, d_in=d_in)
     check_lengths(lengths)
@@ -91,7 +91,7 @@ def input_dependence(
         seq_len, n_inputs, generator: of the drawn inputs; seed 0 when no generator is given.
 
     Raises:
-        NotAffineError, ValueError: see `interaction`; also fewer than two inputs, or an operator that is zero.
+        OperatorError, ValueError: see `interaction`; also fewer than two inputs, or an operator that is zero.
     """
     if x is None:
         x = _draw(layer, n_inputs, seq_len, None, generator)
@@ -139,6 +139,11 @@ def _held_bytes(layer: nn.Module, x: Tensor) -> int:
             saved.extend(state_tensors(state))
         else:
             y = f(x.detach().requires_grad_())
+    if not y.requires_grad:
+        raise ValueError(
+            f"no backward pass to measure: autograd finds no path from input or parameters of {type(layer).__name__} "
+            "to its output"
+        )
     own = {t.untyped_storage().data_ptr() for t in (*layer.parameters(), *layer.buffers())}
     # y is alive until here, and with it the graph: no storage has been given back, no address used twice.
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in saved}

@@ -2,7 +2,8 @@
 
 Everything here is the true Jacobian, by reverse-mode differentiation: the operator W holds coefficients fixed and is
 another matrix. The statistic is the slope of log J over the far three quarters of the distances, with an interval from
-resampling whole seeds; a half distance is given only where that interval excludes zero.
+resampling whole seeds; a half distance is given only where that interval lies below zero and an exponential explains
+more than a power law.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from zoo.contract import require_positive
-from zoo.theory.operator import POSITIONS_AT_ONCE, Map, check_input, evaluated
+from zoo.theory.operator import POSITIONS_AT_ONCE, Map, check_input, evaluated, separate_rows
 
 MakeInput: TypeAlias = Callable[[torch.Generator, int], Tensor]
 """(generator, distance) -> input (seq, d_in); drawn anew for each distance from the same seed, so that all but what
@@ -27,6 +28,9 @@ Layer: TypeAlias = nn.Module | Callable[[int], nn.Module]
 
 _N_DISTANCES = 16
 _FEWEST_DISTANCES = 3  # below, a line through them says nothing
+FEWEST_SEEDS = 5
+"""Seeds that an interval needs: resampled from four, a nominal 95 % interval covers 86 to 91 %, from two about half."""
+
 _TAIL = 0.25  # the fit starts at this fraction of the range
 _FLOOR = 8.0  # times the dtype's eps, relative to the largest J: below, float32 decays are known to be wrong
 
@@ -44,7 +48,7 @@ class DecayRate(NamedTuple):
 
     rate: float  # slope of log J per token; negative when gradients vanish
     interval: tuple[float, float]  # of the rate
-    half_distance: float | None  # ln 2 / -rate; None unless the whole interval is below zero, and by more than roundoff
+    half_distance: float | None  # ln 2 / -rate; None unless J falls, and exponentially: see `decay_rate`
     r2_exponential: float  # variance of log J explained by a line in tau
     r2_power: float  # ... and by a line in log tau
 
@@ -88,7 +92,9 @@ def gradient_profile(
 
     Raises:
         ValueError: distances outside the sequence or not ascending, no seeds, an input that is not (seq_len, d_in),
-            finite and of the layer's width, or a layer without d_model and no make_input.
+            finite and of the layer's width, a layer without d_model and no make_input, or one whose output does not
+            depend on its input.
+        OperatorError: the layer does not repeat itself, or rows of the batch are coupled (inputs are stacked there).
     """
     return _profile(layer, None if make_input is None else lambda _: make_input, distances, seeds, seq_len)
 
@@ -150,7 +156,7 @@ def _profile(
             inputs = [make_input(torch.Generator().manual_seed(seed), int(tau)) for tau in taus]
             x, where = _stacked(made, inputs, seq_len), torch.arange(len(taus))
         with evaluated(made) as f:
-            rows.append(_last_row_norms(f, x).cpu()[where, taus])
+            rows.append(_last_row_norms(f, x, type(made).__name__).cpu()[where, taus])
     return GradientProfile(torch.stack(rows), taus, seq_len)
 
 
@@ -195,16 +201,18 @@ def _stacked(layer: nn.Module, inputs: Sequence[Tensor], seq_len: int) -> Float[
     return stacked
 
 
-def _last_row_norms(f: Map, x: Float[Tensor, "inputs seq d_in"]) -> Float[Tensor, "inputs seq"]:
+def _last_row_norms(f: Map, x: Float[Tensor, "inputs seq d_in"], name: str) -> Float[Tensor, "inputs seq"]:
     """J(tau) for every tau, of each input: one backward pass with a cotangent for each output channel, stacked."""
-    with torch.no_grad():
-        d_out = f(x[:1]).shape[-1]
+    d_out = separate_rows(f, x[:1])[0].shape[-1]
     norms = []
     for some in x.split(max(1, POSITIONS_AT_ONCE // (d_out * x.shape[1]))):
         point = some.repeat_interleave(d_out, 0).requires_grad_()
         with torch.enable_grad():
             y = f(point)[:, -1]
-            (grad,) = torch.autograd.grad(y, point, torch.eye(d_out).to(y).repeat(len(some), 1))
+            cotangents = torch.eye(d_out).to(y).repeat(len(some), 1)
+            grad = torch.autograd.grad(y, point, cotangents, allow_unused=True)[0] if y.requires_grad else None
+        if grad is None:
+            raise ValueError(f"no gradient: autograd finds no path from the input of {name} to its output")
         norm = torch.linalg.vector_norm(grad.double().unflatten(0, (len(some), d_out)), dim=(1, 3))
         norms.append(norm.flip(1).to(x.dtype))
     return torch.cat(norms)
@@ -217,14 +225,16 @@ def decay_rate(
     n_resamples: int = 1000,
     confidence: float = 0.95,
 ) -> DecayRate:
-    """The slope of the seed-median of log J on tau, by least squares over tau in [n/4, n), with its interval.
+    """The slope of the log of the seed-median of J on tau, by least squares over tau in [n/4, n), with its interval.
 
     n is seq_len, or where J sinks to the dtype's floor (8 eps of the largest J) the distance at which it does. The
     interval is the percentile interval of a bootstrap over seeds, each taken or left as a whole: values at
-    neighbouring distances are not independent. Both R^2 are of the same medians over 1 <= tau < n.
+    neighbouring distances are not independent. Both R^2 are of the same medians over the same distances. A half
+    distance is given where the interval lies below zero, by more than roundoff, and the exponential explains more than
+    the power law, which has none.
 
     Args:
-        profile: at least two seeds, and three distances in the range of the fit.
+        profile: at least five seeds, and three distances in the range of the fit.
         generator: source of the resamples, on the CPU; seed 0 when absent.
         n_resamples: bootstrap samples.
         confidence: probability that the interval is made for.
@@ -238,11 +248,11 @@ def decay_rate(
     values, taus = profile.values.double(), profile.distances
     if values.ndim != 2 or values.shape[1] != len(taus) or not values.isfinite().all() or bool((values < 0).any()):
         raise ValueError(f"a profile needs finite, non-negative values (seed, {len(taus)}), got {tuple(values.shape)}")
-    if len(values) < 2:
-        raise ValueError("an interval needs at least two seeds")
+    if len(values) < FEWEST_SEEDS:
+        raise ValueError(f"an interval needs at least {FEWEST_SEEDS} seeds, got {len(values)}")
     reach, n = _reach(profile)
-    taus, log_j = taus[:reach].double(), values[:, :reach].clamp(min=torch.finfo(torch.float64).tiny).log()
-    window, beyond = taus >= max(1.0, _TAIL * n), taus >= 1
+    taus = taus[:reach].double()
+    window = taus >= max(1.0, _TAIL * n)
     if int(window.sum()) < _FEWEST_DISTANCES:
         raise ValueError(
             f"only {int(window.sum())} distances between {_TAIL * n:.0f} and {n}, where J sinks to the floor or the "
@@ -250,20 +260,16 @@ def decay_rate(
         )
     source = torch.Generator().manual_seed(0) if generator is None else generator
     picks = torch.randint(len(values), (n_resamples, len(values)), generator=source)
-    medians = _median(log_j[picks][..., window], 1)
-    rates = _slope(taus[window], medians)
+    taus, values = taus[window], values[:, :reach][:, window]
+    rates = _slope(taus, _log_median(values[picks], 1))
     edge = (1 - confidence) / 2
     low, high = (float(rates.quantile(q)) for q in (edge, 1 - edge))
-    median = _median(log_j, 0)
-    rate = float(_slope(taus[window], median[window]))
+    log_j = _log_median(values, 0)
+    rate = float(_slope(taus, log_j))
     roundoff = torch.finfo(profile.values.dtype).eps / n
-    return DecayRate(
-        rate,
-        (low, high),
-        -math.log(2) / rate if max(rate, high) < -roundoff else None,
-        _explained(taus[beyond], median[beyond]),
-        _explained(taus[beyond].log(), median[beyond]),
-    )
+    r2_exponential, r2_power = _explained(taus, log_j), _explained(taus.log(), log_j)
+    falls = max(rate, high) < -roundoff and r2_exponential > r2_power
+    return DecayRate(rate, (low, high), -math.log(2) / rate if falls else None, r2_exponential, r2_power)
 
 
 def _reach(profile: GradientProfile) -> tuple[int, int]:
@@ -277,6 +283,11 @@ def _reach(profile: GradientProfile) -> tuple[int, int]:
 def _median(values: Tensor, axis: int) -> Tensor:
     """The median, of an even number the mean of the middle two (torch.median takes the lower)."""
     return values.quantile(0.5, dim=axis)
+
+
+def _log_median(values: Tensor, axis: int) -> Tensor:
+    """The log of the median, not the median of logs: where half of the seeds have J = 0, the other half is not lost."""
+    return _median(values, axis).clamp(min=torch.finfo(torch.float64).tiny).log()
 
 
 def _slope(x: Float[Tensor, " points"], y: Float[Tensor, "*batch points"]) -> Float[Tensor, "*batch"]:

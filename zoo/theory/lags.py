@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor
 
+from zoo.contract import require_positive
+
 RANK_RTOL = {torch.float64: 1e-10, torch.float32: 1e-5}
 """Singular values below this fraction of the largest count as zero."""
 
@@ -68,7 +70,7 @@ def _check_system(A: Tensor, B: Tensor, C: Tensor, seq_len: int) -> None:
     poles = A if A.ndim == 1 else torch.linalg.eigvals(A.to(torch.complex128))
     radius = poles.abs().max().item() if d_state else 0.0
     if not radius <= 1 + ROUNDOFF:
-        raise ValueError(f"lag_operators: unstable, a pole of modulus {radius:.6g} lies outside the unit circle")
+        raise ValueError(f"lag_operators: unstable, a pole of modulus {radius:.10g} lies outside the unit circle")
 
 
 def head_count(lags: Float[Tensor, "seq_len d_out d_in"], rtol: float | None = None) -> int:
@@ -112,15 +114,15 @@ def head_count_bound(
         min E||Y - Yhat||^2 / E||Y||^2, in [0, 1].
 
     Raises:
-        ValueError: wrong shapes, lags that are not finite, n_heads < 1, a covariance that is not symmetric and
-            positive semidefinite, or a map whose output is zero (its relative error is undefined).
+        ValueError: wrong shapes, lags that are not finite, n_heads that is not a positive integer, a covariance that is
+            not finite, symmetric and positive semidefinite, or a map whose output is zero (its relative error is
+            undefined).
     """
     check_lags("head_count_bound", lags)
-    if n_heads < 1:
-        raise ValueError(f"head_count_bound: n_heads must be >= 1, got {n_heads}")
-    lags = lags.double()
+    require_positive(n_heads=n_heads)
+    lags = scaled(lags)
     if covariance is not None:
-        lags = lags @ _square_root(covariance, lags.shape[2])
+        lags = scaled(lags @ _square_root(covariance, lags.shape[2]))
     energy = torch.linalg.svdvals(weighted_rows(lags)).square()
     if not energy.sum() > 0:
         raise ValueError("head_count_bound: the map's output is zero, its relative error is undefined")
@@ -136,6 +138,13 @@ def weighted_rows(stack: Float[Tensor, "seq_len ..."]) -> Float[Tensor, "seq_len
     return pairs.sqrt()[:, None] * stack.flatten(1)
 
 
+def scaled(values: Tensor) -> Tensor:
+    """`values` in float64 over the largest of them, which keeps their squares in range; zeros as they are."""
+    values = values.double()
+    largest = values.abs().max()
+    return values / largest if largest > 0 else values
+
+
 def check_lags(caller: str, lags: Tensor) -> None:
     """Raise ValueError unless `lags` is a real, finite, non-empty (seq_len, d_out, d_in), float32 or float64."""
     if lags.ndim != 3 or 0 in lags.shape or lags.dtype not in RANK_RTOL:
@@ -148,14 +157,17 @@ def check_lags(caller: str, lags: Tensor) -> None:
 
 
 def _square_root(covariance: Tensor, d_in: int) -> Tensor:
-    """The symmetric square root of a covariance, float64; ValueError if it is none."""
+    """The symmetric square root of a covariance up to scale, float64; ValueError if it is none."""
     if covariance.shape != (d_in, d_in):
         raise ValueError(f"head_count_bound: covariance must be ({d_in}, {d_in}), got {tuple(covariance.shape)}")
-    covariance = covariance.double()
-    scale = covariance.abs().max()
-    if (covariance - covariance.mT).abs().max() > ROUNDOFF * scale:
+    if not covariance.isfinite().all():
+        raise ValueError("head_count_bound: covariance must be finite")
+    covariance = scaled(covariance)
+    if (covariance - covariance.mT).abs().max() > ROUNDOFF:
         raise ValueError("head_count_bound: covariance must be symmetric")
     variances, directions = torch.linalg.eigh(covariance)
-    if variances[0] < -ROUNDOFF * scale:
-        raise ValueError(f"head_count_bound: covariance has a negative eigenvalue, {variances[0].item():.3g}")
+    if variances[0] < -ROUNDOFF:
+        raise ValueError(
+            f"head_count_bound: covariance has a negative eigenvalue, {variances[0].item():.3g} of its largest entry"
+        )
     return (directions * variances.clamp(min=0).sqrt()) @ directions.mT

@@ -27,6 +27,7 @@ from zoo.mixers.parallel_hybrid import ParallelHybrid
 from zoo.registry import MIXERS, create_mixer, list_mixers, mixer_class
 from zoo.theory.costs import Complexity, check_lengths, complexity, input_dependence
 from zoo.theory.gradients import (
+    FEWEST_SEEDS,
     DecayRate,
     GradientProfile,
     Layer,
@@ -35,7 +36,7 @@ from zoo.theory.gradients import (
     gradient_profile,
     highway_profile,
 )
-from zoo.theory.operator import replayed
+from zoo.theory.operator import offset_share, replayed
 from zoo.theory.rank import effective_rank, heads_needed, span_spectrum, spectrum_rank
 
 REL_ERRORS = (0.1, 0.01, 0.001)
@@ -47,13 +48,17 @@ STATE_LENGTHS = (1024, 65536)
 Progress = Callable[[str, str], None]
 """Called with the row and the quantity that is measured next."""
 
-QUANTITIES = ("spectrum", "gradient", "highway", "cost", "input dependence")
+QUANTITIES = ("spectrum", "offset", "gradient", "highway", "cost", "input dependence")
 """What is measured for a row, in this order."""
 
 _EXACT_WIDTH = 1024  # d_out * d_in up to which the spectrum is exact: a second or two on one core
-_SKETCH = 16
+SKETCH = 16
+"""Gaussian vectors over time with which the spectrum of a wider layer is sketched."""
+
 _NORM_PROBES = 8
-_HIGHWAY_SEEDS = 4  # the needle is moved to each distance: a pass for every one of them, where noise needs one for all
+_HIGHWAY_SEEDS = (
+    FEWEST_SEEDS  # the needle is moved to each distance: a pass for every one of them, where noise needs one for all
+)
 _HIGHWAY_DISTANCES = 8
 
 
@@ -69,12 +74,12 @@ class Sizes:
         lengths: at which time and memory are measured.
         repeats: timed runs per length.
         seed: of every draw.
-        n_seeds: draws of weights and input for the gradient's interval.
+        n_seeds: draws of weights and input for the gradient's interval, five or more.
         device: where layers and inputs live.
         cut_to: the longest sequence that the model takes, where that made the sizes smaller; see `sizes_within`.
 
     Raises:
-        ValueError: a size that is not positive, fewer than two seeds, gradient_len below 16, lengths that
+        ValueError: a size that is not positive, fewer than five seeds, gradient_len below 16, lengths that
             `complexity` refuses.
     """
 
@@ -98,7 +103,7 @@ class Sizes:
             repeats=self.repeats,
             n_seeds=self.n_seeds,
         )
-        for name, value, least in (("n_seeds", self.n_seeds, 2), ("gradient_len", self.gradient_len, 16)):
+        for name, value, least in (("n_seeds", self.n_seeds, FEWEST_SEEDS), ("gradient_len", self.gradient_len, 16)):
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
         check_lengths(self.lengths)
@@ -110,7 +115,8 @@ class Sizes:
 class Gradient:
     """A gradient profile with its rate.
 
-    The rate is None where the gradient ends (`reach`), or too few distances lie above roundoff to fit one.
+    The rate is None where the gradient ends (`reach`), or too few distances lie above roundoff to fit one, or there are
+    too few draws for an interval.
     """
 
     profile: GradientProfile
@@ -136,6 +142,7 @@ class Measurement:
         predicted_rank: see `SequenceMixer.predicted_rank`; None where no law is known.
         heads: relative error -> heads needed for it.
         effective_rank: exp of the entropy of the spectrum's energies.
+        offset_share: |c| / |y| where the spectrum is read: the part of the output that is not in W.
         noise: gradient on random input; for a layer of a model, on what reaches it.
         highway: gradient on the mixer's own highway input; None where it knows none.
         cost: time and memory of a training pass.
@@ -152,6 +159,7 @@ class Measurement:
     predicted_rank: int | None
     heads: Mapping[float, int]
     effective_rank: float
+    offset_share: float
     noise: Gradient
     highway: Gradient | None
     cost: Complexity
@@ -376,11 +384,12 @@ def random_inputs(
 
 
 def spectrum_at(
-    layer: SequenceMixer, x: Float[Tensor, "1 seq d_model"], seed: int = 0, sketch: int = _SKETCH
+    layer: SequenceMixer, x: Float[Tensor, "1 seq d_model"], seed: int = 0, sketch: int = SKETCH
 ) -> tuple[Float[Tensor, " singular"], int | None]:
     """Singular values of the operator span at x, and the largest rank they can show.
 
-    Exact (limit None) up to d_out * d_in = 1,024; beyond, a random sketch of that size (see `span_spectrum`).
+    Exact (limit None) up to d_out * d_in = 1,024; beyond, a random sketch of that size (see `span_spectrum` for what it
+    understates).
     """
     if layer.d_out * layer.d_model <= _EXACT_WIDTH:
         return span_spectrum(layer, x)[0], None
@@ -406,7 +415,7 @@ def operator_norms(layer: SequenceMixer, x: Float[Tensor, "1 seq d_model"]) -> F
         for some in torch.arange(held.seq_len, device=x.device).split(max(1, held.probes_at_once() // len(probes))):
             cotangents = x.new_zeros(len(some), len(probes), 1, held.seq_len, held.d_out)
             cotangents[torch.arange(len(some)), :, 0, some] = probes
-            rows = held.pull(cotangents.flatten(0, 1)).unflatten(0, (len(some), -1))
+            rows = held.rmatvec(cotangents.flatten(0, 1)).unflatten(0, (len(some), -1))
             norms.append(torch.linalg.vector_norm(rows[:, :, 0], dim=(1, 3)))
     return torch.cat(norms)
 
@@ -451,6 +460,8 @@ def _measure(
     start = time.perf_counter()
     now("spectrum")
     spectrum, limit = spectrum_at(layer, x[:1], sizes.seed)
+    now("offset")
+    aside = offset_share(layer, x[:1])
     now("gradient")
     noise = fitted(profile())
     now("highway")
@@ -468,6 +479,7 @@ def _measure(
         predicted_rank=layer.predicted_rank(sizes.seq_len),
         heads={error: int(heads_needed(spectrum, error)) for error in REL_ERRORS},
         effective_rank=float(effective_rank(spectrum)),
+        offset_share=aside,
         noise=noise,
         highway=None if offered is None else fitted(offered),
         cost=cost,
@@ -485,7 +497,7 @@ def fitted(profile: GradientProfile) -> Gradient:
         return gradient
     try:
         return Gradient(profile, decay_rate(profile))
-    except ValueError:  # too few distances above roundoff
+    except ValueError:  # too few distances above roundoff, or too few draws
         return gradient
 
 

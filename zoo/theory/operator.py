@@ -3,10 +3,17 @@
 Source: the unified view of Ghodsi (2512.15115). Nothing is written per mixer: recorded at X and replayed, a layer is
 an affine map of its input (`zoo.coefficient`). c is its value at zero, the rows of W come from backward passes with
 one-hot cotangents stacked along the batch. W is not unique; the convention is where each mixer puts `coefficient`.
+
+A layer can break this in ways that leave numbers of the right shape. Before anything is read it must therefore repeat
+itself, treat the rows of a batch apart and alike, be affine under replay, and pass the adjoint (dot-product) test
+<W^T u, z> + <u, c> = <u, W z + c>, which compares the backward pass with the forward pass; after the reading it must
+repeat itself once more. Not seen: a value stream marked in part (`offset_share` and `check_offset` are for that), and
+branches on the input that none of the probes takes, for which W is right at x alone.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, TypeAlias
@@ -22,7 +29,11 @@ POSITIONS_AT_ONCE = 8192
 """Positions in one stacked pass: enough to fill a processor, few enough to stay in its cache."""
 
 AFFINE_RTOL = {torch.float64: 1e-9, torch.float32: 1e-4}
-"""Relative departure from affinity that still counts as roundoff."""
+"""Relative departure from the affine map, channel by channel, that still counts as roundoff."""
+
+_ROUNDOFF = 8.0  # times eps of the largest channel: what counts as roundoff in the smallest one
+_N_COTANGENTS = 3
+_FLOAT32_MISS = 1e-5  # the largest miss of a float64 layer that float32 arithmetic inside it would explain
 
 Map: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -38,7 +49,11 @@ class Interaction(NamedTuple):
         return torch.einsum("bijpd,bjd->bip", self.operator, x) + self.offset
 
 
-class NotAffineError(ValueError):
+class OperatorError(ValueError):
+    """A layer whose operator cannot be read off; the message says why, by how much it misses and what to do."""
+
+
+class NotAffineError(OperatorError):
     """A layer that is not affine under replay: it computes an input-dependent coefficient that is not marked."""
 
 
@@ -55,10 +70,50 @@ def interaction(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Interac
 
     Raises:
         NotAffineError: a coefficient is not marked; the message gives the size of the miss.
+        OperatorError: the layer does not repeat itself, rows of the batch are coupled, autograd does not see what the
+            layer computes, the whole output is a coefficient, or the layer's parameters are of several dtypes.
         ValueError: x is not a finite (batch, seq, d_in) in the layer's dtype, or the output is not (batch, seq, d_out).
     """
     with replayed(layer, x) as held:
         return Interaction(torch.cat([block for _, block in held.rows()], dim=1), held.offset)
+
+
+def offset_share(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> float:
+    """|c| / |y| of `layer` at `x`: the share of the output that is not in W; 0 of a zero output.
+
+    Rank, heads and input dependence are of W and say nothing about this part. Above 1 where c and W x cancel.
+
+    Raises:
+        OperatorError, ValueError: see `interaction`.
+    """
+    with replayed(layer, x) as held:
+        whole = torch.linalg.vector_norm(held.output.double())
+        return float(torch.linalg.vector_norm(held.offset.double()) / whole) if whole > 0 else 0.0
+
+
+def check_offset(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> None:
+    """Raise unless c is made of constants: with every parameter named `*bias` at zero, c must be zero.
+
+    A part of the value stream that is marked as a coefficient ends up in c, where `interaction` cannot tell it from
+    the image of a bias. Biases are put back before the function returns.
+
+    Raises:
+        OperatorError: c is not zero; the message gives |c| / |y|. See also `interaction`.
+        ValueError: see `interaction`.
+    """
+    biases = {p: p.data for name, p in layer.named_parameters() if name.endswith("bias")}
+    try:
+        for p in biases:
+            p.data = torch.zeros_like(p)
+        share = offset_share(layer, x)
+    finally:
+        for p, value in biases.items():
+            p.data = value
+    if share > 0:
+        raise OperatorError(
+            f"|c| / |y| is {share:.2g} with every bias at zero: part of the value stream is marked as a coefficient "
+            "and is missing from W; leave what is mixed over time unmarked"
+        )
 
 
 class Replayed:
@@ -67,32 +122,36 @@ class Replayed:
     Probes are stacked along the batch, so that a pass serves many of them and custom kernels run as they are.
 
     Attributes:
+        output: y, the layer's own output at x, (batch, seq, d_out).
         offset: c, (batch, seq, d_out).
 
     Raises:
-        NotAffineError, ValueError: see `interaction`.
+        OperatorError, ValueError: see `interaction`.
     """
 
     def __init__(self, f: Map, x: Float[Tensor, "batch seq d_in"]) -> None:
         self._f, self._x = f, x
         self._tapes: dict[int, Tape] = {}
-        _, y = self._record(x)
-        if y.ndim != 3 or y.shape[:2] != x.shape[:2]:
-            raise ValueError(f"the layer must map (batch, seq, d_in) to (batch, seq, d_out), got {tuple(y.shape)}")
-        if not y.isfinite().all():
-            raise ValueError("the layer's output is not finite at x")
+        other = _draw_like(x)
+        self.output, at_other = separate_rows(lambda v: self._record(v)[1], x, other)
         self.batch, self.seq_len, self.d_in = x.shape
-        self.d_out = y.shape[2]
+        self.d_out = self.output.shape[2]
         self.offset = self._replay(torch.zeros_like(x), 1)
-        self._check_affine(y)
+        at_sum, sizes = self._check_affine(other)
+        reached = self._check_adjoint(x + other, at_sum, sizes)
+        if not reached and self.output.any() and not torch.equal(at_other, self.output):
+            raise OperatorError(
+                "the layer's output is a coefficient: all of it is in c and W is zero; leave the value that is mixed "
+                "over time unmarked by zoo.coefficient.coefficient"
+            )
 
-    def push(self, probes: Float[Tensor, "rows batch seq d_in"]) -> Float[Tensor, "rows batch seq d_out"]:
+    def matvec(self, probes: Float[Tensor, "rows batch seq d_in"]) -> Float[Tensor, "rows batch seq d_out"]:
         """W v for each probe v, by a forward pass; what c adds is taken off again, at the cost of its roundoff."""
         count = len(probes)
         y = self._replay(probes.flatten(0, 1), count)
         return y.unflatten(0, (count, self.batch)) - self.offset
 
-    def pull(self, cotangents: Float[Tensor, "rows batch seq d_out"]) -> Float[Tensor, "rows batch seq d_in"]:
+    def rmatvec(self, cotangents: Float[Tensor, "rows batch seq d_out"]) -> Float[Tensor, "rows batch seq d_in"]:
         """W^T u for each cotangent u, by a backward pass."""
         count = len(cotangents)
         tape = self._tape(count)
@@ -108,13 +167,13 @@ class Replayed:
         """W_ij for a few output positions i at a time, and which these are; read from the output side."""
         for now in self._blocks(self.d_out):
             units = _units(now, self.seq_len, self.d_out, self._x).unsqueeze(1).expand(-1, self.batch, -1, -1)
-            yield now, self.pull(units).unflatten(0, (-1, self.d_out)).permute(2, 0, 3, 1, 4)
+            yield now, self.rmatvec(units).unflatten(0, (-1, self.d_out)).permute(2, 0, 3, 1, 4)
 
     def columns(self) -> Iterator[tuple[slice, Float[Tensor, "batch columns seq d_out d_in"]]]:
         """W_ij for a few source positions j at a time (second axis; the third is i); read from the input side."""
         for now in self._blocks(self.d_in):
             units = _units(now, self.seq_len, self.d_in, self._x).unsqueeze(1).expand(-1, self.batch, -1, -1)
-            yield now, self.push(units).unflatten(0, (-1, self.d_in)).permute(2, 0, 3, 4, 1)
+            yield now, self.matvec(units).unflatten(0, (-1, self.d_in)).permute(2, 0, 3, 4, 1)
 
     def probes_at_once(self) -> int:
         """How many probes one stacked pass takes."""
@@ -126,7 +185,7 @@ class Replayed:
 
     def _record(self, x: Tensor) -> tuple[Tape, Tensor]:
         with torch.no_grad(), recording() as tape:
-            return tape, self._f(x)
+            return tape, self._f(x).detach()
 
     def _tape(self, count: int) -> Tape:
         """The coefficients of `count` copies of x stacked along the batch; the last stack is kept."""
@@ -136,40 +195,151 @@ class Replayed:
 
     def _replay(self, v: Tensor, count: int) -> Tensor:
         with torch.no_grad(), replaying(self._tape(count)):
-            return self._f(v)
+            return self._f(v).detach()
 
-    def _check_affine(self, y: Tensor) -> None:
-        """f(x + v) - f(x) = f(v) - f(0) for v = x and for a random v, and f(x) is the recorded output.
+    def check_unchanged(self) -> None:
+        """Raise OperatorError unless the layer still gives at x what it gave first."""
+        _check_repeats(self.output, self._record(self._x)[1])
 
-        The random v is there for maps that are linear along every ray, such as |x|.
+    def _check_affine(self, other: Tensor) -> tuple[Tensor, Tensor]:
+        """f(x + v) - f(x) = f(v) - f(0) for v = x, -x and a random v, and f(x) is the recorded output.
+
+        The random v is there for maps that are linear along every ray, such as |x|; -x for branches on a sign.
+
+        Returns:
+            f(x + other), and all values that were met, (values, batch, seq, d_out).
         """
         x, zero = self._x, self.offset
-        draw = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=x.dtype).to(x.device)
         one = self._replay(x, 1)
-        misses, sizes = [one - y], [y]
-        for v in (x, draw * x.square().mean().sqrt()):
+        misses, met, at_sum = [one - self.output], [self.output, zero], one
+        for v in (x, -x, other):
             at_v, at_sum = self._replay(v, 1), self._replay(x + v, 1)
             misses.append((at_sum - one) - (at_v - zero))
-            sizes += [at_v, at_sum]
-        size = torch.stack(sizes).abs().max().clamp(min=torch.finfo(y.dtype).tiny)
-        miss = float(torch.stack(misses).abs().max() / size)
-        if not miss <= AFFINE_RTOL[y.dtype]:
-            raise NotAffineError(
-                f"the layer is not affine under replay (relative miss {miss:.1e}): "
-                "some input-dependent coefficient is not marked with zoo.coefficient.coefficient"
-            )
+            met += [at_v, at_sum]
+        sizes = torch.stack(met)
+        _require(
+            NotAffineError,
+            "the layer is not affine under replay",
+            _miss(torch.stack(misses), sizes),
+            "some input-dependent coefficient is not marked with zoo.coefficient.coefficient",
+            x.dtype,
+        )
+        return at_sum, sizes
+
+    def _check_adjoint(self, z: Tensor, at_z: Tensor, sizes: Tensor) -> bool:
+        """<W^T u, z> + <u, c> = <u, f(z)> for random u, row by row: is W, read backwards, that of the forward pass?
+
+        u is drawn relative to the size of each channel, so that small ones count as much as large ones.
+
+        Returns:
+            Whether any W^T u differs from zero.
+        """
+        shape = (_N_COTANGENTS, *at_z.shape)
+        draw = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=z.dtype).to(z.device)
+        u = draw / _channel_sizes(sizes)
+        pulled = self.rmatvec(u)
+        forward = (u.double() * (at_z - self.offset).double()).sum((2, 3))
+        backward = (pulled.double() * z.double()).sum((2, 3))
+        _require(
+            OperatorError,
+            "autograd does not see what the layer computes",
+            float(((backward - forward).abs() / torch.linalg.vector_norm(draw, dim=(2, 3))).max()),
+            "part of it runs under no_grad, is detached or rounded, leaves torch, or has a wrong backward pass; "
+            "W is read from backward passes",
+            z.dtype,
+        )
+        return bool(pulled.any())
+
+
+def separate_rows(f: Map, x: Tensor, other: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """f(x) and f(other); f must repeat itself and treat the rows of a batch as separate sequences.
+
+    Args:
+        f: map of a layer, run without gradients.
+        x: (batch, seq, d_in).
+        other: another input of that shape; drawn when absent.
+
+    Raises:
+        OperatorError: the same input gives another output, or what a row gives depends on other rows or on its place
+            in the batch.
+        ValueError: the output is not a finite (batch, seq, d_out) in x's dtype.
+    """
+    with torch.no_grad():
+        y = f(x).detach()  # a view of a parameter asks for gradients even here
+        if y.ndim != 3 or y.shape[:2] != x.shape[:2]:
+            raise ValueError(f"the layer must map (batch, seq, d_in) to (batch, seq, d_out), got {tuple(y.shape)}")
+        if y.dtype != x.dtype:
+            raise ValueError(f"the layer must answer in its input's dtype, got {y.dtype} for {x.dtype}")
+        if not y.isfinite().all():
+            raise ValueError("the layer's output is not finite at x")
+        _check_repeats(y, f(x).detach())
+        other = _draw_like(x) if other is None else other
+        first, at_other, last = f(torch.cat([x, other, x])).detach().split(len(x))
+    _require(
+        OperatorError,
+        "rows of the batch are coupled",
+        _miss(torch.stack([first - y, last - y]), torch.stack([y, at_other])),
+        "a sequence gives another output beside other sequences, or at another place in the batch; "
+        "remove what is shared over the batch or drawn for all of it",
+        x.dtype,
+    )
+    return y, at_other
+
+
+def _check_repeats(first: Tensor, again: Tensor) -> None:
+    _require(
+        OperatorError,
+        "the layer does not repeat itself",
+        _miss(again - first, first) if again.shape == first.shape else math.nan,
+        "the same input gives another output; it draws random numbers or keeps state between calls",
+        first.dtype,
+    )
+
+
+def _draw_like(x: Tensor) -> Tensor:
+    """A random input of x's size, from a fixed seed."""
+    draw = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=x.dtype).to(x.device)
+    size = x.abs().max()
+    return draw * (size * (x / size).square().mean().sqrt() if size > 0 else 1.0)
+
+
+def _channel_sizes(values: Float[Tensor, "*values d_out"]) -> Float[Tensor, " d_out"]:
+    """The largest finite size of each channel, but no less than where the roundoff of the largest one is in bounds."""
+    finite = torch.where(values.isfinite(), values.abs(), 0.0).flatten(0, -2)
+    own = finite.amax(0)
+    sizes = own.clamp(min=_ROUNDOFF * torch.finfo(own.dtype).eps / AFFINE_RTOL[own.dtype] * own.max())
+    return torch.where(sizes > 0, sizes, 1.0)
+
+
+def _miss(errors: Float[Tensor, "*errors d_out"], values: Float[Tensor, "*values d_out"]) -> float:
+    """The largest error relative to the size of its channel; NaN where an error is NaN."""
+    return float((errors.abs().flatten(0, -2).amax(0) / _channel_sizes(values)).max())
+
+
+def _require(kind: type[OperatorError], what: str, miss: float, why: str, dtype: torch.dtype) -> None:
+    """Raise `kind` in one line unless the relative miss is within the roundoff of `dtype`."""
+    if miss <= AFFINE_RTOL[dtype]:
+        return
+    if dtype == torch.float64 and miss < _FLOAT32_MISS:
+        why += "; or, since the miss is of the size of float32 roundoff, part of the layer computes in float32"
+    raise kind(f"{what} (relative miss {miss:.1e}): {why}")
 
 
 @contextmanager
 def replayed(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Iterator[Replayed]:
-    """The layer held at x, in eval mode for as long as the block runs.
+    """The layer held at x, in eval mode for as long as the block runs; at its end the layer must be what it was.
 
     Raises:
-        NotAffineError, ValueError: see `interaction`.
+        OperatorError, ValueError: see `interaction`.
     """
     check_input(layer, x)
+    other = {name: p.dtype for name, p in layer.named_parameters() if p.is_floating_point() and p.dtype != x.dtype}
+    for name, dtype in other.items():
+        raise OperatorError(f"the layer computes in several dtypes: {name} is {dtype}, x {x.dtype}; convert all of it")
     with evaluated(layer) as f:
-        yield Replayed(f, x.detach())
+        held = Replayed(f, x.detach())
+        yield held
+        held.check_unchanged()
 
 
 @contextmanager

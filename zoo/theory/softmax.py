@@ -14,7 +14,7 @@ from torch import Tensor
 
 from zoo.mixers.attention import Attention
 from zoo.theory.convert import with_parameters
-from zoo.theory.lags import check_lags, head_count
+from zoo.theory.lags import check_lags, head_count, scaled
 
 LEAST_MARGIN = {torch.float64: 1e-3, torch.float32: 3e-2}
 """The least cosine that the nonnegative cone must allow for k heads: its inverse multiplies the rounding error."""
@@ -25,7 +25,7 @@ _HEADROOM = 2.0  # normaliser over the largest sum of weights: leaves the last s
 
 
 def to_softmax_heads(lags: Float[Tensor, "seq_len d_out d_in"]) -> Attention:
-    """Softmax attention that equals y_i = sum_tau G_tau x_{i - tau}, with k or k + 1 heads.
+    """Softmax attention that equals y_i = sum_tau G_tau x_{i - tau}, with k or k + 1 heads (one for k = 0).
 
     One head, a relative bias log w(tau) and a sink of zero value and logit log(c - sum_{tau <= i} w(tau)) have the
     normaliser c at every position i, so they weigh lag tau by w(tau) / c: any nonnegative sequence w is exact. Let R
@@ -47,7 +47,8 @@ def to_softmax_heads(lags: Float[Tensor, "seq_len d_out d_in"]) -> Attention:
         A mixer with position relative and sink position, exact for sequences up to seq_len.
 
     Raises:
-        ValueError: lags that are not real, finite and non-empty; d_out other than d_in, which attention cannot have.
+        ValueError: lags that are not real, finite and non-empty, or so large that their heads overflow the dtype; d_out
+            other than d_in, which attention cannot have.
     """
     check_lags("to_softmax_heads", lags)
     seq_len, d_model, d_in = lags.shape
@@ -56,12 +57,15 @@ def to_softmax_heads(lags: Float[Tensor, "seq_len d_out d_in"]) -> Attention:
             f"to_softmax_heads: attention maps d_model to d_model, so lags must be square, got d_out={d_model}, "
             f"d_in={d_in}; zoo.theory.to_heads takes any shape"
         )
-    weights, value_maps = _nonnegative_heads(lags)
+    weights, value_maps = _nonnegative_heads(scaled(lags), head_count(lags), LEAST_MARGIN[lags.dtype])
     n_heads = len(weights)
     total = weights.sum(1, keepdim=True)
     normaliser = torch.where(total > 0, _HEADROOM * total, 1.0)
     weights = weights / normaliser
-    out_proj = (normaliser[:, :, None] * value_maps).permute(1, 0, 2).reshape(d_model, n_heads * d_model)
+    value_maps = normaliser[:, :, None] * value_maps * lags.double().abs().max()
+    out_proj = value_maps.permute(1, 0, 2).reshape(d_model, n_heads * d_model)
+    if not out_proj.to(lags.dtype).isfinite().all():
+        raise ValueError(f"to_softmax_heads: lags are too large, the value maps overflow {lags.dtype}")
     identity = torch.eye(d_model, dtype=torch.float64, device=lags.device)
     silent = identity.new_zeros((n_heads + 1) * d_model, d_model)
     return with_parameters(
@@ -78,19 +82,24 @@ def to_softmax_heads(lags: Float[Tensor, "seq_len d_out d_in"]) -> Attention:
     )
 
 
-def _nonnegative_heads(lags: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights (n_heads, seq_len) >= 0 and value maps (n_heads, d_out, d_in) with sum_h w_h(tau) V_h = G_tau."""
-    k = max(1, head_count(lags))
-    stack = lags.double().flatten(1)
+def _nonnegative_heads(lags: Tensor, k: int, least_margin: float) -> tuple[Tensor, Tensor]:
+    """Weights (n_heads, seq_len) >= 0 and value maps (n_heads, d_out, d_in) with sum_h w_h(tau) V_h = G_tau.
+
+    Args:
+        lags: float64, of rank k.
+        k: heads, or one less.
+        least_margin: see `positive_combination`.
+    """
+    stack = lags.flatten(1)
+    if k == 0:  # an attention layer has at least one head
+        return stack.new_ones(1, len(stack)), stack.new_zeros(1, *lags.shape[1:])
     directions = torch.linalg.svd(stack, full_matrices=False).Vh[:k]
     # Products with the rows themselves keep the relative precision of short lags in long ones; singular vectors do not.
     sequences = stack @ directions.T
     size = sequences.norm(dim=1, keepdim=True)
     present = (size > _NEGLIGIBLE * size.max()).squeeze(1)
     sequences = torch.where(present[:, None], sequences, 0.0)
-    positive = None
-    if present.any():
-        positive = positive_combination(sequences[present] / size[present], LEAST_MARGIN[lags.dtype])
+    positive = positive_combination(sequences[present] / size[present], least_margin)
     if positive is not None:
         mix = _leaning(positive)
         weights, value_maps = sequences @ mix, torch.linalg.solve(mix, directions)
@@ -233,7 +242,7 @@ def softmax_floor(lags: Float[Tensor, "seq_len d_out d_in"]) -> float:
         ValueError: lags that are not real, finite and non-empty; a map whose output is zero.
     """
     check_lags("softmax_floor", lags)
-    stack = lags.double().flatten(1)
+    stack = scaled(lags).flatten(1)
     seq_len = len(stack)
     pairs = torch.arange(seq_len, 0, -1, dtype=torch.float64, device=lags.device)
     energy = (pairs * stack.square().sum(1)).sum()

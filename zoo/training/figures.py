@@ -19,6 +19,7 @@ from zoo.theory.figures import (
     operator_figure,
     spectrum_figure,
 )
+from zoo.theory.gradients import FEWEST_SEEDS
 from zoo.theory.measure import REL_ERRORS, LayerInput, fitted, layer_inputs, operator_norms, profile_at, spectrum_at
 from zoo.theory.rank import heads_needed, spectrum_rank
 
@@ -36,13 +37,13 @@ class TheoryFigures(Callback):
         every_n_steps: read every so many optimizer steps (the start included), and at the end of fit; only at the end
             when absent.
         max_seq_len: positions of the example that are read, from its start.
-        n_examples: validation examples for the gradient; its interval is over them.
+        n_examples: validation examples for the gradient; its rate and interval need five.
 
     Raises:
         ValueError: a size below its least.
     """
 
-    def __init__(self, every_n_steps: int | None = None, max_seq_len: int = 32, n_examples: int = 3) -> None:
+    def __init__(self, every_n_steps: int | None = None, max_seq_len: int = 32, n_examples: int = FEWEST_SEEDS) -> None:
         for name, value, least in (
             ("every_n_steps", every_n_steps, 1),
             ("max_seq_len", max_seq_len, 8),

@@ -9,6 +9,8 @@ from typing import Literal, TypeAlias
 
 import torch
 
+from zoo.theory.gradients import FEWEST_SEEDS
+
 Status: TypeAlias = Literal["holds", "fails", "refuted as predicted", "not refuted"]
 Number: TypeAlias = int | float
 CurveStyle: TypeAlias = Literal["line", "points", "marked", "stars", "dashed"]
@@ -20,7 +22,7 @@ class Settings:
 
     Args:
         seed: of every draw.
-        n_seeds: repetitions of whatever is trained or drawn; medians are taken over them.
+        n_seeds: repetitions of whatever is trained or drawn, five or more; medians are taken over them.
         steps: of Adam, where something is trained.
         seq_len: of gradient profiles and of the table of heads for an error; rates are tail rates, and below about 200
             positions the tail is not yet reached.
@@ -41,7 +43,7 @@ class Settings:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        for name, least in (("seed", 0), ("n_seeds", 2), ("steps", 1), ("seq_len", 32), ("starts", 1)):
+        for name, least in (("seed", 0), ("n_seeds", FEWEST_SEEDS), ("steps", 1), ("seq_len", 32), ("starts", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")

@@ -13,7 +13,7 @@ from zoo.mixers.diagonal_ssm import DiagonalSSM
 from zoo.mixers.selective_ssm import SelectiveSSM
 from zoo.theory.claims.claim import Check, Claim, Curve, Evidence, Panel, Settings, at_least, at_most, near
 from zoo.theory.claims.cores import Core, Draw, moving_average, needle_attention, normed_stack, switched_core
-from zoo.theory.gradients import GradientProfile, MakeInput, decay_rate, draw_seeds, gradient_profile
+from zoo.theory.gradients import FEWEST_SEEDS, GradientProfile, MakeInput, decay_rate, draw_seeds, gradient_profile
 
 _SOURCE = "Ghodsi, arXiv 2512.15115 (gradient highway)"
 _D_MODEL = 16
@@ -202,7 +202,7 @@ def measure_residuals(settings: Settings) -> Evidence:
             # L averages in a row weigh lag tau by about tau^(L - 1) rho^tau: the power bends the line in this window.
             taus = profile.distances.double()
             law = (taus.clamp(min=1).log() * (n_layers - 1) + taus * math.log(_RHO)).exp()
-            predicted = decay_rate(profile._replace(values=law.expand(2, -1))).rate
+            predicted = decay_rate(profile._replace(values=law.expand(FEWEST_SEEDS, -1))).rate
             name = f"{n_layers} averages, {'residual' if residual else 'plain'}"
             checks.append(near(f"{name}: rate per token, rho = {_RHO}", decay_rate(profile).rate, predicted, 0.06))
             curves.append(median_curve(name, profile))
