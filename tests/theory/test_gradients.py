@@ -314,7 +314,7 @@ def test_a_few_roundoffs_of_the_largest_are_no_gradient() -> None:
     tau = torch.arange(400, dtype=torch.float64)
     clean = (-0.1 * tau).exp()
     stopped = torch.where(clean > 16 * eps, clean, 4 * eps).float()
-    profile = GradientProfile(stopped.expand(3, -1), tau.long(), 400)
+    profile = GradientProfile(stopped.expand(5, -1), tau.long(), 400)
     assert decay_rate(profile).rate == pytest.approx(-0.1, rel=1e-4)
 
 
