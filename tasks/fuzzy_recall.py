@@ -49,13 +49,13 @@ class FuzzyRecall(MadRecall):
     With as_published the repeated pair is drawn first, like any other, and a token t, uniform in the first L - 2 s, s
     being the pair's size; the pair stands in front of the first pair that begins at t or behind it, unless its key was
     drawn by itself before. Pairs follow each other until less than s and the longest pair is left. That is MAD's law,
-    and leaves one to two tokens of padding fewer in a row.
+    and leaves a token of padding fewer in a row of the tests, two in training.
 
     Source: Poli et al., "Mechanistic Design and Scaling of Hybrid Architectures" (MAD), arXiv 2403.17844, in the
     multi-query form of its benchmark.
 
     Unlike there, the pair that is repeated always stands in the sequence before. In MAD t may lie behind the last pair,
-    in some 3 % of the examples of the published shape: they ask for what they never showed. as_published draws those
+    in 2 % of the examples of the published shape: they ask for what they never showed. as_published draws those
     again, and is MAD's law of the others.
 
     `distance` is the position of a label minus that of the same token where the value was given last, -1 where none is

@@ -1,0 +1,205 @@
+"""Draw from the generators of those who published the tasks and write down what their examples look like.
+
+    python tests/upstream/tasks/record.py CHECKOUTS [NAME ...]
+
+CHECKOUTS holds a clone of each repository of `SOURCES`, under the name there, at the commit there. Besides numpy and
+torch there must be pydantic and pandas (zoology imports them). Their code is imported from the clones; of the packages
+that it imports and does not need here, empty ones stand in. Records are written to tests/upstream/tasks/records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import importlib.util
+import io
+import json
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT))
+
+from tests.upstream.tasks.summaries import IGNORED, ROWS, SUMMARIES, USUAL_ROWS, counts, is_answerable  # noqa: E402
+
+RECORDS = Path(__file__).parent / "records"
+SOURCES = {
+    "zoology": ("HazyResearch/zoology", "d88d6f5474f36998d82d5c3bd58a190248d0a669"),
+    "mad-lab": ("athms/mad-lab", "0f49a452b84ca0d13f8eb9c1ffa649032376fb1b"),
+    "s4": ("state-spaces/s4", "e757cef57d89e448c413de7325ed5601aceaac13"),
+}
+SEED = 2026
+
+Examples = tuple[np.ndarray, np.ndarray]
+Draw = Callable[[types.ModuleType, int], Examples]
+"""The upstream module and a number of rows to inputs and labels."""
+
+
+def stand_in(name: str, **attributes: Any) -> None:
+    """An empty module under this name."""
+    module = sys.modules.setdefault(name, types.ModuleType(name))
+    for attribute, value in attributes.items():
+        setattr(module, attribute, value)
+
+
+def load(file: Path, name: str) -> types.ModuleType:
+    """A file as a module, without the packages around it."""
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def upstream_module(checkouts: Path, repository: str, file: str) -> types.ModuleType:
+    """One file of a clone, imported."""
+    folder = checkouts / repository
+    if repository == "zoology":
+        stand_in("wandb")
+        sys.path.insert(0, str(folder))
+        return importlib.import_module(file.removesuffix(".py").replace("/", "."))
+    if repository == "s4":
+        for package in ("src", "src.dataloaders", "src.dataloaders.utils"):
+            stand_in(package)
+        stand_in("src.utils", distributed=None)
+        load(folder / "src/dataloaders/utils/signal.py", "src.dataloaders.utils.signal")
+    return load(folder / file, f"upstream_{Path(file).stem}")
+
+
+def by_zoology(function: str, **options: Any) -> Draw:
+    def draw(module: types.ModuleType, rows: int) -> Examples:
+        torch.manual_seed(SEED)
+        segment = getattr(module, function)(num_examples=rows, seed=SEED, **options)
+        return segment.inputs.numpy(), segment.labels.numpy()
+
+    return draw
+
+
+def by_mad(function: str, is_training: bool = False, **options: Any) -> Draw:
+    def draw(module: types.ModuleType, rows: int) -> Examples:
+        np.random.seed(SEED)  # noqa: NPY002 (selective copying draws its gaps from the global generator)
+        rng = np.random.default_rng(SEED)
+        generate = getattr(module, function)
+        made = [generate(rng=rng, is_training=is_training, **options) for _ in range(rows)]
+        return np.stack([inputs for inputs, _ in made]), np.stack([labels for _, labels in made])
+
+    return draw
+
+
+def by_s4(function: Callable[[types.ModuleType, int], tuple[torch.Tensor, torch.Tensor]]) -> Draw:
+    def draw(module: types.ModuleType, rows: int) -> Examples:
+        torch.manual_seed(SEED)
+        np.random.seed(SEED)  # noqa: NPY002 (its signals come from the global generator)
+        inputs, labels = function(module, rows)
+        return inputs.numpy(), labels.numpy()
+
+    return draw
+
+
+def _copying(module: types.ModuleType, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """10 tokens of an alphabet of 10, 100 blanks; its labels are those of the last 10 positions."""
+    inputs, answers = module.torch_copying_data(100, 10, 10, batch_shape=(rows,))
+    labels = torch.full_like(inputs, IGNORED)
+    labels[:, -10:] = answers
+    return inputs, labels
+
+
+def _adding(module: types.ModuleType, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs, sums = module.torch_adding_data(1000, batch_shape=(rows,))
+    return inputs, sums[:, 0]
+
+
+def _delay(module: types.ModuleType, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs, labels = module.DelayEvalDataset(rows, l_seq=4000, n_lag=1, l_lag=1000, dt=0.00025, freq=1000.0).tensors
+    return inputs[:, :, 0], labels[:, :, 0]
+
+
+MAD_FILE = "mad/data/instances.py"
+MQAR_FILE = "zoology/data/multiquery_ar.py"
+BASIC = {"vocab_size": 256, "input_seq_len": 64}
+FIGURE_2 = {"vocab_size": 8192, "input_seq_len": 512, "num_kv_pairs": 64, "random_non_queries": False}
+RECALL = {"vocab_size": 16, "seq_len": 128, "multi_query": True, "noise_vocab_size": 0}
+NOISY = RECALL | {"vocab_size": 32, "noise_vocab_size": 16, "frac_noise": 0.2}
+FUZZY = RECALL | {"k_motif_size": 3, "v_motif_size": 3}
+
+GENERATORS: dict[str, tuple[str, str, Draw]] = {
+    "mqar-basic": ("zoology", MQAR_FILE, by_zoology("multiquery_ar", num_kv_pairs=4, **BASIC)),
+    "mqar-figure2": ("zoology", MQAR_FILE, by_zoology("multiquery_ar", **FIGURE_2)),
+    "forgetting": (
+        "zoology",
+        "zoology/data/forgetting_mqar.py",
+        by_zoology("forgetting_mqar", num_kv_pairs=8, num_updates=4, **BASIC),
+    ),
+    "compositional": (
+        "zoology",
+        "zoology/data/compositional_mqar.py",
+        by_zoology("compositional_mqar", num_kv_pairs=4, **BASIC),
+    ),
+    "in_context_recall": ("mad-lab", MAD_FILE, by_mad("generate_in_context_recall_instance", **RECALL)),
+    "noisy_recall": ("mad-lab", MAD_FILE, by_mad("generate_noisy_in_context_recall_instance", **NOISY)),
+    "fuzzy_recall": ("mad-lab", MAD_FILE, by_mad("generate_fuzzy_in_context_recall_instance", **FUZZY)),
+    "fuzzy_recall-train": (
+        "mad-lab",
+        MAD_FILE,
+        by_mad("generate_fuzzy_in_context_recall_instance", is_training=True, **FUZZY),
+    ),
+    "memorization": ("mad-lab", MAD_FILE, by_mad("generate_memorization_instance", vocab_size=256, seq_len=32)),
+    "compression": ("mad-lab", MAD_FILE, by_mad("generate_compression_instance", vocab_size=16, seq_len=32)),
+    "selective_copying": (
+        "mad-lab",
+        MAD_FILE,
+        by_mad("generate_selective_copying_instance", vocab_size=16, seq_len=256, num_tokens_to_copy=16),
+    ),
+    "copying": ("s4", "src/dataloaders/datasets/copying.py", by_s4(_copying)),
+    "adding": ("s4", "src/dataloaders/datasets/adding.py", by_s4(_adding)),
+    "delay": ("s4", "src/dataloaders/datasets/delay.py", by_s4(_delay)),
+}
+
+
+def record(name: str, checkouts: Path) -> dict[str, Any]:
+    """What is to be known of one generator."""
+    repository, file, draw = GENERATORS[name]
+    rows = ROWS.get(name, USUAL_ROWS)
+    with contextlib.redirect_stdout(io.StringIO()):
+        inputs, labels = draw(upstream_module(checkouts, repository, file), rows)
+    made = len(inputs)
+    found: dict[str, Any] = {}
+    if name.startswith("fuzzy"):
+        padding = 15
+        found["padding of all"] = counts((inputs == padding).sum(axis=1))
+        kept = is_answerable(inputs, 7, padding)
+        inputs, labels = inputs[kept], labels[kept]
+    address, commit = SOURCES[repository]
+    about = {"repository": address, "commit": commit, "file": file, "seed": SEED, "rows": made}
+    found |= {what: counts(numbers) for what, numbers in SUMMARIES[name](inputs, labels).items()}
+    record = {"about": about, "rows that ask for what they never showed": made - len(inputs), "counts": found}
+    if labels.dtype.kind == "i":
+        share = np.unique(labels[labels != IGNORED], return_counts=True)[1] / (labels != IGNORED).sum()
+        # What the best constant guess scores: MAD's accuracy averages over the classes that there are.
+        record["constant guess"] = {"micro": round(float(share.max()), 8), "macro": round(1 / len(share), 8)}
+    return record
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkouts", type=Path)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(GENERATORS)}; all when absent")
+    arguments = parser.parse_args()
+    for name in arguments.names or GENERATORS:
+        text = json.dumps(record(name, arguments.checkouts), separators=(",", ":"))
+        RECORDS.mkdir(exist_ok=True)
+        (RECORDS / f"{name}.json").write_text(text.replace('},"', '},\n"') + "\n", encoding="utf-8")
+        sys.stdout.write(f"{name}: {len(text)} bytes\n")
+
+
+if __name__ == "__main__":
+    main()

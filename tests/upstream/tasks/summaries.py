@@ -1,0 +1,253 @@
+"""What is counted of a generator's examples, theirs and ours alike: whole numbers, one per row.
+
+A number per row, so that the numbers are independent draws and two histograms can be compared by a chi-square test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+IGNORED = -100
+BINS = 16
+
+Numbers = dict[str, np.ndarray]
+"""{what: integers (rows,)}."""
+
+Summary = Callable[[np.ndarray, np.ndarray], Numbers]
+"""Inputs and labels, each (rows, positions, ...), to numbers."""
+
+
+def binned(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
+    """Tokens in `BINS` bins, or as they are where they are fewer."""
+    return tokens if vocab_size <= BINS else tokens * BINS // vocab_size
+
+
+def asked(labels: np.ndarray) -> Numbers:
+    """How many labels, where the first and the last stand, how far apart they are on the whole."""
+    known = labels != IGNORED
+    first, last = known.argmax(axis=1), known.shape[1] - 1 - known[:, ::-1].argmax(axis=1)
+    place = np.arange(labels.shape[1])
+    mean = (known * place).sum(axis=1) // known.sum(axis=1)
+    return {"labels": known.sum(axis=1), "first label": first, "last label": last, "mean place": mean}
+
+
+def mqar(vocab_size: int, n_pairs: int, width: int = 2) -> Summary:
+    """Of zoology's look-ups; a pair takes `width` tokens of the context. Fillers are the tokens nobody asks about."""
+
+    def summary(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
+        rows, context = np.arange(len(inputs)), width * n_pairs
+        known = labels != IGNORED
+        # Where the answer that stands first in the context is asked for; the largest if it is not (re-assigned).
+        first = inputs[:, width - 1]
+        of_first = np.where((labels == first[:, None]).any(axis=1), (labels == first[:, None]).argmax(axis=1), -1)
+        filler = ~known
+        filler[:, :context] = False
+        if width == 3:  # the first token of a question is no filler either
+            filler[:, :-1] &= ~known[:, 1:]
+        last_filler = inputs.shape[1] - 1 - filler[:, ::-1].argmax(axis=1)
+        return asked(labels) | {
+            "where the first answer is asked for": of_first,
+            "first token": binned(inputs[:, 0], vocab_size),
+            "last token of the first pair": binned(first, vocab_size),
+            "least token of the first places": binned(inputs[:, 0:context:width].min(axis=1), vocab_size),
+            "greatest answer": binned(labels.max(axis=1), vocab_size),
+            "last filler": binned(inputs[rows, last_filler], vocab_size),
+            "zeros": (inputs == 0).sum(axis=1),
+        }
+
+    return summary
+
+
+def recall(n_keys: int, noise: int) -> Summary:
+    """Of MAD's recall with keys and values of one token; `noise` is the first token of noise."""
+
+    def summary(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
+        keys = inputs[:, 0::2]
+        is_key = keys < n_keys
+        distinct = sum((keys == key).any(axis=1).astype(int) for key in range(n_keys))
+        last = keys[:, -1:]
+        return asked(labels) | {
+            "first key": np.where(is_key.any(axis=1), keys[np.arange(len(keys)), is_key.argmax(axis=1)], -1),
+            "second token": inputs[:, 1],
+            "different keys": distinct,
+            "times the last key was shown": (keys[:, :-1] == last).sum(axis=1),
+            "where the last key was shown first": (keys == last).argmax(axis=1),
+            "last answer": labels[np.arange(len(labels)), asked(labels)["last label"]],
+            "noise tokens": (inputs >= noise).sum(axis=1),
+        }
+
+    return summary
+
+
+def words(inputs: np.ndarray, n_keys: int, padding: int) -> list[tuple[tuple[int, ...], int, int]]:
+    """Of one row of fuzzy recall, each pair: the key's tokens, where they begin, how many tokens of a value follow."""
+    pairs: list[tuple[tuple[int, ...], int, int]] = []
+    for i, token in enumerate(inputs.tolist()):
+        if token == padding:
+            continue
+        if token >= n_keys:
+            key, start, size = pairs[-1]
+            pairs[-1] = key, start, size + 1
+        elif pairs and not pairs[-1][2]:
+            key, start, _ = pairs[-1]
+            pairs[-1] = (*key, token), start, 0
+        else:
+            pairs.append(((token,), i, 0))
+    return pairs
+
+
+def fuzzy(n_keys: int, padding: int) -> Summary:
+    """Of fuzzy recall, where each row asks for something that it showed."""
+
+    def summary(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
+        read = [words(row, n_keys, padding) for row in inputs]
+        last = [pairs[-1] for pairs in read]
+        before = [next(pair for pair in pairs if pair[0] == pairs[-1][0]) for pairs in read]
+        return asked(labels) | {
+            "padding": (inputs == padding).sum(axis=1),
+            "pairs": np.array([len(pairs) for pairs in read]),
+            "size of the last key": np.array([len(key) for key, _, _ in last]),
+            "size of its value": np.array([size for _, _, size in before]),
+            "back to where it was shown first": np.array(
+                [there - here for (_, there, _), (_, here, _) in zip(last, before, strict=True)]
+            ),
+            "times it was shown": np.array([sum(pair[0] == pairs[-1][0] for pair in pairs[:-1]) for pairs in read]),
+            "size of the first key": np.array([len(pairs[0][0]) for pairs in read]),
+            "size of the first value": np.array([pairs[0][2] for pairs in read]),
+            "first token of the first key": np.array([pairs[0][0][0] for pairs in read]),
+            "last answer": labels[:, -1],
+        }
+
+    return summary
+
+
+def is_answerable(inputs: np.ndarray, n_keys: int, padding: int) -> np.ndarray:
+    """Bool (rows,): the last key of fuzzy recall was shown before."""
+    read = (words(row, n_keys, padding) for row in inputs)
+    return np.array([any(pair[0] == pairs[-1][0] for pair in pairs[:-1]) for pairs in read])
+
+
+def memorization(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
+    keys = inputs[:, 0::2]
+    different = np.array([len(set(row)) for row in keys.tolist()])
+    return asked(labels) | {"first key": keys[:, 0] // 8, "largest key": keys.max(axis=1), "different keys": different}
+
+
+def compression(n_tokens: int) -> Summary:
+    """Of what is to be compressed, the marker included; the questions are ours alone."""
+
+    def summary(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
+        read = inputs[:, : n_tokens + 1]
+        return {
+            "first token": read[:, 0],
+            "last token": read[:, -2],
+            "marker": read[:, -1],
+            "different tokens": np.array([len(set(row)) for row in read.tolist()]),
+            "labels of the first token's class": (labels == read[:, :1]).sum(axis=1),
+        }
+
+    return summary
+
+
+def selective(blank: int, n_copied: int) -> Summary:
+    """Gaps are counted in blanks in front of a token; behind the last one they go up to the marker."""
+
+    def summary(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
+        row, place = np.nonzero(inputs < blank)
+        places = place.reshape(len(inputs), n_copied)
+        assert (row.reshape(len(inputs), n_copied) == np.arange(len(inputs))[:, None]).all()
+        gaps = np.diff(places, axis=1, prepend=-1) - 1
+        marker = (inputs > blank).argmax(axis=1)
+        return asked(labels) | {
+            "first gap": gaps[:, 0],
+            "middle gap": gaps[:, n_copied // 2],
+            "last gap": gaps[:, -1],
+            "greatest gap": gaps.max(axis=1),
+            "standard deviation of the gaps": gaps.std(axis=1).round().astype(int),
+            "blanks behind the last token": marker - places[:, -1] - 1,
+            "first token": inputs[np.arange(len(inputs)), places[:, 0]],
+            "last answer": labels[:, -1],
+        }
+
+    return summary
+
+
+def copying(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
+    marker = inputs.max(axis=1)
+    return asked(labels) | {
+        "first token": inputs[:, 0],
+        "last answer": labels[:, -1],
+        "different tokens": np.array([len(set(row)) for row in inputs.tolist()]),
+        "blanks": (inputs == 0).sum(axis=1),
+        "marker": marker,
+        "markers": (inputs == marker[:, None]).sum(axis=1),
+    }
+
+
+def adding(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
+    """`labels` are the sums, (rows,)."""
+    rows, marks = np.arange(len(inputs)), inputs[:, :, 1] == 1
+    first, last = marks.argmax(axis=1), marks.shape[1] - 1 - marks[:, ::-1].argmax(axis=1)
+    error = labels - inputs[rows, first, 0] - inputs[rows, last, 0]
+    return {
+        "marks": marks.sum(axis=1),
+        "first mark": first // 25,
+        "second mark": last // 25,
+        "first number": np.floor(inputs[rows, first, 0] * BINS).astype(int),
+        "number between": np.floor(inputs[:, len(inputs[0]) // 2, 0] * BINS).astype(int),
+        "sum": np.floor(labels * BINS).astype(int),
+        "wrong sums": (np.abs(error) > 1e-6).astype(int),
+    }
+
+
+def delay(lag: int) -> Summary:
+    """Values in sixteenths; power in the lower half of the band in hundredths."""
+
+    def summary(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
+        length = inputs.shape[1]
+        power = np.square(np.abs(np.fft.rfft(inputs, axis=1)[:, 1:]))
+        band = length // 4
+        shifted = np.abs(labels[:, lag:] - inputs[:, :-lag]).max(axis=1) + np.abs(labels[:, :lag]).max(axis=1)
+        return {
+            "first value": np.floor(BINS * inputs[:, 0]).astype(int),
+            "value in the middle": np.floor(BINS / 2 * inputs[:, length // 2]).astype(int),
+            "step": np.floor(BINS * (inputs[:, length // 2] - inputs[:, length // 2 - 1])).astype(int),
+            "standard deviation": np.round(100 * inputs.std(axis=1)).astype(int),
+            "power in the lower half of the band": np.round(
+                100 * power[:, : band // 2].sum(axis=1) / power.sum(axis=1)
+            ).astype(int),
+            "power beyond the band": np.round(100 * power[:, band:].sum(axis=1) / power.sum(axis=1)).astype(int),
+            "labels that are not the delayed input": (shifted > 1e-6).astype(int),
+        }
+
+    return summary
+
+
+SUMMARIES: dict[str, Summary] = {
+    "mqar-basic": mqar(256, 4),
+    "mqar-figure2": mqar(8192, 64),
+    "forgetting": mqar(256, 8 + 4),
+    "compositional": mqar(256, 4, width=3),
+    "in_context_recall": recall(8, 16),
+    "noisy_recall": recall(8, 16),
+    "fuzzy_recall": fuzzy(7, 15),
+    "fuzzy_recall-train": fuzzy(7, 15),
+    "memorization": memorization,
+    "compression": compression(31),
+    "selective_copying": selective(14, 16),
+    "copying": copying,
+    "adding": adding,
+    "delay": delay(1000),
+}
+"""What is counted in each record."""
+
+ROWS = {"mqar-figure2": 2048, "delay": 2048}
+USUAL_ROWS = 8192
+"""Examples that are drawn, theirs and ours."""
+
+
+def counts(numbers: np.ndarray) -> dict[int, int]:
+    """How often each number comes."""
+    return {int(value): int(count) for value, count in zip(*np.unique(numbers, return_counts=True), strict=True)}

@@ -1,0 +1,187 @@
+"""Our examples against the recorded ones of those who published the tasks: histograms of a number per row.
+
+Two histograms are compared by the chi-square test of homogeneity, at its 1 - 1e-6 quantile; the seed is fixed, so a
+test that passes passes always. What each of the laws below would look like is tested too: none of them may pass.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tasks
+from tests.upstream.tasks.record import GENERATORS, RECORDS, ROOT, SOURCES
+from tests.upstream.tasks.summaries import IGNORED, SUMMARIES, counts
+from zoo.training.metrics import MacroAccuracy
+
+PUBLISHED = sorted((ROOT / "configs/task/published").glob("*.yaml"))
+
+OURS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "mqar-basic": ("mqar", {}, "test"),
+    "mqar-figure2": (
+        "mqar",
+        {"vocab_size": 8192, "seq_len": 512, "n_pairs": 64, "random_non_queries": False},
+        "test",
+    ),
+    "forgetting": ("forgetting", {}, "test"),
+    "compositional": ("compositional", {}, "test"),
+    "in_context_recall": ("in_context_recall", {}, "test"),
+    "noisy_recall": ("noisy_recall", {}, "test"),
+    "fuzzy_recall": ("fuzzy_recall", {"as_published": True}, "test"),
+    "fuzzy_recall-train": ("fuzzy_recall", {"as_published": True}, "train"),
+    "memorization": ("memorization", {}, "test"),
+    "compression": ("compression", {}, "test"),
+    "selective_copying": ("selective_copying", {"as_published": True}, "test"),
+    "copying": ("copying", {}, "test"),
+    "adding": ("adding", {}, "test"),
+    "delay": ("delay", {}, "test"),
+}
+"""The task, its options and the split that each record is of."""
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("mqar-basic", {"power_a": 0.2}, "mean place"),
+    ("mqar-basic", {"random_non_queries": False}, "zeros"),
+    ("mqar-figure2", {"random_non_queries": True}, "zeros"),
+    ("mqar-figure2", {"power_a": 0.1}, "mean place"),
+    ("forgetting", {"power_a": 0.2}, "mean place"),
+    ("compositional", {"power_a": 0.2}, "mean place"),
+    ("noisy_recall", {"frac_noise": 0.21}, "noise tokens"),
+    ("fuzzy_recall", {"as_published": False}, "padding"),
+    ("fuzzy_recall-train", {"as_published": False}, "padding"),
+    ("selective_copying", {"as_published": False}, "standard deviation of the gaps"),
+    ("selective_copying", {"as_published": False}, "blanks behind the last token"),
+    ("copying", {"vocab_size": 11}, "first token"),
+    ("delay", {"cutoff": 0.24}, "power in the lower half of the band"),
+]
+"""Other laws, and a number that tells each of them from the published one."""
+
+Counts = dict[int, int]
+
+
+@cache
+def recorded(name: str) -> dict[str, Any]:
+    return json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def histograms(name: str) -> dict[str, Counts]:
+    return {what: {int(k): v for k, v in found.items()} for what, found in recorded(name)["counts"].items()}
+
+
+@cache
+def examples(name: str, wrong: str = "{}") -> tuple[np.ndarray, np.ndarray]:
+    """As many of ours as were recorded; with other options if told."""
+    task_name, options, split = OURS[name]
+    task = tasks.create_task(task_name, **(options | json.loads(wrong)))
+    arrays = tasks.sample_split(task, split, recorded(name)["about"]["rows"], seed=1)
+    inputs, labels = arrays["inputs"], arrays["labels"]
+    if name == "adding":
+        return inputs, labels[:, -1, 0]
+    if name == "delay":
+        return inputs[:, :, 0], labels[:, :, 0]
+    return inputs, labels
+
+
+@cache
+def numbers(name: str, wrong: str = "{}") -> dict[str, np.ndarray]:
+    return SUMMARIES[name](*examples(name, wrong))
+
+
+def apart(ours: Counts, theirs: Counts) -> float:
+    """How far two histograms are apart, as a multiple of what chance allows."""
+    if len(theirs) == 1 and ours.keys() != theirs.keys():  # what is certain there is certain here
+        return float("inf")
+    cells, cell = [], np.zeros(2)
+    for value in sorted({*ours, *theirs}):
+        cell = cell + np.array([ours.get(value, 0), theirs.get(value, 0)])
+        if cell.sum() >= 20:  # few in a cell, and the statistic no longer follows its law
+            cells.append(cell)
+            cell = np.zeros(2)
+    if cell.sum():
+        cells = [*cells[:-1], (cells[-1] if cells else 0) + cell]
+    table = np.array(cells)
+    if len(table) == 1:
+        return 0.0
+    expected = table.sum(axis=1, keepdims=True) * table.sum(axis=0) / table.sum()
+    statistic = ((table - expected) ** 2 / expected).sum()
+    freedom = len(table) - 1
+    # The quantile of chi-square by Wilson and Hilferty; 4.753 is the normal's.
+    return float(statistic / (freedom * (1 - 2 / (9 * freedom) + 4.753 * np.sqrt(2 / (9 * freedom))) ** 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [(name, what) for name in SUMMARIES for what in recorded(name)["counts"] if what != "padding of all"],
+)
+def test_examples_look_like_those_of_who_published_the_task(name: str, what: str) -> None:
+    ours, theirs = counts(numbers(name)[what]), histograms(name)[what]
+    assert apart(ours, theirs) < 1, f"ours {ours}, theirs {theirs}"
+
+
+@pytest.mark.parametrize(("name", "options", "what"), WRONG)
+def test_another_law_is_told_from_the_published_one(name: str, options: dict[str, Any], what: str) -> None:
+    found = numbers(name, json.dumps(options))
+    assert apart(counts(found[what]), histograms(name)[what]) > 1
+
+
+@pytest.mark.parametrize(("name", "fewer"), [("fuzzy_recall", 1), ("fuzzy_recall-train", 2)])
+def test_rows_that_ask_for_what_they_never_showed_are_few_and_padded_alike(name: str, fewer: float) -> None:
+    theirs = histograms(name)
+    left_out = recorded(name)["rows that ask for what they never showed"]
+    rows = recorded(name)["about"]["rows"]
+    assert sum(theirs["padding of all"].values()) == rows
+    assert left_out / rows == pytest.approx(0.02, abs=0.005)
+    ours = counts(numbers(name)["padding"])
+    assert sorted(ours) == sorted(theirs["padding of all"])
+    mean, mean_of_all = (
+        sum(value * count for value, count in found.items()) / sum(found.values())
+        for found in (ours, theirs["padding of all"])
+    )
+    assert mean == pytest.approx(mean_of_all, abs=0.05)
+    usual = np.mean(SUMMARIES[name](*examples(name, '{"as_published": false}'))["padding"])
+    assert usual - mean_of_all == pytest.approx(fewer, abs=0.1)
+
+
+@pytest.mark.parametrize("name", [name for name in SUMMARIES if "constant guess" in recorded(name)])
+def test_the_best_constant_guess_scores_what_it_scored_there_by_both_accuracies(name: str) -> None:
+    task_name, options, split = OURS[name]
+    task, scored = tasks.create_task(task_name, **options), examples(name)[1]
+    labels = torch.from_numpy(scored[scored != IGNORED])
+    theirs = recorded(name)["constant guess"]
+    guess = torch.full_like(labels, int(torch.bincount(labels).argmax()))
+    metric = MacroAccuracy(task.spec.n_outputs)
+    metric.update(guess, labels)
+    if name != "compression":  # there the marker is a class to be answered too
+        assert float(metric.compute()) == pytest.approx(theirs["macro"], rel=1e-3)
+        micro = float((guess == labels).float().mean())
+        assert micro == pytest.approx(theirs["micro"], abs=5 * np.sqrt(theirs["micro"] / len(scored)))
+    if split == "test":
+        chance = task.spec.chance
+        assert chance is not None
+        assert chance == pytest.approx(theirs["micro"], abs=5 * np.sqrt(chance / len(scored)))
+
+
+def test_every_record_says_where_it_comes_from_and_all_are_small() -> None:
+    assert sorted(path.stem for path in RECORDS.iterdir()) == sorted(GENERATORS) == sorted(SUMMARIES) == sorted(OURS)
+    for name, (repository, file, _) in GENERATORS.items():
+        about = recorded(name)["about"]
+        assert (about["repository"], about["commit"], about["file"]) == (*SOURCES[repository], file)
+    assert sum(path.stat().st_size for path in RECORDS.iterdir()) < 64_000
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
+def test_a_published_recipe_names_the_repository_the_file_and_the_commit_or_the_paper(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    comment = " ".join(line.removeprefix("# ") for line in lines if line.startswith("#"))
+    assert re.search(r"arXiv \d{4}\.\d{5}|HazyResearch/zoology", comment)
+    for repository, commit in SOURCES.values():
+        if repository in comment:
+            found = re.search(rf"{repository} at ([0-9a-f]{{7}}),? [\w/.-]+\.(yml|yaml|py)", comment)
+            assert found, comment
+            assert found[1] in (commit[:7], "66f4918")
