@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import os
 import re
 import shutil
 import signal
@@ -157,6 +158,13 @@ def test_events_that_cannot_be_read_cost_the_curves_alone(tmp_path: Path) -> Non
     (run,) = read_runs(tmp_path)
     assert run.curves == {}
     assert run.metrics["test/accuracy"] == 0.5
+
+
+def test_of_a_step_that_was_logged_twice_the_later_value_counts(tmp_path: Path) -> None:
+    with SummaryWriter(tmp_path) as writer:
+        for step, value in ((20, 0.25), (10, 0.125), (20, 0.5)):
+            writer.add_scalar("val/accuracy", value, step)
+    assert read_curves(tmp_path) == {"val/accuracy": [(10, 0.125), (20, 0.5)]}
 
 
 def test_what_is_foreign_is_named_once_at_its_top(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -414,6 +422,16 @@ def test_charts_hold_means_and_spreads_over_seeds(varied: Path) -> None:
     assert not charts["heads"].floor
 
 
+def test_a_curve_is_the_mean_over_seeds(tmp_path: Path) -> None:
+    for seed, accuracy in enumerate((0.0, 0.0, 3.0)):
+        lengths = {f"test/accuracy_at_length/{n}": accuracy for n in (8, 16)}
+        write_run(tmp_path, seed=seed, accuracy=accuracy, metrics=lengths)
+    (group,) = group_runs(read_runs(tmp_path))
+    (length,) = [chart for chart in charts_of(group) if chart.kind == "length"]
+    assert [(each.x, each.y) for each in length.series] == [((8, 16), (1, 1))]  # the median were 0
+    assert length.series[0].spread == pytest.approx([3**0.5] * 2)
+
+
 def test_a_mixer_without_state_has_no_place_on_the_axis_of_states(tmp_path: Path) -> None:
     for name, state_bytes in (("identity", 0), ("gru", 256), ("lstm", 512)):
         write_run(tmp_path, f"mqar/{name}", metrics={"state_bytes": state_bytes})
@@ -656,10 +674,13 @@ def test_tensorboard_gets_runs_that_sort_and_means_with_bands(varied: Path, tmp_
     assert (tmp_path / "mqar" / "attention n_heads=1" / "seed0" / later.name).is_symlink()
 
 
-def test_tensorboard_is_served_until_ctrl_c(varied: Path) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 128 + signal.SIGTERM)])
+def test_tensorboard_is_served_until_it_is_stopped(number: int, status: int, varied: Path, tmp_path: Path) -> None:
     before = sorted(varied.rglob("*"))
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
     argv = [sys.executable, "-m", "zoo", "compare", str(varied), "--tensorboard", "--port", "0"]
-    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(argv, cwd=ROOT, text=True, env=environment, **pipes) as process:
         assert process.stdout is not None
         line = next(each for each in iter(process.stdout.readline, "") if each.startswith("TensorBoard at "))
         address = line.split()[2].rstrip("/")
@@ -668,8 +689,9 @@ def test_tensorboard_is_served_until_ctrl_c(varied: Path) -> None:
         while not layout.get("category") and time.monotonic() < deadline:
             with urllib.request.urlopen(f"{address}/data/plugin/custom_scalars/layout") as answer:
                 layout = json.load(answer)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        process.send_signal(number)
+        assert process.wait(60) == status
+    assert not list(tmp_path.glob("zoo-compare-*"))
     assert [category["title"] for category in layout["category"]] == ["mqar", "ssm_teacher"]
     charts = [chart["title"] for chart in layout["category"][0]["chart"]]
     assert charts == ["Learning curves", "Training loss", "Accuracy against length", "Accuracy by distance"]

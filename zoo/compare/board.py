@@ -5,23 +5,28 @@ TensorBoard is given a folder of its own, which links to the runs' events: nothi
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from zoo.compare.charts import Chart, Series, charts_of, colours, draw
 from zoo.compare.runs import EVENTS, Run
 from zoo.compare.table import Group
 from zoo.naming import require_extra
+from zoo.signals import SCHEDULER, handled
 
 _EVERY = 10.0  # seconds between two looks for new events
 
 
 def show_in_tensorboard(groups: Sequence[Group], port: int | None, say: Callable[[str], None]) -> None:
-    """Serve until Ctrl-C. Curves of runs under way grow; runs that begin later are not there.
+    """Serve until Ctrl-C, or SIGTERM; the folder that TensorBoard is given goes with the end.
+
+    Curves of runs under way grow; runs that begin later are not there.
 
     Args:
         groups: what is compared.
@@ -32,7 +37,11 @@ def show_in_tensorboard(groups: Sequence[Group], port: int | None, say: Callable
         ValueError: the port is taken, or none.
         MissingExtraError: tensorboard or matplotlib is not installed.
     """
-    with tempfile.TemporaryDirectory(prefix="zoo-compare-") as folder, serving(Path(folder), port) as address:
+    with (
+        handled(SCHEDULER, _exit),
+        tempfile.TemporaryDirectory(prefix="zoo-compare-") as folder,
+        serving(Path(folder), port) as address,
+    ):
         # The server is up before the charts are drawn: a port that is taken is known at once.
         link = lay_out(groups, Path(folder))
         say(f"TensorBoard at {address} (Ctrl-C ends it)")
@@ -42,6 +51,10 @@ def show_in_tensorboard(groups: Sequence[Group], port: int | None, say: Callable
                 link()
         except KeyboardInterrupt:
             return
+
+
+def _exit(number: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)
 
 
 @contextmanager
