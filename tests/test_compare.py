@@ -29,7 +29,7 @@ from run_folder import RunFolder
 from tests.test_doors import ROOT
 from zoo import __main__ as command
 from zoo.compare import Run, group_runs, read_runs
-from zoo.compare.board import lay_out
+from zoo.compare.board import CONFIGURATION, lay_out
 from zoo.compare.charts import charts_of, comparison_figure
 from zoo.compare.files import write_comparison
 from zoo.compare.page import as_page
@@ -659,6 +659,9 @@ def test_tensorboard_gets_runs_that_sort_and_means_with_bands(varied: Path, tmp_
     runs = [f"mqar/{label}/{each}" for label in LABELS for each in ("mean", "seed0", "seed1")]
     runs += [f"ssm_teacher/factorized n_heads={n_heads}/{each}" for n_heads in (1, 2, 3) for each in ("mean", "seed0")]
     assert names == ["charts", *runs]
+    # Mean and seeds of a configuration have its colour.
+    coloured = {name: match[1] for name in names if (match := re.search(CONFIGURATION, name))}
+    assert coloured == {name: name.rpartition("/")[0] for name in runs}
     curves = read_curves(tmp_path / "mqar" / "lstm" / "mean")
     tag = "mqar/Learning curves"
     spread = 0.1 / 2**0.5
@@ -683,7 +686,8 @@ def test_tensorboard_is_served_until_it_is_stopped(number: int, status: int, var
     with subprocess.Popen(argv, cwd=ROOT, text=True, env=environment, **pipes) as process:
         assert process.stdout is not None
         line = next(each for each in iter(process.stdout.readline, "") if each.startswith("TensorBoard at "))
-        address = line.split()[2].rstrip("/")
+        address, _, asked = line.split()[2].partition("/?")
+        assert parse_qs(asked) == {"runColorGroup": [f"regex:{CONFIGURATION}"]}
         deadline = time.monotonic() + 60
         layout: Any = {}
         while not layout.get("category") and time.monotonic() < deadline:

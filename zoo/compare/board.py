@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
+from urllib.parse import quote
 
 from zoo.compare.charts import Chart, Series, charts_of, colours, draw
 from zoo.compare.runs import EVENTS, Run
@@ -21,6 +22,8 @@ from zoo.naming import require_extra
 from zoo.signals import SCHEDULER, handled
 
 _EVERY = 10.0  # seconds between two looks for new events
+CONFIGURATION = r"^(.*)/(?:mean|seed\d+)$"
+"""What the names of a configuration's runs share: they get one colour, which no other configuration has."""
 
 
 def show_in_tensorboard(groups: Sequence[Group], port: int | None, say: Callable[[str], None]) -> None:
@@ -44,7 +47,7 @@ def show_in_tensorboard(groups: Sequence[Group], port: int | None, say: Callable
     ):
         # The server is up before the charts are drawn: a port that is taken is known at once.
         link = lay_out(groups, Path(folder))
-        say(f"TensorBoard at {address} (Ctrl-C ends it)")
+        say(f"TensorBoard at {address}?runColorGroup={quote(f'regex:{CONFIGURATION}')} (Ctrl-C ends it)")
         try:
             while True:
                 time.sleep(_EVERY)
