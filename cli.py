@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import inspect
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -189,6 +190,12 @@ def _first_pass() -> argparse.ArgumentParser:
     return first
 
 
+def _switches() -> list[str]:
+    """Flags of pass one that are no names of mixers and tasks: config, ckpt_path and so on."""
+    flags = [flag.removeprefix("--") for action in _first_pass()._actions for flag in action.option_strings]
+    return [flag for flag in flags if flag not in REGISTRIES and "." not in flag and not flag.startswith("-")]
+
+
 def choose(argv: Sequence[str]) -> Choice:
     """Which mixer, task and YAML layers a command line means; imports neither torch nor jsonargparse.
 
@@ -201,14 +208,14 @@ def choose(argv: Sequence[str]) -> Choice:
         raise SystemExit(0)
     asked = {group: name for group in GROUPS if (name := getattr(known, f"{group}_help")) is not None}
     given = {group: name for group in REGISTRIES if (name := asked.get(group) or getattr(known, group)) is not None}
-    _check_names(given)
+    given = _check_names(given)
     default, user = read_layer(CONFIGS / "default.yaml"), [read_layer(path, "--config ") for path in known.config]
     names: dict[str, str] = {}
     for layer in (default, *user):
         named = {group: layer.group(group)["name"] for group in REGISTRIES if "name" in layer.group(group)}
-        _check_names(named, layer.source)
-        names |= named
+        names |= _check_names(named, layer.source)
     names |= given
+    pattern = None if known.pattern is None else _registered(read_yaml(known.pattern, "--mixer.pattern"))
     recipe = _shipped("task", names["task"])
     if "mixer" not in given and not any("name" in layer.group("mixer") for layer in user):
         # A task that is made for one mixer names it in its recipe.
@@ -218,8 +225,8 @@ def choose(argv: Sequence[str]) -> Choice:
         names=names,
         shipped=[drop_other_names(layer, names) for layer in shipped],
         user=[drop_other_names(layer, names) for layer in user],
-        flags=flags if known.pattern is None else [*flags, f"--mixer.pattern={known.pattern}"],
-        pattern=None if known.pattern is None else read_yaml(known.pattern, "--mixer.pattern"),
+        flags=flags if known.pattern is None else [*flags, f"--mixer.pattern={json.dumps(pattern)}"],
+        pattern=pattern,
         print_config=known.print_config,
         ckpt_path=known.ckpt_path,
         test_only=known.test_only,
@@ -243,12 +250,23 @@ def _table(registry: Registry) -> str:
     return "\n".join(f"  {name:<{width}}{registry.summary(name)}" for name in registry)
 
 
-def _check_names(names: Mapping[str, Any], source: str | None = None) -> None:
-    for group, name in names.items():
-        try:
-            REGISTRIES[group].check(name)
-        except ValueError as error:
-            raise UsageError(error if source is None else f"{source}: {error}") from None
+def _check_names(names: Mapping[str, Any], source: str | None = None) -> dict[str, str]:
+    """The registered names that these mean."""
+    try:
+        return {group: REGISTRIES[group].check(name) for group, name in names.items()}
+    except ValueError as error:
+        raise UsageError(error if source is None else f"{source}: {error}") from None
+
+
+def _registered(value: Any) -> Any:
+    """A mixer's options with each alias, its own and those in a pattern, replaced by the name that it means."""
+    if isinstance(value, str):
+        return MIXERS.check(value) if value in MIXERS else value
+    if isinstance(value, list):
+        return [_registered(entry) for entry in value]
+    if isinstance(value, dict):
+        return {key: _registered(each) if key in ("name", "pattern") else each for key, each in value.items()}
+    return value
 
 
 def drop_other_names(layer: Layer, names: Mapping[str, str]) -> Layer:
@@ -279,6 +297,8 @@ def read_layer(path: str | Path, flag: str = "") -> Layer:
         values[group] = {} if values[group] is None else values[group]
         if not isinstance(values[group], dict):
             raise UsageError(f"{source}: {group} must be a mapping of options, got {values[group]!r}")
+    if "mixer" in values:
+        values["mixer"] = _registered(values["mixer"])
     return Layer(source, values)
 
 
@@ -380,7 +400,8 @@ class Options:
 
     def _unknown(self, kind: str, key: str, prefix: str = "") -> str:
         group, _, leaf = key.rpartition(".")
-        names = [name for name in self.declared if not name.endswith(".name")]
+        names = [*REGISTRIES, *(_switches() if kind == "flag" else ())]
+        names += [name for name in self.declared if not name.endswith(".name")]
         siblings = {name.rpartition(".")[2]: name for name in names if name.rpartition(".")[0] == group}
         # A forgotten group (n_heads for mixer.n_heads) is nearer than anything spelt alike.
         near = [name for name in names if name.endswith(f".{key}")]

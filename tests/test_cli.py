@@ -338,6 +338,33 @@ def test_flags_that_cannot_be_followed(argv: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--mixr", "lstm"], "unknown flag --mixr (did you mean --mixer?); choose from: mixer, task, "),
+        (["--tsk=mqar"], "unknown flag --tsk (did you mean --task?)"),
+        (["--overwrit"], "unknown flag --overwrit (did you mean --overwrite?)"),
+        (["--confg", "x.yaml"], "unknown flag --confg (did you mean --config?)"),
+    ],
+)
+def test_flags_of_names_are_known_to_the_hint(argv: list[str], said: str) -> None:
+    with pytest.raises(cli.UsageError) as error:
+        cli.parse(argv)
+    assert said in str(error.value)
+
+
+def test_an_alias_makes_the_same_run(tmp_path: Path) -> None:
+    named = parse("--mixer", "selective_ssm", "--mixer.d_state", "8")
+    assert named["mixer"]["name"] == "selective_ssm"
+    assert parse("--mixer", "mamba", "--mixer.d_state", "8") == named
+    assert parse_text(tmp_path, "mixer: {name: mamba, d_state: 8}") == named
+    assert parse_text(tmp_path, "mixer: mamba", "--mixer.d_state", "8") == named
+    pattern = parse("--mixer.pattern", "[selective_ssm, {name: ssd, d_state: 8}]")
+    assert pattern["mixer"]["pattern"] == ["selective_ssm", {"name": "ssd", "d_state": 8}]
+    assert parse("--mixer.pattern", "[mamba, {name: mamba2, d_state: 8}]") == pattern
+    assert parse_text(tmp_path, "mixer: {pattern: [mamba, {name: mamba2, d_state: 8}]}") == pattern
+
+
+@pytest.mark.parametrize(
     ("text", "number"), [("1e3", 1000.0), ("2E5", 2e5), ("5e-3", 0.005), ("1.e+2", 100.0), ("-1.5E-2", -0.015)]
 )
 def test_numbers_with_an_exponent_are_floats(text: str, number: float) -> None:

@@ -96,9 +96,16 @@ def test_mixers_lists_all_and_shows_the_options_of_one(capsys: pytest.CaptureFix
     assert [line.split()[0] for line in lines[: len(list_mixers())]] == list_mixers()
     assert command.main(["mixers", "attention"]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"n_heads +int, 4 unless given", out)
+    assert re.search(r"^  n_heads +int, 4 unless given$", out, re.MULTILINE)
     assert "'none' | 'rope' | 'alibi' | 'relative', 'none' unless given" in out
     assert command.main(["mixers", "identity"]) == 0
+    capsys.readouterr()
+    for name in ("selective_ssm", "mamba"):
+        assert command.main(["mixers", name]) == 0
+    whole = capsys.readouterr().out
+    assert whole[: len(whole) // 2] == whole[len(whole) // 2 :]
+    assert whole.startswith("selective_ssm: ")
+    assert "(or mamba)" in whole
 
 
 def test_measure_prints_and_writes_a_row_a_mixer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

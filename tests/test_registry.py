@@ -45,6 +45,20 @@ def test_an_unknown_name_is_answered_with_the_nearest(given: str, nearest: str) 
             call()
 
 
+@pytest.mark.parametrize(("alias", "name"), [("mamba", "selective_ssm"), ("mamba2", "ssd")])
+def test_an_alias_is_taken_for_the_name_it_means(alias: str, name: str) -> None:
+    assert type(create_mixer(alias, 8)) is mixer_class(alias) is mixer_class(name)
+    assert MIXERS.check(alias) == MIXERS.check(name) == name
+    assert alias in MIXERS
+    assert alias not in list_mixers()
+    assert MIXERS.summary(alias) == MIXERS.summary(name)
+    assert f"(or {alias})" in MIXERS.summary(name)
+    pattern = [alias, {"name": alias, "d_state": 3}, "attention"]
+    first, second, _ = create_layers("hybrid", 3, 8, pattern=pattern, **{alias: {"d_state": 5}})
+    assert type(first) is type(second) is mixer_class(name)
+    assert (first.d_state, second.d_state) == (5, 3)
+
+
 def test_a_name_like_no_other_gets_the_list_alone() -> None:
     with pytest.raises(UnknownNameError, match=r"^unknown mixer 'xyzzy'; choose from: "):
         create_mixer("xyzzy", 8)

@@ -211,9 +211,9 @@ def _mixers(arguments: argparse.Namespace) -> int:
             print(f"{name:<{width}}  {MIXERS.summary(name)}")
         print(f"\noptions of one: {PROGRAM} mixers NAME")
         return 0
-    MIXERS.check(arguments.name)
-    mixer = MIXERS[arguments.name]
-    print(f"{arguments.name}: {MIXERS.summary(arguments.name)}\n\n{inspect.getdoc(mixer)}\n")
+    name = MIXERS.check(arguments.name)
+    mixer = MIXERS[name]
+    print(f"{name}: {MIXERS.summary(name)}\n\n{inspect.getdoc(mixer)}\n")
     options = [option for name, option in inspect.signature(mixer).parameters.items() if name != "d_model"]
     kinds = get_type_hints(mixer.__init__)
     print("options:" if options else "no options")
@@ -226,8 +226,7 @@ def _mixers(arguments: argparse.Namespace) -> int:
 
 
 def _measure(arguments: argparse.Namespace) -> int:
-    for name in arguments.mixer or ():
-        MIXERS.check(name)
+    named = [MIXERS.check(name) for name in arguments.mixer or ()]
     fresh = _given(arguments, "mixer", "d_model", "n_heads")
     if arguments.ckpt_path is not None and fresh:
         raise UsageError(f"--{next(iter(fresh))} is of fresh mixers; --ckpt_path brings a model with its own")
@@ -246,7 +245,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         with _progress(len(model.layers.chain()) * len(QUANTITIES)) as advance:
             rows = measure_backbone(model, sizes, progress=lambda row, quantity: advance(f"{row}: {quantity}"))
     else:
-        names = arguments.mixer or list(MIXERS)
+        names = named or list(MIXERS)
         with _progress(len(names) * len(QUANTITIES)) as advance:
             rows = measure_mixers(names, sizes, lambda row, quantity: advance(f"{row}: {quantity}"))
     files = write_measurements(rows, arguments.out, sizes, describe_machine(sizes.device))
@@ -328,9 +327,7 @@ def _figure(arguments: argparse.Namespace) -> int:
     gradients = arguments.name == "gradients"
     if (arguments.steps if gradients else arguments.mixer) is not None:
         raise UsageError(f"figure {arguments.name} has no --{'steps' if gradients else 'mixer'}")
-    names = arguments.mixer or FIGURE_MIXERS
-    for name in names:
-        MIXERS.check(name)
+    names = [MIXERS.check(name) for name in arguments.mixer or FIGURE_MIXERS]
     _check_report()
     from zoo.theory import figures, measure, report
 

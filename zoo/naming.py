@@ -53,16 +53,27 @@ def unknown(kind: str, name: object, valid: Iterable[str]) -> str:
 
 
 class Registry(Mapping[str, Any]):
-    """A literal table `name -> ("module:attribute", one line of summary)`; looking a name up imports it."""
+    """A literal table `name -> ("module:attribute", one line of summary)`; looking a name up imports it.
 
-    def __init__(self, kind: str, entries: Mapping[str, tuple[str, str]]) -> None:
+    Args:
+        kind: what the names are of, for messages.
+        entries: the table.
+        aliases: other names that are taken for those of the table; `check` translates, and iteration leaves them out.
+    """
+
+    def __init__(
+        self, kind: str, entries: Mapping[str, tuple[str, str]], aliases: Mapping[str, str] | None = None
+    ) -> None:
         self.kind = kind
         self._entries = dict(entries)
+        self._aliases = dict(aliases or {})
 
     def __getitem__(self, name: str) -> Any:
-        self.check(name)
-        module, _, attribute = self._entries[name][0].partition(":")
+        module, _, attribute = self._entries[self.check(name)][0].partition(":")
         return getattr(import_module(module), attribute)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries or name in self._aliases
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
@@ -70,15 +81,22 @@ class Registry(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def check(self, name: object) -> None:
-        """Raise UnknownNameError unless `name` is registered; imports nothing."""
-        if name not in self._entries:
+    def check(self, name: object) -> str:
+        """The registered name that `name` means; imports nothing.
+
+        Raises:
+            UnknownNameError: it is neither registered nor an alias.
+        """
+        found = self._aliases.get(name, name) if isinstance(name, str) else name
+        if not isinstance(found, str) or found not in self._entries:
             raise UnknownNameError(unknown(self.kind, name, self._entries))
+        return found
 
     def summary(self, name: str) -> str:
-        """The line that describes `name`; imports nothing."""
-        self.check(name)
-        return self._entries[name][1]
+        """The line that describes `name`, with its aliases; imports nothing."""
+        name = self.check(name)
+        others = [alias for alias, meant in self._aliases.items() if meant == name]
+        return self._entries[name][1] + (f" (or {', '.join(others)})" if others else "")
 
 
 class MissingExtraError(ImportError):

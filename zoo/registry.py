@@ -35,6 +35,7 @@ MIXERS = Registry(
         "parallel_hybrid": ("zoo.mixers.parallel_hybrid:ParallelHybrid", "SSM and attention side by side in a layer"),
         "identity": ("zoo.mixers.identity:Identity", "no mixing: the control"),
     },
+    aliases={"mamba": "selective_ssm", "mamba2": "ssd"},
 )
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from zoo.backbone import Backbone
+from zoo.registry import MIXERS
 
 FOLDER = "checkpoints"
 """Where in its folder a run keeps its checkpoints."""
@@ -124,7 +125,7 @@ def check_checkpoint(path: str | os.PathLike[str], mixer: Mapping[str, Any], **o
     saved = read_checkpoint(path)
     hyper = saved["hyper_parameters"]
     held = dict(hyper["mixer"])
-    if held["name"] != mixer["name"]:
+    if MIXERS.check(held["name"]) != MIXERS.check(mixer["name"]):
         raise ValueError(f"checkpoint {path} holds mixer {held['name']!r}, this run asks for {mixer['name']!r}")
     pairs = [(f"mixer.{name}", held[name], mixer[name]) for name in held if name in mixer]
     pairs += [(name, hyper[name], options[name]) for name in BACKBONE_OPTIONS if name in hyper and name in options]

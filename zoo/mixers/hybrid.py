@@ -12,7 +12,7 @@ from torch import Tensor
 from zoo.blocks import ResidualBlock, Stack
 from zoo.contract import SequenceMixer, require_positive
 from zoo.naming import unknown
-from zoo.registry import mixer_class
+from zoo.registry import MIXERS, mixer_class
 
 Pattern = Sequence[str | Mapping[str, Any]]
 DEFAULT_PATTERN: tuple[str, ...] = ("selective_ssm", "attention")
@@ -54,6 +54,8 @@ class Hybrid(SequenceMixer):
         for entry in entries:
             if "name" not in entry:
                 raise ValueError(f"an entry of the pattern needs a name, got {entry}")
+            entry["name"] = MIXERS.check(entry["name"])
+        options = {MIXERS.check(key) if key in MIXERS else key: value for key, value in options.items()}
         declared = {entry["name"]: member_options(entry["name"]) for entry in entries}
         for key, value in options.items():
             if key not in declared and not any(key in valid for valid in declared.values()):

@@ -243,9 +243,7 @@ def measure_mixer(
 
 def _makers(names: Iterable[str] | None, sizes: Sizes) -> dict[str, Callable[[int], SequenceMixer]]:
     """A maker for each name, each tried once: what a mixer refuses is refused before anything is measured."""
-    chosen = list_mixers() if names is None else list(names)
-    for name in chosen:
-        MIXERS.check(name)
+    chosen = list_mixers() if names is None else [MIXERS.check(name) for name in names]
     makers = {name: _maker(name, sizes) for name in chosen}
     for make in makers.values():
         _drawn(make, sizes)(sizes.seed)
