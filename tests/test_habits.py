@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+import zoo
 from tests.test_doors import OURS, ROOT, imports
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -114,6 +115,15 @@ def test_a_document_points_at_files_and_commands_that_exist(document: str) -> No
     # A command stands at the start of a line of a block, or in backquotes.
     commands = set(re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE))
     assert commands <= _targets()
+
+
+def test_the_citation_is_of_this_version() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= cited.keys()  # what the format requires
+    assert cited["authors"]
+    assert (cited["version"], cited["license"]) == (zoo.__version__, PROJECT["license"])
+    assert cited["keywords"] == PROJECT["keywords"]
+    assert (ROOT / "README.md").read_text(encoding="utf-8").startswith(f"# {cited['title']}\n")
 
 
 def test_the_hooks_need_no_other_repository() -> None:
