@@ -88,6 +88,16 @@ def test_another_length_does_not_give_a_stale_answer(generator: torch.Generator)
         assert_close(compiled(x), mixer(x))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # sizes become constants: a trace is of its own shapes
+@cases(variants=False)
+def test_a_trace_agrees_with_eager_at_its_own_shape(case: Case, generator: torch.Generator) -> None:
+    mixer = case.create(generator)
+    x, other = (draw(2, 40, D_MODEL, generator=generator) for _ in range(2))
+    traced = torch.jit.trace(mixer, (x,), check_trace=False)
+    assert_close(traced(other), mixer(other))
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own
 @pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex:UserWarning")

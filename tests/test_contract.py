@@ -255,6 +255,8 @@ def test_forward_takes_lengths(case: Case, generator: torch.Generator) -> None:
     mixer, x = case.create(generator), draw(4, 8, D_MODEL, generator=generator)
     lengths = [8, 0, 1, 5]
     y = mixer(x, torch.tensor(lengths))
+    assert torch.equal(mixer(x, lengths), y)
+    assert torch.equal(mixer.stream(x, None, tuple(lengths))[0], y)
     for row, length in enumerate(lengths):
         assert not y[row, length:].any()
         if length:
@@ -515,7 +517,7 @@ def test_a_state_is_saved_and_loaded(case: Case, generator: torch.Generator) -> 
     file = io.BytesIO()
     torch.save(detach_state(state), file)
     file.seek(0)
-    loaded = torch.load(file, weights_only=False)  # named tuples are code
+    loaded = torch.load(file, weights_only=True)
     assert_states_close(loaded, state)
     assert torch.equal(mixer.stream(x, loaded)[0], mixer.stream(x, state)[0])
 
@@ -575,6 +577,19 @@ def test_autocast_stays_finite_and_near(case: Case, generator: torch.Generator) 
         assert relative_error(actual, target) < tolerance(torch.bfloat16)["rtol"]
 
 
+@cases()
+def test_a_repr_shows_the_options(case: Case) -> None:
+    mixer = create_mixer(case.name, D_MODEL, **case.options)
+    assert set(mixer.options) == set(inspect.signature(type(mixer)).parameters)
+    shown = mixer.extra_repr()
+    assert f"d_model={D_MODEL}" in shown
+    assert [n for n, v in mixer.options.items() if f"{n}={getattr(mixer, n, v)!r}" not in shown] == []
+    given = {name: value for name, value in case.options.items() if name != "pattern"}  # which is written out
+    assert mixer.options | given == mixer.options
+    assert shown in repr(mixer)
+    assert copy.deepcopy(mixer).extra_repr() == shown
+
+
 # What is refused, in one line.
 
 
@@ -605,6 +620,11 @@ def test_wrong_lengths_are_refused(case: Case, generator: torch.Generator) -> No
         assert_refused(lambda values=values: mixer(x, torch.tensor(values)), "0..5", f"{min(values)}..{max(values)}")
     for lengths in (torch.tensor([5.0, 5.0]), torch.tensor([5]), torch.tensor([[5, 5]]), torch.tensor([True, False])):
         assert_refused(lambda lengths=lengths: mixer(x, lengths), "lengths must be integers", "(2,)")
+    for lengths in ([5.0, 5.0], [True, True], ["5", "5"], [[5, 5]], 5, np.array([5, 5])):
+        assert_refused(
+            lambda lengths=lengths: mixer(x, lengths), "lengths must be a tensor, list or tuple of 2 integers"
+        )
+    assert_refused(lambda: mixer(x, [5]), "lengths must be integers of shape (2,)", "(1,)")
     assert_refused(lambda: mixer(x, torch.zeros(2, dtype=torch.int64, device="meta")), "lengths are on meta, x on cpu")
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from zoo.contract import SequenceMixer, State, detach_state, map_state, move_state, reorder_state, state_nbytes
     from zoo.packing import run_left_padded, run_packed
     from zoo.registry import create_layers, create_mixer, list_mixers
-    from zoo.saved import load
+    from zoo.saved import load, save
     from zoo.transformers_weights import load_transformers
 
 _HOMES = {
@@ -31,6 +31,7 @@ _HOMES = {
     "reorder_state": "zoo.contract",
     "run_left_padded": "zoo.packing",
     "run_packed": "zoo.packing",
+    "save": "zoo.saved",
     "state_nbytes": "zoo.contract",
 }
 
@@ -50,6 +51,7 @@ __all__ = [
     "reorder_state",
     "run_left_padded",
     "run_packed",
+    "save",
     "state_nbytes",
 ]
 __version__ = "0.1.0"

@@ -10,13 +10,14 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from zoo.blocks import Experts, ResidualBlock, RMSNorm, ShortConv, Stack
-from zoo.contract import no_weight_decay, require_choice, require_positive
+from zoo.contract import Configured, no_weight_decay, require_choice, require_positive
+from zoo.ops.time import Lengths, as_lengths
 from zoo.registry import create_layers
 
 BackboneKind = Literal["residual", "bare"]
 
 
-class Backbone(nn.Module):
+class Backbone(Configured):
     """Tokens or vectors in, logits or regressed vectors out.
 
     residual: embedding, n_layers times (norm, mixer, norm, SwiGLU or experts) with residuals, norm, head. bare: mixers
@@ -110,7 +111,7 @@ class Backbone(nn.Module):
     def forward(
         self,
         inputs: Shaped[Tensor, "batch seq *d_input"],
-        lengths: Int[Tensor, " batch"] | None = None,
+        lengths: Lengths | None = None,
         at: Bool[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, "*positions n_outputs"]:
         """Logits at every position, (batch, seq, n_outputs), or where `at` is true, (selected, n_outputs).
@@ -127,7 +128,7 @@ class Backbone(nn.Module):
         self,
         inputs: Shaped[Tensor, "batch seq *d_input"],
         state: Any = None,
-        lengths: Int[Tensor, " batch"] | None = None,
+        lengths: Lengths | None = None,
     ) -> tuple[Float[Tensor, "batch seq n_outputs"], Any]:
         """Logits for the next chunk, and the state to go on with; see `SequenceMixer.stream`."""
         x, state = self.layers.stream(self.embed(inputs), state, lengths)
@@ -151,10 +152,11 @@ class Backbone(nn.Module):
     def from_embeddings(
         self,
         x: Float[Tensor, "batch seq d_model"],
-        lengths: Int[Tensor, " batch"] | None = None,
+        lengths: Lengths | None = None,
         at: Bool[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, "*positions n_outputs"]:
         """`forward` from what `embed` returns: the map whose operator `zoo.theory.interaction` reads off."""
+        lengths = as_lengths(lengths, x)
         if at is None:
             return self._read_out(self.layers(x, lengths))
         *before, last = self.layers.chain()

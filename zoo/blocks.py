@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from zoo.contract import SequenceMixer, no_weight_decay, require_positive
 from zoo.ops.activation import rms_norm, silu_gate
 from zoo.ops.conv import causal_conv
 from zoo.ops.experts import balance, grouped_linear, route
-from zoo.ops.time import reverse, valid_positions
+from zoo.ops.time import Lengths, as_lengths, reverse, valid_positions
 
 
 class RMSNorm(nn.Module):
@@ -312,7 +312,7 @@ class Bidirectional(nn.Module):
         return no_weight_decay(self)
 
     def forward(
-        self, x: Float[Tensor, "batch seq d_model"], lengths: Int[Tensor, " batch"] | None = None
+        self, x: Float[Tensor, "batch seq d_model"], lengths: Lengths | None = None
     ) -> Float[Tensor, "batch seq d_out"]:
         """Mix whole sequences.
 
@@ -324,6 +324,7 @@ class Bidirectional(nn.Module):
         Raises:
             ValueError: as the mixers do.
         """
+        lengths = as_lengths(lengths, x)
         forwards = self.mixer_a(x, lengths)
         if lengths is not None:
             lengths = lengths.long()

@@ -10,7 +10,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar, get_args
@@ -20,7 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from zoo.naming import unknown
-from zoo.ops.time import valid_positions
+from zoo.ops.time import Lengths, as_lengths, valid_positions
 from zoo.ops.transforms import followed
 
 S = TypeVar("S")
@@ -90,7 +92,48 @@ def no_weight_decay(module: nn.Module) -> set[str]:
     }
 
 
-class SequenceMixer(nn.Module, ABC):
+class Configured(nn.Module):
+    """A module that knows the options it was built from.
+
+    `options` holds the arguments of the constructor, defaults too, as far as they are plain data: numbers, strings,
+    None, and lists, tuples and mappings of these. The module's repr shows them, resolved where an attribute of that
+    name says what an option came to.
+    """
+
+    options: dict[str, Any]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            cls.__init__ = _remembering(cls.__init__)
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={getattr(self, name, value)!r}" for name, value in self.options.items())
+
+
+def _remembering(init: Callable[..., None]) -> Callable[..., None]:
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def remember(self: Configured, *args: Any, **kwargs: Any) -> None:
+        if "options" not in vars(self):  # a subclass was called first
+            given = signature.bind(self, *args, **kwargs)
+            given.apply_defaults()
+            vars(self)["options"] = {k: copy.deepcopy(v) for k, v in list(given.arguments.items())[1:] if _is_plain(v)}
+        init(self, *args, **kwargs)
+
+    return remember
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_plain(v) for key, v in value.items())
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (str, int, float))
+
+
+class SequenceMixer(Configured, ABC):
     """Causal map (batch, seq, d_model) -> (batch, seq, d_out) that mixes positions.
 
     A subclass writes `empty_state`, `mix` and `reset_parameters`, says in `rank_law` which interaction rank its algebra
@@ -105,6 +148,13 @@ class SequenceMixer(nn.Module, ABC):
         self.d_model = d_model
         self.d_out = d_model if d_out is None else d_out
         self._expected: tuple[tuple[int, torch.dtype], Any] | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let torch.load(weights_only=True) read the named tuples that the mixer's module defines: its states."""
+        super().__init_subclass__(**kwargs)
+        there = vars(sys.modules[cls.__module__]).values() if cls.__module__ in sys.modules else ()
+        named = [t for t in there if isinstance(t, type) and issubclass(t, tuple) and hasattr(t, "_fields")]
+        torch.serialization.add_safe_globals([t for t in named if t.__module__ == cls.__module__])
 
     @classmethod
     def create(cls, d_model: int, options: Mapping[str, Any]) -> Self:
@@ -136,7 +186,7 @@ class SequenceMixer(nn.Module, ABC):
         """Draw all own parameters anew from torch's generator."""
 
     def forward(
-        self, x: Float[Tensor, "batch seq d_model"], lengths: Int[Tensor, " batch"] | None = None
+        self, x: Float[Tensor, "batch seq d_model"], lengths: Lengths | None = None
     ) -> Float[Tensor, "batch seq d_out"]:
         """Mix whole sequences; the same as `stream` from the empty state.
 
@@ -151,7 +201,7 @@ class SequenceMixer(nn.Module, ABC):
         return self.stream(x, None, lengths)[0]
 
     def stream(
-        self, x: Float[Tensor, "batch seq d_model"], state: Any = None, lengths: Int[Tensor, " batch"] | None = None
+        self, x: Float[Tensor, "batch seq d_model"], state: Any = None, lengths: Lengths | None = None
     ) -> tuple[Float[Tensor, "batch seq d_out"], Any]:
         """Mix the next chunk, of any length from one on.
 
@@ -166,6 +216,7 @@ class SequenceMixer(nn.Module, ABC):
         Raises:
             ValueError: as `forward`; also a state of another shape, dtype or device.
         """
+        lengths = as_lengths(lengths, x)
         self._check_input(x, lengths)
         if state is None:
             state = self.empty_state(x.shape[0], x.dtype, x.device)

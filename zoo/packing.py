@@ -9,13 +9,14 @@ the device.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from zoo.ops.time import left_align, right_align, valid_positions
+from zoo.ops.time import Lengths, as_lengths, left_align, right_align, valid_positions
 
 
 def run_packed(
@@ -44,7 +45,7 @@ def run_packed(
 
 
 def run_left_padded(
-    mixer: Callable[[Tensor, Tensor], Tensor], x: Float[Tensor, "batch seq d_model"], lengths: Int[Tensor, " batch"]
+    mixer: Callable[[Tensor, Tensor], Tensor], x: Float[Tensor, "batch seq d_model"], lengths: Lengths
 ) -> Float[Tensor, "batch seq d_out"]:
     """Mix rows whose valid positions are the last `lengths`: shift left, run, shift back.
 
@@ -61,6 +62,7 @@ def run_left_padded(
     """
     if x.ndim != 3:
         raise ValueError(f"x must be (batch, seq, d_model), got {tuple(x.shape)}")
+    lengths = cast(Tensor, as_lengths(lengths, x))
     _check_integers("lengths", lengths, x)
     if lengths.shape != x.shape[:1]:
         raise ValueError(f"lengths must be of shape ({x.shape[0]},), got {tuple(lengths.shape)}")

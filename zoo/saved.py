@@ -1,8 +1,9 @@
-"""Trained models from their run folders, without lightning: a checkpoint says by itself what it holds."""
+"""Models saved and loaded without lightning: a run's checkpoint, or a file of `save`, says by itself what it holds."""
 
 from __future__ import annotations
 
 import inspect
+import io
 import os
 import pickle
 import zipfile
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from zoo.backbone import Backbone
+from zoo.files import write_atomically
 from zoo.registry import MIXERS
 
 FOLDER = "checkpoints"
@@ -26,14 +28,50 @@ BEST, LAST, PREVIOUS = "best.ckpt", "last.ckpt", "previous.ckpt"
 BACKBONE_OPTIONS = tuple(inspect.signature(Backbone).parameters)
 
 
+_PREFIX = "backbone."  # of the weights' names, since a training module holds more than the model
+
+
+def save(model: Backbone, path: str | os.PathLike[str]) -> None:
+    """Write a model's options and weights to a file that `load` reads; no optimizer, nothing to resume from.
+
+        zoo.save(model, "model.ckpt")
+        model = zoo.load("model.ckpt")
+
+    Args:
+        model: on any device, in any floating type.
+        path: the file, written whole or not at all; what stood there is replaced.
+
+    Raises:
+        ValueError: what is no `Backbone`, or one that was changed after it was built and could not be built again.
+        OSError: the folder is not there or cannot be written.
+    """
+    if not isinstance(model, Backbone):
+        raise ValueError(
+            f"zoo.save takes a zoo.Backbone, got {type(model).__name__}; of any other module save the state_dict"
+        )
+    weights = {name: t.detach().cpu() for name, t in model.state_dict().items()}
+    misfit = _misfit(_build(model.options).state_dict(), weights)
+    if misfit:
+        raise ValueError(f"the model is not the one that its options build, and could not be loaded: {misfit}")
+    file = io.BytesIO()
+    named = {_PREFIX + name: t for name, t in weights.items()}
+    torch.save({"hyper_parameters": model.options, "state_dict": named}, file)
+    write_atomically(Path(path), file.getvalue())
+
+
+def _build(options: Mapping[str, Any]) -> Backbone:
+    with torch.random.fork_rng(devices=[]):  # the initial weights are drawn, then overwritten
+        return Backbone(**options)
+
+
 def load(run_dir: str | os.PathLike[str], checkpoint: Literal["best", "last"] | str = "best") -> Backbone:
-    """The trained model of a run, on the CPU, in eval mode.
+    """The trained model of a run, or one that `save` wrote, on the CPU, in eval mode and in the type it was saved in.
 
         model = zoo.load("runs/mqar/hybrid/seed0")
         logits = model(tokens)  # (batch, seq) -> (batch, seq, n_outputs)
 
     Args:
-        run_dir: folder of the run, or a .ckpt file itself.
+        run_dir: folder of the run, or a file itself.
         checkpoint: which of the run's checkpoints: best on validation, or last.
 
     Raises:
@@ -44,14 +82,12 @@ def load(run_dir: str | os.PathLike[str], checkpoint: Literal["best", "last"] | 
     saved = read_checkpoint(path)
     hyper, weights = saved["hyper_parameters"], saved["state_dict"]
     options = {name: hyper[name] for name in BACKBONE_OPTIONS if name in hyper}
-    with torch.random.fork_rng(devices=[]):  # the initial weights are drawn, then overwritten
-        model = Backbone(**options)
-    prefix = "backbone."
-    weights = {name.removeprefix(prefix): w for name, w in weights.items() if name.startswith(prefix)}
+    model = _build(options)
+    weights = {name.removeprefix(_PREFIX): w for name, w in weights.items() if name.startswith(_PREFIX)}
     misfit = _misfit(model.state_dict(), weights)
     if misfit:
         raise ValueError(f"{path} does not fit mixer {options['mixer']['name']!r} as this version builds it: {misfit}")
-    model.load_state_dict(weights)
+    model.load_state_dict({name: w.clone() for name, w in weights.items()}, assign=True)
     return model.eval()
 
 
@@ -74,7 +110,7 @@ def find_checkpoint(run_dir: str | os.PathLike[str], checkpoint: str = "best") -
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The dictionary a training run saved: plain data and tensors on the CPU, mapped from the file.
+    """The dictionary a training run, or `save`, wrote: plain data and tensors on the CPU, mapped from the file.
 
     Raises:
         ValueError: no such file, a damaged one, or one that no training run of this project wrote.
@@ -85,6 +121,10 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
         saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError):
         raise ValueError(f"{path} is damaged, or no checkpoint") from None
+    if isinstance(saved, Mapping) and saved and all(isinstance(value, Tensor) for value in saved.values()):
+        raise ValueError(
+            f"{path} is a state_dict: weights without the options of their model, which zoo.save writes too"
+        )
     if not (
         isinstance(saved, Mapping)
         and isinstance(saved.get("state_dict"), Mapping)
@@ -92,7 +132,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
         and isinstance(saved["hyper_parameters"].get("mixer"), Mapping)
         and "name" in saved["hyper_parameters"]["mixer"]
     ):
-        raise ValueError(f"{path} is no checkpoint of a training run of this project")
+        raise ValueError(f"{path} is no checkpoint of a training run of this project, nor a file of zoo.save")
     return dict(saved)
 
 
@@ -123,6 +163,8 @@ def check_checkpoint(path: str | os.PathLike[str], mixer: Mapping[str, Any], **o
         ValueError: as `read_checkpoint`; also another mixer, or another value of an option.
     """
     saved = read_checkpoint(path)
+    if "global_step" not in saved:
+        raise ValueError(f"{path} holds a model and no state of training: a run cannot go on from it")
     hyper = saved["hyper_parameters"]
     held = dict(hyper["mixer"])
     if MIXERS.check(held["name"]) != MIXERS.check(mixer["name"]):

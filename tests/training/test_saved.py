@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import zoo
+from tests.tolerances import assert_close
 from tests.training import small
 from zoo.saved import check_checkpoint, load
 
@@ -51,6 +52,56 @@ assert not loaded, loaded
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, cwd=Path(__file__).parents[2])
 
 
+@pytest.mark.parametrize("mixer", ["lstm", "hybrid"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_saved_backbone_is_loaded_as_it_was(mixer: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    options = {"name": mixer} | ({"attention": {"n_heads": 2}} if mixer == "hybrid" else {"d_inner": 6})
+    model = zoo.Backbone(options, 8, 2, vocab_size=5, n_outputs=3, d_conv=2, n_experts=2).to(dtype)
+    model.layers.requires_grad_(False)
+    with torch.random.fork_rng(devices=[]):
+        expected = torch.rand(())
+    zoo.save(model, tmp_path / "model.ckpt")
+    loaded = zoo.load(tmp_path / "model.ckpt")
+    assert torch.equal(torch.rand(()), expected)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.ckpt"]
+    assert (type(loaded), loaded.training, loaded.options) == (zoo.Backbone, False, model.options)
+    assert all(p.dtype == dtype and p.requires_grad for p in loaded.parameters())
+    small.assert_identical(small.weights(loaded), small.weights(model))
+    tokens = torch.tensor([[1, 4, 0]])
+    assert_close(loaded(tokens), model.eval()(tokens))
+    zoo.save(loaded, tmp_path / "model.ckpt")  # from the file that is replaced
+    small.assert_identical(small.weights(zoo.load(tmp_path / "model.ckpt")), small.weights(model))
+
+
+def test_what_could_not_be_loaded_is_not_saved(run: Path, tmp_path: Path, unchecked_shapes: None) -> None:
+    model = zoo.Backbone({"name": "lstm"}, 8, 2, vocab_size=5, n_outputs=3)
+    path = tmp_path / "model.ckpt"
+    with pytest.raises(ValueError, match=r"^zoo.save takes a zoo.Backbone, got Linear; of any other module .*$"):
+        zoo.save(torch.nn.Linear(2, 2), path)  # pyright: ignore[reportArgumentType]
+    model.head = torch.nn.Linear(8, 7, bias=False)
+    with pytest.raises(ValueError, match=r"^the model is not the one .*: head.weight has shape \(7, 8\), .*$"):
+        zoo.save(model, path)
+    with pytest.raises(FileNotFoundError):
+        zoo.save(load(run), tmp_path / "nowhere" / "model.ckpt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_saved_model_is_no_run_to_go_on_with(run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.ckpt"
+    zoo.save(load(run), path)
+    with pytest.raises(ValueError, match=f"^{path} holds a model and no state of training: .*$"):
+        check_checkpoint(path, {"name": "attention"})
+
+
+def test_weights_pass_through_safetensors(run: Path, tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    model = load(run)
+    safetensors.save_model(model, tmp_path / "model.safetensors")
+    other = zoo.Backbone(**model.options)
+    safetensors.load_model(other, tmp_path / "model.safetensors")
+    small.assert_identical(small.weights(other), small.weights(model))
+
+
 def test_what_is_not_there_is_listed(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"^no run at {tmp_path / 'nowhere'}$"):
         load(tmp_path / "nowhere")
@@ -62,12 +113,12 @@ def test_what_is_not_there_is_listed(run: Path, tmp_path: Path) -> None:
         check_checkpoint(tmp_path / "x.ckpt", {"name": "attention"})
 
 
-@pytest.mark.parametrize("content", ["", "text", "truncated", "foreign"])
+@pytest.mark.parametrize("content", ["", "text", "truncated", "foreign", "state_dict"])
 def test_a_file_that_is_no_checkpoint_is_one_line(run: Path, tmp_path: Path, content: str) -> None:
     path = tmp_path / "x.ckpt"
     whole = (run / "checkpoints/last.ckpt").read_bytes()
-    if content == "foreign":
-        torch.save({"weights": torch.ones(2)}, path)
+    if content in ("foreign", "state_dict"):
+        torch.save({"weights": torch.ones(2)} | ({"name": "x"} if content == "foreign" else {}), path)
     else:
         path.write_bytes({"": b"", "text": b"not a checkpoint\n", "truncated": whole[: len(whole) // 2]}[content])
     with pytest.raises(ValueError, match=f"^{path} is ") as caught:

@@ -35,7 +35,7 @@ def attend(
         One output a query and head.
     """
     n_slots, seq_len = k.shape[2], q.shape[2]
-    grouped = k.shape[1] != q.shape[1]
+    grouped = bool(k.shape[1] != q.shape[1])  # torch.jit.trace compares shapes as tensors
     past = n_slots - seq_len
     if past == 0 and bias is None and sink is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)

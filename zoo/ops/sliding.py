@@ -49,7 +49,7 @@ def sliding_attend(
     if slopes is not None:
         bias = -slopes.to(q.dtype).view(-1, 1, 1) * lag
         mask = torch.where(mask, bias, -torch.inf)
-    grouped = k.shape[2] != q.shape[2]
+    grouped = bool(k.shape[2] != q.shape[2])  # torch.jit.trace compares shapes as tensors
     q, k, v, mask = (t.flatten(0, 1) for t in (q, k, v, mask))
     y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
     return y.unflatten(0, (-1, n_blocks)).transpose(1, 2).flatten(2, 3)[:, :, :seq_len]

@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeAlias
+
 import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
+
+Lengths: TypeAlias = Int[Tensor, " batch"] | Sequence[int]
+"""Valid positions of each row, counted from the left: a tensor on x's device, or a list or tuple of integers."""
+
+
+def as_lengths(lengths: Lengths | None, x: Tensor) -> Tensor | None:
+    """`lengths` as a tensor on x's device.
+
+    Raises:
+        ValueError: a list or tuple of anything but integers.
+    """
+    if lengths is None or isinstance(lengths, Tensor):
+        return lengths
+    if not isinstance(lengths, (list, tuple)) or not all(type(n) is int for n in lengths):
+        raise ValueError(f"lengths must be a tensor, list or tuple of {x.shape[0]} integers, got {lengths!r}")
+    return torch.tensor(lengths, dtype=torch.int64, device=x.device)
 
 
 def valid_positions(lengths: Int[Tensor, " batch"], seq_len: int) -> Bool[Tensor, "batch seq"]:

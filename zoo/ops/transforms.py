@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._library.custom_ops import CustomOpDef  # what torch.library.custom_op returns, exported nowhere
 
 
 def followed() -> bool:
@@ -24,7 +25,7 @@ def _transformed() -> bool:
 
 
 def transformable(
-    op: torch.library.CustomOpDef,
+    op: CustomOpDef,
     keep: Callable[..., None] | None = None,
     differentiate: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
@@ -56,9 +57,7 @@ def transformable(
     return call
 
 
-def _slice_by_slice(
-    op: torch.library.CustomOpDef, info: Any, axes: tuple[int | None, ...], *given: Any
-) -> tuple[Any, Any]:
+def _slice_by_slice(op: CustomOpDef, info: Any, axes: tuple[int | None, ...], *given: Any) -> tuple[Any, Any]:
     """The vmap rule of any op: its results for each slice, stacked."""
     calls = [
         op(*(t if axis is None else t.select(axis, n) for t, axis in zip(given, axes, strict=True)))
