@@ -429,8 +429,13 @@ class Options:
         name = self.choice.names["mixer"]
         self._declare_name("mixer")
         own = self._declare(f"mixer {name}", MIXERS[name], "mixer", {"d_model"})
+        self._default("mixer", name)
         if "mixer.pattern" in own:
             self._declare_members(own)
+
+    def _default(self, prefix: str, name: str) -> None:
+        """What a mixer's name means besides its class."""
+        self.parser.set_defaults({f"{prefix}.{key}": value for key, value in MIXERS.entry(name).options.items()})
 
     def _declare_members(self, own: list[str]) -> None:
         entries = self._layout()
@@ -444,6 +449,7 @@ class Options:
                     action.default = argparse.SUPPRESS
         for member in self.members:
             self._declare(f"of {member} alone", MIXERS[member], f"mixer.{member}", {"d_model"})
+            self._default(f"mixer.{member}", member)
         for entry in entries:
             self.layered([Layer("mixer.pattern", {"mixer": {entry.pop("name"): entry}})])
 

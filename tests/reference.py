@@ -473,6 +473,62 @@ def delta_net_operator(p: Parameters, x: Array, n_heads: int = 2, beta_max: floa
     return operator
 
 
+def heads_of(t: Array, n_heads: int) -> Array:
+    return t.reshape(len(t), n_heads, -1)
+
+
+def unit(t: Array) -> Array:
+    return t / np.sqrt((t**2).sum(axis=-1, keepdims=True) + 1e-6)
+
+
+def kda(p: Parameters, x: Array, n_heads: int = 2, beta_max: float = 1.0, **_sizes: object) -> Array:
+    """Kimi Delta Attention (2510.26692); with a strength per channel Gated DeltaNet 2 (2605.22791)."""
+    seq, n_values = len(x), p["out_proj.weight"].shape[1]
+    qkv = silu(short_conv(x @ p["qkv_proj.weight"].T, p["conv.weight"]))
+    n_keys = (qkv.shape[1] - n_values) // 2
+    q, k, v = (heads_of(part, n_heads) for part in np.split(qkv, [n_keys, 2 * n_keys], axis=-1))
+    q, k = unit(q) / np.sqrt(q.shape[2]), unit(k)
+    strengths = sigmoid(x @ p["strength_proj.weight"].T)
+    if strengths.shape[1] == n_heads:
+        erase = write = beta_max * strengths[:, :, None]
+    else:
+        erase, write = beta_max * heads_of(strengths[:, :n_keys], n_heads), heads_of(strengths[:, n_keys:], n_heads)
+    dt = softplus(x @ p["decay_down.weight"].T @ p["decay_up.weight"].T + p["dt_bias"])
+    decay = np.exp(-np.exp(p["A_log"])[:, None] * heads_of(dt, n_heads))
+    o = np.zeros_like(v)
+    for h in range(n_heads):
+        s = np.zeros((k.shape[2], v.shape[2]))
+        for t in range(seq):
+            s = decay[t, h][:, None] * s
+            s = s - np.outer(k[t, h], (erase[t, h] * k[t, h]) @ s) + np.outer(k[t, h], write[t, h] * v[t, h])
+            o[t, h] = q[t, h] @ s
+    gate = sigmoid(x @ p["gate_down.weight"].T @ p["gate_up.weight"].T + p["gate_up.bias"])
+    return (rms_norm(o, p["norm.weight"]).reshape(seq, -1) * gate) @ p["out_proj.weight"].T
+
+
+def delta_product(
+    p: Parameters, x: Array, n_heads: int = 2, n_householder: int = 2, beta_max: float = 2.0, **_sizes: object
+) -> Array:
+    """Gated DeltaProduct (Siems et al. 2502.10297): n_householder steps for each position."""
+    seq, n_values = len(x), p["out_proj.weight"].shape[1]
+    qkv = silu(short_conv(x @ p["qkv_proj.weight"].T, p["conv.weight"]))
+    n_keys = (qkv.shape[1] - n_householder * n_values) // (1 + n_householder)
+    q, k, v = np.split(qkv, [n_keys, (1 + n_householder) * n_keys], axis=-1)
+    q, k, v = q.reshape(seq, n_heads, -1), *(t.reshape(seq, n_householder, n_heads, -1) for t in (k, v))
+    q, k = unit(q) / np.sqrt(q.shape[2]), unit(k)
+    beta = beta_max * sigmoid(x @ p["beta_proj.weight"].T).reshape(seq, n_householder, n_heads)
+    alpha = np.exp(-np.exp(p["A_log"]) * softplus(x @ p["dt_proj.weight"].T + p["dt_bias"]))
+    o = np.zeros((seq, n_heads, v.shape[3]))
+    for h in range(n_heads):
+        s = np.zeros((k.shape[3], v.shape[3]))
+        for t in range(seq):
+            s = alpha[t, h] * s
+            for m in range(n_householder):
+                s = s + beta[t, m, h] * np.outer(k[t, m, h], v[t, m, h] - k[t, m, h] @ s)
+            o[t, h] = q[t, h] @ s
+    return (rms_norm(o, p["norm.weight"]).reshape(seq, -1) * output_gate(p, x)) @ p["out_proj.weight"].T
+
+
 # The explicit factorized class.
 
 
@@ -951,6 +1007,9 @@ REFERENCES = {
     "gated_linear_attention": gated_linear_attention,
     "delta_net": delta_net,
     "gated_delta_net": delta_net,
+    "kda": kda,
+    "gdn2": kda,
+    "delta_product": delta_product,
     "diagonal_ssm": diagonal_ssm,
     "s4d": s4d,
     "selective_ssm": selective_ssm,

@@ -33,7 +33,7 @@ ROOMS = (
     "compare",
     "__main__",
 )
-CORE = {"torch", "jaxtyping"}
+CORE = {"torch", "einops", "jaxtyping"}
 REPORT = {"matplotlib", "numpy", "pandas", "plotly", "rich", "tensorboard", "yaml"}
 LIGHTNING = {"lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning"}
 # What a room may use beside Python's own library; every room that is not named here gets CORE.

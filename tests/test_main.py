@@ -93,7 +93,12 @@ def test_no_verb_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_mixers_lists_all_and_shows_the_options_of_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["mixers"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[: len(list_mixers())]] == list_mixers()
+    listed = [line.split()[0] for line in lines if line.startswith("  ")]
+    assert sorted(listed) == sorted(list_mixers())
+    assert lines[0] == "softmax:"
+    assert any(re.match(r"  gdn2 +2026 .*\[2605\.22791\]$", line) for line in lines)
+    assert command.main(["mixers", "gdn2"]) == 0
+    assert re.search(r"^  gates +.*'channel' unless given$", capsys.readouterr().out, re.MULTILINE)
     assert command.main(["mixers", "attention"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"^  n_heads +int, 4 unless given$", out, re.MULTILINE)

@@ -157,3 +157,21 @@ def test_options_that_fit_no_member_are_refused(options: dict[str, object], mess
     with pytest.raises(ValueError, match=message) as caught:
         MIXERS["hybrid"].create(8, options)
     assert "\n" not in str(caught.value)
+
+
+def test_an_entry_may_set_options_of_its_class() -> None:
+    kda, gdn2 = create_mixer("kda", 8), create_mixer("gdn2", 8)
+    assert type(kda) is type(gdn2)
+    assert (kda.gates, gdn2.gates) == ("head", "channel")
+    assert create_mixer("gdn2", 8, n_heads=4).gates == "channel"
+    assert [layer.gates for layer in create_layers("gdn2", 2, 8)] == ["channel", "channel"]
+    hybrid = create_mixer("hybrid", 8, pattern=["gdn2", "kda"])
+    assert [block.mixer.gates for block in hybrid.blocks.chain()] == ["channel", "head"]
+
+
+@pytest.mark.parametrize("name", list_mixers())
+def test_every_entry_says_where_it_comes_from(name: str) -> None:
+    entry = MIXERS.entry(name)
+    assert entry.family
+    assert 1980 < entry.year <= 2026
+    assert entry.source

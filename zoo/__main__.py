@@ -207,13 +207,17 @@ def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
 def _mixers(arguments: argparse.Namespace) -> int:
     if arguments.name is None:
         width = max(map(len, MIXERS))
-        for name in MIXERS:
-            print(f"{name:<{width}}  {MIXERS.summary(name)}")
+        for family in dict.fromkeys(MIXERS.entry(name).family for name in MIXERS):
+            print(f"{family}:")
+            for name in MIXERS:
+                if (entry := MIXERS.entry(name)).family == family:
+                    print(f"  {name:<{width}}  {entry.year}  {MIXERS.summary(name)} [{entry.source}]")
         print(f"\noptions of one: {PROGRAM} mixers NAME")
         return 0
     name = MIXERS.check(arguments.name)
     mixer = MIXERS[name]
-    print(f"{name}: {MIXERS.summary(name)}\n\n{inspect.getdoc(mixer)}\n")
+    entry = MIXERS.entry(name)
+    print(f"{name}: {MIXERS.summary(name)}\n{entry.family}, {entry.year} [{entry.source}]\n\n{inspect.getdoc(mixer)}\n")
     options = [option for name, option in inspect.signature(mixer).parameters.items() if name != "d_model"]
     kinds = get_type_hints(mixer.__init__)
     print("options:" if options else "no options")
@@ -221,7 +225,8 @@ def _mixers(arguments: argparse.Namespace) -> int:
     for option in options:
         choices = [repr(choice) for choice in get_args(kinds[option.name])]
         kind = " | ".join(choices) if get_origin(kinds[option.name]) is Literal else option.annotation
-        print(f"  {option.name:<{width}}  {kind}, {option.default!r} unless given")
+        default = entry.options.get(option.name, option.default)
+        print(f"  {option.name:<{width}}  {kind}, {default!r} unless given")
     return 0
 
 

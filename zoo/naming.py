@@ -9,7 +9,7 @@ import difflib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -52,8 +52,11 @@ def unknown(kind: str, name: object, valid: Iterable[str]) -> str:
     return f"unknown {kind} {name!r}{hint}; choose from: {', '.join(valid)}"
 
 
-class Registry(Mapping[str, Any]):
-    """A literal table `name -> ("module:attribute", one line of summary)`; looking a name up imports it.
+E = TypeVar("E", bound=tuple[Any, ...])
+
+
+class Registry(Mapping[str, Any], Generic[E]):
+    """A literal table `name -> ("module:attribute", one line of summary, ...)`; looking a name up imports it.
 
     Args:
         kind: what the names are of, for messages.
@@ -61,15 +64,13 @@ class Registry(Mapping[str, Any]):
         aliases: other names that are taken for those of the table; `check` translates, and iteration leaves them out.
     """
 
-    def __init__(
-        self, kind: str, entries: Mapping[str, tuple[str, str]], aliases: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, kind: str, entries: Mapping[str, E], aliases: Mapping[str, str] | None = None) -> None:
         self.kind = kind
         self._entries = dict(entries)
         self._aliases = dict(aliases or {})
 
     def __getitem__(self, name: str) -> Any:
-        module, _, attribute = self._entries[self.check(name)][0].partition(":")
+        module, _, attribute = self.entry(name)[0].partition(":")
         return getattr(import_module(module), attribute)
 
     def __contains__(self, name: object) -> bool:
@@ -91,6 +92,10 @@ class Registry(Mapping[str, Any]):
         if not isinstance(found, str) or found not in self._entries:
             raise UnknownNameError(unknown(self.kind, name, self._entries))
         return found
+
+    def entry(self, name: str) -> E:
+        """The line of the table for `name`; imports nothing."""
+        return self._entries[self.check(name)]
 
     def summary(self, name: str) -> str:
         """The line that describes `name`, with its aliases; imports nothing."""

@@ -1,39 +1,173 @@
-"""The zoo: a name, where its class lives, and one line about it. Adding a mixer adds one entry."""
+"""The zoo: a name, where its class lives, and what to say about it. Adding a mixer adds one entry."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zoo.naming import Registry
 
 if TYPE_CHECKING:
     from zoo.contract import SequenceMixer
 
-MIXERS = Registry(
+
+class Mixer(NamedTuple):
+    """An entry of the zoo.
+
+    Attributes:
+        home: `module:Class`.
+        summary: a line about it.
+        family: mixers that share their mathematics.
+        year: of the publication.
+        source: of the mathematics; an arXiv number where there is one.
+        options: what the name means besides the class: options that it sets.
+    """
+
+    home: str
+    summary: str
+    family: str
+    year: int
+    source: str
+    options: Mapping[str, Any] = MappingProxyType({})
+
+
+MIXERS: Registry[Mixer] = Registry(
     "mixer",
     {
-        "attention": ("zoo.mixers.attention:Attention", "softmax attention: grouped heads, RoPE, ALiBi, sinks"),
-        "sliding_attention": ("zoo.mixers.sliding_attention:SlidingAttention", "softmax attention within a window"),
-        "factorized": ("zoo.mixers.factorized:Factorized", "scalar coefficients per head times shared value maps"),
-        "linear_attention": ("zoo.mixers.linear_attention:LinearAttention", "attention with a feature map, no softmax"),
-        "gated_linear_attention": (
+        "attention": Mixer(
+            "zoo.mixers.attention:Attention",
+            "softmax attention: grouped heads, RoPE, ALiBi, sinks",
+            "softmax",
+            2017,
+            "1706.03762",
+        ),
+        "sliding_attention": Mixer(
+            "zoo.mixers.sliding_attention:SlidingAttention",
+            "softmax attention within a window",
+            "softmax",
+            2020,
+            "2004.05150",
+        ),
+        "factorized": Mixer(
+            "zoo.mixers.factorized:Factorized",
+            "scalar coefficients per head times shared value maps",
+            "control",
+            2025,
+            "2512.15115",
+        ),
+        "linear_attention": Mixer(
+            "zoo.mixers.linear_attention:LinearAttention",
+            "attention with a feature map, no softmax",
+            "linear attention",
+            2020,
+            "2006.16236",
+        ),
+        "gated_linear_attention": Mixer(
             "zoo.mixers.gated_linear_attention:GatedLinearAttention",
             "linear attention with a decay for each key channel",
+            "linear attention",
+            2023,
+            "2312.06635",
         ),
-        "delta_net": ("zoo.mixers.delta_net:DeltaNet", "linear attention that overwrites: the delta rule"),
-        "gated_delta_net": ("zoo.mixers.gated_delta_net:GatedDeltaNet", "the delta rule with a decay for each head"),
-        "diagonal_ssm": ("zoo.mixers.diagonal_ssm:DiagonalSSM", "linear time-invariant SSM with diagonal dynamics"),
-        "s4d": ("zoo.mixers.s4d:S4D", "a linear time-invariant diagonal SSM for each channel"),
-        "selective_ssm": ("zoo.mixers.selective_ssm:SelectiveSSM", "the Mamba block: input-dependent dynamics"),
-        "mamba3": ("zoo.mixers.mamba3:Mamba3", "the Mamba-3 block: trapezoid, rotating state, several ranks"),
-        "ssd": ("zoo.mixers.ssd:SSD", "the Mamba-2 block: one decay per head, in matrix products"),
-        "conv": ("zoo.mixers.conv:Conv", "causal convolution, short or as long as the sequence"),
-        "lstm": ("zoo.mixers.lstm:LSTM", "long short-term memory"),
-        "gru": ("zoo.mixers.gru:GRU", "gated recurrent unit"),
-        "rnn": ("zoo.mixers.rnn:RNN", "plain recurrent network, tanh or linear"),
-        "hybrid": ("zoo.mixers.hybrid:Hybrid", "Jamba-style layout over depth: SSM and attention layers by pattern"),
-        "parallel_hybrid": ("zoo.mixers.parallel_hybrid:ParallelHybrid", "SSM and attention side by side in a layer"),
-        "identity": ("zoo.mixers.identity:Identity", "no mixing: the control"),
+        "delta_net": Mixer(
+            "zoo.mixers.delta_net:DeltaNet",
+            "linear attention that overwrites: the delta rule",
+            "delta rule",
+            2024,
+            "2406.06484",
+        ),
+        "gated_delta_net": Mixer(
+            "zoo.mixers.gated_delta_net:GatedDeltaNet",
+            "the delta rule with a decay for each head",
+            "delta rule",
+            2024,
+            "2412.06464",
+        ),
+        "delta_product": Mixer(
+            "zoo.mixers.delta_product:DeltaProduct",
+            "several steps of the gated delta rule for each position",
+            "delta rule",
+            2025,
+            "2502.10297",
+        ),
+        "kda": Mixer(
+            "zoo.mixers.kda:KimiDelta",
+            "Kimi Delta Attention: the delta rule with a decay for each key channel",
+            "delta rule",
+            2025,
+            "2510.26692",
+        ),
+        "gdn2": Mixer(
+            "zoo.mixers.kda:KimiDelta",
+            "Gated DeltaNet 2: kda with erase and write gates for each channel",
+            "delta rule",
+            2026,
+            "2605.22791",
+            {"gates": "channel"},
+        ),
+        "diagonal_ssm": Mixer(
+            "zoo.mixers.diagonal_ssm:DiagonalSSM",
+            "linear time-invariant SSM with diagonal dynamics",
+            "state space",
+            2022,
+            "2206.11893",
+        ),
+        "s4d": Mixer(
+            "zoo.mixers.s4d:S4D",
+            "a linear time-invariant diagonal SSM for each channel",
+            "state space",
+            2022,
+            "2206.11893",
+        ),
+        "selective_ssm": Mixer(
+            "zoo.mixers.selective_ssm:SelectiveSSM",
+            "the Mamba block: input-dependent dynamics",
+            "state space",
+            2023,
+            "2312.00752",
+        ),
+        "ssd": Mixer(
+            "zoo.mixers.ssd:SSD",
+            "the Mamba-2 block: one decay per head, in matrix products",
+            "state space",
+            2024,
+            "2405.21060",
+        ),
+        "mamba3": Mixer(
+            "zoo.mixers.mamba3:Mamba3",
+            "the Mamba-3 block: trapezoid, rotating state, several ranks",
+            "state space",
+            2026,
+            "2603.15569",
+        ),
+        "conv": Mixer(
+            "zoo.mixers.conv:Conv",
+            "causal convolution, short or as long as the sequence",
+            "convolution",
+            2023,
+            "2302.10866",
+        ),
+        "lstm": Mixer(
+            "zoo.mixers.lstm:LSTM", "long short-term memory", "recurrent net", 1997, "Hochreiter and Schmidhuber"
+        ),
+        "gru": Mixer("zoo.mixers.gru:GRU", "gated recurrent unit", "recurrent net", 2014, "1406.1078"),
+        "rnn": Mixer("zoo.mixers.rnn:RNN", "plain recurrent network, tanh or linear", "recurrent net", 1990, "Elman"),
+        "hybrid": Mixer(
+            "zoo.mixers.hybrid:Hybrid",
+            "Jamba-style layout over depth: SSM and attention layers by pattern",
+            "hybrid",
+            2024,
+            "2403.19887",
+        ),
+        "parallel_hybrid": Mixer(
+            "zoo.mixers.parallel_hybrid:ParallelHybrid",
+            "SSM and attention side by side in a layer",
+            "hybrid",
+            2024,
+            "2411.13676",
+        ),
+        "identity": Mixer("zoo.mixers.identity:Identity", "no mixing: the control", "control", 2025, "2512.15115"),
     },
     aliases={"mamba": "selective_ssm", "mamba2": "ssd"},
 )
@@ -62,7 +196,7 @@ def create_mixer(name: str, d_model: int, **options: Any) -> SequenceMixer:
     Raises:
         ValueError: unknown name or option, or options that do not fit together.
     """
-    return mixer_class(name).create(d_model, options)
+    return mixer_class(name).create(d_model, {**MIXERS.entry(name).options, **options})
 
 
 def create_layers(name: str, n_layers: int, d_model: int, **options: Any) -> list[SequenceMixer]:
@@ -71,4 +205,4 @@ def create_layers(name: str, n_layers: int, d_model: int, **options: Any) -> lis
     Raises:
         ValueError: as `create_mixer`; also n_layers too few to hold every member of a hybrid.
     """
-    return mixer_class(name).create_layers(n_layers, d_model, options)
+    return mixer_class(name).create_layers(n_layers, d_model, {**MIXERS.entry(name).options, **options})

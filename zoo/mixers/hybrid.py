@@ -12,7 +12,7 @@ from torch import Tensor
 from zoo.blocks import ResidualBlock, Stack
 from zoo.contract import SequenceMixer, require_positive
 from zoo.naming import unknown
-from zoo.registry import MIXERS, mixer_class
+from zoo.registry import MIXERS, create_mixer, mixer_class
 
 Pattern = Sequence[str | Mapping[str, Any]]
 DEFAULT_PATTERN: tuple[str, ...] = ("selective_ssm", "attention")
@@ -115,8 +115,4 @@ def member_options(name: str) -> list[str]:
 
 
 def _members(entries: Sequence[Mapping[str, Any]], d_model: int) -> list[SequenceMixer]:
-    mixers = []
-    for entry in entries:
-        options = dict(entry)
-        mixers.append(mixer_class(options.pop("name")).create(d_model, options))
-    return mixers
+    return [create_mixer(d_model=d_model, **entry) for entry in entries]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from zoo.blocks import RMSNorm
 from zoo.contract import SequenceMixer
 from zoo.mixers.hybrid import DEFAULT_PATTERN, Hybrid, Pattern
-from zoo.registry import mixer_class
+from zoo.registry import create_mixer
 
 
 class ParallelState(NamedTuple):
@@ -39,10 +39,7 @@ class ParallelHybrid(SequenceMixer):
     def __init__(self, d_model: int, pattern: Pattern = DEFAULT_PATTERN) -> None:
         super().__init__(d_model)
         entries = Hybrid.distribute(pattern, {})
-        self.members = nn.ModuleList(
-            mixer_class(entry["name"]).create(d_model, {k: v for k, v in entry.items() if k != "name"})
-            for entry in entries
-        )
+        self.members = nn.ModuleList(create_mixer(d_model=d_model, **entry) for entry in entries)
         for entry, member in zip(entries, self.mixers(), strict=True):
             if member.d_out != d_model:
                 raise ValueError(f"members need d_out = d_model = {d_model}, {entry['name']} has {member.d_out}")

@@ -25,6 +25,11 @@ def silu_gate(z: Float[Tensor, "*shape"], value: Float[Tensor, "*shape"]) -> Flo
     return coefficient(F.silu(z)) * value
 
 
+def sigmoid_gate(z: Float[Tensor, "*shape"], value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """sigmoid(z) value: the sigmoid is the coefficient."""
+    return coefficient(torch.sigmoid(z)) * value
+
+
 def tanh(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """tanh(u) = tanhc(u) u: tanhc(u) is the coefficient, u the value."""
     return coefficient(tanhc(u)) * u

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -53,3 +54,32 @@ def delta_rule(
     """
     strength = beta.unsqueeze(3)
     return dplr(q, k, strength * v, None if log_decay is None else log_decay.unsqueeze(3), k, strength * k, state)
+
+
+def delta_product(
+    q: Float[Tensor, "batch heads seq d_key"],
+    k: Float[Tensor, "batch heads seq steps d_key"],
+    v: Float[Tensor, "batch heads seq steps d_value"],
+    beta: Float[Tensor, "batch heads seq steps"],
+    log_decay: Float[Tensor, "batch heads seq"] | None,
+    state: Float[Tensor, "batch heads d_key d_value"],
+) -> tuple[Float[Tensor, "batch heads seq d_value"], Float[Tensor, "batch heads d_key d_value"]]:
+    """Several steps of `delta_rule` for each position (Siems et al. 2502.10297, section 3).
+
+    The decay acts before a position's first step and the query reads after its last.
+
+    Args:
+        q: queries, one for each position.
+        k, v, beta: keys, values and writing strengths, one for each step of each position; see `delta_rule`.
+        log_decay: logarithm of the decay; none when absent.
+        state: S before the first position; its dtype is the one computed in.
+
+    Returns:
+        Outputs, and S after the last position.
+    """
+    steps = k.shape[3]
+    if log_decay is not None:
+        log_decay = F.pad(log_decay.unsqueeze(3), (0, steps - 1)).flatten(2)
+    reading = F.pad(q.unsqueeze(3), (0, 0, steps - 1, 0)).flatten(2, 3)
+    y, state = delta_rule(reading, k.flatten(2, 3), v.flatten(2, 3), beta.flatten(2), log_decay, state)
+    return y[:, :, steps - 1 :: steps], state

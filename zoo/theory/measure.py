@@ -511,4 +511,11 @@ def _mixer_name(mixer: SequenceMixer) -> str:
     """The registered name of a mixer; of a stack, of its members."""
     if isinstance(mixer, Stack):
         return " + ".join(_mixer_name(member) for member in mixer.chain())
-    return next((name for name in MIXERS if mixer_class(name) is type(mixer)), type(mixer).__name__)
+
+    def means(name: str) -> bool:
+        options = MIXERS.entry(name).options
+        return mixer_class(name) is type(mixer) and all(getattr(mixer, k) == value for k, value in options.items())
+
+    # The entry that says most wins: one with options over the class as it comes.
+    named = sorted(filter(means, MIXERS), key=lambda name: len(MIXERS.entry(name).options))
+    return named[-1] if named else type(mixer).__name__

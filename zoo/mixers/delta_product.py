@@ -1,0 +1,138 @@
+"""DeltaProduct: several steps of the delta rule for each position."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from zoo.blocks import RMSNorm, ShortConv
+from zoo.coefficient import coefficient
+from zoo.contract import SequenceMixer, accumulator, head_width, require_positive, require_range
+from zoo.ops.activation import silu, silu_gate
+from zoo.ops.delta_rule import delta_product, require_stable, unit_length
+from zoo.ops.step_size import draw_step_bias
+from zoo.ops.time import valid_positions
+
+
+class DeltaProductState(NamedTuple):
+    conv: Tensor  # (batch, d_conv - 1, n_heads * (1 + n_householder * (1 + expand)) * d_head)
+    S: Tensor  # (batch, n_heads, d_head, expand * d_head), keys first
+
+
+class DeltaProduct(SequenceMixer):
+    """Gated DeltaProduct (Siems et al. 2502.10297, section 3), per head.
+
+        q, k_m, v_m = silu(conv(W x)), q and every k_m scaled to length one, q also by d_head^(-1/2)
+        beta_m = beta_max sigmoid(w_m x), alpha = exp(-A softplus(a x + b)), A > 0
+        S <- alpha S_{t-1}, then S <- (I - beta_m k_m k_m^T) S + beta_m k_m v_m^T for m = 1 ... n_householder
+        y = out_proj(silu(W_g x) * norm(S^T q))
+
+    n_householder steps of the delta rule for each position; the decay acts before the first, the query reads after the
+    last. A product of n reflections is any orthogonal map that moves an n-dimensional subspace, so that two steps track
+    permutations of three, which swaps generate, where one step does not. As in flash-linear-attention, commit bc3b101,
+    fla/layers/gated_deltaproduct.py.
+
+    Coefficients: q, k, alpha, beta, sigmoid(conv) of the values, 1/rms, silu(W_g x). Interaction rank: the recurrence
+    alone has n_heads * n_householder; convolution, SiLU and gate act on channels and raise it to
+    n_heads * n_householder * expand * d_head, at most d_model^2.
+
+    Args:
+        d_model: width of input and output.
+        n_heads: heads.
+        n_householder: steps of the delta rule for each position.
+        d_head: width of a head's queries and keys; d_model / n_heads when absent.
+        expand: a head's values have width expand * d_head.
+        d_conv: width of the causal convolution; 1 sees the position itself only.
+        beta_max: upper end of beta; eigenvalues reach below zero beyond 1 and -1 at 2 (Grazzi et al. 2411.12537).
+        dt_min, dt_max: range of softplus(b) at initialisation, log-uniform, at least 1e-4.
+
+    Raises:
+        ValueError: sizes that are not positive, heads that do not divide, beta_max outside (0, 2], an empty range.
+    """
+
+    undecayed = ("A_log", "dt_bias")
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int = 2,
+        n_householder: int = 2,
+        d_head: int | None = None,
+        expand: int = 2,
+        d_conv: int = 4,
+        beta_max: float = 2.0,
+        dt_min: float = 1e-3,
+        dt_max: float = 1e-1,
+    ) -> None:
+        super().__init__(d_model)
+        require_positive(n_heads=n_heads, n_householder=n_householder, d_head=d_head, expand=expand, d_conv=d_conv)
+        require_range(dt_min=dt_min, dt_max=dt_max)
+        require_stable(beta_max)
+        self.n_heads, self.n_householder, self.beta_max = n_heads, n_householder, beta_max
+        self.dt_min, self.dt_max = dt_min, dt_max
+        self.d_head = head_width(d_model, n_heads, d_head)
+        self.d_value = expand * self.d_head
+        n_keys, n_values = n_heads * self.d_head, n_heads * self.d_value
+        self.widths = (n_keys, n_householder * n_keys, n_householder * n_values)
+        self.qkv_proj = nn.Linear(d_model, sum(self.widths), bias=False)
+        self.conv = ShortConv(sum(self.widths), d_conv)
+        self.beta_proj = nn.Linear(d_model, n_householder * n_heads, bias=False)
+        self.dt_proj = nn.Linear(d_model, n_heads, bias=False)
+        self.dt_bias = nn.Parameter(torch.empty(n_heads))
+        self.A_log = nn.Parameter(torch.empty(n_heads))
+        self.gate_proj = nn.Linear(d_model, n_values, bias=False)
+        self.norm = RMSNorm(self.d_value)
+        self.out_proj = nn.Linear(n_values, d_model, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        projections = (self.qkv_proj, self.conv, self.beta_proj, self.dt_proj, self.gate_proj)
+        for layer in (*projections, self.norm, self.out_proj):
+            layer.reset_parameters()
+        with torch.no_grad():
+            self.dt_bias.copy_(draw_step_bias(self.n_heads, self.dt_min, self.dt_max))
+            self.A_log.uniform_(0, 16).clamp_(min=torch.finfo(self.A_log.dtype).tiny).log_()
+
+    def rank_law(self, seq_len: int) -> int:
+        # n_householder per head for the recurrence; convolution, SiLU and gate act on the channels of the values.
+        return self.n_heads * self.n_householder * self.d_value
+
+    def empty_state(
+        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> DeltaProductState:
+        shape = (batch_size, self.n_heads, self.d_head, self.d_value)
+        S = torch.zeros(shape, dtype=accumulator(dtype), device=device)
+        return DeltaProductState(self.conv.empty_state(batch_size, dtype, device), S)
+
+    def mix(self, x: Tensor, state: DeltaProductState, lengths: Tensor | None) -> tuple[Tensor, DeltaProductState]:
+        qkv, conv = self.conv.mix(self.qkv_proj(x), state.conv, lengths)
+        q, k, v = qkv.to(state.S.dtype).split(self.widths, dim=2)
+        q = rearrange(q, "batch seq (head d) -> batch head seq d", head=self.n_heads)
+        q = coefficient(unit_length(F.silu(q)) * self.d_head**-0.5)
+        k, v = (self._steps(t) for t in (k, v))
+        beta, log_decay = self._strengths(x, state.S.dtype, lengths)
+        y, S = delta_product(q, coefficient(unit_length(F.silu(k))), silu(v), beta, log_decay, state.S)
+        y = rearrange(self.norm(y), "batch head seq d -> batch seq (head d)").to(x.dtype)
+        return self.out_proj(silu_gate(self.gate_proj(x), y)), DeltaProductState(conv, S)
+
+    def _steps(self, t: Tensor) -> Tensor:
+        return rearrange(
+            t, "batch seq (step head d) -> batch head seq step d", step=self.n_householder, head=self.n_heads
+        )
+
+    def _strengths(self, x: Tensor, dtype: torch.dtype, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+        """beta (batch, n_heads, seq, n_householder) and log(alpha) (batch, n_heads, seq); padding changes nothing."""
+        beta = self.beta_max * torch.sigmoid(self.beta_proj(x).to(dtype))
+        beta = rearrange(beta, "batch seq (step head) -> batch head seq step", head=self.n_heads).contiguous()
+        # Contiguous: torch.compile mistakes the strides of softplus's gradient where input and gradient are laid out
+        # differently.
+        dt = rearrange(self.dt_proj(x).to(dtype), "batch seq head -> batch head seq").contiguous()
+        log_decay = -self.A_log.to(dtype).exp().unsqueeze(1) * F.softplus(dt + self.dt_bias.unsqueeze(1))
+        if lengths is not None:
+            valid = valid_positions(lengths, x.shape[1]).unsqueeze(1)
+            beta, log_decay = beta * valid.unsqueeze(3), log_decay * valid
+        return coefficient(beta), coefficient(log_decay)

@@ -1,0 +1,149 @@
+"""Kimi Delta Attention and Gated DeltaNet 2: the delta rule with a decay for each key channel."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.blocks import RMSNorm, ShortConv
+from zoo.coefficient import coefficient
+from zoo.contract import (
+    SequenceMixer,
+    accumulator,
+    head_width,
+    require_choice,
+    require_positive,
+    require_range,
+)
+from zoo.ops.activation import sigmoid_gate, silu
+from zoo.ops.delta_rule import require_stable, unit_length
+from zoo.ops.dplr import dplr
+from zoo.ops.step_size import draw_step_bias
+from zoo.ops.time import valid_positions
+
+Gates = Literal["head", "channel"]
+
+
+class KimiDeltaState(NamedTuple):
+    conv: Tensor  # (batch, d_conv - 1, n_heads * (2 + expand) * d_head)
+    S: Tensor  # (batch, n_heads, d_head, expand * d_head), keys first
+
+
+class KimiDelta(SequenceMixer):
+    """The layer of Kimi Linear (2510.26692, section 3), or with gates per channel of Gated DeltaNet 2 (2605.22791).
+
+    Per head, with A > 0, o the outer part of the gates and sigmoid where they are made:
+
+        q, k, v = silu(conv(W x)), q and k scaled to length one, q also by d_head^(-1/2)
+        a_t = exp(-A softplus(W_2 W_1 x_t + b)), a vector over the key channels
+        S_t = (I - k_t (e_t * k_t)^T) diag(a_t) S_{t-1} + k_t (w_t * v_t)^T
+        y = out_proj(sigmoid(U_2 U_1 x + c) * norm(S^T q))
+
+    gates = head: e = w = beta_t, one number per head (Kimi Delta Attention, `kda`). gates = channel: e_t acts on the
+    key channels and w_t on the value channels (`gdn2`). As in flash-linear-attention, commit bc3b101,
+    fla/layers/kda.py and fla/layers/gdn2.py.
+
+    Coefficients: q, k, a, e, w, sigmoid(conv) of the values, 1/rms, sigmoid of the output gate. Interaction rank: the
+    recurrence with gates per head has n_heads; a write gate per channel raises that to n_heads * expand * d_head, as
+    convolution, SiLU and output gate do.
+
+    Args:
+        d_model: width of input and output.
+        n_heads: heads.
+        d_head: width of a head's queries and keys; d_model / n_heads when absent.
+        expand: a head's values have width expand * d_head.
+        d_conv: width of the causal convolution; 1 sees the position itself only.
+        gates: one erase and write strength per head, or one per channel.
+        beta_max: upper end of the erase strength, with gates per head also of the write strength. Beyond 1 eigenvalues
+            reach below zero (Grazzi et al. 2411.12537).
+        dt_min, dt_max: range of softplus(b) at initialisation, log-uniform, at least 1e-4.
+
+    Raises:
+        ValueError: sizes that are not positive, heads that do not divide, unknown gates, beta_max outside (0, 2], an
+            empty range.
+    """
+
+    undecayed = ("A_log", "dt_bias")
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int = 2,
+        d_head: int | None = None,
+        expand: int = 1,
+        d_conv: int = 4,
+        gates: Gates = "head",
+        beta_max: float = 1.0,
+        dt_min: float = 1e-3,
+        dt_max: float = 1e-1,
+    ) -> None:
+        super().__init__(d_model)
+        require_positive(n_heads=n_heads, d_head=d_head, expand=expand, d_conv=d_conv)
+        require_choice("gates", gates, Gates)
+        require_range(dt_min=dt_min, dt_max=dt_max)
+        require_stable(beta_max)
+        self.n_heads, self.gates, self.beta_max, self.dt_min, self.dt_max = n_heads, gates, beta_max, dt_min, dt_max
+        self.d_head = head_width(d_model, n_heads, d_head)
+        self.d_value = expand * self.d_head
+        n_keys, n_values = n_heads * self.d_head, n_heads * self.d_value
+        self.widths = (n_keys, n_keys, n_values)
+        self.qkv_proj = nn.Linear(d_model, sum(self.widths), bias=False)
+        self.conv = ShortConv(sum(self.widths), d_conv)
+        self.decay_down = nn.Linear(d_model, self.d_value, bias=False)
+        self.decay_up = nn.Linear(self.d_value, n_keys, bias=False)
+        self.strengths = (n_heads,) if gates == "head" else (n_keys, n_values)
+        self.strength_proj = nn.Linear(d_model, sum(self.strengths), bias=False)
+        self.dt_bias = nn.Parameter(torch.empty(n_keys))
+        self.A_log = nn.Parameter(torch.empty(n_heads))
+        self.gate_down = nn.Linear(d_model, self.d_value, bias=False)
+        self.gate_up = nn.Linear(self.d_value, n_values)
+        self.norm = RMSNorm(self.d_value)
+        self.out_proj = nn.Linear(n_values, d_model, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        inner = (self.qkv_proj, self.conv, self.decay_down, self.decay_up, self.strength_proj)
+        for layer in (*inner, self.gate_down, self.gate_up, self.norm, self.out_proj):
+            layer.reset_parameters()
+        with torch.no_grad():
+            self.dt_bias.copy_(draw_step_bias(len(self.dt_bias), self.dt_min, self.dt_max))
+            self.A_log.uniform_(1, 16).log_()
+
+    def rank_law(self, seq_len: int) -> int:
+        # One per head for the recurrence; convolution, SiLU and gates act on the channels of its values.
+        return self.n_heads * self.d_value
+
+    def empty_state(
+        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> KimiDeltaState:
+        shape = (batch_size, self.n_heads, self.d_head, self.d_value)
+        S = torch.zeros(shape, dtype=accumulator(dtype), device=device)
+        return KimiDeltaState(self.conv.empty_state(batch_size, dtype, device), S)
+
+    def mix(self, x: Tensor, state: KimiDeltaState, lengths: Tensor | None) -> tuple[Tensor, KimiDeltaState]:
+        qkv, conv = self.conv.mix(self.qkv_proj(x), state.conv, lengths)
+        q, k, v = (self._heads(t) for t in qkv.to(state.S.dtype).split(self.widths, dim=2))
+        q, k = (unit_length(F.silu(t)) for t in (q, k))
+        q, k = coefficient(q * self.d_head**-0.5), coefficient(k)
+        erase, write, log_decay = self._strengths(x, state.S.dtype, lengths)
+        y, S = dplr(q, k, write * silu(v), log_decay, k, erase * k, state.S)
+        y = self.norm(y.transpose(1, 2)).flatten(2).to(x.dtype)
+        y = sigmoid_gate(self.gate_up(self.gate_down(x)), y)
+        return self.out_proj(y), KimiDeltaState(conv, S)
+
+    def _strengths(self, x: Tensor, dtype: torch.dtype, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """e, w and log(a), (batch, n_heads, seq, 1 or channels); padding writes nothing and forgets nothing."""
+        each = [torch.sigmoid(self._heads(t.to(dtype))) for t in self.strength_proj(x).split(self.strengths, dim=2)]
+        erase, write = self.beta_max * each[0], each[-1] * (self.beta_max if self.gates == "head" else 1)
+        dt = F.softplus(self.decay_up(self.decay_down(x)).to(dtype) + self.dt_bias)
+        log_decay = -self.A_log.to(dtype).exp().view(-1, 1, 1) * self._heads(dt)
+        if lengths is not None:
+            valid = valid_positions(lengths, x.shape[1])[:, None, :, None]
+            erase, write, log_decay = erase * valid, write * valid, log_decay * valid
+        return coefficient(erase), coefficient(write), coefficient(log_decay)
+
+    def _heads(self, t: Tensor) -> Tensor:
+        return t.unflatten(2, (self.n_heads, -1)).transpose(1, 2)
