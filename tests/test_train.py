@@ -385,6 +385,9 @@ def test_the_best_checkpoint_comes_along_into_another_folder(
     new.prepare({}, source / "last.ckpt")
     assert new.best.read_bytes() == (source / "best.ckpt").read_bytes()
     assert [file.name for file in new.best.parent.iterdir()] == ["best.ckpt"]
+    new.best.write_bytes(b"better")
+    new.prepare({}, source / "last.ckpt")
+    assert new.best.read_bytes() == b"better"  # its own, from a run that had got further
 
 
 def test_resume_command_is_the_same_without_what_starts_anew() -> None:
@@ -537,6 +540,13 @@ def test_a_run_folder_that_cannot_be_written(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "file").touch()
     assert go(tmp_path / "file") == 2
     assert f"cannot write the run folder {tmp_path / 'file'}" in error_line(capsys)
+
+
+def test_metrics_that_are_not_finite_are_null(tmp_path: Path) -> None:
+    run = run_folder.RunFolder(tmp_path, "run", 0)
+    run.path.mkdir(parents=True)
+    run.write_metrics({"a": float("inf"), "b": float("-inf"), "c": float("nan"), "d": 0.5, "e": 3, "f": None})
+    assert metrics(run.path) == {"a": None, "b": None, "c": None, "d": 0.5, "e": 3, "f": None}
 
 
 def test_damaged_metrics_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

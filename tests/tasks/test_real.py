@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.datasets import load_digits
 
 import tasks
 from tasks.datamodule import TaskDataModule
@@ -124,6 +125,16 @@ def test_pictures_are_read_row_by_row_in_grey_and_in_colour(pictures: str) -> No
         red = (rows["inputs"][:, :, 0] == 1).all(axis=1)
         assert (rows["labels"][:, -1] == red).all()
         assert (rows["labels"][:, :-1] == -100).all()
+
+
+def test_images_are_dealt_out_to_the_splits_in_a_drawn_order() -> None:
+    """A data set sorted by label would have some labels in one split alone."""
+    pixels, _ = load_digits(return_X_y=True)
+    for split in ("validation", "test"):
+        part = tasks.create_task("images").of_split(split)
+        read = part.take(np.arange(part.size))["inputs"]
+        places = [int((pixels == picture).all(axis=1).argmax()) for picture in read]
+        assert abs(np.mean(places) - len(pixels) / 2) < 4 * len(pixels) / np.sqrt(12 * part.size)
 
 
 @pytest.mark.parametrize(

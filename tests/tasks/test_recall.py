@@ -47,6 +47,8 @@ def test_training_labels_every_next_token_and_scoring_those_that_can_be_known(na
     train, test = (task.of_split(split).sample(np.random.default_rng(0), 50) for split in ("train", "test"))
     np.testing.assert_array_equal(train["labels"][:, :-1], train["inputs"][:, 1:])
     assert (test["labels"][:, :-1] != IGNORED).mean() < 0.6
+    validation = task.of_split("validation").sample(np.random.default_rng(0), 50)
+    np.testing.assert_array_equal(validation["labels"], test["labels"])  # what is monitored is what is scored
     answers = tasks.create_task(name, train_targets="answers").of_split("train").sample(np.random.default_rng(0), 50)
     np.testing.assert_array_equal(answers["inputs"], train["inputs"])
     np.testing.assert_array_equal(answers["labels"] != IGNORED, train["distance"] >= 0)

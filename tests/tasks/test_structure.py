@@ -92,3 +92,11 @@ def test_the_dots_of_pathfinder_are_as_far_apart_for_either_label(rng: np.random
     expected = (here + there)[often] / 2
     # Where labels are drawn after the distance, each distance's share of label 1 is a half, but for sampling.
     assert (np.abs(here[often] - expected) < 5 * np.sqrt(expected / 2)).all()
+
+
+def test_the_dots_of_pathfinder_lie_on_either_long_path_as_often(rng: np.random.Generator) -> None:
+    """The path that was drawn first has had more room: it must not be the one whose ends are marked."""
+    task = tasks.create_task("pathfinder", image_size=15, path_length=4, distractor_length=1, n_distractors=0)
+    (first, *_), pairs = task._fitted_paths(rng, 2000)
+    on_first = (np.sort(pairs[:, 1], axis=1) == np.sort(first[:, [0, -1]], axis=1)).all(axis=1)
+    assert abs(on_first.mean() - 0.5) < 4 * 0.5 / np.sqrt(2000)

@@ -79,6 +79,11 @@ def test_fresh_batches_depend_on_seed_and_index_alone_and_never_come_again() -> 
     assert not splits & {row.numpy().tobytes() for batch in batches for row in batch}
 
 
+def test_fresh_examples_are_labelled_as_those_of_training() -> None:
+    batch = FreshBatches(create_task("in_context_recall"), 16, 8, seed=1)[0]
+    assert torch.equal(batch["labels"][:, :-1], batch["inputs"][:, 1:])  # every next token, not the answers alone
+
+
 def test_every_draw_of_a_seed_has_a_generator_of_its_own() -> None:
     words = {**SPLITS, "order": ORDER_STREAM, "fresh": FRESH_STREAM}
     assert sorted(words.values()) == [0, 1, 2, 3, 4], words
@@ -199,6 +204,8 @@ def test_each_test_length_has_its_examples_in_batches_of_as_many_positions(tmp_p
         expected = sample_split(task, "test", {10: 32, 16: 20, 64: 16}[length], 0)["inputs"]
         assert np.array_equal(torch.cat(batches).numpy(), expected)
         assert len(batches[0]) == {10: 6, 16: 4, 64: 1}[length]
+    alone = TaskDataModule(options, n_train=5, n_val=5, n_test=5, batch_size=1, cache_dir=tmp_path, test_lengths=[64])
+    assert [len(batch["inputs"]) for _, loader in alone.length_batches() for batch in loader] == [1] * 16
 
 
 class Alphabet(small.Echo):

@@ -12,9 +12,10 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.training import small
-from zoo.theory.measure import layer_inputs
+from zoo.theory.measure import layer_inputs, spectrum_at
 from zoo.theory.operator import interaction
 from zoo.theory.rank import interaction_rank
+from zoo.training import figures
 from zoo.training.figures import TheoryFigures
 
 
@@ -47,6 +48,19 @@ def test_at_the_end_of_fit_every_layer_has_its_figures_and_numbers(tmp_path: Pat
     for at, (_, mixer, x) in enumerate(layer_inputs(backbone, example)):
         (scalar,) = found.Scalars(f"theory/layer {at}/interaction rank")
         assert scalar.value == interaction_rank(interaction(mixer, x).operator[0])
+
+
+def test_layers_are_read_in_float64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.dtype] = []
+
+    def spy(mixer: Any, x: torch.Tensor, **options: Any) -> Any:
+        seen.extend((next(mixer.parameters()).dtype, x.dtype))
+        return spectrum_at(mixer, x, **options)
+
+    monkeypatch.setattr(figures, "spectrum_at", spy)
+    module = fit(tmp_path, TheoryFigures(max_seq_len=8, n_examples=2))
+    assert seen == [torch.float64] * 4
+    assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}  # it was a copy
 
 
 def small_loader(folder: Path) -> Any:
