@@ -111,12 +111,14 @@ class Verdict:
         by: the first test that failed.
         seconds: that its tests took.
         key: of the mutant when it was judged.
+        checked: whether the test that failed is known to pass on the unchanged tree.
     """
 
     state: str
     by: str = ""
     seconds: float = 0.0
     key: str = ""
+    checked: bool = False
 
 
 def read_list(root: Path) -> list[Mutant]:
@@ -397,6 +399,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     if todo:
         run(todo, root, options, results)
+        check(root, results)
     reached = score(mutants, results)
     _write(root / TABLE, render(mutants, results))
     print(f"{reached:.1%} of {len(mutants)} mutants killed; {root / TABLE}")
@@ -404,40 +407,45 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(todo: Sequence[Mutant], root: Path, options: argparse.Namespace, results: dict[str, Any]) -> None:
-    """Judge mutants, keeping each verdict as it comes; then make sure that who killed is no failure of its own."""
+    """Judge mutants, keeping each verdict as it comes."""
     from tqdm import tqdm
 
     tqdm.monitor_interval = 0  # a thread would not outlive a fork
-    warm_up()
-    verdicts: dict[str, Any] = results["verdicts"]
-
-    def keep(mutant: Mutant, verdict: Verdict) -> None:
-        verdicts[mutant.name] = asdict(verdict)
-        results["measured"] = measured
-        _write(root / RESULTS, json.dumps(results, indent=1) + "\n")
-
-    done: list[Mutant] = []
     # In another process: this one must not import the project.
+    asked = f"from pathlib import Path; from tests import mutants; print(mutants._measured(Path({str(root)!r})))"
     measured = subprocess.run(
-        [sys.executable, "-c", f"from tests.mutants import _measured, Path; print(_measured(Path({str(root)!r})))"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    ).stdout.strip()
+        [sys.executable, "-c", asked], cwd=ROOT, capture_output=True, text=True, check=True, env=_environment(ROOT)
+    )
+    results["measured"] = measured.stdout.strip()
+    warm_up()
     with tqdm(judge(todo, root, options.jobs, options.limit), total=len(todo), unit="mutant") as bar:
         for mutant, verdict in bar:
-            keep(mutant, verdict)
-            done.append(mutant)
+            results["verdicts"][mutant.name] = asdict(verdict)
+            _save(root, results)
             if verdict.state != KILLED:
                 bar.write(f"{verdict.state}: {mutant.name} ({verdict.seconds:g} s)")
-    killers = {mutant.name: verdicts[mutant.name]["by"] for mutant in done if verdicts[mutant.name]["by"]}
-    if innocent := failing_unchanged(killers.values(), root):
-        for mutant in done:
-            if killers.get(mutant.name) in innocent:
-                print(f"broken: {mutant.name}: {killers[mutant.name]} fails on the unchanged tree", file=sys.stderr)
-                keep(mutant, Verdict(BROKEN, killers[mutant.name]))
+
+
+def check(root: Path, results: dict[str, Any]) -> None:
+    """Run the tests that killed where nothing is planted: those that fail there too have killed nobody."""
+    verdicts = results["verdicts"]
+    killers = {name: each["by"] for name, each in verdicts.items() if each["state"] == KILLED and not each["checked"]}
+    failing = failing_unchanged(killers.values(), root)
+    for name, by in killers.items():
+        if by in failing:
+            print(f"broken: {name}: {by} fails on the unchanged tree", file=sys.stderr)
+            verdicts[name] = asdict(Verdict(BROKEN, by))
+        else:
+            verdicts[name]["checked"] = True
+    _save(root, results)
+
+
+def _environment(tree: Path) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(tree)}
+
+
+def _save(root: Path, results: Mapping[str, Any]) -> None:
+    _write(root / RESULTS, json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from tests.test_doors import ROOT
 from zoo import __main__ as command
 from zoo.compare import Run, group_runs, read_runs
 from zoo.compare.board import CONFIGURATION, lay_out
-from zoo.compare.charts import charts_of, comparison_figure
+from zoo.compare.charts import Series, charts_of, comparison_figure
 from zoo.compare.files import write_comparison
 from zoo.compare.page import as_page
 from zoo.compare.runs import EVENTS, read_curves
@@ -232,6 +232,14 @@ def test_of_errors_the_least_is_best(tmp_path: Path) -> None:
     assert group.best == {"lstm"} == {group.rows[0].label}
 
 
+def test_text_is_judged_by_its_perplexity(tmp_path: Path) -> None:
+    for name, perplexity, accuracy in (("attention", 9.0, 0.5), ("lstm", 4.0, 0.4)):
+        write_run(tmp_path, f"text/{name}", accuracy=accuracy, metrics={"test/perplexity": perplexity})
+    (group,) = group_runs(read_runs(tmp_path))
+    assert group.score == "perplexity"
+    assert group.best == {"lstm"}
+
+
 @pytest.mark.parametrize("key", ["lr", "mixer.n_heads", "trainer.max_steps", "mixer.extra"])
 def test_configurations_of_one_name_that_differ_stay_apart(key: str, tmp_path: Path) -> None:
     first = {} if key == "mixer.extra" else {key: 1}
@@ -430,6 +438,13 @@ def test_a_curve_is_the_mean_over_seeds(tmp_path: Path) -> None:
     (length,) = [chart for chart in charts_of(group) if chart.kind == "length"]
     assert [(each.x, each.y) for each in length.series] == [((8, 16), (1, 1))]  # the median were 0
     assert length.series[0].spread == pytest.approx([3**0.5] * 2)
+
+
+def test_a_band_stays_on_a_logarithmic_axis() -> None:
+    series = Series("lstm", "lstm", 0, (1, 2), (1.0, 1.0), (0.5, 2.0))
+    assert series.band(log=False) == ([0.5, -1.0], [1.5, 3.0])
+    assert series.band(log=True) == ([0.5, 0.1], [1.5, 3.0])
+    assert series.bars(log=True) == ([0.5, 0.9], [0.5, 2.0])
 
 
 def test_a_mixer_without_state_has_no_place_on_the_axis_of_states(tmp_path: Path) -> None:

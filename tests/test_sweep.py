@@ -143,6 +143,15 @@ def test_an_option_that_a_mixer_lacks_is_left_out_and_said_and_runs_then_alike_a
     assert found.left_out == ["mixer.n_heads is left out for lstm, which has no such option"]
 
 
+def test_a_grids_own_values_win_over_what_is_fixed_for_all(tmp_path: Path) -> None:
+    grids = ({"mixer.n_heads": [1]}, {"d_model": [16]})
+    found = expand(Experiment("x", grids, fixed={"mixer": "attention", "mixer.n_heads": 2}), tmp_path)
+    assert options(found) == [
+        {"mixer": "attention", "mixer.n_heads": 1},
+        {"mixer": "attention", "mixer.n_heads": 2, "d_model": 16},
+    ]
+
+
 def test_options_of_members_and_of_tasks_find_their_place(tmp_path: Path) -> None:
     cell = {"mixer.attention.n_heads": 2, "mixer.d_state": 4, "task.distance": 16}
     axes = {"mixer": ["hybrid", "attention", "ssd"], "task": ["mqar", "needle"]}

@@ -86,6 +86,15 @@ def test_whatever_decides_the_content_is_in_the_key(tmp_path: Path) -> None:
     assert set(key["sources"]) == {"tasks.base", "tasks.draws", "tasks.needle", "tasks.splits"}
 
 
+def test_an_edited_file_never_meets_the_split_of_the_old_one(tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    for text in (b"one " * 100, b"two " * 100):
+        file.write_bytes(text)
+        task = tasks.create_task("text", path=str(file), seq_len=4)
+        assert_same(materialise("text", task, "train", 5, 0, tmp_path / "cache"), sample_split(task, "train", 5, 0))
+    assert len(list((tmp_path / "cache").rglob("*.arrow"))) == 2
+
+
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_every_module_a_task_imports_is_in_its_key(name: str) -> None:
     task = tasks.create_task(name, **CASES[name].base)

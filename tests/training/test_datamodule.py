@@ -14,7 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks import create_task, sample_split
-from tasks.datamodule import FRESH_STREAM, ORDER_STREAM, FreshBatches, OrderedBatches, TaskDataModule, TrainingBatches
+from tasks.datamodule import (
+    FRESH_STREAM,
+    ORDER_STREAM,
+    FreshBatches,
+    OrderedBatches,
+    TaskDataModule,
+    TrainingBatches,
+    gather,
+)
 from tasks.spec import TaskSpec
 from tasks.splits import SPLITS
 from tests.training import small
@@ -136,6 +144,8 @@ def test_evaluation_sees_each_row_once(n: int, size: int, world: int) -> None:
 def test_batches_are_tensors_that_models_take() -> None:
     batch = next(iter(TrainingBatches(numbered(8), 4, 0)))
     assert (batch["inputs"].dtype, batch["weight"].dtype) == (torch.int64, torch.float32)
+    for narrow in (np.int8, np.int16, np.int32, np.uint8, np.uint16):
+        assert gather({"inputs": np.ones((3, 2), narrow)}, np.arange(2))["inputs"].dtype == torch.int64
 
 
 def test_splits_are_the_tasks_own_and_need_no_trainer(tmp_path: Path) -> None:
