@@ -275,18 +275,20 @@ def judge(mutants: Sequence[Mutant], root: Path, jobs: int, limit: float) -> Ite
 
 
 def failing_unchanged(tests: Iterable[str], root: Path) -> set[str]:
-    """Those of some tests that fail, or are not there, on the unchanged tree."""
+    """Those of some tests that fail on the unchanged tree.
+
+    Raises:
+        SystemExit: they cannot be run there at all.
+    """
     tests = sorted(set(tests))
-    if not tests:
-        return set()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         tree = Path(folder) / "tree"
         copy_tree(root, tree)
         process = start(tree, tests, tree.with_suffix(".found"))
         process.join()
         if process.exitcode not in (0, 1):
-            print(tree.with_suffix(".log").read_text(encoding="utf-8")[-3000:], file=sys.stderr)
-            return set(tests)
+            said = tree.with_suffix(".log").read_text(encoding="utf-8")[-3000:]
+            sys.exit(f"{said}\ntests that killed cannot be run on the unchanged tree; nothing is condemned")
         return set(failures(tree.with_suffix(".found")))
 
 
@@ -399,7 +401,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     if todo:
         run(todo, root, options, results)
-        check(root, results)
+    check(root, results)
     reached = score(mutants, results)
     _write(root / TABLE, render(mutants, results))
     print(f"{reached:.1%} of {len(mutants)} mutants killed; {root / TABLE}")
@@ -430,6 +432,8 @@ def check(root: Path, results: dict[str, Any]) -> None:
     """Run the tests that killed where nothing is planted: those that fail there too have killed nobody."""
     verdicts = results["verdicts"]
     killers = {name: each["by"] for name, each in verdicts.items() if each["state"] == KILLED and not each["checked"]}
+    if not killers:
+        return
     failing = failing_unchanged(killers.values(), root)
     for name, by in killers.items():
         if by in failing:

@@ -303,6 +303,7 @@ def test_unfinished_runs_are_marked_and_never_best(tmp_path: Path) -> None:
     assert list(rows) == ["attention", "rnn", "lstm"]
     assert group.best == {"attention"}
     assert rows["attention"].mean(rows["attention"].score_name) == 0.2
+    assert rows["attention"].mean("val/accuracy") == 0.2  # what the unfinished one has logged so far does not count
     assert rows["attention"].seeds == "1 of 2"
     assert rows["attention"].remark == "seed 1 unfinished at step 10 of 40"
     assert rows["lstm"].score_name == "val/accuracy"

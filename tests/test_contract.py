@@ -832,66 +832,6 @@ def test_alibi_starts_as_published() -> None:
     assert_close(create_mixer("attention", 16, n_heads=8, position="alibi").slopes, 0.5 ** np.arange(1.0, 9.0))
 
 
-# The laws of these draws, not only their ranges: means of many, within four of their standard errors.
-
-
-def _assert_uniform(values: Tensor, low: float, high: float) -> None:
-    values = values.detach().double().flatten()
-    standard_error = (high - low) / (12 * len(values)) ** 0.5
-    roundoff = 1e-6 * (high - low)
-    assert low - roundoff <= values.min() <= values.max() <= high + roundoff
-    assert abs(values.mean() - (low + high) / 2) < 4 * standard_error
-    # Half of them lie between the quartiles.
-    inner = ((values - low) / (high - low) - 0.5).abs() < 0.25
-    assert abs(inner.double().mean() - 0.5) < 4 * 0.5 / len(values) ** 0.5
-
-
-def _assert_normal(values: Tensor, deviation: float) -> None:
-    values = values.detach().double().flatten()
-    assert abs(values.mean()) < 4 * deviation / len(values) ** 0.5
-    assert abs(values.std() / deviation - 1) < 4 / (2 * len(values)) ** 0.5
-
-
-def test_rates_of_the_gated_recurrences_start_uniform() -> None:
-    _assert_uniform(create_mixer("ssd", 512, d_head=1, d_state=1).A_log.exp(), 1, 16)
-    _assert_uniform(create_mixer("gated_delta_net", 8, n_heads=1024, d_head=1).A_log.exp(), 0, 16)
-
-
-def test_steps_of_s4d_start_uniform_in_their_logarithm() -> None:
-    _assert_uniform(create_mixer("s4d", 1024, d_state=2, output="none").log_dt, np.log(1e-3), np.log(0.1))
-
-
-def test_poles_of_the_ring_start_uniform_by_area() -> None:
-    ring = create_mixer("diagonal_ssm", 4, d_state=2048, init="ring", r_min=0.1, r_max=0.9)
-    _assert_uniform(ring.dynamics()[0].exp().abs().square(), 0.1**2, 0.9**2)
-    _assert_uniform(ring.frequency, 0, 2 * np.pi)
-
-
-def test_maps_of_the_linear_mixers_start_normal() -> None:
-    """White input gives each state, and each output, a variance that does not depend on the widths."""
-    mixer = create_mixer("diagonal_ssm", 32, d_state=128)
-    _assert_normal(mixer.B, 32**-0.5)
-    _assert_normal(mixer.C, 64**-0.5)
-    assert torch.equal(mixer.D, torch.ones(32))
-    heads = create_mixer("factorized", 16, n_heads=4, max_seq_len=512)
-    _assert_normal(heads.value_maps, 16**-0.5)
-    _assert_normal(heads.coefficients, 4**-0.5 / 4)
-
-
-@pytest.mark.parametrize("name", ["lstm", "gru", "rnn"])
-def test_recurrent_weights_start_uniform_by_the_width_of_the_state(name: str) -> None:
-    mixer = create_mixer(name, 8, d_inner=64)
-    _assert_uniform(mixer.recurrent, -(64**-0.5), 64**-0.5)
-    assert not [key for key, bias in mixer.named_parameters() if "bias" in key and name != "lstm" and bias.any()]
-
-
-def test_the_implicit_filter_starts_with_the_published_decays() -> None:
-    """To one per cent within 0.3 of the longest sequence in the first channel, within 1.5 in the last."""
-    rate = create_mixer("conv", 8, kernel="implicit").filter.log_rate.detach().exp()
-    assert_close((-rate[[0, -1]] * torch.tensor([0.3, 1.5])).exp(), np.full(2, 1e-2))
-    assert_close(rate.diff(), np.full(7, float(rate[-1] - rate[0]) / 7))
-
-
 # The suite can fail: a flaw is planted in an op, and the test that ought to see it does.
 
 MUTANTS: dict[str, tuple[Case, str, Callable[[Any], Any], Callable[..., None]]] = {

@@ -30,6 +30,7 @@ LRU = "NicolasZucchet/minimal-LRU bbd71b1, lru/model.py"
 ALIBI = "ofirpress/attention_with_linear_biases 4b92f28, fairseq/models/transformer.py"
 TORCH = "torch.nn.LSTM, GRU, RNN"
 JOZEFOWICZ = "Jozefowicz, Zaremba, Sutskever 2015, section 2.2 (a forget bias of 1)"
+HYENA = "Poli et al. 2302.10866; HazyResearch/safari, src/models/sequence/hyena.py, ExponentialModulation"
 OWN = "this project"
 
 
@@ -155,6 +156,19 @@ TABLE = [
     Initial("diagonal_ssm", "B, each part", named("B"), normal(64**-0.5), OWN),
     Initial("diagonal_ssm", "C, each part", named("C"), normal(32**-0.5), OWN),
     Initial("diagonal_ssm", "D", named("D"), 1.0, OWN),
+    # factorized.
+    Initial("factorized", "value_maps", named("value_maps"), normal(64**-0.5), OWN),
+    Initial("factorized", "coefficients", named("coefficients"), normal(4**-0.5 / 4), OWN),
+    # conv: the implicit filter falls to 1 % within 0.3 to 1.5 of the longest sequence.
+    Initial(
+        "conv",
+        "decays",
+        lambda m: m.filter.log_rate.exp() / math.log(100),
+        [1 / 0.3, (1 / 0.3 + 1 / 1.5) / 2, 1 / 1.5],
+        HYENA,
+        {"kernel": "implicit"},
+        3,
+    ),
     # Attention.
     Initial(
         "attention",
