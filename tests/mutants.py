@@ -2,7 +2,7 @@
 
     python tests/mutants.py                       every mutant without a verdict, then the table tests/mutants.md
     python tests/mutants.py --room theory --jobs 2
-    python tests/mutants.py --only causal_conv_reads_one_tap_late --again
+    python tests/mutants.py --only causal_conv_skips_its_oldest_tap --again
 
 `tests/mutants.toml` is the list. A mutant replaces one piece of text, which occurs once in its file, in a copy of the
 tree: the checkout is never touched. Its tests run there in a process forked from this one, which has imported torch and
@@ -270,8 +270,13 @@ def judge(mutants: Sequence[Mutant], root: Path, jobs: int, limit: float) -> Ite
                 else:
                     state = SURVIVED if process.exitcode == 0 else BROKEN
                     if state == BROKEN:
-                        shutil.copy(tree.with_suffix(".log"), Path(tempfile.gettempdir()) / f"{mutant.name}.log")
+                        shutil.copy(tree.with_suffix(".log"), said_by(mutant))
                 yield mutant, Verdict(state, by[0] if by else "", round(seconds, 1), keys[mutant.name])
+
+
+def said_by(mutant: Mutant) -> Path:
+    """Where the output of tests that gave no verdict is kept."""
+    return Path(tempfile.gettempdir()) / f"{mutant.name}.log"
 
 
 def failing_unchanged(tests: Iterable[str], root: Path) -> set[str]:
@@ -425,7 +430,8 @@ def run(todo: Sequence[Mutant], root: Path, options: argparse.Namespace, results
             results["verdicts"][mutant.name] = asdict(verdict)
             _save(root, results)
             if verdict.state != KILLED:
-                bar.write(f"{verdict.state}: {mutant.name} ({verdict.seconds:g} s)")
+                said = f", see {said_by(mutant)}" if verdict.state == BROKEN else ""
+                bar.write(f"{verdict.state}: {mutant.name} ({verdict.seconds:g} s{said})")
 
 
 def check(root: Path, results: dict[str, Any]) -> None:
