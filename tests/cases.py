@@ -64,6 +64,8 @@ VARIANTS = [
     Case("sliding_attention", {"window": 1}),
     Case("sliding_attention", {"window": 5, "position": "rope", "d_head": 4}),
     Case("sliding_attention", {"window": 20, "position": "alibi"}),
+    Case("gated_attention", {"gate": "head", "n_heads": 4, "n_kv_heads": 2, "d_rope": 0}),
+    Case("gated_attention", {"n_heads": 4, "n_kv_heads": 1, "d_head": 5, "d_rope": 4, "rope_base": 50.0}),
     Case("factorized", {"d_out": 5}),
     Case("factorized", {"kernel": "bilinear"}),
     Case("factorized", {"kernel": "bilinear", "d_out": 5, "n_heads": 2, "d_head": 3}),

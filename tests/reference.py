@@ -310,6 +310,31 @@ def sliding_attention_operator(p: Parameters, x: Array, n_heads: int = 4, **opti
     return operator
 
 
+def gated_attention(
+    p: Parameters, x: Array, n_heads: int = 2, d_rope: int | None = None, rope_base: float = 10_000, **_sizes: object
+) -> Array:
+    """Qwen3-Next's attention: 2505.06708 with norms of queries and keys, and rope on some of a head's channels."""
+    seq = len(x)
+    d_head = p["out_proj.weight"].shape[1] // n_heads
+    n_kv_heads = (len(p["qkv_proj.weight"]) // d_head - n_heads) // 2
+    heads = (x @ p["qkv_proj.weight"].T).reshape(seq, -1, d_head)
+    q, k, v = np.split(heads, [n_heads, n_heads + n_kv_heads], axis=1)
+    turned = max(2, 2 * (d_head // 8)) if d_rope is None else d_rope
+    q, k = rms_norm(q, p["q_norm.weight"], 1e-6), rms_norm(k, p["k_norm.weight"], 1e-6)
+    for part in (q, k):
+        for i in range(seq):
+            for head in part[i]:
+                head[:turned] = rotate(head[:turned], i, rope_base)
+    gates = sigmoid(x @ p["gate_proj.weight"].T).reshape(seq, n_heads, -1)
+    o = np.zeros((seq, n_heads, d_head))
+    for h in range(n_heads):
+        g = h // (n_heads // n_kv_heads)
+        for i in range(seq):
+            weights = np.exp(k[: i + 1, g] @ q[i, h] / np.sqrt(d_head))
+            o[i, h] = gates[i, h] * (weights @ v[: i + 1, g] / weights.sum())
+    return o.reshape(seq, -1) @ p["out_proj.weight"].T
+
+
 # Attention without a softmax.
 
 
@@ -1002,6 +1027,7 @@ def identity_operator(_: Parameters, x: Array) -> Array:
 REFERENCES = {
     "attention": attention,
     "sliding_attention": sliding_attention,
+    "gated_attention": gated_attention,
     "factorized": factorized,
     "linear_attention": linear_attention,
     "gated_linear_attention": gated_linear_attention,

@@ -371,7 +371,14 @@ def test_gradients_of_each_sample_are_those_of_its_own(case: Case, generator: to
         assert_all_close([gradient[number] for gradient in each.values()], list(own))
 
 
-ONCE_DIFFERENTIABLE = {"attention", "sliding_attention", "selective_ssm", "hybrid", "parallel_hybrid"}
+ONCE_DIFFERENTIABLE = {
+    "attention",
+    "gated_attention",
+    "sliding_attention",
+    "selective_ssm",
+    "hybrid",
+    "parallel_hybrid",
+}
 """Their kernel, torch's attention or the selective scan, has no second derivative."""
 
 
@@ -701,6 +708,11 @@ def test_unknown_options_are_refused_with_the_valid_ones(case: Case) -> None:
         ("attention", {"sink": "bos"}, ["alibi or relative"]),
         ("attention", {"n_heads": 0}, ["n_heads must be a positive integer"]),
         ("attention", {"d_conv": -1}, ["d_conv must be a positive integer"]),
+        ("gated_attention", {"gate": "heads"}, ["did you mean 'head'"]),
+        ("gated_attention", {"d_rope": 3}, ["d_rope", "even", "d_head=4", "3"]),
+        ("gated_attention", {"n_heads": 8}, ["d_rope", "d_head=1", "2"]),
+        ("gated_attention", {"rope_base": 1.0}, ["rope_base must be above 1"]),
+        ("gated_attention", {"n_kv_heads": 3}, ["n_heads=2", "n_kv_heads=3"]),
         ("factorized", {"kernel": "toplitz"}, ["did you mean 'toeplitz'"]),
         ("factorized", {"d_out": 0}, ["d_out must be a positive integer"]),
         ("linear_attention", {"feature_map": "identity"}, ["normalize=False"]),

@@ -49,6 +49,13 @@ MIXERS: Registry[Mixer] = Registry(
             2020,
             "2004.05150",
         ),
+        "gated_attention": Mixer(
+            "zoo.mixers.gated_attention:GatedAttention",
+            "softmax attention with normed queries and keys, output gated",
+            "softmax",
+            2025,
+            "2505.06708",
+        ),
         "factorized": Mixer(
             "zoo.mixers.factorized:Factorized",
             "scalar coefficients per head times shared value maps",

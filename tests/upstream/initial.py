@@ -28,6 +28,7 @@ GATED_DELTA = "fla-org/flash-linear-attention bc3b101, fla/layers/gated_deltanet
 S4D = "state-spaces/s4 e757cef, models/s4/s4d.py"
 LRU = "NicolasZucchet/minimal-LRU bbd71b1, lru/model.py"
 ALIBI = "ofirpress/attention_with_linear_biases 4b92f28, fairseq/models/transformer.py"
+QWEN3_NEXT = "transformers 5.23.0, models/qwen3_next/modeling_qwen3_next.py; linear maps as torch starts them"
 TORCH = "torch.nn.LSTM, GRU, RNN"
 JOZEFOWICZ = "Jozefowicz, Zaremba, Sutskever 2015, section 2.2 (a forget bias of 1)"
 HYENA = "Poli et al. 2302.10866; HazyResearch/safari, src/models/sequence/hyena.py, ExponentialModulation"
@@ -179,6 +180,8 @@ TABLE = [
         {"n_heads": 3, "position": "alibi"},
         6,
     ),
+    *linear("gated_attention", QWEN3_NEXT, {"qkv_proj.weight": 64, "gate_proj.weight": 64, "out_proj.weight": 64}),
+    *[Initial("gated_attention", f"{n}_norm.weight", named(f"{n}_norm.weight"), 1.0, QWEN3_NEXT) for n in "qk"],
     # Nonlinear recurrence.
     Initial("lstm", "bias, i f g o", lambda m: m.bias.view(4, -1).T, [0.0, 1.0, 0.0, 0.0], JOZEFOWICZ),
     Initial(

@@ -167,6 +167,42 @@ def test_alibi_is_blooms(name: str, n_heads: int, cuts: Sequence[int], generator
     compare(layer, run, mixer, translate, 7, cuts, generator)
 
 
+@every_cut
+@every_length
+def test_gated_attention_is_qwen3_nexts(length: int, cuts: Sequence[int], generator: torch.Generator) -> None:
+    from transformers.models.qwen3_next import Qwen3NextConfig, modeling_qwen3_next
+
+    config = Qwen3NextConfig(
+        hidden_size=D_MODEL,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_hidden_layers=1,
+        head_dim=8,
+        rope_parameters={"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.5},
+        attn_implementation="eager",
+    )
+    layer = modeling_qwen3_next.Qwen3NextAttention(config, layer_idx=0)
+    rope = modeling_qwen3_next.Qwen3NextRotaryEmbedding(config)
+
+    def translate(w: Weights) -> Weights:
+        q, gate = (t.flatten(0, 1) for t in w["q_proj.weight"].unflatten(0, (4, 2, 8)).unbind(1))
+        return {
+            **joined(w | {"q_proj.weight": q}),
+            "gate_proj.weight": gate,
+            **{f"{n}_norm.weight": 1 + w[f"{n}_norm.weight"] for n in "qk"},  # theirs is kept as the distance from one
+        }
+
+    compare(
+        layer,
+        lambda x: layer(x, rope(x, torch.arange(length)[None]), mask(length))[0],
+        create_mixer("gated_attention", D_MODEL, n_heads=4, n_kv_heads=2, d_head=8, d_rope=4, rope_base=50.0),
+        translate,
+        length,
+        cuts,
+        generator,
+    )
+
+
 # Nonlinear recurrence.
 
 

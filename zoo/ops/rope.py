@@ -50,6 +50,22 @@ def rotate(
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
+def require_turned(d_rope: int, d_head: int, base: float) -> None:
+    """Raise ValueError unless `rotate_first` can turn d_rope of a head's channels with wavelengths of that base."""
+    if isinstance(d_rope, bool) or not isinstance(d_rope, int) or d_rope % 2 or not 0 <= d_rope <= d_head:
+        raise ValueError(f"d_rope must be an even number from 0 to d_head={d_head}, got {d_rope!r}")
+    if not base > 1:
+        raise ValueError(f"rope_base must be above 1, got {base}")
+
+
+def rotate_first(
+    d_rope: int, t: Float[Tensor, "batch heads seq d_head"], positions: Int[Tensor, "batch seq"], base: float = 1e4
+) -> Float[Tensor, "batch heads seq d_head"]:
+    """`rotate` of the first d_rope channels alone, whose frequencies are base^(-2c / d_rope) (Qwen3-Next)."""
+    turned, still = t.split((d_rope, t.shape[-1] - d_rope), dim=-1)
+    return torch.cat((rotate(turned, positions, base), still), dim=-1) if d_rope else t
+
+
 def frequencies(
     d_head: int,
     base: float,
