@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from tasks.base import Task
 from tasks.registry import TASKS, list_tasks, task_class
 from tasks.spec import IGNORED, TaskSpec
 from tasks.splits import split_rng
+from zoo.docstrings import arguments, paragraphs
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs" / "task"
 PER_LINE = 16
@@ -23,28 +23,14 @@ LONGEST = 128
 
 def definition(cls: type[Task]) -> str:
     """The class's text up to its worked example, without the line that names the source again."""
-    text = inspect.getdoc(cls) or ""
-    text = re.split(r"\n *>{3} |\n+Args:", text, maxsplit=1)[0]
-    paragraphs = [p for p in text.strip().split("\n\n") if not p.startswith("Source:")]
-    return "\n\n".join(paragraphs)
+    return "\n\n".join(p for p in paragraphs(cls) if not p.startswith("Source:"))
 
 
 def options(cls: type[Task]) -> list[tuple[str, str, str]]:
     """(name, default, meaning) of each option, in the constructor's order."""
-    meanings = _documented_arguments(cls)
+    meanings = arguments(cls)
     parameters = inspect.signature(cls).parameters.values()
     return [(p.name, repr(p.default), meanings.get(p.name, "")) for p in parameters]
-
-
-def _documented_arguments(cls: type[Task]) -> dict[str, str]:
-    _, found, section = (inspect.getdoc(cls) or "").partition("Args:\n")
-    section = re.split(r"\n\n\S", section, maxsplit=1)[0] if found else ""
-    meanings: dict[str, str] = {}
-    for entry in re.split(r"\n(?=    \S)", section):
-        names, colon, meaning = entry.strip().partition(":")
-        if colon:
-            meanings |= dict.fromkeys((n.strip() for n in names.split(",")), " ".join(meaning.split()))
-    return meanings
 
 
 def facts(spec: TaskSpec) -> list[tuple[str, str]]:

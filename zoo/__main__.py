@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from zoo.naming import require_extra, unknown
 from zoo.registry import MIXERS
@@ -103,6 +103,12 @@ def _declare_mixers(parser: argparse.ArgumentParser) -> None:
     parser.description = "List the mixers; with a name, its definition and options."
     parser.add_argument("name", nargs="?", metavar="NAME", help="a mixer")
     parser.set_defaults(run=_mixers)
+
+
+def _declare_pages(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Write a page for each mixer, from its docstring, and one that lists them by family."
+    _declare_out(parser, "docs/mixers")
+    parser.set_defaults(run=_pages)
 
 
 def _declare_measure(parser: argparse.ArgumentParser) -> None:
@@ -194,6 +200,7 @@ VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "measure": ("the comparison table, measured: a row per mixer, or per layer of a trained model", _declare_measure),
     "claims": ("predictions of the theory, measured and judged", _declare_claims),
     "figure": ("one of the figures of the theory", _declare_figure),
+    "pages": ("a page for each mixer, as docs/mixers has them", _declare_pages),
     "compare": ("runs side by side: tables, a page of curves and scores, TensorBoard", _declare_compare),
 }
 """What each verb does, and its flags."""
@@ -215,18 +222,28 @@ def _mixers(arguments: argparse.Namespace) -> int:
         print(f"\noptions of one: {PROGRAM} mixers NAME")
         return 0
     name = MIXERS.check(arguments.name)
-    mixer = MIXERS[name]
+    from zoo.pages import options
+
     entry = MIXERS.entry(name)
-    print(f"{name}: {MIXERS.summary(name)}\n{entry.family}, {entry.year} [{entry.source}]\n\n{inspect.getdoc(mixer)}\n")
-    options = [option for name, option in inspect.signature(mixer).parameters.items() if name != "d_model"]
-    kinds = get_type_hints(mixer.__init__)
-    print("options:" if options else "no options")
-    width = max((len(option.name) for option in options), default=0)
-    for option in options:
-        choices = [repr(choice) for choice in get_args(kinds[option.name])]
-        kind = " | ".join(choices) if get_origin(kinds[option.name]) is Literal else option.annotation
-        default = entry.options.get(option.name, option.default)
-        print(f"  {option.name:<{width}}  {kind}, {default!r} unless given")
+    print(f"{name}: {MIXERS.summary(name)}\n{entry.family}, {entry.year} [{entry.source}]\n")
+    print(f"{inspect.getdoc(MIXERS[name])}\n")
+    found = [option for option in options(name) if option.name != "d_model"]
+    print("options:" if found else "no options")
+    width = max((len(option.name) for option in found), default=0)
+    for option in found:
+        print(f"  {option.name:<{width}}  {option.kind}, {option.default!r} unless given")
+    return 0
+
+
+def _pages(arguments: argparse.Namespace) -> int:
+    from zoo.files import write_atomically
+    from zoo.pages import pages
+
+    written = pages()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for name, text in written.items():
+        write_atomically(arguments.out / name, text)
+    _print_files([arguments.out / name for name in written])
     return 0
 
 

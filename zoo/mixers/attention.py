@@ -29,10 +29,30 @@ class AttentionState(NamedTuple):
 
 
 class Attention(SequenceMixer):
-    """y_i = sum_h W_O^h sum_{j <= i} softmax_j(q_i . k_j / sqrt(d_head) + bias) W_V^h x_j (Vaswani et al. 1706.03762).
+    """Causal softmax attention with n_heads heads.
 
-    Coefficients: queries and keys. Interaction rank: n_heads (each W_ij is a combination of the n_heads maps
-    W_O^h W_V^h); with a value convolution up to n_heads * d_conv.
+        q, k, v = W_q x, W_k x, W_v x                              after a convolution where d_conv is given
+        a_ij    = softmax over j <= i and the sink of (q_i . k_j / sqrt(d_head) + bias(i - j))
+        y_i     = sum_h W_O^h sum_{j <= i} a_ij^h v_j^h
+
+    n_kv_heads shares keys and values between groups of query heads. Slopes of alibi are learned. They start from the
+    published ones, which for a number of heads that is no power of two are those of the power below and every second
+    one of the power above.
+
+    With rope_scaling dynamic, beyond the trained length, frequencies follow the length of the whole sequence: the map
+    is not causal there, and a stream gives each chunk as `forward` does on the sequence up to the end of that chunk,
+    without revising what it gave before.
+
+    Coefficients. Queries and keys, rotated where they are. The values and their convolution are linear, so that the
+    offset is zero.
+
+    State. Keys and values of every position so far, 2 n_kv_heads d_head numbers a position, right-aligned in ragged
+    batches; the number of positions of each row; the convolution's last d_conv - 1 inputs. It grows with the sequence.
+
+    Interaction rank. n_heads: each W_ij is a combination of the n_heads maps W_O^h W_V^h, and grouped heads count as
+    query heads. With a value convolution up to n_heads * d_conv.
+
+    Source. Vaswani et al. 1706.03762; RoPE of Su et al. 2104.09864, ALiBi of Press et al. 2108.12409.
 
     Args:
         d_model: width of input and output.

@@ -66,11 +66,31 @@ class ImplicitFilter(nn.Module):
 
 
 class Conv(SequenceMixer):
-    """y_i = W_out sum_{tau <= i} K_tau * (W_in x)_{i - tau}, K_tau a number per channel.
+    """Causal convolution, a number per channel and lag, between two projections.
 
-    kernel short: d_conv free taps. kernel implicit: a function of the lag as long as the sequence, and a skip D. Linear
-    and time-invariant, so there are no coefficients: W_ij = W_out diag(K_{i-j}) W_in. Interaction rank:
-    min(seq_len, d_conv, d_model); implicit min(seq_len, d_model).
+        y_i = W_out sum_{tau <= i} K_tau * (W_in x)_{i - tau}
+
+    kernel short: d_conv free taps. kernel implicit: K is a function of the lag as long as the sequence, with u = tau /
+    max_seq_len:
+
+        K_tau = sqrt(2 r / max_seq_len) exp(-r u) f(u), and D on top at tau = 0
+
+    f is a network with two hidden layers of sines on u and on n_frequencies sines and cosines of it; r starts between
+    3.1 and 15.4, so that a channel decays to 1 % within 0.3 to 1.5 of max_seq_len. The sum is a blocked Toeplitz
+    product, quadratic in the sequence: a Fourier transform would let roundoff of the future into the past. A sequence
+    beyond max_seq_len raises.
+
+    Coefficients. None, for the layer is linear and time-invariant: W_ij = W_out diag(K_{i-j}) W_in, whatever the input.
+    No offset.
+
+    State. short: the last d_conv - 1 projected inputs, (d_conv - 1) d_model numbers. implicit: all projected inputs so
+    far, d_model numbers a position. In the type of the activations.
+
+    Interaction rank. short: min(seq_len, d_conv, d_model). implicit: min(seq_len, d_model), since the diagonal matrices
+    have d_model directions; a smooth filter reads lower.
+
+    Source. The implicit kernel is that of Hyena (Poli et al. 2302.10866, section 3.3), but for the square root, which
+    keeps the kernel's energy whatever its length.
 
     Args:
         d_model: width of input and output.

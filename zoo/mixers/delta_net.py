@@ -22,16 +22,28 @@ class DeltaNetState(NamedTuple):
 
 
 class DeltaNet(SequenceMixer):
-    """The layer of Yang et al. 2406.06484, per head.
+    """Linear attention that takes away what stands under a key before it writes there: the delta rule.
 
-        q, k, v = silu(conv(W x)), q and k scaled to length one, beta_t = beta_max sigmoid(w x_t)
-        S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T, y = out_proj(norm(S^T q / sqrt(d_head)))
+        q, k, v = silu(conv(W x)), q and k scaled to length one; beta_t = beta_max sigmoid(w x_t)
+        S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T    per head
+        y   = out_proj(RMSNorm(S_t^T q_t / sqrt(d_head)))
 
-    The factor 1 / sqrt(d_head) is that of the authors' code (flash-linear-attention); the norm takes it out again, but
-    for its epsilon.
+    beta_max 1 is the published layer and the constructor's default; `configs/mixer/delta_net.yaml` trains with 2. Then
+    the eigenvalue 1 - beta reaches -1, a reflection (Grazzi et al. 2411.12537): tracking a state such as parity needs
+    it. A chunk's product of reflections is one triangular solve (WY form).
 
-    Coefficients: q, k, beta, sigmoid(conv) of the values, 1/rms. Interaction rank: the recurrence alone has n_heads;
-    the convolution and SiLU of the values act on channels and raise it to n_heads * d_head, at most d_model^2.
+    Coefficients. q, k and beta whole, sigmoid of the convolved values (which are themselves the value), 1/rms. The
+    offset is zero.
+
+    State. n_heads x d_head x d_head numbers, at least float32, and the convolution's last d_conv - 1 inputs of 3
+    n_heads d_head channels. It does not grow.
+
+    Interaction rank. The recurrence alone: n_heads, since the delta rule acts on keys. The convolution's taps and the
+    sigmoid of the values act on channels: min(n_heads * d_head, d_model^2) for generic input.
+
+    Source. Yang et al. 2406.06484. The factor 1 / sqrt(d_head), which the paper does not write, is that of the authors'
+    code (flash-linear-attention) and of what followed it. The norm takes it out again, but for the epsilon under its
+    root: where a head reads little, the layer with the factor gives less.
 
     Args:
         d_model: width of input and output.

@@ -24,21 +24,31 @@ class DeltaProductState(NamedTuple):
 
 
 class DeltaProduct(SequenceMixer):
-    """Gated DeltaProduct (Siems et al. 2502.10297, section 3), per head.
+    """Gated DeltaProduct: n_householder steps of the delta rule for each position, each with its own key and value.
 
-        q, k_m, v_m = silu(conv(W x)), q and every k_m scaled to length one, q also by d_head^(-1/2)
-        beta_m = beta_max sigmoid(w_m x), alpha = exp(-A softplus(a x + b)), A > 0
-        S <- alpha S_{t-1}, then S <- (I - beta_m k_m k_m^T) S + beta_m k_m v_m^T for m = 1 ... n_householder
-        y = out_proj(silu(W_g x) * norm(S^T q))
+        q, k_m, v_m = silu(conv(W x)), q and every k_m scaled to length one
+        beta_m = beta_max sigmoid(w_m x_t)
+        S <- exp(-A softplus(a x_t + b)) S                         per head, A > 0
+        S <- (I - beta_m k_m k_m^T) S + beta_m k_m v_m^T           for m = 1 ... n_householder
+        y  = out_proj(silu(W_g x) RMSNorm(S^T q_t / sqrt(d_head)))
 
-    n_householder steps of the delta rule for each position; the decay acts before the first, the query reads after the
-    last. A product of n reflections is any orthogonal map that moves an n-dimensional subspace, so that two steps track
-    permutations of three, which swaps generate, where one step does not. As in flash-linear-attention, commit bc3b101,
-    fla/layers/gated_deltaproduct.py.
+    The decay acts before the first step, the query reads after the last. A product of n reflections is any orthogonal
+    map that moves an n-dimensional subspace: one step tracks swaps and parity, two steps track the permutations of
+    three. With one step it is `gated_delta_net` with beta_max 2.
 
-    Coefficients: q, k, alpha, beta, sigmoid(conv) of the values, 1/rms, silu(W_g x). Interaction rank: the recurrence
-    alone has n_heads * n_householder; convolution, SiLU and gate act on channels and raise it to
-    n_heads * n_householder * expand * d_head, at most d_model^2.
+    Coefficients. q, k, the decay and beta whole, sigmoid of the convolved values (which are themselves the value),
+    1/rms, silu(W_g x). The offset is zero.
+
+    State. n_heads x d_head x (expand d_head) numbers, at least float32, and the convolution's last d_conv - 1 inputs of
+    n_heads (1 + n_householder (1 + expand)) d_head channels. It does not grow.
+
+    Interaction rank. The recurrence alone: n_heads * n_householder, an operator for each step's value map. The
+    convolution's taps, the sigmoid of the values and the gate act on channels: min(n_heads * n_householder * expand *
+    d_head, d_model^2) for generic input.
+
+    Source. Siems et al. 2502.10297, section 3; flash-linear-attention, commit bc3b101,
+    fla/layers/gated_deltaproduct.py. As there, beta_max is 2, A starts uniform in (0, 16], softplus(b) log-uniform in
+    [1e-3, 1e-1].
 
     Args:
         d_model: width of input and output.

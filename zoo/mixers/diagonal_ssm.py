@@ -27,11 +27,26 @@ class DiagonalState(NamedTuple):
 
 
 class DiagonalSSM(SequenceMixer):
-    """h_t = lambda h_{t-1} + gain B x_t, y_t = Re(C h_t) + D x_t: every input drives every pole (MIMO).
+    """Linear time-invariant state space model with diagonal dynamics; every input drives every pole (MIMO).
 
-    Complex poles stand for conjugate pairs, d_state / 2 of them, and count twice in y. W_ij = Re(C lambda^(i-j) gain B)
-    does not depend on x: there are no coefficients. Interaction rank: min(seq_len, d_model^2, d_state + 1), the one
-    being D's.
+        h_t = lambda h_{t-1} + gain B x_t
+        y_t = Re(C h_t) + D x_t
+
+    Complex poles stand for conjugate pairs, d_state / 2 of them, and count twice in y. init s4d_lin has A_n = -1/2 + i
+    pi n under zero-order hold; real_log has real poles, timescales log-spaced between 1/dt_max and 1/dt_min, under
+    zero-order hold; ring has |lambda| uniform by area between r_min and r_max and gain sqrt(1 - |lambda|^2).
+
+    Coefficients. None: W_ij = Re(C lambda^(i-j) gain B), and D on top at lag zero, does not depend on x. The offset is
+    zero.
+
+    State. h: d_state real numbers, or d_state / 2 complex ones, at least float32. It does not grow.
+
+    Interaction rank. min(d_state + 1, seq_len, d_model^2); the one is D's. Many slow or real poles read lower: their
+    lag operators are nearly dependent, which is why `heads_needed` says more than the rank.
+
+    Source. s4d_lin of Gu et al. 2206.11893, ring of Orvieto et al. 2303.06349. Poles, step sizes (log-uniform between
+    dt_min and dt_max in s4d_lin) and gains are those of the papers; B and C (normal, of variance 1 / d_model and 1 /
+    poles) and D (one) start in one way for all three, which is this project's own.
 
     Args:
         d_model: width of input and output.

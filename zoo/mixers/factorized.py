@@ -25,10 +25,22 @@ class BilinearState(NamedTuple):
 
 
 class Factorized(SequenceMixer):
-    """y_i = sum_h V_h sum_{j <= i} f_h(i, j) x_j (Ghodsi 2512.15115, the explicit factorized class).
+    """The explicit factorized class: scalar coefficients per head times shared value maps.
 
-    kernel toeplitz: f_h(i, j) is a free number per head and lag. kernel bilinear: f_h(i, j) = q_h(x_i) . k_h(x_j).
-    Nothing is normalised. Coefficients: q and k. Interaction rank: n_heads.
+        y_i = sum_h V_h sum_{j <= i} f_h(i, j) x_j
+
+    kernel toeplitz makes f_h(i, j) a free number for each head and lag, kernel bilinear makes it q_h(x_i) . k_h(x_j)
+    with q and k of width d_head. Nothing is normalised.
+
+    Coefficients. q and k (bilinear); none (toeplitz). The offset is zero.
+
+    State. toeplitz: the inputs so far, d_model numbers a position, at most max_seq_len positions. bilinear: the sum of
+    k_j x_j^T, n_heads d_head d_model numbers, at least float32.
+
+    Interaction rank. n_heads, at most d_out * d_model, and at most seq_len for toeplitz. This is the class that the
+    head-count theorem is about: n_heads >= k operators are needed to equal a map of interaction rank k, and k suffice.
+
+    Source. Ghodsi 2512.15115.
 
     Args:
         d_model: width of the input.

@@ -23,18 +23,29 @@ class GatedDeltaNetState(NamedTuple):
 
 
 class GatedDeltaNet(SequenceMixer):
-    """The layer of Yang et al. 2412.06464, per head.
+    """The delta rule of `delta_net` with a scalar decay in front of the state, which can clear all of it at once.
 
-        q, k, v = silu(conv(W x)), q and k scaled to length one, beta_t = beta_max sigmoid(w x_t)
-        alpha_t = exp(A softplus(a x_t + b)), A < 0
+        q, k, v = silu(conv(W x)), q and k scaled to length one; beta_t = beta_max sigmoid(w x_t)
+        alpha_t = exp(A softplus(a x_t + b))                        per head, A < 0
         S_t = alpha_t (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T
-        y = out_proj(silu(W_g x) norm(S^T q / sqrt(d_head)))
+        y   = out_proj(silu(W_g x) RMSNorm(S_t^T q_t / sqrt(d_head)))
 
-    The factor 1 / sqrt(d_head) is that of the authors' code; the norm takes it out again, but for its epsilon.
+    The published beta_max of 1 is the constructor's default; `configs/mixer/gated_delta_net.yaml` trains with 2, where
+    the eigenvalue alpha (1 - beta) reaches -1 (Grazzi et al. 2411.12537).
 
-    Coefficients: q, k, alpha, beta, sigmoid(conv) of the values, 1/rms, silu(W_g x). Interaction rank: the recurrence
-    alone has n_heads; convolution, SiLU and gate act on channels and raise it to n_heads * expand * d_head, at most
-    d_model^2.
+    Coefficients. q, k, alpha and beta whole, sigmoid of the convolved values (which are themselves the value), 1/rms,
+    silu(W_g x). The offset is zero.
+
+    State. n_heads x d_head x (expand d_head) numbers, at least float32, and the convolution's last d_conv - 1 inputs of
+    n_heads (2 + expand) d_head channels. It does not grow.
+
+    Interaction rank. The recurrence alone: n_heads, since decay and delta rule act on keys. The convolution's taps, the
+    sigmoid of the values and the gate act on channels: min(n_heads * expand * d_head, d_model^2) for generic input.
+
+    Source. Yang et al. 2412.06464. The factor 1 / sqrt(d_head) is that of `delta_net`: the code of the authors
+    (NVlabs/GatedDeltaNet), of flash-linear-attention and of Qwen3-Next has it; the norm takes it out again, but for its
+    epsilon. As published there, A starts uniform in [-16, 0), softplus(b) log-uniform in [1e-3, 1e-1], and values are
+    twice as wide as keys (expand).
 
     Args:
         d_model: width of input and output.

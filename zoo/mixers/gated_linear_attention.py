@@ -23,14 +23,26 @@ class GatedLinearAttentionState(NamedTuple):
 
 
 class GatedLinearAttention(SequenceMixer):
-    """The layer of Yang et al. 2312.06635, section 4.4, per head.
+    """Linear attention whose state forgets, each key channel at its own input-dependent rate.
 
-        alpha_t = sigmoid(W_2 W_1 x_t + b)^(1/16), S_t = diag(alpha_t) S_{t-1} + k_t v_t^T
-        y = out_proj(silu(W_g x + b_g) norm(S^T q / sqrt(d_key)))
+        alpha_t = sigmoid(W_2 W_1 x_t + b)^(1/16)                  per head d_key decays, W_1 of rank gate_rank
+        S_t = diag(alpha_t) S_{t-1} + k_t v_t^T
+        y   = out_proj(silu(W_g x + b_g) RMSNorm(S_t^T q_t / sqrt(d_key)))
 
-    The norm is RMSNorm, as in the authors' code, where the paper writes LayerNorm. Coefficients: q, k, alpha, 1/rms,
-    silu of the gate; there is no normaliser and no offset. Interaction rank: n_heads without the gate, which acts on
-    channels and raises it to n_heads * d_head, at most d_model^2.
+    No normaliser divides by the sum of the weights. A chunk is halved again and again, and the halves meet in one
+    matrix product.
+
+    Coefficients. q, k, alpha, 1/rms, silu of the gate. The offset is zero.
+
+    State. n_heads x d_key x d_head numbers, at least float32: d_model^2 / (2 n_heads) by default. It does not grow.
+
+    Interaction rank. n_heads without the output gate (output_gate false): the decays act on keys, so that a head's W_ij
+    is one number times W_O^h W_V^h. The gate acts on channels: n_heads * d_head, at most d_model^2.
+
+    Source. Yang et al. 2312.06635, section 4.4. Keys have half the width of values, as published. The norm over a
+    head's values is RMSNorm, which the authors' code has and the paper calls LayerNorm.
+
+    Not here. The chunk kernels of the authors' code.
 
     Args:
         d_model: width of input and output.

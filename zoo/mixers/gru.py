@@ -17,11 +17,23 @@ class GRUState(NamedTuple):
 
 
 class GRU(SequenceMixer):
-    """h_t = z h_{t-1} + (1 - z) tanh(n), n = W_n x_t + b_n + r (R_n h_{t-1} + b), y_t = out_proj h_t.
+    """The gated recurrent unit, with the reset gate after the matrix product, as cuDNN and torch have it.
 
-    Cho et al. 1406.1078, with the reset gate r after the product, as cuDNN and torch have it. Coefficients: both gates
-    and tanh(n)/n; n is affine in x_t and h_{t-1} and its biases make the operator's offset. Interaction rank: up to
-    min(d_inner, d_model)^2.
+        r, z = sigmoid(W_{r,z} x_t + R_{r,z} h_{t-1} + b_{r,z})
+        n    = W_n x_t + b_n + r (R_n h_{t-1} + b)
+        h_t  = z h_{t-1} + (1 - z) tanh(n)
+        y_t  = out_proj h_t
+
+    Weights of `torch.nn.GRU` load. Torch's fused kernel runs where no coefficient is asked for and no row ends early,
+    the loop that marks them elsewhere; both are equal.
+
+    Coefficients. r, z and tanh(n)/n. n is affine in x_t and h_{t-1}; its biases make the offset.
+
+    State. h, d_inner numbers in the type of the activations. It does not grow.
+
+    Interaction rank. min(d_inner, d_model)^2 for generic input: the products of the gates leave no fixed span.
+
+    Source. Cho et al. 1406.1078.
 
     Args:
         d_model: width of input and output.

@@ -19,17 +19,42 @@ DEFAULT_PATTERN: tuple[str, ...] = ("selective_ssm", "attention")
 
 
 class Hybrid(SequenceMixer):
-    """Members by pattern, repeated over depth (Lieber et al. 2403.19887).
+    """A layout over depth: members by pattern, first layer first, repeated.
 
-    In a backbone (`create_layers`) the pattern is the layout over its layers. Created alone, it is the pattern once,
-    as pre-norm residual blocks without channel mixers. Coefficients: those of the members and of the norms.
+        python train.py --mixer hybrid --mixer.pattern '[diagonal_ssm, attention]' --mixer.attention.n_heads 2
+        create_layers("hybrid", n_layers=16, d_model=64, pattern=["selective_ssm"] * 7 + ["attention"])
+
+    In a backbone (`create_layers`) the pattern is the layout over its layers. Created alone (`create_mixer`) it is the
+    pattern once, as pre-norm residual blocks without channel mixers: x + mixer(norm(x)). `Hybrid.create`, and so both
+    functions, also takes options of members: by member, `attention={"n_heads": 4}`, or bare, `n_heads=4`, which goes to
+    every member that declares it.
+
+    In a backbone every second channel mixer may be a mixture of experts, whatever the mixers are:
+
+        y_i = sum over the top_k likeliest e of p_e(x_i) SwiGLU_e(x_i),    p(x) = softmax(W_router x)
+        zoo.Backbone({"name": "hybrid"}, n_layers=4, vocab_size=256, n_outputs=256, n_experts=16, top_k=2)
+
+    Layers expert_offset, expert_offset + expert_period, ... have them. No position is ever dropped, so that decoding
+    equals training. The weights p_e, the choice and the gates are coefficients; experts add nothing to the state.
+    Training adds balance_weight times the load-balance loss (Fedus et al. 2101.03961, equations 4 to 6; the mean over
+    the expert layers) and logs it as `train/balance_loss`, beside `train/load/layer<l>/expert<e>`, the share of
+    positions that each expert served.
+
+    Jamba is `python train.py --config configs/mixer/jamba.yaml`: of eight layers, layer 4 is attention without position
+    encoding, the others selective SSMs with RMSNorm on dt, B and C; layers 1, 3, 5 and 7 have 16 experts, two a
+    position.
+
+    Coefficients. Those of the members, and 1/rms of each norm. W is the product over the blocks of I + W_member.
+
+    State. Those of its members, in order.
+
+    Interaction rank. The product over the blocks of (member's rank + 1), at most d_model^2.
+
+    Source. In the manner of Jamba (Lieber et al. 2403.19887).
 
     Args:
         d_model: width of input and output.
         pattern: names of mixers, or mappings `{name: ..., option: value}`, first layer first.
-
-    `Hybrid.create` (and so `create_mixer`) also takes options of members: by member, `attention={"n_heads": 4}`, or
-    bare, `n_heads=4`, which goes to every member that declares it.
 
     Raises:
         ValueError: an empty pattern, an unknown member, an option that no member declares, a hybrid within a hybrid.

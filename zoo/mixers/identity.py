@@ -9,9 +9,19 @@ from zoo.contract import SequenceMixer
 
 
 class Identity(SequenceMixer):
-    """y_i = x_i: what a model does without a mixer. Its operator is the identity at i = j; interaction rank 1.
+    """No mixing, as a control: what a model does position by position.
 
-    No parameters, no coefficients, an empty state.
+        y_i = x_i
+
+    It has no parameters.
+
+    Coefficients. None: W_ij is the identity at i = j and zero elsewhere. No offset.
+
+    State. None, 0 bytes.
+
+    Interaction rank. 1.
+
+    Source. A control of this project's.
 
     Args:
         d_model: width of input and output.

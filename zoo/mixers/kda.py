@@ -33,22 +33,32 @@ class KimiDeltaState(NamedTuple):
 
 
 class KimiDelta(SequenceMixer):
-    """The layer of Kimi Linear (2510.26692, section 3), or with gates per channel of Gated DeltaNet 2 (2605.22791).
+    """The delta rule with a decay for each key channel, where `gated_delta_net` has one for each head.
 
-    Per head, with A > 0, o the outer part of the gates and sigmoid where they are made:
-
-        q, k, v = silu(conv(W x)), q and k scaled to length one, q also by d_head^(-1/2)
-        a_t = exp(-A softplus(W_2 W_1 x_t + b)), a vector over the key channels
+        q, k, v = silu(conv(W x)), q and k scaled to length one
+        a_t = exp(-A softplus(W_2 W_1 x_t + b))                    per head a vector over the key channels, A > 0
         S_t = (I - k_t (e_t * k_t)^T) diag(a_t) S_{t-1} + k_t (w_t * v_t)^T
-        y = out_proj(sigmoid(U_2 U_1 x + c) * norm(S^T q))
+        y   = out_proj(sigmoid(U_2 U_1 x + c) RMSNorm(S_t^T q_t / sqrt(d_head)))
 
-    gates = head: e = w = beta_t, one number per head (Kimi Delta Attention, `kda`). gates = channel: e_t acts on the
-    key channels and w_t on the value channels (`gdn2`). As in flash-linear-attention, commit bc3b101,
-    fla/layers/kda.py and fla/layers/gdn2.py.
+    With gates head it is Kimi Delta Attention (`kda`): e_t = w_t = beta_max sigmoid(w x_t), one number per head. With
+    gates channel it is Gated DeltaNet 2 (`gdn2`), with the one strength taken apart: an erase gate e_t = beta_max
+    sigmoid(W_e x_t) over the key channels, a write gate w_t = sigmoid(W_w x_t) over the value channels.
+    `configs/mixer/kda.yaml` trains with beta_max 2, where eigenvalues reach -1 (Grazzi et al. 2411.12537).
 
-    Coefficients: q, k, a, e, w, sigmoid(conv) of the values, 1/rms, sigmoid of the output gate. Interaction rank: the
-    recurrence with gates per head has n_heads; a write gate per channel raises that to n_heads * expand * d_head, as
-    convolution, SiLU and output gate do.
+    Coefficients. q, k, a, e and w whole, sigmoid of the convolved values (which are themselves the value), 1/rms, the
+    sigmoid of the output gate. The offset is zero.
+
+    State. n_heads x d_head x (expand d_head) numbers, at least float32, and the convolution's last d_conv - 1 inputs of
+    n_heads (2 + expand) d_head channels. It does not grow.
+
+    Interaction rank. The recurrence alone: with gates head n_heads, since decay and delta rule act on keys; with gates
+    channel n_heads * expand * d_head, since the write gate acts on the channels of the values inside the recurrence.
+    For the whole layer, either way, min(n_heads * expand * d_head, d_model^2) for generic input: the convolution's
+    taps, the sigmoid of the values and the output gate act on the same channels.
+
+    Source. Kimi Linear (2510.26692, section 3) and Gated DeltaNet 2 (2605.22791); flash-linear-attention, commit
+    bc3b101, fla/layers/kda.py and fla/layers/gdn2.py. As there, A starts uniform in [1, 16], softplus(b) log-uniform in
+    [1e-3, 1e-1], the two low-rank maps pass through a head's value width, and the output gate is a sigmoid.
 
     Args:
         d_model: width of input and output.

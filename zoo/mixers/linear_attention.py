@@ -22,10 +22,21 @@ class LinearAttentionState(NamedTuple):
 
 
 class LinearAttention(SequenceMixer):
-    """y_i = sum_h W_O^h sum_{j <= i} (phi(q_i) . phi(k_j) / z_i) W_V^h x_j (Katharopoulos et al. 2006.16236, eq. 9).
+    """Attention with a feature map in place of the softmax.
 
-    z_i = sum_{j <= i} phi(q_i) . phi(k_j) + 1e-6, or 1 without normalisation. Coefficients: phi(q), phi(k) and 1/z.
-    Interaction rank: n_heads.
+        S_i = S_{i-1} + phi(k_i) v_i^T                             per head
+        z_i = sum_{j <= i} phi(q_i) . phi(k_j) + 1e-6
+        y_i = sum_h W_O^h S_i^T phi(q_i) / z_i
+
+    Without normalize, z is one.
+
+    Coefficients. phi(q), phi(k), 1/z. The offset is zero.
+
+    State. S and the sum of phi(k), n_heads d_head (d_head + 1) numbers, at least float32. It does not grow.
+
+    Interaction rank. n_heads. The width of the state does not enter: one head is one operator times a scalar.
+
+    Source. Katharopoulos et al. 2006.16236, equation 9.
 
     Args:
         d_model: width of input and output.

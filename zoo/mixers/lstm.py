@@ -18,10 +18,24 @@ class LSTMState(NamedTuple):
 
 
 class LSTM(SequenceMixer):
-    """c_t = f c_{t-1} + i tanh(g), h_t = o tanh(c_t), y_t = out_proj h_t (Hochreiter and Schmidhuber 1997).
+    """Long short-term memory with a forget gate.
 
-    With the forget gate of Gers et al. 2000. Coefficients: the three gates, tanh(g)/g and tanh(c)/c; g is affine in
-    x_t and h_{t-1} and its bias makes the operator's offset. Interaction rank: up to min(d_inner, d_model)^2.
+        i, f, o = sigmoid(W_{i,f,o} x_t + R_{i,f,o} h_{t-1} + b_{i,f,o})
+        g       = W_g x_t + R_g h_{t-1} + b_g
+        c_t     = f c_{t-1} + i tanh(g)
+        h_t     = o tanh(c_t)
+        y_t     = out_proj h_t
+
+    Torch's fused kernel runs where no coefficient is asked for and no row ends early, the loop that marks them
+    elsewhere; both are equal.
+
+    Coefficients. The three gates, tanh(g)/g and tanh(c)/c. g is affine in x_t and h_{t-1}; its bias makes the offset.
+
+    State. h and c, 2 d_inner numbers in the type of the activations. It does not grow.
+
+    Interaction rank. min(d_inner, d_model)^2 for generic input: the products of the gates leave no fixed span.
+
+    Source. Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000.
 
     Args:
         d_model: width of input and output.

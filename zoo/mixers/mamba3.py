@@ -33,20 +33,41 @@ class Mamba3State(NamedTuple):
 
 
 class Mamba3(SequenceMixer):
-    """The block of Mamba-3 (Lahoti et al. 2603.15569), per head.
+    """The block of Mamba-3: the scalar decay of `ssd`, a trapezoidal step, a rotating state, and no convolution.
 
         z, u, B, C, dt, rate, trap, theta = W_in x
-        dt = softplus(dt + b), alpha = exp(-dt max(f(rate), 1e-4)), lambda = sigmoid(trap)
-        angle_t = angle_{t-1} + pi dt_t tanh(theta_t), k = turn(norm(B) + b_B, angle), q = turn(norm(C) + b_C, angle)
-        h_t = alpha h_{t-1} + (1 - lambda) dt alpha k_{t-1} u_{t-1}^T + lambda dt k_t u_t^T
-        y = out_proj(silu(z) (h^T q + D u))
+        dt = softplus(dt + b), alpha = exp(-dt max(f(rate), 1e-4)), lambda = sigmoid(trap)    per head
+        angle_t = angle_{t-1} + pi dt_t tanh(theta_t)
+        k = turn(RMSNorm(B) + b_B, angle), q = turn(RMSNorm(C) + b_C, angle)
+        h_t = alpha_t h_{t-1} + (1 - lambda_t) dt_t alpha_t k_{t-1} u_{t-1}^T + lambda_t dt_t k_t u_t^T
+        y   = out_proj(silu(z) (h^T q + D u))
 
-    With rank R there are R copies of B and C; u, z and the outputs are mixed by learned vectors m per head:
-    u_r = m_r^u u, y = sum_r m_r^o silu(m_r^z z) (h^T q_r + D u_r), and h sums k_r u_r^T over r.
+    The step weighs the position before and the present one; the state turns by input-dependent angles. rotated turns
+    half of the state's channels or all of them, in pairs (m, m + number of angles); which channels make a pair is a
+    permutation of B and C.
 
-    Coefficients: q, k, alpha, dt and lambda; silu(z). There is no convolution and no offset. Interaction rank: the
-    recurrence alone has n_heads, with rank R up to n_heads * R^2; the gate acts on channels and raises it to d_inner,
-    at most d_model^2.
+    rank R makes it multi-input multi-output: R copies of B and C, R values u_r = m_r^u u, and h sums k_r u_r^T over r;
+    R outputs that are gated by silu(m_r^z z) and summed with m_r^o: y = sum_r m_r^o silu(m_r^z z) (h^T q_r + D u_r).
+
+    There are two versions of f, which makes the decay's rate positive. The paper and the code of its release (March
+    2026, state-spaces/mamba before c69aaab) have rate_map softplus. Commit c69aaab (2 June 2026) put rate_map
+    heavy_tail in its place, the default here: f(x) = 1 + x from zero on and 1 / (1 - x) below, so that rates which
+    training pushes down do not come close to zero. Weights of one version do not make sense in the other.
+
+    Coefficients. q and k after rotation, alpha, lambda dt and (1 - lambda) dt, silu(z). The offset is zero.
+
+    State. n_heads x (d_state d_head + rank d_state + d_head + angles) numbers, at least float32: h, the last position's
+    keys and values, which the next step weighs, and the angles. It does not grow. Angles are kept in [0, 2 pi).
+
+    Interaction rank. The recurrence alone: n_heads, since decay, trapezoid and rotation act on keys; with rank R up to
+    n_heads R^2, for the vectors m act on channels. The gate acts on channels too: min(d_inner, d_model^2) for generic
+    input.
+
+    Source. Lahoti et al. 2603.15569. As published, the biases b_B and b_C start at one, m^u and m^o at 1 / R, m^z and D
+    at one, dt log-uniform in [1e-3, 1e-1]. Weight decay spares the bias of dt and D, which the authors' code marks, and
+    not b_B and b_C, which it does not mark.
+
+    Not here. The optional norm before the output projection of the authors' code.
 
     Args:
         d_model: width of input and output.

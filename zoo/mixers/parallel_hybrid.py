@@ -19,17 +19,27 @@ class ParallelState(NamedTuple):
 
 
 class ParallelHybrid(SequenceMixer):
-    """y = mean_m RMSNorm_m(mixer_m(x)): all members read the same input (Hymba, Dong et al. 2411.13676, section 2.1).
+    """Mixers side by side in one layer: all members read the same input.
 
-    The norms bring the members to one scale, their weights are the published beta_m. Here every member keeps its own
-    projections, where Hymba shares the two outer ones. Coefficients: those of the members, and 1/rms. Interaction rank:
-    the sum of the members' ranks, at most d_model^2.
+        y = mean_m RMSNorm_m(mixer_m(x))
+
+    The norms bring the members to one scale and their weights are the published beta_m. The pattern names the members,
+    by default a selective SSM and attention, as `hybrid` does. `ParallelHybrid.create` (and so `create_mixer`) also
+    takes options of members, as `Hybrid` does.
+
+    Coefficients. Those of the members, and 1/rms of each output.
+
+    State. The members' states together; with attention among them it grows with the sequence.
+
+    Interaction rank. The sum of the members' ranks, at most d_model^2: 1/rms is one number a position and the norm's
+    weights are fixed, so that a member's maps stay as many as they were.
+
+    Source. Hymba, Dong et al. 2411.13676, section 2.1. Every member keeps its own projections, where Hymba shares the
+    two outer ones.
 
     Args:
         d_model: width of input and output.
         pattern: names of mixers, or mappings `{name: ..., option: value}`.
-
-    `ParallelHybrid.create` (and so `create_mixer`) also takes options of members, as `Hybrid` does.
 
     Raises:
         ValueError: an empty pattern, an unknown member, an option that no member declares, a hybrid as a member, a

@@ -19,11 +19,24 @@ class RNNState(NamedTuple):
 
 
 class RNN(SequenceMixer):
-    """h_t = f(a_t), a_t = W x_t + R h_{t-1} + b, y_t = out_proj h_t (Elman 1990), f tanh or the identity.
+    """The plain recurrent network, f being tanh or the identity.
 
-    Coefficients: tanh(a)/a; none without the tanh, where W_ij = W_out R^(i-j) W. The bias makes the operator's offset.
-    Interaction rank: up to min(d_inner, d_model)^2; linear: min(seq_len, d_inner, d_model^2), since R^d_inner is a
-    combination of lower powers.
+        h_t = f(a_t), a_t = W x_t + R h_{t-1} + b
+        y_t = out_proj h_t
+
+    Without the tanh it runs in chunks, by doubling: after step k a position holds the sum over 2^k lags. Torch's fused
+    kernel runs the tanh network where no coefficient is asked for and no row ends early, the loop elsewhere; both are
+    equal.
+
+    Coefficients. tanh: tanh(a)/a, and W_ij is a product of the steps between j and i. linear: none, W_ij = W_out
+    R^(i-j) W. The bias makes the offset.
+
+    State. h, d_inner numbers: with tanh in the type of the activations, linear in at least float32. It does not grow.
+
+    Interaction rank. tanh: min(d_inner, d_model)^2 for generic input. linear: min(seq_len, d_inner, d_model^2), since
+    R^d_inner is a combination of lower powers (Cayley and Hamilton).
+
+    Source. Elman 1990.
 
     Args:
         d_model: width of input and output.

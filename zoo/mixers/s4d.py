@@ -29,15 +29,27 @@ class S4DState(NamedTuple):
 
 
 class S4D(SequenceMixer):
-    """The layer of S4D-Lin (Gu et al. 2206.11893), a single-input single-output SSM for each channel.
+    """S4D-Lin: one linear time-invariant diagonal SSM for each channel, where `diagonal_ssm` has one for all together.
 
-        h_t = exp(dt A) h_{t-1} + (exp(dt A) - 1) / A x_t, u_t = 2 Re(C . h_t) + D x_t    per channel
-        y = sigmoid(W_g gelu(u) + b_g) (W_o gelu(u) + b_o)
+        h_t = exp(dt A) h_{t-1} + (exp(dt A) - 1) / A x_t          per channel, zero-order hold
+        u_t = 2 Re(C . h_t) + D x_t
+        y   = sigmoid(W_g gelu(u) + b_g) (W_o gelu(u) + b_o)       output glu
+        y   = u                                                    output none
 
-    B is one: the published kernel has the product B C alone. Coefficients: gelu(u) / u and the sigmoid; the biases
-    make the offset c. With output none y = u, which is linear: no coefficients. Interaction rank: d_model with output
-    none (each W_ij is diagonal); with glu the output map stands before it and gates after it act on channels, up to
-    d_model^2.
+    The d_state / 2 complex poles of a channel stand for conjugate pairs. B is one, since the kernel holds the product B
+    C alone; A, dt, C and D learn.
+
+    Coefficients. output none: none, W_ij = diag(2 Re(C lambda^(i-j) gain)), and D at i = j. output glu: Phi(u) =
+    gelu(u) / u and the sigmoid; the biases make the offset.
+
+    State. d_model x d_state real numbers (as complex pairs), at least float32. It does not grow.
+
+    Interaction rank. output none: d_model, since every W_ij is diagonal. output glu: the diagonals Phi(u_i) and
+    sigmoid(g_i) stand on both sides of W_o, up to d_model^2.
+
+    Source. Gu et al. 2206.11893. As published, A_n = -1/2 + i pi n, dt log-uniform in [1e-3, 1e-1], C and D normal.
+
+    Not here. Dropout and the bidirectional kernel of the authors' code.
 
     Args:
         d_model: width of input and output, and number of SSMs.

@@ -33,14 +33,23 @@ class SelectiveState(NamedTuple):
 
 
 class SelectiveSSM(SequenceMixer):
-    """The block of Mamba-1 (Gu and Dao 2312.00752, section 3.4).
+    """The block of Mamba-1: a diagonal SSM per channel whose step, input and output directions depend on the input.
 
         u = silu(conv(W_u x)), z = W_z x
         dt = softplus(W_dt u + b), B = W_B u, C = W_C u
-        h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t, y = out_proj(silu(z) (h C + D u))
+        h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t                   per channel, A < 0
+        y   = out_proj(silu(z) (C_t . h_t + D u_t))
 
-    Coefficients: sigmoid(conv), dt, B, C, silu(z); the convolution's bias is the offset c. Interaction rank: up to
-    d_inner, since A and the gate act on channels.
+    Coefficients. sigmoid of the convolved u (the convolved u is the value), dt, B, C, silu(z). The convolution's bias
+    makes the offset.
+
+    State. h, d_inner d_state numbers, at least float32, and the convolution's last d_conv - 1 inputs of d_inner
+    channels. It does not grow.
+
+    Interaction rank. Up to min(d_inner, d_model^2): decay and gate act on channels, between two fixed projections.
+
+    Source. Gu and Dao 2312.00752, section 3.4. As published, A_n = -n, dt log-uniform in [dt_min, dt_max] at the start,
+    D at one; no global initialisation touches them.
 
     Args:
         d_model: width of input and output.

@@ -23,10 +23,23 @@ class SlidingState(NamedTuple):
 
 
 class SlidingAttention(SequenceMixer):
-    """Attention of each position over the last `window` positions, itself among them (Beltagy et al. 2004.05150).
+    """Softmax attention of each position over the last `window` positions, itself among them.
 
-    y_i = sum_h W_O^h sum_{i - window < j <= i} softmax_j(q_i . k_j / sqrt(d_head) + bias) W_V^h x_j. Coefficients:
-    queries and keys. Interaction rank: n_heads. The state is window - 1 keys and values, whatever came before.
+        y_i = sum_h W_O^h sum_{i - window < j <= i} softmax_j(q_i . k_j / sqrt(d_head) + bias) W_V^h x_j
+
+    Queries are taken in blocks of window, each of which sees its own slots and the window - 1 before it: time linear in
+    the sequence.
+
+    Coefficients. Queries and keys; W_ij is zero from lag window on. No offset.
+
+    State. window - 1 keys and values for each key and value head, 2 (window - 1) n_kv_heads d_head numbers in the type
+    of the activations, and a count of the positions seen, whatever came before. It does not grow.
+
+    Interaction rank. n_heads: each W_ij is a combination of the maps W_O^h W_V^h. Heads that share keys and values are
+    as many maps still, up to d_model d_head a group. With window 1 the weights are all one: rank 1.
+
+    Source. Beltagy et al. 2004.05150, the causal half of their window; RoPE of Su et al. 2104.09864, ALiBi of Press et
+    al. 2108.12409.
 
     Args:
         d_model: width of input and output.

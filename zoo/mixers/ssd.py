@@ -25,15 +25,29 @@ class SSDState(NamedTuple):
 
 
 class SSD(SequenceMixer):
-    """The block of Mamba-2 (Dao and Gu 2405.21060, section 7).
+    """The block of Mamba-2: one scalar decay per head, so that the recurrence is a chunked matrix product.
 
-        u, B, C = silu(conv(W_x x, W_B x, W_C x)), z = W_z x, dt = softplus(W_dt x + b)
-        h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t^T, o_t = h_t^T C_t + D u_t    per head, A < 0 and D scalars
-        y = out_proj(norm(silu(z) o))
+        [z, u, B, C, dt] = W_in x; u, B, C = silu(conv(u, B, C)), dt = softplus(dt + b)
+        h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t^T                 per head, A < 0 and D scalars
+        o_t = h_t^T C_t + D u_t
+        y   = out_proj(RMSNorm(silu(z) o))
 
-    Coefficients: sigmoid(conv) of u, all of B, C and dt, silu(z), 1/rms; the convolution's bias makes the offset c.
-    Interaction rank: the recurrence alone has n_heads; the convolution and the gates act on channels and raise it to
-    d_inner, at most d_model^2.
+    B and C are shared by the heads of a group. d_head is 64, or the whole of d_inner where that is narrower.
+
+    Coefficients. sigmoid of the convolved u (the convolved u itself is the value), B, C and dt whole, silu(z), 1/rms.
+    The convolution's bias makes the offset.
+
+    State. n_heads x d_state x d_head = expand * d_model * d_state numbers, at least float32, and the convolution's last
+    d_conv - 1 inputs of d_inner + 2 n_groups d_state channels. It does not grow.
+
+    Interaction rank. The recurrence alone: n_heads, since a head's W_ij is one number times W_O^h W_u^h, the skip D
+    included. In the block the convolution's taps, sigmoid(u) and silu(z) act on channels: min(d_inner, d_model^2) for
+    generic input.
+
+    Source. Dao and Gu 2405.21060, section 7. As published, A starts uniform in [1, 16], dt log-uniform in [1e-3, 1e-1]
+    and D at one.
+
+    Not here. The time-step clamp and the initial-state parameter of the authors' code, and sharding over devices.
 
     Args:
         d_model: width of input and output.
