@@ -25,11 +25,27 @@ class GatedAttentionState(NamedTuple):
 
 
 class GatedAttention(SequenceMixer):
-    """y = out_proj(sigmoid(W_g x) * softmax(q . k / sqrt(d_head)) v), the gate where 2505.06708 finds it best.
+    """Causal softmax attention with an output gate, normed queries and keys, and rope on a part of a head.
 
-    Queries and keys pass an RMSNorm per head, then rope on their first d_rope channels, as in the attention layers of
-    Qwen3-Next (transformers, models/qwen3_next). Coefficients: 1/rms, queries and keys, the gate. Interaction rank:
-    n_heads with a gate per head; a gate per channel gives each value channel an operator of its own, n_heads * d_head.
+        q, k  = rope(RMSNorm(W_q x)), rope(RMSNorm(W_k x))         per head; rope on the first d_rope channels
+        a_ij  = softmax over j <= i of (q_i . k_j / sqrt(d_head))
+        y_i   = out_proj(sigmoid(W_g x_i) * sum_{j <= i} a_ij W_v x_j)
+
+    gate channel has a number for each channel of each head, gate head one for each head. n_kv_heads shares keys and
+    values between groups of query heads. Weights of the norms start at one. It has no highway input: normed queries and
+    keys bound the logits, so that no needle takes all of the attention.
+
+    Coefficients. 1/rms, queries and keys, the gate. The values are linear, so that the offset is zero.
+
+    State. Keys and values of every position so far, 2 n_kv_heads d_head numbers a position, and the number of positions
+    of each row. It grows with the sequence.
+
+    Interaction rank. gate head: n_heads, as without a gate. gate channel: n_heads * d_head for generic input, since
+    each value channel is scaled by itself: a softmax head then is as many operators as it has channels. Where heads
+    share values, a shared channel has d_model operators at most.
+
+    Source. Qiu et al. 2505.06708, the gate where they find it best. With gate channel as the attention layers of
+    Qwen3-Next (transformers 5.23.0, models/qwen3_next/modeling_qwen3_next.py).
 
     Args:
         d_model: width of input and output.
