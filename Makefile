@@ -58,7 +58,7 @@ format: $(STAMP) ## let ruff fix what it can, and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-types: $(STAMP) ## pyright on zoo and tasks
+types: $(STAMP) ## pyright on zoo, tasks and lab
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 check: lint types test ## all three, as before a commit

@@ -19,11 +19,11 @@ import datasets  # noqa: F401 (as the following: imported before the fork)
 import rich.table  # noqa: F401
 import torch.utils.tensorboard  # noqa: F401
 
-import cli  # noqa: F401
-import run_folder
 import tasks.datamodule  # noqa: F401
-import train
 import zoo.training.checkpoints
+from lab import config as cli  # noqa: F401
+from lab import run as run_folder
+from lab import train
 from zoo.training import AtomicCheckpointIO, HParams, Interrupt, SequenceModule, Throughput  # noqa: F401
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-import cli
-import run_folder
-import train
+from lab import config as cli
+from lab import run as run_folder
+from lab import train
 
 MEASURED = {"tokens_per_second", "seconds"}
 

@@ -25,16 +25,16 @@ import yaml
 from rich.console import Console
 from torch.utils.tensorboard import SummaryWriter
 
-from run_folder import RunFolder
+from lab.compare import Run, group_runs, read_runs
+from lab.compare.board import CONFIGURATION, lay_out
+from lab.compare.charts import Series, charts_of, comparison_figure
+from lab.compare.files import write_comparison
+from lab.compare.page import as_page
+from lab.compare.runs import EVENTS, read_curves
+from lab.compare.table import headings, more_first, tables
+from lab.run import RunFolder
 from tests.test_doors import ROOT
 from zoo import __main__ as command
-from zoo.compare import Run, group_runs, read_runs
-from zoo.compare.board import CONFIGURATION, lay_out
-from zoo.compare.charts import Series, charts_of, comparison_figure
-from zoo.compare.files import write_comparison
-from zoo.compare.page import as_page
-from zoo.compare.runs import EVENTS, read_curves
-from zoo.compare.table import headings, more_first, tables
 from zoo.theory.report import as_png
 
 SIZES = {"chance": 0.125, "params": 1000, "state_bytes": 512, "tokens_per_second": 1e4, "step": 40, "seconds": 3.0}
@@ -732,7 +732,7 @@ def test_what_tensorboard_cannot_do_is_one_line(varied: Path, capsys: pytest.Cap
 def test_reading_needs_no_torch(tmp_path: Path) -> None:
     write_run(tmp_path)
     program = (
-        f"import sys, zoo.compare as c; c.group_runs(c.read_runs({str(tmp_path)!r})); assert 'torch' not in sys.modules"
+        f"import sys, lab.compare as c; c.group_runs(c.read_runs({str(tmp_path)!r})); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
 

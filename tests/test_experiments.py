@@ -14,16 +14,17 @@ import pytest
 import torch
 import yaml
 
-import experiments
-from sweeps.grid import Grid, expand, read_experiment
-from sweeps.predictions import (
+from lab import __main__ as application
+from lab.compare.runs import Run
+from lab.experiments import judge as experiments
+from lab.experiments.predictions import (
     PREDICTIONS,
     Runs,
     gradient_at_initialisation,
     rank_correlation,
     ranking,
 )
-from zoo.compare.runs import Run
+from lab.sweep.grid import Grid, expand, read_experiment
 from zoo.theory.claims.claim import Check
 
 CONFIGS = experiments.EXPERIMENTS
@@ -137,7 +138,7 @@ def test_gradient_highway_judges_both_ways(monkeypatch: pytest.MonkeyPatch) -> N
         short = options["mixer.name"] == "lstm" or options.get("mixer.dt_min") == 0.1
         return math.exp(-0.15 * options["task.distance"]) if short else 1e-2
 
-    monkeypatch.setattr("sweeps.predictions.gradient_at_initialisation", gradient)
+    monkeypatch.setattr("lab.experiments.predictions.gradient_at_initialisation", gradient)
     assert failed("gradient_highway", learned_if(lambda options: gradient(options) > 1e-4, 0.12)) == []
     learned_all = failed("gradient_highway", learned_if(lambda options: True, 0.12))
     assert len(learned_all) == 3  # two that cannot have been learned; and nothing is left to rank
@@ -238,7 +239,7 @@ def test_real_text_judges_both_ways() -> None:
 
 @pytest.mark.parametrize("name", PREDICTIONS)
 def test_runs_without_a_score_never_hold(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sweeps.predictions.gradient_at_initialisation", lambda options: 1e-6)
+    monkeypatch.setattr("lab.experiments.predictions.gradient_at_initialisation", lambda options: 1e-6)
     evidence = PREDICTIONS[name].judge(made_up(name, lambda options: {}))
     measured = [check for check in evidence.checks if "state at" not in check.quantity]
     assert measured
@@ -332,7 +333,7 @@ def test_the_page_says_what_holds_and_what_does_not(tmp_path: Path, capsys: pyte
     assert "- Verdict: **holds**" in page
     machine = "2 cores, Linux-6-x86_64, Python 3.11, torch 2"
     assert f"Seeds 0, 1; 2026-11-21; {machine}; commit 012345678: `python sweep.py real_text.yaml`" in page
-    assert "python sweep.py configs/experiment/*.yaml --setting small && \\\npython experiments.py" in page
+    assert "python sweep.py configs/experiment/*.yaml --setting small && \\\npython -m lab experiments" in page
     for name in ("real_text", "hybrid_ratio"):
         assert f"](figures/results_{name}.png)" in page
         assert (out / "figures" / f"results_{name}.png").read_bytes().startswith(b"\x89PNG")
@@ -364,3 +365,13 @@ def test_a_bad_command_is_one_line(
     assert said in text
     assert text.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_verb_of_the_application(capsys: pytest.CaptureFixture[str]) -> None:
+    assert application.main(["--help"]) == 0
+    assert "experiments  judge" in capsys.readouterr().out
+    assert application.main(["experiment"]) == 2
+    said = "lab: error: unknown verb 'experiment' (did you mean 'experiments'?); choose from: experiments\n"
+    assert capsys.readouterr().err == said
+    assert application.main(["experiments", "hed_count"]) == 2
+    assert capsys.readouterr().err.startswith("lab experiments: error: unknown experiment 'hed_count'")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cli import read_layer
+from lab.config import read_layer
 from tests import reference
 from tests.cases import draw, parameters, randomise
 from tests.tolerances import assert_close

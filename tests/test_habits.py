@@ -75,8 +75,8 @@ def _imported(*parts: str) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("parts", "extras"),
     [
-        (("zoo", "tasks", "train.py", "cli.py", "run_folder.py"), ("fast", "report", "train", "transformers")),
-        (("sweeps", "sweep.py", "experiments.py"), ("report", "train", "ray")),
+        (("zoo", "tasks"), ("fast", "report", "train", "transformers")),
+        (("lab", "train.py", "sweep.py"), ("report", "train", "ray")),
         (("tests", "benchmarks"), ("report", "train", "bench", "dev")),
     ],
 )

@@ -37,6 +37,20 @@ SMALL = (
 )
 
 
+def test_compare_is_a_verb_of_a_clone_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["--help"])
+    assert "compare" in capsys.readouterr().out
+    for module in ("lab", "lab.compare", "lab.compare.command"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert "compare needs the package lab of the project's repository" in refused(capsys, "compare", "runs")
+    with pytest.raises(SystemExit):
+        command.main(["--help"])
+    assert "compare" not in capsys.readouterr().out
+
+
 def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     """The one line that a refused command line prints."""
     assert command.main(argv) == 2

@@ -23,9 +23,9 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer import event_file_writer
 
-import cli
-import run_folder
-import train
+from lab import config as cli
+from lab import run as run_folder
+from lab import train
 from tests import kills
 from tests.runs import MEASURED, TinyRuns, error_line, results
 from tests.tolerances import tolerance
@@ -33,7 +33,7 @@ from tests.training.small import assert_identical
 from zoo.saved import is_whole
 from zoo.signals import SCHEDULER, handled
 
-ROOT = Path(train.__file__).parent
+ROOT = Path(train.__file__).parents[1]
 RUNS = TinyRuns(
     "--mixer lstm --d_model 16 --n_layers 1 --batch_size 8 --task.n_train 64 --task.n_val 16 --task.n_test 16 "
     "--task.seq_len 16 --task.n_pairs 2 --task.vocab_size 32 --trainer.max_steps 8 --trainer.val_check_interval 2 "
@@ -57,7 +57,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 HOLDER = """
 import sys
 from pathlib import Path
-from run_folder import RunFolder
+from lab.run import RunFolder
 with RunFolder(Path(sys.argv[1]), sys.argv[2], 0).lock():
     print("locked", flush=True)
     sys.stdin.read()
@@ -333,7 +333,8 @@ import lightning, numba
 taken = (signal, "SIGUSR1", signal.SIGUSR1), (os, "register_at_fork", os.register_at_fork)
 for owner, name, _ in taken:
     delattr(owner, name)
-import train, zoo.ops.scan_numba
+import zoo.ops.scan_numba
+from lab import train
 from zoo.training import Interrupt, Throughput
 for owner, name, what in taken:
     setattr(owner, name, what)
@@ -379,7 +380,7 @@ def test_handlers_are_for_a_while_and_for_the_main_thread_alone() -> None:
 def test_a_signal_while_the_command_line_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "parse", lambda _: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(train, "parse", lambda _: signal.raise_signal(signal.SIGTERM))
     assert train.main(command(tmp_path)) == train.REQUEUE
     assert capsys.readouterr().err == "train.py: stopped by SIGTERM outside training\n"
     assert list(tmp_path.iterdir()) == []

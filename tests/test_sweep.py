@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 import yaml
 
-import sweep
-from sweeps.board import Board
-from sweeps.engine import (
+from lab.sweep import sweep
+from lab.sweep.board import Board
+from lab.sweep.engine import (
     Job,
     Outcome,
     Progress,
@@ -32,11 +32,11 @@ from sweeps.engine import (
     slot_environments,
     tail_lines,
 )
-from sweeps.grid import Experiment, Grid, expand, read_experiment, values_of
-from sweeps.matching import TOLERANCE, target
+from lab.sweep.grid import Experiment, Grid, expand, read_experiment, values_of
+from lab.sweep.matching import TOLERANCE, target
 from tests.runs import error_line
 
-ROOT = Path(sweep.__file__).parent
+ROOT = Path(sweep.__file__).parents[2]
 SMALL = shlex.split(
     "--d_model 16 --batch_size 8 --task.n_train 64 --task.n_val 16 --task.n_test 16 --task.seq_len 16 --task.n_pairs 2 "
     "--task.vocab_size 32 --trainer.val_check_interval 2 --trainer.accelerator cpu --figures_every 0"
@@ -478,7 +478,7 @@ def test_a_second_ctrl_c_kills(tmp_path: Path, stand_in: Any) -> None:
 def test_runs_of_a_sweep_that_is_killed_outright_are_asked_to_save(tmp_path: Path) -> None:
     (tmp_path / "stand_in.py").write_text(STAND_IN, encoding="utf-8")
     code = (
-        "import sys; from pathlib import Path; from sweeps.engine import *;"
+        "import sys; from pathlib import Path; from lab.sweep.engine import *;"
         "folder, script = map(Path, sys.argv[1:]);"
         "list(run_local([Job('x', (str(folder), 'waits'), folder, program=script)], [{}], Stop()))"
     )

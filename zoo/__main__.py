@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from zoo.naming import require_extra, unknown
+from zoo.naming import find_module, require_extra, unknown
 from zoo.registry import MIXERS
 from zoo.theory.claims import CLAIMS
 
@@ -86,12 +86,23 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(metavar="VERB", parser_class=_Parser)
     for name, (summary, declare) in VERBS.items():
         declare(verbs.add_parser(name, help=summary))
+    for name, (summary, module) in FROM_CLONE.items():
+        if (found := find_module(module)) is not None:
+            found.declare(verbs.add_parser(name, help=summary))
     return parser
 
 
 def _check_verb(argv: Sequence[str]) -> None:
-    if argv and not argv[0].startswith("-") and argv[0] not in VERBS:
-        raise UsageError(unknown("verb", argv[0], VERBS))
+    if not argv or argv[0].startswith("-") or argv[0] in VERBS:
+        return
+    if argv[0] not in FROM_CLONE:
+        raise UsageError(unknown("verb", argv[0], [*VERBS, *FROM_CLONE]))
+    if find_module(module := FROM_CLONE[argv[0]][1]) is None:
+        package = module.partition(".")[0]
+        raise UsageError(
+            f"{PROGRAM} {argv[0]} needs the package {package} of the project's repository, which is not installed with "
+            f"the library: run python -m {PROGRAM} {argv[0]} in a clone"
+        )
 
 
 def _no_verb(parser: argparse.ArgumentParser) -> int:
@@ -167,20 +178,6 @@ def _declare_figure(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_figure)
 
 
-def _declare_compare(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Put runs of train.py and sweep.py side by side, unfinished ones too: a table for each task, seeds together. "
-        "Writes compare.csv, compare.md, compare.png and compare.html, a page that needs no network."
-    )
-    add = parser.add_argument
-    add("folder", type=Path, metavar="DIR", nargs="?", default=Path("runs"), help="where runs were kept (runs)")
-    add("--out", type=Path, metavar="DIR", help="where files go (DIR/compare)")
-    add("--trials", action="store_true", help="with what sweep.py --tune tried and did not pick")
-    add("--tensorboard", action="store_true", help="instead of writing files, serve TensorBoard until Ctrl-C")
-    add("--port", type=int, metavar="N", help="of TensorBoard (6006, or the next that is free)")
-    parser.set_defaults(run=_compare)
-
-
 def _declare_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, metavar="N", help="of every draw (0)")
     parser.add_argument(
@@ -201,9 +198,13 @@ VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "claims": ("predictions of the theory, measured and judged", _declare_claims),
     "figure": ("one of the figures of the theory", _declare_figure),
     "pages": ("a page for each mixer, as docs/mixers has them", _declare_pages),
-    "compare": ("runs side by side: tables, a page of curves and scores, TensorBoard", _declare_compare),
 }
 """What each verb does, and its flags."""
+
+FROM_CLONE = {
+    "compare": ("runs side by side: tables, a page of curves and scores, TensorBoard", "lab.compare.command"),
+}
+"""Verbs of a clone, which knows runs of train.py as the installed library does not: module with a `declare`."""
 
 
 def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
@@ -368,36 +369,6 @@ def _figure(arguments: argparse.Namespace) -> int:
             draw = report.staircase_figure if arguments.name == "staircase" else report.gradient_figure
             picture = draw(settings=settings)
     _print_files([figures.save_figure(picture, arguments.out or Path(f"{arguments.name}.png"))])
-    return 0
-
-
-def _compare(arguments: argparse.Namespace) -> int:
-    from zoo.compare import group_runs, read_runs
-    from zoo.compare.files import write_comparison
-    from zoo.compare.table import tables
-
-    if arguments.port is not None and not arguments.tensorboard:
-        raise UsageError("--port is of --tensorboard")
-    if arguments.out is not None and arguments.tensorboard:
-        raise UsageError("--tensorboard writes no files: leave --out out")
-    for module in ("rich.table", "matplotlib.figure", "plotly.graph_objects"):
-        require_extra(module)
-    found = read_runs(arguments.folder, trials=True)
-    runs = [run for run in found if arguments.trials or not run.trial]
-    if not runs:
-        raise UsageError(f"{arguments.folder} holds trials of sweep.py --tune alone; --trials shows them")
-    groups = group_runs(runs)
-    console = _console()
-    for table in tables(groups, console.width):
-        console.print(table)
-    if len(found) > len(runs):
-        console.print(f"left out: trials of --tune ({len(found) - len(runs)}); --trials shows them", highlight=False)
-    if arguments.tensorboard:
-        from zoo.compare.board import show_in_tensorboard
-
-        show_in_tensorboard(groups, arguments.port, lambda line: print(line, flush=True))
-    else:
-        _print_files(write_comparison(groups, arguments.out or arguments.folder / "compare"))
     return 0
 
 

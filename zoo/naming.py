@@ -119,3 +119,13 @@ def require_extra(module: str) -> Any:
     except ModuleNotFoundError as error:
         package = module.partition(".")[0]
         raise MissingExtraError(f"{package} is not installed: pip install 'mixer-zoo[report]'") from error
+
+
+def find_module(name: str) -> Any:
+    """The module; None where its package is not there at all. What it imports itself may be missing: that raises."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        return None

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from zoo.compare.runs import Number, Run
+from lab.compare.runs import Number, Run
 from zoo.naming import require_extra
 
 if TYPE_CHECKING:

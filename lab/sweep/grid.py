@@ -13,7 +13,8 @@ An experiment is YAML:
     settings: {small: {...}, full: {...}}                  # any of the above once more, laid over it by --setting
 
 Keys are flags of train.py without the dashes, dotted or nested as you like. What a flag's value may be is decided by
-train.py's parser (`cli.parse`) and by building each model without storage: a grid is checked whole before it starts.
+train.py's parser (`lab.config.parse`) and by building each model without storage: a grid is checked whole before it
+starts.
 """
 
 from __future__ import annotations
@@ -26,10 +27,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import cli
-from cli import UsageError
-from run_folder import RunFolder
-from sweeps.matching import matched, misses, sizes, target
+from lab.config import REGISTRIES, Command, Options, UsageError, choose, parse, read_layer, read_yaml
+from lab.run import RunFolder
+from lab.sweep.matching import matched, misses, sizes, target
 from zoo.naming import flatten, unknown
 
 KEYS = ("name", "prediction", "changed", "fixed", "grid", "grids", "tune", "match", "settings")
@@ -77,7 +77,7 @@ def read_experiment(path: str | Path, setting: str | None = None) -> Experiment:
     Raises:
         UsageError: a file that cannot be read, unknown keys, an unknown or missing setting, a flag without values.
     """
-    layer = cli.read_layer(path)
+    layer = read_layer(path)
     values, source = dict(layer.values), layer.source
     _check_keys(source, values)
     settings = _mapping(source, "settings", values.pop("settings", None))
@@ -156,7 +156,7 @@ def values_of(source: str, flag: str, value: Any) -> list[Any]:
     if isinstance(value, str):
         # Commas within brackets belong to the value.
         parts = [part for part in re.split(r",(?![^\[\]{}]*[\]}])", value) if part.strip()]
-        value = [cli.read_yaml(part, flag) for part in parts]
+        value = [read_yaml(part, flag) for part in parts]
     values = [each for item in (value if isinstance(value, list) else [value]) for each in _range(item)]
     if not values:
         raise UsageError(f"{source}: {flag} has no values" if source else f"{flag} has no values")
@@ -183,7 +183,7 @@ class Configuration:
     """
 
     options: dict[str, Any]
-    command: cli.Command
+    command: Command
     params: int
     state_bytes: int
 
@@ -195,13 +195,13 @@ class Configuration:
             UsageError: options that train.py would refuse; says which run.
         """
         try:
-            command = cli.parse([*arguments(options), f"--run_dir={run_dir}"])
+            command = parse([*arguments(options), f"--run_dir={run_dir}"])
             return cls(dict(options), command, **sizes(command.config))
         except (ValueError, TypeError) as error:
             raise UsageError(f"{label(options)}: {error}") from error
 
     def matched(self, match: Mapping[str, float], declared: Iterable[str], run_dir: Path) -> Configuration:
-        """The same with widths for which its sizes are as asked; see `sweeps.matching.matched`.
+        """The same with widths for which its sizes are as asked; see `lab.sweep.matching.matched`.
 
         Raises:
             UsageError: there are none; says which run.
@@ -273,7 +273,7 @@ def expand(experiment: Experiment, run_dir: Path) -> Grid:
         options = {}
         for key, value in cell.items():
             group = key.partition(".")[0]
-            if "." in key and group in cli.REGISTRIES and key in known and key not in declared.of(cell):
+            if "." in key and group in REGISTRIES and key in known and key not in declared.of(cell):
                 left_out[f"{key} is left out for {declared.names(cell)[group]}, which has no such option"] = None
             elif key != "seed":
                 options[key] = value
@@ -313,8 +313,8 @@ class _Declared:
         naming = {key: cell[key] for key in ("config", "mixer", "task", "mixer.pattern") if key in cell}
         text = json.dumps(naming, sort_keys=True)
         if text not in self._found:
-            choice = cli.choose(arguments(naming))
-            names = {name for group in cli.REGISTRIES for name in cli.Options(choice, only=group).declared}
+            choice = choose(arguments(naming))
+            names = {name for group in REGISTRIES for name in Options(choice, only=group).declared}
             self._found[text] = names, choice.names
         return self._found[text]
 
@@ -330,8 +330,6 @@ def arguments(options: Mapping[str, Any]) -> list[str]:
 
 def label(options: Mapping[str, Any]) -> str:
     """A configuration in a few words, for people: attention mixer.n_heads=2."""
-    names = [str(options[key]) for key in cli.REGISTRIES if key in options]
-    rest = [
-        text.removeprefix("--") for text in arguments({k: v for k, v in options.items() if k not in cli.REGISTRIES})
-    ]
+    names = [str(options[key]) for key in REGISTRIES if key in options]
+    rest = [text.removeprefix("--") for text in arguments({k: v for k, v in options.items() if k not in REGISTRIES})]
     return " ".join([*names, *rest]) or "the default"

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cli import UsageError
-from sweeps.grid import Experiment, read_experiment, values_of
-from sweeps.matching import target
+from lab.config import UsageError
+from lab.sweep.grid import Experiment, read_experiment, values_of
+from lab.sweep.matching import target
 from zoo.naming import unknown
 
 ENGINES = ("local", "ray")

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import math
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sweeps.engine import NOT_STARTED, Job, Outcome, progress
+from lab.console import make_console, say
+from lab.sweep.engine import NOT_STARTED, Job, Outcome, progress
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
 # What a finished run is judged by: the first of these that it has.
@@ -97,18 +96,6 @@ class Board:
         if now is None:
             return job.name, "running", "", "", ""
         return job.name, "running", f"{now.step:,}/{now.steps:,}", now.metrics, now.left
-
-
-def say(console: Console, text: str, style: str | None = None) -> None:
-    """Print a line as it is: a path, or a line of a log, stays in one piece."""
-    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
-
-
-def make_console() -> Console:
-    """Standard output; a log has no width of its own, so tables there may be wide."""
-    from rich.console import Console
-
-    return Console() if sys.stdout.isatty() else Console(width=200)
 
 
 def make_table(title: str | None, columns: Sequence[str]) -> Table:

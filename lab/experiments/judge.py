@@ -1,7 +1,7 @@
-"""Judge the experiments of configs/experiment/: `python experiments.py --setting small`; `--help` says more.
+"""Judge the experiments of configs/experiment/: `python -m lab experiments --setting small`; `--help` says more.
 
-`sweep.py` makes the runs. This reads them, judges each experiment by what `sweeps.predictions` expects, and keeps the
-verdicts in docs/results.json, from which docs/results.md is written, with a figure for each.
+`sweep.py` makes the runs. This reads them, judges each experiment by what `lab.experiments.predictions` expects, and
+keeps the verdicts in docs/results.json, from which docs/results.md is written, with a figure for each.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cli import UsageError
-from sweeps.grid import read_experiment
-from sweeps.predictions import PREDICTIONS, Runs
-from zoo.compare.runs import Run, read_runs
+from lab.compare.runs import Run, read_runs
+from lab.config import UsageError
+from lab.console import make_console
+from lab.experiments.predictions import PREDICTIONS, Runs
+from lab.sweep.grid import read_experiment
 from zoo.files import write_atomically
 from zoo.naming import unknown
 from zoo.theory.claims.claim import Claim, Evidence, Verdict, equals
 
-ROOT = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENTS = ROOT / "configs" / "experiment"
 PAGE, STORED, FIGURES = "results.md", "results.json", "figures"
 
 HELP = """\
 The runs come first; both commands go on where they stopped:
 
-  python sweep.py configs/experiment/*.yaml --setting small && python experiments.py --setting small
+  python sweep.py configs/experiment/*.yaml --setting small && python -m lab experiments --setting small
 
 Exit status: 0 when all that was predicted holds, 1 when something does not, 2 for a command that cannot be followed.
 """
@@ -39,7 +40,7 @@ Exit status: 0 when all that was predicted holds, 1 when something does not, 2 f
 def main(argv: Sequence[str] | None = None) -> int:
     """Carry out a command line; see HELP for the exit status."""
     parser = argparse.ArgumentParser(
-        "experiments.py",
+        "python -m lab experiments",
         description="Judge experiments by their runs; write docs/results.md.",
         epilog=HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         records = {sweep.name: record(verdicts[sweep.name], sweep) for sweep in sweeps}
         files = write_results(verdicts, stored | records, arguments.out)
     except (ValueError, ImportError, OSError) as error:
-        print(f"experiments.py: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"lab experiments: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     show(verdicts.values())
     for file in files:
@@ -208,7 +209,7 @@ def page(records: Sequence[Mapping[str, Any]]) -> str:
     ]
     for setting in dict.fromkeys(each["setting"] for each in records):
         lines.append(f"python sweep.py configs/experiment/*.yaml --setting {setting} && \\")
-        lines.append(f"python experiments.py --setting {setting}")
+        lines.append(f"python -m lab experiments --setting {setting}")
     lines += ["```", ""]
     lines += [
         "| experiment | verdict | checks | setting | seeds | all runs, one by one |",
@@ -235,13 +236,6 @@ def _listed(values: Iterable[Any]) -> str:
 
 def show(verdicts: Iterable[Verdict]) -> None:
     """Print the table of `zoo claims`."""
-    from rich.console import Console
-
     from zoo.theory.report import verdict_table
 
-    console = Console()
-    (console if console.is_terminal else Console(width=200)).print(verdict_table(verdicts))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    make_console().print(verdict_table(verdicts))

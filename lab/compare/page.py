@@ -12,9 +12,9 @@ from string import Template
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from zoo.compare.charts import Chart, Series, charts_of, colours
-from zoo.compare.runs import Number
-from zoo.compare.table import (
+from lab.compare.charts import Chart, Series, charts_of, colours
+from lab.compare.runs import Number
+from lab.compare.table import (
     COLUMNS,
     SCORES,
     Group,

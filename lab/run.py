@@ -20,8 +20,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import cli
-from zoo.compare.runs import deciding_options
+from lab.compare.runs import deciding_options
+from lab.config import Command, UsageError, read_layer
 from zoo.files import write_atomically
 
 LONGEST_NAME = 40
@@ -40,7 +40,7 @@ class RunFolder:
     seed: int
 
     @classmethod
-    def of(cls, command: cli.Command) -> RunFolder:
+    def of(cls, command: Command) -> RunFolder:
         """The folder of a command: task and mixer, each with what differs from its layered defaults, and the seed."""
         config = command.config
         return cls(Path(config["run_dir"]).expanduser(), run_name(config, command.defaults), config["seed"])
@@ -84,7 +84,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             lock.acquire()
         except Timeout:
-            raise cli.UsageError(
+            raise UsageError(
                 f"{self.path} is in use by {_holder(file)}; wait for it to end, or give another --run_dir"
             ) from None
         except OSError as error:
@@ -110,11 +110,11 @@ class RunFolder:
         file = self.path / "config.yaml"
         if not file.exists():
             return
-        there, here = (deciding_options(values) for values in (cli.read_layer(file).values, config))
+        there, here = (deciding_options(values) for values in (read_layer(file).values, config))
         for key in sorted(there.keys() | here.keys()):
             if key not in there or key not in here or there[key] != here[key]:
                 values = f"{key} is {there.get(key)!r} there, {here.get(key)!r} here"
-                raise cli.UsageError(f"{self.path} holds another run: {values}; give another --run_dir, or --overwrite")
+                raise UsageError(f"{self.path} holds another run: {values}; give another --run_dir, or --overwrite")
 
     def metrics(self) -> dict[str, Any] | None:
         """What a finished run measured; None if there is none.
@@ -128,9 +128,9 @@ class RunFolder:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:
-            raise cli.UsageError(f"{file} cannot be read: {error}; --overwrite starts the run anew") from None
+            raise UsageError(f"{file} cannot be read: {error}; --overwrite starts the run anew") from None
 
-    def checkpoint_for(self, command: cli.Command) -> Path | None:
+    def checkpoint_for(self, command: Command) -> Path | None:
         """Where the command's training goes on, or what it tests; None for a new run.
 
         A run goes on from `last`; where that is damaged, from `previous`; where both are, from `best`, whose step may
@@ -202,8 +202,8 @@ class RunFolder:
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in metrics.items()}
         write_atomically(self.path / "metrics.json", json.dumps(plain, indent=2) + "\n")
 
-    def _unwritable(self, error: OSError) -> cli.UsageError:
-        return cli.UsageError(f"cannot write the run folder {self.path}: {error.strerror}")
+    def _unwritable(self, error: OSError) -> UsageError:
+        return UsageError(f"cannot write the run folder {self.path}: {error.strerror}")
 
 
 def _holder(lock: Path) -> str:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from cli import UsageError
+from lab.config import UsageError
 from tasks.registry import TASKS
 from zoo.naming import unknown
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from zoo.compare.charts import comparison_figure
-from zoo.compare.page import as_page
-from zoo.compare.table import Group, as_csv, as_markdown
+from lab.compare.charts import comparison_figure
+from lab.compare.page import as_page
+from lab.compare.table import Group, as_csv, as_markdown
 from zoo.files import write_atomically
 
 

@@ -150,7 +150,7 @@ def _class_name(callback: Any) -> str:
 def read_runs(folder: str | Path, trials: bool = False) -> list[Run]:
     """Every run under a folder, sorted by path; the folder may be a run itself.
 
-    What is foreign or broken is skipped, with one warning each in the log (`zoo.compare`) that names it.
+    What is foreign or broken is skipped, with one warning each in the log (`lab.compare`) that names it.
 
     Args:
         folder: where runs were kept, such as the --run_dir of train.py or sweep.py.

@@ -26,7 +26,7 @@ from zoo.naming import Registry
 from zoo.registry import MIXERS
 
 PROGRAM = "train.py"
-CONFIGS = Path(__file__).resolve().parent / "configs"
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 REGISTRIES: dict[str, Registry] = {"mixer": MIXERS, "task": TASKS}
 GROUPS = ("mixer", "task", "model", "trainer")
 # What train.py fills in: from --mixer, --seed and the task's spec.

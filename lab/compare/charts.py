@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from zoo.compare.runs import Number
-from zoo.compare.table import SCORES, Group, Row
+from lab.compare.runs import Number
+from lab.compare.table import SCORES, Group, Row
 from zoo.naming import require_extra
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zoo.compare.runs import Run
+from lab.compare.runs import Run
 from zoo.theory.claims.claim import Check, Curve, Evidence, Panel, at_least, at_most, near
 
 ACCURACY, ERROR = "test/accuracy", "test/relative_squared_error"

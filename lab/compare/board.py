@@ -15,9 +15,9 @@ from types import FrameType
 from typing import Any, NoReturn
 from urllib.parse import quote
 
-from zoo.compare.charts import Chart, Series, charts_of, colours, draw
-from zoo.compare.runs import EVENTS, Run
-from zoo.compare.table import Group
+from lab.compare.charts import Chart, Series, charts_of, colours, draw
+from lab.compare.runs import EVENTS, Run
+from lab.compare.table import Group
 from zoo.naming import require_extra
 from zoo.signals import SCHEDULER, handled
 

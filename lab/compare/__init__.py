@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from zoo.naming import lazy_names
 
 if TYPE_CHECKING:
-    from zoo.compare.runs import Run, read_runs
-    from zoo.compare.table import Group, Row, group_runs
+    from lab.compare.runs import Run, read_runs
+    from lab.compare.table import Group, Row, group_runs
 
 _HOMES = {
-    "Group": "zoo.compare.table",
-    "Row": "zoo.compare.table",
-    "Run": "zoo.compare.runs",
-    "group_runs": "zoo.compare.table",
-    "read_runs": "zoo.compare.runs",
+    "Group": "lab.compare.table",
+    "Row": "lab.compare.table",
+    "Run": "lab.compare.runs",
+    "group_runs": "lab.compare.table",
+    "read_runs": "lab.compare.runs",
 }
 
 __all__ = ["Group", "Row", "Run", "group_runs", "read_runs"]

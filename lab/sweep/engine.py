@@ -23,12 +23,12 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal, cast
 
-from cli import UsageError
-from run_folder import is_tested
-from train import REQUEUE
+from lab.config import UsageError
+from lab.run import is_tested
+from lab.train import REQUEUE
 from zoo.files import write_atomically
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = "120"  # of the bar in a log: narrower, it has no room for the metrics
 LOG, DONE, METRICS = "log.txt", "done.json", "metrics.json"
 TAIL_LINES = 8

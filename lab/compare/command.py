@@ -1,0 +1,63 @@
+"""The verb `zoo compare`, which a clone has: runs side by side in tables, in files or in TensorBoard."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from lab.config import UsageError
+from lab.console import make_console
+from zoo.naming import require_extra
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Give the verb's parser its flags."""
+    parser.description = (
+        "Put runs of train.py and sweep.py side by side, unfinished ones too: a table for each task, seeds together. "
+        "Writes compare.csv, compare.md, compare.png and compare.html, a page that needs no network."
+    )
+    add = parser.add_argument
+    add("folder", type=Path, metavar="DIR", nargs="?", default=Path("runs"), help="where runs were kept (runs)")
+    add("--out", type=Path, metavar="DIR", help="where files go (DIR/compare)")
+    add("--trials", action="store_true", help="with what sweep.py --tune tried and did not pick")
+    add("--tensorboard", action="store_true", help="instead of writing files, serve TensorBoard until Ctrl-C")
+    add("--port", type=int, metavar="N", help="of TensorBoard (6006, or the next that is free)")
+    parser.set_defaults(run=compare)
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """Carry the verb out and return the exit status.
+
+    Raises:
+        UsageError: flags that do not go together, nothing to show.
+        ValueError: no run that can be read.
+        MissingExtraError: a package of the extra `report` is not installed.
+    """
+    from lab.compare import group_runs, read_runs
+    from lab.compare.files import write_comparison
+    from lab.compare.table import tables
+
+    if arguments.port is not None and not arguments.tensorboard:
+        raise UsageError("--port is of --tensorboard")
+    if arguments.out is not None and arguments.tensorboard:
+        raise UsageError("--tensorboard writes no files: leave --out out")
+    for module in ("rich.table", "matplotlib.figure", "plotly.graph_objects"):
+        require_extra(module)
+    found = read_runs(arguments.folder, trials=True)
+    runs = [run for run in found if arguments.trials or not run.trial]
+    if not runs:
+        raise UsageError(f"{arguments.folder} holds trials of sweep.py --tune alone; --trials shows them")
+    groups = group_runs(runs)
+    console = make_console(140)
+    for table in tables(groups, console.width):
+        console.print(table)
+    if len(found) > len(runs):
+        console.print(f"left out: trials of --tune ({len(found) - len(runs)}); --trials shows them", highlight=False)
+    if arguments.tensorboard:
+        from lab.compare.board import show_in_tensorboard
+
+        show_in_tensorboard(groups, arguments.port, lambda line: print(line, flush=True))
+    else:
+        for file in write_comparison(groups, arguments.out or arguments.folder / "compare"):
+            print(file)
+    return 0

@@ -1,0 +1,334 @@
+"""Many runs of train.py: `python sweep.py --mixer attention,lstm --mixer.n_heads 1,2 --seed 0-4`; `--help` says more.
+
+The grid is printed and checked before anything starts. Then each run is a process of its own (`lab.sweep.engine`), what
+fails is reported and stops no other, and the same command goes on with what is not done. The sweep's folder
+`<run_dir>/<name>[/<setting>]/` holds the runs, as train.py lays them out, and their index `sweep.json`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import shlex
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lab.config import UsageError
+from lab.console import make_console, say
+from lab.sweep.board import Board, count_text, heading, judged, make_table, range_text, value_text
+from lab.sweep.command import HELP, Request
+from lab.sweep.engine import Job, Outcome, Stop, require_ray, run_local, run_ray, slot_environments
+from lab.sweep.grid import Configuration, Experiment, Grid, arguments, expand, label
+from lab.sweep.matching import TOLERANCE
+from zoo.files import write_atomically
+from zoo.signals import CTRL_C, SCHEDULER, handled
+
+INDEX = "sweep.json"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Carry out a command line; see HELP for the exit status."""
+    try:
+        request = Request.read(argv)
+        if request is None:
+            print(HELP, end="")
+            return 0
+        if request.engine == "ray":
+            require_ray()
+        planned = [Sweep.plan(experiment, request) for experiment in request.experiments()]
+    except UsageError as error:
+        print(f"sweep.py: error: {error}", file=sys.stderr)
+        return 2
+    for sweep in planned:
+        sweep.show_grid()
+    if request.dry_run:
+        return 0
+    status = 0
+    stop = Stop()
+    # Ctrl-C, or a scheduler, asks the runs to save and stop; a second signal kills them.
+    with handled((CTRL_C, *SCHEDULER), lambda *_: stop.ask()):
+        for sweep in planned:
+            try:
+                sweep.run(stop)
+            except (UsageError, OSError) as error:
+                print(f"sweep.py: error: {error}", file=sys.stderr)
+                return 2
+            sweep.show_summary()
+            status = max(status, 1 if sweep.failed else 0)
+            if stop.soft.is_set():
+                rest = [each for each in argv if each != "--overwrite"]
+                print(f"sweep.py: stopped; to go on: {shlex.join(['python', 'sweep.py', *rest])}", file=sys.stderr)
+                return 130
+    return status
+
+
+@dataclass
+class Sweep:
+    """One experiment being carried out."""
+
+    experiment: Experiment
+    request: Request
+    folder: Path
+    grid: Grid
+    varying: list[str]
+    """Options in which the configurations differ: what a table shows of them."""
+    trials: dict[str, list[Configuration]]
+    """With --tune: what each configuration chooses from."""
+    picked: dict[str, Configuration] = field(default_factory=dict)
+    outcomes: dict[Path, Outcome] = field(default_factory=dict)
+
+    @classmethod
+    def plan(cls, experiment: Experiment, request: Request) -> Sweep:
+        """Everything that can be refused is refused here, before anything runs or is written.
+
+        Raises:
+            UsageError: see `expand`; a folder that holds a run of another configuration.
+        """
+        folder = request.run_dir.expanduser().resolve() / experiment.name / (experiment.setting or "")
+        for key in experiment.tune:
+            if key == "seed" or key in experiment.fixed or any(key in grid for grid in experiment.grids):
+                raise UsageError(f"--tune {key}: {key} has values in the grid already, or is the seed; leave one out")
+        grid = expand(experiment, folder)
+        trials = {
+            key: [Configuration.of(configuration.options | choice, folder) for choice in _choices(experiment.tune)]
+            for key, configuration in grid.configurations.items()
+            if experiment.tune
+        }
+        if not request.overwrite:
+            for key, seeds in grid.seeds.items():
+                for each in trials.get(key, [grid.configurations[key]]):
+                    for seed in seeds:
+                        each.check_folder(seed)
+        options = [configuration.options for configuration in grid.configurations.values()]
+        keys = dict.fromkeys(key for each in options for key in each)
+        given = {*experiment.fixed, *(key for each in experiment.grids for key in each)}
+        # What is matched is shown even where it comes out alike for all.
+        varying = [key for key in keys if key not in given or len({json.dumps(each.get(key)) for each in options}) > 1]
+        return cls(experiment, request, folder, grid, varying, trials)
+
+    # Carrying out
+
+    def run(self, stop: Stop) -> None:
+        """Carry out all runs: with --tune first the trials of each configuration, then the picked on every seed."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.trials:
+            jobs = [
+                self._job(trial, self.grid.seeds[key][0], test=False)
+                for key, trials in self.trials.items()
+                for trial in trials
+            ]
+            self._carry_out(jobs, stop, "trials on the first seed")
+            if stop.soft.is_set():
+                return
+            self._pick()
+            rest = [key for key in self.grid.seeds if key in self.picked]
+            runs = [(self.picked[key], seed) for key in rest for seed in self.grid.seeds[key]]
+            jobs = [self._job(configuration, seed) for configuration, seed in runs]
+        else:
+            jobs = [self._job(configuration, seed) for configuration, seeds in self.grid for seed in seeds]
+        # Every configuration's first seed comes before any second one: an unfinished sweep compares all.
+        order = {key: i for i, key in enumerate(dict.fromkeys(job.folder.name for job in jobs))}
+        self._carry_out(sorted(jobs, key=lambda job: order[job.folder.name]), stop, "runs")
+        self.write_index()
+
+    def _job(self, configuration: Configuration, seed: int, test: bool = True) -> Job:
+        folder = configuration.folder(seed).path
+        flags = arguments(configuration.options | {"seed": seed, "run_dir": str(self.folder)})
+        anew = self.request.overwrite and not (self.outcomes.get(folder) and self.outcomes[folder].state == "done")
+        name = f"{self.describe(configuration.options)} seed={seed}".strip()
+        expected = {"params": configuration.params, "state_bytes": configuration.state_bytes}
+        return Job(name, (*flags, *(["--overwrite"] if anew else [])), folder, test, expected)
+
+    def describe(self, options: Mapping[str, Any]) -> str:
+        """A configuration by what sets it apart from the others."""
+        keys = [*self.varying, *self.experiment.tune]
+        shown = {key.removeprefix("mixer."): options[key] for key in keys if key in options}
+        return label(shown) if shown else ""
+
+    def _carry_out(self, jobs: Sequence[Job], stop: Stop, what: str) -> None:
+        done = [job for job in jobs if job.is_done and "--overwrite" not in job.arguments]
+        for job in done:
+            self.outcomes[job.folder] = Outcome(job, "done", job.seconds())
+        waiting = [job for job in jobs if job not in done]
+        self.write_index()
+        if not waiting:
+            say(make_console(), f"{what}: all {len(jobs)} are done already")
+            return
+        # Threads are shared among all slots even where the last runs leave some empty: results depend on their number.
+        slots = slot_environments(self.request.slots, self.use_gpus)[: len(waiting)]
+        board = Board(waiting, len(slots))
+        board.say(f"{what}: {len(waiting)} to do, {len(done)} done already, {len(slots)} at a time")
+        if self.request.engine == "ray":
+            coming = run_ray(waiting, slots, stop, self.request.address, self.use_gpus)
+        else:
+            coming = run_local(waiting, slots, stop)
+        with board.live():
+            for outcome in coming:
+                self.outcomes[outcome.job.folder] = outcome
+                board.take(outcome)
+                self.write_index()
+
+    @property
+    def use_gpus(self) -> bool:
+        """Whether any run would take a GPU where there is one."""
+        trainers = [configuration.command.config["trainer"] for configuration, _ in self.grid]
+        return any(trainer["accelerator"] != "cpu" for trainer in trainers)
+
+    def _pick(self) -> None:
+        """Choose each configuration's best trial by validation: accuracy, then loss."""
+        console = make_console()
+        for key, trials in self.trials.items():
+            seed = self.grid.seeds[key][0]
+            found = [(trial, *self._metrics(trial, [seed])) for trial in trials]
+            scored = [(_by_validation(metrics[0]), i, trial) for i, (trial, *metrics) in enumerate(found) if metrics]
+            name = self.describe(self.grid.configurations[key].options) or "the configuration"
+            if not scored:
+                say(console, f"{name}: no trial is done, nothing to pick", "red")
+                continue
+            (negative, loss), _, best = min(scored)
+            self.picked[key] = best
+            chosen = " ".join(f"{option}={value_text(best.options[option])}" for option in self.experiment.tune)
+            score = f"accuracy {-negative:.4f}, loss {loss:.4g}" if negative else f"loss {loss:.4g}"
+            say(console, f"{name}: picked {chosen} by validation on seed {seed} among {len(trials)}: {score}")
+
+    def _state(self, configuration: Configuration, seed: int) -> str:
+        outcome = self.outcomes.get(configuration.folder(seed).path)
+        return "waiting" if outcome is None else outcome.state
+
+    # What is said and written
+
+    @property
+    def failed(self) -> list[Outcome]:
+        """Runs that failed, and those whose size is not the one that was matched."""
+        return [outcome for outcome in self.outcomes.values() if outcome.state == "failed"]
+
+    def rows(self) -> Iterator[tuple[Configuration, list[int]]]:
+        """The configurations as they were run: with --tune the picked ones."""
+        return ((self.picked.get(key, each), self.grid.seeds[key]) for key, each in self.grid.configurations.items())
+
+    def show_grid(self) -> None:
+        """Print the grid: configurations, seeds, sizes, how many runs."""
+        console, experiment = make_console(), self.experiment
+        title = f"{experiment.name}{f' ({experiment.setting})' if experiment.setting else ''}"
+        table = make_table(title, [*map(heading, self.varying), "seeds", "parameters", "state bytes"])
+        for configuration, seeds in self.grid:
+            sizes = (f"{configuration.params:,}", f"{configuration.state_bytes:,}")
+            table.add_row(*self._cells(configuration), range_text(seeds), *sizes)
+        console.print(table)
+        for line in self.grid.left_out:
+            say(console, line)
+        for quantity, wanted in experiment.match.items():
+            say(console, f"matched: {quantity} = {wanted:,.0f} within {TOLERANCE:.0%}")
+        if experiment.prediction:
+            say(console, f"prediction: {experiment.prediction}")
+        trials = sum(map(len, self.trials.values()))
+        if trials:
+            # The picked trial's first seed is not trained again.
+            more = self.grid.n_runs - len(self.trials)
+            each = len(next(iter(self.trials.values())))
+            of = f"{count_text(len(self.trials), 'configuration')} x {count_text(each, 'trial')}"
+            text = f"{of} on the first seed, then {count_text(more, 'run')} of the picked"
+        else:
+            configurations = count_text(len(self.grid.configurations), "configuration")
+            text = f"{count_text(self.grid.n_runs, 'run')} of {configurations}"
+        say(console, f"{text}, kept in {self.folder}")
+
+    def _cells(self, configuration: Configuration) -> list[str]:
+        return [value_text(configuration.options.get(key)) for key in self.varying]
+
+    def show_summary(self) -> None:
+        """Print what was found, seeds together, and what failed."""
+        console = make_console()
+        tuned = list(self.experiment.tune)
+        columns = [
+            *map(heading, self.varying),
+            *tuned,
+            "done",
+            "test",
+            "validation",
+            "parameters",
+            "state bytes",
+            "time",
+        ]
+        table = make_table(f"{self.experiment.name}: mean ± standard deviation over seeds", columns)
+        for configuration, seeds in self.rows():
+            found = self._metrics(configuration, seeds)
+            choice = [value_text(configuration.options.get(key)) for key in tuned]
+            seconds = [metrics["seconds"] for metrics in found if metrics.get("seconds")]
+            table.add_row(
+                *self._cells(configuration),
+                *choice,
+                f"{len(found)}/{len(seeds)}",
+                judged(found, "test"),
+                judged(found, "val"),
+                f"{configuration.params:,}",
+                f"{configuration.state_bytes:,}",
+                f"{statistics.mean(seconds):.0f} s" if seconds else "",
+            )
+        console.print(table)
+        for outcome in self.failed:
+            say(console, f"failed: {outcome.job.name}: {outcome.message}; see {outcome.job.folder}")
+        say(console, str(self.folder / INDEX))
+
+    def _metrics(self, configuration: Configuration, seeds: Sequence[int]) -> list[dict[str, Any]]:
+        found = []
+        for seed in seeds:
+            outcome = self.outcomes.get(configuration.folder(seed).path)
+            if outcome is not None and outcome.state == "done" and (metrics := outcome.job.metrics()) is not None:
+                found.append(metrics)
+        return found
+
+    def write_index(self) -> None:
+        """Write `sweep.json`: what was asked, and each run with its options, folder, state and sizes."""
+        runs = []
+        for key, configuration in self.grid.configurations.items():
+            trials = self.trials.get(key, [])
+            chosen = self.picked.get(key)
+            first = self.grid.seeds[key][:1]
+            runs += [self._entry(trial, seed, "trial") for trial in trials if trial is not chosen for seed in first]
+            final = chosen if trials else configuration
+            if final is not None:
+                runs += [self._entry(final, seed, "run") for seed in self.grid.seeds[key]]
+        index = {
+            "name": self.experiment.name,
+            "setting": self.experiment.setting,
+            "prediction": self.experiment.prediction,
+            "command": shlex.join(sys.argv),
+            "tune": self.experiment.tune,
+            "match": self.experiment.match,
+            "varying": self.varying,
+            "left_out": self.grid.left_out,
+            "runs": runs,
+        }
+        write_atomically(self.folder / INDEX, json.dumps(index, indent=2) + "\n")
+
+    def _entry(self, configuration: Configuration, seed: int, kind: str) -> dict[str, Any]:
+        folder = configuration.folder(seed).path
+        outcome = self.outcomes.get(folder)
+        return {
+            "folder": os.path.relpath(folder, self.folder),
+            "kind": kind,
+            "options": configuration.options,
+            "seed": seed,
+            "state": self._state(configuration, seed),
+            "message": outcome.message if outcome else "",
+            "seconds": outcome.seconds if outcome else None,
+            "params": configuration.params,
+            "state_bytes": configuration.state_bytes,
+        }
+
+
+def _choices(tune: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    return (dict(zip(tune, values, strict=True)) for values in itertools.product(*tune.values()))
+
+
+def _by_validation(metrics: Mapping[str, Any]) -> tuple[float, float]:
+    """Least is best: by accuracy, where equal (or without accuracy) by loss."""
+    loss = metrics.get("val/loss")
+    return -(metrics.get("val/accuracy") or 0.0), math.inf if loss is None else loss

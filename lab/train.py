@@ -1,0 +1,549 @@
+"""Train one sequence mixer on one task: `python train.py --mixer hybrid --task mqar`; `--help` says more.
+
+This is where the zoo, the tasks and Lightning meet: the task's spec fills in what the model must know, and a run folder
+`<run_dir>/<task>/<mixer and what differs>/seed<k>/` keeps the configuration, checkpoints, TensorBoard events and
+metrics. The same command goes on with an unfinished run and shows a finished one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import os
+import shlex
+import shutil
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from lab.config import PROGRAM, Command, UsageError, parse
+from lab.run import RunFolder, differing_options, is_tested
+from zoo.signals import CTRL_C, SCHEDULER, handled
+
+if TYPE_CHECKING:
+    import lightning as L
+
+    from tasks.datamodule import TaskDataModule
+    from tasks.spec import TaskSpec
+    from zoo.training import SequenceModule, Throughput
+
+START = time.perf_counter()
+# An OpenMP thread that waits for another should give its core away: where other processes keep the cores busy, spinning
+# makes a step of small kernels two to five times slower. Read when torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+CHECKPOINT_EVERY = 100
+REQUEUE = 75
+"""Exit status that asks a scheduler to run the same command again: EX_TEMPFAIL of sysexits.h."""
+TESTED = {"task.n_val", "task.n_test", "task.test_lengths"}
+"""Options that say what a run is judged on: no hyper-parameters."""
+SHOWN = {
+    "accuracy_macro": ".4f",
+    "sequence_accuracy": ".4f",
+    "perplexity": ".4g",
+    "bits_per_token": ".4g",
+    "relative_squared_error": ".4g",
+    "r2": ".4f",
+    "loss": ".4g",
+}
+"""The test's numbers in the table, below the accuracy, and their form."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a command line and return the exit status.
+
+    0: done. 1: training failed (a loss that is not finite, a full disk). 2: the command line cannot be followed.
+    75 (`REQUEUE`): stopped by SIGTERM or SIGUSR1, as schedulers do; the same command goes on. 130: Ctrl-C.
+    """
+    with handled(SCHEDULER, _terminate), _quiet_writers():
+        return _status(argv)
+
+
+def _status(argv: Sequence[str]) -> int:
+    try:
+        command = parse(argv)
+        from zoo.training import Interrupted, NonFiniteLossError
+    except UsageError as error:
+        return _fail(error, 2)
+    except KeyboardInterrupt:
+        return _fail("interrupted before training", 130)
+    except Terminated as stop:
+        return _fail(stop, REQUEUE)
+    try:
+        run(command)
+    except UsageError as error:
+        return _fail(error, 2)
+    except (Interrupted, Terminated) as stop:
+        return _stopped(stop, argv, 130 if stop.signal == CTRL_C else REQUEUE)
+    except KeyboardInterrupt:
+        return _stopped("interrupted outside training", argv, 130)
+    except NonFiniteLossError as error:  # in all processes at once
+        return _fail(error, 1) if is_first_process() else 0
+    except OSError as error:
+        # The system names no file where a write fails, as on a full disk, only where opening does.
+        unnamed = error.errno is not None and error.filename is None
+        return _fail(f"cannot write to {RunFolder.of(command).path}: {error.strerror}" if unnamed else error, 1)
+    return 0
+
+
+def run(command: Command) -> dict[str, Any]:
+    """Train and test as `command` says, or only test; returns what `metrics.json` holds.
+
+    Nothing is written before everything that the command names has been built, and two processes never train in one
+    folder: the first locks it.
+
+    Raises:
+        UsageError: options that do not fit together, a checkpoint of another model, a folder of another run or in use.
+        NonFiniteLossError: the loss, or a weight, is nan or infinite; the checkpoints are of earlier steps.
+        Interrupted: a signal asked the run to stop.
+    """
+    from zoo.training import log_result
+
+    _quiet()
+    folder, metrics = RunFolder.of(command), None
+    if command.test_only:
+        session = Session.build(command, folder)
+        assert session.checkpoint is not None
+        metrics = session.evaluate(session.checkpoint)
+        show(metrics, session.checkpoint)
+        return metrics
+    if not command.overwrite:
+        folder.check_config(command.config)
+        metrics = folder.metrics() if command.ckpt_path is None else None
+        if metrics is not None and (command.no_test or is_tested(metrics)):
+            print("this run is finished; --overwrite starts it anew")
+            show(metrics, folder.path)
+            return metrics
+    with folder.lock() if is_first_process() else nullcontext():
+        session = Session.build(command, folder)
+        if session.trainer.is_global_zero:
+            if session.checkpoint is not None:
+                for aside in folder.set_aside_damaged():
+                    _say(f"{aside.stem} is damaged; it is now {aside}, and the run goes on from {session.checkpoint}")
+            folder.prepare(command.config, session.checkpoint)
+        session.fit()
+        # Of a run that was trained with --no_test, training cost what it cost then.
+        cost = {key: metrics[key] for key in ("tokens_per_second", "seconds") if metrics and key in metrics}
+        metrics = session.evaluate(folder.best, test=not command.no_test) | cost
+        log_result(session.trainer, compared_results(metrics))
+        if session.trainer.is_global_zero:
+            folder.write_metrics(metrics)
+            show(metrics, folder.path)
+        return metrics
+
+
+def is_first_process() -> bool:
+    """Whether this is the process of rank zero, before there is a trainer to ask."""
+    from lightning.pytorch.utilities import rank_zero_only
+
+    return getattr(rank_zero_only, "rank", 0) == 0
+
+
+@dataclass(frozen=True)
+class Session:
+    """A command with everything it names built: task, data, model, trainer."""
+
+    folder: RunFolder
+    spec: TaskSpec
+    data: TaskDataModule
+    model: SequenceModule
+    state_bytes: int
+    """Of the model's state after the task's sequence, batch of one."""
+    trainer: L.Trainer
+    throughput: Throughput
+    checkpoint: Path | None
+    """Where training goes on, or what is tested."""
+    step: int | None
+    """The optimizer step at which the checkpoint was saved."""
+    progress: bool
+    """Whether bars are shown."""
+
+    @classmethod
+    def build(cls, command: Command, folder: RunFolder) -> Session:
+        """Build all parts and generate the data; writes nothing to the run folder.
+
+        Raises:
+            UsageError: see `run`.
+        """
+        from lightning.fabric.utilities.exceptions import MisconfigurationException
+        from lightning.pytorch.plugins import DoublePrecision
+
+        from tasks import create_task
+        from tasks.datamodule import TaskDataModule
+        from zoo.saved import check_checkpoint
+        from zoo.training import SequenceModule, Throughput
+
+        config = command.config
+        task_options = {key: value for key, value in config["task"].items() if key != "name"}
+        of_data = inspect.signature(TaskDataModule).parameters.keys() & task_options.keys()
+        data_options = {key: task_options.pop(key) for key in of_data}
+        apart = {"task", "trainer", "batch_size", "seed", "run_dir", "figures_every"}
+        model_options = {key: value for key, value in config.items() if key not in apart}
+        throughput = Throughput()
+        try:
+            task = create_task(config["task"]["name"], **task_options)
+            spec = task.spec
+            shape = {"vocab_size": spec.vocab_size, "d_input": spec.d_input, "n_outputs": spec.n_outputs}
+            judged = {"loss": spec.loss, "facts": spec.facts, "perplexity": spec.perplexity}
+            model = SequenceModule(**model_options, **shape, **judged, seed=config["seed"])
+            data = TaskDataModule(task, **data_options, batch_size=config["batch_size"], seed=config["seed"])
+            checkpoint = folder.checkpoint_for(command)
+            step = None if checkpoint is None else check_checkpoint(checkpoint, **model_options, **shape)
+            state_bytes = model.backbone.state_bytes(spec.seq_len)  # refuses a sequence that the mixer cannot take
+            progress = command.trainer["enable_progress_bar"] is not False
+            trainer = build_trainer(command, folder, throughput, step)
+            if isinstance(trainer.precision_plugin, DoublePrecision):
+                # Lightning converts after it has read a checkpoint, whose float64 weights would be rounded on the way.
+                model.double()
+            if trainer.max_steps == -1 and trainer.max_epochs == -1:
+                raise ValueError(
+                    "the learning rate schedule needs an end: give trainer.max_steps or trainer.max_epochs"
+                )
+            data.setup("fit")
+            if not command.no_test:
+                data.setup("test")
+        except (ValueError, TypeError, MisconfigurationException) as error:
+            raise UsageError(error) from error
+        return cls(folder, spec, data, model, state_bytes, trainer, throughput, checkpoint, step, progress)
+
+    def fit(self) -> None:
+        """Train, from the checkpoint if there is one, and make sure that a best checkpoint exists."""
+        if self.trainer.is_global_zero:
+            resumed = "" if self.checkpoint is None else f", going on from step {self.step} ({self.checkpoint})"
+            print(
+                f"{self.folder.path}: {self.n_params:,} parameters on {self.trainer.strategy.root_device}{resumed}",
+                flush=True,
+            )
+        with _ctrl_c():
+            self.trainer.fit(self.model, self.data, ckpt_path=self.checkpoint, weights_only=True)
+        if self.trainer.strategy.broadcast(not self.folder.best.is_file()):
+            # No validation has found a better one: training ended before the first, or there is none.
+            self.trainer.save_checkpoint(self.folder.best)
+
+    def evaluate(self, checkpoint: Path, test: bool = True) -> dict[str, Any]:
+        """Metrics of a checkpoint on the validation and, unless told otherwise, test splits, and what the run cost."""
+        from zoo.saved import read_checkpoint
+
+        trainer, options = self.trainer, {"ckpt_path": checkpoint, "weights_only": True, "verbose": False}
+        splits = ("test", "val") if test else ("val",)
+        with _ctrl_c():
+            # The curve of the validation metrics has its points from training: no further one, but where there is none.
+            loggers = trainer.loggers
+            trainer.loggers = [] if self._has_validated() else loggers
+            validated = trainer.validate(self.model, self.data, **options)
+            trainer.loggers = loggers
+            tested = trainer.test(self.model, self.data, **options) if test else []
+            score = tested[0].get(f"test/{self.model.score_name}") if tested else None
+            at_lengths = self._test_at_lengths(score) if test else {}
+        return {
+            **{f"{split}/{name}": None for split in splits for name in ("accuracy", "loss")},
+            # Lightning returns no metrics at all where --trainer.limit_val_batches or limit_test_batches is zero.
+            **{name: value for found in (*validated, *tested) for name, value in found.items()},
+            **at_lengths,
+            "chance": self.data.task.of_split("test").spec.chance,
+            **self.data.task.floors(),
+            "params": self.n_params,
+            "state_bytes": self.state_bytes,
+            "tokens_per_second": self.throughput.tokens_per_second,
+            "step": int(read_checkpoint(checkpoint)["global_step"]),
+            "seconds": time.perf_counter() - START,
+        }
+
+    def _has_validated(self) -> bool:
+        """Whether training lasted to its first validation, also before it was last resumed."""
+        from zoo.training import Checkpoints
+
+        kept = (each for each in self.trainer.checkpoint_callbacks if isinstance(each, Checkpoints))
+        return any(each.best_score is not None for each in kept)
+
+    def _test_at_lengths(self, score: float | None) -> dict[str, float | None]:
+        """Scores at the task's test lengths by the names of metrics.json, drawn where the run's curves are.
+
+        Args:
+            score: at the length of training, which the figure shows too.
+        """
+        from zoo.theory.figures import save_figure
+        from zoo.training import length_figure, log_lengths, scores_at_lengths
+
+        name, trained = self.model.score_name, self.spec.seq_len
+        scores = scores_at_lengths(self.trainer, self.model, self._length_batches())
+        if scores and self.trainer.loggers and self.trainer.is_global_zero:
+            chance = {trained: self.spec.chance} | {n: task.spec.chance for n, task in self.data.at_lengths.items()}
+            title = f"{self.data.task.name}, {self.model.hparams['mixer']['name']}, seed {self.folder.seed}"
+            figure = length_figure({trained: score} | scores, name, trained, chance, title)
+            log_lengths(self.trainer, name, scores, figure)
+            save_figure(figure, self.folder.path / f"{name}_by_length.png")
+        return {f"test/{name}_at_length/{length}": found for length, found in scores.items()}
+
+    def _length_batches(self) -> Iterator[tuple[int, Any]]:
+        """The test batches of each length; on a terminal with a bar where they take long."""
+        from tqdm import tqdm
+
+        disable = None if self.progress and self.trainer.is_global_zero else True
+        for length, batches in self.data.length_batches():
+            title = f"testing at length {length}"
+            yield length, tqdm(batches, title, unit=" batches", delay=2, leave=False, disable=disable)
+
+    @property
+    def n_params(self) -> int:
+        """Numbers that training may change."""
+        return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+
+
+def build_trainer(command: Command, folder: RunFolder, throughput: Throughput, step: int | None) -> L.Trainer:
+    """Lightning's Trainer with the command's options, and for training our callbacks, logger and checkpoints.
+
+    Args:
+        command: the run.
+        folder: where checkpoints and TensorBoard events go.
+        throughput: the callback that measures tokens per second.
+        step: where training goes on; events of later steps are purged.
+    """
+    from lightning.pytorch import Trainer
+    from lightning.pytorch.callbacks import LambdaCallback
+
+    from zoo.training import (
+        AtomicCheckpointIO,
+        Checkpoints,
+        CurveLogger,
+        HParams,
+        Interrupt,
+        NonFiniteLoss,
+        ReseedEachStep,
+    )
+
+    options: dict[str, Any] = dict(command.trainer)
+    config = command.config
+    callbacks, plugins = (_as_list(options.pop(key)) for key in ("callbacks", "plugins"))
+    if options["enable_progress_bar"] is not False:
+        bar = Progress(options["log_every_n_steps"] or 50)
+        shown = {"on_train_start": bar.open, "on_train_batch_end": bar.step}
+        callbacks.append(LambdaCallback(**shown, on_train_end=bar.close, on_exception=bar.close))
+    options["enable_progress_bar"] = False
+    options["default_root_dir"] = options["default_root_dir"] or str(folder.run_dir)
+    if command.test_only:
+        options |= {"logger": False, "enable_checkpointing": False}
+        return Trainer(**options, callbacks=callbacks, plugins=plugins)
+    if options["logger"] in (None, True):
+        options["logger"] = CurveLogger(
+            folder.run_dir, folder.name, f"seed{folder.seed}", default_hp_metric=False, purge_step=step
+        )
+    checkpoints = Checkpoints(folder.path / "checkpoints", every_n_steps=CHECKPOINT_EVERY)
+    callbacks += [
+        ReseedEachStep(config["seed"]),
+        NonFiniteLoss(),
+        throughput,
+        HParams(compared_options(command), folder.trial),
+        Interrupt(checkpoints),
+        checkpoints,
+    ]
+    if config["figures_every"] != 0:
+        from zoo.training import TheoryFigures
+
+        callbacks.append(TheoryFigures(config["figures_every"]))
+    return Trainer(**options, callbacks=callbacks, plugins=[*plugins, AtomicCheckpointIO()])
+
+
+def compared_options(command: Command) -> dict[str, Any]:
+    """What TensorBoard's HParams tab has of a run: its mixer and heads, what differs from the defaults, and its seed.
+
+    Named after the help that explains them (--mixer.help, --model.help), so that the mixer is first in the alphabet
+    too. A run does not know the others: what is as it always is would be a constant among them.
+    """
+    config = command.config
+    heads = {"mixer.n_heads": config["mixer"]["n_heads"]} if "n_heads" in config["mixer"] else {}
+    differing = differing_options(config, command.defaults).items()
+    groups = ("mixer.", "task.", "trainer.")
+    named = {key if key.startswith(groups) else f"model.{key}": value for key, value in differing if key not in TESTED}
+    return {"mixer": config["mixer"]["name"], **heads, **named, "seed": config["seed"]}
+
+
+def compared_results(metrics: Mapping[str, Any]) -> dict[str, int | float | None]:
+    """What its HParams tab has of the result: the task's score, once tested, and sizes."""
+    from lab.compare.table import SCORES
+
+    score = next((name for name in SCORES if metrics.get(f"test/{name}") is not None), None)
+    tested = {} if score is None else {score: metrics[f"test/{score}"]}
+    return tested | {"parameters": metrics["params"], "state_bytes": metrics["state_bytes"]}
+
+
+class Terminated(BaseException):
+    """SIGTERM or SIGUSR1 outside training; within it `Interrupt` sees to them."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name} outside training")
+        self.signal = number
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    """Unwind as Ctrl-C does; a second signal ends the process."""
+    signal.signal(number, signal.SIG_DFL)
+    raise Terminated(number)
+
+
+@contextmanager
+def _quiet_writers() -> Iterator[None]:
+    """Keep to ourselves what TensorBoard's writing thread dies of: the run meets the same error at its next write."""
+    usual = threading.excepthook
+
+    def hook(died: threading.ExceptHookArgs) -> None:
+        if not isinstance(died.exc_value, OSError):
+            usual(died)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = usual
+
+
+@contextmanager
+def _ctrl_c() -> Iterator[None]:
+    # Lightning turns a Ctrl-C that our callback does not see into a silent exit with status 1.
+    try:
+        yield
+    except SystemExit:
+        raise KeyboardInterrupt from None
+
+
+def _as_list(value: Any) -> list[Any]:
+    return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
+
+
+class Titles(logging.Handler):
+    """Hand what `zoo.ops` says of itself, that it compiles for some seconds, to `show`, until closed."""
+
+    LOGGER = logging.getLogger("zoo.ops")
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        super().__init__()
+        self.show = show
+        self.LOGGER.addHandler(self)
+        self.LOGGER.setLevel(logging.INFO)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.show(record.getMessage())
+
+    def close(self) -> None:
+        self.LOGGER.removeHandler(self)
+        self.LOGGER.setLevel(logging.NOTSET)
+        super().close()
+
+
+class Progress:
+    """One bar over the optimizer steps of the whole run, with loss and accuracy every so many steps."""
+
+    TITLE = "training"
+    """Before the bar, unless the step that is under way has something to say."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self._bar: Any = None
+        self._titles: Titles | None = None
+        self._title = self.TITLE
+
+    def _entitle(self, title: str) -> None:
+        if title != self._title:
+            self._title = title
+            self._bar.set_description(title)
+
+    def open(self, trainer: L.Trainer, module: Any) -> None:
+        from tqdm import tqdm
+
+        total = trainer.estimated_stepping_batches
+        self._bar = tqdm(
+            total=int(total) if math.isfinite(total) else None,
+            initial=trainer.global_step,
+            desc=self.TITLE,
+            unit=" steps",
+            ncols=min(120, shutil.get_terminal_size().columns),
+            # A log file gets a line now and then, a terminal a bar that moves.
+            mininterval=0.1 if sys.stderr.isatty() else 3,
+            disable=not trainer.is_global_zero,
+        )
+        self._titles = Titles(self._entitle)
+
+    def step(self, trainer: L.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._entitle(self.TITLE)
+        done = trainer.global_step - self._bar.n
+        if done and trainer.global_step % self.every == 0:
+            names = ("train/loss", "train/accuracy", "val/accuracy", "val/relative_squared_error")
+            metrics = trainer.callback_metrics
+            shown = {name.replace("train/", ""): f"{float(metrics[name]):.4f}" for name in names if name in metrics}
+            self._bar.set_postfix(shown, refresh=False)
+        self._bar.update(done)
+
+    def close(self, *_: Any) -> None:
+        if self._titles is not None:
+            self._titles.close()
+            self._bar.close()
+
+
+def show(metrics: Mapping[str, Any], where: Path) -> None:
+    """Print the result as one table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False, title=None)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    if (accuracy := metrics.get("test/accuracy")) is not None:
+        table.add_row("test accuracy", f"{accuracy:.4f}   (chance {metrics['chance']:.4f})")
+    elif "test/accuracy" not in metrics and metrics.get("val/accuracy") is not None:
+        table.add_row("validation accuracy", f"{metrics['val/accuracy']:.4f}   (not tested)")
+    for name, form in SHOWN.items():
+        if (value := metrics.get(f"test/{name}")) is not None:
+            table.add_row(f"test {name.replace('_', ' ')}", format(value, form))
+    for name, score in metrics.items():
+        if "_at_length/" in name:
+            row = name.removeprefix("test/").replace("_at_length/", " at length ").replace("_", " ")
+            table.add_row(f"test {row}", "-" if score is None else f"{score:.4g}")
+    table.add_row("parameters", f"{metrics['params']:,}")
+    table.add_row("state", f"{metrics['state_bytes']:,} bytes")
+    if (rate := metrics["tokens_per_second"]) is not None:
+        table.add_row("training", f"{rate:,.0f} tokens/s")
+    table.add_row("time", f"{metrics['seconds']:.0f} s")
+    Console().print(table)
+    print(where)
+
+
+def resume_command(argv: Sequence[str]) -> str:
+    """The command that goes on with an interrupted run: the same, which finds its own last checkpoint."""
+    rest, arguments = [], iter(argv)
+    for argument in arguments:
+        if argument == "--ckpt_path":
+            next(arguments, None)
+        elif argument != "--overwrite" and not argument.startswith("--ckpt_path="):
+            rest.append(argument)
+    return shlex.join(["python", "train.py", *rest])
+
+
+def _fail(message: object, status: int) -> int:
+    _say(f"error: {message}" if status in (1, 2) else message)
+    return status
+
+
+def _stopped(how: object, argv: Sequence[str], status: int) -> int:
+    if not is_first_process():
+        # The first one says it and has the status: Lightning takes any but 0 in the others for a crash, and kills all.
+        return 0
+    return _fail(f"{how}\nto go on: {resume_command(argv)}", status)
+
+
+def _say(message: object) -> None:
+    with suppress(OSError):  # a log on the disk that is full
+        print(f"{PROGRAM}: {message}", file=sys.stderr, flush=True)
+
+
+def _quiet() -> None:
+    """Leave what a person must know: Lightning's notes on hardware, tips and worker counts go."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", module=r"lightning\.")
