@@ -554,6 +554,49 @@ def delta_product(
     return (rms_norm(o, p["norm.weight"]).reshape(seq, -1) * output_gate(p, x)) @ p["out_proj.weight"].T
 
 
+def decayed_heads(q: Array, k: Array, v: Array, decay: Array) -> Array:
+    """S_t = diag(decay_t) S_{t-1} + k_t v_t^T; returns S_t^T q_t, (seq, n_heads, d_value)."""
+    seq, n_heads, d_key = k.shape
+    o = np.zeros_like(v)
+    for h in range(n_heads):
+        s = np.zeros((d_key, v.shape[2]))
+        for t in range(seq):
+            s = decay[t, h][:, None] * s + np.outer(k[t, h], v[t, h])
+            o[t, h] = q[t, h] @ s
+    return o
+
+
+def retnet(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
+    """Sun et al. 2307.08621, section 2, with RMSNorm over a head."""
+    seq, n_values = len(x), p["out_proj.weight"].shape[1]
+    qkv = x @ p["qkv_proj.weight"].T
+    n_keys = (qkv.shape[1] - n_values) // 2
+    q, k, v = (heads_of(part, n_heads) for part in np.split(qkv, [n_keys, 2 * n_keys], axis=-1))
+    q, k = (np.array([[rotate(head, t) for head in part[t]] for t in range(seq)]) for part in (q, k))
+    gamma = np.array([1 - 2.0 ** (-5 - h) for h in range(n_heads)])
+    decay = np.ones((seq, n_heads, k.shape[2])) * gamma[:, None]
+    normed = rms_norm(decayed_heads(q / np.sqrt(k.shape[2]), k, v, decay), p["norm.weight"]).reshape(seq, -1)
+    return (normed * silu(x @ p["gate_proj.weight"].T)) @ p["out_proj.weight"].T
+
+
+def lightning_attention(p: Parameters, x: Array, n_heads: int = 2, slope_scale: float = 1.0, **_sizes: object) -> Array:
+    """MiniMax-01 2501.08313, section 2.2, for powers of two of heads."""
+    assert n_heads in (1, 2, 4, 8)
+    q, k, v = (heads_of(part, n_heads) for part in np.split(silu(x @ p["qkv_proj.weight"].T), 3, axis=-1))
+    slopes = np.array([2 ** (-8 * (h + 1) / n_heads) for h in range(n_heads)])
+    decay = np.ones_like(k) * np.exp(-slope_scale * slopes)[:, None]
+    normed = rms_norm(decayed_heads(q, k, v, decay).reshape(len(x), -1), p["norm.weight"], eps=1e-6)
+    return (normed * sigmoid(x @ p["gate_proj.weight"].T)) @ p["out_proj.weight"].T
+
+
+def hgrn2(p: Parameters, x: Array, n_heads: int = 2, lower_bound: float = 0.0, **_sizes: object) -> Array:
+    """Qin et al. 2404.07904, section 3."""
+    q, logit, v = (heads_of(part, n_heads) for part in np.split(x @ p["in_proj.weight"].T, 3, axis=-1))
+    decay = lower_bound + (1 - lower_bound) * sigmoid(logit)
+    heads = decayed_heads(silu(q) / np.sqrt(q.shape[2]), 1 - decay, v, decay)
+    return rms_norm(heads.reshape(len(x), -1), p["norm.weight"]) @ p["out_proj.weight"].T
+
+
 # The explicit factorized class.
 
 
@@ -1036,6 +1079,9 @@ REFERENCES = {
     "kda": kda,
     "gdn2": kda,
     "delta_product": delta_product,
+    "retnet": retnet,
+    "lightning_attention": lightning_attention,
+    "hgrn2": hgrn2,
     "diagonal_ssm": diagonal_ssm,
     "s4d": s4d,
     "selective_ssm": selective_ssm,

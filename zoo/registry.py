@@ -77,6 +77,27 @@ MIXERS: Registry[Mixer] = Registry(
             2023,
             "2312.06635",
         ),
+        "retnet": Mixer(
+            "zoo.mixers.retnet:RetNet",
+            "retention: rotary linear attention with a fixed decay for each head",
+            "linear attention",
+            2023,
+            "2307.08621",
+        ),
+        "lightning_attention": Mixer(
+            "zoo.mixers.lightning_attention:LightningAttention",
+            "linear attention of MiniMax-01: SiLU, a fixed decay for each head",
+            "linear attention",
+            2025,
+            "2501.08313",
+        ),
+        "hgrn2": Mixer(
+            "zoo.mixers.hgrn2:HGRN2",
+            "gated linear attention with keys tied to the decays",
+            "linear attention",
+            2024,
+            "2404.07904",
+        ),
         "delta_net": Mixer(
             "zoo.mixers.delta_net:DeltaNet",
             "linear attention that overwrites: the delta rule",

@@ -25,6 +25,12 @@ EMBEDDING = "state-spaces/mamba e9594ce, mamba_ssm/models/mixer_seq_simple.py, i
 GLA = "fla-org/flash-linear-attention bc3b101, fla/layers/gla.py"
 DELTA = "fla-org/flash-linear-attention bc3b101, fla/layers/delta_net.py"
 GATED_DELTA = "fla-org/flash-linear-attention bc3b101, fla/layers/gated_deltanet.py; NVlabs/GatedDeltaNet 5ddd1e4"
+RETNET = "fla-org/flash-linear-attention bc3b101, fla/layers/multiscale_retention.py"
+HGRN2 = "fla-org/flash-linear-attention bc3b101, fla/layers/hgrn2.py"
+MINIMAX = "transformers 5, models/minimax/modeling_minimax.py"
+KDA = "fla-org/flash-linear-attention bc3b101, fla/layers/kda.py"
+GDN2 = "fla-org/flash-linear-attention bc3b101, fla/layers/gdn2.py"
+PRODUCT = "fla-org/flash-linear-attention bc3b101, fla/layers/gated_deltaproduct.py"
 S4D = "state-spaces/s4 e757cef, models/s4/s4d.py"
 LRU = "NicolasZucchet/minimal-LRU bbd71b1, lru/model.py"
 ALIBI = "ofirpress/attention_with_linear_biases 4b92f28, fairseq/models/transformer.py"
@@ -125,6 +131,24 @@ TABLE = [
     *linear("gated_delta_net", GATED_DELTA, {"qkv_proj.weight": 64, "gate_proj.weight": 64, "out_proj.weight": 128}),
     Initial("gated_delta_net", "conv.weight", named("conv.weight"), within(4), GATED_DELTA, d_model=256),
     Initial("gated_delta_net", "norm.weight", named("norm.weight"), 1.0, GATED_DELTA),
+    # kda, gdn2 and delta_product.
+    Initial("kda", "dt", lambda m: F.softplus(m.dt_bias), STEPS, KDA, {}, 1024),
+    Initial("kda", "A", lambda m: m.A_log.exp(), uniform(1, 16), KDA, {"n_heads": 1024}, 1024),
+    Initial("kda", "conv.weight", named("conv.weight"), within(4), KDA, d_model=256),
+    Initial("kda", "norm.weight", named("norm.weight"), 1.0, KDA),
+    *linear("kda", KDA, {"qkv_proj.weight": 64, "decay_down.weight": 64, "gate_up.weight": 32, "out_proj.weight": 64}),
+    Initial("gdn2", "dt", lambda m: F.softplus(m.dt_bias), STEPS, GDN2, {}, 1024),
+    *linear("gdn2", GDN2, {"strength_proj.weight": 64, "decay_up.weight": 32, "gate_down.weight": 64}),
+    Initial("delta_product", "dt", lambda m: F.softplus(m.dt_bias), STEPS, PRODUCT, {"n_heads": 1024}, 1024),
+    Initial("delta_product", "A", lambda m: m.A_log.exp(), uniform(0, 16), PRODUCT, {"n_heads": 1024}, 1024),
+    *linear("delta_product", PRODUCT, {"qkv_proj.weight": 64, "gate_proj.weight": 64, "out_proj.weight": 128}),
+    # retnet, lightning_attention and hgrn2.
+    *linear("retnet", RETNET, {"qkv_proj.weight": 64, "gate_proj.weight": 64, "out_proj.weight": 128}),
+    Initial("retnet", "norm.weight", named("norm.weight"), 1.0, RETNET),
+    *linear("lightning_attention", MINIMAX, {"qkv_proj.weight": 64, "gate_proj.weight": 64, "out_proj.weight": 64}),
+    Initial("lightning_attention", "norm.weight", named("norm.weight"), 1.0, MINIMAX),
+    *linear("hgrn2", HGRN2, {"in_proj.weight": 64, "out_proj.weight": 64}),
+    Initial("hgrn2", "norm.weight", named("norm.weight"), 1.0, HGRN2),
     # s4d.
     Initial("s4d", "dt", lambda m: m.log_dt.exp(), STEPS, S4D, {"d_state": 2}, 2048),
     Initial("s4d", "-Re A", lambda m: m.log_rate.exp(), 0.5, S4D),

@@ -120,6 +120,92 @@ def gated_delta_net() -> Layer:
     return layer, _with_convs(layer, state), ("fla/layers/gated_deltanet.py", f"{path}/naive.py", f"{path}/gate.py")
 
 
+def kda() -> Layer:
+    file, naive = _fla("layers.kda"), _fla("ops.kda.naive").naive_recurrent_kda
+    gate = _fla("ops.kda.gate").naive_kda_gate
+    state: State = {}
+
+    def kernel(
+        q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Tensor, dt_bias: Tensor, **_: Any
+    ) -> Any:
+        beta = (2 if layer.allow_neg_eigval else 1) * beta.sigmoid()
+        g = gate(g, A_log, dt_bias, output_dtype=torch.float64)
+        y, state["S"] = naive(_unit(q), _unit(k), v, g, beta, output_final_state=True)
+        return y, state["S"]
+
+    file.fused_recurrent_kda = file.chunk_kda = kernel
+    file.ShortConvolution, file.FusedRMSNormGated = _ShortConv, _GatedNorm
+    layer = file.KimiDeltaAttention(hidden_size=6, num_heads=2, head_dim=3, expand_v=2, allow_neg_eigval=True)
+    return layer, _with_convs(layer, state), ("fla/layers/kda.py", "fla/ops/kda/naive.py", "fla/ops/kda/gate.py")
+
+
+def gdn2() -> Layer:
+    file, naive = _fla("layers.gdn2"), _fla("ops.gdn2.naive").naive_recurrent_gdn2
+    state: State = {}
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, g: Tensor, b: Tensor, w: Tensor, **_: Any) -> Any:
+        y, state["S"] = naive(_unit(q), _unit(k), v, g, b, w, output_final_state=True)
+        return y, state["S"]
+
+    file.fused_recurrent_gdn2 = file.chunk_gdn2 = kernel
+    file.ShortConvolution, file.FusedRMSNormGated = _ShortConv, _GatedNorm
+    layer = file.GatedDeltaNet2(hidden_size=6, num_heads=2, head_dim=3, expand_v=2, allow_neg_eigval=True)
+    return layer, _with_convs(layer, state), ("fla/layers/gdn2.py", "fla/ops/gdn2/naive.py")
+
+
+def delta_product() -> Layer:
+    file = _fla("layers.gated_deltaproduct")
+    naive = _fla("ops.gated_delta_product.naive").naive_recurrent_gated_delta_product
+    state: State = {}
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, num_householder: int, **_: Any) -> Any:
+        q = _unit(q) * q.shape[3] ** -0.5
+        given = {"output_final_state": True, "num_householder": num_householder}
+        y, state["S"] = naive(q, _unit(k), v, g, beta, None, None, **given)
+        return y, state["S"]
+
+    file.chunk_gated_delta_product = kernel
+    file.ShortConvolution, file.FusedRMSNormGated = _ShortConv, _GatedNorm
+    layer = file.GatedDeltaProduct(hidden_size=6, num_heads=2, head_dim=3, num_householder=2)
+    layer.eval = layer.train  # in evaluation the layer runs short sequences by the kernel of another op
+    files = ("fla/layers/gated_deltaproduct.py", "fla/ops/gated_delta_product/naive.py")
+    return layer, _with_convs(layer, state), files
+
+
+def retnet() -> Layer:
+    rotary = _fla("modules.rotary")
+    rotary.rotary_embedding = lambda x, cos, sin, **_: rotary.rotary_embedding_ref(
+        x, cos[: x.shape[1]], sin[: x.shape[1]]
+    )
+    file, naive = _fla("layers.multiscale_retention"), _fla("ops.retention.naive").naive_retention
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, **_: Any) -> tuple[Tensor, None]:
+        return naive(*(t.transpose(1, 2) for t in (q, k, v))).transpose(1, 2), None
+
+    file.fused_recurrent_retention = file.chunk_retention = kernel
+    file.FusedRMSNormGated = _GatedNorm
+    layer = file.MultiScaleRetention(hidden_size=8, num_heads=2)
+    files = ("fla/layers/multiscale_retention.py", "fla/ops/retention/naive.py", "fla/modules/rotary.py")
+    return layer, lambda x: (layer(x)[0], {}), files
+
+
+def hgrn2() -> Layer:
+    file, naive = _fla("layers.hgrn2"), _fla("ops.gla.naive").naive_recurrent_gla
+    state: State = {}
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, gk: Tensor | None = None, g: Tensor | None = None, **_: Any) -> Any:
+        y, state["S"] = naive(q, k, v, g if gk is None else gk, output_final_state=True)
+        return y, state["S"]
+
+    file.fused_recurrent_gla = file.chunk_gla = kernel
+    norm = _fla("modules.layernorm").rms_norm_ref
+    file.swish = F.silu
+    file.rms_norm_linear = lambda x, weight, bias, w, b: F.linear(norm(x, weight, bias, eps=1e-5), w, b)
+    layer = file.HGRN2Attention(hidden_size=6, expand_ratio=3, layer_idx=1)
+    bound = torch.tensor(0.25)
+    return layer, lambda x: (layer(x, lower_bound=bound)[0], state), ("fla/layers/hgrn2.py", "fla/ops/gla/naive.py")
+
+
 def selective_ssm() -> Layer:
     file = importlib.import_module("mamba_ssm.modules.mamba_simple")
     file.selective_scan_fn = importlib.import_module("mamba_ssm.ops.selective_scan_interface").selective_scan_ref
@@ -187,6 +273,11 @@ LAYERS: dict[str, tuple[str, Callable[[], Layer]]] = {
     "gated_linear_attention": ("flash-linear-attention", gated_linear_attention),
     "delta_net": ("flash-linear-attention", delta_net),
     "gated_delta_net": ("flash-linear-attention", gated_delta_net),
+    "kda": ("flash-linear-attention", kda),
+    "gdn2": ("flash-linear-attention", gdn2),
+    "delta_product": ("flash-linear-attention", delta_product),
+    "retnet": ("flash-linear-attention", retnet),
+    "hgrn2": ("flash-linear-attention", hgrn2),
     "selective_ssm": ("mamba", selective_ssm),
     "ssd": ("mamba", ssd),
     "mamba3": ("mamba", mamba3),
@@ -216,10 +307,14 @@ class _Norm(nn.Module):
 
 
 class _GatedNorm(_Norm):
-    """Its FusedRMSNormGated: the norm, times silu of the gate."""
+    """Its FusedRMSNormGated: the norm, times silu or sigmoid of the gate."""
+
+    def __init__(self, hidden_size: int, activation: str = "swish", **options: Any) -> None:
+        super().__init__(hidden_size, **options)
+        self.nonlinearity = {"swish": F.silu, "sigmoid": torch.sigmoid}[activation]
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        return super().forward(x) * F.silu(gate)
+        return super().forward(x) * self.nonlinearity(gate)
 
 
 class _ShortConv(nn.Module):

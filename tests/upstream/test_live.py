@@ -203,6 +203,38 @@ def test_gated_attention_is_qwen3_nexts(length: int, cuts: Sequence[int], genera
     )
 
 
+# Linear attention.
+
+
+@every_cut
+@pytest.mark.parametrize(("length", "layer_idx"), [(7, 0), (7, 2), (70, 1)])
+def test_lightning_attention_is_minimaxs(
+    length: int, layer_idx: int, cuts: Sequence[int], generator: torch.Generator
+) -> None:
+    from transformers.models.minimax import MiniMaxConfig, modeling_minimax
+
+    sizes = {
+        "hidden_size": D_MODEL,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 3,
+        "block_size": 16,
+    }
+    config = MiniMaxConfig(**sizes, num_hidden_layers=4, layer_types=["linear_attention"] * 4)
+    layer = modeling_minimax.MiniMaxLightningAttention(config, layer_idx=layer_idx)
+    scale = float(layer.slope_rate[0] / 0.25)
+    assert math.isclose(scale, 1 - layer_idx / 3, rel_tol=1e-4)
+
+    def translate(w: Weights) -> Weights:
+        qkv = w["qkv_proj.weight"].unflatten(0, (4, 3, 3)).transpose(0, 1).flatten(0, 2)
+        gate = {"gate_proj.weight": w["output_gate.weight"]}
+        return {"qkv_proj.weight": qkv, **gate, **{f"{n}.weight": w[f"{n}.weight"] for n in ("norm", "out_proj")}}
+
+    mixer = create_mixer("lightning_attention", D_MODEL, n_heads=4, slope_scale=scale)
+    state, x = compare(layer, lambda x: layer(x, None, None)[0], mixer, translate, length, cuts, generator)
+    assert_close(state.S, layer(x, None, None)[1])
+
+
 # Nonlinear recurrence.
 
 

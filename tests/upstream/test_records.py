@@ -72,6 +72,31 @@ def gated_delta_net(w: Weights) -> Weights:
     return {**delta_net(w), **renamed, "A_log": w["A_log"], "dt_bias": w["dt_bias"]}
 
 
+def kda(w: Weights) -> Weights:
+    strengths = [w[f"{name}_proj.weight"] for name in "bw" if f"{name}_proj.weight" in w]
+    return {
+        **joined(w),
+        "strength_proj.weight": torch.cat(strengths),
+        "decay_down.weight": w["f_proj.0.weight"],
+        "decay_up.weight": w["f_proj.1.weight"],
+        "gate_down.weight": w["g_proj.0.weight"],
+        "gate_up.weight": w["g_proj.1.weight"],
+        "gate_up.bias": w["g_proj.1.bias"],
+        "norm.weight": w["o_norm.weight"],
+        "A_log": w["A_log"],
+        "dt_bias": w["dt_bias"],
+    }
+
+
+def retnet(w: Weights) -> Weights:
+    return {**joined(w), "gate_proj.weight": w["g_proj.weight"], "norm.weight": w["g_norm_swish_gate.weight"]}
+
+
+def hgrn2(w: Weights) -> Weights:
+    inner = torch.cat([w[f"{name}_proj.weight"] for name in "qfi"])
+    return {"in_proj.weight": inner, "norm.weight": w["g_norm.weight"], "out_proj.weight": w["o_proj.weight"]}
+
+
 def mamba(w: Weights) -> Weights:
     ours = {name.replace("conv1d", "conv"): tensor for name, tensor in w.items()}
     return {**ours, "conv.weight": w["conv1d.weight"].squeeze(1)}
@@ -176,6 +201,13 @@ TWINS = {
     ),
     "delta_net": Twin("delta_net", {"n_heads": 2}, delta_net, delta_states),
     "gated_delta_net": Twin("gated_delta_net", {"n_heads": 2, "beta_max": 2.0}, gated_delta_net, delta_states),
+    "kda": Twin("kda", {"n_heads": 2, "expand": 2, "beta_max": 2.0}, kda, delta_states),
+    "gdn2": Twin("gdn2", {"n_heads": 2, "expand": 2, "beta_max": 2.0}, kda, delta_states),
+    "delta_product": Twin("delta_product", {"n_heads": 2}, gated_delta_net, delta_states),
+    "retnet": Twin("retnet", {"n_heads": 2}, retnet),
+    "hgrn2": Twin(
+        "hgrn2", {"n_heads": 2, "lower_bound": 0.25}, hgrn2, lambda state, theirs, _: [(state.S, theirs["S"])]
+    ),
     "selective_ssm": Twin("selective_ssm", {"d_state": 3, "dt_rank": 2}, mamba, partial(mamba_states, swap=False)),
     "ssd": Twin("ssd", {"d_state": 3, "d_head": 2, "n_groups": 2}, mamba, partial(mamba_states, swap=True)),
     "mamba3": mamba3_twin(2, d_state=8, d_head=4),

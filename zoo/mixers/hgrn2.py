@@ -1,0 +1,83 @@
+"""HGRN2: gated linear attention whose keys are what the decays leave free."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from zoo.blocks import RMSNorm
+from zoo.coefficient import coefficient
+from zoo.contract import SequenceMixer, accumulator, head_width, require_positive
+from zoo.ops.dplr import dplr
+from zoo.ops.retention import bounded_decay
+from zoo.ops.time import valid_positions
+
+
+class HGRN2State(NamedTuple):
+    S: Tensor  # (batch, n_heads, d_head, d_head), keys first
+
+
+class HGRN2(SequenceMixer):
+    """The layer of Qin et al. 2404.07904, section 3, per head, with b the lower bound of the decays.
+
+        a_t = b + (1 - b) sigmoid(W_a x_t), a vector over the key channels
+        S_t = diag(a_t) S_{t-1} + (1 - a_t) v_t^T
+        y = out_proj(norm(S^T silu(W_q x) / sqrt(d_head)))
+
+    The norm is RMSNorm over all heads at once; there is no output gate. As in flash-linear-attention, commit bc3b101,
+    fla/layers/hgrn2.py, whose model learns b for all its layers together; here b is given.
+
+    Coefficients: q, a, 1/rms; there is no offset. Interaction rank: n_heads, since all of these act on keys or on all
+    channels alike.
+
+    Args:
+        d_model: width of input and output.
+        n_heads: heads.
+        d_head: width of a head; d_model / n_heads when absent.
+        lower_bound: b, no decay is below it; published models start with l / n_layers in layer l = 0, 1, ..., so that
+            the deeper remember longer.
+
+    Raises:
+        ValueError: sizes that are not positive, heads that do not divide, a lower bound outside [0, 1).
+    """
+
+    def __init__(self, d_model: int, n_heads: int = 2, d_head: int | None = None, lower_bound: float = 0.0) -> None:
+        super().__init__(d_model)
+        require_positive(n_heads=n_heads, d_head=d_head)
+        if not 0 <= lower_bound < 1:
+            raise ValueError(f"lower_bound must lie in [0, 1), got {lower_bound}")
+        self.n_heads, self.lower_bound = n_heads, lower_bound
+        self.d_head = head_width(d_model, n_heads, d_head)
+        d_inner = n_heads * self.d_head
+        self.in_proj = nn.Linear(d_model, 3 * d_inner, bias=False)
+        self.norm = RMSNorm(d_inner)
+        self.out_proj = nn.Linear(d_inner, d_model, bias=False)
+
+    def reset_parameters(self) -> None:
+        for layer in (self.in_proj, self.norm, self.out_proj):
+            layer.reset_parameters()
+
+    def rank_law(self, seq_len: int) -> int:
+        return self.n_heads
+
+    def empty_state(
+        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> HGRN2State:
+        shape = (batch_size, self.n_heads, self.d_head, self.d_head)
+        return HGRN2State(torch.zeros(shape, dtype=accumulator(dtype), device=device))
+
+    def mix(self, x: Tensor, state: HGRN2State, lengths: Tensor | None) -> tuple[Tensor, HGRN2State]:
+        parts = self.in_proj(x).to(state.S.dtype)
+        q, logit, v = rearrange(parts, "batch seq (part head d) -> part batch head seq d", part=3, head=self.n_heads)
+        log_decay, k = bounded_decay(logit, self.lower_bound)
+        if lengths is not None:
+            valid = valid_positions(lengths, x.shape[1])[:, None, :, None]
+            k, log_decay = k * valid, log_decay * valid  # padding writes nothing and forgets nothing
+        q = coefficient(F.silu(q) * self.d_head**-0.5)
+        y, S = dplr(q, coefficient(k), v, coefficient(log_decay), None, None, state.S)
+        y = self.norm(rearrange(y, "batch head seq d -> batch seq (head d)")).to(x.dtype)
+        return self.out_proj(y), HGRN2State(S)

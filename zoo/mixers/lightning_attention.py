@@ -1,0 +1,83 @@
+"""Lightning attention: linear attention that forgets at a fixed rate per head, with SiLU in place of a softmax."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from zoo.blocks import RMSNorm
+from zoo.coefficient import coefficient
+from zoo.contract import SequenceMixer, accumulator, head_width, require_positive
+from zoo.ops.activation import sigmoid_gate, silu
+from zoo.ops.attention import alibi_slopes
+from zoo.ops.retention import retention
+
+
+class LightningAttentionState(NamedTuple):
+    S: Tensor  # (batch, n_heads, d_head, d_head), keys first
+
+
+class LightningAttention(SequenceMixer):
+    """The linear layers of MiniMax-01 (2501.08313, section 2.2), after TransNormerLLM (2307.14995), per head.
+
+        q, k, v = silu(W x)
+        S_t = exp(-slope_scale slope_h) S_{t-1} + k_t v_t^T
+        y = out_proj(sigmoid(W_g x) * norm(S^T q))
+
+    The slopes are ALiBi's, 2^(-8 h / n_heads) for h = 1, 2, ... where n_heads is a power of two, and fixed. The norm is
+    RMSNorm over all heads at once. As in transformers' MiniMaxLightningAttention.
+
+    Coefficients: q, k, sigmoid(W_v x), 1/rms, sigmoid of the gate; there is no offset. Interaction rank: n_heads for
+    the recurrence; the values' SiLU and the gate, which act on channels, raise it to n_heads * d_head.
+
+    Args:
+        d_model: width of input and output.
+        n_heads: heads.
+        d_head: width of a head; d_model / n_heads when absent.
+        slope_scale: what the slopes are multiplied by; MiniMax-01 has 1 - l / (n_layers - 1) in layer l = 0, 1, ...,
+            so that the deeper forget more slowly.
+
+    Raises:
+        ValueError: sizes that are not positive, heads that do not divide, a negative slope_scale.
+    """
+
+    def __init__(self, d_model: int, n_heads: int = 2, d_head: int | None = None, slope_scale: float = 1.0) -> None:
+        super().__init__(d_model)
+        require_positive(n_heads=n_heads, d_head=d_head)
+        if not 0 <= slope_scale < float("inf"):
+            raise ValueError(f"slope_scale must be a number of at least 0, got {slope_scale}")
+        self.n_heads, self.slope_scale = n_heads, slope_scale
+        self.d_head = head_width(d_model, n_heads, d_head)
+        d_inner = n_heads * self.d_head
+        self.qkv_proj = nn.Linear(d_model, 3 * d_inner, bias=False)
+        self.gate_proj = nn.Linear(d_model, d_inner, bias=False)
+        self.norm = RMSNorm(d_inner, eps=1e-6)
+        self.out_proj = nn.Linear(d_inner, d_model, bias=False)
+
+    def reset_parameters(self) -> None:
+        for layer in (self.qkv_proj, self.gate_proj, self.norm, self.out_proj):
+            layer.reset_parameters()
+
+    def rank_law(self, seq_len: int) -> int:
+        # One per head for the recurrence; SiLU and gate act on the channels of its values.
+        return self.n_heads * self.d_head
+
+    def empty_state(
+        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> LightningAttentionState:
+        shape = (batch_size, self.n_heads, self.d_head, self.d_head)
+        return LightningAttentionState(torch.zeros(shape, dtype=accumulator(dtype), device=device))
+
+    def mix(
+        self, x: Tensor, state: LightningAttentionState, lengths: Tensor | None
+    ) -> tuple[Tensor, LightningAttentionState]:
+        qkv = self.qkv_proj(x).to(state.S.dtype)
+        q, k, v = rearrange(qkv, "batch seq (part head d) -> part batch head seq d", part=3, head=self.n_heads)
+        slopes = self.slope_scale * alibi_slopes(self.n_heads).to(state.S)
+        y, S = retention(coefficient(F.silu(q)), coefficient(F.silu(k)), silu(v), slopes, state.S, lengths)
+        y = self.norm(rearrange(y, "batch head seq d -> batch seq (head d)")).to(x.dtype)
+        return self.out_proj(sigmoid_gate(self.gate_proj(x), y)), LightningAttentionState(S)

@@ -1,0 +1,88 @@
+"""RetNet: linear attention that turns with the position and forgets at a fixed rate per head."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from zoo.blocks import RMSNorm
+from zoo.coefficient import coefficient
+from zoo.contract import SequenceMixer, accumulator, head_width, require_positive
+from zoo.ops.activation import silu_gate
+from zoo.ops.retention import retention, retention_rates
+from zoo.ops.rope import require_pairs, rotate
+
+
+class RetNetState(NamedTuple):
+    S: Tensor  # (batch, n_heads, d_head, expand * d_head), keys first
+    seen: Tensor  # (batch,) positions so far
+
+
+class RetNet(SequenceMixer):
+    """Multi-scale retention (Sun et al. 2307.08621, section 2), per head h = 0, 1, ...
+
+        q_t, k_t = R(t) W x_t, R(t) the rotation of RoPE at position t
+        S_t = (1 - 2^(-5-h)) S_{t-1} + k_t v_t^T
+        y = out_proj(silu(W_g x) * norm(S^T q / sqrt(d_head)))
+
+    The norm is RMSNorm over a head, as in flash-linear-attention, commit bc3b101, fla/layers/multiscale_retention.py,
+    where the paper has a group norm.
+
+    Coefficients: q, k, 1/rms, silu(W_g x); there is no offset. Interaction rank: n_heads for the recurrence; the gate,
+    which acts on channels, raises it to n_heads * expand * d_head.
+
+    Args:
+        d_model: width of input and output.
+        n_heads: heads.
+        d_head: width of a head's queries and keys, even; d_model / n_heads when absent.
+        expand: a head's values have width expand * d_head.
+
+    Raises:
+        ValueError: sizes that are not positive, heads that do not divide, an odd d_head.
+    """
+
+    def __init__(self, d_model: int, n_heads: int = 2, d_head: int | None = None, expand: int = 2) -> None:
+        super().__init__(d_model)
+        require_positive(n_heads=n_heads, d_head=d_head, expand=expand)
+        self.n_heads = n_heads
+        self.d_head = head_width(d_model, n_heads, d_head)
+        require_pairs(self.d_head)
+        self.d_value = expand * self.d_head
+        n_keys, n_values = n_heads * self.d_head, n_heads * self.d_value
+        self.widths = (n_keys, n_keys, n_values)
+        self.qkv_proj = nn.Linear(d_model, sum(self.widths), bias=False)
+        self.gate_proj = nn.Linear(d_model, n_values, bias=False)
+        self.norm = RMSNorm(self.d_value)
+        self.out_proj = nn.Linear(n_values, d_model, bias=False)
+
+    def reset_parameters(self) -> None:
+        for layer in (self.qkv_proj, self.gate_proj, self.norm, self.out_proj):
+            layer.reset_parameters()
+
+    def rank_law(self, seq_len: int) -> int:
+        # One per head for the recurrence; the gate acts on the channels of its outputs.
+        return self.n_heads * self.d_value
+
+    def empty_state(
+        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> RetNetState:
+        shape = (batch_size, self.n_heads, self.d_head, self.d_value)
+        S = torch.zeros(shape, dtype=accumulator(dtype), device=device)
+        return RetNetState(S, torch.zeros(batch_size, dtype=torch.int64, device=device))
+
+    def mix(self, x: Tensor, state: RetNetState, lengths: Tensor | None) -> tuple[Tensor, RetNetState]:
+        seq_len = x.shape[1]
+        q, k, v = (
+            rearrange(t, "batch seq (head d) -> batch head seq d", head=self.n_heads)
+            for t in self.qkv_proj(x).to(state.S.dtype).split(self.widths, dim=2)
+        )
+        positions = state.seen.unsqueeze(1) + torch.arange(seq_len, device=x.device)
+        q, k = coefficient(rotate(q, positions) * self.d_head**-0.5), coefficient(rotate(k, positions))
+        rates = retention_rates(self.n_heads, state.S.dtype, x.device)
+        y, S = retention(q, k, v, rates, state.S, lengths)
+        y = rearrange(self.norm(y), "batch head seq d -> batch seq (head d)").to(x.dtype)
+        seen = state.seen + (seq_len if lengths is None else lengths)
+        return self.out_proj(silu_gate(self.gate_proj(x), y)), RetNetState(S, seen)

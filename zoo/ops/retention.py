@@ -1,0 +1,57 @@
+"""Linear attention that forgets: at fixed rates, one per head, or with decays that are bounded from below."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from zoo.ops.dplr import dplr
+from zoo.ops.time import valid_positions
+
+
+def retention_rates(
+    n_heads: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+) -> Float[Tensor, " heads"]:
+    """Head h keeps 1 - 2^(-5-h) of its state at each step: the negated logarithms (Sun et al. 2307.08621, eq. 8)."""
+    h = torch.arange(n_heads, dtype=dtype, device=device)
+    return -torch.log1p(-torch.exp2(-5 - h))
+
+
+def retention(
+    q: Float[Tensor, "batch heads seq d_key"],
+    k: Float[Tensor, "batch heads seq d_key"],
+    v: Float[Tensor, "batch heads seq d_value"],
+    rates: Float[Tensor, " heads"],
+    state: Float[Tensor, "batch heads d_key d_value"],
+    lengths: Int[Tensor, " batch"] | None = None,
+) -> tuple[Float[Tensor, "batch heads seq d_value"], Float[Tensor, "batch heads d_key d_value"]]:
+    """S_t = exp(-rate) S_{t-1} + k_t v_t^T, y_t = S_t^T q_t (Sun et al. 2307.08621, eq. 6).
+
+    Args:
+        q, k, v: queries, keys and values.
+        rates: how fast each head forgets, at least zero.
+        state: S before the first position; its dtype is the one computed in.
+        lengths: valid positions of each row; what lies beyond writes nothing and forgets nothing.
+
+    Returns:
+        Outputs, and S after the last position.
+    """
+    log_decay = -rates.to(state.dtype).view(1, -1, 1, 1).expand(*q.shape[:3], 1)
+    if lengths is not None:
+        valid = valid_positions(lengths, q.shape[2])[:, None, :, None]
+        k, log_decay = k * valid, log_decay * valid
+    return dplr(q, k, v, log_decay, None, None, state)
+
+
+def bounded_decay(
+    logit: Float[Tensor, "*shape"], bound: float
+) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
+    """log(a) and 1 - a of a = bound + (1 - bound) sigmoid(logit) (Qin et al. 2404.07904, eq. 7), both without loss."""
+    log_decay = F.logsigmoid(logit)
+    if bound:
+        log_decay = torch.logaddexp(torch.full_like(logit, math.log(bound)), math.log1p(-bound) + log_decay)
+    return log_decay, (1 - bound) * torch.sigmoid(-logit)
