@@ -22,24 +22,33 @@ class HGRN2State(NamedTuple):
 
 
 class HGRN2(SequenceMixer):
-    """The layer of Qin et al. 2404.07904, section 3, per head, with b the lower bound of the decays.
+    """Gated linear attention in which a key channel writes as much as it forgets.
 
-        a_t = b + (1 - b) sigmoid(W_a x_t), a vector over the key channels
+        a_t = b + (1 - b) sigmoid(W_a x_t)                         per head a decay for each key channel, b: lower_bound
         S_t = diag(a_t) S_{t-1} + (1 - a_t) v_t^T
-        y = out_proj(norm(S^T silu(W_q x) / sqrt(d_head)))
+        y   = out_proj(RMSNorm(S_t^T silu(W_q x_t) / sqrt(d_head)))        one norm over all heads, no gate
 
-    The norm is RMSNorm over all heads at once; there is no output gate. As in flash-linear-attention, commit bc3b101,
-    fla/layers/hgrn2.py, whose model learns b for all its layers together; here b is given.
+    A layout over depth has a bound for each layer: `hybrid` with the pattern `[hgrn2, {name: hgrn2, lower_bound:
+    0.5}]`, as in `configs/mixer/hgrn2.yaml`.
 
-    Coefficients: q, a, 1/rms; there is no offset. Interaction rank: n_heads, since all of these act on keys or on all
-    channels alike.
+    Coefficients. q, a, 1 - a, 1/rms. The offset is zero.
+
+    State. n_heads x d_head x d_head numbers, at least float32. It does not grow.
+
+    Interaction rank. n_heads, at most d_model^2: nothing acts on channels, and one norm over all heads divides by one
+    number.
+
+    Source. Qin et al. 2404.07904, section 3; flash-linear-attention, commit bc3b101, fla/layers/hgrn2.py.
+
+    Not here. Bounds that are trained: the published model learns b for all its layers together, per channel a softmax
+    over depth, summed over the layers before, which starts at l / n_layers in layer l = 0, 1, ... A mixer is one layer,
+    so that its bound is a number that is given.
 
     Args:
         d_model: width of input and output.
         n_heads: heads.
         d_head: width of a head; d_model / n_heads when absent.
-        lower_bound: b, no decay is below it; published models start with l / n_layers in layer l = 0, 1, ..., so that
-            the deeper remember longer.
+        lower_bound: no decay is below it.
 
     Raises:
         ValueError: sizes that are not positive, heads that do not divide, a lower bound outside [0, 1).

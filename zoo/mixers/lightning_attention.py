@@ -22,24 +22,33 @@ class LightningAttentionState(NamedTuple):
 
 
 class LightningAttention(SequenceMixer):
-    """The linear layers of MiniMax-01 (2501.08313, section 2.2), after TransNormerLLM (2307.14995), per head.
+    """Linear attention with SiLU and a fixed decay in each head: the linear layers of MiniMax-01.
 
         q, k, v = silu(W x)
-        S_t = exp(-slope_scale slope_h) S_{t-1} + k_t v_t^T
-        y = out_proj(sigmoid(W_g x) * norm(S^T q))
+        S_t = exp(-slope_scale slope_h) S_{t-1} + k_t v_t^T        slope_h: ALiBi's, 2^(-8 h / n_heads), h = 1, 2, ...
+        y   = out_proj(sigmoid(W_g x) RMSNorm(S_t^T q_t))          one norm over all heads
 
-    The slopes are ALiBi's, 2^(-8 h / n_heads) for h = 1, 2, ... where n_heads is a power of two, and fixed. The norm is
-    RMSNorm over all heads at once. As in transformers' MiniMaxLightningAttention.
+    MiniMax-01 multiplies the slopes of layer l = 0, 1, ... by 1 - l / (n_layers - 1), and every eighth layer is softmax
+    attention. A layout over depth says both: `hybrid` with the pattern `[lightning_attention, {name:
+    lightning_attention, slope_scale: 0.5}, attention]`.
 
-    Coefficients: q, k, sigmoid(W_v x), 1/rms, sigmoid of the gate; there is no offset. Interaction rank: n_heads for
-    the recurrence; the values' SiLU and the gate, which act on channels, raise it to n_heads * d_head.
+    Coefficients. q, k, sigmoid(W_v x) of the values (W_v x is the value), 1/rms, the sigmoid of the gate. The offset is
+    zero.
+
+    State. n_heads x d_head x d_head numbers, at least float32. It does not grow.
+
+    Interaction rank. The recurrence alone has n_heads; SiLU of the values and gate act on channels: n_heads * d_head,
+    at most d_model^2.
+
+    Source. MiniMax-01 (2501.08313, section 2.2), after TransNormerLLM (2307.14995); transformers'
+    MiniMaxLightningAttention. Where the number of heads is no power of two, the slopes are those of ALiBi's authors,
+    and transformers has 2^(-8 h / n_heads) there too. Its 1e-5 of slope in the last layer is left to slope_scale.
 
     Args:
         d_model: width of input and output.
         n_heads: heads.
         d_head: width of a head; d_model / n_heads when absent.
-        slope_scale: what the slopes are multiplied by; MiniMax-01 has 1 - l / (n_layers - 1) in layer l = 0, 1, ...,
-            so that the deeper forget more slowly.
+        slope_scale: what the slopes are multiplied by; 0 for a head that forgets nothing.
 
     Raises:
         ValueError: sizes that are not positive, heads that do not divide, a negative slope_scale.

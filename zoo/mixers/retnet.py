@@ -22,17 +22,26 @@ class RetNetState(NamedTuple):
 
 
 class RetNet(SequenceMixer):
-    """Multi-scale retention (Sun et al. 2307.08621, section 2), per head h = 0, 1, ...
+    """Linear attention with rotary queries and keys and, in each head, a decay that is fixed: multi-scale retention.
 
-        q_t, k_t = R(t) W x_t, R(t) the rotation of RoPE at position t
-        S_t = (1 - 2^(-5-h)) S_{t-1} + k_t v_t^T
-        y = out_proj(silu(W_g x) * norm(S^T q / sqrt(d_head)))
+        q_t, k_t = R(t) W_q x_t, R(t) W_k x_t                      R(t): RoPE at position t
+        S_t = (1 - 2^(-5-h)) S_{t-1} + k_t v_t^T                   heads h = 0, 1, ...
+        y   = out_proj(silu(W_g x) RMSNorm(S_t^T q_t / sqrt(d_head)))
 
-    The norm is RMSNorm over a head, as in flash-linear-attention, commit bc3b101, fla/layers/multiscale_retention.py,
-    where the paper has a group norm.
+    The decays are not trained: the first head keeps 31/32 of its state at a step, the eighth 4095/4096.
 
-    Coefficients: q, k, 1/rms, silu(W_g x); there is no offset. Interaction rank: n_heads for the recurrence; the gate,
-    which acts on channels, raises it to n_heads * expand * d_head.
+    Coefficients. q, k, 1/rms, silu of the gate. The offset is zero. Before norm and gate a head's W_ij is gamma^(i-j)
+    (q_i . k_j) W_O^h W_V^h.
+
+    State. n_heads x d_head x (expand d_head) numbers, at least float32, and the count of positions, which the rotation
+    asks for. It does not grow.
+
+    Interaction rank. The recurrence alone has n_heads; the gate acts on channels: n_heads * expand * d_head, at most
+    d_model^2.
+
+    Source. Sun et al. 2307.08621, section 2; flash-linear-attention, commit bc3b101,
+    fla/layers/multiscale_retention.py. As there, the norm over a head is RMSNorm, where the paper has a group norm, and
+    the rotation is RoPE's, where the paper names xPos.
 
     Args:
         d_model: width of input and output.
