@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -993,6 +994,67 @@ def mamba3_operator(p: Parameters, x: Array, **options: object) -> Array:
 # Nonlinear recurrence.
 
 
+def minimal_gates(p: Parameters, x: Array, cell: str) -> tuple[Array, Array, Array]:
+    """u, what h is multiplied by and what g(u) is, (seq, d_inner) each."""
+    d_inner = p["out_proj.weight"].shape[1]
+    projected = x @ p["in_proj.weight"].T
+    u, *gates = np.split(projected, projected.shape[1] // d_inner, axis=1)
+    if cell == "gru":
+        return u, 1 - sigmoid(gates[0]), sigmoid(gates[0])
+    f, i = sigmoid(gates[0]), sigmoid(gates[1])
+    return u, f / (f + i), i / (f + i)
+
+
+def minimal_recurrence(p: Parameters, x: Array, cell: str = "gru", **_sizes: object) -> Array:
+    """minGRU: h = (1 - z) h + z g(u); minLSTM: h = (f h + i g(u)) / (f + i) (Feng et al. 2410.01201, app. B)."""
+    u, keeps, writes = minimal_gates(p, x, cell)
+    h, states = np.zeros(u.shape[1]), []
+    for t in range(len(x)):
+        h = keeps[t] * h + writes[t] * np.where(u[t] >= 0, u[t] + 0.5, sigmoid(u[t]))
+        states.append(h)
+    return np.stack(states) @ p["out_proj.weight"].T
+
+
+def minimal_recurrence_operator(p: Parameters, x: Array, cell: str = "gru", **_sizes: object) -> Array:
+    """W_ij = W_out diag(a_i ... a_{j+1} (1 - a_j) (g(u_j) - 1/2) / u_j) W_h."""
+    u, keeps, writes = minimal_gates(p, x, cell)
+    slope = np.where(u >= 0, 1.0, (sigmoid(u) - 0.5) / u)
+    seq, d_model = x.shape
+    operator = np.zeros((seq, seq, d_model, d_model))
+    for i in range(seq):
+        for j in range(i + 1):
+            diagonal = keeps[j + 1 : i + 1].prod(axis=0) * writes[j] * slope[j]
+            operator[i, j] = (p["out_proj.weight"] * diagonal) @ p["in_proj.weight"][: u.shape[1]]
+    return operator
+
+
+def minimal_recurrence_offset(p: Parameters, x: Array, cell: str = "gru", **_sizes: object) -> Array:
+    """c_i = W_out h_i of the same gates on g = 1/2 throughout."""
+    _, keeps, writes = minimal_gates(p, x, cell)
+    h, states = np.zeros(keeps.shape[1]), []
+    for t in range(len(x)):
+        h = keeps[t] * h + writes[t] / 2
+        states.append(h)
+    return np.stack(states) @ p["out_proj.weight"].T
+
+
+def rg_lru(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
+    """The recurrent block of Griffin (De et al. 2402.19427): eq. 1 to 4, behind a convolution, beside a GELU."""
+    gate, u = np.split(x @ p["in_proj.weight"].T + p["in_proj.bias"], 2, axis=-1)
+    u = short_conv(u, p["conv.weight"], p["conv.bias"])
+    h, states = np.zeros(u.shape[1]), []
+    for t, u_t in enumerate(u):
+        i, r = (
+            sigmoid(np.concatenate([part @ w for part, w in zip(np.split(u_t, n_heads), weight, strict=True)]) + bias)
+            for weight, bias in zip(p["gate_weight"], p["gate_bias"], strict=True)
+        )
+        a = sigmoid(-p["rate"]) ** (8 * r)  # softplus(rate) = -log(sigmoid(-rate))
+        h = a * h + (1.0 if t == 0 else np.sqrt(1 - a**2)) * i * u_t
+        states.append(h)
+    gelu = 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)))
+    return (gelu * np.stack(states)) @ p["out_proj.weight"].T + p["out_proj.bias"]
+
+
 def lstm(p: Parameters, x: Array, **_sizes: object) -> Array:
     """Hochreiter and Schmidhuber 1997 with the forget gate of Gers et al. 2000; gates stacked as i, f, g, o."""
     d_inner = p["recurrent"].shape[1]
@@ -1088,6 +1150,9 @@ REFERENCES = {
     "mamba3": mamba3,
     "ssd": ssd,
     "conv": conv,
+    "min_gru": minimal_recurrence,
+    "min_lstm": partial(minimal_recurrence, cell="lstm"),
+    "rg_lru": rg_lru,
     "lstm": lstm,
     "gru": gru,
     "rnn": rnn,
@@ -1110,4 +1175,11 @@ OPERATORS = {
     "identity": identity_operator,
     "mamba3": mamba3_operator,
     "ssd": ssd_operator,
+    "min_gru": minimal_recurrence_operator,
+    "min_lstm": partial(minimal_recurrence_operator, cell="lstm"),
 }
+OFFSETS = {
+    "min_gru": minimal_recurrence_offset,
+    "min_lstm": partial(minimal_recurrence_offset, cell="lstm"),
+}
+"""c of the mixers with constants that are no biases."""

@@ -13,10 +13,12 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from tests.cases import draw
 from tests.tolerances import assert_close, tolerance
+from zoo import create_mixer
 from zoo.ops.channel_ssm import channel_ssm
 from zoo.ops.chunked import decayed_states, into_chunks, segment_sums
 from zoo.ops.delta_rule import delta_rule, unit_length
 from zoo.ops.dplr import dplr
+from zoo.ops.linear_recurrence import linear_recurrence
 from zoo.ops.ssd import ssd
 from zoo.ops.step_size import draw_step_bias
 from zoo.ops.trapezoid import advance_angles, rotate_pairs, trapezoidal_ssd
@@ -401,3 +403,48 @@ def test_step_biases_are_log_uniform_after_softplus() -> None:
     assert 0.09 < dt.max() <= 1e-1 * 1.001
     assert abs(float(dt.log10().mean()) + 2) < 0.05
     assert_close(F.softplus(draw_step_bias(3, 1e-6, 1e-6)), np.full(3, 1e-4))  # the floor
+
+
+def elementwise_inputs(generator: torch.Generator, seq_len: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Decays from zero exactly to one exactly, what is written, and a state."""
+    decay = (draw(2, seq_len, 3, generator=generator) + 0.5).clamp(0, 1)
+    return decay, draw(2, seq_len, 3, generator=generator), draw(2, 3, generator=generator)
+
+
+@LENGTHS
+def test_the_elementwise_recurrence_is_the_loop(seq_len: int, generator: torch.Generator) -> None:
+    given = [t.requires_grad_() for t in elementwise_inputs(generator, seq_len)]
+    decay, written, h = given
+    outputs = []
+    for a, b in zip(decay.unbind(1), written.unbind(1), strict=True):
+        h = a * h + b
+        outputs.append(h)
+    y, last = linear_recurrence(*given)
+    assert_close(y, torch.stack(outputs, dim=1))
+    assert_close(last, h)
+    dy = draw(*y.shape, generator=generator)
+    expected = torch.autograd.grad(torch.stack(outputs, dim=1), given, dy)
+    for actual, grad in zip(torch.autograd.grad(y, given, dy), expected, strict=True):
+        assert_close(actual, grad)
+
+
+def test_the_elementwise_recurrence_has_second_derivatives(generator: torch.Generator) -> None:
+    given = [t.requires_grad_() for t in elementwise_inputs(generator, 5)]
+    assert gradcheck(linear_recurrence, given)
+    assert gradgradcheck(linear_recurrence, given)
+
+
+def test_the_elementwise_recurrence_keeps_float32s_digits(generator: torch.Generator) -> None:
+    decay, written, state = elementwise_inputs(generator, 4096)
+    decay = 1 - 0.001 * decay
+    exact, _ = linear_recurrence(decay, written, state)
+    rounded, _ = linear_recurrence(decay.float(), written.float(), state.float())
+    assert (rounded - exact).norm() < 1e-5 * exact.norm()
+
+
+def test_a_decay_that_underflows_to_one_leaves_gradients_finite() -> None:
+    mixer = create_mixer("rg_lru", 4)
+    with torch.no_grad():
+        mixer.gate_bias[1].fill_(-200.0)
+    mixer(torch.ones(1, 5, 4)).sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in mixer.parameters())

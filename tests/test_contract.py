@@ -156,8 +156,16 @@ def test_the_operator_reproduces_the_output(case: Case, generator: torch.Generat
 
 @cases()
 def test_what_is_not_in_the_operator_comes_from_biases(case: Case, generator: torch.Generator) -> None:
-    """No part of the value stream is marked as a coefficient: with biases at zero the offset is exactly zero."""
-    check_offset(case.create(generator), draw(2, 7, D_MODEL, generator=generator))
+    """No part of the value stream is marked as a coefficient: with biases at zero the offset is exactly zero.
+
+    Or, where the mixer has a constant that is no bias, exactly what the constant makes.
+    """
+    mixer, x = case.create(generator), draw(2, 7, D_MODEL, generator=generator)
+    if case.name in reference.OFFSETS:
+        expected = [reference.OFFSETS[case.name](parameters(mixer), row, **case.options) for row in x.numpy()]
+        assert_close(interaction(mixer, x).offset, np.stack(expected))
+    else:
+        check_offset(mixer, x)
 
 
 @cases(names=reference.OPERATORS)  # not a nonlinear recurrence or a stack, which have no closed form
@@ -759,6 +767,11 @@ def test_unknown_options_are_refused_with_the_valid_ones(case: Case) -> None:
         ("lstm", {"d_inner": 0}, ["d_inner must be a positive integer"]),
         ("gru", {"d_inner": 0}, ["d_inner must be a positive integer"]),
         ("rnn", {"nonlinearity": "relu"}, ["nonlinearity", "tanh", "linear"]),
+        ("min_gru", {"cell": "lsmt"}, ["did you mean 'lstm'"]),
+        ("min_lstm", {"d_inner": 0}, ["d_inner must be a positive integer"]),
+        ("rg_lru", {"n_heads": 3}, ["d_inner=8", "n_heads=3"]),
+        ("rg_lru", {"r_max": 1.0}, ["r_max", "1.0"]),
+        ("rg_lru", {"r_min": 0.99, "r_max": 0.9}, ["r_min=0.99", "r_max=0.9"]),
         ("parallel_hybrid", {"pattern": ()}, ["at least one mixer"]),
         ("parallel_hybrid", {"pattern": ("lstm", {"name": "factorized", "d_out": 5})}, ["d_out = d_model = 8", "5"]),
     ],

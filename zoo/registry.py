@@ -181,6 +181,28 @@ MIXERS: Registry[Mixer] = Registry(
         ),
         "gru": Mixer("zoo.mixers.gru:GRU", "gated recurrent unit", "recurrent net", 2014, "1406.1078"),
         "rnn": Mixer("zoo.mixers.rnn:RNN", "plain recurrent network, tanh or linear", "recurrent net", 1990, "Elman"),
+        "min_gru": Mixer(
+            "zoo.mixers.minimal_recurrence:MinimalRecurrence",
+            "a GRU whose gate does not see the state: a linear recurrence",
+            "linear recurrent net",
+            2024,
+            "2410.01201",
+        ),
+        "min_lstm": Mixer(
+            "zoo.mixers.minimal_recurrence:MinimalRecurrence",
+            "min_gru with forget and input gate, normed to add up to one",
+            "linear recurrent net",
+            2024,
+            "2410.01201",
+            {"cell": "lstm"},
+        ),
+        "rg_lru": Mixer(
+            "zoo.mixers.rg_lru:RGLRU",
+            "Griffin's recurrent block: a real-gated linear recurrent unit",
+            "linear recurrent net",
+            2024,
+            "2402.19427",
+        ),
         "hybrid": Mixer(
             "zoo.mixers.hybrid:Hybrid",
             "Jamba-style layout over depth: SSM and attention layers by pattern",

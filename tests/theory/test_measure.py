@@ -87,6 +87,9 @@ LAYERS: dict[str, tuple[Any, int]] = {
     "wide cell": (lambda: make("lstm", 2, d_inner=5), 12),
     "cell with few pairs": (lambda: make("lstm", 4), 3),
     "narrow cell": (lambda: make("gru", 4, d_inner=2), 12),
+    "minimal cell": (lambda: make("min_gru", 4, d_inner=6), 12),
+    "wide minimal cell": (lambda: make("min_lstm", 2, d_inner=6), 12),
+    "real-gated unit": (lambda: make("rg_lru", 4, d_inner=6), 12),
     "conv": (lambda: ShortConv(5, 3), 12),
     "two layers": (
         lambda: Stack([create_mixer("attention", 8, n_heads=2), create_mixer("attention", 8, n_heads=3, d_head=2)]),

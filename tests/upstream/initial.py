@@ -35,6 +35,8 @@ S4D = "state-spaces/s4 e757cef, models/s4/s4d.py"
 LRU = "NicolasZucchet/minimal-LRU bbd71b1, lru/model.py"
 ALIBI = "ofirpress/attention_with_linear_biases 4b92f28, fairseq/models/transformer.py"
 QWEN3_NEXT = "transformers 5.23.0, models/qwen3_next/modeling_qwen3_next.py; linear maps as torch starts them"
+MIN_GRU = "lucidrains/minGRU-pytorch 38b26e1, minGRU_pytorch/minGRU.py, minLSTM.py"
+GRIFFIN = "google-deepmind/recurrentgemma 2efa84d, recurrentgemma/torch/modules.py, layers.py"
 TORCH = "torch.nn.LSTM, GRU, RNN"
 JOZEFOWICZ = "Jozefowicz, Zaremba, Sutskever 2015, section 2.2 (a forget bias of 1)"
 HYENA = "Poli et al. 2302.10866; HazyResearch/safari, src/models/sequence/hyena.py, ExponentialModulation"
@@ -206,6 +208,25 @@ TABLE = [
     ),
     *linear("gated_attention", QWEN3_NEXT, {"qkv_proj.weight": 64, "gate_proj.weight": 64, "out_proj.weight": 64}),
     *[Initial("gated_attention", f"{n}_norm.weight", named(f"{n}_norm.weight"), 1.0, QWEN3_NEXT) for n in "qk"],
+    # Linear recurrence.
+    *linear("min_gru", MIN_GRU, {"in_proj.weight": 64, "out_proj.weight": 96}, d_inner=96),
+    *linear("min_lstm", MIN_GRU, {"in_proj.weight": 64, "out_proj.weight": 96}, d_inner=96),
+    Initial("rg_lru", "in_proj.weight", named("in_proj.weight"), normal(64**-0.5), GRIFFIN),
+    Initial("rg_lru", "out_proj.weight", named("out_proj.weight"), normal(96**-0.5), GRIFFIN, {"d_inner": 96}),
+    Initial("rg_lru", "gate_weight", named("gate_weight"), normal(16**-0.5), GRIFFIN, {"n_heads": 4}),
+    Initial("rg_lru", "conv.weight", named("conv.weight"), normal(0.05), GRIFFIN, {"d_conv": 4}, 512),
+    *[
+        Initial("rg_lru", name, named(name), 0.0, GRIFFIN)
+        for name in ("in_proj.bias", "out_proj.bias", "gate_bias", "conv.bias")
+    ],
+    Initial(
+        "rg_lru",
+        "a^2 at r = 1/8",
+        lambda m: (-2 * F.softplus(m.rate)).exp(),
+        uniform(0.81, 0.998001),
+        GRIFFIN,
+        {"d_inner": 2048},
+    ),
     # Nonlinear recurrence.
     Initial("lstm", "bias, i f g o", lambda m: m.bias.view(4, -1).T, [0.0, 1.0, 0.0, 0.0], JOZEFOWICZ),
     Initial(

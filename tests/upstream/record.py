@@ -39,6 +39,7 @@ SOURCES = {
     "mamba-softplus": ("state-spaces/mamba", "a14b1dff0454a3bc27d9eb31355dc01e4b2490ec"),
     "s4": ("state-spaces/s4", "e757cef57d89e448c413de7325ed5601aceaac13"),
     "minimal-LRU": ("NicolasZucchet/minimal-LRU", "bbd71b1104c399ec0d13819527d791949e66f599"),
+    "minGRU-pytorch": ("lucidrains/minGRU-pytorch", "38b26e119a2e85e70ea53825dc09b91b021afa06"),
     "fast-transformers": ("idiap/fast-transformers", "2ad36b97e64cb93862937bd21fcc9568d989561f"),
     "attention_with_linear_biases": (
         "ofirpress/attention_with_linear_biases",
@@ -268,6 +269,16 @@ def s4d() -> Layer:
     return layer, lambda x: (layer(x)[0], {}), ("models/s4/s4d.py",)
 
 
+def minimal_recurrence(name: str) -> Layer:
+    layer = getattr(importlib.import_module(f"minGRU_pytorch.{name}"), name)(6, expansion_factor=1.5)
+
+    def run(x: Tensor) -> tuple[Tensor, State]:
+        y, h = layer(x, return_next_prev_hidden=True)
+        return y, {"h": h}
+
+    return layer, run, (f"minGRU_pytorch/{name}.py",)
+
+
 LAYERS: dict[str, tuple[str, Callable[[], Layer]]] = {
     "linear_attention": ("fast-transformers", linear_attention),
     "gated_linear_attention": ("flash-linear-attention", gated_linear_attention),
@@ -284,6 +295,8 @@ LAYERS: dict[str, tuple[str, Callable[[], Layer]]] = {
     "mamba3_softplus": ("mamba-softplus", mamba3),
     "mamba3_ranks": ("mamba", mamba3_several_ranks),
     "s4d": ("s4", s4d),
+    "min_gru": ("minGRU-pytorch", lambda: minimal_recurrence("minGRU")),
+    "min_lstm": ("minGRU-pytorch", lambda: minimal_recurrence("minLSTM")),
 }
 
 

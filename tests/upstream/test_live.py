@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -258,6 +259,41 @@ def test_recurrent_nets_are_torchs(
     last = layer(x)[1]
     for held, theirs in zip(state, last if name == "lstm" else (last,), strict=True):
         assert_close(held, theirs[0])
+
+
+# Linear recurrence.
+
+
+@every_cut
+@every_length
+def test_the_real_gated_unit_is_recurrent_gemmas(length: int, cuts: Sequence[int], generator: torch.Generator) -> None:
+    from transformers.models.recurrent_gemma import RecurrentGemmaConfig, modeling_recurrent_gemma
+
+    config = RecurrentGemmaConfig(hidden_size=D_MODEL, lru_width=15, num_attention_heads=3, conv1d_width=4)
+    layer = modeling_recurrent_gemma.RecurrentGemmaRecurrentBlock(config, layer_idx=0)
+    for parameter in layer.rg_lru.parameters():
+        nn.init.normal_(parameter, std=0.3, generator=generator)  # far from a = 1, where theirs bounds a derivative
+    layer.rg_lru._rnn_scan = partial(layer.rg_lru._rnn_scan, acc_dtype=torch.float64)
+
+    def translate(w: Weights) -> Weights:
+        unit = {name.removeprefix("rg_lru."): weight for name, weight in w.items() if name.startswith("rg_lru.")}
+        names = ("input_gate", "recurrent_gate")
+        return {
+            **{f"in_proj.{kind}": torch.cat([w[f"linear_{n}.{kind}"] for n in "yx"]) for kind in ("weight", "bias")},
+            "conv.weight": w["conv_1d.weight"].squeeze(1),
+            "conv.bias": w["conv_1d.bias"],
+            "gate_weight": torch.stack([unit[f"{name}_weight"] for name in names]),
+            "gate_bias": torch.stack([unit[f"{name}_bias"].flatten() for name in names]),
+            "rate": unit["recurrent_param"],
+            **{f"out_proj.{kind}": w[f"linear_out.{kind}"] for kind in ("weight", "bias")},
+        }
+
+    def run(x: Tensor) -> Tensor:
+        return layer(x, torch.arange(length)[None], None, use_cache=False)[0]
+
+    mixer = create_mixer("rg_lru", D_MODEL, d_inner=15, n_heads=3)
+    state, _ = compare(layer, run, mixer, translate, length, cuts, generator)
+    assert_close(state.h, layer.rg_lru.recurrent_states)
 
 
 # The gated delta rule.

@@ -158,6 +158,15 @@ def ring(w: Weights) -> Weights:
     }
 
 
+def minimal_recurrence(w: Weights) -> Weights:
+    (inner,) = {"to_hidden_and_gate.weight", "to_hidden_and_f_i_gate.weight"} & set(w)
+    return {"in_proj.weight": w[inner], "out_proj.weight": w["to_out.weight"]}
+
+
+def minimal_states(state: Any, theirs: Weights, _: Weights) -> list[tuple[Tensor, Tensor]]:
+    return [(state.h, theirs["h"].squeeze(1))]
+
+
 @dataclass(frozen=True)
 class Twin:
     """The zoo's mixer of a record, its parameters from upstream's, and the pairs of states to compare."""
@@ -214,6 +223,8 @@ TWINS = {
     "mamba3_softplus": mamba3_twin(2, d_state=8, d_head=4, rate_map="softplus"),
     "mamba3_ranks": mamba3_twin(2, d_state=4, d_head=3, rank=2, rotated="all"),
     "s4d": Twin("s4d", {"d_state": 6}, s4d),
+    "min_gru": Twin("min_gru", {"d_inner": 9}, minimal_recurrence, minimal_states),
+    "min_lstm": Twin("min_lstm", {"d_inner": 9}, minimal_recurrence, minimal_states),
     "ring": Twin("diagonal_ssm", {"d_state": 10, "init": "ring"}, ring),
 }
 every_record = pytest.mark.parametrize(

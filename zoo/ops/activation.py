@@ -44,6 +44,15 @@ def tanhc(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     return torch.where(small, series, torch.tanh(away) / away)
 
 
+def half_linear(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """u + 1/2 from zero on, sigmoid(u) below (Feng et al. 2410.01201, appendix B.3): positive and continuous.
+
+    Split into slope(u) u + 1/2, of which the slope is the coefficient: one from zero on, (sigmoid(u) - 1/2) / u below.
+    """
+    below = tanhc(u.clamp(max=0) / 2) / 4
+    return coefficient(torch.where(u >= 0, torch.ones_like(u), below)) * u + 0.5
+
+
 def heavy_tail(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """1 + u from zero on, 1 / (1 - u) below: positive, with slope one at zero and a tail that falls slowly.
 

@@ -1,0 +1,74 @@
+"""minGRU and minLSTM: recurrent nets whose gates do not see the state, so that they are linear recurrences."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.coefficient import coefficient
+from zoo.contract import SequenceMixer, accumulator, require_choice, require_positive
+from zoo.ops.activation import half_linear
+from zoo.ops.linear_recurrence import linear_recurrence
+from zoo.ops.time import valid_positions
+
+Cell = Literal["gru", "lstm"]
+
+
+class MinimalRecurrenceState(NamedTuple):
+    h: Tensor  # (batch, d_inner), at least float32
+
+
+class MinimalRecurrence(SequenceMixer):
+    """h_t = a_t h_{t-1} + (1 - a_t) g(W_h x_t), y = out_proj(h) (Feng et al. 2410.01201).
+
+    g(u) = u + 1/2 from zero on and sigmoid(u) below, so that h stays positive (appendix B.3). cell gru: 1 - a is the
+    update gate sigmoid(W_z x) (`min_gru`). cell lstm: a = f / (f + i) of forget and input gate sigmoid(W_f x),
+    sigmoid(W_i x) (`min_lstm`). No biases, as in lucidrains/minGRU-pytorch, commit 38b26e1, whose output projection is
+    there where d_inner is not d_model, and here always.
+
+    Coefficients: a, 1 - a, and (g(u) - 1/2) / u; the half makes the offset c. Interaction rank: d_inner, a map of rank
+    one per channel.
+
+    Args:
+        d_model: width of input and output.
+        d_inner: width of h; d_model when absent.
+        cell: gates of minGRU or of minLSTM.
+
+    Raises:
+        ValueError: sizes that are not positive, an unknown cell.
+    """
+
+    def __init__(self, d_model: int, d_inner: int | None = None, cell: Cell = "gru") -> None:
+        super().__init__(d_model)
+        require_positive(d_inner=d_inner)
+        require_choice("cell", cell, Cell)
+        self.d_inner, self.cell = d_inner or d_model, cell
+        self.in_proj = nn.Linear(d_model, {"gru": 2, "lstm": 3}[cell] * self.d_inner, bias=False)
+        self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.in_proj.reset_parameters()
+        self.out_proj.reset_parameters()
+
+    def rank_law(self, seq_len: int) -> int:
+        # A column of out_proj times a row of W_h for each channel.
+        return self.d_inner
+
+    def empty_state(
+        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> MinimalRecurrenceState:
+        return MinimalRecurrenceState(torch.zeros(batch_size, self.d_inner, dtype=accumulator(dtype), device=device))
+
+    def mix(
+        self, x: Tensor, state: MinimalRecurrenceState, lengths: Tensor | None
+    ) -> tuple[Tensor, MinimalRecurrenceState]:
+        u, *gates = self.in_proj(x).to(state.h.dtype).chunk(2 if self.cell == "gru" else 3, dim=2)
+        forgets = -gates[0] if self.cell == "gru" else F.logsigmoid(gates[0]) - F.logsigmoid(gates[1])
+        decay, gain = coefficient(torch.sigmoid(torch.stack((forgets, -forgets)))).unbind(0)
+        valid = None if lengths is None else valid_positions(lengths, x.shape[1])
+        h, last = linear_recurrence(decay, gain * half_linear(u), state.h, valid)
+        return self.out_proj(h.to(x.dtype)), MinimalRecurrenceState(last)

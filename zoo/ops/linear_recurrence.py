@@ -1,0 +1,81 @@
+"""The elementwise linear recurrence whose decays depend on the input: each channel by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from zoo.ops.chunked import decayed_states
+from zoo.ops.precision import full_precision
+from zoo.ops.transforms import followed
+
+CHUNK = 32  # a power of two
+
+
+def linear_recurrence(
+    decay: Float[Tensor, "batch seq channels"],
+    written: Float[Tensor, "batch seq channels"],
+    state: Float[Tensor, "batch channels"],
+    valid: Bool[Tensor, "batch seq"] | None = None,
+) -> tuple[Float[Tensor, "batch seq channels"], Float[Tensor, "batch channels"]]:
+    """h_t = decay_t h_{t-1} + written_t.
+
+    Within a chunk of positions by doubling (Hillis and Steele 1986): after step m each position has collected the 2^m
+    positions up to itself, all chunks at once. Between chunks the state is carried. Every factor is a product of decays
+    and none is divided by, so that decays may be zero. The adjoint is the same recurrence the other way round.
+
+    Args:
+        decay: factors of the state, of modulus at most one for a stable recurrence.
+        written: what each position adds.
+        state: h before the first position; its dtype is the one computed in.
+        valid: positions at which the state moves; it stands still elsewhere.
+
+    Returns:
+        h at every position, and the last one.
+    """
+    if valid is not None:
+        moves = valid.unsqueeze(2)
+        decay, written = decay.where(moves, 1.0), written.where(moves, 0.0)
+    with full_precision(decay.device):
+        given = decay.to(state.dtype), written.to(state.dtype), state
+        h = _scan(*given) if followed() else _Scan.apply(*given)
+    return h, h[:, -1]
+
+
+def _scan(decay: Tensor, written: Tensor, state: Tensor) -> Tensor:
+    seq_len, size = decay.shape[1], 1
+    while size < min(CHUNK, seq_len):
+        size *= 2
+    a, b = (F.pad(t, (0, 0, 0, -seq_len % size)).unflatten(1, (-1, size)) for t in (decay, written))
+    step = 1
+    while step < size:
+        b = torch.cat((b[:, :, :step], torch.addcmul(b[:, :, step:], a[:, :, step:], b[:, :, :-step])), dim=2)
+        a = torch.cat((a[:, :, :step], a[:, :, step:] * a[:, :, :-step]), dim=2)
+        step *= 2
+    if a.shape[1] == 1:  # a decoding step needs no more
+        return torch.addcmul(b[:, 0], a[:, 0], state.unsqueeze(1))[:, :seq_len]
+    over, adds = (t[:, :, -1, None].unsqueeze(1) for t in (a, b))
+    entering, _ = decayed_states(state[:, None, None], over, adds)  # one head, one key
+    return torch.addcmul(b, a, entering.squeeze(1)).flatten(1, 2)[:, :seq_len]
+
+
+class _Scan(torch.autograd.Function):
+    """`_scan`, which keeps its results instead of every doubling."""
+
+    @staticmethod
+    def forward(ctx: Any, decay: Tensor, written: Tensor, state: Tensor) -> Tensor:
+        h = _scan(decay, written, state)
+        ctx.save_for_backward(decay, state, h)
+        return h
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        decay, state, h = ctx.saved_tensors
+        following = F.pad(decay[:, 1:], (0, 0, 0, 1))
+        arriving = _Scan.apply(following.flip(1), grads[0].flip(1), torch.zeros_like(state)).flip(1)
+        before = torch.cat((state.unsqueeze(1), h[:, :-1]), dim=1)
+        return arriving * before, arriving, decay[:, 0] * arriving[:, 0]
