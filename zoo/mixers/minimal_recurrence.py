@@ -22,15 +22,28 @@ class MinimalRecurrenceState(NamedTuple):
 
 
 class MinimalRecurrence(SequenceMixer):
-    """h_t = a_t h_{t-1} + (1 - a_t) g(W_h x_t), y = out_proj(h) (Feng et al. 2410.01201).
+    """Recurrent nets whose gates do not see the state, so that a linear recurrence per channel is left.
 
-    g(u) = u + 1/2 from zero on and sigmoid(u) below, so that h stays positive (appendix B.3). cell gru: 1 - a is the
-    update gate sigmoid(W_z x) (`min_gru`). cell lstm: a = f / (f + i) of forget and input gate sigmoid(W_f x),
-    sigmoid(W_i x) (`min_lstm`). No biases, as in lucidrains/minGRU-pytorch, commit 38b26e1, whose output projection is
-    there where d_inner is not d_model, and here always.
+        h_t = a_t h_{t-1} + (1 - a_t) g(W_h x_t),     g(u) = u + 1/2 for u >= 0, sigmoid(u) below
+        y_t = out_proj(h_t)
+        cell gru:   1 - a = sigmoid(W_z x_t)                                             (min_gru)
+        cell lstm:  a = f / (f + i),  f = sigmoid(W_f x_t),  i = sigmoid(W_i x_t)        (min_lstm)
 
-    Coefficients: a, 1 - a, and (g(u) - 1/2) / u; the half makes the offset c. Interaction rank: d_inner, a map of rank
-    one per channel.
+    g keeps h positive. f / (f + i) is sigmoid(log f - log i): what the second cell gains over the first is the shape of
+    that gate. Computed in chunks.
+
+    Coefficients. a and 1 - a, and the slope (g(u) - 1/2) / u. The constant 1/2 is no part of the value stream: it makes
+    the offset c, which is large beside the output of small weights.
+
+    State. h, d_inner numbers, at least float32. It does not grow with the sequence.
+
+    Interaction rank. d_inner for generic input, up to d_model^2: each channel has a map of rank one, a column of
+    out_proj times a row of W_h. gru and lstm, whose gates see the state through a matrix, fill
+    min(d_inner, d_model)^2.
+
+    Source. Feng et al. 2410.01201, appendix B. As in lucidrains/minGRU-pytorch, commit 38b26e1,
+    minGRU_pytorch/minGRU.py and minLSTM.py, without biases; the output projection is there only if d_inner is not
+    d_model, and here always.
 
     Args:
         d_model: width of input and output.

@@ -27,26 +27,37 @@ class RGLRUState(NamedTuple):
 
 
 class RGLRU(SequenceMixer):
-    """The recurrent block of Griffin (De et al. 2402.19427, sections 2.3 and 2.4).
+    """The recurrent block of Griffin: a real-gated linear recurrent unit behind a short convolution, gated by GELU.
 
-        u = conv(W_x x + b_x) + b,  r, i = sigmoid(blocks of d_inner / n_heads channels, applied to u)
-        a = exp(-8 r softplus(rate))
-        h_t = a_t h_{t-1} + sqrt(1 - a_t^2) i_t u_t, where the first position of a sequence writes i u whole
-        y = out_proj(gelu(W_y x + b_y) h)
+        u    = conv(W_x x + b_x) + b
+        r, i = sigmoid(A_r u + b_r), sigmoid(A_i u + b_i)          A block-diagonal, n_heads blocks
+        a    = exp(-8 r softplus(rate))
+        h_t  = a_t h_{t-1} + sqrt(1 - a_t^2) i_t u_t               per channel; the first position writes i u whole
+        y    = out_proj(gelu(W_y x + b_y) h)
 
-    Every projection has a bias, gelu is its approximation by tanh, and weights start as in google-deepmind/
-    recurrentgemma, commit 2efa84d, recurrentgemma/torch. Its bound on the derivative of the square root is not needed:
-    1 - a^2 is computed as -expm1(2 log a), which loses no digits as a comes near one.
+    GELU is its approximation by tanh. At the start weights are normal with variance 1 / fan-in, the convolution's with
+    0.01 / d_conv, biases are zero, and exp(-softplus(rate)) is drawn by area of the ring from r_min to r_max. Computed
+    in chunks.
 
-    Coefficients: a, sqrt(1 - a^2) i, gelu of the gate branch. The biases make the offset c. Interaction rank: d_inner,
-    a rank-one map per channel.
+    Coefficients. a, sqrt(1 - a^2) i, the GELU whole. Biases make the offset c.
+
+    State. h, d_inner numbers, at least float32, the convolution's last d_conv - 1 inputs, and the number of positions
+    of each row, since the first is another. It does not grow with the sequence.
+
+    Interaction rank. d_inner for generic input, up to d_model^2: convolution, recurrence and gates act on channels, and
+    each channel has a map of rank one.
+
+    Source. De et al. 2402.19427, sections 2.3 and 2.4. As in google-deepmind/recurrentgemma, commit 2efa84d,
+    recurrentgemma/torch/modules.py and layers.py. The derivative of the square root is bounded there by 1000, because
+    1 - a^2 rounds to zero where a is near one; here it is computed as -expm1(2 log a) and needs no bound, so that
+    gradients differ where 1 - a^2 is below 2.5e-7.
 
     Args:
         d_model: width of input and output.
         d_inner: width of h; d_model when absent.
         n_heads: blocks of the two gates' maps.
         d_conv: width of the causal convolution; 1 sees the position itself only.
-        r_min, r_max: exp(-softplus(rate)), the decay of r = 1/8, is drawn between them, uniform by area of the ring.
+        r_min, r_max: range of exp(-softplus(rate)), the decay at r = 1/8, at the start.
 
     Raises:
         ValueError: sizes that are not positive, an n_heads that does not divide d_inner, an empty range, an r_max that
