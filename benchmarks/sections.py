@@ -38,7 +38,7 @@ from zoo.backbone import Backbone
 from zoo.ops import selective_scan
 from zoo.ops.delta_rule import delta_rule, unit_length
 from zoo.ops.dplr import dplr
-from zoo.registry import mixer_class
+from zoo.registry import MIXERS, mixer_class
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -409,7 +409,7 @@ def scaling(sizes: Sizes) -> Section:
         upper = len(sizes.lengths) // 2
         whole, late = _exponent(sizes.lengths, seconds), _exponent(sizes.lengths[upper - 1 :], seconds[upper - 1 :])
         table.rows.append([name, whole, late, *(1e3 * each for each in seconds)])
-        if name in SSMS:
+        if MIXERS.entry(name).family in LINEAR_TIME:
             what = f"exponent of {name}, {sizes.lengths[0]} … {sizes.lengths[-1]}"
             section.targets.append(Target(what, 1.15, whole, least=False))
     section.tables.append(table)
@@ -417,16 +417,8 @@ def scaling(sizes: Sizes) -> Section:
     return section
 
 
-SSMS = (
-    "diagonal_ssm",
-    "s4d",
-    "selective_ssm",
-    "ssd",
-    "mamba3",
-    "gated_linear_attention",
-    "delta_net",
-    "gated_delta_net",
-)
+LINEAR_TIME = {"linear attention", "delta rule", "time-invariant", "selective state space"}
+"""Families whose time is meant to grow as the sequence does."""
 
 
 def _training_passes(name: str, sizes: Sizes) -> list[float]:

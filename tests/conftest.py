@@ -41,6 +41,19 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("zoo")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--write-digests",
+        action="store_true",
+        help="write tests/tasks/digests.json from what the selected tests of digests find, in place of comparing",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--write-digests") and config.getoption("numprocesses", None):
+        raise pytest.UsageError("--write-digests writes one file: leave -n out")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if torch.cuda.is_available():
         return

@@ -18,7 +18,8 @@ class Mixer(NamedTuple):
     Attributes:
         home: `module:Class`.
         summary: a line about it.
-        family: mixers that share their mathematics.
+        family: mixers that share their mathematics. "time-invariant": a fixed convolution over positions, whatever the
+            input; "softmax", "delta rule" and "hybrid" can look up what followed a symbol before.
         year: of the publication.
         source: of the mathematics; an arXiv number where there is one.
         options: what the name means besides the class: options that it sets.
@@ -137,44 +138,44 @@ MIXERS: Registry[Mixer] = Registry(
         "diagonal_ssm": Mixer(
             "zoo.mixers.diagonal_ssm:DiagonalSSM",
             "linear time-invariant SSM with diagonal dynamics",
-            "state space",
+            "time-invariant",
             2022,
             "2206.11893",
         ),
         "s4d": Mixer(
             "zoo.mixers.s4d:S4D",
             "a linear time-invariant diagonal SSM for each channel",
-            "state space",
+            "time-invariant",
             2022,
             "2206.11893",
+        ),
+        "conv": Mixer(
+            "zoo.mixers.conv:Conv",
+            "causal convolution, short or as long as the sequence",
+            "time-invariant",
+            2023,
+            "2302.10866",
         ),
         "selective_ssm": Mixer(
             "zoo.mixers.selective_ssm:SelectiveSSM",
             "the Mamba block: input-dependent dynamics",
-            "state space",
+            "selective state space",
             2023,
             "2312.00752",
         ),
         "ssd": Mixer(
             "zoo.mixers.ssd:SSD",
             "the Mamba-2 block: one decay per head, in matrix products",
-            "state space",
+            "selective state space",
             2024,
             "2405.21060",
         ),
         "mamba3": Mixer(
             "zoo.mixers.mamba3:Mamba3",
             "the Mamba-3 block: trapezoid, rotating state, several ranks",
-            "state space",
+            "selective state space",
             2026,
             "2603.15569",
-        ),
-        "conv": Mixer(
-            "zoo.mixers.conv:Conv",
-            "causal convolution, short or as long as the sequence",
-            "convolution",
-            2023,
-            "2302.10866",
         ),
         "lstm": Mixer(
             "zoo.mixers.lstm:LSTM", "long short-term memory", "recurrent net", 1997, "Hochreiter and Schmidhuber"

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lab.compare.runs import Run
+from zoo.registry import MIXERS
 from zoo.theory.claims.claim import Check, Curve, Evidence, Panel, at_least, at_most, near
 
 ACCURACY, ERROR = "test/accuracy", "test/relative_squared_error"
@@ -33,10 +34,10 @@ TRACKED, LOST = 0.8, 1 / REACH + 0.2
 up to the length of training and guessing from there on is worth 1 / REACH."""
 VANISHED = 1e-4
 """A gradient, relative to that of the last position, which is no signal any more."""
-LTI = {"diagonal_ssm", "s4d", "conv"}
-"""Mixers whose coefficients do not depend on the input."""
-RECALLING = {"attention", "sliding_attention", "delta_net", "gated_delta_net", "hybrid", "parallel_hybrid"}
-"""Mixers that can look up what followed a symbol before."""
+LTI = "time-invariant"
+"""The family of mixers that mix positions in one way whatever the input."""
+RECALLING = {"softmax", "delta rule", "hybrid"}
+"""Families of mixers that can look up what followed a symbol before."""
 
 
 @dataclass(frozen=True)
@@ -293,7 +294,7 @@ def judge_recall(runs: Runs) -> Evidence:
         curves.append(_curve(name, {size: accuracy for size, accuracy, _ in found}))
         if name == "attention":
             checks.append(at_least("attention: accuracy", found[-1][1], LEARNED))
-        elif name in LTI:
+        elif MIXERS.entry(name).family == LTI:
             guess = 1 / of_mixer.runs[0].options["task.n_pairs"]
             checks += [at_most(f"{label}: accuracy", accuracy, guess + GUESSED) for _, accuracy, label in found]
         else:
@@ -414,7 +415,10 @@ def judge_real_text(runs: Runs) -> Evidence:
         at_least(f"{label}: share of the best gain", (alone - value) / (gain or math.nan), 0.5)
         for label, value in others.items()
     ]
-    groups = [[v for label, v in others.items() if (names[label] in RECALLING) is recalls] for recalls in (True, False)]
+    families = {label: MIXERS.entry(name).family for label, name in names.items()}
+    groups = [
+        [v for label, v in others.items() if (families[label] in RECALLING) is recalls] for recalls in (True, False)
+    ]
     first, second = (min(group, default=math.nan) for group in groups)
     checks.append(at_most("bits of the best that recalls less those of the best of the others", first - second, 0))
     seeds = {label: kind.scores("test/bits_per_token") for label, kind in runs.kinds().items()}

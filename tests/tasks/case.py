@@ -1,9 +1,10 @@
-"""What the suite must know of a task to test it: how to draw its options, a slow solver, committed digests."""
+"""What the suite must know of a task to test it: how to draw its options, a slow solver; and the committed digests."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 from hypothesis.strategies import SearchStrategy
 
 from tasks.base import Arrays
+from zoo.files import write_atomically
 
 Options = dict[str, Any]
 Solver = Callable[[Options, list[Any], list[int]], dict[int, Any]]
@@ -29,7 +31,6 @@ class TaskCase:
     Attributes:
         options: draws options of shapes that exist, small enough for a slow solver.
         solve: answers every labelled position.
-        digests: {(split, seed): `digest` of the split's first `DIGESTED` examples at `base`}, all splits, seeds 0, 1.
         refused: (options, regular expression of the whole message behind "name: ") for every rule of the constructor.
         facts: for each fact of the spec, its solver; what it leaves out must be -1 in the array.
         base: options at which digests, chance, splits and seeds are tested: the defaults, unless they are large.
@@ -42,7 +43,6 @@ class TaskCase:
 
     options: SearchStrategy[Options]
     solve: Solver
-    digests: Mapping[tuple[str, int], str]
     refused: Sequence[tuple[Options, str]]
     facts: Mapping[str, Solver] = field(default_factory=dict)
     base: Options = field(default_factory=dict)
@@ -65,6 +65,21 @@ def all_cases() -> dict[str, TaskCase]:
 
 DIGESTED = 100
 """Examples that a digest covers."""
+DIGESTS = Path(__file__).parent / "digests.json"
+"""{task: {"split seed": `digest` of the split's first `DIGESTED` examples at the case's `base`}}, for all splits and
+seeds 0 and 1; `pytest --write-digests` writes it."""
+
+
+def committed_digest(name: str, split: str, seed: int) -> str:
+    """What DIGESTS says; "none" where it says nothing."""
+    return json.loads(DIGESTS.read_text()).get(name, {}).get(f"{split} {seed}", "none")
+
+
+def commit_digest(name: str, split: str, seed: int, found: str) -> None:
+    """Write one entry of DIGESTS."""
+    table = json.loads(DIGESTS.read_text())
+    table[name] = dict(sorted({**table.get(name, {}), f"{split} {seed}": found}.items()))
+    write_atomically(DIGESTS, json.dumps(dict(sorted(table.items())), indent=2) + "\n")
 
 
 def digest(arrays: Arrays) -> str:

@@ -58,14 +58,6 @@ CASES = {
         options=mqar_options(),
         solve=solvers.solve_mqar,
         facts={"distance": solvers.mqar_distance, "pairs": solvers.mqar_pairs},
-        digests={
-            ("train", 0): "d6a85e1d9bbdf321",
-            ("train", 1): "d526a4409aabe105",
-            ("validation", 0): "1e802e62e8e9484b",
-            ("validation", 1): "dfce48ccdff7284f",
-            ("test", 0): "6a1c3dca09a8a36e",
-            ("test", 1): "ad2d06a64bcbf72b",
-        },
         refused=[
             ({"n_pairs": 20, "seq_len": 64}, r"4 \* n_pairs must be <= seq_len, got n_pairs=20, seq_len=64"),
             ({"vocab_size": 64}, "vocab_size must be > seq_len, got vocab_size=64, seq_len=64"),
@@ -90,14 +82,6 @@ CASES = {
         options=needle_options(),
         solve=solvers.solve_needle,
         facts={"distance": solvers.needle_distance},
-        digests={
-            ("train", 0): "2bbf4995cda72761",
-            ("train", 1): "5e2d5ccabb6172ae",
-            ("validation", 0): "a81ba9df3a902cd1",
-            ("validation", 1): "132dce19d433da44",
-            ("test", 0): "ee126aa063074b6b",
-            ("test", 1): "8dea59211c79f6b9",
-        },
         refused=[
             ({"distance": 0}, "distance must be an integer >= 1, got distance=0"),
             ({"seq_len": 128}, "seq_len must be > distance, got seq_len=128, distance=128"),
@@ -114,14 +98,6 @@ CASES = {
     "ssm_teacher": TaskCase(
         options=ssm_teacher_options(),
         solve=solvers.solve_ssm_teacher,
-        digests={
-            ("train", 0): "c6276c8bf4adc0c3 0.010369982 0.138568168 -0.614450843 -0.235843144",
-            ("train", 1): "c6276c8bf4adc0c3 -1.083046615 -0.527088788 -0.370971510 0.995983556",
-            ("validation", 0): "c6276c8bf4adc0c3 0.244169708 -0.119025814 -1.836728426 0.199525382",
-            ("validation", 1): "c6276c8bf4adc0c3 0.490900574 0.228305289 -1.625508109 1.184301197",
-            ("test", 0): "c6276c8bf4adc0c3 0.536015824 -0.726450334 -2.128827288 -0.971920873",
-            ("test", 1): "c6276c8bf4adc0c3 0.704673316 0.582397948 4.489162982 -0.076307413",
-        },
         refused=[
             ({"k": 33}, "k must be <= period, got k=33, period=32"),
             (

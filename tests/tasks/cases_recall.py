@@ -98,25 +98,11 @@ def compression_options(draw: st.DrawFn) -> Options:
     }
 
 
-def digests(*hashes: str) -> dict[tuple[str, int], str]:
-    """Of train, validation and test, each with seeds 0 and 1."""
-    names = [(split, seed) for split in ("train", "validation", "test") for seed in (0, 1)]
-    return dict(zip(names, hashes, strict=True))
-
-
 CASES = {
     "compositional": TaskCase(
         options=compositional_options(),
         solve=solvers.solve_compositional,
         facts={"distance": solvers.compositional_distance, "pairs": solvers.all_pairs},
-        digests=digests(
-            "40b59996fd44a3ec",
-            "f0ab5017aebbcf81",
-            "5673214d5d1e9534",
-            "35f439f853271556",
-            "850ba68f1044fc13",
-            "e70d71108f92d045",
-        ),
         refused=[
             ({"n_pairs": 8}, "n_pairs must be a square number, got n_pairs=8"),
             ({"n_pairs": 16}, r"6 \* n_pairs must be <= seq_len, got n_pairs=16, seq_len=64"),
@@ -130,14 +116,6 @@ CASES = {
         options=compression_options(),
         solve=solvers.solve_compression,
         facts={"distance": solvers.compression_distance},
-        digests=digests(
-            "f5dbd8baaed49d71",
-            "3a15487bcae8745e",
-            "1b09e8860ca4e968",
-            "2e0970836817ec46",
-            "1e8c72d7e04415d8",
-            "bdc6a2e224d428de",
-        ),
         refused=[
             ({"seq_len": 64}, "seq_len must be odd, got seq_len=64"),
             ({"max_seq_len": 31}, "seq_len must be <= max_seq_len, got seq_len=63, max_seq_len=31"),
@@ -150,14 +128,6 @@ CASES = {
         options=copying_options(),
         solve=solvers.solve_copying,
         facts={"distance": solvers.copying_distance},
-        digests=digests(
-            "7ce9396eebd4ed9b",
-            "5d075b14b1b2f6fa",
-            "472fead92120f662",
-            "49efdbe4477c5078",
-            "e3064247340266f7",
-            "33cf62dd371e2405",
-        ),
         refused=[
             ({"n_copied": 61}, r"2 \* n_copied must be <= seq_len, got n_copied=61, seq_len=120"),
             ({"vocab_size": 3}, "vocab_size must be an integer >= 4, got vocab_size=3"),
@@ -173,14 +143,6 @@ CASES = {
             "pairs": solvers.all_pairs,
             "assignments": solvers.forgetting_assignments,
         },
-        digests=digests(
-            "8dd320dc7f860ccc",
-            "09d58e259815f5e1",
-            "0cd122f2aa057b56",
-            "3e17f6c0ddfc9a83",
-            "954dbc103f2b5801",
-            "8395fa269ca8435c",
-        ),
         refused=[
             ({"n_updates": 9}, "n_updates must be <= n_pairs, got n_updates=9, n_pairs=8"),
             (
@@ -197,14 +159,6 @@ CASES = {
         options=fuzzy_recall_options(),
         solve=solvers.solve_fuzzy,
         facts={"distance": solvers.fuzzy_distance},
-        digests=digests(
-            "27ee112089ea66f3",
-            "1e82541dbff30f6f",
-            "855d8005903b10dc",
-            "c58c3e6f41ee4722",
-            "d9a7466d79ad86e6",
-            "3bd43edabebf52be",
-        ),
         refused=[
             (
                 {"seq_len": 12},
@@ -232,14 +186,6 @@ CASES = {
         options=in_context_recall_options(),
         solve=solvers.solve_recall,
         facts={"distance": solvers.recall_distance},
-        digests=digests(
-            "7fbab0f0dafb17e2",
-            "47d81364ac64e453",
-            "793b50ed87a52527",
-            "fbdee3ea3d92faf4",
-            "c74f5301628c4ddf",
-            "48123163007d82a3",
-        ),
         refused=[
             ({"seq_len": 127}, "seq_len must be even, got seq_len=127"),
             ({"vocab_size": 3}, "vocab_size must be an integer >= 4, got vocab_size=3"),
@@ -251,14 +197,6 @@ CASES = {
         options=st.fixed_dictionaries({"vocab_size": st.integers(3, 30), "seq_len": st.integers(3, 80)}),
         solve=solvers.solve_induction,
         facts={"distance": solvers.induction_distance},
-        digests=digests(
-            "e3f151be58e4ff13",
-            "5a9bbf41092dccd2",
-            "ceac8348df210a99",
-            "49b2084019280544",
-            "42ed0dc2c4111c81",
-            "5e01dd6ec7c5ea0a",
-        ),
         refused=[
             ({"seq_len": 2}, "seq_len must be an integer >= 3, got seq_len=2"),
             ({"vocab_size": 2}, "vocab_size must be an integer >= 3, got vocab_size=2"),
@@ -274,14 +212,6 @@ CASES = {
             }
         ),
         solve=solvers.solve_memorization,
-        digests=digests(
-            "77fc9837a362161e",
-            "32b9d8cd855a4386",
-            "b4d19bafd32e2a19",
-            "0c58d96c3740a62b",
-            "1b4994e40b5d9f87",
-            "d6582d11262082a8",
-        ),
         refused=[
             ({"seq_len": 31}, "seq_len must be even, got seq_len=31"),
             ({"vocab_size": 4}, "vocab_size must be an integer >= 5, got vocab_size=4"),
@@ -293,14 +223,6 @@ CASES = {
         options=noisy_recall_options(),
         solve=solvers.solve_recall,
         facts={"distance": solvers.recall_distance},
-        digests=digests(
-            "be27174e6697b626",
-            "46ae93645c0067b8",
-            "6f496a09491cb3d7",
-            "643ad469a4c515e3",
-            "2b4180b91f708372",
-            "9c7c0a85ca70dd05",
-        ),
         refused=[
             ({"seq_len": 127}, "seq_len must be even, got seq_len=127"),
             (
@@ -317,14 +239,6 @@ CASES = {
         options=selective_copying_options(),
         solve=solvers.solve_selective,
         facts={"distance": solvers.selective_distance},
-        digests=digests(
-            "1a3a11349bb6cf3c",
-            "de7d7073fe6b9ec5",
-            "69bf88b456749cf8",
-            "064f4abb697397c0",
-            "9347b872949ecf10",
-            "1a1b7f4f05481a57",
-        ),
         refused=[
             ({"seq_len": 32}, r"2 \* n_copied must be < seq_len, got n_copied=16, seq_len=32"),
             ({"vocab_size": 3}, "vocab_size must be an integer >= 4, got vocab_size=3"),

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,16 @@ import tasks
 from tasks.base import Arrays, FiniteTask, Task
 from tasks.spec import IGNORED, TaskSpec
 from tasks.splits import SHARD_ROWS, SPLITS, at_most, sample_split, split_rng
-from tests.tasks.case import DIGESTED, all_cases, assert_same_digest, digest
+from tests.tasks import case
+from tests.tasks.case import (
+    DIGESTED,
+    DIGESTS,
+    all_cases,
+    assert_same_digest,
+    commit_digest,
+    committed_digest,
+    digest,
+)
 from tests.tolerances import tolerance
 from zoo.naming import UnknownNameError
 
@@ -187,9 +197,30 @@ def test_long_sequences_are_drawn_in_smaller_shards(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("split", sorted(SPLITS))
 @every_task
-def test_examples_are_those_of_the_committed_digests(name: str, split: str, seed: int) -> None:
+def test_examples_are_those_of_the_committed_digests(
+    name: str, split: str, seed: int, request: pytest.FixtureRequest
+) -> None:
     found = digest(base_split(name, split, DIGESTED, seed))
-    assert_same_digest(found, CASES[name].digests.get((split, seed), "none"))
+    if request.config.getoption("--write-digests"):
+        commit_digest(name, split, seed, found)
+    assert_same_digest(found, committed_digest(name, split, seed))
+
+
+def test_no_digest_is_left_of_a_task_that_is_gone() -> None:
+    assert sorted(json.loads(DIGESTS.read_text())) == NAMES
+
+
+def test_a_digest_is_written_beside_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(case, "DIGESTS", tmp_path / "digests.json")
+    case.DIGESTS.write_text('{"needle": {"train 0": "a"}}')
+    commit_digest("adding", "test", 1, "b")
+    commit_digest("needle", "test", 0, "c")
+    assert json.loads(case.DIGESTS.read_text()) == {
+        "adding": {"test 1": "b"},
+        "needle": {"test 0": "c", "train 0": "a"},
+    }
+    assert committed_digest("needle", "train", 0) == "a"
+    assert committed_digest("needle", "train", 1) == "none"
 
 
 def test_a_digest_sees_a_change_and_forgives_a_rounding(rng: np.random.Generator) -> None:

@@ -1,0 +1,30 @@
+"""sorting."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from tests.tasks.case import Options, TaskCase
+
+
+def solve_sorting(options: Options, inputs: list[int], asked: list[int]) -> dict[int, int]:
+    """Take the smallest away again and again."""
+    left, answers = [number for number in inputs if number], {}
+    for position in asked:
+        answers[position] = min(left)
+        left.remove(answers[position])
+    return answers
+
+
+CASES = {
+    "sorting": TaskCase(
+        options=st.fixed_dictionaries(
+            {"vocab_size": st.integers(3, 9), "seq_len": st.integers(1, 9).map(lambda n: 2 * n)}
+        ),
+        solve=solve_sorting,
+        refused=[
+            ({"vocab_size": 2}, "vocab_size must be an integer >= 3, got vocab_size=2"),
+            ({"seq_len": 7}, "seq_len must be even, got seq_len=7"),
+        ],
+    )
+}

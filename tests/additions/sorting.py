@@ -1,0 +1,58 @@
+"""Say a list of numbers again, the smallest first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tasks.base import Arrays, Task
+from tasks.spec import IGNORED, TaskSpec
+
+
+class Sorting(Task):
+    """Say a list of numbers again, the smallest first.
+
+    Definition, with V = vocab_size, L = seq_len: L/2 numbers, independent and uniform on 1 ... V - 1, then L/2 zeros.
+    The label at the i-th zero is the i-th smallest of the numbers.
+
+        >>> task = Sorting(vocab_size=9, seq_len=8)
+        >>> example = task.sample(np.random.default_rng(0), 1)
+        >>> print(*example["inputs"][0])
+        7 6 5 3 0 0 0 0
+        >>> print(*example["labels"][0])
+        -100 -100 -100 -100 3 5 6 7
+
+    Args:
+        vocab_size: numbers, and the zero behind them.
+        seq_len: length of a sequence, even.
+    """
+
+    name: ClassVar[str] = "sorting"
+    source: ClassVar[str] = "a task of this test"
+    prediction: ClassVar[str] = "Counting is enough: a state of vocab_size - 1 counts holds all that is asked for."
+    worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 9, "seq_len": 8}
+
+    def __init__(self, vocab_size: int = 16, seq_len: int = 32) -> None:
+        self.vocab_size = self._whole("vocab_size", vocab_size, 3)
+        self.seq_len = self._whole("seq_len", seq_len, 2)
+        self._demand(self.seq_len % 2 == 0, "seq_len must be even", "seq_len")
+
+    @property
+    def spec(self) -> TaskSpec:
+        return TaskSpec(
+            input="tokens",
+            seq_len=self.seq_len,
+            n_outputs=self.vocab_size,
+            loss="cross_entropy",
+            chance=1 / (self.vocab_size - 1),
+            vocab_size=self.vocab_size,
+            labelled=self.seq_len // 2,
+        )
+
+    def sample(self, rng: np.random.Generator, n: int) -> Arrays:
+        numbers = rng.integers(1, self.vocab_size, size=(n, self.seq_len // 2))
+        inputs = np.concatenate((numbers, np.zeros_like(numbers)), axis=1)
+        labels = np.concatenate((np.full_like(numbers, IGNORED), np.sort(numbers, axis=1)), axis=1)
+        return {"inputs": inputs, "labels": labels}

@@ -1,0 +1,107 @@
+"""Adding a mixer is four places and adding a task three: a copy of the project with one more of each passes its tests.
+
+A mixer: its reference, its op (here one that is there), its class, its line in the registry; the page is made. A task:
+its class, its line in the registry, its case; page and digests are made. No other file of the copy is touched.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_doors import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+ADDITIONS = ROOT / "tests" / "additions"
+COPIED = (
+    *("zoo", "tasks", "tests", "configs", "docs", "sweeps", "lab", "benchmarks"),
+    *("train.py", "sweep.py", "experiments.py", "cli.py", "run_folder.py"),
+    *("pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
+)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The copy, with the additions."""
+    root = tmp_path_factory.mktemp("copy")
+    for name in COPIED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif (ROOT / name).exists():
+            shutil.copy(ROOT / name, root / name)
+    reference = (ADDITIONS / "retention_reference.py").read_text().partition("silu\n")[2]
+    with (root / "tests" / "reference.py").open("a") as file:
+        file.write(reference)
+    shutil.copy(ADDITIONS / "retention.py", root / "zoo" / "mixers")
+    shutil.copy(ADDITIONS / "sorting.py", root / "tasks")
+    shutil.copy(ADDITIONS / "cases_sorting.py", root / "tests" / "tasks")
+    mixer = (
+        '"retention": Mixer("zoo.mixers.retention:Retention", "fixed decays", "linear attention", 2023, "2307.08621"),'
+    )
+    _insert(root / "zoo" / "registry.py", '    "mixer",\n    {\n', mixer)
+    task = '"sorting": ("tasks.sorting:Sorting", "say a list of numbers again, the smallest first"),'
+    _insert(root / "tasks" / "registry.py", '    "task",\n    {\n', task)
+    return root
+
+
+def _insert(path: Path, behind: str, line: str) -> None:
+    text = path.read_text()
+    assert text.count(behind) == 1, path
+    path.write_text(text.replace(behind, f"{behind}        {line}\n"))
+
+
+def run(project: Path, *command: str) -> str:
+    """What a command prints that ends well in the copy."""
+    variables = os.environ | {"PYTHONPATH": str(project)}
+    done = subprocess.run([sys.executable, *command], cwd=project, env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+def test_a_copy_with_a_mixer_more(project: Path) -> None:
+    run(project, "-m", "zoo", "pages")
+    assert "fixed decays" in run(project, "-m", "zoo", "mixers")
+    assert "n_heads" in run(project, "-m", "zoo", "mixers", "retention")
+    ran = run(project, "-m", "pytest", "-q", "-p", "no:xdist", "-k", "retention", "tests", "--ignore=tests/additions")
+    assert int(ran.split(" passed")[0].split()[-1]) > 60
+    # What holds of all mixers together.
+    whole = ("tests/test_pages.py", "tests/test_doors.py", "tests/test_benchmarks.py", "tests/test_experiments.py")
+    run(project, "-m", "pytest", "-q", "-p", "no:xdist", *whole, "-k", "not retention")
+
+
+def test_a_copy_with_a_task_more(project: Path) -> None:
+    run(project, "-m", "tasks", "pages")
+    digests = ("tests/tasks/test_tasks.py", "-k", "digests and sorting")
+    run(project, "-m", "pytest", "-q", "-p", "no:xdist", *digests, "--write-digests")
+    assert (project / "tests" / "tasks" / "digests.json").read_text().count('"sorting"') == 1
+    ran = run(project, "-m", "pytest", "-q", "-p", "no:xdist", "tests/tasks", "-k", "sorting or registered or index")
+    assert int(ran.split(" passed")[0].split()[-1]) > 20
+    assert "the smallest first" in run(project, "-m", "tasks", "show", "sorting")
+    run(project, "-m", "pytest", "-q", "-p", "no:xdist", "--doctest-modules", "tasks/sorting.py")
+
+
+def test_both_train_in_the_copy(project: Path) -> None:
+    flags = ("--mixer", "retention", "--mixer.n_heads", "4", "--task", "sorting", "--task.seq_len", "8")
+    numbers = ("--task.n_train", "64", "--task.n_val", "32", "--task.n_test", "32")
+    small = ("--d_model", "16", "--n_layers", "1", "--trainer.max_steps", "3", "--run_dir", "runs")
+    assert "retention" in run(project, "train.py", *flags, *numbers, *small)
+    run(
+        project,
+        "-m",
+        "zoo",
+        "measure",
+        "--mixer",
+        "retention",
+        "--seq_len",
+        "8",
+        "--d_model",
+        "8",
+        "--lengths",
+        "8",
+        "16",
+    )
