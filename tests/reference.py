@@ -598,6 +598,37 @@ def hgrn2(p: Parameters, x: Array, n_heads: int = 2, lower_bound: float = 0.0, *
     return rms_norm(heads.reshape(len(x), -1), p["norm.weight"]) @ p["out_proj.weight"].T
 
 
+def group_norm(x: Array, n_groups: int, weight: Array, eps: float) -> Array:
+    """Each of n_groups parts of a position less its mean, over its standard deviation (Wu and He 1803.08494)."""
+    groups = x.reshape(len(x), n_groups, -1)
+    centred = groups - groups.mean(axis=-1, keepdims=True)
+    return (centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + eps)).reshape(x.shape) * weight
+
+
+def rwkv7(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
+    """Peng et al. 2503.14456, section 4, a first layer."""
+    seq, d_model = x.shape
+    before = np.concatenate((np.zeros((1, d_model)), x[:-1]))
+    shifted = dict(zip("rwkvag", (x + mu * (before - x) for mu in p["shift"]), strict=True))
+    r, k, v = (shifted[name] @ p[f"{name}_proj.weight"].T for name in "rkv")
+    w = np.tanh(shifted["w"] @ p["decay_down.weight"].T) @ p["decay_up.weight"].T + p["decay_up.bias"]
+    a = sigmoid(shifted["a"] @ p["rate_down.weight"].T @ p["rate_up.weight"].T + p["rate_up.bias"])
+    g = sigmoid(shifted["g"] @ p["gate_down.weight"].T) @ p["gate_up.weight"].T
+    kappa, k = heads_of(k * p["kappa_scale"], n_heads), heads_of(k * (1 + (a - 1) * p["key_rate"]), n_heads)
+    kappa = kappa / np.sqrt((kappa**2).sum(axis=-1, keepdims=True))
+    r, v, a, w = (heads_of(t, n_heads) for t in (r, v, a, np.exp(-sigmoid(w) / np.sqrt(np.e))))
+    o, bonus = np.zeros_like(v), np.zeros_like(v)
+    for h in range(n_heads):
+        s = np.zeros((v.shape[2], v.shape[2]))
+        for t in range(seq):
+            transition = np.diag(w[t, h]) - np.outer(a[t, h] * kappa[t, h], kappa[t, h])
+            s = transition @ s + np.outer(k[t, h], v[t, h])
+            o[t, h] = r[t, h] @ s
+            bonus[t, h] = (r[t, h] * p["bonus"][h]) @ k[t, h] * v[t, h]
+    normed = group_norm(o.reshape(seq, -1), n_heads, p["norm_weight"], 1e-5 * v.shape[2]) + p["norm_bias"]
+    return ((normed + bonus.reshape(seq, -1)) * g) @ p["out_proj.weight"].T
+
+
 # The explicit factorized class.
 
 
@@ -1144,6 +1175,7 @@ REFERENCES = {
     "retnet": retnet,
     "lightning_attention": lightning_attention,
     "hgrn2": hgrn2,
+    "rwkv7": rwkv7,
     "diagonal_ssm": diagonal_ssm,
     "s4d": s4d,
     "selective_ssm": selective_ssm,

@@ -135,6 +135,13 @@ MIXERS: Registry[Mixer] = Registry(
             "2605.22791",
             {"gates": "channel"},
         ),
+        "rwkv7": Mixer(
+            "zoo.mixers.rwkv7:RWKV7",
+            "the delta rule with gates per channel, on inputs that are shifted",
+            "delta rule",
+            2025,
+            "2503.14456",
+        ),
         "diagonal_ssm": Mixer(
             "zoo.mixers.diagonal_ssm:DiagonalSSM",
             "linear time-invariant SSM with diagonal dynamics",

@@ -83,6 +83,8 @@ LAYERS: dict[str, tuple[Any, int]] = {
     "retention": (lambda: make("retnet", 6, n_heads=1, expand=1), 16),
     "lightning": (lambda: make("lightning_attention", 6, n_heads=2), 16),
     "keys tied to decays": (lambda: make("hgrn2", 6, n_heads=3), 16),
+    "shifted delta rule": (lambda: make("rwkv7", 8, n_heads=2), 16),
+    "shifted delta rule, one head": (lambda: make("rwkv7", 5, n_heads=1), 16),
     "linear RNN": (lambda: make("rnn", 4, d_inner=3, nonlinearity="linear"), 12),
     "wide cell": (lambda: make("lstm", 2, d_inner=5), 12),
     "cell with few pairs": (lambda: make("lstm", 4), 3),

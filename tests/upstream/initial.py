@@ -31,6 +31,7 @@ MINIMAX = "transformers 5, models/minimax/modeling_minimax.py"
 KDA = "fla-org/flash-linear-attention bc3b101, fla/layers/kda.py"
 GDN2 = "fla-org/flash-linear-attention bc3b101, fla/layers/gdn2.py"
 PRODUCT = "fla-org/flash-linear-attention bc3b101, fla/layers/gated_deltaproduct.py"
+RWKV = "fla-org/flash-linear-attention bc3b101, fla/layers/rwkv7.py, its first layer"
 S4D = "state-spaces/s4 e757cef, models/s4/s4d.py"
 LRU = "NicolasZucchet/minimal-LRU bbd71b1, lru/model.py"
 ALIBI = "ofirpress/attention_with_linear_biases 4b92f28, fairseq/models/transformer.py"
@@ -151,6 +152,25 @@ TABLE = [
     Initial("lightning_attention", "norm.weight", named("norm.weight"), 1.0, MINIMAX),
     *linear("hgrn2", HGRN2, {"in_proj.weight": 64, "out_proj.weight": 64}),
     Initial("hgrn2", "norm.weight", named("norm.weight"), 1.0, HGRN2),
+    # rwkv7: two heads of 3 channels.
+    Initial("rwkv7", "x_r", lambda m: m.shift[0], [1 - (n / 6) ** 0.2 for n in range(6)], RWKV, {}, 6),
+    Initial("rwkv7", "x_w", lambda m: m.shift[1], [1 - (n / 6) ** 0.9 for n in range(6)], RWKV, {}, 6),
+    Initial("rwkv7", "x_k and x_v", lambda m: m.shift[2:4], [1 - (n / 6) ** 0.7 for n in range(6)], RWKV, {}, 6),
+    Initial("rwkv7", "w0", named("decay_up.bias"), [-8.0, -4.3, -0.6, -4.4, -0.7, 3.0], RWKV, {}, 6),
+    Initial("rwkv7", "a0", named("rate_up.bias"), [-0.69, -0.31, 0.07, -0.45, -0.07, 0.31], RWKV, {}, 6),
+    Initial("rwkv7", "k_k", named("kappa_scale"), [0.76 - 0.02 * n for n in range(6)], RWKV, {}, 6),
+    Initial("rwkv7", "k_a", named("key_rate"), 1.02, RWKV),
+    Initial("rwkv7", "r_k", named("bonus"), -0.04, RWKV),
+    Initial("rwkv7", "W_k W_k^T", lambda m: (m.k_proj.weight @ m.k_proj.weight.T)[0], [0.01, *[0.0] * 7], RWKV, {}, 8),
+    Initial(
+        "rwkv7",
+        "U_g U_g^T",
+        lambda m: (m.gate_up.weight @ m.gate_up.weight.T)[0],
+        [0.02, *[0.0] * 7],
+        RWKV,
+        {"gate_rank": 16},
+        8,
+    ),
     # s4d.
     Initial("s4d", "dt", lambda m: m.log_dt.exp(), STEPS, S4D, {"d_state": 2}, 2048),
     Initial("s4d", "-Re A", lambda m: m.log_rate.exp(), 0.5, S4D),

@@ -207,6 +207,32 @@ def hgrn2() -> Layer:
     return layer, lambda x: (layer(x, lower_bound=bound)[0], state), ("fla/layers/hgrn2.py", "fla/ops/gla/naive.py")
 
 
+def rwkv7() -> Layer:
+    file, naive = _fla("layers.rwkv7"), _fla("ops.generalized_delta_rule.dplr.naive").dplr_recurrence
+    shift, inner = _fla("modules.token_shift").token_shift_ref, "ops.rwkv7"
+    state: State = {}
+
+    def shifted(x: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        state["last"] = x[:, -1:]
+        return shift(x), state["last"]
+
+    def chunked(r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+        r, w, k, v, a, b = (t.transpose(1, 2) for t in (r * r.shape[3] ** 0.5, w, k, v, a, b))  # naive divides by it
+        y, state["S"] = naive(r, k, v, a, b, w)
+        return y.transpose(1, 2), state["S"]
+
+    file.token_shift, file.chunk_rwkv7 = shifted, chunked
+    file.fused_mul_recurrent_rwkv7 = lambda kk, a, **given: chunked(a=-kk, b=kk * a, **given)
+    file.fused_addcmul_rwkv7 = _fla(f"{inner}.fused_addcmul").torch_addcmul_rwkv7
+    file.fused_k_rwkv7 = _fla(f"{inner}.fused_k_update").k_update_ref
+    file.gate_output_correction = _fla(f"{inner}.gate_output_correction").gate_output_correction_ref
+    ranks = {f"{name}_low_rank_dim": 3 for name in ("decay", "gate", "a", "v")}
+    layer = file.RWKV7Attention(hidden_size=8, head_dim=4, layer_idx=0, num_hidden_layers=2, **ranks)
+    names = ("fused_addcmul", "fused_k_update", "gate_output_correction")
+    files = ("fla/layers/rwkv7.py", "fla/modules/token_shift.py", "fla/ops/generalized_delta_rule/dplr/naive.py")
+    return layer, lambda x: (layer(x)[0], state), (*files, *(f"fla/ops/rwkv7/{name}.py" for name in names))
+
+
 def selective_ssm() -> Layer:
     file = importlib.import_module("mamba_ssm.modules.mamba_simple")
     file.selective_scan_fn = importlib.import_module("mamba_ssm.ops.selective_scan_interface").selective_scan_ref
@@ -289,6 +315,7 @@ LAYERS: dict[str, tuple[str, Callable[[], Layer]]] = {
     "delta_product": ("flash-linear-attention", delta_product),
     "retnet": ("flash-linear-attention", retnet),
     "hgrn2": ("flash-linear-attention", hgrn2),
+    "rwkv7": ("flash-linear-attention", rwkv7),
     "selective_ssm": ("mamba", selective_ssm),
     "ssd": ("mamba", ssd),
     "mamba3": ("mamba", mamba3),

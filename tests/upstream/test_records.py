@@ -97,6 +97,25 @@ def hgrn2(w: Weights) -> Weights:
     return {"in_proj.weight": inner, "norm.weight": w["g_norm.weight"], "out_proj.weight": w["o_proj.weight"]}
 
 
+def rwkv7(w: Weights) -> Weights:
+    ours = {
+        "shift": torch.cat([w[f"x_{name}"] for name in "rwkvag"]).squeeze(1),
+        "kappa_scale": w["k_k"],
+        "key_rate": w["k_a"],
+        "bonus": w["r_k"],
+        "norm_weight": w["g_norm.weight"],
+        "norm_bias": w["g_norm.bias"],
+        "out_proj.weight": w["o_proj.weight"],
+        **{f"{name}_proj.weight": w[f"{name}_proj.weight"] for name in "rkv"},
+    }
+    for ours_name, name in (("decay", "w"), ("rate", "a"), ("gate", "g")):
+        ours[f"{ours_name}_down.weight"] = w[f"{name}_lora.lora.0.weight"]
+        ours[f"{ours_name}_up.weight"] = w[f"{name}_lora.lora.2.weight"]
+        if name != "g":
+            ours[f"{ours_name}_up.bias"] = w[f"{name}_lora.lora.2.bias"]
+    return ours
+
+
 def mamba(w: Weights) -> Weights:
     ours = {name.replace("conv1d", "conv"): tensor for name, tensor in w.items()}
     return {**ours, "conv.weight": w["conv1d.weight"].squeeze(1)}
@@ -216,6 +235,12 @@ TWINS = {
     "retnet": Twin("retnet", {"n_heads": 2}, retnet),
     "hgrn2": Twin(
         "hgrn2", {"n_heads": 2, "lower_bound": 0.25}, hgrn2, lambda state, theirs, _: [(state.S, theirs["S"])]
+    ),
+    "rwkv7": Twin(
+        "rwkv7",
+        {"n_heads": 2, "decay_rank": 3, "gate_rank": 3},
+        rwkv7,
+        lambda state, theirs, _: [(state.S, theirs["S"]), (state.last, theirs["last"])],
     ),
     "selective_ssm": Twin("selective_ssm", {"d_state": 3, "dt_rank": 2}, mamba, partial(mamba_states, swap=False)),
     "ssd": Twin("ssd", {"d_state": 3, "d_head": 2, "n_groups": 2}, mamba, partial(mamba_states, swap=True)),

@@ -69,3 +69,16 @@ def rms_norm(
     wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
     scale = coefficient(torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps))
     return (wide * scale).to(x.dtype) * weight
+
+
+def group_norm(
+    x: Float[Tensor, "*batch d"], n_groups: int, weight: Float[Tensor, " d"], eps: float = 1e-5
+) -> Float[Tensor, "*batch d"]:
+    """(x - mean) / sqrt(var + eps) * weight, each of n_groups parts by itself (Wu and He 1803.08494).
+
+    1 / sqrt(var + eps) is the coefficient, in at least float32; the mean is linear in x.
+    """
+    wide = (x.float() if x.dtype in (torch.bfloat16, torch.float16) else x).unflatten(-1, (n_groups, -1))
+    centred = wide - wide.mean(-1, keepdim=True)
+    scale = coefficient(torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps))
+    return (centred * scale).flatten(-2).to(x.dtype) * weight

@@ -83,3 +83,30 @@ def delta_product(
     reading = F.pad(q.unsqueeze(3), (0, 0, steps - 1, 0)).flatten(2, 3)
     y, state = delta_rule(reading, k.flatten(2, 3), v.flatten(2, 3), beta.flatten(2), log_decay, state)
     return y[:, :, steps - 1 :: steps], state
+
+
+def relaxed_delta_rule(
+    q: Float[Tensor, "batch heads seq d_key"],
+    k: Float[Tensor, "batch heads seq d_key"],
+    v: Float[Tensor, "batch heads seq d_value"],
+    log_decay: Float[Tensor, "batch heads seq d_key"],
+    kappa: Float[Tensor, "batch heads seq d_key"],
+    rate: Float[Tensor, "batch heads seq d_key"],
+    state: Float[Tensor, "batch heads d_key d_value"],
+) -> tuple[Float[Tensor, "batch heads seq d_value"], Float[Tensor, "batch heads d_key d_value"]]:
+    """S_t = (diag(a_t) - (rate_t * kappa_t) kappa_t^T) S_{t-1} + k_t v_t^T (RWKV-7, Peng et al. 2503.14456, eq. 17).
+
+    Decay and erasure both see S_{t-1}, where the other delta rules erase what has decayed already: in `dplr` the state
+    is looked up along kappa / a, for decays that stay away from zero.
+
+    Args:
+        q, k, v: queries, keys and values; y_t = S_t^T q_t.
+        log_decay: log(a), at least about -1.
+        kappa: the direction that is erased, of length one.
+        rate: how much of it, per key channel.
+        state: S before the first position; its dtype is the one computed in.
+
+    Returns:
+        Outputs, and S after the last position.
+    """
+    return dplr(q, k, v, log_decay, rate * kappa, kappa * torch.exp(-log_decay), state)
