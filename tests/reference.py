@@ -336,6 +336,36 @@ def gated_attention(
     return o.reshape(seq, -1) @ p["out_proj.weight"].T
 
 
+def differential_attention(
+    p: Parameters,
+    x: Array,
+    n_heads: int = 2,
+    depth: int = 0,
+    d_rope: int | None = None,
+    rope_base: float = 10_000,
+    **_sizes: object,
+) -> Array:
+    """(softmax_1 - lambda softmax_2) V, each head normed (Ye et al. 2410.05258, eq. 1 to 3)."""
+    seq = len(x)
+    q, k, v = np.split(x @ p["qkv_proj.weight"].T, 3, axis=1)
+    q, k, v = q.reshape(seq, n_heads, 2, -1), k.reshape(seq, n_heads, 2, -1), v.reshape(seq, n_heads, -1)
+    d_head = q.shape[3]
+    turned = 2 * (d_head // 2) if d_rope is None else d_rope
+    for part in (q, k):
+        for i in range(seq):
+            for head in part[i].reshape(-1, d_head):
+                head[:turned] = rotate(head[:turned], i, rope_base)
+    start = 0.8 - 0.6 * np.exp(-0.3 * depth)
+    lam = np.exp(p["lambda_q"][0] @ p["lambda_k"][0]) - np.exp(p["lambda_q"][1] @ p["lambda_k"][1]) + start
+    o = np.zeros_like(v)
+    for h in range(n_heads):
+        for i in range(seq):
+            exponentials = [np.exp(k[: i + 1, h, m] @ q[i, h, m] / np.sqrt(d_head)) for m in range(2)]
+            first, second = (e / e.sum() for e in exponentials)
+            o[i, h] = (first - lam * second) @ v[: i + 1, h]
+    return (1 - start) * rms_norm(o, p["norm.weight"]).reshape(seq, -1) @ p["out_proj.weight"].T
+
+
 # Attention without a softmax.
 
 
@@ -1164,6 +1194,7 @@ REFERENCES = {
     "attention": attention,
     "sliding_attention": sliding_attention,
     "gated_attention": gated_attention,
+    "differential_attention": differential_attention,
     "factorized": factorized,
     "linear_attention": linear_attention,
     "gated_linear_attention": gated_linear_attention,

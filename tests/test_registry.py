@@ -175,3 +175,10 @@ def test_every_entry_says_where_it_comes_from(name: str) -> None:
     assert entry.family
     assert 1980 < entry.year <= 2026
     assert entry.source
+
+
+def test_the_layers_of_a_stack_know_their_depth() -> None:
+    layers = create_layers("differential_attention", 3, 8)
+    assert [layer.depth for layer in layers] == [0, 1, 2]
+    assert [round(layer.lambda_init, 6) for layer in layers] == [0.2, 0.355509, 0.470713]
+    assert [layer.depth for layer in create_layers("differential_attention", 2, 8, depth=4)] == [4, 4]

@@ -57,6 +57,13 @@ MIXERS: Registry[Mixer] = Registry(
             2025,
             "2505.06708",
         ),
+        "differential_attention": Mixer(
+            "zoo.mixers.differential_attention:DifferentialAttention",
+            "attention whose heads subtract one softmax from another",
+            "softmax",
+            2024,
+            "2410.05258",
+        ),
         "factorized": Mixer(
             "zoo.mixers.factorized:Factorized",
             "scalar coefficients per head times shared value maps",

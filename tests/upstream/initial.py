@@ -38,6 +38,7 @@ ALIBI = "ofirpress/attention_with_linear_biases 4b92f28, fairseq/models/transfor
 QWEN3_NEXT = "transformers 5.23.0, models/qwen3_next/modeling_qwen3_next.py; linear maps as torch starts them"
 MIN_GRU = "lucidrains/minGRU-pytorch 38b26e1, minGRU_pytorch/minGRU.py, minLSTM.py"
 GRIFFIN = "google-deepmind/recurrentgemma 2efa84d, recurrentgemma/torch/modules.py, layers.py"
+DIFFERENTIAL = "microsoft/unilm 3aca927, Diff-Transformer/multihead_diffattn.py"
 TORCH = "torch.nn.LSTM, GRU, RNN"
 JOZEFOWICZ = "Jozefowicz, Zaremba, Sutskever 2015, section 2.2 (a forget bias of 1)"
 HYENA = "Poli et al. 2302.10866; HazyResearch/safari, src/models/sequence/hyena.py, ExponentialModulation"
@@ -228,6 +229,12 @@ TABLE = [
     ),
     *linear("gated_attention", QWEN3_NEXT, {"qkv_proj.weight": 64, "gate_proj.weight": 64, "out_proj.weight": 64}),
     *[Initial("gated_attention", f"{n}_norm.weight", named(f"{n}_norm.weight"), 1.0, QWEN3_NEXT) for n in "qk"],
+    *linear("differential_attention", DIFFERENTIAL, {"qkv_proj.weight": 64, "out_proj.weight": 64}),
+    Initial("differential_attention", "norm.weight", named("norm.weight"), 1.0, DIFFERENTIAL),
+    *[
+        Initial("differential_attention", name, named(name), normal(0.1), DIFFERENTIAL, {"d_head": 512}, 4)
+        for name in ("lambda_q", "lambda_k")
+    ],
     # Linear recurrence.
     *linear("min_gru", MIN_GRU, {"in_proj.weight": 64, "out_proj.weight": 96}, d_inner=96),
     *linear("min_lstm", MIN_GRU, {"in_proj.weight": 64, "out_proj.weight": 96}, d_inner=96),

@@ -236,6 +236,47 @@ def test_lightning_attention_is_minimaxs(
     assert_close(state.S, layer(x, None, None)[1])
 
 
+@every_cut
+@every_length
+def test_differential_attention_is_diffllamas(length: int, cuts: Sequence[int], generator: torch.Generator) -> None:
+    from transformers.models.diffllama import DiffLlamaConfig, modeling_diffllama
+
+    config = DiffLlamaConfig(
+        hidden_size=D_MODEL,
+        num_attention_heads=6,
+        num_key_value_heads=6,
+        num_hidden_layers=3,
+        head_dim=4,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 50.0},
+        attn_implementation="eager",
+    )
+    layer = modeling_diffllama.DiffLlamaAttention(config, layer_idx=2)
+    rope = modeling_diffllama.DiffLlamaRotaryEmbedding(config)
+
+    def translate(w: Weights) -> Weights:
+        # Theirs has the first softmax of every head, then the second; likewise the halves of the values.
+        def in_pairs(t: Tensor) -> Tensor:
+            return t.unflatten(0, (2, 3, 4)).transpose(0, 1).flatten(0, 2)
+
+        return {
+            "qkv_proj.weight": torch.cat([in_pairs(w[f"{name}_proj.weight"]) for name in "qkv"]),
+            "out_proj.weight": w["o_proj.weight"],
+            **{f"lambda_{n}": torch.stack((w[f"lambda_{n}1"], w[f"lambda_{n}2"])) for n in "qk"},
+            "norm.weight": torch.ones(8),
+        }
+
+    compare(
+        layer,
+        lambda x: layer(x, rope(x, torch.arange(length)[None]), mask(length))[0],
+        create_mixer("differential_attention", D_MODEL, n_heads=3, d_head=4, depth=2, rope_base=50.0),
+        translate,
+        length,
+        cuts,
+        generator,
+    )
+
+
 # Nonlinear recurrence.
 
 

@@ -17,11 +17,11 @@ from zoo.ops.time import right_align
 def attend(
     q: Float[Tensor, "batch n_heads seq d_head"],
     k: Float[Tensor, "batch n_kv_heads slots d_head"],
-    v: Float[Tensor, "batch n_kv_heads slots d_head"],
+    v: Float[Tensor, "batch n_kv_heads slots d_value"],
     cached: Int[Tensor, " batch"],
     bias: Float[Tensor, "n_heads seq slots"] | None = None,
     sink: Float[Tensor, "rows n_heads queries"] | None = None,
-) -> Float[Tensor, "batch n_heads seq d_head"]:
+) -> Float[Tensor, "batch n_heads seq d_value"]:
     """softmax(q k^T / sqrt(d_head) + bias) v, causal (Vaswani et al. 1706.03762, eq. 1).
 
     Args:

@@ -30,6 +30,10 @@ CLAIMS = Registry(
         "heads_for_an_error": (f"{_HERE}.heads:HEADS_FOR_AN_ERROR", "real poles need few heads, oscillation many"),
         "outputs_need_fewer": (f"{_HERE}.heads:OUTPUTS_NEED_FEWER", "two heads reproduce rank four on unit inputs"),
         "softmax_floor": (f"{_HERE}.softmax:SOFTMAX_FLOOR", "sink-free softmax stops at a floor, at any head count"),
+        "differential_floor": (
+            f"{_HERE}.softmax:DIFFERENTIAL_FLOOR",
+            "two softmaxes a head: rank H and the same floor",
+        ),
         "softmax_heads": (f"{_HERE}.softmax:SOFTMAX_HEADS", "with a sink: k heads where positive, else k + 1"),
         "alibi_ema": (f"{_HERE}.softmax:ALIBI_EMA", "ALiBi with a first token is the exact moving average"),
         "gradient_lti": (f"{_HERE}.gradients:GRADIENT_LTI", "the gradient decays by log rho a token"),

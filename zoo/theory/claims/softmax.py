@@ -10,11 +10,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from zoo.mixers.attention import Attention
+from zoo.mixers.differential_attention import DifferentialAttention
 from zoo.theory.claims.claim import Check, Claim, Curve, Evidence, Panel, Settings, at_least, at_most, equals, near
 from zoo.theory.claims.cores import Draw, drawn
 from zoo.theory.claims.heads import toeplitz_matrix
 from zoo.theory.lags import head_count, lag_operators, weighted_rows
 from zoo.theory.operator import interaction
+from zoo.theory.rank import interaction_rank
 from zoo.theory.softmax import ema_as_alibi, softmax_floor, to_softmax_heads
 
 _SOURCE = "Rows of softmax sum to one; question of head counts: Ghodsi, arXiv 2512.15115"
@@ -102,6 +104,30 @@ def best_with_sink(lags: Tensor, n_heads: int, draw: Draw, starts: int) -> float
     return _best(loss, draw, starts, n_heads, len(lags))
 
 
+def nearest_with_equal_sums(lags: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The operators nearest to the map among those whose rows have one and the same sum: sum_h w_h(i, j) V_h.
+
+    Returns:
+        Signed weights w_h (k, seq, seq), value maps V_h (k, d_out * d_in), what the rows of each w_h sum to (k,), and
+        the even average over the past (seq, seq).
+    """
+    n = len(lags)
+    directions = torch.linalg.svd(lags.flatten(1), full_matrices=False).Vh[: head_count(lags)]
+    sequences = (lags.flatten(1) @ directions.T).T
+    lag = torch.arange(n, device=lags.device)[:, None] - torch.arange(n, device=lags.device)
+    past = lag >= 0
+    even = past.to(lags.dtype) / past.sum(1, keepdim=True)
+    reached, share = sequences.cumsum(1), even[:, 0]
+    shared = (reached * share).sum(1, keepdim=True) / share.sum()
+    signed = torch.where(past, sequences[:, lag.clamp(min=0)], 0.0) + (shared - reached)[:, :, None] * even
+    return signed, directions, shared.squeeze(1), even
+
+
+def _lift(signed: Tensor, even: Tensor) -> Tensor:
+    """(heads,): multiples of the even average with which signed weights are positive, with room."""
+    return 1 + (-signed / even.masked_fill(even == 0, torch.inf)).amax((1, 2))
+
+
 def heads_at_the_floor(lags: Tensor) -> tuple[Tensor, Tensor]:
     """k + 1 sink-free softmax heads with free position logits whose error is the floor itself.
 
@@ -111,20 +137,51 @@ def heads_at_the_floor(lags: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         Weights (k + 1, seq, seq), each row a softmax, and value maps (k + 1, d_out, d_in).
     """
-    n, d_out, d_in = lags.shape
-    directions = torch.linalg.svd(lags.flatten(1), full_matrices=False).Vh[: head_count(lags)]
-    sequences = (lags.flatten(1) @ directions.T).T
-    lag = torch.arange(n, device=lags.device)[:, None] - torch.arange(n, device=lags.device)
-    past = lag >= 0
-    even = past / past.sum(1, keepdim=True)
-    reached, share = sequences.cumsum(1), even[:, 0]
-    shared = (reached * share).sum(1, keepdim=True) / share.sum()
-    signed = torch.where(past, sequences[:, lag.clamp(min=0)], 0.0) + (shared - reached)[:, :, None] * even
-    lift = 1 + (-signed / even.masked_fill(~past, torch.inf)).amax((1, 2)) + shared.squeeze(1).abs()
-    logits = ((signed + lift[:, None, None] * even) / (shared[:, :, None] + lift[:, None, None])).log()
+    signed, directions, sums, even = nearest_with_equal_sums(lags)
+    lift = _lift(signed, even) + sums.abs()
+    logits = ((signed + lift[:, None, None] * even) / (sums + lift)[:, None, None]).log()
     weights = torch.softmax(torch.cat((logits, even.log()[None])), dim=-1)
-    values = torch.cat(((shared.squeeze(1) + lift)[:, None] * directions, -(lift @ directions)[None]))
-    return weights, values.view(-1, d_out, d_in)
+    values = torch.cat(((sums + lift)[:, None] * directions, -(lift @ directions)[None]))
+    return weights, values.view(-1, *lags.shape[1:])
+
+
+def differential_heads_at_the_floor(lags: Tensor) -> tuple[Tensor, Tensor]:
+    """k differential heads with free position logits and one lambda whose error is the floor itself.
+
+    A reflection of the directions makes all row sums one number s. With m times the even average, w_h is positive and
+    sums to s + m: w_h = (s + m) (softmax_1 - lambda softmax_2), softmax_2 even and lambda = m / (s + m) in every head.
+
+    Returns:
+        Weights (k, seq, seq), each a difference of two softmaxes, and value maps (k, d_out, d_in).
+    """
+    signed, directions, sums, even = nearest_with_equal_sums(lags)
+    level = sums.norm() / len(sums) ** 0.5
+    mirror = sums - level
+    if mirror.norm() > 1e-12 * sums.norm():
+        turn = torch.eye(len(sums)).to(sums) - 2 * torch.outer(mirror, mirror) / mirror.square().sum()
+        signed, directions = torch.einsum("hg,gij->hij", turn, signed), turn @ directions
+    lift = _lift(signed, even).max()
+    total = level + lift
+    first = torch.softmax(((signed + lift * even) / total).log(), dim=-1)
+    return first - lift / total * even, total * directions.view(-1, *lags.shape[1:])
+
+
+def best_differential(lags: Tensor, n_heads: int, draw: Draw, starts: int) -> float:
+    """The least relative squared error found for differential heads with free logits and a lambda for each."""
+    n = len(lags)
+    i, j = torch.tril_indices(n, n, device=lags.device)
+    head = torch.arange(n_heads, device=lags.device)[:, None]
+    target = _coordinates(lags.flatten(1), head_count(lags))[i - j]
+
+    def weights(logits: Tensor) -> Tensor:
+        square = logits.new_full((n_heads, n, n), -torch.inf).index_put((head, i, j), logits)
+        return torch.softmax(square, dim=-1)[:, i, j].T
+
+    def loss(point: Tensor) -> Tensor:
+        first, second = point[:, :-1].chunk(2, dim=1)
+        return _unexplained(weights(first) - point[:, -1] * weights(second), target)
+
+    return _best(loss, draw, starts, n_heads, 2 * len(i) + 1)
 
 
 def output_error(layer: Attention, lags: Tensor, draw: Draw) -> float:
@@ -173,6 +230,42 @@ def measure_floor(settings: Settings) -> Evidence:
     ]
     panel = Panel("Softmax without a sink", "heads", "relative squared error", tuple(curves), whole_x=True)
     return Evidence(tuple(checks), (panel,))
+
+
+def measure_differential(settings: Settings) -> Evidence:
+    """Differential heads: how many operators they span, what they do to a constant, and the floor."""
+    draw, n_heads = Draw(settings, 85), 2
+    layer = drawn(settings, lambda: DifferentialAttention(8, n_heads, d_rope=0), 86)
+    x = draw(1, _SEQ_LEN, 8)
+    operators = interaction_rank(interaction(layer, x).operator[0])
+    with torch.no_grad():
+        q, k, _ = (t.unflatten(1, (2 * n_heads, -1)).transpose(0, 1) for t in layer.qkv_proj(x[0]).chunk(3, dim=1))
+        logits = (q @ k.mT / layer.d_head**0.5).masked_fill(~torch.ones_like(q @ k.mT).tril().bool(), -torch.inf)
+        maps = int(torch.linalg.matrix_rank(torch.softmax(logits, dim=-1).flatten(1)))
+        constant = layer(x[:, :1].expand(-1, _SEQ_LEN, -1))[0]
+        spread = ((constant - constant[0]).norm(dim=1).max() / constant[0].norm()).item()
+    checks = [
+        equals(f"{n_heads} heads: softmax maps that are independent", maps, 2 * n_heads),
+        equals(f"{n_heads} heads: interaction rank", operators, n_heads),
+        at_most("a constant sequence: spread of the output over positions", spread, 1e-12),
+    ]
+    cases = {
+        "pole 0.9": system(draw, _SEQ_LEN, 0.9),
+        "a complex pair": system(draw, _SEQ_LEN, pair(0.9, 0.7)),
+    }
+    for name, lags in cases.items():
+        floor, wanted, k = softmax_floor(lags), toeplitz_matrix(lags), head_count(lags)
+        weights, values = differential_heads_at_the_floor(lags)
+        made = torch.einsum("hij,hpd->ipjd", weights, values).reshape_as(wanted)
+        attained = ((made - wanted).square().sum() / wanted.square().sum()).item()
+        best = min(best_differential(lags, h, draw, settings.starts) for h in (k, k + 1))
+        checks += [
+            at_least(f"{name}: floor", floor, 1e-3),
+            equals(f"{name}: differential heads constructed", len(weights), k),
+            near(f"{name}: their error / floor", attained / floor, 1, 1e-9),
+            at_least(f"{name}: best trained of {k} and {k + 1} / floor", best / floor, 1 - 1e-9),
+        ]
+    return Evidence(tuple(checks))
 
 
 def measure_heads(settings: Settings) -> Evidence:
@@ -246,6 +339,14 @@ SOFTMAX_FLOOR = Claim(
     _SOURCE,
     "Heads below the floor, a construction that misses it, or sink-free row sums that vary.",
     measure_floor,
+)
+DIFFERENTIAL_FLOOR = Claim(
+    "differential_floor",
+    "Differential attention has two softmax maps a head and one operator: rank H, not 2H. Its rows sum to 1 - lambda "
+    "everywhere, so that it stops at the floor of sink-free softmax, which k of its heads attain.",
+    "Rows of softmax sum to one; differential attention: Ye et al., arXiv 2410.05258",
+    "A rank other than H, a constant sequence that comes out varying, or heads below the floor.",
+    measure_differential,
 )
 SOFTMAX_HEADS = Claim(
     "softmax_heads",
