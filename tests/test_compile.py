@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 
 from tests.cases import D_MODEL, VARIANTS, Case, assert_states_close, cases, draw, label, randomise
 from tests.tolerances import assert_close
-from zoo import Backbone
+from zoo import Backbone, create_mixer, list_mixers
 from zoo.coefficient import recording
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")  # the checker cannot be traced
@@ -86,6 +87,24 @@ def test_another_length_does_not_give_a_stale_answer(generator: torch.Generator)
     for seq_len in (5, 9, 1):
         x = draw(2, seq_len, D_MODEL, generator=generator)
         assert_close(compiled(x), mixer(x))
+
+
+LOOPS = {"lstm", "gru", "rnn"}
+"""Mixers whose loop over time is unrolled into the exported program, which then has the length of its example."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in list_mixers() if name not in LOOPS])
+def test_an_exported_program_takes_sequences_of_any_length(name: str, generator: torch.Generator) -> None:
+    mixer = create_mixer(name, D_MODEL).eval()
+    lengths = Dim("seq", min=4, max=1000)
+    with torch.no_grad():
+        program = torch.export.export(
+            mixer, (draw(2, 100, D_MODEL, generator=generator).float(),), dynamic_shapes=({1: lengths},)
+        )
+        for seq_len in (4, 7, 63, 64, 1000):
+            x = draw(2, seq_len, D_MODEL, generator=generator).float()
+            assert_close(program.module()(x), mixer(x))
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")

@@ -261,5 +261,5 @@ class Attention(SequenceMixer):
         return logit if bias is None else logit + bias.transpose(0, 1)
 
     def _check_length(self, n_slots: int) -> None:
-        if n_slots > self.max_seq_len and (self.relative_bias is not None or self.sink == "position"):
+        if (self.relative_bias is not None or self.sink == "position") and n_slots > self.max_seq_len:
             raise ValueError(f"sequence of {n_slots} exceeds max_seq_len={self.max_seq_len}")

@@ -12,10 +12,15 @@ from zoo.ops.diagonal import powers
 from zoo.ops.precision import full_precision
 from zoo.ops.time import right_align
 from zoo.ops.toeplitz import causal_toeplitz
+from zoo.ops.transforms import whole_in_export
 
 CHUNK = 32
 
 
+@whole_in_export(
+    "(Tensor x, Tensor log_decay, Tensor gain, Tensor C, Tensor state, Tensor? lengths) -> (Tensor, Tensor)",
+    lambda x, log_decay, gain, C, state, lengths: (state.real.new_empty(x.shape), state.new_empty(state.shape)),
+)
 def channel_ssm(
     x: Float[Tensor, "batch seq channels"],
     log_decay: Complex[Tensor, "channels d_state"],

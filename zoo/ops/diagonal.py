@@ -8,6 +8,7 @@ from torch import Tensor
 
 from zoo.ops.chunked import decayed_states, into_chunks
 from zoo.ops.toeplitz import causal_toeplitz
+from zoo.ops.transforms import whole_in_export
 
 CHUNK = 32
 
@@ -37,6 +38,9 @@ def powers(log_decay: Inexact[Tensor, "*channels d_state"], size: int) -> Inexac
     return torch.polar(z.real.exp(), z.imag) if z.is_complex() else z.exp()
 
 
+@whole_in_export(
+    "(Tensor u, Tensor log_decay, Tensor state) -> Tensor", lambda u, log_decay, state: u.new_empty(u.shape)
+)
 def diagonal_scan(
     u: Inexact[Tensor, "batch seq d_state"],
     log_decay: Inexact[Tensor, " d_state"],

@@ -10,11 +10,18 @@ from torch import Tensor
 
 from zoo.ops.chunked import chunk_decays, decayed_states, into_chunks
 from zoo.ops.precision import full_precision
-from zoo.ops.transforms import followed
+from zoo.ops.transforms import followed, whole_in_export
 
 CHUNK = 32  # a power of two
 
 
+@whole_in_export(
+    "(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? p, Tensor? r, Tensor state) -> (Tensor, Tensor)",
+    lambda q, k, v, log_decay, p, r, state: (
+        state.new_empty(*q.shape[:3], v.shape[3]),
+        state.new_empty(state.shape),
+    ),
+)
 def dplr(
     q: Float[Tensor, "batch heads seq d_key"],
     k: Float[Tensor, "batch heads seq d_key"],

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from zoo.ops.chunked import decayed_states
 from zoo.ops.precision import full_precision
-from zoo.ops.transforms import followed
+from zoo.ops.transforms import followed, whole_in_export
 
 CHUNK = 32  # a power of two
 
@@ -46,6 +46,7 @@ def linear_recurrence(
     return h, h[:, -1]
 
 
+@whole_in_export("(Tensor decay, Tensor written, Tensor state) -> Tensor", lambda a, b, h: b.new_empty(b.shape))
 def _scan(decay: Tensor, written: Tensor, state: Tensor) -> Tensor:
     seq_len, size = decay.shape[1], 1
     while size < min(CHUNK, seq_len):

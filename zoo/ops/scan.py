@@ -22,7 +22,7 @@ from torch import Tensor
 from zoo.naming import unknown
 from zoo.ops import scan_torch
 from zoo.ops.precision import full_precision
-from zoo.ops.transforms import followed, transformable
+from zoo.ops.transforms import followed, transformable, whole_in_export
 
 BACKENDS = ("torch", "numba", "triton")
 _INSTALLED = {"numba": find_spec("numba") is not None, "triton": find_spec("triton") is not None}
@@ -84,7 +84,7 @@ def selective_scan(
             _require_signs(dt_, A)
         y, final = scan_torch.step(*(_as(wide, t) for t in inputs))
     else:
-        y, final, _ = _differentiable_scan(*inputs, chosen, check)
+        y, final = _outputs(*inputs, chosen, check)
     if D is not None:
         y = torch.addcmul(_as(wide, y), _as(wide, x), _as(wide, D))
     return _as(x.dtype, y), final
@@ -273,3 +273,15 @@ def _differentiate(
 
 _gradients = transformable(_scan_backward)
 _differentiable_scan = transformable(_scan, _keep, _differentiate)
+
+
+@whole_in_export(
+    "(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor state, str backend, bool check) -> (Tensor, Tensor)",
+    lambda x, dt, A, B, C, state, backend, check: (x.new_empty(x.shape), state.new_empty(state.shape)),
+)
+def _outputs(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, backend: str, check: bool
+) -> tuple[Tensor, Tensor]:
+    """y and the final state: the states between chunks stay inside."""
+    y, final, _ = _differentiable_scan(x, dt, A, B, C, state, backend, check)
+    return y, final

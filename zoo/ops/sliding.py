@@ -7,9 +7,15 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from zoo.ops.transforms import whole_in_export
+
 _SMALLEST_BLOCK = 16
 
 
+@whole_in_export(
+    "(Tensor q, Tensor k, Tensor v, Tensor held, Tensor? slopes) -> Tensor",
+    lambda q, k, v, held, slopes: q.new_empty(q.shape),
+)
 def sliding_attend(
     q: Float[Tensor, "batch n_heads seq d_head"],
     k: Float[Tensor, "batch n_kv_heads slots d_head"],

@@ -7,12 +7,17 @@ from torch import Tensor
 
 from zoo.ops.chunked import chunk_decays, decayed_states, into_chunks
 from zoo.ops.precision import full_precision
+from zoo.ops.transforms import whole_in_export
 
 # Rows of a chunk: its decays grow with them, and the states, one a chunk, are fewer.
 CHUNK, CHUNK_OF_LARGE_STATES = 32, 64
 LARGE_STATE = 64 * 64
 
 
+@whole_in_export(
+    "(Tensor q, Tensor k, Tensor v, Tensor log_decay, Tensor state) -> (Tensor, Tensor)",
+    lambda q, k, v, log_decay, state: (state.new_empty(v.shape), state.new_empty(state.shape)),
+)
 def ssd(
     q: Float[Tensor, "batch groups rows d_key"],
     k: Float[Tensor, "batch groups rows d_key"],

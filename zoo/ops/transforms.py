@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from inspect import signature
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef  # what torch.library.custom_op returns, exported nowhere
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def followed() -> bool:
@@ -22,6 +25,33 @@ def followed() -> bool:
 
 def _transformed() -> bool:
     return torch._C._are_functorch_transforms_active()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+
+
+def whole_in_export(schema: str, like: Callable[..., Any]) -> Callable[[F], F]:
+    """Make of an op one operation in the programs of torch.export, so that they hold for sequences of any length.
+
+    Followed inside, a chunked op would tie the program to as many chunks as the example has.
+
+    Args:
+        schema: of the op's arguments and results, as `torch.library` writes them.
+        like: from the arguments to empty results of the right shapes.
+    """
+
+    def decorate(op: F) -> F:
+        custom = torch.library.custom_op(f"zoo::whole_{op.__name__}", op, mutates_args=(), schema=schema)
+        custom.register_fake(like)
+
+        @wraps(op)
+        def call(*given: Any, **named: Any) -> Any:
+            if not torch.compiler.is_exporting():
+                return op(*given, **named)
+            bound = signature(op).bind(*given, **named)
+            bound.apply_defaults()
+            return custom(*bound.args)
+
+        return cast(F, call)
+
+    return decorate
 
 
 def transformable(
