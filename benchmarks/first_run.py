@@ -69,7 +69,7 @@ def measure(road: str, uv: str) -> FirstRun:
             if done.returncode:
                 sys.exit(f"{' '.join(command)} failed:\n{done.stdout}\n{done.stderr}")
         (metrics,) = clone.glob("runs/**/metrics.json")
-        return FirstRun(road, *seconds, json.loads(metrics.read_text())["test/accuracy"])
+        return FirstRun(road, *seconds, json.loads(metrics.read_text())["test"]["accuracy"])
 
 
 def render(runs: list[FirstRun], measured: str) -> str:

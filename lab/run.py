@@ -1,4 +1,7 @@
-"""What a run leaves behind: its folder, its name, and what its result depends on."""
+"""A run on disk: the names of its files, its states, its metrics and their names, its lock, its identity.
+
+They are spelt here and nowhere else: train.py writes them, sweeps and comparisons read them.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,66 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
-from lab.compare.runs import deciding_options
 from lab.config import Command, UsageError, read_layer
 from zoo.files import write_atomically
+from zoo.naming import flatten
+
+CONFIG, METRICS, ENVIRONMENT, LOCK = "config.yaml", "metrics.json", "environment.json", "lock"
+LOG, DONE, INDEX = "log.txt", "done.json", "sweep.json"
+"""What sweep.py adds: a run's output, its mark when it needs nothing more; in its own folder, which runs it has."""
+CHECKPOINTS, EVENTS, BY_LENGTH = "checkpoints", "events.out.tfevents.", "_by_length.png"
+"""A folder; how files of TensorBoard begin; how figures of a score against length end."""
+
+Number: TypeAlias = int | float
+State: TypeAlias = Literal["tested", "trained", "unfinished"]
+"""With and without numbers of the test split; still under way, or failed."""
+Metrics: TypeAlias = dict[str, Any]
+"""What metrics.json holds, None for a number that is not finite:
+
+    {"test": {"accuracy": 0.97, "loss": 0.1, "by_distance": [{"at_most": 8, "accuracy": 0.99}, ...],
+              "at_length": {"128": {"accuracy": 0.9}, ...}},
+     "val": {"accuracy": 0.98, "loss": 0.1}, "chance": 0.02, "floor_at_heads": {"1": 0.3, ...}, "params": 12345,
+     "state_bytes": 4096, "tokens_per_second": 1e5, "step": 400, "seconds": 30.1}
+
+A run that has not been tested has no "test". Lightning and TensorBoard know the same numbers by flat names,
+`test/loss`, `test/accuracy_by_distance/<=8`, `test/accuracy_at_length/128` (see `nested` and `flat`); so did older
+files.
+"""
+
+INCIDENTAL = {
+    "figures_every",
+    "run_dir",
+    "task.cache_dir",
+    "trainer.default_root_dir",
+    "trainer.detect_anomaly",
+    "trainer.enable_autolog_hparams",
+    "trainer.enable_checkpointing",
+    "trainer.enable_model_summary",
+    "trainer.enable_progress_bar",
+    "trainer.inference_mode",
+    "trainer.limit_predict_batches",
+    "trainer.log_every_n_steps",
+    "trainer.logger",
+    "trainer.model_registry",
+    "trainer.num_sanity_val_steps",
+    "trainer.profiler",
+}
+"""These decide where results go and what is shown, not what they are: runs that differ in them alone are the same."""
+
+WATCHING = {
+    "DeviceStatsMonitor",
+    "LearningRateMonitor",
+    "ModelCheckpoint",
+    "ModelSummary",
+    "OnExceptionCheckpoint",
+    "RichModelSummary",
+    "RichProgressBar",
+    "TQDMProgressBar",
+    "ThroughputMonitor",
+}
+"""Lightning's callbacks that watch a run and leave its result alone; any other one, such as EarlyStopping, decides."""
 
 LONGEST_NAME = 40
 """Characters of a task's or a mixer's part: TensorBoard has room for two such names beside its charts."""
@@ -55,16 +113,26 @@ class RunFolder:
         return f"{hashlib.sha256(self.name.encode()).hexdigest()[:4]}-{self.seed} {self.name}/seed{self.seed}"
 
     @property
+    def checkpoints(self) -> Path:
+        return self.path / CHECKPOINTS
+
+    @property
     def best(self) -> Path:
-        return self.path / "checkpoints" / "best.ckpt"
+        from zoo.saved import BEST
+
+        return self.checkpoints / BEST
 
     @property
     def last(self) -> Path:
-        return self.path / "checkpoints" / "last.ckpt"
+        from zoo.saved import LAST
+
+        return self.checkpoints / LAST
 
     @property
     def previous(self) -> Path:
-        return self.path / "checkpoints" / "previous.ckpt"
+        from zoo.saved import PREVIOUS
+
+        return self.checkpoints / PREVIOUS
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -78,7 +146,7 @@ class RunFolder:
         from filelock import FileLock, Timeout
 
         made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
-        file = self.path / "lock"
+        file = self.path / LOCK
         lock = FileLock(file, blocking=False)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -107,7 +175,7 @@ class RunFolder:
         Raises:
             UsageError: another configuration; names the first key that differs.
         """
-        file = self.path / "config.yaml"
+        file = self.path / CONFIG
         if not file.exists():
             return
         there, here = (deciding_options(values) for values in (read_layer(file).values, config))
@@ -116,19 +184,16 @@ class RunFolder:
                 values = f"{key} is {there.get(key)!r} there, {here.get(key)!r} here"
                 raise UsageError(f"{self.path} holds another run: {values}; give another --run_dir, or --overwrite")
 
-    def metrics(self) -> dict[str, Any] | None:
+    def metrics(self) -> Metrics | None:
         """What a finished run measured; None if there is none.
 
         Raises:
             UsageError: a file that is not ours.
         """
-        file = self.path / "metrics.json"
         try:
-            return json.loads(file.read_text(encoding="utf-8"))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (OSError, ValueError) as error:
-            raise UsageError(f"{file} cannot be read: {error}; --overwrite starts the run anew") from None
+            return read_metrics(self.path)
+        except ValueError as error:
+            raise UsageError(f"{self.path / error.args[0]}; --overwrite starts the run anew") from None
 
     def checkpoint_for(self, command: Command) -> Path | None:
         """Where the command's training goes on, or what it tests; None for a new run.
@@ -183,24 +248,23 @@ class RunFolder:
 
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            (self.path / "metrics.json").unlink(missing_ok=True)
+            (self.path / METRICS).unlink(missing_ok=True)
             if checkpoint is None:
-                shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
-                for old in (*self.path.glob("events.out.tfevents.*"), *self.path.glob("*_by_length.png")):
+                shutil.rmtree(self.checkpoints, ignore_errors=True)
+                for old in (*self.path.glob(f"{EVENTS}*"), *self.path.glob(f"*{BY_LENGTH}")):
                     old.unlink()
             elif (best := checkpoint.parent / self.best.name).is_file() and not self.best.exists():
                 self.best.parent.mkdir(exist_ok=True)
                 write_atomically(self.best, best.read_bytes())
             result = {key: value for key, value in config.items() if key != "run_dir"}
-            write_atomically(self.path / "config.yaml", yaml.safe_dump(result, sort_keys=False))
-            write_atomically(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
+            write_atomically(self.path / CONFIG, yaml.safe_dump(result, sort_keys=False))
+            write_atomically(self.path / ENVIRONMENT, json.dumps(environment(), indent=2) + "\n")
         except OSError as error:
             raise self._unwritable(error) from None
 
-    def write_metrics(self, metrics: Mapping[str, Any]) -> None:
+    def write_metrics(self, metrics: Metrics) -> None:
         """Finish the run: write metrics.json, in which a number that is not finite is null."""
-        plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in metrics.items()}
-        write_atomically(self.path / "metrics.json", json.dumps(plain, indent=2) + "\n")
+        write_atomically(self.path / METRICS, json.dumps(_finite(metrics), indent=2) + "\n")
 
     def _unwritable(self, error: OSError) -> UsageError:
         return UsageError(f"cannot write the run folder {self.path}: {error.strerror}")
@@ -213,9 +277,149 @@ def _holder(lock: Path) -> str:
         return "another process"
 
 
+def read_metrics(folder: Path) -> Metrics | None:
+    """metrics.json of a run's folder, an older one too, whose names were flat; None where the run is not finished.
+
+    Raises:
+        ValueError: a file that cannot be read, or is not one of train.py; the message begins with its name.
+    """
+    try:
+        found = json.loads((folder / METRICS).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        said = getattr(error, "strerror", None) or error
+        raise ValueError(f"{METRICS} cannot be read: {' '.join(str(said).split())}") from None
+    if not isinstance(found, dict) or "params" not in found:
+        raise ValueError(f"{METRICS} is not one of train.py: it has no params")
+    found = _finite(found)
+    return nested(found) if any("/" in name for name in found) else found
+
+
+def _finite(value: Any) -> Any:
+    """The same with None for what is neither a number that is finite nor holds any."""
+    if isinstance(value, Mapping):
+        return {str(name): _finite(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if plain and math.isfinite(value) else None
+
+
+def nested(flat: Mapping[str, Any]) -> Metrics:
+    """Metrics from flat names, as Lightning, TensorBoard and older files have them.
+
+    >>> nested({"test/loss": 0.5, "test/accuracy_at_length/8": 0.9, "chance": 0.1})
+    {'test': {'loss': 0.5, 'at_length': {'8': {'accuracy': 0.9}}}, 'chance': 0.1}
+    """
+    metrics: Metrics = {}
+    for name, value in flat.items():
+        head, *rest = name.split("/", 2)
+        match rest:
+            case []:
+                metrics[head] = value
+            case [score]:
+                metrics.setdefault(head, {})[score] = value
+            case [group, bound] if bound.startswith("<="):
+                score, _, fact = group.partition("_by_")
+                entry = {"at_most": int(bound.removeprefix("<=")), score: value}
+                metrics.setdefault(head, {}).setdefault(f"by_{fact}", []).append(entry)
+            case [group, length] if group.endswith("_at_length"):
+                at = metrics.setdefault(head, {}).setdefault("at_length", {})
+                at.setdefault(length, {})[group.removesuffix("_at_length")] = value
+            case [group, last]:
+                metrics.setdefault(head, {}).setdefault(group, {})[last] = value
+    for split in metrics.values():
+        for entries in split.values() if isinstance(split, dict) else ():
+            if isinstance(entries, list):
+                entries.sort(key=lambda entry: entry["at_most"])
+    return metrics
+
+
+def flat(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers by flat names: what `nested` takes.
+
+    >>> flat({"test": {"loss": 0.5, "by_distance": [{"at_most": 8, "accuracy": 0.9}]}, "chance": 0.1})
+    {'test/loss': 0.5, 'test/accuracy_by_distance/<=8': 0.9, 'chance': 0.1}
+    """
+    found: dict[str, Any] = {}
+    for head, split in metrics.items():
+        for name, value in split.items() if isinstance(split, Mapping) else ():
+            if isinstance(value, list):
+                found |= {
+                    f"{head}/{score}_{name}/<={entry['at_most']}": each
+                    for entry in value
+                    for score, each in entry.items()
+                    if score != "at_most"
+                }
+            elif name == "at_length":
+                found |= {f"{head}/{score}_at_length/{n}": v for n, at in value.items() for score, v in at.items()}
+            elif isinstance(value, Mapping):
+                found |= {f"{head}/{name}/{last}": each for last, each in value.items()}
+            else:
+                found[f"{head}/{name}"] = value
+        if not isinstance(split, Mapping):
+            found[head] = split
+    return found
+
+
+def number_at(metrics: Mapping[str, Any], *path: str) -> Number | None:
+    """The number under these names, such as "test", "accuracy"; None where there is none."""
+    found: Any = metrics
+    for name in path:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+def at_lengths(metrics: Mapping[str, Any], score: str) -> dict[int, Number]:
+    """{length: a test score}, where it was measured at further lengths."""
+    found = {int(n): at.get(score) for n, at in metrics.get("test", {}).get("at_length", {}).items()}
+    return {length: value for length, value in found.items() if value is not None}
+
+
+def by_facts(metrics: Mapping[str, Any], score: str = "accuracy") -> dict[str, dict[int, Number]]:
+    """{fact: {bound: a test score of what does not exceed it, but the bound before}}."""
+    return {
+        name.removeprefix("by_"): {e["at_most"]: e[score] for e in entries if e.get(score) is not None}
+        for name, entries in metrics.get("test", {}).items()
+        if isinstance(entries, list)
+    }
+
+
+def state_of(metrics: Mapping[str, Any] | None) -> State:
+    """How far a run is by its metrics; None where there are none."""
+    return "unfinished" if metrics is None else "tested" if is_tested(metrics) else "trained"
+
+
 def is_tested(metrics: Mapping[str, Any]) -> bool:
-    """Whether a finished run has seen its test split: with --no_test the names of its metrics are not there."""
-    return "test/loss" in metrics
+    """Whether a finished run has seen its test split: with --no_test there are no metrics of it."""
+    return "loss" in metrics.get("test", {})
+
+
+def deciding_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that decide a run's result, the seed among them, by dotted name."""
+    trainer = dict(config.get("trainer") or {})
+    if "callbacks" in trainer:
+        trainer["callbacks"] = _deciding_callbacks(trainer["callbacks"])
+        config = {**config, "trainer": trainer}
+    return {key: value for key, value in flatten(config) if not _is_incidental(key)}
+
+
+def _is_incidental(key: str) -> bool:
+    """Whether an option, or one that it belongs to, is: trainer.logger.init_args.save_dir is trainer.logger's."""
+    parts = key.split(".")
+    return any(".".join(parts[:n]) in INCIDENTAL for n in range(1, len(parts) + 1))
+
+
+def _deciding_callbacks(given: Any) -> list[Any] | None:
+    """Of --trainer.callbacks those that may change a result; None where there are none."""
+    each = given if isinstance(given, list) else [] if given is None else [given]
+    return [one for one in each if _class_name(one) not in WATCHING] or None
+
+
+def _class_name(callback: Any) -> str:
+    path = callback.get("class_path", "") if isinstance(callback, Mapping) else callback
+    return str(path).rpartition(".")[2]
 
 
 def run_name(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:

@@ -26,7 +26,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from lab.config import PROGRAM, Command, UsageError, parse
-from lab.run import RunFolder, differing_options, is_tested
+from lab.run import BY_LENGTH, Metrics, RunFolder, differing_options, is_tested, nested, number_at
+from lab.score import score_of
 from zoo.signals import CTRL_C, SCHEDULER, handled
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def _status(argv: Sequence[str]) -> int:
     return 0
 
 
-def run(command: Command) -> dict[str, Any]:
+def run(command: Command) -> Metrics:
     """Train and test as `command` says, or only test; returns what `metrics.json` holds.
 
     Nothing is written before everything that the command names has been built, and two processes never train in one
@@ -228,7 +229,7 @@ class Session:
             # No validation has found a better one: training ended before the first, or there is none.
             self.trainer.save_checkpoint(self.folder.best)
 
-    def evaluate(self, checkpoint: Path, test: bool = True) -> dict[str, Any]:
+    def evaluate(self, checkpoint: Path, test: bool = True) -> Metrics:
         """Metrics of a checkpoint on the validation and, unless told otherwise, test splits, and what the run cost."""
         from zoo.saved import read_checkpoint
 
@@ -242,12 +243,12 @@ class Session:
             trainer.loggers = loggers
             tested = trainer.test(self.model, self.data, **options) if test else []
             score = tested[0].get(f"test/{self.model.score_name}") if tested else None
-            at_lengths = self._test_at_lengths(score) if test else {}
-        return {
+            further = self._test_at_lengths(score) if test else {}
+        flat = {
             **{f"{split}/{name}": None for split in splits for name in ("accuracy", "loss")},
             # Lightning returns no metrics at all where --trainer.limit_val_batches or limit_test_batches is zero.
             **{name: value for found in (*validated, *tested) for name, value in found.items()},
-            **at_lengths,
+            **further,
             "chance": self.data.task.of_split("test").spec.chance,
             **self.data.task.floors(),
             "params": self.n_params,
@@ -256,6 +257,7 @@ class Session:
             "step": int(read_checkpoint(checkpoint)["global_step"]),
             "seconds": time.perf_counter() - START,
         }
+        return nested(flat)
 
     def _has_validated(self) -> bool:
         """Whether training lasted to its first validation, also before it was last resumed."""
@@ -265,7 +267,7 @@ class Session:
         return any(each.best_score is not None for each in kept)
 
     def _test_at_lengths(self, score: float | None) -> dict[str, float | None]:
-        """Scores at the task's test lengths by the names of metrics.json, drawn where the run's curves are.
+        """Scores at the task's test lengths by their flat names, drawn where the run's curves are.
 
         Args:
             score: at the length of training, which the figure shows too.
@@ -280,7 +282,7 @@ class Session:
             title = f"{self.data.task.name}, {self.model.hparams['mixer']['name']}, seed {self.folder.seed}"
             figure = length_figure({trained: score} | scores, name, trained, chance, title)
             log_lengths(self.trainer, name, scores, figure)
-            save_figure(figure, self.folder.path / f"{name}_by_length.png")
+            save_figure(figure, self.folder.path / f"{name}{BY_LENGTH}")
         return {f"test/{name}_at_length/{length}": found for length, found in scores.items()}
 
     def _length_batches(self) -> Iterator[tuple[int, Any]]:
@@ -336,7 +338,7 @@ def build_trainer(command: Command, folder: RunFolder, throughput: Throughput, s
         options["logger"] = CurveLogger(
             folder.run_dir, folder.name, f"seed{folder.seed}", default_hp_metric=False, purge_step=step
         )
-    checkpoints = Checkpoints(folder.path / "checkpoints", every_n_steps=CHECKPOINT_EVERY)
+    checkpoints = Checkpoints(folder.checkpoints, every_n_steps=CHECKPOINT_EVERY)
     callbacks += [
         ReseedEachStep(config["seed"]),
         NonFiniteLoss(),
@@ -368,10 +370,8 @@ def compared_options(command: Command) -> dict[str, Any]:
 
 def compared_results(metrics: Mapping[str, Any]) -> dict[str, int | float | None]:
     """What its HParams tab has of the result: the task's score, once tested, and sizes."""
-    from lab.compare.table import SCORES
-
-    score = next((name for name in SCORES if metrics.get(f"test/{name}") is not None), None)
-    tested = {} if score is None else {score: metrics[f"test/{score}"]}
+    score = score_of([metrics], "test")
+    tested = {score: number_at(metrics, "test", score)} if is_tested(metrics) else {}
     return tested | {"parameters": metrics["params"], "state_bytes": metrics["state_bytes"]}
 
 
@@ -495,17 +495,18 @@ def show(metrics: Mapping[str, Any], where: Path) -> None:
     table = Table(show_header=False, title=None)
     table.add_column(style="bold")
     table.add_column(justify="right")
-    if (accuracy := metrics.get("test/accuracy")) is not None:
+    test, validated = metrics.get("test", {}), number_at(metrics, "val", "accuracy")
+    if (accuracy := test.get("accuracy")) is not None:
         table.add_row("test accuracy", f"{accuracy:.4f}   (chance {metrics['chance']:.4f})")
-    elif "test/accuracy" not in metrics and metrics.get("val/accuracy") is not None:
-        table.add_row("validation accuracy", f"{metrics['val/accuracy']:.4f}   (not tested)")
+    elif not test and validated is not None:
+        table.add_row("validation accuracy", f"{validated:.4f}   (not tested)")
     for name, form in SHOWN.items():
-        if (value := metrics.get(f"test/{name}")) is not None:
+        if (value := test.get(name)) is not None:
             table.add_row(f"test {name.replace('_', ' ')}", format(value, form))
-    for name, score in metrics.items():
-        if "_at_length/" in name:
-            row = name.removeprefix("test/").replace("_at_length/", " at length ").replace("_", " ")
-            table.add_row(f"test {row}", "-" if score is None else f"{score:.4g}")
+    for length, scores in test.get("at_length", {}).items():
+        for name, score in scores.items():
+            shown = "-" if score is None else f"{score:.4g}"
+            table.add_row(f"test {name.replace('_', ' ')} at length {length}", shown)
     table.add_row("parameters", f"{metrics['params']:,}")
     table.add_row("state", f"{metrics['state_bytes']:,} bytes")
     if (rate := metrics["tokens_per_second"]) is not None:

@@ -99,7 +99,7 @@ class Task(ABC):
         return {str(path): _state_of(path) for path in self.files()}
 
     def floors(self) -> dict[str, float]:
-        """Least errors that theory allows, by their names in metrics.json; none unless a task knows them."""
+        """Least errors that theory allows, by name; none unless a task knows them."""
         return {}
 
     def input_text(self, token: int) -> str:

@@ -32,7 +32,7 @@ from lab.compare.files import write_comparison
 from lab.compare.page import as_page
 from lab.compare.runs import EVENTS, read_curves
 from lab.compare.table import headings, more_first, tables
-from lab.run import RunFolder
+from lab.run import RunFolder, nested
 from tests.test_doors import ROOT
 from zoo import __main__ as command
 from zoo.theory.report import as_png
@@ -77,7 +77,7 @@ def write_run(
             writer.add_scalar("train/loss", 1 / step, step)
     if accuracy is not None:
         measured = {"test/accuracy": accuracy, "test/loss": 1 - accuracy, "val/accuracy": accuracy, "val/loss": 0.3}
-        folder.write_metrics(measured | SIZES | dict(metrics or {}))
+        folder.write_metrics(nested(measured | SIZES | dict(metrics or {})))
     return folder.path
 
 
@@ -95,8 +95,8 @@ def test_runs_are_read_at_any_depth_with_what_they_measured(tmp_path: Path) -> N
     folder = write_run(tmp_path / "sweep" / "small", seed=3, accuracy=0.75, metrics={"test/perplexity": float("inf")})
     (run,) = read_runs(tmp_path)
     assert (run.folder, run.task, run.mixer, run.seed, run.state) == (folder, "mqar", "attention", 3, "tested")
-    assert run.metrics["test/accuracy"] == 0.75
-    assert run.metrics["test/perplexity"] is None
+    assert run.metrics["test"]["accuracy"] == 0.75
+    assert run.metrics["test"]["perplexity"] is None
     assert run.step == 40
     assert run.curves["val/accuracy"] == [(step, pytest.approx(step / 100 + 0.3)) for step in (10, 20, 30, 40)]
     assert run.options["d_model"] == 64
@@ -109,7 +109,7 @@ def test_an_unfinished_run_has_its_last_logged_values(tmp_path: Path) -> None:
     write_run(tmp_path, accuracy=None, steps=2)
     (run,) = read_runs(tmp_path)
     assert (run.state, run.step) == ("unfinished", 20)
-    assert run.metrics == {"val/accuracy": pytest.approx(0.2), "train/loss": pytest.approx(1 / 20)}
+    assert run.metrics == {"val": {"accuracy": pytest.approx(0.2)}, "train": {"loss": pytest.approx(1 / 20)}}
 
 
 def test_a_run_that_has_logged_nothing_yet_is_there(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_events_that_cannot_be_read_cost_the_curves_alone(tmp_path: Path) -> Non
     events.write_bytes(b"no events of TensorBoard, just text that is long enough to hold a header")
     (run,) = read_runs(tmp_path)
     assert run.curves == {}
-    assert run.metrics["test/accuracy"] == 0.5
+    assert run.metrics["test"]["accuracy"] == 0.5
 
 
 def test_of_a_step_that_was_logged_twice_the_later_value_counts(tmp_path: Path) -> None:
@@ -213,9 +213,9 @@ def test_seeds_are_put_together_and_the_best_is_marked(tmp_path: Path) -> None:
     (group,) = group_runs(read_runs(tmp_path))
     attention, lstm = group.rows
     assert (attention.label, lstm.label, group.title, group.chance) == ("attention", "lstm", "mqar", 0.125)
-    assert attention.mean("test/accuracy") == pytest.approx(0.7)
-    assert attention.spread("test/accuracy") == pytest.approx(0.2)  # of the sample: sqrt((0.04 + 0 + 0.04) / 2)
-    assert lstm.spread("test/accuracy") is None
+    assert attention.mean("test", "accuracy") == pytest.approx(0.7)
+    assert attention.spread("test", "accuracy") == pytest.approx(0.2)  # of the sample: sqrt((0.04 + 0 + 0.04) / 2)
+    assert lstm.spread("test", "accuracy") is None
     assert attention.seeds == "3"
     assert group.best == {"attention"}
 
@@ -302,11 +302,11 @@ def test_unfinished_runs_are_marked_and_never_best(tmp_path: Path) -> None:
     rows = {row.label: row for row in group.rows}
     assert list(rows) == ["attention", "rnn", "lstm"]
     assert group.best == {"attention"}
-    assert rows["attention"].mean(rows["attention"].score_name) == 0.2
-    assert rows["attention"].mean("val/accuracy") == 0.2  # what the unfinished one has logged so far does not count
+    assert rows["attention"].mean(*rows["attention"].score_path) == 0.2
+    assert rows["attention"].mean("val", "accuracy") == 0.2  # what the unfinished one has logged so far does not count
     assert rows["attention"].seeds == "1 of 2"
     assert rows["attention"].remark == "seed 1 unfinished at step 10 of 40"
-    assert rows["lstm"].score_name == "val/accuracy"
+    assert rows["lstm"].score_path == ("val", "accuracy")
     assert rows["lstm"].remark == "validation; seed 9 unfinished at step 40 of 40"
 
 
@@ -749,5 +749,7 @@ def test_a_missing_extra_is_named(
 
 
 def test_a_run_is_a_plain_record() -> None:
-    run = Run(Path("x"), {"mixer": {"name": "lstm"}, "task": {"name": "mqar"}, "seed": 0}, {"val/loss": 1.0}, "trained")
-    assert group_runs([run])[0].rows[0].mean("val/loss") == 1.0
+    run = Run(
+        Path("x"), {"mixer": {"name": "lstm"}, "task": {"name": "mqar"}, "seed": 0}, {"val": {"loss": 1.0}}, "trained"
+    )
+    assert group_runs([run])[0].rows[0].mean("val", "loss") == 1.0

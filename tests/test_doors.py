@@ -120,7 +120,7 @@ def broken_doors(source: str, module: str, *, package: bool = False) -> list[str
     if package:
         # What a package re-exports for the type checker is loaded by nobody until it is asked for.
         found = [each for each in found if not each.typing]
-    check = {"zoo": _from_zoo, "tasks": _from_tasks}.get(root, _from_root)
+    check = {"zoo": _from_zoo, "tasks": _from_tasks, "lab": _from_lab}.get(root, _from_root)
     complaints = [
         f"{module}, line {each.line}: {why}" for each in found for why in check(each, root, ".".join(inner), package)
     ]
@@ -163,6 +163,42 @@ def _from_tasks(each: Import, root: str, inner: str, package: bool) -> Iterator[
         yield f"tasks imports {top}"
     if top == "zoo" and inner != "ssm_teacher" and not each.target.startswith(TASKS_KNOW):
         yield f"imports {each.target}: of the tasks only ssm_teacher knows zoo, beyond {TASKS_KNOW}"
+
+
+LAB_ROOMS = ("console", "config", "run", "score", "train", "compare", "sweep", "experiments", "__main__")
+"""Of the application, in the order of who may import whom, as `ROOMS`."""
+
+RUN_FORMAT = ("config.yaml", "metrics.json", "environment.json", "sweep.json", "done.json")
+RUN_PREFIXES = ("task.", "trainer.")
+
+
+def run_format_strings(source: str) -> list[str]:
+    """String literals that spell a run's file format: names of its files, its options. Docstrings may speak of them."""
+    tree = ast.parse(source)
+    said = {
+        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    found = [
+        n for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str) and id(n) not in said
+    ]
+    return [
+        f"line {node.lineno}: {node.value!r}"
+        for node in found
+        if any(name in node.value for name in RUN_FORMAT) or node.value.startswith(RUN_PREFIXES)
+    ]
+
+
+def _from_lab(each: Import, root: str, inner: str, package: bool) -> Iterator[str]:
+    yield from _from_root(each, root, inner, package)
+    top, *rest = each.target.split(".")
+    room = inner.split(".")[0]
+    if top in {"train", "sweep"}:
+        yield f"lab imports {top}, a command"
+    if top == "lab" and room:
+        if not rest or rest[0] not in LAB_ROOMS:
+            yield f"imports {each.target}: name the room it stands in, one of {', '.join(LAB_ROOMS)}"
+        elif LAB_ROOMS.index(rest[0]) > LAB_ROOMS.index(room):
+            yield f"{room} imports {rest[0]}, a later room"
 
 
 def _from_root(each: Import, root: str, inner: str, package: bool) -> Iterator[str]:
@@ -216,9 +252,25 @@ def test_no_banned_name_is_given(path: Path) -> None:
     assert not banned_names(path.read_text())
 
 
-def test_every_module_of_zoo_stands_in_a_room() -> None:
+@pytest.mark.parametrize("path", [path for path in _sources() if _module(path).split(".")[0] == "zoo"], ids=_module)
+def test_the_zoo_knows_no_format_of_a_run(path: Path) -> None:
+    assert run_format_strings(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    ['open("config.yaml")', 'f"{run}/metrics.json"', 'x = options["task.seq_len"]', 'name.startswith("trainer.")'],
+)
+def test_a_runs_format_in_the_zoo_is_seen(source: str) -> None:
+    assert run_format_strings(source)
+    assert not run_format_strings(f'"""A docstring says: {source.replace(chr(34), "")}"""')
+
+
+def test_every_module_of_zoo_and_of_lab_stands_in_a_room() -> None:
     rooms = {_module(path).split(".")[1] for path in (ROOT / "zoo").rglob("*.py") if _module(path) != "zoo"}
     assert rooms <= set(ROOMS)
+    rooms = {_module(path).split(".")[1] for path in (ROOT / "lab").rglob("*.py") if _module(path) != "lab"}
+    assert rooms == set(LAB_ROOMS)
 
 
 @pytest.mark.parametrize(
@@ -243,6 +295,9 @@ def test_every_module_of_zoo_stands_in_a_room() -> None:
         ("tasks.mqar", "def f():\n    from zoo.ops import conv", "only ssm_teacher knows zoo"),
         ("tasks.ssm_teacher", "from lab import config", "tasks imports lab"),
         ("lab.config", "from lightning.pytorch import Trainer", "imports lightning at its top"),
+        ("lab.run", "from lab.compare.runs import Run", "run imports compare, a later room"),
+        ("lab.compare.table", "import lab", "name the room"),
+        ("lab.sweep.engine", "import train", "lab imports train, a command"),
         ("lab.train", "from tests.reference import attention", "lab imports tests"),
     ],
 )
@@ -267,6 +322,7 @@ def test_a_broken_door_is_seen(module: str, source: str, complaint: str) -> None
         ("tasks.datamodule", "import lightning as L"),
         ("lab.config", "def f():\n    from lightning.pytorch import Trainer"),
         ("lab.train", "import zoo\nimport tasks"),
+        ("lab.sweep.grid", "from lab.sweep.matching import sizes\nfrom lab.run import RunFolder"),
     ],
 )
 def test_an_open_door_is_open(module: str, source: str) -> None:

@@ -24,6 +24,7 @@ from lab.experiments.predictions import (
     rank_correlation,
     ranking,
 )
+from lab.run import nested
 from lab.sweep.grid import Grid, expand, read_experiment
 from zoo.theory.claims.claim import Check
 
@@ -55,7 +56,7 @@ def made_up(name: str, metrics: Metrics) -> Runs:
         for seed in seeds:
             run = Run(Path("x"), configuration.command.config | {"seed": seed}, {}, "tested")
             sizes = {"params": configuration.params, "state_bytes": configuration.state_bytes}
-            runs.append(replace(run, metrics=sizes | metrics(run.options | sizes)))
+            runs.append(replace(run, metrics=nested(sizes | metrics(run.options | sizes))))
     return Runs(tuple(runs))
 
 
@@ -247,9 +248,9 @@ def test_runs_without_a_score_never_hold(name: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_score_over_seeds_is_their_median() -> None:
-    runs = [Run(Path("x"), {}, {"test/accuracy": score}, "tested") for score in (0.2, 1.0)]
-    assert Runs(tuple(runs)).median("test/accuracy") == pytest.approx(0.6)
-    assert Runs((*runs, replace(runs[0], metrics={"test/accuracy": 0.9}))).median("test/accuracy") == 0.9
+    runs = [Run(Path("x"), {}, {"test": {"accuracy": score}}, "tested") for score in (0.2, 1.0)]
+    assert Runs(tuple(runs)).median(("test", "accuracy")) == pytest.approx(0.6)
+    assert Runs((*runs, replace(runs[0], metrics={"test": {"accuracy": 0.9}}))).median(("test", "accuracy")) == 0.9
 
 
 def test_rankings() -> None:
@@ -277,7 +278,7 @@ def leave_runs(run_dir: Path, name: str, metrics: Metrics, missing: int = 0) -> 
             continue
         kept.mkdir(parents=True)
         files = {
-            "metrics.json": {"params": 1, "test/loss": 0.1} | run.metrics,
+            "metrics.json": {"params": 1} | run.metrics | {"test": {"loss": 0.1} | run.metrics["test"]},
             "done.json": {"finished": "2026-11-21T10:00:00+0000", "seconds": 10.0},
             "environment.json": {
                 "machine": "Linux-6-x86_64-with-glibc2.36",

@@ -60,7 +60,7 @@ if how == "loses its worker once":
         (folder / "lost").touch()
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(60)
-    how = json.dumps({"test/loss": 1.0})
+    how = json.dumps({"test": {"loss": 1.0}, "params": 1})
 if how == "holds out":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     (folder / "ready").touch()
@@ -71,12 +71,17 @@ if how == "waits":
     time.sleep(60)
 metrics = json.loads(how)
 if "--no_test" in sys.argv:
-    metrics = {name: value for name, value in metrics.items() if not name.startswith("test/")}
+    metrics.pop("test", None)
 (folder / "metrics.json").write_text(json.dumps(metrics))
 with (folder / "starts").open("a") as file:
     file.write("x")
 """
-FOUND = {"test/loss": 0.5, "test/accuracy": 0.75, "val/loss": 0.4, "val/accuracy": 0.8, "seconds": 1.0}
+FOUND = {
+    "test": {"loss": 0.5, "accuracy": 0.75},
+    "val": {"loss": 0.4, "accuracy": 0.8},
+    "params": 1,
+    "seconds": 1.0,
+}
 ONE_SLOT, TWO_SLOTS = [{}], [{}, {}]
 
 
@@ -352,7 +357,7 @@ def test_a_number_other_than_planned_is_a_failure(tmp_path: Path, stand_in: Any)
 
 def test_done_is_what_has_both_its_mark_and_its_metrics(tmp_path: Path) -> None:
     job, trial = Job("x", (), tmp_path), Job("x", (), tmp_path, test=False)
-    (tmp_path / "metrics.json").write_text(json.dumps({"val/loss": 1.0}), encoding="utf-8")
+    (tmp_path / "metrics.json").write_text(json.dumps({"val": {"loss": 1.0}, "params": 1}), encoding="utf-8")
     assert not trial.is_done
     (tmp_path / "done.json").write_text("{}", encoding="utf-8")
     assert trial.is_done
@@ -564,29 +569,41 @@ def test_a_sweep_on_a_local_ray_finds_what_a_local_sweep_finds(tmp_path: Path) -
     assert found["ray"] == found["local"]
 
 
+@pytest.mark.parametrize(
+    ("beside", "said"),
+    [({}, "accuracy 0.9000, loss 0.5"), ({"perplexity": 7.0}, "perplexity 7, loss 0.5")],
+    ids=["accuracy", "perplexity"],
+)
 def test_a_learning_rate_is_picked_by_validation_and_the_others_are_never_tested(
-    tmp_path: Path, stand_in: Any, capsys: pytest.CaptureFixture[str]
+    beside: dict[str, float], said: str, tmp_path: Path, stand_in: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # The best on the test split is not the best on validation.
     judged = {0.001: (0.5, 0.99), 0.01: (0.9, 0.6), 0.1: (0.7, 0.7)}
-    stand_in(
-        lambda job: json.dumps(
-            FOUND | dict(job.expected) | dict(zip(("val/accuracy", "test/accuracy"), judged[rate(job)], strict=True))
-        )
-    )
+
+    def found(job: Job) -> str:
+        splits = {
+            split: {"loss": 0.5, "accuracy": a} for split, a in zip(("val", "test"), judged[rate(job)], strict=True)
+        }
+        if beside:  # what text is judged by, where a lower accuracy does not count
+            best = rate(job) == 0.01
+            splits["val"] |= beside if best else {"perplexity": 8.0}
+            splits["val"]["accuracy"] = 0.1 if best else 0.8
+        return json.dumps(FOUND | dict(job.expected) | splits)
+
+    stand_in(found)
 
     def rate(job: Job) -> float:
         return float(next(flag for flag in job.arguments if flag.startswith("--lr=")).removeprefix("--lr="))
 
     argv = shlex.split("--mixer gru --seed 3,4 --tune lr=1e-3,1e-2,1e-1 --name tuned")
     assert go(tmp_path, *argv) == 0
-    said = capsys.readouterr().out
-    assert "1 configuration x 3 trials on the first seed, then 1 run of the picked" in said
-    assert "picked lr=0.01 by validation on seed 3 among 3: accuracy 0.9000" in said
+    printed = capsys.readouterr().out
+    assert "1 configuration x 3 trials on the first seed, then 1 run of the picked" in printed
+    assert f"picked lr=0.01 by validation on seed 3 among 3: {said}" in printed
     index = json.loads((tmp_path / "tuned" / "sweep.json").read_text(encoding="utf-8"))
     for run in index["runs"]:
         metrics = json.loads((tmp_path / "tuned" / run["folder"] / "metrics.json").read_text(encoding="utf-8"))
-        assert ("test/accuracy" in metrics) == (run["kind"] == "run") == (run["options"]["lr"] == 0.01)
+        assert ("test" in metrics) == (run["kind"] == "run") == (run["options"]["lr"] == 0.01)
     assert sorted((run["kind"], run["seed"]) for run in index["runs"]) == [
         ("run", 3),
         ("run", 4),

@@ -24,7 +24,7 @@ import zoo
 from lab import config as cli
 from lab import run as run_folder
 from lab import train
-from lab.compare.runs import INCIDENTAL
+from lab.run import INCIDENTAL, flat
 from tests.runs import TinyRuns, error_line, metrics, results
 
 ROOT = Path(train.__file__).parents[1]
@@ -74,9 +74,9 @@ def test_a_run_prints_its_progress_and_one_table(
     assert first == f"{path}: {found['params']:,} parameters on cpu"
     assert last == str(path)
     for row in (
-        rf"test accuracy .* {found['test/accuracy']:.4f}   \(chance {found['chance']:.4f}\)",
-        rf"test sequence accuracy .* {found['test/sequence_accuracy']:.4f}",
-        rf"test loss .* {found['test/loss']:.4g}",
+        rf"test accuracy .* {found['test']['accuracy']:.4f}   \(chance {found['chance']:.4f}\)",
+        rf"test sequence accuracy .* {found['test']['sequence_accuracy']:.4f}",
+        rf"test loss .* {found['test']['loss']:.4g}",
         rf"parameters .* {found['params']:,}",
         rf"state .* {found['state_bytes']:,} bytes",
         rf"training .* {found['tokens_per_second']:,.0f} tokens/s",
@@ -110,7 +110,7 @@ def test_a_run_leaves_what_it_was_and_what_it_found(
     assert found["chance"] == pytest.approx(1 / 16)
     assert found["step"] in (2, 4, 6)
     for key in ("test/accuracy", "test/loss", "val/accuracy", "val/loss", "tokens_per_second", "seconds"):
-        assert found[key] >= 0
+        assert flat(found)[key] >= 0
     environment = json.loads((path / "environment.json").read_text(encoding="utf-8"))
     assert environment["versions"]["torch"] == torch.__version__
     saved = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
@@ -125,7 +125,7 @@ def test_tensorboard_has_each_curve_once(finished: tuple[Path, subprocess.Comple
     # Validated after steps 2, 4, 6; Lightning counts from 0.
     assert [point.step for point in events.Scalars("val/loss")] == [1, 3, 5]
     assert [point.value for point in events.Scalars("test/loss")] == pytest.approx(
-        [metrics(folder(finished[0]))["test/loss"]]
+        [metrics(folder(finished[0]))["test"]["loss"]]
     )
 
 
@@ -137,7 +137,7 @@ def test_tensorboard_compares_runs_by_what_differs_and_what_they_found(
     scalars = EventAccumulator(str(path)).Reload()
     result = {tag: scalars.Scalars(tag)[0].value for tag in scalars.Tags()["scalars"] if tag.startswith("result/")}
     names = {"accuracy": "test/accuracy", "parameters": "params", "state_bytes": "state_bytes"}
-    assert result == pytest.approx({f"result/{name}": found[of] for name, of in names.items()})
+    assert result == pytest.approx({f"result/{name}": flat(found)[of] for name, of in names.items()})
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ def test_ctrl_c_during_evaluation_says_how_to_go_on(
     assert capsys.readouterr().err.endswith(f"to go on: {train.resume_command(command(tmp_path))}\n")
     assert not (folder(tmp_path) / "metrics.json").exists()
     assert go(tmp_path) == 0
-    assert metrics(folder(tmp_path))["test/loss"] > 0
+    assert metrics(folder(tmp_path))["test"]["loss"] > 0
 
 
 def test_a_run_too_short_to_validate_still_has_a_best_checkpoint(tmp_path: Path) -> None:
@@ -362,7 +362,7 @@ def test_a_run_too_short_to_validate_still_has_a_best_checkpoint(tmp_path: Path)
     assert (path / "checkpoints" / "best.ckpt").exists()
     # One point of validation, at its end.
     assert [(point.step, point.value) for point in EventAccumulator(str(path)).Reload().Scalars("val/loss")] == [
-        (1, pytest.approx(metrics(path)["val/loss"]))
+        (1, pytest.approx(metrics(path)["val"]["loss"]))
     ]
 
 
@@ -437,7 +437,7 @@ def test_a_run_without_its_test_is_tested_later_as_if_at_once(
         for _ in range(2):  # the second finds it finished
             assert go(tmp_path / "later", "--no_test") == 0
     untested = metrics(folder(tmp_path / "later"))
-    assert not [name for name in untested if name.startswith("test/")]
+    assert "test" not in untested
     assert "(not tested)" in capsys.readouterr().out
     assert go(tmp_path / "later") == 0
     tested = metrics(folder(tmp_path / "later"))
@@ -448,7 +448,7 @@ def test_a_run_without_its_test_is_tested_later_as_if_at_once(
 def test_splits_may_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert go(tmp_path, "--trainer.limit_val_batches", "0", "--trainer.limit_test_batches", "0") == 0
     found = metrics(folder(tmp_path, "--trainer.limit_val_batches", "0", "--trainer.limit_test_batches", "0"))
-    assert found["test/accuracy"] is found["val/loss"] is None
+    assert found["test"]["accuracy"] is found["val"]["loss"] is None
     assert found["params"] > 0
     assert "test loss" not in capsys.readouterr().out
 
@@ -460,9 +460,9 @@ def test_regression_reports_its_error_and_no_accuracy(tmp_path: Path, capsys: py
     ).split()
     assert train.main(argv) == 0
     found = metrics(run_folder.RunFolder.of(cli.parse(argv)).path)
-    assert found["test/accuracy"] is found["val/accuracy"] is found["chance"] is None
-    assert found["test/relative_squared_error"] > 0
-    assert 1 > found["floor_at_heads/1"] > found["floor_at_heads/3"] > 1e-3 > 1e-20 > found["floor_at_heads/4"]
+    assert found["test"]["accuracy"] is found["val"]["accuracy"] is found["chance"] is None
+    assert found["test"]["relative_squared_error"] > 0
+    assert 1 > found["floor_at_heads"]["1"] > found["floor_at_heads"]["3"] > 1e-3 > 1e-20 > found["floor_at_heads"]["4"]
     table = capsys.readouterr().out
     assert "test relative squared error" in table
     assert "accuracy" not in table
@@ -478,7 +478,7 @@ def test_other_lengths_are_tested_drawn_and_shown(
     assert train.main(argv) == 0
     path = run_folder.RunFolder.of(cli.parse(argv)).path
     found = metrics(path)
-    at = {length: found[f"test/accuracy_at_length/{length}"] for length in (12, 24, 40)}
+    at = {length: found["test"]["at_length"][str(length)]["accuracy"] for length in (12, 24, 40)}
     assert at[40] is None
     assert 0 <= at[12] <= 1
     assert [r.message for r in caplog.records if r.name == "zoo.training.lengths"] == [

@@ -16,8 +16,9 @@ from typing import Any, NoReturn
 from urllib.parse import quote
 
 from lab.compare.charts import Chart, Series, charts_of, colours, draw
-from lab.compare.runs import EVENTS, Run
+from lab.compare.runs import Run
 from lab.compare.table import Group
+from lab.run import EVENTS
 from zoo.naming import require_extra
 from zoo.signals import SCHEDULER, handled
 

@@ -6,14 +6,15 @@ The page and the picture draw the same charts.
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lab.compare.runs import Number
-from lab.compare.table import SCORES, Group, Row
+from lab.compare.runs import Run
+from lab.compare.table import Group, Row
+from lab.run import Number, at_lengths, by_facts, number_at
+from lab.score import SCORES
 from zoo.naming import require_extra
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def charts_of(group: Group) -> list[Chart]:
             f"{score.capitalize()} against length",
             "length of the test sequences (positions)",
             f"test {score}",
-            _by_number(group, re.compile(rf"test/{group.score}_at_length/(\d+)"), trained=True),
+            _lines(group, lambda row: [_at_lengths(run, row) for run in row.judged]),
             log_x=True,
             log_y=log,
             chance=chance,
@@ -157,7 +158,7 @@ def charts_of(group: Group) -> list[Chart]:
                 f"Accuracy by {fact.replace('_', ' ')}",
                 f"{fact.replace('_', ' ')}, at most",
                 "test accuracy",
-                _by_number(group, re.compile(rf"test/accuracy_by_{re.escape(fact)}/<=(\d+)")),
+                _lines(group, lambda row, fact=fact: [by_facts(run.metrics).get(fact, {}) for run in row.judged]),
                 log_x=True,
                 chance=chance,
             )
@@ -187,27 +188,16 @@ def _curves(group: Group, tag: str) -> tuple[Series, ...]:
     return _lines(group, lambda row: [dict(run.curves.get(tag, [])) for run in row.runs])
 
 
-def _by_number(group: Group, pattern: re.Pattern[str], trained: bool = False) -> tuple[Series, ...]:
-    """A line for each configuration over metrics whose name ends with a number; at its own length also the score."""
-
-    def points(row: Row) -> list[dict[Number, Number]]:
-        found = []
-        for run in row.judged:
-            of_run = {
-                int(match[1]): value
-                for name, value in run.metrics.items()
-                if value is not None and (match := pattern.fullmatch(name))
-            }
-            length, score = row.options.get("task.seq_len"), run.metrics.get(row.score_name)
-            if trained and of_run and length is not None and score is not None:
-                of_run.setdefault(length, score)
-            found.append(of_run)
-        return found
-
-    return _lines(group, points)
+def _at_lengths(run: Run, row: Row) -> dict[Number, Number]:
+    """{length: score}, with the score at the length of training where there are others."""
+    found: dict[Number, Number] = {**at_lengths(run.metrics, row.score)}
+    length, score = row.options.get("task.seq_len"), number_at(run.metrics, *row.score_path)
+    if found and length is not None and score is not None:
+        found.setdefault(length, score)
+    return found
 
 
-def _lines(group: Group, points: Callable[[Row], Sequence[Mapping[Number, Number]]]) -> tuple[Series, ...]:
+def _lines(group: Group, points: Callable[[Row], Sequence[Mapping[Any, Number]]]) -> tuple[Series, ...]:
     """A line for each configuration, from the points {x: y} of each of its seeds."""
     found = []
     for row, variant in _variants(group.rows):
@@ -223,7 +213,7 @@ def _by_size(group: Group, size: Callable[[Row], Number | None], without: str = 
     """A line for each mixer over the scores of its tested configurations; with `without`, for all else that differs."""
     lines: dict[tuple[str, str], list[tuple[Number, Number, Number, str]]] = {}
     for row in group.rows:
-        x, values = size(row), row.values(row.score_name)
+        x, values = size(row), row.values(*row.score_path)
         if row.tested and x is not None and values:
             label = row.label_without(without) if without else row.mixer
             lines.setdefault((row.mixer, label), []).append((x, *_mean_and_spread(values), row.label))
@@ -255,14 +245,13 @@ def _variants(rows: Iterable[Row]) -> Iterator[tuple[Row, int]]:
 
 def _floor(group: Group) -> dict[Number, Number]:
     """{heads: least error}, as far as a logarithmic axis can show it."""
-    known = {name: value for row in group.rows for run in row.judged for name, value in run.metrics.items() if value}
-    found = {int(match[1]): known[name] for name in known if (match := re.fullmatch(r"floor_at_heads/(\d+)", name))}
+    known = [run.metrics.get("floor_at_heads", {}) for row in group.rows for run in row.judged]
+    found = {int(heads): error for each in known for heads, error in each.items() if error is not None}
     return {heads: error for heads, error in sorted(found.items()) if error > _ROUNDOFF}
 
 
 def _facts(group: Group) -> list[str]:
-    names = {name for row in group.rows for run in row.judged for name in run.metrics}
-    return sorted({match[1] for name in names if (match := re.fullmatch(r"test/accuracy_by_(.+)/<=\d+", name))})
+    return sorted({fact for row in group.rows for run in row.judged for fact in by_facts(run.metrics)})
 
 
 def _trained_at(group: Group) -> Number | None:

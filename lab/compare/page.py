@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from lab.compare.charts import Chart, Series, charts_of, colours
-from lab.compare.runs import Number
 from lab.compare.table import (
     COLUMNS,
-    SCORES,
     Group,
     Row,
     headings,
@@ -25,6 +23,8 @@ from lab.compare.table import (
     unnamed_text,
     value_text,
 )
+from lab.run import Number
+from lab.score import SCORES
 from zoo.naming import require_extra
 
 if TYPE_CHECKING:

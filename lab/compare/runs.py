@@ -4,59 +4,36 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
+from lab.run import (
+    CHECKPOINTS,
+    CONFIG,
+    ENVIRONMENT,
+    EVENTS,
+    INDEX,
+    METRICS,
+    Metrics,
+    State,
+    deciding_options,
+    nested,
+    read_metrics,
+    state_of,
+)
 from zoo.naming import flatten, require_extra
 
 logger = logging.getLogger(__name__)
 
-INCIDENTAL = {
-    "figures_every",
-    "run_dir",
-    "task.cache_dir",
-    "trainer.default_root_dir",
-    "trainer.detect_anomaly",
-    "trainer.enable_autolog_hparams",
-    "trainer.enable_checkpointing",
-    "trainer.enable_model_summary",
-    "trainer.enable_progress_bar",
-    "trainer.inference_mode",
-    "trainer.limit_predict_batches",
-    "trainer.log_every_n_steps",
-    "trainer.logger",
-    "trainer.model_registry",
-    "trainer.num_sanity_val_steps",
-    "trainer.profiler",
-}
-"""These decide where results go and what is shown, not what they are: runs that differ in them alone are the same."""
-
-WATCHING = {
-    "DeviceStatsMonitor",
-    "LearningRateMonitor",
-    "ModelCheckpoint",
-    "ModelSummary",
-    "OnExceptionCheckpoint",
-    "RichModelSummary",
-    "RichProgressBar",
-    "TQDMProgressBar",
-    "ThroughputMonitor",
-}
-"""Lightning's callbacks that watch a run and leave its result alone; any other one, such as EarlyStopping, decides."""
-
-EVENTS = "events.out.tfevents."
 # What our other commands leave where runs are kept: nothing to complain of.
 _OTHER_RESULTS = {"claims.json", "compare.csv", "measure.json"}
 
-Number: TypeAlias = int | float
 Curve: TypeAlias = list[tuple[int, float]]
 """(step, value), by step."""
-State: TypeAlias = Literal["tested", "trained", "unfinished"]
 
 
 class UnreadableRunError(ValueError):
@@ -70,10 +47,8 @@ class Run:
     Attributes:
         folder: where it is kept.
         config: config.yaml, nested as there.
-        metrics: numbers of metrics.json: `test/accuracy`, `test/accuracy_at_length/<length>`,
-            `test/accuracy_by_<fact>/<=<bound>`, `chance`, `floor_at_heads/<H>`, `params`, `state_bytes`,
-            `tokens_per_second` and so on, None for one that is not finite. Of an unfinished run: the last value logged
-            of each curve.
+        metrics: numbers of metrics.json, nested as there (see `lab.run.Metrics`), None for one that is not finite. Of
+            an unfinished run: the last value logged of each curve.
         state: "tested"; "trained", with --no_test; "unfinished", whether it is under way or has failed.
         trial: whether it is one of those from which `sweep.py --tune` picked another.
         message: why a sweep's run failed.
@@ -82,7 +57,7 @@ class Run:
 
     folder: Path
     config: dict[str, Any]
-    metrics: dict[str, Number | None]
+    metrics: Metrics
     state: State
     trial: bool = False
     message: str = ""
@@ -119,32 +94,6 @@ class Run:
         if self.state == "unfinished":
             return max((curve[-1][0] for curve in self.curves.values()), default=0)
         return int(self.metrics.get("step") or 0)
-
-
-def deciding_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that decide a run's result, the seed among them, by dotted name."""
-    trainer = dict(config.get("trainer") or {})
-    if "callbacks" in trainer:
-        trainer["callbacks"] = _deciding_callbacks(trainer["callbacks"])
-        config = {**config, "trainer": trainer}
-    return {key: value for key, value in flatten(config) if not _is_incidental(key)}
-
-
-def _is_incidental(key: str) -> bool:
-    """Whether an option, or one that it belongs to, is: trainer.logger.init_args.save_dir is trainer.logger's."""
-    parts = key.split(".")
-    return any(".".join(parts[:n]) in INCIDENTAL for n in range(1, len(parts) + 1))
-
-
-def _deciding_callbacks(given: Any) -> list[Any] | None:
-    """Of --trainer.callbacks those that may change a result; None where there are none."""
-    each = given if isinstance(given, list) else [] if given is None else [given]
-    return [one for one in each if _class_name(one) not in WATCHING] or None
-
-
-def _class_name(callback: Any) -> str:
-    path = callback.get("class_path", "") if isinstance(callback, Mapping) else callback
-    return str(path).rpartition(".")[2]
 
 
 def read_runs(folder: str | Path, trials: bool = False) -> list[Run]:
@@ -199,9 +148,9 @@ class _Search:
         self._seen.add(real)
         if files & _OTHER_RESULTS:
             return None
-        if "sweep.json" in files:
+        if INDEX in files:
             self._entries |= self._read_index(folder)
-        if files & {"config.yaml", "metrics.json"} or any(name.startswith(EVENTS) for name in files):
+        if files & {CONFIG, METRICS} or any(name.startswith(EVENTS) for name in files):
             try:
                 self.runs.append(_read_run(folder, self._entries.get(real, {})))
                 return True
@@ -218,10 +167,10 @@ class _Search:
 
     def _read_index(self, folder: Path) -> dict[Path, Mapping[str, Any]]:
         try:
-            index = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
+            index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
             return {(folder / entry["folder"]).resolve(): entry for entry in index["runs"]}
         except (OSError, ValueError, KeyError, TypeError) as error:
-            self._skip(folder / "sweep.json", f"cannot be read: {_line(error)}")
+            self._skip(folder / INDEX, f"cannot be read: {_line(error)}")
             return {}
 
     def _skip(self, path: Path, why: str) -> None:
@@ -233,7 +182,7 @@ def _contents(folder: Path) -> tuple[list[Path], set[str]]:
     """Inner folders worth a visit, and the names of the files."""
     with os.scandir(folder) as entries:
         known = sorted((entry.name, entry.is_dir()) for entry in entries)
-    hidden = {"checkpoints"} | {name for name, _ in known if name.startswith(".")}
+    hidden = {CHECKPOINTS} | {name for name, _ in known if name.startswith(".")}
     return [folder / name for name, inner in known if inner and name not in hidden], {
         name for name, inner in known if not inner and name not in hidden
     }
@@ -246,15 +195,18 @@ def _read_run(folder: Path, entry: Mapping[str, Any]) -> Run:
         UnreadableRunError: no configuration, or files that are not a run's.
     """
     config = _read_config(folder)
-    metrics = _read_metrics(folder)
+    try:
+        metrics = read_metrics(folder)
+    except ValueError as error:
+        raise UnreadableRunError(str(error)) from None
     trial = entry.get("kind") == "trial"
     if metrics is not None:
-        state = "tested" if "test/loss" in metrics else "trained"
-        return Run(folder, config, metrics, state, trial, commit=_read_commit(folder))
+        return Run(folder, config, metrics, state_of(metrics), trial, commit=_read_commit(folder))
     message = str(entry.get("message") or "") if entry.get("state") == "failed" else ""
     run = Run(folder, config, {}, "unfinished", trial, message, _read_commit(folder))
     planned = {name: entry[name] for name in ("params", "state_bytes") if isinstance(entry.get(name), int)}
-    run.metrics.update(planned | {tag: curve[-1][1] for tag, curve in run.curves.items()})
+    logged = {tag: curve[-1][1] for tag, curve in run.curves.items() if tag.count("/") == 1}
+    run.metrics.update(planned | nested(logged))
     return run
 
 
@@ -262,42 +214,24 @@ def _read_config(folder: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UnreadableRunError("no config.yaml") from None
+        raise UnreadableRunError(f"no {CONFIG}") from None
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UnreadableRunError(f"config.yaml cannot be read: {_line(error)}") from None
+        raise UnreadableRunError(f"{CONFIG} cannot be read: {_line(error)}") from None
     values = dict(flatten(config)) if isinstance(config, dict) else {}
     for name, kind in (("mixer.name", str), ("task.name", str), ("seed", int)):
         if not isinstance(values.get(name), kind):
-            raise UnreadableRunError(f"config.yaml is not one of train.py: it has no {name}")
+            raise UnreadableRunError(f"{CONFIG} is not one of train.py: it has no {name}")
     return config
 
 
-def _read_metrics(folder: Path) -> dict[str, Number | None] | None:
-    """None where the run is not finished."""
-    try:
-        metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise UnreadableRunError(f"metrics.json cannot be read: {_line(error)}") from None
-    if not isinstance(metrics, Mapping) or "params" not in metrics:
-        raise UnreadableRunError("metrics.json is not one of train.py: it has no params")
-    return {str(name): _number(value) for name, value in metrics.items()}
-
-
 def _read_commit(folder: Path) -> str:
-    """Of environment.json, with which no run stands or falls."""
+    """Of the environment, with which no run stands or falls."""
     try:
-        return str(json.loads((folder / "environment.json").read_text(encoding="utf-8"))["git"] or "")
+        return str(json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))["git"] or "")
     except (OSError, ValueError, KeyError, TypeError):
         return ""
-
-
-def _number(value: Any) -> Number | None:
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if plain and math.isfinite(value) else None
 
 
 def read_curves(folder: Path) -> dict[str, Curve]:

@@ -7,23 +7,21 @@ import io
 import itertools
 import json
 import logging
-import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from lab.compare.runs import Number, Run
+from lab.compare.runs import Run
+from lab.run import Number, flat, number_at
+from lab.score import SCORES, merit, score_of
 from zoo.naming import require_extra
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 logger = logging.getLogger(__name__)
-
-SCORES = {"perplexity": False, "accuracy": True, "relative_squared_error": False, "loss": False}
-"""What a task is judged by, the first that its runs have; whether more of it is better."""
 
 # Options of the data that leave the task what it is: how much there is to train on, what else is tested.
 _OF_THE_DATA = {f"task.{name}" for name in ("n_train", "n_val", "n_test", "fresh", "test_lengths")}
@@ -71,34 +69,32 @@ class Row:
         """Which split the score is of."""
         return "test" if self.tested else "val"
 
-    def values(self, name: str) -> list[Number]:
-        """A metric of the runs that count, where they have it."""
-        found = (run.metrics.get(name) for run in self.judged)
+    def values(self, *path: str) -> list[Number]:
+        """A metric of the runs that count, where they have it; `path` as for `lab.run.number_at`."""
+        found = (number_at(run.metrics, *path) for run in self.judged)
         return [value for value in found if value is not None]
 
-    def mean(self, name: str) -> float | None:
+    def mean(self, *path: str) -> float | None:
         """A metric's mean over the runs that count."""
-        values = self.values(name)
-        return statistics.fmean(values) if values else None
+        return _mean(self.values(*path))
 
-    def spread(self, name: str) -> float | None:
+    def spread(self, *path: str) -> float | None:
         """A metric's standard deviation over the runs that count; None for less than two."""
-        values = self.values(name)
-        return statistics.stdev(values) if len(values) > 1 else None
+        return _spread(self.values(*path))
 
     def label_without(self, key: str) -> str:
         """The label if it did not say one of the options."""
         return _label(self.mixer, self.options, self.telling - {key})
 
     @property
-    def score_name(self) -> str:
-        """The metric of the score."""
-        return f"{self.split}/{self.score}"
+    def score_path(self) -> tuple[str, str]:
+        """Where the metrics have the score."""
+        return self.split, self.score
 
     @property
     def seeds(self) -> str:
         """How many runs the score is of, of how many there are."""
-        n, of = len(self.values(self.score_name)), len(self.runs)
+        n, of = len(self.values(*self.score_path)), len(self.runs)
         return str(n) if n == of else f"{n} of {of}"
 
     @property
@@ -114,6 +110,14 @@ class Row:
         if len(commits := {run.commit for run in self.runs if run.commit}) > 1:
             notes.append(f"runs of {len(commits)} versions of the code")
         return "; ".join(notes)
+
+
+def _mean(values: Sequence[Number]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def _spread(values: Sequence[Number]) -> float | None:
+    return statistics.stdev(values) if len(values) > 1 else None
 
 
 def _of_steps(run: Run) -> str:
@@ -140,9 +144,9 @@ class Group:
     @property
     def best(self) -> set[str]:
         """Labels of the tested rows with the best mean: several where equal, none where one alone is tested."""
-        means = {row.label: mean for row in self.rows if row.tested and (mean := row.mean(row.score_name)) is not None}
-        best = (max if SCORES[self.score] else min)(means.values(), default=None)
-        return {label for label, mean in means.items() if mean == best} if len(means) > 1 else set()
+        means = {row.label: mean for row in self.rows if row.tested and (mean := row.mean(*row.score_path)) is not None}
+        best = max((merit(self.score, mean) for mean in means.values()), default=None)
+        return {label for label, mean in means.items() if merit(self.score, mean) == best} if len(means) > 1 else set()
 
     @property
     def chance(self) -> float | None:
@@ -179,8 +183,7 @@ def _group(title: str, runs: Sequence[Run]) -> Group:
         if (there := by_seed.setdefault(run.seed, run)) is not run:
             logger.warning("left out %s: the same configuration and seed as %s", run.folder, there.folder)
     configurations = [tuple(by_seed[seed] for seed in sorted(by_seed)) for by_seed in found.values()]
-    known = {name for run in runs for name, value in run.metrics.items() if value is not None}
-    score = next((name for name in SCORES if {f"test/{name}", f"val/{name}"} & known), "loss")
+    score = score_of((run.metrics for run in runs), "test", "val")
     rows, named = [], {"mixer.name"}
     for members in configurations:
         first = members[0]
@@ -189,9 +192,7 @@ def _group(title: str, runs: Sequence[Run]) -> Group:
         rows.append(Row(_label(first.mixer, first.options, telling), first.options, members, score, frozenset(telling)))
 
     def order(row: Row) -> tuple[Any, ...]:
-        mean = row.mean(row.score_name)
-        gain = math.inf if mean is None else -mean if SCORES[score] else mean
-        return not row.tested, gain, row.label
+        return not row.tested, -merit(score, row.mean(*row.score_path)), row.label
 
     differing = _differing([row.options for row in rows]) - named
     unnamed = sorted(key for key in differing if not key.startswith("mixer."))
@@ -274,13 +275,13 @@ def _count(heading: str, name: str, more_first: bool = False) -> Column:
 
 def score_text(row: Row) -> str:
     """Mean ± standard deviation."""
-    return number(row.mean(row.score_name), row.score, row.spread(row.score_name))
+    return number(row.mean(*row.score_path), row.score, row.spread(*row.score_path))
 
 
 COLUMNS = (
     Column("configuration", lambda row: row.label, lambda row: row.label, right=False),
-    Column("score", score_text, lambda row: row.mean(row.score_name)),
-    Column("seeds", lambda row: row.seeds, lambda row: len(row.values(row.score_name)), more_first=True),
+    Column("score", score_text, lambda row: row.mean(*row.score_path)),
+    Column("seeds", lambda row: row.seeds, lambda row: len(row.values(*row.score_path)), more_first=True),
     Column("chance", lambda row: number(row.mean("chance"), "chance"), lambda row: row.mean("chance")),
     _count("parameters", "params"),
     _count("state bytes", "state_bytes"),
@@ -399,14 +400,17 @@ def as_csv(groups: Sequence[Group]) -> str:
     """A line for each configuration: its score, sizes, all metrics (mean and standard deviation), all that differs."""
     rows = [(group, row) for group in groups for row in group.rows]
     options = sorted(_differing([row.options for _, row in rows]))
-    names = sorted({name for _, row in rows for run in row.judged for name in run.metrics})
+    measured = {id(row): [flat(run.metrics) for run in row.judged] for _, row in rows}
+    names = sorted({name for of_row in measured.values() for each in of_row for name in each})
     shown = ["task", "configuration", "best", "score", "split", "mean", "standard deviation", "seeds", "runs", "remark"]
     spreads = [each for name in names for each in (name, f"{name} standard deviation")]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*shown, *(f"option {key}" for key in options), *spreads])
     for group, row in rows:
-        name = row.score_name
+        values = {
+            name: [value for each in measured[id(row)] if (value := each.get(name)) is not None] for name in names
+        }
         writer.writerow(
             [
                 group.title,
@@ -414,13 +418,13 @@ def as_csv(groups: Sequence[Group]) -> str:
                 int(row.label in group.best),
                 row.score,
                 row.split,
-                row.mean(name),
-                row.spread(name),
+                row.mean(*row.score_path),
+                row.spread(*row.score_path),
                 " ".join(str(run.seed) for run in row.judged),
                 len(row.runs),
                 row.remark,
                 *(value_text(row.options[key]) if key in row.options else "" for key in options),
-                *(value for name in names for value in (row.mean(name), row.spread(name))),
+                *(text for name in names for text in (_mean(values[name]), _spread(values[name]))),
             ]
         )
     return out.getvalue()

@@ -19,6 +19,7 @@ from lab.compare.runs import Run, read_runs
 from lab.config import UsageError
 from lab.console import make_console
 from lab.experiments.predictions import PREDICTIONS, Runs
+from lab.run import DONE, ENVIRONMENT, INDEX
 from lab.sweep.grid import read_experiment
 from zoo.files import write_atomically
 from zoo.naming import unknown
@@ -92,11 +93,11 @@ class Sweep:
         experiment = read_experiment(EXPERIMENTS / f"{name}.yaml", setting)
         self.prediction, self.changed = experiment.prediction, experiment.changed
         folder = (run_dir.expanduser() / name / setting).resolve()
-        if not (folder / "sweep.json").is_file():
+        if not (folder / INDEX).is_file():
             command = f"python sweep.py configs/experiment/{name}.yaml --setting {setting}"
             command += "" if run_dir == Path("runs") else f" --run_dir {shlex.quote(str(run_dir))}"
             raise UsageError(f"no runs of {name} in {folder}: make them with {command}")
-        index = _read_json(folder / "sweep.json")
+        index = _read_json(folder / INDEX)
         # As it was given: what its flags laid over the file belongs to the result.
         self.command = f"python {index['command']}"
         entries = [entry for entry in index["runs"] if entry["kind"] == "run"]
@@ -104,8 +105,8 @@ class Sweep:
         done = {(folder / entry["folder"]).resolve() for entry in entries if entry["state"] == "done"}
         # A folder may hold runs of a grid that has changed since: the index says which ones count.
         self.runs: list[Run] = [run for run in read_runs(folder) if run.folder in done] if done else []
-        self.environments = [_read_json(run.folder / "environment.json") for run in self.runs]
-        marks = [_read_json(run.folder / "done.json") for run in self.runs]
+        self.environments = [_read_json(run.folder / ENVIRONMENT) for run in self.runs]
+        marks = [_read_json(run.folder / DONE) for run in self.runs]
         self.dates = sorted({mark["finished"][:10] for mark in marks})
         self.seconds = sum(mark["seconds"] for mark in marks)
 

@@ -15,10 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from lab.compare.runs import Run
+from lab.run import number_at
 from zoo.registry import MIXERS
 from zoo.theory.claims.claim import Check, Curve, Evidence, Panel, at_least, at_most, near
 
-ACCURACY, ERROR = "test/accuracy", "test/relative_squared_error"
+ACCURACY, ERROR, BITS = ("test", "accuracy"), ("test", "relative_squared_error"), ("test", "bits_per_token")
+STATE, SPEED = ("state_bytes",), ("tokens_per_second",)
+"""Where the metrics have these numbers."""
 ZERO = 1e-6
 """A relative squared error that is nothing: an optimiser in float32 stops near 1e-11."""
 NOISE = 0.03
@@ -63,11 +66,11 @@ class Runs:
         """Each value of an option with its runs."""
         return ((value, self.where({option: value})) for value in self.values(option))
 
-    def scores(self, metric: str) -> list[float]:
-        """A metric of each run that has it."""
-        return [value for run in self.runs if (value := run.metrics.get(metric)) is not None]
+    def scores(self, metric: Sequence[str]) -> list[float]:
+        """A metric of each run that has it; see `lab.run.number_at`."""
+        return [value for run in self.runs if (value := number_at(run.metrics, *metric)) is not None]
 
-    def median(self, metric: str) -> float:
+    def median(self, metric: Sequence[str]) -> float:
         """Over the runs; NaN where none has the metric."""
         return statistics.median(self.scores(metric) or [math.nan])
 
@@ -288,9 +291,7 @@ def judge_recall(runs: Runs) -> Evidence:
     states: list[tuple[float, float]] = []
     curves: list[Curve] = []
     for name, of_mixer in runs.by("mixer.name"):
-        found = sorted(
-            (kind.median("state_bytes"), kind.median(ACCURACY), label) for label, kind in of_mixer.kinds().items()
-        )
+        found = sorted((kind.median(STATE), kind.median(ACCURACY), label) for label, kind in of_mixer.kinds().items())
         curves.append(_curve(name, {size: accuracy for size, accuracy, _ in found}))
         if name == "attention":
             checks.append(at_least("attention: accuracy", found[-1][1], LEARNED))
@@ -317,6 +318,11 @@ def judge_recall(runs: Runs) -> Evidence:
 # State tracking
 
 
+def _at_length(length: int) -> tuple[str, ...]:
+    """Where the metrics have the accuracy at a length."""
+    return "test", "at_length", str(length), "accuracy"
+
+
 def judge_state_tracking(runs: Runs) -> Evidence:
     """Who keeps a group's element far beyond the length of training."""
     checks: list[Check] = []
@@ -324,11 +330,11 @@ def judge_state_tracking(runs: Runs) -> Evidence:
     titles = {"parity": "parity", "group_words": "permutations"}
     for task, of_task in runs.by("task.name"):
         (trained,) = of_task.values("task.seq_len")
-        far = f"{ACCURACY}_at_length/{REACH * trained}"
+        far = _at_length(REACH * trained)
 
-        def skill(some: Runs, metric: str = far) -> float:
+        def skill(some: Runs, metric: Sequence[str] = far) -> float:
             """The share of the way from chance to 1."""
-            chance = some.median("chance")
+            chance = some.median(["chance"])
             return (some.median(metric) - chance) / (1 - chance)
 
         curves = []
@@ -342,7 +348,7 @@ def judge_state_tracking(runs: Runs) -> Evidence:
             elif steps == [2]:
                 shorter = of_task.where({"mixer.name": mixer, "mixer.beta_max": 1})
                 checks.append(at_least(f"{quantity}, less that with shorter steps", skill(kind) - skill(shorter), 0.1))
-            lengths = {n: f"{ACCURACY}_at_length/{n}" for n in kind.runs[0].options["task.test_lengths"]}
+            lengths = {n: _at_length(n) for n in kind.runs[0].options["task.test_lengths"]}
             points = {n: kind.median(metric) for n, metric in ({trained: ACCURACY} | lengths).items()}
             curves.append(_curve(label, points))
         title = f"{titles[task].capitalize()}, trained at length {trained}"
@@ -356,9 +362,9 @@ def judge_state_tracking(runs: Runs) -> Evidence:
 def judge_hybrid_ratio(runs: Runs) -> Evidence:
     """What the share of attention layers buys and costs."""
     checks: list[Check] = []
-    found: dict[str, dict[str, dict[float, float]]] = {}
+    found: dict[str, dict[tuple[str, ...], dict[float, float]]] = {}
     for task, of_task in runs.by("task.name"):
-        measured = found.setdefault(task, {ACCURACY: {}, "state_bytes": {}, "tokens_per_second": {}})
+        measured = found.setdefault(task, {ACCURACY: {}, STATE: {}, SPEED: {}})
         for pattern, cell in of_task.by("mixer.pattern"):
             share = pattern.count("attention") / len(pattern)
             for metric, values in measured.items():
@@ -389,8 +395,8 @@ def judge_hybrid_ratio(runs: Runs) -> Evidence:
         ]
     titles = {
         ACCURACY: ("Recall and long memory", "test accuracy"),
-        "state_bytes": ("State", "bytes after the sequence"),
-        "tokens_per_second": ("Speed", "tokens a second in training"),
+        STATE: ("State", "bytes after the sequence"),
+        SPEED: ("Speed", "tokens a second in training"),
     }
     panels = tuple(
         _panel(title, "share of attention layers", unit, [_curve(t, m[metric]) for t, m in found.items()], log_y=False)
@@ -404,7 +410,7 @@ def judge_hybrid_ratio(runs: Runs) -> Evidence:
 
 def judge_real_text(runs: Runs) -> Evidence:
     """How much of the gain over single symbols each mixer has, and who is best."""
-    bits = {label: kind.median("test/bits_per_token") for label, kind in runs.kinds().items()}
+    bits = {label: kind.median(BITS) for label, kind in runs.kinds().items()}
     names = {label: kind.values("mixer.name")[0] for label, kind in runs.kinds().items()}
     alone = bits.get("identity", math.nan)
     others = {label: value for label, value in bits.items() if names[label] != "identity"}
@@ -421,7 +427,7 @@ def judge_real_text(runs: Runs) -> Evidence:
     ]
     first, second = (min(group, default=math.nan) for group in groups)
     checks.append(at_most("bits of the best that recalls less those of the best of the others", first - second, 0))
-    seeds = {label: kind.scores("test/bits_per_token") for label, kind in runs.kinds().items()}
+    seeds = {label: kind.scores(BITS) for label, kind in runs.kinds().items()}
     ordered = sorted(seeds, key=lambda label: bits[label])
     curves = [Curve(at, (n,) * len(seeds[at]), tuple(seeds[at]), "points") for n, at in enumerate(ordered)]
     panel = _panel(

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.console import make_console, say
+from lab.run import number_at
+from lab.score import score_of
 from lab.sweep.engine import NOT_STARTED, Job, Outcome, progress
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-# What a finished run is judged by: the first of these that it has.
-JUDGED_BY = ("accuracy", "relative_squared_error", "loss")
 ORDER = ("running", "failed", "stopped", "waiting", "done")
 STYLES = {"running": "bold", "failed": "red", "done": "green", "waiting": "dim"}
 
@@ -132,13 +132,13 @@ def range_text(seeds: Sequence[int]) -> str:
 
 
 def judged(found: Sequence[Mapping[str, Any]], split: str) -> str:
-    """The first metric of `JUDGED_BY` that the runs have: mean, and spread where there are several."""
-    for name in JUDGED_BY:
-        values = [m[f"{split}/{name}"] for m in found if m.get(f"{split}/{name}") is not None]
-        if values:
-            spread = f" ± {statistics.stdev(values):.2g}" if len(values) > 1 else ""
-            return f"{name.replace('_', ' ')} {statistics.mean(values):.4g}{spread}"
-    return ""
+    """What the runs are judged by in a split: mean, and spread where there are several; empty without numbers."""
+    name = score_of(found, split)
+    values = [value for metrics in found if (value := number_at(metrics, split, name)) is not None]
+    if not values:
+        return ""
+    spread = f" ± {statistics.stdev(values):.2g}" if len(values) > 1 else ""
+    return f"{name.replace('_', ' ')} {statistics.mean(values):.4g}{spread}"
 
 
 def duration_text(seconds: float) -> str:

@@ -24,13 +24,12 @@ from queue import SimpleQueue
 from typing import Any, Literal, cast
 
 from lab.config import UsageError
-from lab.run import is_tested
+from lab.run import DONE, LOG, METRICS, Metrics, is_tested, read_metrics
 from lab.train import REQUEUE
 from zoo.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = "120"  # of the bar in a log: narrower, it has no room for the metrics
-LOG, DONE, METRICS = "log.txt", "done.json", "metrics.json"
 TAIL_LINES = 8
 NOT_STARTED = "not started"
 RAY_RETRIES = 3
@@ -48,7 +47,7 @@ class Job:
         test: whether the run must see its test split to be done.
         expected: what the metrics must say, such as the parameters that were planned.
         cwd: what relative paths among the arguments mean.
-        program: train.py; whatever leaves `metrics.json` in the folder will do.
+        program: train.py, or what leaves metrics in the folder as it does.
     """
 
     name: str
@@ -65,13 +64,12 @@ class Job:
         switch = [] if self.test else ["--no_test"]
         return [sys.executable, str(self.program), *self.arguments, *switch]
 
-    def metrics(self) -> dict[str, Any] | None:
+    def metrics(self) -> Metrics | None:
         """What the run measured; None unless it is finished."""
         try:
-            metrics = json.loads((self.folder / METRICS).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            return read_metrics(self.folder)
+        except ValueError:
             return None
-        return metrics if isinstance(metrics, dict) else None
 
     def seconds(self) -> float:
         """What `done.json` says the run took; 0 where there is none."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import os
 import shlex
 import statistics
@@ -19,8 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lab.compare.table import number
 from lab.config import UsageError
 from lab.console import make_console, say
+from lab.run import INDEX, number_at
+from lab.score import merits, score_of
 from lab.sweep.board import Board, count_text, heading, judged, make_table, range_text, value_text
 from lab.sweep.command import HELP, Request
 from lab.sweep.engine import Job, Outcome, Stop, require_ray, run_local, run_ray, slot_environments
@@ -28,8 +30,6 @@ from lab.sweep.grid import Configuration, Experiment, Grid, arguments, expand, l
 from lab.sweep.matching import TOLERANCE
 from zoo.files import write_atomically
 from zoo.signals import CTRL_C, SCHEDULER, handled
-
-INDEX = "sweep.json"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -181,21 +181,23 @@ class Sweep:
         return any(trainer["accelerator"] != "cpu" for trainer in trainers)
 
     def _pick(self) -> None:
-        """Choose each configuration's best trial by validation: accuracy, then loss."""
+        """Choose each configuration's best trial by validation: its task's score, then the loss."""
         console = make_console()
         for key, trials in self.trials.items():
             seed = self.grid.seeds[key][0]
-            found = [(trial, *self._metrics(trial, [seed])) for trial in trials]
-            scored = [(_by_validation(metrics[0]), i, trial) for i, (trial, *metrics) in enumerate(found) if metrics]
+            found = [(trial, metrics) for trial in trials for metrics in self._metrics(trial, [seed])]
             name = self.describe(self.grid.configurations[key].options) or "the configuration"
-            if not scored:
+            if not found:
                 say(console, f"{name}: no trial is done, nothing to pick", "red")
                 continue
-            (negative, loss), _, best = min(scored)
+            score = score_of((metrics for _, metrics in found), "val")
+            # Of equals the first.
+            best, metrics = max(found, key=lambda each: merits(each[1], score, "val"))
             self.picked[key] = best
             chosen = " ".join(f"{option}={value_text(best.options[option])}" for option in self.experiment.tune)
-            score = f"accuracy {-negative:.4f}, loss {loss:.4g}" if negative else f"loss {loss:.4g}"
-            say(console, f"{name}: picked {chosen} by validation on seed {seed} among {len(trials)}: {score}")
+            values = {each: number_at(metrics, "val", each) for each in dict.fromkeys((score, "loss"))}
+            said = ", ".join(f"{each.replace('_', ' ')} {number(value, each)}" for each, value in values.items())
+            say(console, f"{name}: picked {chosen} by validation on seed {seed} among {len(trials)}: {said}")
 
     def _state(self, configuration: Configuration, seed: int) -> str:
         outcome = self.outcomes.get(configuration.folder(seed).path)
@@ -326,9 +328,3 @@ class Sweep:
 
 def _choices(tune: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     return (dict(zip(tune, values, strict=True)) for values in itertools.product(*tune.values()))
-
-
-def _by_validation(metrics: Mapping[str, Any]) -> tuple[float, float]:
-    """Least is best: by accuracy, where equal (or without accuracy) by loss."""
-    loss = metrics.get("val/loss")
-    return -(metrics.get("val/accuracy") or 0.0), math.inf if loss is None else loss

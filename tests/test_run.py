@@ -1,0 +1,148 @@
+"""A run's metrics on disk: nested, read back, older files too; what a task is judged by, the same everywhere."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.run import (
+    CHECKPOINTS,
+    METRICS,
+    RunFolder,
+    at_lengths,
+    by_facts,
+    flat,
+    is_tested,
+    nested,
+    number_at,
+    read_metrics,
+    state_of,
+)
+from lab.score import SCORES, merit, merits, score_of
+
+OLD = {
+    "test/accuracy": 0.75,
+    "test/loss": 0.5,
+    "val/accuracy": 0.7,
+    "val/loss": 0.6,
+    "test/accuracy_by_distance/<=16": 0.5,
+    "test/accuracy_by_distance/<=8": 0.9,
+    "test/accuracy_by_n_pairs/<=4": 1.0,
+    "test/accuracy_at_length/64": 0.7,
+    "test/accuracy_at_length/128": None,
+    "chance": 0.125,
+    "floor_at_heads/1": 0.3,
+    "floor_at_heads/2": 0.0,
+    "params": 1000,
+    "state_bytes": 512,
+    "tokens_per_second": None,
+    "step": 40,
+    "seconds": 3.0,
+}
+"""metrics.json as it was while its names were flat."""
+NEW = {
+    "test": {
+        "accuracy": 0.75,
+        "loss": 0.5,
+        "by_distance": [{"at_most": 8, "accuracy": 0.9}, {"at_most": 16, "accuracy": 0.5}],
+        "by_n_pairs": [{"at_most": 4, "accuracy": 1.0}],
+        "at_length": {"64": {"accuracy": 0.7}, "128": {"accuracy": None}},
+    },
+    "val": {"accuracy": 0.7, "loss": 0.6},
+    "chance": 0.125,
+    "floor_at_heads": {"1": 0.3, "2": 0.0},
+    "params": 1000,
+    "state_bytes": 512,
+    "tokens_per_second": None,
+    "step": 40,
+    "seconds": 3.0,
+}
+
+
+def test_an_old_flat_file_is_read_as_a_new_one(tmp_path: Path) -> None:
+    (tmp_path / METRICS).write_text(json.dumps(OLD), encoding="utf-8")
+    assert read_metrics(tmp_path) == NEW
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "run", 0)
+    folder.path.mkdir(parents=True)
+    folder.write_metrics(nested(OLD))
+    assert json.loads((folder.path / METRICS).read_text(encoding="utf-8")) == NEW
+    assert folder.metrics() == read_metrics(folder.path) == NEW
+
+
+def test_flat_names_and_back() -> None:
+    assert flat(NEW) == OLD
+    assert nested(flat(NEW)) == NEW
+
+
+def test_what_is_asked_of_metrics() -> None:
+    assert number_at(NEW, "test", "accuracy") == 0.75
+    assert number_at(NEW, "params") == 1000
+    assert number_at(NEW, "test", "at_length", "64", "accuracy") == 0.7
+    assert number_at(NEW, "test", "r2") is number_at(NEW, "train", "loss") is number_at(NEW, "params", "x") is None
+    assert at_lengths(NEW, "accuracy") == {64: 0.7}
+    assert at_lengths(NEW, "perplexity") == at_lengths({}, "accuracy") == {}
+    assert by_facts(NEW) == {"distance": {8: 0.9, 16: 0.5}, "n_pairs": {4: 1.0}}
+
+
+def test_states() -> None:
+    assert [state_of(each) for each in (NEW, {"val": {"loss": 1.0}}, None)] == ["tested", "trained", "unfinished"]
+    assert is_tested({"test": {"loss": None}})  # tested on no batch
+
+
+def test_metrics_that_are_not_there_and_those_that_are_not_ours(tmp_path: Path) -> None:
+    assert read_metrics(tmp_path) is None
+    for text, said in (("{", "cannot be read"), ("[1]", "is not one of train.py"), ('{"epochs": 3}', "has no params")):
+        (tmp_path / METRICS).write_text(text, encoding="utf-8")
+        with pytest.raises(ValueError, match=rf"^metrics\.json .*{said}"):
+            read_metrics(tmp_path)
+
+
+def test_a_run_keeps_its_checkpoints_where_the_zoo_looks_for_them() -> None:
+    from zoo.saved import FOLDER
+
+    assert CHECKPOINTS == FOLDER
+
+
+# Scores
+
+TEXT = {"val": {"loss": 1.2, "accuracy": 0.5, "perplexity": 3.3}, "test": {"loss": 1.1, "accuracy": 0.6}}
+
+
+@pytest.mark.parametrize(
+    ("runs", "splits", "score"),
+    [
+        ([TEXT], ("test", "val"), "perplexity"),
+        ([TEXT], ("test",), "accuracy"),
+        ([{"val": {"accuracy": None, "loss": 1.0}}, NEW], ("val",), "accuracy"),
+        (
+            [{"test": {"loss": 0.1, "relative_squared_error": 0.2, "accuracy": None}}],
+            ("test", "val"),
+            "relative_squared_error",
+        ),
+        ([{"test": {"loss": None}}], ("test",), "loss"),
+        ([], ("val",), "loss"),
+    ],
+)
+def test_what_runs_are_judged_by(runs: list[Any], splits: tuple[str, ...], score: str) -> None:
+    assert score_of(runs, *splits) == score
+
+
+def test_which_result_is_better() -> None:
+    better = {
+        "perplexity": (2.0, 3.0),
+        "accuracy": (0.9, 0.8),
+        "relative_squared_error": (0.1, 0.2),
+        "loss": (1.0, 2.0),
+    }
+    assert better.keys() == SCORES.keys()
+    for score, (good, bad) in better.items():
+        assert merit(score, good) > merit(score, bad) > merit(score, None) == -math.inf
+    equal = [{"val": {"accuracy": 0.9, "loss": loss}} for loss in (0.3, 0.2, 0.4)]
+    assert max(equal, key=lambda metrics: merits(metrics, "accuracy", "val")) is equal[1]
