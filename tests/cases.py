@@ -95,6 +95,8 @@ VARIANTS = [
     Case("lightning_attention", {"n_heads": 4, "d_head": 3, "slope_scale": 0.25}),
     Case("hgrn2", {"n_heads": 3, "d_head": 3, "lower_bound": 0.5}),
     Case("rwkv7", {"n_heads": 1, "decay_rank": 3, "gate_rank": 2}),
+    Case("mlstm", {"n_heads": 4, "expand": 1, "d_conv": 2, "d_block": 2}),
+    Case("mlstm", {"n_heads": 1, "d_conv": 1, "d_block": 16}),
     Case("conv", {"d_conv": 1}),
     Case("conv", {"kernel": "implicit", "d_filter": 5, "n_frequencies": 3, "max_seq_len": LONGEST}),
     Case("mamba3", {"d_state": 8, "d_head": 4, "n_groups": 2, "rate_map": "softplus"}),

@@ -659,6 +659,31 @@ def rwkv7(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
     return ((normed + bonus.reshape(seq, -1)) * g) @ p["out_proj.weight"].T
 
 
+def mlstm(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
+    """Beck et al. 2405.04517, section 2.3, without stabilisation but for the 1e-6 that the authors' code adds."""
+
+    def blockwise(t: Array, blocks: Array) -> Array:
+        parts = t.reshape(len(t), len(blocks), -1)
+        return np.stack([parts[:, b] @ block.T for b, block in enumerate(blocks)], axis=1).reshape(t.shape)
+
+    u, z = np.split(x @ p["in_proj.weight"].T, 2, axis=-1)
+    s = silu(short_conv(u, p["conv.weight"], p["conv.bias"]))
+    flat = blockwise(s, p["q_blocks"]), blockwise(s, p["k_blocks"]), blockwise(u, p["v_blocks"])
+    gates = np.concatenate(flat, axis=1) @ p["gate_proj.weight"].T + p["gate_proj.bias"]
+    q, k, v = (heads_of(t, n_heads) for t in flat)
+    k, o = k / np.sqrt(k.shape[2]), np.zeros_like(v)
+    for h in range(n_heads):
+        memory, normaliser, largest = np.zeros((k.shape[2], v.shape[2])), np.zeros(k.shape[2]), 0.0
+        for t in range(len(x)):
+            i, f = np.exp(gates[t, h]), sigmoid(gates[t, n_heads + h])
+            memory = f * memory + i * np.outer(k[t, h], v[t, h])
+            normaliser = f * normaliser + i * k[t, h]
+            largest = max(np.log(f) + largest, np.log(i))
+            o[t, h] = q[t, h] @ memory / (max(abs(normaliser @ q[t, h]), 1.0) + 1e-6 * np.exp(largest))
+    normed = group_norm(o.reshape(len(x), -1), n_heads, p["norm_weight"], 1e-5)
+    return ((normed + p["skip"] * s) * silu(z)) @ p["out_proj.weight"].T
+
+
 # The explicit factorized class.
 
 
@@ -1206,6 +1231,7 @@ REFERENCES = {
     "retnet": retnet,
     "lightning_attention": lightning_attention,
     "hgrn2": hgrn2,
+    "mlstm": mlstm,
     "rwkv7": rwkv7,
     "diagonal_ssm": diagonal_ssm,
     "s4d": s4d,

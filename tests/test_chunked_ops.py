@@ -19,6 +19,7 @@ from zoo.ops.chunked import decayed_states, into_chunks, segment_sums
 from zoo.ops.delta_rule import delta_rule, unit_length
 from zoo.ops.dplr import dplr
 from zoo.ops.linear_recurrence import linear_recurrence
+from zoo.ops.mlstm import mlstm, running_maximum
 from zoo.ops.ssd import ssd
 from zoo.ops.step_size import draw_step_bias
 from zoo.ops.trapezoid import advance_angles, rotate_pairs, trapezoidal_ssd
@@ -448,3 +449,34 @@ def test_a_decay_that_underflows_to_one_leaves_gradients_finite() -> None:
         mixer.gate_bias[1].fill_(-200.0)
     mixer(torch.ones(1, 5, 4)).sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in mixer.parameters())
+
+
+def test_the_running_maximum_is_its_recurrence(generator: torch.Generator) -> None:
+    log_input, log_forget = draw(2, 3, 37, generator=generator), -draw(2, 3, 37, generator=generator).abs()
+    log_input[:, :, 5:9], log_forget[:, :, 5:9] = -torch.inf, 0.0  # as padding has it
+    m = draw(2, 3, generator=generator)
+    given = [t.requires_grad_() for t in (log_input, log_forget, m)]
+    fast, slow = running_maximum(*given), []
+    for t in range(37):
+        m = torch.maximum(log_forget[:, :, t] + m, log_input[:, :, t])
+        slow.append(m)
+    assert_close(fast, torch.stack(slow, dim=2))
+    dy = draw(2, 3, 37, generator=generator)
+    expected = torch.autograd.grad(torch.stack(slow, dim=2), given, dy)
+    for actual, grad in zip(torch.autograd.grad(fast, given, dy), expected, strict=True):
+        assert_close(actual, grad)
+
+
+@pytest.mark.parametrize("size", [0.0, 300.0, -300.0])
+def test_the_matrix_memory_keeps_input_gates_of_any_size_in_range(size: float, generator: torch.Generator) -> None:
+    q, k = (draw(1, 2, 100, 4, generator=generator).abs() for _ in range(2))
+    v, log_input = draw(1, 2, 100, 4, generator=generator), size + 5 * draw(1, 2, 100, generator=generator)
+    given = (q, k, v, log_input, F.logsigmoid(draw(1, 2, 100, generator=generator)))
+    empty = [torch.zeros(1, 2, *shape) for shape in ((4, 4), (4,), ())]
+    exact = mlstm(*given, *(t.double() for t in empty))
+    leaves = [t.float().requires_grad_() for t in given]
+    rounded = mlstm(*leaves, *empty)
+    for actual, expected in zip(rounded, exact, strict=True):
+        assert (actual - expected).norm() < 1e-4 * expected.norm() + 1e-30  # exp(-300) is zero in float32
+    rounded[0].sum().backward()
+    assert all(t.grad is not None and t.grad.isfinite().all() for t in leaves)

@@ -106,6 +106,13 @@ MIXERS: Registry[Mixer] = Registry(
             2024,
             "2404.07904",
         ),
+        "mlstm": Mixer(
+            "zoo.mixers.mlstm:MLSTM",
+            "the matrix memory of xLSTM: exponential gates, a normaliser",
+            "linear attention",
+            2024,
+            "2405.04517",
+        ),
         "delta_net": Mixer(
             "zoo.mixers.delta_net:DeltaNet",
             "linear attention that overwrites: the delta rule",

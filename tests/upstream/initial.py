@@ -32,6 +32,7 @@ KDA = "fla-org/flash-linear-attention bc3b101, fla/layers/kda.py"
 GDN2 = "fla-org/flash-linear-attention bc3b101, fla/layers/gdn2.py"
 PRODUCT = "fla-org/flash-linear-attention bc3b101, fla/layers/gated_deltaproduct.py"
 RWKV = "fla-org/flash-linear-attention bc3b101, fla/layers/rwkv7.py, its first layer"
+XLSTM = "NX-AI/xlstm 032a6fb, xlstm/blocks/mlstm/layer.py and cell.py"
 S4D = "state-spaces/s4 e757cef, models/s4/s4d.py"
 LRU = "NicolasZucchet/minimal-LRU bbd71b1, lru/model.py"
 ALIBI = "ofirpress/attention_with_linear_biases 4b92f28, fairseq/models/transformer.py"
@@ -172,6 +173,19 @@ TABLE = [
         {"gate_rank": 16},
         8,
     ),
+    # mlstm.
+    Initial("mlstm", "W_u and W_z", named("in_proj.weight"), normal((2 / 5 / 64) ** 0.5), XLSTM),
+    *[
+        Initial("mlstm", f"B_{name}", named(f"{name}_blocks"), normal((2 / 5 / 256) ** 0.5), XLSTM, {}, 256)
+        for name in "qkv"
+    ],
+    Initial("mlstm", "out_proj.weight", named("out_proj.weight"), normal(2 / 8), XLSTM),
+    Initial("mlstm", "w_i and w_f", named("gate_proj.weight"), 0.0, XLSTM),
+    Initial("mlstm", "b_i", lambda m: m.gate_proj.bias[:1024], normal(0.1), XLSTM, {"n_heads": 1024}, 1024),
+    Initial("mlstm", "b_f", lambda m: m.gate_proj.bias[4:], [3.0, 4.0, 5.0, 6.0], XLSTM, {"n_heads": 4}),
+    Initial("mlstm", "skip", named("skip"), 1.0, XLSTM),
+    Initial("mlstm", "norm_weight", named("norm_weight"), 1.0, XLSTM),
+    Initial("mlstm", "conv.weight", named("conv.weight"), within(4), XLSTM, d_model=256),
     # s4d.
     Initial("s4d", "dt", lambda m: m.log_dt.exp(), STEPS, S4D, {"d_state": 2}, 2048),
     Initial("s4d", "-Re A", lambda m: m.log_rate.exp(), 0.5, S4D),

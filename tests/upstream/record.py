@@ -40,6 +40,7 @@ SOURCES = {
     "s4": ("state-spaces/s4", "e757cef57d89e448c413de7325ed5601aceaac13"),
     "minimal-LRU": ("NicolasZucchet/minimal-LRU", "bbd71b1104c399ec0d13819527d791949e66f599"),
     "minGRU-pytorch": ("lucidrains/minGRU-pytorch", "38b26e119a2e85e70ea53825dc09b91b021afa06"),
+    "xlstm": ("NX-AI/xlstm", "032a6fb8ee19a8c0db80ae6111ff4744a09414a9"),
     "fast-transformers": ("idiap/fast-transformers", "2ad36b97e64cb93862937bd21fcc9568d989561f"),
     "attention_with_linear_biases": (
         "ofirpress/attention_with_linear_biases",
@@ -233,6 +234,33 @@ def rwkv7() -> Layer:
     return layer, lambda x: (layer(x)[0], state), (*files, *(f"fla/ops/rwkv7/{name}.py" for name in names))
 
 
+def mlstm() -> Layer:
+    file = importlib.import_module("xlstm.blocks.mlstm.layer")
+    step = importlib.import_module("xlstm.blocks.mlstm.backends").recurrent_step_stabilized_simple
+    sizes = {"embedding_dim": 6, "num_heads": 2, "context_length": max(SHORT[1], LONG[1])}
+    layer = file.mLSTMLayer(file.mLSTMLayerConfig(**sizes, round_proj_up_to_multiple_of=4))
+    state: State = {}
+
+    def recurrent(**given: Tensor) -> Tensor:
+        q, k, v, *gates = (given[name] for name in ("queries", "keys", "values", "igate_preact", "fgate_preact"))
+        rows, width = q.shape[:2], q.shape[3]
+        memory = q.new_zeros(*rows, width, width), q.new_zeros(*rows, width, 1), q.new_zeros(*rows, 1, 1)
+        outputs = []
+        for t in range(q.shape[2]):
+            now = (part[:, :, t : t + 1].clone() for part in (q, k, v, *gates))  # they are squeezed in place
+            y, memory = step(*memory, *now)
+            outputs.append(y)
+        state.update(zip("Cnm", memory, strict=True))
+        return torch.cat(outputs, 2)
+
+    def run(x: Tensor) -> tuple[Tensor, State]:
+        state["conv"] = layer.proj_up(x)[:, -3:, : layer.config._inner_embedding_dim]
+        return layer(x), state
+
+    layer.mlstm_cell.backend_fn = recurrent
+    return layer, run, tuple(f"xlstm/blocks/mlstm/{name}.py" for name in ("layer", "cell", "backends"))
+
+
 def selective_ssm() -> Layer:
     file = importlib.import_module("mamba_ssm.modules.mamba_simple")
     file.selective_scan_fn = importlib.import_module("mamba_ssm.ops.selective_scan_interface").selective_scan_ref
@@ -316,6 +344,7 @@ LAYERS: dict[str, tuple[str, Callable[[], Layer]]] = {
     "retnet": ("flash-linear-attention", retnet),
     "hgrn2": ("flash-linear-attention", hgrn2),
     "rwkv7": ("flash-linear-attention", rwkv7),
+    "mlstm": ("xlstm", mlstm),
     "selective_ssm": ("mamba", selective_ssm),
     "ssd": ("mamba", ssd),
     "mamba3": ("mamba", mamba3),

@@ -116,6 +116,28 @@ def rwkv7(w: Weights) -> Weights:
     return ours
 
 
+def mlstm(w: Weights) -> Weights:
+    gates = {
+        f"gate_proj.{part}": torch.cat([w[f"mlstm_cell.{name}gate.{part}"] for name in "if"])
+        for part in ("weight", "bias")
+    }
+    return {
+        **gates,
+        **{f"{name}_blocks": w[f"{name}_proj.weight"] for name in "qkv"},
+        "in_proj.weight": w["proj_up.weight"],
+        "conv.weight": w["conv1d.conv.weight"].squeeze(1),
+        "conv.bias": w["conv1d.conv.bias"],
+        "norm_weight": 1 + w["mlstm_cell.outnorm.weight"],  # theirs is kept as the distance from one
+        "skip": w["learnable_skip"],
+        "out_proj.weight": w["proj_down.weight"],
+    }
+
+
+def mlstm_states(state: Any, theirs: Weights, _: Weights) -> list[tuple[Tensor, Tensor]]:
+    kept = [(state.n, theirs["n"].squeeze(3)), (state.m, theirs["m"].flatten(1))]
+    return [(state.C, theirs["C"]), *kept, (state.conv, theirs["conv"])]
+
+
 def mamba(w: Weights) -> Weights:
     ours = {name.replace("conv1d", "conv"): tensor for name, tensor in w.items()}
     return {**ours, "conv.weight": w["conv1d.weight"].squeeze(1)}
@@ -242,6 +264,7 @@ TWINS = {
         rwkv7,
         lambda state, theirs, _: [(state.S, theirs["S"]), (state.last, theirs["last"])],
     ),
+    "mlstm": Twin("mlstm", {"n_heads": 2}, mlstm, mlstm_states),
     "selective_ssm": Twin("selective_ssm", {"d_state": 3, "dt_rank": 2}, mamba, partial(mamba_states, swap=False)),
     "ssd": Twin("ssd", {"d_state": 3, "d_head": 2, "n_groups": 2}, mamba, partial(mamba_states, swap=True)),
     "mamba3": mamba3_twin(2, d_state=8, d_head=4),

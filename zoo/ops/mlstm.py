@@ -1,0 +1,78 @@
+"""The matrix memory of xLSTM: linear attention with exponential input gates, kept in range in log space."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from zoo.coefficient import coefficient
+from zoo.ops.dplr import dplr
+
+_EPS = 1e-6
+_LARGEST = 80.0  # exp of it is finite in float32
+
+
+def mlstm(
+    q: Float[Tensor, "batch heads seq d_key"],
+    k: Float[Tensor, "batch heads seq d_key"],
+    v: Float[Tensor, "batch heads seq d_value"],
+    log_input: Float[Tensor, "batch heads seq"],
+    log_forget: Float[Tensor, "batch heads seq"],
+    memory: Float[Tensor, "batch heads d_key d_value"],
+    normaliser: Float[Tensor, "batch heads d_key"],
+    largest: Float[Tensor, "batch heads"],
+) -> tuple[
+    Float[Tensor, "batch heads seq d_value"],
+    Float[Tensor, "batch heads d_key d_value"],
+    Float[Tensor, "batch heads d_key"],
+    Float[Tensor, "batch heads"],
+]:
+    """C_t = f_t C_{t-1} + i_t k_t v_t^T, n_t = f_t n_{t-1} + i_t k_t, h_t = C_t^T q_t / max(|n_t . q_t|, 1).
+
+    Beck et al. 2405.04517, eqs. 19 to 27. i_t = exp(log_input_t) may be of any size, so C and n are kept divided by
+    exp(m_t), where m_t = max(log f_t + m_{t-1}, log i_t). Decays f_t exp(m_{t-1} - m_t) and inputs exp(log i_t - m_t)
+    are at most one then, and the recurrence is `dplr`'s. The denominator is max(|n_t . q_t|, exp(-m_t)) + 1e-6, n here
+    divided by exp(m_t), as in the authors' code: a coefficient, as are the two gates.
+
+    Args:
+        q, k: queries and keys; either has the factor 1 / sqrt(d_key).
+        v: values.
+        log_input: log(i); minus infinity where nothing is written.
+        log_forget: log(f), at most zero.
+        memory, normaliser, largest: C, n and m before the first position; their dtype is the one computed in.
+
+    Returns:
+        h, and C, n and m after the last position.
+    """
+    m = running_maximum(log_input, log_forget, largest)
+    before = torch.cat((largest.unsqueeze(2), m[:, :, :-1]), dim=2)
+    log_decay = coefficient(log_forget + before - m).unsqueeze(3)
+    k = coefficient(k * torch.exp(log_input - m).unsqueeze(3))
+    # The normaliser is what the same sum makes of a value that is always one.
+    state = torch.cat((memory, normaliser.unsqueeze(3)), dim=3)
+    y, state = dplr(q, k, F.pad(v, (0, 1), value=1.0), log_decay, None, None, state)
+    y, along = y.split((v.shape[3], 1), dim=3)
+    floor = torch.exp((-m).clamp(max=_LARGEST)).unsqueeze(3)
+    y = y * coefficient(1 / (torch.maximum(along.abs(), floor) + _EPS))
+    return y, state[..., :-1], state[..., -1], m[:, :, -1]
+
+
+def running_maximum(
+    log_input: Float[Tensor, "*batch seq"], log_forget: Float[Tensor, "*batch seq"], before: Float[Tensor, "*batch"]
+) -> Float[Tensor, "*batch seq"]:
+    """m_t = max(log_forget_t + m_{t-1}, log_input_t) from m_0 = before, in log2(seq) steps.
+
+    A step joins neighbouring spans of positions, m -> max(a + m, b) each; sums of forgetting are never subtracted.
+    """
+    a = log_forget
+    b = torch.cat(
+        (torch.maximum(log_forget[..., :1] + before.unsqueeze(-1), log_input[..., :1]), log_input[..., 1:]), -1
+    )
+    span = 1
+    while span < a.shape[-1]:
+        joined = torch.maximum(a[..., span:] + b[..., :-span], b[..., span:])
+        a, b = torch.cat((a[..., :span], a[..., span:] + a[..., :-span]), -1), torch.cat((b[..., :span], joined), -1)
+        span *= 2
+    return b
