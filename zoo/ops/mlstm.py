@@ -9,6 +9,7 @@ from torch import Tensor
 
 from zoo.coefficient import coefficient
 from zoo.ops.dplr import dplr
+from zoo.ops.transforms import whole_in_export
 
 _EPS = 1e-6
 _LARGEST = 80.0  # exp of it is finite in float32
@@ -59,6 +60,7 @@ def mlstm(
     return y, state[..., :-1], state[..., -1], m[:, :, -1]
 
 
+@whole_in_export("(Tensor log_input, Tensor log_forget, Tensor before) -> Tensor", lambda i, f, m: torch.empty_like(i))
 def running_maximum(
     log_input: Float[Tensor, "*batch seq"], log_forget: Float[Tensor, "*batch seq"], before: Float[Tensor, "*batch"]
 ) -> Float[Tensor, "*batch seq"]:
