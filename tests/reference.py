@@ -366,6 +366,21 @@ def differential_attention(
     return (1 - start) * rms_norm(o, p["norm.weight"]).reshape(seq, -1) @ p["out_proj.weight"].T
 
 
+def forgetting_attention(p: Parameters, x: Array, n_heads: int = 4, **options: object) -> Array:
+    """FoX (Lin et al. 2503.02130, section 3): the weight of j in i is exp(q . k) times every f between them."""
+    seq = len(x)
+    q, k, v = attention_heads(p, x, n_heads, **options)
+    f = sigmoid(x @ p["forget_proj.weight"].T + p["forget_proj.bias"])
+    o = np.zeros_like(q)
+    for h in range(n_heads):
+        for i in range(seq):
+            weights = [
+                np.exp(q[i, h] @ k[j, h] / np.sqrt(q.shape[2])) * f[j + 1 : i + 1, h].prod() for j in range(i + 1)
+            ]
+            o[i, h] = np.array(weights) @ v[: i + 1, h] / np.sum(weights)
+    return o.reshape(seq, -1) @ p["out_proj.weight"].T
+
+
 # Attention without a softmax.
 
 
@@ -1220,6 +1235,7 @@ REFERENCES = {
     "sliding_attention": sliding_attention,
     "gated_attention": gated_attention,
     "differential_attention": differential_attention,
+    "forgetting_attention": forgetting_attention,
     "factorized": factorized,
     "linear_attention": linear_attention,
     "gated_linear_attention": gated_linear_attention,

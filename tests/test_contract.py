@@ -724,6 +724,8 @@ def test_unknown_options_are_refused_with_the_valid_ones(case: Case) -> None:
         ("differential_attention", {"n_heads": 3}, ["d_model=8", "twice n_heads=3"]),
         ("differential_attention", {"depth": -1}, ["depth", "at least 0", "-1"]),
         ("differential_attention", {"d_rope": 4}, ["d_rope", "d_head=2", "4"]),
+        ("forgetting_attention", {"n_heads": 3}, ["d_model=8", "n_heads=3"]),
+        ("forgetting_attention", {"n_kv_heads": 3}, ["n_heads=4", "n_kv_heads=3"]),
         ("factorized", {"kernel": "toplitz"}, ["did you mean 'toeplitz'"]),
         ("factorized", {"d_out": 0}, ["d_out must be a positive integer"]),
         ("linear_attention", {"feature_map": "identity"}, ["normalize=False"]),

@@ -64,6 +64,13 @@ MIXERS: Registry[Mixer] = Registry(
             2024,
             "2410.05258",
         ),
+        "forgetting_attention": Mixer(
+            "zoo.mixers.forgetting_attention:ForgettingAttention",
+            "attention whose logits fall by a gate of each later position (FoX)",
+            "softmax",
+            2025,
+            "2503.02130",
+        ),
         "factorized": Mixer(
             "zoo.mixers.factorized:Factorized",
             "scalar coefficients per head times shared value maps",

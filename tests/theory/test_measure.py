@@ -63,6 +63,8 @@ LAYERS: dict[str, tuple[Any, int]] = {
     "gate per channel, shared": (lambda: make("gated_attention", 3, n_heads=4, d_head=2, n_kv_heads=1), 8),
     "gate per channel, few pairs": (lambda: make("gated_attention", 8, n_heads=2), 3),
     "two softmaxes a head": (lambda: make("differential_attention", 8, n_heads=3, d_head=2), 12),
+    "forgetting": (lambda: make("forgetting_attention", 6, n_heads=3), 12),
+    "forgetting with few pairs": (lambda: make("forgetting_attention", 8, n_heads=8), 2),
     "toeplitz, short": (lambda: make("factorized", 3, n_heads=7), 4),
     "bilinear": (lambda: make("factorized", 3, n_heads=5, kernel="bilinear", d_head=2), 8),
     "ring": (lambda: make("diagonal_ssm", 4, d_state=6, init="ring"), 16),

@@ -40,6 +40,7 @@ QWEN3_NEXT = "transformers 5.23.0, models/qwen3_next/modeling_qwen3_next.py; lin
 MIN_GRU = "lucidrains/minGRU-pytorch 38b26e1, minGRU_pytorch/minGRU.py, minLSTM.py"
 GRIFFIN = "google-deepmind/recurrentgemma 2efa84d, recurrentgemma/torch/modules.py, layers.py"
 DIFFERENTIAL = "microsoft/unilm 3aca927, Diff-Transformer/multihead_diffattn.py"
+FOX = "fla-org/flash-linear-attention bc3b101, fla/layers/forgetting_attn.py"
 TORCH = "torch.nn.LSTM, GRU, RNN"
 JOZEFOWICZ = "Jozefowicz, Zaremba, Sutskever 2015, section 2.2 (a forget bias of 1)"
 HYENA = "Poli et al. 2302.10866; HazyResearch/safari, src/models/sequence/hyena.py, ExponentialModulation"
@@ -249,6 +250,8 @@ TABLE = [
         Initial("differential_attention", name, named(name), normal(0.1), DIFFERENTIAL, {"d_head": 512}, 4)
         for name in ("lambda_q", "lambda_k")
     ],
+    *linear("forgetting_attention", FOX, {"qkv_proj.weight": 64, "out_proj.weight": 64}),
+    *linear("forgetting_attention", FOX, {"forget_proj.weight": 64, "forget_proj.bias": 64}, n_heads=1024, d_head=1),
     # Linear recurrence.
     *linear("min_gru", MIN_GRU, {"in_proj.weight": 64, "out_proj.weight": 96}, d_inner=96),
     *linear("min_lstm", MIN_GRU, {"in_proj.weight": 64, "out_proj.weight": 96}, d_inner=96),

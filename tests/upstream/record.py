@@ -323,6 +323,19 @@ def s4d() -> Layer:
     return layer, lambda x: (layer(x)[0], {}), ("models/s4/s4d.py",)
 
 
+def forgetting_attention() -> Layer:
+    file, naive = _fla("layers.forgetting_attn"), _fla("ops.forgetting_attn.naive").naive_forgetting_attn
+    state: State = {}
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, f: Tensor, **_: Any) -> Tensor:
+        state.update(k=k, v=v, f=f)  # what its cache keeps
+        return naive(q, k, v, f)
+
+    file.parallel_forgetting_attn = kernel
+    layer = file.ForgettingAttention(hidden_size=8, num_heads=4, num_kv_heads=2)
+    return layer, lambda x: (layer(x)[0], state), ("fla/layers/forgetting_attn.py", "fla/ops/forgetting_attn/naive.py")
+
+
 def minimal_recurrence(name: str) -> Layer:
     layer = getattr(importlib.import_module(f"minGRU_pytorch.{name}"), name)(6, expansion_factor=1.5)
 
@@ -351,6 +364,7 @@ LAYERS: dict[str, tuple[str, Callable[[], Layer]]] = {
     "mamba3_softplus": ("mamba-softplus", mamba3),
     "mamba3_ranks": ("mamba", mamba3_several_ranks),
     "s4d": ("s4", s4d),
+    "forgetting_attention": ("flash-linear-attention", forgetting_attention),
     "min_gru": ("minGRU-pytorch", lambda: minimal_recurrence("minGRU")),
     "min_lstm": ("minGRU-pytorch", lambda: minimal_recurrence("minLSTM")),
 }

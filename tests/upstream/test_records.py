@@ -199,6 +199,20 @@ def ring(w: Weights) -> Weights:
     }
 
 
+def forgetting_attention(w: Weights) -> Weights:
+    return {**joined(w), **{f"forget_proj.{kind}": w[f"f_proj.{kind}"] for kind in ("weight", "bias")}}
+
+
+def forgetting_states(state: Any, theirs: Weights, _: Weights) -> list[tuple[Tensor, Tensor]]:
+    """They cache log f of each position, the zoo its sum over the later ones."""
+    later = theirs["f"].sum(1, keepdim=True) - theirs["f"].cumsum(1)
+    return [
+        (state.keys, theirs["k"].transpose(1, 2)),
+        (state.values, theirs["v"].transpose(1, 2)),
+        (state.forgotten.squeeze(3), later.transpose(1, 2)),
+    ]
+
+
 def minimal_recurrence(w: Weights) -> Weights:
     (inner,) = {"to_hidden_and_gate.weight", "to_hidden_and_f_i_gate.weight"} & set(w)
     return {"in_proj.weight": w[inner], "out_proj.weight": w["to_out.weight"]}
@@ -271,6 +285,9 @@ TWINS = {
     "mamba3_softplus": mamba3_twin(2, d_state=8, d_head=4, rate_map="softplus"),
     "mamba3_ranks": mamba3_twin(2, d_state=4, d_head=3, rank=2, rotated="all"),
     "s4d": Twin("s4d", {"d_state": 6}, s4d),
+    "forgetting_attention": Twin(
+        "forgetting_attention", {"n_heads": 4, "n_kv_heads": 2}, forgetting_attention, forgetting_states
+    ),
     "min_gru": Twin("min_gru", {"d_inner": 9}, minimal_recurrence, minimal_states),
     "min_lstm": Twin("min_lstm", {"d_inner": 9}, minimal_recurrence, minimal_states),
     "ring": Twin("diagonal_ssm", {"d_state": 10, "init": "ring"}, ring),

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from zoo.ops.chunked import segment_sums
 from zoo.ops.time import right_align
 
 
@@ -19,7 +20,7 @@ def attend(
     k: Float[Tensor, "batch n_kv_heads slots d_head"],
     v: Float[Tensor, "batch n_kv_heads slots d_value"],
     cached: Int[Tensor, " batch"],
-    bias: Float[Tensor, "n_heads seq slots"] | None = None,
+    bias: Float[Tensor, "*batch n_heads seq slots"] | None = None,
     sink: Float[Tensor, "rows n_heads queries"] | None = None,
 ) -> Float[Tensor, "batch n_heads seq d_value"]:
     """softmax(q k^T / sqrt(d_head) + bias) v, causal (Vaswani et al. 1706.03762, eq. 1).
@@ -28,7 +29,7 @@ def attend(
         q: queries of the chunk.
         k, v: cached slots, then the chunk's. Heads of q share them in groups (Ainslie et al. 2305.13245).
         cached: how many of the slots before the chunk each row really holds, counted from the right.
-        bias: added to the logits.
+        bias: added to the logits, the same for all rows of the batch or one for each.
         sink: logit of one more key whose value is zero; rows is 1 or batch, queries is 1 or seq.
 
     Returns:
@@ -49,6 +50,24 @@ def attend(
         column = sink.to(q.dtype).expand(q.shape[0], -1, seq_len).unsqueeze(-1)
         logits = torch.cat((logits, column), dim=-1)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=logits, enable_gqa=grouped)
+
+
+def forgetting_bias(
+    log_forget: Float[Tensor, "batch n_heads seq"], forgotten: Float[Tensor, "batch n_heads past"]
+) -> tuple[Float[Tensor, "batch n_heads seq slots"], Float[Tensor, "batch n_heads slots"]]:
+    """log f_{j+1} + ... + log f_i at (i, j), for cached slots too (Lin et al. 2503.02130, section 3).
+
+    Args:
+        log_forget: log f of the chunk's positions; zero where a position forgets nothing.
+        forgotten: for each cached slot the sum over the positions between it and the chunk.
+
+    Returns:
+        The bias, and for each slot, the chunk's too, the sum over the positions after it.
+    """
+    within = segment_sums(log_forget)
+    so_far = log_forget.cumsum(2)
+    bias = torch.cat((forgotten.unsqueeze(2) + so_far.unsqueeze(3), within), dim=3)
+    return bias, torch.cat((forgotten + so_far[:, :, -1:], within[:, :, -1]), dim=2)
 
 
 def _visible(cached: Tensor, past: int, seq_len: int) -> Bool[Tensor, "batch 1 seq slots"]:
