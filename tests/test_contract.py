@@ -929,8 +929,8 @@ MUTANTS: dict[str, tuple[Case, str, Callable[[Any], Any], Callable[..., None]]] 
     ),
     "linear attention: state negated": (
         Case("linear_attention", {}),
-        "zoo.mixers.linear_attention.linear_attention",
-        lambda f: lambda q, k, v, state: f(q, k, v, -state),
+        "zoo.mixers.linear_attention.dplr",
+        lambda f: lambda q, k, v, log_decay, p, r, state: f(q, k, v, log_decay, p, r, -state),
         test_forward_and_stream_are_the_reference_at_length_1000,
     ),
     "linear attention: padding counted by the normaliser": (
@@ -953,7 +953,7 @@ MUTANTS: dict[str, tuple[Case, str, Callable[[Any], Any], Callable[..., None]]] 
     ),
     "selective SSM: one gradient negated": (
         Case("selective_ssm", {"d_state": 2, "expand": 1}),
-        "zoo.ops.scan._scan_backward",
+        "zoo.ops.scan._gradients",
         lambda f: lambda *a: tuple(-g if n == 1 else g for n, g in enumerate(f(*a))),
         test_gradients_of_input_state_and_parameters_pass_gradcheck,
     ),

@@ -12,7 +12,7 @@ from tests import reference
 from tests.cases import draw
 from tests.tolerances import assert_close, tolerance
 from zoo.ops import trapezoid
-from zoo.ops.activation import rms_norm, silu, silu_gate, tanh, tanhc
+from zoo.ops.activation import heavy_tail, rms_norm, silu, silu_gate, tanh, tanhc
 from zoo.ops.attention import attend, lag_matrix
 from zoo.ops.conv import causal_conv
 from zoo.ops.diagonal import diagonal_scan, ring_gain, zero_order_hold
@@ -531,6 +531,13 @@ def test_tanhc_at_zero_has_value_one_slope_zero_and_its_curvature() -> None:
     assert tanhc(u).item() == 1
     assert slope.item() == 0
     assert_close(curvature, np.array([-2 / 3]))
+
+
+def test_heavy_tail_is_positive_and_smooth_at_zero() -> None:
+    u = torch.tensor([-1e6, -3.0, -0.0, 0.0, 2.0], dtype=torch.float64, requires_grad=True)
+    assert_close(heavy_tail(u), reference.heavy_tail(u.detach().numpy()))
+    (slope,) = torch.autograd.grad(heavy_tail(u).sum(), u)
+    assert_close(slope, np.array([1 / (1 + 1e6) ** 2, 1 / 16, 1.0, 1.0, 1.0]))
 
 
 def test_nonlinearities_are_their_definitions(generator: torch.Generator) -> None:

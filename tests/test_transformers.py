@@ -330,6 +330,19 @@ def test_a_model_keeps_its_dtype(kind: str, dtype: torch.dtype, generator: torch
     assert torch.equal(ours.embedding.weight, theirs.get_input_embeddings().weight)
 
 
+def test_roundings_that_add_up_over_the_depth_are_no_departure(generator: torch.Generator) -> None:
+    theirs = build("Mamba", generator, **MAMBA[0], num_hidden_layers=30).bfloat16()
+    with torch.no_grad():
+        for mixer in layers_of(theirs):
+            mixer.in_proj.weight.mul_(5)
+            mixer.x_proj.weight.mul_(5)
+    ours = load_transformers(theirs)
+    tokens = torch.randint(VOCAB, (BATCH, SEQ_LEN), generator=generator)
+    with torch.no_grad():
+        y, expected = ours(tokens), theirs(tokens).logits
+    assert (y - expected).norm() > ALLOWED[torch.bfloat16] * expected.norm()
+
+
 def test_each_weight_keeps_its_own_dtype_and_whether_it_is_trained(generator: torch.Generator) -> None:
     theirs = build("Mamba", generator, **MAMBA[0]).bfloat16()
     for layer in theirs.backbone.layers:

@@ -149,7 +149,6 @@ class _Weights:
         self.unread = {id(parameter): path for path, parameter in theirs.named_parameters()}
         self.found: dict[str, nn.Parameter] = {}
         self.ones: list[str] = []
-        self.head_is_embedding = False
 
     def read(self, table: Table, their_path: str = "", our_path: str = "") -> None:
         """Copy what a table names, theirs below one path and ours below the other."""
@@ -190,15 +189,9 @@ class _Weights:
                     f"{tuple(shapes[name])}"
                 )
         trained = {name: weight.requires_grad for name, weight in self.found.items()}  # assignment overwrites it
-        ours.load_state_dict(self.found, strict=not self.head_is_embedding, assign=True)
+        ours.load_state_dict(self.found, assign=True)
         for name, parameter in ours.named_parameters():
-            if name in trained:
-                parameter.requires_grad_(trained[name])
-        if self.head_is_embedding:
-            assert isinstance(ours, Backbone)
-            assert ours.embedding is not None
-            assert ours.head is not None
-            ours.head.weight = ours.embedding.weight
+            parameter.requires_grad_(trained[name])
 
 
 def _join(*path: str) -> str:
@@ -391,8 +384,9 @@ def _model(theirs: Any, family: Family, weights: _Weights) -> Backbone:
     """The backbone on the meta device; tells `weights` what goes into it."""
     embedding, head = theirs.get_submodule(family.embedding), theirs.lm_head
     weights.read({"embedding.weight": f"{family.embedding}.weight", "norm.weight": f"{family.norm}.weight"})
-    weights.head_is_embedding = head.weight is embedding.weight
-    if not weights.head_is_embedding:
+    if head.weight is embedding.weight:
+        weights.found["head.weight"] = weights.found["embedding.weight"]  # one parameter, here too
+    else:
         weights.read({"head.weight": "lm_head.weight"})
     pattern, channels, eps = [], [], {family.norm: theirs.get_submodule(family.norm).variance_epsilon}
     for number, layer in enumerate(theirs.get_submodule(family.layers)):
@@ -457,7 +451,7 @@ def _verify(theirs: Any, ours: SequenceMixer | Backbone) -> None:
     """
     stages = dict(_stages(theirs, ours))
     x, options = _random_input(theirs, ours)
-    dtype = next(ours.parameters()).dtype if isinstance(ours, Backbone) else x.dtype
+    dtype = ours.get_parameter("embedding.weight" if isinstance(ours, Backbone) else "out_proj.weight").dtype
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]), _recorded(theirs, stages) as outputs:
             theirs(x, **options)

@@ -10,7 +10,7 @@ import pytest
 import tasks
 from tasks.cache import cache_key
 from tasks.expressions import Trees, length_share
-from tasks.splits import sample_split
+from tasks.splits import at_most, sample_split
 
 HEADER = "Source\tTarget"
 LINES = [
@@ -25,7 +25,7 @@ def write(file: Path, lines: list[str], end: str = "\n") -> None:
 
 
 def read(task: tasks.Task, split: str) -> list[str]:
-    arrays = sample_split(task, split, 100, 0)
+    arrays = sample_split(task, split, at_most(task, split, 100), 0)
     found = []
     for inputs, labels in zip(arrays["inputs"], arrays["labels"], strict=True):
         words = " ".join(task.input_text(token) for token in inputs.tolist()).split()

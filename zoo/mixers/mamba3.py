@@ -110,7 +110,7 @@ class Mamba3(SequenceMixer):
         if d_state % per_angle:
             raise ValueError(f"d_state must be a multiple of {per_angle} with rotated={rotated}, got {d_state}")
         self.d_state, self.n_groups, self.rank, self.d_inner = d_state, n_groups, rank, expand * d_model
-        self.rate_map = rate_map
+        self.rate_map: RateMap = rate_map
         self.d_head = d_head or min(_WIDEST_HEAD, self.d_inner)
         self.n_heads = self.d_inner // self.d_head
         if self.d_inner % self.d_head:
