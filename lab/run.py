@@ -23,7 +23,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from lab.config import Command, UsageError, read_layer
+from lab.config import Command, UsageError, read_layer, write_yaml
 from zoo.files import write_atomically
 from zoo.naming import flatten
 
@@ -244,8 +244,6 @@ class RunFolder:
         Raises:
             UsageError: the folder cannot be written.
         """
-        import yaml
-
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             (self.path / METRICS).unlink(missing_ok=True)
@@ -257,7 +255,7 @@ class RunFolder:
                 self.best.parent.mkdir(exist_ok=True)
                 write_atomically(self.best, best.read_bytes())
             result = {key: value for key, value in config.items() if key != "run_dir"}
-            write_atomically(self.path / CONFIG, yaml.safe_dump(result, sort_keys=False))
+            write_atomically(self.path / CONFIG, write_yaml(result))
             write_atomically(self.path / ENVIRONMENT, json.dumps(environment(), indent=2) + "\n")
         except OSError as error:
             raise self._unwritable(error) from None

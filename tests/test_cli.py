@@ -6,8 +6,9 @@ import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import yaml
@@ -15,8 +16,10 @@ import yaml
 import tasks
 import zoo
 from lab import config as cli
+from lab.config.layers import Text
+from lab.config.options import fit
 
-ROOT = Path(cli.__file__).parents[1]
+ROOT = Path(cli.__file__).parents[2]
 SHIPPED = sorted((ROOT / "configs").glob("mixer/*.yaml")) + sorted((ROOT / "configs").glob("task/*.yaml"))
 
 PUBLISHED = sorted((ROOT / "configs").glob("task/published/*.yaml"))
@@ -87,10 +90,10 @@ def test_help_names_every_mixer_and_task_and_only_flags_that_exist(capsys: pytes
         cli.parse(["--help"])
     text = capsys.readouterr().out
     assert stop.value.code == 0
-    for registry in (cli.MIXERS, cli.TASKS):
+    for registry in cli.REGISTRIES.values():
         for name in registry:
             assert re.search(rf"^  {name} +{re.escape(registry.summary(name))}$", text, re.MULTILINE)
-    options = cli.Options(cli.choose([]))
+    options = cli.Options(cli.with_members(cli.choose([])))
     known = {
         *options.declared,
         "mixer",
@@ -127,6 +130,30 @@ def test_help_of_a_group_shows_its_options(
     assert f"  {shown} " in capsys.readouterr().out
 
 
+def test_help_of_a_group_says_type_default_recipe_and_meaning(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "110")
+    shown = {
+        "--mixer.help attention": [
+            "  --mixer.n_heads  int; default 4\n      query heads.\n",
+            "  --mixer.position  'none' | 'rope' | 'alibi' | 'relative'; default none; rope in the recipe\n",
+            "  --mixer.d_head  int | null; default null\n      width of a head; d_model / n_heads when absent.\n",
+        ],
+        "--mixer.help gdn2": ["  --mixer.gates  'head' | 'channel'; default channel\n"],
+        "--mixer.help": ["  --mixer.n_heads  int\n", "of attention alone:\n"],
+        "--task.help": ["  --task.test_lengths  list[int] | null; default null\n      further lengths"],
+        "--model.help": ["  --lr  float; default 0.005\n", "  --run_dir  str; default runs\n      folder that holds"],
+        "--trainer.help": ["  --trainer.max_steps  int; default -1; 400 in the recipe\n", "logger.help CLASS"],
+    }
+    for argv, lines in shown.items():
+        with pytest.raises(SystemExit):
+            cli.parse(argv.split())
+        text = capsys.readouterr().out
+        for line in lines:
+            assert line in text
+
+
 # Layers
 
 
@@ -137,7 +164,7 @@ def test_later_layers_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     write(tmp_path / "default.yaml", names + "lr: 1\nd_model: 1\nn_layers: 1\nwarmup_steps: 1\nbatch_size: 1\n")
     write(tmp_path / "mixer" / "lstm.yaml", "d_model: 2\nn_layers: 2\nwarmup_steps: 2\nbatch_size: 2\n")
     write(tmp_path / "task" / "needle.yaml", "n_layers: 3\nwarmup_steps: 3\nbatch_size: 3\n")
-    monkeypatch.setattr(cli, "CONFIGS", tmp_path)
+    monkeypatch.setattr("lab.config.choice.CONFIGS", tmp_path)
     first = write(tmp_path / "first.yaml", "warmup_steps: 4\nbatch_size: 4\nseed: 4")
     second = write(tmp_path / "second.yaml", "batch_size: 5\nseed: 5")
     config = parse("--seed", "6", "--config", first, "--config", second)
@@ -185,6 +212,7 @@ def test_numbers_without_a_point_are_numbers(tmp_path: Path) -> None:
         *(["--task", name] for name in tasks.list_tasks()),
         ["--mixer.pattern", "[lstm, {name: attention, n_heads: 2}, attention]", "--mixer.n_kv_heads", "1"],
         ["--mixer", "attention", "--lr", "1e-05", "--d_channel", "0", "--trainer.precision", "bf16-mixed"],
+        ["--run_dir", "1e3", "--trainer.callbacks", "LearningRateMonitor"],
     ],
     ids=" ".join,
 )
@@ -202,7 +230,7 @@ def test_print_config_is_read_back(argv: list[str], tmp_path: Path, capsys: pyte
 def member(config: dict[str, Any], name: str) -> dict[str, Any]:
     """Options with which the hybrid of a configuration builds a member."""
     options = {key: value for key, value in config["mixer"].items() if key not in ("name", "pattern")}
-    distribute = cli.MIXERS["hybrid"].distribute
+    distribute = cli.REGISTRIES["mixer"]["hybrid"].distribute
     return next(entry for entry in distribute(config["mixer"]["pattern"], options) if entry["name"] == name)
 
 
@@ -240,7 +268,7 @@ def test_another_pattern_drops_what_lower_layers_say_of_absent_members(tmp_path:
 # Shipped files
 
 
-PRESETS = {"jamba"}  # files for --config, which name their mixer themselves
+PRESETS = {"hgrn2_bounded", "jamba"}  # files for --config, which name their mixer themselves
 
 
 def names_of(path: Path) -> list[str]:
@@ -288,7 +316,10 @@ def test_shipped_files_are_named_after_what_they_configure() -> None:
     for path in SHIPPED:
         group = path.parent.name
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
-        assert (values[group]["name"] if path.stem in PRESETS else path.stem) in cli.REGISTRIES[group]
+        registry = cli.REGISTRIES[group]
+        named = values.get(group, {}).get("name", path.stem)
+        assert named in registry if path.stem in PRESETS else named == path.stem
+        assert (path.stem in registry) != (path.stem in PRESETS)
 
 
 # What cannot be followed
@@ -350,6 +381,84 @@ def test_flags_of_names_are_known_to_the_hint(argv: list[str], said: str) -> Non
     with pytest.raises(cli.UsageError) as error:
         cli.parse(argv)
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ("--overwrite=yes", "--overwrite takes no value, got yes"),
+        ("--model.help lstm", "--model.help takes no value, got lstm"),
+        ("--task.n_pairs --lr 1", "--task.n_pairs: expected one argument"),
+        ("--seed true", "seed: expected int; got true"),
+        ("--lr true", "lr: expected float; got true"),
+        ("--compile 1", "compile: expected bool; got 1"),
+        ("--task.test_lengths 64,x", "task.test_lengths: expected one of list[int], null; got 64,x"),
+        ("--lr.final 1", "unknown flag --lr.final (did you mean --final_lr?)"),
+        ("--trainer.max_steps+ 4", "unknown flag --trainer.max_steps+ (did you mean --trainer.max_steps?)"),
+        ("--trainer.logger 5", "trainer.logger: expected one of Logger, Iterable[Logger], bool, null; got 5"),
+        ("--trainer.logger Nonsense", "trainer.logger: no such class, got Nonsense; see --trainer.logger.help CLASS"),
+        ("--trainer.logger.save_dir x", "trainer.logger: name the class before its arguments: --trainer.logger CLASS"),
+        ("--trainer.logger CSVLogger", "CSVLogger: the following arguments are required: save_dir"),
+        ("--trainer.logger CSVLogger --trainer.logger.dir x", "CSVLogger: Option 'dir' is not accepted"),
+        ("--trainer.callbacks [EarlyStopping", "--trainer.callbacks: not valid YAML"),
+    ],
+)
+def test_values_that_their_options_do_not_take(argv: str, said: str) -> None:
+    with pytest.raises(cli.UsageError) as error:
+        cli.parse(argv.split())
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint", "value"),
+    [
+        ("5", int, 5),
+        ("5", float, 5.0),
+        ("5", str, "5"),
+        ("5", int | str, 5),
+        ("null", str | None, None),
+        ("null", str, "null"),
+        ("2026-11-21", str, "2026-11-21"),
+        ("[x", str, "[x"),
+        ("true", bool, True),
+        ("off", Literal["on", "off"], "off"),
+        ("64", list[int], [64]),
+        ("64,256", list[int] | None, [64, 256]),
+        ("1,2", list[int] | str | int, "1,2"),
+        ("[]", list[object] | None, []),
+        ("{factor: 2}", Mapping[str, Any] | None, {"factor": 2}),
+    ],
+)
+def test_a_flags_text_means_what_its_option_takes(text: str, hint: Any, value: Any) -> None:
+    found = fit(Text(text), hint)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_every_item_of_a_list_counts() -> None:
+    for items in ([*range(99), "x"], [*range(99), True]):
+        with pytest.raises(ValueError, match="expected list"):
+            fit(items, list[int])
+
+
+def test_objects_are_given_by_class_in_each_form(tmp_path: Path) -> None:
+    stopping, watching = "trainer.callbacks EarlyStopping", "--trainer.callbacks.monitor val/loss"
+    flags = parse(*f"--{stopping} {watching} --trainer.callbacks+=LearningRateMonitor".split())["trainer"]["callbacks"]
+    text = "trainer: {callbacks: [{class_path: EarlyStopping, init_args: {monitor: val/loss}}, LearningRateMonitor]}"
+    assert parse_text(tmp_path, text)["trainer"]["callbacks"] == flags
+    assert [each["class_path"].rpartition(".")[2] for each in flags] == ["EarlyStopping", "LearningRateMonitor"]
+    command = cli.parse(["--config", str(tmp_path / "given.yaml")])
+    assert [type(each).__name__ for each in command.trainer["callbacks"]] == ["EarlyStopping", "LearningRateMonitor"]
+    assert command.defaults["trainer"]["callbacks"] is None
+    assert parse_text(tmp_path, text, "--trainer.callbacks", "null")["trainer"]["callbacks"] is None
+
+
+def test_what_reads_classes_is_imported_for_them_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jsonargparse", None)
+    assert parse("--trainer.logger", "false", "--trainer.max_steps", "3")["trainer"]["logger"] is False
+    with pytest.raises(ImportError, match="jsonargparse"):
+        parse("--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "x")
 
 
 def test_an_alias_makes_the_same_run(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lab.config import REGISTRIES, Command, Options, UsageError, choose, parse, read_layer, read_yaml
+from lab.config import REGISTRIES, Command, Options, UsageError, choose, parse, read_layer, read_yaml, with_members
 from lab.run import RunFolder
 from lab.sweep.matching import matched, misses, sizes, target
 from zoo.naming import flatten, unknown
@@ -313,9 +313,8 @@ class _Declared:
         naming = {key: cell[key] for key in ("config", "mixer", "task", "mixer.pattern") if key in cell}
         text = json.dumps(naming, sort_keys=True)
         if text not in self._found:
-            choice = choose(arguments(naming))
-            names = {name for group in REGISTRIES for name in Options(choice, only=group).declared}
-            self._found[text] = names, choice.names
+            choice = with_members(choose(arguments(naming)))
+            self._found[text] = set(Options(choice, REGISTRIES).declared), choice.names
         return self._found[text]
 
 

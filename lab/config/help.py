@@ -1,0 +1,118 @@
+"""What `--help` and `--GROUP.help` print."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import textwrap
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+from lab.config.options import NO_DEFAULT, Option, type_names
+from tasks.registry import TASKS
+from zoo.naming import Registry
+from zoo.registry import MIXERS
+
+HELP = """\
+usage: train.py [--mixer NAME] [--task NAME] [--config FILE] [--FLAG VALUE ...]
+
+Train one sequence mixer on one task, test the best checkpoint, print one table.
+
+mixers:
+{mixers}
+
+tasks:
+{tasks}
+
+common flags:
+  --d_model N  --n_layers N       size of the model          --lr X          peak learning rate
+  --mixer.OPTION VALUE            see --mixer.help           --batch_size N  sequences per step
+  --task.OPTION VALUE             see --task.help            --seed N        weights, data and order
+  --task.n_train N (n_val, n_test)  number of examples       --run_dir DIR   where runs are kept
+  --task.test_lengths 64,256,1024 test at further lengths    --task.fresh true  new examples for ever
+  --trainer.OPTION VALUE          Lightning's own names: --trainer.max_steps 200, --trainer.accelerator gpu,
+                                  --trainer.precision bf16-mixed; see --trainer.help
+  --compile true                  train through torch.compile
+  --config FILE                   YAML with the same names; may be repeated, later files win, flags win over files
+  --ckpt_path FILE                resume from a checkpoint, or test it
+  --test_only                     test a finished run, or --ckpt_path, without training
+  --no_test                       leave the test split alone; the same command without it then tests the run
+  --overwrite                     start anew where a run exists
+
+more help:
+  --mixer.help [NAME]  options of a mixer           --trainer.help  options of Lightning's Trainer
+  --task.help [NAME]   options of a task            --model.help    options of the model and its training
+  --print_config       print the complete YAML of this run and stop; --config reads it back
+
+The same command goes on with a run that was stopped, however it was. Exit status: 0 done; 1 failed; 2 a command line
+that cannot be followed; 75 stopped by SIGTERM or SIGUSR1, state saved: schedule the same command again; 130 Ctrl-C.
+
+Values come from the constructors' defaults, then configs/default.yaml, configs/mixer/NAME.yaml, configs/task/NAME.yaml
+(the recipe for that mixer and that task), then --config files, then flags; later ones win.
+
+examples:
+  train.py --mixer hybrid
+  train.py --mixer attention --mixer.n_heads 2 --task needle --task.distance 64
+  train.py --mixer hybrid --mixer.pattern '[diagonal_ssm, attention]' --mixer.attention.n_heads 2
+  train.py --config my.yaml --seed 1
+"""
+
+
+def overview() -> str:
+    """Mixers, tasks and the common flags; imports neither torch nor what reads options."""
+    return HELP.format(mixers=_table(MIXERS), tasks=_table(TASKS))
+
+
+def _table(registry: Registry) -> str:
+    width = max(map(len, registry)) + 2
+    return "\n".join(f"  {name:<{width}}{registry.summary(name)}" for name in registry)
+
+
+def describe(options: Iterable[Option], recipe: Mapping[str, Any]) -> str:
+    """Each option's flag, type and default, and what its constructor's docstring says of it.
+
+    Args:
+        options: in the order of the answer.
+        recipe: values by dotted name that configs/ sets.
+    """
+    width = min(shutil.get_terminal_size().columns, 120)
+    lines: list[str] = []
+    for section, of_section in itertools.groupby(options, lambda option: option.section):
+        lines += ["", f"{section}:"]
+        for option in of_section:
+            facts = f"  --{option.key}  {_facts(option, recipe)}"
+            lines += textwrap.wrap(facts, width, subsequent_indent=" " * 6, break_on_hyphens=False)
+            said = f"set by --{option.key.split('.')[0]}" if option.owner is None else _said(option.owner)
+            text = said if isinstance(said, str) else said.get(option.name, "")
+            lines += textwrap.wrap(text, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return "\n".join([*lines[1:], ""])
+
+
+def _facts(option: Option, recipe: Mapping[str, Any]) -> str:
+    facts = [" | ".join(type_names(option.hint))]
+    if option.default is not NO_DEFAULT:
+        facts.append(f"default {_text(option.default)}")
+        if (value := recipe.get(option.key, option.default)) != option.default:
+            facts.append(f"{_text(value)} in the recipe")
+    if option.takes_objects:
+        facts.append(f"of a class see --{option.key}.help CLASS")
+    return "; ".join(facts)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+@cache
+def _said(owner: type) -> dict[str, str]:
+    """What a class's docstring, or its constructor's, says of each parameter, on one line."""
+    from docstring_parser import parse
+
+    found: dict[str, str] = {}
+    for text in (owner.__doc__, owner.__init__.__doc__):
+        for each in parse(text or "").params:
+            described = " ".join((each.description or "").split())
+            found |= dict.fromkeys(each.arg_name.split(", "), described)
+    return found

@@ -1,0 +1,157 @@
+"""Layers of plain data, nested as in YAML: what a file says, what flags say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+
+class UsageError(ValueError):
+    """A command line that cannot be followed; the message is one line that says what is valid."""
+
+    def __init__(self, message: object) -> None:
+        super().__init__(" ".join(str(message).split()))
+
+
+class Text(str):
+    """A flag's value as it was typed; the type of its option decides what it means."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Values from one source, nested as in YAML.
+
+    Attributes:
+        source: names the layer in errors; flags, which name themselves, have none.
+        values: of a file nested, of flags by dotted name.
+    """
+
+    source: str
+    values: dict[str, Any]
+
+    def group(self, name: str) -> dict[str, Any]:
+        """The values of one group; empty where the layer has none."""
+        return self.values.get(name, {})
+
+    def without(self, group: str, options: Sequence[str] | set[str]) -> Layer:
+        """The same layer without some options of a group."""
+        kept = {key: value for key, value in self.group(group).items() if key not in options}
+        return Layer(self.source, self.values | ({group: kept} if group in self.values else {}))
+
+    def leaves(self, declared: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        """Dotted names and values; what lies below a declared name is its value."""
+        return _leaves(self.values, declared, "")
+
+
+def _leaves(values: Mapping[str, Any], declared: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and key not in declared:
+            yield from _leaves(value, declared, f"{key}.")
+        else:
+            yield key, value
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by dotted name as YAML nests them: {"mixer.n_heads": 4} gives {"mixer": {"n_heads": 4}}."""
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        *groups, name = key.split(".")
+        branch = tree
+        for group in groups:
+            branch = branch.setdefault(group, {})
+        branch[name] = value
+    return tree
+
+
+def read_flags(argv: Sequence[str], switches: Sequence[str]) -> list[tuple[str, Text | None]]:
+    """Names without dashes, each with its value: the part after `=`, or the next word unless that is a flag too.
+
+    Args:
+        argv: the words of a command line.
+        switches: names of flags that take no value.
+
+    Raises:
+        UsageError: a word that belongs to no flag, a switch with a value.
+    """
+    flags: list[tuple[str, Text | None]] = []
+    words = list(reversed(argv))
+    while words:
+        word = words.pop()
+        if not word.startswith("--"):
+            raise UsageError(f"unrecognized arguments: {word}")
+        name, equals, value = word.removeprefix("--").partition("=")
+        if name in switches:
+            if equals:
+                raise UsageError(f"--{name} takes no value, got {value}")
+            flags.append((name, None))
+        elif equals or (words and not words[-1].startswith("--")):
+            flags.append((name, Text(value if equals else words.pop())))
+        else:
+            flags.append((name, None))
+    return flags
+
+
+def read_layer(path: str | Path, flag: str = "") -> Layer:
+    """Values of one YAML file.
+
+    Args:
+        path: the file.
+        flag: what named it, for errors.
+
+    Raises:
+        UsageError: a file that is missing, unreadable or not a mapping.
+    """
+    source = f"{flag}{path}"
+    try:
+        values = read_yaml(Path(path).read_text(encoding="utf-8"), source)
+    except OSError as error:
+        raise UsageError(f"{source}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{source}: cannot be read: not UTF-8 text") from None
+    values = {} if values is None else values
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise UsageError(f"{source}: must hold a mapping of options, for example 'mixer: {{name: hybrid}}'")
+    return Layer(source, values)
+
+
+def read_yaml(text: str, source: str) -> Any:
+    """Plain data from YAML in which 5e-3 is a number, as it is for flags.
+
+    Raises:
+        UsageError: text that is not YAML; says where.
+    """
+    import yaml
+
+    try:
+        return yaml.load(str(text), _yaml()[0])  # the C loader takes no Text
+    except yaml.YAMLError as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or error
+        where = f" in line {mark.line + 1}" if mark else ""
+        raise UsageError(f"{source}: not valid YAML{where}: {problem}") from None
+
+
+def write_yaml(values: Mapping[str, Any]) -> str:
+    """YAML that `read_yaml` reads back: a word that looks like a number, such as 1e3, stands in quotes."""
+    import yaml
+
+    return yaml.dump(dict(values), Dumper=_yaml()[1], sort_keys=False)
+
+
+@cache
+def _yaml() -> tuple[Any, Any]:
+    """Loader and dumper that agree on what a number looks like."""
+    import yaml
+
+    loader: Any = type("Loader", (getattr(yaml, "CSafeLoader", yaml.SafeLoader),), {})
+    dumper: Any = type("Dumper", (yaml.SafeDumper,), {})
+    number: Callable[[str], Any] = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")  # pyright: ignore[reportAssignmentType]
+    for each in (loader, dumper):
+        each.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
+    return loader, dumper
