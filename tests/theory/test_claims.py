@@ -71,6 +71,7 @@ _SPOILT: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "rank_of_cores": (ranks, "state_space_duality", lambda true: lambda draw, d, h, n: true(draw, d, 4, n)),
     "rank_of_mixers": (SequenceMixer, "predicted_rank", lambda true: lambda mixer, n: true(mixer, n) + 1),
     "gates_and_depth": (ranks, "gated", lambda _: lambda layer, gate: layer),
+    "write_gate": (ranks, "written_delta_rule", lambda true: lambda draw, *sizes: true(draw, *sizes[:-1], 1)),
     "one_head_gap": (heads, "to_heads", lambda true: lambda lags, n_heads=None: true(lags)),
     "head_count": (heads, "head_count_bound", lambda true: lambda lags, h: 0.9 * true(lags, h)),
     "heads_for_an_error": (heads, "_real_poles", lambda _: lambda n, seq_len, device: torch.linspace(-0.99, 0.99, n)),

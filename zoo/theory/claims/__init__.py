@@ -25,6 +25,7 @@ CLAIMS = Registry(
         "rank_of_cores": (f"{_HERE}.ranks:RANK_OF_CORES", "interaction rank of each core, exact integers"),
         "rank_of_mixers": (f"{_HERE}.ranks:RANK_OF_MIXERS", "interaction rank of each mixer as configured"),
         "gates_and_depth": (f"{_HERE}.ranks:GATES_AND_DEPTH", "a gate multiplies the rank, two layers square it"),
+        "write_gate": (f"{_HERE}.ranks:WRITE_GATE", "a write gate per channel: from H operators to H d_value"),
         "one_head_gap": (f"{_HERE}.heads:ONE_HEAD_GAP", "one factorized head against an SSM of rank k"),
         "head_count": (f"{_HERE}.heads:HEAD_COUNT", "error against heads: the bound below k, exact from k on"),
         "heads_for_an_error": (f"{_HERE}.heads:HEADS_FOR_AN_ERROR", "real poles need few heads, oscillation many"),

@@ -109,6 +109,39 @@ def drawn_delta_rule(draw: Draw, d_model: int) -> Core:
     return delta_rule(to_q, to_k, to_v, lambda x: 2 * torch.sigmoid(x @ to_b.T))
 
 
+def written_delta_rule(
+    draw: Draw, d_model: int, n_heads: int, d_key: int, d_value: int, erase: int, write: int
+) -> Core:
+    """S_t = (I - k_t (e_t * k_t)^T) diag(a_t) S_{t-1} + k_t (w_t * v_t)^T, y_t = S_t^T q_t, heads side by side.
+
+    With one erase and one write gate for each head the recurrence of Kimi Delta Attention (2510.26692), but that the
+    two are drawn apart; with d_key and d_value of them that of Gated DeltaNet 2 (2605.22791).
+
+    Args:
+        draw: of the projections.
+        d_model, n_heads, d_key, d_value: widths.
+        erase: erase gates of a head, 1 or d_key.
+        write: write gates of a head, 1 or d_value.
+    """
+    to_q, to_k, to_a = (draw.square(n_heads * d_key, d_model) for _ in range(3))
+    to_e, to_w = draw.square(n_heads * erase, d_model), draw.square(n_heads * write, d_model)
+    to_v = draw.square(n_heads * d_value, d_model)
+
+    def rule(x: Tensor) -> Tensor:
+        q, k, a, e, w, v = ((x @ t.T).unflatten(2, (n_heads, -1)) for t in (to_q, to_k, to_a, to_e, to_w, to_v))
+        k = nn.functional.normalize(k, dim=-1)
+        q, k, a, e, w = (coefficient(t) for t in (q, k, torch.sigmoid(a), torch.sigmoid(e), torch.sigmoid(w)))
+        state, y = x.new_zeros(len(x), n_heads, d_key, d_value), []
+        for t in range(x.shape[1]):
+            state = a[:, t, :, :, None] * state
+            written = w[:, t] * v[:, t] - torch.einsum("bhk,bhkv->bhv", e[:, t] * k[:, t], state)
+            state = state + k[:, t, :, :, None] * written[:, :, None]
+            y.append(torch.einsum("bhk,bhkv->bhv", q[:, t], state).flatten(1))
+        return torch.stack(y, dim=1)
+
+    return Core(d_model, rule, like=to_v)
+
+
 def state_space_duality(draw: Draw, d_model: int, n_heads: int, d_state: int) -> Core:
     """Mamba-2: a scalar decay per head, channels split among heads (Dao and Gu 2405.21060)."""
     to_b, to_c = draw.square(d_state, d_model), draw.square(d_state, d_model)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from zoo.blocks import ResidualBlock, Stack
 from zoo.mixers.attention import Attention
+from zoo.mixers.gated_attention import GatedAttention
 from zoo.mixers.linear_attention import LinearAttention
 from zoo.registry import MIXERS, create_mixer
 from zoo.theory.claims.claim import Check, Claim, Evidence, Settings, at_least, at_most, equals
@@ -25,6 +26,7 @@ from zoo.theory.claims.cores import (
     recurrent_network,
     selective_core,
     state_space_duality,
+    written_delta_rule,
 )
 from zoo.theory.lags import head_count, lag_operators
 from zoo.theory.operator import interaction
@@ -157,6 +159,34 @@ def measure_gates_and_depth(settings: Settings) -> Evidence:
     return Evidence(tuple(checks))
 
 
+def measure_write_gate(settings: Settings) -> Evidence:
+    """Ranks of a delta rule's core as its gates become elementwise, and of attention as its output gate does."""
+    checks: list[Check] = []
+    draw, d_model, d_key = Draw(settings, 13), 8, 5
+    for n_heads, d_value in ((1, 4), (2, 4), (3, 2)):
+        wide, case = n_heads * d_value, f"{n_heads} heads of {d_value} value channels"
+
+        def core(erase: int, write: int, n_heads: int = n_heads, d_value: int = d_value) -> Core:
+            return written_delta_rule(draw, d_model, n_heads, d_key, d_value, erase, write)
+
+        to_gate = draw.square(wide, d_model)
+        both = gated(core(d_key, d_value), lambda x, w=to_gate: torch.sigmoid(x @ w.T))
+        for name, layer, rank in (
+            ("gates per head", core(1, 1), n_heads),
+            ("erase gate per channel", core(d_key, 1), n_heads),
+            ("write gate per channel", core(1, d_value), wide),
+            ("both per channel", core(d_key, d_value), wide),
+            ("both, and an output gate per channel", both, wide),
+        ):
+            checks.append(equals(f"{case}, {name}", rank_at_draw(layer, draw, d_model), rank))
+    for n_heads in (1, 2, 4):
+        for gate, rank in (("head", n_heads), ("channel", d_model)):
+            layer = drawn(settings, lambda h=n_heads, g=gate: GatedAttention(d_model, h, gate=g), 14, n_heads)
+            quantity = f"gated attention, {n_heads} heads, gate per {gate}"
+            checks.append(equals(quantity, rank_at_draw(layer, draw, d_model), rank))
+    return Evidence(tuple(checks))
+
+
 def measure_linear_rank(settings: Settings) -> Evidence:
     """Rank of one linear-attention head as its state widens."""
     checks = []
@@ -229,6 +259,15 @@ GATES_AND_DEPTH = Claim(
     "Derived from W = g * W' and W = W2 W1",
     "Another integer, for H in {1, 2, 4} heads gated and {1, 2, 3} heads stacked.",
     measure_gates_and_depth,
+)
+WRITE_GATE = Claim(
+    "write_gate",
+    "A write gate per channel, inside the recurrence, lifts the core of a delta rule from H operators to H d_value "
+    "(from Kimi Delta Attention to Gated DeltaNet 2), as an output gate per channel lifts attention; an erase gate per "
+    "channel lifts nothing, and write and output gate together no more than one of them.",
+    "Derived from W_ij = alpha_ij diag(w_j) V",
+    "Another integer, for (H, d_value) in {(1, 4), (2, 4), (3, 2)}, or for gated attention with H in {1, 2, 4}.",
+    measure_write_gate,
 )
 SLOGAN_LINEAR_RANK = Claim(
     "slogan_linear_rank",
