@@ -7,7 +7,6 @@ metrics. The same command goes on with an unfinished run and shows a finished on
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 import os
@@ -25,6 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from lab.build import build_task, declared, model_options
 from lab.config import PROGRAM, Command, UsageError, parse
 from lab.run import BY_LENGTH, Metrics, RunFolder, differing_options, is_tested, nested, number_at
 from lab.score import score_of
@@ -177,28 +177,21 @@ class Session:
         from lightning.fabric.utilities.exceptions import MisconfigurationException
         from lightning.pytorch.plugins import DoublePrecision
 
-        from tasks import create_task
         from tasks.datamodule import TaskDataModule
+        from zoo.backbone import Backbone
         from zoo.saved import check_checkpoint
         from zoo.training import SequenceModule, Throughput
 
         config = command.config
-        task_options = {key: value for key, value in config["task"].items() if key != "name"}
-        of_data = inspect.signature(TaskDataModule).parameters.keys() & task_options.keys()
-        data_options = {key: task_options.pop(key) for key in of_data}
-        apart = {"task", "trainer", "batch_size", "seed", "run_dir", "figures_every"}
-        model_options = {key: value for key, value in config.items() if key not in apart}
         throughput = Throughput()
         try:
-            task = create_task(config["task"]["name"], **task_options)
-            spec = task.spec
-            shape = {"vocab_size": spec.vocab_size, "d_input": spec.d_input, "n_outputs": spec.n_outputs}
-            judged = {"loss": spec.loss, "facts": spec.facts, "perplexity": spec.perplexity}
-            model = SequenceModule(**model_options, **shape, **judged, seed=config["seed"])
-            data = TaskDataModule(task, **data_options, batch_size=config["batch_size"], seed=config["seed"])
+            task = build_task(config)
+            model = SequenceModule(**model_options(config, task, SequenceModule))
+            shared = {name: config[name] for name in ("batch_size", "seed")}
+            data = TaskDataModule(task, **declared(config["task"], TaskDataModule), **shared)
             checkpoint = folder.checkpoint_for(command)
-            step = None if checkpoint is None else check_checkpoint(checkpoint, **model_options, **shape)
-            state_bytes = model.backbone.state_bytes(spec.seq_len)  # refuses a sequence that the mixer cannot take
+            step = None if checkpoint is None else check_checkpoint(checkpoint, **model_options(config, task, Backbone))
+            state_bytes = model.backbone.state_bytes(task.spec.seq_len)  # refuses a sequence that the mixer cannot take
             progress = command.trainer["enable_progress_bar"] is not False
             trainer = build_trainer(command, folder, throughput, step)
             if isinstance(trainer.precision_plugin, DoublePrecision):
@@ -213,7 +206,7 @@ class Session:
                 data.setup("test")
         except (ValueError, TypeError, MisconfigurationException) as error:
             raise UsageError(error) from error
-        return cls(folder, spec, data, model, state_bytes, trainer, throughput, checkpoint, step, progress)
+        return cls(folder, task.spec, data, model, state_bytes, trainer, throughput, checkpoint, step, progress)
 
     def fit(self) -> None:
         """Train, from the checkpoint if there is one, and make sure that a best checkpoint exists."""

@@ -26,6 +26,7 @@ from lab.experiments.predictions import (
 )
 from lab.run import nested
 from lab.sweep.grid import Grid, expand, read_experiment
+from zoo.naming import flatten
 from zoo.theory.claims.claim import Check
 
 CONFIGS = experiments.EXPERIMENTS
@@ -135,7 +136,8 @@ def learned_if(condition: Callable[[Mapping[str, Any]], bool], low: float, **oth
 
 
 def test_gradient_highway_judges_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gradient(options: Mapping[str, Any]) -> float:
+    def gradient(config: Mapping[str, Any]) -> float:
+        options = dict(flatten(config))
         short = options["mixer.name"] == "lstm" or options.get("mixer.dt_min") == 0.1
         return math.exp(-0.15 * options["task.distance"]) if short else 1e-2
 
@@ -150,8 +152,8 @@ def test_gradient_highway_judges_both_ways(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_gradient_before_training_tells_a_highway_from_a_short_memory() -> None:
     found = {
-        (options["mixer.name"], options.get("mixer.dt_min"), options["task.distance"]): options
-        for options in (run.options for run in made_up("gradient_highway", lambda _: {}).runs)
+        (run.mixer, run.options.get("mixer.dt_min"), run.options["task.distance"]): run.config
+        for run in made_up("gradient_highway", lambda _: {}).runs
     }
     highway = gradient_at_initialisation(found["attention", None, 128], n_draws=2)
     short = gradient_at_initialisation(found["lstm", None, 128], n_draws=2)
@@ -164,8 +166,9 @@ def test_the_gradient_before_training_is_measured_in_float64(monkeypatch: pytest
 
     profile, measured = theory.gradient_profile, []
     monkeypatch.setattr(theory, "gradient_profile", lambda *a, **k: measured.append(profile(*a, **k)) or measured[-1])
-    options = next(run.options for run in made_up("gradient_highway", lambda _: {}).runs)
-    gradient_at_initialisation(options | {"task.distance": 8}, n_draws=1)
+    config = next(run.config for run in made_up("gradient_highway", lambda _: {}).runs)
+    task = config["task"] | {"distance": 8}
+    gradient_at_initialisation(config | {"task": task}, n_draws=1)
     assert [found.values.dtype for found in measured] == [torch.float64]
 
 
@@ -240,7 +243,7 @@ def test_real_text_judges_both_ways() -> None:
 
 @pytest.mark.parametrize("name", PREDICTIONS)
 def test_runs_without_a_score_never_hold(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.experiments.predictions.gradient_at_initialisation", lambda options: 1e-6)
+    monkeypatch.setattr("lab.experiments.predictions.gradient_at_initialisation", lambda config: 1e-6)
     evidence = PREDICTIONS[name].judge(made_up(name, lambda options: {}))
     measured = [check for check in evidence.checks if "state at" not in check.quantity]
     assert measured

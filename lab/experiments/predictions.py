@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lab.build import build
 from lab.compare.runs import Run
 from lab.run import number_at
 from zoo.registry import MIXERS
@@ -179,34 +180,23 @@ def judge_rank_gap(runs: Runs) -> Evidence:
 # Gradients
 
 
-def gradient_at_initialisation(options: Mapping[str, Any], n_draws: int = 4) -> float:
+def gradient_at_initialisation(config: Mapping[str, Any], n_draws: int = 4) -> float:
     """|d y_n / d x_{n - distance}| / |d y_n / d x_n| of a needle run's untrained model, the median over draws.
 
     In float64: recurrences that accumulate decays in float32 have a false floor near 1e-9.
     """
     import torch
 
-    from zoo.backbone import Backbone
     from zoo.theory import gradient_profile
 
-    n_classes, distance = options["task.n_classes"], options["task.distance"]
-    mixer: dict[str, Any] = {}
-    for key, value in options.items():
-        *path, last = key.split(".")
-        if path[:1] == ["mixer"]:
-            group = mixer
-            for name in path[1:]:
-                group = group.setdefault(name, {})
-            group[last] = value
-    names = ("d_model", "n_layers", "d_channel", "d_conv", "backbone")
-    shape = {"vocab_size": n_classes + options["task.n_noise"] + 1, "n_outputs": n_classes}
+    distance, d_model = config["task"]["distance"], config["d_model"]
 
     def make(seed: int) -> torch.nn.Module:
-        return Backbone(mixer, **{name: options[name] for name in names}, **shape).double()
+        return build(config)[1].double()
 
     def embeddings(generator: torch.Generator, _: int) -> torch.Tensor:
         # As the backbone draws its embedding: the scale decides how much a residual stream is made of the input.
-        return 0.02 * torch.randn(distance + 1, options["d_model"], generator=generator, dtype=torch.float64)
+        return 0.02 * torch.randn(distance + 1, d_model, generator=generator, dtype=torch.float64)
 
     profile = gradient_profile(make, embeddings, [0, distance], n_draws, seq_len=distance + 1)
     here, far = profile.values.double().unbind(1)
@@ -234,7 +224,7 @@ def judge_gradient_highway(runs: Runs) -> Evidence:
     for kind, of_kind in runs.kinds().items():
         for distance, cell in of_kind.by("task.distance"):
             accuracy = accuracies.setdefault(kind, {})[distance] = cell.median(ACCURACY)
-            gradient = gradients.setdefault(kind, {})[distance] = gradient_at_initialisation(cell.runs[0].options)
+            gradient = gradients.setdefault(kind, {})[distance] = gradient_at_initialisation(cell.runs[0].config)
             outcomes += [(gradient, score >= LEARNED) for score in cell.scores(ACCURACY)]
             chance = 1 / cell.runs[0].options["task.n_classes"]
             if gradient < VANISHED:

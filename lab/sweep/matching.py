@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from lab.build import build
 from lab.config import UsageError
-from tasks.registry import TASKS
 from zoo.naming import unknown
 
 TOLERANCE = 0.05
@@ -48,20 +47,12 @@ def sizes(config: Mapping[str, Any], *wanted: str) -> dict[str, int]:
     """
     import torch
 
-    from tasks import create_task
-    from zoo.backbone import Backbone
-
-    name = config["task"]["name"]
-    declared = inspect.signature(TASKS[name]).parameters
-    spec = create_task(name, **{key: value for key, value in config["task"].items() if key in declared}).spec
-    options = {key: value for key, value in config.items() if key in inspect.signature(Backbone).parameters}
-    shape = {"vocab_size": spec.vocab_size, "d_input": spec.d_input, "n_outputs": spec.n_outputs}
+    task, model = build(config, "meta")
+    measures = {
+        "params": lambda: sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "state_bytes": lambda: model.state_bytes(task.spec.seq_len),
+    }
     with torch.device("meta"):
-        model = Backbone(**options | shape)
-        measures = {
-            "params": lambda: sum(p.numel() for p in model.parameters() if p.requires_grad),
-            "state_bytes": lambda: model.state_bytes(spec.seq_len),
-        }
         return {name: measure() for name, measure in measures.items() if name in (wanted or measures)}
 
 

@@ -1,0 +1,58 @@
+"""The task and the model that a complete configuration means: for training, for sizes, for the theory of a run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from tasks.registry import TASKS, create_task
+
+if TYPE_CHECKING:
+    from tasks.base import Task
+    from zoo.backbone import Backbone
+
+OF_THE_TASK = ("vocab_size", "d_input", "n_outputs", "loss", "facts", "perplexity")
+"""What a model, or the module that trains it, is told by the task's spec."""
+
+
+def build(config: Mapping[str, Any], device: str | None = None) -> tuple[Task, Backbone]:
+    """Build the task and, with weights drawn from torch's generator, the model of a configuration.
+
+    Args:
+        config: complete, nested as in config.yaml.
+        device: where the model is made, "meta" for one without storage; torch's default device when None.
+
+    Raises:
+        ValueError: what the task or the model refuses.
+    """
+    import torch
+
+    from zoo.backbone import Backbone
+
+    task = build_task(config)
+    with nullcontext() if device is None else torch.device(device):
+        return task, Backbone(**model_options(config, task, Backbone))
+
+
+def build_task(config: Mapping[str, Any]) -> Task:
+    """The task alone. Its group in the configuration has options of the data beside its own.
+
+    Raises:
+        ValueError: what the task refuses.
+    """
+    name = config["task"]["name"]
+    return create_task(name, **declared(config["task"], TASKS[name]))
+
+
+def model_options(config: Mapping[str, Any], task: Task, target: Callable[..., Any]) -> dict[str, Any]:
+    """The arguments of `target`, a model or what trains it, that the configuration and the task's spec give."""
+    spec = {name: getattr(task.spec, name) for name in OF_THE_TASK}
+    return declared(config, target) | declared(spec, target)
+
+
+def declared(options: Mapping[str, Any], target: Callable[..., Any]) -> dict[str, Any]:
+    """Those of the options that are arguments of `target`."""
+    names = inspect.signature(target).parameters
+    return {name: value for name, value in options.items() if name in names}

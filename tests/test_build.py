@@ -1,0 +1,56 @@
+"""The task and the model that a configuration means are the same for training, for sizes and for the theory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from lab.build import build, build_task, model_options
+from lab.config import parse
+from lab.experiments.predictions import gradient_at_initialisation
+from lab.sweep.matching import sizes
+from zoo.training import SequenceModule
+
+NEEDLE = "--task needle --task.distance 6 --task.n_distractors 2 --d_model 8 --trainer.accelerator cpu"
+COMMANDS = (
+    f"--mixer lstm {NEEDLE}",
+    f"--mixer attention {NEEDLE} --n_experts 2 --d_conv 3",
+    "--mixer factorized --task ssm_teacher",
+    "--mixer hybrid --task mqar --n_layers 3 --backbone bare --d_channel 0",
+)
+
+
+def config_of(argv: str) -> dict[str, Any]:
+    return parse(argv.split()).config
+
+
+@pytest.mark.parametrize("argv", COMMANDS)
+def test_the_model_is_the_one_that_is_trained(argv: str) -> None:
+    config = config_of(argv)
+    task, model = build(config, "meta")
+    with torch.device("meta"):
+        trained = SequenceModule(**model_options(config, task, SequenceModule)).backbone
+    shapes = {name: tensor.shape for name, tensor in trained.state_dict().items()}
+    assert {name: tensor.shape for name, tensor in model.state_dict().items()} == shapes
+    assert model.options == trained.options
+    found = sizes(config)
+    assert found["params"] == sum(p.numel() for p in trained.parameters() if p.requires_grad)
+    assert found["state_bytes"] == trained.state_bytes(task.spec.seq_len)
+
+
+def test_options_of_the_data_are_no_options_of_the_task() -> None:
+    config = config_of(f"--mixer lstm {NEEDLE} --task.n_train 7")
+    assert config["task"]["n_train"] == 7
+    assert build_task(config).options()["n_distractors"] == 2
+
+
+def test_the_vocabulary_before_training_is_the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With distractors a needle task has a marker among its tokens."""
+    config, made = config_of(f"--mixer lstm {NEEDLE}"), []
+    monkeypatch.setattr("lab.experiments.predictions.build", lambda each: made.append(build(each)) or made[-1])
+    assert 0 < gradient_at_initialisation(config, n_draws=1) < 1
+    task, model = made[0]
+    assert task.spec.vocab_size == config["task"]["n_classes"] + config["task"]["n_noise"] + 2
+    assert model.options["vocab_size"] == task.spec.vocab_size
