@@ -1156,6 +1156,30 @@ def rg_lru(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array
     return (gelu * np.stack(states)) @ p["out_proj.weight"].T + p["out_proj.bias"]
 
 
+def slstm(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
+    """sLSTM (Beck et al. 2405.04517, eq. 8 to 17), not stabilised: for gates of moderate size and short sequences."""
+    d_head = x.shape[1] // n_heads
+    convolved = silu(short_conv(x, p["conv.weight"], p["conv.bias"]))
+    y = np.zeros_like(x)
+    for head in range(n_heads):
+        own = slice(head * d_head, (head + 1) * d_head)
+        h, c, n = (np.zeros(d_head) for _ in range(3))
+        scale = 0.0  # c and n are divided by exp(scale), which the ratio does not show
+        for t in range(len(x)):
+            sources = (convolved[t, own], convolved[t, own], x[t, own], x[t, own])
+            log_i, f, z, o = (
+                p["weight"][g, head] @ source + p["recurrent"][g, head] @ h + p["bias"][g, head]
+                for g, source in enumerate(sources)
+            )
+            step = np.log(sigmoid(f)).max()
+            c = np.exp(np.log(sigmoid(f)) - step) * c + np.exp(log_i - scale - step) * np.tanh(z)
+            n = np.exp(np.log(sigmoid(f)) - step) * n + np.exp(log_i - scale - step)
+            scale += step
+            h = sigmoid(o) * c / n
+            y[t, own] = (h - h.mean()) / np.sqrt(h.var() + 1e-5) * p["norm_weight"][head]
+    return y
+
+
 def lstm(p: Parameters, x: Array, **_sizes: object) -> Array:
     """Hochreiter and Schmidhuber 1997 with the forget gate of Gers et al. 2000; gates stacked as i, f, g, o."""
     d_inner = p["recurrent"].shape[1]
@@ -1258,6 +1282,7 @@ REFERENCES = {
     "min_gru": minimal_recurrence,
     "min_lstm": partial(minimal_recurrence, cell="lstm"),
     "rg_lru": rg_lru,
+    "slstm": slstm,
     "lstm": lstm,
     "gru": gru,
     "rnn": rnn,

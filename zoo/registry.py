@@ -208,6 +208,13 @@ MIXERS: Registry[Mixer] = Registry(
         "lstm": Mixer(
             "zoo.mixers.lstm:LSTM", "long short-term memory", "recurrent net", 1997, "Hochreiter and Schmidhuber"
         ),
+        "slstm": Mixer(
+            "zoo.mixers.slstm:SLSTM",
+            "sLSTM of xLSTM: exponential gates, memory that mixes within a head",
+            "recurrent net",
+            2024,
+            "2405.04517",
+        ),
         "gru": Mixer("zoo.mixers.gru:GRU", "gated recurrent unit", "recurrent net", 2014, "1406.1078"),
         "rnn": Mixer("zoo.mixers.rnn:RNN", "plain recurrent network, tanh or linear", "recurrent net", 1990, "Elman"),
         "min_gru": Mixer(

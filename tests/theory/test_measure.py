@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.cases import randomise
 from zoo.backbone import Backbone
 from zoo.blocks import ResidualBlock, ShortConv, Stack
 from zoo.contract import SequenceMixer
@@ -94,6 +95,7 @@ LAYERS: dict[str, tuple[Any, int]] = {
     "wide cell": (lambda: make("lstm", 2, d_inner=5), 12),
     "cell with few pairs": (lambda: make("lstm", 4), 3),
     "narrow cell": (lambda: make("gru", 4, d_inner=2), 12),
+    "exponential cell": (lambda: randomise(make("slstm", 6, n_heads=2), torch.Generator().manual_seed(0)), 14),
     "minimal cell": (lambda: make("min_gru", 4, d_inner=6), 12),
     "wide minimal cell": (lambda: make("min_lstm", 2, d_inner=6), 12),
     "real-gated unit": (lambda: make("rg_lru", 4, d_inner=6), 12),

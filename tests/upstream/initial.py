@@ -41,6 +41,7 @@ MIN_GRU = "lucidrains/minGRU-pytorch 38b26e1, minGRU_pytorch/minGRU.py, minLSTM.
 GRIFFIN = "google-deepmind/recurrentgemma 2efa84d, recurrentgemma/torch/modules.py, layers.py"
 DIFFERENTIAL = "microsoft/unilm 3aca927, Diff-Transformer/multihead_diffattn.py"
 FOX = "fla-org/flash-linear-attention bc3b101, fla/layers/forgetting_attn.py"
+XLSTM = "NX-AI/xlstm 032a6fb, xlstm/blocks/slstm/layer.py, cell.py"
 TORCH = "torch.nn.LSTM, GRU, RNN"
 JOZEFOWICZ = "Jozefowicz, Zaremba, Sutskever 2015, section 2.2 (a forget bias of 1)"
 HYENA = "Poli et al. 2302.10866; HazyResearch/safari, src/models/sequence/hyena.py, ExponentialModulation"
@@ -272,6 +273,12 @@ TABLE = [
         {"d_inner": 2048},
     ),
     # Nonlinear recurrence.
+    Initial("slstm", "weight", named("weight"), normal((2 / 5 / 64) ** 0.5), XLSTM),
+    Initial("slstm", "recurrent", named("recurrent"), 0.0, XLSTM),
+    Initial("slstm", "norm_weight", named("norm_weight"), 1.0, XLSTM),
+    Initial("slstm", "bias of i, z, o", lambda m: m.bias[[0, 2, 3]], 0.0, XLSTM),
+    Initial("slstm", "bias of f", lambda m: m.bias[1], [5.0, 5 - 12 * 0.5**0.3, -7.0], XLSTM, {"n_heads": 2}, 6),
+    *[Initial("slstm", name, named(name), within(4), XLSTM, {}, 1024) for name in ("conv.weight", "conv.bias")],
     Initial("lstm", "bias, i f g o", lambda m: m.bias.view(4, -1).T, [0.0, 1.0, 0.0, 0.0], JOZEFOWICZ),
     Initial(
         "lstm", "bias, i f g o", lambda m: m.bias.view(4, -1).T, [0.0, 3.0, 0.0, 0.0], JOZEFOWICZ, {"forget_bias": 3.0}

@@ -336,6 +336,18 @@ def forgetting_attention() -> Layer:
     return layer, lambda x: (layer(x)[0], state), ("fla/layers/forgetting_attn.py", "fla/ops/forgetting_attn/naive.py")
 
 
+def slstm() -> Layer:
+    file = importlib.import_module("xlstm.blocks.slstm.layer")
+    layer = file.sLSTMLayer(file.sLSTMLayerConfig(embedding_dim=6, num_heads=2, backend="vanilla"))
+
+    def run(x: Tensor) -> tuple[Tensor, State]:
+        y, state = layer(x, return_last_state=True)
+        return y, {"conv": state["conv_state"], "cell": state["slstm_state"]}
+
+    path = "xlstm/blocks/slstm"
+    return layer, run, (f"{path}/layer.py", f"{path}/cell.py", f"{path}/src/vanilla/slstm.py")
+
+
 def minimal_recurrence(name: str) -> Layer:
     layer = getattr(importlib.import_module(f"minGRU_pytorch.{name}"), name)(6, expansion_factor=1.5)
 
@@ -365,6 +377,7 @@ LAYERS: dict[str, tuple[str, Callable[[], Layer]]] = {
     "mamba3_ranks": ("mamba", mamba3_several_ranks),
     "s4d": ("s4", s4d),
     "forgetting_attention": ("flash-linear-attention", forgetting_attention),
+    "slstm": ("xlstm", slstm),
     "min_gru": ("minGRU-pytorch", lambda: minimal_recurrence("minGRU")),
     "min_lstm": ("minGRU-pytorch", lambda: minimal_recurrence("minLSTM")),
 }

@@ -213,6 +213,23 @@ def forgetting_states(state: Any, theirs: Weights, _: Weights) -> list[tuple[Ten
     ]
 
 
+def slstm(w: Weights) -> Weights:
+    recurrent, bias = w["slstm_cell._recurrent_kernel_"], w["slstm_cell._bias_"]  # (heads, gates * out, in), flat
+    gates = ("fgate", "igate", "zgate", "ogate")  # theirs, in the order i, f, z, o of the cell
+    return {
+        "conv.weight": w["conv1d.conv.weight"].squeeze(1),
+        "conv.bias": w["conv1d.conv.bias"],
+        "weight": torch.stack([w[f"{gate}.weight"] for gate in gates]),
+        "recurrent": recurrent.unflatten(1, (4, -1)).transpose(0, 1),
+        "bias": bias.view(4, len(recurrent), -1),
+        "norm_weight": 1 + w["group_norm.weight"].view(len(recurrent), -1),
+    }
+
+
+def slstm_states(state: Any, theirs: Weights, _: Weights) -> list[tuple[Tensor, Tensor]]:
+    return [(state.conv, theirs["conv"]), (torch.stack(state[1:]).flatten(2), theirs["cell"])]
+
+
 def minimal_recurrence(w: Weights) -> Weights:
     (inner,) = {"to_hidden_and_gate.weight", "to_hidden_and_f_i_gate.weight"} & set(w)
     return {"in_proj.weight": w[inner], "out_proj.weight": w["to_out.weight"]}
@@ -288,6 +305,7 @@ TWINS = {
     "forgetting_attention": Twin(
         "forgetting_attention", {"n_heads": 4, "n_kv_heads": 2}, forgetting_attention, forgetting_states
     ),
+    "slstm": Twin("slstm", {"n_heads": 2}, slstm, slstm_states),
     "min_gru": Twin("min_gru", {"d_inner": 9}, minimal_recurrence, minimal_states),
     "min_lstm": Twin("min_lstm", {"d_inner": 9}, minimal_recurrence, minimal_states),
     "ring": Twin("diagonal_ssm", {"d_state": 10, "init": "ring"}, ring),
