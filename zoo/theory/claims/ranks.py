@@ -180,10 +180,13 @@ def measure_write_gate(settings: Settings) -> Evidence:
         ):
             checks.append(equals(f"{case}, {name}", rank_at_draw(layer, draw, d_model), rank))
     for n_heads in (1, 2, 4):
-        for gate, rank in (("head", n_heads), ("channel", d_model)):
-            layer = drawn(settings, lambda h=n_heads, g=gate: GatedAttention(d_model, h, gate=g), 14, n_heads)
-            quantity = f"gated attention, {n_heads} heads, gate per {gate}"
-            checks.append(equals(quantity, rank_at_draw(layer, draw, d_model), rank))
+        case = f"gated attention, {n_heads} heads"
+        narrow = drawn(settings, lambda h=n_heads: GatedAttention(d_model, h, gate="head"), 14, n_heads)
+        wide = drawn(settings, lambda h=n_heads: GatedAttention(d_model, h, gate="channel"), 14, n_heads)
+        checks += [
+            equals(f"{case}, gate per head", rank_at_draw(narrow, draw, d_model), n_heads),
+            equals(f"{case}, gate per channel", rank_at_draw(wide, draw, d_model), d_model),
+        ]
     return Evidence(tuple(checks))
 
 
