@@ -1156,6 +1156,24 @@ def rg_lru(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array
     return (gelu * np.stack(states)) @ p["out_proj.weight"].T + p["out_proj.bias"]
 
 
+def gated_conv(p: Parameters, x: Array, **_sizes: object) -> Array:
+    """LFM2's block: C * conv(B * u), the three linear in x."""
+    before, after, u = np.split(x @ p["in_proj.weight"].T, 3, axis=1)
+    return (after * short_conv(before * u, p["conv.weight"])) @ p["out_proj.weight"].T
+
+
+def gated_conv_operator(p: Parameters, x: Array, **_sizes: object) -> Array:
+    """W_ij = W_out diag(C_i K_{i-j} B_j) W_u."""
+    before, after, _ = np.split(x @ p["in_proj.weight"].T, 3, axis=1)
+    (seq, d_model), d_conv = x.shape, p["conv.weight"].shape[1]
+    operator = np.zeros((seq, seq, d_model, d_model))
+    for i in range(seq):
+        for j in range(max(0, i - d_conv + 1), i + 1):
+            diagonal = after[i] * p["conv.weight"][:, d_conv - 1 - (i - j)] * before[j]
+            operator[i, j] = (p["out_proj.weight"] * diagonal) @ p["in_proj.weight"][2 * d_model :]
+    return operator
+
+
 def slstm(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
     """sLSTM (Beck et al. 2405.04517, eq. 8 to 17), not stabilised: for gates of moderate size and short sequences."""
     d_head = x.shape[1] // n_heads
@@ -1282,6 +1300,7 @@ REFERENCES = {
     "min_gru": minimal_recurrence,
     "min_lstm": partial(minimal_recurrence, cell="lstm"),
     "rg_lru": rg_lru,
+    "gated_conv": gated_conv,
     "slstm": slstm,
     "lstm": lstm,
     "gru": gru,
@@ -1305,6 +1324,7 @@ OPERATORS = {
     "identity": identity_operator,
     "mamba3": mamba3_operator,
     "ssd": ssd_operator,
+    "gated_conv": gated_conv_operator,
     "min_gru": minimal_recurrence_operator,
     "min_lstm": partial(minimal_recurrence_operator, cell="lstm"),
 }

@@ -779,6 +779,7 @@ def test_unknown_options_are_refused_with_the_valid_ones(case: Case) -> None:
         ("lstm", {"d_inner": 0}, ["d_inner must be a positive integer"]),
         ("gru", {"d_inner": 0}, ["d_inner must be a positive integer"]),
         ("rnn", {"nonlinearity": "relu"}, ["nonlinearity", "tanh", "linear"]),
+        ("gated_conv", {"d_conv": 0}, ["d_conv must be a positive integer"]),
         ("slstm", {"n_heads": 3}, ["d_model=8", "n_heads=3"]),
         ("slstm", {"n_heads": 8}, ["two channels", "n_heads=8"]),
         ("min_gru", {"cell": "lsmt"}, ["did you mean 'lstm'"]),

@@ -205,6 +205,13 @@ MIXERS: Registry[Mixer] = Registry(
             2026,
             "2603.15569",
         ),
+        "gated_conv": Mixer(
+            "zoo.mixers.gated_conv:GatedConv",
+            "LFM2's short convolution between two gates",
+            "gated convolution",
+            2025,
+            "2511.23404",
+        ),
         "lstm": Mixer(
             "zoo.mixers.lstm:LSTM", "long short-term memory", "recurrent net", 1997, "Hochreiter and Schmidhuber"
         ),

@@ -96,6 +96,8 @@ LAYERS: dict[str, tuple[Any, int]] = {
     "cell with few pairs": (lambda: make("lstm", 4), 3),
     "narrow cell": (lambda: make("gru", 4, d_inner=2), 12),
     "exponential cell": (lambda: randomise(make("slstm", 6, n_heads=2), torch.Generator().manual_seed(0)), 14),
+    "gated kernel": (lambda: make("gated_conv", 5), 12),
+    "gated kernel with few pairs": (lambda: make("gated_conv", 8, d_conv=2), 4),
     "minimal cell": (lambda: make("min_gru", 4, d_inner=6), 12),
     "wide minimal cell": (lambda: make("min_lstm", 2, d_inner=6), 12),
     "real-gated unit": (lambda: make("rg_lru", 4, d_inner=6), 12),

@@ -42,6 +42,7 @@ GRIFFIN = "google-deepmind/recurrentgemma 2efa84d, recurrentgemma/torch/modules.
 DIFFERENTIAL = "microsoft/unilm 3aca927, Diff-Transformer/multihead_diffattn.py"
 FOX = "fla-org/flash-linear-attention bc3b101, fla/layers/forgetting_attn.py"
 XLSTM = "NX-AI/xlstm 032a6fb, xlstm/blocks/slstm/layer.py, cell.py"
+LFM2 = "transformers 5.23.0, models/lfm2/modeling_lfm2.py; linear maps and convolutions as torch starts them"
 TORCH = "torch.nn.LSTM, GRU, RNN"
 JOZEFOWICZ = "Jozefowicz, Zaremba, Sutskever 2015, section 2.2 (a forget bias of 1)"
 HYENA = "Poli et al. 2302.10866; HazyResearch/safari, src/models/sequence/hyena.py, ExponentialModulation"
@@ -253,6 +254,8 @@ TABLE = [
     ],
     *linear("forgetting_attention", FOX, {"qkv_proj.weight": 64, "out_proj.weight": 64}),
     *linear("forgetting_attention", FOX, {"forget_proj.weight": 64, "forget_proj.bias": 64}, n_heads=1024, d_head=1),
+    *linear("gated_conv", LFM2, {"in_proj.weight": 64, "out_proj.weight": 64}),
+    Initial("gated_conv", "conv.weight", named("conv.weight"), within(3), LFM2, d_model=512),
     # Linear recurrence.
     *linear("min_gru", MIN_GRU, {"in_proj.weight": 64, "out_proj.weight": 96}, d_inner=96),
     *linear("min_lstm", MIN_GRU, {"in_proj.weight": 64, "out_proj.weight": 96}, d_inner=96),

@@ -302,6 +302,20 @@ def test_recurrent_nets_are_torchs(
         assert_close(held, theirs[0])
 
 
+# Convolution.
+
+
+@every_cut
+@every_length
+def test_the_gated_convolution_is_lfm2s(length: int, cuts: Sequence[int], generator: torch.Generator) -> None:
+    from transformers.models.lfm2 import Lfm2Config, modeling_lfm2
+
+    config = Lfm2Config(hidden_size=D_MODEL, num_hidden_layers=1, layer_types=["conv"])
+    layer = modeling_lfm2.Lfm2ShortConv(config, layer_idx=0)
+    mixer = create_mixer("gated_conv", D_MODEL)
+    compare(layer, layer, mixer, lambda w: w | {"conv.weight": w["conv.weight"].squeeze(1)}, length, cuts, generator)
+
+
 # Linear recurrence.
 
 
