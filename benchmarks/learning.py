@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.machine import describe_machine, write_atomically  # noqa: E402
-from lab.run import flat, read_metrics  # noqa: E402
+from lab.run import flat_metrics, read_metrics  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "learning.json"
 TABLE = ROOT / "benchmarks" / "learning.md"
@@ -78,7 +78,7 @@ def run(experiment: Experiment, seed: int) -> dict[str, Any]:
         if done.returncode:
             sys.exit(f"{' '.join(command)} failed:\n{done.stdout}\n{done.stderr}")
         (metrics,) = Path(folder).glob("runs/**/metrics.json")
-        return flat(read_metrics(metrics.parent) or {}) | {"wall_seconds": seconds}
+        return flat_metrics(read_metrics(metrics.parent) or {}) | {"wall_seconds": seconds}
 
 
 def bounds() -> dict[int, float]:

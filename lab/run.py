@@ -23,9 +23,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from lab.config import Command, UsageError, read_layer, write_yaml
+from lab.config import Command, read_layer, write_yaml
 from zoo.files import write_atomically
-from zoo.naming import flatten
+from zoo.naming import UsageError, flatten
 
 CONFIG, METRICS, ENVIRONMENT, LOCK = "config.yaml", "metrics.json", "environment.json", "lock"
 LOG, DONE, INDEX = "log.txt", "done.json", "sweep.json"
@@ -45,8 +45,8 @@ Metrics: TypeAlias = dict[str, Any]
      "state_bytes": 4096, "tokens_per_second": 1e5, "step": 400, "seconds": 30.1}
 
 A run that has not been tested has no "test". Lightning and TensorBoard know the same numbers by flat names,
-`test/loss`, `test/accuracy_by_distance/<=8`, `test/accuracy_at_length/128` (see `nested` and `flat`); so did older
-files.
+`test/loss`, `test/accuracy_by_distance/<=8`, `test/accuracy_at_length/128`, and so did older files: see
+`nested_metrics` and `flat_metrics`.
 """
 
 INCIDENTAL = {
@@ -291,7 +291,7 @@ def read_metrics(folder: Path) -> Metrics | None:
     if not isinstance(found, dict) or "params" not in found:
         raise ValueError(f"{METRICS} is not one of train.py: it has no params")
     found = _finite(found)
-    return nested(found) if any("/" in name for name in found) else found
+    return nested_metrics(found) if any("/" in name for name in found) else found
 
 
 def _finite(value: Any) -> Any:
@@ -304,10 +304,10 @@ def _finite(value: Any) -> Any:
     return value if plain and math.isfinite(value) else None
 
 
-def nested(flat: Mapping[str, Any]) -> Metrics:
+def nested_metrics(flat: Mapping[str, Any]) -> Metrics:
     """Metrics from flat names, as Lightning, TensorBoard and older files have them.
 
-    >>> nested({"test/loss": 0.5, "test/accuracy_at_length/8": 0.9, "chance": 0.1})
+    >>> nested_metrics({"test/loss": 0.5, "test/accuracy_at_length/8": 0.9, "chance": 0.1})
     {'test': {'loss': 0.5, 'at_length': {'8': {'accuracy': 0.9}}}, 'chance': 0.1}
     """
     metrics: Metrics = {}
@@ -334,10 +334,10 @@ def nested(flat: Mapping[str, Any]) -> Metrics:
     return metrics
 
 
-def flat(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers by flat names: what `nested` takes.
+def flat_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers by flat names: what `nested_metrics` takes.
 
-    >>> flat({"test": {"loss": 0.5, "by_distance": [{"at_most": 8, "accuracy": 0.9}]}, "chance": 0.1})
+    >>> flat_metrics({"test": {"loss": 0.5, "by_distance": [{"at_most": 8, "accuracy": 0.9}]}, "chance": 0.1})
     {'test/loss': 0.5, 'test/accuracy_by_distance/<=8': 0.9, 'chance': 0.1}
     """
     found: dict[str, Any] = {}

@@ -25,9 +25,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from lab.build import build_task, declared, model_options
-from lab.config import PROGRAM, Command, UsageError, parse
-from lab.run import BY_LENGTH, Metrics, RunFolder, differing_options, is_tested, nested, number_at
+from lab.config import PROGRAM, Command, parse
+from lab.run import BY_LENGTH, Metrics, RunFolder, differing_options, is_tested, nested_metrics, number_at
 from lab.score import score_of
+from zoo.naming import UsageError
 from zoo.signals import CTRL_C, SCHEDULER, handled
 
 if TYPE_CHECKING:
@@ -250,7 +251,7 @@ class Session:
             "step": int(read_checkpoint(checkpoint)["global_step"]),
             "seconds": time.perf_counter() - START,
         }
-        return nested(flat)
+        return nested_metrics(flat)
 
     def _has_validated(self) -> bool:
         """Whether training lasted to its first validation, also before it was last resumed."""

@@ -32,7 +32,7 @@ from lab.compare.files import write_comparison
 from lab.compare.page import as_page
 from lab.compare.runs import EVENTS, read_curves
 from lab.compare.table import headings, more_first, tables
-from lab.run import RunFolder, nested
+from lab.run import RunFolder, nested_metrics
 from tests.test_doors import ROOT
 from zoo import __main__ as command
 from zoo.theory.report import as_png
@@ -77,7 +77,7 @@ def write_run(
             writer.add_scalar("train/loss", 1 / step, step)
     if accuracy is not None:
         measured = {"test/accuracy": accuracy, "test/loss": 1 - accuracy, "val/accuracy": accuracy, "val/loss": 0.3}
-        folder.write_metrics(nested(measured | SIZES | dict(metrics or {})))
+        folder.write_metrics(nested_metrics(measured | SIZES | dict(metrics or {})))
     return folder.path
 
 

@@ -168,11 +168,11 @@ def _from_tasks(each: Import, root: str, inner: str, package: bool) -> Iterator[
 LAB_ROOMS = ("console", "config", "run", "score", "build", "train", "compare", "sweep", "experiments", "__main__")
 """Of the application, in the order of who may import whom, as `ROOMS`."""
 
-RUN_FORMAT = ("config.yaml", "metrics.json", "environment.json", "sweep.json", "done.json")
+RUN_FORMAT = ("config.yaml", "metrics.json", "environment.json", "sweep.json", "done.json", "log.txt")
 RUN_PREFIXES = ("task.", "trainer.")
 
 
-def run_format_strings(source: str) -> list[str]:
+def run_format_strings(source: str, prefixes: tuple[str, ...] = RUN_PREFIXES) -> list[str]:
     """String literals that spell a run's file format: names of its files, its options. Docstrings may speak of them."""
     tree = ast.parse(source)
     said = {
@@ -184,7 +184,7 @@ def run_format_strings(source: str) -> list[str]:
     return [
         f"line {node.lineno}: {node.value!r}"
         for node in found
-        if any(name in node.value for name in RUN_FORMAT) or node.value.startswith(RUN_PREFIXES)
+        if any(name in node.value for name in RUN_FORMAT) or node.value.startswith(prefixes)
     ]
 
 
@@ -255,6 +255,12 @@ def test_no_banned_name_is_given(path: Path) -> None:
 @pytest.mark.parametrize("path", [path for path in _sources() if _module(path).split(".")[0] == "zoo"], ids=_module)
 def test_the_zoo_knows_no_format_of_a_run(path: Path) -> None:
     assert run_format_strings(path.read_text()) == []
+
+
+def test_the_application_spells_a_runs_files_in_one_place() -> None:
+    others = [path for path in sorted((ROOT / "lab").rglob("*.py")) if _module(path) != "lab.run"]
+    assert {_module(path): found for path in others if (found := run_format_strings(path.read_text(), ()))} == {}
+    assert run_format_strings((ROOT / "lab" / "run.py").read_text(), ())
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from lab.experiments.predictions import (
     rank_correlation,
     ranking,
 )
-from lab.run import nested
+from lab.run import nested_metrics
 from lab.sweep.grid import Grid, expand, read_experiment
 from zoo.naming import flatten
 from zoo.theory.claims.claim import Check
@@ -57,7 +57,7 @@ def made_up(name: str, metrics: Metrics) -> Runs:
         for seed in seeds:
             run = Run(Path("x"), configuration.command.config | {"seed": seed}, {}, "tested")
             sizes = {"params": configuration.params, "state_bytes": configuration.state_bytes}
-            runs.append(replace(run, metrics=nested(sizes | metrics(run.options | sizes))))
+            runs.append(replace(run, metrics=nested_metrics(sizes | metrics(run.options | sizes))))
     return Runs(tuple(runs))
 
 
@@ -348,7 +348,7 @@ def test_the_page_says_what_holds_and_what_does_not(tmp_path: Path, capsys: pyte
 
 def test_nothing_holds_while_runs_are_missing(tmp_path: Path) -> None:
     leave_runs(tmp_path, "real_text", text(), missing=3)
-    verdict = experiments.judge(experiments.Sweep("real_text", "small", tmp_path))
+    verdict = experiments.judge(experiments.SweptRuns("real_text", "small", tmp_path))
     assert verdict.status == "fails"
     assert verdict.evidence.checks[-1] == Check("runs that are done", 11, 14, 14)
 

@@ -87,7 +87,7 @@ def test_every_imported_package_is_declared(parts: tuple[str, ...], extras: tupl
 
 
 def _with_examples() -> list[str]:
-    paths = [*sorted((ROOT / "zoo").rglob("*.py")), *sorted((ROOT / "tasks").rglob("*.py"))]
+    paths = [path for part in ("zoo", "tasks", "lab") for path in sorted((ROOT / part).rglob("*.py"))]
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths if ">>> " in path.read_text()]
     return [name.removesuffix(".__init__") for name in names]
 

@@ -15,9 +15,9 @@ from lab.run import (
     RunFolder,
     at_lengths,
     by_facts,
-    flat,
+    flat_metrics,
     is_tested,
-    nested,
+    nested_metrics,
     number_at,
     read_metrics,
     state_of,
@@ -71,14 +71,14 @@ def test_an_old_flat_file_is_read_as_a_new_one(tmp_path: Path) -> None:
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, "run", 0)
     folder.path.mkdir(parents=True)
-    folder.write_metrics(nested(OLD))
+    folder.write_metrics(nested_metrics(OLD))
     assert json.loads((folder.path / METRICS).read_text(encoding="utf-8")) == NEW
     assert folder.metrics() == read_metrics(folder.path) == NEW
 
 
 def test_flat_names_and_back() -> None:
-    assert flat(NEW) == OLD
-    assert nested(flat(NEW)) == NEW
+    assert flat_metrics(NEW) == OLD
+    assert nested_metrics(flat_metrics(NEW)) == NEW
 
 
 def test_what_is_asked_of_metrics() -> None:

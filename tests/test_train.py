@@ -24,7 +24,7 @@ import zoo
 from lab import config as cli
 from lab import run as run_folder
 from lab import train
-from lab.run import INCIDENTAL, flat
+from lab.run import INCIDENTAL, flat_metrics
 from tests.runs import TinyRuns, error_line, metrics, results
 
 ROOT = Path(train.__file__).parents[1]
@@ -110,7 +110,7 @@ def test_a_run_leaves_what_it_was_and_what_it_found(
     assert found["chance"] == pytest.approx(1 / 16)
     assert found["step"] in (2, 4, 6)
     for key in ("test/accuracy", "test/loss", "val/accuracy", "val/loss", "tokens_per_second", "seconds"):
-        assert flat(found)[key] >= 0
+        assert flat_metrics(found)[key] >= 0
     environment = json.loads((path / "environment.json").read_text(encoding="utf-8"))
     assert environment["versions"]["torch"] == torch.__version__
     saved = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
@@ -137,7 +137,7 @@ def test_tensorboard_compares_runs_by_what_differs_and_what_they_found(
     scalars = EventAccumulator(str(path)).Reload()
     result = {tag: scalars.Scalars(tag)[0].value for tag in scalars.Tags()["scalars"] if tag.startswith("result/")}
     names = {"accuracy": "test/accuracy", "parameters": "params", "state_bytes": "state_bytes"}
-    assert result == pytest.approx({f"result/{name}": flat(found)[of] for name, of in names.items()})
+    assert result == pytest.approx({f"result/{name}": flat_metrics(found)[of] for name, of in names.items()})
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from zoo.naming import find_module, require_extra, unknown
+from zoo.naming import UsageError, find_module, require_extra, unknown
 from zoo.registry import MIXERS
 from zoo.theory.claims import CLAIMS
 
@@ -40,10 +40,6 @@ FIGURES = {
 
 FIGURE_MIXERS = ("attention", "diagonal_ssm", "selective_ssm", "gated_delta_net", "lstm", "hybrid")
 """Drawn in the figure of gradients unless --mixer says which: more would hide each other."""
-
-
-class UsageError(ValueError):
-    """A command line that cannot be followed; the message is one line."""
 
 
 class _Parser(argparse.ArgumentParser):

@@ -44,6 +44,13 @@ class UnknownNameError(ValueError):
     """A name that is not in a registry; the message lists the valid ones and the nearest."""
 
 
+class UsageError(ValueError):
+    """A command line that cannot be followed; the message is one line that says what is valid."""
+
+    def __init__(self, message: object) -> None:
+        super().__init__(" ".join(str(message).split()))
+
+
 def unknown(kind: str, name: object, valid: Iterable[str]) -> str:
     """One line for a misspelt name: what was given, the nearest valid name, all valid names."""
     valid = list(valid)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lab.config import UsageError
 from lab.console import make_console
-from zoo.naming import require_extra
+from zoo.naming import UsageError, require_extra
 
 
 def declare(parser: argparse.ArgumentParser) -> None:

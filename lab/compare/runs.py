@@ -21,7 +21,7 @@ from lab.run import (
     Metrics,
     State,
     deciding_options,
-    nested,
+    nested_metrics,
     read_metrics,
     state_of,
 )
@@ -206,7 +206,7 @@ def _read_run(folder: Path, entry: Mapping[str, Any]) -> Run:
     run = Run(folder, config, {}, "unfinished", trial, message, _read_commit(folder))
     planned = {name: entry[name] for name in ("params", "state_bytes") if isinstance(entry.get(name), int)}
     logged = {tag: curve[-1][1] for tag, curve in run.curves.items() if tag.count("/") == 1}
-    run.metrics.update(planned | nested(logged))
+    run.metrics.update(planned | nested_metrics(logged))
     return run
 
 

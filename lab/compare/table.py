@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from lab.compare.runs import Run
-from lab.run import Number, flat, number_at
+from lab.run import Number, flat_metrics, number_at
 from lab.score import SCORES, merit, score_of
 from zoo.naming import require_extra
 
@@ -400,7 +400,7 @@ def as_csv(groups: Sequence[Group]) -> str:
     """A line for each configuration: its score, sizes, all metrics (mean and standard deviation), all that differs."""
     rows = [(group, row) for group in groups for row in group.rows]
     options = sorted(_differing([row.options for _, row in rows]))
-    measured = {id(row): [flat(run.metrics) for run in row.judged] for _, row in rows}
+    measured = {id(row): [flat_metrics(run.metrics) for run in row.judged] for _, row in rows}
     names = sorted({name for of_row in measured.values() for each in of_row for name in each})
     shown = ["task", "configuration", "best", "score", "split", "mean", "standard deviation", "seeds", "runs", "remark"]
     spreads = [each for name in names for each in (name, f"{name} standard deviation")]

@@ -9,12 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-
-class UsageError(ValueError):
-    """A command line that cannot be followed; the message is one line that says what is valid."""
-
-    def __init__(self, message: object) -> None:
-        super().__init__(" ".join(str(message).split()))
+from zoo.naming import UsageError
 
 
 class Text(str):

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from lab.compare.runs import Run, read_runs
-from lab.config import UsageError
 from lab.console import make_console
 from lab.experiments.predictions import PREDICTIONS, Runs
 from lab.run import DONE, ENVIRONMENT, INDEX
 from lab.sweep.grid import read_experiment
 from zoo.files import write_atomically
-from zoo.naming import unknown
+from zoo.naming import UsageError, unknown
 from zoo.theory.claims.claim import Claim, Evidence, Verdict, equals
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in names:
             if name not in PREDICTIONS:
                 raise UsageError(unknown("experiment", name, PREDICTIONS))
-        sweeps = [Sweep(name, arguments.setting, arguments.run_dir) for name in names]
+        sweeps = [SweptRuns(name, arguments.setting, arguments.run_dir) for name in names]
         stored = read_stored(arguments.out / STORED)
         verdicts = {sweep.name: judge(sweep) for sweep in sweeps}
         records = {sweep.name: record(verdicts[sweep.name], sweep) for sweep in sweeps}
@@ -71,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if all(verdict.as_expected for verdict in verdicts.values()) else 1
 
 
-class Sweep:
+class SweptRuns:
     """What sweep.py left of one experiment in one setting.
 
     Attributes:
@@ -135,7 +134,7 @@ def _machine(environment: Mapping[str, Any]) -> str:
     return f"{gpus}{environment['cpus']} cores, {system}, {versions}"
 
 
-def judge(sweep: Sweep) -> Verdict:
+def judge(sweep: SweptRuns) -> Verdict:
     """The verdict on an experiment. A run that is missing refutes nothing, but nothing holds without it."""
     expected = PREDICTIONS[sweep.name]
     found = expected.judge(Runs(tuple(sweep.runs)))
@@ -145,7 +144,7 @@ def judge(sweep: Sweep) -> Verdict:
     return Verdict(claim, evidence, claim.judge(evidence), sweep.seconds)
 
 
-def record(verdict: Verdict, sweep: Sweep) -> dict[str, Any]:
+def record(verdict: Verdict, sweep: SweptRuns) -> dict[str, Any]:
     """A verdict as plain data, as `zoo claims` writes it, and where it comes from."""
     from zoo.theory.report import verdict_record
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lab.config import UsageError
 from lab.sweep.grid import Experiment, read_experiment, values_of
 from lab.sweep.matching import target
-from zoo.naming import unknown
+from zoo.naming import UsageError, unknown
 
 ENGINES = ("local", "ray")
 

@@ -23,10 +23,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal, cast
 
-from lab.config import UsageError
 from lab.run import DONE, LOG, METRICS, Metrics, is_tested, read_metrics
 from lab.train import REQUEUE
 from zoo.files import write_atomically
+from zoo.naming import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = "120"  # of the bar in a log: narrower, it has no room for the metrics
@@ -196,7 +196,7 @@ def _wait(process: subprocess.Popen[bytes], stop: Stop | None) -> int:
 def reason(status: int) -> str:
     """Why a process ended with a status that is not zero."""
     if status == 0:
-        return "ended without metrics.json"
+        return f"ended without {METRICS}"
     if status == REQUEUE:
         return "stopped by a signal from elsewhere, its checkpoint saved"
     number = -status if status < 0 else status - 128

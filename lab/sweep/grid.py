@@ -27,10 +27,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lab.config import REGISTRIES, Command, Options, UsageError, choose, parse, read_layer, read_yaml, with_members
+from lab.config import REGISTRIES, Command, Options, choose, parse, read_layer, read_yaml, with_members
 from lab.run import RunFolder
 from lab.sweep.matching import matched, misses, sizes, target
-from zoo.naming import flatten, unknown
+from zoo.naming import UsageError, flatten, unknown
 
 KEYS = ("name", "prediction", "changed", "fixed", "grid", "grids", "tune", "match", "settings")
 # A sweep decides these for each run, or they make no sense for many.

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lab.build import build
-from lab.config import UsageError
-from zoo.naming import unknown
+from zoo.naming import UsageError, unknown
 
 TOLERANCE = 0.05
 # What is matched, and its name in metrics.json.

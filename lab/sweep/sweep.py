@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from lab.compare.table import number
-from lab.config import UsageError
 from lab.console import make_console, say
 from lab.run import INDEX, number_at
 from lab.score import merits, score_of
@@ -29,6 +28,7 @@ from lab.sweep.engine import Job, Outcome, Stop, require_ray, run_local, run_ray
 from lab.sweep.grid import Configuration, Experiment, Grid, arguments, expand, label
 from lab.sweep.matching import TOLERANCE
 from zoo.files import write_atomically
+from zoo.naming import UsageError
 from zoo.signals import CTRL_C, SCHEDULER, handled
 
 
