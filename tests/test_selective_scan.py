@@ -12,11 +12,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import zoo.ops
 from tests import reference
@@ -24,7 +26,7 @@ from tests.cases import draw
 from tests.test_doors import ROOT
 from tests.test_ops import differentiable, rows, scan_inputs
 from tests.tolerances import assert_close
-from zoo.ops import scan
+from zoo.ops import scan, scan_torch
 from zoo.ops.scan import selective_scan
 
 ON_CPU = pytest.mark.parametrize("backend", ["torch", "numba"])
@@ -338,10 +340,51 @@ def test_threads_of_the_caller_do_not_disturb_each_other(two_threads: None, gene
     assert all(torch.equal(y, expected) for y in found)
 
 
-def test_torch_keeps_its_number_of_threads(two_threads: None, generator: torch.Generator) -> None:
-    inputs = narrowed(scan_inputs(generator, 50))
-    results(inputs, draw_weights(inputs, generator), "torch")
+class Large(TorchDispatchMode):
+    """Counts the operations on more numbers than torch leaves to one thread, and the products of matrices."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        done = func(*args, **(kwargs or {}))
+        tensors = [t for t in (*args, *(kwargs or {}).values(), done) if isinstance(t, Tensor)]
+        views = func.is_view or "empty" in str(func)
+        self.count += not views and (max(t.numel() for t in tensors) > 32_767 or "mm" in str(func))
+        return done
+
+
+def test_no_step_of_torchs_is_shared_out_among_threads(two_threads: None, generator: torch.Generator) -> None:
+    """Whole arrays are, a dozen times whatever the length: what waits for a busy core at each step takes for ever."""
+    counts = []
+    for seq_len in (150, 300):
+        x, dt, A, B, C, _, state = narrowed(scan_inputs(generator, seq_len, batch=2, d_inner=300, d_state=16))
+        with Large() as large:
+            y, final, entering = scan_torch.scan(x, dt, A, B, C, state)
+            scan_torch.scan_backward(y, final, x, dt, A, B, C, entering)
+        counts.append(large.count)
+    assert counts[0] == counts[1]
     assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(("batch", "d_inner"), [(2, 300), (5, 60)], ids=["channels", "rows"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_blocks_of_torch_are_the_reference(
+    batch: int, d_inner: int, threads: int, two_threads: None, generator: torch.Generator
+) -> None:
+    """16 states a channel: more than a block of numbers, so that channels are cut, or rows of the batch."""
+    torch.set_num_threads(threads)
+    inputs = [*scan_inputs(generator, 40, batch=batch, d_inner=d_inner, d_state=16)]
+    weights = draw_weights(inputs, generator)
+
+    x, dt, A, B, C, D, h = leaves = differentiable(*inputs)
+    y = []
+    for t in range(40):
+        h = torch.exp(dt[:, t, :, None] * A) * h + (dt * x)[:, t, :, None] * B[:, t, None]
+        y.append((h * C[:, t, None]).sum(2) + D * x[:, t])
+    outputs = torch.stack(y, dim=1), h
+    gradients = torch.autograd.grad(sum((o * w).sum() for o, w in zip(outputs, weights, strict=True)), leaves)
+    for found, exact in zip(results(inputs, weights, "torch"), (*outputs, *gradients), strict=True):
+        assert_close(found, exact)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")

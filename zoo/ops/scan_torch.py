@@ -1,15 +1,18 @@
-"""Backend `torch` of `zoo.ops.scan`: bulk operations on chunks, on any device and in any precision.
+"""Backend `torch` of `zoo.ops.scan`: bulk operations on a few steps at a time, on any device and in any precision.
 
-Per chunk the decays and inputs of all steps are made in bulk, then one multiply-add a step runs the recurrence in
-place. Inside, time comes first and channels last.
+The decays and inputs of some steps are made in bulk, then one multiply-add a step runs the recurrence in place. Inside,
+time comes first and channels last.
+
+On the CPU no operation is so large that torch would share it out among threads: there are a dozen for every few
+steps, microseconds each, and with a second thread each would wait for a core that may be busy, on a loaded machine
+tens of times as long as the work takes. So rows and channels are taken in blocks, and steps in pieces of `_GRAIN` numbers
+at most; weighted sums are a product and a sum, since `torch.bmm` asks for threads at any size.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
 from typing import TypeAlias
 
 import torch
@@ -18,40 +21,89 @@ from torch import Tensor
 Tensors: TypeAlias = tuple[Tensor, ...]
 
 _LOG2_E = math.log2(math.e)  # exp2 is markedly faster than exp on CPUs
-_CHUNK_NUMBERS = 262_144  # work buffers of about a megabyte stay in cache
-_WORTH_THREADS = 4 * _CHUNK_NUMBERS
+_GRAIN = 32_767  # numbers that torch leaves to one thread; from 32,768 on it takes more
+_BLOCK = 4_096  # numbers of a state that one pass over time carries: a piece then has seven steps or more
+_CHUNK_NUMBERS = 262_144  # of the states between two that are kept: a megabyte stays in cache
+
+
+def _piece(batch: int, d_inner: int, d_state: int) -> tuple[int, int, int]:
+    """Rows and channels of a block, steps of a piece."""
+    channels = max(1, min(d_inner, _BLOCK // d_state))
+    rows = max(1, min(batch, _BLOCK // (channels * d_state)))
+    return rows, channels, max(1, min(64, _GRAIN // (rows * channels * d_state)))
 
 
 def chunk_length(batch: int, d_inner: int, d_state: int, seq_len: int) -> int:
-    """Steps of a chunk: one state a chunk is kept for backward."""
-    steps = _CHUNK_NUMBERS // max(1, batch * d_inner * d_state)
-    return min(seq_len, max(16, min(128, steps)))
+    """Steps of a chunk, whole pieces: one state a chunk is kept for backward."""
+    steps = max(16, min(128, _CHUNK_NUMBERS // max(1, batch * d_inner * d_state)))
+    piece = _piece(batch, d_inner, d_state)[2]
+    return min(seq_len, max(1, steps // piece) * piece)
+
+
+def _blocks(x: Tensor, d_state: int) -> Iterator[tuple[slice, slice, int]]:
+    """Rows and channels that are computed together, and the steps of a piece.
+
+    With one thread there is nothing to share out, and a piece is a chunk; elsewhere than on the CPU a block is all.
+    """
+    batch, seq_len, d_inner = x.shape
+    rows, channels, piece = _piece(batch, d_inner, d_state)
+    on_cpu = x.device.type == "cpu"
+    if not on_cpu:
+        rows, channels = max(1, batch), d_inner
+    if not on_cpu or torch.get_num_threads() == 1:
+        piece = chunk_length(batch, d_inner, d_state, seq_len)
+    for row in range(0, batch, rows):
+        for channel in range(0, d_inner, channels):
+            yield slice(row, row + rows), slice(channel, channel + channels), min(piece, seq_len)
 
 
 def scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """y, the final state, and the state that enters each chunk (chunk, batch, d_state, d_inner)."""
     batch, seq_len, d_inner = x.shape
-    d_state = A.shape[1]
-    A2 = (A.t() * _LOG2_E).contiguous()
+    size = chunk_length(batch, d_inner, A.shape[1], seq_len)
+    y, final = torch.empty_like(x), torch.empty_like(state)
+    entering = x.new_empty(-(-seq_len // size), batch, A.shape[1], d_inner)
+    for i, d, piece in _blocks(x, A.shape[1]):
+        given = (x[i, :, d], dt[i, :, d], A[d], B[i], C[i], state[i, d])
+        _forward(*given, y[i, :, d], final[i, d], entering[:, i, :, d], size, piece)
+    return y, final, entering
+
+
+def _forward(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    state: Tensor,
+    y: Tensor,
+    final: Tensor,
+    entering: Tensor,
+    size: int,
+    piece: int,
+) -> None:
+    """Write y, the final state and the states that enter the chunks of a block."""
     x, dt, B, C = (_swap(t) for t in (x, dt, B, C))
-    y = torch.empty_like(x)
-    size = chunk_length(batch, d_inner, d_state, seq_len)
-    h = x.new_empty(size + 1, batch, d_state, d_inner)
-    decay = x.new_empty(size, batch, d_state, d_inner)
-    states, decays = h.unbind(0), decay.unbind(0)  # once: making so many views takes as long as a chunk's decays
+    A2 = (A.t() * _LOG2_E).contiguous()
+    out = torch.empty_like(x)
+    h, decay, work = _buffers(x, A2, piece, piece, piece)
+    after, states, decays = h[1:], h.unbind(0), decay.unbind(0)  # views are made once: each takes as long as a step
     states[0].copy_(state.transpose(1, 2))
-    entering = x.new_empty(-(-seq_len // size), batch, d_state, d_inner)
-    with _threads_that_pay(decay):
-        for chunk, start in enumerate(range(0, seq_len, size)):
-            now = slice(start, min(start + size, seq_len))
-            steps = now.stop - start
-            entering[chunk].copy_(states[0])
-            _decays(dt[now], A2, decay[:steps])
-            torch.mul((dt[now] * x[now]).unsqueeze(2), B[now].unsqueeze(3), out=h[1 : steps + 1])
-            _run(states[: steps + 1], decays[:steps])
-            _over_states(C[now], h[1 : steps + 1], y[now])
-            states[0].copy_(states[steps])
-    return _swap(y), states[0].transpose(1, 2).contiguous(), entering
+    given = (dt.unsqueeze(2), (dt * x).unsqueeze(2), B.unsqueeze(3), C.unsqueeze(3))
+    parts = zip(*(t.split(piece) for t in (*given, out)), strict=True)
+    for number, (dts, us, Bs, Cs, ys) in enumerate(parts):
+        start, steps = number * piece, len(ys)
+        if start % size == 0:
+            entering[start // size].copy_(states[0])
+        if steps < piece:  # the last one
+            after, decay, work = after[:steps], decay[:steps], work[:steps]
+        torch.mul(us, Bs, out=after)
+        torch.mul(dts, A2, out=decay).exp2_()
+        _run(states[: steps + 1], decays)
+        torch.sum(torch.mul(after, Cs, out=work), 2, out=ys)
+        states[0].copy_(states[steps])
+    y.copy_(out.transpose(0, 1))
+    final.copy_(states[0].transpose(1, 2))
 
 
 def step(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,99 +120,98 @@ def scan_backward(
     With g_t the gradient that reaches h_t:  g_t = C_t grad_y_t + exp(dt_{t+1} A) g_{t+1}.
     """
     batch, seq_len, d_inner = x.shape
-    d_state = A.shape[1]
+    size = chunk_length(batch, d_inner, A.shape[1], seq_len)
+    grad_x, grad_dt, grad_state = torch.empty_like(x), torch.empty_like(dt), torch.empty_like(grad_final)
+    grad_A, grad_B, grad_C = torch.zeros_like(A), torch.zeros_like(B), torch.zeros_like(C)
+    for i, d, piece in _blocks(x, A.shape[1]):
+        given = (grad_y[i, :, d], grad_final[i, d], x[i, :, d], dt[i, :, d], A[d], B[i], C[i], entering[:, i, :, d])
+        found = (grad_x[i, :, d], grad_dt[i, :, d], grad_A[d], grad_B[i], grad_C[i], grad_state[i, d])
+        _backward(*given, *found, size, piece)
+    return grad_x, grad_dt, grad_A, grad_B, grad_C, grad_state
+
+
+def _backward(
+    grad_y: Tensor,
+    grad_final: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    entering: Tensor,
+    grad_x: Tensor,
+    grad_dt: Tensor,
+    grad_A: Tensor,
+    grad_B: Tensor,
+    grad_C: Tensor,
+    grad_state: Tensor,
+    size: int,
+    piece: int,
+) -> None:
+    """Write a block's gradients of x, dt and the initial state; add its shares to those of A, B and C."""
+    x, dt, B, C, grad_y = (_swap(t) for t in (x, dt, B, C, grad_y))
     At = A.t().contiguous()
     A2 = At * _LOG2_E
-    x, dt, B, C, grad_y = (_swap(t) for t in (x, dt, B, C, grad_y))
-    grad_x, grad_dt, grad_B, grad_C = (torch.empty_like(t) for t in (x, dt, B, C))
-    size = chunk_length(batch, d_inner, d_state, seq_len)
-    h = x.new_empty(size + 1, batch, d_state, d_inner)
-    decay, g, work = (x.new_empty(size, batch, d_state, d_inner) for _ in range(3))
+    grad_u, grad_step, over_B, over_C = (torch.empty_like(t) for t in (x, x, B, C))
+    h, decay, g = _buffers(x, A2, size, size, piece)
+    work, over_A = torch.empty_like(g), torch.zeros_like(g)
     states, gradients, decays = h.unbind(0), g.unbind(0), decay.unbind(0)
-    grad_A = x.new_zeros(size, batch, d_state, d_inner)
+    buffers = [*zip(h[:-1].split(piece), h[1:].split(piece), decay.split(piece), strict=True)]
+    given = (dt.unsqueeze(2), (dt * x).unsqueeze(2), B.unsqueeze(3), C.unsqueeze(3), grad_y.unsqueeze(2))
+    parts = [*zip(*(t.split(piece) for t in (*given, grad_u, grad_step, over_B, over_C)), strict=True)]
+    per_chunk = -(-size // piece)
     # What reaches a chunk's last state from later chunks; a copy, since it is written to.
     arriving = grad_final.transpose(1, 2).clone(memory_format=torch.contiguous_format)
-    with _threads_that_pay(decay):
-        for chunk in reversed(range(len(entering))):
-            now = slice(chunk * size, min((chunk + 1) * size, seq_len))
-            steps = now.stop - now.start
-            before, after, a, gn, wn = h[:steps], h[1 : steps + 1], decay[:steps], g[:steps], work[:steps]
-            u = dt[now] * x[now]
-            states[0].copy_(entering[chunk])
-            _decays(dt[now], A2, a)
-            torch.mul(u.unsqueeze(2), B[now].unsqueeze(3), out=after)
-            _run(states[: steps + 1], decays[:steps])
-            torch.mul(grad_y[now].unsqueeze(2), C[now].unsqueeze(3), out=gn)
+    for chunk in reversed(range(len(entering))):
+        mine = parts[chunk * per_chunk : (chunk + 1) * per_chunk]
+        states[0].copy_(entering[chunk])
+        for number, (dts, us, Bs, *_) in enumerate(mine):
+            start, end = number * piece, number * piece + len(dts)
+            _, after, a = (t[: len(dts)] for t in buffers[number]) if len(dts) < piece else buffers[number]
+            torch.mul(us, Bs, out=after)
+            torch.mul(dts, A2, out=a).exp2_()
+            _run(states[start : end + 1], decays[start:end])
+        for number, (dts, us, Bs, Cs, grad_ys, grad_us, grad_steps, grad_Bs, grad_Cs) in reversed([*enumerate(mine)]):
+            start, steps = number * piece, len(dts)
+            end = start + steps
+            gn, wn, total, before, after, a = _first(steps, (g, work, over_A, *buffers[number]))
+            torch.mul(grad_ys, Cs, out=gn)
             gradients[steps - 1].add_(arriving)
-            _run(gradients[:steps][::-1], decays[1:steps][::-1])
-            _over_channels(after, grad_y[now], wn, grad_C[now])
-            _over_channels(gn, u, wn, grad_B[now])
-            _over_states(B[now], gn, u)  # from here on the gradient of u
+            _run(gradients[:steps][::-1], decays[start + 1 : end][::-1])
+            torch.sum(torch.mul(after, grad_ys, out=wn), 3, out=grad_Cs)
+            torch.sum(torch.mul(gn, us, out=wn), 3, out=grad_Bs)
+            torch.sum(torch.mul(gn, Bs, out=wn), 2, out=grad_us)
             gn.mul_(a)
             arriving.copy_(gradients[0])
             gn.mul_(before)  # g_t exp(dt_t A) h_{t-1}: the gradient of dt_t A
-            torch.sum(torch.mul(gn, At, out=wn), 2, out=grad_dt[now]).addcmul_(u, x[now])
-            torch.mul(u, dt[now], out=grad_x[now])
-            grad_A[:steps].addcmul_(gn, dt[now].unsqueeze(2))
-    grad_x, grad_dt, grad_B, grad_C = (_swap(t) for t in (grad_x, grad_dt, grad_B, grad_C))
-    return grad_x, grad_dt, grad_A.sum((0, 1)).t(), grad_B, grad_C, arriving.transpose(1, 2).contiguous()
+            torch.sum(torch.mul(gn, At, out=wn), 2, out=grad_steps)
+            total.addcmul_(gn, dts)
+    grad_x.copy_((grad_u * dt).transpose(0, 1))
+    grad_dt.copy_(grad_step.addcmul_(grad_u, x).transpose(0, 1))
+    grad_A.add_(over_A.sum((0, 1)).t())
+    grad_B.add_(over_B.transpose(0, 1))
+    grad_C.add_(over_C.transpose(0, 1))
+    grad_state.copy_(arriving.transpose(1, 2))
+
+
+def _buffers(x: Tensor, A2: Tensor, *steps: int) -> tuple[Tensor, Tensor, Tensor]:
+    """States, of one step more, and two more of such tensors: (time, batch, d_state, d_inner)."""
+    more, *others = steps
+    first, second, third = (x.new_empty(n, x.shape[1], *A2.shape) for n in (more + 1, *others))
+    return first, second, third
 
 
 def _swap(t: Tensor) -> Tensor:
-    """Batch first to time first, or back."""
+    """Batch first to time first."""
     return t.transpose(0, 1).contiguous()
 
 
-def _decays(dt: Tensor, A2: Tensor, out: Tensor) -> None:
-    torch.mul(dt.unsqueeze(2), A2, out=out).exp2_()
+def _first(steps: int, tensors: Tensors) -> Tensors:
+    """Their first steps; the tensors themselves where the first has no more."""
+    return tensors if len(tensors[0]) == steps else tuple(t[:steps] for t in tensors)
 
 
 def _run(h: Tensors, decays: Tensors) -> None:
     """h_{t+1} += decay_t h_t, one after the other, in place."""
-    if decays and h[0].device.type == "cpu" and _grouped_in_order(h[0].dtype):
-        _grouped_multiply_add(h[1:], decays, h[:-1])
-        return
     for now, decay, before in zip(h[1:], decays, h, strict=False):
         now.addcmul_(decay, before)
-
-
-_grouped_multiply_add = torch._foreach_addcmul_  # pyright: ignore[reportPrivateImportUsage]
-
-
-@cache
-def _grouped_in_order(dtype: torch.dtype) -> bool:
-    """Whether torch takes the entries of a group one after the other, so that a chain of them is a recurrence.
-
-    It does on the CPU, and takes two thirds of the loop's time; but nobody promises it, so it is tried first.
-    """
-    h = torch.ones(6, 3, dtype=dtype).unbind(0)
-    _grouped_multiply_add(h[1:], torch.full((5, 3), 0.5, dtype=dtype).unbind(0), h[:-1])
-    return [float(t[0]) for t in h] == [1.0, 1.5, 1.75, 1.875, 1.9375, 1.96875]
-
-
-def _over_states(weights: Tensor, h: Tensor, out: Tensor) -> None:
-    """out (time, batch, d_inner) = sum over n of weights_n h_n."""
-    torch.bmm(weights.flatten(0, 1).unsqueeze(1), h.flatten(0, 1), out=out.flatten(0, 1).unsqueeze(1))
-
-
-def _over_channels(h: Tensor, weights: Tensor, work: Tensor, out: Tensor) -> None:
-    """out (time, batch, d_state) = sum over d of h_d weights_d; a product of matrices takes six times as long here."""
-    torch.sum(torch.mul(h, weights.unsqueeze(2), out=work), 3, out=out)
-
-
-@contextmanager
-def _threads_that_pay(buffer: Tensor) -> Iterator[None]:
-    """One thread, unless the bulk operations on a `buffer` are large enough to share out.
-
-    A chunk is a dozen of them, microseconds each. With a second thread each would wait for a core that may be busy:
-    on a loaded machine that has been seen to take ten times as long as one thread does.
-    """
-    threads = torch.get_num_threads()
-    if buffer.device.type != "cpu" or threads == 1 or buffer.numel() >= _WORTH_THREADS:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
