@@ -5,8 +5,8 @@ time comes first and channels last.
 
 On the CPU no operation is so large that torch would share it out among threads: there are a dozen for every few
 steps, microseconds each, and with a second thread each would wait for a core that may be busy, on a loaded machine
-tens of times as long as the work takes. So rows and channels are taken in blocks, and steps in pieces of `_GRAIN` numbers
-at most; weighted sums are a product and a sum, since `torch.bmm` asks for threads at any size.
+tens of times as long as the work takes. So rows and channels are taken in blocks, and steps in pieces of `_GRAIN`
+numbers at most; weighted sums are a product and a sum, since `torch.bmm` asks for threads at any size.
 """
 
 from __future__ import annotations
