@@ -131,6 +131,17 @@ def test_no_mixer_exceeds_its_prediction(name: str, generator: torch.Generator) 
     assert interaction_rank(interaction(layer, x).operator[0]) <= predicted
 
 
+def test_the_parts_of_rwkv7_add_up_to_its_rank(generator: torch.Generator) -> None:
+    mixer, x = create_mixer("rwkv7", 8).double(), torch.randn(1, 16, 8, generator=generator, dtype=torch.float64)
+    ranks = []
+    # A gate that does not depend on the input, then no bonus, then values that are not shifted: two heads are left.
+    for part in (None, mixer.gate_down.weight, mixer.bonus, mixer.shift):
+        if part is not None:
+            torch.nn.init.zeros_(part)
+        ranks.append(interaction_rank(interaction(mixer, x).operator[0]))
+    assert ranks == [32, 8, 4, 2]
+
+
 def test_a_layer_without_a_law_has_none() -> None:
     class Unheard(ShortConv):
         rank_law = SequenceMixer.rank_law

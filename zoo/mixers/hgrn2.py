@@ -29,7 +29,7 @@ class HGRN2(SequenceMixer):
         y   = out_proj(RMSNorm(S_t^T silu(W_q x_t) / sqrt(d_head)))        one norm over all heads, no gate
 
     A layout over depth has a bound for each layer: `hybrid` with the pattern `[hgrn2, {name: hgrn2, lower_bound:
-    0.5}]`, as in `configs/mixer/hgrn2_bounded.yaml`.
+    0.5}]`.
 
     Coefficients. q, a, 1 - a, 1/rms. The offset is zero.
 

@@ -52,9 +52,9 @@ class KimiDelta(SequenceMixer):
     n_heads (2 + expand) d_head channels. It does not grow.
 
     Interaction rank. The recurrence alone: with gates head n_heads, since decay and delta rule act on keys; with gates
-    channel n_heads * expand * d_head, since the write gate acts on the channels of the values inside the recurrence.
-    For the whole layer, either way, min(n_heads * expand * d_head, d_model^2) for generic input: the convolution's
-    taps, the sigmoid of the values and the output gate act on the same channels.
+    channel n_heads * expand * d_head, since the write gate acts on the channels of the values inside the recurrence
+    (`zoo claims write_gate`). For the whole layer, either way, min(n_heads * expand * d_head, d_model^2) for generic
+    input: the convolution's taps, the sigmoid of the values and the output gate act on the same channels.
 
     Source. Kimi Linear (2510.26692, section 3) and Gated DeltaNet 2 (2605.22791); flash-linear-attention, commit
     bc3b101, fla/layers/kda.py and fla/layers/gdn2.py. As there, A starts uniform in [1, 16], softplus(b) log-uniform in
