@@ -108,6 +108,7 @@ VARIANTS = [
     Case("rnn", {"nonlinearity": "linear"}),
     Case("slstm", {"n_heads": 1, "d_conv": 2}),
     Case("gated_conv", {"d_conv": 1}),
+    Case("hyena", {"d_conv": 1, "d_filter": 5, "n_frequencies": 3, "max_seq_len": LONGEST}),
     Case("min_gru", {"d_inner": 5}),
     Case("min_lstm", {"d_inner": 5}),
     Case("rg_lru", {"d_inner": 6, "n_heads": 3, "d_conv": 2}),

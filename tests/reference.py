@@ -1174,6 +1174,27 @@ def gated_conv_operator(p: Parameters, x: Array, **_sizes: object) -> Array:
     return operator
 
 
+def hyena(p: Parameters, x: Array, max_seq_len: int = 1024, n_frequencies: int = 1, **_sizes: object) -> Array:
+    """Hyena of order two (Poli et al. 2302.10866, sections 3.1 to 3.3): q * ((h + D delta) conv (k * v))."""
+    seq, d_model = x.shape
+    projected = x @ p["in_proj.weight"].T + p["in_proj.bias"]
+    k, q, v = np.split(short_conv(projected, p["conv.weight"], p["conv.bias"]), 3, axis=1)
+    kernel = np.zeros((seq, d_model))
+    for tau in range(seq):
+        angle = 2 * np.pi * tau / max_seq_len * np.linspace(1e-4, n_frequencies - 1, n_frequencies)
+        features = np.concatenate(([tau / (max_seq_len - 1)], np.cos(angle), -np.sin(angle)))
+        for layer in range(3):
+            weight, bias = p[f"filter.layers.{layer}.weight"], p[f"filter.layers.{layer}.bias"]
+            features = np.sin(p["filter.frequency"] * (weight @ features + bias))
+        rate = np.linspace(np.log(100) / 1.5, np.log(100) / 0.3, d_model)
+        kernel[tau] = p["filter.out_proj.weight"] @ features * np.exp(-rate * tau / (max_seq_len - 1))
+    o = p["D"] * k * v
+    for i in range(seq):
+        for tau in range(i + 1):
+            o[i] += kernel[tau] * k[i - tau] * v[i - tau]
+    return (q * o) @ p["out_proj.weight"].T + p["out_proj.bias"]
+
+
 def slstm(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
     """sLSTM (Beck et al. 2405.04517, eq. 8 to 17), not stabilised: for gates of moderate size and short sequences."""
     d_head = x.shape[1] // n_heads
@@ -1301,6 +1322,7 @@ REFERENCES = {
     "min_lstm": partial(minimal_recurrence, cell="lstm"),
     "rg_lru": rg_lru,
     "gated_conv": gated_conv,
+    "hyena": hyena,
     "slstm": slstm,
     "lstm": lstm,
     "gru": gru,

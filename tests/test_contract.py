@@ -780,6 +780,7 @@ def test_unknown_options_are_refused_with_the_valid_ones(case: Case) -> None:
         ("gru", {"d_inner": 0}, ["d_inner must be a positive integer"]),
         ("rnn", {"nonlinearity": "relu"}, ["nonlinearity", "tanh", "linear"]),
         ("gated_conv", {"d_conv": 0}, ["d_conv must be a positive integer"]),
+        ("hyena", {"max_seq_len": 0}, ["max_seq_len must be a positive integer"]),
         ("slstm", {"n_heads": 3}, ["d_model=8", "n_heads=3"]),
         ("slstm", {"n_heads": 8}, ["two channels", "n_heads=8"]),
         ("min_gru", {"cell": "lsmt"}, ["did you mean 'lstm'"]),
@@ -803,6 +804,7 @@ def test_options_that_cannot_be_are_refused(name: str, options: dict[str, Any], 
         ("attention", {"sink": "position"}),
         ("factorized", {}),
         ("conv", {"kernel": "implicit"}),
+        ("hyena", {}),
     ],
 )
 def test_a_sequence_beyond_the_longest_is_refused(name: str, options: dict[str, Any]) -> None:

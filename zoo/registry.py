@@ -212,6 +212,13 @@ MIXERS: Registry[Mixer] = Registry(
             2025,
             "2511.23404",
         ),
+        "hyena": Mixer(
+            "zoo.mixers.hyena:Hyena",
+            "Hyena of order two: a long implicit convolution between two gates",
+            "gated convolution",
+            2023,
+            "2302.10866",
+        ),
         "lstm": Mixer(
             "zoo.mixers.lstm:LSTM", "long short-term memory", "recurrent net", 1997, "Hochreiter and Schmidhuber"
         ),

@@ -98,6 +98,7 @@ LAYERS: dict[str, tuple[Any, int]] = {
     "exponential cell": (lambda: randomise(make("slstm", 6, n_heads=2), torch.Generator().manual_seed(0)), 14),
     "gated kernel": (lambda: make("gated_conv", 5), 12),
     "gated kernel with few pairs": (lambda: make("gated_conv", 8, d_conv=2), 4),
+    "long gated kernel": (lambda: make("hyena", 5), 12),
     "minimal cell": (lambda: make("min_gru", 4, d_inner=6), 12),
     "wide minimal cell": (lambda: make("min_lstm", 2, d_inner=6), 12),
     "real-gated unit": (lambda: make("rg_lru", 4, d_inner=6), 12),

@@ -43,6 +43,7 @@ DIFFERENTIAL = "microsoft/unilm 3aca927, Diff-Transformer/multihead_diffattn.py"
 FOX = "fla-org/flash-linear-attention bc3b101, fla/layers/forgetting_attn.py"
 XLSTM = "NX-AI/xlstm 032a6fb, xlstm/blocks/slstm/layer.py, cell.py"
 LFM2 = "transformers 5.23.0, models/lfm2/modeling_lfm2.py; linear maps and convolutions as torch starts them"
+HYENA = "HazyResearch/zoology d88d6f5, zoology/mixers/hyena.py"
 TORCH = "torch.nn.LSTM, GRU, RNN"
 JOZEFOWICZ = "Jozefowicz, Zaremba, Sutskever 2015, section 2.2 (a forget bias of 1)"
 HYENA = "Poli et al. 2302.10866; HazyResearch/safari, src/models/sequence/hyena.py, ExponentialModulation"
@@ -256,6 +257,12 @@ TABLE = [
     *linear("forgetting_attention", FOX, {"forget_proj.weight": 64, "forget_proj.bias": 64}, n_heads=1024, d_head=1),
     *linear("gated_conv", LFM2, {"in_proj.weight": 64, "out_proj.weight": 64}),
     Initial("gated_conv", "conv.weight", named("conv.weight"), within(3), LFM2, d_model=512),
+    *linear("hyena", HYENA, {"in_proj.weight": 64, "out_proj.weight": 64, "filter.out_proj.weight": 64}),
+    *linear("hyena", HYENA, {"filter.layers.1.weight": 64, "filter.layers.2.weight": 64}),
+    Initial("hyena", "filter.layers.0.weight", named("filter.layers.0.weight"), within(3), HYENA, {"d_filter": 512}),
+    *[Initial("hyena", name, named(name), within(3), HYENA, {}, 512) for name in ("conv.weight", "conv.bias")],
+    Initial("hyena", "filter.frequency", named("filter.frequency"), 1.0, HYENA),
+    Initial("hyena", "D", named("D"), normal(1.0), HYENA, {}, 1024),
     # Linear recurrence.
     *linear("min_gru", MIN_GRU, {"in_proj.weight": 64, "out_proj.weight": 96}, d_inner=96),
     *linear("min_lstm", MIN_GRU, {"in_proj.weight": 64, "out_proj.weight": 96}, d_inner=96),

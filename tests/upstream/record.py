@@ -41,6 +41,7 @@ SOURCES = {
     "minimal-LRU": ("NicolasZucchet/minimal-LRU", "bbd71b1104c399ec0d13819527d791949e66f599"),
     "minGRU-pytorch": ("lucidrains/minGRU-pytorch", "38b26e119a2e85e70ea53825dc09b91b021afa06"),
     "xlstm": ("NX-AI/xlstm", "032a6fb8ee19a8c0db80ae6111ff4744a09414a9"),
+    "zoology": ("HazyResearch/zoology", "d88d6f5474f36998d82d5c3bd58a190248d0a669"),
     "fast-transformers": ("idiap/fast-transformers", "2ad36b97e64cb93862937bd21fcc9568d989561f"),
     "attention_with_linear_biases": (
         "ofirpress/attention_with_linear_biases",
@@ -348,6 +349,15 @@ def slstm() -> Layer:
     return layer, run, (f"{path}/layer.py", f"{path}/cell.py", f"{path}/src/vanilla/slstm.py")
 
 
+def hyena() -> Layer:
+    layer = importlib.import_module("zoology.mixers.hyena").Hyena(d_model=4, l_max=80, filter_order=5, emb_dim=5)
+    features = layer.filter_fn.pos_emb
+    fixed = features.z.detach()  # cosines and sines of the lags, which they train at a rate of 1e-5
+    del features.z
+    features.register_buffer("z", fixed)
+    return layer, lambda x: (layer(x), {}), ("zoology/mixers/hyena.py",)
+
+
 def minimal_recurrence(name: str) -> Layer:
     layer = getattr(importlib.import_module(f"minGRU_pytorch.{name}"), name)(6, expansion_factor=1.5)
 
@@ -378,6 +388,7 @@ LAYERS: dict[str, tuple[str, Callable[[], Layer]]] = {
     "s4d": ("s4", s4d),
     "forgetting_attention": ("flash-linear-attention", forgetting_attention),
     "slstm": ("xlstm", slstm),
+    "hyena": ("zoology", hyena),
     "min_gru": ("minGRU-pytorch", lambda: minimal_recurrence("minGRU")),
     "min_lstm": ("minGRU-pytorch", lambda: minimal_recurrence("minLSTM")),
 }

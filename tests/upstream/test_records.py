@@ -230,6 +230,19 @@ def slstm_states(state: Any, theirs: Weights, _: Weights) -> list[tuple[Tensor, 
     return [(state.conv, theirs["conv"]), (torch.stack(state[1:]).flatten(2), theirs["cell"])]
 
 
+def hyena(w: Weights) -> Weights:
+    net = "filter_fn.implicit_filter"
+    return {
+        **{f"{name}.{kind}": w[f"{name}.{kind}"] for name in ("in_proj", "out_proj") for kind in ("weight", "bias")},
+        "conv.weight": w["short_filter.weight"].squeeze(1),
+        "conv.bias": w["short_filter.bias"],
+        "D": w["filter_fn.bias"],
+        **{f"filter.layers.{n}.{kind}": w[f"{net}.{2 * n}.{kind}"] for n in range(3) for kind in ("weight", "bias")},
+        "filter.frequency": w[f"{net}.1.freq"].squeeze(0),
+        "filter.out_proj.weight": w[f"{net}.6.weight"],
+    }
+
+
 def minimal_recurrence(w: Weights) -> Weights:
     (inner,) = {"to_hidden_and_gate.weight", "to_hidden_and_f_i_gate.weight"} & set(w)
     return {"in_proj.weight": w[inner], "out_proj.weight": w["to_out.weight"]}
@@ -306,6 +319,7 @@ TWINS = {
         "forgetting_attention", {"n_heads": 4, "n_kv_heads": 2}, forgetting_attention, forgetting_states
     ),
     "slstm": Twin("slstm", {"n_heads": 2}, slstm, slstm_states),
+    "hyena": Twin("hyena", {"d_filter": 5, "n_frequencies": 2, "max_seq_len": 80}, hyena),
     "min_gru": Twin("min_gru", {"d_inner": 9}, minimal_recurrence, minimal_states),
     "min_lstm": Twin("min_lstm", {"d_inner": 9}, minimal_recurrence, minimal_states),
     "ring": Twin("diagonal_ssm", {"d_state": 10, "init": "ring"}, ring),

@@ -1,0 +1,151 @@
+"""Hyena of order two: a long implicit convolution between two gates."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from zoo.blocks import ShortConv
+from zoo.coefficient import coefficient
+from zoo.contract import SequenceMixer, accumulator, require_positive
+from zoo.mixers.conv import ConvState
+from zoo.ops.long_conv import long_conv
+from zoo.ops.precision import full_precision
+from zoo.ops.time import right_align
+
+_SLOWEST, _FASTEST = -math.log(1e-2) / 1.5, -math.log(1e-2) / 0.3  # to 1 % within 1.5 or 0.3 of max_seq_len
+
+
+class HyenaState(NamedTuple):
+    conv: Tensor  # (batch, d_conv - 1, 3 d_model)
+    past: ConvState  # what the long convolution has been given so far
+
+
+class HyenaFilter(nn.Module):
+    """kernel_c(tau) = exp(-r_c u) f_c(tau), u = tau / (max_seq_len - 1), in at least float32.
+
+    f is a network of three layers of sines with learned frequencies, on u and n_frequencies cosines and sines of
+    2 pi b tau / max_seq_len, b evenly spaced from 1e-4 to n_frequencies - 1; the rates r are fixed, evenly spaced.
+    """
+
+    undecayed = ("frequency",)
+
+    def __init__(self, channels: int, d_filter: int, n_frequencies: int, max_seq_len: int) -> None:
+        super().__init__()
+        self.channels, self.n_frequencies, self.max_seq_len = channels, n_frequencies, max_seq_len
+        widths = (1 + 2 * n_frequencies, d_filter, d_filter, d_filter)
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
+        self.frequency = nn.Parameter(torch.empty(d_filter))
+        self.out_proj = nn.Linear(d_filter, channels, bias=False)
+
+    def reset_parameters(self) -> None:
+        for layer in (*self._linears(), self.out_proj):
+            layer.reset_parameters()
+        nn.init.ones_(self.frequency)
+
+    def forward(self, n_lags: int) -> Float[Tensor, "channels n_lags"]:
+        """The kernel at lags 0 to n_lags - 1."""
+        device, wide = self.frequency.device, accumulator(self.frequency.dtype)
+        lag = torch.arange(n_lags, device=device, dtype=wide).unsqueeze(1)
+        u = lag / max(1, self.max_seq_len - 1)
+        bands = torch.linspace(1e-4, self.n_frequencies - 1, self.n_frequencies, device=device, dtype=wide)
+        angle = 2 * math.pi * lag / self.max_seq_len * bands
+        features = torch.cat((u, angle.cos(), -angle.sin()), dim=1)
+        for layer in self._linears():
+            features = F.linear(features, layer.weight.to(wide), layer.bias.to(wide))
+            features = torch.sin(self.frequency.to(wide) * features)
+        rate = torch.linspace(_SLOWEST, _FASTEST, self.channels, device=device, dtype=wide)
+        return (features @ self.out_proj.weight.to(wide).t() * torch.exp(-rate * u)).t()
+
+    def _linears(self) -> list[nn.Linear]:
+        return cast(list[nn.Linear], list(self.layers))
+
+
+class Hyena(SequenceMixer):
+    """A causal convolution as long as the sequence between two gates, behind a short convolution.
+
+        k, q, v = conv(W x + b)                                        a short convolution of d_conv taps, with bias
+        o_i     = sum_{tau <= i} K_tau * (k v)_{i - tau} + D * (k v)_i
+        y_i     = out_proj(q_i * o_i)
+        K_tau   = exp(-r u) f(tau),  u = tau / (max_seq_len - 1)       a number per channel
+
+    f is a network with three layers of sines, whose frequencies are learned, on u and n_frequencies cosines and sines
+    of the lag. r is fixed, evenly spaced over the channels, so that the kernel falls to 1 % within 0.3 to 1.5 of
+    max_seq_len.
+
+    Coefficients. k and q; v is the value. Biases make the offset c.
+
+    State. What the long convolution has been given so far, d_model numbers a position, and the short one's last
+    d_conv - 1 inputs, 3 d_model numbers each. It grows with the sequence.
+
+    Interaction rank. d_model: each channel has a map of rank one, a column of out_proj times a row of W_v.
+
+    Source. Poli et al. 2302.10866, order two. As in HazyResearch/zoology, commit d88d6f5, zoology/mixers/hyena.py,
+    where the cosines and sines of the lags are trained too, at a rate of 1e-5; here they are fixed.
+
+    Args:
+        d_model: width of input and output.
+        d_conv: width of the short convolution; 1 sees the position itself only.
+        d_filter: width of the filter's network.
+        n_frequencies: cosines and sines of the lag that it takes.
+        max_seq_len: longest sequence; lags count relative to it.
+
+    Raises:
+        ValueError: sizes that are not positive; a sequence beyond max_seq_len.
+    """
+
+    undecayed = ("D",)
+
+    def __init__(
+        self,
+        d_model: int,
+        d_conv: int = 3,
+        d_filter: int = 64,
+        n_frequencies: int = 1,
+        max_seq_len: int = 1024,
+    ) -> None:
+        super().__init__(d_model)
+        require_positive(d_conv=d_conv, d_filter=d_filter, n_frequencies=n_frequencies, max_seq_len=max_seq_len)
+        self.max_seq_len = max_seq_len
+        self.in_proj = nn.Linear(d_model, 3 * d_model)
+        self.conv = ShortConv(3 * d_model, d_conv, bias=True)
+        self.filter = HyenaFilter(d_model, d_filter, n_frequencies, max_seq_len)
+        self.D = nn.Parameter(torch.empty(d_model))
+        self.out_proj = nn.Linear(d_model, d_model)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for part in (self.in_proj, self.conv, self.filter, self.out_proj):
+            part.reset_parameters()
+        nn.init.normal_(self.D)
+
+    def rank_law(self, seq_len: int) -> int:
+        return self.d_model
+
+    def empty_state(
+        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> HyenaState:
+        inputs = torch.zeros(batch_size, 0, self.d_model, dtype=dtype, device=device)
+        return HyenaState(self.conv.empty_state(batch_size, dtype, device), ConvState(inputs))
+
+    def mix(self, x: Tensor, state: HyenaState, lengths: Tensor | None) -> tuple[Tensor, HyenaState]:
+        past = state.past.inputs
+        total = past.shape[1] + x.shape[1]
+        if total > self.max_seq_len:
+            raise ValueError(f"sequence of {total} exceeds max_seq_len={self.max_seq_len}")
+        convolved, conv = self.conv.mix(self.in_proj(x), state.conv, lengths)
+        before, after, v = convolved.chunk(3, dim=2)
+        v = coefficient(before) * v
+        inputs = torch.cat((past.to(v.dtype), v), dim=1)
+        with full_precision(x.device):
+            kernel = self.filter(total)
+            y = long_conv(inputs.to(kernel.dtype), kernel, x.shape[1]).to(v.dtype) + self.D.to(v.dtype) * v
+        if lengths is not None:
+            inputs = right_align(inputs, lengths + past.shape[1])
+        return self.out_proj(coefficient(after) * y), HyenaState(conv, ConvState(inputs))
