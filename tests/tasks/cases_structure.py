@@ -75,6 +75,18 @@ CASES = {
         ],
         published=[{"seq_len": 700}],
     ),
+    "cycle_navigation": TaskCase(
+        options=st.fixed_dictionaries(
+            {"seq_len": st.integers(1, 40), "cycle_length": st.integers(3, 9), "every_position": st.booleans()}
+        ),
+        solve=solvers.solve_cycle_navigation,
+        refused=[
+            ({"seq_len": 0}, "seq_len must be an integer >= 1, got seq_len=0"),
+            ({"cycle_length": 2}, "cycle_length must be an integer >= 3, got cycle_length=2"),
+        ],
+        base={"seq_len": 24, "every_position": True},
+        published=[{}],
+    ),
     "delay": TaskCase(
         options=delay_options(),
         solve=solvers.solve_delay,
@@ -86,6 +98,13 @@ CASES = {
             ({"cutoff": float("nan")}, r"cutoff must lie in \[1 / seq_len, 0.5\], got cutoff=nan, seq_len=4000"),
         ],
         base={"seq_len": 128, "lag": 32},
+        published=[{}],
+    ),
+    "even_pairs": TaskCase(
+        options=st.fixed_dictionaries({"seq_len": st.integers(2, 80), "every_position": st.booleans()}),
+        solve=solvers.solve_even_pairs,
+        refused=[({"seq_len": 1}, "seq_len must be an integer >= 2, got seq_len=1")],
+        base={"seq_len": 40, "every_position": True},
         published=[{}],
     ),
     "group_words": TaskCase(
@@ -121,6 +140,28 @@ CASES = {
         ],
         base={"seq_len": 128, "min_length": 60, "max_length": 128},
         published=[{}],
+    ),
+    "modular_arithmetic": TaskCase(
+        options=st.fixed_dictionaries(
+            {
+                "seq_len": st.integers(0, 20).map(lambda half: 2 * half + 1),
+                "modulus": st.integers(2, 12),
+                "operators": st.sampled_from(["+", "-", "*", "+-", "*-", "+-*"]),
+                "every_position": st.booleans(),
+            }
+        ),
+        solve=solvers.solve_modular_arithmetic,
+        refused=[
+            ({"seq_len": 40}, "seq_len must be odd, got seq_len=40"),
+            ({"seq_len": 0}, "seq_len must be an integer >= 1, got seq_len=0"),
+            ({"modulus": 1}, "modulus must be an integer >= 2, got modulus=1"),
+            ({"operators": ""}, r"operators must be some of \+-\*, each once, got operators=''"),
+            ({"operators": "+/"}, r"operators must be some of \+-\*, each once, got operators='\+/'"),
+            ({"operators": "++"}, r"operators must be some of \+-\*, each once, got operators='\+\+'"),
+        ],
+        base={"seq_len": 23, "every_position": True},
+        published=[{}],
+        other_length=47,
     ),
     "parity": TaskCase(
         options=st.fixed_dictionaries({"seq_len": st.integers(1, 80)}),

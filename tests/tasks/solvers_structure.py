@@ -29,6 +29,49 @@ def solve_parity(options: Options, inputs: list[int], asked: list[int]) -> Answe
     return {position: inputs[: position + 1].count(1) % 2 for position in asked}
 
 
+# Regular languages: one answer at the end, or one for every prefix
+
+
+def prefixes_asked(options: Options, inputs: list[int], asked: list[int], answerable: list[int]) -> list[int]:
+    assert len(inputs) == options["seq_len"]
+    assert asked == (answerable if options["every_position"] else [len(inputs) - 1])
+    return asked
+
+
+def solve_even_pairs(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Write the bits out and count 01 and 10."""
+    answers = {}
+    for position in prefixes_asked(options, inputs, asked, list(range(len(inputs)))):
+        bits = "".join(map(str, inputs[: position + 1]))
+        answers[position] = sum(bits[i : i + 2] in ("01", "10") for i in range(position)) % 2
+    return answers
+
+
+def solve_cycle_navigation(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Go from place to place."""
+    places, last = {}, options["cycle_length"] - 1
+    place = 0
+    for position, token in enumerate(inputs):
+        if token == 0:
+            place = last if place == 0 else place - 1
+        elif token == 2:
+            place = 0 if place == last else place + 1
+        else:
+            assert token == 1
+        places[position] = place
+    return {position: places[position] for position in prefixes_asked(options, inputs, asked, list(places))}
+
+
+def solve_modular_arithmetic(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Write the expression out and let Python compute it in whole numbers."""
+    modulus = options["modulus"]
+    texts = [str(token) if token < modulus else "+-*"[token - modulus] for token in inputs]
+    assert all(token < modulus for token in inputs[::2])
+    assert all(text in options["operators"] for text in texts[1::2])
+    answerable = prefixes_asked(options, inputs, asked, list(range(0, len(inputs), 2)))
+    return {position: eval(" ".join(texts[: position + 1])) % modulus for position in answerable}
+
+
 # Groups, as sums of residues and as permutations that move things about: no table of products.
 
 

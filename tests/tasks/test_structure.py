@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import product
 
 import numpy as np
 import pytest
@@ -100,3 +101,23 @@ def test_the_dots_of_pathfinder_lie_on_either_long_path_as_often(rng: np.random.
     (first, *_), pairs = task._fitted_paths(rng, 2000)
     on_first = (np.sort(pairs[:, 1], axis=1) == np.sort(first[:, [0, -1]], axis=1)).all(axis=1)
     assert abs(on_first.mean() - 0.5) < 4 * 0.5 / np.sqrt(2000)
+
+
+def test_expressions_draw_numbers_and_operators_evenly(rng: np.random.Generator) -> None:
+    inputs = tasks.create_task("modular_arithmetic", seq_len=9, modulus=4, operators="*-").sample(rng, 5_000)["inputs"]
+    assert chi_square(np.bincount(inputs[:, ::2].ravel(), minlength=4), np.full(4, 1 / 4)) < 30.7  # 3 degrees
+    counts = np.bincount(inputs[:, 1::2].ravel(), minlength=7)
+    assert counts[:5].sum() == 0  # no + among those asked for
+    assert chi_square(counts[5:], np.full(2, 1 / 2)) < 24.0  # 1 degree
+
+
+@pytest.mark.parametrize("modulus", [2, 4, 5])
+def test_an_expressions_chance_is_that_of_all_expressions(modulus: int) -> None:
+    numbers, operators = range(modulus), "+-*"
+    values = [
+        eval(f"{a}{s}{b}{t}{c}") % modulus
+        for a, b, c in product(numbers, repeat=3)
+        for s, t in product(operators, repeat=2)
+    ]
+    share = np.bincount(values).max() / len(values)
+    assert tasks.create_task("modular_arithmetic", seq_len=5, modulus=modulus).spec.chance == pytest.approx(share)

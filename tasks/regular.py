@@ -1,0 +1,48 @@
+"""What the regular languages of the Chomsky-hierarchy suite share: one answer at the end, or one for every prefix."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from tasks.base import Task
+from tasks.spec import IGNORED, TaskSpec
+
+
+class Regular(Task):
+    """A finite automaton read from left to right, asked for its answer at the last position or at every one.
+
+    Source: Delétang et al., "Neural Networks and the Chomsky Hierarchy", arXiv 2207.02098, the tasks under
+    `tasks/regular` of google-deepmind/neural_networks_chomsky_hierarchy; asked for at the end alone there.
+    """
+
+    source: ClassVar[str] = (
+        "Delétang et al., Neural Networks and the Chomsky Hierarchy, arXiv 2207.02098; also in Beck et al., xLSTM, "
+        "arXiv 2405.04517"
+    )
+    sources: ClassVar[tuple[str, ...]] = ("tasks.regular",)
+
+    seq_len: int
+    every_position: bool
+
+    def _regular_spec(self, vocab_size: int, by_answer: np.ndarray) -> TaskSpec:
+        """The spec, from the probabilities (answerable positions, classes) of the answers."""
+        asked = by_answer if self.every_position else by_answer[-1:]
+        return TaskSpec(
+            input="tokens",
+            seq_len=self.seq_len,
+            n_outputs=by_answer.shape[1],
+            loss="cross_entropy",
+            chance=float(asked.mean(axis=0).max()),
+            vocab_size=vocab_size,
+            labelled=len(asked),
+        )
+
+    def _asked(self, answers: np.ndarray) -> np.ndarray:
+        """The labels that are asked for, of those at every position."""
+        if self.every_position:
+            return answers
+        labels = np.full_like(answers, IGNORED)
+        labels[:, -1] = answers[:, -1]
+        return labels
