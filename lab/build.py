@@ -46,13 +46,13 @@ def build_task(config: Mapping[str, Any]) -> Task:
     return create_task(name, **declared(config["task"], TASKS[name]))
 
 
-def model_options(config: Mapping[str, Any], task: Task, target: Callable[..., Any]) -> dict[str, Any]:
-    """The arguments of `target`, a model or what trains it, that the configuration and the task's spec give."""
+def model_options(config: Mapping[str, Any], task: Task, *targets: Callable[..., Any]) -> dict[str, Any]:
+    """The arguments of a model, or of it and what trains it, that the configuration and the task's spec give."""
     spec = {name: getattr(task.spec, name) for name in OF_THE_TASK}
-    return declared(config, target) | declared(spec, target)
+    return declared(config, *targets) | declared(spec, *targets)
 
 
-def declared(options: Mapping[str, Any], target: Callable[..., Any]) -> dict[str, Any]:
-    """Those of the options that are arguments of `target`."""
-    names = inspect.signature(target).parameters
+def declared(options: Mapping[str, Any], *targets: Callable[..., Any]) -> dict[str, Any]:
+    """Those of the options that are arguments of a target."""
+    names = {name for target in targets for name in inspect.signature(target).parameters}
     return {name: value for name, value in options.items() if name in names}

@@ -187,7 +187,7 @@ class Session:
         throughput = Throughput()
         try:
             task = build_task(config)
-            model = SequenceModule(**model_options(config, task, SequenceModule))
+            model = SequenceModule(**model_options(config, task, Backbone, SequenceModule))
             shared = {name: config[name] for name in ("batch_size", "seed")}
             data = TaskDataModule(task, **declared(config["task"], TaskDataModule), **shared)
             checkpoint = folder.checkpoint_for(command)

@@ -11,6 +11,7 @@ from lab.build import build, build_task, model_options
 from lab.config import parse
 from lab.experiments.predictions import gradient_at_initialisation
 from lab.sweep.matching import sizes
+from zoo.backbone import Backbone
 from zoo.training import SequenceModule
 
 NEEDLE = "--task needle --task.distance 6 --task.n_distractors 2 --d_model 8 --trainer.accelerator cpu"
@@ -31,7 +32,7 @@ def test_the_model_is_the_one_that_is_trained(argv: str) -> None:
     config = config_of(argv)
     task, model = build(config, "meta")
     with torch.device("meta"):
-        trained = SequenceModule(**model_options(config, task, SequenceModule)).backbone
+        trained = SequenceModule(**model_options(config, task, Backbone, SequenceModule)).backbone
     shapes = {name: tensor.shape for name, tensor in trained.state_dict().items()}
     assert {name: tensor.shape for name, tensor in model.state_dict().items()} == shapes
     assert model.options == trained.options

@@ -13,8 +13,9 @@ from lab.config.objects import Objects, names_object, read_objects
 from lab.config.options import NO_DEFAULT, Option, fit, options_of
 from zoo.registry import MIXERS
 
-# What train.py fills in: from --mixer, --seed and the task's spec.
-MODEL_FILLED = {"mixer", "vocab_size", "d_input", "n_outputs", "loss", "facts", "perplexity", "seed"}
+# What train.py fills in, from --mixer, --seed and the task's spec; norm_eps is of models that come from elsewhere.
+MODEL_FILLED = {"mixer", "vocab_size", "d_input", "n_outputs"}
+TRAINING_FILLED = {"loss", "facts", "perplexity", "seed"}
 DATA_FILLED = {"task", "batch_size", "seed"}
 OF_HYBRID = {"mixer.name", "mixer.pattern"}
 
@@ -146,10 +147,14 @@ class Options:
         return [*self._of_registry("task", name, "task.", f"task {name}"), *data]
 
     def _model(self) -> list[Option]:
+        from zoo.backbone import Backbone
         from zoo.training import SequenceModule
 
-        model = options_of(SequenceModule, "", "model and training", MODEL_FILLED)
-        return [*model, *options_of(RunOptions, "", "run")]
+        return [
+            *options_of(Backbone, "", "model", {*MODEL_FILLED, "norm_eps"}),
+            *options_of(SequenceModule, "", "training", TRAINING_FILLED),
+            *options_of(RunOptions, "", "run"),
+        ]
 
     def _trainer(self) -> list[Option]:
         from lightning.pytorch import Trainer

@@ -52,7 +52,7 @@ def options_of(owner: type, prefix: str, section: str, skip: Iterable[str] = ())
     return [
         Option(f"{prefix}{name}", each.annotation, _plain(each.default), owner, section)
         for name, each in parameters.items()
-        if name not in set(skip)
+        if name not in set(skip) and each.kind is not each.VAR_KEYWORD
     ]
 
 

@@ -438,6 +438,48 @@ def test_loads_from_a_checkpoint_without_the_data(tmp_path: Path) -> None:
     assert dict(loaded.hparams) == dict(module.hparams)
 
 
+def test_a_checkpoint_of_the_former_signature_still_loads(tmp_path: Path) -> None:
+    """Each hyper-parameter was then an argument of the module's own; norm_eps was none."""
+    module = small.module(seed=3, n_layers=2, d_conv=2, n_experts=2, top_k=1)
+    trainer = small.trainer(tmp_path, max_steps=1)
+    trainer.fit(module, datamodule=small.data(tmp_path))
+    trainer.save_checkpoint(tmp_path / "new.ckpt")
+    saved = torch.load(tmp_path / "new.ckpt", weights_only=True)
+    former = {
+        "mixer": {"name": "attention", "n_heads": 2},
+        "d_model": 16,
+        "n_layers": 2,
+        "d_channel": None,
+        "d_conv": 2,
+        "backbone": "residual",
+        "n_experts": 2,
+        "top_k": 1,
+        "expert_period": 2,
+        "expert_offset": 1,
+        "balance_weight": 0.001,
+        "vocab_size": module.backbone.vocab_size,
+        "d_input": None,
+        "n_outputs": module.backbone.n_outputs,
+        "loss": "cross_entropy",
+        "facts": ["distance"],
+        "perplexity": False,
+        "seed": 3,
+        "lr": 0.005,
+        "weight_decay": 0.1,
+        "beta1": 0.9,
+        "beta2": 0.98,
+        "warmup_steps": 2,
+        "final_lr": 0.05,
+        "compile": False,
+    }
+    assert saved["hyper_parameters"].keys() - former.keys() == {"norm_eps"}
+    torch.save(saved | {"hyper_parameters": former}, tmp_path / "former.ckpt")
+    loaded = SequenceModule.load_from_checkpoint(tmp_path / "former.ckpt", weights_only=True)
+    small.assert_identical(small.weights(module), small.weights(loaded))
+    small.assert_identical(small.weights(module.backbone), small.weights(zoo.load(tmp_path / "former.ckpt")))
+    assert dict(loaded.hparams) == dict(module.hparams)
+
+
 def test_same_seed_same_losses(tmp_path: Path) -> None:
     losses = []
     for run in range(2):
@@ -525,7 +567,7 @@ def test_training_with_experts_resumes_from_its_own_hyper_parameters(tmp_path: P
 @pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
 def test_a_batch_without_rows_weighs_nothing(loss: Any, mixer: str) -> None:
     module = SequenceModule(
-        {"name": mixer}, d_model=8, vocab_size=5, n_outputs=5, loss=loss, perplexity=loss == "cross_entropy"
+        mixer={"name": mixer}, d_model=8, vocab_size=5, n_outputs=5, loss=loss, perplexity=loss == "cross_entropy"
     )
     labels = torch.zeros(0, 6, dtype=torch.int64) if loss == "cross_entropy" else torch.zeros(0, 6, 5)
     batch = {"inputs": torch.zeros(0, 6, dtype=torch.int64), "labels": labels}

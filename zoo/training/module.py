@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassExactMatch
 
-from zoo.backbone import Backbone, BackboneKind
+from zoo.backbone import Backbone
 from zoo.blocks import Experts, ResidualBlock
 from zoo.contract import require_choice
 from zoo.ops.time import valid_positions
@@ -58,20 +58,7 @@ class SequenceModule(L.LightningModule):
     experts also `train/balance_loss` and `train/load/layer<l>/expert<e>`, the share of positions that it served.
 
     Args:
-        mixer: {"name": ..., **options}, what mixes positions in each layer.
-        d_model: width of the residual stream.
-        n_layers: number of layers.
-        d_channel: inner width of the channel mixer (SwiGLU); 2 * d_model when absent, 0 for none.
-        d_conv: width of a short causal convolution before each mixer; 0 for none.
-        backbone: residual (norms, residuals, channel mixers) or bare (the mixers alone).
-        n_experts: experts in the channel mixer of each expert layer; 0 for a single SwiGLU in every layer.
-        top_k: how many experts serve a position.
-        expert_period: an expert layer comes every so many layers.
-        expert_offset: index of the first expert layer.
         balance_weight: of the experts' load-balance loss, a mean over the expert layers, in the training loss.
-        vocab_size: tokens in the input vocabulary; the task gives this or d_input.
-        d_input: width of input vectors.
-        n_outputs: classes, or regressed channels.
         loss: cross_entropy or mse, over the labelled positions.
         facts: names of the batch's arrays that test accuracy is split by, such as distance.
         perplexity: report the perplexity and the bits per token of the labels.
@@ -83,6 +70,7 @@ class SequenceModule(L.LightningModule):
         warmup_steps: optimizer steps of linear warm-up; a cosine follows.
         final_lr: where the cosine ends, as a fraction of lr.
         compile: run the backbone through torch.compile.
+        **model: the options of `Backbone`: mixer, n_outputs, vocab_size or d_input, d_model, n_layers and so on.
 
     Raises:
         ValueError: a hyper-parameter out of range, or what `Backbone` refuses.
@@ -90,21 +78,8 @@ class SequenceModule(L.LightningModule):
 
     def __init__(
         self,
-        mixer: dict[str, Any] = {"name": "hybrid"},  # noqa: B006 (plain data, never written to)
-        d_model: int = 64,
-        n_layers: int = 2,
-        d_channel: int | None = None,
-        d_conv: int = 0,
-        backbone: BackboneKind = "residual",
-        n_experts: int = 0,
-        top_k: int = 2,
-        expert_period: int = 2,
-        expert_offset: int = 1,
-        balance_weight: float = 1e-3,
         *,
-        vocab_size: int | None = None,
-        d_input: int | None = None,
-        n_outputs: int,
+        balance_weight: float = 1e-3,
         loss: Loss = "cross_entropy",
         facts: Sequence[str] = (),
         perplexity: bool = False,
@@ -116,11 +91,9 @@ class SequenceModule(L.LightningModule):
         warmup_steps: int = 50,
         final_lr: float = 0.05,
         compile: bool = False,  # noqa: A002 (the flag's name)
+        **model: Any,
     ) -> None:
         super().__init__()
-        mixer, facts = dict(mixer), list(facts)
-        # logger=False: the HParams callback writes them, with the metrics that make TensorBoard's tab useful.
-        self.save_hyperparameters(logger=False)
         require_choice("loss", loss, Loss)
         _require_at_least_zero(lr=lr, weight_decay=weight_decay, warmup_steps=warmup_steps, final_lr=final_lr)
         _require_at_least_zero(balance_weight=balance_weight)
@@ -129,24 +102,14 @@ class SequenceModule(L.LightningModule):
                 raise ValueError(f"{name} must lie in [0, 1), got {beta}")
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            self.backbone = Backbone(
-                mixer,
-                d_model,
-                n_layers,
-                n_outputs=n_outputs,
-                vocab_size=vocab_size,
-                d_input=d_input,
-                d_channel=d_channel,
-                d_conv=d_conv,
-                backbone=backbone,
-                n_experts=n_experts,
-                top_k=top_k,
-                expert_period=expert_period,
-                expert_offset=expert_offset,
-            )
+            self.backbone = Backbone(**model)
+        model, facts = self.backbone.options, list(facts)  # all of them, defaults too
+        # logger=False: the HParams callback writes them, with the metrics that make TensorBoard's tab useful.
+        self.save_hyperparameters(logger=False)
         if compile:
             # In place: a compiled wrapper would put its own prefix before every key of the state_dict.
             self.backbone.compile()
+        n_outputs = self.backbone.n_outputs
         self.loss: Loss = loss
         self.balance_weight = balance_weight
         self.split_metrics = nn.ModuleDict(
