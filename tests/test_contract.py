@@ -603,6 +603,7 @@ def test_a_repr_shows_the_options(case: Case) -> None:
     given = {name: value for name, value in case.options.items() if name != "pattern"}  # which is written out
     assert mixer.options | given == mixer.options
     assert shown in repr(mixer)
+    assert "Parameter containing" not in repr(mixer)
     assert copy.deepcopy(mixer).extra_repr() == shown
 
 

@@ -487,6 +487,7 @@ def test_a_folder_that_is_not_exactly_a_model_is_refused(
         ("Jamba", {**JAMBA[0], "attention_dropout": 0.1}, "attention_dropout=0.1"),
         ("Llama", {**HEADS[0], "attention_bias": True}, "attention_bias=True"),
         ("Llama", {**HEADS[0], "mlp_bias": True}, "mlp_bias=True"),
+        ("Llama", {**HEADS[0], "num_hidden_layers": 0}, "num_hidden_layers=0"),
         ("Llama", {**HEADS[0], "hidden_act": "relu"}, "hidden_act='relu'"),
         ("Llama", {**HEADS[0], **rope("default", partial_rotary_factor=0.5)}, "partial_rotary_factor=0.5"),
         ("Llama", {**HEADS[0], **LONGROPE}, "rope_type='longrope'"),

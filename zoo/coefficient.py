@@ -19,6 +19,10 @@ from contextlib import contextmanager
 from torch import Tensor
 
 
+class ReplayError(RuntimeError):
+    """The layer computed other coefficients than it did when they were recorded."""
+
+
 class Tape:
     """The coefficients of one forward pass, in the order in which the layer computed them."""
 
@@ -32,11 +36,11 @@ class Tape:
             self.kept.append(t.detach())
             return t
         if self._next == len(self.kept):
-            raise RuntimeError(f"replay met more coefficients than the {len(self.kept)} that were recorded")
+            raise ReplayError(f"replay met more coefficients than the {len(self.kept)} that were recorded")
         kept = self.kept[self._next]
         self._next += 1
         if kept.shape != t.shape:
-            raise RuntimeError(f"replay met a coefficient of shape {tuple(t.shape)}, recorded {tuple(kept.shape)}")
+            raise ReplayError(f"replay met a coefficient of shape {tuple(t.shape)}, recorded {tuple(kept.shape)}")
         return kept
 
 
@@ -71,7 +75,8 @@ def replaying(tape: Tape) -> Iterator[None]:
     """Hold every coefficient computed inside the block at its recorded value.
 
     Raises:
-        RuntimeError: nested in another mode, or the layer computed other coefficients than it did when recorded.
+        RuntimeError: nested in another mode.
+        ReplayError: the layer computed other coefficients than it did when recorded.
     """
     tape.replaying, tape._next = True, 0
     try:
@@ -80,7 +85,7 @@ def replaying(tape: Tape) -> Iterator[None]:
     finally:
         tape.replaying = False
     if tape._next != len(tape.kept):
-        raise RuntimeError(f"replay met {tape._next} coefficients, {len(tape.kept)} were recorded")
+        raise ReplayError(f"replay met {tape._next} coefficients, {len(tape.kept)} were recorded")
 
 
 @contextmanager

@@ -108,7 +108,9 @@ class Configured(nn.Module):
             cls.__init__ = _remembering(cls.__init__)
 
     def extra_repr(self) -> str:
-        return ", ".join(f"{name}={getattr(self, name, value)!r}" for name, value in self.options.items())
+        resolved = {name: getattr(self, name, value) for name, value in self.options.items()}
+        plain = {name: found if _is_plain(found) else self.options[name] for name, found in resolved.items()}
+        return ", ".join(f"{name}={value!r}" for name, value in plain.items())
 
 
 def _remembering(init: Callable[..., None]) -> Callable[..., None]:

@@ -401,6 +401,7 @@ def _model(theirs: Any, family: Family, weights: _Weights) -> Backbone:
             _, channel = _part(layer, [family.channel], CHANNELS)
             weights.read(CHANNELS[type(channel).__name__], f"{path}.{family.channel}", f"{ours}.channel")
             channels.append(channel)
+    _expect(theirs, {"num_hidden_layers": (len(pattern), len(pattern) or "1 or more")})
     _expect(theirs, {f"eps of {path}": (value, eps[family.norm]) for path, value in eps.items()})
     with torch.device("meta"):
         return Backbone(

@@ -223,6 +223,13 @@ def test_a_map_of_zero_converts() -> None:
         assert mixer.n_heads == 1  # k = 0, and an attention layer has at least one
 
 
+@pytest.mark.parametrize("scale", [1e-200, 1e306])
+def test_heads_take_any_scale(scale: float, rng: np.random.Generator) -> None:
+    lags = mixed(rng, 0.9**T)
+    x = 1e-3 * torch.from_numpy(rng.normal(size=(1, N, D)))
+    assert_close(to_heads(scale * lags)(x) / scale, to_heads(lags)(x))
+
+
 @pytest.mark.parametrize("scale", [1e-200, 1e200])
 @pytest.mark.parametrize("law", [0.9**T, (-0.8) ** T])
 def test_softmax_heads_and_their_floor_take_any_scale(scale: float, law: np.ndarray, rng: np.random.Generator) -> None:
@@ -249,6 +256,8 @@ def test_softmax_heads_and_their_floor_take_any_scale(scale: float, law: np.ndar
         ),
         (lambda o: to_softmax_heads(math.nan * o(3, 2, 2)), "to_softmax_heads: lags must be finite"),
         (lambda o: to_softmax_heads(3e38 * o(3, 2, 2).float()), "overflow torch.float32"),
+        (lambda o: to_heads(3e38 * o(3, 2, 2).float()), "the coefficients overflow torch.float32"),
+        (lambda o: to_heads([1.0]), "to_heads: lags must be a tensor .* got list"),
         (lambda o: softmax_floor(0 * o(3, 2, 2)), "the map's output is zero"),
         (lambda o: softmax_floor(o(3)), "softmax_floor: lags must be"),
         (lambda o: ema_as_alibi(o(2)), "strictly between 0 and 1, got 1;"),

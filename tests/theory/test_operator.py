@@ -223,13 +223,20 @@ def narrow_core(x: Tensor) -> Tensor:
     return (x.float() @ A.float()).double()
 
 
+def marks_one_or_two(x: Tensor) -> Tensor:
+    y = mixed(x)
+    for _ in range(2 if x.any() else 1):
+        y = coefficient(x.sigmoid()) * y
+    return y
+
+
 def large_beside_tanh(large: float) -> Callable[[Tensor], Tensor]:
     return lambda x: torch.cat((large * x[..., :1], x[..., 1:].tanh()), dim=-1)
 
 
 NOT_REPEATED, COUPLED = "does not repeat itself", "rows of the batch are coupled"
 NOT_AFFINE, UNSEEN = "not affine under replay", "autograd does not see what the layer computes"
-ALL_MARKED = "the layer's output is a coefficient"
+ALL_MARKED, MARKS_VARY = "the layer's output is a coefficient", "marks other coefficients on another input"
 
 # What must be refused, and what the one line says. SILENT are those that affinity alone does not see.
 SILENT: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
@@ -254,6 +261,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "batch deviation": (lambda x: x / x.std(0) if len(x) > 1 else x, COUPLED),
     "branch on a sign": (lambda x: x * (1 + (x.sum((1, 2), keepdim=True) > 0)), NOT_AFFINE),
     "float32 core": (narrow_core, "part of the layer computes in float32"),
+    "one mark more beside zero": (marks_one_or_two, MARKS_VARY),
     "overflow elsewhere": (lambda x: x / (x.abs() < 2.9 * A.abs().max()), NOT_AFFINE),
 }
 ACCEPTED: dict[str, Callable[[Tensor], Tensor]] = {
@@ -387,6 +395,20 @@ def test_unmarked_nonlinearities_are_errors(unmarked: nn.Module, generator: torc
 def test_bad_input(x: Tensor, message: str, unchecked_shapes: None) -> None:
     with pytest.raises(ValueError, match=message):
         interaction(create_mixer("attention", WIDTH), x)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (nn.LSTM(2, 2), "must return one tensor, got tuple"),
+        (torch.relu, "the layer must be a torch.nn.Module, got builtin_function_or_method"),
+        ("ssd", "the layer must be a torch.nn.Module, got str"),
+    ],
+)
+def test_what_is_no_layer_of_tensors_is_named(layer: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        interaction(layer, torch.ones(1, 4, 2))
 
 
 def test_a_layer_that_is_no_sequence_map() -> None:

@@ -287,6 +287,9 @@ def test_thresholds_follow_the_dtype() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: interaction_rank(ShortConv(2, 2)), r"got ShortConv; zoo.theory.span_spectrum\(layer, x\) gives"),  # type: ignore[arg-type]
+        (lambda: heads_needed(ShortConv(2, 2), 0.1), r"got ShortConv; zoo.theory.span_spectrum\(layer, x\) gives"),  # type: ignore[arg-type]
+        (lambda: span_spectrum(ShortConv(2, 2), [1.0]), "x must be a tensor"),  # type: ignore[arg-type]
         (lambda: interaction_rank(torch.ones(3, 4, 2, 2)), "must be"),
         (lambda: interaction_rank(torch.ones(3, 3, 2)), "must be"),
         (lambda: interaction_rank(torch.ones(0, 0, 2, 2)), "must be"),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from zoo.contract import SequenceMixer, require_positive
 from zoo.mixers.factorized import Factorized
-from zoo.theory.lags import check_lags, head_count, weighted_rows
+from zoo.theory.lags import check_lags, head_count, scaled, weighted_rows
 
 M = TypeVar("M", bound=SequenceMixer)
 
@@ -37,7 +37,8 @@ def to_heads(lags: Float[Tensor, "seq_len d_out d_in"], n_heads: int | None = No
         A mixer d_in -> d_out with kernel toeplitz, for sequences up to seq_len.
 
     Raises:
-        ValueError: lags that are not a real, finite, non-empty (seq_len, d_out, d_in); n_heads below 1.
+        ValueError: lags that are not a real, finite, non-empty (seq_len, d_out, d_in), or so large that their
+            coefficients overflow the dtype; n_heads below 1.
     """
     check_lags("to_heads", lags)
     require_positive(n_heads=n_heads)
@@ -45,10 +46,12 @@ def to_heads(lags: Float[Tensor, "seq_len d_out d_in"], n_heads: int | None = No
     if n_heads is None:
         n_heads = max(1, head_count(lags))
     stack = lags.double().flatten(1)
-    directions = torch.linalg.svd(weighted_rows(stack), full_matrices=False).Vh[:n_heads]
+    directions = torch.linalg.svd(weighted_rows(scaled(stack)), full_matrices=False).Vh[:n_heads]
     value_maps, coefficients = stack.new_zeros(n_heads, d_out * d_in), stack.new_zeros(n_heads, seq_len)
     value_maps[: len(directions)] = directions
     coefficients[: len(directions)] = directions @ stack.T
+    if not coefficients.to(lags.dtype).isfinite().all():
+        raise ValueError(f"to_heads: lags are too large, the coefficients overflow {lags.dtype}")
     return with_parameters(
         lambda: Factorized(d_in, n_heads, d_out, max_seq_len=seq_len),
         lags,

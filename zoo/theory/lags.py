@@ -89,7 +89,7 @@ def head_count(lags: Float[Tensor, "seq_len d_out d_in"], rtol: float | None = N
         rtol = RANK_RTOL[lags.dtype]
     if not 0 <= rtol < 1:
         raise ValueError(f"head_count: rtol must lie in [0, 1), got {rtol}")
-    sigma = torch.linalg.svdvals(lags.flatten(1).double())
+    sigma = torch.linalg.svdvals(scaled(lags).flatten(1))
     return int((sigma > rtol * sigma[0]).sum())
 
 
@@ -147,6 +147,8 @@ def scaled(values: Tensor) -> Tensor:
 
 def check_lags(caller: str, lags: Tensor) -> None:
     """Raise ValueError unless `lags` is a real, finite, non-empty (seq_len, d_out, d_in), float32 or float64."""
+    if not isinstance(lags, Tensor):
+        raise ValueError(f"{caller}: lags must be a tensor (seq_len, d_out, d_in), got {type(lags).__name__}")
     if lags.ndim != 3 or 0 in lags.shape or lags.dtype not in RANK_RTOL:
         raise ValueError(
             f"{caller}: lags must be a real, non-empty (seq_len, d_out, d_in), float32 or float64, "

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from zoo.backbone import Backbone
-from zoo.coefficient import Tape, recording, replaying
+from zoo.coefficient import ReplayError, Tape, recording, replaying
 
 POSITIONS_AT_ONCE = 8192
 """Positions in one stacked pass: enough to fill a processor, few enough to stay in its cache."""
@@ -71,8 +71,10 @@ def interaction(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Interac
     Raises:
         NotAffineError: a coefficient is not marked; the message gives the size of the miss.
         OperatorError: the layer does not repeat itself, rows of the batch are coupled, autograd does not see what the
-            layer computes, the whole output is a coefficient, or the layer's parameters are of several dtypes.
-        ValueError: x is not a finite (batch, seq, d_in) in the layer's dtype, or the output is not (batch, seq, d_out).
+            layer computes, the whole output is a coefficient, which coefficients are marked depends on the input, or
+            the layer's parameters are of several dtypes.
+        ValueError: the layer is no module, x is not a finite (batch, seq, d_in) in its dtype, or the output is not
+            (batch, seq, d_out).
     """
     with replayed(layer, x) as held:
         return Interaction(torch.cat([block for _, block in held.rows()], dim=1), held.offset)
@@ -336,19 +338,33 @@ def replayed(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Iterator[R
     other = {name: p.dtype for name, p in layer.named_parameters() if p.is_floating_point() and p.dtype != x.dtype}
     for name, dtype in other.items():
         raise OperatorError(f"the layer computes in several dtypes: {name} is {dtype}, x {x.dtype}; convert all of it")
-    with evaluated(layer) as f:
-        held = Replayed(f, x.detach())
-        yield held
-        held.check_unchanged()
+    try:
+        with evaluated(layer) as f:
+            held = Replayed(f, x.detach())
+            yield held
+            held.check_unchanged()
+    except ReplayError as error:
+        raise OperatorError(
+            f"the layer marks other coefficients on another input: {error}; which values pass through "
+            "zoo.coefficient.coefficient, and their shapes, must not depend on the input"
+        ) from error
 
 
 @contextmanager
 def evaluated(layer: nn.Module) -> Iterator[Map]:
     """The layer's map on embeddings, in eval mode for as long as the block runs."""
     training = [module for module in layer.modules() if module.training]
+    on_embeddings = layer.from_embeddings if isinstance(layer, Backbone) else layer
+
+    def f(x: Tensor) -> Tensor:
+        y = on_embeddings(x)
+        if not isinstance(y, Tensor):
+            raise ValueError(f"the layer must return one tensor, got {type(y).__name__}: wrap it in a module that does")
+        return y
+
     layer.eval()
     try:
-        yield layer.from_embeddings if isinstance(layer, Backbone) else layer
+        yield f
     finally:
         for module in training:
             module.training = True
@@ -356,6 +372,10 @@ def evaluated(layer: nn.Module) -> Iterator[Map]:
 
 def check_input(layer: nn.Module, x: Tensor) -> None:
     """Raise ValueError unless x is a finite (batch, seq, d_in) of the layer's dtype and on its device."""
+    if not isinstance(layer, nn.Module):
+        raise ValueError(f"the layer must be a torch.nn.Module, got {type(layer).__name__}; wrap a function in one")
+    if not isinstance(x, Tensor):
+        raise ValueError(f"x must be a tensor (batch, seq, d_in), got {type(x).__name__}")
     if x.ndim != 3 or 0 in x.shape or x.dtype not in AFFINE_RTOL:
         raise ValueError(f"x must be (batch, seq, d_in), float32 or float64, not empty; got {x.dtype} {tuple(x.shape)}")
     if not x.isfinite().all():

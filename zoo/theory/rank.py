@@ -52,6 +52,11 @@ def operator_spectrum(
     Raises:
         ValueError: see `interaction_rank`.
     """
+    if not isinstance(operator, Tensor):
+        raise ValueError(
+            f"operator must be a tensor, W of zoo.theory.interaction(layer, x), got {type(operator).__name__}; "
+            "zoo.theory.span_spectrum(layer, x) gives a layer's spectrum without it"
+        )
     shape = tuple(operator.shape)
     if operator.ndim not in (4, 5) or 0 in shape or shape[-4] != shape[-3]:
         raise ValueError(f"operator must be (seq, seq, d_out, d_in), with a batch in front or not, got {shape}")
@@ -107,6 +112,8 @@ def span_spectrum(
         raise ValueError(f"side must be output or input, got {side!r}")
     if channels is not None and sketch is None:
         raise ValueError("channels needs a sketch: give sketch too")
+    if not isinstance(x, Tensor):
+        raise ValueError(f"x must be a tensor, (batch, seq, d_in) or (seq, d_in), got {type(x).__name__}")
     batched = x if x.ndim == 3 else x.unsqueeze(0)
     with replayed(layer, batched) as held:
         if sketch is None:
@@ -242,6 +249,11 @@ def _energy(spectrum: Tensor) -> Float[Tensor, "*batch singular"]:
 
 
 def _check_spectrum(spectrum: Tensor) -> None:
+    if not isinstance(spectrum, Tensor):
+        raise ValueError(
+            f"spectrum must be a tensor of singular values, got {type(spectrum).__name__}; "
+            "zoo.theory.span_spectrum(layer, x) gives that of a layer"
+        )
     if spectrum.ndim not in (1, 2) or 0 in spectrum.shape:
         raise ValueError(f"spectrum must be (singular,) or (batch, singular), not empty, got {tuple(spectrum.shape)}")
     _check_real("spectrum", spectrum)
