@@ -734,9 +734,11 @@ def diagonal_dynamics(p: Parameters, init: str) -> tuple[NDArray[np.complex128],
     """The poles lambda and the input gains, one each a pole.
 
     Zero-order hold (S4D, Gu et al. 2206.11893): lambda = exp(dt A), gain = (lambda - 1) / A. Ring (LRU, Orvieto et al.
-    2303.06349): lambda = exp(-rate + i frequency), gain = sqrt(1 - |lambda|^2).
+    2303.06349): lambda = exp(-rate + i frequency), gain = sqrt(1 - |lambda|^2) or learned.
     """
     a = -np.exp(p["log_rate"]) + 1j * p.get("frequency", np.zeros_like(p["log_rate"]))
+    if init == "lru":
+        return np.exp(a), np.exp(p["log_gain"]).astype(complex)
     if init == "ring":
         poles = np.exp(a)
         return poles, np.sqrt(1 - np.abs(poles) ** 2).astype(complex)
@@ -1313,6 +1315,7 @@ REFERENCES = {
     "mlstm": mlstm,
     "rwkv7": rwkv7,
     "diagonal_ssm": diagonal_ssm,
+    "lru": partial(diagonal_ssm, init="lru"),
     "s4d": s4d,
     "selective_ssm": selective_ssm,
     "mamba3": mamba3,
@@ -1340,6 +1343,7 @@ OPERATORS = {
     "delta_net": delta_net_operator,
     "gated_delta_net": delta_net_operator,
     "diagonal_ssm": diagonal_ssm_operator,
+    "lru": partial(diagonal_ssm_operator, init="lru"),
     "s4d": s4d_operator,
     "selective_ssm": selective_ssm_operator,
     "conv": conv_operator,

@@ -170,6 +170,14 @@ MIXERS: Registry[Mixer] = Registry(
             2022,
             "2206.11893",
         ),
+        "lru": Mixer(
+            "zoo.mixers.diagonal_ssm:DiagonalSSM",
+            "linear recurrent unit: diagonal_ssm on a ring with learned gains",
+            "time-invariant",
+            2023,
+            "2303.06349",
+            {"init": "lru"},
+        ),
         "s4d": Mixer(
             "zoo.mixers.s4d:S4D",
             "a linear time-invariant diagonal SSM for each channel",

@@ -235,6 +235,28 @@ TABLE = [
         {"kernel": "implicit"},
         3,
     ),
+    # lru.
+    Initial(
+        "lru",
+        "|lambda|^2",
+        lambda m: (-2 * m.log_rate.exp()).exp(),
+        uniform(0.25, 0.81),
+        LRU,
+        {"d_state": 4096, "r_min": 0.5, "r_max": 0.9},
+        2,
+    ),
+    Initial("lru", "arg lambda", named("frequency"), uniform(0, 2 * math.pi), LRU, {"d_state": 4096}, 2),
+    Initial(
+        "lru",
+        "gamma / sqrt(1 - |lambda|^2)",
+        lambda m: m.log_gain.exp() / (1 - (-2 * m.log_rate.exp()).exp()).sqrt(),
+        1.0,
+        LRU,
+        {"d_state": 6, "r_max": 0.95},
+    ),
+    Initial("lru", "B, each part", named("B"), normal(128**-0.5), LRU),
+    Initial("lru", "C of Re(C h), each part", lambda m: 2 * m.C, normal(32**-0.5), LRU),
+    Initial("lru", "D", named("D"), normal(1.0), LRU, {"d_state": 2}, 2048),
     # Attention.
     Initial(
         "attention",

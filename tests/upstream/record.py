@@ -23,6 +23,7 @@ import sys
 import types
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -539,21 +540,23 @@ def lower_rates(layer: Any) -> None:
     rates.mul_(0.1)[:, 0] = torch.tensor([-9.0, -9.6])
 
 
-def record_ring(checkouts: Path) -> None:
-    """The LRU of minimal-LRU; its gamma is the function of nu and theta that it starts as."""
+def record_lru(name: str, checkouts: Path) -> None:
+    """The LRU of minimal-LRU: `lru`; `ring` with gamma the function of nu and theta that it starts as."""
     sys.path.insert(0, str(checkouts / "minimal-LRU"))
     jax = importlib.import_module("jax")
     jax.config.update("jax_enable_x64", True)
     file = importlib.import_module("lru.model")
-    layer, seed = file.LRU(d_hidden=5, d_model=4, r_min=0.5, r_max=0.95), zlib.crc32(b"ring")
+    layer, seed = file.LRU(d_hidden=5, d_model=4, r_min=0.5, r_max=0.95), zlib.crc32(name.encode())
     rng = np.random.default_rng(seed)
     shapes = {"nu_log": 5, "theta_log": 5, "B_re": (5, 4), "B_im": (5, 4), "C_re": (4, 5), "C_im": (4, 5), "D": 4}
     weights = {key: rng.normal(size=shape) for key, shape in shapes.items()}
     weights["nu_log"] = weights["nu_log"] / 2 - 1.5  # moduli near 0.8
+    if name == "lru":
+        weights["gamma_log"] = rng.normal(size=5)
 
     def run(weights: dict[str, Any], x: Any) -> Any:
-        gamma_log = file.gamma_log_init(None, (weights["nu_log"], weights["theta_log"]))
-        return jax.vmap(lambda row: layer.apply({"params": {**weights, "gamma_log": gamma_log}}, row))(x)
+        gamma = {"gamma_log": file.gamma_log_init(None, (weights["nu_log"], weights["theta_log"]))}
+        return jax.vmap(lambda row: layer.apply({"params": {**gamma, **weights}}, row))(x)
 
     for batch, length in (SHORT, LONG):
         x = rng.normal(size=(batch, length, 4))
@@ -564,7 +567,7 @@ def record_ring(checkouts: Path) -> None:
         arrays |= {f"weight.{key}": weight for key, weight in weights.items()}
         arrays |= {f"grad.{key}": grad for key, grad in grads.items()}
         arrays = {key: np.asarray(array) for key, array in arrays.items()}
-        save(f"ring-{length}", "minimal-LRU", ("lru/model.py",), seed, arrays)
+        save(f"{name}-{length}", "minimal-LRU", ("lru/model.py",), seed, arrays)
 
 
 def record_slopes(checkouts: Path) -> None:
@@ -587,8 +590,11 @@ def save(name: str, source: str, files: tuple[str, ...], seed: int | None, array
 
 
 def main() -> None:
-    recorders: dict[str, Callable[[Path], None]] = {"ring": record_ring, "alibi": record_slopes}
-    sources = {"ring": "minimal-LRU", "alibi": "attention_with_linear_biases"}
+    recorders: dict[str, Callable[[Path], None]] = {
+        **{name: partial(record_lru, name) for name in ("ring", "lru")},
+        "alibi": record_slopes,
+    }
+    sources = {"ring": "minimal-LRU", "lru": "minimal-LRU", "alibi": "attention_with_linear_biases"}
     for name, (source, _) in LAYERS.items():
         recorders[name], sources[name] = (lambda checkouts, name=name: record_layer(name, checkouts)), source
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -199,6 +199,10 @@ def ring(w: Weights) -> Weights:
     }
 
 
+def lru(w: Weights) -> Weights:
+    return {**ring(w), "log_gain": w["gamma_log"]}
+
+
 def forgetting_attention(w: Weights) -> Weights:
     return {**joined(w), **{f"forget_proj.{kind}": w[f"f_proj.{kind}"] for kind in ("weight", "bias")}}
 
@@ -323,6 +327,7 @@ TWINS = {
     "min_gru": Twin("min_gru", {"d_inner": 9}, minimal_recurrence, minimal_states),
     "min_lstm": Twin("min_lstm", {"d_inner": 9}, minimal_recurrence, minimal_states),
     "ring": Twin("diagonal_ssm", {"d_state": 10, "init": "ring"}, ring),
+    "lru": Twin("lru", {"d_state": 10}, lru),
 }
 every_record = pytest.mark.parametrize(
     ("name", "length"), [(name, length) for name in TWINS for length in LENGTHS], ids=lambda part: str(part)

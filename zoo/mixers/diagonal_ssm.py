@@ -19,7 +19,7 @@ from zoo.contract import (
 from zoo.ops.diagonal import diagonal_scan, ring_gain, zero_order_hold
 from zoo.ops.precision import full_precision
 
-Init = Literal["s4d_lin", "real_log", "ring"]
+Init = Literal["s4d_lin", "real_log", "ring", "lru"]
 
 
 class DiagonalState(NamedTuple):
@@ -34,7 +34,8 @@ class DiagonalSSM(SequenceMixer):
 
     Complex poles stand for conjugate pairs, d_state / 2 of them, and count twice in y. init s4d_lin has A_n = -1/2 + i
     pi n under zero-order hold; real_log has real poles, timescales log-spaced between 1/dt_max and 1/dt_min, under
-    zero-order hold; ring has |lambda| uniform by area between r_min and r_max and gain sqrt(1 - |lambda|^2).
+    zero-order hold; ring has |lambda| uniform by area between r_min and r_max and gain sqrt(1 - |lambda|^2); lru is the
+    LRU as published (`lru`): poles of ring, and a gain that starts as ring's and is learned.
 
     Coefficients. None: W_ij = Re(C lambda^(i-j) gain B), and D on top at lag zero, does not depend on x. The offset is
     zero.
@@ -44,24 +45,27 @@ class DiagonalSSM(SequenceMixer):
     Interaction rank. min(d_state + 1, seq_len, d_model^2); the one is D's. Many slow or real poles read lower: their
     lag operators are nearly dependent, which is why `heads_needed` says more than the rank.
 
-    Source. s4d_lin of Gu et al. 2206.11893, ring of Orvieto et al. 2303.06349. Poles, step sizes (log-uniform between
-    dt_min and dt_max in s4d_lin) and gains are those of the papers; B and C (normal, of variance 1 / d_model and 1 /
-    poles) and D (one) start in one way for all three, which is this project's own.
+    Source. s4d_lin of Gu et al. 2206.11893, ring and lru of Orvieto et al. 2303.06349. Poles, step sizes (log-uniform
+    between dt_min and dt_max in s4d_lin) and gains are those of the papers; B and C (normal, of variance 1 / d_model
+    and 1 / poles) and D (one) start in one way for the first three, which is this project's own. lru starts as in
+    NicolasZucchet/minimal-LRU, commit bbd71b1, lru/model.py, but for the defaults of r_min and r_max: B and C normal,
+    of variance 1 / (2 d_model) and 1 / poles for each part, D normal. It takes Re(C h) of each pole alone, so that its
+    C is twice ours.
 
     Args:
         d_model: width of input and output.
         d_state: real dimension of the state.
         init: s4d_lin (A_n = -1/2 + i pi n; Gu et al. 2206.11893), real_log (real poles with timescales log-spaced
             between 1/dt_max and 1/dt_min), both under zero-order hold; ring (|lambda| uniform by area between r_min
-            and r_max, gain sqrt(1 - |lambda|^2); Orvieto et al. 2303.06349).
+            and r_max, gain sqrt(1 - |lambda|^2); Orvieto et al. 2303.06349); lru (the same, the gain learned).
         dt_min, dt_max: range of the step sizes, log-uniform (s4d_lin), log-spaced (real_log).
-        r_min, r_max: ring of the poles (ring).
+        r_min, r_max: ring of the poles (ring, lru).
 
     Raises:
         ValueError: an odd d_state with complex poles, an empty range, a ring that is not inside (0, 1).
     """
 
-    undecayed = ("log_rate", "frequency", "log_dt", "D")
+    undecayed = ("log_rate", "frequency", "log_dt", "log_gain", "D")
 
     def __init__(
         self,
@@ -88,7 +92,8 @@ class DiagonalSSM(SequenceMixer):
         parts = () if self.real else (2,)  # complex numbers are stored as real pairs, so that any dtype cast works
         self.log_rate = nn.Parameter(torch.empty(poles))
         self.frequency = None if self.real else nn.Parameter(torch.empty(poles))
-        self.log_dt = None if init == "ring" else nn.Parameter(torch.empty(poles))
+        self.log_dt = None if init in ("ring", "lru") else nn.Parameter(torch.empty(poles))
+        self.log_gain = nn.Parameter(torch.empty(poles)) if init == "lru" else None
         self.B = nn.Parameter(torch.empty(poles, d_model, *parts))
         self.C = nn.Parameter(torch.empty(d_model, poles, *parts))
         self.D = nn.Parameter(torch.empty(d_model))
@@ -102,14 +107,21 @@ class DiagonalSSM(SequenceMixer):
                 self.frequency.copy_(frequency)
             if self.log_dt is not None:
                 self.log_dt.copy_(dt.log())
-        nn.init.normal_(self.B, std=self.d_model**-0.5)
-        nn.init.normal_(self.C, std=self.poles**-0.5)
-        nn.init.ones_(self.D)
+            if self.log_gain is not None:
+                self.log_gain.copy_(ring_gain(-rate).log())
+        if self.init == "lru":  # C is half of theirs, which does not count the conjugate poles
+            nn.init.normal_(self.B, std=(2 * self.d_model) ** -0.5)
+            nn.init.normal_(self.C, std=self.poles**-0.5 / 2)
+            nn.init.normal_(self.D)
+        else:
+            nn.init.normal_(self.B, std=self.d_model**-0.5)
+            nn.init.normal_(self.C, std=self.poles**-0.5)
+            nn.init.ones_(self.D)
 
     def _initial_poles(self) -> tuple[Tensor, Tensor, Tensor]:
         """(rate, frequency, dt), (poles,) each: the poles are exp(dt (-rate + i frequency))."""
         n, draw = torch.arange(self.poles), torch.rand(self.poles)
-        if self.init == "ring":
+        if self.init in ("ring", "lru"):
             radius = torch.sqrt(draw * (self.r_max**2 - self.r_min**2) + self.r_min**2)
             return -radius.log(), 2 * math.pi * torch.rand(self.poles), torch.ones(self.poles)
         where = n / max(1, self.poles - 1) if self.real else draw
@@ -123,7 +135,9 @@ class DiagonalSSM(SequenceMixer):
         """
         rate = -self._wide(self.log_rate).exp()
         A = rate if self.frequency is None else torch.complex(rate, self._wide(self.frequency))
-        if self.log_dt is None:
+        if self.log_gain is not None:
+            log_decay, gain = A, self._wide(self.log_gain).exp()
+        elif self.log_dt is None:
             log_decay, gain = A, ring_gain(A)
         else:
             log_decay, gain = zero_order_hold(A, self._wide(self.log_dt).exp())
