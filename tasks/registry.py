@@ -30,6 +30,7 @@ TASKS = Registry(
         "images": ("tasks.images:Images", "classify images read pixel by pixel: handwritten digits, or any data set"),
         "in_context_recall": ("tasks.in_context_recall:InContextRecall", "name the value that a key had before"),
         "induction_heads": ("tasks.induction_heads:InductionHeads", "name the token that followed the trigger before"),
+        "k_hop": ("tasks.k_hop:KHop", "name the k-th successor of a node on a cycle of shuffled edges"),
         "listops": ("tasks.listops:ListOps", "compute the digit that a nested expression of lists comes to"),
         "memorization": ("tasks.memorization:Memorization", "learn one map from keys to values by heart"),
         "modular_arithmetic": (

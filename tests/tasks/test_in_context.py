@@ -1,0 +1,21 @@
+"""How the tasks whose rule is new in every sequence are distributed, where their definitions say so."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import tasks
+from tests.tasks.case import chi_square
+
+
+def test_hops_and_cycles_are_drawn_evenly(rng: np.random.Generator) -> None:
+    task = tasks.create_task("k_hop", seq_len=10, n_names=4, max_hops=3, n_questions=1)
+    arrays = task.sample(rng, 12_000)
+    hops = arrays["hops"][arrays["hops"] > 0]
+    assert chi_square(np.bincount(hops)[1:], np.full(3, 1 / 3)) < 27.7  # 2 degrees of freedom
+    # Six cycles through four nodes, each at 4! orders of its edges.
+    orders = np.unique(arrays["inputs"][:, :8], axis=0, return_counts=True)[1]
+    assert len(orders) == 6 * 24
+    assert chi_square(orders, np.full(144, 1 / 144)) < 243  # 143 degrees of freedom
+    asked = (arrays["inputs"][:, 0:8:2] == arrays["inputs"][:, 9:]).argmax(axis=1)
+    assert chi_square(np.bincount(asked), np.full(4, 1 / 4)) < 30.7  # 3 degrees of freedom
