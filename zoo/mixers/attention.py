@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -158,7 +159,8 @@ class Attention(SequenceMixer):
         qkv, conv = self.qkv_proj(x), state.conv
         if self.conv is not None:
             qkv, conv = self.conv.mix(qkv, conv, lengths)
-        q, k, v = (t.unflatten(2, (-1, self.d_head)).transpose(1, 2) for t in qkv.split(self.widths, dim=2))
+        heads = rearrange(qkv, "batch seq (head d) -> batch head seq d", d=self.d_head)
+        q, k, v = heads.split((self.n_heads, self.n_kv_heads, self.n_kv_heads), dim=1)
         positions = state.seen.unsqueeze(1) + torch.arange(seq_len, device=x.device)
         seen = state.seen + (seq_len if lengths is None else lengths)
         if self.position == "rope":
@@ -173,7 +175,9 @@ class Attention(SequenceMixer):
         lag = lag_matrix(seq_len, past + seq_len, x.device).clamp(min=0)
         y = attend(q, turned, values, state.seen, self._bias(lag), self._sink(positions))
         keys, values = (settle_cache(cache, lengths, seq_len) for cache in (keys, values))
-        return self.out_proj(y.transpose(1, 2).flatten(2)), AttentionState(keys, values, seen, conv)
+        return self.out_proj(rearrange(y, "batch head seq d -> batch seq (head d)")), AttentionState(
+            keys, values, seen, conv
+        )
 
     @property
     def _turns_anew(self) -> bool:
@@ -215,7 +219,9 @@ class Attention(SequenceMixer):
         source = torch.Generator().manual_seed(0) if generator is None else generator
         x = torch.randn(seq_len, self.d_model, generator=source, dtype=torch.float64).to(weight)
         positions = torch.arange(seq_len, device=weight.device).unsqueeze(0)
-        query_maps, key_maps, _ = (t.unflatten(0, (-1, self.d_head)) for t in weight.split(self.widths))
+        query_maps, key_maps, _ = (
+            rearrange(t, "(head d) d_model -> head d d_model", d=self.d_head) for t in weight.split(self.widths)
+        )
         q = (query_maps @ x[-1]).view(1, self.n_heads, 1, self.d_head)
         q = q.expand(-1, -1, seq_len, -1)
         if self.position == "rope":  # turned by the lag, as seen from each key

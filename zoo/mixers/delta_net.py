@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm, ShortConv
@@ -94,12 +95,14 @@ class DeltaNet(SequenceMixer):
 
     def mix(self, x: Tensor, state: DeltaNetState, lengths: Tensor | None) -> tuple[Tensor, DeltaNetState]:
         qkv, conv = self.conv.mix(self.qkv_proj(x), state.conv, lengths)
-        q, k, v = qkv.to(state.S.dtype).unflatten(2, (3, self.n_heads, self.d_head)).permute(2, 0, 3, 1, 4)
+        q, k, v = rearrange(
+            qkv.to(state.S.dtype), "batch seq (part head d) -> part batch head seq d", part=3, d=self.d_head
+        )
         q, k = (unit_length(F.silu(t)) for t in (q, k))
         q, k = coefficient(q * self.d_head**-0.5), coefficient(k)
         beta = self.beta_max * torch.sigmoid(self.beta_proj(x).to(state.S.dtype))
         if lengths is not None:
             beta = beta * valid_positions(lengths, x.shape[1]).unsqueeze(2)  # padding writes nothing
         y, S = delta_rule(q, k, silu(v), coefficient(beta.transpose(1, 2)), None, state.S)
-        y = self.norm(y.transpose(1, 2)).flatten(2).to(x.dtype)
+        y = rearrange(self.norm(y), "batch head seq d -> batch seq (head d)").to(x.dtype)
         return self.out_proj(y), DeltaNetState(conv, S)

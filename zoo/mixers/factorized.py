@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
@@ -116,7 +117,7 @@ class Factorized(SequenceMixer):
 
     def _mix_pairs(self, x: Tensor, state: BilinearState, lengths: Tensor | None) -> tuple[Tensor, BilinearState]:
         assert self.qk_proj is not None
-        q, k = self.qk_proj(x).unflatten(2, (2, self.n_heads, self.d_head)).permute(2, 0, 3, 1, 4)
+        q, k = rearrange(self.qk_proj(x), "batch seq (part head d) -> part batch head seq d", part=2, d=self.d_head)
         if lengths is not None:
             k = k * valid_positions(lengths, x.shape[1])[:, None, :, None]
         q, k = coefficient(q), coefficient(k)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm, ShortConv
@@ -116,12 +117,12 @@ class GatedDeltaNet(SequenceMixer):
     def mix(self, x: Tensor, state: GatedDeltaNetState, lengths: Tensor | None) -> tuple[Tensor, GatedDeltaNetState]:
         qkv, conv = self.conv.mix(self.qkv_proj(x), state.conv, lengths)
         q, k, v = qkv.to(state.S.dtype).split(self.widths, dim=2)
-        q, k, v = (t.unflatten(2, (self.n_heads, -1)).transpose(1, 2) for t in (q, k, v))
+        q, k, v = (rearrange(t, "batch seq (head d) -> batch head seq d", head=self.n_heads) for t in (q, k, v))
         q, k = (unit_length(F.silu(t)) for t in (q, k))
         q, k = coefficient(q * self.d_head**-0.5), coefficient(k)
         beta, log_decay = self._strengths(x, state.S.dtype, lengths)
         y, S = delta_rule(q, k, silu(v), beta, log_decay, state.S)
-        y = self.norm(y.transpose(1, 2)).flatten(2).to(x.dtype)
+        y = rearrange(self.norm(y), "batch head seq d -> batch seq (head d)").to(x.dtype)
         return self.out_proj(silu_gate(self.gate_proj(x), y)), GatedDeltaNetState(conv, S)
 
     def _strengths(self, x: Tensor, dtype: torch.dtype, lengths: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm
@@ -104,10 +105,10 @@ class GatedLinearAttention(SequenceMixer):
             k, log_decay = k * valid, log_decay * valid  # padding writes nothing and forgets nothing
         q, k, log_decay = coefficient(q * self.d_key**-0.5), coefficient(k), coefficient(log_decay)
         y, S = dplr(q, k, v, log_decay, None, None, state.S)
-        y = self.norm(y.transpose(1, 2)).flatten(2).to(x.dtype)
+        y = rearrange(self.norm(y), "batch head seq d -> batch seq (head d)").to(x.dtype)
         if self.gate_proj is not None:
             y = silu_gate(self.gate_proj(x), y)
         return self.out_proj(y), GatedLinearAttentionState(S)
 
     def _heads(self, t: Tensor) -> Tensor:
-        return t.unflatten(2, (self.n_heads, -1)).transpose(1, 2)
+        return rearrange(t, "batch seq (head d) -> batch head seq d", head=self.n_heads)

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm, ShortConv
@@ -140,7 +141,7 @@ class KimiDelta(SequenceMixer):
         q, k = coefficient(q * self.d_head**-0.5), coefficient(k)
         erase, write, log_decay = self._strengths(x, state.S.dtype, lengths)
         y, S = dplr(q, k, write * silu(v), log_decay, k, erase * k, state.S)
-        y = self.norm(y.transpose(1, 2)).flatten(2).to(x.dtype)
+        y = rearrange(self.norm(y), "batch head seq d -> batch seq (head d)").to(x.dtype)
         y = sigmoid_gate(self.gate_up(self.gate_down(x)), y)
         return self.out_proj(y), KimiDeltaState(conv, S)
 
@@ -156,4 +157,4 @@ class KimiDelta(SequenceMixer):
         return coefficient(erase), coefficient(write), coefficient(log_decay)
 
     def _heads(self, t: Tensor) -> Tensor:
-        return t.unflatten(2, (self.n_heads, -1)).transpose(1, 2)
+        return rearrange(t, "batch seq (head d) -> batch head seq d", head=self.n_heads)

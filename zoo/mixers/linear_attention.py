@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
@@ -83,7 +84,7 @@ class LinearAttention(SequenceMixer):
     def mix(
         self, x: Tensor, state: LinearAttentionState, lengths: Tensor | None
     ) -> tuple[Tensor, LinearAttentionState]:
-        q, k, v = self.qkv_proj(x).unflatten(2, (3, self.n_heads, self.d_head)).permute(2, 0, 3, 1, 4)
+        q, k, v = rearrange(self.qkv_proj(x), "batch seq (part head d) -> part batch head seq d", part=3, d=self.d_head)
         if self.feature_map == "elu":
             q, k = F.elu(q) + 1, F.elu(k) + 1
         if lengths is not None:
@@ -94,4 +95,6 @@ class LinearAttention(SequenceMixer):
         y, outer = dplr(q, k, value, None, None, None, state.outer)
         if self.normalize:
             y = y[..., :-1] * coefficient(1 / (y[..., -1:] + _EPS))
-        return self.out_proj(y.to(v.dtype).transpose(1, 2).flatten(2)), LinearAttentionState(outer)
+        return self.out_proj(rearrange(y.to(v.dtype), "batch head seq d -> batch seq (head d)")), LinearAttentionState(
+            outer
+        )

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm
@@ -156,7 +157,7 @@ class Mamba3(SequenceMixer):
 
     def mix(self, x: Tensor, state: Mamba3State, lengths: Tensor | None) -> tuple[Tensor, Mamba3State]:
         z, u, B, C, steps, theta = self.in_proj(x).to(state.h.dtype).split(self.widths, dim=2)
-        z, u = (t.unflatten(2, (self.n_heads, self.d_head)).transpose(1, 2) for t in (z, u))
+        z, u = (rearrange(t, "batch seq (head d) -> batch head seq d", d=self.d_head) for t in (z, u))
         dt, log_decay, now = self._steps(steps, lengths)
         angle = advance_angles(math.pi * torch.tanh(theta).unsqueeze(1) * dt.unsqueeze(3), state.angle)
         q = coefficient(rotate_pairs(self._directions(C, self.C_norm, self.C_bias), angle))
@@ -173,13 +174,15 @@ class Mamba3(SequenceMixer):
         y = (readout * silu_gate(gate, y)).sum(3)
 
         k, u = (t[:, :, -1] if lengths is None else _at(t, lengths) for t in (k, u))
-        return self.out_proj(y.transpose(1, 2).flatten(2).to(x.dtype)), Mamba3State(h, k, u, angle[:, :, -1])
+        return self.out_proj(rearrange(y, "batch head seq d -> batch seq (head d)").to(x.dtype)), Mamba3State(
+            h, k, u, angle[:, :, -1]
+        )
 
     def _steps(self, steps: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """dt, the log-decay and lambda dt, (batch, n_heads, seq) each; in padding all are zero and nothing happens."""
         # Contiguous: torch.compile mistakes the strides of softplus's gradient where input and gradient are laid out
         # differently.
-        dt, rate, trap = steps.unflatten(2, (3, self.n_heads)).permute(2, 0, 3, 1).contiguous().unbind(0)
+        dt, rate, trap = rearrange(steps, "batch seq (part head) -> part batch head seq", part=3).contiguous().unbind(0)
         dt = F.softplus(dt + self.dt_bias.unsqueeze(1))
         if lengths is not None:
             dt = dt * valid_positions(lengths, dt.shape[2]).unsqueeze(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
@@ -97,8 +98,8 @@ class SlidingAttention(SequenceMixer):
 
     def mix(self, x: Tensor, state: SlidingState, lengths: Tensor | None) -> tuple[Tensor, SlidingState]:
         seq_len = x.shape[1]
-        parts = self.qkv_proj(x).split(self.widths, dim=2)
-        q, k, v = (t.unflatten(2, (-1, self.d_head)).transpose(1, 2) for t in parts)
+        heads = rearrange(self.qkv_proj(x), "batch seq (head d) -> batch head seq d", d=self.d_head)
+        q, k, v = heads.split((self.n_heads, self.n_kv_heads, self.n_kv_heads), dim=1)
         if self.position == "rope":
             positions = state.seen.unsqueeze(1) + torch.arange(seq_len, device=x.device)
             q, k = rotate(q, positions), rotate(k, positions)
@@ -107,4 +108,4 @@ class SlidingAttention(SequenceMixer):
         y = sliding_attend(q, keys, values, state.seen.clamp(max=self.window - 1), self.slopes)
         keys, values = (settle_cache(cache, lengths, seq_len)[:, :, seq_len:] for cache in (keys, values))
         seen = state.seen + (seq_len if lengths is None else lengths)
-        return self.out_proj(y.transpose(1, 2).flatten(2)), SlidingState(keys, values, seen)
+        return self.out_proj(rearrange(y, "batch head seq d -> batch seq (head d)")), SlidingState(keys, values, seen)

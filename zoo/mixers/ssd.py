@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm, ShortConv
@@ -126,8 +127,8 @@ class SSD(SequenceMixer):
         z, uBC, dt = self.in_proj(x).split((self.d_inner, sum(self.widths), self.n_heads), dim=2)
         uBC, conv = self.conv.mix(uBC, state.conv, lengths)
         u, B, C = uBC.split(self.widths, dim=2)
-        u = silu(u).unflatten(2, (self.n_heads, self.d_head)).transpose(1, 2).to(wide)
-        B, C = (F.silu(t).unflatten(2, (self.n_groups, self.d_state)).transpose(1, 2) for t in (B, C))
+        u = rearrange(silu(u), "batch seq (head d) -> batch head seq d", d=self.d_head).to(wide)
+        B, C = (rearrange(F.silu(t), "batch seq (group n) -> batch group seq n", n=self.d_state) for t in (B, C))
         dt = F.softplus(dt.to(wide) + self.dt_bias)
         if lengths is not None:
             dt = dt * valid_positions(lengths, x.shape[1]).unsqueeze(2)  # a step of size zero leaves the state alone
@@ -135,5 +136,5 @@ class SSD(SequenceMixer):
         log_decay = -self.A_log.to(wide).exp().unsqueeze(1) * dt
         o, h = ssd(C, B, dt.unsqueeze(3) * u, log_decay, state.h)
         o = o + self.D.view(-1, 1, 1) * u
-        o = o.transpose(1, 2).flatten(2).to(x.dtype)
+        o = rearrange(o, "batch head seq d -> batch seq (head d)").to(x.dtype)
         return self.out_proj(self.norm(silu_gate(z, o))), SSDState(conv, h)
