@@ -47,6 +47,7 @@ TASKS = Registry(
             "say the tokens among blanks again, in order",
         ),
         "ssm_teacher": ("tasks.ssm_teacher:SSMTeacher", "regress a linear time-invariant teacher of span dimension k"),
+        "stacked_mqar": ("tasks.stacked_mqar:StackedMQAR", "mqar where a key and its value share one vector"),
         "text": ("tasks.text:Text", "the next byte or character of a user's files or of any data set of text"),
     },
 )

@@ -20,6 +20,18 @@ def k_hop_options(draw: st.DrawFn) -> Options:
     }
 
 
+@st.composite
+def stacked_mqar_options(draw: st.DrawFn) -> Options:
+    n_pairs, n_passes = draw(st.integers(1, 10)), draw(st.integers(1, 3))
+    return {
+        "seq_len": n_pairs * (n_passes + 1),
+        "n_symbols": n_pairs + draw(st.integers(0, 20)),
+        "d_key": draw(st.integers(1, 6)),
+        "n_passes": n_passes,
+        "vector_seed": draw(st.integers(0, 3)),
+    }
+
+
 CASES = {
     "k_hop": TaskCase(
         options=k_hop_options(),
@@ -37,6 +49,21 @@ CASES = {
             (
                 {"n_names": 23},
                 "n_names must be >= seq_len / 2 - n_questions, got n_names=23, seq_len=64, n_questions=8",
+            ),
+        ],
+    ),
+    "stacked_mqar": TaskCase(
+        options=stacked_mqar_options(),
+        solve=solvers.solve_stacked_mqar,
+        facts={"distance": solvers.stacked_mqar_distance},
+        refused=[
+            ({"seq_len": 0}, "seq_len must be an integer >= 1, got seq_len=0"),
+            ({"seq_len": 31}, r"seq_len must be a multiple of n_passes \+ 1, got seq_len=31, n_passes=1"),
+            ({"n_passes": 0}, "n_passes must be an integer >= 1, got n_passes=0"),
+            ({"d_key": 0}, "d_key must be an integer >= 1, got d_key=0"),
+            (
+                {"n_symbols": 15},
+                r"n_symbols must be >= seq_len / \(n_passes \+ 1\), got n_symbols=15, seq_len=32, n_passes=1",
             ),
         ],
     ),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 Options = dict[str, Any]
 Answers = dict[int, int]
 
@@ -40,3 +42,28 @@ def solve_k_hop(options: Options, inputs: list[int], asked: list[int]) -> Answer
 def k_hop_hops(options: Options, inputs: list[int], asked: list[int]) -> Answers:
     _, questions = edges_and_questions(options, inputs)
     return {position: questions[position][1] for position in asked}
+
+
+def solve_stacked_mqar(options: Options, inputs: list[list[float]], asked: list[int]) -> Answers:
+    """Look the key up in every pass, then the value that stood beside it among all values, drawn behind all keys."""
+    m, d, n_passes = options["n_symbols"], options["d_key"], options["n_passes"]
+    n_pairs = len(inputs) // (n_passes + 1)
+    assert asked == list(range(n_passes * n_pairs, len(inputs)))
+    drawn = np.random.default_rng(options["vector_seed"]).standard_normal(2 * m * d).astype(np.float32).tolist()
+    numbers = [drawn[d * i : d * (i + 1)] for i in range(2 * m)]
+    answers = {}
+    for position in asked:
+        assert inputs[position][d:] == [0.0] * d
+        beside = {tuple(x[d:]) for x in inputs[: asked[0]] if x[:d] == inputs[position][:d]}
+        assert len(beside) == 1
+        assert inputs[position][:d] in numbers[:m]
+        answers[position] = numbers[m:].index(list(*beside))
+    assert len(set(answers.values())) == n_pairs
+    return answers
+
+
+def stacked_mqar_distance(options: Options, inputs: list[list[float]], asked: list[int]) -> Answers:
+    """Back to where the key stood last among the pairs."""
+    d = options["d_key"]
+    keys = [x[:d] for x in inputs]
+    return {i: next(i - j for j in reversed(range(asked[0])) if keys[j] == keys[i]) for i in asked}

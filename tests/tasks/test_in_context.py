@@ -19,3 +19,16 @@ def test_hops_and_cycles_are_drawn_evenly(rng: np.random.Generator) -> None:
     assert chi_square(orders, np.full(144, 1 / 144)) < 243  # 143 degrees of freedom
     asked = (arrays["inputs"][:, 0:8:2] == arrays["inputs"][:, 9:]).argmax(axis=1)
     assert chi_square(np.bincount(asked), np.full(4, 1 / 4)) < 30.7  # 3 degrees of freedom
+
+
+def test_stacked_pairs_and_questions_come_in_any_order(rng: np.random.Generator) -> None:
+    task = tasks.create_task("stacked_mqar", seq_len=9, n_symbols=3, d_key=1, n_passes=2)
+    arrays = task.sample(rng, 12_000)
+    for start in (0, 3, 6):
+        orders = np.unique(arrays["inputs"][:, start : start + 3, 0], axis=0, return_counts=True)[1]
+        assert chi_square(orders, np.full(6, 1 / 6)) < 35.9  # 5 degrees of freedom
+    pairings = np.unique(arrays["labels"][:, 6:], axis=0, return_counts=True)[1]
+    assert chi_square(pairings, np.full(6, 1 / 6)) < 35.9  # 5 degrees of freedom
+    # The distance to a uniform place in the pass before, from a uniform place in the questions.
+    counts = np.bincount(arrays["distance"][:, 6:].ravel(), minlength=6)[1:]
+    assert chi_square(counts, np.array([1, 2, 3, 2, 1]) / 9) < 33.4  # 4 degrees of freedom
