@@ -50,6 +50,7 @@ def test_forward_of_every_variant_agrees_with_eager(case: Case, generator: torch
     test_forward_agrees_with_eager(case, generator)
 
 
+@pytest.mark.slow
 @cases(variants=False)
 def test_stream_with_lengths_agrees_with_eager(case: Case, generator: torch.Generator) -> None:
     mixer = case.create(generator)

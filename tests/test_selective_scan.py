@@ -414,6 +414,7 @@ SCAN = (
 )
 
 
+@pytest.mark.slow
 def test_compiling_is_said_once_and_its_code_is_found_again(tmp_path: Path) -> None:
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "code")}
     said = []
@@ -429,6 +430,7 @@ def test_compiling_is_said_once_and_its_code_is_found_again(tmp_path: Path) -> N
     assert list(tmp_path.rglob("*.nbc"))
 
 
+@pytest.mark.slow
 def test_without_a_folder_for_its_code_it_is_compiled_each_time(tmp_path: Path) -> None:
     """A package that was installed read-only, in a home that is: numba has no place to keep the code."""
     program = f"import numba.core.caching as caching\ncaching.CacheImpl._locator_classes = []\n{SCAN}"

@@ -349,6 +349,7 @@ sys.exit(train.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_a_platform_without_sigusr1_trains_and_stops(tmp_path: Path) -> None:
     for act, status in (("stop", train.REQUEUE), ("go on", 0)):
         argv = [sys.executable, "-c", ELSEWHERE, act, *command(tmp_path)]

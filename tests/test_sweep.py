@@ -398,6 +398,7 @@ def test_reasons(status: int, said: str) -> None:
     assert reason(status).startswith(said)
 
 
+@pytest.mark.slow
 def test_the_same_command_goes_on_where_it_stopped(
     tmp_path: Path, stand_in: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

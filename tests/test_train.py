@@ -253,6 +253,7 @@ def test_who_watches_changes_no_result_and_no_name(
     assert go(tmp_path) == 0  # finished, without them too
 
 
+@pytest.mark.slow
 def test_a_callback_that_may_change_a_result_makes_another_run(tmp_path: Path) -> None:
     stopping = ("--trainer.callbacks", "EarlyStopping", "--trainer.callbacks.monitor", "val/loss")
     assert folder(tmp_path, *stopping) != folder(tmp_path)
@@ -263,6 +264,7 @@ def test_a_callback_that_may_change_a_result_makes_another_run(tmp_path: Path) -
 # Going on
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_checkpoint_and_the_same_command_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -366,6 +368,7 @@ def test_a_run_too_short_to_validate_still_has_a_best_checkpoint(tmp_path: Path)
     ]
 
 
+@pytest.mark.slow
 def test_ckpt_path_goes_on_from_another_run(
     finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -407,6 +410,7 @@ def test_resume_command_is_the_same_without_what_starts_anew() -> None:
 # Tasks without accuracy
 
 
+@pytest.mark.slow
 def test_figures_of_the_theory_are_drawn_at_the_end_unless_told_otherwise(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -423,6 +427,7 @@ def test_figures_of_the_theory_are_drawn_at_the_end_unless_told_otherwise(tmp_pa
     assert results(folder(tmp_path / "none")) == results(folder(tmp_path / "end"))
 
 
+@pytest.mark.slow
 def test_a_run_without_its_test_is_tested_later_as_if_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

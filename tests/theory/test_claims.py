@@ -58,7 +58,12 @@ def measured() -> dict[str, Verdict]:
     return Measured()
 
 
-@pytest.mark.parametrize("name", list_claims())
+TRAINED = {"head_count", "softmax_heads"}
+"""Claims that train, or search from many starts."""
+CLAIM_BY_CLAIM = [pytest.param(name, marks=pytest.mark.slow if name in TRAINED else ()) for name in list_claims()]
+
+
+@pytest.mark.parametrize("name", CLAIM_BY_CLAIM)
 def test_claims_hold_and_slogans_do_not(name: str, measured: dict[str, Verdict]) -> None:
     verdict = measured[name]
     right = [check.refutes if verdict.claim.slogan else check.holds for check in verdict.evidence.checks]
@@ -100,7 +105,7 @@ _SPOILT: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
 """For each claim: the thing that is made wrong, in which module, and how."""
 
 
-@pytest.mark.parametrize("name", list_claims())
+@pytest.mark.parametrize("name", CLAIM_BY_CLAIM)
 def test_a_claim_made_wrong_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, attribute, spoil = _SPOILT[name]
     monkeypatch.setattr(module, attribute, spoil(getattr(module, attribute)))

@@ -126,6 +126,7 @@ def test_a_batch_gives_a_row_each(generator: torch.Generator) -> None:
     assert stable_rank(together)[2] == stable_rank(together[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["output", "input"])
 def test_the_sketchs_energy_is_right_on_average(side: str, generator: torch.Generator) -> None:
     layer = create_mixer("attention", 4, n_heads=2).double()

@@ -29,6 +29,8 @@ CASES = {
     "fresh examples": {"fresh": True, "val_check_interval": 2},
     "fresh examples, accumulation": {"fresh": True, "accumulate_grad_batches": 2, "max_steps": 7},
 }
+QUICK = ("validation inside the epoch", "accumulation, validation inside", "fresh examples, accumulation")
+"""What the default run holds; the others take as long each."""
 
 
 class Keep(L.Callback):
@@ -88,7 +90,9 @@ def fit(
     return module, record, checkpoints, trainer
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES]
+)
 def test_resuming_from_any_step_gives_the_same_run(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasks.splits.SHARD_ROWS", 24)  # fresh examples: blocks of three batches
     options, kept = CASES[case], tmp_path / "kept"
