@@ -103,7 +103,8 @@ class RGLRU(SequenceMixer):
         for weight, std in scales:
             nn.init.normal_(weight, std=std)
         for bias in (self.in_proj.bias, self.conv.bias, self.gate_bias, self.out_proj.bias):
-            nn.init.zeros_(bias)
+            if bias is not None:
+                nn.init.zeros_(bias)
         with torch.no_grad():
             rate = -0.5 * self.rate.uniform_(self.r_min**2, self.r_max**2).log()
             self.rate.copy_(rate.expm1().log())

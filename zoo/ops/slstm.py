@@ -46,7 +46,8 @@ def slstm_scan(
         after = coefficient(torch.sigmoid(o) / n_next) * c_next, c_next, n_next, largest
         if valid is not None:
             moves = valid[:, t].view(-1, 1, 1)
-            after = tuple(torch.where(moves, new, old) for new, old in zip(after, state, strict=True))
+            h, c, n, m = (torch.where(moves, new, old) for new, old in zip(after, state, strict=True))
+            after = h, c, n, m
         state = after
         outputs.append(state[0])
     return torch.stack(outputs, dim=1), state

@@ -237,7 +237,7 @@ def measure_differential(settings: Settings) -> Evidence:
     draw, n_heads = Draw(settings, 85), 2
     layer = drawn(settings, lambda: DifferentialAttention(8, n_heads, d_rope=0), 86)
     x = draw(1, _SEQ_LEN, 8)
-    operators = interaction_rank(interaction(layer, x).operator[0])
+    operators = int(interaction_rank(interaction(layer, x).operator[0]))
     with torch.no_grad():
         q, k, _ = (t.unflatten(1, (2 * n_heads, -1)).transpose(0, 1) for t in layer.qkv_proj(x[0]).chunk(3, dim=1))
         logits = (q @ k.mT / layer.d_head**0.5).masked_fill(~torch.ones_like(q @ k.mT).tril().bool(), -torch.inf)
