@@ -253,6 +253,7 @@ def test_state_bytes_is_what_stream_returns(name: str, dtype: torch.dtype, gener
         ({"mixer": {"name": "atention"}}, r"unknown mixer 'atention' \(did you mean 'attention'\?\)"),
         ({"mixer": {"name": "attention", "n_head": 2}}, r"did you mean 'n_heads'\?"),
         ({"mixer": {"n_heads": 2}}, "mixer needs a name"),
+        ({"mixer": "attention"}, "mixer must be a mapping .*, got 'attention'"),
         ({"mixer": {"name": "factorized", "d_out": 5}}, "d_out = d_model, got 5 and 8"),
         ({"mixer": {"name": "factorized", "d_out": 5}, "backbone": "bare"}, "d_out=5 cannot feed one of d_model=8"),
         ({"d_model": 0}, "d_model must be a positive integer, got 0"),

@@ -79,6 +79,8 @@ class Backbone(Configured):
                 f"expert_offset must lie in 0..{min(n_layers, expert_period) - 1} "
                 f"(n_layers={n_layers}, expert_period={expert_period}), got {expert_offset}"
             )
+        if not isinstance(mixer, Mapping):
+            raise ValueError(f"mixer must be a mapping {{'name': ..., **options}}, got {mixer!r}")
         options = dict(mixer)
         if "name" not in options:
             raise ValueError(f"mixer needs a name, got {options}")

@@ -34,6 +34,8 @@ _PREFIX = "backbone."  # of the weights' names, since a training module holds mo
 def save(model: Backbone, path: str | os.PathLike[str]) -> None:
     """Write a model's options and weights to a file that `load` reads; no optimizer, nothing to resume from.
 
+    A head that is the embedding is so again when it is loaded; every weight is then one that training changes.
+
         zoo.save(model, "model.ckpt")
         model = zoo.load("model.ckpt")
 
@@ -49,7 +51,9 @@ def save(model: Backbone, path: str | os.PathLike[str]) -> None:
         raise ValueError(
             f"zoo.save takes a zoo.Backbone, got {type(model).__name__}; of any other module save the state_dict"
         )
-    weights = {name: t.detach().cpu() for name, t in model.state_dict().items()}
+    held = model.state_dict()
+    copies = {(t.data_ptr(), t.shape): t.detach().cpu() for t in held.values()}  # one of what two names share
+    weights = {name: copies[t.data_ptr(), t.shape] for name, t in held.items()}
     misfit = _misfit(_build(model.options).state_dict(), weights)
     if misfit:
         raise ValueError(f"the model is not the one that its options build, and could not be loaded: {misfit}")
@@ -88,7 +92,17 @@ def load(run_dir: str | os.PathLike[str], checkpoint: Literal["best", "last"] | 
     if misfit:
         raise ValueError(f"{path} does not fit mixer {options['mixer']['name']!r} as this version builds it: {misfit}")
     model.load_state_dict({name: w.clone() for name, w in weights.items()}, assign=True)
+    if _are_tied(weights):
+        assert model.head is not None
+        assert model.embedding is not None
+        model.head.weight = model.embedding.weight
     return model.eval()
+
+
+def _are_tied(weights: Mapping[str, Tensor]) -> bool:
+    """Whether the head's weight is the embedding's: a file keeps what two names share once."""
+    embedding, head = weights.get("embedding.weight"), weights.get("head.weight")
+    return embedding is not None and head is not None and embedding.data_ptr() == head.data_ptr()
 
 
 def find_checkpoint(run_dir: str | os.PathLike[str], checkpoint: str = "best") -> Path:

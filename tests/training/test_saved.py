@@ -73,6 +73,18 @@ def test_a_saved_backbone_is_loaded_as_it_was(mixer: str, dtype: torch.dtype, tm
     small.assert_identical(small.weights(zoo.load(tmp_path / "model.ckpt")), small.weights(model))
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_head_that_is_the_embedding_is_so_after_loading(tied: bool, tmp_path: Path) -> None:
+    model = zoo.Backbone({"name": "conv"}, 8, 1, vocab_size=5, n_outputs=5)
+    if tied:
+        model.head.weight = model.embedding.weight
+    zoo.save(model, tmp_path / "model.ckpt")
+    loaded = zoo.load(tmp_path / "model.ckpt")
+    assert (loaded.head.weight is loaded.embedding.weight) == tied
+    assert len(list(loaded.parameters())) == len(list(model.parameters()))
+    small.assert_identical(small.weights(loaded), small.weights(model))
+
+
 def test_what_could_not_be_loaded_is_not_saved(run: Path, tmp_path: Path, unchecked_shapes: None) -> None:
     model = zoo.Backbone({"name": "lstm"}, 8, 2, vocab_size=5, n_outputs=3)
     path = tmp_path / "model.ckpt"
