@@ -98,7 +98,7 @@ def _origin(cls: type, entry: Mixer) -> str:
 def _option(option: Option) -> str:
     default = "" if option.default is inspect.Parameter.empty else f", {option.default!r} unless given"
     text = f"`{option.name}` (`{option.kind}`{default}): {option.meaning}"
-    return _filled(text, initial_indent="- ", subsequent_indent="  ")
+    return _filled(text, first="- ", rest="  ")
 
 
 def _paragraph(text: str) -> str:
@@ -106,11 +106,13 @@ def _paragraph(text: str) -> str:
     return text if text.startswith("    ") else _filled(text)
 
 
-def _filled(text: str, **indents: str) -> str:
+def _filled(text: str, first: str = "", rest: str = "") -> str:
     linked = _ARXIV.sub(lambda found: f"[{found[0]}]({_address(found[0])})", " ".join(text.split()))
     # A line that began with a sign would be a list or a quotation.
     glued = re.sub(r" (?=(?:[*+-]|>=?) )", "\0", linked)
-    lines = textwrap.fill(glued, _WIDTH, break_long_words=False, break_on_hyphens=False, **indents)
+    lines = textwrap.fill(
+        glued, _WIDTH, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )
     return lines.replace("\0", " ")
 
 
