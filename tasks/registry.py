@@ -29,6 +29,10 @@ TASKS = Registry(
         "group_words": ("tasks.group_words:GroupWords", "multiply out a word over a finite group, prefix by prefix"),
         "images": ("tasks.images:Images", "classify images read pixel by pixel: handwritten digits, or any data set"),
         "in_context_recall": ("tasks.in_context_recall:InContextRecall", "name the value that a key had before"),
+        "in_context_regression": (
+            "tasks.in_context_regression:InContextRegression",
+            "predict w · x from pairs read before, w new in every sequence",
+        ),
         "induction_heads": ("tasks.induction_heads:InductionHeads", "name the token that followed the trigger before"),
         "k_hop": ("tasks.k_hop:KHop", "name the k-th successor of a node on a cycle of shuffled edges"),
         "listops": ("tasks.listops:ListOps", "compute the digit that a nested expression of lists comes to"),

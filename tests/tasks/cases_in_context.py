@@ -33,6 +33,19 @@ def stacked_mqar_options(draw: st.DrawFn) -> Options:
 
 
 CASES = {
+    "in_context_regression": TaskCase(
+        options=st.fixed_dictionaries(
+            {"seq_len": st.integers(1, 20).map(lambda pairs: 2 * pairs), "d_x": st.integers(1, 8)}
+        ),
+        solve=solvers.solve_in_context_regression,
+        facts={"pairs": solvers.pairs_before},
+        refused=[
+            ({"seq_len": 41}, "seq_len must be even, got seq_len=41"),
+            ({"seq_len": 0}, "seq_len must be an integer >= 2, got seq_len=0"),
+            ({"d_x": 0}, "d_x must be an integer >= 1, got d_x=0"),
+        ],
+        published=[{"seq_len": 82, "d_x": 20}],
+    ),
     "k_hop": TaskCase(
         options=k_hop_options(),
         solve=solvers.solve_k_hop,

@@ -67,3 +67,19 @@ def stacked_mqar_distance(options: Options, inputs: list[list[float]], asked: li
     d = options["d_key"]
     keys = [x[:d] for x in inputs]
     return {i: next(i - j for j in reversed(range(asked[0])) if keys[j] == keys[i]) for i in asked}
+
+
+def solve_in_context_regression(
+    options: Options, inputs: list[list[float]], asked: list[int]
+) -> dict[int, list[float]]:
+    """Read the answers, which follow the questions; one linear function must give them all."""
+    assert asked == list(range(0, len(inputs), 2))
+    assert not any(any(y[1:]) for y in inputs[1::2])
+    x, y = np.array(inputs[::2]), np.array([y[0] for y in inputs[1::2]])
+    fitted = x @ np.linalg.lstsq(x, y, rcond=None)[0]
+    np.testing.assert_allclose(fitted, y, atol=1e-5 * np.abs(x).max() * options["d_x"])
+    return {position: [inputs[position + 1][0]] for position in asked}
+
+
+def pairs_before(options: Options, inputs: list[list[float]], asked: list[int]) -> Answers:
+    return {position: len(inputs[:position]) // 2 for position in asked}

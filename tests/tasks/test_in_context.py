@@ -32,3 +32,21 @@ def test_stacked_pairs_and_questions_come_in_any_order(rng: np.random.Generator)
     # The distance to a uniform place in the pass before, from a uniform place in the questions.
     counts = np.bincount(arrays["distance"][:, 6:].ravel(), minlength=6)[1:]
     assert chi_square(counts, np.array([1, 2, 3, 2, 1]) / 9) < 33.4  # 4 degrees of freedom
+
+
+def test_the_floor_of_regression_is_what_least_squares_reaches(rng: np.random.Generator) -> None:
+    task, n = tasks.create_task("in_context_regression", seq_len=14, d_x=4), 2_000
+    arrays = task.sample(rng, n)
+    x, y = arrays["inputs"][:, ::2].astype(np.float64), arrays["labels"][:, ::2, 0].astype(np.float64)
+    floors = task.floors()
+    for pairs in range(7):
+        weights = np.linalg.pinv(x[:, :pairs]) @ y[:, :pairs, None]
+        error = np.square(y[:, pairs] - (x[:, pairs, None] @ weights)[:, 0, 0])
+        floor = floors[f"floor_at_pairs/{pairs}"]
+        if pairs >= 4:
+            # What is left is the rounding of y to float32, which a badly conditioned square of x may magnify.
+            assert np.median(error) < 1e-9
+            assert floor == 0
+        else:
+            assert abs(error.mean() / 4 - floor) < 5 * error.std() / 4 / np.sqrt(n)
+    assert floors["floor"] == np.mean([floors[f"floor_at_pairs/{pairs}"] for pairs in range(7)])
