@@ -706,6 +706,34 @@ def test_another_module_is_refused(generator: torch.Generator) -> None:
             load_transformers(other)
 
 
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("/no/such/folder", "cannot load '/no/such/folder': no such folder, and no model of that name"),
+        ("", "cannot load '': no such folder, and no model of that name"),
+        (3, "source must be a layer or model of transformers, or a folder, got int"),
+    ],
+)
+def test_what_is_neither_a_module_nor_a_folder_is_refused(source: Any, message: str, unchecked_shapes: None) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        load_transformers(source)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_class_of_the_same_name_is_named_with_its_module(generator: torch.Generator) -> None:
+    theirs = build("Llama", generator, **HEADS[0])
+    theirs.__class__ = type("LlamaForCausalLM", (type(theirs),), {"__module__": "mine"})
+    with pytest.raises(ValueError, match=r"unknown layer or model of transformers 'mine\.LlamaForCausalLM'"):
+        load_transformers(theirs)
+
+
+def test_a_model_that_does_not_run_is_refused(generator: torch.Generator) -> None:
+    theirs = build("Llama", generator, **HEADS[0])
+    theirs.forward = lambda *_, **__: theirs.absent
+    with pytest.raises(ValueError, match=r"cannot be run in torch.float32 .*absent'; give verify=False"):
+        load_transformers(theirs)
+
+
 def test_an_absent_transformers_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'mixer-zoo\[transformers\]'"):

@@ -75,10 +75,15 @@ def load_transformers(source: nn.Module | str | os.PathLike[str], *, verify: boo
             do), or a folder that transformers cannot load or that does not hold exactly the model's weights.
         ModuleNotFoundError: a folder is given and transformers is not installed; names the extra that brings it.
     """
+    if not isinstance(source, (nn.Module, str, os.PathLike)):
+        raise ValueError(
+            f"source must be a layer or model of transformers, or a folder, got {type(source).__name__}: {source!r}"
+        )
     theirs = source if isinstance(source, nn.Module) else _pretrained(source)
     kind = type(theirs).__name__
     if not _own(theirs) or kind not in {*LAYERS, *MODELS}:
-        raise ValueError(unknown("layer or model of transformers", kind, [*LAYERS, *MODELS]))
+        found = kind if _own(theirs) else f"{type(theirs).__module__}.{type(theirs).__qualname__}"
+        raise ValueError(unknown("layer or model of transformers", found, [*LAYERS, *MODELS]))
     for path, module in theirs.named_modules():
         if not _own(module):
             found = f"{type(module).__module__}.{type(module).__qualname__}"
@@ -110,7 +115,13 @@ def _pretrained(source: str | os.PathLike[str]) -> nn.Module:
         raise ModuleNotFoundError(
             "loading a pretrained model needs transformers: pip install 'mixer-zoo[transformers]'", name="transformers"
         ) from None
-    if find_adapter_config_file(os.fspath(source)) is not None:
+    try:
+        adapter = find_adapter_config_file(os.fspath(source))
+    except OSError:  # neither a folder nor a name that a model could have
+        raise ValueError(
+            f"transformers cannot load {os.fspath(source)!r}: no such folder, and no model of that name within reach"
+        ) from None
+    if adapter is not None:
         raise ValueError(f"{source} holds an adapter (adapter_config.json): merge it and save the whole model first")
     try:
         load: Any = AutoModelForCausalLM.from_pretrained
@@ -467,11 +478,11 @@ def _verify(theirs: Any, ours: SequenceMixer | Backbone) -> None:
                         "as its configuration says (verify=False loads all the same)"
                     )
                 x = outputs[path].to(dtype)  # theirs may keep the residual in float32
-    except RuntimeError as error:
+    except (RuntimeError, AttributeError, TypeError, LookupError) as error:
         dtypes = sorted({str(parameter.dtype) for parameter in theirs.parameters()})
         raise ValueError(
             f"{type(theirs).__name__}: cannot be run in {' and '.join(dtypes)} beside the zoo's: "
-            f"{' '.join(str(error).split())}; cast it to one dtype, or give verify=False"
+            f"{' '.join(str(error).split())}; {'cast it to one dtype, or ' * (len(dtypes) > 1)}give verify=False"
         ) from error
 
 
