@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -118,10 +119,16 @@ def source_modules(task: Task) -> list[str]:
 
 
 def _source_hash(module: str) -> str:
-    spec = find_spec(module)
-    if spec is None or spec.origin is None:
-        raise ValueError(f"the source of {module!r} cannot be found, so what it generates cannot be cached")
-    return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
+    spec = None
+    with contextlib.suppress(ValueError):  # a script that is run is a module without a spec
+        spec = find_spec(module)
+    file = getattr(sys.modules.get(module), "__file__", None) if spec is None else spec.origin
+    if file is None:
+        raise ValueError(
+            f"the source of {module!r} cannot be found, so what it generates cannot be cached; "
+            "write the task into a file and import it"
+        )
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 def _generate_once(folder: Path, key: dict[str, Any], task: Task) -> Arrays:

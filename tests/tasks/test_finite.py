@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from itertools import chain
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 
 from tasks.base import Arrays, FiniteTask, Task
-from tasks.cache import materialise
+from tasks.cache import cache_key, materialise
 from tasks.datamodule import FreshBatches, TaskDataModule
 from tasks.spec import TaskSpec
 from tasks.splits import SPLITS, sample_split
@@ -49,6 +51,22 @@ def test_a_finite_tasks_splits_share_nothing_and_hold_everything(tmp_path: Path)
         assert all(seen.setdefault(split, set(found)) == set(found) for split, found in rows.items())
     first, second = (sample_split(Numbers(), "train", 50, seed)["inputs"].tolist() for seed in (0, 1))
     assert first != second
+
+
+def test_a_task_may_be_defined_in_the_script_that_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = ModuleType("__main__")
+    script.__file__, script.__spec__ = str(tmp_path / "script.py"), None
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    monkeypatch.setattr(Numbers, "__module__", "__main__")
+    keys = []
+    for text in ("first", "second"):
+        (tmp_path / "script.py").write_text(text)
+        keys.append(cache_key("numbers", Numbers(), "train", 5, 0)["sources"]["__main__"])
+    assert keys[0] != keys[1]
+    del script.__file__  # as in a notebook
+    with pytest.raises(ValueError, match=r"source of '__main__' cannot be found.* write the task into a file"):
+        materialise("numbers", Numbers(), "train", 5, 0, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
 
 
 def test_fresh_examples_of_a_finite_task_are_those_of_its_training_split() -> None:
