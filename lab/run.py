@@ -377,11 +377,12 @@ def at_lengths(metrics: Mapping[str, Any], score: str) -> dict[int, Number]:
 
 def by_facts(metrics: Mapping[str, Any], score: str = "accuracy") -> dict[str, dict[int, Number]]:
     """{fact: {bound: a test score of what does not exceed it, but the bound before}}."""
-    return {
+    found = {
         name.removeprefix("by_"): {e["at_most"]: e[score] for e in entries if e.get(score) is not None}
         for name, entries in metrics.get("test", {}).items()
         if isinstance(entries, list)
     }
+    return {fact: scores for fact, scores in found.items() if scores}
 
 
 def state_of(metrics: Mapping[str, Any] | None) -> State:

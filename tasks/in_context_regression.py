@@ -20,7 +20,8 @@ class InContextRegression(Task):
     Before x_i stand i - 1 pairs. No predictor has a smaller expected squared error than least squares of least norm,
     the limit of ridge regression without noise: it knows w along the x seen and nothing across them, so that relative
     to the power of y its error after k pairs is 1 - k/d, and 0 from d pairs on. `floors` gives it for each k
-    (`floor_at_pairs`) and over a whole sequence (`floor`), to be read beside relative_squared_error.
+    (`floor_at_pairs`) and over a whole sequence (`floor`), to be read beside relative_squared_error, which
+    is split by `pairs` too.
 
     Source: Garg et al., "What Can Transformers Learn In-Context? A Case Study of Simple Function Classes",
     arXiv 2208.01066: linear functions in 20 dimensions, 41 pairs. Their curriculum over dimensions and pairs is not

@@ -408,6 +408,18 @@ def varied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
+def test_an_error_is_drawn_by_the_facts_of_its_task(tmp_path: Path) -> None:
+    error = {"test/accuracy": None, "val/accuracy": None, "test/relative_squared_error": 0.1}
+    split = {f"test/relative_squared_error_by_pairs/<={n}": 1 / n for n in (1, 2, 4)}
+    write_run(tmp_path, "in_context_regression/lstm", 0, 0.5, {}, error | split)
+    (group,) = group_runs(read_runs(tmp_path))
+    (chart,) = [chart for chart in charts_of(group) if chart.kind == "fact"]
+    assert (chart.title, chart.x_label) == ("Relative squared error by pairs", "pairs, at most")
+    assert (chart.y_label, chart.log_y) == ("test relative squared error", True)
+    (line,) = chart.series
+    assert (line.x, line.y) == ((1, 2, 4), (1, 0.5, 0.25))
+
+
 def test_charts_hold_means_and_spreads_over_seeds(varied: Path) -> None:
     recall, regression = group_runs(read_runs(varied))
     charts = {chart.kind: chart for chart in charts_of(recall)}

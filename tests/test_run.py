@@ -89,6 +89,7 @@ def test_what_is_asked_of_metrics() -> None:
     assert at_lengths(NEW, "accuracy") == {64: 0.7}
     assert at_lengths(NEW, "perplexity") == at_lengths({}, "accuracy") == {}
     assert by_facts(NEW) == {"distance": {8: 0.9, 16: 0.5}, "n_pairs": {4: 1.0}}
+    assert by_facts(NEW, "relative_squared_error") == {}
 
 
 def test_states() -> None:

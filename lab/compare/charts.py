@@ -130,6 +130,7 @@ def charts_of(group: Group) -> list[Chart]:
     score = group.score.replace("_", " ")
     log = group.score in ("relative_squared_error", "perplexity")
     chance = group.chance if group.score == "accuracy" else None
+    split = _split_score(group)
     found = [
         Chart(
             "curve",
@@ -155,11 +156,14 @@ def charts_of(group: Group) -> list[Chart]:
         *(
             Chart(
                 "fact",
-                f"Accuracy by {fact.replace('_', ' ')}",
+                f"{split.replace('_', ' ').capitalize()} by {fact.replace('_', ' ')}",
                 f"{fact.replace('_', ' ')}, at most",
-                "test accuracy",
-                _lines(group, lambda row, fact=fact: [by_facts(run.metrics).get(fact, {}) for run in row.judged]),
+                f"test {split.replace('_', ' ')}",
+                _lines(
+                    group, lambda row, fact=fact: [by_facts(run.metrics, split).get(fact, {}) for run in row.judged]
+                ),
                 log_x=True,
+                log_y=split != "accuracy",
                 chance=chance,
             )
             for fact in _facts(group)
@@ -251,7 +255,13 @@ def _floor(group: Group) -> dict[Number, Number]:
 
 
 def _facts(group: Group) -> list[str]:
-    return sorted({fact for row in group.rows for run in row.judged for fact in by_facts(run.metrics)})
+    split = _split_score(group)
+    return sorted({fact for row in group.rows for run in row.judged for fact in by_facts(run.metrics, split)})
+
+
+def _split_score(group: Group) -> str:
+    """What is split by facts: of text too, whose score is its perplexity, the accuracy."""
+    return "relative_squared_error" if group.score == "relative_squared_error" else "accuracy"
 
 
 def _trained_at(group: Group) -> Number | None:

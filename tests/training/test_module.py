@@ -19,6 +19,8 @@ from torchmetrics.classification import MulticlassAccuracy
 from torchmetrics.utilities.data import dim_zero_sum
 
 import zoo
+from tasks.base import Arrays
+from tasks.spec import TaskSpec
 from tests.tolerances import assert_close
 from tests.training import small
 from zoo.training import SequenceModule
@@ -147,8 +149,45 @@ def test_logged_metrics_are_what_a_loop_counts(tmp_path: Path) -> None:
     assert result["test/accuracy"] == pytest.approx(np.mean(right), rel=1e-6)
     assert result["test/loss"] == pytest.approx(np.mean(losses), rel=1e-4)
     assert result["test/accuracy_by_distance/<=4"] == pytest.approx(np.mean(right), rel=1e-6)
-    assert module.test_accuracy_by == {"distance": {4: pytest.approx(np.mean(right), rel=1e-6)}}
+    assert module.test_score_by == {"distance": {4: pytest.approx(np.mean(right), rel=1e-6)}}
     assert "test/perplexity" not in result
+
+
+@pytest.mark.parametrize("every_position", [True, False])
+def test_the_error_of_a_regression_is_split_by_its_facts(every_position: bool, tmp_path: Path) -> None:
+    class Aged(small.Scale):
+        """Scale, with a fact; all positions or every second one labelled."""
+
+        name = f"aged_{every_position}"
+
+        @property
+        def spec(self) -> TaskSpec:
+            return replace(super().spec, facts=("age",))
+
+        def sample(self, rng: np.random.Generator, n: int) -> Arrays:
+            arrays = super().sample(rng, n)
+            age = np.tile(np.arange(small.SEQ_LEN, dtype=np.int32), (n, 1))
+            if not every_position:
+                arrays["labels"][:, ::2] = np.nan
+                age[:, ::2] = -1
+            return {**arrays, "age": age}
+
+    module, data = small.module(task=Aged()), small.data(tmp_path, Aged(), n_test=11)
+    trainer = small.trainer(tmp_path, logger=False)
+    result = trainer.test(module, datamodule=data, verbose=False)[0]
+    arrays = data.split("test")
+    with torch.no_grad():
+        outputs = module.eval()(torch.from_numpy(arrays["inputs"])).numpy()
+    expected = {}
+    for bound, ages in {1: (0, 1), 2: (2,), 4: (3, 4), 8: (5, 6, 7)}.items():
+        ages = [age for age in ages if every_position or age % 2]
+        if ages:
+            labels = arrays["labels"][:, ages]
+            error = float(np.square(outputs[:, ages] - labels).sum() / np.square(labels).sum())
+            expected[bound] = pytest.approx(error, rel=1e-5)
+    assert module.test_score_by == {"age": expected}
+    split = {name: value for name, value in result.items() if "_by_" in name}
+    assert split == {f"test/relative_squared_error_by_age/<={bound}": error for bound, error in expected.items()}
 
 
 class Scattered(small.Echo):

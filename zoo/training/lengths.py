@@ -35,7 +35,7 @@ def scores_at_lengths(
         batches: pairs of a length and the test batches at this length.
     """
     loggers, trainer.loggers = trainer.loggers, []
-    by_fact = module.test_accuracy_by
+    by_fact = module.test_score_by
     scores: Scores = {}
     try:
         for length, loader in batches:
@@ -49,7 +49,7 @@ def scores_at_lengths(
             # Nothing is found where --trainer.limit_test_batches is zero.
             scores[length] = found[0].get(f"test/{module.score_name}") if found else None
     finally:
-        trainer.loggers, module.test_accuracy_by = loggers, by_fact
+        trainer.loggers, module.test_score_by = loggers, by_fact
     return scores
 
 

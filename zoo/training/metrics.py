@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 from torchmetrics import Metric, R2Score
 
 N_BUCKETS = 32
@@ -129,9 +130,7 @@ class BucketedAccuracy(Metric):
 
     def update(self, correct: Bool[Tensor, " answers"], fact: Int[Tensor, " answers"]) -> None:
         """Count answers; one with a negative fact (unknown) is left out."""
-        bounds = 2 ** torch.arange(N_BUCKETS, device=fact.device)
-        bucket = torch.searchsorted(bounds, fact).clamp(max=N_BUCKETS - 1)
-        known = fact >= 0
+        bucket, known = _buckets(fact)
         self.seen += torch.bincount(bucket[known], minlength=N_BUCKETS)
         self.right += torch.bincount(bucket[known & correct], minlength=N_BUCKETS)
 
@@ -141,4 +140,50 @@ class BucketedAccuracy(Metric):
 
     def by_bound(self) -> dict[int, float]:
         """{upper bound of the bucket: accuracy}, ascending, empty buckets left out."""
-        return {2**i: value for i, value in enumerate(self.compute().tolist()) if value == value}
+        return _by_bound(self.compute())
+
+
+class BucketedError(Metric):
+    """Relative squared error by the size of a fact, in the buckets of `BucketedAccuracy`."""
+
+    is_differentiable = False
+    higher_is_better = False
+    full_state_update = False
+    error: Tensor
+    power: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("error", "power"):
+            self.add_state(name, torch.zeros(N_BUCKETS), dist_reduce_fx="sum")
+
+    def update(
+        self,
+        predicted: Float[Tensor, "answers n_outputs"],
+        target: Float[Tensor, "answers n_outputs"],
+        fact: Int[Tensor, " answers"],
+    ) -> None:
+        """Add answers; one with a negative fact (unknown) is left out."""
+        bucket, known = _buckets(fact)
+        # A product, as bincount with weights has no deterministic kernel on GPUs.
+        within = F.one_hot(bucket[known], N_BUCKETS).to(predicted)
+        self.error += (predicted - target)[known].square().sum(-1) @ within
+        self.power += target[known].square().sum(-1) @ within
+
+    def compute(self) -> Float[Tensor, " buckets"]:
+        """Error per bucket, nan in empty ones; `by_bound` gives it as a dictionary."""
+        return self.error / self.power
+
+    def by_bound(self) -> dict[int, float]:
+        """{upper bound of the bucket: relative squared error}, ascending, empty buckets left out."""
+        return _by_bound(self.compute())
+
+
+def _buckets(fact: Int[Tensor, " answers"]) -> tuple[Int[Tensor, " answers"], Bool[Tensor, " answers"]]:
+    """The bucket of each answer, and whether its fact is known."""
+    bounds = 2 ** torch.arange(N_BUCKETS, device=fact.device)
+    return torch.searchsorted(bounds, fact).clamp(max=N_BUCKETS - 1), fact >= 0
+
+
+def _by_bound(values: Float[Tensor, " buckets"]) -> dict[int, float]:
+    return {2**i: value for i, value in enumerate(values.tolist()) if value == value}

@@ -19,7 +19,7 @@ from zoo.backbone import Backbone
 from zoo.blocks import Experts, ResidualBlock
 from zoo.contract import require_choice
 from zoo.ops.time import valid_positions
-from zoo.training.metrics import R2, BucketedAccuracy, MacroAccuracy, Perplexity, RelativeSquaredError
+from zoo.training.metrics import R2, BucketedAccuracy, BucketedError, MacroAccuracy, Perplexity, RelativeSquaredError
 
 Loss = Literal["cross_entropy", "mse"]
 Batch = Mapping[str, Tensor]
@@ -54,13 +54,14 @@ class SequenceModule(L.LightningModule):
     Logged are `<stage>/loss` and `<stage>/accuracy` (`<stage>/relative_squared_error` for mse), for stage train (each
     step), val and test (over the split); for val and test also `accuracy_macro`, the mean over the classes of their
     accuracies, and `sequence_accuracy`, the share of sequences whose every label is answered (`r2` for mse), and with
-    perplexity `perplexity` and `bits_per_token`; at test also `test/accuracy_by_<fact>/<=<bound>` for each fact. With
-    experts also `train/balance_loss` and `train/load/layer<l>/expert<e>`, the share of positions that it served.
+    perplexity `perplexity` and `bits_per_token`; at test also `test/accuracy_by_<fact>/<=<bound>` for each fact
+    (`test/relative_squared_error_by_<fact>/<=<bound>` for mse). With experts also `train/balance_loss` and
+    `train/load/layer<l>/expert<e>`, the share of positions that it served.
 
     Args:
         balance_weight: of the experts' load-balance loss, a mean over the expert layers, in the training loss.
         loss: cross_entropy or mse, over the labelled positions.
-        facts: names of the batch's arrays that test accuracy is split by, such as distance.
+        facts: names of the batch's arrays that the test score is split by, such as distance.
         perplexity: report the perplexity and the bits per token of the labels.
         seed: of the initial weights.
         lr: learning rate at the end of the warm-up.
@@ -115,9 +116,10 @@ class SequenceModule(L.LightningModule):
         self.split_metrics = nn.ModuleDict(
             {stage: nn.ModuleDict(_split_metrics(loss, n_outputs, perplexity)) for stage in ("val", "test")}
         )
-        self.accuracy_by = nn.ModuleDict({fact: BucketedAccuracy() for fact in facts if loss == "cross_entropy"})
-        self.test_accuracy_by: dict[str, dict[int, float]] = {}
-        """After a test, for each fact {upper bound of the bucket: accuracy}."""
+        bucketed = BucketedAccuracy if loss == "cross_entropy" else BucketedError
+        self.score_by = nn.ModuleDict({fact: bucketed() for fact in facts})
+        self.test_score_by: dict[str, dict[int, float]] = {}
+        """After a test, for each fact {upper bound of the bucket: score}."""
 
     def forward(
         self, inputs: Shaped[Tensor, "batch seq *d_input"], lengths: Tensor | None = None
@@ -177,13 +179,13 @@ class SequenceModule(L.LightningModule):
         self._evaluate("test", batch)
 
     def on_test_epoch_end(self) -> None:
-        self.test_accuracy_by = {}
-        for fact, accuracy in self.accuracy_by.items():
-            assert isinstance(accuracy, BucketedAccuracy)
-            self.test_accuracy_by[fact] = accuracy.by_bound()
-            accuracy.reset()
-            for bound, value in self.test_accuracy_by[fact].items():
-                self.log(f"test/accuracy_by_{fact}/<={bound}", value, rank_zero_only=True)
+        self.test_score_by = {}
+        for fact, metric in self.score_by.items():
+            assert isinstance(metric, BucketedAccuracy | BucketedError)
+            self.test_score_by[fact] = metric.by_bound()
+            metric.reset()
+            for bound, value in self.test_score_by[fact].items():
+                self.log(f"test/{self.score_name}_by_{fact}/<={bound}", value, rank_zero_only=True)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW in two groups (decayed, spared), stepped along `warmup_cosine`.
@@ -277,9 +279,13 @@ class SequenceModule(L.LightningModule):
                 metric.update(outputs.reshape(-1, outputs.shape[-1]), labels.reshape(-1, outputs.shape[-1]))
             self.log(f"{stage}/{name}", metric, on_epoch=True, batch_size=weight, prog_bar=shown)
         if stage == "test":
-            for fact, accuracy in self.accuracy_by.items():
-                assert isinstance(accuracy, BucketedAccuracy)
-                accuracy.update(outputs.argmax(-1) == labels, batch[fact][at])
+            for fact, metric in self.score_by.items():
+                known = batch[fact].flatten() if at is None else batch[fact][at]
+                if isinstance(metric, BucketedAccuracy):
+                    metric.update(outputs.argmax(-1) == labels, known)
+                else:
+                    assert isinstance(metric, BucketedError)
+                    metric.update(outputs.reshape(-1, outputs.shape[-1]), labels.reshape(-1, outputs.shape[-1]), known)
 
 
 def _split_metrics(loss: Loss, n_outputs: int, perplexity: bool) -> dict[str, Metric]:
