@@ -90,7 +90,7 @@ def test_another_length_does_not_give_a_stale_answer(generator: torch.Generator)
         assert_close(compiled(x), mixer(x))
 
 
-LOOPS = {"lstm", "gru", "rnn"}
+LOOPS = {"lstm", "slstm", "gru", "rnn"}
 """Mixers whose loop over time is unrolled into the exported program, which then has the length of its example."""
 
 

@@ -7,9 +7,15 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from zoo.ops.transforms import whole_in_export
+
 BLOCK = 128
 
 
+@whole_in_export(
+    "(Tensor x, Tensor kernel, SymInt seq_len) -> Tensor",
+    lambda x, kernel, seq_len: x.new_empty(x.shape[0], seq_len, x.shape[2]),
+)
 def long_conv(
     x: Float[Tensor, "batch slots channels"], kernel: Float[Tensor, "channels slots"], seq_len: int
 ) -> Float[Tensor, "batch seq channels"]:

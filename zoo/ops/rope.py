@@ -88,13 +88,10 @@ def gain(scaling: Scaling | None) -> float:
         return 1.0
     if scaling["attention_factor"] is not None:
         return float(scaling["attention_factor"])
-
-    def size(weight: int | float) -> float:
-        return 1.0 + 0.1 * weight * max(0.0, math.log(scaling["factor"]))
-
+    growth = 0.1 * max(0.0, math.log(scaling["factor"]))
     if scaling["mscale"] and scaling["mscale_all_dim"]:
-        return size(scaling["mscale"]) / size(scaling["mscale_all_dim"])
-    return size(1.0)
+        return (1.0 + scaling["mscale"] * growth) / (1.0 + scaling["mscale_all_dim"] * growth)
+    return 1.0 + growth
 
 
 def _linear(plain: Tensor, base: float, scaling: Scaling, total: Tensor | None) -> Tensor:
@@ -119,13 +116,11 @@ def _yarn(plain: Tensor, base: float, scaling: Scaling, total: Tensor | None) ->
 
     The ramp lies between the pairs that turn beta_fast and beta_slow times within the trained length.
     """
-    half = plain.shape[-1]
-
-    def pair(turns: int | float) -> float:
-        trained = scaling["original_max_position_embeddings"]
-        return half * math.log(trained / (2 * math.pi * turns)) / math.log(base)
-
-    first, last = pair(scaling["beta_fast"]), pair(scaling["beta_slow"])
+    half, trained = plain.shape[-1], scaling["original_max_position_embeddings"]
+    first, last = (
+        half * math.log(trained / (2 * math.pi * scaling[turns])) / math.log(base)
+        for turns in ("beta_fast", "beta_slow")
+    )
     if scaling["truncate"]:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, 2 * half - 1)  # the published bound on `last`: twice the pairs there are
