@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PANEL = (6.0, 4.2)  # inches
-_LEGEND = 1.6
+_LEGEND = 1.6  # of one column
+_LEGEND_LINES = 18  # of a column, beside a panel
 _DPI = 110
 _DECADES = 6  # of a heat map: what is smaller is drawn in its lowest colour
 _LEAST_ERROR = 1e-7  # where the axis of errors ends
@@ -34,8 +35,8 @@ _LEAST_SIGMA = 1e-17
 _LEAST_GRADIENT = 1e-10  # of the largest: below, a curve leaves the picture
 
 
-def new_figure(n_columns: int = 1, n_rows: int = 1, legends: bool = False) -> tuple[Figure, list[Axes]]:
-    """A figure of equal panels, row by row, with room for legends beside them or not.
+def new_figure(n_columns: int = 1, n_rows: int = 1, legends: int = 0) -> tuple[Figure, list[Axes]]:
+    """A figure of equal panels, row by row, with room for legends of so many columns beside them.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -144,7 +145,7 @@ def heads_over_training_figure(steps: Sequence[int], heads: Mapping[float, Seque
 
 def comparison_figure(rows: Sequence[Measurement]) -> Figure:
     """Mixers side by side: error against heads, cost against length, gradients on noise and on highway input."""
-    figure, (errors, costs, noise, highway) = new_figure(2, 2, legends=True)
+    figure, (errors, costs, noise, highway) = new_figure(2, 2, _legend_columns(len(rows)))
     for at, row in enumerate(rows):
         counts, left = error_by_heads(row.spectrum)
         style = _style(at, len(rows))
@@ -172,7 +173,7 @@ def gradient_comparison_figure(gradients: Mapping[str, tuple[Gradient, Gradient 
     Args:
         gradients: name -> (on noise, on highway input; None where the mixer knows none).
     """
-    figure, (noise, highway) = new_figure(2, legends=True)
+    figure, (noise, highway) = new_figure(2, legends=_legend_columns(len(gradients)))
     _draw_gradients(noise, highway, gradients)
     return figure
 
@@ -269,4 +270,10 @@ def _whole_numbers() -> Any:
 
 def _legend(axes: Axes, title: str) -> None:
     """Beside the axes, where it covers no line."""
-    axes.legend(fontsize=8, title=title, title_fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.02))
+    columns = _legend_columns(len(axes.get_legend_handles_labels()[1]))
+    place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.02)}
+    axes.legend(fontsize=8, title=title, title_fontsize=8, ncols=columns, **place)
+
+
+def _legend_columns(lines: int) -> int:
+    return -(-lines // _LEGEND_LINES)
