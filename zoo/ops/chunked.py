@@ -16,6 +16,14 @@ from zoo.ops.transforms import followed
 _CLEARED = -1e3
 
 
+def halvable(seq_len: int, most: int) -> int:
+    """Positions of a chunk that is halved again and again: the power of two that `seq_len` fits into, up to `most`."""
+    size = 1
+    while size < min(most, seq_len):
+        size *= 2
+    return size
+
+
 def into_chunks(
     t: Inexact[Tensor, "batch heads seq width"], size: int
 ) -> Inexact[Tensor, "batch heads chunks size width"]:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from zoo.ops.chunked import chunk_decays, decayed_states, into_chunks
+from zoo.ops.chunked import chunk_decays, decayed_states, halvable, into_chunks
 from zoo.ops.precision import full_precision
 from zoo.ops.transforms import followed, whole_in_export
 
@@ -64,9 +64,8 @@ def dplr(
     """
     if (p is None) != (r is None):
         raise ValueError("p and r belong together: give both, or None for both")
-    seq_len, size = q.shape[2], 1
-    while size < min(CHUNK, seq_len):
-        size *= 2
+    seq_len = q.shape[2]
+    size = halvable(seq_len, CHUNK)
     reads, writes = ((q,), (k,)) if p is None or r is None else ((q, r), (k,) if p is k else (k, p))
     with full_precision(q.device):
         v = into_chunks(v.to(state.dtype), size)

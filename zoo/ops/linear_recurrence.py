@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from zoo.ops.chunked import decayed_states
+from zoo.ops.chunked import decayed_states, halvable
 from zoo.ops.precision import full_precision
 from zoo.ops.transforms import followed, whole_in_export
 
@@ -48,9 +48,8 @@ def linear_recurrence(
 
 @whole_in_export("(Tensor decay, Tensor written, Tensor state) -> Tensor", lambda a, b, h: b.new_empty(b.shape))
 def _scan(decay: Tensor, written: Tensor, state: Tensor) -> Tensor:
-    seq_len, size = decay.shape[1], 1
-    while size < min(CHUNK, seq_len):
-        size *= 2
+    seq_len = decay.shape[1]
+    size = halvable(seq_len, CHUNK)
     a, b = (F.pad(t, (0, 0, 0, -seq_len % size)).unflatten(1, (-1, size)) for t in (decay, written))
     step = 1
     while step < size:
