@@ -39,7 +39,7 @@ from zoo.ops.dplr import dplr  # noqa: E402
 from zoo.ops.scan import selective_scan  # noqa: E402
 from zoo.ops.ssd import ssd  # noqa: E402
 
-TESTS = ("tests/test_scan_triton.py", "tests/test_chunked_ops.py")
+TESTS = ("tests/ops/test_scan_triton.py", "tests/ops/test_chunked_ops.py")
 RESULTS, PAGE = "benchmarks/gpu.json", "docs/performance_gpu.md"
 
 SCAN_SHAPE = (8, 4096, 2048, 16)  # batch, seq_len, d_inner, d_state

@@ -6,9 +6,10 @@ Three maps, each in the layout that a block hands over:
 - SSD of Mamba-2: x (batch, seq, heads, d_head), dt (batch, seq, heads), A (heads), B, C (batch, seq, groups, d_state);
 - a bank of diagonal SSMs, one a channel: x (batch, seq, channels), the rest (channels, d_state) and complex.
 
-dt is positive and A negative. `SCANS`, `SSDS` and `BANKS` list who computes what, ours first; tests/test_peers.py holds
-them all to the same numbers. The forms written here are written from the papers; mamba.py and transformers are called
-as they are installed (extra `bench`), with what they would do on a machine without CUDA.
+dt is positive and A negative. `SCANS`, `SSDS` and `BANKS` list who computes what, ours first;
+tests/project/test_peers.py holds them all to the same numbers. The forms written here are written from the papers;
+mamba.py and transformers are called as they are installed (extra `bench`), with what they would do on a machine
+without CUDA.
 """
 
 from __future__ import annotations

@@ -30,7 +30,12 @@ from benchmarks.machine import describe_machine, write_atomically  # noqa: E402
 from benchmarks.report import Section, render_section, show  # noqa: E402
 from benchmarks.sections import FULL, QUICK, SECTIONS  # noqa: E402
 
-TESTS = ("tests/test_selective_scan.py", "tests/test_ops.py", "tests/test_chunked_ops.py", "tests/test_peers.py")
+TESTS = (
+    "tests/ops/test_selective_scan.py",
+    "tests/ops/test_ops.py",
+    "tests/ops/test_chunked_ops.py",
+    "tests/project/test_peers.py",
+)
 RESULTS, PAGE, PROFILES = "benchmarks/performance.json", "docs/performance.md", "docs/profiles.md"
 MARKS = ("<!-- performance -->\n", "<!-- /performance -->")
 SUMMARY = 9

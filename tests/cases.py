@@ -23,7 +23,7 @@ D_MODEL = 8
 LONGEST = 1024  # what mixers with a longest sequence are given
 STRETCHED, TRAINED = {"factor": 2.5}, {"original_max_position_embeddings": 12}
 BANDS = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-# Beyond the trained length dynamic rope is not causal, and no mixer of the contract: tests/test_rope.py has it there.
+# Beyond the trained length dynamic rope is not causal, and no mixer of the contract: see tests/ops/test_rope.py.
 DYNAMIC = {"rope_type": "dynamic", "original_max_position_embeddings": LONGEST}
 
 

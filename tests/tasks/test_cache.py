@@ -18,9 +18,9 @@ import tasks
 from tasks.base import Arrays, Task
 from tasks.cache import SEAL, cache_key, default_cache_dir, materialise, source_modules
 from tasks.splits import SHARD_ROWS, sample_split
+from tests import ROOT
 from tests.tasks.case import all_cases
 
-ROOT = Path(__file__).resolve().parents[2]
 CASES = all_cases()
 SMALL = {
     "mqar": {"vocab_size": 300, "seq_len": 16, "n_pairs": 2},

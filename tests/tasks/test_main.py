@@ -15,8 +15,8 @@ import tasks
 from tasks import __main__ as command
 from tasks import pages
 from tasks.splits import sample_split
+from tests import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--vocab_size", "20", "--seq_len", "12", "--n_pairs=2"]
 
 

@@ -1,6 +1,6 @@
 """Layers of torch and transformers, called here, against the zoo: outputs, every gradient and states in float64.
 
-Whole models of transformers with their caches: tests/test_transformers.py.
+Whole models of transformers with their caches: tests/mixers/test_transformers.py.
 """
 
 from __future__ import annotations

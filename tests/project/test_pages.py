@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_doors import ROOT
+from tests import ROOT
 from zoo import __main__ as command
 from zoo import docstrings, pages
 from zoo.naming import Registry

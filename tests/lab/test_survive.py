@@ -26,14 +26,14 @@ from tensorboard.summary.writer import event_file_writer
 from lab import config as cli
 from lab import run as run_folder
 from lab import train
-from tests import kills
-from tests.runs import MEASURED, TinyRuns, error_line, results
+from tests import ROOT
+from tests.lab import kills
+from tests.lab.runs import MEASURED, TinyRuns, error_line, results
 from tests.tolerances import tolerance
 from tests.training.small import assert_identical
 from zoo.saved import is_whole
 from zoo.signals import SCHEDULER, handled
 
-ROOT = Path(train.__file__).parents[1]
 RUNS = TinyRuns(
     "--mixer lstm --d_model 16 --n_layers 1 --batch_size 8 --task.n_train 64 --task.n_val 16 --task.n_test 16 "
     "--task.seq_len 16 --task.n_pairs 2 --task.vocab_size 32 --trainer.max_steps 8 --trainer.val_check_interval 2 "

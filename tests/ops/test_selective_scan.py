@@ -1,6 +1,6 @@
 """The selective scan in every backend that runs here: numbers, gradients, refusals, threads, compilation, decoding.
 
-What it computes in float64 stands in tests/test_ops.py, Triton's kernels in tests/test_scan_triton.py.
+What it computes in float64 stands in tests/ops/test_ops.py, Triton's kernels in tests/ops/test_scan_triton.py.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import zoo.ops
-from tests import reference
+from tests import ROOT, reference
 from tests.cases import draw
-from tests.test_doors import ROOT
-from tests.test_ops import differentiable, rows, scan_inputs
+from tests.ops.test_ops import differentiable, rows, scan_inputs
 from tests.tolerances import assert_close
 from zoo.ops import scan, scan_torch
 from zoo.ops.scan import selective_scan
@@ -94,7 +93,7 @@ def test_every_backend_is_the_reference(backend: str, seq_len: int, generator: t
 @ON_CPU
 @LENGTHS
 def test_every_backend_has_the_gradients_of_float64(backend: str, seq_len: int, generator: torch.Generator) -> None:
-    """Those of float64 pass gradcheck in tests/test_ops.py. 300 channels: one block of numba's and part of another."""
+    """Those of float64 pass gradcheck in test_ops.py. 300 channels: one block of numba's and part of another."""
     inputs = narrowed(scan_inputs(generator, seq_len, d_inner=300, d_state=5))
     assert max(errors(inputs, generator, backend)) <= PRECISE
 
@@ -113,7 +112,7 @@ def test_every_backend_has_the_gradients_of_float64(backend: str, seq_len: int, 
 def test_no_step_size_costs_precision(
     backend: str, steps: tuple[float, float], seq_len: int, generator: torch.Generator
 ) -> None:
-    """Each step drawn by itself. (A step of a millionth for ever is left to tests/test_ops.py and its tolerance: the
+    """Each step drawn by itself. (A step of a millionth for ever is left to test_ops.py and its tolerance: the
     decay next to one is then rounded the same way every time.)
     """
     x, _, A, B, C, D, state = scan_inputs(generator, seq_len, d_state=16)

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_doors import ROOT
+from tests import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-ADDITIONS = ROOT / "tests" / "additions"
+ADDITIONS = ROOT / "tests" / "project" / "additions"
 COPIED = (
     *("zoo", "tasks", "tests", "configs", "docs", "sweeps", "lab", "benchmarks"),
     *("train.py", "sweep.py", "experiments.py", "cli.py", "run_folder.py"),
@@ -67,10 +67,17 @@ def test_a_copy_with_a_mixer_more(project: Path) -> None:
     run(project, "-m", "zoo", "pages")
     assert "fixed decays" in run(project, "-m", "zoo", "mixers")
     assert "n_heads" in run(project, "-m", "zoo", "mixers", "retention")
-    ran = run(project, "-m", "pytest", "-q", "-p", "no:xdist", "-k", "retention", "tests", "--ignore=tests/additions")
+    ran = run(
+        project, "-m", "pytest", "-q", "-p", "no:xdist", "-k", "retention", "tests", "--ignore=tests/project/additions"
+    )
     assert int(ran.split(" passed")[0].split()[-1]) > 60
     # What holds of all mixers together.
-    whole = ("tests/test_pages.py", "tests/test_doors.py", "tests/test_benchmarks.py", "tests/test_experiments.py")
+    whole = (
+        "tests/project/test_pages.py",
+        "tests/project/test_doors.py",
+        "tests/project/test_benchmarks.py",
+        "tests/lab/test_experiments.py",
+    )
     run(project, "-m", "pytest", "-q", "-p", "no:xdist", *whole, "-k", "not retention")
 
 

@@ -34,9 +34,8 @@ from lab.sweep.engine import (
 )
 from lab.sweep.grid import Experiment, Grid, expand, read_experiment, values_of
 from lab.sweep.matching import TOLERANCE, target
-from tests.runs import error_line
+from tests.lab.runs import error_line
 
-ROOT = Path(sweep.__file__).parents[2]
 SMALL = shlex.split(
     "--d_model 16 --batch_size 8 --task.n_train 64 --task.n_val 16 --task.n_test 16 --task.seq_len 16 --task.n_pairs 2 "
     "--task.vocab_size 32 --trainer.val_check_interval 2 --trainer.accelerator cpu --figures_every 0"
@@ -44,6 +43,7 @@ SMALL = shlex.split(
 # A run in a hundredth of the time: it writes what train.py writes, or ends as train.py may end.
 STAND_IN = """
 import json, os, pathlib, signal, sys, time
+from tests import ROOT
 folder, how = pathlib.Path(sys.argv[1]), sys.argv[2]
 sys.stderr.write("training:  50%|=====  | 30/60 [00:10<00:09, 3.1 steps/s, loss=0.5, accuracy=0.75\\r")
 sys.stderr.flush()

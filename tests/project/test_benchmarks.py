@@ -17,8 +17,7 @@ pytest.importorskip("benchmarks.peers", reason="the benchmarks run from a clone"
 from benchmarks import performance, sections, timing
 from benchmarks.report import Section, Table, Target, render_section, show
 from benchmarks.sections import SECTIONS, Sizes
-
-ROOT = Path(__file__).resolve().parents[1]
+from tests import ROOT
 
 
 def test_candidates_take_turns() -> None:

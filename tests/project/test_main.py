@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.test_doors import ROOT
+from tests import ROOT
 from zoo import __main__ as command
 from zoo.registry import list_mixers
 from zoo.theory import report

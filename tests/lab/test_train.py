@@ -25,9 +25,9 @@ from lab import config as cli
 from lab import run as run_folder
 from lab import train
 from lab.run import INCIDENTAL, flat_metrics
-from tests.runs import TinyRuns, error_line, metrics, results
+from tests import ROOT
+from tests.lab.runs import TinyRuns, error_line, metrics, results
 
-ROOT = Path(train.__file__).parents[1]
 RUNS = TinyRuns(
     "--d_model 16 --batch_size 8 --task.n_train 64 --task.n_val 16 --task.n_test 16 --task.seq_len 16 --task.n_pairs 2 "
     "--task.vocab_size 32 --trainer.max_steps 6 --trainer.val_check_interval 2 --trainer.accelerator cpu "

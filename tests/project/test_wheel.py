@@ -12,8 +12,6 @@ import pytest
 
 import zoo
 
-ROOT = Path(__file__).resolve().parents[1]
-
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 USE = """
@@ -25,6 +23,7 @@ for absent in ("tasks", "train", "lightning", "datasets", "tensorboard", "jsonar
 
 import torch
 import zoo
+from tests import ROOT
 
 warnings.simplefilter("error")
 for name in zoo.__all__:

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests import reference
-from tests.test_doors import ROOT
+from tests import ROOT, reference
 from tests.tolerances import assert_close
 
 pytest.importorskip("triton")

@@ -18,8 +18,8 @@ import zoo
 from lab import config as cli
 from lab.config.layers import Text
 from lab.config.options import fit
+from tests import ROOT
 
-ROOT = Path(cli.__file__).parents[2]
 SHIPPED = sorted((ROOT / "configs").glob("mixer/*.yaml")) + sorted((ROOT / "configs").glob("task/*.yaml"))
 
 PUBLISHED = sorted((ROOT / "configs").glob("task/published/*.yaml"))

@@ -33,7 +33,7 @@ from lab.compare.page import as_page
 from lab.compare.runs import EVENTS, read_curves
 from lab.compare.table import headings, more_first, tables
 from lab.run import RunFolder, nested_metrics
-from tests.test_doors import ROOT
+from tests import ROOT
 from zoo import __main__ as command
 from zoo.theory.report import as_png
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests import ROOT
 from tests.cases import draw, randomise
-from tests.test_doors import ROOT
 from zoo import Backbone, SequenceMixer, load_transformers
 from zoo.blocks import Experts, ResidualBlock
 from zoo.ops.rope import rotate
@@ -537,7 +537,7 @@ def test_an_adapter_is_refused_wherever_it_sits(kind: str, path: str, generator:
     theirs = build(kind, generator, **KINDS[kind][0])
     layer = theirs.get_submodule(path)
     theirs.set_submodule(path, LoRA(layer) if isinstance(layer, nn.Linear) else Wrapper(layer))
-    words = f"{kind}ForCausalLM: {path} is a tests.test_transformers."
+    words = f"{kind}ForCausalLM: {path} is a tests.mixers.test_transformers."
     for verify in (True, False):
         with pytest.raises(ValueError, match=re.escape(words) + ".* merge adapters into the weights") as caught:
             load_transformers(theirs, verify=verify)
@@ -547,7 +547,7 @@ def test_an_adapter_is_refused_wherever_it_sits(kind: str, path: str, generator:
 def test_an_adapter_in_a_single_layer_is_refused(generator: torch.Generator) -> None:
     theirs = layers_of(build("Llama", generator, **HEADS[0]))[0]
     theirs.q_proj = LoRA(theirs.q_proj)
-    with pytest.raises(ValueError, match=r"LlamaAttention: q_proj is a tests.test_transformers.LoRA"):
+    with pytest.raises(ValueError, match=r"LlamaAttention: q_proj is a tests.mixers.test_transformers.LoRA"):
         load_transformers(theirs)
     theirs.q_proj = nn.Sequential(nn.Linear(D_MODEL, 2, bias=False), nn.Linear(2, D_MODEL, bias=False))
     with pytest.raises(ValueError, match=r"LlamaAttention: not built as transformers builds it: .*Sequential"):

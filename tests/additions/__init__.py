@@ -1,4 +1,0 @@
-"""A mixer and a task that the project does not have: what CONTRIBUTING's steps ask for, written out.
-
-tests/test_additions.py puts them into a copy of the project, and runs there what it says of any mixer and any task.
-"""
