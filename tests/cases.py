@@ -69,6 +69,8 @@ VARIANTS = [
     Case("differential_attention", {"n_heads": 3, "d_head": 5, "d_rope": 4, "rope_base": 50.0, "depth": 3}),
     Case("differential_attention", {"n_heads": 1, "d_rope": 0}),
     Case("forgetting_attention", {"n_heads": 4, "n_kv_heads": 2, "d_head": 3}),
+    Case("path_attention", {"n_heads": 4, "n_kv_heads": 2, "d_head": 3, "w_rank": 2, "d_conv": 1}),
+    Case("path_attention", {"n_heads": 2, "forget_gate": True}),
     Case("factorized", {"d_out": 5}),
     Case("factorized", {"kernel": "bilinear"}),
     Case("factorized", {"kernel": "bilinear", "d_out": 5, "n_heads": 2, "d_head": 3}),

@@ -381,6 +381,31 @@ def forgetting_attention(p: Parameters, x: Array, n_heads: int = 4, **options: o
     return o.reshape(seq, -1) @ p["out_proj.weight"].T
 
 
+def path_attention(p: Parameters, x: Array, n_heads: int = 4, n_kv_heads: int | None = None, **_sizes: object) -> Array:
+    """PaTH (Yang et al. 2505.16381): each position t multiplies the keys before it by I - beta_t w_t w_t^T."""
+    seq, n_kv_heads = len(x), n_kv_heads or n_heads
+    projections = {name: p[name] for name in ("qkv_proj.weight", "out_proj.weight")}
+    q, k, v = attention_heads(projections, x, n_heads, n_kv_heads)
+    w = silu(short_conv(x @ p["w_down.weight"].T @ p["w_up.weight"].T, p["conv.weight"]))
+    w = unit(w.reshape(seq, n_kv_heads, -1))
+    beta = 2 * sigmoid(x @ p["beta_proj.weight"].T + p["beta_proj.bias"])
+    f = np.ones((seq, n_heads))
+    if "forget_proj.weight" in p:
+        f = sigmoid(x @ p["forget_proj.weight"].T + p["forget_proj.bias"])
+    o = np.zeros_like(q)
+    for h in range(n_heads):
+        group = h // (n_heads // n_kv_heads)
+        keys = np.zeros((0, q.shape[2]))
+        forgotten = np.zeros(0)
+        for i in range(seq):
+            keys = keys - beta[i, group] * np.outer(keys @ w[i, group], w[i, group])
+            keys = np.vstack((keys, k[i, h]))
+            forgotten = np.append(forgotten + np.log(f[i, h]), 0.0)
+            weights = np.exp((keys @ q[i, h] + forgotten) / np.sqrt(q.shape[2]))
+            o[i, h] = weights @ v[: i + 1, h] / weights.sum()
+    return o.reshape(seq, -1) @ p["out_proj.weight"].T
+
+
 # Attention without a softmax.
 
 
@@ -1301,6 +1326,7 @@ REFERENCES = {
     "gated_attention": gated_attention,
     "differential_attention": differential_attention,
     "forgetting_attention": forgetting_attention,
+    "path_attention": path_attention,
     "factorized": factorized,
     "linear_attention": linear_attention,
     "gated_linear_attention": gated_linear_attention,

@@ -71,6 +71,13 @@ MIXERS: Registry[Mixer] = Registry(
             2025,
             "2503.02130",
         ),
+        "path_attention": Mixer(
+            "zoo.mixers.path_attention:PathAttention",
+            "attention whose keys are moved by each later position (PaTH)",
+            "softmax",
+            2025,
+            "2505.16381",
+        ),
         "factorized": Mixer(
             "zoo.mixers.factorized:Factorized",
             "scalar coefficients per head times shared value maps",

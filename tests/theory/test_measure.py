@@ -66,6 +66,7 @@ LAYERS: dict[str, tuple[Any, int]] = {
     "two softmaxes a head": (lambda: make("differential_attention", 8, n_heads=3, d_head=2), 12),
     "forgetting": (lambda: make("forgetting_attention", 6, n_heads=3), 12),
     "forgetting with few pairs": (lambda: make("forgetting_attention", 8, n_heads=8), 2),
+    "moved keys": (lambda: make("path_attention", 6, n_heads=3, forget_gate=True), 12),
     "toeplitz, short": (lambda: make("factorized", 3, n_heads=7), 4),
     "bilinear": (lambda: make("factorized", 3, n_heads=5, kernel="bilinear", d_head=2), 8),
     "ring": (lambda: make("diagonal_ssm", 4, d_state=6, init="ring"), 16),

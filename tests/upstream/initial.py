@@ -40,6 +40,7 @@ QWEN3_NEXT = "transformers 5.23.0, models/qwen3_next/modeling_qwen3_next.py; lin
 MIN_GRU = "lucidrains/minGRU-pytorch 38b26e1, minGRU_pytorch/minGRU.py, minLSTM.py"
 GRIFFIN = "google-deepmind/recurrentgemma 2efa84d, recurrentgemma/torch/modules.py, layers.py"
 DIFFERENTIAL = "microsoft/unilm 3aca927, Diff-Transformer/multihead_diffattn.py"
+PATH = "fla-org/flash-linear-attention bc3b101, fla/layers/path_attn.py"
 FOX = "fla-org/flash-linear-attention bc3b101, fla/layers/forgetting_attn.py"
 XLSTM = "NX-AI/xlstm 032a6fb, xlstm/blocks/slstm/layer.py, cell.py"
 LFM2 = "transformers 5.23.0, models/lfm2/modeling_lfm2.py; linear maps and convolutions as torch starts them"
@@ -277,6 +278,18 @@ TABLE = [
     ],
     *linear("forgetting_attention", FOX, {"qkv_proj.weight": 64, "out_proj.weight": 64}),
     *linear("forgetting_attention", FOX, {"forget_proj.weight": 64, "forget_proj.bias": 64}, n_heads=1024, d_head=1),
+    *linear("path_attention", PATH, {"qkv_proj.weight": 64, "w_down.weight": 64, "w_up.weight": 32}),
+    *linear("path_attention", PATH, {"out_proj.weight": 64}),
+    *linear("path_attention", PATH, {"beta_proj.weight": 64, "beta_proj.bias": 64}, n_heads=1024, d_head=1),
+    *linear(
+        "path_attention",
+        PATH,
+        {"forget_proj.weight": 64, "forget_proj.bias": 64},
+        n_heads=1024,
+        d_head=1,
+        forget_gate=True,
+    ),
+    *linear("path_attention", PATH, {"conv.weight": 3}, n_heads=32, d_head=16),
     *linear("gated_conv", LFM2, {"in_proj.weight": 64, "out_proj.weight": 64}),
     Initial("gated_conv", "conv.weight", named("conv.weight"), within(3), LFM2, d_model=512),
     *linear("hyena", HYENA, {"in_proj.weight": 64, "out_proj.weight": 64, "filter.out_proj.weight": 64}),

@@ -338,6 +338,24 @@ def forgetting_attention() -> Layer:
     return layer, lambda x: (layer(x)[0], state), ("fla/layers/forgetting_attn.py", "fla/ops/forgetting_attn/naive.py")
 
 
+def path_attention() -> Layer:
+    file, naive = _fla("layers.path_attn"), _fla("ops.path_attn.naive").naive_path_attn
+    state: State = {}
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, g: Tensor, **_: Any) -> tuple[Tensor, None]:
+        state.update(v=v, g=g)  # what its cache keeps besides the moved keys
+        return naive(q, k, v, w, beta, g, q.shape[3] ** -0.5), None
+
+    file.parallel_path_attn, file.ShortConvolution = kernel, _ShortConv
+    file.l2_norm = lambda w, **_: _unit(w)
+    layer = file.PaTHAttention(hidden_size=8, num_heads=4, num_kv_heads=2, use_forget_gate=True)
+
+    def run(x: Tensor) -> tuple[Tensor, State]:
+        return layer(x)[0], {**state, "conv": layer.w_conv1d.last}
+
+    return layer, run, ("fla/layers/path_attn.py", "fla/ops/path_attn/naive.py")
+
+
 def slstm() -> Layer:
     file = importlib.import_module("xlstm.blocks.slstm.layer")
     layer = file.sLSTMLayer(file.sLSTMLayerConfig(embedding_dim=6, num_heads=2, backend="vanilla"))
@@ -388,6 +406,7 @@ LAYERS: dict[str, tuple[str, Callable[[], Layer]]] = {
     "mamba3_ranks": ("mamba", mamba3_several_ranks),
     "s4d": ("s4", s4d),
     "forgetting_attention": ("flash-linear-attention", forgetting_attention),
+    "path_attention": ("flash-linear-attention", path_attention),
     "slstm": ("xlstm", slstm),
     "hyena": ("zoology", hyena),
     "min_gru": ("minGRU-pytorch", lambda: minimal_recurrence("minGRU")),

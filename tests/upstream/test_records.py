@@ -217,6 +217,27 @@ def forgetting_states(state: Any, theirs: Weights, _: Weights) -> list[tuple[Ten
     ]
 
 
+def path_attention(w: Weights) -> Weights:
+    renamed = {"beta_proj": "bt_proj", "forget_proj": "g_proj"}
+    return {
+        **joined(w),
+        "w_down.weight": w["w_proj.0.weight"],
+        "w_up.weight": w["w_proj.1.weight"],
+        "conv.weight": w["w_conv1d.weight"].squeeze(1),
+        **{f"{ours}.{kind}": w[f"{theirs}.{kind}"] for ours, theirs in renamed.items() for kind in ("weight", "bias")},
+    }
+
+
+def path_states(state: Any, theirs: Weights, _: Weights) -> list[tuple[Tensor, Tensor]]:
+    """Their reference returns no moved keys; the others of its cache."""
+    later = theirs["g"].sum(1, keepdim=True) - theirs["g"].cumsum(1)
+    return [
+        (state.values, theirs["v"].transpose(1, 2)),
+        (state.forgotten.squeeze(3), later.transpose(1, 2)),
+        (state.conv, theirs["conv"]),
+    ]
+
+
 def slstm(w: Weights) -> Weights:
     recurrent, bias = w["slstm_cell._recurrent_kernel_"], w["slstm_cell._bias_"]  # (heads, gates * out, in), flat
     gates = ("fgate", "igate", "zgate", "ogate")  # theirs, in the order i, f, z, o of the cell
@@ -321,6 +342,9 @@ TWINS = {
     "s4d": Twin("s4d", {"d_state": 6}, s4d),
     "forgetting_attention": Twin(
         "forgetting_attention", {"n_heads": 4, "n_kv_heads": 2}, forgetting_attention, forgetting_states
+    ),
+    "path_attention": Twin(
+        "path_attention", {"n_heads": 4, "n_kv_heads": 2, "forget_gate": True}, path_attention, path_states
     ),
     "slstm": Twin("slstm", {"n_heads": 2}, slstm, slstm_states),
     "hyena": Twin("hyena", {"d_filter": 5, "n_frequencies": 2, "max_seq_len": 80}, hyena),

@@ -52,6 +52,18 @@ def attend(
     return F.scaled_dot_product_attention(q, k, v, attn_mask=logits, enable_gqa=grouped)
 
 
+def attend_by(
+    logits: Float[Tensor, "batch n_heads seq slots"],
+    v: Float[Tensor, "batch n_kv_heads slots d_value"],
+    cached: Int[Tensor, " batch"],
+) -> Float[Tensor, "batch n_heads seq d_value"]:
+    """softmax(logits) v, causal, for logits that are no products of queries and keys; v and cached as in `attend`."""
+    visible = _visible(cached, v.shape[2] - logits.shape[2], logits.shape[2])
+    weights = logits.masked_fill(~visible, -torch.inf).softmax(3).to(v.dtype)
+    grouped = weights.unflatten(1, (v.shape[1], logits.shape[1] // v.shape[1]))
+    return (grouped @ v.unsqueeze(2)).flatten(1, 2)
+
+
 def forgetting_bias(
     log_forget: Float[Tensor, "batch n_heads seq"], forgotten: Float[Tensor, "batch n_heads past"]
 ) -> tuple[Float[Tensor, "batch n_heads seq slots"], Float[Tensor, "batch n_heads slots"]]:

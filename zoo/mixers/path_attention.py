@@ -1,0 +1,145 @@
+"""Softmax attention whose keys are moved by what lies between them and the query: PaTH."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from zoo.blocks import ShortConv
+from zoo.coefficient import coefficient
+from zoo.contract import SequenceMixer, accumulator, head_width, require_positive, shared_heads
+from zoo.ops.attention import attend_by, forgetting_bias, grow_cache, settle_cache, softmax_freedom
+from zoo.ops.delta_rule import unit_length
+from zoo.ops.path import path_logits
+from zoo.ops.time import valid_positions
+
+BETA_MAX = 2.0
+
+
+class PathAttentionState(NamedTuple):
+    keys: Tensor  # (batch, n_kv_heads, slots, d_head), right-aligned, moved by all positions so far, at least float32
+    values: Tensor  # (batch, n_kv_heads, slots, d_head)
+    forgotten: Any  # (batch, n_heads, slots, 1) sum of log f over the positions after the slot, or () without gate
+    conv: Tensor  # (batch, d_conv - 1, n_kv_heads * d_head)
+    seen: Tensor  # (batch,) positions so far
+
+
+class PathAttention(SequenceMixer):
+    """Causal softmax attention that encodes positions by a product of maps which depend on the input.
+
+        w_t   = silu(conv(W_2 W_1 x_t)), scaled to length one;  beta_t = 2 sigmoid(w_b x_t + b)
+        H_t   = I - beta_t w_t w_t^T
+        a_ij  = softmax over j <= i of (q_i^T H_i H_{i-1} ... H_{j+1} k_j / sqrt(d_head))
+        y_i   = out_proj(sum_{j <= i} a_ij W_v x_j)
+
+    Where RoPE turns a key by how far it lies back, here every position between key and query moves it along a direction
+    of its own, up to a reflection. The product of maps is that of `delta_net`, which can track states where fixed
+    rotations cannot. forget_gate adds (log f_{j+1} + ... + log f_i) / sqrt(d_head) to the logits, f a sigmoid per query
+    head; `forgetting_attention` adds it undivided. n_kv_heads shares keys, values and maps between groups of query
+    heads. Computed in chunks, with one triangular solve each.
+
+    Coefficients. Queries, keys, w and beta, log f. Values are linear, so that the offset is zero.
+
+    State. Keys and values of every position so far, 2 n_kv_heads d_head numbers a position, the keys at least float32
+    since each new position moves them all; the convolution's last d_conv - 1 inputs; the number of positions of each
+    row; with forget_gate n_heads numbers more a position. It grows with the sequence.
+
+    Interaction rank. n_heads: what lies between two positions changes a head's number for the pair, not its map
+    W_O^h W_V^h.
+
+    Source. Yang et al. 2505.16381. As in flash-linear-attention, commit bc3b101, fla/layers/path_attn.py with its
+    defaults; the gate, its use_forget_gate, is divided by sqrt(d_head) as there.
+
+    Not here. The norms of queries and keys, and w from one full map: W_2 W_1 with w_rank d_model reaches the same.
+
+    Args:
+        d_model: width of input and output.
+        n_heads: query heads.
+        d_head: width of a head; d_model / n_heads when absent.
+        n_kv_heads: heads of keys, values and maps, shared by groups of query heads; n_heads when absent.
+        w_rank: rank of the map that makes w.
+        d_conv: width of the causal convolution on w; 1 sees the position itself only.
+        forget_gate: let logits fall by what each later position forgets.
+
+    Raises:
+        ValueError: sizes that are not positive, heads that do not divide.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int = 4,
+        d_head: int | None = None,
+        n_kv_heads: int | None = None,
+        w_rank: int = 32,
+        d_conv: int = 3,
+        forget_gate: bool = False,
+    ) -> None:
+        super().__init__(d_model)
+        require_positive(n_heads=n_heads, d_head=d_head, n_kv_heads=n_kv_heads, w_rank=w_rank, d_conv=d_conv)
+        self.n_heads = n_heads
+        self.d_head = head_width(d_model, n_heads, d_head)
+        self.n_kv_heads = shared_heads(n_heads, n_kv_heads)
+        self.widths = (n_heads * self.d_head, self.n_kv_heads * self.d_head, self.n_kv_heads * self.d_head)
+        self.qkv_proj = nn.Linear(d_model, sum(self.widths), bias=False)
+        self.w_down = nn.Linear(d_model, w_rank, bias=False)
+        self.w_up = nn.Linear(w_rank, self.widths[1], bias=False)
+        self.conv = ShortConv(self.widths[1], d_conv)
+        self.beta_proj = nn.Linear(d_model, self.n_kv_heads)
+        self.forget_proj = nn.Linear(d_model, n_heads) if forget_gate else None
+        self.out_proj = nn.Linear(self.widths[0], d_model, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        maps = (self.qkv_proj, self.w_down, self.w_up, self.conv, self.beta_proj, self.forget_proj, self.out_proj)
+        for layer in maps:
+            if layer is not None:
+                layer.reset_parameters()
+
+    def rank_law(self, seq_len: int) -> int:
+        per_group = min(self.n_heads // self.n_kv_heads, self.d_model * self.d_head)
+        return min(self.n_kv_heads * per_group, softmax_freedom(seq_len, seq_len, normalized=True))
+
+    def empty_state(
+        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> PathAttentionState:
+        wide, shape = accumulator(dtype), (batch_size, self.n_kv_heads, 0, self.d_head)
+        return PathAttentionState(
+            torch.zeros(shape, dtype=wide, device=device),
+            torch.zeros(shape, dtype=dtype, device=device),
+            () if self.forget_proj is None else torch.zeros(batch_size, self.n_heads, 0, 1, dtype=wide, device=device),
+            self.conv.empty_state(batch_size, dtype, device),
+            torch.zeros(batch_size, dtype=torch.int64, device=device),
+        )
+
+    def mix(self, x: Tensor, state: PathAttentionState, lengths: Tensor | None) -> tuple[Tensor, PathAttentionState]:
+        seq_len, valid = x.shape[1], None if lengths is None else valid_positions(lengths, x.shape[1]).unsqueeze(1)
+        q, k, v = (self._heads(t) for t in self.qkv_proj(x).split(self.widths, dim=2))
+        w, conv = self.conv.mix(self.w_up(self.w_down(x)), state.conv, lengths)
+        wide = state.keys.dtype
+        w = unit_length(F.silu(self._heads(w).to(wide)))
+        beta = BETA_MAX * torch.sigmoid(self.beta_proj(x).to(wide)).transpose(1, 2)
+        if valid is not None:
+            beta = beta * valid  # padding moves no key
+        q, k, w, beta = coefficient(q), coefficient(k), coefficient(w), coefficient(beta)
+        logits, keys = path_logits(q, k, w, beta, state.keys)
+        forgotten: Any = ()
+        if self.forget_proj is not None:
+            log_forget = F.logsigmoid(self.forget_proj(x).to(wide)).transpose(1, 2)
+            if valid is not None:
+                log_forget = log_forget * valid
+            bias, forgotten = forgetting_bias(coefficient(log_forget), state.forgotten.squeeze(3))
+            logits, forgotten = logits + bias, settle_cache(forgotten.unsqueeze(3), lengths, seq_len)
+        values = grow_cache(state.values, v)
+        y = attend_by(logits * self.d_head**-0.5, values, state.seen)
+        keys, values = (settle_cache(cache, lengths, seq_len) for cache in (keys, values))
+        seen = state.seen + (seq_len if lengths is None else lengths)
+        y = self.out_proj(rearrange(y, "batch head seq d -> batch seq (head d)"))
+        return y, PathAttentionState(keys, values, forgotten, conv, seen)
+
+    def _heads(self, t: Tensor) -> Tensor:
+        return rearrange(t, "batch seq (head d) -> batch head seq d", d=self.d_head)
