@@ -52,6 +52,7 @@ A run that has not been tested has no "test". Lightning and TensorBoard know the
 INCIDENTAL = {
     "figures_every",
     "run_dir",
+    "task.cache",
     "task.cache_dir",
     "trainer.default_root_dir",
     "trainer.detect_anomaly",

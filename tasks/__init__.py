@@ -1,4 +1,4 @@
-"""Synthetic sequence tasks: vectorised generators, seeded splits, an on-disk cache.
+"""Synthetic sequence tasks: vectorised generators, seeded splits, a cache on disk for what is slow.
 
     >>> import numpy as np
     >>> import tasks

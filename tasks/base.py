@@ -41,6 +41,9 @@ class Task(ABC):
     worked: ClassVar[Mapping[str, Any]] = {}
     """Options of a shape small enough to look at, for the example on the task's page."""
 
+    slow: ClassVar[bool] = False
+    """Whether a split takes so long to generate (seconds for ten thousand examples) that it is kept on disk."""
+
     sources: ClassVar[tuple[str, ...]] = ()
     """Further modules of this project whose code decides what `sample` returns; their text keys the cache."""
 

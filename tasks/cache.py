@@ -1,9 +1,12 @@
-"""Generated splits on disk: Arrow files written through Hugging Face `datasets`, memory-mapped to read.
+"""Slow tasks on disk: a split is generated once, written and read back by Hugging Face `datasets`.
+
+Only tasks that say that they are slow come here, or whatever runs with `--task.cache true`: ten thousand examples of
+most tasks take less time to draw than `datasets` to import.
 
 One folder per split, `<cache>/<task>/<split>-<n>-seed<seed>-<key>/`, where the key hashes everything that decides the
 content: the options, split, size and seed, the source text of the generator and the versions of its libraries. An
-edited generator therefore never meets an old file. `seal.json` beside the Arrow file records the key and a checksum,
-so a truncated or foreign file is noticed, named and made anew. Reading needs pyarrow alone, not `datasets`.
+edited generator therefore never meets an old file. The folder is one that `datasets.load_from_disk` takes; `seal.json`
+in it records the key and a checksum of each other file, so a truncated or foreign file is noticed, named and made anew.
 """
 
 from __future__ import annotations
@@ -17,25 +20,21 @@ import shutil
 import sys
 import zlib
 from collections.abc import Iterator
-from dataclasses import asdict
 from importlib import metadata
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from tasks.arrow import Column, read_arrays, to_table
+from tasks.arrow import from_table, to_table
 from tasks.base import Arrays, Task
-from tasks.splits import require_rows, shard_rows, shards, split_rng
+from tasks.splits import narrow_split, require_rows, shard_rows, split_rng
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 """Version of the layout on disk; part of the key."""
 
 SEAL = "seal.json"
-PROGRESS_DELAY = 2.0
-"""Seconds of generation before a progress bar appears."""
 
 
 class _Damaged(Exception):
@@ -57,11 +56,9 @@ def materialise(
 ) -> Arrays:
     """The first `n` examples of a split, from the cache if they are there, else generated into it.
 
-    The same numbers as `tasks.splits.sample_split(task, split, n, seed)`, but tokens and labels are kept in the
-    smallest integers that hold them, on disk and in what is returned: cast a batch to int64, not the split (at 100,000
-    examples of length 512 that is 400 MB against 1 GB). Processes that ask for the same split at once wait for the one
-    that writes it. A file that is truncated, altered or not ours is reported in one line of the log (`tasks.cache`,
-    WARNING), deleted and generated again. Nothing is downloaded.
+    The same arrays as `tasks.splits.narrow_split(task, split, n, seed)`, on disk and in what is returned. Processes
+    that ask for the same split at once wait for the one that writes it. A file that is truncated, altered or not ours
+    is reported in one line of the log (`tasks.cache`, WARNING), deleted and generated again. Nothing is downloaded.
 
     Args:
         task_name: names the folder; the name the task is registered under.
@@ -72,7 +69,7 @@ def materialise(
         cache_dir: folder of the cache; `default_cache_dir()` if not given.
 
     Returns:
-        The arrays of `task.sample`, in memory, writable, integers narrowed as said above.
+        The arrays, in memory and writable.
 
     Raises:
         ValueError: an unknown split, a negative seed, n < 1 or more than a finite task has, or a cache folder that
@@ -151,39 +148,19 @@ def _generate_once(folder: Path, key: dict[str, Any], task: Task) -> Arrays:
 
 def _write(folder: Path, key: dict[str, Any], task: Task) -> None:
     """Generate the split beside `folder`, seal it, and move it there in one step."""
-    from datasets.exceptions import DatasetGenerationError
+    import datasets
 
-    from tasks.builder import SplitBuilder
-
-    parts = _with_progress(shards(task, key["split"], key["n"], key["seed"]), key)
-    first = next(parts)
-    layout = {name: Column.of(name, array, task.spec) for name, array in first.items()}
-    tables = (to_table(part, layout) for part in chain([first], parts))
+    table = to_table(narrow_split(task, key["split"], key["n"], key["seed"]))
     workshop = folder.with_name(f".{folder.name}.incomplete")
-    shutil.rmtree(workshop, ignore_errors=True)
+    shutil.rmtree(workshop, ignore_errors=True)  # of a writer that was killed
     try:
-        SplitBuilder(key["task"], key["split"], layout, tables, workshop).write(workshop / "split")
-        [data] = (workshop / "split").glob("*.arrow")
-        columns = {name: asdict(column) for name, column in layout.items()}
-        seal = {"key": key, "file": data.name, "crc32": _checksum(data), "layout": columns}
-        (workshop / "split" / SEAL).write_text(json.dumps(seal, indent=1) + "\n")
-        (workshop / "split").replace(folder)
-    except DatasetGenerationError as error:
-        # What the reader needs is the cause: a full disk, a bug in a generator.
-        raise error.__cause__ or error from None
+        with _quiet():
+            datasets.Dataset(table).save_to_disk(workshop, num_shards=1)
+        seal = {"key": key, "crc32": {file.name: _checksum(file) for file in sorted(workshop.iterdir())}}
+        (workshop / SEAL).write_text(json.dumps(seal, indent=1) + "\n")
+        workshop.replace(folder)
     finally:
         shutil.rmtree(workshop, ignore_errors=True)
-
-
-def _with_progress(parts: Iterator[Arrays], key: dict[str, Any]) -> Iterator[Arrays]:
-    from tqdm import tqdm
-
-    title = f"generating {key['task']} {key['split']}"
-    # disable=None: shown on a terminal only.
-    with tqdm(total=key["n"], desc=title, unit=" examples", delay=PROGRESS_DELAY, leave=False, disable=None) as bar:
-        for part in parts:
-            yield part
-            bar.update(len(part["inputs"]))
 
 
 def _read(folder: Path, key: dict[str, Any]) -> Arrays:
@@ -198,19 +175,22 @@ def _read(folder: Path, key: dict[str, Any]) -> Arrays:
     try:
         seal = json.loads((folder / SEAL).read_text())
         ours = seal["key"] == json.loads(json.dumps(key))
-        data = folder / seal["file"]
-        layout = {name: Column(**column) for name, column in seal["layout"].items()}
-        crc32 = seal["crc32"]
+        checksums = dict(seal["crc32"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _Damaged(f"the cached file {folder / SEAL} cannot be read ({error or type(error).__name__})") from error
     if not ours:
         raise _Damaged(f"the cached file {folder / SEAL} describes other data")
-    try:
-        if _checksum(data) != crc32:
-            raise _Damaged(f"the cached file {data} is truncated or not the one that was written")
-        return read_arrays(data, layout)
-    except OSError as error:
-        raise _Damaged(f"the cached file {data} cannot be read ({error})") from error
+    for name, crc32 in checksums.items():
+        try:
+            if _checksum(folder / name) != crc32:
+                raise _Damaged(f"the cached file {folder / name} is truncated or not the one that was written")
+        except OSError as error:
+            raise _Damaged(f"the cached file {folder / name} cannot be read ({error})") from error
+    # Imported once there is something to read.
+    import datasets
+
+    with _quiet():
+        return from_table(datasets.load_from_disk(folder).with_format("arrow")[:])  # pyright: ignore[reportArgumentType]
 
 
 def _checksum(path: Path) -> int:
@@ -220,3 +200,17 @@ def _checksum(path: Path) -> int:
         while block := stream.read(1 << 20):
             crc32 = zlib.crc32(block, crc32)
     return crc32
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the library's own progress bars, which appear for the shortest split."""
+    import datasets
+
+    were_disabled = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not were_disabled:
+            datasets.enable_progress_bars()

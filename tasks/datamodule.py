@@ -1,4 +1,4 @@
-"""One data module for every task: cached splits in memory, training batches as a pure function of (seed, step)."""
+"""One data module for every task: its splits in memory, training batches as a pure function of (seed, step)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from tasks.base import Arrays, Task
-from tasks.cache import materialise
 from tasks.registry import create_task
 from tasks.spec import TaskSpec
-from tasks.splits import at_most, require_rows, shard_rows
+from tasks.splits import at_most, narrow_split, require_rows, shard_rows
 
 ORDER_STREAM = 3
 """The word that sets the generator of the training order apart from those of the splits (0, 1, 2)."""
@@ -213,7 +212,7 @@ def task_at_length(task: Task, length: int) -> Task:
 
 
 class TaskDataModule(L.LightningDataModule):
-    """The splits of a task, generated once into the cache and held in memory.
+    """The splits of a task, generated or read from the cache, and held in memory.
 
     Args:
         task: a task, or {"name": ..., **options} as `tasks.create_task` takes them.
@@ -223,6 +222,7 @@ class TaskDataModule(L.LightningDataModule):
         n_test: test examples; 1,000 when absent, or all.
         batch_size: examples per batch and device.
         seed: of the data and of the order in which training meets it.
+        cache: keep the splits on disk, or generate them at each start; when absent, those of a slow task are kept.
         cache_dir: folder of the cache; $MIXER_ZOO_CACHE or ~/.cache/mixer-zoo when absent.
         test_lengths: further lengths at which the trained model is tested, such as 64,256,1024; at each, as many
             examples as make n_test of the trained length in positions, but at least 16.
@@ -241,6 +241,7 @@ class TaskDataModule(L.LightningDataModule):
         n_test: int | None = None,
         batch_size: int = 64,
         seed: int = 0,
+        cache: bool | None = None,
         cache_dir: str | Path | None = None,
         test_lengths: list[int] | None = None,
         fresh: bool = False,
@@ -253,7 +254,8 @@ class TaskDataModule(L.LightningDataModule):
         if seed < 0:
             raise ValueError(f"seed must be >= 0, got {seed}")
         self.task = task if isinstance(task, Task) else create_task(**task)
-        self.batch_size, self.seed, self.cache_dir, self.fresh = batch_size, seed, cache_dir, fresh
+        self.batch_size, self.seed, self.fresh = batch_size, seed, fresh
+        self.cache, self.cache_dir = self.task.slow if cache is None else cache, cache_dir
         asked = {"train": ("n_train", n_train), "validation": ("n_val", n_val), "test": ("n_test", n_test)}
         self._sizes: dict[str, int] = {}
         for split, (name, size) in asked.items():
@@ -278,8 +280,7 @@ class TaskDataModule(L.LightningDataModule):
             ValueError: a cache folder that cannot be written.
         """
         if name not in self._splits:
-            n = self._sizes[name]
-            self._splits[name] = materialise(self.task.name, self.task, name, n, self.seed, self.cache_dir)
+            self._splits[name] = self._made(self.task, name, self._sizes[name])
         return self._splits[name]
 
     def setup(self, stage: str) -> None:
@@ -287,7 +288,7 @@ class TaskDataModule(L.LightningDataModule):
         fitted = ("validation",) if self.fresh else ("train", "validation")
         for name in {"fit": fitted, "validate": ("validation",), "test": ("test",)}.get(stage, ()):
             self.split(name)
-        if stage == "test":
+        if stage == "test" and self.cache:
             for length in self.at_lengths:
                 self._test_split_at(length)
 
@@ -318,7 +319,16 @@ class TaskDataModule(L.LightningDataModule):
         """The test split at another length. Not kept: a few sequences of a million positions are 100 MB."""
         task = self.at_lengths[length]
         n = at_most(task, "test", max(LEAST_AT_LENGTH, self._sizes["test"] * self.spec.seq_len // length))
-        return materialise(self.task.name, task, "test", n, self.seed, self.cache_dir)
+        return self._made(task, "test", n)
+
+    def _made(self, task: Task, split: str, n: int) -> Arrays:
+        """The first `n` examples of a split, from the cache where the data is kept there."""
+        if not self.cache:
+            return narrow_split(task, split, n, self.seed)
+        # Imported here, and with it pyarrow and datasets, which a fast task does without.
+        from tasks.cache import materialise
+
+        return materialise(task.name, task, split, n, self.seed, self.cache_dir)
 
     @property
     def _place(self) -> tuple[int, int]:

@@ -8,18 +8,16 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tasks.arrow import to_table
 from tasks.base import Arrays, Task
 from zoo.files import write_atomically
 
 
 def write_parquet(file: Path, arrays: Arrays, about: dict[str, Any]) -> None:
     """One row an example, a list (of lists) in each column; `about` stands in the schema's metadata, as JSON."""
-    table = pa.table({name: _lists(array) for name, array in arrays.items()})
-    table = table.replace_schema_metadata({"mixer-zoo": json.dumps(about)})
+    table = to_table(arrays).replace_schema_metadata({"mixer-zoo": json.dumps(about)})
     written = io.BytesIO()
     pq.write_table(table, written)
     write_atomically(file, written.getvalue())
@@ -44,21 +42,14 @@ def push_to_hub(task: Task, arrays: Arrays, split: str, repository: str, private
     import datasets
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
-    table = pa.table({name: _lists(array) for name, array in arrays.items()})
     try:
-        info = datasets.Dataset(table, split=datasets.NamedSplit(split)).push_to_hub(repository, private=private)
+        info = datasets.Dataset(to_table(arrays), split=datasets.NamedSplit(split)).push_to_hub(
+            repository, private=private
+        )
     except (HfHubHTTPError, LocalTokenNotFoundError, OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"{task.name} was not uploaded to {repository!r}: {reason} (a token: hf auth login)") from None
     return str(info)
-
-
-def _lists(array: np.ndarray) -> pa.Array:
-    """An Arrow array of (nested) lists of fixed sizes."""
-    values = pa.array(array.reshape(-1))
-    for width in reversed(array.shape[1:]):
-        values = pa.FixedSizeListArray.from_arrays(values, width)
-    return values
 
 
 def _plain(value: Any) -> Any:

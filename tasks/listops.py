@@ -58,6 +58,7 @@ class ListOps(Task):
     """
 
     name: ClassVar[str] = "listops"
+    slow: ClassVar[bool] = True
     source: ClassVar[str] = (
         "Nangia and Bowman, ListOps, arXiv 1804.06028; grammar and shape of Tay et al., Long Range Arena, "
         "arXiv 2011.04006"

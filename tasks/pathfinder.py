@@ -69,6 +69,7 @@ class Pathfinder(Task):
     """
 
     name: ClassVar[str] = "pathfinder"
+    slow: ClassVar[bool] = True
     source: ClassVar[str] = (
         "Linsley et al., Learning long-range spatial dependencies with horizontal gated recurrent units, arXiv "
         "1805.08315; shape of Tay et al., Long Range Arena, arXiv 2011.04006; the drawing is this project's"

@@ -15,8 +15,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-import datasets  # noqa: F401 (as the following: imported before the fork)
-import rich.table  # noqa: F401
+import rich.table  # noqa: F401 (as the following: imported before the fork)
 import torch.utils.tensorboard  # noqa: F401
 
 import tasks.datamodule  # noqa: F401

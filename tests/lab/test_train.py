@@ -216,7 +216,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path, capsys: pytest.Captu
 
 def test_options_that_change_no_result_meet_the_same_run(tmp_path: Path) -> None:
     usual = folder(tmp_path)
-    assert folder(tmp_path, "--trainer.enable_progress_bar", "false", "--task.cache_dir", "elsewhere") == usual
+    assert folder(tmp_path, "--trainer.enable_progress_bar", "false", "--task.cache", "true") == usual
     assert folder(tmp_path, "--seed", "3") == usual.with_name("seed3")
 
 
@@ -526,7 +526,7 @@ def test_other_lengths_are_tested_drawn_and_shown(
         ("--ckpt_path nowhere.ckpt", "no checkpoint at nowhere.ckpt"),
         ("--test_only", "no run at "),
         ("--mixer hybird", "did you mean 'hybrid'?"),
-        ("--task.cache_dir {file}", "cannot write the task cache"),
+        ("--task.cache true --task.cache_dir {file}", "cannot write the task cache"),
         ("--mixer factorized --mixer.max_seq_len 15", "sequence of 16 exceeds max_seq_len=15"),
         ("--mixer conv --mixer.kernel implicit --mixer.max_seq_len 15", "max_seq_len=15"),
         ("--trainer.max_steps -1 --trainer.max_epochs -1", "the learning rate schedule needs an end"),

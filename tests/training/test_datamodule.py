@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -119,13 +120,10 @@ def test_processes_draw_together_what_one_draws_with_the_whole_batch() -> None:
 
 
 def test_fresh_training_makes_no_training_split_and_the_other_splits_as_ever(tmp_path: Path) -> None:
-    data, usual = small.data(tmp_path / "fresh", fresh=True), small.data(tmp_path / "usual")
+    data, usual = small.data(tmp_path / "fresh", fresh=True, cache=True), small.data(tmp_path / "usual")
     small.trainer(tmp_path, max_steps=7).fit(small.module(), datamodule=data)
     data.setup("test")
-    assert sorted(p.name.split("-")[0] for p in (tmp_path / "fresh/cache/echo").iterdir() if p.is_dir()) == [
-        "test",
-        "validation",
-    ]
+    assert kept(tmp_path / "fresh/cache/echo") == ["test-10", "validation-10"]
     for split in ("validation", "test"):
         assert np.array_equal(data.split(split)["inputs"], usual.split(split)["inputs"])
     with pytest.raises(ValueError, match="n_train must hold a batch, got n_train=4 for batch_size=8"):
@@ -161,13 +159,53 @@ def test_splits_are_the_tasks_own_and_need_no_trainer(tmp_path: Path) -> None:
     assert len(list(data.train_dataloader())) == 5
 
 
+def kept(folder: Path) -> list[str]:
+    """The splits in a task's folder of the cache."""
+    return sorted(path.name.split("-seed")[0] for path in folder.iterdir() if path.is_dir())
+
+
 def test_the_stage_decides_what_is_made(tmp_path: Path) -> None:
-    data = small.data(tmp_path)
+    data = small.data(tmp_path, cache=True)
     data.setup("fit")
-    assert sorted(p.name.split("-")[0] for p in (tmp_path / "cache/echo").iterdir() if p.is_dir()) == [
-        "train",
-        "validation",
-    ]
+    assert kept(tmp_path / "cache/echo") == ["train-40", "validation-10"]
+
+
+def test_a_fast_task_is_drawn_in_memory_without_what_keeps_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for library in ("datasets", "filelock", "pyarrow"):
+        monkeypatch.setitem(sys.modules, library, None)  # importing it would raise
+    monkeypatch.delitem(sys.modules, "tasks.cache", raising=False)
+    monkeypatch.delitem(sys.modules, "tasks.arrow", raising=False)
+    task = create_task("mqar", vocab_size=130, seq_len=16, n_pairs=2)
+    data = small.data(tmp_path, task, test_lengths=[24])
+    data.setup("fit")
+    data.setup("test")
+    for split in SPLITS:
+        expected = sample_split(task, split, {"train": 40}.get(split, 10), 0)
+        for name, array in data.split(split).items():
+            assert np.array_equal(array, expected[name])
+            assert array.dtype == (np.int32 if name in task.spec.facts else np.int16)
+    assert [batch["inputs"].shape[1] for _, batches in data.length_batches() for batch in batches] == [24] * 4
+    assert not (tmp_path / "cache").exists()
+
+
+class Slow(small.Echo):
+    """Takes its time."""
+
+    slow = True
+
+
+@pytest.mark.parametrize(
+    ("task", "cache", "is_kept"),
+    [(small.Echo(), None, False), (small.Echo(), True, True), (Slow(), None, True), (Slow(), False, False)],
+)
+def test_slow_tasks_are_kept_and_whatever_is_asked_to_be(
+    task: Any, cache: bool | None, is_kept: bool, tmp_path: Path
+) -> None:
+    data = small.data(tmp_path, task, cache=cache)
+    assert np.array_equal(data.split("test")["inputs"], sample_split(task, "test", 10, 0)["inputs"])
+    assert (tmp_path / "cache/echo").exists() == is_kept
 
 
 def test_overfitting_repeats_the_same_batches(tmp_path: Path) -> None:
@@ -202,12 +240,19 @@ def test_bad_sizes_are_one_line(tmp_path: Path, options: dict[str, int], message
 def test_each_test_length_has_its_examples_in_batches_of_as_many_positions(tmp_path: Path) -> None:
     options = {"name": "needle", "distance": 7}
     data = TaskDataModule(
-        options, n_train=40, n_val=5, n_test=40, batch_size=8, cache_dir=tmp_path, test_lengths=[64, 10, 16, 64]
+        options,
+        n_train=40,
+        n_val=5,
+        n_test=40,
+        batch_size=8,
+        cache=True,
+        cache_dir=tmp_path,
+        test_lengths=[64, 10, 16, 64],
     )
     assert list(data.at_lengths) == [10, 16, 64]
     data.setup("test")
-    made = {path.name.split("-seed")[0] for path in (tmp_path / "needle").iterdir() if path.is_dir()}
-    assert made == {"test-40", "test-32", "test-20", "test-16"}  # of 8 positions, of 10, of 16, the least at 64
+    # of 8 positions, of 10, of 16, the least at 64
+    assert kept(tmp_path / "needle") == ["test-16", "test-20", "test-32", "test-40"]
     for length, loader in data.length_batches():
         task = create_task("needle", distance=7, seq_len=length)
         batches = [batch["inputs"] for batch in loader]
