@@ -16,6 +16,7 @@ from tests import ROOT
 # A room imports from itself and from the rooms before it.
 ROOMS = (
     "coefficient",
+    "cores",
     "naming",
     "docstrings",
     "files",

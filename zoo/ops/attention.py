@@ -11,10 +11,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from zoo.cores import core
 from zoo.ops.chunked import segment_sums
 from zoo.ops.time import right_align
 
 
+@core("v", "batch head seq value")
 def attend(
     q: Float[Tensor, "batch n_heads seq d_head"],
     k: Float[Tensor, "batch n_kv_heads slots d_head"],

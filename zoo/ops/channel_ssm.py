@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
+from zoo.cores import core
 from zoo.ops.chunked import decayed_states
 from zoo.ops.diagonal import powers
 from zoo.ops.precision import full_precision
@@ -17,6 +18,7 @@ from zoo.ops.transforms import whole_in_export
 CHUNK = 32
 
 
+@core("x", "batch seq channel")
 @whole_in_export(
     "(Tensor x, Tensor log_decay, Tensor gain, Tensor C, Tensor state, Tensor? lengths) -> (Tensor, Tensor)",
     lambda x, log_decay, gain, C, state, lengths: (state.real.new_empty(x.shape), state.new_empty(state.shape)),

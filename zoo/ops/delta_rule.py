@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from zoo.cores import core
 from zoo.ops.dplr import dplr
 
 _EPS = 1e-6
@@ -23,6 +24,7 @@ def require_stable(beta_max: float) -> None:
         raise ValueError(f"beta_max must lie in (0, 2] for a stable recurrence, got {beta_max}")
 
 
+@core("v", "batch head seq value")
 def delta_rule(
     q: Float[Tensor, "batch heads seq d_key"],
     k: Float[Tensor, "batch heads seq d_key"],
@@ -56,6 +58,7 @@ def delta_rule(
     return dplr(q, k, strength * v, None if log_decay is None else log_decay.unsqueeze(3), k, strength * k, state)
 
 
+@core("v", "batch head seq part value", "batch head seq value")
 def delta_product(
     q: Float[Tensor, "batch heads seq d_key"],
     k: Float[Tensor, "batch heads seq steps d_key"],
@@ -85,6 +88,7 @@ def delta_product(
     return y[:, :, steps - 1 :: steps], state
 
 
+@core("v", "batch head seq value")
 def relaxed_delta_rule(
     q: Float[Tensor, "batch heads seq d_key"],
     k: Float[Tensor, "batch heads seq d_key"],

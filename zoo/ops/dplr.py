@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from zoo.cores import core
 from zoo.ops.chunked import chunk_decays, decayed_states, halvable, into_chunks
 from zoo.ops.precision import full_precision
 from zoo.ops.transforms import followed, whole_in_export
@@ -15,6 +16,7 @@ from zoo.ops.transforms import followed, whole_in_export
 CHUNK = 32  # a power of two
 
 
+@core("v", "batch head seq value")
 @whole_in_export(
     "(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? p, Tensor? r, Tensor state) -> (Tensor, Tensor)",
     lambda q, k, v, log_decay, p, r, state: (

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from zoo.cores import core
 from zoo.ops.chunked import decayed_states, halvable
 from zoo.ops.precision import full_precision
 from zoo.ops.transforms import followed, whole_in_export
@@ -16,6 +17,7 @@ from zoo.ops.transforms import followed, whole_in_export
 CHUNK = 32  # a power of two
 
 
+@core("written", "batch seq channel")
 def linear_recurrence(
     decay: Float[Tensor, "batch seq channels"],
     written: Float[Tensor, "batch seq channels"],

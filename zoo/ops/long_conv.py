@@ -7,11 +7,13 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from zoo.cores import core
 from zoo.ops.transforms import whole_in_export
 
 BLOCK = 128
 
 
+@core("x", "batch seq channel")
 @whole_in_export(
     "(Tensor x, Tensor kernel, SymInt seq_len) -> Tensor",
     lambda x, kernel, seq_len: x.new_empty(x.shape[0], seq_len, x.shape[2]),

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from zoo.coefficient import coefficient
+from zoo.cores import core
 from zoo.ops.dplr import dplr
 from zoo.ops.transforms import whole_in_export
 
@@ -15,6 +16,7 @@ _EPS = 1e-6
 _LARGEST = 80.0  # exp of it is finite in float32
 
 
+@core("v", "batch head seq value")
 def mlstm(
     q: Float[Tensor, "batch heads seq d_key"],
     k: Float[Tensor, "batch heads seq d_key"],

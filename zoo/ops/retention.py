@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from zoo.cores import core
 from zoo.ops.dplr import dplr
 from zoo.ops.time import valid_positions
 
@@ -21,6 +22,7 @@ def retention_rates(
     return -torch.log1p(-torch.exp2(-5 - h))
 
 
+@core("v", "batch head seq value")
 def retention(
     q: Float[Tensor, "batch heads seq d_key"],
     k: Float[Tensor, "batch heads seq d_key"],

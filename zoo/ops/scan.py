@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from zoo.cores import core
 from zoo.naming import unknown
 from zoo.ops import scan_torch
 from zoo.ops.precision import full_precision
@@ -32,6 +33,7 @@ _HOW_TO_INSTALL = {
 }
 
 
+@core("x", "batch seq channel")
 def selective_scan(
     x: Float[Tensor, "batch seq d_inner"],
     dt: Float[Tensor, "batch seq d_inner"],

@@ -7,11 +7,13 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from zoo.cores import core
 from zoo.ops.transforms import whole_in_export
 
 _SMALLEST_BLOCK = 16
 
 
+@core("v", "batch head seq value")
 @whole_in_export(
     "(Tensor q, Tensor k, Tensor v, Tensor held, Tensor? slopes) -> Tensor",
     lambda q, k, v, held, slopes: q.new_empty(q.shape),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
+from zoo.cores import core
 from zoo.ops.chunked import chunk_decays, decayed_states, into_chunks
 from zoo.ops.precision import full_precision
 from zoo.ops.transforms import whole_in_export
@@ -14,6 +15,7 @@ CHUNK, CHUNK_OF_LARGE_STATES = 32, 64
 LARGE_STATE = 64 * 64
 
 
+@core("v", "batch head seq value")
 @whole_in_export(
     "(Tensor q, Tensor k, Tensor v, Tensor log_decay, Tensor state) -> (Tensor, Tensor)",
     lambda q, k, v, log_decay, state: (state.new_empty(v.shape), state.new_empty(state.shape)),

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Inexact
 from torch import Tensor
 
+from zoo.cores import core
 from zoo.ops.attention import lag_matrix
 
 
@@ -15,6 +16,7 @@ def causal_toeplitz(kernel: Inexact[Tensor, "*batch size"]) -> Inexact[Tensor, "
     return F.pad(kernel, (size - 1, 0)).unfold(-1, size, 1).flip(-1)
 
 
+@core("x", "batch seq value", "head batch seq value")
 def toeplitz_mix(
     coefficients: Float[Tensor, "n_heads max_seq_len"], x: Float[Tensor, "batch slots d_model"], seq_len: int
 ) -> Float[Tensor, "n_heads batch seq d_model"]:

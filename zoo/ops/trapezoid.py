@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from zoo.cores import core
 from zoo.ops.precision import full_precision, widest
 from zoo.ops.ssd import ssd
 
@@ -40,6 +41,7 @@ def rotate_pairs(
     return torch.cat((a * cos - b * sin, a * sin + b * cos, rest), dim=4)
 
 
+@core("v", "batch head seq part value")
 def trapezoidal_ssd(
     q: Float[Tensor, "batch heads seq rank d_key"],
     k: Float[Tensor, "batch heads seq_and_one rank d_key"],

@@ -37,9 +37,13 @@ if TYPE_CHECKING:
         stable_rank,
     )
     from zoo.theory.softmax import ema_as_alibi, softmax_floor, to_softmax_heads
+    from zoo.theory.state_size import StateSize, effective_state_size
     from zoo.theory.teacher import balanced_teacher
+    from zoo.theory.truncation import Basis, span_basis, truncate
+    from zoo.theory.weights import head_weights
 
 __all__ = [
+    "Basis",
     "Complexity",
     "DecayRate",
     "GradientProfile",
@@ -47,15 +51,18 @@ __all__ = [
     "NotAffineError",
     "OffersHighway",
     "OperatorError",
+    "StateSize",
     "balanced_teacher",
     "check_offset",
     "complexity",
     "decay_rate",
     "effective_rank",
+    "effective_state_size",
     "ema_as_alibi",
     "gradient_profile",
     "head_count",
     "head_count_bound",
+    "head_weights",
     "heads_needed",
     "highway_profile",
     "input_dependence",
@@ -67,14 +74,17 @@ __all__ = [
     "operator_spectrum",
     "run_claims",
     "softmax_floor",
+    "span_basis",
     "span_spectrum",
     "spectrum_rank",
     "stable_rank",
     "to_heads",
     "to_softmax_heads",
+    "truncate",
 ]
 
 _HOMES = {
+    "Basis": "zoo.theory.truncation",
     "Complexity": "zoo.theory.costs",
     "DecayRate": "zoo.theory.gradients",
     "GradientProfile": "zoo.theory.gradients",
@@ -82,15 +92,18 @@ _HOMES = {
     "NotAffineError": "zoo.theory.operator",
     "OffersHighway": "zoo.theory.gradients",
     "OperatorError": "zoo.theory.operator",
+    "StateSize": "zoo.theory.state_size",
     "balanced_teacher": "zoo.theory.teacher",
     "check_offset": "zoo.theory.operator",
     "complexity": "zoo.theory.costs",
     "decay_rate": "zoo.theory.gradients",
     "effective_rank": "zoo.theory.rank",
+    "effective_state_size": "zoo.theory.state_size",
     "ema_as_alibi": "zoo.theory.softmax",
     "gradient_profile": "zoo.theory.gradients",
     "head_count": "zoo.theory.lags",
     "head_count_bound": "zoo.theory.lags",
+    "head_weights": "zoo.theory.weights",
     "heads_needed": "zoo.theory.rank",
     "highway_profile": "zoo.theory.gradients",
     "input_dependence": "zoo.theory.costs",
@@ -102,11 +115,13 @@ _HOMES = {
     "operator_spectrum": "zoo.theory.rank",
     "run_claims": "zoo.theory.claims",
     "softmax_floor": "zoo.theory.softmax",
+    "span_basis": "zoo.theory.truncation",
     "span_spectrum": "zoo.theory.rank",
     "spectrum_rank": "zoo.theory.rank",
     "stable_rank": "zoo.theory.rank",
     "to_heads": "zoo.theory.convert",
     "to_softmax_heads": "zoo.theory.softmax",
+    "truncate": "zoo.theory.truncation",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

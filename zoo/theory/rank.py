@@ -52,6 +52,13 @@ def operator_spectrum(
     Raises:
         ValueError: see `interaction_rank`.
     """
+    check_operator(operator)
+    rows = operator.double().flatten(-2).flatten(-3, -2)
+    return torch.linalg.svdvals(rows).to(operator.dtype)
+
+
+def check_operator(operator: Tensor) -> None:
+    """Raise ValueError unless the operator is a finite real (seq, seq, d_out, d_in), with a batch in front or not."""
     if not isinstance(operator, Tensor):
         raise ValueError(
             f"operator must be a tensor, W of zoo.theory.interaction(layer, x), got {type(operator).__name__}; "
@@ -61,8 +68,6 @@ def operator_spectrum(
     if operator.ndim not in (4, 5) or 0 in shape or shape[-4] != shape[-3]:
         raise ValueError(f"operator must be (seq, seq, d_out, d_in), with a batch in front or not, got {shape}")
     _check_real("operator", operator)
-    rows = operator.double().flatten(-2).flatten(-3, -2)
-    return torch.linalg.svdvals(rows).to(operator.dtype)
 
 
 def span_spectrum(

@@ -1,0 +1,73 @@
+"""A layer cut to a few operators, against the whole operator and Eckart and Young."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.cases import draw, randomise
+from tests.tolerances import assert_close
+from zoo import create_mixer
+from zoo.theory import interaction, span_basis, span_spectrum, truncate
+
+NAMES = ("attention", "selective_ssm", "kda", "lstm", "diagonal_ssm")
+
+
+def layer_of(name: str, generator: torch.Generator, d_model: int = 4) -> torch.nn.Module:
+    return randomise(create_mixer(name, d_model), generator).double()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_basis_is_that_of_the_span(name: str, generator: torch.Generator) -> None:
+    layer, x = layer_of(name, generator), draw(1, 9, 4, generator=generator)
+    basis = span_basis(layer, x)
+    spectrum = span_spectrum(layer, x[0])
+    count = len(basis.spectrum)
+    assert_close(basis.spectrum, spectrum[:count])
+    assert basis.energy == pytest.approx(float(spectrum.square().sum()))
+    flat = basis.operators.flatten(1)
+    assert_close(flat @ flat.t(), torch.eye(count, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_whole_basis_is_the_layer_on_other_data_too(name: str, generator: torch.Generator) -> None:
+    """The span of these layers is that of their weights: twelve positions show all of it."""
+    layer, x, other = layer_of(name, generator), *draw(2, 3, 12, 4, generator=generator)
+    whole = truncate(layer, span_basis(layer, x))
+    for v in (x, other):
+        assert_close(whole(v), layer(v))
+
+
+@pytest.mark.parametrize("n_heads", [0, 1, 3])
+def test_the_error_of_few_heads_is_the_tail_of_the_spectrum(n_heads: int, generator: torch.Generator) -> None:
+    layer, x = layer_of("selective_ssm", generator), draw(2, 7, 4, generator=generator)
+    basis, (operator, offset) = span_basis(layer, x), interaction(layer, x)
+    kept = basis.operators[:n_heads].flatten(1)
+    projected = (operator.flatten(3) @ kept.t() @ kept).view_as(operator)
+    assert float((operator - projected).square().sum()) == pytest.approx(
+        basis.energy - float(basis.spectrum[:n_heads].square().sum())
+    )
+    expected = torch.einsum("bijpd,bjd->bip", projected, x) + offset
+    assert_close(truncate(layer, basis, n_heads)(x), expected)
+
+
+def test_a_limit_keeps_the_leading_operators(generator: torch.Generator) -> None:
+    """Of 36 directions 12 are kept on the way, and the rows come in many pieces."""
+    layer, x = layer_of("lstm", generator, 6), draw(3, 40, 6, generator=generator)
+    few, all_of_them = span_basis(layer, x, 3), span_basis(layer, x)
+    assert len(few.operators) == 3
+    assert few.energy == pytest.approx(all_of_them.energy)
+    assert torch.allclose(few.spectrum, all_of_them.spectrum[:3], rtol=0.02)
+    assert (few.spectrum <= all_of_them.spectrum[:3] * (1 + 1e-9)).all()
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_bad_input_is_refused_in_one_line(generator: torch.Generator) -> None:
+    layer, x = layer_of("attention", generator), draw(1, 5, 4, generator=generator)
+    basis = span_basis(layer, x)
+    with pytest.raises(ValueError, match="n_heads must lie between 0 and"):
+        truncate(layer, basis, len(basis.operators) + 1)
+    with pytest.raises(ValueError, match="n_heads must be"):
+        span_basis(layer, x, 0)
+    with pytest.raises(ValueError, match="give the basis of this layer"):
+        truncate(layer_of("attention", generator, 8), basis)(draw(1, 5, 8, generator=generator))

@@ -1,0 +1,95 @@
+"""The scalar weights of heads against matrices written out from the papers, and against the whole operator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.cases import draw, randomise
+from tests.tolerances import assert_close
+from zoo import create_mixer, list_mixers
+from zoo.cores import core
+from zoo.ops.delta_rule import delta_rule
+from zoo.theory import OperatorError, head_weights, interaction
+
+WITHOUT = {"diagonal_ssm", "lru", "s5", "conv", "gated_conv", "lstm", "slstm", "gru", "rnn", "identity"}
+"""Recurrent nets, whose operators are matrices; SSMs with one state for all channels; plain kernels."""
+
+
+@pytest.mark.parametrize("name", [name for name in list_mixers() if name not in WITHOUT])
+def test_every_mixer_with_heads_or_channels_has_its_weights(name: str, generator: torch.Generator) -> None:
+    """What is read reproduces the core's own outputs, or head_weights raises; of the future nothing is read."""
+    layer = randomise(create_mixer(name, 8), generator).double()
+    weights = head_weights(layer, draw(2, 7, 8, generator=generator))
+    assert weights.shape == (2, weights.shape[1], 7, 7)
+    assert weights.isfinite().all()
+    assert weights.tril().abs().amax((2, 3)).gt(0).all()
+    assert not weights.triu(1).any()
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT & set(list_mixers())))
+def test_a_layer_without_scalar_weights_says_so(name: str, generator: torch.Generator) -> None:
+    layer = create_mixer(name, 8).double()
+    with pytest.raises(OperatorError, match="has no scalar weights"):
+        head_weights(layer, draw(1, 5, 8, generator=generator))
+
+
+def test_softmax_weights_sum_to_one_and_make_the_operator(generator: torch.Generator) -> None:
+    layer = randomise(create_mixer("attention", 8, n_heads=2), generator).double()
+    x = draw(2, 6, 8, generator=generator)
+    weights = head_weights(layer, x)
+    assert_close(weights.sum(3), torch.ones(2, 2, 6, dtype=torch.float64))
+    values = layer.qkv_proj.weight.double()[-8:].unflatten(0, (2, 4))
+    outputs = layer.out_proj.weight.double().unflatten(1, (2, 4))
+    expected = torch.einsum("bhij,phd,hdq->bijpq", weights, outputs, values)
+    assert_close(interaction(layer, x).operator, expected)
+
+
+class Delta(nn.Module):
+    """A gated delta rule whose keys, queries, steps and decays are given."""
+
+    def __init__(self, q: Tensor, k: Tensor, beta: Tensor, log_decay: Tensor) -> None:
+        super().__init__()
+        self.given = q, k, beta, log_decay
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, beta, log_decay = (t.expand(len(x), *t.shape[1:]) for t in self.given)
+        state = x.new_zeros(len(x), 1, k.shape[3], x.shape[2])
+        return delta_rule(q, k, x.unsqueeze(1), beta, log_decay, state)[0].squeeze(1)
+
+
+@pytest.mark.parametrize("seq_len", [1, 2, 7, 63])
+def test_the_removal_of_a_delta_rule_is_in_the_weights(seq_len: int, generator: torch.Generator) -> None:
+    """w_ij = q_i^T prod_{t = j + 1 .. i} exp(g_t) (I - beta_t k_t k_t^T) beta_j k_j, multiplied out."""
+    q, k = (draw(1, 1, seq_len, 5, generator=generator) for _ in range(2))
+    k = k / k.norm(dim=3, keepdim=True)
+    beta, log_decay = (draw(1, 1, seq_len, generator=generator).sigmoid() for _ in range(2))
+    weights = head_weights(Delta(q, k, beta, -log_decay), draw(1, seq_len, 3, generator=generator))[0, 0]
+    expected = np.zeros((seq_len, seq_len))
+    queries, keys, steps, decays = (t[0, 0].numpy() for t in (q, k, beta, torch.exp(-log_decay)))
+    for j in range(seq_len):
+        carried = steps[j] * keys[j]
+        for i in range(j, seq_len):
+            if i > j:
+                carried = decays[i] * (carried - steps[i] * keys[i] * (keys[i] @ carried))
+            expected[i, j] = queries[i] @ carried
+    assert_close(weights, torch.from_numpy(expected))
+    if seq_len > 2:  # what is drawn without the removal is another matrix
+        sums = np.cumsum(np.log(decays))
+        naive = np.tril(np.exp(sums[:, None] - sums[None]) * (queries @ keys.T) * steps)
+        assert np.linalg.norm(naive - expected) > 0.1 * np.linalg.norm(expected)
+
+
+def test_what_is_no_core_is_refused(generator: torch.Generator) -> None:
+    @core("v", "batch seq value")
+    def squared(v: Tensor) -> Tensor:
+        return v.square()
+
+    class Layer(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return squared(x)
+
+    with pytest.raises(OperatorError, match="squared is no core"):
+        head_weights(Layer(), draw(1, 4, 3, generator=generator))

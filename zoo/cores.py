@@ -1,0 +1,142 @@
+"""Ops that mix a value stream with scalar weights, and how these weights are read: y_i = sum_j w_ij v_j, head by head.
+
+An op of that kind says so by the decorator `core`, which names its values and axes. While weights are read
+(`reading`), each of its calls is asked once more with unit values, one position of each copy of the batch. Nothing is
+written per op or mixer, and what is read is checked against what the op made of its own values.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from einops import rearrange, repeat
+from torch import Tensor
+
+Op = TypeVar("Op", bound=Callable[..., Any])
+AXES = ("batch", "head", "seq", "part", "value")
+
+
+class Call(NamedTuple):
+    """What one call of a core gave while weights were read."""
+
+    name: str
+    weights: Tensor  # (copies, batch, heads, parts_out, seq, parts_in): of the source position of each copy
+    values: Tensor  # (batch, heads, seq, parts_in, d_value)
+    outputs: Tensor  # (batch, heads, parts_out, seq, d_value)
+
+
+class Reading:
+    """The calls of one forward pass of a layer on `copies` copies of a batch, stacked along it.
+
+    Args:
+        sources: position of the unit value in each copy.
+    """
+
+    def __init__(self, sources: Tensor) -> None:
+        self.sources = sources
+        self.calls: list[Call] = []
+
+    def read(self, op: Callable[..., Any], given: inspect.BoundArguments, values: str, axes: str, out_axes: str) -> Any:
+        answer = op(*given.args, **given.kwargs)
+        y = _canonical(_first(answer), out_axes)
+        v = _canonical(given.arguments[values], axes)
+        n_copies, (n_slots, n_parts) = len(self.sources), v.shape[2:4]
+        past = n_slots - y.shape[2]
+        copy = torch.arange(n_copies, device=v.device)
+        found = []
+        for part in range(n_parts):
+            units = torch.zeros_like(v).unflatten(0, (n_copies, -1))
+            units[copy, :, :, past + self.sources, part] = 1.0
+            given.arguments[values] = _as_given(units.flatten(0, 1), axes)
+            found.append(_canonical(_first(op(*given.args, **given.kwargs)), out_axes)[..., 0])
+        weights = rearrange(
+            torch.stack(found, -1), "(copy batch) h i out part -> copy batch h out i part", copy=n_copies
+        )
+        v = repeat(
+            v[: len(v) // n_copies, :, past:], "b h i part p -> b (h shared) i part p", shared=y.shape[1] // v.shape[1]
+        )
+        y = rearrange(y[: len(v)], "b h i out p -> b h out i p")
+        self.calls.append(Call(getattr(op, "__name__", "core"), weights, v, y))
+        return answer
+
+
+_reading: Reading | None = None
+
+
+def core(values: str, axes: str, out_axes: str | None = None) -> Callable[[Op], Op]:
+    """Declare that an op is linear in its argument `values`, with scalar weights for each head.
+
+    Args:
+        values: name of the argument.
+        axes: names of its axes, of `AXES`, batch among them; "seq" may be longer than the output's by positions in
+            front; "part" counts several values of a position. "channel" is a head of width one.
+        out_axes: names of the axes of the output, the first one where the op returns several; `axes` when absent.
+    """
+
+    def declare(op: Op) -> Op:
+        signature = inspect.signature(op)
+
+        @functools.wraps(op)
+        def call(*args: Any, **options: Any) -> Any:
+            if _reading is None:
+                return op(*args, **options)
+            with _using(None) as reading:
+                assert reading is not None
+                return reading.read(op, signature.bind(*args, **options), values, axes, out_axes or axes)
+
+        return call  # type: ignore[return-value]
+
+    return declare
+
+
+@contextmanager
+def reading(sources: Tensor) -> Iterator[Reading]:
+    """Read the weights of every core that is called inside the block.
+
+    Raises:
+        RuntimeError: inside another `reading`.
+    """
+    if _reading is not None:
+        raise RuntimeError("readings do not nest")
+    found = Reading(sources)
+    with _using(found):
+        yield found
+
+
+@contextmanager
+def _using(now: Reading | None) -> Iterator[Reading | None]:
+    """Set what reads; yields what did so far. An op inside an op is part of the outer one."""
+    global _reading
+    before, _reading = _reading, now
+    try:
+        yield before
+    finally:
+        _reading = before
+
+
+def _first(answer: Any) -> Tensor:
+    return answer if isinstance(answer, Tensor) else answer[0]
+
+
+def _canonical(t: Tensor, axes: str) -> Tensor:
+    """The tensor with all of `AXES`, those that it lacks of length one."""
+    given = _names(axes)
+    return rearrange(t, f"{' '.join(given)} -> {_all_axes(given)}")
+
+
+def _as_given(t: Tensor, axes: str) -> Tensor:
+    given = _names(axes)
+    return rearrange(t, f"{_all_axes(given)} -> {' '.join(given)}")
+
+
+def _names(axes: str) -> list[str]:
+    return axes.replace("channel", "head").split()
+
+
+def _all_axes(given: list[str]) -> str:
+    return " ".join(name if name in given else "1" for name in AXES)

@@ -1,0 +1,69 @@
+"""Effective state size: how much of the past the future outputs of a layer use (Parnichkun et al. 2504.19561)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from zoo.theory.rank import check_operator, spectrum_rank
+
+
+class StateSize(NamedTuple):
+    """Effective state size before each position.
+
+    Attributes:
+        positions: i, what stands before it is the past.
+        rank: of the matrix from the inputs before i to the outputs from i on: no state of fewer numbers carries what
+            this layer's operator carries over from i - 1 to i.
+        entropy: exp of the entropy of its singular values divided by their sum, the same without a threshold.
+    """
+
+    positions: Int[Tensor, " positions"]
+    rank: Int[Tensor, "*batch positions"]
+    entropy: Float[Tensor, "*batch positions"]
+
+
+def effective_state_size(
+    operator: Float[Tensor, "*batch seq seq d_out d_in"],
+    positions: Iterable[int] | None = None,
+    rtol: float | None = None,
+) -> StateSize:
+    """Rank and entropy of W_{i:, :i}, for each position i.
+
+    A recurrence never has more than the numbers of its state; attention has up to min(i, seq - i) times its width.
+
+    Args:
+        operator: W as `interaction` returns it, with a batch or without.
+        positions: which i, between 1 and seq - 1; all of them when absent.
+        rtol: singular values below this fraction of the largest are zero; see `spectrum_rank`.
+
+    Raises:
+        ValueError: an operator of another shape, not real or not finite; a position outside the range; rtol outside
+            [0, 1); an operator of one position, which has no past.
+    """
+    check_operator(operator)
+    seq_len = operator.shape[-4]
+    chosen = list(range(1, seq_len)) if positions is None else list(positions)
+    for i in chosen:
+        if not 1 <= i < seq_len:
+            raise ValueError(f"positions must lie between 1 and {seq_len - 1}, got {i}")
+    if not chosen:
+        raise ValueError(f"an operator of {seq_len} position has no past: give at least two")
+    rows = operator.double().transpose(-3, -2)  # (..., i, d_out, j, d_in)
+    spectra = [
+        torch.linalg.svdvals(rows[..., i:, :, :i, :].flatten(-2).flatten(-3, -2)).to(operator.dtype) for i in chosen
+    ]
+    ranks = [torch.as_tensor(spectrum_rank(spectrum, rtol)) for spectrum in spectra]
+    return StateSize(
+        torch.tensor(chosen), torch.stack(ranks, dim=-1), torch.stack([_entropy_size(s) for s in spectra], dim=-1)
+    )
+
+
+def _entropy_size(spectrum: Float[Tensor, "*batch singular"]) -> Float[Tensor, "*batch"]:
+    total = spectrum.sum(-1, keepdim=True)
+    share = spectrum / torch.where(total > 0, total, 1.0)
+    return torch.where(total[..., 0] > 0, torch.special.entr(share).sum(-1).exp(), 0.0)

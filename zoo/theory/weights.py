@@ -1,0 +1,60 @@
+"""The scalar weights of a layer's heads: y_i = sum_j w_ij v_j, head by head, as a mixer's core has them."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from zoo.cores import Call, reading
+from zoo.theory.operator import AFFINE_RTOL, POSITIONS_AT_ONCE, OperatorError, check_input, evaluated
+
+
+def head_weights(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Float[Tensor, "batch heads seq seq"]:
+    """The weights w_ij with which each head (or channel) of `layer` mixes its values over time, at `x`.
+
+    Exact, decays and what a delta rule removes among them: what some libraries draw as the attention of a recurrent
+    layer, q_i . k_j between the decays, leaves the removal out. The values are what enters the core: what comes before
+    them (a convolution of the values, SSD's dt) and after the outputs (a gate, a norm, linear attention's division)
+    is not in w; `interaction` has all of it. Row i is about output i, column j about source j.
+
+    Args:
+        layer: a mixer, or any layer that holds some; the heads of all of them are returned, in the order in which they
+            run. It runs in eval mode.
+        x: input of the layer, in its dtype (float32 or float64) and on its device.
+
+    Returns:
+        The weights: per head where the heads' channels share them, else per channel; `n_householder` of a head of
+        DeltaProduct, one after the other, since each step of a position writes a value of its own.
+
+    Raises:
+        OperatorError: no part of the layer has scalar weights, or its core is not what it says.
+        ValueError: x is not a finite (batch, seq, d_in) of the layer's dtype and device.
+    """
+    check_input(layer, x)
+    batch, seq_len, _ = x.shape
+    found: list[list[Call]] = []
+    with evaluated(layer) as f, torch.no_grad():
+        for sources in torch.arange(seq_len, device=x.device).split(max(1, POSITIONS_AT_ONCE // (batch * seq_len))):
+            with reading(sources) as read:
+                f(x.repeat(len(sources), 1, 1))
+            found.append(read.calls)
+    if not found[0]:
+        raise OperatorError(
+            f"{type(layer).__name__} has no scalar weights per head or channel; "
+            "zoo.theory.interaction(layer, x) gives its operator"
+        )
+    # Of each core (batch, heads, parts_out, seq, seq of sources, parts_in).
+    cores = [torch.cat([call.weights for call in calls]).movedim(0, 4) for calls in zip(*found, strict=True)]
+    for weights, call in zip(cores, found[0], strict=True):
+        _check(weights, call)
+    return torch.cat([weights.movedim(5, 2).flatten(1, 3) for weights in cores], dim=1)
+
+
+def _check(weights: Tensor, call: Call) -> None:
+    """The outputs that the core had of its own values are those of the weights."""
+    again = torch.einsum("bhoijs,bhjsp->bhoip", weights, call.values.to(weights.dtype))
+    size = torch.einsum("bhoijs,bhjsp->bhoip", weights.abs(), call.values.abs().to(weights.dtype)).amax()
+    miss = float((again - call.outputs).abs().amax() / size.clamp(min=torch.finfo(size.dtype).tiny))
+    if not miss <= AFFINE_RTOL.get(weights.dtype, AFFINE_RTOL[torch.float32]):
+        raise OperatorError(f"{call.name} is no core of scalar weights: they miss its output by {miss:.1e}")
