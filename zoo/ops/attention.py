@@ -54,6 +54,7 @@ def attend(
     return F.scaled_dot_product_attention(q, k, v, attn_mask=logits, enable_gqa=grouped)
 
 
+@core("v", "batch head seq value")
 def attend_by(
     logits: Float[Tensor, "batch n_heads seq slots"],
     v: Float[Tensor, "batch n_kv_heads slots d_value"],
