@@ -14,6 +14,16 @@ from zoo.cores import core
 from zoo.ops.delta_rule import delta_rule
 from zoo.theory import OperatorError, head_weights, interaction
 
+
+def _has_weights(layer: nn.Module, x: Tensor) -> bool:
+    try:
+        return head_weights(layer, x).shape[1] > 0
+    except OperatorError as error:
+        if "has no scalar weights" not in str(error):
+            raise
+        return False
+
+
 WITH = ("attention", "delta_product", "factorized", "hybrid", "kda", "mlstm", "path_attention", "rg_lru", "s4d", "ssd")
 
 
@@ -23,12 +33,9 @@ def test_a_mixer_has_weights_that_make_its_outputs_or_says_that_it_has_none(
 ) -> None:
     """What is read reproduces the core's own outputs, or head_weights raises; of the future nothing is read."""
     layer, x = randomise(create_mixer(name, 8), generator).double(), draw(2, 7, 8, generator=generator)
-    try:
-        weights = head_weights(layer, x)
-    except OperatorError as error:
-        assert "has no scalar weights" in str(error)
-        assert name not in WITH
+    if name not in WITH and not _has_weights(layer, x):
         return
+    weights = head_weights(layer, x)
     assert weights.shape == (2, weights.shape[1], 7, 7)
     assert weights.isfinite().all()
     assert weights.tril().abs().amax((2, 3)).gt(0).all()
