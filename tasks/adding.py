@@ -51,7 +51,7 @@ class Adding(Task):
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec(input="vectors", seq_len=self.seq_len, n_outputs=1, loss="mse", d_input=2, labelled=1)
+        return TaskSpec.regression(self.seq_len, d_input=2, labelled=1)
 
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:
         half, rows = self.seq_len // 2, np.arange(n)

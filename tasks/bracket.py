@@ -57,14 +57,8 @@ class Bracket(Task):
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec(
-            input="tokens",
-            seq_len=self.seq_len,
-            n_outputs=self.max_depth + 1,
-            loss="cross_entropy",
-            chance=self._majority_share,
-            vocab_size=2 * self.n_types,
-            labelled=self.seq_len,
+        return TaskSpec.tokens(
+            self.seq_len, 2 * self.n_types, self.max_depth + 1, chance=self._majority_share, labelled=self.seq_len
         )
 
     def input_text(self, token: int) -> str:

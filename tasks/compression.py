@@ -64,13 +64,10 @@ class Compression(Task):
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec(
-            input="tokens",
-            seq_len=self.seq_len,
-            n_outputs=self.vocab_size - 1,
-            loss="cross_entropy",
-            chance=1 / (self.vocab_size - 1),
-            vocab_size=self.vocab_size + (self.max_seq_len - 1) // 2,
+        return TaskSpec.tokens(
+            self.seq_len,
+            self.vocab_size + (self.max_seq_len - 1) // 2,
+            self.vocab_size - 1,
             labelled=self.seq_len // 2,
             facts=("distance",),
         )

@@ -57,13 +57,10 @@ class Copying(Task):
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec(
-            input="tokens",
-            seq_len=self.seq_len,
-            n_outputs=self.vocab_size,
-            loss="cross_entropy",
+        return TaskSpec.tokens(
+            self.seq_len,
+            self.vocab_size,
             chance=1 / (self.vocab_size - 2),
-            vocab_size=self.vocab_size,
             labelled=self.n_copied,
             facts=("distance",),
         )

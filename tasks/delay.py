@@ -72,9 +72,7 @@ class Delay(Task):
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec(
-            input="vectors", seq_len=self.seq_len, n_outputs=1, loss="mse", d_input=1, labelled=self.seq_len
-        )
+        return TaskSpec.regression(self.seq_len, d_input=1, labelled=self.seq_len)
 
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:
         coefficients = np.zeros((n, self._period // 2 + 1), dtype=np.complex128)

@@ -63,15 +63,7 @@ class GroupWords(Task):
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec(
-            input="tokens",
-            seq_len=self.seq_len,
-            n_outputs=self._order,
-            loss="cross_entropy",
-            chance=1 / self._order,
-            vocab_size=self._order,
-            labelled=self.seq_len,
-        )
+        return TaskSpec.tokens(self.seq_len, self._order, labelled=self.seq_len)
 
     def input_text(self, token: int) -> str:
         return group_elements(self.group)[token]

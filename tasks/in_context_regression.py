@@ -62,15 +62,7 @@ class InContextRegression(Task):
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec(
-            input="vectors",
-            seq_len=self.seq_len,
-            n_outputs=1,
-            loss="mse",
-            d_input=self.d_x,
-            labelled=self.seq_len // 2,
-            facts=("pairs",),
-        )
+        return TaskSpec.regression(self.seq_len, self.d_x, labelled=self.seq_len // 2, facts=("pairs",))
 
     def floors(self) -> dict[str, float]:
         """`floor_at_pairs/k`: the least relative squared error after k pairs; `floor`: over all labels together."""

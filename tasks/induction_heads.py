@@ -51,15 +51,8 @@ class InductionHeads(Task):
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec(
-            input="tokens",
-            seq_len=self.seq_len,
-            n_outputs=self.vocab_size,
-            loss="cross_entropy",
-            chance=1 / (self.vocab_size - 1),
-            vocab_size=self.vocab_size,
-            labelled=1,
-            facts=("distance",),
+        return TaskSpec.tokens(
+            self.seq_len, self.vocab_size, chance=1 / (self.vocab_size - 1), labelled=1, facts=("distance",)
         )
 
     def input_text(self, token: int) -> str:

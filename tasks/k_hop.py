@@ -75,15 +75,8 @@ class KHop(Task):
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec(
-            input="tokens",
-            seq_len=self.seq_len,
-            n_outputs=self.n_names,
-            loss="cross_entropy",
-            chance=1 / self.n_names,
-            vocab_size=self.n_names + self.max_hops,
-            labelled=self.n_questions,
-            facts=("hops",),
+        return TaskSpec.tokens(
+            self.seq_len, self.n_names + self.max_hops, self.n_names, labelled=self.n_questions, facts=("hops",)
         )
 
     def input_text(self, token: int) -> str:

@@ -173,15 +173,7 @@ def labelled_at_the_end(inputs: np.ndarray, values: np.ndarray) -> Arrays:
 
 def listops_spec(seq_len: int, chance: float) -> TaskSpec:
     """Of drawn and of listed expressions alike."""
-    return TaskSpec(
-        input="tokens",
-        seq_len=seq_len,
-        n_outputs=10,
-        loss="cross_entropy",
-        chance=chance,
-        vocab_size=len(WORDS),
-        labelled=1,
-    )
+    return TaskSpec.tokens(seq_len, len(WORDS), 10, chance=chance, labelled=1)
 
 
 # Expressions from files

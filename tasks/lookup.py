@@ -42,15 +42,8 @@ class LookUp(Task):
 
     def _spec(self, n_values: int, labelled: int | None, *facts: str) -> TaskSpec:
         """The spec where each label is one of `n_values` tokens, all equally likely; facts beside `distance`."""
-        return TaskSpec(
-            input="tokens",
-            seq_len=self.seq_len,
-            n_outputs=self.vocab_size,
-            loss="cross_entropy",
-            chance=1 / n_values,
-            vocab_size=self.vocab_size,
-            labelled=labelled,
-            facts=("distance", *facts),
+        return TaskSpec.tokens(
+            self.seq_len, self.vocab_size, chance=1 / n_values, labelled=labelled, facts=("distance", *facts)
         )
 
     def _ask(

@@ -43,15 +43,7 @@ class MadRecall(Task):
 
     def _spec(self, n_values: int) -> TaskSpec:
         """The spec where each answer is one of `n_values` tokens, all equally likely."""
-        return TaskSpec(
-            input="tokens",
-            seq_len=self.seq_len,
-            n_outputs=self.vocab_size,
-            loss="cross_entropy",
-            chance=1 / n_values,
-            vocab_size=self.vocab_size,
-            facts=("distance",),
-        )
+        return TaskSpec.tokens(self.seq_len, self.vocab_size, chance=1 / n_values, facts=("distance",))
 
     def of_split(self, split: str) -> Self:
         """The task in the form that training or scoring has."""

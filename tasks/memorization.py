@@ -56,15 +56,7 @@ class Memorization(Task):
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec(
-            input="tokens",
-            seq_len=self.seq_len,
-            n_outputs=self.vocab_size,
-            loss="cross_entropy",
-            chance=1 / len(self.values),
-            vocab_size=self.vocab_size,
-            labelled=self.seq_len // 2,
-        )
+        return TaskSpec.tokens(self.seq_len, self.vocab_size, chance=1 / len(self.values), labelled=self.seq_len // 2)
 
     @cached_property
     def values(self) -> np.ndarray:

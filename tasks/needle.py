@@ -83,13 +83,10 @@ class Needle(Task):
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec(
-            input="tokens",
-            seq_len=self.seq_len,
-            n_outputs=self.n_classes,
-            loss="cross_entropy",
-            chance=1 / self.n_classes,
-            vocab_size=self.n_classes + self.n_noise + 1 + self._marked,
+        return TaskSpec.tokens(
+            self.seq_len,
+            self.n_classes + self.n_noise + 1 + self._marked,
+            self.n_classes,
             labelled=1,
             facts=("distance",),
         )

@@ -49,15 +49,7 @@ class Parity(Task):
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec(
-            input="tokens",
-            seq_len=self.seq_len,
-            n_outputs=2,
-            loss="cross_entropy",
-            chance=1 / 2,
-            vocab_size=2,
-            labelled=self.seq_len,
-        )
+        return TaskSpec.tokens(self.seq_len, 2, labelled=self.seq_len)
 
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:
         inputs = rng.integers(2, size=(n, self.seq_len))

@@ -131,15 +131,7 @@ class Pathfinder(Task):
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec(
-            input="tokens",
-            seq_len=self.image_size**2,
-            n_outputs=2,
-            loss="cross_entropy",
-            chance=1 / 2,
-            vocab_size=3,
-            labelled=1,
-        )
+        return TaskSpec.tokens(self.image_size**2, 3, 2, labelled=1)
 
     def at_length(self, seq_len: int) -> Self:
         image_size = math.isqrt(seq_len)

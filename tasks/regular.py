@@ -29,13 +29,11 @@ class Regular(Task):
     def _regular_spec(self, vocab_size: int, by_answer: np.ndarray) -> TaskSpec:
         """The spec, from the probabilities (answerable positions, classes) of the answers."""
         asked = by_answer if self.every_position else by_answer[-1:]
-        return TaskSpec(
-            input="tokens",
-            seq_len=self.seq_len,
-            n_outputs=by_answer.shape[1],
-            loss="cross_entropy",
+        return TaskSpec.tokens(
+            self.seq_len,
+            vocab_size,
+            by_answer.shape[1],
             chance=float(asked.mean(axis=0).max()),
-            vocab_size=vocab_size,
             labelled=len(asked),
         )
 

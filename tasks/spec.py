@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 IGNORED = -100
 """Label of a position that is neither trained on nor scored (the default `ignore_index` of cross-entropy)."""
@@ -55,3 +55,44 @@ class TaskSpec:
             raise ValueError("TaskSpec: chance is an accuracy for cross_entropy and None for mse")
         if self.perplexity and self.loss == "mse":
             raise ValueError("TaskSpec: perplexity is of cross_entropy, not of mse")
+
+    @classmethod
+    def tokens(
+        cls,
+        seq_len: int,
+        vocab_size: int,
+        n_outputs: int | None = None,
+        *,
+        chance: float | None = None,
+        labelled: int | None = None,
+        facts: tuple[str, ...] = (),
+        perplexity: bool = False,
+    ) -> Self:
+        """Read tokens, answer with classes: those of the vocabulary and all equally likely, unless told otherwise."""
+        n_outputs = vocab_size if n_outputs is None else n_outputs
+        return cls(
+            input="tokens",
+            seq_len=seq_len,
+            n_outputs=n_outputs,
+            loss="cross_entropy",
+            chance=1 / n_outputs if chance is None else chance,
+            vocab_size=vocab_size,
+            labelled=labelled,
+            facts=facts,
+            perplexity=perplexity,
+        )
+
+    @classmethod
+    def regression(
+        cls, seq_len: int, d_input: int, n_outputs: int = 1, *, labelled: int, facts: tuple[str, ...] = ()
+    ) -> Self:
+        """Read vectors, answer with numbers."""
+        return cls(
+            input="vectors",
+            seq_len=seq_len,
+            n_outputs=n_outputs,
+            loss="mse",
+            d_input=d_input,
+            labelled=labelled,
+            facts=facts,
+        )

@@ -72,14 +72,7 @@ class SSMTeacher(Task):
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec(
-            input="vectors",
-            seq_len=self.seq_len,
-            n_outputs=self.d_output,
-            loss="mse",
-            d_input=self.d_input,
-            labelled=self.seq_len,
-        )
+        return TaskSpec.regression(self.seq_len, self.d_input, self.d_output, labelled=self.seq_len)
 
     @cached_property
     def lags(self) -> np.ndarray:

@@ -139,15 +139,8 @@ class Text(Task):
     @property
     def spec(self) -> TaskSpec:
         size = len(self._alphabet)
-        return TaskSpec(
-            input="tokens",
-            seq_len=self.seq_len,
-            n_outputs=size,
-            loss="cross_entropy",
-            chance=self._majority_share(),
-            vocab_size=size,
-            labelled=self.seq_len,
-            perplexity=True,
+        return TaskSpec.tokens(
+            self.seq_len, size, chance=self._majority_share(), labelled=self.seq_len, perplexity=True
         )
 
     def _majority_share(self) -> float:

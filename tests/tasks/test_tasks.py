@@ -295,6 +295,15 @@ def test_a_contradictory_spec_is_refused(fields: dict[str, Any], message: str) -
         TaskSpec(**{**good, **fields})
 
 
+def test_a_spec_of_tokens_is_of_its_vocabulary_unless_told_otherwise() -> None:
+    one = {"input": "tokens", "seq_len": 4, "loss": "cross_entropy", "vocab_size": 5}
+    assert TaskSpec.tokens(4, 5) == TaskSpec(**one, n_outputs=5, chance=0.2)
+    assert TaskSpec.tokens(4, 5, 2, labelled=1, facts=("age",)) == TaskSpec(
+        **one, n_outputs=2, chance=0.5, labelled=1, facts=("age",)
+    )
+    assert TaskSpec.tokens(4, 5, 2, chance=0.7).chance == 0.7
+
+
 # Options, lengths
 
 

@@ -27,16 +27,7 @@ class Echo(Task):
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec(
-            input="tokens",
-            seq_len=SEQ_LEN,
-            n_outputs=CLASSES,
-            loss="cross_entropy",
-            chance=1 / CLASSES,
-            vocab_size=VOCABULARY,
-            labelled=4,
-            facts=("distance",),
-        )
+        return TaskSpec.tokens(SEQ_LEN, VOCABULARY, CLASSES, labelled=4, facts=("distance",))
 
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:
         inputs = rng.integers(VOCABULARY, size=(n, SEQ_LEN))

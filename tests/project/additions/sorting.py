@@ -41,14 +41,8 @@ class Sorting(Task):
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec(
-            input="tokens",
-            seq_len=self.seq_len,
-            n_outputs=self.vocab_size,
-            loss="cross_entropy",
-            chance=1 / (self.vocab_size - 1),
-            vocab_size=self.vocab_size,
-            labelled=self.seq_len // 2,
+        return TaskSpec.tokens(
+            self.seq_len, self.vocab_size, chance=1 / (self.vocab_size - 1), labelled=self.seq_len // 2
         )
 
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:
