@@ -46,7 +46,7 @@ class InContextRegression(Task):
     source: ClassVar[str] = (
         "Garg et al., What Can Transformers Learn In-Context? A Case Study of Simple Function Classes, arXiv 2208.01066"
     )
-    reported: ClassVar[str] = "mean squared error by number of pairs"
+    reported: ClassVar[str] = "The paper reports the squared error by number of pairs, divided by d_x."
     prediction: ClassVar[str] = (
         "A layer of linear attention takes one step of gradient descent, the delta rule a step for each pair: both "
         "come down to least squares with more layers or pairs, in a state of d by d. Attention of several layers "

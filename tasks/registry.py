@@ -14,6 +14,7 @@ TASKS = Registry(
     "task",
     {
         "adding": ("tasks.adding:Adding", "add the two numbers that are marked, one in each half"),
+        "automata": ("tasks.automata:Automata", "continue words of an automaton that is new in every sequence"),
         "bracket": ("tasks.bracket:Bracket", "count the open brackets at every position of a balanced word"),
         "compositional": (
             "tasks.compositional:Compositional",
@@ -53,6 +54,7 @@ TASKS = Registry(
         "ssm_teacher": ("tasks.ssm_teacher:SSMTeacher", "regress a linear time-invariant teacher of span dimension k"),
         "stacked_mqar": ("tasks.stacked_mqar:StackedMQAR", "mqar where a key and its value share one vector"),
         "text": ("tasks.text:Text", "the next byte or character of a user's files or of any data set of text"),
+        "treecall": ("tasks.treecall:Treecall", "name the parent of a token in the tree that a grammar wrote"),
     },
 )
 

@@ -9,6 +9,18 @@ from tests.tasks.case import Options, TaskCase
 
 
 @st.composite
+def automata_options(draw: st.DrawFn) -> Options:
+    max_edges, max_word = draw(st.integers(1, 4)), draw(st.integers(1, 8))
+    return {
+        "seq_len": max(2, max_word + draw(st.integers(1, 40))),
+        "n_symbols": max_edges + draw(st.integers(1, 6)),
+        "max_states": max_edges + draw(st.integers(1, 6)),
+        "max_edges": max_edges,
+        "max_word": max_word,
+    }
+
+
+@st.composite
 def k_hop_options(draw: st.DrawFn) -> Options:
     n_nodes = draw(st.integers(2, 12))
     n_questions = draw(st.integers(1, n_nodes))
@@ -32,7 +44,25 @@ def stacked_mqar_options(draw: st.DrawFn) -> Options:
     }
 
 
+FEWER_EDGES = "max_edges must be < n_symbols and < max_states, got max_edges=3, n_symbols=%d, max_states=%d"
+
 CASES = {
+    "automata": TaskCase(
+        options=automata_options(),
+        solve=solvers.solve_automata,
+        facts={"depth": solvers.symbols_read},
+        refused=[
+            ({"seq_len": 1}, "seq_len must be an integer >= 2, got seq_len=1"),
+            ({"n_symbols": 1}, "n_symbols must be an integer >= 2, got n_symbols=1"),
+            ({"max_states": 1}, "max_states must be an integer >= 2, got max_states=1"),
+            ({"max_edges": 0}, "max_edges must be an integer >= 1, got max_edges=0"),
+            ({"max_word": 0}, "max_word must be an integer >= 1, got max_word=0"),
+            ({"n_symbols": 3}, FEWER_EDGES % (3, 8)),
+            ({"max_states": 3}, FEWER_EDGES % (18, 3)),
+            ({"max_word": 128}, "max_word must be < seq_len, got max_word=128, seq_len=128"),
+        ],
+        published=[{"seq_len": 512, "n_symbols": 18, "max_states": 12, "max_edges": 3, "max_word": 49}],
+    ),
     "in_context_regression": TaskCase(
         options=st.fixed_dictionaries(
             {"seq_len": st.integers(1, 20).map(lambda pairs: 2 * pairs), "d_x": st.integers(1, 8)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+import tasks
 from tests.tasks import solvers_structure as solvers
 from tests.tasks.case import Options, TaskCase
 
@@ -50,6 +51,27 @@ def pathfinder_options(draw: st.DrawFn) -> Options:
         "n_distractors": draw(st.integers(0, min(room, 6))),
     }
 
+
+def is_a_grammar(options: Options) -> bool:
+    """Whether enough of its sentences fit."""
+    try:
+        tasks.create_task("treecall", **options)
+    except ValueError:
+        return False
+    return True
+
+
+TREECALL_OPTIONS = st.fixed_dictionaries(
+    {
+        "seq_len": st.integers(20, 60),
+        "n_terminals": st.integers(2, 12),
+        "n_nonterminals": st.integers(1, 12),
+        "n_levels": st.integers(1, 6),
+        "max_rules": st.integers(1, 4),
+        "max_rhs": st.integers(2, 4),
+        "grammar_seed": st.integers(0, 100),
+    }
+).filter(is_a_grammar)
 
 NO_GROUP = (
     r"the group must be Z<m> \(cyclic\), S<n> \(all permutations\), A<n> \(the even ones\), or several joined by x, "
@@ -190,5 +212,25 @@ CASES = {
         published=[{}, {"path_length": 6, "distractor_length": 2, "n_distractors": 10}],
         other_length=48**2,
         examples=2048,
+    ),
+    "treecall": TaskCase(
+        options=TREECALL_OPTIONS,
+        solve=solvers.solve_treecall,
+        facts={"distance": solvers.treecall_distance, "depth": solvers.treecall_depth},
+        refused=[
+            ({"seq_len": 5}, "seq_len must be an integer >= 6, got seq_len=5"),
+            ({"n_terminals": 1}, "n_terminals must be an integer >= 2, got n_terminals=1"),
+            ({"n_nonterminals": 0}, "n_nonterminals must be an integer >= 1, got n_nonterminals=0"),
+            ({"n_levels": 0}, "n_levels must be an integer >= 1, got n_levels=0"),
+            ({"max_rules": 0}, "max_rules must be an integer >= 1, got max_rules=0"),
+            ({"max_rhs": 0}, "max_rhs must be an integer >= 1, got max_rhs=0"),
+            ({"grammar_seed": -1}, "grammar_seed must be an integer >= 0, got grammar_seed=-1"),
+            (
+                {"seq_len": 12},
+                "of the sentences 5% at least must have 3 to seq_len - 3 tokens: take another grammar, "
+                "got seq_len=12, grammar_seed=13",
+            ),
+        ],
+        published=[{"seq_len": 256}, {"seq_len": 256, "max_rhs": 9}, {"seq_len": 256, "n_terminals": 8192}],
     ),
 }

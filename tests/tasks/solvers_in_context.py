@@ -83,3 +83,41 @@ def solve_in_context_regression(
 
 def pairs_before(options: Options, inputs: list[list[float]], asked: list[int]) -> Answers:
     return {position: len(inputs[:position]) // 2 for position in asked}
+
+
+def words_so_far(options: Options, inputs: list[int], position: int) -> list[list[int]]:
+    """The words up to and with a position; the last one is the current word, empty behind a separator."""
+    words: list[list[int]] = [[]]
+    for token in inputs[: position + 1]:
+        if token == options["n_symbols"]:
+            assert 1 <= len(words[-1]) <= options["max_word"]
+            words.append([])
+        else:
+            words[-1].append(token)
+    return words
+
+
+def went_on(words: list[list[int]], beginning: list[int]) -> set[int]:
+    """The symbols that follow a beginning in any of these words."""
+    n = len(beginning)
+    return {word[n] for word in words if word[:n] == beginning and len(word) > n}
+
+
+def solve_automata(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Look for earlier words that begin as the current one does: they all go on with one symbol, here and later."""
+    answers = {}
+    everything = words_so_far(options, inputs, len(inputs) - 1)
+    for position in asked:
+        *earlier, current = words_so_far(options, inputs, position)
+        (answers[position],) = went_on(earlier, current)
+        assert went_on(everything, current) == {answers[position]}
+    if options["max_edges"] == 1:  # nothing but what is new and where words end is left open
+        for position in range(len(inputs) - 1):
+            *earlier, current = words_so_far(options, inputs, position)
+            known = inputs[position + 1] != options["n_symbols"] and went_on(earlier, current)
+            assert (position in asked) == bool(known)
+    return answers
+
+
+def symbols_read(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    return {position: len(words_so_far(options, inputs, position)[-1]) for position in asked}

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+from functools import cache
 from typing import Any
+
+import numpy as np
 
 Options = dict[str, Any]
 Answers = dict[int, int]
@@ -201,3 +205,73 @@ def solve_pathfinder(options: Options, inputs: list[int], asked: list[int]) -> A
     for path in paths:
         assert not path & set(dots) or len(path) >= 2 * options["path_length"]
     return dict.fromkeys(asked, int(together))
+
+
+# Trees of a grammar: the grammar is drawn again, then read as a person would
+
+
+@cache
+def treecall_rules(text: str) -> dict[tuple[int, int], list[int]]:
+    """{(nonterminal, head): the items behind it}; items from n_terminals on are nonterminals."""
+    options = dict(json.loads(text))
+    rng, v, n = np.random.default_rng(options["grammar_seed"]), options["n_terminals"], options["n_nonterminals"]
+    levels = [int(level) for level in rng.integers(1, options["n_levels"] + 1, size=n)]
+    levels[0] = 1
+    rules = {}
+    for nonterminal in range(n):
+        items = [*range(v), *(v + other for other in range(n) if levels[other] > levels[nonterminal])]
+        own = []
+        for _ in range(int(rng.integers(1, options["max_rules"] + 1))):
+            size = int(rng.integers(1, options["max_rhs"] + 1))
+            own.append([items[i] for i in rng.integers(len(items), size=size)])
+        for head, rule in enumerate(rng.integers(len(own), size=v)):
+            rules[nonterminal, head] = own[rule]
+    return rules
+
+
+def treecall_tree(options: Options, inputs: list[int]) -> tuple[list[int], list[int], int]:
+    """The sentence, the place of each token's parent (of the first one -1), and the token asked about."""
+    v, end = options["n_terminals"], inputs.index(options["n_terminals"] + 1)
+    sentence = inputs[1:end]
+    assert inputs[0] == v
+    assert len(sentence) >= 3
+    assert set(inputs[end + 2 :]) <= {v + 2}
+    rules = treecall_rules(json.dumps({key: value for key, value in options.items() if key != "seq_len"}))
+    parents: list[int] = []
+
+    def read(item: int, parent: int) -> None:
+        place = len(parents)
+        parents.append(parent)
+        if item < v:
+            assert sentence[place] == item
+        else:
+            for each in rules[item - v, sentence[place]]:
+                read(each, place)
+
+    read(v, -1)
+    assert len(parents) == len(sentence)
+    return sentence, parents, inputs[end + 1]
+
+
+def solve_treecall(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Find the token where it stands last, and its parent."""
+    sentence, parents, token = treecall_tree(options, inputs)
+    assert asked == [len(sentence) + 2]
+    place = max(i for i, each in enumerate(sentence) if each == token)
+    return {asked[0]: sentence[parents[place]]}
+
+
+def treecall_distance(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Back to where the parent stands: a token is one place behind the start."""
+    sentence, parents, token = treecall_tree(options, inputs)
+    place = max(i for i, each in enumerate(sentence) if each == token)
+    return {asked[0]: asked[0] - (1 + parents[place])}
+
+
+def treecall_depth(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Up to the first token."""
+    sentence, parents, token = treecall_tree(options, inputs)
+    place, depth = max(i for i, each in enumerate(sentence) if each == token), 0
+    while place > 0:
+        place, depth = parents[place], depth + 1
+    return {asked[0]: depth}

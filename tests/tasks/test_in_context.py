@@ -50,3 +50,43 @@ def test_the_floor_of_regression_is_what_least_squares_reaches(rng: np.random.Ge
         else:
             assert abs(error.mean() / 4 - floor) < 5 * error.std() / 4 / np.sqrt(n)
     assert floors["floor"] == np.mean([floors[f"floor_at_pairs/{pairs}"] for pairs in range(7)])
+
+
+def test_symbols_and_edges_of_automata_are_drawn_evenly(rng: np.random.Generator) -> None:
+    task = tasks.create_task("automata", seq_len=31, n_symbols=5, max_states=3, max_edges=2, max_word=2)
+    arrays = task.sample(rng, 8_000)
+    inputs = arrays["inputs"]
+    assert chi_square(np.bincount(inputs[:, 0]), np.full(5, 1 / 5)) < 33.4  # 4 degrees of freedom
+    # Words have one symbol or two.
+    first_end = (inputs == 5).argmax(axis=1)
+    assert set(first_end) == {1, 2}
+    read = [words_of(row, 5) for row in inputs.tolist()]
+    starts = np.array([len({word[0] for word in words if word}) for words in read])
+    assert set(starts) == {1, 2}
+    # Where a row has one start, a second edge has stayed unseen in ten words or more with odds of 2^-9 at most.
+    labelled = (arrays["depth"] == 0).any(axis=1)
+    assert (starts[labelled] == 1).all()
+    assert np.count_nonzero(~labelled & (starts == 1)) < 20
+    # One state, or the states behind its edges, must have a certain way on; the first one has it in half of all.
+    some = 1 / 2 + 1 / 2 * 3 / 4
+    assert abs(labelled.mean() - 1 / 2 / some) < 0.03
+
+
+def test_automata_have_from_more_than_their_edges_up_to_the_most_states(rng: np.random.Generator) -> None:
+    # One edge out of each state to another one: a walk of 4 states visits at most 4, and two at least for ever.
+    task = tasks.create_task("automata", seq_len=61, n_symbols=40, max_states=4, max_edges=1, max_word=30)
+    walks = [word for row in task.sample(rng, 500)["inputs"].tolist() for word in words_of(row, 40) if len(word) >= 8]
+    assert {len(set(word)) for word in walks} == {1, 2, 3, 4}
+    # From the fourth symbol on a walk repeats itself with a period of 2, 3 or 4.
+    periods = {next(p for p in range(1, 5) if word[4:] == word[4 - p : len(word) - p]) for word in walks}
+    assert {2, 3} <= periods
+
+
+def words_of(row: list[int], separator: int) -> list[list[int]]:
+    words: list[list[int]] = [[]]
+    for token in row:
+        if token == separator:
+            words.append([])
+        else:
+            words[-1].append(token)
+    return words

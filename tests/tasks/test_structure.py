@@ -11,6 +11,7 @@ import torch
 
 import tasks
 from tasks.groups import group_elements, multiplication_table
+from tasks.treecall import Treecall
 from tests.tasks.case import chi_square
 from tests.tolerances import tolerance
 
@@ -121,3 +122,28 @@ def test_an_expressions_chance_is_that_of_all_expressions(modulus: int) -> None:
     ]
     share = np.bincount(values).max() / len(values)
     assert tasks.create_task("modular_arithmetic", seq_len=5, modulus=modulus).spec.chance == pytest.approx(share)
+
+
+def test_sentences_that_fit_are_as_many_as_the_grammar_says(rng: np.random.Generator) -> None:
+    task = Treecall(seq_len=64, grammar_seed=0)
+    n = 20_000
+    lengths = task._sentences(rng, n)[2]
+    share = task._share_that_fits()
+    assert 0.2 < share < 0.8
+    assert abs((lengths >= 3).mean() - share) < 5 * np.sqrt(share * (1 - share) / n)
+
+
+def test_heads_follow_the_grammar_and_parents_are_asked_for_evenly(rng: np.random.Generator) -> None:
+    task = Treecall(seq_len=64, n_terminals=5, n_nonterminals=1, max_rules=1, max_rhs=4, grammar_seed=0)
+    arrays, heads = task.sample(rng, 10_000), task._grammar[0][0]
+    # One rule without nonterminals: only the head, the first token, changes, and it is the parent of all others.
+    first = arrays["inputs"][:, 1]
+    assert chi_square(np.bincount(first, minlength=5), heads) < 33.4  # 4 degrees of freedom
+    np.testing.assert_array_equal(arrays["labels"].max(axis=1), first)
+    assert (arrays["depth"].max(axis=1) == 1).all()
+    rest = set(arrays["inputs"][0, 2 : 2 + len(task._grammar[2][0])].tolist()) & set(range(5))
+    asked = arrays["inputs"][np.arange(10_000), (arrays["depth"] == 1).argmax(axis=1)]
+    counts = np.bincount(asked, minlength=5)[sorted(rest)]
+    assert counts.sum() == 10_000
+    assert len(rest) >= 2
+    assert chi_square(counts, np.full(len(rest), 1 / len(rest))) < 33.4
