@@ -80,6 +80,7 @@ VARIANTS = [
     Case("diagonal_ssm", {"init": "real_log", "d_state": 5}),
     Case("diagonal_ssm", {"init": "ring", "d_state": 6}),
     Case("lru", {"d_state": 6, "r_min": 0.5, "r_max": 0.9}),
+    Case("s5", {"d_state": 6}),
     Case("s4d", {"d_state": 6}),
     Case("s4d", {"output": "none", "d_state": 4}),
     Case("selective_ssm", {"d_state": 4, "d_conv": 1, "expand": 1, "dt_rank": 3}),

@@ -185,6 +185,14 @@ MIXERS: Registry[Mixer] = Registry(
             "2303.06349",
             {"init": "lru"},
         ),
+        "s5": Mixer(
+            "zoo.mixers.diagonal_ssm:DiagonalSSM",
+            "S5: diagonal_ssm started in the eigenvectors of HiPPO",
+            "time-invariant",
+            2022,
+            "2208.04933",
+            {"init": "s5"},
+        ),
         "s4d": Mixer(
             "zoo.mixers.s4d:S4D",
             "a linear time-invariant diagonal SSM for each channel",

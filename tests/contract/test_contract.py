@@ -739,6 +739,8 @@ def test_unknown_options_are_refused_with_the_valid_ones(case: Case) -> None:
         ("diagonal_ssm", {"init": "hippo"}, ["s4d_lin", "real_log", "ring"]),
         ("diagonal_ssm", {"dt_min": 0.1, "dt_max": 0.01}, ["dt_min=0.1", "dt_max=0.01"]),
         ("diagonal_ssm", {"init": "ring", "r_max": 1.0}, ["r_max", "1.0"]),
+        ("s5", {"d_state": 7}, ["even", "7"]),
+        ("lru", {"r_max": 1.0}, ["r_max", "1.0"]),
         ("selective_ssm", {"d_state": -4}, ["d_state must be a positive integer"]),
         ("selective_ssm", {"dt_min": 0.0}, ["dt_min=0.0"]),
         ("s4d", {"d_state": 5}, ["even", "5"]),

@@ -71,6 +71,7 @@ LAYERS: dict[str, tuple[Any, int]] = {
     "bilinear": (lambda: make("factorized", 3, n_heads=5, kernel="bilinear", d_head=2), 8),
     "ring": (lambda: make("diagonal_ssm", 4, d_state=6, init="ring"), 16),
     "learned gains": (lambda: make("lru", 4, d_state=6), 16),
+    "modes of HiPPO": (lambda: make("s5", 4, d_state=6, dt_min=0.1, dt_max=1.0), 16),
     "real poles": (lambda: make("diagonal_ssm", 4, d_state=3, init="real_log", dt_min=0.1, dt_max=1.0), 16),
     "one SSM a channel": (lambda: make("s4d", 3, d_state=4, output="none", dt_min=0.1, dt_max=1.0), 12),
     "one SSM a channel, glu": (lambda: make("s4d", 3, d_state=4, dt_min=0.1, dt_max=1.0), 12),

@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
+
+from zoo.ops.diagonal import hippo_modes
 
 Array = NDArray[np.float64]
 
@@ -35,6 +38,7 @@ RWKV = "fla-org/flash-linear-attention bc3b101, fla/layers/rwkv7.py, its first l
 XLSTM = "NX-AI/xlstm 032a6fb, xlstm/blocks/mlstm/layer.py and cell.py"
 S4D = "state-spaces/s4 e757cef, models/s4/s4d.py"
 LRU = "NicolasZucchet/minimal-LRU bbd71b1, lru/model.py"
+S5 = "lindermanlab/S5 3c18fdb, s5/ssm.py, ssm_init.py"
 ALIBI = "ofirpress/attention_with_linear_biases 4b92f28, fairseq/models/transformer.py"
 QWEN3_NEXT = "transformers 5.23.0, models/qwen3_next/modeling_qwen3_next.py; linear maps as torch starts them"
 MIN_GRU = "lucidrains/minGRU-pytorch 38b26e1, minGRU_pytorch/minGRU.py, minLSTM.py"
@@ -81,6 +85,12 @@ def normal(std: float) -> Law:
     return Law(lambda t: np.vectorize(math.erf)(t / std / math.sqrt(2)) / 2 + 0.5)
 
 
+def truncated_normal(std: float) -> Law:
+    """Within two standard deviations of the normal law it is cut from, whose own is larger: std / 0.8796."""
+    whole, inside = normal(std / 0.87962566), math.erf(2**0.5)
+    return Law(lambda t: 0.5 + (whole.cdf(t) - 0.5) / inside)
+
+
 def within(fan_in: int) -> Law:
     """Uniform between ± fan_in^-1/2, as nn.Linear, nn.Conv1d and torch's recurrent layers draw."""
     return uniform(-(fan_in**-0.5), fan_in**-0.5)
@@ -88,6 +98,12 @@ def within(fan_in: int) -> Law:
 
 def named(name: str) -> Callable[[Any], Tensor]:
     return lambda model: model.get_parameter(name)
+
+
+def real_input_map(model: Any) -> Tensor:
+    """B of an S5 from V^H B: the conjugate half of the modes gives as much again."""
+    modes = hippo_modes(2 * len(model.B))[1]
+    return 2 * (modes @ torch.view_as_complex(model.B.detach()).to(modes.dtype)).real
 
 
 def linear(mixer: str, source: str, fans: dict[str, int], **options: Any) -> list[Initial]:
@@ -258,6 +274,12 @@ TABLE = [
     Initial("lru", "B, each part", named("B"), normal(128**-0.5), LRU),
     Initial("lru", "C of Re(C h), each part", lambda m: 2 * m.C, normal(32**-0.5), LRU),
     Initial("lru", "D", named("D"), normal(1.0), LRU, {"d_state": 2}, 2048),
+    # s5: B as it is before V^H, and C V, of which each part is a sum of many truncated normal numbers.
+    Initial("s5", "dt", lambda m: m.log_dt.exp(), STEPS, S5, {"d_state": 2048}, 2),
+    Initial("s5", "-Re A", lambda m: m.log_rate.exp(), 0.5, S5),
+    Initial("s5", "B before V^H", real_input_map, truncated_normal(64**-0.5), S5),
+    Initial("s5", "C, each part", named("C"), normal(64**-0.5), S5),
+    Initial("s5", "D", named("D"), normal(1.0), S5, {"d_state": 2}, 2048),
     # Attention.
     Initial(
         "attention",

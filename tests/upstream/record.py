@@ -3,7 +3,8 @@
     python tests/upstream/record.py CHECKOUTS [NAME ...]
 
 CHECKOUTS holds a clone of each repository of `SOURCES`, under the name there, at the commit there. Besides torch there
-must be einops, triton, transformers, pytest (flash-linear-attention and mamba import them), jax and flax (minimal-LRU).
+must be einops, triton, transformers, pytest (flash-linear-attention and mamba import them), jax and flax (minimal-LRU
+and S5).
 Each record is made in a process of its own and written to tests/upstream/records.
 
 Layers are upstream's modules. Where one calls a CUDA or Triton kernel, the kernel is replaced by the plain Python
@@ -40,6 +41,7 @@ SOURCES = {
     "mamba-softplus": ("state-spaces/mamba", "a14b1dff0454a3bc27d9eb31355dc01e4b2490ec"),
     "s4": ("state-spaces/s4", "e757cef57d89e448c413de7325ed5601aceaac13"),
     "minimal-LRU": ("NicolasZucchet/minimal-LRU", "bbd71b1104c399ec0d13819527d791949e66f599"),
+    "S5": ("lindermanlab/S5", "3c18fdb6b06414da35e77b94b9cd855f6a95ef17"),
     "minGRU-pytorch": ("lucidrains/minGRU-pytorch", "38b26e119a2e85e70ea53825dc09b91b021afa06"),
     "xlstm": ("NX-AI/xlstm", "032a6fb8ee19a8c0db80ae6111ff4744a09414a9"),
     "zoology": ("HazyResearch/zoology", "d88d6f5474f36998d82d5c3bd58a190248d0a669"),
@@ -577,6 +579,42 @@ def record_lru(name: str, checkouts: Path) -> None:
         gamma = {"gamma_log": file.gamma_log_init(None, (weights["nu_log"], weights["theta_log"]))}
         return jax.vmap(lambda row: layer.apply({"params": {**gamma, **weights}}, row))(x)
 
+    for length, arrays in recorded_by_jax(run, weights, rng):
+        save(f"{name}-{length}", "minimal-LRU", ("lru/model.py",), seed, arrays)
+
+
+def record_s5(checkouts: Path) -> None:
+    """S5's SSM on free parameters, a pole standing for a conjugate pair, and the frequencies that it starts with."""
+    sys.path.insert(0, str(checkouts / "S5"))
+    jax = importlib.import_module("jax")
+    jax.config.update("jax_enable_x64", True)
+    jax.numpy.DeviceArray = jax.Array  # its name when S5 was written
+    ssm, start = importlib.import_module("s5.ssm"), importlib.import_module("s5.ssm_init")
+    modes, _, _, vectors, _ = start.make_DPLR_HiPPO(10)
+    half = {"Lambda_re_init": modes[:5].real, "Lambda_im_init": modes[:5].imag}
+    half |= {"V": vectors[:, :5], "Vinv": vectors[:, :5].conj().T}
+    steps = {"dt_min": 0.001, "dt_max": 0.1, "discretization": "zoh"}
+    layer = ssm.S5SSM(H=4, P=5, C_init="trunc_standard_normal", **steps, **half)
+    seed = zlib.crc32(b"s5")
+    rng = np.random.default_rng(seed)
+    shapes = {"Lambda_re": 5, "Lambda_im": 5, "B": (5, 4, 2), "C": (4, 5, 2), "D": 4, "log_step": (5, 1)}
+    weights = {key: rng.normal(size=shape) for key, shape in shapes.items()}
+    weights["Lambda_re"] = -np.exp(weights["Lambda_re"] / 2)
+    weights["log_step"] -= 1
+    frequencies = {f"start.{n}": np.sort(np.asarray(start.make_DPLR_HiPPO(n)[0].imag)) for n in (2, 6, 16)}
+
+    def run(weights: dict[str, Any], x: Any) -> Any:
+        return jax.vmap(lambda row: layer.apply({"params": weights}, row))(x)
+
+    for length, arrays in recorded_by_jax(run, weights, rng):
+        save(f"s5-{length}", "S5", ("s5/ssm.py", "s5/ssm_init.py"), seed, arrays | frequencies)
+
+
+def recorded_by_jax(
+    run: Callable[[dict[str, Any], Any], Any], weights: dict[str, Any], rng: np.random.Generator
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The arrays of a record at each length, for a function of weights and of an input with four channels."""
+    jax = importlib.import_module("jax")
     for batch, length in (SHORT, LONG):
         x = rng.normal(size=(batch, length, 4))
         y, back = jax.vjp(run, weights, x)
@@ -585,8 +623,7 @@ def record_lru(name: str, checkouts: Path) -> None:
         arrays = {"x": x, "y": y, "dy": dy, "dx": dx}
         arrays |= {f"weight.{key}": weight for key, weight in weights.items()}
         arrays |= {f"grad.{key}": grad for key, grad in grads.items()}
-        arrays = {key: np.asarray(array) for key, array in arrays.items()}
-        save(f"{name}-{length}", "minimal-LRU", ("lru/model.py",), seed, arrays)
+        yield length, {key: np.asarray(array) for key, array in arrays.items()}
 
 
 def record_slopes(checkouts: Path) -> None:
@@ -611,9 +648,10 @@ def save(name: str, source: str, files: tuple[str, ...], seed: int | None, array
 def main() -> None:
     recorders: dict[str, Callable[[Path], None]] = {
         **{name: partial(record_lru, name) for name in ("ring", "lru")},
+        "s5": record_s5,
         "alibi": record_slopes,
     }
-    sources = {"ring": "minimal-LRU", "lru": "minimal-LRU", "alibi": "attention_with_linear_biases"}
+    sources = {"ring": "minimal-LRU", "lru": "minimal-LRU", "s5": "S5", "alibi": "attention_with_linear_biases"}
     for name, (source, _) in LAYERS.items():
         recorders[name], sources[name] = (lambda checkouts, name=name: record_layer(name, checkouts)), source
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

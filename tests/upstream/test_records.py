@@ -22,6 +22,7 @@ from tests.tolerances import assert_close
 from tests.upstream.compare import CUTS, Weights, assert_same
 from zoo import create_mixer
 from zoo.ops.attention import alibi_slopes
+from zoo.ops.diagonal import hippo_modes
 
 RECORDS = Path(__file__).parent / "records"
 LENGTHS = (7, 70)
@@ -203,6 +204,15 @@ def lru(w: Weights) -> Weights:
     return {**ring(w), "log_gain": w["gamma_log"]}
 
 
+def s5(w: Weights) -> Weights:
+    return {
+        "log_rate": (-w["Lambda_re"]).log(),
+        "frequency": w["Lambda_im"],
+        "log_dt": w["log_step"].squeeze(1),
+        **{name: w[name] for name in "BCD"},
+    }
+
+
 def forgetting_attention(w: Weights) -> Weights:
     return {**joined(w), **{f"forget_proj.{kind}": w[f"f_proj.{kind}"] for kind in ("weight", "bias")}}
 
@@ -352,6 +362,7 @@ TWINS = {
     "min_lstm": Twin("min_lstm", {"d_inner": 9}, minimal_recurrence, minimal_states),
     "ring": Twin("diagonal_ssm", {"d_state": 10, "init": "ring"}, ring),
     "lru": Twin("lru", {"d_state": 10}, lru),
+    "s5": Twin("s5", {"d_state": 10}, s5),
 }
 every_record = pytest.mark.parametrize(
     ("name", "length"), [(name, length) for name in TWINS for length in LENGTHS], ids=lambda part: str(part)
@@ -382,6 +393,22 @@ def test_the_mixer_is_upstreams_layer(name: str, length: int, cuts: Sequence[int
     assert len(compared) >= len(take(record, "state."))
     for held, recorded in compared:
         assert_close(held, recorded)
+
+
+@pytest.mark.parametrize("d_state", [2, 6, 16])
+def test_s5_starts_with_the_published_frequencies(d_state: int) -> None:
+    """And in the eigenvectors of HiPPO-LegS plus the rank-one term that makes it normal."""
+    published = np.load(RECORDS / "s5-7.npz")[f"start.{d_state}"]
+    frequency, vectors = hippo_modes(d_state)
+    assert_close(torch.cat((-frequency.flip(0), frequency)), published)
+    n = np.arange(d_state)
+    hippo = np.where(n[:, None] > n, -np.sqrt(np.outer(2 * n + 1, 2 * n + 1)), 0) - np.diag(n + 1)
+    normal = torch.tensor(hippo + np.sqrt(np.outer(n + 0.5, n + 0.5))).to(vectors.dtype)
+    for held, expected in (
+        (normal @ vectors, vectors * (-0.5 + 1j * frequency)),
+        (vectors.mH @ vectors, torch.eye(d_state // 2).to(vectors.dtype)),
+    ):
+        assert_close(torch.view_as_real(held), torch.view_as_real(expected))
 
 
 def test_alibis_slopes_are_the_published_ones() -> None:

@@ -16,10 +16,11 @@ from zoo.contract import (
     require_positive,
     require_range,
 )
-from zoo.ops.diagonal import diagonal_scan, ring_gain, zero_order_hold
+from zoo.ops.diagonal import diagonal_scan, hippo_modes, ring_gain, zero_order_hold
 from zoo.ops.precision import full_precision
 
-Init = Literal["s4d_lin", "real_log", "ring", "lru"]
+Init = Literal["s4d_lin", "real_log", "ring", "lru", "s5"]
+TRUNCATED_STD = 0.87962566103423978  # of a standard normal number between -2 and 2
 
 
 class DiagonalState(NamedTuple):
@@ -35,7 +36,8 @@ class DiagonalSSM(SequenceMixer):
     Complex poles stand for conjugate pairs, d_state / 2 of them, and count twice in y. init s4d_lin has A_n = -1/2 + i
     pi n under zero-order hold; real_log has real poles, timescales log-spaced between 1/dt_max and 1/dt_min, under
     zero-order hold; ring has |lambda| uniform by area between r_min and r_max and gain sqrt(1 - |lambda|^2); lru is the
-    LRU as published (`lru`): poles of ring, and a gain that starts as ring's and is learned.
+    LRU as published (`lru`): poles of ring, and a gain that starts as ring's and is learned; s5 is S5 as published
+    (`s5`): the normal part of HiPPO-LegS in its eigenvectors, under zero-order hold.
 
     Coefficients. None: W_ij = Re(C lambda^(i-j) gain B), and D on top at lag zero, does not depend on x. The offset is
     zero.
@@ -50,15 +52,21 @@ class DiagonalSSM(SequenceMixer):
     and 1 / poles) and D (one) start in one way for the first three, which is this project's own. lru starts as in
     NicolasZucchet/minimal-LRU, commit bbd71b1, lru/model.py, but for the defaults of r_min and r_max: B and C normal,
     of variance 1 / (2 d_model) and 1 / poles for each part, D normal. It takes Re(C h) of each pole alone, so that its
-    C is twice ours.
+    C is twice ours. s5, of Smith et al. 2208.04933, starts as in lindermanlab/S5, commit 3c18fdb, s5/ssm.py and
+    s5/ssm_init.py with its defaults: a real B and a complex C, truncated normal of variance 1 / d_state, taken to the
+    eigenvectors V of HiPPO-LegS's normal part (V^H B, C V), step sizes log-uniform for each pole, D normal. Its real
+    parts are free there and stay below zero here.
+
+    Not here. S5's initialisation by several HiPPO blocks, and its reading in both directions (`zoo.Bidirectional`).
 
     Args:
         d_model: width of input and output.
         d_state: real dimension of the state.
         init: s4d_lin (A_n = -1/2 + i pi n; Gu et al. 2206.11893), real_log (real poles with timescales log-spaced
             between 1/dt_max and 1/dt_min), both under zero-order hold; ring (|lambda| uniform by area between r_min
-            and r_max, gain sqrt(1 - |lambda|^2); Orvieto et al. 2303.06349); lru (the same, the gain learned).
-        dt_min, dt_max: range of the step sizes, log-uniform (s4d_lin), log-spaced (real_log).
+            and r_max, gain sqrt(1 - |lambda|^2); Orvieto et al. 2303.06349); lru (the same, the gain learned); s5
+            (modes of HiPPO-LegS's normal part under zero-order hold; Smith et al. 2208.04933).
+        dt_min, dt_max: range of the step sizes, log-uniform (s4d_lin, s5), log-spaced (real_log).
         r_min, r_max: ring of the poles (ring, lru).
 
     Raises:
@@ -113,10 +121,24 @@ class DiagonalSSM(SequenceMixer):
             nn.init.normal_(self.B, std=(2 * self.d_model) ** -0.5)
             nn.init.normal_(self.C, std=self.poles**-0.5 / 2)
             nn.init.normal_(self.D)
+        elif self.init == "s5":
+            self._draw_maps_of_modes()
+            nn.init.normal_(self.D)
         else:
             nn.init.normal_(self.B, std=self.d_model**-0.5)
             nn.init.normal_(self.C, std=self.poles**-0.5)
             nn.init.ones_(self.D)
+
+    def _draw_maps_of_modes(self) -> None:
+        """B and C of the full real system, taken to the eigenvectors that stand for it."""
+        d_state, (_, vectors) = 2 * self.poles, hippo_modes(2 * self.poles)
+        std = d_state**-0.5 / TRUNCATED_STD
+        B, C = torch.empty(d_state, self.d_model), torch.empty(self.d_model, d_state, 2)
+        for drawn in (B, C):
+            nn.init.trunc_normal_(drawn, std=std, a=-2 * std, b=2 * std)
+        with torch.no_grad():
+            self.B.copy_(torch.view_as_real(vectors.mH @ B.to(vectors.dtype)))
+            self.C.copy_(torch.view_as_real(torch.view_as_complex(C.double()) @ vectors))
 
     def _initial_poles(self) -> tuple[Tensor, Tensor, Tensor]:
         """(rate, frequency, dt), (poles,) each: the poles are exp(dt (-rate + i frequency))."""
@@ -126,7 +148,8 @@ class DiagonalSSM(SequenceMixer):
             return -radius.log(), 2 * math.pi * torch.rand(self.poles), torch.ones(self.poles)
         where = n / max(1, self.poles - 1) if self.real else draw
         dt = self.dt_min * (self.dt_max / self.dt_min) ** where
-        return torch.full((self.poles,), 1.0 if self.real else 0.5), math.pi * n, dt
+        frequency = hippo_modes(2 * self.poles)[0].float() if self.init == "s5" else math.pi * n
+        return torch.full((self.poles,), 1.0 if self.real else 0.5), frequency, dt
 
     def dynamics(self) -> tuple[Tensor, Tensor, Tensor]:
         """(log lambda (poles,), B with its gain (poles, d_model), C (d_model, poles)), in at least float32.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Inexact
+from jaxtyping import Complex, Float, Inexact
 from torch import Tensor
 
 from zoo.ops.chunked import decayed_states, into_chunks
@@ -27,6 +27,19 @@ def zero_order_hold(
 def ring_gain(log_decay: Inexact[Tensor, " d_state"]) -> Inexact[Tensor, " d_state"]:
     """sqrt(1 - |lambda|^2): white input keeps unit variance in every state (Orvieto et al. 2303.06349, eq. 7)."""
     return torch.sqrt(-torch.expm1(2 * log_decay.real))
+
+
+def hippo_modes(d_state: int) -> tuple[Float[Tensor, " poles"], Complex[Tensor, "d_state poles"]]:
+    """The normal part of HiPPO-LegS, half of its modes: frequencies above zero, ascending, and unit eigenvectors V.
+
+    S = A + P P^T with A_nm = -sqrt((2n + 1)(2m + 1)) below the diagonal and -(n + 1) on it, P_n = sqrt(n + 1/2) (Gu et
+    al. 2111.00396, section 3; Smith et al. 2208.04933, appendix B). S is -1/2 on the diagonal and skew beside it, so
+    that S V = V diag(-1/2 + i frequency); the conjugates are the other half. In float64.
+    """
+    n = torch.arange(d_state, dtype=torch.float64, device="cpu")
+    below = -torch.outer(n + 0.5, n + 0.5).sqrt().tril(-1)
+    frequency, vectors = torch.linalg.eigh(-1j * (below - below.mT))
+    return frequency[d_state // 2 :], vectors[:, d_state // 2 :]
 
 
 def powers(log_decay: Inexact[Tensor, "*channels d_state"], size: int) -> Inexact[Tensor, "*channels size d_state"]:
