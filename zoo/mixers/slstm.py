@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.blocks import ShortConv
@@ -99,11 +100,14 @@ class SLSTM(SequenceMixer):
 
     def mix(self, x: Tensor, state: SLSTMState, lengths: Tensor | None) -> tuple[Tensor, SLSTMState]:
         convolved, conv = self.conv.mix(x, state.conv, lengths)
-        inputs = torch.stack((F.silu(convolved), x), dim=2).unflatten(3, (self.n_heads, self.d_head))
         wide = state.h.dtype
-        maps = self.weight.to(wide).unflatten(0, (2, 2))  # those of i and f, those of z and o
-        u = torch.einsum("bskhi,kghoi->bskgho", inputs.to(wide), maps).flatten(2, 3) + self.bias.to(wide)
+        inputs = torch.stack((F.silu(convolved), x), dim=2).to(wide)
+        inputs = rearrange(inputs, "batch seq kind (head d) -> batch seq kind head d", head=self.n_heads)
+        maps = rearrange(self.weight.to(wide), "(kind gate) head out d -> kind gate head out d", kind=2)  # i, f; z, o
+        u = torch.einsum("bskhi,kghoi->bhskgo", inputs, maps).flatten(3, 4)
+        u = u + rearrange(self.bias.to(wide), "gate head d -> head 1 gate d")
         valid = None if lengths is None else valid_positions(lengths, x.shape[1])
         h, cell = slstm_scan(u, self.recurrent.to(wide), (state.h, state.c, state.n, state.m), valid)
+        h = rearrange(h, "batch head seq d -> batch seq head d")
         y = rms_norm(h - h.mean(3, keepdim=True), self.norm_weight.to(wide))
         return y.flatten(2).to(x.dtype), SLSTMState(conv, *cell)

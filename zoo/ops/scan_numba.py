@@ -2,43 +2,32 @@
 
 One pass over time with the state in cache, in place of the bulk operations of `zoo.ops.scan_torch`. State index
 before channel, channel innermost: every inner loop runs over neighbours in memory, without a branch or a call, and
-becomes vector instructions. The loops are compiled at their first call, seconds each, and kept on disk; the logger
-`zoo.ops.scan_numba` says so, at level INFO, when it begins.
+becomes vector instructions.
 
 A task is a row of the batch and a block of channels. Tasks share nothing that they write, so any number of threads
-computes the same numbers. Threads are Python's own, as many as torch's: an OpenMP region would wait for every core of
-its team, also for one that another process holds.
+computes the same numbers.
 """
 
 from __future__ import annotations
 
-import inspect
-import logging
 import math
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numba
 import numpy as np
 import torch
 from llvmlite import ir
-from numba.core import event as numba_event
 from numba.extending import intrinsic
 from torch import Tensor
+
+from zoo.ops.numba_loops import compiled, share_out
 
 _CHUNK = 32  # steps between two states that forward keeps for backward
 _BLOCK = 256  # channels of a task: less to set up for each inner loop than with fewer, a quarter faster than 64
 # Steps between asking for a row and using it: no processor foresees rows that lie pages apart. At 1,536 channels both
 # passes take 30 % longer without, at 256 channels 5 %.
 _AHEAD = 4
-_SHARES = 4  # parts of the work for a thread: where one is held up, the others take the rest
-
-logger = logging.getLogger(__name__)
-_pool: tuple[int, ThreadPoolExecutor] | None = None
 
 
 def chunk_length(batch: int, d_inner: int, d_state: int, seq_len: int) -> int:
@@ -51,7 +40,7 @@ def scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) 
     batch, seq_len, d_inner = x.shape
     y, final = torch.empty_like(x), torch.empty_like(state)
     entering = x.new_empty(-(-seq_len // _CHUNK), batch, A.shape[1], d_inner)
-    _run(_forward, batch, d_inner, (x, dt, A, B, C, state, y, final, entering))
+    share_out(_forward, _tasks(batch, d_inner), _EXP2, x, dt, A, B, C, state, y, final, entering)
     return y, final, entering
 
 
@@ -64,7 +53,8 @@ def scan_backward(
     grad_A = A.new_empty(batch, *A.shape, dtype=torch.float64)
     grad_B, grad_C = (t.new_empty(-(-d_inner // _BLOCK), *t.shape) for t in (B, C))
     given = (grad_y, grad_final, x, dt, A, B, C, entering)
-    _run(_backward, batch, d_inner, (*given, grad_x, grad_dt, grad_A, grad_B, grad_C, grad_state))
+    found = (grad_x, grad_dt, grad_A, grad_B, grad_C, grad_state)
+    share_out(_backward, _tasks(batch, d_inner), _EXP2, *given, *found)
     return grad_x, grad_dt, _in_order(grad_A).to(A.dtype), _in_order(grad_B), _in_order(grad_C), grad_state
 
 
@@ -76,35 +66,8 @@ def _in_order(shares: Tensor) -> Tensor:
     return total
 
 
-def _run(kernel: Callable[..., None], batch: int, d_inner: int, tensors: tuple[Tensor, ...]) -> None:
-    """Call `kernel` for all tasks, in as many threads as torch would use."""
-    arrays: list[Any] = [t.detach().numpy() for t in tensors]
-    n_tasks = batch * -(-d_inner // _BLOCK)
-    n_threads = min(n_tasks, torch.get_num_threads())
-    if n_threads <= 1:  # none for a batch without rows
-        kernel(_EXP2, 0, n_tasks, *arrays)
-        return
-    n_shares = min(n_tasks, _SHARES * n_threads)
-    bounds = [n_tasks * share // n_shares for share in range(n_shares + 1)]
-    futures = [_threads(n_threads).submit(kernel, _EXP2, *pair, *arrays) for pair in pairwise(bounds)]
-    for future in futures:
-        future.result()
-
-
-def _threads(count: int) -> ThreadPoolExecutor:
-    global _pool
-    if _pool is None or _pool[0] < count:
-        _pool = count, ThreadPoolExecutor(count, thread_name_prefix="zoo-scan")
-    return _pool[1]
-
-
-def _forget_threads() -> None:
-    global _pool
-    _pool = None
-
-
-if hasattr(os, "register_at_fork"):  # where processes fork, the new one has none of its parent's threads
-    os.register_at_fork(after_in_child=_forget_threads)
+def _tasks(batch: int, d_inner: int) -> int:
+    return batch * -(-d_inner // _BLOCK)
 
 
 # The loops.
@@ -131,28 +94,13 @@ _EXP2 = tuple(
 )
 
 
-def _compiled(function: Callable[..., Any], fastmath: tuple[str, ...] = ("contract",)) -> Any:
-    """Machine code that lets other threads run. A product and a sum may be fused; nothing else changes a number."""
-    function = inspect.unwrap(function)  # out of the shape checker that the tests put around everything in zoo
-    options: dict[str, Any] = {
-        "nogil": True,
-        "fastmath": set(fastmath),
-        "error_model": "numpy",
-        "boundscheck": False,
-    }
-    try:
-        return numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # no folder that could hold the code: compile it in each process
-        return numba.njit(**options)(function)
-
-
-@partial(_compiled, fastmath=("contract", "reassoc", "nsz"))
+@partial(compiled, fastmath=("contract", "reassoc", "nsz"))
 def _plus(total: Any, term: Any) -> Any:
     """total + term in a sum whose order is left to the compiler, which then adds up many at once."""
     return total + term
 
 
-@_compiled
+@compiled
 def _exp2(e: Any, constants: Any) -> Any:
     """2^e for e <= 0, exactly 1 at 0 and exactly 0 far below: a polynomial for the fraction, bits for the rest."""
     to_round, least, p0, p1, p2, p3, p4, p5 = constants  # p0 = 1
@@ -182,7 +130,7 @@ def _prefetch(typing_context: Any, address: Any) -> Any:
     return numba.void(numba.uintp), call
 
 
-@_compiled
+@compiled
 def _ask_for(row: Any) -> None:
     """Prefetch all cache lines of a row of float32."""
     for d in range(0, len(row), 16):
@@ -193,11 +141,11 @@ def _ask_for(row: Any) -> None:
 # apart.
 
 
-@_compiled
+@partial(compiled, said="the scan")
 def _forward(
-    exp2: Any,
     first: int,
     last: int,
+    exp2: Any,
     x: Any,
     dt: Any,
     A: Any,
@@ -250,11 +198,11 @@ def _forward(
                 final[i, start + d, n] = h[n, d]
 
 
-@_compiled
+@partial(compiled, said="the scan")
 def _backward(
-    exp2: Any,
     first: int,
     last: int,
+    exp2: Any,
     grad_y: Any,
     grad_final: Any,
     x: Any,
@@ -354,19 +302,3 @@ def _backward(
         for d in range(width):
             for n in range(d_state):
                 grad_state[i, start + d, n] = each[n, 0, d]
-
-
-class _Announcement(numba_event.Listener):
-    """Say that the loops are being compiled; code that is found on disk raises no such event."""
-
-    def on_start(self, event: Any) -> None:
-        kernel = event.data["dispatcher"]
-        if kernel in (_forward, _backward):
-            folder = kernel.stats.cache_path
-            kept = "for this process: no folder can hold the code" if folder is None else f"once; cached in {folder}"
-            logger.info("compiling the scan (%s)", kept)
-
-    def on_end(self, event: Any) -> None: ...
-
-
-numba_event.register("numba:compile", _Announcement())

@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from typing import Any
+
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from zoo import coefficient as coefficients
 from zoo.coefficient import coefficient
 from zoo.ops.activation import tanh
+from zoo.ops.transforms import followed
+
+_NUMBA = find_spec("numba") is not None
 
 Cell = tuple[Tensor, Tensor, Tensor, Tensor]
 """h, c, n and m, (batch, heads, d_head) each."""
 
 
 def slstm_scan(
-    u: Float[Tensor, "batch seq four heads d_head"],
+    u: Float[Tensor, "batch heads seq four d_head"],
     recurrent: Float[Tensor, "four heads d_head d_head"],
     state: Cell,
     valid: Bool[Tensor, "batch seq"] | None = None,
-) -> tuple[Float[Tensor, "batch seq heads d_head"], Cell]:
+) -> tuple[Float[Tensor, "batch heads seq d_head"], Cell]:
     """c_t = f c_{t-1} + i tanh(z), n_t = f n_{t-1} + i, h_t = sigmoid(o) c_t / n_t (Beck et al. 2405.04517, eq. 8-17).
 
     Gates [log i, f, z, o] = u_t + recurrent h_{t-1}, each head by itself; i is an exponential, f the sigmoid of its
     logit. c and n are kept divided by exp(m_t), m_t = max(log i, log f + m_{t-1}), so that nothing overflows; h does
     not depend on m. i, f, tanh(z) / z and sigmoid(o) / n are coefficients.
+
+    In float32 on the CPU the loop over positions is numba's, where that is installed and nothing has to follow it. It
+    keeps one state in 32 positions and computes the rest again in backward.
 
     Args:
         u: input part of the four gates, bias included.
@@ -35,10 +46,27 @@ def slstm_scan(
     Returns:
         h at every position, and the last state.
     """
+    if _compiled_suffices(u):
+        y, *last = _Scan.apply(u, recurrent, *state, valid)
+    else:
+        y, *last = _loop(u, recurrent, *state, valid)
+    h, c, n, m = last
+    return y, (h, c, n, m)
+
+
+def _compiled_suffices(u: Tensor) -> bool:
+    """Whether nothing needs the loop in torch: no coefficient is asked for, nothing is traced, the type is right."""
+    return _NUMBA and u.device.type == "cpu" and u.dtype == torch.float32 and not (coefficients.active() or followed())
+
+
+def _loop(
+    u: Tensor, recurrent: Tensor, h: Tensor, c: Tensor, n: Tensor, m: Tensor, valid: Tensor | None
+) -> tuple[Tensor, ...]:
+    maps = rearrange(recurrent, "four heads out d_head -> heads d_head (four out)")
     outputs = []
-    for t, u_t in enumerate(u.unbind(1)):
-        h, c, n, m = state
-        log_i, f, z, o = (u_t + torch.einsum("bhi,ghoi->bgho", h, recurrent)).unbind(1)
+    for t, u_t in enumerate(u.unbind(2)):
+        from_h = rearrange(torch.einsum("bhi,hij->bhj", h, maps), "batch heads (four d) -> batch heads four d", four=4)
+        log_i, f, z, o = (u_t + from_h).unbind(2)
         log_kept = F.logsigmoid(f) + m
         largest = torch.maximum(log_i, log_kept)
         i, f = coefficient(torch.exp(torch.stack((log_i, log_kept)) - largest)).unbind(0)
@@ -46,8 +74,35 @@ def slstm_scan(
         after = coefficient(torch.sigmoid(o) / n_next) * c_next, c_next, n_next, largest
         if valid is not None:
             moves = valid[:, t].view(-1, 1, 1)
-            h, c, n, m = (torch.where(moves, new, old) for new, old in zip(after, state, strict=True))
-            after = h, c, n, m
-        state = after
-        outputs.append(state[0])
-    return torch.stack(outputs, dim=1), state
+            after = tuple(torch.where(moves, new, old) for new, old in zip(after, (h, c, n, m), strict=True))
+        h, c, n, m = after
+        outputs.append(h)
+    return torch.stack(outputs, dim=2), h, c, n, m
+
+
+class _Scan(torch.autograd.Function):
+    """`_loop` as numba compiles it."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, recurrent: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        from zoo.ops import slstm_numba
+
+        *state, valid = rest
+        y, last, entering = slstm_numba.forward(u, recurrent, state, valid)
+        ctx.valid = valid
+        ctx.save_for_backward(u, recurrent, *state, y, entering)
+        return y, *last
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        from zoo.ops import slstm_numba
+
+        u, recurrent, h, c, n, m, y, entering = ctx.saved_tensors
+        if torch.is_grad_enabled():  # to be differentiated again, which the loop in torch can be
+            needed = ctx.needs_input_grad[:-1]
+            wanted = [t for t, asked in zip((u, recurrent, h, c, n, m), needed, strict=True) if asked]
+            outputs = _loop(u, recurrent, h, c, n, m, ctx.valid)
+            found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=True))
+            return *(next(found) if asked else None for asked in needed), None
+        of_u, of_recurrent, of_state = slstm_numba.backward(grads, u, recurrent, h, ctx.valid, y, entering)
+        return of_u, of_recurrent, *of_state, None

@@ -1,0 +1,130 @@
+"""sLSTM's loop as numba compiles it: the numbers and gradients of the loop in torch, which the contract suite tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.tolerances import assert_close
+from zoo.ops import slstm
+from zoo.ops.slstm import slstm_scan
+
+PRECISE = 1e-6
+
+pytest.importorskip("numba", reason="numba comes with the extra fast")
+
+
+def draw(
+    generator: torch.Generator, batch: int, heads: int, seq_len: int, d_head: int, *, scale: float = 2.0
+) -> list[Tensor]:
+    """u, the recurrent matrices, and h, c, n and m, all of them float32 leaves."""
+    u = scale * torch.randn(batch, heads, seq_len, 4, d_head, generator=generator)
+    recurrent = torch.randn(4, heads, d_head, d_head, generator=generator) / d_head**0.5
+    h, c, n, m = torch.randn(4, batch, heads, d_head, generator=generator)
+    return [t.requires_grad_() for t in (u, recurrent, h, c, n.abs() + 0.5, m)]
+
+
+def results(given: list[Tensor], valid: Tensor | None, cotangents: list[Tensor]) -> list[Tensor]:
+    """All outputs, and the gradients of all inputs."""
+    u, recurrent, *state = given
+    y, last = slstm_scan(u, recurrent, tuple(state), valid)
+    outputs = [y, *last]
+    gradients = torch.autograd.grad(outputs, given, [t.to(y.dtype) for t in cotangents])
+    return [t.detach() for t in (*outputs, *gradients)]
+
+
+def cotangents(generator: torch.Generator, given: list[Tensor]) -> list[Tensor]:
+    u, _, *state = given
+    return [torch.randn(shape, generator=generator) for shape in (u[..., 0, :].shape, *(t.shape for t in state))]
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads", "seq_len", "d_head", "scale", "ragged"),
+    [
+        (2, 2, 75, 9, 2.0, True),  # chunks of 32 positions, the last one shorter; a width that is no multiple of four
+        (1, 2, 33, 70, 2.0, False),  # wider than what is computed at once
+        (1, 1, 40, 5, 1000.0, False),  # gates far beyond what float32 can exponentiate
+        (2, 1, 1, 4, 2.0, False),
+        (1, 1, 40, 5, 1e-4, False),  # tanh next to zero keeps its digits
+    ],
+)
+def test_the_compiled_loop_has_the_numbers_and_gradients_of_float64(
+    batch: int, heads: int, seq_len: int, d_head: int, scale: float, ragged: bool, generator: torch.Generator
+) -> None:
+    given = draw(generator, batch, heads, seq_len, d_head, scale=scale)
+    weights = cotangents(generator, given)
+    valid = torch.arange(seq_len) < torch.tensor([[seq_len], [seq_len // 2]]) if ragged else None
+    found = results(given, valid, weights)
+    exact = results([t.detach().double().requires_grad_() for t in given], valid, weights)
+    assert all(t.dtype == torch.float32 for t in found)
+    for part in (slice(0, 1), slice(1, 5), slice(5, 6), slice(6, 7), slice(7, 11)):  # a state is one thing
+        mine, right = (torch.cat([t.double().flatten() for t in each[part]]) for each in (found, exact))
+        assert (mine - right).norm() <= PRECISE * right.norm()
+
+
+def test_the_compiled_loop_begins_with_nothing_written(generator: torch.Generator) -> None:
+    u, recurrent, h, *_ = draw(generator, 1, 2, 6, 4)
+    zero = torch.zeros_like(h)
+    state = (zero, zero, zero, zero - torch.inf)
+    y, last = slstm_scan(u, recurrent, state)
+    exact, exact_last = slstm_scan(u.double(), recurrent.double(), tuple(t.double() for t in state))
+    for mine, right in zip((y, *last), (exact, *exact_last), strict=True):
+        assert_close(mine, right)
+    (gradient,) = torch.autograd.grad(y.sum(), u)
+    assert gradient.isfinite().all()
+
+
+def test_a_gate_that_is_no_number_is_seen_in_the_output(generator: torch.Generator) -> None:
+    for gate in range(4):
+        u, recurrent, *state = (t.detach() for t in draw(generator, 1, 1, 3, 4))
+        u[0, 0, 1, gate, 2] = torch.nan
+        y, _ = slstm_scan(u, recurrent, tuple(state))
+        assert y[0, 0, 0].isfinite().all()
+        assert y[0, 0, 1, 2].isnan()
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_any_number_of_threads_computes_the_same_bits(threads: None, generator: torch.Generator) -> None:
+    given = draw(generator, 3, 2, 40, 4)
+    weights = cotangents(generator, given)
+    found = []
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        found.append(results(given, None, weights))
+    for one, two in zip(*found, strict=True):
+        assert torch.equal(one, two)
+
+
+def test_gradients_of_the_compiled_loop_can_be_differentiated_again(
+    monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
+) -> None:
+    given = draw(generator, 2, 1, 5, 4)
+    given[3].requires_grad_(False)  # one of the states is no parameter
+
+    def second() -> Tensor:
+        u, recurrent, *state = given
+        y, _ = slstm_scan(u, recurrent, tuple(state))
+        (slope,) = torch.autograd.grad(y.square().sum(), u, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), recurrent)[0]
+
+    compiled = second()
+    monkeypatch.setattr(slstm, "_NUMBA", False)
+    assert_close(compiled, second())
+
+
+def test_without_numba_the_loop_is_torchs(monkeypatch: pytest.MonkeyPatch, generator: torch.Generator) -> None:
+    given = draw(generator, 1, 1, 4, 4)
+    compiled = results(given, None, weights := cotangents(generator, given))
+    monkeypatch.setattr(slstm, "_NUMBA", False)
+    monkeypatch.setattr(slstm._Scan, "apply", None)
+    for mine, torchs in zip(compiled, results(given, None, weights), strict=True):
+        assert_close(mine, torchs)

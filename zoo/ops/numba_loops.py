@@ -1,0 +1,100 @@
+"""Loops that numba makes machine code of, without a compiler on the machine (extra `fast`).
+
+They are compiled at their first call, seconds each, and kept on disk; the logger `zoo.ops.numba_loops` says so, at
+level INFO, when it begins. Threads are Python's own, as many as torch's: an OpenMP region would wait for every core of
+its team, also for one that another process holds.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import numba
+import torch
+from numba.core import event as numba_event
+from torch import Tensor
+
+_SHARES = 4  # parts of the work for a thread: where one is held up, the others take the rest
+
+logger = logging.getLogger(__name__)
+_pool: tuple[int, ThreadPoolExecutor] | None = None
+_said: dict[Any, str] = {}
+
+
+def compiled(function: Callable[..., Any], fastmath: tuple[str, ...] = ("contract",), said: str | None = None) -> Any:
+    """Machine code that lets other threads run. A product and a sum may be fused; nothing else changes a number.
+
+    Args:
+        function: the loops, in what numba knows of Python.
+        fastmath: LLVM's names of what the compiler may take liberties with.
+        said: what the logger calls it when it is compiled; nothing is said when absent.
+    """
+    function = inspect.unwrap(function)  # out of the shape checker that the tests put around everything in zoo
+    options: dict[str, Any] = {
+        "nogil": True,
+        "fastmath": set(fastmath),
+        "error_model": "numpy",
+        "boundscheck": False,
+    }
+    try:
+        kernel = numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # no folder that could hold the code: compile it in each process
+        kernel = numba.njit(**options)(function)
+    if said is not None:
+        _said[kernel] = said
+    return kernel
+
+
+def share_out(kernel: Callable[..., None], n_tasks: int, *given: Any) -> None:
+    """Call kernel(first, last, *given) for parts of `n_tasks` tasks, in as many threads as torch would use.
+
+    Tensors among `given` become arrays.
+    """
+    arguments = [t.detach().numpy() if isinstance(t, Tensor) else t for t in given]
+    n_threads = min(n_tasks, torch.get_num_threads())
+    if n_threads <= 1:  # none for a batch without rows
+        kernel(0, n_tasks, *arguments)
+        return
+    n_shares = min(n_tasks, _SHARES * n_threads)
+    bounds = [n_tasks * share // n_shares for share in range(n_shares + 1)]
+    futures = [_threads(n_threads).submit(kernel, *pair, *arguments) for pair in pairwise(bounds)]
+    for future in futures:
+        future.result()
+
+
+def _threads(count: int) -> ThreadPoolExecutor:
+    global _pool
+    if _pool is None or _pool[0] < count:
+        _pool = count, ThreadPoolExecutor(count, thread_name_prefix="zoo-loops")
+    return _pool[1]
+
+
+def _forget_threads() -> None:
+    global _pool
+    _pool = None
+
+
+if hasattr(os, "register_at_fork"):  # where processes fork, the new one has none of its parent's threads
+    os.register_at_fork(after_in_child=_forget_threads)
+
+
+class _Announcement(numba_event.Listener):
+    """Say that loops are being compiled; code that is found on disk raises no such event."""
+
+    def on_start(self, event: Any) -> None:
+        kernel = event.data["dispatcher"]
+        if kernel in _said:
+            folder = kernel.stats.cache_path
+            kept = "for this process: no folder can hold the code" if folder is None else f"once; cached in {folder}"
+            logger.info("compiling %s (%s)", _said[kernel], kept)
+
+    def on_end(self, event: Any) -> None: ...
+
+
+numba_event.register("numba:compile", _Announcement())
