@@ -32,6 +32,8 @@ LOG, DONE, INDEX = "log.txt", "done.json", "sweep.json"
 """What sweep.py adds: a run's output, its mark when it needs nothing more; in its own folder, which runs it has."""
 CHECKPOINTS, EVENTS, BY_LENGTH = "checkpoints", "events.out.tfevents.", "_by_length.png"
 """A folder; how files of TensorBoard begin; how figures of a score against length end."""
+HPARAMS = f"{EVENTS}0.hparams"
+"""Of these the first in the alphabet: what the HParams tab knows the run by."""
 
 Number: TypeAlias = int | float
 State: TypeAlias = Literal["tested", "trained", "unfinished"]
@@ -112,6 +114,13 @@ class RunFolder:
     def trial(self) -> str:
         """Its name where there is room for a few characters alone, in which configuration and seed are told apart."""
         return f"{hashlib.sha256(self.name.encode()).hexdigest()[:4]}-{self.seed} {self.name}/seed{self.seed}"
+
+    def siblings(self) -> Iterator[RunFolder]:
+        """The other runs of the run_dir that TensorBoard has been told of; none of further sweeps in it."""
+        for file in sorted(self.run_dir.glob(f"*/*/seed*/{HPARAMS}")):
+            name, seed = file.parent.parent.relative_to(self.run_dir), file.parent.name.removeprefix("seed")
+            if seed.isdecimal() and file.parent != self.path:
+                yield RunFolder(self.run_dir, str(name), int(seed))
 
     @property
     def checkpoints(self) -> Path:

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 from lab.build import build_task, declared, model_options
 from lab.config import PROGRAM, Command, parse
-from lab.run import BY_LENGTH, Metrics, RunFolder, differing_options, is_tested, nested_metrics, number_at
-from lab.score import score_of
+from lab.hparams import compare_options, compared_results
+from lab.run import BY_LENGTH, Metrics, RunFolder, is_tested, nested_metrics, number_at
 from zoo.naming import UsageError
 from zoo.signals import CTRL_C, SCHEDULER, handled
 
@@ -45,8 +45,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 CHECKPOINT_EVERY = 100
 REQUEUE = 75
 """Exit status that asks a scheduler to run the same command again: EX_TEMPFAIL of sysexits.h."""
-TESTED = {"task.n_val", "task.n_test", "task.test_lengths"}
-"""Options that say what a run is judged on: no hyper-parameters."""
 SHOWN = {
     "accuracy_macro": ".4f",
     "sequence_accuracy": ".4f",
@@ -107,7 +105,7 @@ def run(command: Command) -> Metrics:
         NonFiniteLossError: the loss, or a weight, is nan or infinite; the checkpoints are of earlier steps.
         Interrupted: a signal asked the run to stop.
     """
-    from zoo.training import log_result
+    from zoo.training import CurveLogger, log_result
 
     _quiet()
     folder, metrics = RunFolder.of(command), None
@@ -131,6 +129,8 @@ def run(command: Command) -> Metrics:
                 for aside in folder.set_aside_damaged():
                     _say(f"{aside.stem} is damaged; it is now {aside}, and the run goes on from {session.checkpoint}")
             folder.prepare(command.config, session.checkpoint)
+            if any(isinstance(logger, CurveLogger) for logger in session.trainer.loggers):
+                compare_options(folder)
         session.fit()
         # Of a run that was trained with --no_test, training cost what it cost then.
         cost = {key: metrics[key] for key in ("tokens_per_second", "seconds") if metrics and key in metrics}
@@ -310,7 +310,6 @@ def build_trainer(command: Command, folder: RunFolder, throughput: Throughput, s
         AtomicCheckpointIO,
         Checkpoints,
         CurveLogger,
-        HParams,
         Interrupt,
         NonFiniteLoss,
         ReseedEachStep,
@@ -337,7 +336,6 @@ def build_trainer(command: Command, folder: RunFolder, throughput: Throughput, s
         ReseedEachStep(config["seed"]),
         NonFiniteLoss(),
         throughput,
-        HParams(compared_options(command), folder.trial),
         Interrupt(checkpoints),
         checkpoints,
     ]
@@ -346,27 +344,6 @@ def build_trainer(command: Command, folder: RunFolder, throughput: Throughput, s
 
         callbacks.append(TheoryFigures(config["figures_every"]))
     return Trainer(**options, callbacks=callbacks, plugins=[*plugins, AtomicCheckpointIO()])
-
-
-def compared_options(command: Command) -> dict[str, Any]:
-    """What TensorBoard's HParams tab has of a run: its mixer and heads, what differs from the defaults, and its seed.
-
-    Named after the help that explains them (--mixer.help, --model.help), so that the mixer is first in the alphabet
-    too. A run does not know the others: what is as it always is would be a constant among them.
-    """
-    config = command.config
-    heads = {"mixer.n_heads": config["mixer"]["n_heads"]} if "n_heads" in config["mixer"] else {}
-    differing = differing_options(config, command.defaults).items()
-    groups = ("mixer.", "task.", "trainer.")
-    named = {key if key.startswith(groups) else f"model.{key}": value for key, value in differing if key not in TESTED}
-    return {"mixer": config["mixer"]["name"], **heads, **named, "seed": config["seed"]}
-
-
-def compared_results(metrics: Mapping[str, Any]) -> dict[str, int | float | None]:
-    """What its HParams tab has of the result: the task's score, once tested, and sizes."""
-    score = score_of([metrics], "test")
-    tested = {score: number_at(metrics, "test", score)} if is_tested(metrics) else {}
-    return tested | {"parameters": metrics["params"], "state_bytes": metrics["state_bytes"]}
 
 
 class Terminated(BaseException):

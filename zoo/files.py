@@ -13,7 +13,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     Raises:
         OSError: the folder is not there or cannot be written; what stood at `path` stays.
     """
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    # Without the name in it: TensorBoard reads every file that is called one of events, hidden ones too.
+    temporary = path.with_name(f".{uuid.uuid4().hex}")
     try:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
         os.replace(temporary, path)

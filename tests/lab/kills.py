@@ -23,7 +23,7 @@ import zoo.training.checkpoints
 from lab import config as cli  # noqa: F401
 from lab import run as run_folder
 from lab import train
-from zoo.training import AtomicCheckpointIO, HParams, Interrupt, SequenceModule, Throughput  # noqa: F401
+from zoo.training import AtomicCheckpointIO, Interrupt, SequenceModule, Throughput  # noqa: F401
 
 
 def fork_server() -> ForkServerContext:
@@ -109,7 +109,7 @@ MOMENTS: dict[str, Callable[[], None]] = {
     ),
     "in a training step": lambda: _before(SequenceModule, "training_step", _nth(6)),
     "in a validation": lambda: _before(SequenceModule, "validation_step", _nth(4)),
-    "at the end of training": lambda: _before(HParams, "on_fit_end"),
+    "at the end of training": lambda: _before(Interrupt, "on_fit_end"),
     "in the test": lambda: _before(SequenceModule, "test_step", _nth(2)),
     "before its metrics are written": lambda: _before(run_folder.RunFolder, "write_metrics"),
     "while its metrics are written": lambda: _before(os, "replace", lambda _, to: Path(to).name == "metrics.json"),

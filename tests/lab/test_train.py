@@ -140,29 +140,6 @@ def test_tensorboard_compares_runs_by_what_differs_and_what_they_found(
     assert result == pytest.approx({f"result/{name}": flat_metrics(found)[of] for name, of in names.items()})
 
 
-@pytest.mark.parametrize(
-    ("argv", "options"),
-    [
-        ("--mixer lstm", {"mixer": "lstm", "seed": 0}),
-        ("--mixer attention --seed 3", {"mixer": "attention", "mixer.n_heads": 4, "seed": 3}),
-        (
-            "--mixer attention --mixer.n_heads 2 --lr 0.1 --task.n_pairs 8 --trainer.max_steps 9 --task.n_test 50 "
-            "--figures_every 3",
-            {
-                "mixer": "attention",
-                "mixer.n_heads": 2,
-                "model.lr": 0.1,
-                "task.n_pairs": 8,
-                "trainer.max_steps": 9,
-                "seed": 0,
-            },
-        ),
-    ],
-)
-def test_runs_are_compared_by_what_differs_from_the_defaults(argv: str, options: dict[str, Any]) -> None:
-    assert train.compared_options(cli.parse(argv.split())) == options
-
-
 def test_trials_are_told_apart_by_what_tensorboard_has_room_for() -> None:
     tails = ("--seed 1", "--mixer.attention.n_heads 2", "--task.n_pairs 8", "")
     names = [run_folder.RunFolder.of(cli.parse(argv.split())).trial[:14] for argv in tails]

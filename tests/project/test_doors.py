@@ -168,7 +168,19 @@ def _from_tasks(each: Import, root: str, inner: str, package: bool) -> Iterator[
         yield f"imports {each.target}: of the tasks only ssm_teacher knows zoo, beyond {TASKS_KNOW}"
 
 
-LAB_ROOMS = ("console", "config", "run", "score", "build", "train", "compare", "sweep", "experiments", "__main__")
+LAB_ROOMS = (
+    "console",
+    "config",
+    "run",
+    "score",
+    "hparams",
+    "build",
+    "train",
+    "compare",
+    "sweep",
+    "experiments",
+    "__main__",
+)
 """Of the application, in the order of who may import whom, as `ROOMS`."""
 
 RUN_FORMAT = ("config.yaml", "metrics.json", "environment.json", "sweep.json", "done.json", "log.txt")

@@ -9,7 +9,7 @@ from zoo.naming import lazy_names
 if TYPE_CHECKING:
     from zoo.training.callbacks import NonFiniteLoss, NonFiniteLossError, ReseedEachStep, Throughput
     from zoo.training.checkpoints import AtomicCheckpointIO, Checkpoints, Interrupt, Interrupted
-    from zoo.training.events import CurveLogger, HParams, log_result
+    from zoo.training.events import CurveLogger, log_result, write_hparams
     from zoo.training.figures import TheoryFigures
     from zoo.training.lengths import length_figure, log_lengths, scores_at_lengths
     from zoo.training.module import SequenceModule
@@ -18,7 +18,6 @@ _HOMES = {
     "AtomicCheckpointIO": "zoo.training.checkpoints",
     "Checkpoints": "zoo.training.checkpoints",
     "CurveLogger": "zoo.training.events",
-    "HParams": "zoo.training.events",
     "Interrupt": "zoo.training.checkpoints",
     "Interrupted": "zoo.training.checkpoints",
     "NonFiniteLoss": "zoo.training.callbacks",
@@ -31,13 +30,13 @@ _HOMES = {
     "log_lengths": "zoo.training.lengths",
     "log_result": "zoo.training.events",
     "scores_at_lengths": "zoo.training.lengths",
+    "write_hparams": "zoo.training.events",
 }
 
 __all__ = [
     "AtomicCheckpointIO",
     "Checkpoints",
     "CurveLogger",
-    "HParams",
     "Interrupt",
     "Interrupted",
     "NonFiniteLoss",
@@ -50,6 +49,7 @@ __all__ = [
     "log_lengths",
     "log_result",
     "scores_at_lengths",
+    "write_hparams",
 ]
 
 _import, __dir__ = lazy_names(__name__, _HOMES)

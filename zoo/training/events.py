@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
+
+from zoo.files import write_atomically
 
 _SPLIT_SCORE = re.compile(r"(val|test)/([^/]+/.+)")
 
@@ -25,47 +28,55 @@ class CurveLogger(TensorBoardLogger):
         super().log_metrics(shown, step)
 
 
-class HParams(Callback):
-    """Tell TensorBoard's HParams tab the run's options, at the start of fit, and that it is over, at the end of it.
+def write_hparams(file: Path, options: Mapping[str, Any], trial: str, started: float) -> None:
+    """Write, as a file of events, what TensorBoard's HParams tab knows a run by; atomically, if anything changes.
+
+    The file stands beside the run's other events. TensorBoard believes the first that it reads of a run's options, so
+    the name must sort first; and written apart they can be replaced when it turns out what the runs differ in.
 
     The tab has as metrics the scalars of the runs, in the order of the alphabet, and shows five: `log_result` writes
     those that a comparison is about. (A list of options and metrics, as torch's `add_hparams` writes it, is read of one
-    run alone, and hides what the others have. Without any the tab shows first what differs.)
+    run alone, and hides what the others have. Without any the tab shows what there is, and first what differs.)
 
     Args:
+        file: whose name contains "tfevents".
         options: what the run is compared by; None, a list and the like as text.
         trial: name of the run in the tab, which has room for its first fourteen characters.
+        started: when the run began, in seconds since 1970.
+
+    Raises:
+        OSError: the file cannot be written.
     """
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+    from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+    from tensorboard.summary.writer.record_writer import RecordWriter
 
-    def __init__(self, options: Mapping[str, Any], trial: str) -> None:
-        plain = (bool, int, float, str)
-        self.options = {name: value if isinstance(value, plain) else str(value) for name, value in options.items()}
-        self.trial = trial
-
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
-
-        self._write(trainer, hparams_pb(self.options, trial_id=self.trial))
-
-    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        from torch.utils.tensorboard.summary import hparams
-
-        self._write(trainer, hparams({}, {})[2])
-
-    def _write(self, trainer: L.Trainer, summary: Any) -> None:
-        for logger in _boards(trainer):
-            logger.experiment.file_writer.add_summary(summary)
+    plain = (bool, int, float, str)
+    known = {name: value if isinstance(value, plain) else str(value) for name, value in options.items()}
+    summary = hparams_pb(known, trial_id=trial, start_time_secs=started)
+    data = summary.value[0].metadata.plugin_data
+    # In one order: whether the file changes must not hang on how a process hashes names.
+    data.content = HParamsPluginData.FromString(data.content).SerializeToString(deterministic=True)
+    content = io.BytesIO()
+    records = RecordWriter(content)
+    for event in (Event(wall_time=started, file_version="brain.Event:2"), Event(wall_time=started, summary=summary)):
+        records.write(event.SerializeToString())
+    if not file.exists() or file.read_bytes() != content.getvalue():
+        write_atomically(file, content.getvalue())
 
 
 def log_result(trainer: L.Trainer, result: Mapping[str, int | float | None]) -> None:
-    """Write the numbers that runs are compared by as `result/<name>`, at the step that training ended at."""
-    for logger in _boards(trainer):
-        for name, value in result.items():
-            if value is not None:
-                logger.experiment.add_scalar(f"result/{name}", value, trainer.global_step)
-        logger.save()
+    """Write the numbers that runs are compared by as `result/<name>`, at the step that training ended at.
 
+    The HParams tab then has the run as one that is over.
+    """
+    from torch.utils.tensorboard.summary import hparams
 
-def _boards(trainer: L.Trainer) -> list[TensorBoardLogger]:
-    """The loggers that write TensorBoard's events; in the first process alone."""
-    return [each for each in trainer.loggers if isinstance(each, TensorBoardLogger)] if trainer.is_global_zero else []
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoardLogger) and trainer.is_global_zero:
+            for name, value in result.items():
+                if value is not None:
+                    logger.experiment.add_scalar(f"result/{name}", value, trainer.global_step)
+            logger.experiment.file_writer.add_summary(hparams({}, {})[2])
+            logger.save()

@@ -105,7 +105,7 @@ class SequenceModule(L.LightningModule):
             torch.default_generator.manual_seed(seed)
             self.backbone = Backbone(**model)
         model, facts = self.backbone.options, list(facts)  # all of them, defaults too
-        # logger=False: the HParams callback writes them, with the metrics that make TensorBoard's tab useful.
+        # logger=False: `write_hparams` tells TensorBoard of those that runs are compared by.
         self.save_hyperparameters(logger=False)
         if compile:
             # In place: a compiled wrapper would put its own prefix before every key of the state_dict.

@@ -1,0 +1,82 @@
+"""What TensorBoard's HParams tab has of the runs in a folder: options in which they differ, and what they found.
+
+A run does not know at its start which others will be there. So what the tab knows a run by stands in a file of its own
+(`lab.run.HPARAMS`), and each run that begins writes these files anew, its own and those of the runs beside it: however
+they were started, the tab has no column in which all of them agree, but for those that name a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from lab.config import read_layer
+from lab.run import CONFIG, HPARAMS, RunFolder, deciding_options, is_tested, number_at
+from lab.score import score_of
+from zoo.naming import UsageError
+
+NAMING = {"mixer": "mixer.name", "task": "task.name", "seed": "seed"}
+"""What names a run, and is told of each: its name in the tab, and among the options."""
+TESTED = {"task.n_val", "task.n_test", "task.test_lengths"}
+"""Options that say what a run is judged on: no hyper-parameters."""
+LOCK, PATIENCE = ".hparams.lock", 60.0
+"""A file in the run_dir, and the seconds for which a run that begins waits for others that begin."""
+HEADS = "mixer.n_heads"
+"""What all mixers are compared by; their other options say something within one mixer alone."""
+
+
+def compare_options(folder: RunFolder) -> None:
+    """Tell TensorBoard of a run that begins what it and the runs of its run_dir are compared by.
+
+    TensorBoard reads a run's options once: one that is open shows the new columns of older runs when it is started
+    again. What cannot be read or written, such as a run in a read-only folder, stays as it is.
+    """
+    from filelock import FileLock
+
+    from zoo.training import write_hparams
+
+    # One after the other, so that the last to write has read all that were there.
+    lock = folder.run_dir / LOCK
+    with suppress(OSError), FileLock(lock, timeout=PATIENCE):
+        configs: dict[RunFolder, dict[str, Any]] = {}
+        for each in (folder, *folder.siblings()):
+            with suppress(UsageError, KeyError):
+                config = deciding_options(read_layer(each.path / CONFIG).values)
+                configs[each] = {key: config[key] for key in NAMING.values()} | config
+        columns = differing(list(configs.values()))
+        for each, config in configs.items():
+            options = {name: config[key] for name, key in NAMING.items()}
+            options |= {_shown(key): config[key] for key in columns if key in config}
+            with suppress(OSError):
+                write_hparams(each.path / HPARAMS, options, each.trial, (each.path / CONFIG).stat().st_mtime)
+        lock.unlink()  # while it is held, as that of a run's folder
+
+
+def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The options, by dotted name, that have two values among runs of one mixer or task; sorted.
+
+    The number of heads is compared across mixers; options of the model and of training across all.
+    """
+    values: dict[tuple[str, str], list[Any]] = {}
+    for config in configs:
+        for key, value in config.items():
+            group = key.split(".")[0]
+            kind = config[f"{group}.name"] if group in ("mixer", "task") and key != HEADS else ""
+            seen = values.setdefault((key, kind), [])
+            if value not in seen:
+                seen.append(value)
+    found = {key for (key, _), seen in values.items() if len(seen) > 1}
+    return sorted(found - {*NAMING.values()} - TESTED)
+
+
+def compared_results(metrics: Mapping[str, Any]) -> dict[str, int | float | None]:
+    """What the tab has of a run's result: the task's score, once tested, and sizes."""
+    score = score_of([metrics], "test")
+    tested = {score: number_at(metrics, "test", score)} if is_tested(metrics) else {}
+    return tested | {"parameters": metrics["params"], "state_bytes": metrics["state_bytes"]}
+
+
+def _shown(key: str) -> str:
+    """An option by the help that explains it: --mixer.help, --task.help, --model.help."""
+    return key if key.split(".")[0] in ("mixer", "task", "trainer") else f"model.{key}"
