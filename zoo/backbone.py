@@ -134,7 +134,7 @@ class Backbone(Configured):
     ) -> tuple[Float[Tensor, "batch seq n_outputs"], Any]:
         """Logits for the next chunk, and the state to go on with; see `SequenceMixer.stream`."""
         x, state = self.layers.stream(self.embed(inputs), state, lengths)
-        return self._read_out(x), state
+        return self.read_out(x), state
 
     def embed(self, inputs: Shaped[Tensor, "batch seq *d_input"]) -> Float[Tensor, "batch seq d_model"]:
         """What the first block sees.
@@ -160,17 +160,18 @@ class Backbone(Configured):
         """`forward` from what `embed` returns: the map whose operator `zoo.theory.interaction` reads off."""
         lengths = as_lengths(lengths, x)
         if at is None:
-            return self._read_out(self.layers(x, lengths))
+            return self.read_out(self.layers(x, lengths))
         *before, last = self.layers.chain()
         for layer in before:
             x = layer(x, lengths)
         counts_load = isinstance(last, ResidualBlock) and isinstance(last.channel, Experts) and last.training
         if isinstance(last, ResidualBlock) and not counts_load:
             x, _ = last.mix_positions(x, None, lengths)
-            return self._read_out(last.mix_channels(x[at]))
-        return self._read_out(last(x, lengths)[at])
+            return self.read_out(last.mix_channels(x[at]))
+        return self.read_out(last(x, lengths)[at])
 
-    def _read_out(self, x: Float[Tensor, "*positions d_out"]) -> Float[Tensor, "*positions n_outputs"]:
+    def read_out(self, x: Float[Tensor, "*positions d_out"]) -> Float[Tensor, "*positions n_outputs"]:
+        """Logits from what the last layer gives."""
         if self.norm is not None:
             x = self.norm(x)
         return x if self.head is None else self.head(x)

@@ -7,6 +7,7 @@ data from which the V_h were read (Eckart and Young); on other data the a_h are 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -15,10 +16,12 @@ from torch import Tensor, nn
 
 from zoo.contract import require_positive
 from zoo.theory.lags import RANK_RTOL
-from zoo.theory.operator import replayed
+from zoo.theory.operator import Replayed, replayed
 
 SPARE = 4
-"""Directions that are kept while rows stream by, for each one that is asked for."""
+"""Random vectors for each operator that is asked for."""
+
+_EXACT_SIZE = 1024  # d_out * d_in up to which every row is taken as it is
 
 
 class Basis(NamedTuple):
@@ -38,47 +41,65 @@ class Basis(NamedTuple):
 def span_basis(layer: nn.Module, x: Float[Tensor, "batch seq d_in"], n_heads: int | None = None) -> Basis:
     """The leading operators of the span of `layer` at `x`, over all sequences of the batch together.
 
-    The rows vec(W_ij) are merged as they stream by: batch * seq * d_out backward passes, many at a time.
+    Without a limit the rows vec(W_ij) are triangularised as they stream by, which is exact. With a limit on wide layers
+    they are first contracted with random vectors, four for each operator asked for, and then projected on what these
+    span (Halko, Martinsson and Tropp 0909.4061): exact where the layer spans no more than that, near the best where it
+    spans more. Each reading takes batch * seq * d_out backward passes, many at a time.
 
     Args:
         layer: any layer that `interaction` takes.
         x: where the operator is read.
-        n_heads: at most how many operators; all above roundoff when absent, which takes memory (d_out d_in)^2. With a
-            limit, four times as many directions are kept on the way: the last ones are then close to the best, not
-            the best, where the spectrum falls slowly.
+        n_heads: at most how many operators; all above roundoff when absent.
 
     Raises:
         OperatorError, ValueError: see `interaction`; n_heads that is not positive.
     """
     require_positive(n_heads=n_heads)
-    kept: Tensor | None = None  # (directions, d_out d_in), whose Gram matrix is that of all rows so far
-    energy = 0.0
     with replayed(layer, x) as held:
-        most = held.d_out * held.d_in
-        width = most if n_heads is None else min(most, SPARE * n_heads)
-        waiting: list[Tensor] = []
-        for _, block in held.rows():
-            rows = block.double().flatten(3).flatten(0, 2)
-            rows = rows[rows.any(1)]  # nothing comes from the future
-            energy += float(rows.square().sum())
-            waiting.append(rows)
-            if sum(map(len, waiting)) >= 4 * width:
-                kept, waiting = _merged(kept, waiting, width), []
-        _, spectrum, directions = torch.linalg.svd(_merged(kept, waiting, width), full_matrices=False)
-        above = int((spectrum > RANK_RTOL[x.dtype] * spectrum[:1]).sum())
-        count = above if n_heads is None else min(above, n_heads)
-        operators = directions[:count].unflatten(1, (held.d_out, held.d_in))
+        size = held.d_out * held.d_in
+        few = size if n_heads is None else SPARE * n_heads
+        if size <= max(few, _EXACT_SIZE):
+            triangle, within = _triangle(_rows(held)), None
+            energy = float(triangle.square().sum())
+        else:
+            generator = torch.Generator().manual_seed(0)
+            seen = x.new_zeros(few, size, dtype=torch.float64)
+            energy = 0.0
+            for rows in _rows(held):
+                energy += float(rows.square().sum())
+                seen += torch.randn(few, len(rows), generator=generator, dtype=torch.float64).to(rows.device) @ rows
+            within = torch.linalg.qr(seen.t())[0]
+            triangle = _triangle(rows @ within for rows in _rows(held))
+        _, spectrum, directions = torch.linalg.svd(triangle, full_matrices=False)
+    if within is not None:
+        directions = directions @ within.t()
+    above = int((spectrum > RANK_RTOL[x.dtype] * spectrum[:1]).sum())
+    count = above if n_heads is None else min(above, n_heads)
+    operators = directions[:count].unflatten(1, (held.d_out, held.d_in))
     return Basis(operators.to(x.dtype), spectrum[:count].to(x.dtype), energy)
 
 
-def _merged(above: Tensor | None, below: list[Tensor], width: int) -> Tensor:
-    """At most `width` rows with the Gram matrix of all these rows, or with the leading part of it."""
+def _rows(held: Replayed) -> Iterator[Float[Tensor, "rows d_out_d_in"]]:
+    """vec(W_ij) in float64, a few at a time; those of the future, which are zero, left out."""
+    for _, block in held.rows():
+        rows = block.double().flatten(3).flatten(0, 2)
+        yield rows[rows.any(1)]
+
+
+def _triangle(blocks: Iterable[Float[Tensor, "rows columns"]]) -> Float[Tensor, "few columns"]:
+    """A matrix with the Gram matrix of all rows: the triangle of their QR decomposition, or the rows where few."""
+    kept: Tensor | None = None
+    waiting: list[Tensor] = []
+    for block in blocks:
+        waiting.append(block)
+        if sum(map(len, waiting)) >= 4 * block.shape[1]:
+            kept, waiting = _merged(kept, waiting), []
+    return _merged(kept, waiting)
+
+
+def _merged(above: Tensor | None, below: list[Tensor]) -> Tensor:
     rows = torch.cat([*([] if above is None else [above]), *below])
-    if width == rows.shape[1]:
-        return torch.linalg.qr(rows, mode="r")[1] if len(rows) > width else rows
-    basis, triangle = torch.linalg.qr(rows.t())  # few rows of many columns
-    _, values, vectors = torch.linalg.svd(triangle.t(), full_matrices=False)
-    return ((values[:, None] * vectors) @ basis.t())[:width]
+    return torch.linalg.qr(rows, mode="r")[1] if len(rows) > rows.shape[1] else rows
 
 
 def cut(

@@ -1,0 +1,251 @@
+"""How many heads a trained model uses: layer by layer, what its operators span and what its task needs of them.
+
+The span of a layer says how many heads it takes to copy the layer. How many of them the model's task needs is another
+number, the functional heads: the layer is cut to its H best operators (`zoo.theory.truncation`), read on some
+sequences, and the model is scored on others.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from zoo.backbone import Backbone
+from zoo.blocks import ResidualBlock
+from zoo.contract import SequenceMixer
+from zoo.theory.measure import REL_ERRORS, Gradient, Progress, fitted, layer_inputs, profile_at, spectrum_at
+from zoo.theory.operator import interaction
+from zoo.theory.rank import heads_needed, spectrum_rank
+from zoo.theory.state_size import StateSize, effective_state_size
+from zoo.theory.truncation import cut, span_basis
+
+Score = Callable[[Float[Tensor, "batch seq n_outputs"]], float]
+"""How good the outputs of a model are; larger is better."""
+
+GRID = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Numbers of operators to which a layer is cut."""
+
+KEPT = 0.99
+"""Share of the model's score that a cut layer must keep."""
+
+QUANTITIES = ("spectrum", "state size", "gradient", "functional heads")
+"""What is measured for a layer, in this order."""
+
+_STATE_POSITIONS = 3  # at which the effective state size is read, evenly spread
+_LARGEST_OPERATOR = 2**27  # numbers of an operator that is held whole: 1 GiB
+
+
+class CutScores(NamedTuple):
+    """Scores of a model one of whose layers is cut to its best operators.
+
+    Attributes:
+        whole: the model's own score.
+        scores: number of operators -> score; from none at all to at most as many as the layer spans.
+    """
+
+    whole: float
+    scores: Mapping[int, float]
+
+    @property
+    def functional_heads(self) -> int | None:
+        """The fewest operators from which on every tested number keeps `KEPT` of the score; None if none does."""
+        least = None
+        for count in sorted(self.scores, reverse=True):
+            if self.scores[count] < KEPT * self.whole:
+                break
+            least = count
+        return least
+
+
+@dataclass(frozen=True)
+class LayerHeads:
+    """A layer of a model.
+
+    Attributes:
+        name: its place and its mixer.
+        n_heads: heads that its mixer has; None where it has none.
+        rank: singular values of its operator span above the threshold of `spectrum_rank`.
+        rank_limit: the largest rank that a sketch could have seen; None for an exact spectrum.
+        heads: relative error -> heads needed for it.
+        state_size: effective state size; None where the operator is too large to be held.
+        gradient: against distance.
+        cut: scores of the model with this layer cut; None where they were not asked for.
+    """
+
+    name: str
+    n_heads: int | None
+    rank: int
+    rank_limit: int | None
+    heads: Mapping[float, int]
+    state_size: StateSize | None
+    gradient: Gradient
+    cut: CutScores | None
+
+
+def measure_heads(
+    backbone: Backbone,
+    inputs: Shaped[Tensor, "batch seq *d_input"],
+    others: Shaped[Tensor, "n seq_of_others *d_input"] | None = None,
+    score: Score | None = None,
+    grid: Sequence[int] = GRID,
+    progress: Progress | None = None,
+) -> list[LayerHeads]:
+    """One row per layer of a model, in float64; the model itself is left as it is.
+
+    Args:
+        backbone: the model.
+        inputs: where operators are read: spectrum and state size at the first sequence, gradients at all of them, the
+            operators to which a layer is cut from all of them.
+        others: sequences on which the cut model is scored; no functional heads when absent.
+        score: of the model's outputs at `others`; `agreement` with what the whole model answers when absent.
+        grid: numbers of operators to which a layer is cut.
+        progress: called with the row and the quantity that is measured next.
+
+    Raises:
+        ValueError: inputs that the model does not take.
+        OperatorError: a layer whose operator cannot be read.
+    """
+    model = copy.deepcopy(backbone).double().eval()
+    device = next(model.parameters()).device
+    inputs = inputs.to(device)
+    streams = None if others is None else _streams(model, others.to(device))
+    if score is None and streams is not None:
+        with torch.no_grad():
+            score = agreement(model.read_out(streams[-1]))
+    rows = []
+    for at, (name, mixer, x) in enumerate(layer_inputs(model, inputs)):
+
+        def now(quantity: str, name: str = name) -> None:
+            if progress is not None:
+                progress(name, quantity)
+
+        now("spectrum")
+        spectrum, limit = spectrum_at(mixer, x[:1])
+        now("state size")
+        state_size = _state_size(mixer, x[:1])
+        now("gradient")
+        gradient = fitted(profile_at(mixer, x))
+        now("functional heads")
+        scores = None
+        if streams is not None and score is not None:
+            scores = cut_scores(model, at, x, streams[at], score, grid)
+        rows.append(
+            LayerHeads(
+                name=name,
+                n_heads=getattr(mixer, "n_heads", None),
+                rank=int(spectrum_rank(spectrum)),
+                rank_limit=limit,
+                heads={error: int(heads_needed(spectrum, error)) for error in REL_ERRORS},
+                state_size=state_size,
+                gradient=gradient,
+                cut=scores,
+            )
+        )
+    return rows
+
+
+def cut_scores(
+    model: Backbone,
+    at: int,
+    read_at: Float[Tensor, "batch seq d_model"],
+    stream: Float[Tensor, "n seq_of_others d_model"],
+    score: Score,
+    grid: Sequence[int] = GRID,
+) -> CutScores:
+    """Scores of the model with the mixer of layer `at` cut to its best operators.
+
+    Args:
+        model: in eval mode, in float64.
+        at: number of the layer, from 0.
+        read_at: what reaches the mixer, where its operators are read.
+        stream: what reaches the layer on the sequences that are scored.
+        score: of the model's outputs.
+        grid: numbers of operators; those beyond what the layer spans are left out.
+
+    Raises:
+        ValueError: a grid of numbers below zero.
+    """
+    if min(grid) < 0:
+        raise ValueError(f"grid must hold numbers of operators, at least 0, got {min(grid)}")
+    layer = model.layers.chain()[at]
+    block = layer if isinstance(layer, ResidualBlock) else None
+    mixer = layer if block is None else block.mixer
+    basis = span_basis(mixer, read_at, max(1, *grid))
+    with torch.no_grad():
+        x = stream if block is None else block.mixer_norm(stream)
+    offset, parts = cut(mixer, basis, x)
+
+    def scored(y: Tensor) -> float:
+        with torch.no_grad():
+            now = y if block is None else block.mix_channels(stream + y)
+            for after in model.layers.chain()[at + 1 :]:
+                now = after(now)
+            return score(model.read_out(now))
+
+    most = len(basis.operators)
+    counts = [count for count in grid if count < most] + ([most] if most <= max(grid) else [])
+    with torch.no_grad():
+        whole = scored(mixer(x))
+    return CutScores(whole, {count: scored(offset + parts[:count].sum(0)) for count in counts})
+
+
+def agreement(outputs: Float[Tensor, "n seq n_outputs"]) -> Score:
+    """Score by the share of positions at which the largest output is that of `outputs`."""
+    answers = outputs.argmax(-1)
+    return lambda others: float((others.argmax(-1) == answers).double().mean())
+
+
+def accuracy(labels: Tensor) -> Score:
+    """Score by the share of labelled positions that are answered right.
+
+    Args:
+        labels: classes (n, seq), -100 where there is none.
+    """
+    labelled = labels != -100
+
+    def score(outputs: Tensor) -> float:
+        right = outputs.argmax(-1) == labels
+        return float(right[labelled].double().mean())
+
+    return score
+
+
+def explained(labels: Tensor) -> Score:
+    """Score by the share of the labels' variance that the outputs explain, R^2.
+
+    Args:
+        labels: (n, seq, n_outputs), NaN where there is none.
+    """
+    labelled = ~labels.isnan()
+
+    def score(outputs: Tensor) -> float:
+        wanted = labels[labelled].double()
+        left = (outputs[labelled] - wanted).square().sum()
+        return float(1 - left / (wanted - wanted.mean()).square().sum())
+
+    return score
+
+
+def _streams(model: Backbone, inputs: Tensor) -> list[Tensor]:
+    """What reaches each layer, and what the last one gives."""
+    if inputs.is_floating_point():
+        inputs = inputs.double()
+    with torch.no_grad():
+        found = [model.embed(inputs)]
+        for layer in model.layers.chain():
+            found.append(layer(found[-1]))
+    return found
+
+
+def _state_size(mixer: SequenceMixer, x: Float[Tensor, "1 seq d_model"]) -> StateSize | None:
+    seq_len = x.shape[1]
+    if seq_len < 2 or seq_len**2 * mixer.d_out * mixer.d_model > _LARGEST_OPERATOR:
+        return None
+    positions = {max(1, seq_len * place // (_STATE_POSITIONS + 1)) for place in range(1, _STATE_POSITIONS + 1)}
+    return effective_state_size(interaction(mixer, x).operator[0], sorted(positions))
