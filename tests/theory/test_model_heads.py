@@ -1,0 +1,82 @@
+"""How many heads a model uses: cut layers inside a model, against the model itself."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.cases import draw, randomise
+from zoo import Backbone
+from zoo.theory.model_heads import CutScores, accuracy, agreement, cut_scores, explained, measure_heads
+
+SIZES = {"d_model": 8, "n_layers": 2, "vocab_size": 12, "n_outputs": 12}
+
+
+def model_of(generator: torch.Generator, **options: object) -> Backbone:
+    given = {"mixer": {"name": "hybrid", "n_heads": 2}} | SIZES | options
+    return randomise(Backbone(**given), generator).double().eval()
+
+
+def tokens(generator: torch.Generator, n: int = 3) -> Tensor:
+    return torch.randint(12, (n, 10), generator=generator)
+
+
+@pytest.mark.parametrize("backbone", ["residual", "bare"])
+def test_a_row_per_layer_and_the_whole_span_keeps_the_model(backbone: str, generator: torch.Generator) -> None:
+    model = model_of(generator, backbone=backbone)
+    before = copy.deepcopy(model.state_dict())
+    seen: list[str] = []
+    rows = measure_heads(
+        model, tokens(generator), tokens(generator, 4), grid=(0, 1, 64), progress=lambda _, what: seen.append(what)
+    )
+    assert [row.name for row in rows] == ["layer 0: selective_ssm", "layer 1: attention"]
+    assert [row.n_heads for row in rows] == [None, 2]
+    assert len(seen) == 8
+    for row in rows:
+        assert row.cut is not None
+        assert row.state_size is not None
+        most = max(row.cut.scores)
+        assert row.rank == most <= 64
+        assert (row.cut.whole, row.cut.scores[most]) == (1.0, 1.0)
+        assert row.cut.scores[0] < 1.0
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+
+
+def test_a_layer_cut_to_nothing_adds_what_does_not_depend_on_its_input(generator: torch.Generator) -> None:
+    """Attention has no bias: with no operators left the layer gives zero, as one with zero outputs does."""
+    model, others = model_of(generator), tokens(generator, 4)
+    silent = copy.deepcopy(model)
+    torch.nn.init.zeros_(silent.layers.chain()[1].mixer.out_proj.weight)
+    stream = model.layers.chain()[0](model.embed(others))
+    x = model.layers.chain()[1].mixer_norm(stream)
+    score = agreement(model(others))
+    found = cut_scores(model, 1, x, stream, score, grid=(0,))
+    assert found.scores == {0: score(silent(others))}
+
+
+def test_functional_heads_are_those_from_which_on_the_score_is_kept() -> None:
+    assert CutScores(0.9, {0: 0.1, 1: 0.9, 2: 0.5, 3: 0.895, 4: 0.9}).functional_heads == 3
+    assert CutScores(0.9, {0: 0.9, 1: 0.9}).functional_heads == 0
+    assert CutScores(0.9, {0: 0.1, 64: 0.5}).functional_heads is None
+
+
+def test_scores_are_of_labelled_positions(generator: torch.Generator) -> None:
+    labels = torch.tensor([[0, -100, 1], [1, 1, -100]])
+    outputs = torch.nn.functional.one_hot(torch.tensor([[0, 1, 0], [1, 0, 1]]), 2).double()
+    assert accuracy(labels)(outputs) == 0.5
+    wanted = draw(2, 3, 1, generator=generator)
+    assert explained(wanted)(wanted) == 1.0
+    assert explained(wanted)(wanted.mean().expand_as(wanted)) == pytest.approx(0.0)
+    wanted[0, 0] = torch.nan
+    assert explained(wanted)(wanted.nan_to_num(7.0)) == 1.0
+
+
+def test_bad_input_is_refused_in_one_line(generator: torch.Generator) -> None:
+    model, x = model_of(generator), tokens(generator)
+    with pytest.raises(ValueError, match="grid must hold"):
+        measure_heads(model, x, x, grid=(-1, 2))
+    with pytest.raises(ValueError, match="inputs must be tokens"):
+        measure_heads(model, draw(1, 4, 8, generator=generator))
