@@ -95,7 +95,6 @@ VARIANTS = [
     Case("kda", {"n_heads": 1, "d_head": 6, "expand": 2, "d_conv": 2, "beta_max": 2.0}),
     Case("gdn2", {"n_heads": 1, "d_head": 6, "expand": 2, "d_conv": 1}),
     Case("delta_product", {"n_heads": 1, "n_householder": 3, "d_head": 3, "expand": 1, "d_conv": 2}),
-    Case("delta_product", {"n_householder": 1}),
     Case("retnet", {"n_heads": 1, "d_head": 6, "expand": 1}),
     Case("lightning_attention", {"n_heads": 4, "d_head": 3, "slope_scale": 0.25}),
     Case("hgrn2", {"n_heads": 3, "d_head": 3, "lower_bound": 0.5}),

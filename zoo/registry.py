@@ -135,11 +135,12 @@ MIXERS: Registry[Mixer] = Registry(
             "2406.06484",
         ),
         "gated_delta_net": Mixer(
-            "zoo.mixers.gated_delta_net:GatedDeltaNet",
+            "zoo.mixers.delta_product:DeltaProduct",
             "the delta rule with a decay for each head",
             "delta rule",
             2024,
             "2412.06464",
+            {"n_householder": 1, "beta_max": 1.0},
         ),
         "delta_product": Mixer(
             "zoo.mixers.delta_product:DeltaProduct",

@@ -403,7 +403,8 @@ def test_gradients_can_be_differentiated_again_or_say_that_they_cannot(case: Cas
         return
     (second,) = torch.autograd.grad(slope(x), x)
     functional = torch.func.grad(lambda x: torch.func.grad(lambda x: mixer(x).square().sum())(x).square().sum())
-    assert_close(functional(x.detach()), second)
+    size = second.abs().max()  # in the thousands for some, where entries near zero hold roundoff of that size
+    assert_close(functional(x.detach()) / size, second / size)
 
 
 # Parameters.
@@ -761,6 +762,15 @@ def test_unknown_options_are_refused_with_the_valid_ones(case: Case) -> None:
         ("delta_net", {"beta_max": 2.5}, ["beta_max", "(0, 2]", "2.5"]),
         ("gated_delta_net", {"n_heads": 3}, ["d_model=8", "n_heads=3"]),
         ("gated_delta_net", {"beta_max": 0.0}, ["beta_max", "(0, 2]", "0.0"]),
+        ("delta_product", {"n_heads": 3}, ["d_model=8", "n_heads=3"]),
+        ("delta_product", {"n_householder": 0}, ["n_householder must be a positive integer, got 0"]),
+        ("delta_product", {"beta_max": 3.0}, ["beta_max", "(0, 2]", "3.0"]),
+        ("delta_product", {"dt_min": 0.2}, ["dt_min=0.2", "dt_max=0.1"]),
+        ("kda", {"n_heads": 3}, ["d_model=8", "n_heads=3"]),
+        ("kda", {"gates": "heads"}, ["did you mean 'head'"]),
+        ("kda", {"beta_max": -1.0}, ["beta_max", "(0, 2]", "-1.0"]),
+        ("gdn2", {"expand": 0}, ["expand must be a positive integer"]),
+        ("gdn2", {"dt_max": 1e-4}, ["dt_min=0.001", "dt_max=0.0001"]),
         ("retnet", {"n_heads": 8}, ["even d_head", "1"]),
         ("retnet", {"n_heads": 3}, ["d_model=8", "n_heads=3"]),
         ("retnet", {"expand": 0}, ["expand must be a positive integer"]),
@@ -1067,7 +1077,7 @@ MUTANTS: dict[str, tuple[Case, str, Callable[[Any], Any], Callable[..., None]]] 
     ),
     "gated delta rule: decay of the position before": (
         Case("gated_delta_net", {}),
-        "zoo.mixers.gated_delta_net.delta_rule",
+        "zoo.mixers.delta_product.delta_product",
         lambda f: lambda q, k, v, beta, log_decay, state: f(q, k, v, beta, log_decay.roll(1, 2), state),
         test_forward_is_the_reference,
     ),

@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm, ShortConv
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer, accumulator, head_width, require_positive
-from zoo.ops.activation import silu
-from zoo.ops.delta_rule import delta_rule, require_stable, unit_length
+from zoo.ops.delta_rule import delta_inputs, delta_rule, require_stable
 from zoo.ops.time import valid_positions
 
 
@@ -98,11 +96,10 @@ class DeltaNet(SequenceMixer):
         q, k, v = rearrange(
             qkv.to(state.S.dtype), "batch seq (part head d) -> part batch head seq d", part=3, d=self.d_head
         )
-        q, k = (unit_length(F.silu(t)) for t in (q, k))
-        q, k = coefficient(q * self.d_head**-0.5), coefficient(k)
+        q, k, v = delta_inputs(q, k, v)
         beta = self.beta_max * torch.sigmoid(self.beta_proj(x).to(state.S.dtype))
         if lengths is not None:
             beta = beta * valid_positions(lengths, x.shape[1]).unsqueeze(2)  # padding writes nothing
-        y, S = delta_rule(q, k, silu(v), coefficient(beta.transpose(1, 2)), None, state.S)
+        y, S = delta_rule(q, k, v, coefficient(beta.transpose(1, 2)), None, state.S)
         y = rearrange(self.norm(y), "batch head seq d -> batch seq (head d)").to(x.dtype)
         return self.out_proj(y), DeltaNetState(conv, S)

@@ -1,4 +1,4 @@
-"""DeltaProduct: several steps of the delta rule for each position."""
+"""Gated DeltaNet and DeltaProduct: a decay that can clear the whole state, then steps of the delta rule."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from zoo.blocks import RMSNorm, ShortConv
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer, accumulator, head_width, require_positive, require_range
-from zoo.ops.activation import silu, silu_gate
-from zoo.ops.delta_rule import delta_product, require_stable, unit_length
+from zoo.ops.activation import silu_gate
+from zoo.ops.delta_rule import delta_inputs, delta_product, require_stable
 from zoo.ops.step_size import draw_step_bias
 from zoo.ops.time import valid_positions
 
@@ -24,7 +24,7 @@ class DeltaProductState(NamedTuple):
 
 
 class DeltaProduct(SequenceMixer):
-    """Gated DeltaProduct: n_householder steps of the delta rule for each position, each with its own key and value.
+    """The delta rule of `delta_net` behind a decay that can clear the state, n_householder steps for each position.
 
         q, k_m, v_m = silu(conv(W x)), q and every k_m scaled to length one
         beta_m = beta_max sigmoid(w_m x_t)
@@ -32,9 +32,11 @@ class DeltaProduct(SequenceMixer):
         S <- (I - beta_m k_m k_m^T) S + beta_m k_m v_m^T           for m = 1 ... n_householder
         y  = out_proj(silu(W_g x) RMSNorm(S^T q_t / sqrt(d_head)))
 
-    The decay acts before the first step, the query reads after the last. A product of n reflections is any orthogonal
-    map that moves an n-dimensional subspace: one step tracks swaps and parity, two steps track the permutations of
-    three. With one step it is `gated_delta_net` with beta_max 2.
+    With one step and beta_max 1 it is Gated DeltaNet (`gated_delta_net`), with more of them and beta_max 2 Gated
+    DeltaProduct (`delta_product`), each step with its own key and value. The decay acts before the first step, the
+    query reads after the last. A product of n reflections is any orthogonal map that moves an n-dimensional subspace:
+    one step with beta_max 2, where eigenvalues reach -1, tracks swaps and parity, two steps track the permutations of
+    three. `configs/mixer/gated_delta_net.yaml` trains with beta_max 2.
 
     Coefficients. q, k, the decay and beta whole, sigmoid of the convolved values (which are themselves the value),
     1/rms, silu(W_g x). The offset is zero.
@@ -46,9 +48,10 @@ class DeltaProduct(SequenceMixer):
     convolution's taps, the sigmoid of the values and the gate act on channels: min(n_heads * n_householder * expand *
     d_head, d_model^2) for generic input.
 
-    Source. Siems et al. 2502.10297, section 3; flash-linear-attention, commit bc3b101,
-    fla/layers/gated_deltaproduct.py. As there, beta_max is 2, A starts uniform in (0, 16], softplus(b) log-uniform in
-    [1e-3, 1e-1].
+    Source. Yang et al. 2412.06464 and Siems et al. 2502.10297, section 3; flash-linear-attention, commit bc3b101,
+    fla/layers/gated_deltanet.py and gated_deltaproduct.py. As there, in NVlabs/GatedDeltaNet and in Qwen3-Next, queries
+    are divided by sqrt(d_head), which the norm takes out again but for its epsilon; A starts uniform in (0, 16],
+    softplus(b) log-uniform in [1e-3, 1e-1], and values are twice as wide as keys (expand).
 
     Args:
         d_model: width of input and output.
@@ -105,7 +108,7 @@ class DeltaProduct(SequenceMixer):
             layer.reset_parameters()
         with torch.no_grad():
             self.dt_bias.copy_(draw_step_bias(self.n_heads, self.dt_min, self.dt_max))
-            self.A_log.uniform_(0, 16).clamp_(min=torch.finfo(self.A_log.dtype).tiny).log_()
+            self.A_log.copy_((16 * (1 - torch.rand(self.n_heads))).log())  # in (0, 16]: zero has no logarithm
 
     def rank_law(self, seq_len: int) -> int:
         # n_householder per head for the recurrence; convolution, SiLU and gate act on the channels of the values.
@@ -122,10 +125,9 @@ class DeltaProduct(SequenceMixer):
         qkv, conv = self.conv.mix(self.qkv_proj(x), state.conv, lengths)
         q, k, v = qkv.to(state.S.dtype).split(self.widths, dim=2)
         q = rearrange(q, "batch seq (head d) -> batch head seq d", head=self.n_heads)
-        q = coefficient(unit_length(F.silu(q)) * self.d_head**-0.5)
-        k, v = (self._steps(t) for t in (k, v))
+        q, k, v = delta_inputs(q, self._steps(k), self._steps(v))
         beta, log_decay = self._strengths(x, state.S.dtype, lengths)
-        y, S = delta_product(q, coefficient(unit_length(F.silu(k))), silu(v), beta, log_decay, state.S)
+        y, S = delta_product(q, k, v, beta, log_decay, state.S)
         y = rearrange(self.norm(y), "batch head seq d -> batch seq (head d)").to(x.dtype)
         return self.out_proj(silu_gate(self.gate_proj(x), y)), DeltaProductState(conv, S)
 

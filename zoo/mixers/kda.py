@@ -19,8 +19,8 @@ from zoo.contract import (
     require_positive,
     require_range,
 )
-from zoo.ops.activation import sigmoid_gate, silu
-from zoo.ops.delta_rule import require_stable, unit_length
+from zoo.ops.activation import sigmoid_gate
+from zoo.ops.delta_rule import delta_inputs, require_stable
 from zoo.ops.dplr import dplr
 from zoo.ops.step_size import draw_step_bias
 from zoo.ops.time import valid_positions
@@ -137,10 +137,9 @@ class KimiDelta(SequenceMixer):
     def mix(self, x: Tensor, state: KimiDeltaState, lengths: Tensor | None) -> tuple[Tensor, KimiDeltaState]:
         qkv, conv = self.conv.mix(self.qkv_proj(x), state.conv, lengths)
         q, k, v = (self._heads(t) for t in qkv.to(state.S.dtype).split(self.widths, dim=2))
-        q, k = (unit_length(F.silu(t)) for t in (q, k))
-        q, k = coefficient(q * self.d_head**-0.5), coefficient(k)
+        q, k, v = delta_inputs(q, k, v)
         erase, write, log_decay = self._strengths(x, state.S.dtype, lengths)
-        y, S = dplr(q, k, write * silu(v), log_decay, k, erase * k, state.S)
+        y, S = dplr(q, k, write * v, log_decay, k, erase * k, state.S)
         y = rearrange(self.norm(y), "batch head seq d -> batch seq (head d)").to(x.dtype)
         y = sigmoid_gate(self.gate_up(self.gate_down(x)), y)
         return self.out_proj(y), KimiDeltaState(conv, S)

@@ -7,7 +7,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from zoo.coefficient import coefficient
 from zoo.cores import core
+from zoo.ops.activation import silu
 from zoo.ops.dplr import dplr
 
 _EPS = 1e-6
@@ -16,6 +18,14 @@ _EPS = 1e-6
 def unit_length(t: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
     """t / sqrt(|t|^2 + 1e-6)."""
     return t * torch.rsqrt(t.square().sum(-1, keepdim=True) + _EPS)
+
+
+def delta_inputs(
+    q: Float[Tensor, "*q d_key"], k: Float[Tensor, "*k d_key"], v: Float[Tensor, "*v d_value"]
+) -> tuple[Float[Tensor, "*q d_key"], Float[Tensor, "*k d_key"], Float[Tensor, "*v d_value"]]:
+    """SiLU of all three; queries and keys, the coefficients, of length one, queries divided by sqrt(d_key) then."""
+    q, k = (unit_length(F.silu(t)) for t in (q, k))
+    return coefficient(q * q.shape[-1] ** -0.5), coefficient(k), silu(v)
 
 
 def require_stable(beta_max: float) -> None:
