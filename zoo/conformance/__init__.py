@@ -1,0 +1,27 @@
+"""The contract of a sequence mixer as a library: checks for anyone's module. Names are imported when used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zoo.naming import lazy_names
+
+if TYPE_CHECKING:
+    from zoo.conformance.adapters.adapter import Adapter
+    from zoo.conformance.catalogue import Property, properties
+    from zoo.conformance.checker import check
+    from zoo.conformance.finding import ConformanceError, Finding, Report
+
+__all__ = ["Adapter", "ConformanceError", "Finding", "Property", "Report", "check", "properties"]
+
+_HOMES = {
+    "Adapter": "zoo.conformance.adapters.adapter",
+    "ConformanceError": "zoo.conformance.finding",
+    "Finding": "zoo.conformance.finding",
+    "Property": "zoo.conformance.catalogue",
+    "Report": "zoo.conformance.finding",
+    "check": "zoo.conformance.checker",
+    "properties": "zoo.conformance.catalogue",
+}
+
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

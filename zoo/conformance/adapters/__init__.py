@@ -1,0 +1,1 @@
+"""How a module is called whole and continued chunk by chunk: one adapter for each protocol."""

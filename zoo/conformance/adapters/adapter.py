@@ -1,0 +1,87 @@
+"""What an adapter is: the few calls through which the checks speak to a module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+REFUSALS = (
+    TypeError,
+    ValueError,
+    RuntimeError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    AssertionError,
+    NotImplementedError,
+)
+"""What a module may raise when it is called in a way that it does not know."""
+
+EXAMPLE = """\
+from zoo.conformance import Adapter
+
+class MyAdapter(Adapter):
+    streams = True
+    longest = None  # positions that one chunk may have; 1 for a step
+
+    def whole(self, module, x):
+        return module(x)  # (batch, seq, d_model) -> the same
+
+    def chunk(self, module, x, state):  # state is None at the start
+        return module(x, memory=state, return_memory=True)
+"""
+"""The ten lines that teach the checks a protocol they do not know."""
+
+
+class Adapter:
+    """A module seen whole, and in chunks where `streams` says so. Write a subclass for a protocol of your own.
+
+    Attributes:
+        name: what the report calls the protocol.
+        streams: whether `chunk` is there.
+        longest: positions that a chunk may have; None for any number.
+        in_place: whether the state is an object that later chunks write into, as a cache does.
+        input_keyword: the keyword that takes x; None where it is the first argument.
+        whole_line: the expression that `whole` evaluates, in Python, of `module` and `x`.
+        chunk_lines: what `chunk` does, in Python, of `module`, `x` and `state`, to `y` and `state`.
+    """
+
+    name: ClassVar[str] = "an adapter of your own"
+    streams: bool = False
+    longest: int | None = None
+    in_place: ClassVar[bool] = False
+    input_keyword: str | None = None
+    whole_line: str = "adapter.whole(module, x)"
+    chunk_lines: Sequence[str] = ("y, state = adapter.chunk(module, x, state)",)
+
+    def whole(self, module: nn.Module, x: Tensor) -> Tensor:
+        """The outputs for whole sequences, (batch, seq, d_out)."""
+        return first_tensor(module(x))
+
+    def chunk(self, module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """The outputs for the next chunk, and the state after it; `state` is None before the first."""
+        raise NotImplementedError(f"{type(self).__name__} says that it streams and has no chunk")
+
+
+class Forward(Adapter):
+    """A module without states: only whole sequences."""
+
+    name = "forward alone"
+    whole_line = "module(x)"
+
+
+def first_tensor(output: Any) -> Tensor:
+    """The tensor of an output: itself, the first of a tuple, or `last_hidden_state`.
+
+    Raises:
+        TypeError: none of these.
+    """
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(named := getattr(output, "last_hidden_state", None), Tensor):
+        return named
+    if isinstance(output, (tuple, list)) and output and isinstance(output[0], Tensor):
+        return output[0]
+    raise TypeError(f"the module returns {type(output).__name__}, not a tensor or a tuple that begins with one")

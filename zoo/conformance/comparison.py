@@ -1,0 +1,110 @@
+"""When two tensors are the same up to roundoff, and how to say by how much they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from zoo.conformance.finding import Observation
+
+
+class Tolerance(NamedTuple):
+    rtol: float  # of each number
+    atol: float  # of the root mean square of all of them
+
+
+TOLERANCES = {
+    torch.float64: Tolerance(1e-9, 1e-11),
+    torch.float32: Tolerance(1e-4, 1e-4),
+    torch.bfloat16: Tolerance(3e-2, 3e-2),
+    torch.float16: Tolerance(1e-2, 1e-2),
+}
+"""Roundoff of a layer, some steps of it in a row; what people write down as bugs is hundreds of times larger."""
+
+
+def miss(actual: Tensor, expected: Tensor) -> float:
+    """The largest |actual - expected| over what is allowed there, 1 or less where they agree; infinite for NaN.
+
+    Raises:
+        ValueError: tensors of different shapes.
+    """
+    if actual.shape != expected.shape:
+        raise ValueError(f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)}")
+    if actual.numel() == 0:
+        return 0.0
+    tolerance = TOLERANCES[_coarser(actual.dtype, expected.dtype)]
+    actual, expected = actual.detach().double(), expected.detach().double()
+    if not actual.isfinite().all() or not expected.isfinite().all():
+        return float("inf")
+    size = root_mean_square(expected)
+    allowed = tolerance.rtol * expected.abs() + max(tolerance.atol * size, torch.finfo(torch.float64).tiny)
+    return float(((actual - expected).abs() / allowed).max())
+
+
+def describe_miss(actual: Tensor, expected: Tensor) -> str:
+    """How far apart they are, in one phrase."""
+    if actual.shape != expected.shape:
+        return f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
+    bad = int((~actual.isfinite()).sum())
+    if bad:
+        return f"{bad} of {actual.numel()} numbers are NaN or infinite"
+    difference = float((actual.double() - expected.double()).abs().max())
+    return f"they differ by up to {difference:.2g}, numbers of size {root_mean_square(expected.double()):.2g}"
+
+
+def root_mean_square(t: Tensor) -> float:
+    """Size of the numbers of a tensor."""
+    return float(t.detach().double().square().mean().sqrt()) if t.numel() else 0.0
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """|actual - expected| / |expected|, in norm; infinite for NaN."""
+    actual, expected = actual.detach().double(), expected.detach().double()
+    error = float((actual - expected).norm() / expected.norm().clamp(min=torch.finfo(torch.float64).tiny))
+    return error if error == error else float("inf")
+
+
+def allowed(dtype: torch.dtype) -> str:
+    """What `miss` allows, in words."""
+    tolerance = TOLERANCES[dtype]
+    return f"equal up to {tolerance.rtol:g} of each number and {tolerance.atol:g} of their size"
+
+
+def _coarser(a: torch.dtype, b: torch.dtype) -> torch.dtype:
+    return max((a, b), key=lambda dtype: TOLERANCES[dtype].rtol)
+
+
+PRINT_DIFFERENCE = (
+    'print("differ by", (a - b).abs().max().item(), "in numbers of size", b.square().mean().sqrt().item())'
+)
+"""The last line of what reproduces a comparison of a with b."""
+
+
+def compared(did: str, actual: Tensor, expected: Tensor, lines: Sequence[str], **measured: Any) -> Observation:
+    """An observation that passes where the two agree; `lines` make `a` and `b`, which are compared."""
+    if actual.shape != expected.shape:
+        found, passed = f"shape {tuple(actual.shape)}", False
+        return Observation(
+            passed, did, found, f"{tuple(expected.shape)}", [*lines, "print(a.shape, b.shape)"], measured
+        )
+    return Observation(
+        miss(actual, expected) <= 1,
+        did,
+        describe_miss(actual.detach(), expected.detach()),
+        allowed(actual.dtype),
+        [*lines, PRINT_DIFFERENCE],
+        measured,
+    )
+
+
+def first_failure(observations: Iterable[Observation]) -> Observation:
+    """The first that failed; the last where all passed."""
+    last: Observation | None = None
+    for last in observations:
+        if not last.passed:
+            break
+    assert last is not None
+    return last

@@ -1,0 +1,129 @@
+"""What a check says: findings and the report that holds them, as plain data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Verdict = Literal["passed", "failed", "not_applicable"]
+
+
+class ConformanceError(AssertionError):
+    """A property that ought to hold does not; the message is the finding, with the lines that reproduce it."""
+
+
+class NotApplicableError(Exception):
+    """A property that says nothing about this module; the message says why, in one line."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a property saw.
+
+    Attributes:
+        passed: whether that is what was expected.
+        did: what was done to the module.
+        found: what came out, with its size.
+        expected: what ought to have come out, with the size that is allowed.
+        lines: Python that does it again; it has `module` and `draw` (see `Subject.script`).
+        measured: numbers behind it, plain data.
+    """
+
+    passed: bool
+    did: str
+    found: str
+    expected: str
+    lines: Sequence[str] = ()
+    measured: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One property of one module.
+
+    Attributes:
+        property: its name.
+        verdict: passed, failed or not_applicable.
+        detail: one line: what was done, what came out, what was expected, by how much.
+        reproduce: Python that does it again; empty where nothing was run.
+        measured: numbers behind it, plain data.
+    """
+
+    property: str
+    verdict: Verdict
+    detail: str
+    reproduce: str = ""
+    measured: Mapping[str, Any] = field(default_factory=dict)
+
+    def raise_if_failed(self) -> None:
+        """Raise ConformanceError where the verdict is failed."""
+        if self.verdict == "failed":
+            raise ConformanceError(f"{self.property}: {self.detail}\n\n{self.reproduce}".rstrip())
+
+
+@dataclass(frozen=True)
+class Report:
+    """All findings about one module.
+
+    Attributes:
+        target: what was checked.
+        setting: d_model, seq_len, device, dtype, how it streams, how it takes padding, versions.
+        findings: one for each property.
+    """
+
+    target: str
+    setting: Mapping[str, Any]
+    findings: tuple[Finding, ...]
+
+    @property
+    def failed(self) -> tuple[Finding, ...]:
+        """The findings that failed."""
+        return tuple(finding for finding in self.findings if finding.verdict == "failed")
+
+    def raise_if_failed(self) -> None:
+        """Raise ConformanceError with every failed finding; nothing where all hold."""
+        if self.failed:
+            found = "\n\n".join(f"{f.property}: {f.detail}\n{f.reproduce}".rstrip() for f in self.failed)
+            raise ConformanceError(f"{self.target}: {len(self.failed)} of {len(self.findings)} fail\n\n{found}")
+
+    def to_json(self) -> str:
+        """The report as JSON text; a number that is not finite is null."""
+        return json.dumps(_finite(asdict(self)), indent=1, allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    return value
+
+
+class FailedError(Exception):
+    """An observation that ends a property early."""
+
+    def __init__(self, observation: Observation) -> None:
+        super().__init__(observation.found)
+        self.observation = observation
+
+
+@contextmanager
+def attempting(did: str, expected: str, lines: Sequence[str]) -> Iterator[None]:
+    """Turn whatever the block raises into an observation that failed: a stranger's module may raise anything."""
+    try:
+        yield
+    except (NotApplicableError, FailedError):
+        raise
+    except Exception as error:
+        raise FailedError(Observation(False, did, describe_error(error), expected, lines)) from error
+
+
+def describe_error(error: BaseException) -> str:
+    """An exception in one line, not too long."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}{'...' if len(text) > 200 else ''}"

@@ -1,0 +1,82 @@
+"""Modules with `coefficient` marks: W x + c is the output, and what W says of rank, heads and state."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from zoo.coefficient import recording
+from zoo.conformance.comparison import compared
+from zoo.conformance.finding import NotApplicableError, Observation
+from zoo.conformance.subject import Plain, Subject
+from zoo.theory.operator import Interaction, OperatorError, interaction
+from zoo.theory.rank import effective_rank, heads_needed, operator_spectrum, spectrum_rank
+
+_LENGTH = 12
+_WIDEST = 32  # d_model up to which the whole operator is read: some seconds
+
+MARKING = (
+    "the module has no zoo.coefficient.coefficient marks: put coefficient(t) around whatever depends on the input and "
+    "is not what is mixed over time (queries and keys, gates, decays, 1/rms), in code that makes no random choice"
+)
+
+
+def operator(subject: Subject) -> Observation:
+    """The operator that is read off the module gives its output: W x + c = y."""
+    read, x, y = _read(subject)
+    lines = [
+        "from zoo.theory import interaction",
+        f"module, x = module.double(), draw(1, {_LENGTH}, {subject.d_model}, dtype=torch.float64)",
+        "a = interaction(module, x).apply(x)",
+        f"b = {subject.adapter.whole_line}",
+    ]
+    share = float(read.offset.norm() / y.norm()) if bool(y.any()) else 0.0
+    seen = compared(f"W and c were read at {_LENGTH} positions and applied to them", read.apply(x), y, lines)
+    return Observation(seen.passed, seen.did, f"{seen.found}; |c| / |y| = {share:.2g}", seen.expected, seen.lines)
+
+
+def rank(subject: Subject) -> Observation:
+    """Interaction rank, heads needed for an error, and the rank of what reaches the second half from the first."""
+    read, _, _ = _read(subject)
+    spectrum = operator_spectrum(read.operator[0])
+    half = _LENGTH // 2
+    # What the second half of the outputs sees of the first half of the inputs passes through the state.
+    through = read.operator[0, half:, :half].permute(0, 2, 1, 3).flatten(2).flatten(0, 1)
+    passing = torch.linalg.svdvals(through)
+    state = int((passing > 1e-9 * passing[0].clamp(min=1e-300)).sum()) if bool(passing.any()) else 0
+    heads = {f"{error:g}": heads_needed(spectrum, error) for error in (0.1, 0.01)}
+    found = (
+        f"rank {spectrum_rank(spectrum)}, {heads['0.1']} heads for an error of 10 %, {heads['0.01']} for 1 %, "
+        f"effective rank {float(effective_rank(spectrum)):.3g}; effective state size {state} "
+        f"(of at most {min(through.shape)})"
+    )
+    lines = [
+        "from zoo.theory import heads_needed, span_spectrum, spectrum_rank",
+        f"x = draw(1, {_LENGTH}, {subject.d_model}, dtype=torch.float64)",
+        "spectrum = span_spectrum(module.double(), x)[0]",
+        "print(spectrum_rank(spectrum), heads_needed(spectrum, 0.1), heads_needed(spectrum, 0.01))",
+    ]
+    measured = {"spectrum": spectrum.tolist(), "heads": heads, "state": state}
+    return Observation(True, f"the operator was read at {_LENGTH} positions", found, "a measurement", lines, measured)
+
+
+def _read(subject: Subject) -> tuple[Interaction, Tensor, Tensor]:
+    """W and c in float64, the input and the output there.
+
+    Raises:
+        NotApplicableError: no marks and no affine map, or too wide to read whole.
+    """
+    if subject.d_model > _WIDEST:
+        raise NotApplicableError(f"the whole operator is read up to d_model {_WIDEST}: check at a smaller width")
+    module = subject.module(torch.float64)
+    plain, x = Plain(module, subject.adapter, subject.d_model), subject.draw(1, _LENGTH, dtype=torch.float64)
+    with torch.no_grad(), recording() as tape:
+        plain(x)
+    try:
+        read = interaction(plain, x)
+    except (OperatorError, ValueError, RuntimeError):
+        if tape.kept:
+            raise
+        raise NotApplicableError(MARKING) from None
+    with torch.no_grad():
+        return read, x, plain(x)

@@ -1,0 +1,128 @@
+"""Parameters: every one is trained, none is lost in a copy or in a file."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import torch
+from torch import Tensor, nn
+
+from zoo.conformance.comparison import compared
+from zoo.conformance.finding import NotApplicableError, Observation, attempting
+from zoo.conformance.subject import Subject, undrawn
+
+
+def parameters_trained(subject: Subject) -> Observation:
+    """Every parameter that asks for a gradient gets one, finite and not zero."""
+    module, x = subject.module(), subject.draw(4)
+    named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    if not named:
+        raise NotApplicableError("the module has no parameters to train")
+    y = subject.whole(module, x)
+    weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(y)
+    lines = [
+        f"x = draw(4, {subject.seq_len}, {subject.d_model})",
+        f"y = {subject.adapter.whole_line}",
+        "w = torch.randn(y.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(y)",
+        "(y * w).sum().backward()",
+        "trained = {n: p for n, p in module.named_parameters() if p.requires_grad}",
+        'print("no gradient:", [n for n, p in trained.items() if p.grad is None or not p.grad.any()])',
+    ]
+    did = "the gradient of a random sum of the outputs was taken"
+    if not y.requires_grad:
+        return Observation(False, did, "the output has no gradient at all", "one for every parameter", lines)
+    found = torch.autograd.grad((y * weights).sum(), list(named.values()), allow_unused=True)
+    dead = [name for name, g in zip(named, found, strict=True) if g is None or not g.any()]
+    broken = [name for name, g in zip(named, found, strict=True) if g is not None and not g.isfinite().all()]
+    said = [f"no gradient for {', '.join(dead)}"] * bool(dead) + [f"NaN or infinity for {', '.join(broken)}"] * bool(
+        broken
+    )
+    return Observation(
+        not said,
+        did,
+        "; ".join(said) or f"all {len(named)} parameters get one",
+        "a finite gradient that is not zero for every parameter",
+        lines,
+    )
+
+
+def deep_copy(subject: Subject) -> Observation:
+    """copy.deepcopy gives a module with the same outputs and parameters of its own."""
+    original, x = subject.original, subject.draw()
+    lines = [
+        "import copy",
+        f"x = draw(2, {subject.seq_len}, {subject.d_model})",
+        f"b = {subject.adapter.whole_line}",
+        "original, module = module, copy.deepcopy(module)",
+        f"a = {subject.adapter.whole_line}",
+    ]
+    with attempting("the module was copied by copy.deepcopy", "a copy", lines):
+        other = copy.deepcopy(original)
+    with torch.no_grad():
+        expected = subject.whole(original, x)
+        seen = compared("the module was copied by copy.deepcopy", subject.whole(other, x), expected, lines)
+        if not seen.passed:
+            return seen
+        disturb(other)
+        return compared("the copy's parameters were changed", subject.whole(original, x), expected, lines)
+
+
+def pickled(subject: Subject) -> Observation:
+    """pickle brings the module back with the same outputs."""
+    x, did = subject.draw(), "the module went through pickle"
+    lines = [
+        "import pickle",
+        f"x = draw(2, {subject.seq_len}, {subject.d_model})",
+        f"b = {subject.adapter.whole_line}",
+        "module = pickle.loads(pickle.dumps(module))",
+        f"a = {subject.adapter.whole_line}",
+    ]
+    module = subject.module()
+    with attempting(did, "the same module", lines):
+        other = pickle.loads(pickle.dumps(module))
+    with torch.no_grad():
+        return compared(did, subject.whole(other, x), subject.whole(module, x), lines)
+
+
+def state_dict(subject: Subject) -> Observation:
+    """state_dict, saved and loaded into another module, carries everything that the outputs depend on."""
+    x, did = subject.draw(), "state_dict was saved and loaded into another module"
+    first, other = subject.module(), _another(subject)
+    make = [] if subject.factory is None else [*subject.source, f"module = module.to({subject.dtype!s}).eval()"]
+    lines = [
+        f"x = draw(2, {subject.seq_len}, {subject.d_model})",
+        f"b, saved = {subject.adapter.whole_line}, module.state_dict()",
+        *(line.replace("manual_seed(0)", "manual_seed(5)") for line in make),
+        "module.load_state_dict(saved)",
+        f"a = {subject.adapter.whole_line}",
+    ]
+    with attempting(did, "the same outputs", lines):
+        file = io.BytesIO()
+        torch.save(first.state_dict(), file)
+        file.seek(0)
+        other.load_state_dict(torch.load(file, weights_only=True))
+    with torch.no_grad():
+        return compared(did, subject.whole(other, x), subject.whole(first, x), lines)
+
+
+def _another(subject: Subject) -> nn.Module:
+    """A module built alike from another seed, with every parameter moved; of a given module, a copy so moved."""
+    if subject.factory is None:
+        other = subject.module()
+    else:
+        with undrawn():
+            other = subject.make(seed=5).to(subject.device, subject.dtype).eval()
+    disturb(other)
+    return other
+
+
+def disturb(module: nn.Module) -> None:
+    """Move every parameter."""
+
+    def moved(p: Tensor) -> Tensor:
+        return p + 1 if p.is_floating_point() else p
+
+    for p in module.parameters():
+        p.data = moved(p.data)

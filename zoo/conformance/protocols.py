@@ -1,0 +1,20 @@
+"""Which adapter suits a module: the first of these that finds what it needs."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from zoo.conformance.adapters.adapter import Adapter, Forward
+from zoo.conformance.adapters.ours import Stream
+from zoo.conformance.adapters.pair import Pair
+from zoo.conformance.adapters.step import Step
+
+PROTOCOLS = (Stream, Step, Pair)
+
+
+def find_adapter(module: nn.Module, x: Tensor) -> Adapter:
+    """The adapter for `module`, found by trying it on x; one without chunks where no protocol is known."""
+    for protocol in PROTOCOLS:
+        if (found := protocol.find(module, x)) is not None:
+            return found
+    return Forward()

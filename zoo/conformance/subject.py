@@ -1,0 +1,292 @@
+"""What is checked: a module, or how to make one, with the inputs it is given; the same draws every time."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, get_type_hints
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from zoo.conformance.adapters.adapter import Adapter
+from zoo.conformance.finding import NotApplicableError, describe_error
+from zoo.conformance.protocols import find_adapter
+from zoo.contract import map_state, require_positive
+
+Factory = Callable[..., Any]
+
+NUDGE = 0.1
+"""Noise on parameters that start constant (biases, norms, closed gates): at zero or one an error would not show."""
+
+
+class Subject:
+    """A module under check. Every property gets a copy of its own, in eval mode, with the same parameters.
+
+    Args:
+        target: a module, which is copied and left as it is, or a function or class that makes one: called with d_model
+            where it has a positional parameter, and with `options`.
+        d_model: width of the input.
+        seq_len: positions of the input where a property does not say otherwise.
+        options: keywords for a class or function.
+        device, dtype: of module and input.
+        adapter: the protocol; found by trying when None.
+        source: Python lines that make `module`, for the findings; made up from `target` when None.
+        options_of: what tells the options, where `target` hides them.
+
+    Raises:
+        ValueError: sizes that are not positive, a target that is no module and makes none, options for a module, or a
+            module that does not map (batch, seq, d_model) to (batch, seq, d_out).
+    """
+
+    def __init__(
+        self,
+        target: nn.Module | Factory,
+        *,
+        d_model: int,
+        seq_len: int = 40,
+        options: Mapping[str, Any] | None = None,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        adapter: Adapter | None = None,
+        source: Sequence[str] | None = None,
+        options_of: Factory | None = None,
+    ) -> None:
+        require_positive(d_model=d_model, seq_len=seq_len)
+        if seq_len < 8:
+            raise ValueError(f"seq_len must be at least 8, got {seq_len}")
+        if isinstance(target, nn.Module) and options:
+            raise ValueError("options are for a class or a function that makes modules; this is a module")
+        if not callable(target):
+            raise ValueError(f"what is checked must be a module or make one, got {type(target).__name__}")
+        self.target, self.d_model, self.seq_len = target, d_model, seq_len
+        self.options, self._options_of = dict(options or {}), options_of
+        self.device, self.dtype = device, dtype
+        self.name = type(target).__name__ if isinstance(target, nn.Module) else getattr(target, "__name__", "factory")
+        self.source = tuple(_source(target, d_model, self.options) if source is None else source)
+        self.original = self._built()
+        self.adapter = self._adapter(adapter)
+
+    @property
+    def factory(self) -> Factory | None:
+        """What makes the module, called with d_model and options; None where a module was given."""
+        return None if isinstance(self.target, nn.Module) else self.target
+
+    def make(self, options: Mapping[str, Any] | None = None, seed: int = 0) -> nn.Module:
+        """A module fresh from the factory, parameters drawn from `seed`; of a given module, a copy."""
+        if isinstance(self.target, nn.Module):
+            return copy.deepcopy(self.target)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            made = call_factory(self.target, self.d_model, {**self.options, **(options or {})})
+        if not isinstance(made, nn.Module):
+            raise TypeError(f"{self.name} must make a torch.nn.Module, it makes {type(made).__name__}")
+        return made
+
+    def signature(self) -> inspect.Signature:
+        """The parameters of the factory; none of a factory that does not tell them."""
+        told = self._options_of or self.factory
+        try:
+            return inspect.signature(told) if told is not None else inspect.Signature()
+        except (TypeError, ValueError):
+            return inspect.Signature()
+
+    def hints(self) -> dict[str, Any]:
+        """The types of the factory's parameters, as far as they can be resolved."""
+        told = self._options_of or self.factory
+        try:
+            return get_type_hints(told.__init__ if isinstance(told, type) else told)
+        except (NameError, TypeError, AttributeError):
+            return {}
+
+    def module(self, dtype: torch.dtype | None = None) -> nn.Module:
+        """A copy of the module, in eval mode, in the subject's dtype or another."""
+        try:
+            made = copy.deepcopy(self.original)
+        except Exception:  # noqa: BLE001 - a module that cannot be copied is told so by the property of that name
+            made = self._built()
+        return made if dtype is None else made.to(dtype)
+
+    def draw(
+        self, batch_size: int = 2, seq_len: int | None = None, *, seed: int = 1, dtype: torch.dtype | None = None
+    ) -> Float[Tensor, "batch seq d_model"]:
+        """Standard normal input; the same numbers for the same shape and seed, in any dtype."""
+        shape = (batch_size, self.seq_len if seq_len is None else seq_len, self.d_model)
+        numbers = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        return numbers.to(self.device, self.dtype if dtype is None else dtype)
+
+    def whole(self, module: nn.Module, x: Tensor) -> Tensor:
+        """The outputs of `module` for whole sequences, checked for their shape.
+
+        Raises:
+            ValueError: not (batch, seq, d_out).
+        """
+        y = self.adapter.whole(module, x)
+        if y.ndim != 3 or y.shape[:2] != x.shape[:2]:
+            raise ValueError(f"the module maps {tuple(x.shape)} to {tuple(y.shape)}, not to (batch, seq, d_out)")
+        return y
+
+    def chunks(self, module: nn.Module, x: Tensor, sizes: Sequence[int]) -> Tensor:
+        """The outputs chunk by chunk."""
+        outputs, state = [], None
+        for part in x.split(list(sizes), dim=1):
+            y, state = self.adapter.chunk(module, part, state)
+            if y.ndim != 3 or y.shape[:2] != part.shape[:2]:
+                raise ValueError(f"a chunk {tuple(part.shape)} gives {tuple(y.shape)}, not (batch, seq, d_out)")
+            outputs.append(y)
+        return torch.cat(outputs, dim=1)
+
+    def require_stream(self) -> None:
+        """Raise NotApplicableError where no protocol for states is known."""
+        if not self.adapter.streams:
+            raise NotApplicableError(
+                "no way to continue from a state is known: no stream, no step, no (y, state) pair, no cache; "
+                "an adapter of ten lines teaches it (zoo check --help)"
+            )
+
+    @functools.cached_property
+    def causal(self) -> bool:
+        """Whether later positions leave earlier outputs alone."""
+        from zoo.conformance.comparison import miss
+
+        with torch.no_grad():
+            module, x = self.module(), self.draw()
+            half = self.seq_len // 2
+            other = torch.cat((x[:, :half], self.draw(seed=2)[:, half:]), dim=1)
+            return miss(self.whole(module, other)[:, :half], self.whole(module, x)[:, :half]) <= 1
+
+    @functools.cached_property
+    def plain(self) -> nn.Module:
+        """The module as a map from one tensor to one tensor, for the measurements of `zoo.theory`."""
+        return Plain(self.module(), self.adapter, self.d_model)
+
+    def script(self, lines: Sequence[str]) -> str:
+        """A Python file that makes the module and the draws, then runs `lines`."""
+        kind = str(self.dtype)
+        begin = ["import torch", *self.source, f'module = module.to("{self.device}", {kind}).eval()']
+        if self._nudged:
+            begin += [
+                "# parameters that start constant are moved: at zero or one an error would not show",
+                "g = torch.Generator().manual_seed(2)",
+                "for p in module.parameters():",
+                "    if p.is_floating_point() and p.requires_grad and (p == p.flatten()[0]).all():",
+                f"        p.data += {NUDGE} * torch.randn(p.shape, generator=g, dtype=torch.float64).to(p)",
+            ]
+        begin += [
+            f"def draw(*shape, seed=1, dtype={kind}):",
+            "    g = torch.Generator().manual_seed(seed)",
+            f'    return torch.randn(shape, generator=g, dtype=torch.float64).to("{self.device}", dtype)',
+            "",
+        ]
+        return "\n".join([*begin, *lines]) + "\n"
+
+    def _built(self) -> nn.Module:
+        try:
+            module = self.make()
+        except Exception as error:  # a stranger's constructor may raise anything
+            raise ValueError(f"{self.name} cannot be built: {describe_error(error)}") from error
+        module = module.to(self.device, self.dtype).eval()
+        generator = torch.Generator().manual_seed(2)
+        self._nudged = False
+        for p in module.parameters():
+            if p.is_floating_point() and p.requires_grad and p.numel() and bool((p == p.flatten()[0]).all()):
+                noise = torch.randn(p.shape, generator=generator, dtype=torch.float64)
+                p.data += NUDGE * noise.to(p)
+                self._nudged = True
+        return module
+
+    def _adapter(self, given: Adapter | None) -> Adapter:
+        if getattr(self.original, "batch_first", True) is False:
+            raise ValueError(
+                f"{self.name} reads (seq, batch, d_model): build it with batch_first=True (--option batch_first=true)"
+            )
+        x = self.draw()
+        try:
+            with undrawn():
+                self.adapter = find_adapter(self.module(), x) if given is None else given
+                with torch.no_grad():
+                    self.whole(self.module(), x)
+        except Exception as error:  # a stranger's module may raise anything
+            raise ValueError(
+                f"{self.name} does not take (batch, seq, d_model) {tuple(x.shape)}: {describe_error(error)}"
+            ) from error
+        return self.adapter
+
+
+class Plain(nn.Module):
+    """A module through its adapter: one tensor in, one out."""
+
+    def __init__(self, module: nn.Module, adapter: Adapter, d_model: int) -> None:
+        super().__init__()
+        self.module, self.d_model = module, d_model
+        self._adapter = adapter
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._adapter.whole(self.module, x)
+
+
+def call_factory(factory: Factory, d_model: int, options: Mapping[str, Any]) -> Any:
+    """Make a module: d_model goes to the first positional parameter, where there is one that no option names."""
+    return factory(*positional(factory, d_model, options), **options)
+
+
+def positional(factory: Factory, d_model: int, options: Mapping[str, Any]) -> tuple[int, ...]:
+    """d_model, where the factory has a positional parameter that no option names."""
+    try:
+        parameters = list(inspect.signature(factory).parameters.values())
+    except (TypeError, ValueError):
+        return (d_model,)
+    first = parameters[0] if parameters else None
+    if first is None or first.name in options or first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
+        return ()
+    return (d_model,)
+
+
+def _source(target: nn.Module | Factory, d_model: int, options: Mapping[str, Any]) -> Iterator[str]:
+    if isinstance(target, nn.Module):
+        yield f"module = ...  # the {type(target).__name__} that was given to zoo.conformance.check"
+        return
+    home, name = getattr(target, "__module__", ""), getattr(target, "__qualname__", "")
+    arguments = [*map(repr, positional(target, d_model, options)), *(f"{k}={v!r}" for k, v in options.items())]
+    if home and name.isidentifier() and isinstance(target, type):
+        yield f"from {home} import {name}"
+        yield "torch.manual_seed(0)"
+        yield f"module = {name}({', '.join(arguments)})"
+    else:
+        yield "torch.manual_seed(0)"
+        yield f"module = factory({', '.join(arguments)})  # the function that was given to zoo.conformance.check"
+
+
+@contextmanager
+def undrawn() -> Iterator[None]:
+    """Run with torch's global generator at seed 0 and put it back after."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def tensors_of(state: Any) -> Iterator[Tensor]:
+    """The tensors of a state of any make: sequences, mappings and objects are searched."""
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, Mapping):
+        for value in state.values():
+            yield from tensors_of(value)
+    elif isinstance(state, (list, tuple)):
+        for value in state:
+            yield from tensors_of(value)
+    elif hasattr(state, "__dict__") and not isinstance(state, (nn.Module, type)):
+        for value in vars(state).values():
+            yield from tensors_of(value)
+
+
+def copied(state: Any) -> Any:
+    """A copy of a state with its graph; of an object that holds a cache, a deep copy."""
+    try:
+        return map_state(lambda t: t.clone(), state)
+    except (TypeError, ValueError):
+        return copy.deepcopy(state)
