@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from zoo.conformance import command as conformance
 from zoo.naming import UsageError, find_module, require_extra, unknown
 from zoo.registry import MIXERS
 from zoo.theory.claims import CLAIMS
@@ -55,8 +56,8 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit status.
 
-    0: done. 1: a claim has not the expected verdict, or a file cannot be written. 2: the command line cannot be
-    followed, or a package that it needs is not installed. 130: interrupted.
+    0: done. 1: a claim has not the expected verdict, a checked property fails, or a file cannot be written. 2: the
+    command line cannot be followed, or a package that it needs is not installed. 130: interrupted.
     """
     try:
         argv = sys.argv[1:] if argv is None else argv
@@ -193,6 +194,7 @@ VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "measure": ("the comparison table, measured: a row per mixer, or per layer of a trained model", _declare_measure),
     "claims": ("predictions of the theory, measured and judged", _declare_claims),
     "figure": ("one of the figures of the theory", _declare_figure),
+    "check": (conformance.SUMMARY, conformance.declare),
     "pages": ("a page for each mixer, as docs/mixers has them", _declare_pages),
 }
 """What each verb does, and its flags."""

@@ -15,7 +15,7 @@ from tests.conformance.planted import Attention, Recurrence, Stepper
 from tests.tolerances import TOLERANCES as SUITE
 from zoo import create_mixer
 from zoo.conformance import Adapter, ConformanceError, check, properties
-from zoo.conformance.adapters.adapter import EXAMPLE
+from zoo.conformance.adapters.example import EXAMPLE
 from zoo.conformance.comparison import TOLERANCES, miss
 
 CALLS = ("causality", "chunked", "one_by_one")

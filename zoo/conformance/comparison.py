@@ -52,6 +52,8 @@ def describe_miss(actual: Tensor, expected: Tensor) -> str:
     if bad:
         return f"{bad} of {actual.numel()} numbers are NaN or infinite"
     difference = float((actual.double() - expected.double()).abs().max())
+    if difference == 0:
+        return f"equal, numbers of size {root_mean_square(expected.double()):.2g}"
     return f"they differ by up to {difference:.2g}, numbers of size {root_mean_square(expected.double()):.2g}"
 
 

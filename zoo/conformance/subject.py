@@ -63,6 +63,10 @@ class Subject:
             raise ValueError("options are for a class or a function that makes modules; this is a module")
         if not callable(target):
             raise ValueError(f"what is checked must be a module or make one, got {type(target).__name__}")
+        try:
+            torch.empty(1, device=device)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            raise ValueError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
         self.target, self.d_model, self.seq_len = target, d_model, seq_len
         self.options, self._options_of = dict(options or {}), options_of
         self.device, self.dtype = device, dtype

@@ -43,16 +43,11 @@ def find_target(target: str, d_model: int, options: Mapping[str, Any]) -> Target
     place, colon, name = target.rpartition(":")
     if not colon:
         return _registered(target, d_model, options)
+    found = find_class(target)
     if place.endswith(".py"):
-        found, begin = (
-            _attribute(_from_file(Path(place)), name, target),
-            (
-                "import runpy",
-                f"{name} = runpy.run_path({place!r})[{name!r}]",
-            ),
-        )
+        begin = ("import runpy", f"{name} = runpy.run_path({place!r})[{name!r}]")
     else:
-        found, begin = _attribute(_from_package(place), name, target), (f"from {place} import {name}",)
+        begin = (f"from {place} import {name}",)
     if isinstance(found, nn.Module):
         return Target(target, lambda: found, lambda: found, {}, (*begin, f"module = {name}"))
     if not callable(found):
@@ -60,6 +55,18 @@ def find_target(target: str, d_model: int, options: Mapping[str, Any]) -> Target
             f"{target} is {type(found).__name__}: name a torch.nn.Module class, or a function that makes one"
         )
     return Target(target, found, found, options, (*begin, "torch.manual_seed(0)", _call(name, found, d_model, options)))
+
+
+def find_class(target: str) -> Any:
+    """What `package.module:Class` or `path/file.py:Class` names.
+
+    Raises:
+        UsageError: no such module or file, no such class in it.
+    """
+    place, colon, name = target.rpartition(":")
+    if not colon:
+        raise UsageError(f"{target} names no class: give package.module:Class, or path/file.py:Class")
+    return _attribute(_from_file(Path(place)) if place.endswith(".py") else _from_package(place), name, target)
 
 
 def _registered(name: str, d_model: int, options: Mapping[str, Any]) -> Target:
@@ -84,6 +91,8 @@ def _call(name: str, found: Factory, d_model: int, options: Mapping[str, Any]) -
 def _from_package(place: str) -> Any:
     if not place or not all(part.isidentifier() for part in place.split(".")):
         raise UsageError(f"{place or 'nothing'} is not a module's dotted name; TARGET is package.module:Class")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:  # an installed command does not look where it is run
+        sys.path.insert(0, str(Path.cwd()))
     try:
         found = find_module(place)
     except ImportError as error:

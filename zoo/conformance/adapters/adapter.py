@@ -19,21 +19,6 @@ REFUSALS = (
 )
 """What a module may raise when it is called in a way that it does not know."""
 
-EXAMPLE = """\
-from zoo.conformance import Adapter
-
-class MyAdapter(Adapter):
-    streams = True
-    longest = None  # positions that one chunk may have; 1 for a step
-
-    def whole(self, module, x):
-        return module(x)  # (batch, seq, d_model) -> the same
-
-    def chunk(self, module, x, state):  # state is None at the start
-        return module(x, memory=state, return_memory=True)
-"""
-"""The ten lines that teach the checks a protocol they do not know."""
-
 
 class Adapter:
     """A module seen whole, and in chunks where `streams` says so. Write a subclass for a protocol of your own.

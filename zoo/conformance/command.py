@@ -1,0 +1,137 @@
+"""The verb `zoo check TARGET`."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zoo.conformance.adapters.example import EXAMPLE
+from zoo.naming import UsageError, require_extra
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zoo.conformance.adapters.adapter import Adapter
+
+SUMMARY = "any sequence mixer against the contract: yours too, without a change to it"
+
+_EPILOG = """\
+targets:
+  attention               a registered mixer (zoo mixers)
+  torch.nn:LSTM           a class, or a function that makes a module, of something that can be imported
+  path/to/file.py:MyMixer the same of a file
+
+  d_model goes to the first positional parameter, where no --option names it:
+  zoo check torch.nn:LSTM --d_model 16 --option hidden_size=16 --option batch_first=true
+
+protocols that are known: stream(x, state); (y, state) = module(x, state) as torch.nn.LSTM; step(x_t, state);
+transformers' caches (past_key_values, cache_params); x-transformers' return_hiddens and cache. Another one takes a
+class of ten lines, --adapter path/to/adapter.py:MyAdapter:
+
+{example}
+exit status: 0 where no property fails, 1 where one does, 2 where the command line cannot be followed.
+"""
+
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Give the verb its flags."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = (
+        "Check a sequence mixer, (batch, seq, d_model) to (batch, seq, d_out), property by property, and say of each "
+        "failure\nwhat was done, what came out, what was expected, by how much, and the lines that reproduce it."
+    )
+    parser.epilog = _EPILOG.format(example="".join(f"  {line}".rstrip() + "\n" for line in EXAMPLE.splitlines()))
+    add = parser.add_argument
+    add("target", metavar="TARGET", help="a registered mixer, package.module:Class or path/file.py:Class")
+    add("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the class; again for more")
+    add("--d_model", type=int, default=16, metavar="N", help="width of the input (16)")
+    add("--seq_len", type=int, default=40, metavar="N", help="positions of most inputs, at least 8 (40)")
+    add("--device", default="cpu", metavar="DEVICE", help="cpu, cuda (cpu)")
+    add("--dtype", default="float32", metavar="DTYPE", help=f"{', '.join(DTYPES)} (float32)")
+    add("--only", nargs="+", action="extend", default=[], metavar="PROPERTY", help="which properties; all when absent")
+    add("--adapter", metavar="PLACE:CLASS", help="an adapter of your own, see below")
+    add("--json", type=Path, metavar="FILE", help="write the findings as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check, print the card, write the files; 1 where a property fails."""
+    options = dict(_option(text) for text in arguments.option)
+    if arguments.dtype not in DTYPES:
+        raise UsageError(f"--dtype must be one of {', '.join(DTYPES)}, got {arguments.dtype!r}")
+    for path in (arguments.json,):
+        if path is not None and not path.resolve().parent.is_dir():
+            raise UsageError(f"there is no folder {path.parent} to write {path.name} into")
+    require_extra("rich.table")
+    import torch
+
+    from zoo.conformance.card import print_card
+    from zoo.conformance.catalogue import properties
+    from zoo.conformance.checker import check
+    from zoo.conformance.targets import find_target
+    from zoo.files import write_atomically
+
+    chosen = properties(*arguments.only)
+    target = find_target(arguments.target, arguments.d_model, options)
+    adapter = None if arguments.adapter is None else _adapter(arguments.adapter)
+    with _progress(len(chosen)) as advance:
+        report = check(
+            target.factory,
+            d_model=arguments.d_model,
+            seq_len=arguments.seq_len,
+            options=target.options,
+            device=arguments.device,
+            dtype=getattr(torch, arguments.dtype),
+            adapter=adapter,
+            only=[each.name for each in chosen],
+            source=target.source,
+            options_of=target.options_of,
+            name=target.name,
+            progress=advance,
+        )
+    print_card(report)
+    if arguments.json is not None:
+        write_atomically(arguments.json, report.to_json())
+    return 1 if report.failed else 0
+
+
+def _option(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise UsageError(f"--option takes NAME=VALUE, got {text!r}")
+    words = {"true": True, "false": False, "null": None, "none": None}
+    if value.lower() in words:
+        return name, words[value.lower()]
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+def _adapter(place: str) -> Adapter:
+    from zoo.conformance.adapters.adapter import Adapter
+    from zoo.conformance.targets import find_class
+
+    found = find_class(place)
+    if not (isinstance(found, type) and issubclass(found, Adapter)):
+        raise UsageError(f"{place} is no subclass of zoo.conformance.Adapter")
+    return found()
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[str], None]]:
+    """A bar on standard error, which names the property that begins."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    console = Console(stderr=True)
+    columns: Sequence[Any] = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task, begun = bar.add_task("", total=total), iter(range(total))
+        yield lambda name: bar.update(task, description=name, completed=next(begun), refresh=True)
