@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import zlib
 from collections.abc import Iterator
@@ -14,12 +15,12 @@ os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 
 import jaxtyping
 
-import tests.shapes
+from tests import shapes
 
 # The shapes in zoo's signatures are checked by the tests alone. torch.compile cannot trace the checker: tests of
 # compiled code take the fixture `unchecked_shapes`, and ZOO_NO_SHAPES=1 leaves the checker out of a whole run.
 if os.environ.get("ZOO_NO_SHAPES") != "1":
-    jaxtyping.install_import_hook("zoo", f"{tests.shapes.__name__}.checked")
+    shapes.install()
 
 import hypothesis
 import numpy as np
@@ -52,6 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--write-digests") and config.getoption("numprocesses", None):
         raise pytest.UsageError("--write-digests writes one file: leave -n out")
+    logging.getLogger().addHandler(logging.NullHandler())  # else Python writes warnings on stderr
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -84,6 +86,28 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
 def generator(request: pytest.FixtureRequest) -> torch.Generator:
     """A torch generator on the CPU, seeded by the test's name."""
     return torch.Generator().manual_seed(_seed(request))
+
+
+class _Kept(logging.Handler):
+    """Keeps the messages."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+@pytest.fixture
+def logged() -> Iterator[list[str]]:
+    """The warnings that the project logs. Pytest's `caplog` is off: in each test it visits every logger of torch."""
+    kept, loggers = _Kept(), [logging.getLogger(name) for name in ("zoo", "tasks", "lab")]
+    for logger in loggers:
+        logger.addHandler(kept)
+    yield kept.messages
+    for logger in loggers:
+        logger.removeHandler(kept)
 
 
 @pytest.fixture(autouse=True)

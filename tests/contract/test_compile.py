@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from tests.cases import D_MODEL, VARIANTS, Case, assert_states_close, cases, draw, label, randomise
+from tests.cases import D_MODEL, Case, assert_states_close, cases, draw, randomise
 from tests.tolerances import assert_close
 from zoo import Backbone, create_mixer, list_mixers
 from zoo.coefficient import recording
@@ -37,17 +37,12 @@ def assert_agrees(compiled: nn.Module, eager: nn.Module, *inputs: Tensor) -> Non
         assert_close(a, b)
 
 
-@cases(variants=False)
+@pytest.mark.slow
+@cases()
 def test_forward_agrees_with_eager(case: Case, generator: torch.Generator) -> None:
     mixer = case.create(generator)
     x = draw(2, 4, D_MODEL, generator=generator).requires_grad_()
     assert_agrees(torch.compile(mixer, backend="aot_eager", fullgraph=True), mixer, x)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", VARIANTS, ids=label)
-def test_forward_of_every_variant_agrees_with_eager(case: Case, generator: torch.Generator) -> None:
-    test_forward_agrees_with_eager(case, generator)
 
 
 @pytest.mark.slow

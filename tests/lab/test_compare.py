@@ -139,16 +139,16 @@ def _truncate(folder: Path, name: str) -> None:
     ],
 )
 def test_a_broken_run_is_named_and_the_others_are_read(
-    spoil: Any, says: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    spoil: Any, says: str, tmp_path: Path, logged: list[str]
 ) -> None:
     whole = write_run(tmp_path, seed=0)
     broken = write_run(tmp_path, seed=1)
     spoil(broken)
     assert [run.folder for run in read_runs(tmp_path)] == [whole]
-    (record,) = caplog.records
-    assert record.getMessage().startswith(f"skipped {broken}: ")
-    assert says in record.getMessage()
-    assert "\n" not in record.getMessage()
+    (message,) = logged
+    assert message.startswith(f"skipped {broken}: ")
+    assert says in message
+    assert "\n" not in message
 
 
 def test_events_that_cannot_be_read_cost_the_curves_alone(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_of_a_step_that_was_logged_twice_the_later_value_counts(tmp_path: Path) 
     assert read_curves(tmp_path) == {"val/accuracy": [(10, 0.125), (20, 0.5)]}
 
 
-def test_what_is_foreign_is_named_once_at_its_top(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_foreign_is_named_once_at_its_top(tmp_path: Path, logged: list[str]) -> None:
     write_run(tmp_path)
     (tmp_path / "notes" / "deep").mkdir(parents=True)
     (tmp_path / "notes" / "deep" / "idea.txt").write_text("more heads")
@@ -178,9 +178,7 @@ def test_what_is_foreign_is_named_once_at_its_top(tmp_path: Path, caplog: pytest
     (tmp_path / "measure" / "measure.json").write_text("{}")
     (tmp_path / "again").symlink_to(tmp_path / "mqar", target_is_directory=True)
     assert len(read_runs(tmp_path)) == 1
-    assert [record.getMessage() for record in caplog.records] == [
-        f"skipped {tmp_path / 'notes'}: no run of train.py in it"
-    ]
+    assert logged == [f"skipped {tmp_path / 'notes'}: no run of train.py in it"]
 
 
 @pytest.mark.parametrize(
@@ -285,12 +283,12 @@ def test_tasks_of_other_shape_are_other_tasks(tmp_path: Path) -> None:
     }
 
 
-def test_the_same_run_twice_counts_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_same_run_twice_counts_once(tmp_path: Path, logged: list[str]) -> None:
     unfinished = write_run(tmp_path / "a", accuracy=None)
     finished = write_run(tmp_path / "b")
     (group,) = group_runs(read_runs(tmp_path))
     assert [run.folder for run in group.rows[0].runs] == [finished]
-    assert f"left out {unfinished}: the same configuration and seed as {finished}" in caplog.text
+    assert f"left out {unfinished}: the same configuration and seed as {finished}" in logged[0]
 
 
 def test_unfinished_runs_are_marked_and_never_best(tmp_path: Path) -> None:

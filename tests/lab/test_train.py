@@ -57,19 +57,19 @@ def without(argv: list[str], *flags: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """A run by the real command, in a process of its own."""
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run_dir of a finished run."""
     run_dir = tmp_path_factory.mktemp("finished")
-    argv = [sys.executable, "train.py", *command(run_dir)]
-    return run_dir, subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert go(run_dir) == 0
+    return run_dir
 
 
-def test_a_run_prints_its_progress_and_one_table(
-    finished: tuple[Path, subprocess.CompletedProcess[str]],
-) -> None:
-    run_dir, done = finished
+@pytest.mark.slow
+def test_a_run_prints_its_progress_and_one_table(tmp_path: Path) -> None:
+    argv = [sys.executable, "train.py", *command(tmp_path)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    path, found = folder(run_dir), metrics(folder(run_dir))
+    path, found = folder(tmp_path), metrics(folder(tmp_path))
     first, *table, last = done.stdout.splitlines()
     assert first == f"{path}: {found['params']:,} parameters on cpu"
     assert last == str(path)
@@ -89,9 +89,9 @@ def test_a_run_prints_its_progress_and_one_table(
 
 
 def test_a_run_leaves_what_it_was_and_what_it_found(
-    finished: tuple[Path, subprocess.CompletedProcess[str]],
+    finished: Path,
 ) -> None:
-    path = folder(finished[0])
+    path = folder(finished)
     files = {p.name if p.name[:6] != "events" else "events" for p in path.rglob("*") if p.is_file()}
     assert files == {
         "config.yaml",
@@ -119,20 +119,20 @@ def test_a_run_leaves_what_it_was_and_what_it_found(
     assert "run_dir" not in saved
 
 
-def test_tensorboard_has_each_curve_once(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    events = EventAccumulator(str(folder(finished[0])))
+def test_tensorboard_has_each_curve_once(finished: Path) -> None:
+    events = EventAccumulator(str(folder(finished)))
     events.Reload()
     # Validated after steps 2, 4, 6; Lightning counts from 0.
     assert [point.step for point in events.Scalars("val/loss")] == [1, 3, 5]
     assert [point.value for point in events.Scalars("test/loss")] == pytest.approx(
-        [metrics(folder(finished[0]))["test"]["loss"]]
+        [metrics(folder(finished))["test"]["loss"]]
     )
 
 
 def test_tensorboard_compares_runs_by_what_differs_and_what_they_found(
-    finished: tuple[Path, subprocess.CompletedProcess[str]],
+    finished: Path,
 ) -> None:
-    path = folder(finished[0])
+    path = folder(finished)
     found = metrics(path)
     scalars = EventAccumulator(str(path)).Reload()
     result = {tag: scalars.Scalars(tag)[0].value for tag in scalars.Tags()["scalars"] if tag.startswith("result/")}
@@ -146,18 +146,16 @@ def test_trials_are_told_apart_by_what_tensorboard_has_room_for() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_its_config_reproduces_the_run(finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
-    path = folder(finished[0])
+def test_its_config_reproduces_the_run(finished: Path, tmp_path: Path) -> None:
+    path = folder(finished)
     argv = ["--config", str(path / "config.yaml"), "--run_dir", str(tmp_path), "--trainer.enable_progress_bar", "false"]
     assert train.main(argv) == 0
     again = folder(tmp_path)
     assert results(again) == results(path)
 
 
-def test_a_finished_run_is_shown_and_tested_but_not_touched(
-    finished: tuple[Path, subprocess.CompletedProcess[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_dir, path = finished[0], folder(finished[0])
+def test_a_finished_run_is_shown_and_tested_but_not_touched(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir, path = finished, folder(finished)
     before = contents(run_dir)
     assert go(run_dir) == 0
     shown = capsys.readouterr().out
@@ -213,9 +211,7 @@ def test_of_every_option_of_the_trainer_it_is_known_whether_it_decides() -> None
     assert not decides & watches
 
 
-def test_who_watches_changes_no_result_and_no_name(
-    finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_who_watches_changes_no_result_and_no_name(finished: Path, tmp_path: Path) -> None:
     argv = (
         "--trainer.logger CSVLogger --trainer.logger.save_dir elsewhere --trainer.callbacks LearningRateMonitor "
         "--trainer.log_every_n_steps 1 --trainer.num_sanity_val_steps 2 --trainer.profiler simple "
@@ -225,8 +221,8 @@ def test_who_watches_changes_no_result_and_no_name(
     argv = [*argv.replace("elsewhere", str(tmp_path / "csv")).split(), str(tmp_path)]
     assert go(tmp_path, *argv) == 0
     path = folder(tmp_path, *argv)
-    assert path.relative_to(tmp_path) == folder(finished[0]).relative_to(finished[0])
-    assert results(path) == results(folder(finished[0]))
+    assert path.relative_to(tmp_path) == folder(finished).relative_to(finished)
+    assert results(path) == results(folder(finished))
     assert go(tmp_path) == 0  # finished, without them too
 
 
@@ -346,10 +342,8 @@ def test_a_run_too_short_to_validate_still_has_a_best_checkpoint(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_ckpt_path_goes_on_from_another_run(
-    finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = folder(finished[0]) / "checkpoints" / "last.ckpt"
+def test_ckpt_path_goes_on_from_another_run(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = folder(finished) / "checkpoints" / "last.ckpt"
     assert go(tmp_path, "--trainer.max_steps", "8", "--ckpt_path", str(source)) == 0
     assert "going on from step 6" in capsys.readouterr().out
     checkpoints = folder(tmp_path, "--trainer.max_steps", "8") / "checkpoints"
@@ -357,10 +351,8 @@ def test_ckpt_path_goes_on_from_another_run(
     assert (checkpoints / "best.ckpt").exists()
 
 
-def test_the_best_checkpoint_comes_along_into_another_folder(
-    finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
-    source = folder(finished[0]) / "checkpoints"
+def test_the_best_checkpoint_comes_along_into_another_folder(finished: Path, tmp_path: Path) -> None:
+    source = folder(finished) / "checkpoints"
     new = run_folder.RunFolder(tmp_path, "new", 0)
     new.prepare({}, source / "last.ckpt")
     assert new.best.read_bytes() == (source / "best.ckpt").read_bytes()
@@ -451,7 +443,7 @@ def test_regression_reports_its_error_and_no_accuracy(tmp_path: Path, capsys: py
 
 
 def test_other_lengths_are_tested_drawn_and_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], logged: list[str]
 ) -> None:
     lengths = ("--task", "needle", "--task.distance", "9", "--task.test_lengths", "24,12,40")
     mixer = ("--mixer", "factorized", "--mixer.kernel", "toeplitz", "--mixer.max_seq_len", "32", "--lr", "0.01")
@@ -463,9 +455,7 @@ def test_other_lengths_are_tested_drawn_and_shown(
     at = {length: found["test"]["at_length"][str(length)]["accuracy"] for length in (12, 24, 40)}
     assert at[40] is None
     assert 0 <= at[12] <= 1
-    assert [r.message for r in caplog.records if r.name == "zoo.training.lengths"] == [
-        "length 40 is not tested: sequence of 40 exceeds max_seq_len=32"
-    ]
+    assert logged == ["length 40 is not tested: sequence of 40 exceeds max_seq_len=32"]
     table = capsys.readouterr().out
     assert re.search(rf"test accuracy at length 24 .* {at[24]:.4g}", table)
     assert re.search(r"test accuracy at length 40 .* -", table)
@@ -540,9 +530,9 @@ def test_damaged_metrics_are_named(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_checkpoint_of_another_model_is_refused(
-    finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = str(folder(finished[0]) / "checkpoints" / "best.ckpt")
+    source = str(folder(finished) / "checkpoints" / "best.ckpt")
     for argv, said in ((("--mixer", "attention"), "holds mixer 'hybrid'"), (("--d_model", "32"), "d_model=16")):
         for switch in ((), ("--test_only",)):
             assert go(tmp_path / "runs", *argv, *switch, "--ckpt_path", source) == 2

@@ -30,7 +30,15 @@ def tokens(*shape: int, generator: torch.Generator) -> Tensor:
 
 
 SHAPES = [{}, {"d_channel": 0}, {"d_conv": 3}, {"backbone": "bare"}, {"backbone": "bare", "d_conv": 2}]
-shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
+shapes = pytest.mark.parametrize(
+    ("shape", "name"),
+    [
+        pytest.param(shape, name, id=f"{shape}-{name}", marks=[] if number in (0, 1 + place % 4) else pytest.mark.slow)
+        for number, shape in enumerate(SHAPES)
+        for place, name in enumerate(list_mixers())
+    ],
+)
+"""Every mixer in every shape; by default in the first and in one of the others, in turn."""
 
 
 # The map.
@@ -46,7 +54,6 @@ def test_forward_is_the_reference(name: str, inputs: str, generator: torch.Gener
     assert_close(model(x), np.stack(expected))
 
 
-@pytest.mark.parametrize("name", list_mixers())
 @shapes
 def test_any_chunks_give_the_same_logits(name: str, shape: dict[str, Any], generator: torch.Generator) -> None:
     model = model_of(Case(name, {}), generator, **shape)
@@ -58,7 +65,6 @@ def test_any_chunks_give_the_same_logits(name: str, shape: dict[str, Any], gener
     assert_close(torch.cat(outputs, dim=1), model(x))
 
 
-@pytest.mark.parametrize("name", list_mixers())
 @shapes
 def test_selected_positions_equal_the_full_output(name: str, shape: dict[str, Any], generator: torch.Generator) -> None:
     model = model_of(Case(name, {}), generator, **shape)
@@ -95,7 +101,6 @@ def test_the_operator_of_a_backbone_reproduces_its_output(name: str, generator: 
     assert_close(read.apply(x), model.from_embeddings(x))
 
 
-@pytest.mark.parametrize("name", list_mixers())
 @shapes
 def test_every_parameter_receives_a_gradient(name: str, shape: dict[str, Any], generator: torch.Generator) -> None:
     model = model_of(Case(name, {}), generator, **shape)
@@ -190,7 +195,6 @@ def test_weight_decay_spares_norms_biases_embedding_dt_and_a() -> None:
 # Decoding.
 
 
-@pytest.mark.parametrize("name", list_mixers())
 @shapes
 def test_greedy_generation_is_recomputation_from_the_start(
     name: str, shape: dict[str, Any], generator: torch.Generator

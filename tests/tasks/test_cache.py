@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -234,18 +233,17 @@ def describe_other_data(cache: Path) -> Path:
         describe_other_data,
     ],
 )
-def test_a_damaged_file_is_named_and_made_anew(damage, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_file_is_named_and_made_anew(damage, tmp_path: Path, logged: list[str]) -> None:
     task = tasks.create_task("needle", distance=5)
     materialise("needle", task, "train", 50, 0, tmp_path)
     path = damage(tmp_path)
-    with caplog.at_level(logging.WARNING, "tasks.cache"):
-        assert_same(materialise("needle", task, "train", 50, 0, tmp_path), sample_split(task, "train", 50, 0))
-    [record] = caplog.records
-    assert str(path) in record.getMessage()
-    assert "\n" not in record.getMessage()
-    caplog.clear()
+    assert_same(materialise("needle", task, "train", 50, 0, tmp_path), sample_split(task, "train", 50, 0))
+    [message] = logged
+    assert str(path) in message
+    assert "\n" not in message
+    logged.clear()
     materialise("needle", task, "train", 50, 0, tmp_path)
-    assert not caplog.records
+    assert not logged
 
 
 WRITER = """
