@@ -294,6 +294,13 @@ def test_published_shapes_are_configurations_of_the_task_that_names_them(path: P
     assert path.read_text(encoding="utf-8").startswith("# ")  # where the shape was published
 
 
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
+def test_a_published_shape_takes_no_option_of_the_task_from_the_small_recipe(path: Path) -> None:
+    published = yaml.safe_load(path.read_text(encoding="utf-8"))["task"]
+    small = yaml.safe_load((ROOT / "configs/task" / f"{published['name']}.yaml").read_text(encoding="utf-8"))
+    assert set(small["task"]) <= set(published)
+
+
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_shipped_files_build_and_refuse_unknown_keys(path: Path, tmp_path: Path) -> None:
     from zoo.training import SequenceModule

@@ -3,7 +3,8 @@
     python tests/upstream/tasks/record.py CHECKOUTS [NAME ...]
 
 CHECKOUTS holds a clone of each repository of `SOURCES`, under the name there, at the commit there. Besides numpy and
-torch there must be pydantic and pandas (zoology imports them). Their code is imported from the clones; of the packages
+torch there must be pydantic and pandas (zoology imports them), pythomata (seq_icl) and jax and chex
+(neural_networks_chomsky_hierarchy). Their code is imported from the clones; of the packages
 that it imports and does not need here, empty ones stand in. Records are written to tests/upstream/tasks/records.
 """
 
@@ -34,6 +35,12 @@ SOURCES = {
     "zoology": ("HazyResearch/zoology", "d88d6f5474f36998d82d5c3bd58a190248d0a669"),
     "mad-lab": ("athms/mad-lab", "0f49a452b84ca0d13f8eb9c1ffa649032376fb1b"),
     "s4": ("state-spaces/s4", "e757cef57d89e448c413de7325ed5601aceaac13"),
+    "seq_icl": ("berlino/seq_icl", "9b9223d15348b5a415fb453ed988ed5f7ab9fbdc"),
+    "in-context-learning": ("dtsip/in-context-learning", "338337192195827c58356f9b627e5f999ea703d2"),
+    "neural_networks_chomsky_hierarchy": (
+        "google-deepmind/neural_networks_chomsky_hierarchy",
+        "2b8eb4bee872acf5b637fcc672f01c06939dc4ef",
+    ),
 }
 SEED = 2026
 
@@ -72,6 +79,15 @@ def upstream_module(checkouts: Path, repository: str, file: str) -> types.Module
             stand_in(package)
         stand_in("src.utils", distributed=None)
         load(folder / "src/dataloaders/utils/signal.py", "src.dataloaders.utils.signal")
+    if repository == "seq_icl":
+        for package in ("src", "src.dataloaders"):
+            stand_in(package)
+        stand_in("src.dataloaders.base", SequenceDataset=object)
+    if repository == "neural_networks_chomsky_hierarchy":
+        sys.path.insert(0, str(checkouts))
+        return importlib.import_module(f"{repository}.{file.removesuffix('.py').replace('/', '.')}")
+    if repository == "in-context-learning":
+        sys.path.insert(0, str(folder / "src"))
     return load(folder / file, f"upstream_{Path(file).stem}")
 
 
@@ -123,8 +139,73 @@ def _delay(module: types.ModuleType, rows: int) -> tuple[torch.Tensor, torch.Ten
     return inputs[:, :, 0], labels[:, :, 0]
 
 
+def by_chomsky(task: str, length: int) -> Draw:
+    """Tokens (rows, length) and one answer each, (rows,)."""
+
+    def draw(module: types.ModuleType, rows: int) -> Examples:
+        import jax
+
+        batch = getattr(module, task)().sample_batch(jax.random.PRNGKey(SEED), rows, length)
+        return np.asarray(batch["input"]).argmax(axis=-1), np.asarray(batch["output"]).argmax(axis=-1)
+
+    return draw
+
+
+def _regression(module: types.ModuleType, rows: int) -> Examples:
+    """41 vectors of 20 dimensions, and what their functions give."""
+    torch.manual_seed(SEED)
+    sampler = importlib.import_module("samplers").get_data_sampler("gaussian", n_dims=20)
+    x = sampler.sample_xs(41, rows)
+    y = module.get_task_sampler("linear_regression", 20, rows)().evaluate(x)
+    return x.numpy(), y.numpy()
+
+
+def _stacked(module: types.ModuleType, rows: int) -> Examples:
+    """64 keys and 64 values that are their own numbers, 1 ... 64 and 65 ... 128; two passes over 16 pairs."""
+    numbers = torch.arange(1.0, 129.0)[:, None]
+    segment = module.continuous_mqar(rows, num_kv_pairs=16, num_passes=2, embeddings=numbers, seed=SEED)
+    inputs = segment.inputs.numpy().astype(int)
+    labels = np.full(inputs.shape[:2], IGNORED)
+    labels[:, 32:] = segment.labels.numpy()
+    return inputs - [1, 65], labels
+
+
+def _automata(module: types.ModuleType, rows: int) -> Examples:
+    """Many words of each automaton, cut at 256; those labels that our task keeps, by their automaton's own edges."""
+    drawn = module.ICLDFADataModule(
+        num_examples=rows + rows // 4,
+        num_test_examples=4,
+        vocab_size=20,
+        max_num_nodes=12,
+        max_num_in_context_examples=61,
+        min_num_in_context_examples=60,
+        max_outgoing_edges=4,
+        max_len_per_example=50,
+        seed=SEED,
+    )
+    drawn.setup()
+    data = drawn.dataset["train"]
+    tokens = data.inputs.numpy()[:, :257] - 1  # their 0 is the padding, which does not come so early
+    labels = np.full((len(tokens), 256), IGNORED)
+    for row, (word_by_word, automaton) in enumerate(zip(tokens.tolist(), data.dfas, strict=True)):
+        edges = automaton.dfa.transition_function
+        state, read, seen = automaton.dfa.initial_state, (), set()
+        for place, token in enumerate(word_by_word):
+            if token == 18:
+                state, read = automaton.dfa.initial_state, ()
+                continue
+            onward, read = edges[state], (*read, token)
+            if place and len(onward) == 1 and read in seen:
+                labels[row, place - 1] = token
+            seen.add(read)
+            state = onward[chr(97 + token)]
+    kept = (labels != IGNORED).any(axis=1)
+    return tokens[kept][:rows, :-1], labels[kept][:rows]
+
+
 MAD_FILE = "mad/data/instances.py"
 MQAR_FILE = "zoology/data/multiquery_ar.py"
+CHOMSKY = "neural_networks_chomsky_hierarchy"
 BASIC = {"vocab_size": 256, "input_seq_len": 64}
 FIGURE_2 = {"vocab_size": 8192, "input_seq_len": 512, "num_kv_pairs": 64, "random_non_queries": False}
 RECALL = {"vocab_size": 16, "seq_len": 128, "multi_query": True, "noise_vocab_size": 0}
@@ -162,6 +243,12 @@ GENERATORS: dict[str, tuple[str, str, Draw]] = {
     "copying": ("s4", "src/dataloaders/datasets/copying.py", by_s4(_copying)),
     "adding": ("s4", "src/dataloaders/datasets/adding.py", by_s4(_adding)),
     "delay": ("s4", "src/dataloaders/datasets/delay.py", by_s4(_delay)),
+    "even_pairs": (CHOMSKY, "tasks/regular/even_pairs.py", by_chomsky("EvenPairs", 40)),
+    "cycle_navigation": (CHOMSKY, "tasks/regular/cycle_navigation.py", by_chomsky("CycleNavigation", 40)),
+    "modular_arithmetic": (CHOMSKY, "tasks/regular/modular_arithmetic.py", by_chomsky("ModularArithmetic", 40)),
+    "in_context_regression": ("in-context-learning", "src/tasks.py", _regression),
+    "stacked_mqar": ("zoology", "zoology/data/stacked_mqar.py", _stacked),
+    "automata": ("seq_icl", "src/dataloaders/dfa.py", _automata),
 }
 
 

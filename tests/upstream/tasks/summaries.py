@@ -225,6 +225,112 @@ def delay(lag: int) -> Summary:
     return summary
 
 
+def even_pairs(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
+    """`labels` are the answers, (rows,); a wrong one is not whether the ends differ."""
+    return {
+        "ones": inputs.sum(axis=1),
+        "first bit": inputs[:, 0],
+        "answer": labels,
+        "wrong answers": ((inputs[:, 0] != inputs[:, -1]) != labels).astype(int),
+    }
+
+
+def cycle_navigation(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
+    """`labels` are the answers, (rows,)."""
+    return {
+        "steps back": (inputs == 0).sum(axis=1),
+        "steps on": (inputs == 2).sum(axis=1),
+        "first step": inputs[:, 0],
+        "answer": labels,
+        "wrong answers": ((inputs - 1).sum(axis=1) % 5 != labels).astype(int),
+    }
+
+
+def modular_arithmetic(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
+    """`labels` are the answers, (rows,); a wrong one is not what Python computes."""
+    values = [eval("".join("01234+-*"[token] for token in row)) % 5 for row in inputs.tolist()]
+    operators = inputs[:, 1::2]
+    return {
+        "positions": np.full(len(inputs), inputs.shape[1]),
+        "first number": inputs[:, 0],
+        "last number": inputs[:, -1],
+        "zeros": (inputs == 0).sum(axis=1),
+        "sums": (operators == 5).sum(axis=1),
+        "differences": (operators == 6).sum(axis=1),
+        "products": (operators == 7).sum(axis=1),
+        "answer": labels,
+        "wrong answers": (np.array(values) != labels).astype(int),
+    }
+
+
+def regression(x: np.ndarray, y: np.ndarray) -> Numbers:
+    """Vectors (rows, pairs, 20) and what their function gives, (rows, pairs); values in quarters."""
+    x, y = x.astype(np.float64), y.astype(np.float64)
+    weights = (np.linalg.pinv(x) @ y[:, :, None])[:, :, 0]
+    error = np.abs((x @ weights[:, :, None])[:, :, 0] - y).max(axis=1)
+    return {
+        "first channel": np.floor(4 * x[:, 0, 0]).astype(int),
+        "last channel": np.floor(4 * x[:, -1, -1]).astype(int),
+        "squared length of a vector": np.floor(np.square(x[:, 7]).sum(axis=1)).astype(int),
+        "squared length of the weights": np.floor(np.square(weights).sum(axis=1)).astype(int),
+        "first weight": np.floor(4 * weights[:, 0]).astype(int),
+        "first value": np.floor(y[:, 0]).astype(int),
+        "last value": np.floor(y[:, -1]).astype(int),
+        "values that no linear function gives": (error > 1e-3).astype(int),
+    }
+
+
+def stacked(n_pairs: int, n_passes: int) -> Summary:
+    """Of the numbers of keys and values, (rows, positions, 2); a query has no value."""
+
+    def summary(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
+        rows, keys, values = np.arange(len(inputs)), inputs[:, :, 0], inputs[:, :, 1]
+        context = n_pairs * n_passes
+        passes = keys[:, :context].reshape(len(keys), n_passes, n_pairs)
+        last = (passes[:, -1] == keys[:, -1:]).argmax(axis=1)
+        place = (passes[:, 0] == keys[:, -1:]).argmax(axis=1)
+        return asked(labels) | {
+            "first key": keys[:, 0],
+            "first value": values[:, 0],
+            "greatest key": keys.max(axis=1),
+            "where the last query stands in the first pass": place,
+            "where it stands in the last pass": last,
+            "last answer": labels[:, -1],
+            "wrong answers": (values[rows, place] != labels[:, -1]).astype(int),
+            "different keys": np.array([len(set(row)) for row in keys.tolist()]),
+        }
+
+    return summary
+
+
+def automata(separator: int) -> Summary:
+    """Words, and the labels that our task keeps."""
+
+    def summary(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
+        ends = inputs == separator
+        starts = np.concatenate([np.ones((len(inputs), 1), dtype=bool), ends[:, :-1]], axis=1) & ~ends
+        first_end = ends.argmax(axis=1)
+        after = np.array(
+            [len({row[i + 1] for i in range(len(row) - 1) if row[i] == row[0]}) for row in inputs.tolist()]
+        )
+        return {
+            "labels": (labels != IGNORED).sum(axis=1),
+            "labels behind a separator": ((labels != IGNORED) & ends).sum(axis=1),
+            "first label": (labels != IGNORED).argmax(axis=1) // 8,
+            "greatest answer": labels.max(axis=1),
+            "words": ends.sum(axis=1),
+            "symbols of the first word": first_end,
+            "first symbol": inputs[:, 0],
+            "different symbols": np.array([len(set(row)) for row in inputs.tolist()]),
+            "different first symbols": np.array(
+                [len(set(np.array(row)[where])) for row, where in zip(inputs.tolist(), starts, strict=True)]
+            ),
+            "what follows the first symbol": after,
+        }
+
+    return summary
+
+
 SUMMARIES: dict[str, Summary] = {
     "mqar-basic": mqar(256, 4),
     "mqar-figure2": mqar(8192, 64),
@@ -240,10 +346,16 @@ SUMMARIES: dict[str, Summary] = {
     "copying": copying,
     "adding": adding,
     "delay": delay(1000),
+    "even_pairs": even_pairs,
+    "cycle_navigation": cycle_navigation,
+    "modular_arithmetic": modular_arithmetic,
+    "in_context_regression": regression,
+    "stacked_mqar": stacked(16, 2),
+    "automata": automata(18),
 }
 """What is counted in each record."""
 
-ROWS = {"mqar-figure2": 2048, "delay": 2048}
+ROWS = {"mqar-figure2": 2048, "delay": 2048, "in_context_regression": 2048, "automata": 2048}
 USUAL_ROWS = 8192
 """Examples that are drawn, theirs and ours."""
 

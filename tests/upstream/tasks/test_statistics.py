@@ -42,6 +42,12 @@ OURS: dict[str, tuple[str, dict[str, Any], str]] = {
     "copying": ("copying", {}, "test"),
     "adding": ("adding", {}, "test"),
     "delay": ("delay", {}, "test"),
+    "even_pairs": ("even_pairs", {"seq_len": 40}, "test"),
+    "cycle_navigation": ("cycle_navigation", {"seq_len": 40}, "test"),
+    "modular_arithmetic": ("modular_arithmetic", {"seq_len": 39}, "test"),
+    "in_context_regression": ("in_context_regression", {"seq_len": 82, "d_x": 20}, "test"),
+    "stacked_mqar": ("stacked_mqar", {"seq_len": 48, "n_symbols": 64, "d_key": 1, "n_passes": 2}, "test"),
+    "automata": ("automata", {"seq_len": 256, "max_states": 12, "max_word": 49}, "test"),
 }
 """The task, its options and the split that each record is of."""
 
@@ -59,6 +65,12 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("selective_copying", {"as_published": False}, "blanks behind the last token"),
     ("copying", {"vocab_size": 11}, "first token"),
     ("delay", {"cutoff": 0.24}, "power in the lower half of the band"),
+    ("cycle_navigation", {"cycle_length": 6}, "answer"),
+    ("modular_arithmetic", {"operators": "+-"}, "products"),
+    ("stacked_mqar", {"n_symbols": 63}, "first key"),
+    ("automata", {"max_edges": 2}, "labels"),
+    ("automata", {"max_states": 8}, "different symbols"),
+    ("automata", {"max_word": 44}, "symbols of the first word"),
 ]
 """Other laws, and a number that tells each of them from the published one."""
 
@@ -85,7 +97,20 @@ def examples(name: str, wrong: str = "{}") -> tuple[np.ndarray, np.ndarray]:
         return inputs, labels[:, -1, 0]
     if name == "delay":
         return inputs[:, :, 0], labels[:, :, 0]
+    if name in ("even_pairs", "cycle_navigation", "modular_arithmetic"):
+        return inputs, labels[:, -1]
+    if name == "in_context_regression":
+        return inputs[:, ::2], labels[:, ::2, 0]
+    if name == "stacked_mqar":
+        return stacked_numbers(task.options(), inputs), labels
     return inputs, labels
+
+
+def stacked_numbers(options: dict[str, Any], inputs: np.ndarray) -> np.ndarray:
+    """The numbers of keys and values whose only channel is given; where there is no value, any number."""
+    n = options["n_symbols"]
+    drawn = np.random.default_rng(options["vector_seed"]).standard_normal(2 * n).astype(np.float32)
+    return np.stack([np.abs(inputs[:, :, i, None] - drawn[n * i : n * (i + 1)]).argmin(axis=2) for i in (0, 1)], axis=2)
 
 
 @cache
