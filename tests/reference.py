@@ -275,14 +275,15 @@ def sliding_attention_weights(
     """Attention's a_h(i, j), the softmax taken over i - window < j <= i alone (Beltagy et al. 2004.05150)."""
     q, k, _ = attention_heads(p, x, n_heads, **options)
     seq, _, d_head = q.shape
+    if position == "rope":
+        q, k = (np.array([[rotate(head, i) for head in heads] for i, heads in enumerate(part)]) for part in (q, k))
     weights = np.zeros((n_heads, seq, seq))
     for h in range(n_heads):
         for i in range(seq):
             seen = range(max(0, i - window + 1), i + 1)
             logits = np.zeros(len(seen))
             for place, j in enumerate(seen):
-                turned = (rotate(q[i, h], i), rotate(k[j, h], j)) if position == "rope" else (q[i, h], k[j, h])
-                logits[place] = np.dot(*turned) / np.sqrt(d_head)
+                logits[place] = q[i, h] @ k[j, h] / np.sqrt(d_head)
                 if position == "alibi":
                     logits[place] -= p["slopes"][h] * (i - j)
             exponentials = np.exp(logits - logits.max())
@@ -373,11 +374,11 @@ def forgetting_attention(p: Parameters, x: Array, n_heads: int = 4, **options: o
     f = sigmoid(x @ p["forget_proj.weight"].T + p["forget_proj.bias"])
     o = np.zeros_like(q)
     for h in range(n_heads):
+        kept = np.zeros(0)  # of each j, the product of every f between j and i
         for i in range(seq):
-            weights = [
-                np.exp(q[i, h] @ k[j, h] / np.sqrt(q.shape[2])) * f[j + 1 : i + 1, h].prod() for j in range(i + 1)
-            ]
-            o[i, h] = np.array(weights) @ v[: i + 1, h] / np.sum(weights)
+            kept = np.append(kept * f[i, h], 1.0)
+            weights = np.exp(k[: i + 1, h] @ q[i, h] / np.sqrt(q.shape[2])) * kept
+            o[i, h] = weights @ v[: i + 1, h] / weights.sum()
     return o.reshape(seq, -1) @ p["out_proj.weight"].T
 
 

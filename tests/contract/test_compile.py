@@ -77,6 +77,7 @@ def test_recording_after_compilation_is_seen(generator: torch.Generator) -> None
         assert_close(compiled(x), expected)
 
 
+@pytest.mark.slow
 def test_another_length_does_not_give_a_stale_answer(generator: torch.Generator) -> None:
     mixer = Case("attention", {"position": "rope"}).create(generator)
     compiled = torch.compile(mixer, backend="aot_eager", fullgraph=True)

@@ -703,6 +703,7 @@ def test_tensorboard_gets_runs_that_sort_and_means_with_bands(varied: Path, tmp_
     assert (tmp_path / "mqar" / "attention n_heads=1" / "seed0" / later.name).is_symlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 128 + signal.SIGTERM)])
 def test_tensorboard_is_served_until_it_is_stopped(number: int, status: int, varied: Path, tmp_path: Path) -> None:
     before = sorted(varied.rglob("*"))

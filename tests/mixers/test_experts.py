@@ -274,6 +274,7 @@ def test_every_parameter_of_a_routed_expert_receives_a_gradient(generator: torch
         assert weight.grad.isfinite().all()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_compiled_code_agrees_with_eager_balance_loss_too(generator: torch.Generator) -> None:
     eager = model_of(generator, n_experts=3)

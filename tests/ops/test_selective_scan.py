@@ -176,6 +176,7 @@ def test_the_function_is_zoo_ops_own_name() -> None:
     assert zoo.ops.selective_scan is selective_scan
 
 
+@pytest.mark.slow
 def test_neither_torch_nor_numba_is_loaded_before_it_is_needed() -> None:
     """zoo.ops loads nothing; the scan in float64 loads no numba, whose import takes half a second."""
     program = (
@@ -386,6 +387,7 @@ def test_blocks_of_torch_are_the_reference(
         assert_close(found, exact)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
 def test_a_forked_process_scans_too() -> None:
     """As workers of a DataLoader do; a child has none of its parent's threads, and would wait for them for ever."""

@@ -258,6 +258,7 @@ assert all((found[name] == expected[name]).all() for name in expected)
 """
 
 
+@pytest.mark.slow
 def test_several_processes_may_want_the_same_split_at_once(tmp_path: Path) -> None:
     writers = [
         subprocess.Popen(
