@@ -116,6 +116,7 @@ VARIANTS = [
     Case("min_lstm", {"d_inner": 5}),
     Case("rg_lru", {"d_inner": 6, "n_heads": 3, "d_conv": 2}),
     Case("rg_lru", {"n_heads": 1, "d_conv": 1}),
+    Case("head_hybrid", {"n_heads": 3, "n_softmax_heads": 2, "d_head": 5, "beta_max": 2.0}),
     Case("hybrid", {"pattern": ("diagonal_ssm", {"name": "attention", "position": "alibi"}, "lstm")}),
     Case("hybrid", {"pattern": ("linear_attention", {"name": "factorized", "kernel": "bilinear"})}),
     Case("parallel_hybrid", {"pattern": ("lstm", {"name": "attention", "position": "alibi"}, "diagonal_ssm")}),

@@ -570,6 +570,24 @@ def delta_net_operator(p: Parameters, x: Array, n_heads: int = 2, beta_max: floa
     return operator
 
 
+def head_hybrid(
+    p: Parameters, x: Array, n_heads: int = 4, n_softmax_heads: int = 1, beta_max: float = 1.0, **_sizes: object
+) -> Array:
+    """2606.20097: the first heads attend, the others follow the gated delta rule, each normed by itself."""
+    q, k, v = attention_heads(p, x, n_heads)
+    scale, attending = np.sqrt(q.shape[2]), range(n_softmax_heads)
+    o = np.zeros_like(v)
+    for h in attending:
+        for i in range(len(x)):
+            weights = np.exp(k[: i + 1, h] @ q[i, h] / scale)
+            o[i, h] = weights @ v[: i + 1, h] / weights.sum()
+    q, k, v = (t[:, n_softmax_heads:] for t in (unit(q) / scale, unit(k), v))
+    beta = beta_max * sigmoid(x @ p["beta_proj.weight"].T)
+    alpha = np.exp(-np.exp(p["A_log"]) * softplus(x @ p["dt_proj.weight"].T + p["dt_bias"]))
+    o[:, n_softmax_heads:] = delta_heads(q, k, v, beta, alpha)
+    return grouped_norm(o.reshape(len(x), -1), p["norm.weight"], n_heads) @ p["out_proj.weight"].T
+
+
 def heads_of(t: Array, n_heads: int) -> Array:
     return t.reshape(len(t), n_heads, -1)
 
@@ -1360,6 +1378,7 @@ REFERENCES = {
     "rnn": rnn,
     "hybrid": hybrid,
     "parallel_hybrid": parallel_hybrid,
+    "head_hybrid": head_hybrid,
     "identity": identity,
 }
 OPERATORS = {

@@ -291,6 +291,13 @@ MIXERS: Registry[Mixer] = Registry(
             2024,
             "2411.13676",
         ),
+        "head_hybrid": Mixer(
+            "zoo.mixers.head_hybrid:HeadHybrid",
+            "softmax in some heads of a layer, a gated delta rule in the others",
+            "hybrid",
+            2026,
+            "2606.20097",
+        ),
         "identity": Mixer("zoo.mixers.identity:Identity", "no mixing: the control", "control", 2025, "2512.15115"),
     },
     aliases={"mamba": "selective_ssm", "mamba2": "ssd"},

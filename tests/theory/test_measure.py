@@ -113,6 +113,7 @@ LAYERS: dict[str, tuple[Any, int]] = {
     "residual": (lambda: ResidualBlock(create_mixer("attention", 8, n_heads=2)), 12),
     "channel mixer": (lambda: ResidualBlock(create_mixer("attention", 8, n_heads=2), d_channel=4), 16),
     "side by side": (lambda: make("parallel_hybrid", 6, pattern=["attention", "conv"], n_heads=2, d_conv=3), 12),
+    "both kinds of heads": (lambda: make("head_hybrid", 6, n_heads=3, n_softmax_heads=2), 12),
     "identity": (lambda: make("identity", 3), 5),
     "hybrid": (lambda: make("hybrid", 6, pattern=["attention", {"name": "attention", "n_heads": 2}], n_heads=3), 12),
 }

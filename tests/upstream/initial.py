@@ -157,6 +157,9 @@ TABLE = [
     *linear("gated_delta_net", GATED_DELTA, {"qkv_proj.weight": 64, "gate_proj.weight": 64, "out_proj.weight": 128}),
     Initial("gated_delta_net", "conv.weight", named("conv.weight"), within(4), GATED_DELTA, d_model=256),
     Initial("gated_delta_net", "norm.weight", named("norm.weight"), 1.0, GATED_DELTA),
+    # head_hybrid, as gated_delta_net.
+    Initial("head_hybrid", "dt", lambda m: F.softplus(m.dt_bias), STEPS, GATED_DELTA, {"n_heads": 2048}, 2048),
+    Initial("head_hybrid", "A", lambda m: m.A_log.exp(), uniform(0, 16), GATED_DELTA, {"n_heads": 2048}, 2048),
     # kda, gdn2 and delta_product.
     Initial("kda", "dt", lambda m: F.softplus(m.dt_bias), STEPS, KDA, {}, 1024),
     Initial("kda", "A", lambda m: m.A_log.exp(), uniform(1, 16), KDA, {"n_heads": 1024}, 1024),

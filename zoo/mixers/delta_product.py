@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm, ShortConv
-from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer, accumulator, head_width, require_positive, require_range
 from zoo.ops.activation import silu_gate
-from zoo.ops.delta_rule import delta_inputs, delta_product, require_stable
-from zoo.ops.step_size import draw_step_bias
+from zoo.ops.delta_rule import delta_inputs, delta_product, delta_strengths, require_stable
+from zoo.ops.step_size import draw_rate_log, draw_step_bias
 from zoo.ops.time import valid_positions
 
 
@@ -108,7 +106,7 @@ class DeltaProduct(SequenceMixer):
             layer.reset_parameters()
         with torch.no_grad():
             self.dt_bias.copy_(draw_step_bias(self.n_heads, self.dt_min, self.dt_max))
-            self.A_log.copy_((16 * (1 - torch.rand(self.n_heads))).log())  # in (0, 16]: zero has no logarithm
+            self.A_log.copy_(draw_rate_log(self.n_heads))
 
     def rank_law(self, seq_len: int) -> int:
         # n_householder per head for the recurrence; convolution, SiLU and gate act on the channels of the values.
@@ -126,7 +124,9 @@ class DeltaProduct(SequenceMixer):
         q, k, v = qkv.to(state.S.dtype).split(self.widths, dim=2)
         q = rearrange(q, "batch seq (head d) -> batch head seq d", head=self.n_heads)
         q, k, v = delta_inputs(q, self._steps(k), self._steps(v))
-        beta, log_decay = self._strengths(x, state.S.dtype, lengths)
+        valid = None if lengths is None else valid_positions(lengths, x.shape[1])
+        beta, dt = (layer(x).to(state.S.dtype) for layer in (self.beta_proj, self.dt_proj))
+        beta, log_decay = delta_strengths(beta, dt, self.beta_max, self.A_log, self.dt_bias, valid)
         y, S = delta_product(q, k, v, beta, log_decay, state.S)
         y = rearrange(self.norm(y), "batch head seq d -> batch seq (head d)").to(x.dtype)
         return self.out_proj(silu_gate(self.gate_proj(x), y)), DeltaProductState(conv, S)
@@ -135,16 +135,3 @@ class DeltaProduct(SequenceMixer):
         return rearrange(
             t, "batch seq (step head d) -> batch head seq step d", step=self.n_householder, head=self.n_heads
         )
-
-    def _strengths(self, x: Tensor, dtype: torch.dtype, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-        """beta (batch, n_heads, seq, n_householder) and log(alpha) (batch, n_heads, seq); padding changes nothing."""
-        beta = self.beta_max * torch.sigmoid(self.beta_proj(x).to(dtype))
-        beta = rearrange(beta, "batch seq (step head) -> batch head seq step", head=self.n_heads).contiguous()
-        # Contiguous: torch.compile mistakes the strides of softplus's gradient where input and gradient are laid out
-        # differently.
-        dt = rearrange(self.dt_proj(x).to(dtype), "batch seq head -> batch head seq").contiguous()
-        log_decay = -self.A_log.to(dtype).exp().unsqueeze(1) * F.softplus(dt + self.dt_bias.unsqueeze(1))
-        if lengths is not None:
-            valid = valid_positions(lengths, x.shape[1]).unsqueeze(1)
-            beta, log_decay = beta * valid.unsqueeze(3), log_decay * valid
-        return coefficient(beta), coefficient(log_decay)

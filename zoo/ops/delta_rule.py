@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from einops import rearrange
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from zoo.coefficient import coefficient
@@ -26,6 +27,37 @@ def delta_inputs(
     """SiLU of all three; queries and keys, the coefficients, of length one, queries divided by sqrt(d_key) then."""
     q, k = (unit_length(F.silu(t)) for t in (q, k))
     return coefficient(q * q.shape[-1] ** -0.5), coefficient(k), silu(v)
+
+
+def delta_strengths(
+    beta: Float[Tensor, "batch seq steps_heads"],
+    dt: Float[Tensor, "batch seq heads"],
+    beta_max: float,
+    A_log: Float[Tensor, " heads"],
+    dt_bias: Float[Tensor, " heads"],
+    valid: Bool[Tensor, "batch seq"] | None,
+) -> tuple[Float[Tensor, "batch heads seq steps"], Float[Tensor, "batch heads seq"]]:
+    """beta_max sigmoid(beta) and -exp(A_log) softplus(dt + dt_bias): writing strengths and log-decays (2412.06464).
+
+    Args:
+        beta: logits of the strengths, step by step, the heads of each step together.
+        dt: logits of the step sizes.
+        beta_max: upper end of the strengths.
+        A_log, dt_bias: of each head.
+        valid: where it is false nothing is written and nothing decays.
+
+    Returns:
+        Both, as coefficients, in dt's dtype.
+    """
+    strength = rearrange(beta_max * torch.sigmoid(beta), "b s (step head) -> b head s step", head=dt.shape[2])
+    # Contiguous: torch.compile mistakes the strides of softplus's gradient where input and gradient are laid out
+    # differently.
+    dt = dt.transpose(1, 2).contiguous()
+    log_decay = -A_log.to(dt.dtype).exp().unsqueeze(1) * F.softplus(dt + dt_bias.unsqueeze(1))
+    strength = strength.contiguous()
+    if valid is not None:
+        strength, log_decay = strength * valid[:, None, :, None], log_decay * valid.unsqueeze(1)
+    return coefficient(strength), coefficient(log_decay)
 
 
 def require_stable(beta_max: float) -> None:

@@ -1,4 +1,4 @@
-"""Where the step sizes of selective state space models start."""
+"""Where the step sizes and rates of selective state space models start."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 _FLOOR = 1e-4
+_RATE_MAX = 16
 
 
 def draw_step_bias(count: int, dt_min: float, dt_max: float) -> Float[Tensor, " count"]:
@@ -19,3 +20,11 @@ def draw_step_bias(count: int, dt_min: float, dt_max: float) -> Float[Tensor, " 
     span = math.log(dt_max) - math.log(dt_min)
     dt = torch.exp(torch.rand(count) * span + math.log(dt_min)).clamp(min=_FLOOR)
     return dt + torch.log(-torch.expm1(-dt))  # inverse softplus
+
+
+def draw_rate_log(count: int) -> Float[Tensor, " count"]:
+    """Logarithms of rates uniform in (0, 16], as gated delta nets start (2412.06464): zero has no logarithm.
+
+    Drawn from torch's generator.
+    """
+    return (_RATE_MAX * (1 - torch.rand(count))).log()
