@@ -8,7 +8,13 @@ from typing import Any
 
 from lab.run import Number, number_at
 
-SCORES = {"perplexity": False, "accuracy": True, "relative_squared_error": False, "loss": False}
+SCORES = {
+    "perplexity": False,
+    "accuracy": True,
+    "accuracy_macro": True,
+    "relative_squared_error": False,
+    "loss": False,
+}
 """Metrics by rank, and whether more is better: a task is judged by the first that its runs have."""
 
 

@@ -7,10 +7,12 @@ An experiment is YAML:
     changed: what was changed of it after results had been seen, and why
     fixed: {task: ssm_teacher, trainer.max_steps: 300}     # flags of every run
     grid: {mixer.n_heads: [1, 2, 4], seed: 0-4}            # flags with several values; all combinations
-    grids: [{...}, {...}]                                  # instead of grid: the union of several
+    grids: [{...}, {...}]                                  # the union of several; grid is then what they share
     tune: {lr: [1.0e-4, 1.0e-3]}
     match: {params: 1e6}
+    score: [accuracy_macro, accuracy]                      # one number for each model over all tasks (lab.sweep.scores)
     settings: {small: {...}, full: {...}}                  # any of the above once more, laid over it by --setting
+    setting: full                                          # the one that is meant without --setting
 
 Keys are flags of train.py without the dashes, dotted or nested as you like. What a flag's value may be is decided by
 train.py's parser (`lab.config.parse`) and by building each model without storage: a grid is checked whole before it
@@ -29,10 +31,11 @@ from typing import Any
 
 from lab.config import REGISTRIES, Command, Options, choose, parse, read_layer, read_yaml, with_members
 from lab.run import RunFolder
+from lab.score import SCORES
 from lab.sweep.matching import matched, misses, sizes, target
 from zoo.naming import UsageError, flatten, unknown
 
-KEYS = ("name", "prediction", "changed", "fixed", "grid", "grids", "tune", "match", "settings")
+KEYS = ("name", "prediction", "changed", "fixed", "grid", "grids", "tune", "match", "score", "settings", "setting")
 # A sweep decides these for each run, or they make no sense for many.
 NOT_SWEPT = {"run_dir", "test_only", "no_test", "print_config", "ckpt_path", "overwrite"}
 
@@ -50,6 +53,8 @@ class Experiment:
         setting: which of the file's settings this is.
         prediction: what the experiment expects, in words.
         changed: what was changed of it after results had been seen, and why.
+        score: metrics of the test split by which each model gets one number over all tasks; the first one also picks
+            what is tuned.
     """
 
     name: str
@@ -60,6 +65,7 @@ class Experiment:
     setting: str | None = None
     prediction: str = ""
     changed: str = ""
+    score: tuple[str, ...] = ()
 
     def overridden(self, flags: Mapping[str, list[Any]]) -> Experiment:
         """The same with some flags given anew: they replace what the file says of them."""
@@ -81,13 +87,15 @@ def read_experiment(path: str | Path, setting: str | None = None) -> Experiment:
     values, source = dict(layer.values), layer.source
     _check_keys(source, values)
     settings = _mapping(source, "settings", values.pop("settings", None))
+    default = values.pop("setting", None)
+    setting = default if setting is None else setting
     if setting is None and settings:
         raise UsageError(f"{source} has settings: give --setting {' or '.join(settings)}")
     if setting is not None:
         if setting not in settings:
             raise UsageError(f"{source}: {unknown('setting', setting, settings or ['none: the file has no settings'])}")
         over = _mapping(source, f"settings.{setting}", settings[setting])
-        _check_keys(f"{source}: settings.{setting}", over, KEYS[1:-1])
+        _check_keys(f"{source}: settings.{setting}", over, KEYS[1:-2])
     else:
         over = {}
     if "grids" in over:
@@ -103,6 +111,9 @@ def read_experiment(path: str | Path, setting: str | None = None) -> Experiment:
     grids = [
         {key: values_of(source, key, value) for key, value in _flags(source, "grids", grid).items()} for grid in listed
     ]
+    for flag in shared:
+        if any(flag in grid for grid in grids):
+            raise UsageError(f"{source}: {flag} has values in grid and in grids; leave one out")
     words = {key: " ".join(str(over.get(key, values.get(key, ""))).split()) for key in ("prediction", "changed")}
     experiment = Experiment(
         name=str(values.get("name", Path(path).stem)),
@@ -111,6 +122,7 @@ def read_experiment(path: str | Path, setting: str | None = None) -> Experiment:
         tune={key: values_of(source, key, value) for key, value in merged["tune"].items()},
         match={key: target(key, value) for key, value in merged["match"].items()},
         setting=setting,
+        score=_score(source, over.get("score", values.get("score", []))),
         **words,
     )
     if not experiment.fixed and not any(experiment.grids):
@@ -120,12 +132,18 @@ def read_experiment(path: str | Path, setting: str | None = None) -> Experiment:
     return experiment
 
 
+def _score(source: str, value: Any) -> tuple[str, ...]:
+    metrics = value if isinstance(value, list) else [value]
+    for metric in metrics:
+        if metric not in SCORES:
+            raise UsageError(f"{source}: {unknown('score', str(metric), SCORES)}")
+    return tuple(metrics)
+
+
 def _check_keys(source: str, values: Mapping[str, Any], valid: Sequence[str] = KEYS) -> None:
     for key in values:
         if key not in valid:
             raise UsageError(f"{source}: {unknown('key', key, valid)}")
-    if "grid" in values and "grids" in values:
-        raise UsageError(f"{source}: give grid or grids, not both")
 
 
 def _mapping(source: str, key: str, value: Any) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from lab.sweep.command import HELP, Request
 from lab.sweep.engine import Job, Outcome, Stop, require_ray, run_local, run_ray, slot_environments
 from lab.sweep.grid import Configuration, Experiment, Grid, arguments, expand, label
 from lab.sweep.matching import TOLERANCE
+from lab.sweep.scores import SCORES_JSON, SCORES_MD, Point, as_json, as_markdown, score_table, scores
 from zoo.files import write_atomically
 from zoo.naming import UsageError
 from zoo.signals import CTRL_C, SCHEDULER, handled
@@ -190,7 +191,7 @@ class Sweep:
             if not found:
                 say(console, f"{name}: no trial is done, nothing to pick", "red")
                 continue
-            score = score_of((metrics for _, metrics in found), "val")
+            score = (*self.experiment.score, score_of((metrics for _, metrics in found), "val"))[0]
             # Of equals the first.
             best, metrics = max(found, key=lambda each: merits(each[1], score, "val"))
             self.picked[key] = best
@@ -277,6 +278,26 @@ class Sweep:
         for outcome in self.failed:
             say(console, f"failed: {outcome.job.name}: {outcome.message}; see {outcome.job.folder}")
         say(console, str(self.folder / INDEX))
+        if self.experiment.score:
+            self._show_scores()
+
+    def _show_scores(self) -> None:
+        """Print each model's score over all tasks, and write it beside the index."""
+        metrics, console = self.experiment.score, make_console()
+        found = scores([self._point(*row) for row in self.rows()], metrics)
+        heads, rows = score_table(found, metrics)
+        table = make_table(f"{self.experiment.name}: means over the grid of each task, and over the tasks", heads)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+        write_atomically(self.folder / SCORES_JSON, as_json(found, metrics))
+        write_atomically(self.folder / SCORES_MD, as_markdown(self.experiment.name, found, metrics))
+        say(console, str(self.folder / SCORES_MD))
+
+    def _point(self, configuration: Configuration, seeds: Sequence[int]) -> Point:
+        options = {key: value for key, value in configuration.options.items() if key in self.varying}
+        task = configuration.command.config["task"]["name"]
+        return Point(task, options, len(seeds), self._metrics(configuration, seeds))
 
     def _metrics(self, configuration: Configuration, seeds: Sequence[int]) -> list[dict[str, Any]]:
         found = []

@@ -16,6 +16,7 @@ import yaml
 
 from lab import __main__ as application
 from lab.compare.runs import Run
+from lab.config import parse
 from lab.experiments import judge as experiments
 from lab.experiments.predictions import (
     PREDICTIONS,
@@ -38,6 +39,7 @@ N_RUNS = {
     "state_tracking": {"small": 20, "full": 150},
     "hybrid_ratio": {"small": 16, "full": 30},
     "real_text": {"small": 14, "full": 51},
+    "mad": {"small": 24, "full": 396},
 }
 
 
@@ -66,15 +68,50 @@ def failed(name: str, metrics: Metrics) -> list[str]:
 
 
 @pytest.mark.parametrize("setting", ["small", pytest.param("full", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", PREDICTIONS)
+@pytest.mark.parametrize("name", N_RUNS)
 def test_an_experiments_file_means_runs_that_train_takes(name: str, setting: str) -> None:
     found = grid_of(name, setting)
     assert found.n_runs == N_RUNS[name][setting]
-    assert read_experiment(CONFIGS / f"{name}.yaml", setting).prediction
+    experiment = read_experiment(CONFIGS / f"{name}.yaml", setting)
+    assert bool(experiment.prediction) != bool(experiment.score)
 
 
-def test_every_file_has_a_judge_and_every_judge_a_file() -> None:
-    assert {file.stem for file in CONFIGS.glob("*.yaml")} == set(PREDICTIONS)
+def test_every_file_has_a_judge_or_a_score_and_every_judge_a_file() -> None:
+    judged = {file.stem for file in CONFIGS.glob("*.yaml") if not read_experiment(file, "small").score}
+    assert judged == set(PREDICTIONS)
+
+
+MAD_POINTS = {
+    "compression": 11,
+    "fuzzy_recall": 11,
+    "in_context_recall": 11,
+    "memorization": 6,
+    "noisy_recall": 14,
+    "selective_copying": 13,
+}
+"""Grid points of each task: its baseline, and what athms/mad-lab's configs/tasks/*.yml list as changes of it."""
+
+
+@pytest.mark.slow
+def test_mads_grid_begins_with_the_published_shapes_and_changes_one_thing_at_a_time() -> None:
+    experiment = read_experiment(CONFIGS / "mad.yaml").overridden({"mixer": ["identity"]})
+    assert experiment.tune == {"lr": [1e-4, 5e-4, 1e-3], "weight_decay": [0.0, 0.1]}
+    by_task: dict[str, list[dict[str, Any]]] = {}
+    for configuration, _ in expand(experiment, Path("runs")):
+        config = configuration.command.config
+        by_task.setdefault(config["task"]["name"], []).append(config)
+    assert {task: len(configs) for task, configs in by_task.items()} == MAD_POINTS
+    for task, configs in by_task.items():
+        name = "selective_copying-mad" if task == "selective_copying" else task
+        published = parse(["--config", str(experiments.ROOT / f"configs/task/published/{name}.yaml")]).config
+        steps = published["trainer"]["max_steps"] * published["batch_size"]
+        assert steps == configs[0]["trainer"]["max_epochs"] * published["task"]["n_train"]
+        for key in ("d_model", "n_layers", "d_channel", "batch_size", "beta2", "warmup_steps", "final_lr", "task"):
+            assert configs[0][key] == published[key], (task, key)
+        changed = [
+            {key for key in each["task"] if each["task"][key] != configs[0]["task"][key]} for each in configs[1:]
+        ]
+        assert {len(keys) for keys in changed} == {1}, changed
 
 
 @pytest.mark.slow
@@ -310,7 +347,7 @@ def test_the_committed_page_is_what_the_results_say() -> None:
 def test_the_readme_says_how_long_an_experiment_takes() -> None:
     stored = experiments.read_stored(experiments.ROOT / "docs" / experiments.STORED)
     minutes = [math.ceil(each["seconds"] / 60) for each in stored.values()]
-    n_runs = sum(N_RUNS[name]["small"] for name in stored)
+    n_runs = sum(N_RUNS[name]["small"] for name in N_RUNS)
     said = f"{n_runs} runs; one by one, {min(minutes)} to {max(minutes)} minutes an experiment"
     assert said in (experiments.ROOT / "README.md").read_text(encoding="utf-8")
 

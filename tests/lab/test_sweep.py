@@ -34,6 +34,7 @@ from lab.sweep.engine import (
 )
 from lab.sweep.grid import Experiment, Grid, expand, read_experiment, values_of
 from lab.sweep.matching import TOLERANCE, target
+from lab.sweep.scores import Point, TaskScore, as_json, model_flags, score_table, scores
 from tests.lab.runs import error_line
 
 SMALL = shlex.split(
@@ -231,7 +232,9 @@ def test_an_experiments_file(tmp_path: Path) -> None:
         ("grid: {mixer: []}", "mixer has no values"),
         ("grids: []", "grids must be a list of mappings"),
         ("grid: [lstm]", "grid must be a mapping, got ['lstm']"),
-        ("{grid: {seed: 0}, grids: [{seed: 0}]}", "give grid or grids, not both"),
+        ("{grid: {seed: 0}, grids: [{seed: 0}]}", "seed has values in grid and in grids; leave one out"),
+        ("{grid: {seed: 0}, score: acuracy}", "unknown score 'acuracy' (did you mean 'accuracy'?)"),
+        ("{grid: {seed: 0}, setting: smal, settings: {small: {}}}", "unknown setting 'smal' (did you mean 'small'?)"),
         ("{grid: {seed: 0}, match: {parms: 1e6}}", "unknown quantity to match 'parms' (did you mean 'params'?)"),
         ("{grid: {seed: 0}, match: {params: -3}}", "expected a positive number such as 1e6, 1M or 64KiB, got -3"),
         ("{grid: {seed: 0}, settings: {small: {}}}", "has settings: give --setting small"),
@@ -613,3 +616,88 @@ def test_a_learning_rate_is_picked_by_validation_and_the_others_are_never_tested
     ]
     assert go(tmp_path, *argv) == 0
     assert "runs: all 2 are done already" in capsys.readouterr().out
+
+
+# One score over several tasks
+
+
+def point(task: str, accuracy: float | None, planned: int = 1, **options: Any) -> Point:
+    found = [] if accuracy is None else [{"test": {"accuracy": accuracy, "accuracy_macro": accuracy / 2}}]
+    return Point(task, {"task": task, **options}, planned, found)
+
+
+def test_a_score_is_the_mean_over_tasks_of_the_mean_over_a_tasks_grid() -> None:
+    points = [
+        point("mqar", 0.9, mixer="lstm", **{"task.seq_len": 16}),
+        point("mqar", 0.5, mixer="lstm", **{"task.seq_len": 32}),
+        point("mqar", 0.1, mixer="lstm", **{"task.seq_len": 64}),
+        point("parity", 1.0, mixer="lstm"),
+        point("mqar", 0.2, mixer="ssd"),
+        point("parity", 0.4, mixer="ssd"),
+    ]
+    lstm, ssd = scores(points, ["accuracy", "accuracy_macro"])
+    assert (lstm.model, ssd.model) == ({"mixer": "lstm"}, {"mixer": "ssd"})
+    # Not the mean over the runs, in which mqar would count three times: 0.625.
+    assert lstm.total("accuracy") == pytest.approx(0.75)
+    assert lstm.total("accuracy_macro") == pytest.approx(0.375)
+    assert ssd.total("accuracy") == pytest.approx(0.3)
+    assert lstm.tasks["accuracy"]["mqar"] == TaskScore(3, 3, pytest.approx(0.5))
+    heads, rows = score_table([lstm, ssd], ["accuracy_macro", "accuracy"])
+    assert heads == ["mixer", "mqar", "parity", "accuracy macro", "accuracy"]
+    assert rows == [["lstm", "0.2500", "0.5000", "0.3750", "0.7500"], ["ssd", "0.1000", "0.2000", "0.1500", "0.3000"]]
+
+
+def test_models_differ_by_what_differs_within_a_task() -> None:
+    # The width of a task is no other model; two widths of one task are two.
+    points = [point("mqar", 0.5, d_model=8), point("mqar", 0.7, d_model=16), point("parity", 1.0, d_model=8)]
+    assert model_flags(points) == ["d_model"]
+    assert model_flags([point("mqar", 0.5, lr=1, d_conv=4), point("parity", 1.0, lr=2, d_conv=0)]) == []
+
+
+def test_a_score_waits_until_every_grid_point_is_done() -> None:
+    seeds = Point("mqar", {"task": "mqar"}, 2, [{"test": {"accuracy": 0.5}}])
+    for points in ([point("mqar", 0.5), point("mqar", None)], [point("mqar", 0.5), seeds], [point("mqar", None)]):
+        (score,) = scores(points, ["accuracy"])
+        assert score.total("accuracy") is None
+        cell = score_table([score], ["accuracy"])[1][0][0]
+        assert cell == ("(0 of 1)" if len(points) == 1 else "0.5000 (1 of 2)")
+        assert json.loads(as_json([score], ["accuracy"]))["models"][0]["accuracy"]["score"] is None
+
+
+@pytest.mark.slow
+def test_a_scored_sweep_prints_and_writes_one_number_for_each_mixer(tmp_path: Path, stand_in: Any) -> None:
+    file = tmp_path / "suite.yaml"
+    content = {
+        "score": ["accuracy_macro", "accuracy"],
+        "fixed": {"d_model": 16},
+        "grid": {"mixer": ["identity", "conv"]},
+        "grids": [{"task": "mqar", "task.seq_len": [16, 32], "task.n_pairs": 2}, {"task": "parity"}],
+        "tune": {"lr": [0.1, 0.2]},
+        "settings": {"small": {"fixed": {"batch_size": 8}}},
+        "setting": "small",
+    }
+    file.write_text(yaml.safe_dump(content), encoding="utf-8")
+
+    def found(job: Job) -> str:
+        arguments = dict(each.removeprefix("--").split("=") for each in job.arguments if "=" in each)
+        value = 0.6 if arguments["mixer"] == "conv" else 0.2
+        better = arguments["lr"] == "0.2"
+        # Macro and micro accuracy disagree about the trials: the first metric of the score picks.
+        scores_ = {"accuracy_macro": value * (1.0 if better else 0.5), "accuracy": 0.4 if better else 0.9, "loss": 1.0}
+        return json.dumps({"val": scores_, "test": scores_, **job.expected})
+
+    stand_in(found)
+    assert sweep.main([str(file), "--run_dir", str(tmp_path / "runs")]) == 0
+    folder = tmp_path / "runs" / "suite" / "small"
+    models = json.loads((folder / "scores.json").read_text(encoding="utf-8"))["models"]
+    assert [each["model"] for each in models] == [{"mixer": "identity"}, {"mixer": "conv"}]
+    assert [each["accuracy_macro"]["score"] for each in models] == pytest.approx([0.2, 0.6])
+    assert [each["accuracy"]["score"] for each in models] == pytest.approx([0.4, 0.4])
+    assert models[0]["accuracy_macro"]["tasks"]["mqar"] == {"done": 2, "planned": 2, "mean": pytest.approx(0.2)}
+    page = (folder / "scores.md").read_text(encoding="utf-8")
+    assert "| mixer | mqar | parity | accuracy macro | accuracy |" in page
+    assert "| conv | 0.6000 | 0.6000 | 0.6000 | 0.4000 |" in page
+    # The same command goes on: nothing is left to do, and the numbers stay.
+    before = (folder / "scores.json").read_bytes()
+    assert sweep.main([str(file), "--run_dir", str(tmp_path / "runs")]) == 0
+    assert (folder / "scores.json").read_bytes() == before

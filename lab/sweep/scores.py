@@ -1,0 +1,170 @@
+"""One number for each model of a sweep over several tasks: the mean over the tasks of the mean over a task's grid.
+
+A grid point counts by the mean over its seeds; with --tune by the configuration that validation picked there.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lab.run import Number, number_at
+
+SCORES_JSON, SCORES_MD = "scores.json", "scores.md"
+"""What is written beside the sweep's index."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One configuration of the grid.
+
+    Attributes:
+        task: the task's name in the registry.
+        options: flags in which the sweep's configurations differ, with their values.
+        planned: how many seeds there are to be.
+        found: metrics of those that are done.
+    """
+
+    task: str
+    options: Mapping[str, Any]
+    planned: int
+    found: Sequence[Mapping[str, Any]]
+
+    def value(self, metric: str) -> float | None:
+        """The mean over the seeds in the test split; None until all are there."""
+        values = [value for metrics in self.found if (value := number_at(metrics, "test", metric)) is not None]
+        return statistics.mean(values) if len(values) == self.planned else None
+
+
+@dataclass(frozen=True)
+class TaskScore:
+    """Of one model on one task.
+
+    Attributes:
+        done: grid points that have a number.
+        planned: grid points.
+        mean: of those that are done; None where there are none.
+    """
+
+    done: int
+    planned: int
+    mean: Number | None
+
+
+@dataclass(frozen=True)
+class ModelScore:
+    """Of one model.
+
+    Attributes:
+        model: the flags that tell it from the others.
+        tasks: for each metric, its score on each task.
+    """
+
+    model: Mapping[str, Any]
+    tasks: Mapping[str, Mapping[str, TaskScore]]
+
+    def total(self, metric: str) -> Number | None:
+        """The mean over the tasks; None until every grid point is done."""
+        scores = list(self.tasks[metric].values())
+        if any(score.mean is None or score.done < score.planned for score in scores):
+            return None
+        return statistics.mean(score.mean for score in scores if score.mean is not None)
+
+
+def model_flags(points: Sequence[Point]) -> list[str]:
+    """What tells models apart: flags that are no option of a task and differ within one."""
+    values: dict[str, dict[str, set[str]]] = {}
+    for point in points:
+        for flag in {flag for each in points for flag in each.options}:
+            by_task = values.setdefault(flag, {})
+            by_task.setdefault(point.task, set()).add(json.dumps(point.options.get(flag)))
+    # In the order of the options, not of a set.
+    return [
+        flag
+        for flag in dict.fromkeys(flag for point in points for flag in point.options)
+        if flag.partition(".")[0] not in ("task", "config") and any(len(each) > 1 for each in values[flag].values())
+    ]
+
+
+def scores(points: Sequence[Point], metrics: Sequence[str]) -> list[ModelScore]:
+    """Each model's scores by these metrics, in the order of the grid."""
+    flags = model_flags(points)
+    by_model: dict[str, list[Point]] = {}
+    for point in points:
+        by_model.setdefault(json.dumps({f: point.options[f] for f in flags if f in point.options}), []).append(point)
+    return [
+        ModelScore(json.loads(text), {metric: _by_task(own, metric) for metric in metrics})
+        for text, own in by_model.items()
+    ]
+
+
+def _by_task(points: Iterable[Point], metric: str) -> dict[str, TaskScore]:
+    values: dict[str, list[float | None]] = {}
+    for point in points:
+        values.setdefault(point.task, []).append(point.value(metric))
+    return {
+        task: TaskScore(len(done), len(every), statistics.mean(done) if done else None)
+        for task, every in values.items()
+        for done in [[value for value in every if value is not None]]
+    }
+
+
+def as_json(found: Sequence[ModelScore], metrics: Sequence[str]) -> str:
+    """The scores as JSON: by model and metric the score, each task's mean, how many grid points are behind it."""
+    models = [
+        {
+            "model": score.model,
+            **{
+                metric: {
+                    "score": score.total(metric),
+                    "tasks": {task: vars(each) for task, each in score.tasks[metric].items()},
+                }
+                for metric in metrics
+            },
+        }
+        for score in found
+    ]
+    return json.dumps({"metrics": list(metrics), "models": models}, indent=2) + "\n"
+
+
+def score_table(found: Sequence[ModelScore], metrics: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows: what tells the models apart, each task by the first metric, the score by each.
+
+    A mean over a part of the grid says of how many points it is; the score stays empty until all are done.
+    """
+    flags = list(dict.fromkeys(flag for score in found for flag in score.model))
+    tasks = list(dict.fromkeys(task for score in found for task in score.tasks[metrics[0]]))
+    heads = [*(flag.removeprefix("mixer.") for flag in flags), *tasks]
+    heads += [metric.replace("_", " ") for metric in metrics]
+    rows = []
+    for score in found:
+        cells = [_cell(score.model.get(flag)) for flag in flags]
+        cells += [_mean(score.tasks[metrics[0]].get(task)) for task in tasks]
+        rows.append(cells + [_cell(score.total(metric)) for metric in metrics])
+    return heads, rows
+
+
+def as_markdown(name: str, found: Sequence[ModelScore], metrics: Sequence[str]) -> str:
+    """The table as a page."""
+    heads, rows = score_table(found, metrics)
+    lines = [heads, ["---"] * len(heads), *rows]
+    metric = metrics[0].replace("_", " ")
+    said = f"Each task: {metric} in the test split, a mean over its grid. The last columns: the mean over the tasks."
+    return "\n".join([f"# {name}", "", said, "", *(f"| {' | '.join(line)} |" for line in lines)]) + "\n"
+
+
+def _mean(score: TaskScore | None) -> str:
+    if score is None:
+        return ""
+    if score.done == score.planned:
+        return _cell(score.mean)
+    return f"{_cell(score.mean)} ({score.done} of {score.planned})".strip()
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value)
