@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.conformance.planted import BUGS, RIGHT
+from tests.conformance.planted import BUGS, RIGHT, FaintMemory
 from zoo.conformance import check, properties
 from zoo.conformance.comparison import miss
 
@@ -55,5 +55,5 @@ def test_the_lines_of_a_finding_reproduce_it(name: str, capsys: pytest.CaptureFi
     if bug.property in ("chunked", "one_by_one", "lengths", "rows_independent", "state_dict", "deterministic"):
         assert isinstance(a, torch.Tensor)
         assert isinstance(b, torch.Tensor)
-        assert miss(a, b) > 1
+        assert miss(a, b) > (0.01 if bug.module is FaintMemory else 1)
         assert "differ by" in capsys.readouterr().out

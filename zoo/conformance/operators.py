@@ -7,7 +7,7 @@ from torch import Tensor
 
 from zoo.coefficient import recording
 from zoo.conformance.comparison import compared
-from zoo.conformance.finding import NotApplicableError, Observation
+from zoo.conformance.finding import NotApplicableError, Observation, describe_error
 from zoo.conformance.subject import Plain, Subject
 from zoo.theory.operator import Interaction, OperatorError, interaction
 from zoo.theory.rank import effective_rank, heads_needed, operator_spectrum, spectrum_rank
@@ -70,8 +70,11 @@ def _read(subject: Subject) -> tuple[Interaction, Tensor, Tensor]:
         raise NotApplicableError(f"the whole operator is read up to d_model {_WIDEST}: check at a smaller width")
     module = subject.module(torch.float64)
     plain, x = Plain(module, subject.adapter, subject.d_model), subject.draw(1, _LENGTH, dtype=torch.float64)
-    with torch.no_grad(), recording() as tape:
-        plain(x)
+    try:
+        with torch.no_grad(), recording() as tape:
+            plain(x)
+    except Exception as error:  # a stranger's module may raise anything
+        raise NotApplicableError(f"W is read in float64, which it refuses: {describe_error(error)}") from error
     try:
         read = interaction(plain, x)
     except (OperatorError, ValueError, RuntimeError):

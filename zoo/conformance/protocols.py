@@ -8,8 +8,10 @@ from zoo.conformance.adapters.adapter import Adapter, Forward
 from zoo.conformance.adapters.ours import Stream
 from zoo.conformance.adapters.pair import Pair
 from zoo.conformance.adapters.step import Step
+from zoo.conformance.adapters.transformers_cache import Embeddings, TransformersCache
+from zoo.conformance.adapters.x_transformers_cache import XTransformersCache
 
-PROTOCOLS = (Stream, Step, Pair)
+PROTOCOLS = (Stream, TransformersCache, Embeddings, XTransformersCache, Step, Pair)
 
 
 def find_adapter(module: nn.Module, x: Tensor) -> Adapter:

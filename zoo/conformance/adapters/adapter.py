@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -33,10 +33,10 @@ class Adapter:
         chunk_lines: what `chunk` does, in Python, of `module`, `x` and `state`, to `y` and `state`.
     """
 
-    name: ClassVar[str] = "an adapter of your own"
+    name: str = "an adapter of your own"
     streams: bool = False
     longest: int | None = None
-    in_place: ClassVar[bool] = False
+    in_place: bool = False
     input_keyword: str | None = None
     whole_line: str = "adapter.whole(module, x)"
     chunk_lines: Sequence[str] = ("y, state = adapter.chunk(module, x, state)",)
@@ -48,6 +48,10 @@ class Adapter:
     def chunk(self, module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         """The outputs for the next chunk, and the state after it; `state` is None before the first."""
         raise NotImplementedError(f"{type(self).__name__} says that it streams and has no chunk")
+
+    def bypassed(self, module: nn.Module) -> list[nn.Parameter]:
+        """Parameters that the input passes by when it comes as vectors: a table of tokens."""
+        return []
 
 
 class Forward(Adapter):
