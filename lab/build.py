@@ -37,13 +37,24 @@ def build(config: Mapping[str, Any], device: str | None = None) -> tuple[Task, B
 
 
 def build_task(config: Mapping[str, Any]) -> Task:
-    """The task alone. Its group in the configuration has options of the data beside its own.
+    """The task alone, of a mixture at the longest shape that is trained.
 
     Raises:
         ValueError: what the task refuses.
     """
+    options, mixture = task_options(config), config["task"].get("mixture")
+    name = options.pop("name")
+    if mixture is None:
+        return create_task(name, **options)
+    from tasks.mixture import create_segments, longest
+
+    return longest(create_segments(TASKS[name], options, mixture))
+
+
+def task_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The task's name and own options; its group in the configuration has those of the data beside them."""
     name = config["task"]["name"]
-    return create_task(name, **declared(config["task"], TASKS[name]))
+    return {"name": name, **declared(config["task"], TASKS[name])}
 
 
 def model_options(config: Mapping[str, Any], task: Task, *targets: Callable[..., Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from zoo.naming import UsageError
 
 NAMING = {"mixer": "mixer.name", "task": "task.name", "seed": "seed"}
 """What names a run, and is told of each: its name in the tab, and among the options."""
-TESTED = {"task.n_val", "task.n_test", "task.test_lengths"}
+TESTED = {"task.n_val", "task.n_test", "task.test_lengths", "task.test_segments"}
 """Options that say what a run is judged on: no hyper-parameters."""
 LOCK, PATIENCE = ".hparams.lock", 60.0
 """A file in the run_dir, and the seconds for which a run that begins waits for others that begin."""

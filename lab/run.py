@@ -42,13 +42,14 @@ Metrics: TypeAlias = dict[str, Any]
 """What metrics.json holds, None for a number that is not finite:
 
     {"test": {"accuracy": 0.97, "loss": 0.1, "by_distance": [{"at_most": 8, "accuracy": 0.99}, ...],
-              "at_length": {"128": {"accuracy": 0.9}, ...}},
+              "at_length": {"128": {"accuracy": 0.9}, ...},
+              "by_segment": {"seq_len=64,n_pairs=4": {"accuracy": 0.9, "loss": 0.2, "chance": 0.02}, ...}},
      "val": {"accuracy": 0.98, "loss": 0.1}, "chance": 0.02, "floor_at_heads": {"1": 0.3, ...}, "params": 12345,
      "state_bytes": 4096, "tokens_per_second": 1e5, "step": 400, "seconds": 30.1}
 
 A run that has not been tested has no "test". Lightning and TensorBoard know the same numbers by flat names,
-`test/loss`, `test/accuracy_by_distance/<=8`, `test/accuracy_at_length/128`, and so did older files: see
-`nested_metrics` and `flat_metrics`.
+`test/loss`, `test/accuracy_by_distance/<=8`, `test/accuracy_at_length/128`, `test/by_segment/seq_len=64/loss`, and so
+did older files: see `nested_metrics` and `flat_metrics`.
 """
 
 INCIDENTAL = {
@@ -87,7 +88,7 @@ WATCHING = {
 
 LONGEST_NAME = 40
 """Characters of a task's or a mixer's part: TensorBoard has room for two such names beside its charts."""
-LAST_NAMED = {f"task.{name}" for name in ("n_train", "n_val", "n_test", "test_lengths")}
+LAST_NAMED = {f"task.{name}" for name in ("n_train", "n_val", "n_test", "test_lengths", "test_segments")}
 """Options that say how much is trained and tested on: of a name that is cut, their end is."""
 LIBRARIES = ("torch", "lightning", "numpy", "datasets", "jsonargparse", "tensorboard")
 
@@ -332,6 +333,9 @@ def nested_metrics(flat: Mapping[str, Any]) -> Metrics:
                 score, _, fact = group.partition("_by_")
                 entry = {"at_most": int(bound.removeprefix("<=")), score: value}
                 metrics.setdefault(head, {}).setdefault(f"by_{fact}", []).append(entry)
+            case ["by_segment", scored]:
+                segment, _, score = scored.rpartition("/")
+                metrics.setdefault(head, {}).setdefault("by_segment", {}).setdefault(segment, {})[score] = value
             case [group, length] if group.endswith("_at_length"):
                 at = metrics.setdefault(head, {}).setdefault("at_length", {})
                 at.setdefault(length, {})[group.removesuffix("_at_length")] = value
@@ -362,6 +366,10 @@ def flat_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
                 }
             elif name == "at_length":
                 found |= {f"{head}/{score}_at_length/{n}": v for n, at in value.items() for score, v in at.items()}
+            elif name == "by_segment":
+                found |= {
+                    f"{head}/{name}/{segment}/{score}": v for segment, at in value.items() for score, v in at.items()
+                }
             elif isinstance(value, Mapping):
                 found |= {f"{head}/{name}/{last}": each for last, each in value.items()}
             else:
@@ -483,6 +491,8 @@ def _value_text(value: Any) -> str:
         return "_" + "+".join(f"{n}x" * (n > 1) + text.removeprefix("_") for text, n in items)
     if isinstance(value, Mapping) and "class_path" in value:
         return f"_{value['class_path'].rpartition('.')[2]}({value.get('init_args')})"
+    if isinstance(value, Mapping):
+        return "_" + ".".join(f"{key}{_value_text(each)}" for key, each in value.items())
     if value is None or isinstance(value, bool):
         return f"_{value}".lower()
     return f"_{value}"

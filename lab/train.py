@@ -22,9 +22,9 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from lab.build import build_task, declared, model_options
+from lab.build import declared, model_options, task_options
 from lab.config import PROGRAM, Command, parse
 from lab.hparams import compare_options, compared_results
 from lab.run import BY_LENGTH, Metrics, RunFolder, is_tested, nested_metrics, number_at
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tasks.spec import TaskSpec
     from zoo.training import SequenceModule, Throughput
 
+Key = TypeVar("Key")
 START = time.perf_counter()
 # An OpenMP thread that waits for another should give its core away: where other processes keep the cores busy, spinning
 # makes a step of small kernels two to five times slower. Read when torch is imported.
@@ -186,13 +187,15 @@ class Session:
         config = command.config
         throughput = Throughput()
         try:
-            task = build_task(config)
-            model = SequenceModule(**model_options(config, task, Backbone, SequenceModule))
             shared = {name: config[name] for name in ("batch_size", "seed")}
-            data = TaskDataModule(task, **declared(config["task"], TaskDataModule), **shared)
+            data = TaskDataModule(task_options(config), **declared(config["task"], TaskDataModule), **shared)
+            task = data.task
+            model = SequenceModule(**model_options(config, task, Backbone, SequenceModule))
             checkpoint = folder.checkpoint_for(command)
             step = None if checkpoint is None else check_checkpoint(checkpoint, **model_options(config, task, Backbone))
-            state_bytes = model.backbone.state_bytes(task.spec.seq_len)  # refuses a sequence that the mixer cannot take
+            for segment in data.segments:
+                model.backbone.state_bytes(segment.task.spec.seq_len)  # refuses a sequence that the mixer cannot take
+            state_bytes = model.backbone.state_bytes(task.spec.seq_len)
             progress = command.trainer["enable_progress_bar"] is not False
             trainer = build_trainer(command, folder, throughput, step)
             if isinstance(trainer.precision_plugin, DoublePrecision):
@@ -237,14 +240,14 @@ class Session:
             trainer.loggers = loggers
             tested = trainer.test(self.model, self.data, **options) if test else []
             score = tested[0].get(f"test/{self.model.score_name}") if tested else None
-            further = self._test_at_lengths(score) if test else {}
+            further = self._test_at_lengths(score) | self._test_segments() if test else {}
         flat = {
             **{f"{split}/{name}": None for split in splits for name in ("accuracy", "loss")},
             # Lightning returns no metrics at all where --trainer.limit_val_batches or limit_test_batches is zero.
             **{name: value for found in (*validated, *tested) for name, value in found.items()},
             **further,
-            "chance": self.data.task.of_split("test").spec.chance,
-            **self.data.task.floors(),
+            "chance": self.data.chance,
+            **({} if self.data.is_mixture else self.data.task.floors()),
             "params": self.n_params,
             "state_bytes": self.state_bytes,
             "tokens_per_second": self.throughput.tokens_per_second,
@@ -279,14 +282,27 @@ class Session:
             save_figure(figure, self.folder.path / f"{name}{BY_LENGTH}")
         return {f"test/{name}_at_length/{length}": found for length, found in scores.items()}
 
+    def _test_segments(self) -> dict[str, float | None]:
+        """Scores of the segments by their flat names, drawn where the run's curves are."""
+        from zoo.training import log_apart, scores_apart
+
+        batches = self._with_bars(self.data.segment_batches(), "testing at {}")
+        scores = scores_apart(self.trainer, self.model, batches)
+        log_apart(self.trainer, "segment", scores)
+        for segment in self.data.segments:
+            scores[segment.name] |= {"chance": segment.task.of_split("test").spec.chance}
+        return {f"test/by_segment/{name}/{score}": v for name, found in scores.items() for score, v in found.items()}
+
     def _length_batches(self) -> Iterator[tuple[int, Any]]:
-        """The test batches of each length; on a terminal with a bar where they take long."""
+        return self._with_bars(self.data.length_batches(), "testing at length {}")
+
+    def _with_bars(self, batches: Iterator[tuple[Key, Any]], title: str) -> Iterator[tuple[Key, Any]]:
+        """The test batches of each key; on a terminal with a bar where they take long."""
         from tqdm import tqdm
 
         disable = None if self.progress and self.trainer.is_global_zero else True
-        for length, batches in self.data.length_batches():
-            title = f"testing at length {length}"
-            yield length, tqdm(batches, title, unit=" batches", delay=2, leave=False, disable=disable)
+        for key, each in batches:
+            yield key, tqdm(each, title.format(key), unit=" batches", delay=2, leave=False, disable=disable)
 
     @property
     def n_params(self) -> int:
@@ -474,6 +490,10 @@ def show(metrics: Mapping[str, Any], where: Path) -> None:
     for name, form in SHOWN.items():
         if (value := test.get(name)) is not None:
             table.add_row(f"test {name.replace('_', ' ')}", format(value, form))
+    for segment, scores in test.get("by_segment", {}).items():
+        for name in ("accuracy", "relative_squared_error"):
+            if (score := scores.get(name)) is not None:
+                table.add_row(f"test {name.replace('_', ' ')} at {segment}", f"{score:.4g}")
     for length, scores in test.get("at_length", {}).items():
         for name, score in scores.items():
             shown = "-" if score is None else f"{score:.4g}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ import torch
 from torch import Tensor
 
 from tasks.base import Arrays, Task
-from tasks.registry import create_task
+from tasks.mixture import apportion, create_segments, longest
+from tasks.registry import create_task, task_class
 from tasks.spec import TaskSpec
 from tasks.splits import at_most, narrow_split, require_rows, shard_rows
 
@@ -25,6 +28,9 @@ FRESH_STREAM = 4
 
 USUAL_SIZES = {"train": 10_000, "validation": 1_000, "test": 1_000}
 """Examples of each split where their number is not given."""
+
+MIXTURE_STREAM = 5
+"""The word of the generator of the order in which the batches of segments follow each other."""
 
 LEAST_AT_LENGTH = 16
 """Examples at a test length, however long it is."""
@@ -162,6 +168,47 @@ class FreshBatches(NumberedBatches):
         return self._drawn[1]
 
 
+class MixedBatches(NumberedBatches):
+    """Batches of several shapes, each batch of one of them, none padded.
+
+    An epoch has the batches of an epoch of every segment, in an order drawn for it: batch `index` is the next one of
+    the segment whose turn it is. All processes have the same shape at the same time.
+
+    Args:
+        segments: the training batches of each.
+        seed: of the order.
+        position: see `NumberedBatches`.
+    """
+
+    def __init__(self, segments: Sequence[NumberedBatches], seed: int, position: Callable[[], int] = lambda: 0) -> None:
+        first = segments[0]
+        n_rows = sum(each.n_rows for each in segments)
+        super().__init__(n_rows, first.batch_size, seed, position, first.rank, first.world_size)
+        self.segments = segments
+        self._turns: tuple[int, np.ndarray, np.ndarray] | None = None
+
+    def __len__(self) -> int:
+        return sum(len(each) for each in self.segments)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        epoch, place = divmod(index, len(self))
+        turns, numbers = self._epoch(epoch)
+        segment = self.segments[turns[place]]
+        return segment[epoch * len(segment) + int(numbers[place])]
+
+    def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Whose turn it is at each place of an epoch, and which of its batches in this epoch that is."""
+        if self._turns is None or self._turns[0] != epoch:
+            rng = np.random.default_rng([self.seed, MIXTURE_STREAM, epoch])
+            turns = rng.permutation(np.repeat(np.arange(len(self.segments)), [len(each) for each in self.segments]))
+            numbers = np.empty_like(turns)
+            for segment in range(len(self.segments)):
+                places = np.flatnonzero(turns == segment)
+                numbers[places] = np.arange(len(places))
+            self._turns = epoch, turns, numbers
+        return self._turns[1:]
+
+
 class OrderedBatches:
     """All rows in order, the last batch as short as it comes; several processes share each batch out.
 
@@ -184,6 +231,19 @@ class OrderedBatches:
         for start in range(0, self.n_rows, self.global_batch_size):
             rows = np.arange(start, min(start + self.global_batch_size, self.n_rows))
             yield gather(self.arrays, np.array_split(rows, self.world_size)[self.rank])
+
+
+class BatchesInTurn:
+    """The batches of one set of rows after those of the other."""
+
+    def __init__(self, parts: Sequence[OrderedBatches]) -> None:
+        self.parts = parts
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self.parts)
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        return chain.from_iterable(self.parts)
 
 
 def gather(arrays: Arrays, rows: np.ndarray) -> dict[str, Tensor]:
@@ -211,6 +271,15 @@ def task_at_length(task: Task, length: int) -> Task:
     return other
 
 
+@dataclass(frozen=True)
+class _Part:
+    """A task at one shape, by what seed it is drawn, and how many examples each split has."""
+
+    task: Task
+    seed: int
+    sizes: dict[str, int]
+
+
 class TaskDataModule(L.LightningDataModule):
     """The splits of a task, generated or read from the cache, and held in memory.
 
@@ -219,7 +288,7 @@ class TaskDataModule(L.LightningDataModule):
         n_train: training examples, with fresh those after which an epoch ends; 10,000 when absent, or all where a task
             of limited data has fewer.
         n_val: validation examples; 1,000 when absent, or all.
-        n_test: test examples; 1,000 when absent, or all.
+        n_test: test examples, of a mixture for each segment; 1,000 when absent, or all.
         batch_size: examples per batch and device.
         seed: of the data and of the order in which training meets it.
         cache: keep the splits on disk, or generate them at each start; when absent, those of a slow task are kept.
@@ -227,10 +296,15 @@ class TaskDataModule(L.LightningDataModule):
         test_lengths: further lengths at which the trained model is tested, such as 64,256,1024; at each, as many
             examples as make n_test of the trained length in positions, but at least 16.
         fresh: draw new training examples for ever, instead of going through the same n_train again and again.
+        mixture: shapes to train on together, for each the options that it overrides and its weight (1 when absent), by
+            which n_train and n_val are shared out: "{seq_len: 64, weight: 3}, {seq_len: 128}"; a batch is of one shape,
+            and each is tested by itself too.
+        test_segments: further shapes that the trained model is tested on, each by itself, as in mixture but without
+            weights.
 
     Raises:
         ValueError: a size below 1, a split larger than the task's data, a training split smaller than a batch, a
-            negative seed, what the task refuses.
+            negative seed, what the task or `tasks.mixture.create_segments` refuses.
     """
 
     def __init__(
@@ -245,6 +319,8 @@ class TaskDataModule(L.LightningDataModule):
         cache_dir: str | Path | None = None,
         test_lengths: list[int] | None = None,
         fresh: bool = False,
+        mixture: list[dict[str, Any]] | None = None,
+        test_segments: list[dict[str, Any]] | None = None,
     ) -> None:
         super().__init__()
         sizes = {"n_train": n_train, "n_val": n_val, "n_test": n_test, "batch_size": batch_size}
@@ -253,82 +329,159 @@ class TaskDataModule(L.LightningDataModule):
                 raise ValueError(f"{name} must be a positive integer, got {size}")
         if seed < 0:
             raise ValueError(f"seed must be >= 0, got {seed}")
-        self.task = task if isinstance(task, Task) else create_task(**task)
+        if mixture is not None and test_lengths:
+            raise ValueError("test_lengths are of a task of one shape; with a mixture, name shapes in test_segments")
+        if isinstance(task, Task):
+            cls, options = type(task), task.options()
+        else:
+            cls, options = task_class(task["name"]), {name: value for name, value in task.items() if name != "name"}
+        self.segments = create_segments(cls, options, mixture, test_segments)
+        """The shapes of a mixture, then those that are only tested."""
+        self.is_mixture = mixture is not None
+        if self.is_mixture:
+            self.task = longest(self.segments)
+        else:
+            self.task = task if isinstance(task, Task) else create_task(**task)
         self.batch_size, self.seed, self.fresh = batch_size, seed, fresh
         self.cache, self.cache_dir = self.task.slow if cache is None else cache, cache_dir
-        asked = {"train": ("n_train", n_train), "validation": ("n_val", n_val), "test": ("n_test", n_test)}
-        self._sizes: dict[str, int] = {}
-        for split, (name, size) in asked.items():
-            if size is not None and not (fresh and split == "train"):
-                require_rows(self.task, split, size, name)
-            self._sizes[split] = at_most(self.task, split, USUAL_SIZES[split]) if size is None else size
-        if (n := self._sizes["train"]) < batch_size:
-            raise ValueError(f"n_train must hold a batch, got n_train={n} for batch_size={batch_size}")
-        self._splits: dict[str, Arrays] = {}
         self.at_lengths = {length: task_at_length(self.task, length) for length in sorted(set(test_lengths or ()))}
         """The task at each test length, ascending."""
+        self._trained, self._tested = self._parts(n_train, n_val, n_test)
+        self._splits: dict[tuple[str, str], Arrays] = {}
+
+    def _parts(
+        self, n_train: int | None, n_val: int | None, n_test: int | None
+    ) -> tuple[dict[str, _Part], dict[str, _Part]]:
+        """What is trained, and what is tested by itself, by the segments' names; that of a single task is empty."""
+        asked = {"train": ("n_train", n_train), "validation": ("n_val", n_val), "test": ("n_test", n_test)}
+
+        def size(task: Task, split: str, n: int) -> int:
+            name, given = asked[split]
+            if given is None:
+                return at_most(task, split, n)
+            if not (self.fresh and split == "train"):
+                require_rows(task, split, n, name)
+            return n
+
+        shapes = [(each.name, each.task, each.share, each.seed(self.seed)) for each in self.segments]
+        trained = [shape for shape in shapes if shape[2]] or [("", self.task, 1.0, self.seed)]
+        shared = {
+            split: apportion(n or USUAL_SIZES[split], [share for _, _, share, _ in trained])
+            for split, (_, n) in asked.items()
+        }
+        parts = {}
+        for at, (name, task, _, seed) in enumerate(trained):
+            each = {"train": shared["train"][at], "validation": max(1, shared["validation"][at])}
+            each["test"] = n_test or USUAL_SIZES["test"]
+            parts[name] = _Part(task, seed, {split: size(task, split, n) for split, n in each.items()})
+            if (n := parts[name].sizes["train"]) < self.batch_size:
+                got = f"n_train={n}" + (f" of {name}" if name else "")
+                raise ValueError(f"n_train must hold a batch, got {got} for batch_size={self.batch_size}")
+        tested = {
+            name: parts.get(name) or _Part(task, seed, {"test": size(task, "test", n_test or USUAL_SIZES["test"])})
+            for name, task, _, seed in shapes
+        }
+        return parts, tested
 
     @property
     def spec(self) -> TaskSpec:
-        """What a model must know of the task."""
+        """What a model must know of the task, of a mixture at the longest shape that is trained."""
         return self.task.spec
 
-    def split(self, name: str) -> Arrays:
+    @property
+    def chance(self) -> float | None:
+        """The chance level of the test split; of a mixture the mean over the labels of its segments."""
+        parts = self._trained.values()
+        levels = [part.task.of_split("test").spec.chance for part in parts]
+        if len(set(levels)) == 1:
+            return levels[0]
+        labels = [part.sizes["test"] * (part.task.spec.labelled or 1) for part in parts]
+        return float(np.average([level or 0.0 for level in levels], weights=labels))
+
+    def split(self, name: str, segment: str | None = None) -> Arrays:
         """The arrays of split "train", "validation" or "test", made on first use.
 
+        Args:
+            name: of the split.
+            segment: of a mixture, or of what is tested further, the segment's name.
+
         Raises:
-            ValueError: a cache folder that cannot be written.
+            ValueError: a cache folder that cannot be written, no such segment.
         """
-        if name not in self._splits:
-            self._splits[name] = self._made(self.task, name, self._sizes[name])
-        return self._splits[name]
+        key, parts = segment or "", self._trained | self._tested
+        if key not in parts:
+            raise ValueError(f"no segment {key!r}; choose from: {', '.join(parts)}")
+        if (key, name) not in self._splits:
+            part = parts[key]
+            self._splits[key, name] = self._made(part.task, name, part.sizes[name], part.seed)
+        return self._splits[key, name]
 
     def setup(self, stage: str) -> None:
         """Make what the stage reads, so that no generation hides inside the first step."""
         fitted = ("validation",) if self.fresh else ("train", "validation")
         for name in {"fit": fitted, "validate": ("validation",), "test": ("test",)}.get(stage, ()):
-            self.split(name)
-        if stage == "test" and self.cache:
-            for length in self.at_lengths:
+            for segment in self._trained:
+                self.split(name, segment)
+        if stage == "test":
+            for segment in self._tested:
+                self.split("test", segment)
+            for length in self.at_lengths if self.cache else ():
                 self._test_split_at(length)
 
-    def train_dataloader(self) -> NumberedBatches | OrderedBatches:
+    def train_dataloader(self) -> NumberedBatches | BatchesInTurn:
         """One epoch of shuffled or fresh batches from where the trainer stands; in order when it overfits a few."""
         if self.trainer is not None and self.trainer.overfit_batches:  # pyright: ignore[reportAttributeAccessIssue]
-            return OrderedBatches(self.split("train"), self.batch_size, *self._place)
-        numbered = (self.batch_size, self.seed, self._position, *self._place)
+            return self._in_order("train")
+        each = [self._training_batches(name, part) for name, part in self._trained.items()]
+        return MixedBatches(each, self.seed, self._position) if self.is_mixture else each[0]
+
+    def _training_batches(self, name: str, part: _Part) -> NumberedBatches:
+        numbered = (self.batch_size, part.seed, self._position, *self._place)
         if self.fresh:
-            return FreshBatches(self.task, self._sizes["train"], *numbered)
-        return TrainingBatches(self.split("train"), *numbered)
+            return FreshBatches(part.task, part.sizes["train"], *numbered)
+        return TrainingBatches(self.split("train", name), *numbered)
 
-    def val_dataloader(self) -> OrderedBatches:
+    def val_dataloader(self) -> BatchesInTurn:
         """The validation split, in order."""
-        return OrderedBatches(self.split("validation"), self.batch_size, *self._place)
+        return self._in_order("validation")
 
-    def test_dataloader(self) -> OrderedBatches:
+    def test_dataloader(self) -> BatchesInTurn:
         """The test split, in order."""
-        return OrderedBatches(self.split("test"), self.batch_size, *self._place)
+        return self._in_order("test")
+
+    def segment_batches(self) -> Iterator[tuple[str, OrderedBatches]]:
+        """Each segment's name with its test batches."""
+        for name, part in self._tested.items():
+            yield name, self._ordered(self.split("test", name), part.task.spec.seq_len)
 
     def length_batches(self) -> Iterator[tuple[int, OrderedBatches]]:
-        """Each test length with its test batches, of about as many positions as those of training; one at a time."""
+        """Each test length with its test batches; one at a time."""
         for length in self.at_lengths:
-            rows = max(1, self.batch_size * self.spec.seq_len // length)
-            yield length, OrderedBatches(self._test_split_at(length), rows, *self._place)
+            yield length, self._ordered(self._test_split_at(length), length)
+
+    def _in_order(self, split: str) -> BatchesInTurn:
+        parts = self._trained.items()
+        return BatchesInTurn([self._ordered(self.split(split, name), part.task.spec.seq_len) for name, part in parts])
+
+    def _ordered(self, arrays: Arrays, length: int) -> OrderedBatches:
+        """Batches of about as many positions as the longest of training, or of one sequence."""
+        rows = max(1, self.batch_size * self.spec.seq_len // length)
+        return OrderedBatches(arrays, rows, *self._place)
 
     def _test_split_at(self, length: int) -> Arrays:
         """The test split at another length. Not kept: a few sequences of a million positions are 100 MB."""
-        task = self.at_lengths[length]
-        n = at_most(task, "test", max(LEAST_AT_LENGTH, self._sizes["test"] * self.spec.seq_len // length))
-        return self._made(task, "test", n)
+        task, [part] = self.at_lengths[length], self._trained.values()
+        n = at_most(task, "test", max(LEAST_AT_LENGTH, part.sizes["test"] * self.spec.seq_len // length))
+        return self._made(task, "test", n, part.seed)
 
-    def _made(self, task: Task, split: str, n: int) -> Arrays:
+    def _made(self, task: Task, split: str, n: int, seed: int) -> Arrays:
         """The first `n` examples of a split, from the cache where the data is kept there."""
         if not self.cache:
-            return narrow_split(task, split, n, self.seed)
+            return narrow_split(task, split, n, seed)
         # Imported here, and with it pyarrow and datasets, which a fast task does without.
         from tasks.cache import materialise
 
-        return materialise(task.name, task, split, n, self.seed, self.cache_dir)
+        return materialise(task.name, task, split, n, seed, self.cache_dir)
 
     @property
     def _place(self) -> tuple[int, int]:

@@ -27,8 +27,8 @@ class MQAR(LookUp):
     arXiv 2312.04927; the defaults are its basic shape.
 
     To measure recall against the size of the state, Arora et al., "Simple linear attention language models balance the
-    recall-throughput tradeoff", arXiv 2402.18668, train on several numbers of pairs at once and test at L/4 pairs up to
-    L = 1,024: that is what `min_pairs` and n_pairs=None are for.
+    recall-throughput tradeoff", arXiv 2402.18668, train on five shapes at once and test at L/4 pairs up to L = 1,024:
+    a mixture, `configs/task/published/mqar-tradeoff.yaml`. Within one length `min_pairs` varies the number of pairs.
 
     `distance` is the query's position minus that of its value in the context, `pairs` the number of pairs of the
     example; both are -1 where there is no label.

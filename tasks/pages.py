@@ -123,6 +123,7 @@ def index() -> str:
         chance = task_class(name)().spec.chance
         level = "regression" if chance is None else f"{chance:.4g}"
         lines.append(f"| [{name}]({name}.md) | {_cell(TASKS.summary(name))} | {level} |")
+    lines += ["", "Any of them at several shapes at once: [mixtures.md](mixtures.md)."]
     return "\n".join([*lines, "", "Made by `python -m tasks pages`.", ""])
 
 

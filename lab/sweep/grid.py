@@ -172,13 +172,23 @@ def values_of(source: str, flag: str, value: Any) -> list[Any]:
         UsageError: no value at all.
     """
     if isinstance(value, str):
-        # Commas within brackets belong to the value.
-        parts = [part for part in re.split(r",(?![^\[\]{}]*[\]}])", value) if part.strip()]
-        value = [read_yaml(part, flag) for part in parts]
+        value = [read_yaml(part, flag) for part in _between_commas(value) if part.strip()]
     values = [each for item in (value if isinstance(value, list) else [value]) for each in _range(item)]
     if not values:
         raise UsageError(f"{source}: {flag} has no values" if source else f"{flag} has no values")
     return values
+
+
+def _between_commas(text: str) -> list[str]:
+    """The parts between commas; those within brackets belong to a part."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[{") - (letter in "]}")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
 
 
 def _range(value: Any) -> list[Any]:

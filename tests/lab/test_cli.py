@@ -54,6 +54,19 @@ def test_lengths_are_a_list_in_each_form(argv: list[str], tmp_path: Path) -> Non
     assert parse("--task", "needle")["task"]["test_lengths"] is None
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["{seq_len: 32, weight: 3}, {seq_len: 64, n_pairs: 8}", "[{seq_len: 32, weight: 3}, {seq_len: 64, n_pairs: 8}]"],
+)
+def test_a_mixture_is_a_list_of_mappings_in_each_form(text: str, tmp_path: Path) -> None:
+    segments = [{"seq_len": 32, "weight": 3}, {"seq_len": 64, "n_pairs": 8}]
+    assert parse("--task.mixture", text)["task"]["mixture"] == segments
+    assert parse("--task.test_segments", "{seq_len: 32}")["task"]["test_segments"] == [{"seq_len": 32}]
+    file = "task:\n  mixture:\n  - {seq_len: 32, weight: 3}\n  - {seq_len: 64, n_pairs: 8}\n"
+    assert parse_text(tmp_path, file)["task"]["mixture"] == segments
+    assert parse_text(tmp_path, file, "--task.mixture", "{seq_len: 16}")["task"]["mixture"] == [{"seq_len": 16}]
+
+
 # Names come before everything else
 
 

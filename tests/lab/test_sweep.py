@@ -124,6 +124,10 @@ def options(found: Grid) -> list[dict[str, Any]]:
         ("null,true", [None, True]),
         ([1, "2-3"], [1, 2, 3]),
         (5, [5]),
+        (
+            "[{seq_len: 8}, {seq_len: 16, n_pairs: 2}],[[1,2],3]",
+            [[{"seq_len": 8}, {"seq_len": 16, "n_pairs": 2}], [[1, 2], 3]],
+        ),
     ],
 )
 def test_values_of_a_flag(value: Any, values: list[Any]) -> None:

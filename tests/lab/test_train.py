@@ -470,6 +470,43 @@ def test_other_lengths_are_tested_drawn_and_shown(
     assert len(events.Scalars("test/accuracy")) == 1
 
 
+@pytest.mark.slow
+def test_a_mixture_is_trained_together_and_each_segment_tested(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mixture = ("--task.mixture", "{seq_len: 16, n_pairs: 2, weight: 3}, {seq_len: 24}")
+    argv = [*without(RUNS.options, "--task.seq_len"), *mixture, "--task.test_segments", "{seq_len: 30, n_pairs: 7}"]
+    argv += ["--run_dir", str(tmp_path)]
+    assert train.main(argv) == 0
+    path = run_folder.RunFolder.of(cli.parse(argv)).path
+    assert path.parent.parent.name.startswith("mqar-mixture_seq_len16.n_pairs2")
+    found = metrics(path)["test"]
+    names = [f"seq_len={length},n_pairs={pairs}" for length, pairs in ((16, 2), (24, 2), (30, 7))]
+    assert list(found["by_segment"]) == names
+    table = capsys.readouterr().out
+    events = EventAccumulator(str(path)).Reload()
+    for name, scores in found["by_segment"].items():
+        assert set(scores) == {"accuracy", "accuracy_macro", "sequence_accuracy", "loss", "chance"}
+        assert re.search(rf"test accuracy at {name} .* {scores['accuracy']:.4g}", table)
+        (event,) = events.Scalars(f"test_accuracy_by_segment/{name}")
+        assert event.value == pytest.approx(scores["accuracy"])
+    trained = [found["by_segment"][name]["accuracy"] for name in names[:2]]
+    assert found["accuracy"] == pytest.approx(sum(trained) / 2)  # as many labels in each
+    assert len(events.Scalars("test/accuracy")) == 1
+    # The resolved configuration is the same run, which is finished.
+    assert train.main(["--config", str(path / "config.yaml"), "--run_dir", str(tmp_path)]) == 0
+    assert "this run is finished" in capsys.readouterr().out
+
+
+def test_a_segment_that_the_mixer_cannot_take_is_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [*RUNS.options, "--mixer", "factorized", "--mixer.max_seq_len", "20", "--run_dir", str(tmp_path)]
+    assert train.main([*argv, "--task.test_segments", "{seq_len: 24}"]) == 2
+    assert error_line(capsys) == "train.py: error: sequence of 24 exceeds max_seq_len=20\n"
+    assert not list(tmp_path.iterdir())
+
+
 # Failure
 
 

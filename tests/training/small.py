@@ -21,16 +21,19 @@ VOCABULARY, SEQ_LEN, CLASSES = 12, 8, 4
 
 
 class Echo(Task):
-    """Say, at each of the last four positions, the class (token modulo 4) of the token four positions back."""
+    """Say, at each position but the first four, the class (token modulo 4) of the token four positions back."""
 
     name = "echo"
 
+    def __init__(self, seq_len: int = SEQ_LEN) -> None:
+        self.seq_len = seq_len
+
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec.tokens(SEQ_LEN, VOCABULARY, CLASSES, labelled=4, facts=("distance",))
+        return TaskSpec.tokens(self.seq_len, VOCABULARY, CLASSES, labelled=self.seq_len - 4, facts=("distance",))
 
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:
-        inputs = rng.integers(VOCABULARY, size=(n, SEQ_LEN))
+        inputs = rng.integers(VOCABULARY, size=(n, self.seq_len))
         labels = np.full_like(inputs, -100)
         labels[:, 4:] = inputs[:, :-4] % CLASSES
         return {"inputs": inputs, "labels": labels, "distance": np.where(labels < 0, -1, 4)}

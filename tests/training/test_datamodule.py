@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tasks import create_task, sample_split
 from tasks.datamodule import (
     FRESH_STREAM,
+    MIXTURE_STREAM,
     ORDER_STREAM,
     FreshBatches,
     OrderedBatches,
@@ -24,6 +25,7 @@ from tasks.datamodule import (
     TrainingBatches,
     gather,
 )
+from tasks.mixture import SEGMENT_STREAM
 from tasks.spec import TaskSpec
 from tasks.splits import SPLITS
 from tests.training import small
@@ -94,8 +96,9 @@ def test_fresh_examples_are_labelled_as_those_of_training() -> None:
 
 
 def test_every_draw_of_a_seed_has_a_generator_of_its_own() -> None:
-    words = {**SPLITS, "order": ORDER_STREAM, "fresh": FRESH_STREAM}
-    assert sorted(words.values()) == [0, 1, 2, 3, 4], words
+    words = {**SPLITS, "order": ORDER_STREAM, "fresh": FRESH_STREAM, "mixture": MIXTURE_STREAM}
+    words["segments"] = SEGMENT_STREAM
+    assert sorted(words.values()) == [0, 1, 2, 3, 4, 5, 6], words
 
 
 def test_what_is_drawn_fresh_is_neither_validated_nor_tested_on() -> None:
@@ -268,12 +271,9 @@ class Alphabet(small.Echo):
 
     name = "alphabet"
 
-    def __init__(self, seq_len: int = small.SEQ_LEN) -> None:
-        self.seq_len = seq_len
-
     @property
     def spec(self) -> TaskSpec:
-        return replace(super().spec, seq_len=self.seq_len, vocab_size=self.seq_len)
+        return replace(super().spec, vocab_size=self.seq_len)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ CASES = {
     "accumulation, validation inside": {"accumulate_grad_batches": 2, "val_check_interval": 3, "max_steps": 7},
     "short epochs": {"limit_train_batches": 3, "val_check_interval": 2},
     "epochs, not steps": {"max_steps": -1, "max_epochs": 2},
+    "a mixture": {"mixture": [{}, {"seq_len": 12, "weight": 1.5}], "val_check_interval": 2},
+    "a mixture of fresh examples": {"mixture": [{"seq_len": 5}, {"seq_len": 12}], "fresh": True},
     "fresh examples": {"fresh": True, "val_check_interval": 2},
     "fresh examples, accumulation": {"fresh": True, "accumulate_grad_batches": 2, "max_steps": 7},
 }
@@ -81,12 +83,13 @@ def fit(
     ckpt_path: Path | None = None,
     every_n_steps: int = 1,
     fresh: bool = False,
+    mixture: list[dict[str, Any]] | None = None,
     **options: Any,
 ) -> tuple[small.NoisyModule, Record, Checkpoints, L.Trainer]:
     module, record = small.module(small.NoisyModule), Record()
     checkpoints = Checkpoints(folder / "checkpoints", every_n_steps=every_n_steps)
     trainer = small.trainer(folder, checkpoints, record, *callbacks, **{"max_steps": 12, **options})
-    trainer.fit(module, datamodule=small.data(folder.parent, fresh=fresh), ckpt_path=ckpt_path)
+    trainer.fit(module, datamodule=small.data(folder.parent, fresh=fresh, mixture=mixture), ckpt_path=ckpt_path)
     return module, record, checkpoints, trainer
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from zoo.naming import lazy_names
 
 if TYPE_CHECKING:
+    from zoo.training.apart import log_apart, scores_apart
     from zoo.training.callbacks import NonFiniteLoss, NonFiniteLossError, ReseedEachStep, Throughput
     from zoo.training.checkpoints import AtomicCheckpointIO, Checkpoints, Interrupt, Interrupted
     from zoo.training.events import CurveLogger, log_result, write_hparams
@@ -27,8 +28,10 @@ _HOMES = {
     "TheoryFigures": "zoo.training.figures",
     "Throughput": "zoo.training.callbacks",
     "length_figure": "zoo.training.lengths",
+    "log_apart": "zoo.training.apart",
     "log_lengths": "zoo.training.lengths",
     "log_result": "zoo.training.events",
+    "scores_apart": "zoo.training.apart",
     "scores_at_lengths": "zoo.training.lengths",
     "write_hparams": "zoo.training.events",
 }
@@ -46,8 +49,10 @@ __all__ = [
     "TheoryFigures",
     "Throughput",
     "length_figure",
+    "log_apart",
     "log_lengths",
     "log_result",
+    "scores_apart",
     "scores_at_lengths",
     "write_hparams",
 ]

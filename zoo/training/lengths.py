@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from zoo.theory.figures import new_figure
+from zoo.training.apart import scores_apart
 from zoo.training.module import Batch, SequenceModule
 
 if TYPE_CHECKING:
@@ -34,10 +35,9 @@ def scores_at_lengths(
         module: as it is: its weights are not read from a checkpoint.
         batches: pairs of a length and the test batches at this length.
     """
-    loggers, trainer.loggers = trainer.loggers, []
-    by_fact = module.test_score_by
     scores: Scores = {}
-    try:
+
+    def taken() -> Iterator[tuple[int, Iterable[Batch]]]:
         for length, loader in batches:
             scores[length] = None
             try:
@@ -45,11 +45,10 @@ def scores_at_lengths(
             except ValueError as refusal:
                 logger.warning("length %d is not tested: %s", length, refusal)
                 continue
-            found = trainer.test(module, loader, verbose=False)  # pyright: ignore[reportArgumentType]
-            # Nothing is found where --trainer.limit_test_batches is zero.
-            scores[length] = found[0].get(f"test/{module.score_name}") if found else None
-    finally:
-        trainer.loggers, module.test_score_by = loggers, by_fact
+            yield length, loader
+
+    for length, found in scores_apart(trainer, module, taken()).items():
+        scores[length] = found.get(module.score_name)
     return scores
 
 

@@ -1,0 +1,155 @@
+"""Mixtures: one task at several shapes at once, in training and, each by itself, in the test.
+
+A segment overrides options of the task: {seq_len: 128, n_pairs: 8}. What one holds is drawn by a seed of its own, made
+of the run's and of what it overrides: it stays as it is when other segments come and go.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from tasks.base import Task
+from zoo.naming import UnknownNameError, unknown
+
+SEGMENT_STREAM = 6
+"""The word that sets the seeds of segments apart from other draws of a run's seed."""
+
+WEIGHT = "weight"
+"""What an entry of a mixture says beside options of its task; 1 when absent."""
+
+SHARED = ("input", "vocab_size", "d_input", "n_outputs", "loss", "facts", "perplexity")
+"""What one model reads and answers, and by what it is judged: the same in all segments."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One shape of a task.
+
+    Attributes:
+        name: the options in which segments differ, with this one's values: "seq_len=128,n_pairs=8".
+        task: the task at this shape.
+        share: of the training examples, between 0 and 1; 0 for a shape that is only tested.
+        overrides: the options that it sets.
+    """
+
+    name: str
+    task: Task
+    share: float
+    overrides: Mapping[str, Any]
+
+    def seed(self, seed: int) -> int:
+        """Of its examples, in a run of this seed."""
+        said = json.dumps({option: getattr(self.task, option) for option in self.overrides}, sort_keys=True)
+        words = np.random.SeedSequence([seed, SEGMENT_STREAM, zlib.crc32(said.encode())])
+        return int(words.generate_state(1)[0])
+
+
+def create_segments(
+    cls: type[Task],
+    options: Mapping[str, Any],
+    mixture: Sequence[Mapping[str, Any]] | None,
+    test_segments: Sequence[Mapping[str, Any]] | None = None,
+) -> list[Segment]:
+    """The segments of a mixture and those that are only tested.
+
+    Args:
+        cls: the task.
+        options: of its constructor, where a segment does not override them; with a mixture no shape by themselves, so
+            that theirs need not exist.
+        mixture: for each segment the options that it overrides, and its `weight`.
+        test_segments: the same without weights.
+
+    Raises:
+        UnknownNameError: an option that the task has not.
+        ValueError: an empty list, a weight that is not positive, a shape that cannot exist or comes twice, shapes that
+            one model cannot read and answer.
+    """
+    made: list[tuple[str, Task, float, dict[str, Any]]] = []
+    for group, entries in (("mixture", mixture), ("test_segments", test_segments)):
+        if entries is not None and not entries:
+            raise ValueError(f"{group} must hold at least one segment, such as {{seq_len: 128}}, got []")
+        for number, entry in enumerate(entries or (), 1):
+            where = f"{group}, segment {number}"
+            overrides = _overrides(cls, entry, where, weighed=group == "mixture")
+            weight = _weight(entry, where) if group == "mixture" else 0.0
+            try:
+                made.append((where, cls(**(options | overrides)), weight, overrides))
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"{where}: {error}") from None
+    if not made:
+        return []
+    alone = [] if mixture else [("training", cls(**options))]
+    _check_same_model([*alone, *((where, task) for where, task, _, _ in made)])
+    _check_distinct([(where, task) for where, task, _, _ in made])
+    total = sum(weight for _, _, weight, _ in made) or 1.0
+    differing = list(dict.fromkeys(option for *_, overrides in made for option in overrides))
+    return [Segment(_name(task, differing), task, weight / total, overrides) for _, task, weight, overrides in made]
+
+
+def longest(segments: Sequence[Segment]) -> Task:
+    """Of the shapes that are trained, the first of the longest: what the sizes of a model are measured with."""
+    return max((segment.task for segment in segments if segment.share), key=lambda task: task.spec.seq_len)
+
+
+def apportion(n: int, shares: Sequence[float]) -> list[int]:
+    """`n` examples by shares that add up to one: whole numbers that add up to `n`, the largest remainders rounded up.
+
+    >>> apportion(10, [0.5, 0.25, 0.25])
+    [5, 3, 2]
+    """
+    exact = [n * share for share in shares]
+    # A share meant to give a whole number gives it, whatever the rounding of the product.
+    parts = [math.floor(each + 1e-9 * n) for each in exact]
+    by_remainder = sorted(range(len(parts)), key=lambda i: parts[i] - exact[i])
+    for i in by_remainder[: n - sum(parts)]:
+        parts[i] += 1
+    return parts
+
+
+def _overrides(cls: type[Task], entry: Any, where: str, *, weighed: bool) -> dict[str, Any]:
+    valid = list(inspect.signature(cls).parameters)
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"{where}: must be a mapping of options, such as {{{valid[0]}: ...}}, got {entry!r}")
+    if WEIGHT in entry and not weighed:
+        raise ValueError(f"{where}: has no weight, it is not trained on; got {WEIGHT}={entry[WEIGHT]!r}")
+    for option in entry:
+        if option not in valid and option != WEIGHT:
+            raise UnknownNameError(f"{where}: {unknown(f'{cls.name} option', str(option), valid)}")
+    return {option: value for option, value in entry.items() if option != WEIGHT}
+
+
+def _weight(entry: Mapping[str, Any], where: str) -> float:
+    weight = entry.get(WEIGHT, 1)
+    if not isinstance(weight, Real) or isinstance(weight, bool) or not (math.isfinite(weight) and weight > 0):
+        raise ValueError(f"{where}: {WEIGHT} must be a positive number, got {weight!r}")
+    return float(weight)
+
+
+def _check_same_model(shapes: Sequence[tuple[str, Task]]) -> None:
+    (first_at, first), *others = shapes
+    for where, task in others:
+        for shape in SHARED:
+            here, there = getattr(task.spec, shape), getattr(first.spec, shape)
+            if here != there:
+                raise ValueError(f"{task.name}: {shape} is {here} in {where}, {there} in {first_at}")
+
+
+def _check_distinct(shapes: Sequence[tuple[str, Task]]) -> None:
+    for number, (where, task) in enumerate(shapes):
+        for earlier, other in shapes[:number]:
+            if other.options() == task.options():
+                raise ValueError(f"{task.name}: {where} is the same shape as {earlier}")
+
+
+def _name(task: Task, options: Sequence[str]) -> str:
+    values = {option: getattr(task, option) for option in options}
+    return ",".join(f"{k}={v if isinstance(v, str) else json.dumps(v, default=str)}" for k, v in values.items())

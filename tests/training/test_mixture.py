@@ -1,0 +1,244 @@
+"""Mixtures: what a segment is, how batches of several shapes follow each other, what is tested by itself."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks import create_task, list_tasks, sample_split, task_class
+from tasks.datamodule import FreshBatches, MixedBatches, TaskDataModule, TrainingBatches
+from tasks.mixture import Segment, apportion, create_segments, longest
+from tasks.spec import TaskSpec
+from tests.tasks.case import all_cases
+from tests.training import small
+from zoo.training import scores_apart
+
+CASES = all_cases()
+PAIRS = [{"seq_len": 16, "n_pairs": 2, "weight": 3}, {"seq_len": 32}]
+
+
+def segments(name: str, mixture: Any, tested: Any = None, **options: Any) -> list[Segment]:
+    return create_segments(task_class(name), options, mixture, tested)
+
+
+def data(folder: Path, name: str = "mqar", **options: Any) -> TaskDataModule:
+    sizes = {"n_train": 40, "n_val": 8, "n_test": 6, "batch_size": 4, "cache_dir": folder}
+    return TaskDataModule({"name": name}, **(sizes | options))
+
+
+def test_a_segment_is_the_task_with_other_options() -> None:
+    found = segments("mqar", PAIRS, [{"n_pairs": 8}], vocab_size=64, seq_len=48)
+    assert [each.name for each in found] == ["seq_len=16,n_pairs=2", "seq_len=32,n_pairs=4", "seq_len=48,n_pairs=8"]
+    assert [each.share for each in found] == [0.75, 0.25, 0]
+    assert found[0].task.options() == create_task("mqar", vocab_size=64, seq_len=16, n_pairs=2).options()
+    assert longest(found) is found[1].task
+
+
+def test_a_segment_draws_what_it_draws_whatever_stands_beside_it() -> None:
+    first, second = segments("mqar", PAIRS)
+    assert len({first.seed(0), second.seed(0), first.seed(1), second.seed(1), 0, 1}) == 6
+    assert [each.seed(5) for each in segments("mqar", [{"n_pairs": 1}, PAIRS[1], PAIRS[0]])][1:] == [
+        second.seed(5),
+        first.seed(5),
+    ]
+    (tested,) = segments("mqar", None, [{"seq_len": 32}])
+    assert (tested.seed(5), tested.share) == (second.seed(5), 0)
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 10_000), st.lists(st.integers(1, 100), min_size=1, max_size=9))
+def test_examples_are_shared_out_to_the_last(n: int, weights: list[int]) -> None:
+    parts = apportion(n, [weight / sum(weights) for weight in weights])
+    assert sum(parts) == n
+    assert all(abs(part - n * weight / sum(weights)) < 1 for part, weight in zip(parts, weights, strict=True))
+    total = sum(weights)
+    assert apportion(total, [weight / total for weight in weights]) == weights
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"mixture": []}, "mixture must hold at least one segment, such as {seq_len: 128}, got []"),
+    ({"test_segments": []}, "test_segments must hold at least one segment, such as {seq_len: 128}, got []"),
+    ({"mixture": [{}, {"weight": 0}]}, "mixture, segment 2: weight must be a positive number, got 0"),
+    ({"mixture": [{"weight": -1.5}]}, "mixture, segment 1: weight must be a positive number, got -1.5"),
+    ({"mixture": [{"weight": "x"}]}, "mixture, segment 1: weight must be a positive number, got 'x'"),
+    ({"mixture": [{"weight": True}]}, "mixture, segment 1: weight must be a positive number, got True"),
+    ({"mixture": [{"weight": float("nan")}]}, "mixture, segment 1: weight must be a positive number, got nan"),
+    (
+        {"test_segments": [{"seq_len": 32, "weight": 2}]},
+        "test_segments, segment 1: has no weight, it is not trained on; got weight=2",
+    ),
+    ({"mixture": [3]}, "mixture, segment 1: must be a mapping of options, such as {vocab_size: ...}, got 3"),
+    ({"mixture": [{"pairs": 3}]}, "mixture, segment 1: unknown mqar option 'pairs' (did you mean 'n_pairs'?); choose "),
+    ({"mixture": [{"seq_len": 31}]}, "mixture, segment 1: mqar: seq_len must be even, got seq_len=31"),
+    (
+        {"mixture": [{}, {"vocab_size": 128}]},
+        "mqar: vocab_size is 128 in mixture, segment 2, 256 in mixture, segment 1",
+    ),
+    (
+        {"test_segments": [{"vocab_size": 128}]},
+        "mqar: vocab_size is 128 in test_segments, segment 1, 256 in training",
+    ),
+    ({"mixture": [{}, {"seq_len": 64}]}, "mqar: mixture, segment 2 is the same shape as mixture, segment 1"),
+    (
+        {"mixture": [{}, {"seq_len": 32}], "test_segments": [{"seq_len": 32}]},
+        "mqar: test_segments, segment 1 is the same shape as mixture, segment 2",
+    ),
+    (
+        {"mixture": PAIRS, "test_lengths": [32]},
+        "test_lengths are of a task of one shape; with a mixture, name shapes in test_segments",
+    ),
+    (
+        {"mixture": [{"seq_len": 16, "weight": 50}, {"seq_len": 32}]},
+        "n_train must hold a batch, got n_train=1 of seq_len=32 for batch_size=4",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_what_is_no_mixture_is_refused_in_one_line(options: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}") as refusal:
+        data(tmp_path, **options)
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_tasks_own_shape_need_not_exist_where_every_segment_overrides_it(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"4 \* n_pairs must be <= seq_len"):
+        create_task("mqar", n_pairs=20)
+    own = {"name": "mqar", "n_pairs": 20}
+    mixed = TaskDataModule(own, 40, 8, 6, 4, cache_dir=tmp_path, mixture=[{"seq_len": 80}, {"seq_len": 96}])
+    assert mixed.spec.seq_len == 96
+
+
+@pytest.mark.parametrize("name", [name for name in list_tasks() if CASES[name].fixed_length is None])
+def test_every_task_that_has_lengths_has_mixtures_of_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.splits.SHARD_ROWS", 16)
+    case = CASES[name]
+    task = create_task(name, **case.base)
+    other = task.at_length(case.other_length or 2 * task.spec.seq_len)
+    here = task.options()
+    change = {option: value for option, value in other.options().items() if value != here[option]}
+    sizes = {"n_train": 20, "n_val": 4, "n_test": 4, "batch_size": 4, "cache": False}
+    mixed = TaskDataModule(task, **sizes, mixture=[{}, change])
+    train = [batch["inputs"].shape[:2] for batch in mixed.train_dataloader()]
+    lengths = [task.spec.seq_len, other.spec.seq_len]
+    assert sorted(length for _, length in train) == sorted(2 * lengths)
+    assert {rows for rows, _ in train} == {4}  # of ten rows of each shape two batches
+    for segment, (name, batches), length in zip(mixed.segments, mixed.segment_batches(), lengths, strict=True):
+        assert name == segment.name
+        expected = sample_split(segment.task, "test", 4, segment.seed(0))["inputs"]
+        assert np.array_equal(torch.cat([batch["inputs"] for batch in batches]).numpy(), expected)
+        assert expected.shape[1] == length
+
+
+def rows(batch: dict[str, torch.Tensor]) -> list[int]:
+    return batch["inputs"][:, 0].tolist()
+
+
+def mixed_numbers(*sizes: int, seed: int = 3, **options: Any) -> MixedBatches:
+    """Segments that count from 0, 1000, 2000 ..., of 1, 2, 3 ... positions."""
+    arrays = [{"inputs": 1000 * at + np.arange(n)[:, None].repeat(at + 1, 1)} for at, n in enumerate(sizes)]
+    position = options.pop("position", lambda: 0)
+    parts = [TrainingBatches(each, 4 // options.get("world_size", 1), at, **options) for at, each in enumerate(arrays)]
+    return MixedBatches(parts, seed, position)
+
+
+def test_an_epoch_has_the_batches_of_every_segment_in_an_order_of_its_own() -> None:
+    mixed = mixed_numbers(20, 9)
+    assert len(mixed) == 5 + 2
+    epochs = [[rows(mixed[7 * epoch + i]) for i in range(7)] for epoch in range(6)]
+    turns = [[batch[0] // 1000 for batch in epoch] for epoch in epochs]
+    assert all(sorted(turn) == [0] * 5 + [1] * 2 for turn in turns)
+    assert len({tuple(turn) for turn in turns}) > 1
+    for epoch in epochs:
+        seen = list(chain(*epoch))
+        assert len(set(seen)) == 28
+        assert set(range(20)) < set(seen)
+        assert all(len({row // 1000 for row in batch}) == 1 for batch in epoch)  # a batch is of one segment
+    assert epochs[0] != epochs[1]
+
+
+def test_mixed_batches_depend_on_seed_and_index_alone() -> None:
+    first = [rows(mixed_numbers(20, 9)[i]) for i in range(20)]
+    used = mixed_numbers(20, 9, position=lambda: 9)
+    assert [rows(used[i]) for i in reversed(range(20))] == first[::-1]
+    assert [rows(batch) for batch in used] == first[9:16]
+    assert [rows(mixed_numbers(20, 9, seed=4)[i]) for i in range(20)] != first
+
+
+def test_processes_have_the_same_shape_at_the_same_time() -> None:
+    one, two = mixed_numbers(20, 12), [mixed_numbers(20, 12, rank=rank, world_size=2) for rank in (0, 1)]
+    for index in range(12):
+        assert rows(one[index]) == rows(two[0][index]) + rows(two[1][index])
+
+
+def test_fresh_mixtures_never_repeat_and_keep_the_shares(tmp_path: Path) -> None:
+    batches = data(
+        tmp_path, "needle", mixture=[{"distance": 12, "seq_len": 20, "weight": 3}, {"distance": 9}], fresh=True
+    )
+    loader = batches.train_dataloader()
+    assert isinstance(loader, MixedBatches)
+    assert all(isinstance(each, FreshBatches) for each in loader.segments)
+    drawn = [loader[index]["inputs"] for index in range(3 * len(loader))]
+    shapes = [batch.shape[1] for batch in drawn]
+    assert {length: shapes.count(length) for length in set(shapes)} == {20: 21, 10: 6}  # of 30 and 10 rows an epoch
+    for length in (20, 10):
+        seen = torch.cat([batch for batch in drawn if batch.shape[1] == length])
+        assert len(seen.unique(dim=0)) == len(seen)
+
+
+def test_splits_are_shared_out_by_weight_and_every_segment_has_a_whole_test(tmp_path: Path) -> None:
+    mixed = data(tmp_path, mixture=PAIRS, test_segments=[{"seq_len": 48}])
+    mixed.setup("fit")
+    mixed.setup("test")
+    first, second = (each.name for each in mixed.segments[:2])
+    sizes = {
+        split: [len(mixed.split(split, name)["inputs"]) for name in (first, second)] for split in ("train", "test")
+    }
+    assert sizes == {"train": [30, 10], "test": [6, 6]}
+    assert [len(batch["inputs"]) for batch in mixed.val_dataloader()] == [6, 2]
+    assert sum(len(batch["inputs"]) for batch in mixed.test_dataloader()) == 12  # what is only tested is not in it
+    assert [name for name, _ in mixed.segment_batches()] == [each.name for each in mixed.segments]
+    with pytest.raises(ValueError, match=r"^no segment ''; choose from: seq_len=16,n_pairs=2, seq_len=32,n_pairs=4, "):
+        mixed.split("train")
+
+
+class Half(small.Echo):
+    """Easier to guess the longer it is."""
+
+    name = "half"
+
+    @property
+    def spec(self) -> TaskSpec:
+        return replace(super().spec, chance=self.seq_len / 16)
+
+
+def test_the_chance_of_a_mixture_is_that_of_its_labels(tmp_path: Path) -> None:
+    mixed = small.data(tmp_path, Half(), mixture=[{}, {"seq_len": 12}])
+    assert mixed.chance == pytest.approx((4 * 0.5 + 8 * 0.75) / 12)
+    assert small.data(tmp_path, Half(), test_segments=[{"seq_len": 12}]).chance == 0.5
+
+
+def test_the_scores_of_a_segment_are_those_of_its_task_alone(tmp_path: Path) -> None:
+    mixture = [{}, {"seq_len": 12}]
+    mixed, trainer, module = small.data(tmp_path, mixture=mixture), small.trainer(tmp_path, logger=True), small.module()
+    (whole,) = trainer.test(module, datamodule=mixed, verbose=False)
+    by_fact, loggers = module.test_score_by, trainer.loggers
+    scores = scores_apart(trainer, module, mixed.segment_batches())
+    assert (module.test_score_by, trainer.loggers) == (by_fact, loggers)
+    assert set(scores["seq_len=8"]) == {"loss", "accuracy", "accuracy_macro", "sequence_accuracy"}
+    for segment in mixed.segments:
+        alone = small.data(tmp_path, segment.task, seed=segment.seed(0))
+        (found,) = small.trainer(tmp_path).test(module, datamodule=alone, verbose=False)
+        assert scores[segment.name]["accuracy"] == pytest.approx(found["test/accuracy"])
+        assert scores[segment.name]["loss"] == pytest.approx(found["test/loss"])
+    pooled = (4 * (scores["seq_len=8"]["accuracy"] or 0) + 8 * (scores["seq_len=12"]["accuracy"] or 0)) / 12
+    assert whole["test/accuracy"] == pytest.approx(pooled)
