@@ -557,6 +557,7 @@ def written(varied: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "compare.html"
 
 
+@pytest.mark.slow
 def test_the_page_in_a_browser(written: Path, browser: Any) -> None:
     page = Page(browser, written)
     assert page.traces() == list(ALL_TRACES)
@@ -578,6 +579,7 @@ def test_the_page_in_a_browser(written: Path, browser: Any) -> None:
     assert asked
 
 
+@pytest.mark.slow
 def test_the_first_click_on_a_column_puts_the_best_on_top(written: Path, browser: Any) -> None:
     page = Page(browser, written, "#task=mqar")
     attention = ["attention n_heads=1", "attention n_heads=2"]
@@ -605,6 +607,7 @@ def test_of_errors_the_first_click_puts_the_least_on_top(tmp_path: Path) -> None
     }
 
 
+@pytest.mark.slow
 def test_what_is_chosen_is_kept_in_the_address(written: Path, browser: Any) -> None:
     page = Page(browser, written)
     page.choose("[data-option='mixer.n_heads']", "2")
@@ -620,6 +623,7 @@ def test_what_is_chosen_is_kept_in_the_address(written: Path, browser: Any) -> N
     assert len(strange.rows()) == 6
 
 
+@pytest.mark.slow
 def test_a_click_on_a_legend_acts_on_all_charts(written: Path, browser: Any) -> None:
     page = Page(browser, written)
     item = "[data-figures='0'] [data-chart='0'] .legendtoggle"
@@ -632,6 +636,7 @@ def test_a_click_on_a_legend_acts_on_all_charts(written: Path, browser: Any) -> 
     assert page.rows() == ["attention n_heads=2", "attention n_heads=1", "lstm", *LINEAR]
 
 
+@pytest.mark.slow
 def test_charts_out_of_sight_are_drawn_and_curves_are_read_together(written: Path, browser: Any) -> None:
     browser.set_window_size(1400, 300)
     try:
@@ -645,6 +650,7 @@ def test_charts_out_of_sight_are_drawn_and_curves_are_read_together(written: Pat
     assert layouts[2]["annotations"][1]["x"] == pytest.approx(math.log10(16))  # of the logarithmic axis
 
 
+@pytest.mark.slow
 def test_the_page_is_dark_where_the_reader_s_others_are(written: Path, browser: Any) -> None:
     def look(scheme: str) -> list[str]:
         features = [{"name": "prefers-color-scheme", "value": scheme}]
