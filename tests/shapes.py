@@ -50,7 +50,10 @@ def jaxtyped(*, typechecker: Callable[..., Any]) -> Callable[[Any], Any]:
             if jaxtyping.config.jaxtyping_disable:
                 return decorated(*args, **kwargs)
             given = outline(args), outline(kwargs)
-            known = passed.get(given)
+            try:
+                known = passed.get(given)
+            except TypeError:  # symbolic sizes have no hash
+                return whole()(*args, **kwargs)
             result = whole()(*args, **kwargs) if known is None else decorated(*args, **kwargs)
             returned = outline(result)
             if known is None:
