@@ -35,6 +35,7 @@ from lab.sweep.engine import (
 from lab.sweep.grid import Experiment, Grid, expand, read_experiment, values_of
 from lab.sweep.matching import TOLERANCE, target
 from lab.sweep.scores import Point, TaskScore, as_json, model_flags, score_table, scores
+from tests import ROOT
 from tests.lab.runs import error_line
 
 SMALL = shlex.split(
@@ -44,7 +45,6 @@ SMALL = shlex.split(
 # A run in a hundredth of the time: it writes what train.py writes, or ends as train.py may end.
 STAND_IN = """
 import json, os, pathlib, signal, sys, time
-from tests import ROOT
 folder, how = pathlib.Path(sys.argv[1]), sys.argv[2]
 sys.stderr.write("training:  50%|=====  | 30/60 [00:10<00:09, 3.1 steps/s, loss=0.5, accuracy=0.75\\r")
 sys.stderr.flush()

@@ -143,9 +143,7 @@ def by_chomsky(task: str, length: int) -> Draw:
     """Tokens (rows, length) and one answer each, (rows,)."""
 
     def draw(module: types.ModuleType, rows: int) -> Examples:
-        import jax
-
-        batch = getattr(module, task)().sample_batch(jax.random.PRNGKey(SEED), rows, length)
+        batch = getattr(module, task)().sample_batch(module.jrandom.PRNGKey(SEED), rows, length)
         return np.asarray(batch["input"]).argmax(axis=-1), np.asarray(batch["output"]).argmax(axis=-1)
 
     return draw
