@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import zoo
+from tests import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -23,7 +24,6 @@ for absent in ("tasks", "train", "lightning", "datasets", "tensorboard", "jsonar
 
 import torch
 import zoo
-from tests import ROOT
 
 warnings.simplefilter("error")
 for name in zoo.__all__:
