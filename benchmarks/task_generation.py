@@ -1,11 +1,12 @@
-"""How fast every task is generated into the cache and read back, end to end, on one core.
+"""How fast every task is drawn, and the slow ones written to the cache and read back, end to end, on one core.
 
     python benchmarks/task_generation.py              prints the table and writes benchmarks/task_generation.md
     python benchmarks/task_generation.py mqar copying only these, printed and not written
 
-Each figure is of fresh processes, after the imports: a process that generates a split into an empty
-cache, then another that reads it (checksum and copy into arrays included) with memory it has never touched. No peer's
-generator stands beside: zoology, mad-lab, state-spaces/s4 and the Long Range Arena are on no package index.
+Each figure is of fresh processes, after the imports: one that draws a training split in memory; for the tasks that are
+kept on disk another that generates it into an empty cache, and another that reads it (checksum and copy into arrays
+included) with memory it has never touched. No peer's generator stands beside: zoology, mad-lab, state-spaces/s4 and the
+Long Range Arena are on no package index.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ EXAMPLES, NUMBERS = 40_960, 1 << 24
 """As many examples as are generated, but of large ones (long, or of vectors) only as many as have so many numbers."""
 LENGTH = 256
 SLOW = {"listops": 500, "pathfinder": 500}
-"""Examples a second asked of these; of the others `ASKED`, of mqar `ASKED_OF_MQAR`, and `ASKED_BACK` read back."""
+"""Examples a second asked of these; of the others `ASKED`, of mqar `ASKED_OF_MQAR`; `ASKED_BACK` are read back."""
 ASKED, ASKED_OF_MQAR, ASKED_BACK = 5_000, 40_000, 100_000
 MQAR_SHAPES = [
     {"seq_len": 64, "vocab_size": 256, "n_pairs": 4},
@@ -49,19 +50,31 @@ WITHIN = {"delay": {"seq_len": LENGTH, "lag": 64}}
 
 PROBE = """
 import json, sys, time
-import datasets, numpy, pyarrow, tasks
-from tasks.cache import materialise
+import numpy, tasks
+from tasks.splits import narrow_split
 cache, name, options, n = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), int(sys.argv[4])
 task = tasks.create_task(name, **options)
 task.sample(numpy.random.default_rng(0), 2)
+draw = lambda: narrow_split(task, "train", n, 0)
+if cache:
+    import datasets, filelock, pyarrow
+    from tasks.cache import materialise
+    draw = lambda: materialise(name, task, "train", n, 0, cache)
 wall, cpu = time.perf_counter(), time.process_time()
-rows = len(materialise(name, task, "train", n, 0, cache)["inputs"])
+rows = len(draw()["inputs"])
 print(json.dumps([rows / (time.perf_counter() - wall), rows / (time.process_time() - cpu), rows, task.spec.seq_len]))
 """
 
 
 def probe(cache: str, name: str, options: dict[str, Any], n: int) -> list[float]:
-    """Examples per second, per CPU second, how many, and their length, of one `materialise` in a process of its own."""
+    """Examples per second, per CPU second, how many, and their length, of one split in a process of its own.
+
+    Args:
+        cache: folder of the cache; empty to draw in memory.
+        name: of the task.
+        options: of the task.
+        n: examples.
+    """
     done = subprocess.run(
         [sys.executable, "-c", PROBE, cache, name, json.dumps(options), str(n)],
         check=True,
@@ -86,45 +99,78 @@ def at_length(name: str) -> dict[str, Any]:
         return task.options()
 
 
-def row(name: str, options: dict[str, Any], asked: int) -> list[Cell]:
-    """Measure one shape."""
-    from tasks import create_task
+def shapes() -> list[tuple[str, dict[str, Any]]]:
+    """What is measured: mqar at its shapes, every other task once."""
+    from tasks import list_tasks
 
-    spec = create_task(name, **options).spec
-    n = min(EXAMPLES, NUMBERS // (spec.seq_len * (spec.n_outputs + (spec.d_input or 0) if spec.loss == "mse" else 1)))
-    found: list[list[list[float]]] = [[], []]
+    return [
+        *(("mqar", options) for options in MQAR_SHAPES),
+        *((name, at_length(name)) for name in list_tasks() if name != "mqar"),
+    ]
+
+
+def n_examples(name: str, options: dict[str, Any]) -> int:
+    """How many are asked for: `EXAMPLES`, or fewer where they are large or their number is limited."""
+    from tasks import create_task
+    from tasks.splits import at_most
+
+    task = create_task(name, **options)
+    spec = task.spec
+    numbers = spec.seq_len * (spec.n_outputs + (spec.d_input or 0) if spec.loss == "mse" else spec.d_input or 1)
+    return at_most(task, "train", min(EXAMPLES, NUMBERS // numbers))
+
+
+def rate(runs: Sequence[Sequence[float]]) -> tuple[float, str]:
+    """The median of examples a second, and how it is shown, with those per CPU second."""
+    wall, cpu = (statistics.median(run[kind] for run in runs) for kind in (0, 1))
+    return wall, f"{wall:,.0f} ({cpu:,.0f})"
+
+
+def drawn(name: str, options: dict[str, Any], asked: int) -> list[Cell]:
+    """A row of the first table."""
+    n = n_examples(name, options)
+    runs = [probe("", name, options, n) for _ in range(REPEATS)]
+    speed, shown = rate(runs)
+    rows, seq_len = (int(value) for value in runs[0][2:])
+    met = "longer" if seq_len > LENGTH else "yes" if speed >= asked else "**no**"
+    return [name, seq_len, rows, shown, asked, met]
+
+
+def kept(name: str, options: dict[str, Any], asked: int) -> list[Cell]:
+    """A row of the second."""
+    n = n_examples(name, options)
+    written, read = [], []
     for _ in range(REPEATS):
         with tempfile.TemporaryDirectory() as cache:
-            for each in found:
-                each.append(probe(cache, name, options, n))
-    (written, written_cpu), (read, read_cpu) = (
-        [statistics.median(run[kind] for run in each) for kind in (0, 1)] for each in found
-    )
-    rows, seq_len = (int(value) for value in found[0][0][2:])
-    met = "yes" if written >= asked and read >= ASKED_BACK else "**no**"
-    if seq_len > LENGTH:
-        met = "longer"
-    return [name, seq_len, rows, f"{written:,.0f} ({written_cpu:,.0f})", asked, f"{read:,.0f} ({read_cpu:,.0f})", met]
+            written.append(probe(cache, name, options, n))
+            read.append(probe(cache, name, options, n))
+    (into, into_shown), (back, back_shown) = rate(written), rate(read)
+    rows, seq_len = (int(value) for value in read[0][2:])
+    met = "longer" if seq_len > LENGTH else "yes" if into >= asked and back >= ASKED_BACK else "**no**"
+    return [name, seq_len, rows, into_shown, asked, back_shown, met]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure every task and write the table."""
-    from tasks import list_tasks
+    """Measure every task and write the tables."""
+    from tasks import task_class
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="*", metavar="TASK", help="only these; the table is not written then")
     only = parser.parse_args(argv).tasks
-    shapes = [("mqar", options) for options in MQAR_SHAPES]
-    shapes += [(name, at_length(name)) for name in list_tasks() if name != "mqar"]
-    columns = ["task", "length", "examples", "into the cache, /s (per CPU s)", "asked for"]
-    table = Table("", [*columns, f"read back, /s (per CPU s); asked for: {ASKED_BACK:,}", "met"])
-    for name, options in shapes:
+    speed = "/s (per CPU s)"
+    in_memory = Table("Drawn in memory", ["task", "length", "examples", f"drawn, {speed}", "asked for", "met"])
+    columns = ["task", "length", "examples", f"into the cache, {speed}", "asked for"]
+    on_disk = Table("Kept on disk", [*columns, f"read back, {speed}; asked for: {ASKED_BACK:,}", "met"])
+    for name, options in shapes():
         if only and name not in only:
             continue
-        table.rows.append(row(name, options, ASKED_OF_MQAR if name == "mqar" else SLOW.get(name, ASKED)))
-        sys.stderr.write(f"{table.rows[-1]}\n")
+        asked = ASKED_OF_MQAR if name == "mqar" else SLOW.get(name, ASKED)
+        measures = [(in_memory, drawn), (on_disk, kept)] if task_class(name).slow else [(in_memory, drawn)]
+        for table, measure in measures:
+            table.rows.append(measure(name, options, asked))
+            sys.stderr.write(f"{table.rows[-1]}\n")
     load = os.getloadavg()[0]
-    head = ["# Tasks into the cache and back", "", "Made by `python benchmarks/task_generation.py` on"]
+    head = ["# Drawing the tasks", "", "Made by `python benchmarks/task_generation.py` on"]
     head += [
         f"{describe_machine()}, numpy {version('numpy')}, datasets {version('datasets')}, pyarrow {version('pyarrow')}."
     ]
@@ -135,7 +181,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "A length other than 256 is that of a task without this one; mqar stands at several shapes, and beyond 256"
     ]
     head += ["positions nothing was asked for. Peers' generators are on no package index, so none is timed beside.", ""]
-    text = "\n".join([*head, *render_table(table)])
+    tables = [line for table in (in_memory, on_disk) if table.rows for line in render_table(table)]
+    text = "\n".join([*head, *tables])
     if not only:
         write_atomically(TABLE, text)
     sys.stdout.write(text)

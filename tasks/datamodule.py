@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tasks.base import Arrays, Task
-from tasks.mixture import apportion, create_segments, longest
+from tasks.mixture import Segment, apportion, create_segments, longest
 from tasks.registry import create_task, task_class
 from tasks.spec import TaskSpec
 from tasks.splits import at_most, narrow_split, require_rows, shard_rows
@@ -271,15 +270,6 @@ def task_at_length(task: Task, length: int) -> Task:
     return other
 
 
-@dataclass(frozen=True)
-class _Part:
-    """A task at one shape, by what seed it is drawn, and how many examples each split has."""
-
-    task: Task
-    seed: int
-    sizes: dict[str, int]
-
-
 class TaskDataModule(L.LightningDataModule):
     """The splits of a task, generated or read from the cache, and held in memory.
 
@@ -344,44 +334,31 @@ class TaskDataModule(L.LightningDataModule):
             self.task = task if isinstance(task, Task) else create_task(**task)
         self.batch_size, self.seed, self.fresh = batch_size, seed, fresh
         self.cache, self.cache_dir = self.task.slow if cache is None else cache, cache_dir
+        self._trained = [each for each in self.segments if each.share] or [Segment("", self.task, 1.0)]
+        asked = {"train": ("n_train", n_train), "validation": ("n_val", n_val), "test": ("n_test", n_test)}
+        self._sizes = {split: self._shared_out(split, name, n) for split, (name, n) in asked.items()}
+        for name, n in self._sizes["train"].items():
+            if n < batch_size:
+                got = f"n_train={n}" + (f" of {name}" if name else "")
+                raise ValueError(f"n_train must hold a batch, got {got} for batch_size={batch_size}")
+        self._splits: dict[tuple[str, str], Arrays] = {}
         self.at_lengths = {length: task_at_length(self.task, length) for length in sorted(set(test_lengths or ()))}
         """The task at each test length, ascending."""
-        self._trained, self._tested = self._parts(n_train, n_val, n_test)
-        self._splits: dict[tuple[str, str], Arrays] = {}
 
-    def _parts(
-        self, n_train: int | None, n_val: int | None, n_test: int | None
-    ) -> tuple[dict[str, _Part], dict[str, _Part]]:
-        """What is trained, and what is tested by itself, by the segments' names; that of a single task is empty."""
-        asked = {"train": ("n_train", n_train), "validation": ("n_val", n_val), "test": ("n_test", n_test)}
-
-        def size(task: Task, split: str, n: int) -> int:
-            name, given = asked[split]
-            if given is None:
-                return at_most(task, split, n)
-            if not (self.fresh and split == "train"):
-                require_rows(task, split, n, name)
-            return n
-
-        shapes = [(each.name, each.task, each.share, each.seed(self.seed)) for each in self.segments]
-        trained = [shape for shape in shapes if shape[2]] or [("", self.task, 1.0, self.seed)]
-        shared = {
-            split: apportion(n or USUAL_SIZES[split], [share for _, _, share, _ in trained])
-            for split, (_, n) in asked.items()
-        }
-        parts = {}
-        for at, (name, task, _, seed) in enumerate(trained):
-            each = {"train": shared["train"][at], "validation": max(1, shared["validation"][at])}
-            each["test"] = n_test or USUAL_SIZES["test"]
-            parts[name] = _Part(task, seed, {split: size(task, split, n) for split, n in each.items()})
-            if (n := parts[name].sizes["train"]) < self.batch_size:
-                got = f"n_train={n}" + (f" of {name}" if name else "")
-                raise ValueError(f"n_train must hold a batch, got {got} for batch_size={self.batch_size}")
-        tested = {
-            name: parts.get(name) or _Part(task, seed, {"test": size(task, "test", n_test or USUAL_SIZES["test"])})
-            for name, task, _, seed in shapes
-        }
-        return parts, tested
+    def _shared_out(self, split: str, option: str, n: int | None) -> dict[str, int]:
+        """How many examples of a split each shape has, by its name."""
+        usual = USUAL_SIZES[split] if n is None else n
+        if split == "test":
+            sizes = {each.name: usual for each in (*self._trained, *self.segments)}
+        else:
+            shared = apportion(usual, [each.share for each in self._trained])
+            sizes = {each.name: max(1, size) for each, size in zip(self._trained, shared, strict=True)}
+        for each in (*self._trained, *self.segments):
+            if each.name in sizes and n is None:
+                sizes[each.name] = at_most(each.task, split, sizes[each.name])
+            elif each.name in sizes and not (self.fresh and split == "train"):
+                require_rows(each.task, split, sizes[each.name], option)
+        return sizes
 
     @property
     def spec(self) -> TaskSpec:
@@ -391,11 +368,10 @@ class TaskDataModule(L.LightningDataModule):
     @property
     def chance(self) -> float | None:
         """The chance level of the test split; of a mixture the mean over the labels of its segments."""
-        parts = self._trained.values()
-        levels = [part.task.of_split("test").spec.chance for part in parts]
+        levels = [each.task.of_split("test").spec.chance for each in self._trained]
         if len(set(levels)) == 1:
             return levels[0]
-        labels = [part.sizes["test"] * (part.task.spec.labelled or 1) for part in parts]
+        labels = [self._sizes["test"][each.name] * (each.task.spec.labelled or 1) for each in self._trained]
         return float(np.average([level or 0.0 for level in levels], weights=labels))
 
     def split(self, name: str, segment: str | None = None) -> Arrays:
@@ -408,23 +384,27 @@ class TaskDataModule(L.LightningDataModule):
         Raises:
             ValueError: a cache folder that cannot be written, no such segment.
         """
-        key, parts = segment or "", self._trained | self._tested
-        if key not in parts:
-            raise ValueError(f"no segment {key!r}; choose from: {', '.join(parts)}")
-        if (key, name) not in self._splits:
-            part = parts[key]
-            self._splits[key, name] = self._made(part.task, name, part.sizes[name], part.seed)
-        return self._splits[key, name]
+        found = {each.name: each for each in (*self._trained, *self.segments)}
+        if (key := segment or "") not in found:
+            raise ValueError(f"no segment {key!r}; choose from: {', '.join(found)}")
+        return self._split(name, found[key])
+
+    def _split(self, name: str, segment: Segment) -> Arrays:
+        key = name, segment.name
+        if key not in self._splits:
+            n = self._sizes[name][segment.name]
+            self._splits[key] = self._made(segment.task, name, n, segment.seed(self.seed))
+        return self._splits[key]
 
     def setup(self, stage: str) -> None:
         """Make what the stage reads, so that no generation hides inside the first step."""
         fitted = ("validation",) if self.fresh else ("train", "validation")
         for name in {"fit": fitted, "validate": ("validation",), "test": ("test",)}.get(stage, ()):
             for segment in self._trained:
-                self.split(name, segment)
+                self._split(name, segment)
         if stage == "test":
-            for segment in self._tested:
-                self.split("test", segment)
+            for segment in self.segments:
+                self._split("test", segment)
             for length in self.at_lengths if self.cache else ():
                 self._test_split_at(length)
 
@@ -432,14 +412,14 @@ class TaskDataModule(L.LightningDataModule):
         """One epoch of shuffled or fresh batches from where the trainer stands; in order when it overfits a few."""
         if self.trainer is not None and self.trainer.overfit_batches:  # pyright: ignore[reportAttributeAccessIssue]
             return self._in_order("train")
-        each = [self._training_batches(name, part) for name, part in self._trained.items()]
+        each = [self._training_batches(segment) for segment in self._trained]
         return MixedBatches(each, self.seed, self._position) if self.is_mixture else each[0]
 
-    def _training_batches(self, name: str, part: _Part) -> NumberedBatches:
-        numbered = (self.batch_size, part.seed, self._position, *self._place)
+    def _training_batches(self, segment: Segment) -> NumberedBatches:
+        numbered = (self.batch_size, segment.seed(self.seed), self._position, *self._place)
         if self.fresh:
-            return FreshBatches(part.task, part.sizes["train"], *numbered)
-        return TrainingBatches(self.split("train", name), *numbered)
+            return FreshBatches(segment.task, self._sizes["train"][segment.name], *numbered)
+        return TrainingBatches(self._split("train", segment), *numbered)
 
     def val_dataloader(self) -> BatchesInTurn:
         """The validation split, in order."""
@@ -451,28 +431,27 @@ class TaskDataModule(L.LightningDataModule):
 
     def segment_batches(self) -> Iterator[tuple[str, OrderedBatches]]:
         """Each segment's name with its test batches."""
-        for name, part in self._tested.items():
-            yield name, self._ordered(self.split("test", name), part.task.spec.seq_len)
+        for each in self.segments:
+            yield each.name, self._ordered(self._split("test", each))
 
     def length_batches(self) -> Iterator[tuple[int, OrderedBatches]]:
         """Each test length with its test batches; one at a time."""
         for length in self.at_lengths:
-            yield length, self._ordered(self._test_split_at(length), length)
+            yield length, self._ordered(self._test_split_at(length))
 
     def _in_order(self, split: str) -> BatchesInTurn:
-        parts = self._trained.items()
-        return BatchesInTurn([self._ordered(self.split(split, name), part.task.spec.seq_len) for name, part in parts])
+        return BatchesInTurn([self._ordered(self._split(split, each)) for each in self._trained])
 
-    def _ordered(self, arrays: Arrays, length: int) -> OrderedBatches:
+    def _ordered(self, arrays: Arrays) -> OrderedBatches:
         """Batches of about as many positions as the longest of training, or of one sequence."""
-        rows = max(1, self.batch_size * self.spec.seq_len // length)
+        rows = max(1, self.batch_size * self.spec.seq_len // arrays["inputs"].shape[1])
         return OrderedBatches(arrays, rows, *self._place)
 
     def _test_split_at(self, length: int) -> Arrays:
         """The test split at another length. Not kept: a few sequences of a million positions are 100 MB."""
-        task, [part] = self.at_lengths[length], self._trained.values()
-        n = at_most(task, "test", max(LEAST_AT_LENGTH, part.sizes["test"] * self.spec.seq_len // length))
-        return self._made(task, "test", n, part.seed)
+        task, n = self.at_lengths[length], self._sizes["test"][""]
+        n = at_most(task, "test", max(LEAST_AT_LENGTH, n * self.spec.seq_len // length))
+        return self._made(task, "test", n, self.seed)
 
     def _made(self, task: Task, split: str, n: int, seed: int) -> Arrays:
         """The first `n` examples of a split, from the cache where the data is kept there."""

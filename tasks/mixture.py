@@ -38,16 +38,18 @@ class Segment:
         name: the options in which segments differ, with this one's values: "seq_len=128,n_pairs=8".
         task: the task at this shape.
         share: of the training examples, between 0 and 1; 0 for a shape that is only tested.
-        overrides: the options that it sets.
+        overrides: the options that it sets; None for a task that is not one of several shapes.
     """
 
     name: str
     task: Task
     share: float
-    overrides: Mapping[str, Any]
+    overrides: Mapping[str, Any] | None = None
 
     def seed(self, seed: int) -> int:
         """Of its examples, in a run of this seed."""
+        if self.overrides is None:
+            return seed
         said = json.dumps({option: getattr(self.task, option) for option in self.overrides}, sort_keys=True)
         words = np.random.SeedSequence([seed, SEGMENT_STREAM, zlib.crc32(said.encode())])
         return int(words.generate_state(1)[0])

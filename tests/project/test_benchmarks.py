@@ -14,9 +14,10 @@ import torch
 
 pytest.importorskip("benchmarks.peers", reason="the benchmarks run from a clone")
 
-from benchmarks import performance, sections, timing
+from benchmarks import performance, sections, task_generation, timing
 from benchmarks.report import Section, Table, Target, render_section, show
 from benchmarks.sections import SECTIONS, Sizes
+from tasks import create_task, list_tasks
 from tests import ROOT
 
 
@@ -89,6 +90,13 @@ def test_nothing_is_measured_on_red_tests(
     assert performance.main(["--out", str(tmp_path)]) == 2
     assert "nothing was measured" in capsys.readouterr().err
     assert not (tmp_path / performance.RESULTS).exists()
+
+
+def test_every_task_is_drawn_by_the_benchmark_of_tasks_at_its_length_where_it_has_it() -> None:
+    found = {name: create_task(name, **options).spec.seq_len for name, options in task_generation.shapes()}
+    assert found.keys() == set(list_tasks())
+    assert sum(length == task_generation.LENGTH for length in found.values()) >= len(found) / 2
+    assert task_generation.n_examples("mqar", {}) == task_generation.EXAMPLES
 
 
 def test_the_tests_of_what_is_timed_exist() -> None:
