@@ -23,11 +23,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.machine import describe_machine, write_atomically  # noqa: E402
+from benchmarks.machine import describe_machine  # noqa: E402
+from zoo.report.files import write_atomically  # noqa: E402
+from zoo.report.markdown import replace_part, table  # noqa: E402
 
 TABLE = ROOT / "benchmarks" / "first_run.md"
 README = ROOT / "README.md"
-MARKS = ("<!-- first run -->\n", "<!-- /first run -->")
 SET_UP = ".venv/.installed-train"
 """The target of the Makefile that `make train` waits for."""
 
@@ -76,11 +77,12 @@ def render(runs: list[FirstRun], measured: str) -> str:
     """The page in Markdown."""
     lines = ["# From nothing to a trained model", ""]
     lines += [f"Made by `python benchmarks/first_run.py` on {measured}: a fresh clone, no caches, `make train`.", ""]
-    lines += ["| packages by | set-up s | training s | whole s | test accuracy |", "|---|---|---|---|---|"]
-    for run in runs:
-        times = " | ".join(f"{seconds:.0f}" for seconds in (run.set_up, run.train, run.whole))
-        lines.append(f"| {run.road} | {times} | {run.accuracy:.4f} |")
-    return "\n".join(lines) + "\n"
+    rows = [
+        (run.road, *(f"{seconds:.0f}" for seconds in (run.set_up, run.train, run.whole)), f"{run.accuracy:.4f}")
+        for run in runs
+    ]
+    headings = ("packages by", "set-up s", "training s", "whole s", "test accuracy")
+    return "\n".join([*lines, *table(headings, rows), ""])
 
 
 def summary(runs: list[FirstRun], measured: str) -> str:
@@ -93,9 +95,8 @@ def summary(runs: list[FirstRun], measured: str) -> str:
 def publish(runs: list[FirstRun], measured: str) -> None:
     """Write the page, and the lines between their marks in the README."""
     write_atomically(TABLE, render(runs, measured))
-    before, rest = README.read_text(encoding="utf-8").split(MARKS[0])
-    lines = before + MARKS[0] + summary(runs, measured) + MARKS[1] + rest.split(MARKS[1])[1]
-    write_atomically(README, lines)
+    page = README.read_text(encoding="utf-8")
+    write_atomically(README, replace_part(page, "first run", summary(runs, measured)))
 
 
 def main() -> None:

@@ -29,15 +29,15 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.machine import write_atomically  # noqa: E402
+from benchmarks.page import Cell, Section, Table, Target, render_section  # noqa: E402
 from benchmarks.peers import mambapy_scan, scan_inputs  # noqa: E402
 from benchmarks.performance import describe_run, tests_pass  # noqa: E402
-from benchmarks.report import Cell, Section, Table, Target, render_section  # noqa: E402
 from benchmarks.sections import FULL, training_step  # noqa: E402
 from zoo.ops.delta_rule import delta_rule, unit_length  # noqa: E402
 from zoo.ops.dplr import dplr  # noqa: E402
 from zoo.ops.scan import selective_scan  # noqa: E402
 from zoo.ops.ssd import ssd  # noqa: E402
+from zoo.report.files import as_json, write_atomically  # noqa: E402
 
 TESTS = ("tests/ops/test_scan_triton.py", "tests/ops/test_chunked_ops.py")
 RESULTS, PAGE = "benchmarks/gpu.json", "docs/performance_gpu.md"
@@ -385,7 +385,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{SECTIONS[name][0]} ...", flush=True)
         measured = f"{torch.cuda.get_device_name()}, {describe_run()}"
         results[name] = {"measured": measured, **SECTIONS[name][1]().to_plain()}
-        for target, text in ((file, json.dumps(results, indent=1) + "\n"), (options.out / PAGE, page(results))):
+        for target, text in ((file, as_json(results)), (options.out / PAGE, page(results))):
             target.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(target, text)
     return 0

@@ -23,13 +23,15 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.machine import describe_machine, write_atomically  # noqa: E402
+from benchmarks.machine import describe_machine  # noqa: E402
 from lab.run import flat_metrics, read_metrics  # noqa: E402
+from zoo.report.files import as_json, write_atomically  # noqa: E402
+from zoo.report.markdown import replace_part, table  # noqa: E402
+from zoo.report.numbers import duration  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "learning.json"
 TABLE = ROOT / "benchmarks" / "learning.md"
 README = ROOT / "README.md"
-MARKS = ("<!-- learning -->\n", "<!-- /learning -->")
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,7 @@ def render(results: dict[str, dict[str, Any]]) -> str:
         if error:
             lines += ["The bound is the exact error of the best heads (weighted Eckart–Young): ", ""]
             lines[-2] += ", ".join(f"{n} heads {bound:.5f}" for n, bound in bounds().items()) + "."
-        lines += ["| command | seed: " + ("relative squared error" if error else "accuracy") + ", s | must be |"]
-        lines += ["|---|---|---|"]
+        cells_of = []
         for e in rows:
             cells = []
             for seed in range(e.seeds):
@@ -119,15 +120,16 @@ def render(results: dict[str, dict[str, Any]]) -> str:
                     value = f"{result[e.metric]:.3g}" if error else f"{result[e.metric]:.4f}"
                     cells.append(f"{seed}: {value}, {result['wall_seconds']:.0f}")
             chance = f" (chance {results[f'{e.task} {e.flags} 0']['chance']:.3f})" if e.expected == "chance" else ""
-            lines.append(f"| {e.title}: `--task {e.task} {e.flags}` | {' · '.join(cells)} | {e.expected}{chance} |")
-        lines.append("")
+            cells_of.append((f"{e.title}: `--task {e.task} {e.flags}`", " · ".join(cells), f"{e.expected}{chance}"))
+        headings = ("command", f"seed: {'relative squared error' if error else 'accuracy'}, s", "must be")
+        lines += [*table(headings, cells_of), ""]
     return "\n".join(lines)
 
 
 def summary(results: dict[str, dict[str, Any]]) -> str:
     """A line per experiment for the README: the range over seeds, and the longest wall time."""
     lines = [f"On {describe_machine()}, whole processes from cold, imports and evaluation included:", ""]
-    lines += ["| task | mixer | over the seeds | longest run |", "|---|---|---|---|"]
+    rows = []
     limits = bounds()
     for e in EXPERIMENTS:
         runs = [results[key] for seed in range(e.seeds) if (key := f"{e.task} {e.flags} {seed}") in results]
@@ -141,16 +143,14 @@ def summary(results: dict[str, dict[str, Any]]) -> str:
             bound = f", bound {limits[heads]:.4f}" if heads < max(limits) else ", bound 0"
             found = f"relative squared error {min(values):.3g} to {max(values):.3g}{bound}"
         longest = max(run["wall_seconds"] for run in runs)
-        lines.append(f"| {e.task} | {e.title} | {found} ({len(runs)} seeds) | {longest:.0f} s |")
-    return "\n".join(lines) + "\n"
+        rows.append((e.task, e.title, f"{found} ({len(runs)} seeds)", duration(longest)))
+    return "\n".join([*lines, *table(("task", "mixer", "over the seeds", "longest run"), rows), ""])
 
 
 def publish(results: dict[str, dict[str, Any]]) -> None:
     """Write the table, and the summary between its marks in the README."""
     write_atomically(TABLE, render(results))
-    before, rest = README.read_text().split(MARKS[0])
-    after = rest.split(MARKS[1])[1]
-    write_atomically(README, before + MARKS[0] + summary(results) + MARKS[1] + after)
+    write_atomically(README, replace_part(README.read_text(encoding="utf-8"), "learning", summary(results)))
 
 
 def main() -> None:
@@ -168,7 +168,7 @@ def main() -> None:
         results[key] = run(experiment, seed)
         value, seconds = results[key][experiment.metric], results[key]["wall_seconds"]
         print(f"[{number}/{len(wanted)}] {key}: {value:.4g}, {seconds:.0f} s", flush=True)
-        write_atomically(RESULTS, json.dumps(results, indent=1, sort_keys=True) + "\n")
+        write_atomically(RESULTS, as_json(dict(sorted(results.items()))))
         publish(results)
     publish(results)
 

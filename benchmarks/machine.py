@@ -5,9 +5,6 @@ from __future__ import annotations
 import datetime
 
 from zoo import __main__ as command
-from zoo.files import write_atomically
-
-__all__ = ["describe_machine", "write_atomically"]
 
 
 def describe_machine() -> str:

@@ -26,9 +26,11 @@ sys.path.insert(0, str(ROOT))
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as train.py does
 
 from benchmarks import timing  # noqa: E402
-from benchmarks.machine import describe_machine, write_atomically  # noqa: E402
-from benchmarks.report import Section, render_section, show  # noqa: E402
+from benchmarks.machine import describe_machine  # noqa: E402
+from benchmarks.page import Section, render_section, show  # noqa: E402
 from benchmarks.sections import FULL, QUICK, SECTIONS  # noqa: E402
+from zoo.report.files import as_json, write_atomically  # noqa: E402
+from zoo.report.markdown import replace_part, table  # noqa: E402
 
 TESTS = (
     "tests/ops/test_selective_scan.py",
@@ -37,7 +39,6 @@ TESTS = (
     "tests/project/test_peers.py",
 )
 RESULTS, PAGE, PROFILES = "benchmarks/performance.json", "docs/performance.md", "docs/profiles.md"
-MARKS = ("<!-- performance -->\n", "<!-- /performance -->")
 SUMMARY = 9
 """Targets at most in the README's table, the first of each section first."""
 
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         section = timing.isolated(run_section, name, options.quick)
         results[name] = {"measured": measured, **section}
         print(f"{time.perf_counter() - start:.0f} s", flush=True)
-        write_atomically(_made(file), json.dumps(results, indent=1) + "\n")
+        write_atomically(_made(file), as_json(results))
         publish(results, options.out)
     return 0
 
@@ -106,9 +107,9 @@ def publish(results: dict[str, Any], root: Path) -> None:
         title = ["# Profiles", "", "Made by `python benchmarks/performance.py --only profiles`.", ""]
         write_atomically(_made(root / PROFILES), "\n".join([*title, *parts[PROFILES]]))
     readme = root / "README.md"
-    if readme.exists() and MARKS[0] in readme.read_text():
-        before, rest = readme.read_text().split(MARKS[0])
-        write_atomically(readme, before + MARKS[0] + summary(sections, results) + MARKS[1] + rest.split(MARKS[1])[1])
+    if readme.exists():
+        text = readme.read_text(encoding="utf-8")
+        write_atomically(readme, replace_part(text, "performance", summary(sections, results)))
 
 
 def summary(sections: dict[str, Section], results: dict[str, Any]) -> str:
@@ -119,12 +120,8 @@ def summary(sections: dict[str, Section], results: dict[str, Any]) -> str:
     if not shown:
         return ""
     lines = [f"On {next(iter(results.values()))['measured'].partition(', commit')[0]}:", ""]
-    lines += ["| compared | measured | asked for |", "|---|---|---|"]
-    for target in shown[:SUMMARY]:
-        lines.append(
-            f"| {target.what} | {show(target.measured)} | {'≥' if target.least else '≤'} {show(target.wanted)} |"
-        )
-    return "\n".join(lines) + "\n"
+    rows = [(target.what, show(target.measured), target.bound) for target in shown[:SUMMARY]]
+    return "\n".join([*lines, *table(("compared", "measured", "asked for"), rows), ""])
 
 
 def _made(file: Path) -> Path:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import peers
-from benchmarks.report import Cell, Section, Table, Target
+from benchmarks.page import Cell, Section, Table, Target
 from benchmarks.timing import (
     all_cores,
     busy_cores,
@@ -39,6 +39,7 @@ from zoo.ops import selective_scan
 from zoo.ops.delta_rule import delta_rule, unit_length
 from zoo.ops.dplr import dplr
 from zoo.registry import MIXERS, mixer_class
+from zoo.report import plots
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -453,21 +454,19 @@ def _exponent(lengths: tuple[int, ...], seconds: list[float]) -> float:
     return sum((x - mean_x) * (y - mean_y) for x, y in logs) / sum((x - mean_x) ** 2 for x, _ in logs)
 
 
+@plots.styled
 def _scaling_figure(lengths: tuple[int, ...], times: dict[str, list[float]]) -> str:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5.5), layout="constrained")
-    axes = figure.subplots()
-    for (name, seconds), style in zip(sorted(times.items()), ("-", "--", ":", "-.") * 9, strict=False):
-        axes.loglog(lengths, [1e3 * each for each in seconds], style, marker="o", markersize=3, label=name)
+    figure, (axes,) = plots.new_figure(legends=plots.legend_columns(len(times)))
+    for at, (name, seconds) in enumerate(sorted(times.items())):
+        style = plots.line_style(at, len(times))
+        axes.loglog(lengths, [1e3 * each for each in seconds], **style, marker="o", label=name)
     axes.set(xlabel="length", ylabel="forward + backward, ms", title="Time of a training pass against length")
     axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
     axes.minorticks_off()
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside right upper", fontsize=8)
+    plots.legend_beside(axes, "mixer")
     target = ROOT / "docs" / "figures" / "scaling.png"
     if len(times) > 2:  # the smoke test leaves the published figure alone
-        figure.savefig(target, dpi=110)
+        plots.save_png(figure, target)
     return "figures/scaling.png"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from lab.experiments.judge import main as experiments
 from zoo.naming import unknown
+from zoo.report.terminal import ends_unread, fail
 
 VERBS = {"experiments": experiments}
 
@@ -19,14 +20,14 @@ usage: python -m lab VERB ...
 """
 
 
+@ends_unread
 def main(argv: Sequence[str]) -> int:
     """Carry out a command line: 0 without a verb, 2 for one that there is not; else what the verb returns."""
     if not argv or argv[0] in {"-h", "--help"}:
         print(HELP, end="")
         return 0
     if argv[0] not in VERBS:
-        print(f"lab: error: {unknown('verb', argv[0], VERBS)}", file=sys.stderr)
-        return 2
+        return fail("lab", unknown("verb", argv[0], VERBS), 2)
     return VERBS[argv[0]](argv[1:])
 
 

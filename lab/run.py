@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import itertools
 import json
-import math
 import os
 import platform
 import re
@@ -24,8 +23,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from lab.config import Command, read_layer, write_yaml
-from zoo.files import write_atomically
 from zoo.naming import UsageError, flatten
+from zoo.report.files import as_json, read_json, write_atomically
+from zoo.report.numbers import Number
 
 CONFIG, METRICS, ENVIRONMENT, LOCK = "config.yaml", "metrics.json", "environment.json", "lock"
 LOG, DONE, INDEX = "log.txt", "done.json", "sweep.json"
@@ -35,7 +35,6 @@ CHECKPOINTS, EVENTS, BY_LENGTH = "checkpoints", "events.out.tfevents.", "_by_len
 HPARAMS = f"{EVENTS}0.hparams"
 """Of these the first in the alphabet: what the HParams tab knows the run by."""
 
-Number: TypeAlias = int | float
 State: TypeAlias = Literal["tested", "trained", "unfinished"]
 """With and without numbers of the test split; still under way, or failed."""
 Metrics: TypeAlias = dict[str, Any]
@@ -267,13 +266,13 @@ class RunFolder:
                 write_atomically(self.best, best.read_bytes())
             result = {key: value for key, value in config.items() if key != "run_dir"}
             write_atomically(self.path / CONFIG, write_yaml(result))
-            write_atomically(self.path / ENVIRONMENT, json.dumps(environment(), indent=2) + "\n")
+            write_atomically(self.path / ENVIRONMENT, as_json(environment()))
         except OSError as error:
             raise self._unwritable(error) from None
 
     def write_metrics(self, metrics: Metrics) -> None:
         """Finish the run: write metrics.json, in which a number that is not finite is null."""
-        write_atomically(self.path / METRICS, json.dumps(_finite(metrics), indent=2) + "\n")
+        write_atomically(self.path / METRICS, as_json(metrics))
 
     def _unwritable(self, error: OSError) -> UsageError:
         return UsageError(f"cannot write the run folder {self.path}: {error.strerror}")
@@ -293,7 +292,7 @@ def read_metrics(folder: Path) -> Metrics | None:
         ValueError: a file that cannot be read, or is not one of train.py; the message begins with its name.
     """
     try:
-        found = json.loads((folder / METRICS).read_text(encoding="utf-8"))
+        found = read_json(folder / METRICS)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
@@ -301,18 +300,17 @@ def read_metrics(folder: Path) -> Metrics | None:
         raise ValueError(f"{METRICS} cannot be read: {' '.join(str(said).split())}") from None
     if not isinstance(found, dict) or "params" not in found:
         raise ValueError(f"{METRICS} is not one of train.py: it has no params")
-    found = _finite(found)
+    found = _numbers(found)
     return nested_metrics(found) if any("/" in name for name in found) else found
 
 
-def _finite(value: Any) -> Any:
-    """The same with None for what is neither a number that is finite nor holds any."""
+def _numbers(value: Any) -> Any:
+    """The same with None for what is neither a number nor holds any."""
     if isinstance(value, Mapping):
-        return {str(name): _finite(each) for name, each in value.items()}
+        return {name: _numbers(each) for name, each in value.items()}
     if isinstance(value, list):
-        return [_finite(each) for each in value]
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if plain and math.isfinite(value) else None
+        return [_numbers(each) for each in value]
+    return value if isinstance(value, Number) and not isinstance(value, bool) else None
 
 
 def nested_metrics(flat: Mapping[str, Any]) -> Metrics:
@@ -465,7 +463,7 @@ def differing_options(config: Mapping[str, Any], defaults: Mapping[str, Any]) ->
 
 
 def _folder_name(name: str, differing: Mapping[str, Any]) -> str:
-    parts = [f"{key}{_value_text(value)}" for key, value in differing.items()]
+    parts = [f"{key}{_value_name(value)}" for key, value in differing.items()]
     whole = "-".join([name, *parts])
     if _safe(whole) == whole and len(whole) <= LONGEST_NAME:
         return whole
@@ -483,16 +481,16 @@ def _safe(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._+-]", "_", name)
 
 
-def _value_text(value: Any) -> str:
+def _value_name(value: Any) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return repr(value)
     if isinstance(value, list):
-        items = [(text, len(list(same))) for text, same in itertools.groupby(map(_value_text, value))]
+        items = [(text, len(list(same))) for text, same in itertools.groupby(map(_value_name, value))]
         return "_" + "+".join(f"{n}x" * (n > 1) + text.removeprefix("_") for text, n in items)
     if isinstance(value, Mapping) and "class_path" in value:
         return f"_{value['class_path'].rpartition('.')[2]}({value.get('init_args')})"
     if isinstance(value, Mapping):
-        return "_" + ".".join(f"{key}{_value_text(each)}" for key, each in value.items())
+        return "_" + ".".join(f"{key}{_value_name(each)}" for key, each in value.items())
     if value is None or isinstance(value, bool):
         return f"_{value}".lower()
     return f"_{value}"

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lab.run import Number, number_at
+from lab.run import number_at
+from zoo.report.numbers import Number, number
 
 SCORES = {
     "perplexity": False,
@@ -41,3 +42,13 @@ def merit(score: str, value: Number | None) -> float:
 def merits(metrics: Mapping[str, Any], score: str, split: str) -> tuple[float, float]:
     """By which the best of several runs is the greatest: the score, and where equal the loss."""
     return merit(score, number_at(metrics, split, score)), merit("loss", number_at(metrics, split, "loss"))
+
+
+def score_text(name: str, value: Number | None, spread: Number | None = None) -> str:
+    """A metric for a table, ± its spread over seeds; an accuracy, and chance, with four places.
+
+    >>> score_text("accuracy", 0.5, 0.012), score_text("loss", 0.123456)
+    ('0.5000 ± 0.012', '0.1235')
+    """
+    text = f"{value:.4f}" if value is not None and ("accuracy" in name or name == "chance") else number(value)
+    return text if spread is None else f"{text} ± {spread:.2g}"

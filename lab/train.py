@@ -28,7 +28,10 @@ from lab.build import declared, model_options, task_options
 from lab.config import PROGRAM, Command, parse
 from lab.hparams import compare_options, compared_results
 from lab.run import BY_LENGTH, Metrics, RunFolder, is_tested, nested_metrics, number_at
+from lab.score import score_text
 from zoo.naming import UsageError
+from zoo.report.numbers import duration, number
+from zoo.report.terminal import ends_unread, make_console, make_facts
 from zoo.signals import CTRL_C, SCHEDULER, handled
 
 if TYPE_CHECKING:
@@ -46,18 +49,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 CHECKPOINT_EVERY = 100
 REQUEUE = 75
 """Exit status that asks a scheduler to run the same command again: EX_TEMPFAIL of sysexits.h."""
-SHOWN = {
-    "accuracy_macro": ".4f",
-    "sequence_accuracy": ".4f",
-    "perplexity": ".4g",
-    "bits_per_token": ".4g",
-    "relative_squared_error": ".4g",
-    "r2": ".4f",
-    "loss": ".4g",
-}
-"""The test's numbers in the table, below the accuracy, and their form."""
+SHOWN = "accuracy_macro", "sequence_accuracy", "perplexity", "bits_per_token", "relative_squared_error", "r2", "loss"
+"""The test's numbers in the table, below the accuracy."""
 
 
+@ends_unread
 def main(argv: Sequence[str]) -> int:
     """Run a command line and return the exit status.
 
@@ -88,6 +84,8 @@ def _status(argv: Sequence[str]) -> int:
         return _stopped("interrupted outside training", argv, 130)
     except NonFiniteLossError as error:  # in all processes at once
         return _fail(error, 1) if is_first_process() else 0
+    except BrokenPipeError:
+        raise  # of standard output: see `ends_unread`
     except OSError as error:
         # The system names no file where a write fails, as on a full disk, only where opening does.
         unnamed = error.errno is not None and error.filename is None
@@ -269,7 +267,7 @@ class Session:
         Args:
             score: at the length of training, which the figure shows too.
         """
-        from zoo.theory.figures import save_figure
+        from zoo.report.plots import save_png
         from zoo.training import length_figure, log_lengths, scores_at_lengths
 
         name, trained = self.model.score_name, self.spec.seq_len
@@ -279,7 +277,7 @@ class Session:
             title = f"{self.data.task.name}, {self.model.hparams['mixer']['name']}, seed {self.folder.seed}"
             figure = length_figure({trained: score} | scores, name, trained, chance, title)
             log_lengths(self.trainer, name, scores, figure)
-            save_figure(figure, self.folder.path / f"{name}{BY_LENGTH}")
+            save_png(figure, self.folder.path / f"{name}{BY_LENGTH}")
         return {f"test/{name}_at_length/{length}": found for length, found in scores.items()}
 
     def _test_segments(self) -> dict[str, float | None]:
@@ -476,34 +474,28 @@ class Progress:
 
 def show(metrics: Mapping[str, Any], where: Path) -> None:
     """Print the result as one table."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(show_header=False, title=None)
-    table.add_column(style="bold")
-    table.add_column(justify="right")
+    facts = []
     test, validated = metrics.get("test", {}), number_at(metrics, "val", "accuracy")
     if (accuracy := test.get("accuracy")) is not None:
-        table.add_row("test accuracy", f"{accuracy:.4f}   (chance {metrics['chance']:.4f})")
+        level = score_text("chance", metrics["chance"])
+        facts.append(("test accuracy", f"{score_text('accuracy', accuracy)}   (chance {level})"))
     elif not test and validated is not None:
-        table.add_row("validation accuracy", f"{validated:.4f}   (not tested)")
-    for name, form in SHOWN.items():
+        facts.append(("validation accuracy", f"{score_text('accuracy', validated)}   (not tested)"))
+    for name in SHOWN:
         if (value := test.get(name)) is not None:
-            table.add_row(f"test {name.replace('_', ' ')}", format(value, form))
+            facts.append((f"test {name.replace('_', ' ')}", score_text(name, value)))
     for segment, scores in test.get("by_segment", {}).items():
         for name in ("accuracy", "relative_squared_error"):
             if (score := scores.get(name)) is not None:
-                table.add_row(f"test {name.replace('_', ' ')} at {segment}", f"{score:.4g}")
+                facts.append((f"test {name.replace('_', ' ')} at {segment}", score_text(name, score)))
     for length, scores in test.get("at_length", {}).items():
         for name, score in scores.items():
-            shown = "-" if score is None else f"{score:.4g}"
-            table.add_row(f"test {name.replace('_', ' ')} at length {length}", shown)
-    table.add_row("parameters", f"{metrics['params']:,}")
-    table.add_row("state", f"{metrics['state_bytes']:,} bytes")
+            facts.append((f"test {name.replace('_', ' ')} at length {length}", score_text(name, score)))
+    facts += [("parameters", number(metrics["params"])), ("state", f"{number(metrics['state_bytes'])} bytes")]
     if (rate := metrics["tokens_per_second"]) is not None:
-        table.add_row("training", f"{rate:,.0f} tokens/s")
-    table.add_row("time", f"{metrics['seconds']:.0f} s")
-    Console().print(table)
+        facts.append(("training", f"{rate:,.0f} tokens/s"))
+    facts.append(("time", duration(metrics["seconds"])))
+    make_console().print(make_facts(facts))
     print(where)
 
 

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tasks.registry import TASKS, list_tasks
-from zoo.naming import unknown
+from zoo.naming import UsageError, unknown
+from zoo.report.terminal import ends_unread, fail, make_console, make_facts
 
 if TYPE_CHECKING:
     from tasks.base import Arrays, Task
@@ -30,15 +31,12 @@ USUAL_N = 10_000
 FORMATS = ("parquet", "jsonl", "hub")
 
 
-class _Usage(Exception):
-    """A command line that cannot be followed, in one line."""
-
-
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise _Usage(message)
+        raise UsageError(message)
 
 
+@ends_unread
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit status: 0 done, 2 it cannot be followed."""
     try:
@@ -47,11 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             _parser().print_help()
             return 0
         arguments.run(arguments, flags)
-    except BrokenPipeError:
-        return 0
-    except (_Usage, ValueError, OSError) as error:
-        print(f"tasks: error: {error}", file=sys.stderr)
-        return 2
+    except (ValueError, ImportError, OSError) as error:
+        return fail("tasks", error, 2)
     return 0
 
 
@@ -93,7 +88,7 @@ def _task(arguments: argparse.Namespace, flags: Sequence[str]) -> Task:
     given: dict[str, Any] = {}
     for flag, value in _pairs(flags):
         if flag not in parameters:
-            raise _Usage(unknown(f"{arguments.name} option", flag, parameters))
+            raise UsageError(unknown(f"{arguments.name} option", flag, parameters))
         given[flag] = value
     if not given:
         return cls()
@@ -104,7 +99,7 @@ def _task(arguments: argparse.Namespace, flags: Sequence[str]) -> Task:
     try:
         parsed = parser.parse_args([f"--{flag}={value}" for flag, value in given.items()])
     except ArgumentError as error:
-        raise _Usage(" ".join(str(error).split())) from None
+        raise UsageError(" ".join(str(error).split())) from None
     return cls(**parsed.as_dict())
 
 
@@ -112,18 +107,18 @@ def _pairs(flags: Sequence[str]) -> list[tuple[str, str]]:
     pairs, rest = [], iter(flags)
     for flag in rest:
         if not flag.startswith("--"):
-            raise _Usage(f"unexpected argument {flag!r}")
+            raise UsageError(f"unexpected argument {flag!r}")
         name, equals, value = flag.removeprefix("--").partition("=")
         value = value if equals else next(rest, None)
         if value is None:
-            raise _Usage(f"--{name} needs a value")
+            raise UsageError(f"--{name} needs a value")
         pairs.append((name, value))
     return pairs
 
 
 def _refuse(flags: Sequence[str]) -> None:
     if flags:
-        raise _Usage(f"unexpected argument {flags[0]!r}")
+        raise UsageError(f"unexpected argument {flags[0]!r}")
 
 
 def _list(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
@@ -171,8 +166,6 @@ def _number(task: Task, arguments: argparse.Namespace) -> int:
 
 def _stats(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
     import numpy as np
-    from rich.console import Console
-    from rich.table import Table
 
     from tasks.spec import IGNORED
 
@@ -182,30 +175,32 @@ def _stats(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
     arrays = _examples(task, arguments)
     seconds = time.perf_counter() - start
     labels, spec = arrays["labels"], task.of_split(arguments.split).spec
-    table = Table(show_header=False)
-    table.add_column(style="bold")
-    table.add_column(justify="right")
-    table.add_row("examples", f"{len(labels):,} of {arguments.split}, {len(labels) / seconds:,.0f} a second")
+    facts: list[tuple[str, str]] = []
+
+    def fact(name: str, text: str) -> None:
+        facts.append((name, text))
+
+    fact("examples", f"{len(labels):,} of {arguments.split}, {len(labels) / seconds:,.0f} a second")
     different = len({row.tobytes() for row in arrays["inputs"]})
-    table.add_row("different inputs", f"{different:,}")
+    fact("different inputs", f"{different:,}")
     known = labels != IGNORED if labels.dtype.kind == "i" else ~np.isnan(labels[:, :, 0])
     count = known.sum(axis=1)
-    table.add_row("labels a sequence", f"{count.min():,} to {count.max():,}, mean {count.mean():.4g}")
+    fact("labels a sequence", f"{count.min():,} to {count.max():,}, mean {count.mean():.4g}")
     if spec.chance is None:
         values = labels[known]
-        table.add_row("labels", f"mean {values.mean():.4g}, variance {values.var():.4g}")
+        fact("labels", f"mean {values.mean():.4g}, variance {values.var():.4g}")
     else:
         share = np.bincount(labels[known], minlength=spec.n_outputs) / known.sum()
         entropy = -(share[share > 0] * np.log2(share[share > 0])).sum()
-        table.add_row("classes that occur", f"{np.count_nonzero(share):,} of {spec.n_outputs:,}")
-        table.add_row("entropy of the labels", f"{entropy:.4g} bits")
-        table.add_row("majority guesser", f"{share.max():.4f}   (chance {spec.chance:.4f})")
+        fact("classes that occur", f"{np.count_nonzero(share):,} of {spec.n_outputs:,}")
+        fact("entropy of the labels", f"{entropy:.4g} bits")
+        fact("majority guesser", f"{share.max():.4f}   (chance {spec.chance:.4f})")
         for label in np.argsort(-share, kind="stable")[:5]:
-            table.add_row(f"label {task.label_text(int(label))}", f"{100 * share[label]:.2f} %")
-    for fact in spec.facts:
-        values = arrays[fact][known]
-        table.add_row(fact, f"{values.min():,} to {values.max():,}, mean {values.mean():.4g}")
-    Console().print(table)
+            fact(f"label {task.label_text(int(label))}", f"{100 * share[label]:.2f} %")
+    for name in spec.facts:
+        values = arrays[name][known]
+        fact(name, f"{values.min():,} to {values.max():,}, mean {values.mean():.4g}")
+    make_console().print(make_facts(facts))
 
 
 def _examples(task: Task, arguments: argparse.Namespace) -> Arrays:
@@ -221,13 +216,13 @@ def _export(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
     arguments.n = _number(task, arguments)
     if arguments.format == "hub":
         if arguments.out is None:
-            raise _Usage("--format hub needs the data set's name: --out USER/NAME")
+            raise UsageError("--format hub needs the data set's name: --out USER/NAME")
         where = export.push_to_hub(task, _examples(task, arguments), arguments.split, arguments.out, arguments.private)
     else:
         default = f"{arguments.name}-{arguments.split}-{arguments.n}-seed{arguments.seed}.{arguments.format}"
         file = Path(arguments.out or default)
         if not file.parent.is_dir():
-            raise _Usage(f"no such folder: {file.parent}")
+            raise UsageError(f"no such folder: {file.parent}")
         about = {"task": arguments.name, "options": task.options(), "split": arguments.split, "seed": arguments.seed}
         write = export.write_parquet if arguments.format == "parquet" else export.write_jsonl
         write(file, _examples(task, arguments), about)

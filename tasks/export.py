@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pyarrow.parquet as pq
 
 from tasks.arrow import to_table
 from tasks.base import Arrays, Task
-from zoo.files import write_atomically
+from zoo.report.files import as_json, write_atomically
 
 
 def write_parquet(file: Path, arrays: Arrays, about: dict[str, Any]) -> None:
@@ -26,8 +25,8 @@ def write_parquet(file: Path, arrays: Arrays, about: dict[str, Any]) -> None:
 def write_jsonl(file: Path, arrays: Arrays, about: dict[str, Any]) -> None:
     """One object an example; a number that is missing is null. `about` is left out: every line is an example."""
     columns = {name: array.tolist() for name, array in arrays.items()}
-    rows = (dict(zip(columns, map(_plain, row), strict=True)) for row in zip(*columns.values(), strict=True))
-    write_atomically(file, "".join(json.dumps(row) + "\n" for row in rows))
+    rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    write_atomically(file, "".join(as_json(row, indent=None) for row in rows))
 
 
 def push_to_hub(task: Task, arrays: Arrays, split: str, repository: str, private: bool) -> str:
@@ -50,10 +49,3 @@ def push_to_hub(task: Task, arrays: Arrays, split: str, repository: str, private
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"{task.name} was not uploaded to {repository!r}: {reason} (a token: hf auth login)") from None
     return str(info)
-
-
-def _plain(value: Any) -> Any:
-    """Without NaN, for which JSON has no word."""
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and math.isnan(value) else value

@@ -14,6 +14,7 @@ from tasks.registry import TASKS, list_tasks, task_class
 from tasks.spec import IGNORED, TaskSpec
 from tasks.splits import split_rng
 from zoo.docstrings import arguments, paragraphs
+from zoo.report.markdown import sentence, table
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs" / "task"
 PER_LINE = 16
@@ -102,12 +103,12 @@ def markdown(name: str, seed: int = 0, task: Task | None = None) -> str:
     """
     cls = task_class(name)
     small = cls(**cls.worked) if task is None else task
-    lines = [f"# {name}", "", f"*{_sentence(TASKS.summary(name))}*", "", definition(cls), ""]
+    lines = [f"# {name}", "", f"*{sentence(TASKS.summary(name))}*", "", definition(cls), ""]
     lines += ["## Example", "", f"`{small!r}`, seed {seed}:", "", "```", *example(small, seed)[:-1], "```", ""]
     lines += ["## At its defaults", "", *(f"- {title}: {text}" for title, text in facts(cls().spec)), ""]
-    lines += ["| option | default | meaning |", "|---|---|---|"]
-    lines += [f"| `{option}` | `{default}` | {_cell(meaning)} |" for option, default, meaning in options(cls)]
-    lines += ["", "## What theory predicts", "", cls.prediction, "", "## Source", "", _sentence(cls.source), ""]
+    rows = [(f"`{option}`", f"`{default}`", meaning) for option, default, meaning in options(cls)]
+    lines += table(("option", "default", "meaning"), rows)
+    lines += ["", "## What theory predicts", "", cls.prediction, "", "## Source", "", sentence(cls.source), ""]
     if cls.reported:
         lines += [cls.reported, ""]
     if files := recipes(name):
@@ -118,11 +119,12 @@ def markdown(name: str, seed: int = 0, task: Task | None = None) -> str:
 
 def index() -> str:
     """The page that lists all tasks."""
-    lines = ["# Tasks", "", "| task | what it asks | chance at its defaults |", "|---|---|---|"]
+    rows = []
     for name in list_tasks():
         chance = task_class(name)().spec.chance
         level = "regression" if chance is None else f"{chance:.4g}"
-        lines.append(f"| [{name}]({name}.md) | {_cell(TASKS.summary(name))} | {level} |")
+        rows.append((f"[{name}]({name}.md)", TASKS.summary(name), level))
+    lines = ["# Tasks", "", *table(("task", "what it asks", "chance at its defaults"), rows)]
     lines += ["", "Any of them at several shapes at once: [mixtures.md](mixtures.md)."]
     return "\n".join([*lines, "", "Made by `python -m tasks pages`.", ""])
 
@@ -135,14 +137,6 @@ def pages() -> dict[str, str]:
 def wrapped(text: str, width: int) -> str:
     """Paragraphs broken into lines."""
     return "\n\n".join(textwrap.fill(" ".join(paragraph.split()), width) for paragraph in text.split("\n\n"))
-
-
-def _sentence(text: str) -> str:
-    return text[0].upper() + text[1:].rstrip(".") + "."
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
 
 
 def _first_comment(file: str) -> str:

@@ -302,6 +302,10 @@ def failing_unchanged(tests: Iterable[str], root: Path) -> set[str]:
 
 def render(mutants: Sequence[Mutant], results: Mapping[str, Any]) -> str:
     """The page: score by room, who survives and what that means, who kills whom."""
+    # Not before: of what this process has imported, a forked one sees no mutant.
+    sys.path.append(str(ROOT))
+    from zoo.report.markdown import table
+
     verdicts = {name: Verdict(**each) for name, each in results["verdicts"].items()}
     known = [(mutant, verdicts.get(mutant.name, Verdict("not run"))) for mutant in mutants]
     lines = [
@@ -312,23 +316,23 @@ def render(mutants: Sequence[Mutant], results: Mapping[str, Any]) -> str:
         "",
         f"{results['measured']}",
         "",
-        "| room | mutants | killed | survived | timeout | score |",
-        "|---|---:|---:|---:|---:|---:|",
     ]
+    rows = []
     for room in [*dict.fromkeys(mutant.room for mutant in mutants), "all"]:
         states = [verdict.state for mutant, verdict in known if room in (mutant.room, "all")]
         counts = [len(states), *(states.count(state) for state in (KILLED, SURVIVED, TIMEOUT))]
-        lines.append(f"| {room} | {' | '.join(map(str, counts))} | {counts[1] / counts[0]:.1%} |")
+        rows.append((room, *map(str, counts), f"{counts[1] / counts[0]:.1%}"))
+    lines += table(("room", "mutants", "killed", "survived", "timeout", "score"), rows, "lrrrrr")
     missed = [(mutant, verdict) for mutant, verdict in known if verdict.state != KILLED]
     lines += ["", "## Not killed", "", *(["None."] if not missed else [])]
     for mutant, verdict in missed:
         lines.append(f"- **{mutant.name}** ({mutant.room}, `{mutant.file}`), {verdict.state}. {mutant.means}".rstrip())
-    lines += ["", "## Killed", "", "| room | mutant | by |", "|---|---|---|"]
-    for mutant, verdict in known:
-        if verdict.state == KILLED:
-            by = verdict.by.partition("[")[0].replace("::", ": ")
-            lines.append(f"| {mutant.room} | {mutant.name.replace('_', ' ')} | {by} |")
-    return "\n".join([*lines, ""])
+    rows = [
+        (mutant.room, mutant.name.replace("_", " "), verdict.by.partition("[")[0].replace("::", ": "))
+        for mutant, verdict in known
+        if verdict.state == KILLED
+    ]
+    return "\n".join([*lines, "", "## Killed", "", *table(("room", "mutant", "by"), rows), ""])
 
 
 def score(mutants: Sequence[Mutant], results: Mapping[str, Any]) -> float:

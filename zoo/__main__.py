@@ -10,8 +10,7 @@ import inspect
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,17 +18,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from zoo.conformance import command as conformance
 from zoo.naming import UsageError, find_module, require_extra, unknown
 from zoo.registry import MIXERS
+from zoo.report.terminal import ends_unread, fail, make_console, make_table, progress
 from zoo.theory.claims import CLAIMS
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from zoo.backbone import Backbone
     from zoo.theory.claims.claim import Settings
     from zoo.theory.measure import Measurement, Sizes
 
 PROGRAM = "zoo"
-_WIDTH = 140  # of tables in a file or a pipe
 # An OpenMP thread that waits for another should give its core away; read when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -53,6 +50,7 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 
+@ends_unread
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit status.
 
@@ -65,16 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = _parser().parse_args(argv)
         return arguments.run(arguments)
     except (ValueError, ImportError) as error:
-        return _fail(error, 2)
+        return fail(PROGRAM, error, 2)
     except OSError as error:
-        return _fail(error, 1)
+        return fail(PROGRAM, error, 1)
     except KeyboardInterrupt:
-        return _fail("interrupted", 130)
-
-
-def _fail(error: object, status: int) -> int:
-    print(f"{PROGRAM}: {'' if status == 130 else 'error: '}{' '.join(str(error).split())}", file=sys.stderr)
-    return status
+        return fail(PROGRAM, "interrupted", 130)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -235,8 +228,8 @@ def _mixers(arguments: argparse.Namespace) -> int:
 
 
 def _pages(arguments: argparse.Namespace) -> int:
-    from zoo.files import write_atomically
     from zoo.pages import pages
+    from zoo.report.files import write_atomically
 
     written = pages()
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -263,11 +256,11 @@ def _measure(arguments: argparse.Namespace) -> int:
     if arguments.ckpt_path is not None:
         model = _trained(arguments.ckpt_path)
         sizes = sizes_within(model, replace(sizes, d_model=model.d_model, n_heads=None))
-        with _progress(len(model.layers.chain()) * len(QUANTITIES)) as advance:
+        with progress(len(model.layers.chain()) * len(QUANTITIES)) as advance:
             rows = measure_backbone(model, sizes, progress=lambda row, quantity: advance(f"{row}: {quantity}"))
     else:
         names = named or list(MIXERS)
-        with _progress(len(names) * len(QUANTITIES)) as advance:
+        with progress(len(names) * len(QUANTITIES)) as advance:
             rows = measure_mixers(names, sizes, lambda row, quantity: advance(f"{row}: {quantity}"))
     files = write_measurements(rows, arguments.out, sizes, describe_machine(sizes.device))
     _print_measurements(rows, sizes)
@@ -300,22 +293,15 @@ def _trained(path: str) -> Backbone:
 
 
 def _print_measurements(rows: Sequence[Measurement], sizes: Sizes) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.markup import escape
-    from rich.table import Table
-
     from zoo.theory.comparison import GROUPS, describe_misses, describe_sizes, describe_sketches
 
-    console = _console()
+    console = make_console()
     for title, columns in GROUPS.items():
-        table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-        table.add_column("", no_wrap=True)
-        cells = [[column.cell(row) for row in rows] for column in columns]
-        for column, texts in zip(columns, cells, strict=True):
-            # A heading may wrap, a number must not.
-            table.add_column(column.heading, justify="right", min_width=max(map(len, texts), default=0))
-        for row, *texts in zip(rows, *cells, strict=True):
-            table.add_row(row.name, *map(escape, texts))
+        cells = [[row.name, *(column.cell(row) for column in columns)] for row in rows]
+        headings = ["", *(column.heading for column in columns)]
+        table = make_table(headings, cells, "l" + "r" * len(columns), title=title)
+        for column, texts in zip(table.columns, zip(*cells, strict=True), strict=True):
+            column.min_width = max(map(len, texts))  # a heading may wrap, a number must not
         console.print(table)
     for remark in (describe_misses(rows), describe_sketches(rows), describe_sizes(sizes)):
         if remark:
@@ -327,17 +313,17 @@ def _claims(arguments: argparse.Namespace) -> int:
         CLAIMS.check(name)
     _check_report()
     from zoo.theory.claims import run_claims
-    from zoo.theory.report import verdict_table, write_report
+    from zoo.theory.verdicts import verdict_table, write_report
 
     names = list(dict.fromkeys(arguments.names)) or list(CLAIMS)
     flags = _given(arguments, "ranks", "starts")
     if "ranks" in flags:
         flags["ranks"] = tuple(flags["ranks"])
     settings = replace(_settings(arguments, arguments.full), **flags)
-    with _progress(len(names)) as advance:
+    with progress(len(names)) as advance:
         verdicts = run_claims(names, settings, lambda name, *_: advance(name) if name else None)
     files = write_report(verdicts, arguments.out)
-    _console().print(verdict_table(verdicts))
+    make_console().print(verdict_table(verdicts))
     _print_files(files[:2])
     return 0 if all(verdict.as_expected for verdict in verdicts) else 1
 
@@ -350,23 +336,24 @@ def _figure(arguments: argparse.Namespace) -> int:
         raise UsageError(f"figure {arguments.name} has no --{'steps' if gradients else 'mixer'}")
     names = [MIXERS.check(name) for name in arguments.mixer or FIGURE_MIXERS]
     _check_report()
-    from zoo.theory import figures, measure, report
+    from zoo.report.plots import save_png
+    from zoo.theory import figures, measure, verdicts
 
     if gradients:
         flags = _given(arguments, "seed", "n_seeds", "device")
         flags |= {} if arguments.seq_len is None else {"gradient_len": arguments.seq_len}
         sizes = measure.Sizes(**flags)
         _check_device(sizes.device)
-        with _progress(len(names)) as advance:
+        with progress(len(names)) as advance:
             measured = measure.measure_gradients(names, sizes, lambda name, _: advance(name))
         picture = figures.gradient_comparison_figure(measured)
     else:
         settings = _settings(arguments, full=False)
-        with _progress(1) as advance:
+        with progress(1) as advance:
             advance(f"measuring {arguments.name}")
-            draw = report.staircase_figure if arguments.name == "staircase" else report.gradient_figure
+            draw = verdicts.staircase_figure if arguments.name == "staircase" else verdicts.gradient_figure
             picture = draw(settings=settings)
-    _print_files([figures.save_figure(picture, arguments.out or Path(f"{arguments.name}.png"))])
+    _print_files([save_png(picture, arguments.out or Path(f"{arguments.name}.png"))])
     return 0
 
 
@@ -397,34 +384,6 @@ def _check_device(name: str) -> None:
         torch.empty(1, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UsageError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar on standard error over `total` pieces of work; the function it gives names the one that begins."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=total)
-        begun = 0
-
-        def advance(what: str) -> None:
-            nonlocal begun
-            bar.update(task, description=what, completed=begun, refresh=True)
-            begun += 1
-
-        yield advance
-
-
-def _console() -> Console:
-    """Standard output; a file or a pipe, which has no width of its own, takes wide tables."""
-    from rich.console import Console
-
-    console = Console()
-    return console if console.is_terminal else Console(width=_WIDTH)
 
 
 def _print_files(files: Sequence[Path]) -> None:

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from zoo.docstrings import arguments, titled
 from zoo.registry import MIXERS, Mixer
+from zoo.report.markdown import sentence, table
 
 SECTIONS = ("Coefficients", "State", "Interaction rank", "Source", "Not here")
 """Titled paragraphs of a mixer's docstring, in their order; the last is for what the authors have and we have not."""
@@ -55,7 +56,7 @@ def markdown(name: str) -> str:
     if [*sections] != [title for title in SECTIONS if title in sections] or not {*REQUIRED} <= sections.keys():
         wanted = ", ".join(f"{title!r}" for title in REQUIRED)
         raise ValueError(f"the docstring of {cls.__name__} must have paragraphs that begin with {wanted}, in order")
-    blocks = [f"# {name}", f"*{_sentence(MIXERS.summary(name))}*", _origin(cls, entry)]
+    blocks = [f"# {name}", f"*{sentence(MIXERS.summary(name))}*", _origin(cls, entry)]
     blocks += [_paragraph(paragraph) for paragraph in free]
     blocks += [_paragraph(f"**{title}.** {text}") for title, text in sections.items()]
     blocks += ["## Options", "\n".join(_option(option) for option in options(name))]
@@ -67,7 +68,7 @@ def index() -> str:
     """The page that lists all mixers, a table for each family."""
     lines, links = ["# Mixers", ""], {name: f"{name}.md" for name in MIXERS}
     for family in dict.fromkeys(MIXERS.entry(name).family for name in MIXERS):
-        lines += [f"## {family}", "", "| mixer | year | source | what it is |", "|---|---|---|---|"]
+        rows = []
         for name in MIXERS:
             entry = MIXERS.entry(name)
             if entry.family != family:
@@ -76,9 +77,8 @@ def index() -> str:
             if _ARXIV.fullmatch(source):
                 links[source] = _address(source)
                 source = f"[{source}]"
-            summary = MIXERS.summary(name).replace("|", "\\|")
-            lines.append(f"| [{name}] | {entry.year} | {source} | {summary} |")
-        lines.append("")
+            rows.append((f"[{name}]", str(entry.year), source, MIXERS.summary(name)))
+        lines += [f"## {family}", "", *table(("mixer", "year", "source", "what it is"), rows), ""]
     lines += [f"[{label}]: {address}" for label, address in links.items()]
     return "\n".join([*lines, "", "Made by `python -m zoo pages`.", ""])
 
@@ -118,7 +118,3 @@ def _filled(text: str, first: str = "", rest: str = "") -> str:
 
 def _address(arxiv: str) -> str:
     return f"https://arxiv.org/abs/{arxiv}"
-
-
-def _sentence(text: str) -> str:
-    return text[0].upper() + text[1:].rstrip(".") + "."

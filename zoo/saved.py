@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from zoo.backbone import Backbone
-from zoo.files import write_atomically
 from zoo.registry import MIXERS
+from zoo.report.files import write_atomically
 
 FOLDER = "checkpoints"
 """Where in its folder a run keeps its checkpoints."""
@@ -60,7 +60,7 @@ def save(model: Backbone, path: str | os.PathLike[str]) -> None:
     file = io.BytesIO()
     named = {_PREFIX + name: t for name, t in weights.items()}
     torch.save({"hyper_parameters": model.options, "state_dict": named}, file)
-    write_atomically(Path(path), file.getvalue())
+    write_atomically(path, file.getvalue())
 
 
 def _build(options: Mapping[str, Any]) -> Backbone:

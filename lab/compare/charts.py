@@ -13,23 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from lab.compare.runs import Run
 from lab.compare.table import Group, Row
-from lab.run import Number, at_lengths, by_facts, number_at
+from lab.run import at_lengths, by_facts, number_at
 from lab.score import SCORES
-from zoo.naming import require_extra
+from zoo.report import numbers, plots
+from zoo.report.numbers import Number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Told apart by people who see few colours too, as far as twelve can be.
-COLOURS = (
-    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"),
-    *("#6a3d9a", "#8c564b", "#444444", "#b2a000", "#e31a1c", "#17a398"),
-)
 _DASHES = ("-", "--", ":", "-.")
 _MARKERS = "os^Dv<>P"
-_PANEL = (5.0, 3.6)  # inches
-_DPI = 110
 _LEGEND_ENTRIES = 12
 _LONGEST_LABEL = 48  # characters that a plot has room for
 _ROUNDOFF = 1e-15
@@ -113,7 +107,7 @@ class Chart:
     def colour(self, each: Series, known: Mapping[str, str]) -> str:
         """Of a line: its mixer's (`known`); where all are of one mixer, one of its own."""
         alone = len({series.mixer for series in self.series}) == 1 < len(self.series)
-        return COLOURS[each.variant % len(COLOURS)] if alone else known[each.mixer]
+        return plots.COLOURS[each.variant % len(plots.COLOURS)] if alone else known[each.mixer]
 
     @property
     def ticks(self) -> dict[Number, str] | None:
@@ -121,7 +115,7 @@ class Chart:
         points = self.abscissae
         if self.kind == "state":
             first, last = (round(math.log2(x)) for x in (points[0], points[-1]))
-            return {2**power: _bytes(2**power) for power in range(first, last + 1, max(1, (last - first) // 6))}
+            return {2**power: numbers.size(2**power) for power in range(first, last + 1, max(1, (last - first) // 6))}
         return {x: f"{x:,}" for x in points} if self.kind in ("length", "fact", "heads") and len(points) <= 10 else None
 
 
@@ -233,12 +227,6 @@ def _mean_and_spread(values: Sequence[Number]) -> tuple[Number, Number]:
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-def _bytes(size: int) -> str:
-    """A power of two with its unit."""
-    unit = min(int(math.log2(size)) // 10, 4)
-    return f"{size // 2 ** (10 * unit):,} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[unit]}"
-
-
 def _variants(rows: Iterable[Row]) -> Iterator[tuple[Row, int]]:
     """Rows by name, each numbered among those of its mixer."""
     n_before: dict[str, int] = {}
@@ -270,13 +258,13 @@ def _trained_at(group: Group) -> Number | None:
 
 def colours(groups: Sequence[Group]) -> dict[str, str]:
     """A colour for each mixer, the same in all charts."""
-    mixers = sorted({row.mixer for group in groups for row in group.rows})
-    return {mixer: COLOURS[at % len(COLOURS)] for at, mixer in enumerate(mixers)}
+    return plots.colours(row.mixer for group in groups for row in group.rows)
 
 
 # As a picture
 
 
+@plots.styled
 def comparison_figure(groups: Sequence[Group]) -> Figure:
     """All charts but the training loss: a line of plots for each task.
 
@@ -285,18 +273,30 @@ def comparison_figure(groups: Sequence[Group]) -> Figure:
     """
     lines = [(group, [chart for chart in charts_of(group) if chart.kind != "loss"]) for group in groups]
     n_columns = max(1, *(len(charts) for _, charts in lines))
-    size = (_PANEL[0] * n_columns, _PANEL[1] * len(lines))
-    figure = require_extra("matplotlib.figure").Figure(figsize=size, dpi=_DPI, layout="constrained")
+    figure, places = plots.new_figure(n_columns, len(lines))
     known = colours(groups)
-    for (group, charts), axes in zip(lines, figure.subplots(len(lines), n_columns, squeeze=False), strict=True):
+    for at, (group, charts) in enumerate(lines):
+        axes = places[at * n_columns :][:n_columns]
         for chart, each in zip(charts, axes, strict=False):
-            draw(each, chart, known, f"{group.title}: {chart.title[0].lower()}{chart.title[1:]}")
+            draw(each, chart, known, group.title)
         for each in axes[len(charts) :]:
             each.set_axis_off()
     return figure
 
 
-def draw(axes: Axes, chart: Chart, known: Mapping[str, str], title: str) -> None:
+@plots.styled
+def chart_figure(chart: Chart, known: Mapping[str, str], task: str) -> Figure:
+    """One chart; `known` are the colours of mixers.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    figure, (axes,) = plots.new_figure()
+    draw(axes, chart, known, task)
+    return figure
+
+
+def draw(axes: Axes, chart: Chart, known: Mapping[str, str], task: str) -> None:
     """A chart on matplotlib's axes; `known` are the colours of mixers."""
     for each in chart.series:
         label = each.label if len(each.label) <= _LONGEST_LABEL else f"{each.label[: _LONGEST_LABEL - 1]}…"
@@ -306,7 +306,7 @@ def draw(axes: Axes, chart: Chart, known: Mapping[str, str], title: str) -> None
             "linestyle": _DASHES[each.variant % len(_DASHES)],
         }
         few = len(each.x) < 12
-        style |= {"marker": _MARKERS[each.variant % len(_MARKERS)] if few else None, "markersize": 4, "linewidth": 1.4}
+        style |= {"marker": _MARKERS[each.variant % len(_MARKERS)] if few else None, "linewidth": 1.4}
         if chart.joined:
             axes.plot(each.x, each.y, **style)
             if any(each.spread):
@@ -328,10 +328,8 @@ def draw(axes: Axes, chart: Chart, known: Mapping[str, str], title: str) -> None
     if chart.ticks is not None:
         axes.set_xticks(list(chart.ticks), list(chart.ticks.values()))
         axes.set_xticks([], minor=True)
-    axes.set_title(title, fontsize=10)
-    axes.set_xlabel(chart.x_label, fontsize=9)
-    axes.set_ylabel(chart.y_label, fontsize=9)
-    axes.tick_params(labelsize=8)
-    axes.grid(visible=True, alpha=0.3)
+    axes.set_title(f"{task}: {chart.title[0].lower()}{chart.title[1:]}")
+    axes.set_xlabel(chart.x_label)
+    axes.set_ylabel(chart.y_label)
     if len(chart.series) <= _LEGEND_ENTRIES:
-        axes.legend(fontsize=7)
+        axes.legend()

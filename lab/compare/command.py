@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from lab.console import make_console
 from zoo.naming import UsageError, require_extra
+from zoo.report.terminal import make_console
+
+if TYPE_CHECKING:
+    from lab.compare.table import Group
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +38,6 @@ def compare(arguments: argparse.Namespace) -> int:
         MissingExtraError: a package of the extra `report` is not installed.
     """
     from lab.compare import group_runs, read_runs
-    from lab.compare.files import write_comparison
     from lab.compare.table import tables
 
     if arguments.port is not None and not arguments.tensorboard:
@@ -47,16 +51,50 @@ def compare(arguments: argparse.Namespace) -> int:
     if not runs:
         raise UsageError(f"{arguments.folder} holds trials of sweep.py --tune alone; --trials shows them")
     groups = group_runs(runs)
-    console = make_console(140)
+    console = make_console()
     for table in tables(groups, console.width):
         console.print(table)
     if len(found) > len(runs):
         console.print(f"left out: trials of --tune ({len(found) - len(runs)}); --trials shows them", highlight=False)
     if arguments.tensorboard:
-        from lab.compare.board import show_in_tensorboard
+        from lab.compare.tensorboard import show_in_tensorboard
 
         show_in_tensorboard(groups, arguments.port, lambda line: print(line, flush=True))
     else:
         for file in write_comparison(groups, arguments.out or arguments.folder / "compare"):
             print(file)
     return 0
+
+
+def write_comparison(groups: Sequence[Group], folder: Path) -> list[Path]:
+    """Write compare.csv, .md, .png and .html into `folder`, which is made; each file whole or not at all.
+
+    Raises:
+        MissingExtraError: matplotlib or plotly is not installed; before anything is written.
+        OSError: the folder cannot be written.
+    """
+    from lab.compare.charts import comparison_figure
+    from lab.compare.page import as_page
+    from lab.compare.table import as_csv, as_markdown
+    from zoo.report.files import write_atomically
+    from zoo.report.plots import as_png
+
+    contents: dict[str, str | bytes] = {
+        "compare.csv": as_csv(groups),
+        "compare.md": as_markdown(groups, describe(groups)),
+        "compare.png": as_png(comparison_figure(groups)),
+        "compare.html": as_page(groups, describe(groups), folder),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        write_atomically(folder / name, content)
+    return [folder / name for name in contents]
+
+
+def describe(groups: Sequence[Group]) -> str:
+    """How much is compared, in a sentence."""
+    rows = [row for group in groups for row in group.rows]
+    runs = [run for row in rows for run in row.runs]
+    unfinished = sum(run.state == "unfinished" for run in runs)
+    tasks = ", ".join(group.title for group in groups)
+    return f"{len(runs)} runs of {len(rows)} configurations{f' ({unfinished} unfinished)' * bool(unfinished)}: {tasks}."

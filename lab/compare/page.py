@@ -21,11 +21,10 @@ from lab.compare.table import (
     more_first,
     shown_columns,
     unnamed_text,
-    value_text,
 )
-from lab.run import Number
 from lab.score import SCORES
 from zoo.naming import require_extra
+from zoo.report.numbers import Number, plain
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure, Scatter
@@ -75,7 +74,7 @@ def filter_options(groups: Sequence[Group]) -> dict[str, list[str]]:
     for key in keys:
         values = [row.options[key] for group in groups for row in group.rows if key in row.options]
         numbers = all(isinstance(value, int | float) for value in values)
-        found[key] = list(dict.fromkeys(map(value_text, sorted(values, key=None if numbers else str))))
+        found[key] = list(dict.fromkeys(map(plain, sorted(values, key=None if numbers else str))))
     return {key: values for key, values in found.items() if len(values) > 1}
 
 
@@ -131,7 +130,7 @@ def _row(group: Group, row: Row, columns: Sequence[int], options: Mapping[str, S
         if COLUMNS[at].heading == "seeds":
             text += f" <small>{_links(row, folder)}</small>"
         cells.append(f'<td{_align(at)} data-value="{"" if value is None else html.escape(str(value))}">{text}</td>')
-    chosen = json.dumps({key: value_text(row.options[key]) for key in options if key in row.options})
+    chosen = json.dumps({key: plain(row.options[key]) for key in options if key in row.options})
     data = {"label": row.label, "mixer": row.mixer, "options": chosen}
     attributes = "".join(f' data-{name}="{html.escape(text)}"' for name, text in data.items())
     return f'<tr class="{kind}"{attributes}>{"".join(cells)}</tr>'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Mapping
@@ -26,6 +25,7 @@ from lab.run import (
     state_of,
 )
 from zoo.naming import flatten, require_extra
+from zoo.report.files import read_json
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ class _Search:
 
     def _read_index(self, folder: Path) -> dict[Path, Mapping[str, Any]]:
         try:
-            index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+            index = read_json(folder / INDEX)
             return {(folder / entry["folder"]).resolve(): entry for entry in index["runs"]}
         except (OSError, ValueError, KeyError, TypeError) as error:
             self._skip(folder / INDEX, f"cannot be read: {_line(error)}")
@@ -229,7 +229,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 def _read_commit(folder: Path) -> str:
     """Of the environment, with which no run stands or falls."""
     try:
-        return str(json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))["git"] or "")
+        return str(read_json(folder / ENVIRONMENT)["git"] or "")
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 

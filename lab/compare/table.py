@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import json
 import logging
 import statistics
@@ -14,9 +13,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from lab.compare.runs import Run
-from lab.run import Number, flat_metrics, number_at
-from lab.score import SCORES, merit, score_of
+from lab.run import flat_metrics, number_at
+from lab.score import SCORES, merit, score_of, score_text
 from zoo.naming import require_extra
+from zoo.report import markdown, terminal
+from zoo.report.numbers import NOTHING, Number, number, plain
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -222,18 +223,8 @@ def _label(name: str, options: Mapping[str, Any], telling: Set[str]) -> str:
     parts = []
     for key in sorted(telling & options.keys()):
         short = key.split(".", 1)[1] if key.startswith(("mixer.", "task.", "trainer.")) else key
-        parts.append(f"{key if short != key and short in options else short}={value_text(options[key])}")
+        parts.append(f"{key if short != key and short in options else short}={plain(options[key])}")
     return " ".join([name, *parts])
-
-
-def value_text(value: Any) -> str:
-    """An option's value, for people: 2×attention+lstm is a list of three."""
-    if isinstance(value, list):
-        repeated = [(text, len(list(same))) for text, same in itertools.groupby(map(value_text, value))]
-        return "+".join(f"{n}×{text}" if n > 1 else text for text, n in repeated)
-    if value is None or isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _text(options: Mapping[str, Any]) -> str:
@@ -241,19 +232,6 @@ def _text(options: Mapping[str, Any]) -> str:
 
 
 # As text
-
-
-def number(value: Number | None, name: str = "", spread: Number | None = None) -> str:
-    """A metric for a table, ± its spread; accuracy with four places, others with four digits."""
-    if value is None:
-        return "-"
-    text = f"{value:.4f}" if "accuracy" in name or name == "chance" else f"{value:.4g}"
-    return text if spread is None else f"{text} ± {spread:.2g}"
-
-
-def whole(value: Number | None) -> str:
-    """A count for a table."""
-    return "-" if value is None else f"{value:,.0f}"
 
 
 @dataclass(frozen=True)
@@ -270,19 +248,23 @@ class Column:
 
 
 def _count(heading: str, name: str, more_first: bool = False) -> Column:
-    return Column(heading, lambda row: whole(row.mean(name)), lambda row: row.mean(name), more_first=more_first)
+    return Column(heading, lambda row: _whole(row.mean(name)), lambda row: row.mean(name), more_first=more_first)
 
 
-def score_text(row: Row) -> str:
+def _whole(mean: float | None) -> str:
+    return number(None if mean is None else round(mean))
+
+
+def _score(row: Row) -> str:
     """Mean ± standard deviation."""
-    return number(row.mean(*row.score_path), row.score, row.spread(*row.score_path))
+    return score_text(row.score, row.mean(*row.score_path), row.spread(*row.score_path))
 
 
 COLUMNS = (
     Column("configuration", lambda row: row.label, lambda row: row.label, right=False),
-    Column("score", score_text, lambda row: row.mean(*row.score_path)),
+    Column("score", _score, lambda row: row.mean(*row.score_path)),
     Column("seeds", lambda row: row.seeds, lambda row: len(row.values(*row.score_path)), more_first=True),
-    Column("chance", lambda row: number(row.mean("chance"), "chance"), lambda row: row.mean("chance")),
+    Column("chance", lambda row: score_text("chance", row.mean("chance")), lambda row: row.mean("chance")),
     _count("parameters", "params"),
     _count("state bytes", "state_bytes"),
     _count("tokens/s", "tokens_per_second", more_first=True),
@@ -302,7 +284,7 @@ def more_first(group: Group, at: int) -> bool:
 
 def shown_columns(group: Group) -> list[int]:
     """Which columns say anything of a task."""
-    return [at for at, each in enumerate(COLUMNS) if any(each.cell(row) not in ("-", "") for row in group.rows)]
+    return [at for at, each in enumerate(COLUMNS) if any(each.cell(row) not in (NOTHING, "") for row in group.rows)]
 
 
 def unnamed_text(group: Group) -> str:
@@ -323,27 +305,33 @@ def tables(groups: Sequence[Group], width: int) -> list[Table]:
 
 
 def _table(group: Group, width: int) -> Table:
-    table_class = require_extra("rich.table").Table
-    escape, box = require_extra("rich.markup").escape, require_extra("rich.box").SIMPLE_HEAD
-    table = table_class(
-        title=escape(group.title), title_justify="left", header_style="bold", box=box, collapse_padding=True
-    )
-    table.pad_edge = False
     shown, names = shown_columns(group), headings(group)
     cells = {at: [COLUMNS[at].cell(row) for row in group.rows] for at in shown}
-    cells[1] = [
-        f"{text} {'*' if row.label in group.best else ' '}" for text, row in zip(cells[1], group.rows, strict=True)
-    ]
+    if group.best:
+        marks = ("*" if row.label in group.best else " " for row in group.rows)
+        cells[1] = [f"{text} {mark}" for text, mark in zip(cells[1], marks, strict=True)]
     widths = _fit({at: [names[at], *cells[at]] for at in shown}, width)
-    for at in widths:
-        table.add_column(names[at], justify="right" if COLUMNS[at].right else "left", overflow="fold", width=widths[at])
-    for row, *texts in zip(group.rows, *(cells[at] for at in widths), strict=True):
-        style = "bold green" if row.label in group.best else None if row.tested else "dim"
-        table.add_row(*map(escape, texts), style=style)
+    table = terminal.make_table(
+        [names[at] for at in widths],
+        zip(*(cells[at] for at in widths), strict=True),
+        _align(widths),
+        title=group.title,
+        styles=("bold green" if row.label in group.best else None if row.tested else "dim" for row in group.rows),
+    )
+    for column, each in zip(table.columns, widths.values(), strict=True):
+        column.width = each
     left_out = ", ".join(names[at] for at in shown if at not in widths)
-    notes = (unnamed_text(group), f"No room for {left_out}: see compare.csv." if left_out else "")
-    table.caption, table.caption_justify = escape(" ".join(filter(None, notes))), "left"
+    notes = (
+        "* the best mean of the task." if group.best else "",
+        unnamed_text(group),
+        f"No room for {left_out}: see compare.csv." if left_out else "",
+    )
+    table.caption = require_extra("rich.markup").escape(" ".join(filter(None, notes)))
     return table
+
+
+def _align(columns: Iterable[int]) -> str:
+    return "".join("r" if COLUMNS[at].right else "l" for at in columns)
 
 
 def _fit(texts: Mapping[int, Sequence[str]], width: int) -> dict[int, int]:
@@ -380,18 +368,14 @@ def as_markdown(groups: Sequence[Group], sources: str) -> str:
     ]
     for group in groups:
         columns, names = shown_columns(group), headings(group)
-        lines += [
-            f"## {group.title}",
-            "",
-            "| " + " | ".join(names[at] for at in columns) + " |",
-            "|" + "|".join("---:" if COLUMNS[at].right else "---" for at in columns) + "|",
-        ]
+        rows = []
         for row in group.rows:
-            cells = [COLUMNS[at].cell(row).replace("|", "\\|") for at in columns]
+            cells = [COLUMNS[at].cell(row) for at in columns]
             if row.label in group.best:
                 cells[columns.index(1)] = f"**{cells[columns.index(1)]}**"
-            lines.append(f"| {' | '.join(cells)} |")
-        lines += ["", *([unnamed_text(group), ""] if group.unnamed else [])]
+            rows.append(cells)
+        table = markdown.table([names[at] for at in columns], rows, _align(columns))
+        lines += [f"## {group.title}", "", *table, "", *([unnamed_text(group), ""] if group.unnamed else [])]
     lines += ["![Curves and scores of the tasks above](compare.png)", ""]
     return "\n".join(lines)
 
@@ -423,7 +407,7 @@ def as_csv(groups: Sequence[Group]) -> str:
                 " ".join(str(run.seed) for run in row.judged),
                 len(row.runs),
                 row.remark,
-                *(value_text(row.options[key]) if key in row.options else "" for key in options),
+                *(plain(row.options[key]) if key in row.options else "" for key in options),
                 *(text for name in names for text in (_mean(values[name]), _spread(values[name]))),
             ]
         )

@@ -7,21 +7,20 @@ keeps the verdicts in docs/results.json, from which docs/results.md is written, 
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import shlex
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lab.compare.runs import Run, read_runs
-from lab.console import make_console
 from lab.experiments.predictions import PREDICTIONS, Runs
 from lab.run import DONE, ENVIRONMENT, INDEX
 from lab.sweep.grid import read_experiment
-from zoo.files import write_atomically
 from zoo.naming import UsageError, unknown
+from zoo.report.files import as_json, read_json, write_atomically
+from zoo.report.markdown import table
+from zoo.report.numbers import duration
+from zoo.report.terminal import fail, make_console
 from zoo.theory.claims.claim import Claim, Evidence, Verdict, equals
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,8 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         records = {sweep.name: record(verdicts[sweep.name], sweep) for sweep in sweeps}
         files = write_results(verdicts, stored | records, arguments.out)
     except (ValueError, ImportError, OSError) as error:
-        print(f"lab experiments: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        return fail("lab experiments", error, 2)
     show(verdicts.values())
     for file in files:
         print(file)
@@ -122,7 +120,7 @@ class SweptRuns:
 
 def _read_json(file: Path) -> Any:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return read_json(file)
     except ValueError as error:
         raise UsageError(f"{file} cannot be read: {error}") from None
 
@@ -146,7 +144,7 @@ def judge(sweep: SweptRuns) -> Verdict:
 
 def record(verdict: Verdict, sweep: SweptRuns) -> dict[str, Any]:
     """A verdict as plain data, as `zoo claims` writes it, and where it comes from."""
-    from zoo.theory.report import verdict_record
+    from zoo.theory.verdicts import verdict_record
 
     return verdict_record(verdict) | {
         "setting": sweep.setting,
@@ -170,13 +168,14 @@ def read_stored(file: Path) -> dict[str, dict[str, Any]]:
 
 def write_results(verdicts: Mapping[str, Verdict], stored: Mapping[str, Mapping[str, Any]], out: Path) -> list[Path]:
     """Write all that is kept, the page made of it, and the figures of the new verdicts; returns the files."""
-    from zoo.theory.report import as_png, panels_figure
+    from zoo.report.plots import as_png
+    from zoo.theory.verdicts import panels_figure
 
     (out / FIGURES).mkdir(parents=True, exist_ok=True)
     ordered = [stored[name] for name in PREDICTIONS if name in stored]
     content: dict[Path, str | bytes] = {
         out / PAGE: page(ordered),
-        out / STORED: json.dumps(ordered, indent=1, allow_nan=False, ensure_ascii=False) + "\n",
+        out / STORED: as_json(ordered),
     }
     for name, verdict in verdicts.items():
         content[out / _figure(name)] = as_png(panels_figure(verdict.evidence.panels))
@@ -191,7 +190,7 @@ def _figure(name: str) -> str:
 
 def page(records: Sequence[Mapping[str, Any]]) -> str:
     """docs/results.md: what holds and what does not, then each experiment with its checks, figure and origin."""
-    from zoo.theory.report import section
+    from zoo.theory.verdicts import section
 
     failed = [f"[{each['name']}](#{each['name']})" for each in records if each["status"] != "holds"]
     lines = [
@@ -210,17 +209,13 @@ def page(records: Sequence[Mapping[str, Any]]) -> str:
     for setting in dict.fromkeys(each["setting"] for each in records):
         lines.append(f"python sweep.py configs/experiment/*.yaml --setting {setting} && \\")
         lines.append(f"python -m lab experiments --setting {setting}")
-    lines += ["```", ""]
-    lines += [
-        "| experiment | verdict | checks | setting | seeds | all runs, one by one |",
-        "|---|---|---:|---|---|---:|",
-    ]
+    rows = []
     for each in records:
         right = sum(check["holds"] for check in each["checks"])
         cells = [f"[{each['name']}](#{each['name']})", each["status"], f"{right} of {len(each['checks'])}"]
-        cells += [each["setting"], _listed(each["seeds"]), f"{math.ceil(each['seconds'] / 60)} min"]
-        lines.append(f"| {' | '.join(cells)} |")
-    lines.append("")
+        rows.append([*cells, each["setting"], _listed(each["seeds"]), duration(each["seconds"])])
+    headings = ("experiment", "verdict", "checks", "setting", "seeds", "all runs, one by one")
+    lines += ["```", "", *table(headings, rows, "llrllr"), ""]
     for each in records:
         lines += section(each, [_figure(each["name"])])
         dates = " to ".join(dict.fromkeys((each["dates"][0], each["dates"][-1]))) if each["dates"] else "never"
@@ -236,6 +231,6 @@ def _listed(values: Iterable[Any]) -> str:
 
 def show(verdicts: Iterable[Verdict]) -> None:
     """Print the table of `zoo claims`."""
-    from zoo.theory.report import verdict_table
+    from zoo.theory.verdicts import verdict_table
 
     make_console().print(verdict_table(verdicts))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import time
@@ -11,10 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.console import make_console, say
 from lab.run import number_at
-from lab.score import score_of
+from lab.score import score_of, score_text
 from lab.sweep.engine import NOT_STARTED, Job, Outcome, progress
+from zoo.report.numbers import duration
+from zoo.report.terminal import make_console, make_table, say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -54,7 +54,7 @@ class Board:
         if outcome.state == "done":
             found = [metrics] if (metrics := outcome.job.metrics()) else []
             split = "test" if outcome.job.test else "val"
-            words = [f"{split} {judged(found, split)}", f"{outcome.seconds:.0f} s", self.time_left()]
+            words = [f"{split} {judged(found, split)}", duration(outcome.seconds), self.time_left()]
             self.say(f"{count} done     {outcome.job.name}   {', '.join(filter(None, words))}")
             return
         if outcome.message == NOT_STARTED:
@@ -70,16 +70,15 @@ class Board:
         n_left = len(self.jobs) - len(self.outcomes)
         if not n_left or not took:
             return ""
-        return f"about {duration_text(statistics.mean(took) * math.ceil(n_left / self.n_slots))} left"
+        return f"about {duration(statistics.mean(took) * math.ceil(n_left / self.n_slots))} left"
 
     def table(self) -> Table:
         """One line a run, as many as the terminal holds: those that run first, then what failed, waits, is done."""
         rows = sorted((self._row(job) for job in self.jobs), key=lambda row: ORDER.index(row[1]))
-        table = make_table(None, ["run", "state", "step", "metric", "time left"])
-        room = max(4, self.console.height - 8)
-        for row in rows[:room]:
-            table.add_row(*row, style=STYLES.get(row[1]))
-        counts = {state: sum(row[1] == state for row in rows) for state in ORDER}
+        rows, everything = rows[: max(4, self.console.height - 8)], rows
+        styles = (STYLES.get(row[1]) for row in rows)
+        table = make_table(("run", "state", "step", "metric", "time left"), rows, styles=styles)
+        counts = {state: sum(row[1] == state for row in everything) for state in ORDER}
         words = [f"{n} {state}" for state, n in counts.items() if n]
         table.caption = ", ".join([*words, *filter(None, [self.time_left()])])
         return table
@@ -89,7 +88,7 @@ class Board:
         if outcome is not None:
             found = [metrics] if outcome.state == "done" and (metrics := job.metrics()) else []
             result = judged(found, "test" if job.test else "val") or outcome.message
-            return job.name, outcome.state, "", result, f"took {duration_text(outcome.seconds)}"
+            return job.name, outcome.state, "", result, f"took {duration(outcome.seconds)}"
         if not job.touched_since(self.start):
             return job.name, "waiting", "", "", ""
         now = progress(job)
@@ -98,31 +97,9 @@ class Board:
         return job.name, "running", f"{now.step:,}/{now.steps:,}", now.metrics, now.left
 
 
-def make_table(title: str | None, columns: Sequence[str]) -> Table:
-    """An empty table in the one style of a sweep."""
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
-
-
 def heading(option: str) -> str:
     """A flag as the head of a column."""
     return option.removeprefix("mixer.")
-
-
-def value_text(value: Any) -> str:
-    """A flag's value in a cell."""
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return "" if value is None else value if isinstance(value, str) else json.dumps(value)
-
-
-def count_text(n: int, noun: str) -> str:
-    """1 run, 2 runs."""
-    return f"{n} {noun}{'s' if n != 1 else ''}"
 
 
 def range_text(seeds: Sequence[int]) -> str:
@@ -137,11 +114,5 @@ def judged(found: Sequence[Mapping[str, Any]], split: str) -> str:
     values = [value for metrics in found if (value := number_at(metrics, split, name)) is not None]
     if not values:
         return ""
-    spread = f" ± {statistics.stdev(values):.2g}" if len(values) > 1 else ""
-    return f"{name.replace('_', ' ')} {statistics.mean(values):.4g}{spread}"
-
-
-def duration_text(seconds: float) -> str:
-    """Seconds, minutes or hours, as a person would say it."""
-    minutes, hours = seconds / 60, seconds / 3600
-    return f"{seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if hours < 2 else f"{hours:.1f} h"
+    spread = statistics.stdev(values) if len(values) > 1 else None
+    return f"{name.replace('_', ' ')} {score_text(name, statistics.mean(values), spread)}"

@@ -13,6 +13,7 @@ from lab.sweep.grid import Experiment, read_experiment, values_of
 from lab.sweep.matching import target
 from zoo.naming import UsageError, unknown
 
+PROGRAM = "sweep.py"
 ENGINES = ("local", "ray")
 
 HELP = """\

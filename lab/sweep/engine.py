@@ -8,7 +8,6 @@ takes nothing with it: the next run has a process of its own.
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import re
 import shlex
@@ -25,8 +24,8 @@ from typing import Any, Literal, cast
 
 from lab.run import DONE, LOG, METRICS, Metrics, is_tested, read_metrics
 from lab.train import REQUEUE
-from zoo.files import write_atomically
 from zoo.naming import UsageError
+from zoo.report.files import as_json, read_json, write_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = "120"  # of the bar in a log: narrower, it has no room for the metrics
@@ -74,7 +73,7 @@ class Job:
     def seconds(self) -> float:
         """What `done.json` says the run took; 0 where there is none."""
         try:
-            return float(json.loads((self.folder / DONE).read_text(encoding="utf-8"))["seconds"])
+            return float(read_json(self.folder / DONE)["seconds"])
         except (OSError, ValueError, KeyError, TypeError):
             return 0.0
 
@@ -150,7 +149,7 @@ def run_job(job: Job, environment: Mapping[str, str], stop: Stop | None = None) 
                     return Outcome(job, "failed", seconds, f"{name} is {metrics.get(name)}, planned was {planned}")
             done = {"command": shlex.join(job.command), "seconds": seconds, "metrics": METRICS}
             done |= {"tested": is_tested(metrics), "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-            write_atomically(job.folder / DONE, json.dumps(done, indent=2) + "\n")
+            write_atomically(job.folder / DONE, as_json(done))
             return Outcome(job, "done", seconds)
     except OSError as error:
         return Outcome(job, "failed", time.monotonic() - start, f"cannot write {job.folder}: {error.strerror}")

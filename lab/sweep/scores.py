@@ -11,7 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lab.run import Number, number_at
+from lab.run import number_at
+from lab.score import score_text
+from zoo.report.files import as_json
+from zoo.report.markdown import table
+from zoo.report.numbers import Number, plain
 
 SCORES_JSON, SCORES_MD = "scores.json", "scores.md"
 """What is written beside the sweep's index."""
@@ -112,7 +116,7 @@ def _by_task(points: Iterable[Point], metric: str) -> dict[str, TaskScore]:
     }
 
 
-def as_json(found: Sequence[ModelScore], metrics: Sequence[str]) -> str:
+def scores_as_json(found: Sequence[ModelScore], metrics: Sequence[str]) -> str:
     """The scores as JSON: by model and metric the score, each task's mean, how many grid points are behind it."""
     models = [
         {
@@ -127,7 +131,7 @@ def as_json(found: Sequence[ModelScore], metrics: Sequence[str]) -> str:
         }
         for score in found
     ]
-    return json.dumps({"metrics": list(metrics), "models": models}, indent=2) + "\n"
+    return as_json({"metrics": metrics, "models": models})
 
 
 def score_table(found: Sequence[ModelScore], metrics: Sequence[str]) -> tuple[list[str], list[list[str]]]:
@@ -141,30 +145,23 @@ def score_table(found: Sequence[ModelScore], metrics: Sequence[str]) -> tuple[li
     heads += [metric.replace("_", " ") for metric in metrics]
     rows = []
     for score in found:
-        cells = [_cell(score.model.get(flag)) for flag in flags]
-        cells += [_mean(score.tasks[metrics[0]].get(task)) for task in tasks]
-        rows.append(cells + [_cell(score.total(metric)) for metric in metrics])
+        cells = [plain(score.model[flag]) if flag in score.model else "" for flag in flags]
+        cells += [_mean(metrics[0], score.tasks[metrics[0]].get(task)) for task in tasks]
+        totals = {metric: score.total(metric) for metric in metrics}
+        rows.append(cells + ["" if total is None else score_text(metric, total) for metric, total in totals.items()])
     return heads, rows
 
 
-def as_markdown(name: str, found: Sequence[ModelScore], metrics: Sequence[str]) -> str:
+def scores_as_markdown(name: str, found: Sequence[ModelScore], metrics: Sequence[str]) -> str:
     """The table as a page."""
     heads, rows = score_table(found, metrics)
-    lines = [heads, ["---"] * len(heads), *rows]
     metric = metrics[0].replace("_", " ")
     said = f"Each task: {metric} in the test split, a mean over its grid. The last columns: the mean over the tasks."
-    return "\n".join([f"# {name}", "", said, "", *(f"| {' | '.join(line)} |" for line in lines)]) + "\n"
+    return "\n".join([f"# {name}", "", said, "", *table(heads, rows), ""])
 
 
-def _mean(score: TaskScore | None) -> str:
+def _mean(metric: str, score: TaskScore | None) -> str:
     if score is None:
         return ""
-    if score.done == score.planned:
-        return _cell(score.mean)
-    return f"{_cell(score.mean)} ({score.done} of {score.planned})".strip()
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4f}"
-    return "" if value is None else value if isinstance(value, str) else json.dumps(value)
+    mean = "" if score.mean is None else score_text(metric, score.mean)
+    return mean if score.done == score.planned else f"{mean} ({score.done} of {score.planned})".strip()

@@ -13,26 +13,29 @@ import os
 import shlex
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab.compare.table import number
-from lab.console import make_console, say
 from lab.run import INDEX, number_at
-from lab.score import merits, score_of
-from lab.sweep.board import Board, count_text, heading, judged, make_table, range_text, value_text
-from lab.sweep.command import HELP, Request
+from lab.score import merits, score_of, score_text
+from lab.sweep.board import Board, heading, judged, range_text
+from lab.sweep.command import HELP, PROGRAM, Request
 from lab.sweep.engine import Job, Outcome, Stop, require_ray, run_local, run_ray, slot_environments
 from lab.sweep.grid import Configuration, Experiment, Grid, arguments, expand, label
 from lab.sweep.matching import TOLERANCE
-from lab.sweep.scores import SCORES_JSON, SCORES_MD, Point, as_json, as_markdown, score_table, scores
-from zoo.files import write_atomically
+from lab.sweep.scores import SCORES_JSON, SCORES_MD, Point, score_table, scores, scores_as_json, scores_as_markdown
 from zoo.naming import UsageError
+from zoo.report.files import as_json, write_atomically
+from zoo.report.numbers import count, duration, number, plain
+from zoo.report.terminal import ends_unread, fail, make_console, make_table, say
 from zoo.signals import CTRL_C, SCHEDULER, handled
 
+SIZES = ("parameters", "state bytes")
 
+
+@ends_unread
 def main(argv: Sequence[str]) -> int:
     """Carry out a command line; see HELP for the exit status."""
     try:
@@ -44,8 +47,7 @@ def main(argv: Sequence[str]) -> int:
             require_ray()
         planned = [Sweep.plan(experiment, request) for experiment in request.experiments()]
     except UsageError as error:
-        print(f"sweep.py: error: {error}", file=sys.stderr)
-        return 2
+        return fail(PROGRAM, error, 2)
     for sweep in planned:
         sweep.show_grid()
     if request.dry_run:
@@ -58,13 +60,12 @@ def main(argv: Sequence[str]) -> int:
             try:
                 sweep.run(stop)
             except (UsageError, OSError) as error:
-                print(f"sweep.py: error: {error}", file=sys.stderr)
-                return 2
+                return fail(PROGRAM, error, 2)
             sweep.show_summary()
             status = max(status, 1 if sweep.failed else 0)
             if stop.soft.is_set():
                 rest = [each for each in argv if each != "--overwrite"]
-                print(f"sweep.py: stopped; to go on: {shlex.join(['python', 'sweep.py', *rest])}", file=sys.stderr)
+                print(f"{PROGRAM}: stopped; to go on: {shlex.join(['python', 'sweep.py', *rest])}", file=sys.stderr)
                 return 130
     return status
 
@@ -195,9 +196,9 @@ class Sweep:
             # Of equals the first.
             best, metrics = max(found, key=lambda each: merits(each[1], score, "val"))
             self.picked[key] = best
-            chosen = " ".join(f"{option}={value_text(best.options[option])}" for option in self.experiment.tune)
+            chosen = " ".join(f"{option}={plain(best.options[option])}" for option in self.experiment.tune)
             values = {each: number_at(metrics, "val", each) for each in dict.fromkeys((score, "loss"))}
-            said = ", ".join(f"{each.replace('_', ' ')} {number(value, each)}" for each, value in values.items())
+            said = ", ".join(f"{each.replace('_', ' ')} {score_text(each, value)}" for each, value in values.items())
             say(console, f"{name}: picked {chosen} by validation on seed {seed} among {len(trials)}: {said}")
 
     def _state(self, configuration: Configuration, seed: int) -> str:
@@ -219,11 +220,12 @@ class Sweep:
         """Print the grid: configurations, seeds, sizes, how many runs."""
         console, experiment = make_console(), self.experiment
         title = f"{experiment.name}{f' ({experiment.setting})' if experiment.setting else ''}"
-        table = make_table(title, [*map(heading, self.varying), "seeds", "parameters", "state bytes"])
-        for configuration, seeds in self.grid:
-            sizes = (f"{configuration.params:,}", f"{configuration.state_bytes:,}")
-            table.add_row(*self._cells(configuration), range_text(seeds), *sizes)
-        console.print(table)
+        rows = [
+            (*self._cells(configuration, self.varying), range_text(seeds), *_sizes(configuration))
+            for configuration, seeds in self.grid
+        ]
+        headings = (*map(heading, self.varying), "seeds", *SIZES)
+        console.print(make_table(headings, rows, "l" * (len(headings) - len(SIZES)) + "r" * len(SIZES), title=title))
         for line in self.grid.left_out:
             say(console, line)
         for quantity, wanted in experiment.match.items():
@@ -235,46 +237,38 @@ class Sweep:
             # The picked trial's first seed is not trained again.
             more = self.grid.n_runs - len(self.trials)
             each = len(next(iter(self.trials.values())))
-            of = f"{count_text(len(self.trials), 'configuration')} x {count_text(each, 'trial')}"
-            text = f"{of} on the first seed, then {count_text(more, 'run')} of the picked"
+            of = f"{count(len(self.trials), 'configuration')} x {count(each, 'trial')}"
+            text = f"{of} on the first seed, then {count(more, 'run')} of the picked"
         else:
-            configurations = count_text(len(self.grid.configurations), "configuration")
-            text = f"{count_text(self.grid.n_runs, 'run')} of {configurations}"
+            configurations = count(len(self.grid.configurations), "configuration")
+            text = f"{count(self.grid.n_runs, 'run')} of {configurations}"
         say(console, f"{text}, kept in {self.folder}")
 
-    def _cells(self, configuration: Configuration) -> list[str]:
-        return [value_text(configuration.options.get(key)) for key in self.varying]
+    def _cells(self, configuration: Configuration, keys: Iterable[str]) -> list[str]:
+        """Values of options; nothing for one that the configuration has not."""
+        options = configuration.options
+        return [plain(options[key]) if options.get(key) is not None else "" for key in keys]
 
     def show_summary(self) -> None:
         """Print what was found, seeds together, and what failed."""
-        console = make_console()
-        tuned = list(self.experiment.tune)
-        columns = [
-            *map(heading, self.varying),
-            *tuned,
-            "done",
-            "test",
-            "validation",
-            "parameters",
-            "state bytes",
-            "time",
-        ]
-        table = make_table(f"{self.experiment.name}: mean ± standard deviation over seeds", columns)
+        console, keys = make_console(), [*self.varying, *self.experiment.tune]
+        rows = []
         for configuration, seeds in self.rows():
             found = self._metrics(configuration, seeds)
-            choice = [value_text(configuration.options.get(key)) for key in tuned]
             seconds = [metrics["seconds"] for metrics in found if metrics.get("seconds")]
-            table.add_row(
-                *self._cells(configuration),
-                *choice,
-                f"{len(found)}/{len(seeds)}",
-                judged(found, "test"),
-                judged(found, "val"),
-                f"{configuration.params:,}",
-                f"{configuration.state_bytes:,}",
-                f"{statistics.mean(seconds):.0f} s" if seconds else "",
+            rows.append(
+                (
+                    *self._cells(configuration, keys),
+                    f"{len(found)}/{len(seeds)}",
+                    judged(found, "test"),
+                    judged(found, "val"),
+                    *_sizes(configuration),
+                    duration(statistics.mean(seconds)) if seconds else "",
+                )
             )
-        console.print(table)
+        headings = (*map(heading, keys), "done", "test", "validation", *SIZES, "time")
+        title = f"{self.experiment.name}: mean ± standard deviation over seeds"
+        console.print(make_table(headings, rows, "l" * (len(keys) + 3) + "rrr", title=title))
         for outcome in self.failed:
             say(console, f"failed: {outcome.job.name}: {outcome.message}; see {outcome.job.folder}")
         say(console, str(self.folder / INDEX))
@@ -285,13 +279,10 @@ class Sweep:
         """Print each model's score over all tasks, and write it beside the index."""
         metrics, console = self.experiment.score, make_console()
         found = scores([self._point(*row) for row in self.rows()], metrics)
-        heads, rows = score_table(found, metrics)
-        table = make_table(f"{self.experiment.name}: means over the grid of each task, and over the tasks", heads)
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-        write_atomically(self.folder / SCORES_JSON, as_json(found, metrics))
-        write_atomically(self.folder / SCORES_MD, as_markdown(self.experiment.name, found, metrics))
+        title = f"{self.experiment.name}: means over the grid of each task, and over the tasks"
+        console.print(make_table(*score_table(found, metrics), title=title))
+        write_atomically(self.folder / SCORES_JSON, scores_as_json(found, metrics))
+        write_atomically(self.folder / SCORES_MD, scores_as_markdown(self.experiment.name, found, metrics))
         say(console, str(self.folder / SCORES_MD))
 
     def _point(self, configuration: Configuration, seeds: Sequence[int]) -> Point:
@@ -329,7 +320,7 @@ class Sweep:
             "left_out": self.grid.left_out,
             "runs": runs,
         }
-        write_atomically(self.folder / INDEX, json.dumps(index, indent=2) + "\n")
+        write_atomically(self.folder / INDEX, as_json(index))
 
     def _entry(self, configuration: Configuration, seed: int, kind: str) -> dict[str, Any]:
         folder = configuration.folder(seed).path
@@ -345,6 +336,10 @@ class Sweep:
             "params": configuration.params,
             "state_bytes": configuration.state_bytes,
         }
+
+
+def _sizes(configuration: Configuration) -> tuple[str, str]:
+    return number(configuration.params), number(configuration.state_bytes)
 
 
 def _choices(tune: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:

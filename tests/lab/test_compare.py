@@ -26,16 +26,16 @@ from rich.console import Console
 from torch.utils.tensorboard import SummaryWriter
 
 from lab.compare import Run, group_runs, read_runs
-from lab.compare.board import CONFIGURATION, lay_out
 from lab.compare.charts import Series, charts_of, comparison_figure
-from lab.compare.files import write_comparison
+from lab.compare.command import write_comparison
 from lab.compare.page import as_page
 from lab.compare.runs import EVENTS, read_curves
 from lab.compare.table import headings, more_first, tables
+from lab.compare.tensorboard import CONFIGURATION, lay_out
 from lab.run import RunFolder, nested_metrics
 from tests import ROOT
 from zoo import __main__ as command
-from zoo.theory.report import as_png
+from zoo.report.plots import as_png
 
 SIZES = {"chance": 0.125, "params": 1000, "state_bytes": 512, "tokens_per_second": 1e4, "step": 40, "seconds": 3.0}
 LABELS = ("attention n_heads=1", "attention n_heads=2", "lstm")

@@ -346,7 +346,7 @@ def test_the_committed_page_is_what_the_results_say() -> None:
 
 def test_the_readme_says_how_long_an_experiment_takes() -> None:
     stored = experiments.read_stored(experiments.ROOT / "docs" / experiments.STORED)
-    minutes = [math.ceil(each["seconds"] / 60) for each in stored.values()]
+    minutes = [round(each["seconds"] / 60) for each in stored.values()]
     n_runs = sum(N_RUNS[name]["small"] for name in N_RUNS)
     said = f"{n_runs} runs; one by one, {min(minutes)} to {max(minutes)} minutes an experiment"
     assert said in (experiments.ROOT / "README.md").read_text(encoding="utf-8")

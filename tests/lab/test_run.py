@@ -143,6 +143,7 @@ def test_which_result_is_better() -> None:
     better = {
         "perplexity": (2.0, 3.0),
         "accuracy": (0.9, 0.8),
+        "accuracy_macro": (0.7, 0.6),
         "relative_squared_error": (0.1, 0.2),
         "loss": (1.0, 2.0),
     }

@@ -34,7 +34,7 @@ from lab.sweep.engine import (
 )
 from lab.sweep.grid import Experiment, Grid, expand, read_experiment, values_of
 from lab.sweep.matching import TOLERANCE, target
-from lab.sweep.scores import Point, TaskScore, as_json, model_flags, score_table, scores
+from lab.sweep.scores import Point, TaskScore, model_flags, score_table, scores, scores_as_json
 from tests import ROOT
 from tests.lab.runs import error_line
 
@@ -306,8 +306,8 @@ def test_the_grid_is_printed_before_it_starts(tmp_path: Path, capsys: pytest.Cap
     assert go(tmp_path / "runs", *shlex.split("--mixer attention,lstm --mixer.n_heads 1,2 --seed 0-2 --dry_run")) == 0
     said = capsys.readouterr().out
     assert "9 runs of 3 configurations" in said
-    assert re.search(r"attention +│ 2 +│ 0-2", said)
-    assert re.search(r"lstm +│ +│ 0-2", said)
+    assert re.search(r"attention +2 +0-2", said)
+    assert re.search(r"lstm +0-2", said)
 
 
 def test_a_run_folder_of_another_configuration_is_refused_and_kept(
@@ -665,7 +665,7 @@ def test_a_score_waits_until_every_grid_point_is_done() -> None:
         assert score.total("accuracy") is None
         cell = score_table([score], ["accuracy"])[1][0][0]
         assert cell == ("(0 of 1)" if len(points) == 1 else "0.5000 (1 of 2)")
-        assert json.loads(as_json([score], ["accuracy"]))["models"][0]["accuracy"]["score"] is None
+        assert json.loads(scores_as_json([score], ["accuracy"]))["models"][0]["accuracy"]["score"] is None
 
 
 @pytest.mark.slow

@@ -458,7 +458,7 @@ def test_other_lengths_are_tested_drawn_and_shown(
     assert logged == ["length 40 is not tested: sequence of 40 exceeds max_seq_len=32"]
     table = capsys.readouterr().out
     assert re.search(rf"test accuracy at length 24 .* {at[24]:.4g}", table)
-    assert re.search(r"test accuracy at length 40 .* -", table)
+    assert re.search(r"test accuracy at length 40 .* –", table)
     assert (path / "accuracy_by_length.png").stat().st_size > 1000
     events = EventAccumulator(str(path), size_guidance={"images": 0}).Reload()
     assert {e.step: e.value for e in events.Scalars("test_by_length/accuracy")} == pytest.approx(

@@ -15,7 +15,7 @@ import torch
 pytest.importorskip("benchmarks.peers", reason="the benchmarks run from a clone")
 
 from benchmarks import performance, sections, task_generation, timing
-from benchmarks.report import Section, Table, Target, render_section, show
+from benchmarks.page import Section, Table, Target, render_section, show
 from benchmarks.sections import SECTIONS, Sizes
 from tasks import create_task, list_tasks
 from tests import ROOT
@@ -105,7 +105,7 @@ def test_the_tests_of_what_is_timed_exist() -> None:
 
 def test_pages_and_readme_are_made_from_the_results(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{performance.MARKS[0]}old\n{performance.MARKS[1]}\nafter\n")
+    readme.write_text("before\n<!-- performance -->\nold\n<!-- /performance -->\nafter\n")
     plain = Section("About.", [], [Target("speed", 8, 9.0)]).to_plain()
     performance.publish({"scan": {"measured": "a machine, commit abc", **plain}}, tmp_path)
     assert "| speed | ≥ 8 | 9 | yes |" in (tmp_path / performance.PAGE).read_text()

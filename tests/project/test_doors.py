@@ -19,7 +19,7 @@ ROOMS = (
     "cores",
     "naming",
     "docstrings",
-    "files",
+    "report",
     "signals",
     "ops",
     "packing",
@@ -43,7 +43,7 @@ LIGHTNING = {"lightning", "lightning_fabric", "lightning_utilities", "pytorch_li
 THIRD_PARTY = {
     "naming": set(),
     "docstrings": set(),
-    "files": set(),
+    "report": REPORT,
     "signals": set(),
     "registry": set(),
     "ops.numba_loops": CORE | {"numba"},
@@ -51,7 +51,7 @@ THIRD_PARTY = {
     "ops.slstm_numba": CORE | {"numpy"},
     "ops.scan_triton": CORE | {"triton"},
     "transformers_weights": CORE | {"transformers"},
-    "theory.report": CORE | REPORT,
+    "theory.verdicts": CORE | REPORT,
     "theory.figures": CORE | REPORT,
     "conformance.command": CORE | REPORT,
     "conformance.card": CORE | REPORT,
@@ -60,7 +60,7 @@ THIRD_PARTY = {
     "pages": set(),
     "__main__": CORE | REPORT,
 }
-TASKS_KNOW = ("zoo.naming", "zoo.docstrings", "zoo.files")
+TASKS_KNOW = ("zoo.naming", "zoo.docstrings", "zoo.report")
 TASK_THIRD_PARTY = {"datasets", "filelock", "numpy", "pyarrow", "sklearn", "torch", "tqdm"}
 MORE_FOR_TASKS = {
     "datamodule": LIGHTNING,
@@ -148,8 +148,8 @@ def _from_zoo(each: Import, root: str, inner: str, package: bool) -> Iterator[st
     top, *rest = each.target.split(".")
     allowed = THIRD_PARTY.get(inner, THIRD_PARTY.get(room, CORE)) if room else set()
     yield from _third_party(each.target, allowed)
-    if top in REPORT and room == "theory" and not (each.lazy or each.typing):
-        yield f"imports {top} at its top: the theory needs torch alone"
+    if top in REPORT and room in ("report", "theory") and not (each.lazy or each.typing):
+        yield f"imports {top} at its top: it belongs to an extra"
     if top in OURS - {"zoo"}:
         yield f"zoo imports {top}"
     if top == "zoo":
@@ -173,7 +173,6 @@ def _from_tasks(each: Import, root: str, inner: str, package: bool) -> Iterator[
 
 
 LAB_ROOMS = (
-    "console",
     "config",
     "run",
     "score",
@@ -312,7 +311,7 @@ def test_every_module_of_zoo_and_of_lab_stands_in_a_room() -> None:
         ("zoo.mixers.lstm", "import numpy as np", "imports numpy"),
         ("zoo.mixers.lstm", "from tasks.spec import TaskSpec", "zoo imports tasks"),
         ("zoo.training.module", "import lab.run", "zoo imports lab"),
-        ("zoo.theory.report", "import matplotlib", "imports matplotlib at its top"),
+        ("zoo.report.plots", "import matplotlib", "imports matplotlib at its top"),
         ("zoo.theory.rank", "def f():\n    import matplotlib", "imports matplotlib; here only"),
         ("zoo.saved", "from lightning import LightningModule", "imports lightning"),
         ("zoo.naming", "import torch", "imports torch"),
@@ -341,7 +340,8 @@ def test_a_broken_door_is_seen(module: str, source: str, complaint: str) -> None
         ("zoo.naming", "from importlib import import_module\nimport_module(name)"),
         ("zoo.training.module", "import lightning as L\nfrom zoo.backbone import Backbone"),
         ("zoo", "from zoo.naming import lazy_names"),
-        ("zoo.theory.report", "def f():\n    import matplotlib"),
+        ("zoo.theory.verdicts", "def f():\n    import matplotlib"),
+        ("zoo.report.plots", "def f():\n    import matplotlib"),
         ("tasks.registry", "from zoo.naming import Registry"),
         ("tasks.ssm_teacher", "def f():\n    from zoo.theory.teacher import teacher"),
         ("tasks.datamodule", "import lightning as L"),

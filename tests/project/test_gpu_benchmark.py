@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import gpu, sections
-from benchmarks.report import Section, Table, Target
+from benchmarks.page import Section, Table, Target
 
 
 def test_without_a_device_it_says_so_in_one_line(

@@ -16,7 +16,7 @@ import pytest
 from tests import ROOT
 from zoo import __main__ as command
 from zoo.registry import list_mixers
-from zoo.theory import report
+from zoo.theory import verdicts
 from zoo.theory.claims import CLAIMS, list_claims
 from zoo.theory.claims.claim import FULL, QUICK, Check, Claim, Evidence, Panel, Settings, Verdict
 
@@ -270,9 +270,9 @@ def test_a_figure_of_claims_is_drawn_with_the_flags_given(
 
     def draw(settings: Settings) -> Any:
         seen.append(settings)
-        return report.panel_figure(Panel("title", "x", "y", ()))
+        return verdicts.panel_figure(Panel("title", "x", "y", ()))
 
-    monkeypatch.setattr(report, function, draw)
+    monkeypatch.setattr(verdicts, function, draw)
     monkeypatch.chdir(tmp_path)
     with pytest.warns(UserWarning, match="No artists with labels"):
         assert command.main(["figure", name, "--seed", "5", "--seq_len", "64"]) == 0

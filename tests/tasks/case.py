@@ -14,7 +14,7 @@ import numpy as np
 from hypothesis.strategies import SearchStrategy
 
 from tasks.base import Arrays
-from zoo.files import write_atomically
+from zoo.report.files import write_atomically
 
 Options = dict[str, Any]
 Solver = Callable[[Options, list[Any], list[int]], dict[int, Any]]

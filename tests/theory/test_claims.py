@@ -22,7 +22,7 @@ from zoo.contract import SequenceMixer
 from zoo.mixers.attention import Attention
 from zoo.mixers.diagonal_ssm import DiagonalSSM
 from zoo.naming import UnknownNameError
-from zoo.theory import report
+from zoo.theory import verdicts as paper
 from zoo.theory.claims import CLAIMS, cores, gradients, heads, list_claims, ranks, run_claims, softmax
 from zoo.theory.claims.claim import (
     FULL,
@@ -265,7 +265,7 @@ def _verdict(slogan: bool = False, name: str = "made_up") -> Verdict:
 
 def test_the_report_is_complete_and_nothing_else_is_left(tmp_path: Path, measured: dict[str, Verdict]) -> None:
     verdicts = [_verdict(), _verdict(True, "other"), measured["gradient_lti"]]
-    files = report.write_report(verdicts, tmp_path / "deep" / "folder")
+    files = paper.write_report(verdicts, tmp_path / "deep" / "folder")
     names = ["claims.md", "claims.json", "made_up.png", "other.png", "gradient_lti.png"]
     assert [file.name for file in files] == names
     assert sorted(path.name for path in (tmp_path / "deep" / "folder").iterdir()) == sorted(names)
@@ -286,7 +286,7 @@ def test_the_report_is_complete_and_nothing_else_is_left(tmp_path: Path, measure
 
 
 def test_a_report_that_cannot_be_finished_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    report.write_report([_verdict()], tmp_path)
+    paper.write_report([_verdict()], tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
     def broken(*_: object) -> None:
@@ -294,14 +294,14 @@ def test_a_report_that_cannot_be_finished_leaves_the_old_one(tmp_path: Path, mon
 
     monkeypatch.setattr(os, "replace", broken)
     with pytest.raises(OSError, match="disk full"):
-        report.write_report([_verdict(name="new")], tmp_path)
+        paper.write_report([_verdict(name="new")], tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_the_table_shows_the_check_that_decides() -> None:
     console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
     with console.file:
-        console.print(report.verdict_table([_verdict(), _verdict(True)]))
+        console.print(paper.verdict_table([_verdict(), _verdict(True)]))
     lines = console.export_text()
     assert "fails" in lines
     assert "not refuted" in lines
@@ -312,9 +312,9 @@ def test_the_table_shows_the_check_that_decides() -> None:
 @pytest.mark.parametrize(
     ("call", "package"),
     [
-        (lambda: report.verdict_table([]), "rich"),
-        (lambda: report.write_report([_verdict()], "never"), "matplotlib"),
-        (lambda: report.panel_figure(_verdict().evidence.panels[0]), "matplotlib"),
+        (lambda: paper.verdict_table([]), "rich"),
+        (lambda: paper.write_report([_verdict()], "never"), "matplotlib"),
+        (lambda: paper.panel_figure(_verdict().evidence.panels[0]), "matplotlib"),
     ],
 )
 def test_a_missing_extra_is_named(
@@ -333,7 +333,7 @@ def test_a_missing_extra_is_named(
 
 
 def test_the_two_figures(measured: dict[str, Verdict]) -> None:
-    (axes,) = report.staircase_figure(settings=dataclasses.replace(SMALL, steps=5)).axes
+    (axes,) = paper.staircase_figure(settings=dataclasses.replace(SMALL, steps=5)).axes
     assert axes.get_yscale() == "log"
     assert axes.get_xlabel() == "heads H"
     bound, trained = axes.lines
@@ -341,7 +341,7 @@ def test_the_two_figures(measured: dict[str, Verdict]) -> None:
     exact = head_count_bound(balanced_teacher(2, 6, 32), 1)
     assert list(bound.get_ydata()) == pytest.approx([exact, 1e-14, 1e-14])  # the step to zero at H = 2
     names = ("gradient_lti", "gradient_attention", "gradient_closed_gates", "gradient_hybrid")
-    figure = report.gradient_figure({name: measured[name].evidence for name in names})
+    figure = paper.gradient_figure({name: measured[name].evidence for name in names})
     assert len(figure.axes) == 4
     for axes in figure.axes:
         assert "tokens" in axes.get_xlabel()

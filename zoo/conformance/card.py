@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from zoo.conformance.catalogue import properties
 from zoo.conformance.finding import Report
+from zoo.report.terminal import make_console, make_table
 
-_WIDTH = 140  # in a file or a pipe
 MARKS = {"passed": "[green]✓[/]", "failed": "[bold red]✗[/]", "not_applicable": "[dim]–[/]"}
 
 
 def print_card(report: Report, console: Console | None = None) -> None:
     """Print verdicts by subject, then every failure with the lines that reproduce it."""
-    if console is None:
-        console = Console()
-        console = console if console.is_terminal else Console(width=_WIDTH)
+    console = console or make_console()
     subjects = {each.name: each.subject for each in properties()}
     setting = ", ".join(f"{name} {value}" for name, value in report.setting.items() if value not in ({}, None))
     console.print(f"[bold]{escape(report.target)}[/]  {escape(setting)}", highlight=False)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_header=False)
-    table.add_column("subject", style="dim", no_wrap=True)
-    table.add_column("mark", no_wrap=True)
-    table.add_column("property", no_wrap=True)
-    table.add_column("detail", overflow="fold")
-    before = ""
+    rows, before = [], ""
     for finding in report.findings:
         subject = subjects[finding.property]
-        table.add_row(
-            subject if subject != before else "", MARKS[finding.verdict], finding.property, escape(finding.detail)
-        )
+        mark = Text.from_markup(MARKS[finding.verdict])
+        rows.append((Text("" if subject == before else subject, "dim"), mark, finding.property, finding.detail))
         before = subject
+    table = make_table(("", "", "", ""), rows)
+    for column in table.columns[:3]:
+        column.no_wrap = True
     console.print(table, highlight=False)
     for finding in report.failed:
         console.print(f"[bold red]✗ {finding.property}[/]: {escape(finding.detail)}", highlight=False)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import argparse
 import ast
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zoo.conformance.adapters.example import EXAMPLE
 from zoo.naming import UsageError, require_extra
+from zoo.report.terminal import progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from zoo.conformance.adapters.adapter import Adapter
 
 SUMMARY = "any sequence mixer against the contract: yours too, without a change to it"
@@ -75,12 +72,12 @@ def run(arguments: argparse.Namespace) -> int:
     from zoo.conformance.catalogue import properties
     from zoo.conformance.checker import check
     from zoo.conformance.targets import find_target
-    from zoo.files import write_atomically
+    from zoo.report.files import write_atomically
 
     chosen = properties(*arguments.only)
     target = find_target(arguments.target, arguments.d_model, options)
     adapter = None if arguments.adapter is None else _adapter(arguments.adapter)
-    with _progress(len(chosen)) as advance:
+    with progress(len(chosen)) as advance:
         report = check(
             target.factory,
             d_model=arguments.d_model,
@@ -122,16 +119,3 @@ def _adapter(place: str) -> Adapter:
     if not (isinstance(found, type) and issubclass(found, Adapter)):
         raise UsageError(f"{place} is no subclass of zoo.conformance.Adapter")
     return found()
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar on standard error, which names the property that begins."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    console = Console(stderr=True)
-    columns: Sequence[Any] = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task, begun = bar.add_task("", total=total), iter(range(total))
-        yield lambda name: bar.update(task, description=name, completed=next(begun), refresh=True)

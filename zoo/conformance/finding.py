@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
+
+from zoo.report.files import as_json
 
 Verdict = Literal["passed", "failed", "not_applicable"]
 
@@ -91,17 +92,7 @@ class Report:
 
     def to_json(self) -> str:
         """The report as JSON text; a number that is not finite is null."""
-        return json.dumps(_finite(asdict(self)), indent=1, allow_nan=False) + "\n"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _finite(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return None
-    return value
+        return as_json(asdict(self))
 
 
 class FailedError(Exception):

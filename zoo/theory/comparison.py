@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from zoo.files import write_atomically
 from zoo.naming import require_extra
-from zoo.theory.figures import comparison_figure, decay_text, rank_text, save_figure
+from zoo.report.files import as_json, write_atomically
+from zoo.report.markdown import table
+from zoo.report.numbers import NOTHING, size
+from zoo.report.plots import save_png
+from zoo.theory.figures import comparison_figure, decay_text, rank_text
 from zoo.theory.measure import REL_ERRORS, SKETCH, STATE_LENGTHS, Gradient, Measurement, Sizes
-
-NOTHING = "–"
 
 BELOW = (
     "The prediction counts directions in exact arithmetic; those below 1e-10 of the largest are not told from roundoff."
@@ -38,18 +37,9 @@ def _rate(gradient: Gradient | None) -> str:
     return NOTHING if gradient.decay is None else decay_text(gradient.decay)
 
 
-def _size(n_bytes: int | None) -> str:
-    if n_bytes is None:
-        return NOTHING
-    for unit, factor in (("MiB", 2**20), ("KiB", 2**10)):
-        if n_bytes >= factor:
-            return f"{n_bytes / factor:.1f} {unit}"
-    return f"{n_bytes} B"
-
-
 def _state(length: int) -> Column:
     meaning = f"bytes of the streaming state after {length:,} tokens, float32"
-    return Column(f"state at {length // 1024}k", meaning, lambda row: _size(row.state_bytes[length]))
+    return Column(f"state at {length // 1024}k", meaning, lambda row: size(row.state_bytes[length]))
 
 
 GROUPS: Mapping[str, tuple[Column, ...]] = {
@@ -114,7 +104,7 @@ GROUPS: Mapping[str, tuple[Column, ...]] = {
 def measurements_as_json(rows: Sequence[Measurement], sizes: Sizes, machine: str) -> str:
     """All that was measured, as JSON text: spectra, profiles and costs too; what is not finite is null."""
     content = {"machine": machine, "sizes": asdict(sizes), "rows": [_record(row) for row in rows]}
-    return json.dumps(_plain(content), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    return as_json(content)
 
 
 def _record(row: Measurement) -> dict[str, Any]:
@@ -137,14 +127,6 @@ def _gradient(gradient: Gradient) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def measurements_as_markdown(rows: Sequence[Measurement], sizes: Sizes, machine: str) -> str:
     """A page: where and at which sizes, the table, what its columns are, and the picture."""
     columns = [column for group in GROUPS.values() for column in group]
@@ -153,9 +135,11 @@ def measurements_as_markdown(rows: Sequence[Measurement], sizes: Sizes, machine:
         "",
         f"{describe_sizes(sizes)} Measured in {sum(row.seconds for row in rows):.0f} s on {machine}.",
         "",
-        f"| | {' | '.join(column.heading for column in columns)} |",
-        f"|---|{'---:|' * len(columns)}",
-        *(f"| {row.name} | {' | '.join(column.cell(row) for column in columns)} |" for row in rows),
+        *table(
+            ["", *(column.heading for column in columns)],
+            [[row.name, *(column.cell(row) for column in columns)] for row in rows],
+            "l" + "r" * len(columns),
+        ),
         "",
         *(line for remark in (describe_misses(rows), describe_sketches(rows)) if remark for line in (remark, "")),
         *(f"- **{column.heading}**: {column.meaning}" for column in columns),
@@ -207,7 +191,7 @@ def write_measurements(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     page, data = folder / "measure.md", folder / "measure.json"
-    picture = save_figure(comparison_figure(rows), folder / "measure.png")
+    picture = save_png(comparison_figure(rows), folder / "measure.png")
     write_atomically(data, measurements_as_json(rows, sizes, machine))
     write_atomically(page, measurements_as_markdown(rows, sizes, machine))
     return page, data, picture

@@ -1,63 +1,33 @@
 """Pictures of what was measured: operators, spectra, gradients, heads over training, and mixers side by side.
 
-matplotlib belongs to the extra `report` and is imported when a picture is made, without pyplot: no backend is chosen
-and no figure outlives its reference. A picture of one layer is legible in TensorBoard's panes.
+A picture of one layer is legible in TensorBoard's panes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from zoo.files import write_atomically
-from zoo.naming import require_extra
+from zoo.report.plots import legend_beside, legend_columns, line_style, new_figure, styled, whole_numbers
 from zoo.theory.gradients import DecayRate, GradientProfile
 from zoo.theory.measure import Gradient, Measurement
-from zoo.theory.report import as_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_PANEL = (6.0, 4.2)  # inches
-_LEGEND = 1.6  # of one column
-_LEGEND_LINES = 18  # of a column, beside a panel
-_DPI = 110
 _DECADES = 6  # of a heat map: what is smaller is drawn in its lowest colour
 _LEAST_ERROR = 1e-7  # where the axis of errors ends
 _LEAST_SIGMA = 1e-17
 _LEAST_GRADIENT = 1e-10  # of the largest: below, a curve leaves the picture
 
 
-def new_figure(n_columns: int = 1, n_rows: int = 1, legends: int = 0) -> tuple[Figure, list[Axes]]:
-    """A figure of equal panels, row by row, with room for legends of so many columns beside them.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
-    size = (n_columns * (_PANEL[0] + _LEGEND * legends), n_rows * _PANEL[1])
-    figure = require_extra("matplotlib.figure").Figure(figsize=size, dpi=_DPI, layout="constrained")
-    return figure, list(figure.subplots(n_rows, n_columns, squeeze=False).flat)
-
-
-def save_figure(figure: Figure, path: str | Path) -> Path:
-    """Write a PNG, whole or not at all; the folder is made.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, as_png(figure))
-    return path
-
-
+@styled
 def operator_figure(norms: Float[Tensor, "seq seq"], title: str) -> Figure:
     """Heat map of ||W_ij||_F over output position i and source position j, relative to the largest, on a log scale.
 
@@ -70,14 +40,16 @@ def operator_figure(norms: Float[Tensor, "seq seq"], title: str) -> Figure:
     relative = (norms.double().cpu() / largest).clamp(min=10.0**-_DECADES).log10()
     relative[torch.ones_like(relative).triu(1).bool()] = math.nan  # the future: no part of the map
     image = axes.imshow(relative.numpy(), cmap="viridis", vmin=-_DECADES, vmax=0, interpolation="nearest")
+    axes.grid(visible=False)
     bar = figure.colorbar(image, ax=axes, extend="min")
     bar.set_label(rf"$\log_{{10}}$ of $\Vert W_{{ij}} \Vert_F$ / {largest:.2g} (the largest)")
-    axes.set_title(title, fontsize=11)
+    axes.set_title(title)
     axes.set_xlabel("source position j (tokens)")
     axes.set_ylabel("output position i (tokens)")
     return figure
 
 
+@styled
 def spectrum_figure(spectrum: Sequence[float], rank: int, title: str, limit: int | None = None) -> Figure:
     """Singular values of the operator span, the rank marked.
 
@@ -91,36 +63,37 @@ def spectrum_figure(spectrum: Sequence[float], rank: int, title: str, limit: int
     shown = min(len(spectrum), max(8, math.ceil(1.5 * rank)))
     largest = spectrum[0] or 1.0
     values = [max(sigma / largest, _LEAST_SIGMA) for sigma in spectrum[:shown]]
-    axes.semilogy(range(1, shown + 1), values, marker="o", markersize=4, linewidth=1, color="C0")
+    axes.semilogy(range(1, shown + 1), values, marker="o", linewidth=1, color="C0")
     bound = "at least " if limit is not None and rank == limit else ""
     axes.axvline(rank + 0.5, color="C3", linestyle="--", linewidth=1.4, label=f"interaction rank k = {bound}{rank}")
     axes.set_xlim(0.5, shown + 0.5)
     axes.set_ylim(top=3)
-    axes.xaxis.set_major_locator(_whole_numbers())
-    axes.set_title(title, fontsize=11)
+    axes.xaxis.set_major_locator(whole_numbers())
+    axes.set_title(title)
     axes.set_xlabel("index s of the singular value")
     axes.set_ylabel(r"singular value $\sigma_s / \sigma_1$ of the operator span")
-    axes.grid(visible=True, alpha=0.3)
-    axes.legend(fontsize=9)
+    axes.legend()
     return figure
 
 
+@styled
 def gradient_decay_figure(gradient: Gradient, title: str) -> Figure:
     """J against distance: median and range of the draws, and the fitted exponential over the distances it is of."""
     figure, (axes,) = new_figure()
     taus, values = _drawable(gradient.profile)
     low, median, high = ([float(column.quantile(q)) for column in values.T] for q in (0.0, 0.5, 1.0))
     axes.fill_between(taus.tolist(), low, high, color="C0", alpha=0.2, linewidth=0, label="range of the draws")
-    axes.plot(taus.tolist(), median, color="C0", linewidth=1.6, label="median of the draws")
+    axes.plot(taus.tolist(), median, color="C0", label="median of the draws")
     if gradient.decay is not None:
         where, fit = fitted_line(gradient.profile, gradient.decay)
         label = f"fit: rate {decay_text(gradient.decay)} a token"
-        axes.plot(where.tolist(), fit.tolist(), color="C3", linestyle="--", linewidth=1.6, label=label)
+        axes.plot(where.tolist(), fit.tolist(), color="C3", linestyle="--", label=label)
     _name_gradient_axes(axes, title)
-    axes.legend(fontsize=8)
+    axes.legend()
     return figure
 
 
+@styled
 def heads_over_training_figure(steps: Sequence[int], heads: Mapping[float, Sequence[int]], title: str) -> Figure:
     """Heads needed for each relative error against the training step.
 
@@ -131,49 +104,49 @@ def heads_over_training_figure(steps: Sequence[int], heads: Mapping[float, Seque
     """
     figure, (axes,) = new_figure()
     for at, (error, counts) in enumerate(heads.items()):
-        axes.plot(steps, counts, marker="o", markersize=4, color=f"C{at}", label=f"for an error of {100 * error:g} %")
+        axes.plot(steps, counts, marker="o", color=f"C{at}", label=f"for an error of {100 * error:g} %")
     axes.set_ylim(bottom=0)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(_whole_numbers())
-    axes.set_title(title, fontsize=11)
+        axis.set_major_locator(whole_numbers())
+    axes.set_title(title)
     axes.set_xlabel("training step")
     axes.set_ylabel("heads needed")
-    axes.grid(visible=True, alpha=0.3)
-    axes.legend(fontsize=9)
+    axes.legend()
     return figure
 
 
+@styled
 def comparison_figure(rows: Sequence[Measurement]) -> Figure:
     """Mixers side by side: error against heads, cost against length, gradients on noise and on highway input."""
-    figure, (errors, costs, noise, highway) = new_figure(2, 2, _legend_columns(len(rows)))
+    figure, (errors, costs, noise, highway) = new_figure(2, 2, legends=legend_columns(len(rows)))
     for at, row in enumerate(rows):
         counts, left = error_by_heads(row.spectrum)
-        style = _style(at, len(rows))
+        style = line_style(at, len(rows))
         errors.plot(counts, left, **style, label=f"{row.name}, k = {rank_text(row)}")
         label = f"{row.name}, {row.cost.time_exponent:.1f}"
-        costs.plot(row.cost.lengths, row.cost.seconds, marker="o", markersize=4, **style, label=label)
+        costs.plot(row.cost.lengths, row.cost.seconds, marker="o", **style, label=label)
     for axes in (errors, costs):
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
-        axes.grid(visible=True, alpha=0.3)
-    errors.set(ylim=(_LEAST_ERROR, 2), xlabel="heads H", ylabel="relative error of the best H heads")
-    errors.set_title("Error against number of heads", fontsize=11)
+        errors.set(ylim=(_LEAST_ERROR, 2), xlabel="heads H", ylabel="relative error of the best H heads")
+    errors.set_title("Error against number of heads")
     costs.set(xlabel="length (tokens)", ylabel="forward and backward pass (s)")
-    costs.set_title("Time against length", fontsize=11)
-    _legend(errors, "interaction rank")
-    _legend(costs, "exponent")
+    costs.set_title("Time against length")
+    legend_beside(errors, "interaction rank")
+    legend_beside(costs, "exponent")
     _draw_gradients(noise, highway, {row.name: (row.noise, row.highway) for row in rows})
     return figure
 
 
+@styled
 def gradient_comparison_figure(gradients: Mapping[str, tuple[Gradient, Gradient | None]]) -> Figure:
     """Gradient against distance of several mixers, on noise and on the input that opens a highway.
 
     Args:
         gradients: name -> (on noise, on highway input; None where the mixer knows none).
     """
-    figure, (noise, highway) = new_figure(2, legends=_legend_columns(len(gradients)))
+    figure, (noise, highway) = new_figure(2, legends=legend_columns(len(gradients)))
     _draw_gradients(noise, highway, gradients)
     return figure
 
@@ -181,29 +154,28 @@ def gradient_comparison_figure(gradients: Mapping[str, tuple[Gradient, Gradient 
 def _draw_gradients(noise: Axes, highway: Axes, gradients: Mapping[str, tuple[Gradient, Gradient | None]]) -> None:
     least, most = math.inf, 0.0
     for at, (name, (random, offered)) in enumerate(gradients.items()):
-        style = _style(at, len(gradients))
+        style = line_style(at, len(gradients))
         taus, median = _medians(random.profile)
         least, most = min([least, *median]), max([most, *median])
         noise.plot(taus, median, **style, label=name)
         if offered is not None:
             highway.plot(taus, median, color=style["color"], linewidth=1, alpha=0.6, linestyle=":")
-            highway.plot(*_medians(offered.profile), **style, marker="o", markersize=4, label=name)
+            highway.plot(*_medians(offered.profile), **style, marker="o", label=name)
     _name_gradient_axes(noise, "Gradient on random input")
     _name_gradient_axes(highway, "Gradient on highway input (dotted: random input)")
     noise.set_ylim(max(least / 3, most * _LEAST_GRADIENT), most * 5)
-    _legend(noise, "mixer")
+    legend_beside(noise, "mixer")
     if highway.lines:
-        _legend(highway, "highway known")
+        legend_beside(highway, "highway known")
     else:
         highway.text(0.5, 0.5, "no highway known", ha="center", va="center", transform=highway.transAxes)
 
 
 def _name_gradient_axes(axes: Axes, title: str) -> None:
     axes.set_yscale("log")
-    axes.set_title(title, fontsize=11)
+    axes.set_title(title)
     axes.set_xlabel("distance τ (tokens)")
     axes.set_ylabel(r"gradient norm $J(\tau) = \Vert\partial y_n / \partial x_{n-\tau}\Vert_F$")
-    axes.grid(visible=True, alpha=0.3)
 
 
 def _medians(profile: GradientProfile) -> tuple[list[int], list[float]]:
@@ -257,23 +229,3 @@ def decay_text(decay: DecayRate) -> str:
     digits = min(4, max(2, 1 - math.floor(math.log10(spread))))
     rate, low, high = (f"{value + 0.0:.{digits}f}" for value in (decay.rate, low, high))
     return f"{rate} [{low}, {high}]".replace("-0." + "0" * digits, "0." + "0" * digits)
-
-
-def _style(at: int, count: int) -> dict[str, Any]:
-    """A colour and dashes of its own, and lines that grow thinner: one that lies under another shows at its sides."""
-    return {"color": f"C{at % 10}", "linestyle": ("-", "--", ":")[at // 10 % 3], "linewidth": 3.0 - 2.0 * at / count}
-
-
-def _whole_numbers() -> Any:
-    return require_extra("matplotlib.ticker").MaxNLocator(integer=True)
-
-
-def _legend(axes: Axes, title: str) -> None:
-    """Beside the axes, where it covers no line."""
-    columns = _legend_columns(len(axes.get_legend_handles_labels()[1]))
-    place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.02)}
-    axes.legend(fontsize=8, title=title, title_fontsize=8, ncols=columns, **place)
-
-
-def _legend_columns(lines: int) -> int:
-    return -(-lines // _LEGEND_LINES)

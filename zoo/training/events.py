@@ -11,7 +11,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from zoo.files import write_atomically
+from zoo.report.files import write_atomically
 
 _SPLIT_SCORE = re.compile(r"(val|test)/([^/]+/.+)")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from zoo.theory.figures import new_figure
+from zoo.report.plots import new_figure, styled
 from zoo.training.apart import scores_apart
 from zoo.training.module import Batch, SequenceModule
 
@@ -65,6 +65,7 @@ def log_lengths(trainer: L.Trainer, name: str, scores: Mapping[int, float | None
             each.experiment.add_figure(f"test/{name}_by_length", figure, close=False)
 
 
+@styled
 def length_figure(scores: Mapping[int, float | None], name: str, trained: int, chance: Scores, title: str) -> Figure:
     """The score against the length, on a logarithmic axis.
 
@@ -78,7 +79,7 @@ def length_figure(scores: Mapping[int, float | None], name: str, trained: int, c
     figure, (axes,) = new_figure()
     lengths = sorted(scores)
     values = [math.nan if (score := scores[length]) is None else score for length in lengths]
-    axes.plot(lengths, values, marker="o", markersize=5, linewidth=1.4, color="C0")
+    axes.plot(lengths, values, marker="o", color="C0")
     axes.axvline(trained, color="C3", linestyle="--", linewidth=1.2, label=f"trained at {trained:,}")
     known = {length: level for length, level in sorted(chance.items()) if level is not None}
     if known:
@@ -88,9 +89,8 @@ def length_figure(scores: Mapping[int, float | None], name: str, trained: int, c
         axes.set_ylim(-0.03, 1.03)
     elif any(0 < value < math.inf for value in values):
         axes.set_yscale("log")
-    axes.set_title(title, fontsize=11)
+    axes.set_title(title)
     axes.set_xlabel("length of the test sequences (positions)")
     axes.set_ylabel(f"test {name.replace('_', ' ')}")
-    axes.grid(visible=True, alpha=0.3)
-    axes.legend(fontsize=9)
+    axes.legend()
     return figure

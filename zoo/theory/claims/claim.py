@@ -9,10 +9,10 @@ from typing import Literal, TypeAlias
 
 import torch
 
+from zoo.report.numbers import Number, number
 from zoo.theory.gradients import FEWEST_SEEDS
 
 Status: TypeAlias = Literal["holds", "fails", "refuted as predicted", "not refuted"]
-Number: TypeAlias = int | float
 CurveStyle: TypeAlias = Literal["line", "points", "marked", "stars", "dashed"]
 
 
@@ -53,8 +53,8 @@ class Settings:
     def generator(self, *stream: int) -> torch.Generator:
         """A generator on the CPU, of this seed and of the numbers that tell one use from another."""
         mixed = self.seed
-        for number in stream:
-            mixed = (mixed * 1_000_003 + number + 1) % (2**63 - 1)
+        for use in stream:
+            mixed = (mixed * 1_000_003 + use + 1) % (2**63 - 1)
         return torch.Generator().manual_seed(mixed)
 
 
@@ -115,11 +115,6 @@ def near(quantity: str, measured: Number, value: Number, relative: float) -> Che
     """Prediction: `value`, to within `relative` of it."""
     room = abs(value) * relative
     return Check(quantity, measured, value - room, value + room)
-
-
-def number(value: Number) -> str:
-    """A number for a table: integers as they are, others to four digits."""
-    return str(int(value)) if math.isfinite(value) and value == int(value) and abs(value) < 1e6 else f"{value:.4g}"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, NoReturn
 from urllib.parse import quote
 
-from lab.compare.charts import Chart, Series, charts_of, colours, draw
+from lab.compare.charts import Chart, Series, chart_figure, charts_of, colours
 from lab.compare.runs import Run
 from lab.compare.table import Group
 from lab.run import EVENTS
@@ -104,13 +104,11 @@ def lay_out(groups: Sequence[Group], folder: Path) -> Callable[[], None]:
 
     link()
     known, layout = colours(groups), {}
-    figure_class = require_extra("matplotlib.figure").Figure
     with SummaryWriter(folder / "charts") as pictures:
         for group in groups:
             charts = charts_of(group)
             for chart in charts:
-                figure = figure_class(figsize=(6.0, 4.2), dpi=110, layout="constrained")
-                draw(figure.subplots(), chart, known, f"{group.title}: {chart.title[0].lower()}{chart.title[1:]}")
+                figure = chart_figure(chart, known, group.title)
                 pictures.add_figure(f"{group.title}/{chart.title}", figure, close=False)
             drawn = [chart for chart in charts if chart.joined]
             layout[group.title] = {chart.title: ["Margin", _tags(group, chart)] for chart in drawn}

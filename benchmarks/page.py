@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from zoo.report import markdown
+from zoo.report.numbers import number
+
 Cell = str | float | int | None
 
 
@@ -31,6 +34,11 @@ class Target:
     def met(self) -> bool:
         return self.measured >= self.wanted if self.least else self.measured <= self.wanted
 
+    @property
+    def bound(self) -> str:
+        """What was asked for, in words."""
+        return f"{'≥' if self.least else '≤'} {show(self.wanted)}"
+
 
 @dataclass
 class Section:
@@ -52,30 +60,21 @@ class Section:
 
 
 def show(cell: Cell) -> str:
-    """Three significant digits; thousands with commas; nothing measured is a dash."""
-    if cell is None:
-        return "–"
-    if isinstance(cell, str):
-        return cell
-    if isinstance(cell, int) or abs(cell) >= 1000:
-        return f"{cell:,.0f}"
-    return f"{cell:.3g}"
+    """Three significant digits; nothing measured is a dash."""
+    return cell if isinstance(cell, str) else number(cell, digits=3)
 
 
 def render_table(table: Table) -> list[str]:
     """The table in Markdown."""
     lines = [f"**{table.caption}**", ""] if table.caption else []
-    lines += ["| " + " | ".join(table.columns) + " |", "|" + "---|" * len(table.columns)]
-    lines += ["| " + " | ".join(show(cell) for cell in row) + " |" for row in table.rows]
-    return [*lines, ""]
+    return [*lines, *markdown.table(table.columns, [[show(cell) for cell in row] for row in table.rows]), ""]
 
 
 def render_targets(targets: Sequence[Target]) -> list[str]:
     """What was asked for beside what was measured."""
     table = Table("", ["target", "asked for", "measured", "met"])
     for target in targets:
-        bound = f"{'≥' if target.least else '≤'} {show(target.wanted)}"
-        table.rows.append([target.what, bound, target.measured, "yes" if target.met else "**no**"])
+        table.rows.append([target.what, target.bound, target.measured, "yes" if target.met else "**no**"])
     return render_table(table)
 
 

@@ -1,22 +1,20 @@
-"""Verdicts on paper: JSON, a Markdown page with plots, a table for the terminal, and the two figures of the theory.
-
-rich and matplotlib belong to the extra `report` and are imported when a function here needs them. matplotlib is used
-without pyplot: no backend is chosen and no figure outlives its reference.
-"""
+"""Verdicts on paper: JSON, a Markdown page with plots, a table for the terminal, and the two figures of the theory."""
 
 from __future__ import annotations
 
-import io
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zoo.files import write_atomically
 from zoo.naming import require_extra
+from zoo.report.files import as_json, finite, write_atomically
+from zoo.report.markdown import table
+from zoo.report.numbers import number
+from zoo.report.plots import as_png, new_figure, styled, whole_numbers
+from zoo.report.terminal import make_table
 from zoo.theory.claims import CLAIMS
-from zoo.theory.claims.claim import QUICK, Check, Evidence, Number, Panel, Settings, Verdict, number
+from zoo.theory.claims.claim import QUICK, Check, Evidence, Panel, Settings, Verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,29 +22,25 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _STYLES: dict[str, dict[str, Any]] = {
-    "line": {"linestyle": "-", "linewidth": 1.6},
+    "line": {"linestyle": "-"},
     "points": {"linestyle": "", "marker": "o", "markersize": 5},
-    "marked": {"linestyle": "-", "linewidth": 1.6, "marker": "o", "markersize": 4},
+    "marked": {"linestyle": "-", "marker": "o"},
     "stars": {"linestyle": "", "marker": "*", "markersize": 13},
     "dashed": {"linestyle": "--", "linewidth": 1.2},
 }
-_SIZE = (6.4, 4.2)  # inches, at _DPI legible in TensorBoard's panes
-_DPI = 110
+_WIDTH = 6.4  # inches, of a panel
 _MOST_TICKS = 6
 
 
 def verdicts_as_json(verdicts: Iterable[Verdict]) -> str:
     """All that was measured, as JSON text; an open end of an interval, and a value that is not finite, is null."""
-    return (
-        json.dumps([verdict_record(verdict) for verdict in verdicts], indent=2, allow_nan=False, ensure_ascii=False)
-        + "\n"
-    )
+    return as_json([verdict_record(verdict) for verdict in verdicts])
 
 
 def verdict_record(verdict: Verdict) -> dict[str, Any]:
     """A verdict as plain data, as it stands in claims.json."""
     claim = verdict.claim
-    return {
+    record = {
         "name": claim.name,
         "kind": "slogan" if claim.slogan else "claim",
         "statement": claim.statement,
@@ -58,9 +52,9 @@ def verdict_record(verdict: Verdict) -> dict[str, Any]:
         "checks": [
             {
                 "quantity": check.quantity,
-                "measured": _finite(check.measured),
-                "low": _finite(check.low),
-                "high": _finite(check.high),
+                "measured": check.measured,
+                "low": check.low,
+                "high": check.high,
                 "holds": check.holds,
             }
             for check in verdict.evidence.checks
@@ -70,18 +64,12 @@ def verdict_record(verdict: Verdict) -> dict[str, Any]:
                 "title": panel.title,
                 "x": panel.x_label,
                 "y": panel.y_label,
-                "curves": [
-                    {"label": curve.label, "x": [*map(_finite, curve.x)], "y": [*map(_finite, curve.y)]}
-                    for curve in panel.curves
-                ],
+                "curves": [{"label": curve.label, "x": curve.x, "y": curve.y} for curve in panel.curves],
             }
             for panel in verdict.evidence.panels
         ],
     }
-
-
-def _finite(value: Number) -> Number | None:
-    return value if math.isfinite(value) else None
+    return finite(record)
 
 
 def verdict_table(verdicts: Iterable[Verdict]) -> Table:
@@ -90,29 +78,22 @@ def verdict_table(verdicts: Iterable[Verdict]) -> Table:
     Raises:
         MissingExtraError: rich is not installed.
     """
-    table = require_extra("rich.table").Table(title="Claims", header_style="bold", show_lines=False)
-    for heading, options in (
-        ("claim", {"no_wrap": True}),
-        ("verdict", {"no_wrap": True}),
-        ("checks", {"justify": "right"}),
-        ("for instance", {"overflow": "fold"}),
-        ("s", {"justify": "right"}),
-    ):
-        table.add_column(heading, **options)
+    text = require_extra("rich.text").Text
+    rows = []
     for verdict in verdicts:
         checks, slogan = verdict.evidence.checks, verdict.claim.slogan
         right = [check.refutes if slogan else check.holds for check in checks]
-        shown = checks[right.index(False)] if False in right else checks[-1]
-        instance = f"{shown.quantity}: {number(shown.measured)} ({shown.predicted} {'said' if slogan else 'predicted'})"
-        colour = "green" if verdict.as_expected else "bold red"
-        table.add_row(
-            verdict.claim.name,
-            f"[{colour}]{verdict.status}[/]",
-            f"{sum(right)}/{len(right)}",
-            require_extra("rich.markup").escape(instance),
-            f"{verdict.seconds:.1f}",
+        telling = checks[right.index(False)] if False in right else checks[-1]
+        instance = (
+            f"{telling.quantity}: {number(telling.measured)} ({telling.predicted} {'said' if slogan else 'predicted'})"
         )
-    return table
+        colour = "green" if verdict.as_expected else "bold red"
+        status = text(verdict.status, style=colour)
+        rows.append((verdict.claim.name, status, f"{sum(right)}/{len(right)}", instance, f"{verdict.seconds:.1f}"))
+    shown = make_table(("claim", "verdict", "checks", "for instance", "s"), rows, "llrlr", title="Claims")
+    for column in shown.columns[:2]:
+        column.no_wrap = True
+    return shown
 
 
 def write_report(verdicts: Sequence[Verdict], folder: str | Path) -> list[Path]:
@@ -147,9 +128,11 @@ def verdicts_as_markdown(verdicts: Sequence[Verdict]) -> str:
         f"{len(verdicts)} claims, {len(verdicts) - len(unexpected)} with the expected verdict"
         + (f"; not so: {', '.join(unexpected)}." if unexpected else "."),
         "",
-        "| claim | verdict | seconds |",
-        "|---|---|---:|",
-        *(f"| [{v.claim.name}](#{v.claim.name}) | {v.status} | {v.seconds:.1f} |" for v in verdicts),
+        *table(
+            ("claim", "verdict", "seconds"),
+            [(f"[{v.claim.name}](#{v.claim.name})", v.status, f"{v.seconds:.1f}") for v in verdicts],
+            "llr",
+        ),
         "",
     ]
     for verdict in verdicts:
@@ -176,25 +159,20 @@ def section(record: Mapping[str, Any], plots: Sequence[str]) -> list[str]:
         f"- {'Refuted' if slogan else 'Would be refuted'} by: {record['refuted_by']}",
         f"- Verdict: **{record['status']}**",
         "",
-        f"| quantity | measured | {'the slogan implies' if slogan else 'predicted'} | |",
-        "|---|---:|---:|---|",
     ]
+    rows = []
     for each in record["checks"]:
         low, high = (
             end if each[name] is None else each[name] for name, end in (("low", -math.inf), ("high", math.inf))
         )
         check = Check(each["quantity"], math.nan if each["measured"] is None else each["measured"], low, high)
-        agrees = "yes" if check.holds else "**no**"
-        lines.append(f"| {_cell(check.quantity)} | {number(check.measured)} | {check.predicted} | {agrees} |")
-    lines.append("")
+        rows.append((check.quantity, number(check.measured), check.predicted, "yes" if check.holds else "**no**"))
+    headings = ("quantity", "measured", "the slogan implies" if slogan else "predicted", "")
+    lines += [*table(headings, rows, "lrrl"), ""]
     titles = [panel["title"] for panel in record["panels"]]
     for plot, title in zip(plots, titles if len(plots) == len(titles) else ["; ".join(titles)], strict=True):
         lines += [f"![{title}]({plot})", ""]
     return lines
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
 
 
 def panel_figure(panel: Panel) -> Figure:
@@ -206,15 +184,15 @@ def panel_figure(panel: Panel) -> Figure:
     return panels_figure((panel,))
 
 
+@styled
 def panels_figure(panels: Sequence[Panel]) -> Figure:
     """Plots side by side as one matplotlib figure.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    size = (len(panels) * _SIZE[0], _SIZE[1])
-    figure = require_extra("matplotlib.figure").Figure(figsize=size, dpi=_DPI, layout="constrained")
-    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels, strict=True):
+    figure, places = new_figure(len(panels), width=_WIDTH)
+    for axes, panel in zip(places, panels, strict=True):
         _draw(axes, panel)
     return figure
 
@@ -225,7 +203,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
         y = [max(value, panel.lowest) for value in curve.y] if panel.log_y else curve.y
         colour = f"C{families.index(_family(curve.label)) % 10}"
         axes.plot(curve.x, y, label=curve.label, color=colour, **_STYLES[curve.style])
-    axes.set_title(panel.title, fontsize=11)
+    axes.set_title(panel.title)
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)
     if panel.log_x:
@@ -242,12 +220,11 @@ def _draw(axes: Axes, panel: Panel) -> None:
     if panel.log_y:
         axes.set_yscale("log")
     if panel.whole_x:
-        axes.xaxis.set_major_locator(require_extra("matplotlib.ticker").MaxNLocator(integer=True))
-    axes.grid(visible=True, alpha=0.3)
+        axes.xaxis.set_major_locator(whole_numbers())
     if panel.x_names:
         axes.set_xticks(range(len(panel.x_names)), labels=panel.x_names, rotation=20)
         return
-    axes.legend(fontsize=8, ncols=1 if len(panel.curves) <= 6 else 2)
+    axes.legend(ncols=1 if len(panel.curves) <= 6 else 2)
 
 
 def _family(label: str) -> str:
@@ -269,6 +246,7 @@ def staircase_figure(evidence: Evidence | None = None, settings: Settings = QUIC
     return panel_figure(measured.panels[0])
 
 
+@styled
 def gradient_figure(evidence: dict[str, Evidence] | None = None, settings: Settings = QUICK) -> Figure:
     """Gradient against distance in three plots: time-invariant SSMs, attention and gates, stacks.
 
@@ -282,18 +260,9 @@ def gradient_figure(evidence: dict[str, Evidence] | None = None, settings: Setti
     """
     names = ("gradient_lti", "gradient_attention", "gradient_closed_gates", "gradient_hybrid")
     given = evidence or {}
-    figure = require_extra("matplotlib.figure").Figure(
-        figsize=(2 * _SIZE[0], 2 * _SIZE[1]), dpi=_DPI, layout="constrained"
-    )
-    for axes, name in zip(figure.subplots(2, 2, sharex=False).flat, names, strict=True):
+    figure, places = new_figure(2, 2, width=_WIDTH)
+    for axes, name in zip(places, names, strict=True):
         measured: Evidence = given.get(name) or CLAIMS[name].measure(settings)
         (panel,) = measured.panels
         _draw(axes, panel)
     return figure
-
-
-def as_png(figure: Figure) -> bytes:
-    """The figure as a PNG file, the same bytes for the same picture."""
-    content = io.BytesIO()
-    figure.savefig(content, format="png", metadata={"Software": None})
-    return content.getvalue()

@@ -1,0 +1,60 @@
+"""Files that a reader finds whole, the old one or the new one; and JSON, which has no word for what is not finite."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Write text (UTF-8) or bytes under a temporary name in the same folder, then rename.
+
+    Raises:
+        OSError: the folder is not there or cannot be written, by its name; what stood at `path` stays.
+    """
+    path = Path(path)
+    # Without the name in it: TensorBoard reads every file that is called one of events, hidden ones too.
+    temporary = path.with_name(f".{uuid.uuid4().hex}")
+    try:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        os.replace(temporary, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        if isinstance(error, OSError) and error.filename is not None:  # nobody has heard of the temporary name
+            raise OSError(error.errno, error.strerror, str(path if path.is_dir() else path.parent)) from None
+        raise
+
+
+def as_json(content: Any, indent: int | None = 1) -> str:
+    """Plain data as a JSON file's text; a number that is not finite is null.
+
+    >>> print(as_json({"loss": math.nan, "at": (1, 2.5)}, indent=None), end="")
+    {"loss": null, "at": [1, 2.5]}
+    """
+    return json.dumps(finite(content), indent=indent, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds; None where a program wrote NaN or Infinity.
+
+    Raises:
+        OSError: there is none, or it cannot be read.
+        ValueError: it is not JSON.
+    """
+    return finite(json.loads(path.read_text(encoding="utf-8")))
+
+
+def finite(content: Any) -> Any:
+    """The same plain data with None for each number that is not finite, lists for tuples and text for keys."""
+    if isinstance(content, Mapping):
+        return {str(key): finite(each) for key, each in content.items()}
+    if isinstance(content, list | tuple):
+        return [finite(each) for each in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content

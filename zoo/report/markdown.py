@@ -1,0 +1,45 @@
+"""Markdown: tables, and the part of a page that a program writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+_RULES = {"l": "---", "r": "---:"}
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]], align: str = "") -> list[str]:
+    """The lines of a table.
+
+    >>> table(("mixer", "rank"), [("attention", "4")], "lr")
+    ['| mixer | rank |', '|---|---:|', '| attention | 4 |']
+
+    Args:
+        headings: of the columns.
+        rows: a text for each column; a bar in it is escaped.
+        align: a letter for each column, l or r; all to the left when absent.
+    """
+    rules = "|".join(_RULES[letter] for letter in align or "l" * len(headings))
+    return [_line(headings), f"|{rules}|", *map(_line, rows)]
+
+
+def _line(cells: Sequence[str]) -> str:
+    escaped = (cell.replace("|", "\\|") for cell in cells)
+    return "|" + "".join(f" {cell} |" if cell else " |" for cell in escaped)
+
+
+def sentence(text: str) -> str:
+    """A line of a registry as a sentence."""
+    return text[0].upper() + text[1:].rstrip(".") + "."
+
+
+def replace_part(page: str, name: str, part: str) -> str:
+    """The page with another part between `<!-- name -->` and `<!-- /name -->`; a page without the two as it is.
+
+    Args:
+        page: text of the whole.
+        name: of the part.
+        part: whole lines.
+    """
+    begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    before, found, rest = page.partition(begin)
+    return f"{before}{begin}{part}{end}{rest.partition(end)[2]}" if found else page

@@ -1,0 +1,119 @@
+"""Plots: one style, colours that a mixer keeps, and PNG files that are the same bytes for the same picture.
+
+matplotlib is used without pyplot: no backend is chosen and no figure outlives its reference.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from zoo.naming import require_extra
+from zoo.report.files import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+COLOURS = (
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"),
+    *("#6a3d9a", "#8c564b", "#444444", "#b2a000", "#e31a1c", "#17a398"),
+)
+"""Told apart by people who see few colours too, as far as twelve can be."""
+
+_STYLE = {
+    "axes.grid": True,
+    "axes.titlesize": 11,
+    "figure.constrained_layout.use": True,
+    "figure.dpi": 110,
+    "grid.alpha": 0.3,
+    "legend.fontsize": 8,
+    "legend.title_fontsize": 8,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4,
+}
+_PANEL = (6.0, 4.2)  # inches; legible in TensorBoard's panes
+_LEGEND, _LEGEND_LINES = 1.6, 18  # width and length of a column of a legend beside the axes
+
+
+def styled(draw: Callable[P, R]) -> Callable[P, R]:
+    """Let a function draw in the one style, whatever the user's own settings are.
+
+    Raises:
+        MissingExtraError: when it is called and matplotlib is not installed.
+    """
+
+    @functools.wraps(draw)
+    def drawn(*args: P.args, **options: P.kwargs) -> R:
+        with require_extra("matplotlib.style").context(_STYLE, after_reset=True):
+            return draw(*args, **options)
+
+    return drawn
+
+
+@styled
+def new_figure(
+    n_columns: int = 1, n_rows: int = 1, *, legends: int = 0, width: float = _PANEL[0]
+) -> tuple[Figure, list[Axes]]:
+    """A figure of equal panels, and its axes row by row.
+
+    Args:
+        n_columns: panels side by side.
+        n_rows: panels one below the other.
+        legends: columns of the legends for which there is room beside each panel; see `legend_beside`.
+        width: of a panel, in inches.
+    """
+    figure_size = (n_columns * (width + _LEGEND * legends), n_rows * _PANEL[1])
+    figure = require_extra("matplotlib.figure").Figure(figsize=figure_size)
+    return figure, list(figure.subplots(n_rows, n_columns, squeeze=False).flat)
+
+
+def colours(names: Iterable[str]) -> dict[str, str]:
+    """A colour for each name, the same in all charts of one comparison."""
+    return {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(sorted(set(names)))}
+
+
+def line_style(at: int, count: int) -> dict[str, Any]:
+    """A colour and dashes of its own, and lines that grow thinner: one that lies under another shows at its sides."""
+    return {"color": f"C{at % 10}", "linestyle": ("-", "--", ":")[at // 10 % 3], "linewidth": 3.0 - 2.0 * at / count}
+
+
+def whole_numbers() -> Any:
+    """A locator that marks an axis at integers only."""
+    return require_extra("matplotlib.ticker").MaxNLocator(integer=True)
+
+
+def legend_beside(axes: Axes, title: str) -> None:
+    """A legend to the right of the axes, where it covers no line."""
+    columns = legend_columns(len(axes.get_legend_handles_labels()[1]))
+    axes.legend(title=title, ncols=columns, loc="upper left", bbox_to_anchor=(1.0, 1.02))
+
+
+def legend_columns(lines: int) -> int:
+    """How many columns a legend of so many lines has beside its axes."""
+    return -(-lines // _LEGEND_LINES)
+
+
+def as_png(figure: Figure) -> bytes:
+    """The figure as a PNG file, the same bytes for the same picture."""
+    content = io.BytesIO()
+    figure.savefig(content, format="png", metadata={"Software": None})
+    return content.getvalue()
+
+
+def save_png(figure: Figure, path: str | Path) -> Path:
+    """Write a PNG, whole or not at all; the folder is made.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, as_png(figure))
+    return path

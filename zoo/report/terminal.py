@@ -1,0 +1,148 @@
+"""What a person sees of a command: tables in one style, lines as they are, and why it could not be carried out."""
+
+from __future__ import annotations
+
+import functools
+import os
+import select
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, ParamSpec
+
+from zoo.naming import require_extra
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+P = ParamSpec("P")
+
+NOBODY_READS = 141
+"""Exit status of a command whose output is read by nobody any more, as the shell gives it for other programs."""
+
+
+def make_console(width: int = 140) -> Console:
+    """Standard output; a file or a pipe has no width of its own: tables there may be as wide as `width`.
+
+    Raises:
+        MissingExtraError: rich is not installed.
+    """
+    console = require_extra("rich.console").Console()
+    return console if console.is_terminal else type(console)(width=width)
+
+
+def say(console: Console, text: str, style: str | None = None) -> None:
+    """Print a line as it is: a path, or a line of a log, stays in one piece."""
+    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+def make_table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str | Text]] = (),
+    align: str = "",
+    *,
+    title: str | None = None,
+    styles: Iterable[str | None] | None = None,
+) -> Table:
+    """A table for a console.
+
+    Args:
+        headings: of the columns; without any text in them none are shown.
+        rows: a text for each column.
+        align: a letter for each column, l or r; all to the left when absent.
+        title: above it.
+        styles: of each row, in rich's words.
+
+    Raises:
+        MissingExtraError: rich is not installed.
+    """
+    escape, box = require_extra("rich.markup").escape, require_extra("rich.box").SIMPLE_HEAD
+    table = require_extra("rich.table").Table(
+        title=None if title is None else escape(title),
+        title_justify="left",
+        show_header=any(headings),
+        header_style="bold",
+        box=box,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    table.caption_justify = "left"
+    for heading, letter in zip(headings, align or "l" * len(headings), strict=True):
+        table.add_column(escape(heading), justify="right" if letter == "r" else "left", overflow="fold")
+    rows = list(rows)
+    for row, style in zip(rows, styles or [None] * len(rows), strict=True):
+        table.add_row(*(escape(cell) if isinstance(cell, str) else cell for cell in row), style=style)
+    return table
+
+
+def make_facts(facts: Iterable[tuple[str, str]]) -> Table:
+    """A table of names, and what each is."""
+    table = make_table(("", ""), facts, "lr")
+    table.columns[0].style = "bold"
+    return table
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[str], None]]:
+    """A bar on standard error over `total` pieces of work; the function it gives names the one that begins.
+
+    Raises:
+        MissingExtraError: rich is not installed.
+    """
+    require_extra("rich")
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=total)
+        begun = 0
+
+        def advance(what: str) -> None:
+            nonlocal begun
+            bar.update(task, description=what, completed=begun, refresh=True)
+            begun += 1
+
+        yield advance
+
+
+def fail(program: str, error: object, status: int) -> int:
+    """Say on standard error in one line why a command ends; returns its exit status.
+
+    Raises:
+        BrokenPipeError: that is the error; see `ends_unread`.
+    """
+    if isinstance(error, BrokenPipeError):
+        raise error
+    print(f"{program}: {'' if status == 130 else 'error: '}{' '.join(str(error).split())}", file=sys.stderr)
+    return status
+
+
+def ends_unread(main: Callable[P, int]) -> Callable[P, int]:
+    """Let a command end in silence, with `NOBODY_READS`, once what reads its output has enough: `zoo mixers | head`."""
+
+    @functools.wraps(main)
+    def run(*args: P.args, **options: P.kwargs) -> int:
+        try:
+            try:
+                return main(*args, **options)
+            finally:
+                sys.stdout.flush()  # not at the interpreter's end, which would complain
+        except BrokenPipeError:
+            stdout = sys.stdout.fileno()
+            if not _has_hung_up(stdout):
+                raise  # another pipe, of which somebody has to know
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)
+            return NOBODY_READS
+
+    return run
+
+
+def _has_hung_up(pipe: int) -> bool:
+    """Whether the other end of a pipe is closed."""
+    poll = select.poll()
+    poll.register(pipe, 0)  # an error is reported without being asked for
+    return bool(poll.poll(0))
