@@ -103,10 +103,25 @@ def members(p: Parameters, prefix: str) -> Parameters:
 
 def residual_block(p: Parameters, x: Array, name: str, **options: object) -> Array:
     """x + mixer(norm(x)), then x + channel(norm(x)) where there is a channel mixer (pre-norm)."""
-    x = x + REFERENCES[name](members(p, "mixer."), rms_norm(x, p["mixer_norm.weight"]), **options)
+    inner, mixer = rms_norm(x, p["mixer_norm.weight"]), members(p, "mixer.")
+    if "layers.0.weight" in mixer:  # a Canon layer in front
+        inner, mixer = canon(inner, mixer["layers.0.weight"]), members(mixer, "layers.1.")
+    x = x + REFERENCES[name](mixer, inner, **options)
     if "channel_norm.weight" in p:
-        x = x + swiglu(members(p, "channel."), rms_norm(x, p["channel_norm.weight"]))
+        y, weights = rms_norm(x, p["channel_norm.weight"]), members(p, "channel.")
+        if "canon_before.weight" in p:
+            y = canon(y, p["canon_before.weight"])
+        y = y @ weights["up_proj.weight"].T
+        if "canon_inside.weight" in p:
+            y = canon(y, p["canon_inside.weight"])
+        gate, value = np.split(y, 2, axis=-1)
+        x = x + (silu(gate) * value) @ weights["down_proj.weight"].T
     return x
+
+
+def canon(x: Array, weight: Array) -> Array:
+    """x_t + sum_tau c_tau x_{t - tau}, the oldest tap first (Allen-Zhu 2512.17351)."""
+    return x + short_conv(x, weight)
 
 
 def backbone(p: Parameters, inputs: Array, name: str, n_layers: int, **options: object) -> Array:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
-from zoo.blocks import Experts, ResidualBlock, RMSNorm, ShortConv, Stack
+from zoo.blocks import Canon, Experts, ResidualBlock, RMSNorm, ShortConv, Stack
 from zoo.contract import Configured, no_weight_decay, require_choice, require_positive
 from zoo.ops.time import Lengths, as_lengths
 from zoo.registry import create_layers
@@ -33,6 +33,9 @@ class Backbone(Configured):
         n_outputs: classes, or regressed channels.
         d_channel: inner width of SwiGLU; 2 * d_model when absent, 0 for none.
         d_conv: width of a causal depthwise convolution in front of each mixer; 0 for none.
+        canon: where Canon layers stand, x_t plus a depthwise convolution of the last four positions (Allen-Zhu
+            2512.17351): letters of A (in front of each mixer, after its norm), C (in front of the channel mixer, after
+            its norm) and D (inside the SwiGLU), or none.
         backbone: residual or bare.
         n_experts: experts in the channel mixer of each expert layer; 0 for a single SwiGLU in every layer.
         top_k: how many experts serve a position.
@@ -41,7 +44,7 @@ class Backbone(Configured):
 
     Raises:
         ValueError: sizes that are not positive, both or neither of vocab_size and d_input, unknown names or options,
-            experts where no layer has a channel mixer for them.
+            experts where no layer has a channel mixer for them, Canon layers where they have no place.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Backbone(Configured):
         d_input: int | None = None,
         d_channel: int | None = None,
         d_conv: int = 0,
+        canon: str = "none",
         backbone: BackboneKind = "residual",
         n_experts: int = 0,
         top_k: int = 2,
@@ -85,12 +89,15 @@ class Backbone(Configured):
         if "name" not in options:
             raise ValueError(f"mixer needs a name, got {options}")
         mixers = create_layers(options.pop("name"), n_layers, d_model, **options)
-        if d_conv:
-            mixers = [Stack([ShortConv(d_model, d_conv), m]) for m in mixers]
+        places = _canon_places(canon, d_conv, backbone)
+        if d_conv or "A" in places:
+            mixers = [Stack([Canon(d_model) if "A" in places else ShortConv(d_model, d_conv), m]) for m in mixers]
         if backbone == "residual":
             width = 2 * d_model if d_channel is None else d_channel
             mixers = [
-                ResidualBlock(m, width, n_experts if layer in expert_layers else 0, top_k, norm_eps)
+                ResidualBlock(
+                    m, width, n_experts if layer in expert_layers else 0, top_k, norm_eps, places.replace("A", "")
+                )
                 for layer, m in enumerate(mixers)
             ]
         self.layers = Stack(mixers)
@@ -118,8 +125,8 @@ class Backbone(Configured):
     ) -> Float[Tensor, "*positions n_outputs"]:
         """Logits at every position, (batch, seq, n_outputs), or where `at` is true, (selected, n_outputs).
 
-        With `at`, the last channel mixer and the head run at the selected positions alone; experts in training run
-        everywhere, since their load counts every position.
+        With `at`, the last channel mixer and the head run at the selected positions alone; a channel mixer with Canon
+        layers runs everywhere, and so do experts in training, since their load counts every position.
 
         Raises:
             ValueError: inputs of another kind or width, lengths outside 0..seq.
@@ -165,7 +172,7 @@ class Backbone(Configured):
         for layer in before:
             x = layer(x, lengths)
         counts_load = isinstance(last, ResidualBlock) and isinstance(last.channel, Experts) and last.training
-        if isinstance(last, ResidualBlock) and not counts_load:
+        if isinstance(last, ResidualBlock) and last.by_position and not counts_load:
             x, _ = last.mix_positions(x, None, lengths)
             return self.read_out(last.mix_channels(x[at]))
         return self.read_out(last(x, lengths)[at])
@@ -221,3 +228,21 @@ class Backbone(Configured):
         """Names of the parameters that weight decay must spare: norms, biases, embedding, and what mixers name."""
         embedding = {"embedding.weight"} if self.embedding is not None else set()
         return no_weight_decay(self) | embedding
+
+
+def _canon_places(canon: str, d_conv: int, backbone: str) -> str:
+    """The letters of A, C and D in `canon`.
+
+    Raises:
+        ValueError: other letters or a letter twice, a place that another option fills or that the backbone has not.
+    """
+    places = "" if canon == "none" else canon
+    if "B" in places:
+        raise ValueError("canon B would stand between a mixer's projections and its core: use the mixer's own d_conv")
+    if not canon or set(places) - set("ACD") or len(set(places)) < len(places):
+        raise ValueError(f"canon must be none or letters of A, C and D, each once, got {canon!r}")
+    if "A" in places and d_conv:
+        raise ValueError(f"canon A and d_conv={d_conv} stand in the same place: give one of them")
+    if backbone == "bare" and set(places) & set("CD"):
+        raise ValueError(f"canon {canon} needs channel mixers, which backbone=bare has not: canon A is valid there")
+    return places

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,6 +15,8 @@ from zoo.ops.activation import rms_norm, silu_gate
 from zoo.ops.conv import causal_conv
 from zoo.ops.experts import balance, grouped_linear, route
 from zoo.ops.time import Lengths, as_lengths, reverse, valid_positions
+
+CANON_WIDTH = 4
 
 
 class RMSNorm(nn.Module):
@@ -58,7 +60,11 @@ class SwiGLU(nn.Module):
         self.down_proj.reset_parameters()
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        gate, value = self.up_proj(x).chunk(2, dim=-1)
+        return self.gated(self.up_proj(x))
+
+    def gated(self, inner: Float[Tensor, "*batch two_d_channel"]) -> Float[Tensor, "*batch d_model"]:
+        """What is left to do after up_proj, whose output holds gates, then values."""
+        gate, value = inner.chunk(2, dim=-1)
         return self.down_proj(silu_gate(gate, value))
 
 
@@ -161,6 +167,21 @@ class ShortConv(SequenceMixer):
         return causal_conv(x, self.weight, self.bias, state, lengths)
 
 
+class Canon(ShortConv):
+    """x_t + sum over tau < 4 of c_tau x_{t - tau}, channel by channel: a `ShortConv` beside the identity.
+
+    Allen-Zhu 2512.17351; as in facebookresearch/PhysicsLM4, commit 7580696, huggingface/canon_helper.py, without bias
+    and activation, which are its defaults.
+    """
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__(d_model, CANON_WIDTH)
+
+    def mix(self, x: Tensor, state: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+        y, state = super().mix(x, state, lengths)
+        return x + y, state
+
+
 class Stack(SequenceMixer):
     """Sequence mixers one after the other.
 
@@ -209,8 +230,16 @@ class Stack(SequenceMixer):
         return x, tuple(after)
 
 
+class BlockState(NamedTuple):
+    mixer: Any
+    before: Any  # of the Canon layer before the channel mixer, or ()
+    inside: Any  # of the Canon layer inside it, or ()
+
+
 class ResidualBlock(SequenceMixer):
     """x + mixer(norm(x)), then x + channel(norm(x)) (pre-norm, Xiong et al. 2002.04745).
+
+    With Canon layers in its second half the state is a `BlockState`, without them the mixer's own.
 
     Args:
         mixer: mixes positions; d_out must be d_model.
@@ -218,15 +247,28 @@ class ResidualBlock(SequenceMixer):
         n_experts: experts in the channel mixer; 0 for a single SwiGLU.
         top_k: how many experts serve a position.
         norm_eps: of the norms.
+        canon: where Canon layers stand in the second half: C, between norm and channel mixer; D, inside the SwiGLU, on
+            gates and values before they meet.
 
     Raises:
-        ValueError: a mixer whose output has another width; what `Experts` refuses.
+        ValueError: a mixer whose output has another width; Canon layers without the channel mixer that they belong to;
+            what `Experts` refuses.
     """
 
     def __init__(
-        self, mixer: SequenceMixer, d_channel: int = 0, n_experts: int = 0, top_k: int = 2, norm_eps: float = 1e-5
+        self,
+        mixer: SequenceMixer,
+        d_channel: int = 0,
+        n_experts: int = 0,
+        top_k: int = 2,
+        norm_eps: float = 1e-5,
+        canon: str = "",
     ) -> None:
         super().__init__(mixer.d_model)
+        if canon and not d_channel:
+            raise ValueError(f"canon {canon} belongs to a channel mixer: d_channel must not be 0")
+        if "D" in canon and n_experts:
+            raise ValueError("canon D stands inside a SwiGLU that sees every position: it does not go with experts")
         if mixer.d_out != mixer.d_model:
             raise ValueError(f"a residual block needs d_out = d_model, got {mixer.d_out} and {mixer.d_model}")
         self.mixer_norm = RMSNorm(self.d_model, norm_eps)
@@ -237,9 +279,17 @@ class ResidualBlock(SequenceMixer):
             self.channel = Experts(self.d_model, d_channel, n_experts, top_k)
         elif d_channel:
             self.channel = SwiGLU(self.d_model, d_channel)
+        self.canon_before = Canon(self.d_model) if "C" in canon else None
+        self.canon_inside = Canon(2 * d_channel) if "D" in canon else None
+
+    @property
+    def by_position(self) -> bool:
+        """Whether the second half treats each position by itself."""
+        return self.canon_before is None and self.canon_inside is None
 
     def reset_parameters(self) -> None:
-        for layer in (self.mixer_norm, self.mixer, self.channel_norm, self.channel):
+        canon = (self.canon_before, self.canon_inside)
+        for layer in (self.mixer_norm, self.mixer, self.channel_norm, self.channel, *canon):
             if layer is not None:
                 layer.reset_parameters()
 
@@ -248,17 +298,27 @@ class ResidualBlock(SequenceMixer):
         if rank is None or isinstance(self.channel, Experts):
             return None
         # The identity is one more operator, in each half of the block; a norm's 1/rms is a scalar and adds none.
+        # Canon before the channel mixer gives each of its units a row for each tap; inside, it scales the unit's map.
         width = 0 if self.channel is None else self.channel.down_proj.in_features
+        if self.canon_before is not None:
+            width *= self.canon_before.predicted_rank(seq_len) or 1
         return min(rank + 1, self.d_model**2) * (width + 1)
 
     def empty_state(
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> Any:
-        return self.mixer.empty_state(batch_size, dtype, device)
+        mixer = self.mixer.empty_state(batch_size, dtype, device)
+        if self.by_position:
+            return mixer
+        canon = (self.canon_before, self.canon_inside)
+        return BlockState(mixer, *(() if c is None else c.empty_state(batch_size, dtype, device) for c in canon))
 
     def mix(self, x: Tensor, state: Any, lengths: Tensor | None) -> tuple[Tensor, Any]:
-        x, state = self.mix_positions(x, state, lengths)
-        return self.mix_channels(x, None if lengths is None else valid_positions(lengths, x.shape[1])), state
+        mixer, before, inside = (state, (), ()) if self.by_position else state
+        x, mixer = self.mix_positions(x, mixer, lengths)
+        valid = None if lengths is None else valid_positions(lengths, x.shape[1])
+        x, before, inside = self._mix_channels(x, before, inside, lengths, valid)
+        return x, mixer if self.by_position else BlockState(mixer, before, inside)
 
     def mix_positions(self, x: Tensor, state: Any, lengths: Tensor | None) -> tuple[Tensor, Any]:
         """The first half of the block."""
@@ -268,14 +328,29 @@ class ResidualBlock(SequenceMixer):
     def mix_channels(
         self, x: Float[Tensor, "*batch d_model"], valid: Bool[Tensor, "*batch"] | None = None
     ) -> Float[Tensor, "*batch d_model"]:
-        """The second half: each position by itself, so any selection of positions may be given.
+        """The second half: `by_position` of any selection of positions, else of whole sequences.
 
         `valid` says which positions count in the experts' load, where there are experts.
         """
+        before, inside = ((), ()) if self.by_position else self.empty_state(len(x), x.dtype, x.device)[1:]
+        return self._mix_channels(x, before, inside, None, valid)[0]
+
+    def _mix_channels(
+        self, x: Tensor, before: Any, inside: Any, lengths: Tensor | None, valid: Tensor | None
+    ) -> tuple[Tensor, Any, Any]:
         if self.channel is None or self.channel_norm is None:
-            return x
-        normed = self.channel_norm(x)
-        return x + (self.channel(normed, valid) if isinstance(self.channel, Experts) else self.channel(normed))
+            return x, before, inside
+        y = self.channel_norm(x)
+        if self.canon_before is not None:
+            y, before = self.canon_before.mix(y, before, lengths)
+        if isinstance(self.channel, Experts):
+            y = self.channel(y, valid)
+        elif self.canon_inside is None:
+            y = self.channel(y)
+        else:
+            inner, inside = self.canon_inside.mix(self.channel.up_proj(y), inside, lengths)
+            y = self.channel.gated(inner)
+        return x + y, before, inside
 
 
 class Bidirectional(nn.Module):

@@ -281,7 +281,7 @@ def test_another_pattern_drops_what_lower_layers_say_of_absent_members(tmp_path:
 # Shipped files
 
 
-PRESETS = {"hgrn2_bounded", "jamba"}  # files for --config, which name their mixer themselves
+PRESETS = {"attention_canon", "hgrn2_bounded", "jamba"}  # files for --config, which name their mixer themselves
 
 
 def names_of(path: Path) -> list[str]:

@@ -54,6 +54,45 @@ def test_forward_is_the_reference(name: str, inputs: str, generator: torch.Gener
     assert_close(model(x), np.stack(expected))
 
 
+@pytest.mark.parametrize("name", ["attention", "selective_ssm"])
+@pytest.mark.parametrize("canon", ["A", "C", "D", "ACD"])
+def test_canon_layers_stand_where_the_reference_has_them(name: str, canon: str, generator: torch.Generator) -> None:
+    model, x = model_of(Case(name, {}), generator, canon=canon), tokens(2, 7, generator=generator)
+    expected = [reference.backbone(parameters(model), row, name, n_layers=2) for row in x.numpy()]
+    assert_close(model(x), np.stack(expected))
+
+
+@pytest.mark.parametrize("name", ["hybrid", "gated_delta_net"])
+@pytest.mark.parametrize("options", [{"canon": "ACD"}, {"canon": "CA", "n_experts": 2}, {"canon": "D"}], ids=str)
+def test_canon_layers_stream(name: str, options: dict[str, Any], generator: torch.Generator) -> None:
+    """In chunks, with lengths, at selected positions, as an operator, and to the byte of the state."""
+    model, x = model_of(Case(name, {}), generator, **options), tokens(2, 9, generator=generator)
+    y, lengths = model(x), torch.tensor([4, 2])
+    state, outputs = None, []
+    for chunk in x.split([1, 2, 1, 5], dim=1):
+        out, state = model.stream(chunk, state)
+        outputs.append(out)
+    assert_close(torch.cat(outputs, dim=1), y)
+    assert model.state_bytes(9, 2, torch.float64) == state_nbytes(state)
+    padded, state = model.stream(x[:, :4], None, lengths)
+    rest, _ = model.stream(x[:, 4:], state)
+    assert_close(padded[1, :2], y[1, :2])
+    assert_close(rest[0], y[0, 4:])
+    assert_close(rest[1], model(torch.cat((x[1:, :2], x[1:, 4:]), dim=1))[0, 2:])
+    at = torch.rand(2, 9, generator=generator) < 0.5
+    assert_close(model(x, None, at), y[at])
+    inputs = model.embed(x[:, :5]).detach()
+    assert_close(interaction(model, inputs).apply(inputs), model.from_embeddings(inputs))
+
+
+def test_canon_layers_start_as_a_convolution_beside_the_identity() -> None:
+    block = Backbone({"name": "lstm"}, 64, 1, vocab_size=5, n_outputs=5, canon="ACD").layers.layers[0]
+    layers = (block.mixer.layers[0], block.canon_before, block.canon_inside)
+    assert [tuple(layer.weight.shape) for layer in layers] == [(64, 4), (64, 4), (256, 4)]
+    for layer in layers:
+        assert 0.45 < layer.weight.detach().abs().max() <= 0.5
+
+
 @shapes
 def test_any_chunks_give_the_same_logits(name: str, shape: dict[str, Any], generator: torch.Generator) -> None:
     model = model_of(Case(name, {}), generator, **shape)
@@ -267,6 +306,14 @@ def test_state_bytes_is_what_stream_returns(name: str, dtype: torch.dtype, gener
         ({"vocab_size": None, "d_input": 1.5}, "d_input must be a positive integer, got 1.5"),
         ({"d_channel": -2}, "d_channel must be a positive integer, got -2"),
         ({"d_conv": -2}, "d_conv must be a positive integer, got -2"),
+        ({"canon": "AE"}, "canon must be none or letters of A, C and D, each once, got 'AE'"),
+        ({"canon": "AA"}, "canon must be none or letters of A, C and D, each once, got 'AA'"),
+        ({"canon": ""}, "canon must be none or letters of A, C and D, each once, got ''"),
+        ({"canon": "AB"}, "canon B would stand between a mixer's projections and its core: use the mixer's own d_conv"),
+        ({"canon": "A", "d_conv": 3}, "canon A and d_conv=3 stand in the same place"),
+        ({"canon": "AC", "backbone": "bare"}, "canon AC needs channel mixers, which backbone=bare has not"),
+        ({"canon": "C", "d_channel": 0}, "canon C belongs to a channel mixer: d_channel must not be 0"),
+        ({"canon": "D", "n_experts": 2}, "canon D stands inside a SwiGLU that sees every position"),
         ({"backbone": "bear"}, r"unknown backbone 'bear' \(did you mean 'bare'\?\)"),
         ({"d_input": 3}, "exactly one of vocab_size"),
         ({"vocab_size": None}, "exactly one of vocab_size"),

@@ -112,6 +112,8 @@ LAYERS: dict[str, tuple[Any, int]] = {
     ),
     "residual": (lambda: ResidualBlock(create_mixer("attention", 8, n_heads=2)), 12),
     "channel mixer": (lambda: ResidualBlock(create_mixer("attention", 8, n_heads=2), d_channel=4), 16),
+    "canon before": (lambda: ResidualBlock(make("attention", 8, n_heads=1), d_channel=3, canon="C"), 16),
+    "canon inside": (lambda: ResidualBlock(make("attention", 8, n_heads=2), d_channel=4, canon="D"), 16),
     "side by side": (lambda: make("parallel_hybrid", 6, pattern=["attention", "conv"], n_heads=2, d_conv=3), 12),
     "both kinds of heads": (lambda: make("head_hybrid", 6, n_heads=3, n_softmax_heads=2), 12),
     "identity": (lambda: make("identity", 3), 5),

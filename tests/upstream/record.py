@@ -42,6 +42,7 @@ SOURCES = {
     "s4": ("state-spaces/s4", "e757cef57d89e448c413de7325ed5601aceaac13"),
     "minimal-LRU": ("NicolasZucchet/minimal-LRU", "bbd71b1104c399ec0d13819527d791949e66f599"),
     "S5": ("lindermanlab/S5", "3c18fdb6b06414da35e77b94b9cd855f6a95ef17"),
+    "PhysicsLM4": ("facebookresearch/PhysicsLM4", "75806965208c55e9f7f2e2363d3793d2da75d2e4"),
     "minGRU-pytorch": ("lucidrains/minGRU-pytorch", "38b26e119a2e85e70ea53825dc09b91b021afa06"),
     "xlstm": ("NX-AI/xlstm", "032a6fb8ee19a8c0db80ae6111ff4744a09414a9"),
     "zoology": ("HazyResearch/zoology", "d88d6f5474f36998d82d5c3bd58a190248d0a669"),
@@ -637,6 +638,22 @@ def record_slopes(checkouts: Path) -> None:
     save("alibi", "attention_with_linear_biases", (path,), None, arrays)
 
 
+def record_canon(checkouts: Path) -> None:
+    """A Canon layer as PhysicsLM4's models make and call it, with the defaults of their configuration."""
+    sys.path.insert(0, str(checkouts / "PhysicsLM4/huggingface"))
+    file, seed = importlib.import_module("canon_helper"), zlib.crc32(b"canon")
+    config = {"canon_kernel": 4, "canon_bias": False, "canon_activation": False, "canon_residual": True}
+    torch.manual_seed(seed)
+    layer = file.create_canon(5, types.SimpleNamespace(**config)).double()
+    x = torch.randn(2, 7, 5, dtype=torch.float64, requires_grad=True)
+    y = file.apply_canon("canonA", layer, x, None, 0, None)
+    dy = torch.randn(y.shape, dtype=torch.float64)
+    dx, grad = torch.autograd.grad(y, [x, layer.weight], dy)
+    arrays = {"x": x, "y": y, "dy": dy, "dx": dx, "weight": layer.weight, "grad": grad}
+    arrays = {key: tensor.detach().numpy() for key, tensor in arrays.items()}
+    save("canon", "PhysicsLM4", ("huggingface/canon_helper.py",), seed, arrays)
+
+
 def save(name: str, source: str, files: tuple[str, ...], seed: int | None, arrays: dict[str, np.ndarray]) -> None:
     repository, commit = SOURCES[source]
     about = {"repository": repository, "commit": commit, "files": files, "seed": seed}
@@ -650,8 +667,15 @@ def main() -> None:
         **{name: partial(record_lru, name) for name in ("ring", "lru")},
         "s5": record_s5,
         "alibi": record_slopes,
+        "canon": record_canon,
     }
-    sources = {"ring": "minimal-LRU", "lru": "minimal-LRU", "s5": "S5", "alibi": "attention_with_linear_biases"}
+    sources = {
+        "canon": "PhysicsLM4",
+        "ring": "minimal-LRU",
+        "lru": "minimal-LRU",
+        "s5": "S5",
+        "alibi": "attention_with_linear_biases",
+    }
     for name, (source, _) in LAYERS.items():
         recorders[name], sources[name] = (lambda checkouts, name=name: record_layer(name, checkouts)), source
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

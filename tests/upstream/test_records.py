@@ -21,6 +21,7 @@ from torch import Tensor
 from tests.tolerances import assert_close
 from tests.upstream.compare import CUTS, Weights, assert_same
 from zoo import create_mixer
+from zoo.blocks import Canon
 from zoo.ops.attention import alibi_slopes
 from zoo.ops.diagonal import hippo_modes
 
@@ -372,6 +373,7 @@ every_record = pytest.mark.parametrize(
 def test_every_record_is_compared_and_says_where_it_is_from() -> None:
     assert {path.stem for path in RECORDS.glob("*.npz")} == {
         "alibi",
+        "canon",
         *(f"{name}-{length}" for name in TWINS for length in LENGTHS),
     }
     for path in RECORDS.glob("*.npz"):
@@ -409,6 +411,15 @@ def test_s5_starts_with_the_published_frequencies(d_state: int) -> None:
         (vectors.mH @ vectors, torch.eye(d_state // 2).to(vectors.dtype)),
     ):
         assert_close(torch.view_as_real(held), torch.view_as_real(expected))
+
+
+@pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
+def test_a_canon_layer_is_the_published_one(cuts: Sequence[int]) -> None:
+    record = np.load(RECORDS / "canon.npz")
+    x, y, dy, dx, weight, grad = (torch.from_numpy(record[key]) for key in ("x", "y", "dy", "dx", "weight", "grad"))
+    layer = Canon(x.shape[2]).double()
+    given = {"weight": weight}, cuts, x, y, dy, dx, {"weight": grad}
+    assert_same(layer, lambda w: {"weight": w["weight"].squeeze(1)}, *given)
 
 
 def test_alibis_slopes_are_the_published_ones() -> None:
