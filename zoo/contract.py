@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -365,10 +366,10 @@ def require_choice(name: str, value: object, choices: Any) -> None:
 
 
 def require_range(**bounds: float) -> None:
-    """Raise ValueError unless the two keyword arguments satisfy 0 < first <= second."""
+    """Raise ValueError unless the two keyword arguments satisfy 0 < first <= second < infinity."""
     (low_name, low), (high_name, high) = bounds.items()
-    if not 0 < low <= high:
-        raise ValueError(f"need 0 < {low_name} <= {high_name}, got {low_name}={low}, {high_name}={high}")
+    if not 0 < low <= high < math.inf:
+        raise ValueError(f"need 0 < {low_name} <= {high_name} < inf, got {low_name}={low}, {high_name}={high}")
 
 
 def head_width(d_model: int, n_heads: int, d_head: int | None) -> int:

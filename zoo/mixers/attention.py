@@ -16,7 +16,7 @@ from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer, head_width, require_choice, require_distance, require_positive, shared_heads
 from zoo.ops.attention import alibi_slopes, attend, grow_cache, lag_matrix, settle_cache, softmax_freedom
 from zoo.ops.precision import widest
-from zoo.ops.rope import complete_scaling, gain, require_pairs, rotate
+from zoo.ops.rope import complete_scaling, gain, require_base, require_pairs, rotate
 
 Position = Literal["none", "rope", "alibi", "relative"]
 Sink = Literal["none", "constant", "position", "bos"]
@@ -104,8 +104,7 @@ class Attention(SequenceMixer):
         self.n_kv_heads = shared_heads(n_heads, n_kv_heads)
         if position == "rope":
             require_pairs(self.d_head)
-        if not rope_base > 1:
-            raise ValueError(f"rope_base must be above 1, got {rope_base}")
+        require_base(rope_base)
         if rope_scaling is not None and position != "rope":
             raise ValueError(f"rope_scaling needs position rope, got {position!r}")
         if sink == "bos" and position not in ("alibi", "relative"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -43,7 +44,7 @@ class LSTM(SequenceMixer):
         forget_bias: initial bias of the forget gate; 3 remembers for about 20 steps from the start.
 
     Raises:
-        ValueError: sizes that are not positive.
+        ValueError: sizes that are not positive, a forget_bias that is not finite.
     """
 
     undecayed = ("bias",)
@@ -51,6 +52,8 @@ class LSTM(SequenceMixer):
     def __init__(self, d_model: int, d_inner: int | None = None, forget_bias: float = 1.0) -> None:
         super().__init__(d_model)
         require_positive(d_inner=d_inner)
+        if not math.isfinite(forget_bias):
+            raise ValueError(f"forget_bias must be finite, got {forget_bias}")
         self.d_inner, self.forget_bias = d_inner or d_model, forget_bias
         self.in_proj = nn.Linear(d_model, 4 * self.d_inner, bias=False)
         self.recurrent = nn.Parameter(torch.empty(4 * self.d_inner, self.d_inner))

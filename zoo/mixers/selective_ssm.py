@@ -81,8 +81,8 @@ class SelectiveSSM(SequenceMixer):
         super().__init__(d_model)
         require_positive(d_state=d_state, d_conv=d_conv, expand=expand, dt_rank=dt_rank)
         require_range(dt_min=dt_min, dt_max=dt_max)
-        if norm_eps is not None and not norm_eps > 0:
-            raise ValueError(f"norm_eps must be positive, or absent for no norms; got {norm_eps}")
+        if norm_eps is not None and not 0 < norm_eps < math.inf:
+            raise ValueError(f"norm_eps must be positive and finite, or absent for no norms; got {norm_eps}")
         self.d_state, self.d_inner = d_state, expand * d_model
         self.dt_rank = dt_rank or math.ceil(d_model / 16)
         self.dt_min, self.dt_max = dt_min, dt_max

@@ -54,8 +54,13 @@ def require_turned(d_rope: int, d_head: int, base: float) -> None:
     """Raise ValueError unless `rotate_first` can turn d_rope of a head's channels with wavelengths of that base."""
     if isinstance(d_rope, bool) or not isinstance(d_rope, int) or d_rope % 2 or not 0 <= d_rope <= d_head:
         raise ValueError(f"d_rope must be an even number from 0 to d_head={d_head}, got {d_rope!r}")
-    if not base > 1:
-        raise ValueError(f"rope_base must be above 1, got {base}")
+    require_base(base)
+
+
+def require_base(base: float) -> None:
+    """Raise ValueError unless wavelengths can grow by powers of that base."""
+    if not 1 < base < math.inf:
+        raise ValueError(f"rope_base must be above 1 and finite, got {base}")
 
 
 def rotate_first(
