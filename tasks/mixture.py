@@ -12,7 +12,6 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -84,7 +83,7 @@ def create_segments(
             overrides = _overrides(cls, entry, where, weighed=group == "mixture")
             weight = _weight(entry, where) if group == "mixture" else 0.0
             try:
-                made.append((where, cls(**(options | overrides)), weight, overrides))
+                made.append((where, cls(**{**options, **overrides}), weight, overrides))
             except (ValueError, TypeError) as error:
                 raise ValueError(f"{where}: {error}") from None
     if not made:
@@ -131,7 +130,7 @@ def _overrides(cls: type[Task], entry: Any, where: str, *, weighed: bool) -> dic
 
 def _weight(entry: Mapping[str, Any], where: str) -> float:
     weight = entry.get(WEIGHT, 1)
-    if not isinstance(weight, Real) or isinstance(weight, bool) or not (math.isfinite(weight) and weight > 0):
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
         raise ValueError(f"{where}: {WEIGHT} must be a positive number, got {weight!r}")
     return float(weight)
 

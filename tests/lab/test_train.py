@@ -487,7 +487,7 @@ def test_a_mixture_is_trained_together_and_each_segment_tested(
     events = EventAccumulator(str(path)).Reload()
     for name, scores in found["by_segment"].items():
         assert set(scores) == {"accuracy", "accuracy_macro", "sequence_accuracy", "loss", "chance"}
-        assert re.search(rf"test accuracy at {name} .* {scores['accuracy']:.4g}", table)
+        assert re.search(rf"test accuracy at {name} .* {scores['accuracy']:.4f}", table)
         (event,) = events.Scalars(f"test_accuracy_by_segment/{name}")
         assert event.value == pytest.approx(scores["accuracy"])
     trained = [found["by_segment"][name]["accuracy"] for name in names[:2]]
