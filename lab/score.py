@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lab.run import number_at
@@ -42,6 +43,12 @@ def merit(score: str, value: Number | None) -> float:
 def merits(metrics: Mapping[str, Any], score: str, split: str) -> tuple[float, float]:
     """By which the best of several runs is the greatest: the score, and where equal the loss."""
     return merit(score, number_at(metrics, split, score)), merit("loss", number_at(metrics, split, "loss"))
+
+
+def mean_and_spread(values: Sequence[Number]) -> tuple[float | None, float | None]:
+    """Over seeds: the mean, None of no value; the standard deviation, None of less than two."""
+    mean = statistics.fmean(values) if values else None
+    return mean, statistics.stdev(values) if len(values) > 1 else None
 
 
 def score_text(name: str, value: Number | None, spread: Number | None = None) -> str:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tasks.registry import TASKS, list_tasks
 from zoo.naming import UsageError, unknown
-from zoo.report.terminal import ends_unread, fail, make_console, make_facts
+from zoo.report.terminal import ends_unread, fail, listing, make_console, make_facts
 
 if TYPE_CHECKING:
     from tasks.base import Arrays, Task
@@ -123,9 +123,7 @@ def _refuse(flags: Sequence[str]) -> None:
 
 def _list(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
     _refuse(flags)
-    width = max(map(len, list_tasks())) + 2
-    for name in list_tasks():
-        print(f"{name:<{width}}{TASKS.summary(name)}")
+    print(*listing({name: TASKS.summary(name) for name in list_tasks()}, indent=""), sep="\n")
 
 
 def _show(arguments: argparse.Namespace, flags: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from zoo.conformance import command as conformance
 from zoo.naming import UsageError, find_module, require_extra, unknown
 from zoo.registry import MIXERS
-from zoo.report.terminal import ends_unread, fail, make_console, make_table, progress
+from zoo.report.terminal import ends_unread, fail, listing, make_console, make_table, progress
 from zoo.theory.claims import CLAIMS
 
 if TYPE_CHECKING:
@@ -137,13 +137,12 @@ def _declare_measure(parser: argparse.ArgumentParser) -> None:
 
 
 def _declare_claims(parser: argparse.ArgumentParser) -> None:
-    width = max(map(len, CLAIMS))
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = (
         "Measure predictions of the theory and judge them. Prints a table; writes claims.md, claims.json and plots.\n"
         "Exits with 1 when one that should hold does not."
     )
-    parser.epilog = "claims:\n" + "\n".join(f"  {name:<{width}}  {CLAIMS.summary(name)}" for name in CLAIMS)
+    parser.epilog = "\n".join(["claims:", *listing({name: CLAIMS.summary(name) for name in CLAIMS})])
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="which claims; all when absent")
     add("--full", action="store_true", help="larger sizes, on a GPU if there is one")
@@ -155,10 +154,9 @@ def _declare_claims(parser: argparse.ArgumentParser) -> None:
 
 
 def _declare_figure(parser: argparse.ArgumentParser) -> None:
-    width = max(map(len, FIGURES))
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = "Measure and draw one figure."
-    parser.epilog = "figures:\n" + "\n".join(f"  {name:<{width}}  {FIGURES[name]}" for name in FIGURES)
+    parser.epilog = "\n".join(["figures:", *listing(FIGURES)])
     parser.add_argument("name", metavar="NAME", help="which figure")
     parser.add_argument("--out", type=Path, metavar="FILE", help="the PNG to write (NAME.png)")
     parser.add_argument(
@@ -205,12 +203,11 @@ def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 def _mixers(arguments: argparse.Namespace) -> int:
     if arguments.name is None:
-        width = max(map(len, MIXERS))
-        for family in dict.fromkeys(MIXERS.entry(name).family for name in MIXERS):
-            print(f"{family}:")
-            for name in MIXERS:
-                if (entry := MIXERS.entry(name)).family == family:
-                    print(f"  {name:<{width}}  {entry.year}  {MIXERS.summary(name)} [{entry.source}]")
+        entries = {name: MIXERS.entry(name) for name in MIXERS}
+        said = listing({n: f"{e.year}  {MIXERS.summary(n)} [{e.source}]" for n, e in entries.items()})
+        for family in dict.fromkeys(entry.family for entry in entries.values()):
+            of_family = (line for line, entry in zip(said, entries.values(), strict=True) if entry.family == family)
+            print(f"{family}:", *of_family, sep="\n")
         print(f"\noptions of one: {PROGRAM} mixers NAME")
         return 0
     name = MIXERS.check(arguments.name)
@@ -221,9 +218,8 @@ def _mixers(arguments: argparse.Namespace) -> int:
     print(f"{inspect.getdoc(MIXERS[name])}\n")
     found = [option for option in options(name) if option.name != "d_model"]
     print("options:" if found else "no options")
-    width = max((len(option.name) for option in found), default=0)
-    for option in found:
-        print(f"  {option.name:<{width}}  {option.kind}, {option.default!r} unless given")
+    for line in listing({option.name: f"{option.kind}, {option.default!r} unless given" for option in found}):
+        print(line)
     return 0
 
 

@@ -6,7 +6,6 @@ The page and the picture draw the same charts.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lab.compare.runs import Run
 from lab.compare.table import Group, Row
 from lab.run import at_lengths, by_facts, number_at
-from lab.score import SCORES
+from lab.score import SCORES, mean_and_spread
 from zoo.report import numbers, plots
 from zoo.report.numbers import Number
 
@@ -224,7 +223,9 @@ def _by_size(group: Group, size: Callable[[Row], Number | None], without: str = 
 
 
 def _mean_and_spread(values: Sequence[Number]) -> tuple[Number, Number]:
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+    mean, spread = mean_and_spread(values)
+    assert mean is not None  # there are values
+    return mean, spread or 0.0
 
 
 def _variants(rows: Iterable[Row]) -> Iterator[tuple[Row, int]]:

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import logging
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab.compare.runs import Run
 from lab.run import flat_metrics, number_at
-from lab.score import SCORES, merit, score_of, score_text
+from lab.score import SCORES, mean_and_spread, merit, score_of, score_text
 from zoo.naming import require_extra
 from zoo.report import markdown, terminal
 from zoo.report.numbers import NOTHING, Number, number, plain
@@ -77,11 +76,11 @@ class Row:
 
     def mean(self, *path: str) -> float | None:
         """A metric's mean over the runs that count."""
-        return _mean(self.values(*path))
+        return mean_and_spread(self.values(*path))[0]
 
     def spread(self, *path: str) -> float | None:
         """A metric's standard deviation over the runs that count; None for less than two."""
-        return _spread(self.values(*path))
+        return mean_and_spread(self.values(*path))[1]
 
     def label_without(self, key: str) -> str:
         """The label if it did not say one of the options."""
@@ -111,14 +110,6 @@ class Row:
         if len(commits := {run.commit for run in self.runs if run.commit}) > 1:
             notes.append(f"runs of {len(commits)} versions of the code")
         return "; ".join(notes)
-
-
-def _mean(values: Sequence[Number]) -> float | None:
-    return statistics.fmean(values) if values else None
-
-
-def _spread(values: Sequence[Number]) -> float | None:
-    return statistics.stdev(values) if len(values) > 1 else None
 
 
 def _of_steps(run: Run) -> str:
@@ -408,7 +399,7 @@ def as_csv(groups: Sequence[Group]) -> str:
                 len(row.runs),
                 row.remark,
                 *(plain(row.options[key]) if key in row.options else "" for key in options),
-                *(text for name in names for text in (_mean(values[name]), _spread(values[name]))),
+                *(each for name in names for each in mean_and_spread(values[name])),
             ]
         )
     return out.getvalue()

@@ -7,7 +7,7 @@ that task, the model and Lightning's Trainer declare; `parse` does both and lays
 from lab.config.bind import Options
 from lab.config.choice import GROUPS, REGISTRIES, choose, with_members
 from lab.config.command import Command, parse
-from lab.config.layers import UsageError, read_layer, read_yaml, write_yaml
+from lab.config.layers import UsageError, flag_text, read_flags, read_layer, read_yaml, write_yaml
 
 __all__ = [
     "GROUPS",
@@ -17,7 +17,9 @@ __all__ = [
     "Options",
     "UsageError",
     "choose",
+    "flag_text",
     "parse",
+    "read_flags",
     "read_layer",
     "read_yaml",
     "with_members",

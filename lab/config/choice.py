@@ -55,7 +55,7 @@ def choose(argv: Sequence[str]) -> Choice:
     Raises:
         UsageError: unknown names, unreadable files.
     """
-    flags = read_flags(["--help" if word == "-h" else word for word in argv], ("help", *SWITCHES))
+    flags = read_flags(argv, ("help", *SWITCHES))
     if any(name == "help" for name, _ in flags):
         return Choice({}, [], [], [], ["help"], set(), None)
     options, files, helps = [], [], []

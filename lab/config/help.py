@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 import textwrap
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
+from lab.config.layers import flag_text
 from lab.config.options import NO_DEFAULT, Option, type_names
 from tasks.registry import TASKS
 from zoo.naming import Registry
 from zoo.registry import MIXERS
+from zoo.report.terminal import listing
 
 HELP = """\
 usage: train.py [--mixer NAME] [--task NAME] [--config FILE] [--FLAG VALUE ...]
@@ -66,8 +67,7 @@ def overview() -> str:
 
 
 def _table(registry: Registry) -> str:
-    width = max(map(len, registry)) + 2
-    return "\n".join(f"  {name:<{width}}{registry.summary(name)}" for name in registry)
+    return "\n".join(listing({name: registry.summary(name) for name in registry}))
 
 
 def describe(options: Iterable[Option], recipe: Mapping[str, Any]) -> str:
@@ -93,16 +93,12 @@ def describe(options: Iterable[Option], recipe: Mapping[str, Any]) -> str:
 def _facts(option: Option, recipe: Mapping[str, Any]) -> str:
     facts = [" | ".join(type_names(option.hint))]
     if option.default is not NO_DEFAULT:
-        facts.append(f"default {_text(option.default)}")
+        facts.append(f"default {flag_text(option.default)}")
         if (value := recipe.get(option.key, option.default)) != option.default:
-            facts.append(f"{_text(value)} in the recipe")
+            facts.append(f"{flag_text(value)} in the recipe")
     if option.takes_objects:
         facts.append(f"of a class see --{option.key}.help CLASS")
     return "; ".join(facts)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 @cache

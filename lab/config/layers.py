@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,12 +66,15 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def read_flags(argv: Sequence[str], switches: Sequence[str]) -> list[tuple[str, Text | None]]:
+def read_flags(
+    argv: Sequence[str], switches: Sequence[str], others: list[str] | None = None
+) -> list[tuple[str, Text | None]]:
     """Names without dashes, each with its value: the part after `=`, or the next word unless that is a flag too.
 
     Args:
-        argv: the words of a command line.
+        argv: the words of a command line; -h is --help.
         switches: names of flags that take no value.
+        others: where words go that belong to no flag; refused when absent.
 
     Raises:
         UsageError: a word that belongs to no flag, a switch with a value.
@@ -79,8 +83,12 @@ def read_flags(argv: Sequence[str], switches: Sequence[str]) -> list[tuple[str, 
     words = list(reversed(argv))
     while words:
         word = words.pop()
+        word = "--help" if word == "-h" else word
         if not word.startswith("--"):
-            raise UsageError(f"unrecognized arguments: {word}")
+            if others is None:
+                raise UsageError(f"unrecognized arguments: {word}")
+            others.append(word)
+            continue
         name, equals, value = word.removeprefix("--").partition("=")
         if name in switches:
             if equals:
@@ -137,6 +145,11 @@ def write_yaml(values: Mapping[str, Any]) -> str:
     import yaml
 
     return yaml.dump(dict(values), Dumper=_yaml()[1], sort_keys=False)
+
+
+def flag_text(value: Any) -> str:
+    """Plain data as the value of a flag, which `read_yaml` reads back."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 @cache

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.run import number_at
-from lab.score import score_of, score_text
+from lab.score import mean_and_spread, score_of, score_text
 from lab.sweep.engine import NOT_STARTED, Job, Outcome, progress
 from zoo.report.numbers import duration
 from zoo.report.terminal import make_console, make_table, say
@@ -112,7 +112,4 @@ def judged(found: Sequence[Mapping[str, Any]], split: str) -> str:
     """What the runs are judged by in a split: mean, and spread where there are several; empty without numbers."""
     name = score_of(found, split)
     values = [value for metrics in found if (value := number_at(metrics, split, name)) is not None]
-    if not values:
-        return ""
-    spread = statistics.stdev(values) if len(values) > 1 else None
-    return f"{name.replace('_', ' ')} {score_text(name, statistics.mean(values), spread)}"
+    return f"{name.replace('_', ' ')} {score_text(name, *mean_and_spread(values))}" if values else ""

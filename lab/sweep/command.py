@@ -9,12 +9,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from lab.config import read_flags
 from lab.sweep.grid import Experiment, read_experiment, values_of
 from lab.sweep.matching import target
 from zoo.naming import UsageError, unknown
 
 PROGRAM = "sweep.py"
 ENGINES = ("local", "ray")
+SWITCHES = ("dry_run", "overwrite")
 
 HELP = """\
 usage: sweep.py [EXPERIMENT.yaml ...] [--FLAG VALUE[,VALUE ...] ...]
@@ -71,22 +73,15 @@ class Request:
             UsageError: a flag without value, values of our own flags that mean nothing.
         """
         request = cls()
-        rest = list(argv)
-        while rest:
-            token = rest.pop(0)
-            if token in ("-h", "--help"):
+        for flag, value in read_flags(argv, ("help", *SWITCHES), request.files):
+            if flag == "help":
                 return None
-            if not token.startswith("--"):
-                request.files.append(token)
-            elif token in ("--dry_run", "--overwrite"):
-                setattr(request, token.removeprefix("--"), True)
+            if flag in SWITCHES:
+                setattr(request, flag, True)
+            elif value is None:
+                raise UsageError(f"--{flag} needs a value; see sweep.py --help")
             else:
-                flag, given, value = token.removeprefix("--").partition("=")
-                if not given:
-                    if not rest or rest[0].startswith("--"):
-                        raise UsageError(f"--{flag} needs a value; see sweep.py --help")
-                    value = rest.pop(0)
-                request._take(flag, value)
+                request._take(flag, str(value))
         return request
 
     def _take(self, flag: str, value: str) -> None:

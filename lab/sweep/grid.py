@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lab.config import REGISTRIES, Command, Options, choose, parse, read_layer, read_yaml, with_members
+from lab.config import REGISTRIES, Command, Options, choose, flag_text, parse, read_layer, read_yaml, with_members
 from lab.run import RunFolder
 from lab.score import SCORES
 from lab.sweep.matching import matched, misses, sizes, target
@@ -349,7 +349,7 @@ class _Declared:
 def arguments(options: Mapping[str, Any]) -> list[str]:
     """Options as train.py's flags."""
     return [
-        f"--{key}={value if isinstance(value, str) else json.dumps(value)}"
+        f"--{key}={flag_text(value)}"
         for key, values in options.items()
         for value in (values if key == "config" and isinstance(values, list) else [values])
     ]

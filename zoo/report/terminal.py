@@ -6,7 +6,7 @@ import functools
 import os
 import select
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ParamSpec
 
@@ -82,6 +82,16 @@ def make_facts(facts: Iterable[tuple[str, str]]) -> Table:
     table = make_table(("", ""), facts, "lr")
     table.columns[0].style = "bold"
     return table
+
+
+def listing(entries: Mapping[str, str], indent: str = "  ") -> list[str]:
+    """Lines in two columns: a name, what it is.
+
+    >>> listing({"lstm": "gates", "s4d": "modes"}, indent="")
+    ['lstm  gates', 's4d   modes']
+    """
+    width = max(map(len, entries), default=0)
+    return [f"{indent}{name:<{width}}  {text}" for name, text in entries.items()]
 
 
 @contextmanager
