@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from zoo.theory.measure import Measurement, Sizes
 
 PROGRAM = "zoo"
+_CHEAP = 10**8  # positions that a layer reads to be cut: some minutes
 # An OpenMP thread that waits for another should give its core away; read when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -136,6 +137,23 @@ def _declare_measure(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_measure)
 
 
+def _declare_heads(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "How many heads a model has, spans and uses: a row per layer. Functional heads: the layer cut to its best "
+        "operators, read on some sequences; the fewest that keep the model's score on others."
+    )
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="a run folder, a .ckpt file or the folder of a transformers model")
+    add("--text", type=Path, metavar="FILE", help="text to read, for a transformers model with a tokenizer")
+    add("--seq_len", type=int, metavar="N", help="positions of a sequence (64; of a run, those of its task)")
+    add("--sequences", type=int, default=8, metavar="N", help="sequences on which operators are read (8)")
+    add("--others", type=int, default=24, metavar="N", help="sequences on which a cut model is scored (24)")
+    add("--functional", choices=("auto", "always", "never"), default="auto", help="cut layers; auto: where it is cheap")
+    add("--html", type=Path, metavar="PAGE", help="write a page with the plots")
+    add("--json", type=Path, metavar="FILE", help="write all that was measured")
+    parser.set_defaults(run=_heads)
+
+
 def _declare_claims(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = (
@@ -183,6 +201,7 @@ def _declare_out(parser: argparse.ArgumentParser, folder: str) -> None:
 VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "mixers": ("what mixers there are, and the options of one", _declare_mixers),
     "measure": ("the comparison table, measured: a row per mixer, or per layer of a trained model", _declare_measure),
+    "heads": ("how many heads a model of yours has, spans and uses, layer by layer", _declare_heads),
     "claims": ("predictions of the theory, measured and judged", _declare_claims),
     "figure": ("one of the figures of the theory", _declare_figure),
     "check": (conformance.SUMMARY, conformance.declare),
@@ -264,7 +283,49 @@ def _measure(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _trained(path: str) -> Backbone:
+def _heads(arguments: argparse.Namespace) -> int:
+    _check_report()
+    from zoo.report.files import write_atomically
+    from zoo.theory.model_heads import QUANTITIES, measure_heads, positions_to_read
+    from zoo.theory.model_heads_page import COLUMNS, Reading, describe, heads_as_json, heads_page
+    from zoo.theory.model_inputs import model_inputs
+
+    model = _trained(arguments.model, "zoo heads")
+    found = model_inputs(
+        arguments.model, model, arguments.text, arguments.seq_len, arguments.sequences, arguments.others
+    )
+    cost = positions_to_read(model, found.inputs, found.others)
+    cut = arguments.functional == "always" or (arguments.functional == "auto" and cost <= _CHEAP)
+    with progress(len(model.layers.chain()) * len(QUANTITIES)) as advance:
+        rows = measure_heads(
+            model,
+            found.inputs,
+            found.others if cut else None,
+            found.score,
+            progress=lambda row, quantity: advance(f"{row}: {quantity}"),
+        )
+    reading = Reading(arguments.model, found.where, found.scored if cut else "")
+    console = make_console()
+    cells = [[row.name, *(column.cell(row) for column in COLUMNS)] for row in rows]
+    headings = ["", *(column.heading for column in COLUMNS)]
+    console.print(make_table(headings, cells, "l" + "r" * len(COLUMNS), title=f"Heads of {arguments.model}"))
+    for line in describe(reading):
+        console.print(line, highlight=False)
+    if not cut and arguments.functional == "auto":
+        console.print(f"Layers were not cut: that reads {cost:,} positions; --functional always does it all the same.")
+    files = {
+        path: write(rows, reading)
+        for path, write in ((arguments.json, heads_as_json), (arguments.html, heads_page))
+        if path is not None
+    }
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text)
+    _print_files(list(files))
+    return 0
+
+
+def _trained(path: str, taker: str = "--ckpt_path") -> Backbone:
     """The model of a run or a checkpoint, or of a folder that transformers wrote.
 
     Raises:
@@ -278,7 +339,7 @@ def _trained(path: str) -> Backbone:
     if not (folder / "config.json").is_file():
         raise ValueError(
             f"{path} is neither a run, with a folder {FOLDER}, nor a transformers model, with a config.json; "
-            "--ckpt_path takes one of them, or a .ckpt file"
+            f"{taker} takes one of them, or a .ckpt file"
         )
     from zoo.backbone import Backbone
     from zoo.transformers_weights import load_transformers

@@ -194,7 +194,7 @@ def _read_run(folder: Path, entry: Mapping[str, Any]) -> Run:
     Raises:
         UnreadableRunError: no configuration, or files that are not a run's.
     """
-    config = _read_config(folder)
+    config = read_config(folder)
     try:
         metrics = read_metrics(folder)
     except ValueError as error:
@@ -210,7 +210,12 @@ def _read_run(folder: Path, entry: Mapping[str, Any]) -> Run:
     return run
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.yaml of a run.
+
+    Raises:
+        UnreadableRunError: there is none, or it is not one of train.py.
+    """
     import yaml
 
     try:

@@ -243,6 +243,16 @@ def _streams(model: Backbone, inputs: Tensor) -> list[Tensor]:
     return found
 
 
+def positions_to_read(
+    model: Backbone,
+    inputs: Shaped[Tensor, "batch seq *d_input"],
+    others: Shaped[Tensor, "n seq_of_others *d_input"],
+) -> int:
+    """How many positions the widest layer of a model is differentiated at when it is cut: what `cut_scores` costs."""
+    width = max(layer.d_out for layer in model.layers.chain())
+    return width * sum(len(each) * each.shape[1] ** 2 for each in (inputs, inputs, others))
+
+
 def _state_size(mixer: SequenceMixer, x: Float[Tensor, "1 seq d_model"]) -> StateSize | None:
     seq_len = x.shape[1]
     if seq_len < 2 or seq_len**2 * mixer.d_out * mixer.d_model > _LARGEST_OPERATOR:

@@ -1,0 +1,49 @@
+"""Examples of a run's task, for what measures the model that it trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from lab.build import build_task
+from lab.compare.runs import read_config
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Examples(NamedTuple):
+    """Sequences of a split and what is asked at each position.
+
+    Attributes:
+        task: its name.
+        loss: cross_entropy, with classes as labels and -100 where there is none, or mse, with numbers and NaN.
+        inputs: (n, seq) tokens or (n, seq, d_input) vectors.
+        labels: (n, seq) classes or (n, seq, n_outputs) numbers.
+    """
+
+    task: str
+    loss: str
+    inputs: Tensor
+    labels: Tensor
+
+
+def examples(run_dir: Path, split: str, n: int) -> Examples:
+    """The first `n` examples of a split of the task that a run was trained on, or all that a task of limited data has.
+
+    Args:
+        run_dir: folder of the run.
+        split: "train", "validation" or "test".
+        n: how many.
+
+    Raises:
+        ValueError: no run of train.py is there, or its task cannot be made here.
+    """
+    import torch
+
+    from tasks.splits import at_most, sample_split
+
+    config = read_config(run_dir)
+    task = build_task(config)
+    arrays = sample_split(task, split, at_most(task, split, n), config["seed"])
+    return Examples(task.name, task.spec.loss, torch.from_numpy(arrays["inputs"]), torch.from_numpy(arrays["labels"]))

@@ -1,0 +1,68 @@
+"""`zoo heads` of a run: the task's own sequences, its score, the files, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import zoo
+from lab import config
+from lab.build import build
+from lab.examples import examples
+from zoo import __main__ as command
+from zoo.theory.model_heads import accuracy
+
+FLAGS = ("--task", "mqar", "--task.seq_len", "16", "--task.n_pairs", "2", "--task.vocab_size", "20", "--d_model", "8")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A folder as a run leaves it, of a model that was not trained."""
+    given = config.parse([*FLAGS, "--mixer", "attention", "--mixer.n_heads", "2", "--n_layers", "1"]).config
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(given))
+    zoo.save(build(given)[1], tmp_path / "run" / "checkpoints" / "best.ckpt")
+    return tmp_path / "run"
+
+
+def test_a_run_is_read_and_scored_on_its_task(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, page = run.parent / "out" / "heads.json", run.parent / "out" / "heads.html"
+    sizes = ("--sequences", "2", "--others", "3", "--json", str(data), "--html", str(page))
+    assert command.main(["heads", str(run), *sizes]) == 0
+    shown = capsys.readouterr().out
+    found = json.loads(data.read_text())
+    (layer,) = found["layers"]
+    assert layer["name"] == "layer 0: attention"
+    assert layer["n_heads"] == 2
+    test = examples(run, "test", 3)
+    with torch.no_grad():
+        assert layer["score"] == pytest.approx(accuracy(test.labels)(zoo.load(run)(test.inputs)))
+    assert str(layer["rank"]) in layer["score_by_heads"]
+    for line in ("2 sequences of mqar", "accuracy on 3 others", "functional heads"):
+        assert line in shown
+        assert line in page.read_text()
+    assert "http" not in page.read_text()
+
+
+def test_no_layer_is_cut_where_that_is_not_asked_for(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["heads", str(run), "--sequences", "1", "--others", "1", "--functional", "never"]) == 0
+    assert "Score" not in capsys.readouterr().out
+
+
+def test_what_cannot_be_read_is_refused_in_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = run.parent / "text"
+    text.write_text("to be or not to be")
+    for flags, says in (
+        ((str(run), "--seq_len", "8"), "the task of a run has its own length"),
+        ((str(run), "--sequences", "0"), "n_inputs must be"),
+        ((str(run), "--text", str(text)), "has no tokenizer for --text"),
+        (("nowhere",), "no run at nowhere"),
+    ):
+        assert command.main(["heads", *flags]) == 2
+        error = capsys.readouterr().err
+        assert says in error
+        assert error.count("\n") == 1

@@ -1,0 +1,168 @@
+"""The heads of a model on paper: a table, plots, JSON and one page that needs no network."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from zoo.report.files import as_json
+from zoo.report.numbers import NOTHING
+from zoo.report.plots import as_png, legend_beside, legend_columns, line_style, new_figure, styled
+from zoo.theory.figures import decay_text
+from zoo.theory.measure import REL_ERRORS
+from zoo.theory.model_heads import KEPT, LayerHeads
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What was read, and how.
+
+    Attributes:
+        model: its path.
+        where: the sequences at which operators were read, in words.
+        score: what the model's score is, and on which sequences, in words; empty where no layer was cut.
+    """
+
+    model: str
+    where: str
+    score: str
+
+
+class Column(NamedTuple):
+    """A column of the table: its heading, what it is, and its cell in a row."""
+
+    heading: str
+    meaning: str
+    cell: Callable[[LayerHeads], str]
+
+
+def _heads(row: LayerHeads) -> str:
+    return "/".join(str(row.heads[error]) for error in REL_ERRORS)
+
+
+def _functional(row: LayerHeads) -> str:
+    if row.cut is None:
+        return NOTHING
+    least = row.cut.functional_heads
+    return f"> {max(row.cut.scores)}" if least is None else str(least)
+
+
+def _state(row: LayerHeads) -> str:
+    return NOTHING if row.state_size is None else "/".join(str(rank) for rank in row.state_size.rank.tolist())
+
+
+def _rate(row: LayerHeads) -> str:
+    if row.gradient.reach is not None:
+        return f"0 beyond τ = {row.gradient.reach}"
+    return NOTHING if row.gradient.decay is None else decay_text(row.gradient.decay)
+
+
+COLUMNS = (
+    Column("heads", "heads that the mixer has", lambda row: NOTHING if row.n_heads is None else str(row.n_heads)),
+    Column(
+        "rank",
+        "interaction rank: heads that copy the layer exactly; ≥ where a sketch could see no more",
+        lambda row: f"{'≥ ' if row.rank == row.rank_limit else ''}{row.rank}",
+    ),
+    Column(
+        f"heads, {'/'.join(f'{100 * error:g}' for error in REL_ERRORS)} %",
+        "fewest heads that leave that relative error of the operator",
+        _heads,
+    ),
+    Column(
+        "functional heads",
+        f"the layer cut to its best operators: how many keep {100 * KEPT:g} % of the model's score",
+        _functional,
+    ),
+    Column("state size", "effective state size at a quarter, a half and three quarters of the sequence", _state),
+    Column("gradient rate", "slope of log J(τ) a token, 95 % interval; 0 beyond τ: none arrives", _rate),
+)
+
+
+def heads_as_json(rows: Sequence[LayerHeads], reading: Reading) -> str:
+    """All that was measured, as JSON text."""
+    return as_json(
+        {"model": reading.model, "where": reading.where, "score": reading.score, "layers": [*map(_record, rows)]}
+    )
+
+
+def _record(row: LayerHeads) -> dict[str, Any]:
+    state, decay, cut = row.state_size, row.gradient.decay, row.cut
+    return {
+        "name": row.name,
+        "n_heads": row.n_heads,
+        "rank": row.rank,
+        "rank_limit": row.rank_limit,
+        "heads": row.heads,
+        "functional_heads": None if cut is None else cut.functional_heads,
+        "score": None if cut is None else cut.whole,
+        "score_by_heads": None if cut is None else cut.scores,
+        "state_size": None if state is None else dict(zip(state.positions.tolist(), state.rank.tolist(), strict=True)),
+        "gradient_rate": None if decay is None else {"rate": decay.rate, "interval": decay.interval},
+    }
+
+
+@styled
+def heads_figure(rows: Sequence[LayerHeads]) -> Figure:
+    """Score against the operators that are left of one layer, and gradient against distance; a line per layer."""
+    figure, (scores, gradients) = new_figure(2, legends=legend_columns(len(rows)))
+    for at, row in enumerate(rows):
+        style = line_style(at, len(rows))
+        if row.cut is not None:
+            counts = sorted(row.cut.scores)
+            scores.plot(counts, [row.cut.scores[count] for count in counts], label=row.name, marker="o", **style)
+        profile = row.gradient.profile
+        median = profile.values.double().quantile(0.5, dim=0)
+        gradients.plot(profile.distances.cpu(), median.cpu(), label=row.name, **style)
+    if (cut := next((row.cut for row in rows if row.cut is not None), None)) is not None:
+        scores.axhline(KEPT * cut.whole, color="0.4", linestyle=":", linewidth=1.0)
+    scores.set_xscale("symlog", linthresh=4)
+    scores.set_title("the model with one layer cut")
+    scores.set_xlabel("operators left of the layer")
+    scores.set_ylabel("score")
+    gradients.set_yscale("log")
+    gradients.set_title("gradient of a layer")
+    gradients.set_xlabel("distance τ (tokens)")
+    gradients.set_ylabel("J(τ)")
+    legend_beside(gradients, "layer")
+    return figure
+
+
+def heads_page(rows: Sequence[LayerHeads], reading: Reading) -> str:
+    """One HTML page: what was read, the table, what its columns are, and the plots, which are part of it."""
+    picture = base64.b64encode(as_png(heads_figure(rows))).decode()
+    headings = "".join(f"<th>{escape(column.heading)}</th>" for column in COLUMNS)
+    cells = (
+        f"<tr><th>{escape(row.name)}</th>{''.join(f'<td>{escape(column.cell(row))}</td>' for column in COLUMNS)}</tr>"
+        for row in rows
+    )
+    meanings = (f"<dt>{escape(column.heading)}</dt><dd>{escape(column.meaning)}</dd>" for column in COLUMNS)
+    return "\n".join(
+        (
+            '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">',
+            f"<title>Heads of {escape(reading.model)}</title>",
+            "<style>body{font-family:sans-serif;margin:2em auto;max-width:75em;padding:0 1em}"
+            "table{border-collapse:collapse}"
+            "th,td{border-bottom:1px solid #ccc;padding:.3em .8em;text-align:right}th:first-child{text-align:left}"
+            "img{max-width:100%}dt{font-weight:bold}</style></head><body>",
+            f"<h1>Heads of {escape(reading.model)}</h1>",
+            *(f"<p>{escape(line)}</p>" for line in describe(reading)),
+            f"<table><tr><th></th>{headings}</tr>",
+            *cells,
+            f'</table>\n<p><img alt="Scores of cut layers, gradients" src="data:image/png;base64,{picture}"></p>\n<dl>',
+            *meanings,
+            "</dl></body></html>\n",
+        )
+    )
+
+
+def describe(reading: Reading) -> list[str]:
+    """What was read and how it was scored, in sentences."""
+    lines = [f"Operators are read at {reading.where}."]
+    return [*lines, f"Score: {reading.score}."] if reading.score else lines

@@ -1,0 +1,92 @@
+"""Sequences for a model: those of the task that its run was trained on, a text, or drawn at random."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from zoo.backbone import Backbone
+from zoo.contract import require_positive
+from zoo.naming import find_module, require_extra
+from zoo.saved import FOLDER
+from zoo.theory.measure import random_inputs
+from zoo.theory.model_heads import Score, accuracy, explained
+
+USUAL_LENGTH = 64
+"""Positions of a sequence that is drawn at random or cut out of a text."""
+
+_EXAMPLES = "lab.examples"  # of a clone: what a run was trained on
+
+
+class ModelInputs(NamedTuple):
+    """Sequences that a model takes.
+
+    Attributes:
+        inputs: (n, seq, ...), where operators are read.
+        others: (m, seq, ...), on which a cut model is scored.
+        score: of the model's outputs at the others; None for agreement with the whole model.
+        where: what the sequences are, in words.
+        scored: what the score is, in words.
+    """
+
+    inputs: Tensor
+    others: Tensor
+    score: Score | None
+    where: str
+    scored: str
+
+
+def model_inputs(
+    path: str, model: Backbone, text: Path | None, seq_len: int | None, n_inputs: int, n_others: int
+) -> ModelInputs:
+    """The sequences of a run's task, of a text, or random ones, in this order of preference.
+
+    Args:
+        path: of the model.
+        model: that lies there.
+        text: a file in UTF-8, for the tokenizer beside the model.
+        seq_len: positions; a run's task has its own.
+        n_inputs: sequences at which operators are read.
+        n_others: sequences on which a cut model is scored.
+
+    Raises:
+        ValueError: sizes that are not positive, a text that is too short or has no tokenizer, seq_len for a run.
+    """
+    require_positive(seq_len=seq_len, n_inputs=n_inputs, n_others=n_others)
+    agreement = "share of positions at which the cut model answers as the whole one does"
+    length = USUAL_LENGTH if seq_len is None else seq_len
+    if text is not None:
+        tokens = _tokens(path, text)
+        if len(tokens) < (n_inputs + n_others) * length:
+            raise ValueError(
+                f"{text} has {len(tokens):,} tokens; {n_inputs + n_others} sequences of {length} need "
+                f"{(n_inputs + n_others) * length:,}: give a longer text, or fewer or shorter sequences"
+            )
+        inputs, others = tokens[: (n_inputs + n_others) * length].view(-1, length).split([n_inputs, n_others])
+        return ModelInputs(inputs, others, None, f"{n_inputs} pieces of {length} tokens of {text}", agreement)
+    lab = find_module(_EXAMPLES) if (Path(path) / FOLDER).is_dir() else None
+    if lab is not None:
+        if seq_len is not None:
+            raise ValueError(f"the task of a run has its own length: leave out seq_len={seq_len}")
+        first, second = lab.examples(Path(path), "validation", n_inputs), lab.examples(Path(path), "test", n_others)
+        regression = second.loss == "mse"
+        score = (explained if regression else accuracy)(second.labels)
+        what = "share of the labels' variance that is explained" if regression else "accuracy"
+        where = f"{len(first.inputs)} sequences of {first.task}"
+        return ModelInputs(first.inputs, second.inputs, score, where, f"{what} on {len(second.inputs)} others")
+    drawn = random_inputs(model, n_inputs + n_others, length, torch.Generator().manual_seed(0))
+    inputs, others = drawn.split([n_inputs, n_others])
+    return ModelInputs(inputs, others, None, f"{n_inputs} random sequences of {length} positions", agreement)
+
+
+def _tokens(path: str | os.PathLike[str], text: Path) -> Tensor:
+    tokenizers = require_extra("transformers")
+    try:
+        tokenizer = tokenizers.AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} has no tokenizer for --text: {' '.join(str(error).split())[:200]}") from None
+    return torch.tensor(tokenizer(text.read_text(encoding="utf-8"))["input_ids"])
