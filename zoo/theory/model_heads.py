@@ -96,7 +96,10 @@ def measure_heads(
     grid: Sequence[int] = GRID,
     progress: Progress | None = None,
 ) -> list[LayerHeads]:
-    """One row per layer of a model, in float64; the model itself is left as it is.
+    """One row per layer of a model; the model itself is left as it is.
+
+    Spectra, state sizes and gradients are measured in float64. A cut layer costs its width times the length of the
+    sequence in forward passes, and is measured in float32.
 
     Args:
         backbone: the model.
@@ -114,10 +117,12 @@ def measure_heads(
     model = copy.deepcopy(backbone).double().eval()
     device = next(model.parameters()).device
     inputs = inputs.to(device)
-    streams = None if others is None else _streams(model, others.to(device))
+    light = copy.deepcopy(backbone).float().eval()
+    reached = layer_inputs(light, inputs)
+    streams = None if others is None else _streams(light, others.to(device))
     if score is None and streams is not None:
         with torch.no_grad():
-            score = agreement(model.read_out(streams[-1]))
+            score = agreement(light.read_out(streams[-1]))
     rows = []
     for at, (name, mixer, x) in enumerate(layer_inputs(model, inputs)):
 
@@ -134,7 +139,7 @@ def measure_heads(
         now("functional heads")
         scores = None
         if streams is not None and score is not None:
-            scores = cut_scores(model, at, x, streams[at], score, grid)
+            scores = cut_scores(light, at, reached[at].x, streams[at], score, grid)
         rows.append(
             LayerHeads(
                 name=name,
@@ -161,7 +166,7 @@ def cut_scores(
     """Scores of the model with the mixer of layer `at` cut to its best operators.
 
     Args:
-        model: in eval mode, in float64.
+        model: in eval mode.
         at: number of the layer, from 0.
         read_at: what reaches the mixer, where its operators are read.
         stream: what reaches the layer on the sequences that are scored.
@@ -235,7 +240,7 @@ def explained(labels: Tensor) -> Score:
 def _streams(model: Backbone, inputs: Tensor) -> list[Tensor]:
     """What reaches each layer, and what the last one gives."""
     if inputs.is_floating_point():
-        inputs = inputs.double()
+        inputs = inputs.to(next(model.parameters()).dtype)
     with torch.no_grad():
         found = [model.embed(inputs)]
         for layer in model.layers.chain():
@@ -248,8 +253,8 @@ def positions_to_read(
     inputs: Shaped[Tensor, "batch seq *d_input"],
     others: Shaped[Tensor, "n seq_of_others *d_input"],
 ) -> int:
-    """How many positions the widest layer of a model is differentiated at when it is cut: what `cut_scores` costs."""
-    width = max(layer.d_out for layer in model.layers.chain())
+    """How many positions the widest layer of a model is run at when it is cut: what `cut_scores` costs."""
+    width = max(layer.d_model for layer in model.layers.chain())
     return width * sum(len(each) * each.shape[1] ** 2 for each in (inputs, inputs, others))
 
 

@@ -44,7 +44,7 @@ def span_basis(layer: nn.Module, x: Float[Tensor, "batch seq d_in"], n_heads: in
     Without a limit the rows vec(W_ij) are triangularised as they stream by, which is exact. With a limit on wide layers
     they are first contracted with random vectors, four for each operator asked for, and then projected on what these
     span (Halko, Martinsson and Tropp 0909.4061): exact where the layer spans no more than that, near the best where it
-    spans more. Each reading takes batch * seq * d_out backward passes, many at a time.
+    spans more. Each reading takes batch * seq * d_in forward passes, many at a time.
 
     Args:
         layer: any layer that `interaction` takes.
@@ -80,8 +80,8 @@ def span_basis(layer: nn.Module, x: Float[Tensor, "batch seq d_in"], n_heads: in
 
 
 def _rows(held: Replayed) -> Iterator[Float[Tensor, "rows d_out_d_in"]]:
-    """vec(W_ij) in float64, a few at a time; those of the future, which are zero, left out."""
-    for _, block in held.rows():
+    """vec(W_ij) in float64, a few at a time, by forward passes; those of the future, which are zero, left out."""
+    for _, block in held.columns():
         rows = block.double().flatten(3).flatten(0, 2)
         yield rows[rows.any(1)]
 
@@ -125,11 +125,11 @@ def cut(
                 f"{(held.d_out, held.d_in)}: give the basis of this layer"
             )
         images = torch.einsum("hpd,bjd->hbjp", basis.operators, x)
-        parts = []
-        for _, block in held.rows():
-            shares = torch.einsum("brjpd,hpd->hbrj", block, basis.operators)
-            parts.append(shares @ images)
-        return held.offset, torch.cat(parts, dim=2)
+        parts = torch.zeros_like(images)
+        for sources, block in held.columns():
+            shares = torch.einsum("bjipd,hpd->hbij", block, basis.operators)
+            parts += shares @ images[:, :, sources]
+        return held.offset, parts
 
 
 class Truncated(nn.Module):
@@ -148,7 +148,7 @@ def truncate(layer: nn.Module, basis: Basis, n_heads: int | None = None) -> Trun
     """`layer` with each W_ij replaced by its projection on the first `n_heads` operators of the basis.
 
     It maps (batch, seq, d_in) to (batch, seq, d_out) as the layer does and stands in its place in a model, without
-    gradients and without a stream; each call reads the operator, at seq * d_out backward passes per sequence.
+    gradients and without a stream; each call reads the operator, at seq * d_in forward passes per sequence.
 
     Args:
         layer: the layer.
