@@ -26,7 +26,8 @@ class Compression(Task):
     Unlike there, the model itself is asked, by tokens behind the marker: in MAD a network behind the model decodes each
     token from the output at the marker and an embedding of its position. Of a state of fixed size both ask the same,
     that it holds everything at the marker; attention, which in MAD has to gather everything into one output, may here
-    look back.
+    look back. `--decode_from M+1` makes the model MAD's autoencoder: behind the marker it sees the output there, and
+    the place token. MAD asks for the marker too.
 
     `distance` is a label's position minus that of the token asked for, -1 where there is no label.
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
-from zoo.blocks import Canon, Experts, ResidualBlock, RMSNorm, ShortConv, Stack
+from zoo.blocks import Autoencoder, Canon, Experts, ResidualBlock, RMSNorm, ShortConv, Stack
 from zoo.contract import Configured, no_weight_decay, require_choice, require_positive
 from zoo.ops.time import Lengths, as_lengths
 from zoo.registry import create_layers
@@ -37,6 +37,8 @@ class Backbone(Configured):
             2512.17351): letters of A (in front of each mixer, after its norm), C (in front of the channel mixer, after
             its norm) and D (inside the SwiGLU), or none.
         backbone: residual or bare.
+        decode_from: the first position that sees of the sequence no more than the blocks' output at the position before
+            it, by a decoder; 0 for none.
         n_experts: experts in the channel mixer of each expert layer; 0 for a single SwiGLU in every layer.
         top_k: how many experts serve a position.
         expert_period, expert_offset: layers expert_offset, expert_offset + expert_period, ... have experts.
@@ -44,7 +46,8 @@ class Backbone(Configured):
 
     Raises:
         ValueError: sizes that are not positive, both or neither of vocab_size and d_input, unknown names or options,
-            experts where no layer has a channel mixer for them, Canon layers where they have no place.
+            experts where no layer has a channel mixer for them, Canon layers where they have no place, a decoder behind
+            experts or the bare backbone.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Backbone(Configured):
         d_conv: int = 0,
         canon: str = "none",
         backbone: BackboneKind = "residual",
+        decode_from: int = 0,
         n_experts: int = 0,
         top_k: int = 2,
         expert_period: int = 2,
@@ -71,8 +75,12 @@ class Backbone(Configured):
             d_model=d_model, n_layers=n_layers, n_outputs=n_outputs, vocab_size=vocab_size, d_input=d_input
         )
         require_positive(d_channel=d_channel or None, d_conv=d_conv or None, n_experts=n_experts or None)
-        require_positive(expert_period=expert_period)
+        require_positive(expert_period=expert_period, decode_from=decode_from or None)
         require_choice("backbone", backbone, BackboneKind)
+        if decode_from and backbone == "bare":
+            raise ValueError("a decoder has norms: decode_from needs backbone=residual")
+        if decode_from and n_experts:
+            raise ValueError("experts share the work of all positions: decode_from needs n_experts=0")
         if (vocab_size is None) == (d_input is None):
             raise ValueError("give exactly one of vocab_size (tokens) and d_input (vectors)")
         if n_experts and (backbone == "bare" or d_channel == 0):
@@ -100,7 +108,7 @@ class Backbone(Configured):
                 )
                 for layer, m in enumerate(mixers)
             ]
-        self.layers = Stack(mixers)
+        self.layers = Stack([Autoencoder(Stack(mixers), decode_from, norm_eps)] if decode_from else mixers)
         self.vocab_size, self.n_outputs = vocab_size, n_outputs
         d_out = self.layers.d_out
         bare = backbone == "bare"

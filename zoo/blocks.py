@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from zoo.contract import SequenceMixer, no_weight_decay, require_positive
-from zoo.ops.activation import rms_norm, silu_gate
+from zoo.ops.activation import gelu, rms_norm, silu_gate
 from zoo.ops.conv import causal_conv
 from zoo.ops.experts import balance, grouped_linear, route
 from zoo.ops.time import Lengths, as_lengths, reverse, valid_positions
@@ -404,3 +404,68 @@ class Bidirectional(nn.Module):
         if lengths is not None:
             lengths = lengths.long()
         return forwards + reverse(self.mixer_b(reverse(x, lengths), lengths), lengths)
+
+
+class Autoencoder(SequenceMixer):
+    """What a mixer has read up to a position, decoded behind it (the decoder of MAD, Poli et al. 2403.17844).
+
+        y_i = mixer(x)_i              i < decode_from
+        y_i = D(mixer(x)_e + x_i)     i >= decode_from,  e = decode_from - 1
+        D(u) = gelu(V norm(gelu(U norm(u) + b)) + c)
+
+    So every position from decode_from on sees one vector of what was read, and itself. There the positions of a fixed
+    sinusoidal code stand for x_i.
+
+    Coefficients. The norms' 1/rms and the gelus' Phi, beside the mixer's own.
+
+    State. The mixer's, the vector (batch, d_model), and how many positions each row has read (batch,).
+
+    Args:
+        mixer: reads; d_out must be d_model.
+        decode_from: the first position that is decoded.
+        norm_eps: of the norms.
+
+    Raises:
+        ValueError: a mixer whose output has another width, decode_from below 1.
+    """
+
+    def __init__(self, mixer: SequenceMixer, decode_from: int, norm_eps: float = 1e-5) -> None:
+        super().__init__(mixer.d_model)
+        require_positive(decode_from=decode_from)
+        if mixer.d_out != mixer.d_model:
+            raise ValueError(f"an autoencoder needs d_out = d_model, got {mixer.d_out} and {mixer.d_model}")
+        self.mixer, self.decode_from = mixer, decode_from
+        self.norms = nn.ModuleList(RMSNorm(self.d_model, norm_eps) for _ in range(2))
+        self.projections = nn.ModuleList(nn.Linear(self.d_model, self.d_model) for _ in range(2))
+
+    def reset_parameters(self) -> None:
+        for layer in (self.mixer, *self.norms, *self.projections):
+            cast(Any, layer).reset_parameters()
+
+    def rank_law(self, seq_len: int) -> int | None:
+        return None
+
+    def empty_state(
+        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> tuple[Any, Tensor, Tensor]:
+        code = torch.zeros(batch_size, self.d_model, dtype=dtype, device=device)
+        count = torch.zeros(batch_size, dtype=torch.int64, device=device)
+        return self.mixer.empty_state(batch_size, dtype, device), code, count
+
+    def mix(
+        self, x: Tensor, state: tuple[Any, Tensor, Tensor], lengths: Tensor | None
+    ) -> tuple[Tensor, tuple[Any, Tensor, Tensor]]:
+        inner, code, count = state
+        valid = torch.full_like(count, x.shape[1]) if lengths is None else lengths
+        read = torch.minimum((self.decode_from - count).clamp(min=0), valid)
+        y, inner = self.mixer.stream(x, inner, read)
+        last = y[torch.arange(len(y), device=y.device), (read - 1).clamp(min=0)]
+        code = torch.where((read > 0).unsqueeze(1), last, code)
+        decoded = self.decode(code.unsqueeze(1) + x)
+        return torch.where(valid_positions(read, x.shape[1]).unsqueeze(2), y, decoded), (inner, code, count + valid)
+
+    def decode(self, u: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """D."""
+        for norm, projection in zip(self.norms, self.projections, strict=True):
+            u = gelu(projection(norm(u)))
+        return u

@@ -79,18 +79,15 @@ class ModelScore:
 
 
 def model_flags(points: Sequence[Point]) -> list[str]:
-    """What tells models apart: flags that are no option of a task and differ within one."""
-    values: dict[str, dict[str, set[str]]] = {}
+    """What tells models apart: flags that are no option of a task and differ at one and the same point of its grid."""
+    options = dict.fromkeys(flag for point in points for flag in point.options)
+    flags = [flag for flag in options if flag.partition(".")[0] not in ("task", "config")]
+    values: dict[tuple[str, str], set[str]] = {}
     for point in points:
-        for flag in {flag for each in points for flag in each.options}:
-            by_task = values.setdefault(flag, {})
-            by_task.setdefault(point.task, set()).add(json.dumps(point.options.get(flag)))
-    # In the order of the options, not of a set.
-    return [
-        flag
-        for flag in dict.fromkeys(flag for point in points for flag in point.options)
-        if flag.partition(".")[0] not in ("task", "config") and any(len(each) > 1 for each in values[flag].values())
-    ]
+        place = json.dumps([point.task, {key: value for key, value in point.options.items() if key not in flags}])
+        for flag in flags:
+            values.setdefault((flag, place), set()).add(json.dumps(point.options.get(flag)))
+    return [flag for flag in flags if any(len(found) > 1 for (name, _), found in values.items() if name == flag)]
 
 
 def scores(points: Sequence[Point], metrics: Sequence[str]) -> list[ModelScore]:

@@ -286,7 +286,10 @@ class Sweep:
         say(console, str(self.folder / SCORES_MD))
 
     def _point(self, configuration: Configuration, seeds: Sequence[int]) -> Point:
-        options = {key: value for key, value in configuration.options.items() if key in self.varying}
+        # What is matched or tuned follows from the model and the grid point.
+        experiment = self.experiment
+        given = {*experiment.fixed, *(key for grid in experiment.grids for key in grid)}
+        options = {key: value for key, value in configuration.options.items() if key in given}
         task = configuration.command.config["task"]["name"]
         return Point(task, options, len(seeds), self._metrics(configuration, seeds))
 

@@ -651,11 +651,14 @@ def test_a_score_is_the_mean_over_tasks_of_the_mean_over_a_tasks_grid() -> None:
     assert rows == [["lstm", "0.2500", "0.5000", "0.3750", "0.7500"], ["ssd", "0.1000", "0.2000", "0.1500", "0.3000"]]
 
 
-def test_models_differ_by_what_differs_within_a_task() -> None:
-    # The width of a task is no other model; two widths of one task are two.
+def test_models_differ_by_what_differs_at_one_grid_point() -> None:
     points = [point("mqar", 0.5, d_model=8), point("mqar", 0.7, d_model=16), point("parity", 1.0, d_model=8)]
     assert model_flags(points) == ["d_model"]
+    # What goes with a task or with a point of its grid makes no other model.
     assert model_flags([point("mqar", 0.5, lr=1, d_conv=4), point("parity", 1.0, lr=2, d_conv=0)]) == []
+    grid = [point("mqar", 0.5, decode_from=n, mixer="lstm", **{"task.seq_len": 2 * n}) for n in (8, 16)]
+    assert model_flags(grid) == []
+    assert model_flags([*grid, point("mqar", 0.5, decode_from=8, mixer="ssd", **{"task.seq_len": 16})]) == ["mixer"]
 
 
 def test_a_score_waits_until_every_grid_point_is_done() -> None:

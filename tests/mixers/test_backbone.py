@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -348,3 +349,77 @@ def test_generation_that_cannot_be_is_refused() -> None:
         model.generate(prompt, 1, temperature=-1.0)
     with pytest.raises(ValueError, match="n_outputs = vocab_size, got 3 and 5"):
         Backbone({"name": "lstm"}, 8, vocab_size=5, n_outputs=3).generate(prompt, 1)
+
+
+# The autoencoder: what is decoded sees one vector of what was read, and itself.
+
+
+def decoded(model: Backbone, code: np.ndarray, place: np.ndarray) -> np.ndarray:
+    """MAD's decoder and its read-out, written down once more."""
+    p = parameters(model)
+
+    def normed(u: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        return weight * u / np.sqrt((u * u).mean() + 1e-5)
+
+    u = code + place
+    for layer in range(2):
+        name = f"layers.layers.0.{{}}.{layer}.{{}}"
+        u = p[name.format("projections", "weight")] @ normed(u, p[name.format("norms", "weight")])
+        u = u + p[name.format("projections", "bias")]
+        u = u * np.array([(1 + math.erf(v / math.sqrt(2))) / 2 for v in u])
+    return p["head.weight"] @ normed(u, p["norm.weight"])
+
+
+@pytest.mark.parametrize("name", ["attention", "selective_ssm", "lstm"])
+def test_what_is_decoded_is_the_reference(name: str, generator: torch.Generator) -> None:
+    model = model_of(Case(name, {}), generator, decode_from=4)
+    x = tokens(2, 7, generator=generator)
+    logits, embedded = model(x), model.embed(x)
+    blocks = model.layers.chain()[0].mixer
+    read = blocks(embedded[:, :4])
+    assert_close(logits[:, :4], model.read_out(read))
+    for row in range(2):
+        for place in range(4, 7):
+            code, asked = (t.detach().numpy() for t in (read[row, 3], embedded[row, place]))
+            assert_close(logits[row, place], decoded(model, code, asked))
+
+
+@pytest.mark.parametrize("name", ["attention", "selective_ssm", "lstm", "conv"])
+def test_an_autoencoder_streams_selects_and_has_rows_of_any_length(name: str, generator: torch.Generator) -> None:
+    model = model_of(Case(name, {}), generator, decode_from=4)
+    x = tokens(3, 9, generator=generator)
+    expected = model(x)
+    for cut in (2, 4, 6):
+        first, state = model.stream(x[:, :cut])
+        rest, _ = model.stream(x[:, cut:], state)
+        assert_close(torch.cat((first, rest), dim=1), expected)
+    at = torch.rand(3, 9, generator=generator) < 0.5
+    assert_close(model(x, at=at), expected[at])
+    lengths = torch.tensor([9, 3, 6])
+    ragged = model(x, lengths)
+    for row, length in enumerate(lengths.tolist()):
+        assert_close(ragged[row, :length], expected[row, :length])
+    assert_close(model(x[:, :3]), expected[:, :3])
+
+
+def test_the_operator_of_an_autoencoder_is_its_own(generator: torch.Generator) -> None:
+    model = model_of(Case("attention", {}), generator, decode_from=3, n_layers=1)
+    embedded = model.embed(tokens(1, 6, generator=generator)).detach()
+    W, c = interaction(model.layers, embedded)
+    assert_close(torch.einsum("bijpd,bjd->bip", W, embedded) + c, model.layers(embedded))
+    # Behind the end of what is read a position sees what was read, and itself.
+    assert not W[0, 3:, 3:][~torch.eye(3, dtype=torch.bool)].any()
+    assert W[0, 3:, :3].any()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"decode_from": -1}, "decode_from must be a positive integer, got -1"),
+        ({"decode_from": 3, "backbone": "bare"}, "a decoder has norms: decode_from needs backbone=residual"),
+        ({"decode_from": 3, "n_experts": 4}, "experts share the work of all positions: decode_from needs n_experts=0"),
+    ],
+)
+def test_what_an_autoencoder_refuses(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Backbone({"name": "attention"}, d_model=8, vocab_size=VOCAB, n_outputs=VOCAB, **options)
