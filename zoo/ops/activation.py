@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from zoo import coefficient as coefficients
 from zoo.coefficient import coefficient
 
 
@@ -49,6 +50,8 @@ def half_linear(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
     Split into slope(u) u + 1/2, of which the slope is the coefficient: one from zero on, (sigmoid(u) - 1/2) / u below.
     """
+    if not coefficients.active():  # the same numbers, a third of the operations
+        return torch.where(u >= 0, u + 0.5, torch.sigmoid(u))
     below = tanhc(u.clamp(max=0) / 2) / 4
     return coefficient(torch.where(u >= 0, torch.ones_like(u), below)) * u + 0.5
 

@@ -49,6 +49,10 @@ def channel_ssm(
         Outputs, and h after the last valid position of each row.
     """
     batch, seq_len, channels = x.shape
+    if seq_len == 1 and lengths is None:
+        with full_precision(x.device):
+            state = torch.addcmul(gain * x.to(gain.real.dtype).mT, log_decay.exp(), state)
+            return (state * C).real.sum(2).unsqueeze(1), state
     size = min(CHUNK, seq_len)
     n_chunks = -(-seq_len // size)
     with full_precision(x.device):

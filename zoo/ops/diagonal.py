@@ -72,6 +72,8 @@ def diagonal_scan(
         h at every position; the last is the state to carry on.
     """
     batch, seq_len, _ = u.shape
+    if seq_len == 1:
+        return torch.addcmul(u, log_decay.exp(), state.unsqueeze(1))
     size = min(CHUNK, seq_len)
     decays = powers(log_decay, size + 1)
     chunks = into_chunks(u.unsqueeze(1), size).squeeze(1)  # (batch, chunks, size, d_state)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from zoo.cores import core
 from zoo.ops.chunked import decayed_states, halvable
-from zoo.ops.precision import full_precision
+from zoo.ops.precision import as_type, full_precision
 from zoo.ops.transforms import followed, whole_in_export
 
 CHUNK = 32  # a power of two
@@ -43,7 +43,10 @@ def linear_recurrence(
         moves = valid.unsqueeze(2)
         decay, written = decay.where(moves, 1.0), written.where(moves, 0.0)
     with full_precision(decay.device):
-        given = decay.to(state.dtype), written.to(state.dtype), state
+        given = as_type(state.dtype, decay), as_type(state.dtype, written), state
+        if decay.shape[1] == 1:  # a decoder asks for no more
+            h = torch.addcmul(given[1], given[0], state.unsqueeze(1))
+            return h, h[:, 0]
         h = _scan(*given) if followed() else _Scan.apply(*given)
     return h, h[:, -1]
 
@@ -58,7 +61,7 @@ def _scan(decay: Tensor, written: Tensor, state: Tensor) -> Tensor:
         b = torch.cat((b[:, :, :step], torch.addcmul(b[:, :, step:], a[:, :, step:], b[:, :, :-step])), dim=2)
         a = torch.cat((a[:, :, :step], a[:, :, step:] * a[:, :, :-step]), dim=2)
         step *= 2
-    if a.shape[1] == 1:  # a decoding step needs no more
+    if a.shape[1] == 1:
         return torch.addcmul(b[:, 0], a[:, 0], state.unsqueeze(1))[:, :seq_len]
     over, adds = (t[:, :, -1, None].unsqueeze(1) for t in (a, b))
     entering, _ = decayed_states(state[:, None, None], over, adds)  # one head, one key

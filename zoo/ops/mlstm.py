@@ -50,16 +50,22 @@ def mlstm(
         h, and C, n and m after the last position.
     """
     m = running_maximum(log_input, log_forget, largest)
-    before = torch.cat((largest.unsqueeze(2), m[:, :, :-1]), dim=2)
+    before = largest.unsqueeze(2) if m.shape[2] == 1 else torch.cat((largest.unsqueeze(2), m[:, :, :-1]), dim=2)
     log_decay = coefficient(log_forget + before - m).unsqueeze(3)
     k = coefficient(k * torch.exp(log_input - m).unsqueeze(3))
-    # The normaliser is what the same sum makes of a value that is always one.
-    state = torch.cat((memory, normaliser.unsqueeze(3)), dim=3)
-    y, state = dplr(q, k, F.pad(v, (0, 1), value=1.0), log_decay, None, None, state)
-    y, along = y.split((v.shape[3], 1), dim=3)
+    if q.shape[2] == 1:  # a decoder's step: to put the normaliser beside the memory would copy both
+        y, memory = dplr(q, k, v, log_decay, None, None, memory)
+        normaliser = torch.addcmul(k.squeeze(2), log_decay.exp().squeeze(2), normaliser)
+        along = (q * normaliser.unsqueeze(2)).sum(3, keepdim=True)
+    else:
+        # The normaliser is what the same sum makes of a value that is always one.
+        state = torch.cat((memory, normaliser.unsqueeze(3)), dim=3)
+        y, state = dplr(q, k, F.pad(v, (0, 1), value=1.0), log_decay, None, None, state)
+        y, along = y.split((v.shape[3], 1), dim=3)
+        memory, normaliser = state[..., :-1], state[..., -1]
     floor = torch.exp((-m).clamp(max=_LARGEST)).unsqueeze(3)
-    y = y * coefficient(1 / (torch.maximum(along.abs(), floor) + _EPS))
-    return y, state[..., :-1], state[..., -1], m[:, :, -1]
+    y = y * coefficient((torch.maximum(along.abs(), floor) + _EPS).reciprocal())
+    return y, memory, normaliser, m[:, :, -1]
 
 
 @whole_in_export("(Tensor log_input, Tensor log_forget, Tensor before) -> Tensor", lambda i, f, m: torch.empty_like(i))
@@ -70,10 +76,10 @@ def running_maximum(
 
     A step joins neighbouring spans of positions, m -> max(a + m, b) each; sums of forgetting are never subtracted.
     """
-    a = log_forget
-    b = torch.cat(
-        (torch.maximum(log_forget[..., :1] + before.unsqueeze(-1), log_input[..., :1]), log_input[..., 1:]), -1
-    )
+    if log_input.shape[-1] == 1:
+        return torch.maximum(log_forget + before.unsqueeze(-1), log_input)
+    first = torch.maximum(log_forget[..., :1] + before.unsqueeze(-1), log_input[..., :1])
+    a, b = log_forget, torch.cat((first, log_input[..., 1:]), -1)
     span = 1
     while span < a.shape[-1]:
         joined = torch.maximum(a[..., span:] + b[..., :-span], b[..., span:])

@@ -22,7 +22,7 @@ from torch import Tensor
 from zoo.cores import core
 from zoo.naming import unknown
 from zoo.ops import scan_torch
-from zoo.ops.precision import full_precision
+from zoo.ops.precision import as_type, full_precision
 from zoo.ops.transforms import followed, transformable, whole_in_export
 
 BACKENDS = ("torch", "numba", "triton")
@@ -79,22 +79,17 @@ def selective_scan(
     if state is None:
         state = x.new_zeros(x.shape[0], *A.shape, dtype=wide)
     narrow = torch.bfloat16 if chosen == "triton" else wide
-    x_, dt_, B_, C_ = (t if t.dtype == narrow else _as(wide, t) for t in (x, dt, B, C))
-    inputs = (x_, dt_, _as(wide, A), B_, C_, state)
+    x_, dt_, B_, C_ = (t if t.dtype == narrow else as_type(wide, t) for t in (x, dt, B, C))
+    inputs = (x_, dt_, as_type(wide, A), B_, C_, state)
     if x.shape[1] == 1 and backend is None and not _is_watched((*inputs, D)):
         if check:
             _require_signs(dt_, A)
-        y, final = scan_torch.step(*(_as(wide, t) for t in inputs))
+        y, final = scan_torch.step(*(as_type(wide, t) for t in inputs))
     else:
         y, final = _outputs(*inputs, chosen, check)
     if D is not None:
-        y = torch.addcmul(_as(wide, y), _as(wide, x), _as(wide, D))
-    return _as(x.dtype, y), final
-
-
-def _as(dtype: torch.dtype, t: Tensor) -> Tensor:
-    """`t.to(dtype)`, which takes a microsecond to do nothing: too long for one position."""
-    return t if t.dtype == dtype else t.to(dtype)
+        y = torch.addcmul(as_type(wide, y), as_type(wide, x), as_type(wide, D))
+    return as_type(x.dtype, y), final
 
 
 def _require_fit(

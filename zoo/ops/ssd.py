@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from zoo.cores import core
 from zoo.ops.chunked import chunk_decays, decayed_states, into_chunks
-from zoo.ops.precision import full_precision
+from zoo.ops.precision import as_type, full_precision
 from zoo.ops.transforms import whole_in_export
 
 # Rows of a chunk: its decays grow with them, and the states, one a chunk, are fewer.
@@ -47,6 +48,8 @@ def ssd(
     """
     rows, seq_len = q.shape[2], log_decay.shape[2]
     groups, heads, rank = q.shape[1], v.shape[1], rows // seq_len
+    if seq_len == 1:
+        return _step(q, k, v, log_decay, state)
     chunk = CHUNK if k.shape[3] * v.shape[3] < LARGE_STATE else CHUNK_OF_LARGE_STATES
     size = min(max(1, chunk // rank), seq_len)
     # The heads of a group stand side by side in the last axis: one product with its keys, or queries, serves them all.
@@ -70,3 +73,14 @@ def ssd(
         y = carried + within.transpose(3, 4)
     y = y.flatten(2, 3)[:, :, :rows].transpose(2, 3).flatten(1, 2)
     return y, final.unflatten(3, v.shape[4:]).transpose(2, 3).flatten(1, 2)
+
+
+def _step(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """`ssd` of one position, which a decoder asks for: a dozen operations fewer than a chunk of one."""
+    kind = state.dtype
+    with full_precision(q.device):
+        q, k, v, log_decay = (as_type(kind, t) for t in (q, k, v, log_decay))
+        if q.shape[1] != v.shape[1]:  # each head with the keys and queries of its group
+            q, k = (t.repeat_interleave(v.shape[1] // t.shape[1], 1) for t in (q, k))
+        state = torch.addcmul(k.mT @ v, log_decay.exp().unsqueeze(3), state)
+        return q @ state, state
