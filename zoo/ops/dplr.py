@@ -77,7 +77,7 @@ def dplr(
         if log_decay is not None:
             log_decay = into_chunks(log_decay.to(state.dtype), size)
         scores, reads, writes, over_chunk = _decayed_scores(reads, writes, log_decay)
-        keys = torch.cat(writes, dim=3).transpose(3, 4)
+        keys = _joined(writes, 3).mT
         if p is None:
             written = v
             entering, final = decayed_states(state, over_chunk, keys @ v)
@@ -90,7 +90,7 @@ def dplr(
                 from_state = torch.cat((torch.zeros_like(from_state), from_state), dim=3)
             carry = _carry if followed() else _Carry.apply
             entering, written, final = carry(state, over_chunk, keys, from_state, alone)
-        y = torch.cat(scores[0], dim=4) @ written + reads[0] @ entering
+        y = _joined(scores[0], 4) @ written + reads[0] @ entering
     return y.flatten(2, 3)[:, :, :seq_len], final
 
 
@@ -111,6 +111,10 @@ def _step(
                 state = torch.addcmul(state, as_type(kind, p).mT, erased, value=-1)
         state = torch.addcmul(state, keys, v)
         return as_type(kind, q) @ state, state
+
+
+def _joined(tensors: list[Tensor], axis: int) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, axis)  # to join one would copy
 
 
 def _erased(
