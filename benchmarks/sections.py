@@ -20,8 +20,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
-from benchmarks import peers
+from benchmarks import family, peers
 from benchmarks.page import Cell, Section, Table, Target
 from benchmarks.timing import (
     all_cores,
@@ -55,6 +56,8 @@ class Sizes:
     long: int = 4096
     ssd_states: tuple[int, ...] = (16, 64, 128)
     bank_channels: int = 256
+    family_length: int = 2048
+    family_width: int = 64
     decode_at: tuple[int, ...] = (16, 1024, 4096)
     decode_steps: int = 200
     lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16384)
@@ -81,6 +84,8 @@ QUICK = Sizes(
     long=128,
     ssd_states=(16,),
     bank_channels=8,
+    family_length=64,
+    family_width=8,
     decode_at=(2, 16),
     decode_steps=3,
     lengths=(32, 64, 128),
@@ -470,12 +475,36 @@ def _scaling_figure(lengths: tuple[int, ...], times: dict[str, list[float]]) -> 
     return "figures/scaling.png"
 
 
+def same_state(name: str, d_model: int) -> dict[str, int]:
+    """Options with which a layer of this mixer carries about 64 d_model numbers, where an option says how many."""
+    heads = {"n_heads": max(1, d_model // 64)}
+    per_head = ("linear_attention", "lightning_attention", "hgrn2", "delta_net", "kda", "gdn2", "rwkv7")
+    as_wide = ("retnet", "mlstm", "gated_delta_net", "delta_product")
+    per_channel = ("selective_ssm", "ssd", "mamba3")
+    if name in per_head:
+        return heads
+    if name in as_wide:
+        return heads | {"expand": 1}
+    return {"d_state": 32} if name in per_channel else {}
+
+
+def state_numbers(name: str, d_model: int) -> int | None:
+    """Real numbers that a layer carries from one position to the next; None where they grow with the sequence."""
+    mixer = create_mixer(name, d_model, **_reaching(name, 16), **same_state(name, d_model)).eval()
+    sizes = []
+    for seq_len in (4, 16):
+        with torch.no_grad():
+            _, state = mixer.stream(torch.zeros(1, seq_len, d_model))
+        leaves = [t for t in tree_leaves(state) if isinstance(t, Tensor)]
+        sizes.append(sum(t.numel() * (1 + t.is_complex()) for t in leaves))
+    return sizes[0] if sizes[0] == sizes[1] else None
+
+
 def training_step(name: str, sizes: Sizes, device: str = "cpu") -> Callable[[], None]:
     """One step (forward, backward, AdamW) of a two-layer model on next-token prediction."""
     torch.manual_seed(0)
-    model = Backbone(
-        {"name": name, **_reaching(name, sizes.step_length)}, sizes.step_width, 2, n_outputs=256, vocab_size=256
-    ).to(device)
+    options = {**_reaching(name, sizes.step_length), **same_state(name, sizes.step_width)}
+    model = Backbone({"name": name, **options}, sizes.step_width, 2, n_outputs=256, vocab_size=256).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     tokens = torch.randint(256, (sizes.step_batch, sizes.step_length + 1), generator=_generator()).to(device)
 
@@ -493,22 +522,30 @@ def steps(sizes: Sizes) -> Section:
     section = Section(
         f"One training step (forward, backward, AdamW) of two layers at d_model {sizes.step_width} with SwiGLU, length"
         f" {sizes.step_length}, batch {sizes.step_batch}, float32, all {all_cores()} cores; peak memory above the"
-        " model and its optimizer, each mixer in a process of its own."
+        " model and its optimizer, each mixer in a process of its own, in turns with gated_delta_net. Options are such"
+        f" that a layer's state holds {64 * sizes.step_width:,} numbers or nearly as many, where an option says how"
+        " many; a dash stands where the state grows with the sequence. A mixer of less than half of gated_delta_net's"
+        " tokens a second says why on its page."
     )
-    table = Table("", ["mixer", "ms a step", "tokens/s", "peak MB"])
+    table = Table("", ["mixer", "numbers of state", "ms a step", "tokens/s", "tokens/s / gated_delta_net's", "peak MB"])
+    unsaid = 0
     for name in sizes.mixer_names:
-        seconds, peak = isolated(_measure_step, name, sizes)
-        tokens = sizes.step_batch * sizes.step_length
-        table.rows.append([name, 1e3 * seconds, int(tokens / seconds), peak / 1e6])
+        seconds, reference, peak = isolated(_measure_step, name, sizes)
+        tokens, ratio = sizes.step_batch * sizes.step_length, reference / seconds
+        numbers = state_numbers(name, sizes.step_width)
+        table.rows.append([name, numbers, 1e3 * seconds, int(tokens / seconds), ratio, peak / 1e6])
+        unsaid += ratio < 0.5 and "gated_delta_net" not in (mixer_class(name).__doc__ or "")
     section.tables.append(table)
+    section.targets.append(Target("mixers below half of gated_delta_net that do not say why", 0, unsaid, least=False))
     return section
 
 
-def _measure_step(name: str, sizes: Sizes) -> tuple[float, int]:
-    step = training_step(name, sizes)
+def _measure_step(name: str, sizes: Sizes) -> tuple[float, float, int]:
+    step, reference = training_step(name, sizes), training_step("gated_delta_net", sizes)
     step()
     peak = peak_bytes(step)
-    return interleaved({"step": step}, sizes.step_rounds)["step"], peak
+    seconds = interleaved({"step": step, "reference": reference}, sizes.step_rounds)
+    return seconds["step"], seconds["reference"], peak
 
 
 def profiles(sizes: Sizes) -> Section:
@@ -571,9 +608,12 @@ def _train(mixer: str, sizes: Sizes) -> tuple[float, float]:
 
 SECTIONS: dict[str, tuple[str, Callable[[Sizes], Section]]] = {
     "scan": ("Selective scan", scan),
+    "tricks": ("The scan in numba, trick by trick", family.tricks),
     "loaded": ("On a busy machine", loaded),
     "ssd": ("State space duality", ssd),
     "lti": ("Diagonal systems, delta rule, gated attention", lti),
+    "family": ("Linear recurrences and sLSTM against their peers", family.family),
+    "before": ("Three ops that became one", family.before),
     "decode": ("Decoding", decode),
     "scaling": ("Scaling with length", scaling),
     "steps": ("A training step of each mixer", steps),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import peers
+from benchmarks import peers, recurrences
 from tests.tolerances import assert_close, tolerance
 
 # A peer that raises the type of what it is given to float32, or lowers it, is compared in float32.
@@ -37,6 +37,46 @@ def test_a_peer_computes_what_ours_does(problem: str, peer: str, generator: torc
             assert (ours - theirs).norm() <= tolerance(torch.float32)["rtol"] * ours.norm()
         else:
             assert_close(ours, theirs)
+
+
+FAMILY = [(name, peer) for name, problem in recurrences.PROBLEMS.items() for peer in list(problem.forms)[1:]]
+STEPS = [(name, peer) for name, problem in recurrences.PROBLEMS.items() for peer in list(problem.steps)[1:]]
+OWN_WAY = {("rg_lru", "transformers")}
+"""transformers functions that compute in the type they are given."""
+
+
+@pytest.mark.parametrize(("name", "peer"), FAMILY)
+def test_a_peer_of_the_family_computes_what_ours_does(name: str, peer: str, generator: torch.Generator) -> None:
+    single = peer in SINGLE and (name, peer) not in OWN_WAY
+    problem, sizes = recurrences.PROBLEMS[name], recurrences.Sizes(2, 128, 2, 4, _kind(single))
+    given = problem.inputs(sizes, generator)
+    results = []
+    for form in (problem.forms["zoo"], problem.forms[peer]):
+        inputs = [t.clone().requires_grad_() for t in given]
+        y = form(*inputs)
+        results.append([y, *torch.autograd.grad(y.square().sum(), inputs)])
+    _same(*results, single=single)
+
+
+@pytest.mark.parametrize(("name", "peer"), STEPS)
+def test_a_step_of_a_peer_is_ours(name: str, peer: str, generator: torch.Generator) -> None:
+    single = peer in SINGLE and (name, peer) not in OWN_WAY
+    problem, sizes = recurrences.PROBLEMS[name], recurrences.Sizes(2, 1, 2, 4, _kind(single))
+    given = (*problem.inputs(sizes, generator), *problem.state(sizes, generator))
+    _same(*(list(problem.steps[who](*given)) for who in ("zoo", peer)), single=single)
+
+
+def _kind(single: bool) -> torch.dtype:
+    return torch.float32 if single else torch.float64
+
+
+def _same(ours: list[Tensor], theirs: list[Tensor], *, single: bool) -> None:
+    for mine, their in zip(ours, theirs, strict=True):
+        assert mine.shape == their.shape
+        if single:
+            assert (mine - their).norm() <= tolerance(torch.float32)["rtol"] * mine.norm()
+        else:
+            assert_close(mine, their)
 
 
 def test_an_absent_package_names_its_extra() -> None:

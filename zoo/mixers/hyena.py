@@ -77,7 +77,9 @@ class Hyena(SequenceMixer):
 
     f is a network with three layers of sines, whose frequencies are learned, on u and n_frequencies cosines and sines
     of the lag. r is fixed, evenly spaced over the channels, so that the kernel falls to 1 % within 0.3 to 1.5 of
-    max_seq_len.
+    max_seq_len. The long convolution is a Toeplitz product, quadratic in the length, since a Fourier transform lets
+    roundoff of the future into the past: at 1,024 positions a training step on a CPU has less than half of the tokens a
+    second of `gated_delta_net`.
 
     Coefficients. k and q; v is the value. Biases make the offset c.
 

@@ -2,7 +2,7 @@
 
 One pass over time with the state in cache, in place of the bulk operations of `zoo.ops.scan_torch`. State index
 before channel, channel innermost: every inner loop runs over neighbours in memory, without a branch or a call, and
-becomes vector instructions.
+becomes vector instructions. docs/performance.md says what each trick is worth.
 
 A task is a row of the batch and a block of channels. Tasks share nothing that they write, so any number of threads
 computes the same numbers.
@@ -23,10 +23,9 @@ from torch import Tensor
 
 from zoo.ops.numba_loops import compiled, share_out
 
-_CHUNK = 32  # steps between two states that forward keeps for backward
-_BLOCK = 256  # channels of a task: less to set up for each inner loop than with fewer, a quarter faster than 64
-# Steps between asking for a row and using it: no processor foresees rows that lie pages apart. At 1,536 channels both
-# passes take 30 % longer without, at 256 channels 5 %.
+_CHUNK = 64  # steps between two states that forward keeps for backward
+_BLOCK = 256  # channels of a task: with fewer there is more to set up for each inner loop
+# Steps between asking for a row and using it: no processor foresees rows that lie pages apart.
 _AHEAD = 4
 
 
@@ -76,9 +75,8 @@ _F0 = np.float32(0.0)
 _LOG2_E = np.float32(math.log2(math.e))
 _LN_2 = np.float32(math.log(2))
 # 2^f = 1 + f (p1 + f (p2 + ...)) for |f| <= 1/2: the polynomial of least relative error, 1e-7, whose value and slope at
-# 0 are exact; one of a degree more costs a twentieth of the time. With `2 ** e`, a call that no loop makes vector
-# instructions of, forward takes 8 times as long, both passes 4 to 5 times. Its coefficients are handed to the loops as
-# values: a constant in their code would be loaded anew at each turn.
+# 0 are exact. `2 ** e` would be a call, and no loop makes vector instructions of that. The coefficients are handed to
+# the loops as values: a constant in their code would be loaded anew at each turn.
 _EXP2 = tuple(
     np.float32(value)
     for value in (

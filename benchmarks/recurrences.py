@@ -1,0 +1,366 @@
+"""The family of linear recurrences and sLSTM, and the published forms that ours are measured against.
+
+Each form takes what a block hands over, without a state; each step takes one position and the state. q, k, v are
+(batch, seq, heads, d_head), gates and decays (batch, seq, heads) or with a number for each key channel; what runs per
+channel is (batch, seq, d_inner). transformers is called as it is installed (extra `bench`), with what it does on a
+machine without CUDA; what is written here is written from the papers. tests/project/test_peers.py holds all of them to
+the same numbers, but for LSTM, which is another recurrence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor
+
+from benchmarks.peers import Form, installed
+from zoo.ops.activation import half_linear
+from zoo.ops.delta_rule import delta_rule, relaxed_delta_rule, unit_length
+from zoo.ops.dplr import dplr
+from zoo.ops.linear_recurrence import linear_recurrence
+from zoo.ops.mlstm import mlstm
+from zoo.ops.retention import retention, retention_rates
+from zoo.ops.slstm import slstm_scan
+
+Step = Callable[..., tuple[Tensor, ...]]
+
+
+def _heads_first(*tensors: Tensor) -> tuple[Tensor, ...]:
+    return tuple(t.transpose(1, 2) for t in tensors)
+
+
+def _empty_memory(v: Tensor) -> Tensor:
+    return v.new_zeros(v.shape[0], v.shape[2], v.shape[3], v.shape[3])
+
+
+def zoo_gated_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
+    """The gated delta rule (2412.06464) as `gated_delta_net` calls it."""
+    return zoo_gated_delta_step(q, k, v, log_decay, beta, _empty_memory(v))[0]
+
+
+def zoo_gated_delta_step(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same from a state."""
+    q, k, v, log_decay, beta = _heads_first(q * q.shape[3] ** -0.5, k, v, log_decay, beta)
+    y, state = delta_rule(q, k, v, beta, log_decay, state)
+    return y.transpose(1, 2), state
+
+
+def transformers_gated_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
+    """The path of transformers' Qwen3-Next without CUDA, in chunks of 64."""
+    module = installed("transformers.models.qwen3_next.modeling_qwen3_next")
+    return module.torch_chunk_gated_delta_rule(q, k, v, log_decay, beta)[0]
+
+
+def transformers_gated_delta_step(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Qwen3-Next's step."""
+    module = installed("transformers.models.qwen3_next.modeling_qwen3_next")
+    return module.torch_recurrent_gated_delta_rule(q, k, v, log_decay, beta, state, output_final_state=True)
+
+
+def zoo_kimi_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
+    """The delta rule with a decay for each key channel (2510.26692) as `kda` calls it."""
+    return zoo_kimi_delta_step(q, k, v, log_decay, beta, _empty_memory(v))[0]
+
+
+def zoo_kimi_delta_step(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same from a state."""
+    q, k, v, log_decay, beta = _heads_first(q * q.shape[3] ** -0.5, k, v, log_decay, beta.unsqueeze(3))
+    y, state = dplr(q, k, beta * v, log_decay, k, beta * k, state)
+    return y.transpose(1, 2), state
+
+
+def transformers_kimi_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
+    """The path of transformers' Kimi Linear without CUDA, in chunks of 64."""
+    module = installed("transformers.models.kimi_linear.modeling_kimi_linear")
+    return module.chunk_kimi_delta_attention(q, k, v, log_decay, beta)[0]
+
+
+def transformers_kimi_delta_step(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Kimi Linear's step."""
+    module = installed("transformers.models.kimi_linear.modeling_kimi_linear")
+    return module.recurrent_kimi_delta_attention(q, k, v, log_decay, beta, state, True)
+
+
+def zoo_mlstm(q: Tensor, k: Tensor, v: Tensor, log_input: Tensor, logit: Tensor) -> Tensor:
+    """The matrix memory of xLSTM (2405.04517) as `mlstm` calls it."""
+    memory = _empty_memory(v)
+    return zoo_mlstm_step(q, k, v, log_input, logit, memory, memory[..., 0], memory[..., 0, 0])[0]
+
+
+def zoo_mlstm_step(
+    q: Tensor, k: Tensor, v: Tensor, log_input: Tensor, logit: Tensor, C: Tensor, n: Tensor, m: Tensor
+) -> tuple[Tensor, ...]:
+    """The same from a state."""
+    q, k, v, log_input, logit = _heads_first(q * q.shape[3] ** -0.5, k, v, log_input, logit)
+    y, *state = mlstm(q, k, v, log_input, F.logsigmoid(logit), C, n, m)
+    return y.transpose(1, 2), *state
+
+
+def transformers_mlstm(q: Tensor, k: Tensor, v: Tensor, log_input: Tensor, logit: Tensor) -> Tensor:
+    """The path of transformers' xLSTM without the kernels of its authors, in chunks of 64."""
+    module = installed("transformers.models.xlstm.modeling_xlstm")
+    given = (t.contiguous() for t in _heads_first(q, k, v, log_input, logit))
+    return module.mlstm_chunkwise_native_autograd(*given).transpose(1, 2)
+
+
+def transformers_mlstm_step(
+    q: Tensor, k: Tensor, v: Tensor, log_input: Tensor, logit: Tensor, C: Tensor, n: Tensor, m: Tensor
+) -> tuple[Tensor, ...]:
+    """xLSTM's step."""
+    module = installed("transformers.models.xlstm.modeling_xlstm")
+    given = (q[:, 0], k[:, 0], v[:, 0], log_input.transpose(1, 2), logit.transpose(1, 2))
+    y, (C, n, m) = module.mlstm_recurrent_step_native(*given, C, n, m.unsqueeze(2))
+    return y.unsqueeze(1), C, n, m.squeeze(2)
+
+
+def loop_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, kappa: Tensor, rate: Tensor) -> Tensor:
+    """RWKV-7's recurrence (2503.14456, eq. 17) as a loop over `unbind`."""
+    S, outputs = _empty_memory(v), []
+    steps = (t.unbind(1) for t in (q, k, v, log_decay.exp(), kappa, rate * kappa))
+    for qt, kt, vt, at, look, erase in zip(*steps, strict=True):
+        found = look.unsqueeze(2) @ S
+        S = torch.addcmul(at.unsqueeze(3) * S, erase.unsqueeze(3), found, value=-1)
+        S = torch.addcmul(S, kt.unsqueeze(3), vt.unsqueeze(2))
+        outputs.append((qt.unsqueeze(2) @ S).squeeze(2))
+    return torch.stack(outputs, dim=1)
+
+
+def zoo_relaxed_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, kappa: Tensor, rate: Tensor) -> Tensor:
+    """The same as `rwkv7` calls it."""
+    given = _heads_first(q, k, v, log_decay, kappa, rate)
+    return relaxed_delta_rule(*given, _empty_memory(v))[0].transpose(1, 2)
+
+
+def zoo_linear_recurrence(decay: Tensor, written: Tensor) -> Tensor:
+    """h_t = decay_t h_{t-1} + written_t per channel, as `rg_lru` calls it; (batch, seq, d_inner) both."""
+    return zoo_linear_recurrence_step(decay, written, written.new_zeros(len(written), written.shape[2]))[0]
+
+
+def zoo_linear_recurrence_step(decay: Tensor, written: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """The same from a state."""
+    return linear_recurrence(decay, written, state)
+
+
+def transformers_rg_lru(decay: Tensor, written: Tensor) -> Tensor:
+    """The recurrence of transformers' RecurrentGemma: a loop over positions, indexed one by one."""
+    return transformers_rg_lru_step(decay, written, written.new_zeros(len(written), written.shape[2]))[0]
+
+
+def transformers_rg_lru_step(decay: Tensor, written: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """The same from a state."""
+    unit = installed("transformers.models.recurrent_gemma.modeling_recurrent_gemma").RecurrentGemmaRglru
+    reset = torch.zeros(1, 1, 1, dtype=torch.bool)
+    return unit._rnn_scan(None, written, decay, reset, state, acc_dtype=written.dtype)
+
+
+def zoo_min_gru(hidden: Tensor, gate: Tensor) -> Tensor:
+    """h_t = (1 - z) h_{t-1} + z g(hidden_t), z = sigmoid(gate_t) (2410.01201) as `min_gru` computes it."""
+    return zoo_min_gru_step(hidden, gate, hidden.new_zeros(len(hidden), hidden.shape[2]))[0]
+
+
+def zoo_min_gru_step(hidden: Tensor, gate: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """The same from a state."""
+    decay, gain = torch.sigmoid(torch.stack((-gate, gate))).unbind(0)
+    return linear_recurrence(decay, gain * half_linear(hidden), state)
+
+
+def log_space_min_gru(hidden: Tensor, gate: Tensor) -> Tensor:
+    """minGRU's published form (appendix B): a cumulative log-sum-exp over the whole sequence (Heinsen 2311.06281)."""
+    log_decay = -F.softplus(gate)
+    log_candidate = torch.where(hidden >= 0, (F.relu(hidden) + 0.5).log(), -F.softplus(-hidden))
+    so_far = log_decay.cumsum(1)
+    return (so_far + (log_candidate - F.softplus(-gate) - so_far).logcumsumexp(1)).exp()
+
+
+def lerp_min_gru_step(hidden: Tensor, gate: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """minGRU's published step."""
+    candidate = torch.where(hidden >= 0, hidden + 0.5, hidden.sigmoid())
+    h = torch.lerp(state.unsqueeze(1), candidate, gate.sigmoid())
+    return h, h[:, -1]
+
+
+def zoo_slstm(x: Tensor, in_weight: Tensor, recurrent: Tensor) -> Tensor:
+    """sLSTM (2405.04517) with a dense map of the input, as wide as that of an LSTM."""
+    h = x.new_zeros(len(x), *recurrent.shape[1:3])
+    return zoo_slstm_step(x, in_weight, recurrent, h, h, h, h - torch.inf)[0]
+
+
+def zoo_slstm_step(
+    x: Tensor, in_weight: Tensor, recurrent: Tensor, h: Tensor, c: Tensor, n: Tensor, m: Tensor
+) -> tuple[Tensor, ...]:
+    """The same from a state."""
+    u = rearrange(F.linear(x, in_weight), "batch seq (head gate d) -> batch head seq gate d", gate=4, d=h.shape[2])
+    y, last = slstm_scan(u, recurrent, (h, c, n, m))
+    return rearrange(y, "batch head seq d -> batch seq (head d)"), *last
+
+
+def torch_lstm(x: Tensor, in_weight: Tensor, dense: Tensor) -> Tensor:
+    """torch's own LSTM of the same width, whose map of h is dense."""
+    h = x.new_zeros(1, len(x), dense.shape[1])
+    return torch_lstm_step(x, in_weight, dense, h, h)[0]
+
+
+def torch_lstm_step(x: Tensor, in_weight: Tensor, dense: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same from a state."""
+    bias = in_weight.new_zeros(len(in_weight))
+    return torch.lstm(x, (h, c), [in_weight, dense, bias, bias], True, 1, 0.0, torch.is_grad_enabled(), False, True)
+
+
+def zoo_retention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Linear attention with a fixed decay for each head (2307.08621) as `retnet` calls it."""
+    return zoo_retention_step(q, k, v, _empty_memory(v))[0]
+
+
+def zoo_retention_step(q: Tensor, k: Tensor, v: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """The same from a state."""
+    q, k, v = _heads_first(q, k, v)
+    y, state = retention(q, k, v, retention_rates(q.shape[1], q.dtype), state)
+    return y.transpose(1, 2), state
+
+
+def loop_retention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The same as a loop over `unbind`."""
+    decay = torch.exp(-retention_rates(q.shape[2], q.dtype)).view(1, -1, 1, 1)
+    S, outputs = _empty_memory(v), []
+    for qt, kt, vt in zip(*(t.unbind(1) for t in (q, k, v)), strict=True):
+        S = torch.addcmul(decay * S, kt.unsqueeze(3), vt.unsqueeze(2))
+        outputs.append((qt.unsqueeze(2) @ S).squeeze(2))
+    return torch.stack(outputs, dim=1)
+
+
+# Who is measured.
+
+
+class Sizes(NamedTuple):
+    """What inputs are drawn for."""
+
+    batch: int
+    seq_len: int
+    heads: int
+    d_head: int
+    dtype: torch.dtype = torch.float32
+
+    def draw(self, generator: torch.Generator, *shape: int) -> Tensor:
+        """Normal numbers."""
+        return torch.randn(shape, generator=generator, dtype=self.dtype)
+
+    def per_key(self, generator: torch.Generator) -> Tensor:
+        """Normal numbers, (batch, seq, heads, d_head)."""
+        return self.draw(generator, *self[:4])
+
+    def per_head(self, generator: torch.Generator) -> Tensor:
+        """Normal numbers, (batch, seq, heads)."""
+        return self.draw(generator, *self[:3])
+
+    def per_channel(self, generator: torch.Generator) -> Tensor:
+        """Normal numbers, (batch, seq, d_inner)."""
+        return self.draw(generator, *self[:2], self.heads * self.d_head)
+
+
+Inputs = Callable[[Sizes, torch.Generator], tuple[Tensor, ...]]
+
+
+class Problem(NamedTuple):
+    """One recurrence.
+
+    Attributes:
+        forms: who computes whole sequences, ours first.
+        inputs: what all forms take.
+        steps: who computes one position, ours first; none where no peer has a step of its own.
+        state: a state that is not empty.
+    """
+
+    forms: dict[str, Form]
+    inputs: Inputs
+    steps: dict[str, Step]
+    state: Inputs
+
+
+def _qkv(n: Sizes, g: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    return n.per_key(g), unit_length(n.per_key(g)), n.per_key(g)
+
+
+def _memory(n: Sizes, g: torch.Generator) -> Tensor:
+    return n.draw(g, n.batch, n.heads, n.d_head, n.d_head)
+
+
+def _slowly(t: Tensor) -> Tensor:
+    """Logarithms of decays near one."""
+    return -F.softplus(t - 4)
+
+
+def _mlstm_state(n: Sizes, g: torch.Generator) -> tuple[Tensor, ...]:
+    return _memory(n, g), n.draw(g, n.batch, n.heads, n.d_head), n.draw(g, n.batch, n.heads)
+
+
+def _channels(n: Sizes, g: torch.Generator) -> tuple[Tensor, ...]:
+    return (n.draw(g, n.batch, n.heads * n.d_head).abs(),)
+
+
+PROBLEMS: dict[str, Problem] = {
+    "gated_delta_net": Problem(
+        {"zoo": zoo_gated_delta, "transformers": transformers_gated_delta},
+        lambda n, g: (*_qkv(n, g), _slowly(n.per_head(g)), torch.sigmoid(n.per_head(g))),
+        {"zoo": zoo_gated_delta_step, "transformers": transformers_gated_delta_step},
+        lambda n, g: (_memory(n, g),),
+    ),
+    "kda": Problem(
+        {"zoo": zoo_kimi_delta, "transformers": transformers_kimi_delta},
+        lambda n, g: (*_qkv(n, g), _slowly(n.per_key(g)), torch.sigmoid(n.per_head(g))),
+        {"zoo": zoo_kimi_delta_step, "transformers": transformers_kimi_delta_step},
+        lambda n, g: (_memory(n, g),),
+    ),
+    "mlstm": Problem(
+        {"zoo": zoo_mlstm, "transformers": transformers_mlstm},
+        lambda n, g: (*_qkv(n, g), n.per_head(g), n.per_head(g) + 4),
+        {"zoo": zoo_mlstm_step, "transformers": transformers_mlstm_step},
+        _mlstm_state,
+    ),
+    "rwkv7": Problem(
+        {"zoo": zoo_relaxed_delta, "loop over unbind": loop_delta},
+        lambda n, g: (*_qkv(n, g), _slowly(n.per_key(g)), unit_length(n.per_key(g)), torch.sigmoid(n.per_key(g))),
+        {},
+        lambda n, g: (_memory(n, g),),
+    ),
+    "retnet": Problem(
+        {"zoo": zoo_retention, "loop over unbind": loop_retention}, _qkv, {}, lambda n, g: (_memory(n, g),)
+    ),
+    "rg_lru": Problem(
+        {"zoo": zoo_linear_recurrence, "transformers": transformers_rg_lru},
+        lambda n, g: (torch.sigmoid(n.per_channel(g) + 4), n.per_channel(g)),
+        {"zoo": zoo_linear_recurrence_step, "transformers": transformers_rg_lru_step},
+        _channels,
+    ),
+    "min_gru": Problem(
+        {"zoo": zoo_min_gru, "in log space": log_space_min_gru},
+        lambda n, g: (n.per_channel(g), n.per_channel(g)),
+        {"zoo": zoo_min_gru_step, "lerp": lerp_min_gru_step},
+        _channels,
+    ),
+}
+
+
+def cells(n: Sizes, generator: torch.Generator) -> dict[str, tuple[Form, Step, tuple[Tensor, ...], tuple[Tensor, ...]]]:
+    """sLSTM and torch's LSTM of the same width: form, step, inputs and state of each."""
+    d_inner = n.heads * n.d_head
+    x, in_weight = n.per_channel(generator), n.draw(generator, 4 * d_inner, d_inner) / d_inner**0.5
+    blocks = n.draw(generator, 4, n.heads, n.d_head, n.d_head) / n.d_head**0.5
+    dense = n.draw(generator, 4 * d_inner, d_inner) / d_inner**0.5
+    ones = torch.ones(n.batch, n.heads, n.d_head, dtype=n.dtype)
+    row = torch.zeros(1, n.batch, d_inner, dtype=n.dtype)
+    return {
+        "zoo": (zoo_slstm, zoo_slstm_step, (x, in_weight, blocks), (ones, ones, ones, ones)),
+        "torch LSTM": (torch_lstm, torch_lstm_step, (x, in_weight, dense), (row, row)),
+    }
