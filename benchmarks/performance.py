@@ -36,6 +36,7 @@ TESTS = (
     "tests/ops/test_selective_scan.py",
     "tests/ops/test_ops.py",
     "tests/ops/test_chunked_ops.py",
+    "tests/ops/test_slstm.py",
     "tests/project/test_peers.py",
 )
 RESULTS, PAGE, PROFILES = "benchmarks/performance.json", "docs/performance.md", "docs/profiles.md"

@@ -16,10 +16,22 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from einops import rearrange
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Parameters = dict[str, Array]
+
+
+# Channels of a row as heads, and back.
+
+
+def heads_of(t: Array, n_heads: int) -> Array:
+    return rearrange(t, "seq (head d) -> seq head d", head=n_heads)
+
+
+def joined(t: Array) -> Array:
+    return rearrange(t, "seq head d -> seq (head d)")
 
 
 # Elementwise functions.
@@ -203,16 +215,14 @@ def attention_heads(
     p: Parameters, x: Array, n_heads: int = 4, n_kv_heads: int | None = None, **_sizes: object
 ) -> tuple[Array, Array, Array]:
     """Queries (seq, n_heads, d_head), keys and values (seq, n_heads, d_head), shared heads repeated."""
-    seq = len(x)
     n_kv_heads = n_kv_heads or n_heads
     d_head = p["out_proj.weight"].shape[1] // n_heads
     qkv = x @ p["qkv_proj.weight"].T
     if "conv.weight" in p:
         qkv = short_conv(qkv, p["conv.weight"])
     n_queries, n_keys = n_heads * d_head, n_kv_heads * d_head
-    q = qkv[:, :n_queries].reshape(seq, n_heads, d_head)
-    k = qkv[:, n_queries : n_queries + n_keys].reshape(seq, n_kv_heads, d_head)
-    v = qkv[:, n_queries + n_keys :].reshape(seq, n_kv_heads, d_head)
+    q, k, v = np.split(qkv, [n_queries, n_queries + n_keys], axis=-1)
+    q, k, v = heads_of(q, n_heads), heads_of(k, n_kv_heads), heads_of(v, n_kv_heads)
     group = [h // (n_heads // n_kv_heads) for h in range(n_heads)]
     return q, k[:, group], v[:, group]
 
@@ -258,7 +268,7 @@ def attention(p: Parameters, x: Array, n_heads: int = 4, **options: object) -> A
     weights = attention_weights(p, x, n_heads, **options)
     values = attention_heads(p, x, n_heads, **options)[2]
     mixed = np.stack([weights[h] @ values[:, h] for h in range(n_heads)], axis=1)
-    return mixed.reshape(len(x), -1) @ p["out_proj.weight"].T
+    return joined(mixed) @ p["out_proj.weight"].T
 
 
 def attention_operator(p: Parameters, x: Array, n_heads: int = 4, **options: object) -> Array:
@@ -310,7 +320,7 @@ def sliding_attention(p: Parameters, x: Array, n_heads: int = 4, **options: obje
     weights = sliding_attention_weights(p, x, n_heads, **options)
     values = attention_heads(p, x, n_heads, **options)[2]
     mixed = np.stack([weights[h] @ values[:, h] for h in range(n_heads)], axis=1)
-    return mixed.reshape(len(x), -1) @ p["out_proj.weight"].T
+    return joined(mixed) @ p["out_proj.weight"].T
 
 
 def sliding_attention_operator(p: Parameters, x: Array, n_heads: int = 4, **options: object) -> Array:
@@ -334,7 +344,7 @@ def gated_attention(
     seq = len(x)
     d_head = p["out_proj.weight"].shape[1] // n_heads
     n_kv_heads = (len(p["qkv_proj.weight"]) // d_head - n_heads) // 2
-    heads = (x @ p["qkv_proj.weight"].T).reshape(seq, -1, d_head)
+    heads = rearrange(x @ p["qkv_proj.weight"].T, "seq (head d) -> seq head d", d=d_head)
     q, k, v = np.split(heads, [n_heads, n_heads + n_kv_heads], axis=1)
     turned = max(2, 2 * (d_head // 8)) if d_rope is None else d_rope
     q, k = rms_norm(q, p["q_norm.weight"], 1e-6), rms_norm(k, p["k_norm.weight"], 1e-6)
@@ -342,14 +352,14 @@ def gated_attention(
         for i in range(seq):
             for head in part[i]:
                 head[:turned] = rotate(head[:turned], i, rope_base)
-    gates = sigmoid(x @ p["gate_proj.weight"].T).reshape(seq, n_heads, -1)
+    gates = heads_of(sigmoid(x @ p["gate_proj.weight"].T), n_heads)
     o = np.zeros((seq, n_heads, d_head))
     for h in range(n_heads):
         g = h // (n_heads // n_kv_heads)
         for i in range(seq):
             weights = np.exp(k[: i + 1, g] @ q[i, h] / np.sqrt(d_head))
             o[i, h] = gates[i, h] * (weights @ v[: i + 1, g] / weights.sum())
-    return o.reshape(seq, -1) @ p["out_proj.weight"].T
+    return joined(o) @ p["out_proj.weight"].T
 
 
 def differential_attention(
@@ -364,7 +374,8 @@ def differential_attention(
     """(softmax_1 - lambda softmax_2) V, each head normed (Ye et al. 2410.05258, eq. 1 to 3)."""
     seq = len(x)
     q, k, v = np.split(x @ p["qkv_proj.weight"].T, 3, axis=1)
-    q, k, v = q.reshape(seq, n_heads, 2, -1), k.reshape(seq, n_heads, 2, -1), v.reshape(seq, n_heads, -1)
+    q, k = (rearrange(part, "seq (head pair d) -> seq head pair d", head=n_heads, pair=2) for part in (q, k))
+    v = heads_of(v, n_heads)
     d_head = q.shape[3]
     turned = 2 * (d_head // 2) if d_rope is None else d_rope
     for part in (q, k):
@@ -379,7 +390,7 @@ def differential_attention(
             exponentials = [np.exp(k[: i + 1, h, m] @ q[i, h, m] / np.sqrt(d_head)) for m in range(2)]
             first, second = (e / e.sum() for e in exponentials)
             o[i, h] = (first - lam * second) @ v[: i + 1, h]
-    return (1 - start) * rms_norm(o, p["norm.weight"]).reshape(seq, -1) @ p["out_proj.weight"].T
+    return (1 - start) * joined(rms_norm(o, p["norm.weight"])) @ p["out_proj.weight"].T
 
 
 def forgetting_attention(p: Parameters, x: Array, n_heads: int = 4, **options: object) -> Array:
@@ -394,7 +405,7 @@ def forgetting_attention(p: Parameters, x: Array, n_heads: int = 4, **options: o
             kept = np.append(kept * f[i, h], 1.0)
             weights = np.exp(k[: i + 1, h] @ q[i, h] / np.sqrt(q.shape[2])) * kept
             o[i, h] = weights @ v[: i + 1, h] / weights.sum()
-    return o.reshape(seq, -1) @ p["out_proj.weight"].T
+    return joined(o) @ p["out_proj.weight"].T
 
 
 def path_attention(p: Parameters, x: Array, n_heads: int = 4, n_kv_heads: int | None = None, **_sizes: object) -> Array:
@@ -403,7 +414,7 @@ def path_attention(p: Parameters, x: Array, n_heads: int = 4, n_kv_heads: int | 
     projections = {name: p[name] for name in ("qkv_proj.weight", "out_proj.weight")}
     q, k, v = attention_heads(projections, x, n_heads, n_kv_heads)
     w = silu(short_conv(x @ p["w_down.weight"].T @ p["w_up.weight"].T, p["conv.weight"]))
-    w = unit(w.reshape(seq, n_kv_heads, -1))
+    w = unit(heads_of(w, n_kv_heads))
     beta = 2 * sigmoid(x @ p["beta_proj.weight"].T + p["beta_proj.bias"])
     f = np.ones((seq, n_heads))
     if "forget_proj.weight" in p:
@@ -419,7 +430,7 @@ def path_attention(p: Parameters, x: Array, n_heads: int = 4, n_kv_heads: int | 
             forgotten = np.append(forgotten + np.log(f[i, h]), 0.0)
             weights = np.exp((keys @ q[i, h] + forgotten) / np.sqrt(q.shape[2]))
             o[i, h] = weights @ v[: i + 1, h] / weights.sum()
-    return o.reshape(seq, -1) @ p["out_proj.weight"].T
+    return joined(o) @ p["out_proj.weight"].T
 
 
 # Attention without a softmax.
@@ -431,7 +442,7 @@ def linear_attention_weights(
     """phi(q_i) . phi(k_j) / z_i, (n_heads, seq, seq) (Katharopoulos et al. 2006.16236, eq. 9)."""
     seq = len(x)
     phi = elu_plus_one if feature_map == "elu" else lambda u: u
-    q, k, _ = (part.reshape(seq, n_heads, -1) for part in np.split(x @ p["qkv_proj.weight"].T, 3, axis=-1))
+    q, k, _ = (heads_of(part, n_heads) for part in np.split(x @ p["qkv_proj.weight"].T, 3, axis=-1))
     weights = np.zeros((n_heads, seq, seq))
     for h in range(n_heads):
         for i in range(seq):
@@ -443,9 +454,9 @@ def linear_attention_weights(
 
 def linear_attention(p: Parameters, x: Array, n_heads: int = 4, **options: object) -> Array:
     weights = linear_attention_weights(p, x, n_heads, **options)
-    values = np.split(x @ p["qkv_proj.weight"].T, 3, axis=-1)[2].reshape(len(x), n_heads, -1)
+    values = heads_of(np.split(x @ p["qkv_proj.weight"].T, 3, axis=-1)[2], n_heads)
     mixed = np.stack([weights[h] @ values[:, h] for h in range(n_heads)], axis=1)
-    return mixed.reshape(len(x), -1) @ p["out_proj.weight"].T
+    return joined(mixed) @ p["out_proj.weight"].T
 
 
 def linear_attention_operator(p: Parameters, x: Array, n_heads: int = 4, **options: object) -> Array:
@@ -463,13 +474,12 @@ def linear_attention_operator(p: Parameters, x: Array, n_heads: int = 4, **optio
 
 def gated_linear_attention_parts(p: Parameters, x: Array, n_heads: int) -> tuple[Array, Array, Array, Array]:
     """Queries with their scale, keys and decays (seq, n_heads, d_key), values (seq, n_heads, d_head)."""
-    seq, n_values = len(x), p["out_proj.weight"].shape[1]
-    n_keys = len(p["decay_up.bias"])
+    n_values, n_keys = p["out_proj.weight"].shape[1], len(p["decay_up.bias"])
     q, k, v = np.split(x @ p["qkv_proj.weight"].T, [n_keys, 2 * n_keys], axis=-1)
     assert v.shape[1] == n_values
     logits = x @ p["decay_down.weight"].T @ p["decay_up.weight"].T + p["decay_up.bias"]
     alpha = sigmoid(logits) ** (1 / 16)
-    q, k, v, alpha = (part.reshape(seq, n_heads, -1) for part in (q, k, v, alpha))
+    q, k, v, alpha = (heads_of(part, n_heads) for part in (q, k, v, alpha))
     return q / np.sqrt(q.shape[2]), k, v, alpha
 
 
@@ -493,7 +503,7 @@ def output_gate(p: Parameters, x: Array) -> Array | float:
 def gated_linear_attention(p: Parameters, x: Array, n_heads: int = 2, **_options: object) -> Array:
     """Yang et al. 2312.06635: S_t = diag(alpha_t) S_{t-1} + k_t v_t^T, RMSNorm per head, SiLU gate."""
     o = gated_linear_attention_heads(p, x, n_heads)
-    normed = rms_norm(o, p["norm.weight"]).reshape(len(x), -1)
+    normed = joined(rms_norm(o, p["norm.weight"]))
     return (normed * output_gate(p, x)) @ p["out_proj.weight"].T
 
 
@@ -530,7 +540,7 @@ def delta_parts(p: Parameters, x: Array, n_heads: int, beta_max: float) -> tuple
     seq, n_values = len(x), p["out_proj.weight"].shape[1]
     qkv = short_conv(x @ p["qkv_proj.weight"].T, p["conv.weight"])
     n_keys = (qkv.shape[1] - n_values) // 2
-    q, k, v = (part.reshape(seq, n_heads, -1) for part in np.split(qkv, [n_keys, 2 * n_keys], axis=-1))
+    q, k, v = (heads_of(part, n_heads) for part in np.split(qkv, [n_keys, 2 * n_keys], axis=-1))
     q, k = (silu(t) / np.sqrt((silu(t) ** 2).sum(axis=-1, keepdims=True) + 1e-6) for t in (q, k))
     beta, alpha = beta_max * sigmoid(x @ p["beta_proj.weight"].T), np.ones((seq, n_heads))
     if "A_log" in p:
@@ -554,7 +564,7 @@ def delta_heads(q: Array, k: Array, v: Array, beta: Array, alpha: Array) -> Arra
 def delta_net(p: Parameters, x: Array, n_heads: int = 2, beta_max: float = 1.0, **_sizes: object) -> Array:
     """Yang et al. 2406.06484; with alpha and an output gate 2412.06464."""
     q, k, v, beta, alpha = delta_parts(p, x, n_heads, beta_max)
-    normed = rms_norm(delta_heads(q, k, silu(v), beta, alpha), p["norm.weight"]).reshape(len(x), -1)
+    normed = joined(rms_norm(delta_heads(q, k, silu(v), beta, alpha), p["norm.weight"]))
     return (normed * output_gate(p, x)) @ p["out_proj.weight"].T
 
 
@@ -600,11 +610,7 @@ def head_hybrid(
     beta = beta_max * sigmoid(x @ p["beta_proj.weight"].T)
     alpha = np.exp(-np.exp(p["A_log"]) * softplus(x @ p["dt_proj.weight"].T + p["dt_bias"]))
     o[:, n_softmax_heads:] = delta_heads(q, k, v, beta, alpha)
-    return grouped_norm(o.reshape(len(x), -1), p["norm.weight"], n_heads) @ p["out_proj.weight"].T
-
-
-def heads_of(t: Array, n_heads: int) -> Array:
-    return t.reshape(len(t), n_heads, -1)
+    return grouped_norm(joined(o), p["norm.weight"], n_heads) @ p["out_proj.weight"].T
 
 
 def unit(t: Array) -> Array:
@@ -633,7 +639,7 @@ def kda(p: Parameters, x: Array, n_heads: int = 2, beta_max: float = 1.0, **_siz
             s = s - np.outer(k[t, h], (erase[t, h] * k[t, h]) @ s) + np.outer(k[t, h], write[t, h] * v[t, h])
             o[t, h] = q[t, h] @ s
     gate = sigmoid(x @ p["gate_down.weight"].T @ p["gate_up.weight"].T + p["gate_up.bias"])
-    return (rms_norm(o, p["norm.weight"]).reshape(seq, -1) * gate) @ p["out_proj.weight"].T
+    return (joined(rms_norm(o, p["norm.weight"])) * gate) @ p["out_proj.weight"].T
 
 
 def delta_product(
@@ -644,9 +650,11 @@ def delta_product(
     qkv = silu(short_conv(x @ p["qkv_proj.weight"].T, p["conv.weight"]))
     n_keys = (qkv.shape[1] - n_householder * n_values) // (1 + n_householder)
     q, k, v = np.split(qkv, [n_keys, (1 + n_householder) * n_keys], axis=-1)
-    q, k, v = q.reshape(seq, n_heads, -1), *(t.reshape(seq, n_householder, n_heads, -1) for t in (k, v))
+    q = heads_of(q, n_heads)
+    k, v = (rearrange(t, "seq (step head d) -> seq step head d", step=n_householder, head=n_heads) for t in (k, v))
     q, k = unit(q) / np.sqrt(q.shape[2]), unit(k)
-    beta = beta_max * sigmoid(x @ p["beta_proj.weight"].T).reshape(seq, n_householder, n_heads)
+    beta = beta_max * sigmoid(x @ p["beta_proj.weight"].T)
+    beta = rearrange(beta, "seq (step head) -> seq step head", step=n_householder)
     alpha = np.exp(-np.exp(p["A_log"]) * softplus(x @ p["dt_proj.weight"].T + p["dt_bias"]))
     o = np.zeros((seq, n_heads, v.shape[3]))
     for h in range(n_heads):
@@ -656,7 +664,7 @@ def delta_product(
             for m in range(n_householder):
                 s = s + beta[t, m, h] * np.outer(k[t, m, h], v[t, m, h] - k[t, m, h] @ s)
             o[t, h] = q[t, h] @ s
-    return (rms_norm(o, p["norm.weight"]).reshape(seq, -1) * output_gate(p, x)) @ p["out_proj.weight"].T
+    return (joined(rms_norm(o, p["norm.weight"])) * output_gate(p, x)) @ p["out_proj.weight"].T
 
 
 def decayed_heads(q: Array, k: Array, v: Array, decay: Array) -> Array:
@@ -680,7 +688,7 @@ def retnet(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array
     q, k = (np.array([[rotate(head, t) for head in part[t]] for t in range(seq)]) for part in (q, k))
     gamma = np.array([1 - 2.0 ** (-5 - h) for h in range(n_heads)])
     decay = np.ones((seq, n_heads, k.shape[2])) * gamma[:, None]
-    normed = rms_norm(decayed_heads(q / np.sqrt(k.shape[2]), k, v, decay), p["norm.weight"]).reshape(seq, -1)
+    normed = joined(rms_norm(decayed_heads(q / np.sqrt(k.shape[2]), k, v, decay), p["norm.weight"]))
     return (normed * silu(x @ p["gate_proj.weight"].T)) @ p["out_proj.weight"].T
 
 
@@ -690,7 +698,7 @@ def lightning_attention(p: Parameters, x: Array, n_heads: int = 2, slope_scale: 
     q, k, v = (heads_of(part, n_heads) for part in np.split(silu(x @ p["qkv_proj.weight"].T), 3, axis=-1))
     slopes = np.array([2 ** (-8 * (h + 1) / n_heads) for h in range(n_heads)])
     decay = np.ones_like(k) * np.exp(-slope_scale * slopes)[:, None]
-    normed = rms_norm(decayed_heads(q, k, v, decay).reshape(len(x), -1), p["norm.weight"], eps=1e-6)
+    normed = rms_norm(joined(decayed_heads(q, k, v, decay)), p["norm.weight"], eps=1e-6)
     return (normed * sigmoid(x @ p["gate_proj.weight"].T)) @ p["out_proj.weight"].T
 
 
@@ -699,14 +707,14 @@ def hgrn2(p: Parameters, x: Array, n_heads: int = 2, lower_bound: float = 0.0, *
     q, logit, v = (heads_of(part, n_heads) for part in np.split(x @ p["in_proj.weight"].T, 3, axis=-1))
     decay = lower_bound + (1 - lower_bound) * sigmoid(logit)
     heads = decayed_heads(silu(q) / np.sqrt(q.shape[2]), 1 - decay, v, decay)
-    return rms_norm(heads.reshape(len(x), -1), p["norm.weight"]) @ p["out_proj.weight"].T
+    return rms_norm(joined(heads), p["norm.weight"]) @ p["out_proj.weight"].T
 
 
 def group_norm(x: Array, n_groups: int, weight: Array, eps: float) -> Array:
     """Each of n_groups parts of a position less its mean, over its standard deviation (Wu and He 1803.08494)."""
-    groups = x.reshape(len(x), n_groups, -1)
+    groups = heads_of(x, n_groups)
     centred = groups - groups.mean(axis=-1, keepdims=True)
-    return (centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + eps)).reshape(x.shape) * weight
+    return joined(centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + eps)) * weight
 
 
 def rwkv7(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
@@ -729,16 +737,16 @@ def rwkv7(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
             s = transition @ s + np.outer(k[t, h], v[t, h])
             o[t, h] = r[t, h] @ s
             bonus[t, h] = (r[t, h] * p["bonus"][h]) @ k[t, h] * v[t, h]
-    normed = group_norm(o.reshape(seq, -1), n_heads, p["norm_weight"], 1e-5 * v.shape[2]) + p["norm_bias"]
-    return ((normed + bonus.reshape(seq, -1)) * g) @ p["out_proj.weight"].T
+    normed = group_norm(joined(o), n_heads, p["norm_weight"], 1e-5 * v.shape[2]) + p["norm_bias"]
+    return ((normed + joined(bonus)) * g) @ p["out_proj.weight"].T
 
 
 def mlstm(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
     """Beck et al. 2405.04517, section 2.3, without stabilisation but for the 1e-6 that the authors' code adds."""
 
     def blockwise(t: Array, blocks: Array) -> Array:
-        parts = t.reshape(len(t), len(blocks), -1)
-        return np.stack([parts[:, b] @ block.T for b, block in enumerate(blocks)], axis=1).reshape(t.shape)
+        parts = heads_of(t, len(blocks))
+        return joined(np.stack([parts[:, b] @ block.T for b, block in enumerate(blocks)], axis=1))
 
     u, z = np.split(x @ p["in_proj.weight"].T, 2, axis=-1)
     s = silu(short_conv(u, p["conv.weight"], p["conv.bias"]))
@@ -754,7 +762,7 @@ def mlstm(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
             normaliser = f * normaliser + i * k[t, h]
             largest = max(np.log(f) + largest, np.log(i))
             o[t, h] = q[t, h] @ memory / (max(abs(normaliser @ q[t, h]), 1.0) + 1e-6 * np.exp(largest))
-    normed = group_norm(o.reshape(len(x), -1), n_heads, p["norm_weight"], 1e-5)
+    normed = group_norm(joined(o), n_heads, p["norm_weight"], 1e-5)
     return ((normed + p["skip"] * s) * silu(z)) @ p["out_proj.weight"].T
 
 
@@ -766,7 +774,7 @@ def factorized_weights(p: Parameters, x: Array, kernel: str = "toeplitz", **_siz
     seq, n_heads = len(x), len(p["value_maps"])
     weights = np.zeros((n_heads, seq, seq))
     if kernel == "bilinear":
-        q, k = (part.reshape(seq, n_heads, -1) for part in np.split(x @ p["qk_proj.weight"].T, 2, axis=-1))
+        q, k = (heads_of(part, n_heads) for part in np.split(x @ p["qk_proj.weight"].T, 2, axis=-1))
     for h in range(n_heads):
         for i in range(seq):
             lags = i - np.arange(i + 1)
@@ -954,14 +962,14 @@ def ssd_coefficients(
     """The Mamba-2 block up to its recurrence: the convolved input before SiLU (seq, d_inner), z (seq, d_inner),
     dt (seq, n_heads), B and C (seq, n_heads, d_state), A (n_heads).
     """
-    seq, n_heads = len(x), len(p["A_log"])
+    n_heads = len(p["A_log"])
     d_inner = p["out_proj.weight"].shape[1]
     wide = n_groups * d_state
     z, ubc, dt = np.split(x @ p["in_proj.weight"].T, [d_inner, 2 * d_inner + 2 * wide], axis=-1)
     convolved = short_conv(ubc, p["conv.weight"], p["conv.bias"])
     u, b, c = np.split(convolved, [d_inner, d_inner + wide], axis=-1)
     group = [h // (n_heads // n_groups) for h in range(n_heads)]
-    b, c = (silu(t).reshape(seq, n_groups, d_state)[:, group] for t in (b, c))
+    b, c = (heads_of(silu(t), n_groups)[:, group] for t in (b, c))
     return u, z, softplus(dt + p["dt_bias"]), b, c, -np.exp(p["A_log"])
 
 
@@ -975,14 +983,14 @@ def ssd(p: Parameters, x: Array, norm_groups: int | None = None, **options: obje
     """The block of Mamba-2 (Dao and Gu 2405.21060): per head h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t^T."""
     u, z, dt, b, c, a = ssd_coefficients(p, x, **options)
     seq, n_heads = dt.shape
-    u = silu(u).reshape(seq, n_heads, -1)
+    u = heads_of(silu(u), n_heads)
     o = np.zeros_like(u)
     for head in range(n_heads):
         h = np.zeros((b.shape[2], u.shape[2]))
         for t in range(seq):
             h = np.exp(dt[t, head] * a[head]) * h + dt[t, head] * np.outer(b[t, head], u[t, head])
             o[t, head] = c[t, head] @ h + p["D"][head] * u[t, head]
-    gated = o.reshape(seq, -1) * silu(z)
+    gated = joined(o) * silu(z)
     return grouped_norm(gated, p["norm.weight"], norm_groups or options.get("n_groups", 1)) @ p["out_proj.weight"].T
 
 
@@ -1083,7 +1091,7 @@ def mamba3_coefficients(
     dt = softplus(dt + p["dt_bias"])
     positive = {"heavy_tail": heavy_tail, "softplus": softplus}[rate_map]
     alpha = np.exp(-np.maximum(positive(rate), 1e-4) * dt)
-    b, c = (t.reshape(seq, rank, n_groups, d_state) for t in (b, c))
+    b, c = (rearrange(t, "seq (rank group n) -> seq rank group n", rank=rank, group=n_groups) for t in (b, c))
     b, c = rms_norm(b, p["B_norm.weight"]), rms_norm(c, p["C_norm.weight"])
     q, k = (np.zeros((seq, n_heads, rank, d_state)) for _ in range(2))
     for h in range(n_heads):
@@ -1093,7 +1101,7 @@ def mamba3_coefficients(
             for r in range(rank):
                 q[t, h, r] = turn(c[t, r, group] + p["C_bias"][h, r], angles)
                 k[t, h, r] = turn(b[t, r, group] + p["B_bias"][h, r], angles)
-    z, u = (t.reshape(seq, n_heads, -1) for t in (z, u))
+    z, u = (heads_of(t, n_heads) for t in (z, u))
     return z, u, q, k, dt, alpha, sigmoid(trap)
 
 
@@ -1121,7 +1129,7 @@ def mamba3(p: Parameters, x: Array, **options: object) -> Array:
             for r in range(rank):
                 o = q[t, head, r] @ h + p["D"][head] * of_u[head, r] * u[t, head]
                 y[t, head] += readout[head, r] * silu(of_z[head, r] * z[t, head]) * o
-    return y.reshape(seq, -1) @ p["out_proj.weight"].T
+    return joined(y) @ p["out_proj.weight"].T
 
 
 def mamba3_operator(p: Parameters, x: Array, **options: object) -> Array:
