@@ -234,7 +234,8 @@ def tricks(sizes: Sizes) -> Section:
         for shape in shapes:
             given = (*peers.scan_inputs(*shape, 16, _generator()), torch.zeros(1, shape[2], 16))
             for run in (_scan_forward, _scan_both):
-                seconds = interleaved({who: run(module, given) for who, module in modules.items()}, sizes.rounds)
+                runs = {who: run(module, given) for who, module in modules.items()}
+                seconds = interleaved(runs, 3 * sizes.rounds)
                 for trick in _TRICKS:
                     found[trick].append(seconds[trick] / seconds["with"])
     for trick, ratios in found.items():

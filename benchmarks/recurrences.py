@@ -172,8 +172,7 @@ def zoo_min_gru(hidden: Tensor, gate: Tensor) -> Tensor:
 
 def zoo_min_gru_step(hidden: Tensor, gate: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """The same from a state."""
-    decay, gain = torch.sigmoid(torch.stack((-gate, gate))).unbind(0)
-    return linear_recurrence(decay, gain * half_linear(hidden), state)
+    return linear_recurrence(torch.sigmoid(-gate), torch.sigmoid(gate) * half_linear(hidden), state)
 
 
 def log_space_min_gru(hidden: Tensor, gate: Tensor) -> Tensor:
