@@ -81,7 +81,7 @@ class MinimalRecurrence(SequenceMixer):
     ) -> tuple[Tensor, MinimalRecurrenceState]:
         u, *gates = self.in_proj(x).to(state.h.dtype).chunk(2 if self.cell == "gru" else 3, dim=2)
         forgets = -gates[0] if self.cell == "gru" else F.logsigmoid(gates[0]) - F.logsigmoid(gates[1])
-        decay, gain = coefficient(torch.sigmoid(torch.stack((forgets, -forgets)))).unbind(0)
+        decay, gain = coefficient(torch.sigmoid(forgets)), coefficient(torch.sigmoid(-forgets))
         valid = None if lengths is None else valid_positions(lengths, x.shape[1])
         h, last = linear_recurrence(decay, gain * half_linear(u), state.h, valid)
         return self.out_proj(h.to(x.dtype)), MinimalRecurrenceState(last)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
@@ -81,7 +82,8 @@ def group_norm(
 
     1 / sqrt(var + eps) is the coefficient, in at least float32; the mean is linear in x.
     """
-    wide = (x.float() if x.dtype in (torch.bfloat16, torch.float16) else x).unflatten(-1, (n_groups, -1))
+    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    wide = rearrange(wide, "... (group d) -> ... group d", group=n_groups)
     centred = wide - wide.mean(-1, keepdim=True)
     scale = coefficient(torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps))
-    return (centred * scale).flatten(-2).to(x.dtype) * weight
+    return rearrange(centred * scale, "... group d -> ... (group d)").to(x.dtype) * weight

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -64,7 +65,7 @@ def attend_by(
     visible = _visible(cached, v.shape[2] - logits.shape[2], logits.shape[2])
     weights = logits.masked_fill(~visible, -torch.inf).softmax(3).to(v.dtype)
     grouped = weights.unflatten(1, (v.shape[1], logits.shape[1] // v.shape[1]))
-    return (grouped @ v.unsqueeze(2)).flatten(1, 2)
+    return rearrange(grouped @ v.unsqueeze(2), "batch kv_head group seq d -> batch (kv_head group) seq d")
 
 
 def forgetting_bias(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
@@ -61,21 +62,21 @@ def channel_ssm(
         reading = _pairs((C.unsqueeze(1) * decays).conj())  # Re(c h) is the scalar product of the pairs of c* and h
         kernel = (reading[:, :-1] @ _pairs(gain).unsqueeze(2)).squeeze(2)
         chunks = F.pad(x.to(kernel.dtype), (0, 0, 0, -seq_len % size)).unflatten(1, (n_chunks, size))
-        inputs = chunks.permute(3, 0, 1, 2).flatten(1, 2)  # (channels, batch * chunks, size)
+        inputs = rearrange(chunks, "batch chunk t channel -> channel (batch chunk) t")
         written = _numbers(inputs @ writing).unflatten(1, (batch, n_chunks))
         decay = decays[:, -1].view(channels, 1, 1, -1, 1).expand(-1, -1, n_chunks, -1, -1)
         entering, final = decayed_states(state.transpose(0, 1).unsqueeze(3), decay, written.unsqueeze(4))
         entering = entering.squeeze(4)  # (channels, batch, chunks, d_state)
-        carried = _pairs(entering.flatten(1, 2)) @ reading[:, 1:].transpose(1, 2)
-        y = torch.baddbmm(carried, inputs, causal_toeplitz(kernel).transpose(1, 2))
-        y = y.unflatten(1, (batch, n_chunks)).permute(1, 2, 3, 0).flatten(1, 2)[:, :seq_len]
+        carried = _pairs(entering.flatten(1, 2)) @ reading[:, 1:].mT
+        y = torch.baddbmm(carried, inputs, causal_toeplitz(kernel).mT).unflatten(1, (batch, n_chunks))
+        y = rearrange(y, "channel batch chunk t -> batch (chunk t) channel")[:, :seq_len]
         if lengths is None and seq_len % size == 0:
             return y, final.squeeze(3).transpose(0, 1)
         # The last chunk is not full: its state is that of its own positions, moved to its end, and of what entered.
         lengths = x.new_full((batch,), seq_len, dtype=torch.long) if lengths is None else lengths
         row, last = torch.arange(batch, device=x.device), (lengths - 1).clamp(min=0) // size
         rest = lengths - last * size
-        own = right_align(chunks[row, last], rest).permute(2, 0, 1) @ writing
+        own = rearrange(right_align(chunks[row, last], rest), "batch t channel -> channel batch t") @ writing
         before = torch.exp(rest.view(-1, 1) * log_decay.unsqueeze(1)) * entering[:, row, last]
         return y, (before + _numbers(own)).transpose(0, 1)
 

@@ -125,8 +125,11 @@ def delta_product(
     steps = k.shape[3]
     if log_decay is not None:
         log_decay = F.pad(log_decay.unsqueeze(3), (0, steps - 1)).flatten(2)
-    reading = F.pad(q.unsqueeze(3), (0, 0, steps - 1, 0)).flatten(2, 3)
-    y, state = delta_rule(reading, k.flatten(2, 3), v.flatten(2, 3), beta.flatten(2), log_decay, state)
+    q, k, v = (
+        rearrange(t, "batch head seq step d -> batch head (seq step) d")
+        for t in (F.pad(q.unsqueeze(3), (0, 0, steps - 1, 0)), k, v)
+    )
+    y, state = delta_rule(q, k, v, rearrange(beta, "batch head seq step -> batch head (seq step)"), log_decay, state)
     return y[:, :, steps - 1 :: steps], state
 
 

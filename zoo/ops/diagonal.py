@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from einops import rearrange
 from jaxtyping import Complex, Float, Inexact
 from torch import Tensor
 
@@ -77,9 +78,9 @@ def diagonal_scan(
     size = min(CHUNK, seq_len)
     decays = powers(log_decay, size + 1)
     chunks = into_chunks(u.unsqueeze(1), size).squeeze(1)  # (batch, chunks, size, d_state)
-    within = causal_toeplitz(decays[:-1].t()) @ chunks.permute(3, 2, 0, 1).flatten(2)
-    within = within.unflatten(2, (batch, chunks.shape[1])).permute(2, 3, 1, 0)
+    within = causal_toeplitz(decays[:-1].t()) @ rearrange(chunks, "batch chunk t state -> state t (batch chunk)")
+    within = rearrange(within.unflatten(2, (batch, chunks.shape[1])), "state t batch chunk -> batch chunk t state")
     over_chunk = decays[-1].view(1, 1, 1, -1, 1).expand(-1, -1, chunks.shape[1], -1, -1)
     entering, _ = decayed_states(state.unsqueeze(1).unsqueeze(3), over_chunk, within[:, None, :, -1, :, None])
     h = within + decays[1:] * entering.movedim(4, 3).squeeze(1)
-    return h.flatten(1, 2)[:, :seq_len]
+    return rearrange(h, "batch chunk t state -> batch (chunk t) state")[:, :seq_len]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -47,7 +48,10 @@ def sliding_attend(
     pad = (0, 0, 0, n_blocks * block - seq_len)
     q = F.pad(q, pad).unflatten(2, (n_blocks, block)).transpose(1, 2)
     # (batch, n_blocks, n_kv_heads, past + block, d_head): overlapping windows of the slots
-    k, v = (F.pad(t, pad).unfold(2, past + block, block).permute(0, 2, 1, 4, 3) for t in (k, v))
+    k, v = (
+        rearrange(F.pad(t, pad).unfold(2, past + block, block), "batch head block d slot -> batch block head slot d")
+        for t in (k, v)
+    )
 
     query = torch.arange(block, device=q.device).unsqueeze(1)
     slot = torch.arange(past + block, device=q.device)
@@ -60,4 +64,5 @@ def sliding_attend(
     grouped = bool(k.shape[2] != q.shape[2])  # torch.jit.trace compares shapes as tensors
     q, k, v, mask = (t.flatten(0, 1) for t in (q, k, v, mask))
     y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
-    return y.unflatten(0, (-1, n_blocks)).transpose(1, 2).flatten(2, 3)[:, :, :seq_len]
+    y = rearrange(y.unflatten(0, (-1, n_blocks)), "batch block head query d -> batch head (block query) d")
+    return y[:, :, :seq_len]

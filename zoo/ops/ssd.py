@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
@@ -55,24 +56,29 @@ def ssd(
     # The heads of a group stand side by side in the last axis: one product with its keys, or queries, serves them all.
     per_group = (groups, heads // groups)
     with full_precision(q.device):
-        v = v.to(state.dtype).unflatten(1, per_group).transpose(2, 3).flatten(3)
+        v = rearrange(v.to(state.dtype).unflatten(1, per_group), "batch group head row d -> batch group row (head d)")
         q, k, v = (into_chunks(t.to(state.dtype), size * rank) for t in (q, k, v))
         step = into_chunks(log_decay.to(state.dtype).unsqueeze(3), size).squeeze(4)
-        decay, since_start, until_end = chunk_decays(step.unflatten(1, per_group).transpose(2, 3))
+        step = rearrange(step.unflatten(1, per_group), "batch group head chunk t -> batch group chunk head t")
+        decay, since_start, until_end = chunk_decays(step)
         if rank > 1:
             decay = decay.repeat_interleave(rank, 4).repeat_interleave(rank, 5)
             since_start, until_end = (t.repeat_interleave(rank, 4) for t in (since_start, until_end))
-        since_start, until_end = (t.transpose(3, 4).unsqueeze(5) for t in (since_start, until_end))
+        since_start, until_end = (
+            rearrange(t, "batch group chunk head row -> batch group chunk row head 1") for t in (since_start, until_end)
+        )
         v = v.unflatten(4, (per_group[1], -1))  # (batch, groups, chunks, rows, heads of the group, d_value)
-        written = k.transpose(3, 4) @ (until_end * v).flatten(4)
+        written = k.mT @ (until_end * v).flatten(4)
         over_chunk = since_start[:, :, :, -1:].expand(-1, -1, -1, -1, -1, v.shape[5]).flatten(4)
-        entering = state.unflatten(1, per_group).transpose(2, 3)  # (batch, groups, d_key, heads of the group, d_value)
-        entering, final = decayed_states(entering.flatten(3), over_chunk, written)
+        entering = rearrange(state.unflatten(1, per_group), "batch group head key d -> batch group key (head d)")
+        entering, final = decayed_states(entering, over_chunk, written)
         carried = since_start * (q @ entering).unflatten(4, v.shape[4:])
-        within = (q @ k.transpose(3, 4)).unsqueeze(3) * decay @ v.transpose(3, 4)
-        y = carried + within.transpose(3, 4)
-    y = y.flatten(2, 3)[:, :, :rows].transpose(2, 3).flatten(1, 2)
-    return y, final.unflatten(3, v.shape[4:]).transpose(2, 3).flatten(1, 2)
+        v = rearrange(v, "batch group chunk row head d -> batch group chunk head row d")
+        within = (q @ k.mT).unsqueeze(3) * decay @ v
+        y = carried + rearrange(within, "batch group chunk head row d -> batch group chunk row head d")
+    y = rearrange(y.flatten(2, 3)[:, :, :rows], "batch group row head d -> batch (group head) row d")
+    final = final.unflatten(3, (per_group[1], -1))
+    return y, rearrange(final, "batch group key head d -> batch (group head) key d")
 
 
 def _step(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
@@ -73,8 +74,11 @@ def trapezoidal_ssd(
         # The entering state holds what its last position wrote already: its `now` counts zero here.
         earlier_now = torch.cat((torch.zeros_like(now[:, :, :1]), now[:, :, :-1]), dim=2)
         weight = (log_decay.exp() * (earlier_now + before)).view(*before.shape, 1, 1)
-        earlier_k, earlier_v = k[:, :, :-1].flatten(2, 3), (weight * v[:, :, :-1]).flatten(2, 3)
-        past, remembered = ssd(q.flatten(2, 3), earlier_k, earlier_v, log_decay, state)
+        rows = (
+            rearrange(t, "batch head seq rank d -> batch head (seq rank) d")
+            for t in (q, k[:, :, :-1], weight * v[:, :, :-1])
+        )
+        past, remembered = ssd(*rows, log_decay, state)
         k, v, now = k[:, :, 1:], v[:, :, 1:], now.view(*now.shape, 1, 1)
         y = past.unflatten(2, (seq_len, rank)) + now * ((q @ k.transpose(3, 4)) @ v)
         written = now[:, :, -1] * (k[:, :, -1].transpose(2, 3) @ v[:, :, -1])

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import NamedTuple, TypeAlias
 
 import torch
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -169,13 +170,15 @@ class Replayed:
         """W_ij for a few output positions i at a time, and which these are; read from the output side."""
         for now in self._blocks(self.d_out):
             units = _units(now, self.seq_len, self.d_out, self._x).unsqueeze(1).expand(-1, self.batch, -1, -1)
-            yield now, self.rmatvec(units).unflatten(0, (-1, self.d_out)).permute(2, 0, 3, 1, 4)
+            read = self.rmatvec(units)
+            yield now, rearrange(read, "(i out) batch j d_in -> batch i j out d_in", out=self.d_out)
 
     def columns(self) -> Iterator[tuple[slice, Float[Tensor, "batch columns seq d_out d_in"]]]:
         """W_ij for a few source positions j at a time (second axis; the third is i); read from the input side."""
         for now in self._blocks(self.d_in):
             units = _units(now, self.seq_len, self.d_in, self._x).unsqueeze(1).expand(-1, self.batch, -1, -1)
-            yield now, self.matvec(units).unflatten(0, (-1, self.d_in)).permute(2, 0, 3, 4, 1)
+            read = self.matvec(units)
+            yield now, rearrange(read, "(j d_in) batch i out -> batch j i out d_in", d_in=self.d_in)
 
     def probes_at_once(self) -> int:
         """How many probes one stacked pass takes."""

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Literal, get_args
 
 import torch
+from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -146,9 +147,8 @@ def _sketches(
     over_channels = torch.eye(near).to(like) if count == near else draw(count, near) / count**0.5
     for some in over_time.split(max(1, held.probes_at_once() // count)):
         probes = torch.einsum("mt,sw->mstw", some, over_channels).flatten(0, 1).unsqueeze(1)
-        image = apply(probes.expand(-1, held.batch, -1, -1)).unflatten(0, (len(some), -1))
-        # image: (few, probe channel, batch, seq, channel on the other side)
-        yield image.permute(2, 0, 3, 1, 4)
+        image = apply(probes.expand(-1, held.batch, -1, -1))
+        yield rearrange(image, "(few near) batch seq far -> batch few seq near far", few=len(some))
 
 
 def _streamed_spectrum(blocks: Iterable[Float[Tensor, "batch rows columns"]]) -> Float[Tensor, "batch singular"]:

@@ -9,6 +9,7 @@ the question of how many heads an SSM needs is Ghodsi's (2512.15115).
 from __future__ import annotations
 
 import torch
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
@@ -63,7 +64,7 @@ def to_softmax_heads(lags: Float[Tensor, "seq_len d_out d_in"]) -> Attention:
     normaliser = torch.where(total > 0, _HEADROOM * total, 1.0)
     weights = weights / normaliser
     value_maps = normaliser[:, :, None] * value_maps * lags.double().abs().max()
-    out_proj = value_maps.permute(1, 0, 2).reshape(d_model, n_heads * d_model)
+    out_proj = rearrange(value_maps, "head out d -> out (head d)")
     if not out_proj.to(lags.dtype).isfinite().all():
         raise ValueError(f"to_softmax_heads: lags are too large, the value maps overflow {lags.dtype}")
     identity = torch.eye(d_model, dtype=torch.float64, device=lags.device)
