@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 # Set before torch, matplotlib or datasets is imported; subprocesses inherit them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small tensors: more threads are slower
@@ -54,6 +55,22 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--write-digests") and config.getoption("numprocesses", None):
         raise pytest.UsageError("--write-digests writes one file: leave -n out")
     logging.getLogger().addHandler(logging.NullHandler())  # else Python writes warnings on stderr
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """No garbage is looked for while everything is imported, nor later among what was: it stays, and it is large."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """What is left at the end is taken apart as ever: libraries in C report what is not."""
+    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
