@@ -115,7 +115,7 @@ def _declare_pages(parser: argparse.ArgumentParser) -> None:
 
 def _declare_measure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Measure each mixer: interaction rank beside the predicted one, heads for an error, gradient decay, cost "
+        "Measure each mixer: interaction rank and the predicted one, heads for an error, gradient decay, cost "
         "against length, input dependence, sizes. Prints tables; writes measure.md, measure.json and measure.png."
     )
     add = parser.add_argument

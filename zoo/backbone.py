@@ -32,9 +32,9 @@ class Backbone(Configured):
         d_input: width of input vectors.
         n_outputs: classes, or regressed channels.
         d_channel: inner width of SwiGLU; 2 * d_model when absent, 0 for none.
-        d_conv: width of a causal depthwise convolution in front of each mixer; 0 for none.
+        d_conv: width of a causal depthwise convolution before each mixer; 0 for none.
         canon: where Canon layers stand, x_t plus a depthwise convolution of the last four positions (Allen-Zhu
-            2512.17351): letters of A (in front of each mixer, after its norm), C (in front of the channel mixer, after
+            2512.17351): letters of A (before each mixer, after its norm), C (before the channel mixer, after
             its norm) and D (inside the SwiGLU), or none.
         backbone: residual or bare.
         decode_from: the first position that sees of the sequence no more than the blocks' output at the position before
@@ -46,7 +46,7 @@ class Backbone(Configured):
 
     Raises:
         ValueError: sizes that are not positive, both or neither of vocab_size and d_input, unknown names or options,
-            experts where no layer has a channel mixer for them, Canon layers where they have no place, a decoder behind
+            experts where no layer has a channel mixer for them, Canon layers where they have no place, a decoder after
             experts or the bare backbone.
     """
 
@@ -133,7 +133,7 @@ class Backbone(Configured):
     ) -> Float[Tensor, "*positions n_outputs"]:
         """Logits at every position, (batch, seq, n_outputs), or where `at` is true, (selected, n_outputs).
 
-        With `at`, the last channel mixer and the head run at the selected positions alone; a channel mixer with Canon
+        With `at`, the last channel mixer and the head run only at the selected positions; a channel mixer with Canon
         layers runs everywhere, and so do experts in training, since their load counts every position.
 
         Raises:
@@ -199,7 +199,7 @@ class Backbone(Configured):
         temperature: float = 0.0,
         generator: torch.Generator | None = None,
     ) -> Int[Tensor, "batch total"]:
-        """Continue each prompt by n tokens, one `stream` step a token.
+        """Continue each prompt by n tokens, one `stream` step per token.
 
         Args:
             prompt: tokens.

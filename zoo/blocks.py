@@ -168,7 +168,7 @@ class ShortConv(SequenceMixer):
 
 
 class Canon(ShortConv):
-    """x_t + sum over tau < 4 of c_tau x_{t - tau}, channel by channel: a `ShortConv` beside the identity.
+    """x_t + sum over tau < 4 of c_tau x_{t - tau}, channel by channel: a `ShortConv` added to the identity.
 
     Allen-Zhu 2512.17351; as in facebookresearch/PhysicsLM4, commit 7580696, huggingface/canon_helper.py, without bias
     and activation, which are its defaults.
@@ -407,7 +407,7 @@ class Bidirectional(nn.Module):
 
 
 class Autoencoder(SequenceMixer):
-    """What a mixer has read up to a position, decoded behind it (the decoder of MAD, Poli et al. 2403.17844).
+    """What a mixer has read up to a position, decoded after it (the decoder of MAD, Poli et al. 2403.17844).
 
         y_i = mixer(x)_i              i < decode_from
         y_i = D(mixer(x)_e + x_i)     i >= decode_from,  e = decode_from - 1
@@ -416,7 +416,7 @@ class Autoencoder(SequenceMixer):
     So every position from decode_from on sees one vector of what was read, and itself. There the positions of a fixed
     sinusoidal code stand for x_i.
 
-    Coefficients. The norms' 1/rms and the gelus' Phi, beside the mixer's own.
+    Coefficients. The norms' 1/rms and the gelus' Phi, besides the mixer's own.
 
     State. The mixer's, the vector (batch, d_model), and how many positions each row has read (batch,).
 

@@ -33,7 +33,7 @@ def run_packed(
             Sequences may be empty.
 
     Returns:
-        The outputs in the same order; equal to those of each sequence alone, gradients too.
+        The outputs in the same order; equal to those of each sequence by itself, gradients too.
 
     Raises:
         ValueError: x is no matrix; boundaries that are not integers, do not start at 0, decrease, do not end at total,
@@ -58,7 +58,7 @@ def run_left_padded(
         The outputs, each at its position; zero where nothing is valid.
 
     Raises:
-        ValueError: lengths that are no integers in 0..seq, one a row, on x's device.
+        ValueError: lengths that are no integers in 0..seq, one per row, on x's device.
     """
     if x.ndim != 3:
         raise ValueError(f"x must be (batch, seq, d_model), got {tuple(x.shape)}")

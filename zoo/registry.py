@@ -310,7 +310,7 @@ def list_mixers() -> list[str]:
 
 
 def mixer_class(name: str) -> type[SequenceMixer]:
-    """The class behind a name.
+    """The class of a name.
 
     Raises:
         UnknownNameError: no such mixer; the message lists the names.

@@ -17,7 +17,7 @@ SCHEDULER = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if ha
 def handled(numbers: Sequence[int], handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Let `handle` see to these signals, then put back what did before.
 
-    Outside the main thread, which alone receives signals, nothing is changed.
+    Outside the main thread, the only one that receives signals, nothing is changed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -481,7 +481,7 @@ def _verify(theirs: Any, ours: SequenceMixer | Backbone) -> None:
     except (RuntimeError, AttributeError, TypeError, LookupError) as error:
         dtypes = sorted({str(parameter.dtype) for parameter in theirs.parameters()})
         raise ValueError(
-            f"{type(theirs).__name__}: cannot be run in {' and '.join(dtypes)} beside the zoo's: "
+            f"{type(theirs).__name__}: cannot be run in {' and '.join(dtypes)} next to the zoo's: "
             f"{' '.join(str(error).split())}; {'cast it to one dtype, or ' * (len(dtypes) > 1)}give verify=False"
         ) from error
 

@@ -67,7 +67,7 @@ def _causality(subject: Subject) -> Iterator[Observation]:
 
 
 def rows_independent(subject: Subject) -> Observation:
-    """A sequence gives the same beside any other sequences, at any place of the batch; in training mode too."""
+    """A sequence gives the same next to any other sequences, at any place of the batch; in training mode too."""
     return first_failure(_rows(subject))
 
 

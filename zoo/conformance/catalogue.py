@@ -74,7 +74,7 @@ def _properties() -> tuple[Property, ...]:
     table: dict[str, list[tuple[Any, ...]]] = {
         "calls": [
             ("causality", "later positions change nothing earlier, and get no gradient", calls.causality),
-            ("rows_independent", "a sequence gives the same beside any others", calls.rows_independent),
+            ("rows_independent", "a sequence gives the same next to any others", calls.rows_independent),
             ("inputs_unchanged", "input and parameters are not written into", calls.inputs_unchanged),
             ("deterministic", "the same again gives the same again", calls.deterministic),
             ("no_global_draws", "eval mode takes nothing from the global generator", calls.no_global_draws),

@@ -1,4 +1,4 @@
-"""What it costs, and how far it reaches: measured, beside the verdicts."""
+"""What it costs, and how far it reaches: measured, besides the verdicts."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _LENGTH = 24
 
 
 def options_matter(subject: Subject) -> Observation:
-    """Every option with a plain value changes outputs, parameters, states or refusals, alone or beside another one."""
+    """Every option with a plain value changes outputs, parameters, states or refusals, at least with another one."""
     if subject.factory is None:
         raise NotApplicableError("a module was given, not the class or function that takes options")
     others = {name: list(_others(value, hint)) for name, value, hint in _plain_options(subject)}

@@ -204,7 +204,7 @@ class Attention(SequenceMixer):
 
         Returns:
             The input, in the dtype and on the device of the weights; None where no needle can serve every head: more
-            heads than d_model, queries or keys without full rank, or a convolution in front of them.
+            heads than d_model, queries or keys without full rank, or a convolution before them.
 
         Raises:
             ValueError: a distance outside 1..seq_len - 1, or seq_len beyond max_seq_len where that binds.

@@ -22,7 +22,7 @@ class DeltaProductState(NamedTuple):
 
 
 class DeltaProduct(SequenceMixer):
-    """The delta rule of `delta_net` behind a decay that can clear the state, n_householder steps for each position.
+    """The delta rule of `delta_net` after a decay that can clear the state, n_householder steps for each position.
 
         q, k_m, v_m = silu(conv(W x)), q and every k_m scaled to length one
         beta_m = beta_max sigmoid(w_m x_t)

@@ -51,11 +51,11 @@ class DiagonalSSM(SequenceMixer):
     between dt_min and dt_max in s4d_lin) and gains are those of the papers; B and C (normal, of variance 1 / d_model
     and 1 / poles) and D (one) start in one way for the first three, which is this project's own. lru starts as in
     NicolasZucchet/minimal-LRU, commit bbd71b1, lru/model.py, but for the defaults of r_min and r_max: B and C normal,
-    of variance 1 / (2 d_model) and 1 / poles for each part, D normal. It takes Re(C h) of each pole alone, so that its
-    C is twice ours. s5, of Smith et al. 2208.04933, starts as in lindermanlab/S5, commit 3c18fdb, s5/ssm.py and
-    s5/ssm_init.py with its defaults: a real B and a complex C, truncated normal of variance 1 / d_state, taken to the
-    eigenvectors V of HiPPO-LegS's normal part (V^H B, C V), step sizes log-uniform for each pole, D normal. Its real
-    parts are free there and stay below zero here.
+    of variance 1 / (2 d_model) and 1 / poles for each part, D normal. It takes Re(C h) of single poles, without their
+    conjugates, so that its C is twice ours. s5, of Smith et al. 2208.04933, starts as in lindermanlab/S5, commit
+    3c18fdb, s5/ssm.py and s5/ssm_init.py with its defaults: a real B and a complex C, truncated normal of variance 1 /
+    d_state, taken to the eigenvectors V of HiPPO-LegS's normal part (V^H B, C V), step sizes log-uniform for each pole,
+    D normal. Its real parts are free there and stay below zero here.
 
     Not here. S5's initialisation by several HiPPO blocks, and its reading in both directions (`zoo.Bidirectional`).
 

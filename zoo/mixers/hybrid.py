@@ -24,10 +24,10 @@ class Hybrid(SequenceMixer):
         python train.py --mixer hybrid --mixer.pattern '[diagonal_ssm, attention]' --mixer.attention.n_heads 2
         create_layers("hybrid", n_layers=16, d_model=64, pattern=["selective_ssm"] * 7 + ["attention"])
 
-    In a backbone (`create_layers`) the pattern is the layout over its layers. Created alone (`create_mixer`) it is the
-    pattern once, as pre-norm residual blocks without channel mixers: x + mixer(norm(x)). `Hybrid.create`, and so both
-    functions, also takes options of members: by member, `attention={"n_heads": 4}`, or bare, `n_heads=4`, which goes to
-    every member that declares it.
+    In a backbone (`create_layers`) the pattern is the layout over its layers. Created by itself (`create_mixer`) it is
+    the pattern once, as pre-norm residual blocks without channel mixers: x + mixer(norm(x)). `Hybrid.create`, and so
+    both functions, also takes options of members: by member, `attention={"n_heads": 4}`, or bare, `n_heads=4`, which
+    goes to every member that declares it.
 
     In a backbone every second channel mixer may be a mixture of experts, whatever the mixers are:
 
@@ -37,7 +37,7 @@ class Hybrid(SequenceMixer):
     Layers expert_offset, expert_offset + expert_period, ... have them. No position is ever dropped, so that decoding
     equals training. The weights p_e, the choice and the gates are coefficients; experts add nothing to the state.
     Training adds balance_weight times the load-balance loss (Fedus et al. 2101.03961, equations 4 to 6; the mean over
-    the expert layers) and logs it as `train/balance_loss`, beside `train/load/layer<l>/expert<e>`, the share of
+    the expert layers) and logs it as `train/balance_loss`, with `train/load/layer<l>/expert<e>`, the share of
     positions that each expert served.
 
     Jamba is `python train.py --config configs/mixer/jamba.yaml`: of eight layers, layer 4 is attention without position

@@ -68,7 +68,7 @@ class HyenaFilter(nn.Module):
 
 
 class Hyena(SequenceMixer):
-    """A causal convolution as long as the sequence between two gates, behind a short convolution.
+    """A causal convolution as long as the sequence between two gates, after a short convolution.
 
         k, q, v = conv(W x + b)                                        a short convolution of d_conv taps, with bias
         o_i     = sum_{tau <= i} K_tau * (k v)_{i - tau} + D * (k v)_i

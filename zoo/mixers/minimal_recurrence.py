@@ -33,7 +33,7 @@ class MinimalRecurrence(SequenceMixer):
     that gate. Computed in chunks.
 
     Coefficients. a and 1 - a, and the slope (g(u) - 1/2) / u. The constant 1/2 is no part of the value stream: it makes
-    the offset c, which is large beside the output of small weights.
+    the offset c, which is large compared with the output of small weights.
 
     State. h, d_inner numbers, at least float32. It does not grow with the sequence.
 

@@ -1,4 +1,4 @@
-"""The recurrent block of Griffin: a real-gated linear recurrent unit behind a short convolution."""
+"""The recurrent block of Griffin: a real-gated linear recurrent unit after a short convolution."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RGLRUState(NamedTuple):
 
 
 class RGLRU(SequenceMixer):
-    """The recurrent block of Griffin: a real-gated linear recurrent unit behind a short convolution, gated by GELU.
+    """The recurrent block of Griffin: a real-gated linear recurrent unit after a short convolution, gated by GELU.
 
         u    = conv(W_x x + b_x) + b
         r, i = sigmoid(A_r u + b_r), sigmoid(A_i u + b_i)          A block-diagonal, n_heads blocks

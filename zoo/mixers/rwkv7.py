@@ -52,7 +52,7 @@ class RWKV7(SequenceMixer):
     Source. Peng et al. 2503.14456, section 4; flash-linear-attention, commit bc3b101, fla/layers/rwkv7.py and
     fla/ops/generalized_delta_rule/dplr/naive.py. Parameters start as those of the first layer of a deep model, with two
     departures: no map starts at zero (D and out_proj start as nn.Linear does, since a map that is zero has no operator,
-    and gives none of the maps behind it a gradient), and the norm's weight starts at one, where theirs grows with the
+    and gives none of the maps after it a gradient), and the norm's weight starts at one, where theirs grows with the
     depth up to one.
 
     Not here. The values of the first layer, which the authors mix into those of all others (v_first): a mixer is one

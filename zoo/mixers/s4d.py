@@ -54,7 +54,7 @@ class S4D(SequenceMixer):
     Args:
         d_model: width of input and output, and number of SSMs.
         d_state: real dimension of a channel's state, d_state / 2 conjugate pairs.
-        output: glu (GELU, then a gated linear map, as published) or none (the SSMs alone).
+        output: glu (GELU, then a gated linear map, as published) or none (only the SSMs).
         dt_min, dt_max: range of the step sizes at initialisation, log-uniform, one a channel.
 
     Raises:

@@ -66,7 +66,7 @@ def require_base(base: float) -> None:
 def rotate_first(
     d_rope: int, t: Float[Tensor, "batch heads seq d_head"], positions: Int[Tensor, "batch seq"], base: float = 1e4
 ) -> Float[Tensor, "batch heads seq d_head"]:
-    """`rotate` of the first d_rope channels alone, whose frequencies are base^(-2c / d_rope) (Qwen3-Next)."""
+    """`rotate` of only the first d_rope channels, whose frequencies are base^(-2c / d_rope) (Qwen3-Next)."""
     turned, still = t.split((d_rope, t.shape[-1] - d_rope), dim=-1)
     return torch.cat((rotate(turned, positions, base), still), dim=-1) if d_rope else t
 

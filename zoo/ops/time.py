@@ -55,6 +55,6 @@ def left_align(
 def reverse(
     x: Shaped[Tensor, "batch seq *rest"], lengths: Int[Tensor, " batch"] | None = None
 ) -> Shaped[Tensor, "batch seq *rest"]:
-    """Each row backwards: its first `lengths` items, with zeros behind them, or all of it."""
+    """Each row backwards: its first `lengths` items, then zeros; or all of it."""
     backwards = x.flip(1)
     return backwards if lengths is None else left_align(backwards, lengths)

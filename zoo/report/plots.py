@@ -66,7 +66,7 @@ def new_figure(
     Args:
         n_columns: panels side by side.
         n_rows: panels one below the other.
-        legends: columns of the legends for which there is room beside each panel; see `legend_beside`.
+        legends: columns of the legends for which there is room next to each panel; see `legend_beside`.
         width: of a panel, in inches.
     """
     figure_size = (n_columns * (width + _LEGEND * legends), n_rows * _PANEL[1])
@@ -96,7 +96,7 @@ def legend_beside(axes: Axes, title: str) -> None:
 
 
 def legend_columns(lines: int) -> int:
-    """How many columns a legend of so many lines has beside its axes."""
+    """How many columns a legend of so many lines has next to its axes."""
     return -(-lines // _LEGEND_LINES)
 
 

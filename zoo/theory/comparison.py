@@ -74,7 +74,7 @@ GROUPS: Mapping[str, tuple[Column, ...]] = {
     "Gradient": (
         Column(
             "rate on random input",
-            "slope of log J(τ) a token, 95 % interval; negative where gradients vanish; 0 beyond τ: none arrives",
+            "slope of log J(τ) per token, 95 % interval; negative where gradients vanish; 0 beyond τ: none arrives",
             lambda row: _rate(row.noise),
         ),
         Column(

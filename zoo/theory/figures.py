@@ -86,7 +86,7 @@ def gradient_decay_figure(gradient: Gradient, title: str) -> Figure:
     axes.plot(taus.tolist(), median, color="C0", label="median of the draws")
     if gradient.decay is not None:
         where, fit = fitted_line(gradient.profile, gradient.decay)
-        label = f"fit: rate {decay_text(gradient.decay)} a token"
+        label = f"fit: rate {decay_text(gradient.decay)} per token"
         axes.plot(where.tolist(), fit.tolist(), color="C3", linestyle="--", label=label)
     _name_gradient_axes(axes, title)
     axes.legend()

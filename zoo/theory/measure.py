@@ -1,7 +1,7 @@
 """The paper's comparison table, measured: one row per mixer, or per layer of a trained model.
 
 Rank, heads for an error, gradient decay on random and on highway input, cost against length, input dependence, sizes;
-beside the rank stands what the algebra of the mixer predicts (Ghodsi 2512.15115). Every number is measured on the
+next to the rank stands what the algebra of the mixer predicts (Ghodsi 2512.15115). Every number is measured on the
 layer itself by the functions of `zoo.theory`; this module chooses inputs and sizes and keeps the results together.
 """
 

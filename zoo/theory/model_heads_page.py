@@ -81,7 +81,7 @@ COLUMNS = (
         _functional,
     ),
     Column("state size", "effective state size at a quarter, a half and three quarters of the sequence", _state),
-    Column("gradient rate", "slope of log J(τ) a token, 95 % interval; 0 beyond τ: none arrives", _rate),
+    Column("gradient rate", "slope of log J(τ) per token, 95 % interval; 0 beyond τ: none arrives", _rate),
 )
 
 

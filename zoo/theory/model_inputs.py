@@ -48,7 +48,7 @@ def model_inputs(
     Args:
         path: of the model.
         model: that lies there.
-        text: a file in UTF-8, for the tokenizer beside the model.
+        text: a file in UTF-8, for the tokenizer in the model's folder.
         seq_len: positions; a run's task has its own.
         n_inputs: sequences at which operators are read.
         n_others: sequences on which a cut model is scored.

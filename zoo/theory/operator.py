@@ -8,7 +8,7 @@ A layer can break this in ways that leave numbers of the right shape. Before any
 itself, treat the rows of a batch apart and alike, be affine under replay, and pass the adjoint (dot-product) test
 <W^T u, z> + <u, c> = <u, W z + c>, which compares the backward pass with the forward pass; after the reading it must
 repeat itself once more. Not seen: a value stream marked in part (`offset_share` and `check_offset` are for that), and
-branches on the input that none of the probes takes, for which W is right at x alone.
+branches on the input that none of the probes takes, for which W is right only at x.
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ def separate_rows(f: Map, x: Tensor, other: Tensor | None = None) -> tuple[Tenso
         OperatorError,
         "rows of the batch are coupled",
         _miss(torch.stack([first - y, last - y]), torch.stack([y, at_other])),
-        "a sequence gives another output beside other sequences, or at another place in the batch; "
+        "a sequence gives another output next to other sequences, or at another place in the batch; "
         "remove what is shared over the batch or drawn for all of it",
         x.dtype,
     )

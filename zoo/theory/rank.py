@@ -37,7 +37,7 @@ def interaction_rank(
         rtol: see `spectrum_rank`.
 
     Returns:
-        One integer; of a batch, a tensor with one integer a row.
+        One integer; of a batch, a tensor with one integer per row.
 
     Raises:
         ValueError: an operator of another shape, not real or not finite; rtol outside [0, 1).

@@ -153,7 +153,7 @@ def truncate(layer: nn.Module, basis: Basis, n_heads: int | None = None) -> Trun
     Args:
         layer: the layer.
         basis: of this layer, see `span_basis`.
-        n_heads: how many operators to keep, 0 for c alone; all of the basis when absent.
+        n_heads: how many operators to keep, 0 for only c; all of the basis when absent.
 
     Raises:
         ValueError: n_heads below zero or above what the basis has.

@@ -37,7 +37,7 @@ CLAIMS = Registry(
         ),
         "softmax_heads": (f"{_HERE}.softmax:SOFTMAX_HEADS", "with a sink: k heads where positive, else k + 1"),
         "alibi_ema": (f"{_HERE}.softmax:ALIBI_EMA", "ALiBi with a first token is the exact moving average"),
-        "gradient_lti": (f"{_HERE}.gradients:GRADIENT_LTI", "the gradient decays by log rho a token"),
+        "gradient_lti": (f"{_HERE}.gradients:GRADIENT_LTI", "the gradient decays by log rho per token"),
         "gradient_attention": (f"{_HERE}.gradients:GRADIENT_ATTENTION", "attention: flat in distance, level 1/n"),
         "gradient_closed_gates": (f"{_HERE}.gradients:GRADIENT_CLOSED_GATES", "closed gates are a highway too"),
         "gradient_hybrid": (f"{_HERE}.gradients:GRADIENT_HYBRID", "one attention layer puts a floor under a stack"),

@@ -1,4 +1,4 @@
-"""What a claim is: a prediction as intervals, a measurement, and a verdict that follows from the two alone."""
+"""What a claim is: a prediction as intervals, a measurement, and a verdict that follows from these two only."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def state_space_duality(draw: Draw, d_model: int, n_heads: int, d_state: int) ->
 
 
 def selective_core(draw: Draw, d_inner: int, d_state: int) -> Core:
-    """Mamba-1's scan alone: a decay per channel and state (Gu and Dao 2312.00752)."""
+    """Mamba-1's scan by itself: a decay per channel and state (Gu and Dao 2312.00752)."""
     to_dt = draw.square(d_inner, d_inner)
     to_b, to_c = draw.square(d_state, d_inner), draw.square(d_state, d_inner)
     rates = -torch.arange(1, d_state + 1, dtype=torch.float64, device=draw.device).repeat(d_inner, 1)

@@ -89,7 +89,7 @@ def measure_lti(settings: Settings) -> Evidence:
             near(f"largest pole {rho}: rate per token, log rho = {math.log(rho):.5f}", rate, math.log(rho), 0.01)
         )
         curves.append(median_curve(f"SSM, largest pole {rho}", profile))
-    return Evidence(tuple(checks), (_panel("Time-invariant SSMs: J falls by log rho a token", curves),))
+    return Evidence(tuple(checks), (_panel("Time-invariant SSMs: J falls by log rho per token", curves),))
 
 
 def needle_for_attention(seq_len: int) -> MakeInput:
@@ -240,7 +240,7 @@ def measure_between(settings: Settings) -> Evidence:
 
 GRADIENT_LTI = Claim(
     "gradient_lti",
-    "The gradient through a time-invariant SSM decays exponentially, at log rho a token for spectral radius rho.",
+    "The gradient through a time-invariant SSM decays exponentially, at log rho per token for spectral radius rho.",
     _SOURCE,
     "A tail rate more than 1 % off log rho.",
     measure_lti,

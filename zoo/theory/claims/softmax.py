@@ -40,7 +40,7 @@ def pair(radius: float, angle: float) -> complex:
 
 
 def _unexplained(weights: Float[Tensor, "rows n_heads"], target: Float[Tensor, "rows columns"]) -> Tensor:
-    """min_V |weights V - target|^2 / |target|^2: the value maps are solved for, the weights alone are searched."""
+    """min_V |weights V - target|^2 / |target|^2: the value maps are solved for, only the weights are searched."""
     basis = torch.linalg.qr(weights).Q
     return (target - basis @ (basis.T @ target)).square().sum() / target.square().sum()
 
@@ -342,7 +342,7 @@ SOFTMAX_FLOOR = Claim(
 )
 DIFFERENTIAL_FLOOR = Claim(
     "differential_floor",
-    "Differential attention has two softmax maps a head and one operator: rank H, not 2H. Its rows sum to 1 - lambda "
+    "Differential attention has two softmax maps per head and one operator: rank H, not 2H. Its rows sum to 1 - lambda "
     "everywhere, so that it stops at the floor of sink-free softmax, which k of its heads attain.",
     "Rows of softmax sum to one; differential attention: Ye et al., arXiv 2410.05258",
     "A rank other than H, a constant sequence that comes out varying, or heads below the floor.",
