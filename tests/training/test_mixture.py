@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ from tasks import create_task, list_tasks, sample_split, task_class
 from tasks.datamodule import FreshBatches, MixedBatches, TaskDataModule, TrainingBatches
 from tasks.mixture import Segment, apportion, create_segments, longest
 from tasks.spec import TaskSpec
+from tests import ROOT
 from tests.tasks.case import all_cases
 from tests.training import small
 from zoo.training import scores_apart
@@ -137,6 +139,19 @@ def test_every_task_that_has_lengths_has_mixtures_of_them(name: str, monkeypatch
         expected = sample_split(segment.task, "test", 4, segment.seed(0))["inputs"]
         assert np.array_equal(torch.cat([batch["inputs"] for batch in batches]).numpy(), expected)
         assert expected.shape[1] == length
+
+
+def test_the_published_mixture_is_the_one_that_zoology_trains() -> None:
+    config = yaml.safe_load((ROOT / "configs/task/published/mqar-tradeoff.yaml").read_text(encoding="utf-8"))
+    own = {key: config["task"].pop(key) for key in ("name", "vocab_size")}
+    mixed = TaskDataModule(own, **config["task"], batch_size=config["batch_size"])  # draws nothing yet
+    trained = [(each.task.spec.seq_len, each.task.options()["n_pairs"]) for each in mixed.segments if each.share]
+    assert trained == [(64, 4), (128, 8), (256, 16), (256, 32), (256, 64)]
+    assert apportion(180_000, [each.share for each in mixed.segments if each.share]) == [100_000, *[20_000] * 4]
+    batches = [n // 256 for n in (100_000, *[20_000] * 4)]
+    assert config["trainer"]["max_steps"] == 32 * sum(batches)
+    assert {each.task.spec.vocab_size for each in mixed.segments} == {8192}
+    assert max(each.task.spec.seq_len for each in mixed.segments) == 4 * mixed.spec.seq_len
 
 
 def rows(batch: dict[str, torch.Tensor]) -> list[int]:
