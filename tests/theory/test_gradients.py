@@ -137,12 +137,12 @@ def test_one_attention_layer_puts_a_floor_under_a_hybrid() -> None:
     assert hybrid.values[:, -1].min() > 1e5 * ssm.values[:, -1].max()
 
 
-HIGHWAYS: list[tuple[str, dict[str, Any]]] = [
+HIGHWAYS = [
     ("attention", {}),
     ("attention", {"n_kv_heads": 1, "position": "rope"}),
     ("attention", {"position": "alibi", "sink": "bos"}),
     ("attention", {"position": "relative", "sink": "position", "max_seq_len": SEQ}),
-    ("selective_ssm", {}),
+    pytest.param("selective_ssm", {}, marks=pytest.mark.slow),
     ("selective_ssm", {"dt_min": 0.1, "dt_max": 0.5, "d_conv": 2}),
 ]
 

@@ -80,7 +80,7 @@ def test_along_training_heads_become_curves_and_a_figure(tmp_path: Path) -> None
     assert [image.step for image in found.Images("theory/layer 1/heads")] == [8]
 
 
-@pytest.mark.parametrize("mixer", ["attention", "selective_ssm"])
+@pytest.mark.parametrize("mixer", ["attention", pytest.param("selective_ssm", marks=pytest.mark.slow)])
 def test_training_does_not_notice(tmp_path: Path, mixer: str) -> None:
     """The same weights to the last bit, with steps that draw from torch's generator."""
     watched, alone = (

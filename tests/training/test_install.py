@@ -24,13 +24,14 @@ except ModuleNotFoundError as error:
 """
 
 
-@pytest.mark.parametrize("package", ["lightning", "torchmetrics"])
+@pytest.mark.parametrize("package", ["lightning", pytest.param("torchmetrics", marks=pytest.mark.slow)])
 def test_what_to_install_is_said_in_one_line(package: str) -> None:
     code = ABSENT.format(package=package)
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == f"zoo.training needs {package}: pip install 'mixer-zoo[train]'\n"
 
 
+@pytest.mark.slow
 def test_any_other_missing_module_is_named_itself() -> None:
     run = subprocess.run(
         [sys.executable, "-c", ABSENT.format(package="jaxtyping")], capture_output=True, text=True, check=True
