@@ -121,6 +121,16 @@ def test_an_adapter_teaches_a_protocol() -> None:
     assert set(verdicts(Memory, d_model=8, only=CALLS, adapter=taught).values()) == {"passed"}
 
 
+def test_an_encoder_may_look_ahead() -> None:
+    def make(d_model: int) -> nn.Module:
+        return nn.TransformerEncoderLayer(d_model, 2, batch_first=True)
+
+    only = ("causality", "lengths", "padding", "eval_without_dropout")
+    assert verdicts(make, d_model=8, only=only)["causality"] == "failed"
+    found = verdicts(make, d_model=8, only=only, looks_ahead=True)
+    assert found == dict.fromkeys(only, "passed") | {"causality": "not_applicable"}
+
+
 @pytest.mark.parametrize(
     ("target", "setting", "words"),
     [

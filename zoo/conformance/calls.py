@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from zoo.conformance.comparison import compared, first_failure, miss
-from zoo.conformance.finding import Observation, attempting
+from zoo.conformance.finding import NotApplicableError, Observation, attempting
 from zoo.conformance.subject import Subject, undrawn
 
 LENGTHS = (1, 2, 7, 8, 16, 31, 32, 33, 63, 64)
@@ -16,6 +16,8 @@ LENGTHS = (1, 2, 7, 8, 16, 31, 32, 33, 63, 64)
 
 def causality(subject: Subject) -> Observation:
     """Later positions change no earlier output, and no earlier output has a gradient to them; in training mode too."""
+    if subject.looks_ahead:
+        raise NotApplicableError("it was said that the module looks ahead")
     return first_failure(_causality(subject))
 
 

@@ -26,6 +26,7 @@ def check(
     only: Iterable[str] = (),
     source: Sequence[str] | None = None,
     options_of: Factory | None = None,
+    looks_ahead: bool = False,
     name: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Report:
@@ -43,6 +44,7 @@ def check(
         only: names of properties; all when empty.
         source: Python lines that make `module`, for the findings.
         options_of: what tells the options, where `module_or_factory` hides them.
+        looks_ahead: whether later positions may change earlier outputs, as in an encoder.
         name: what the report calls it.
         progress: called with each property's name before it.
 
@@ -63,6 +65,7 @@ def check(
         adapter=adapter,
         source=source,
         options_of=options_of,
+        looks_ahead=looks_ahead,
     )
     findings = []
     for each in chosen:

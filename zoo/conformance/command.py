@@ -52,6 +52,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     add("--device", default="cpu", metavar="DEVICE", help="cpu, cuda (cpu)")
     add("--dtype", default="float32", metavar="DTYPE", help=f"{', '.join(DTYPES)} (float32)")
     add("--only", nargs="+", action="extend", default=[], metavar="PROPERTY", help="which properties; all when absent")
+    add("--looks_ahead", action="store_true", help="later positions may change earlier outputs, as in an encoder")
     add("--adapter", metavar="PLACE:CLASS", help="an adapter of your own, see below")
     add("--json", type=Path, metavar="FILE", help="write the findings as JSON")
     parser.set_defaults(run=run)
@@ -89,6 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
             only=[each.name for each in chosen],
             source=target.source,
             options_of=target.options_of,
+            looks_ahead=arguments.looks_ahead,
             name=target.name,
             progress=advance,
         )

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from zoo.conformance.adapters.adapter import Adapter
 from zoo.conformance.finding import NotApplicableError, describe_error
 from zoo.conformance.protocols import find_adapter
-from zoo.contract import map_state, require_positive
+from zoo.contract import require_positive
 
 Factory = Callable[..., Any]
 
@@ -37,6 +37,7 @@ class Subject:
         adapter: the protocol; found by trying when None.
         source: Python lines that make `module`, for the findings; made up from `target` when None.
         options_of: what tells the options, where `target` hides them.
+        looks_ahead: whether later positions may change earlier outputs.
 
     Raises:
         ValueError: sizes that are not positive, a target that is no module and makes none, options for a module, or a
@@ -55,6 +56,7 @@ class Subject:
         adapter: Adapter | None = None,
         source: Sequence[str] | None = None,
         options_of: Factory | None = None,
+        looks_ahead: bool = False,
     ) -> None:
         require_positive(d_model=d_model, seq_len=seq_len)
         if seq_len < 8:
@@ -69,6 +71,7 @@ class Subject:
             raise ValueError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
         self.target, self.d_model, self.seq_len = target, d_model, seq_len
         self.options, self._options_of = dict(options or {}), options_of
+        self.looks_ahead = looks_ahead
         self.device, self.dtype = device, dtype
         self.name = type(target).__name__ if isinstance(target, nn.Module) else getattr(target, "__name__", "factory")
         self.source = tuple(_source(target, d_model, self.options) if source is None else source)
@@ -157,6 +160,8 @@ class Subject:
         """Whether later positions leave earlier outputs alone."""
         from zoo.conformance.comparison import miss
 
+        if self.looks_ahead:
+            return False
         with torch.no_grad():
             module, x = self.module(), self.draw()
             half = self.seq_len // 2
@@ -289,8 +294,11 @@ def tensors_of(state: Any) -> Iterator[Tensor]:
 
 
 def copied(state: Any) -> Any:
-    """A copy of a state with its graph; of an object that holds a cache, a deep copy."""
-    try:
-        return map_state(lambda t: t.clone(), state)
-    except (TypeError, ValueError):
-        return copy.deepcopy(state)
+    """A copy of a state: tensors are cloned, with their graph; of an object that holds a cache, a deep copy."""
+    if isinstance(state, Tensor):
+        return state.clone()
+    if isinstance(state, Mapping):
+        return {key: copied(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return [copied(value) for value in state]
+    return copy.deepcopy(state)
