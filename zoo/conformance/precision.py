@@ -36,16 +36,23 @@ def _in_dtype(subject: Subject, dtype: torch.dtype) -> Observation:
         broken = _broken_gradients(y, module, x)
     if broken:
         return Observation(False, did, f"NaN or infinity in {', '.join(broken)}", "finite outputs and gradients", lines)
-    return _near(subject, did, y, module, x.detach(), lines)
+    streamed = y
+    if dtype == torch.bfloat16 and subject.adapter.streams:
+        sizes = [1] * _LENGTH if subject.adapter.longest == 1 else [1, 20, _LENGTH - 21]
+        with attempting(f"{did}, and the input streamed", f"outputs in {dtype}", lines), torch.no_grad():
+            streamed = subject.chunks(module, x.detach(), sizes)
+    return _near(subject, did, (y, streamed), module, x.detach(), lines)
 
 
-def _near(subject: Subject, did: str, y: Tensor, module: nn.Module, x: Tensor, lines: list[str]) -> Observation:
+def _near(
+    subject: Subject, did: str, outputs: tuple[Tensor, ...], module: nn.Module, x: Tensor, lines: list[str]
+) -> Observation:
     try:
         with torch.no_grad():
             wide = subject.whole(module.double(), x.double())
     except Exception:  # noqa: BLE001 - `float64` says so; here there is nothing to compare with
         return Observation(True, did, "finite outputs and gradients", "finite outputs and gradients", lines)
-    error, most = relative_error(y, wide), TOLERANCES[y.dtype].rtol
+    error, most = max(relative_error(y, wide) for y in outputs), TOLERANCES[outputs[0].dtype].rtol
     found = f"{error:.1e} of the norm away from float64"
     return Observation(error <= most, did, found, f"at most {most:g}", lines, {"relative_error": error})
 
