@@ -216,6 +216,11 @@ def test_seeds_are_put_together_and_the_best_is_marked(tmp_path: Path) -> None:
     assert lstm.spread("test", "accuracy") is None
     assert attention.seeds == "3"
     assert group.best == {"attention"}
+    console = Console(width=120)
+    with console.capture() as captured:
+        console.print(*tables([group], 120))
+    starred = [line.split()[0] for line in captured.get().splitlines() if " *" in line]
+    assert (starred, captured.get().split("\n* ")[1].strip()) == (["attention"], "the best mean of the task.")
 
 
 def test_of_errors_the_least_is_best(tmp_path: Path) -> None:

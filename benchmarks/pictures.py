@@ -1,0 +1,84 @@
+"""The pictures of the README that are photographs: the page of `zoo compare`, and TensorBoard over the same runs.
+
+    python benchmarks/pictures.py        trains sixteen tiny runs, some minutes on two cores, and writes
+                                         docs/compare.png and docs/tensorboard.png
+
+Runs are kept in --run_dir: the same command goes on with what is not done. Needs chromium and chromedriver on the PATH.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from lab.compare import group_runs, read_runs  # noqa: E402
+from lab.compare.command import write_comparison  # noqa: E402
+from lab.compare.tensorboard import lay_out, serving  # noqa: E402
+from zoo.report.files import write_atomically  # noqa: E402
+
+SWEEPS = {
+    "mqar": "--mixer attention,hybrid,lstm,diagonal_ssm --task mqar --task.vocab_size 128 --task.seq_len 32 "
+    "--task.n_pairs 4 --task.n_train 12800 --task.n_val 200 --task.n_test 500 --task.test_lengths [64,96] --d_model 32 "
+    "--batch_size 32 --trainer.max_steps 300 --trainer.val_check_interval 30",
+    "heads": "--mixer factorized --mixer.n_heads 1,2,3,4 --task ssm_teacher --backbone bare --trainer.max_steps 200",
+}
+COMMON = "--trainer.accelerator cpu --figures_every 0 --seed 0-1 --slots 1"
+PAGE, BOARD = ROOT / "docs" / "compare.png", ROOT / "docs" / "tensorboard.png"
+
+
+@contextmanager
+def browser(width: int, height: int) -> Iterator[Any]:
+    """Headless Chromium with a window of so many pixels."""
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or ""
+    for switch in ("headless", "no-sandbox", "disable-gpu", f"window-size={width},{height}"):
+        options.add_argument(f"--{switch}")
+    chrome = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    try:
+        yield chrome
+    finally:
+        chrome.quit()
+
+
+def photograph(address: str, width: int, height: int, seconds: float) -> bytes:
+    """A page as it is some seconds after it was loaded."""
+    with browser(width, height) as chrome:
+        chrome.get(address)
+        time.sleep(seconds)
+        return chrome.get_screenshot_as_png()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train what is missing, and take both pictures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run_dir", type=Path, default=Path("runs/pictures"), help="where runs are kept")
+    runs = parser.parse_args(argv).run_dir
+    for name, flags in SWEEPS.items():
+        command = [sys.executable, "sweep.py", *shlex.split(f"{flags} {COMMON}"), "--run_dir", str(runs.resolve())]
+        subprocess.run([*command, "--name", name], cwd=ROOT, check=True)
+    groups = group_runs(read_runs(runs))
+    with tempfile.TemporaryDirectory(prefix="pictures-") as folder:
+        write_comparison(groups, Path(folder, "page"))
+        write_atomically(PAGE, photograph(Path(folder, "page", "compare.html").as_uri(), 1400, 1300, 8))
+        lay_out(groups, Path(folder, "board"))
+        with serving(Path(folder, "board"), None) as address:
+            write_atomically(BOARD, photograph(f"{address}#custom_scalars", 1500, 900, 30))
+
+
+if __name__ == "__main__":
+    main()
