@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import datetime
 
-from zoo import __main__ as command
+from zoo.report import machine
 
 
 def describe_machine() -> str:
     """Processor, cores, Python, torch and date in one phrase."""
-    return f"{command.describe_machine()}, {datetime.datetime.now(datetime.UTC).date()}"
+    return f"{machine.describe_machine()}, {datetime.datetime.now(datetime.UTC).date()}"

@@ -353,7 +353,7 @@ def _measured(root: Path) -> str:
         done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
         return done.stdout.strip()
 
-    from zoo.__main__ import describe_machine
+    from zoo.report.machine import describe_machine
 
     commit = git("rev-parse", "--short", "HEAD") or "no commit"
     changed = " with changes" if git("status", "--porcelain", "--untracked-files=no") else ""

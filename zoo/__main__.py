@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import inspect
 import os
-import platform
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from zoo.conformance import command as conformance
 from zoo.naming import UsageError, find_module, require_extra, unknown
 from zoo.registry import MIXERS
+from zoo.report.machine import describe_machine
 from zoo.report.terminal import ends_unread, fail, listing, make_console, make_table, progress
 from zoo.theory.claims import CLAIMS
 
@@ -446,22 +446,6 @@ def _check_device(name: str) -> None:
 def _print_files(files: Sequence[Path]) -> None:
     for path in files:
         print(path)
-
-
-def describe_machine(device: str = "cpu") -> str:
-    """Processor (or GPU), cores and versions in one phrase."""
-    import torch
-
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    named = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else _processor()
-    return f"{named}, {cores} cores, Python {platform.python_version()}, torch {torch.__version__}"
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":

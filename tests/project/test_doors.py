@@ -44,6 +44,7 @@ THIRD_PARTY = {
     "naming": set(),
     "docstrings": set(),
     "report": REPORT,
+    "report.machine": {"torch"},
     "signals": set(),
     "registry": set(),
     "ops.numba_loops": CORE | {"numba"},

@@ -64,7 +64,10 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["measur"], "unknown verb 'measur' (did you mean 'measure'?); choose from: mixers, measure, heads, claims, figure"),
+        (
+            ["measur"],
+            "unknown verb 'measur' (did you mean 'measure'?); choose from: mixers, measure, heads, claims, figure",
+        ),
         (["mixers", "atention"], "unknown mixer 'atention' (did you mean 'attention'?)"),
         (["measure", "--mixer", "lstn"], "unknown mixer 'lstn' (did you mean 'lstm'?)"),
         (["measure", "--mixer", "lstm", "--d_model", "x"], "argument --d_model: invalid int value: 'x'"),
