@@ -42,7 +42,7 @@ class Task(ABC):
     """Options of a shape small enough to look at, for the example on the task's page."""
 
     slow: ClassVar[bool] = False
-    """Whether a split takes so long to generate (seconds for ten thousand examples) that it is kept on disk."""
+    """Whether splits are kept on disk because they take long to generate: seconds for ten thousand examples."""
 
     sources: ClassVar[tuple[str, ...]] = ()
     """Further modules of this project whose code decides what `sample` returns; their text keys the cache."""

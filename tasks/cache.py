@@ -1,7 +1,7 @@
 """Slow tasks on disk: a split is generated once, written and read back by Hugging Face `datasets`.
 
-Only tasks that say that they are slow come here, or whatever runs with `--task.cache true`: ten thousand examples of
-most tasks take less time to draw than `datasets` to import.
+Only tasks that declare themselves slow are kept, and any task with `--task.cache true`: to draw ten thousand examples
+of most tasks takes less time than to import `datasets`.
 
 One folder per split, `<cache>/<task>/<split>-<n>-seed<seed>-<key>/`, where the key hashes everything that decides the
 content: the options, split, size and seed, the source text of the generator and the versions of its libraries. An
@@ -204,7 +204,7 @@ def _checksum(path: Path) -> int:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the library's own progress bars, which appear for the shortest split."""
+    """Hide the progress bars of the library, which appear even for the shortest split."""
     import datasets
 
     were_disabled = datasets.are_progress_bars_disabled()

@@ -168,10 +168,10 @@ class FreshBatches(NumberedBatches):
 
 
 class MixedBatches(NumberedBatches):
-    """Batches of several shapes, each batch of one of them, none padded.
+    """Training batches of several shapes: each batch has one of them, so nothing is padded.
 
-    An epoch has the batches of an epoch of every segment, in an order drawn for it: batch `index` is the next one of
-    the segment whose turn it is. All processes have the same shape at the same time.
+    A pass has the batches of a pass of every segment, in an order that is drawn anew for each pass: batch `index` is
+    the next one of the segment whose turn it is. All processes have the same shape at the same time.
 
     Args:
         segments: the training batches of each.
@@ -196,7 +196,7 @@ class MixedBatches(NumberedBatches):
         return segment[epoch * len(segment) + int(numbers[place])]
 
     def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Whose turn it is at each place of an epoch, and which of its batches in this epoch that is."""
+        """The segment whose turn it is at each place of a pass, and the number of that batch within its segment."""
         if self._turns is None or self._turns[0] != epoch:
             rng = np.random.default_rng([self.seed, MIXTURE_STREAM, epoch])
             turns = rng.permutation(np.repeat(np.arange(len(self.segments)), [len(each) for each in self.segments]))
@@ -233,7 +233,7 @@ class OrderedBatches:
 
 
 class BatchesInTurn:
-    """The batches of one set of rows after those of the other."""
+    """The batches of several sets of rows, one set after the other."""
 
     def __init__(self, parts: Sequence[OrderedBatches]) -> None:
         self.parts = parts
@@ -281,15 +281,15 @@ class TaskDataModule(L.LightningDataModule):
         n_test: test examples, of a mixture for each segment; 1,000 when absent, or all.
         batch_size: examples per batch and device.
         seed: of the data and of the order in which training meets it.
-        cache: keep the splits on disk, or generate them at each start; when absent, those of a slow task are kept.
+        cache: keep the splits on disk, or generate them at each start; by default those of a slow task are kept.
         cache_dir: folder of the cache; $MIXER_ZOO_CACHE or ~/.cache/mixer-zoo when absent.
         test_lengths: further lengths at which the trained model is tested, such as 64,256,1024; at each, as many
             examples as make n_test of the trained length in positions, but at least 16.
         fresh: draw new training examples for ever, instead of going through the same n_train again and again.
-        mixture: shapes to train on together, for each the options that it overrides and its weight (1 when absent), by
-            which n_train and n_val are shared out: "{seq_len: 64, weight: 3}, {seq_len: 128}"; a batch is of one shape,
-            and each is tested by itself too.
-        test_segments: further shapes that the trained model is tested on, each by itself, as in mixture but without
+        mixture: shapes to train on together, each with the options that it overrides and its weight (default 1), by
+            which n_train and n_val are shared out: "{seq_len: 64, weight: 3}, {seq_len: 128}". A batch has one shape,
+            and each shape is also tested by itself.
+        test_segments: further shapes on which the trained model is tested, each by itself; as mixture, without
             weights.
 
     Raises:
@@ -362,12 +362,12 @@ class TaskDataModule(L.LightningDataModule):
 
     @property
     def spec(self) -> TaskSpec:
-        """What a model must know of the task, of a mixture at the longest shape that is trained."""
+        """What a model must know of the task; with a mixture at the longest shape that is trained."""
         return self.task.spec
 
     @property
     def chance(self) -> float | None:
-        """The chance level of the test split; of a mixture the mean over the labels of its segments."""
+        """The chance level of the test split; with a mixture the mean over the labels of its segments."""
         levels = [each.task.of_split("test").spec.chance for each in self._trained]
         if len(set(levels)) == 1:
             return levels[0]
@@ -379,7 +379,7 @@ class TaskDataModule(L.LightningDataModule):
 
         Args:
             name: of the split.
-            segment: of a mixture, or of what is tested further, the segment's name.
+            segment: name of the segment, for a mixture or for one of `test_segments`.
 
         Raises:
             ValueError: a cache folder that cannot be written, no such segment.

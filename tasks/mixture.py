@@ -1,7 +1,7 @@
-"""Mixtures: one task at several shapes at once, in training and, each by itself, in the test.
+"""Mixtures: one task at several shapes, trained together and each tested by itself.
 
-A segment overrides options of the task: {seq_len: 128, n_pairs: 8}. What one holds is drawn by a seed of its own, made
-of the run's and of what it overrides: it stays as it is when other segments come and go.
+A segment overrides options of the task: {seq_len: 128, n_pairs: 8}. Its examples are drawn from a seed of its own, made
+from the seed of the run and from what it overrides, so they stay the same when other segments come and go.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ SEGMENT_STREAM = 6
 """The word that sets the seeds of segments apart from other draws of a run's seed."""
 
 WEIGHT = "weight"
-"""What an entry of a mixture says beside options of its task; 1 when absent."""
+"""The key of an entry of a mixture that is no option of its task; default 1."""
 
 SHARED = ("input", "vocab_size", "d_input", "n_outputs", "loss", "facts", "perplexity")
-"""What one model reads and answers, and by what it is judged: the same in all segments."""
+"""The fields of a spec that must be the same in all segments, because one model reads and answers all of them."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Segment:
     """One shape of a task.
 
     Attributes:
-        name: the options in which segments differ, with this one's values: "seq_len=128,n_pairs=8".
+        name: the options in which segments differ, with the values of this one: "seq_len=128,n_pairs=8".
         task: the task at this shape.
-        share: of the training examples, between 0 and 1; 0 for a shape that is only tested.
+        share: its share of the training examples, between 0 and 1; 0 for a shape that is only tested.
         overrides: the options that it sets; None for a task that is not one of several shapes.
     """
 
@@ -46,7 +46,7 @@ class Segment:
     overrides: Mapping[str, Any] | None = None
 
     def seed(self, seed: int) -> int:
-        """Of its examples, in a run of this seed."""
+        """The seed of its examples in a run with this seed."""
         if self.overrides is None:
             return seed
         said = json.dumps({option: getattr(self.task, option) for option in self.overrides}, sort_keys=True)
@@ -64,13 +64,13 @@ def create_segments(
 
     Args:
         cls: the task.
-        options: of its constructor, where a segment does not override them; with a mixture no shape by themselves, so
-            that theirs need not exist.
-        mixture: for each segment the options that it overrides, and its `weight`.
+        options: its options where a segment does not override them. With a mixture they need not be a shape that
+            exists.
+        mixture: per segment the options that it overrides, and its `weight`.
         test_segments: the same without weights.
 
     Raises:
-        UnknownNameError: an option that the task has not.
+        UnknownNameError: an option that the task does not have.
         ValueError: an empty list, a weight that is not positive, a shape that cannot exist or comes twice, shapes that
             one model cannot read and answer.
     """
@@ -97,12 +97,12 @@ def create_segments(
 
 
 def longest(segments: Sequence[Segment]) -> Task:
-    """Of the shapes that are trained, the first of the longest: what the sizes of a model are measured with."""
+    """Return the first of the longest shapes that are trained, by which the sizes of a model are measured."""
     return max((segment.task for segment in segments if segment.share), key=lambda task: task.spec.seq_len)
 
 
 def apportion(n: int, shares: Sequence[float]) -> list[int]:
-    """`n` examples by shares that add up to one: whole numbers that add up to `n`, the largest remainders rounded up.
+    """Share out `n` examples: whole numbers that add up to `n`, the largest remainders rounded up.
 
     >>> apportion(10, [0.5, 0.25, 0.25])
     [5, 3, 2]

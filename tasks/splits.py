@@ -90,8 +90,8 @@ def sample_split(task: Task, split: str, n: int, seed: int) -> Arrays:
 def narrow_split(task: Task, split: str, n: int, seed: int) -> Arrays:
     """The numbers of `sample_split`, tokens and labels in the smallest integers that hold them.
 
-    Cast a batch to int64, not the split: at 100,000 examples of length 512 that is 400 MB against 1 GB. What takes
-    long has a progress bar on a terminal.
+    Cast a batch to int64, not the split: for 100,000 examples of length 512 that is 400 MB against 1 GB. A progress bar
+    appears on a terminal if it takes long.
 
     Raises:
         ValueError: see `shards`.

@@ -16,12 +16,15 @@ Key = TypeVar("Key", bound=Hashable)
 def scores_apart(
     trainer: L.Trainer, module: SequenceModule, batches: Iterable[tuple[Key, Iterable[Batch]]]
 ) -> dict[Key, dict[str, float | None]]:
-    """The module's test scores on each set of batches, those that are not split further; its curves get no points.
+    """Test the module on each set of batches and return its scores; no points are added to its curves.
 
     Args:
         trainer: tests.
-        module: as it is: its weights are not read from a checkpoint.
-        batches: pairs of what a set is known by and its test batches.
+        module: tested with the weights that it has; no checkpoint is read.
+        batches: pairs of the name of a set and its test batches.
+
+    Returns:
+        Per set {score: value}, without the scores that are split by facts.
     """
     loggers, trainer.loggers = trainer.loggers, []
     by_fact = module.test_score_by
