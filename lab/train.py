@@ -337,6 +337,8 @@ def build_trainer(command: Command, folder: RunFolder, throughput: Throughput, s
         shown = {"on_train_start": bar.open, "on_train_batch_end": bar.step}
         callbacks.append(LambdaCallback(**shown, on_train_end=bar.close, on_exception=bar.close))
     options["enable_progress_bar"] = False
+    if options["max_epochs"] in (None, -1):
+        options |= _in_one_epoch(options)
     options["default_root_dir"] = options["default_root_dir"] or str(folder.run_dir)
     if command.test_only:
         options |= {"logger": False, "enable_checkpointing": False}
@@ -358,6 +360,23 @@ def build_trainer(command: Command, folder: RunFolder, throughput: Throughput, s
 
         callbacks.append(TheoryFigures(config["figures_every"]))
     return Trainer(**options, callbacks=callbacks, plugins=[*plugins, AtomicCheckpointIO()])
+
+
+def _in_one_epoch(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What the Trainer's options become for a run that counts steps, which is one epoch.
+
+    Raises:
+        ValueError: options that mean several.
+    """
+    for name in ("min_epochs", "check_val_every_n_epoch"):
+        if options[name] not in (None, 0, 1):
+            raise ValueError(
+                f"trainer.{name}={options[name]}: a run of trainer.max_steps is one epoch; give trainer.max_epochs, or "
+                "trainer.min_steps and trainer.val_check_interval in steps"
+            )
+    # By default Lightning stops no run with min_steps early before its first epoch is over. And it counts steps up to a
+    # validation, where they may be more than an epoch has, without epochs alone; a share of an epoch with them alone.
+    return {"min_epochs": 0, "check_val_every_n_epoch": 1 if isinstance(options["val_check_interval"], float) else None}
 
 
 class Terminated(BaseException):

@@ -35,7 +35,19 @@ LEAST_AT_LENGTH = 16
 """Examples at a test length, however long it is."""
 
 
-class NumberedBatches(ABC):
+class _Resumable:
+    """Batches without a state: the position is the trainer's. Lightning warns of those that say nothing of it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing to load."""
+        del state_dict
+
+
+class NumberedBatches(_Resumable, ABC):
     """Training batches of one size, numbered from the start of the run; what each holds depends on its number alone.
 
     So a resumed run sees what the uninterrupted one saw, and several devices see together what one device sees with the
@@ -81,14 +93,6 @@ class NumberedBatches(ABC):
         first = self.position()
         for index in range(first, first + len(self)):
             yield self[index]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: the position is the trainer's. Without the method Lightning warns that resuming is unreliable."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing to load."""
-        del state_dict
 
 
 class TrainingBatches(NumberedBatches):
@@ -206,6 +210,26 @@ class MixedBatches(NumberedBatches):
                 numbers[places] = np.arange(len(places))
             self._turns = epoch, turns, numbers
         return self._turns[1:]
+
+
+class OneEpoch(_Resumable):
+    """The batches of a whole run as one epoch of Lightning's, pass after pass.
+
+    So a step takes as many batches as the trainer accumulates, wherever a pass ends, and nothing counts epochs.
+
+    Args:
+        batches: of training, with the position to begin at.
+        n_batches: of the run.
+    """
+
+    def __init__(self, batches: NumberedBatches, n_batches: int) -> None:
+        self.batches, self.n_batches = batches, n_batches
+
+    def __len__(self) -> int:
+        return self.n_batches
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        return (self.batches[index] for index in range(self.batches.position(), self.n_batches))
 
 
 class OrderedBatches:
@@ -408,12 +432,19 @@ class TaskDataModule(L.LightningDataModule):
             for length in self.at_lengths if self.cache else ():
                 self._test_split_at(length)
 
-    def train_dataloader(self) -> NumberedBatches | BatchesInTurn:
-        """One epoch of shuffled or fresh batches from where the trainer stands; in order when it overfits a few."""
+    def train_dataloader(self) -> OneEpoch | NumberedBatches | BatchesInTurn:
+        """Shuffled or fresh batches from where the trainer stands; in order when it overfits a few.
+
+        Those of the whole run where the trainer counts steps (max_steps, without max_epochs); else an epoch is a pass.
+        """
         if self.trainer is not None and self.trainer.overfit_batches:  # pyright: ignore[reportAttributeAccessIssue]
             return self._in_order("train")
         each = [self._training_batches(segment) for segment in self._trained]
-        return MixedBatches(each, self.seed, self._position) if self.is_mixture else each[0]
+        batches = MixedBatches(each, self.seed, self._position) if self.is_mixture else each[0]
+        trainer = self.trainer
+        if trainer is None or trainer.max_steps == -1 or trainer.max_epochs not in (None, -1):
+            return batches
+        return OneEpoch(batches, trainer.max_steps * trainer.accumulate_grad_batches)
 
     def _training_batches(self, segment: Segment) -> NumberedBatches:
         numbered = (self.batch_size, segment.seed(self.seed), self._position, *self._place)
@@ -467,4 +498,4 @@ class TaskDataModule(L.LightningDataModule):
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
 
     def _position(self) -> int:
-        return 0 if self.trainer is None else self.trainer.fit_loop.total_batch_idx + 1
+        return 0 if self.trainer is None else self.trainer.fit_loop.epoch_loop.batch_progress.total.completed

@@ -330,6 +330,33 @@ def test_ctrl_c_during_evaluation_says_how_to_go_on(
     assert metrics(folder(tmp_path))["test"]["loss"] > 0
 
 
+EARLY = "--trainer.callbacks EarlyStopping --trainer.callbacks.monitor val/loss --trainer.callbacks.min_delta 1e9"
+
+
+def test_a_run_of_steps_is_one_epoch_that_stops_early_where_it_is_asked_to(tmp_path: Path) -> None:
+    argv = f"{EARLY} --trainer.callbacks.patience 1 --trainer.max_steps 40 --trainer.min_steps 3".split()
+    assert go(tmp_path, *argv) == 0
+    last = torch.load(folder(tmp_path, *argv) / "checkpoints" / "last.ckpt", weights_only=True)
+    assert (last["global_step"], last["epoch"]) == (4, 1)  # after two validations
+
+
+@pytest.mark.parametrize(("interval", "validated"), [("3", [2, 5]), ("0.5", [3, 7]), ("99", [])])
+def test_what_is_validated_after_is_steps_or_a_share_of_the_run(
+    tmp_path: Path, interval: str, validated: list[int]
+) -> None:
+    epoch = ("--trainer.check_val_every_n_epoch", "1", "--trainer.max_steps", "8", "--trainer.val_check_interval")
+    assert go(tmp_path, *epoch, interval) == 0
+    points = EventAccumulator(str(folder(tmp_path, *epoch, interval))).Reload().Scalars("val/loss")
+    assert [point.step for point in points] == (validated or [8])  # none: at the end
+
+
+def test_epochs_asked_for_are_passes(tmp_path: Path) -> None:
+    argv = ("--trainer.max_epochs", "2", "--trainer.max_steps", "-1")
+    assert go(tmp_path, *argv) == 0
+    last = torch.load(folder(tmp_path, *argv) / "checkpoints" / "last.ckpt", weights_only=True)
+    assert last["global_step"] == 16  # eight batches a pass
+
+
 def test_a_run_too_short_to_validate_still_has_a_best_checkpoint(tmp_path: Path) -> None:
     assert go(tmp_path, "--trainer.max_steps", "1") == 0
     path = folder(tmp_path, "--trainer.max_steps", "1")
@@ -534,6 +561,10 @@ def test_a_segment_that_the_mixer_cannot_take_is_refused_before_anything_is_writ
         ("--mixer factorized --mixer.max_seq_len 15", "sequence of 16 exceeds max_seq_len=15"),
         ("--mixer conv --mixer.kernel implicit --mixer.max_seq_len 15", "max_seq_len=15"),
         ("--trainer.max_steps -1 --trainer.max_epochs -1", "the learning rate schedule needs an end"),
+        (
+            "--trainer.check_val_every_n_epoch 2",
+            "=2: a run of trainer.max_steps is one epoch; give",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(

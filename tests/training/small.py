@@ -91,7 +91,8 @@ def trainer(folder: Path, *callbacks: L.Callback, logger: Logger | bool = False,
     """A trainer with the callbacks that every run has; `Checkpoints` first, so that tests find it at [0]."""
     checkpoints = next((c for c in callbacks if isinstance(c, Checkpoints)), None)
     own = [] if checkpoints else [Checkpoints(folder / "checkpoints")]
-    options = {"max_steps": 4, "accelerator": "cpu", "devices": 1, "log_every_n_steps": 1, **options}
+    validated = {"val_check_interval": 5, "check_val_every_n_epoch": None}  # a pass of `data`
+    options = {"max_steps": 4, "accelerator": "cpu", "devices": 1, "log_every_n_steps": 1, **validated, **options}
     return L.Trainer(
         callbacks=[*own, ReseedEachStep(0), NonFiniteLoss(), *callbacks],
         plugins=[AtomicCheckpointIO()],

@@ -74,7 +74,8 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
 
 
 def place(index: int, rank: int = 0, world_size: int = 1) -> Any:
-    fit_loop = SimpleNamespace(total_batch_idx=index)
+    progress = SimpleNamespace(total=SimpleNamespace(completed=index))
+    fit_loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress))
     return SimpleNamespace(fit_loop=fit_loop, global_rank=rank, world_size=world_size)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
 
 from tests.training import small
 from zoo.saved import check_checkpoint, read_checkpoint
@@ -143,7 +144,7 @@ class Spoil(L.Callback):
 @pytest.mark.parametrize("number", [float("inf"), float("-inf"), float("nan")])
 def test_one_weight_that_is_not_finite_is_never_saved(tmp_path: Path, number: float) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints", every_n_steps=1)
-    trainer = small.trainer(tmp_path, checkpoints, Spoil(number), max_steps=5, val_check_interval=1.0)
+    trainer = small.trainer(tmp_path, checkpoints, Spoil(number), max_steps=5)
     with pytest.raises(NonFiniteLossError, match="is not finite at step 3: training stopped"):
         trainer.fit(small.module(), datamodule=small.data(tmp_path))
     assert check_checkpoint(checkpoints.last, ATTENTION) == 2
@@ -172,6 +173,13 @@ def test_validation_or_test_alone_saves_nothing(tmp_path: Path) -> None:
     trainer.validate(small.module(), datamodule=small.data(tmp_path), verbose=False)
     trainer.test(small.module(), datamodule=small.data(tmp_path), verbose=False)
     assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_module_that_does_not_call_between_steps_is_refused(tmp_path: Path) -> None:
+    for callback in (Checkpoints(tmp_path), Interrupt(Checkpoints(tmp_path))):
+        trainer = L.Trainer(callbacks=[callback], logger=False, accelerator="cpu", max_steps=1)
+        with pytest.raises(TypeError, match=f"{type(callback).__name__} needs a SequenceModule, got BoringModel"):
+            trainer.fit(BoringModel())
 
 
 @pytest.mark.parametrize(

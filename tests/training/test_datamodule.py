@@ -1,4 +1,4 @@
-"""Batches: each row once an epoch, in an order that is a function of (seed, index), shared out among processes."""
+"""Batches: each row once a pass, in an order that is a function of (seed, index), shared out among processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rows(batch: dict[str, torch.Tensor]) -> list[int]:
 
 
 @given(st.integers(1, 50), st.integers(1, 8), st.integers(1, 3), st.integers(0, 5))
-def test_an_epoch_holds_each_row_at_most_once_and_fills_its_batches(n: int, size: int, world: int, epoch: int) -> None:
+def test_a_pass_holds_each_row_at_most_once_and_fills_its_batches(n: int, size: int, world: int, number: int) -> None:
     if n < size * world:
         with pytest.raises(ValueError, match=f"n_train must hold a batch, got n_train={n}"):
             TrainingBatches(numbered(n), size, 0, world_size=world)
@@ -48,7 +48,7 @@ def test_an_epoch_holds_each_row_at_most_once_and_fills_its_batches(n: int, size
     ranks = [TrainingBatches(numbered(n), size, 7, rank=rank, world_size=world) for rank in range(world)]
     n_batches = len(ranks[0])
     assert n_batches == n // (size * world)
-    seen = [row for i in range(n_batches) for loader in ranks for row in rows(loader[epoch * n_batches + i])]
+    seen = [row for i in range(n_batches) for loader in ranks for row in rows(loader[number * n_batches + i])]
     assert len(seen) == len(set(seen)) == n_batches * size * world
 
 
@@ -222,6 +222,33 @@ def test_overfitting_repeats_the_same_batches(tmp_path: Path) -> None:
     trainer.fit(small.module(), datamodule=small.data(tmp_path))
     assert len(seen) == 3
     assert all(torch.equal(seen[0], other) for other in seen)
+
+
+class Taken(small.L.Callback):
+    """Each batch with the optimizer step and the epoch that it was for."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[int, int, torch.Tensor]] = []
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self.taken.append((trainer.global_step, trainer.current_epoch, batch["inputs"]))
+
+
+def test_a_run_of_steps_is_one_epoch_each_step_of_which_is_whole(tmp_path: Path) -> None:
+    """Five batches a pass, two a step: the third step takes the end of a pass and the beginning of the next."""
+    watch, data = Taken(), small.data(tmp_path)
+    small.trainer(tmp_path, watch, max_steps=6, accumulate_grad_batches=2).fit(small.module(), datamodule=data)
+    expected = TrainingBatches(data.split("train"), 8, 0)
+    assert [taken[:2] for taken in watch.taken] == [(step, 0) for step in range(6) for _ in range(2)]
+    assert all(torch.equal(seen, expected[i]["inputs"]) for i, (*_, seen) in enumerate(watch.taken))
+
+
+def test_epochs_that_are_asked_for_are_passes(tmp_path: Path) -> None:
+    watch, data = Taken(), small.data(tmp_path)
+    small.trainer(tmp_path, watch, max_steps=-1, max_epochs=2).fit(small.module(), datamodule=data)
+    expected = TrainingBatches(data.split("train"), 8, 0)
+    assert [taken[:2] for taken in watch.taken] == [(i, i // 5) for i in range(10)]
+    assert all(torch.equal(seen, expected[i]["inputs"]) for i, (*_, seen) in enumerate(watch.taken))
 
 
 @pytest.mark.parametrize(

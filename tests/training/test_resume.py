@@ -8,6 +8,7 @@ from typing import Any
 
 import lightning as L
 import pytest
+from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -15,23 +16,27 @@ from tests.training import small
 from zoo.saved import check_checkpoint
 from zoo.training import Checkpoints, ReseedEachStep
 
-# 40 rows in batches of 8: five batches an epoch. Each case stops at every step of two epochs and a bit.
+# 40 rows in batches of 8: five batches a pass, which is what is validated after unless said. Each case stops at every
+# step of two passes and a bit. The first ones are a single epoch.
 CASES = {
     "no validation": {"limit_val_batches": 0},
-    "validation at the epoch's end": {},
-    "validation inside the epoch": {"val_check_interval": 2},
-    "validation across epochs": {"val_check_interval": 3, "check_val_every_n_epoch": None},
-    "validation every second epoch": {"check_val_every_n_epoch": 2},
+    "validation after each pass": {},
+    "validation within a pass": {"val_check_interval": 2},
+    "validation across passes": {"val_check_interval": 3},
+    "validation by epochs": {"val_check_interval": 3, "check_val_every_n_epoch": 1},
+    "validation after a share of the run": {"val_check_interval": 0.25, "check_val_every_n_epoch": 1},
     "accumulation": {"accumulate_grad_batches": 2, "max_steps": 7},
-    "accumulation, validation inside": {"accumulate_grad_batches": 2, "val_check_interval": 3, "max_steps": 7},
-    "short epochs": {"limit_train_batches": 3, "val_check_interval": 2},
-    "epochs, not steps": {"max_steps": -1, "max_epochs": 2},
+    "accumulation, validation within": {"accumulate_grad_batches": 2, "val_check_interval": 3, "max_steps": 7},
     "a mixture": {"mixture": [{}, {"seq_len": 12, "weight": 1.5}], "val_check_interval": 2},
     "a mixture of fresh examples": {"mixture": [{"seq_len": 5}, {"seq_len": 12}], "fresh": True},
     "fresh examples": {"fresh": True, "val_check_interval": 2},
     "fresh examples, accumulation": {"fresh": True, "accumulate_grad_batches": 2, "max_steps": 7},
+    "short epochs": {"limit_train_batches": 3, "val_check_interval": 2},
+    "epochs, not steps": {"max_steps": -1, "max_epochs": 2},
+    "epochs, validation across them": {"max_steps": -1, "max_epochs": 2, "val_check_interval": 3},
+    "every second epoch": {"max_epochs": 3, "val_check_interval": 1.0, "check_val_every_n_epoch": 2},
 }
-QUICK = ("validation inside the epoch", "accumulation, validation inside", "fresh examples, accumulation")
+QUICK = ("validation within a pass", "accumulation, validation within", "fresh examples, accumulation")
 """What the default run holds; the others take as long each."""
 
 
@@ -55,13 +60,13 @@ class Record(L.Callback):
         self.lost: dict[int, float] = {}
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        micro_batch = trainer.fit_loop.total_batch_idx
+        micro_batch = trainer.fit_loop.epoch_loop.batch_progress.total.completed
         assert micro_batch not in self.lost
         self.lost[micro_batch] = float(outputs["loss"])
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         if not trainer.sanity_checking:
-            micro_batch = trainer.fit_loop.total_batch_idx
+            micro_batch = trainer.fit_loop.epoch_loop.batch_progress.total.completed - 1
             assert micro_batch not in self.validated
             self.validated[micro_batch] = float(trainer.callback_metrics["val/loss"])
 
@@ -151,20 +156,49 @@ def test_best_can_be_resumed_too(tmp_path: Path) -> None:
     small.assert_identical(small.weights(whole), small.weights(resumed))
 
 
-def test_curves_of_a_killed_and_resumed_run_are_those_of_the_whole(tmp_path: Path) -> None:
-    options = {"val_check_interval": 2, "every_n_steps": 5}
+@pytest.mark.parametrize(
+    ("step", "options"),
+    [
+        (6, {"val_check_interval": 2, "every_n_steps": 5}),  # of a validation
+        (5, {"val_check_interval": 3, "every_n_steps": 5, "limit_val_batches": 0}),
+        (5, {"val_check_interval": 4, "every_n_steps": 5}),  # between two steps
+        (5, {"val_check_interval": 4, "every_n_steps": 5, "log_every_n_steps": 2}),
+        (6, {"val_check_interval": 7, "every_n_steps": 2, "accumulate_grad_batches": 2}),
+    ],
+)
+def test_curves_of_a_killed_and_resumed_run_are_those_of_the_whole(
+    tmp_path: Path, step: int, options: dict[str, Any]
+) -> None:
     fit(tmp_path / "whole", logger=tensorboard(tmp_path / "whole"), **options)
     with pytest.raises(MemoryError):
-        fit(tmp_path / "run", Die(8), logger=tensorboard(tmp_path / "run"), **options)
+        fit(tmp_path / "run", Die(7), logger=tensorboard(tmp_path / "run"), **options)
     last = tmp_path / "run/checkpoints/last.ckpt"
-    step = check_checkpoint(last, {"name": "attention"})
-    assert step < 8
+    assert check_checkpoint(last, {"name": "attention"}) == step
     fit(tmp_path / "run", ckpt_path=last, logger=tensorboard(tmp_path / "run", purge_step=step), **options)
     expected, resumed = curves(tmp_path / "whole"), curves(tmp_path / "run")
-    assert expected.keys() == resumed.keys() >= {"train/loss", "train/accuracy", "val/loss", "val/accuracy"}
-    assert len(expected["train/loss"]) == 12
+    assert expected.keys() == resumed.keys() >= {"train/loss", "train/accuracy"}
+    assert len(expected["train/loss"]) == 12 // options.get("log_every_n_steps", 1)
     for tag in expected:
         assert resumed[tag] == expected[tag], tag
+
+
+class StopAt(EarlyStopping):
+    """Stop after the second validation, whatever it found."""
+
+    def __init__(self) -> None:
+        super().__init__("val/loss", patience=1, min_delta=1e9, check_on_train_epoch_end=False)
+
+
+@pytest.mark.parametrize("checkpoint", ["last", "previous"])
+def test_a_run_that_was_stopped_early_stays_stopped(tmp_path: Path, checkpoint: str) -> None:
+    options = {"val_check_interval": 2, "every_n_steps": 100}
+    whole, expected, best, trainer = fit(tmp_path / "run", StopAt(), **options)
+    assert trainer.global_step == 4 == len(expected.lost)
+    file = tmp_path / f"run/checkpoints/{checkpoint}.ckpt"
+    resumed, record, again, trainer = fit(tmp_path / "again", StopAt(), ckpt_path=file, **options)
+    small.assert_identical(small.weights(whole), small.weights(resumed))
+    assert list(record.lost) == ([] if checkpoint == "last" else [2, 3])
+    assert (trainer.global_step, again.best_step) == (4, best.best_step)
 
 
 def tensorboard(folder: Path, **options: Any) -> TensorBoardLogger:

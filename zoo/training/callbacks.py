@@ -14,6 +14,23 @@ from torch import Tensor
 TRAIN, VALIDATION, TEST = range(3)
 
 
+class BetweenSteps(Callback):
+    """A callback that `SequenceModule` calls between two batches of training, for which Lightning has no hook.
+
+    Raises:
+        TypeError: out of `Trainer.fit`, for another module.
+    """
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        from zoo.training.module import SequenceModule
+
+        if not isinstance(pl_module, SequenceModule):
+            raise TypeError(f"{type(self).__name__} needs a SequenceModule, got {type(pl_module).__name__}")
+
+    def between_steps(self, trainer: L.Trainer) -> None:
+        """The batch before is done and logged, and validated on where that was due; the next one has not begun."""
+
+
 class ReseedEachStep(Callback):
     """Seed torch's generators before each batch, so that what a step draws depends on where it stands alone.
 
@@ -33,7 +50,7 @@ class ReseedEachStep(Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        self._reseed(trainer, pl_module.device, TRAIN, trainer.fit_loop.total_batch_idx)
+        self._reseed(trainer, pl_module.device, TRAIN, trainer.fit_loop.epoch_loop.batch_progress.total.completed)
 
     def on_validation_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0

@@ -1,9 +1,9 @@
 """Checkpoints from which a run goes on as if it had never stopped.
 
 Lightning can save at many moments, and resumes exactly from few of them: a validation that was due is skipped, a logged
-step counts twice, a partly accumulated gradient is lost. So `last` is written at one kind of moment only: before a
-training batch, when the optimizer step before it is complete and the validation after that step is done. And the loops'
-progress is stored in one form (`settle`) that Lightning continues with the next batch.
+step counts twice, a partly accumulated gradient is lost. So `last` is written at moments of three kinds alone: at the
+end of a validation; between two batches, if a step was completed and not validated; at the end of training. What
+Lightning notes of its own progress is then what it goes on from, and stays as it is.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any, Literal
 import lightning as L
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
-from lightning.pytorch.callbacks import Callback, Checkpoint
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
 from zoo.contract import require_choice, require_positive
 from zoo.saved import BEST, LAST, PREVIOUS
 from zoo.signals import CTRL_C, SCHEDULER, handled
-from zoo.training.callbacks import NonFiniteLossError
+from zoo.training.callbacks import BetweenSteps, NonFiniteLossError
 
 Mode = Literal["min", "max"]
 
@@ -76,7 +76,7 @@ def _reason(error: BaseException) -> str:
     return str(error)
 
 
-class Checkpoints(Checkpoint):
+class Checkpoints(BetweenSteps, Checkpoint):
     """Keep `best.ckpt` (by a validation metric), `last.ckpt` (where to go on) and the `previous.ckpt` before that.
 
     `last` is written every `every_n_steps` optimizer steps, after each validation, and at the end of training; `best`
@@ -103,45 +103,44 @@ class Checkpoints(Checkpoint):
         self.best_score: float | None = None
         self.best_step: int | None = None
         self._saved_step = 0
-        self._validated = False
+        self._due = self._stopped = False
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best_score": self.best_score, "best_step": self.best_step}
+        return {"best_score": self.best_score, "best_step": self.best_step, "stopped": self._stopped}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best_score, self.best_step = state_dict["best_score"], state_dict["best_step"]
+        self._stopped = state_dict.get("stopped", False)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._saved_step = trainer.global_step
+        # Lightning forgets that training was stopped early, and would train on.
+        trainer.should_stop = self._stopped and bool(trainer.early_stopping_callbacks)
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        # Lightning counts logged steps apart from optimizer steps, and loses one on some resumes.
-        trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
-        due = self._validated or trainer.global_step % self.every_n_steps == 0
-        if due and self.at_rest(trainer, batch_idx):
+    def between_steps(self, trainer: L.Trainer) -> None:
+        if (self._due or trainer.global_step % self.every_n_steps == 0) and self.at_rest(trainer):
             self.save_last(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING:
             return
-        self._validated = True
         score = self._score(trainer)
         if self._improves(score):
             self.best_score, self.best_step = score, trainer.global_step
             self._save(trainer, self.best)
+        if not self.at_rest(trainer):
+            self._due = True
+        elif not (trainer.should_stop or trainer.global_step == trainer.max_steps):
+            # After the last step at the end of training alone: Lightning has counted that step among the logged ones.
+            self.save_last(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.save_last(trainer)
 
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        settle(checkpoint["loops"]["fit_loop"], int(trainer.num_training_batches))
-
     @staticmethod
-    def at_rest(trainer: L.Trainer, batch_idx: int) -> bool:
-        """Whether no gradient is accumulated before batch `batch_idx` of the epoch."""
-        return batch_idx % trainer.accumulate_grad_batches == 0
+    def at_rest(trainer: L.Trainer) -> bool:
+        """Whether no gradient is accumulated, between two batches."""
+        return (trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0
 
     def save_last(self, trainer: L.Trainer) -> None:
         """Write `last`, unless the one of this step is there already.
@@ -149,9 +148,9 @@ class Checkpoints(Checkpoint):
         Raises:
             NonFiniteLossError: the weights are not finite; the file of an earlier step stays.
         """
-        if trainer.global_step != self._saved_step or self._validated:
+        if trainer.global_step != self._saved_step:
             self._save(trainer, self.last)
-            self._saved_step, self._validated = trainer.global_step, False
+            self._saved_step, self._due = trainer.global_step, False
 
     def _score(self, trainer: L.Trainer) -> float:
         if self.monitor not in trainer.callback_metrics:
@@ -166,40 +165,14 @@ class Checkpoints(Checkpoint):
             return True
         return score < self.best_score if self.mode == "min" else score > self.best_score
 
-    @staticmethod
-    def _save(trainer: L.Trainer, path: Path) -> None:
+    def _save(self, trainer: L.Trainer, path: Path) -> None:
+        self._stopped = trainer.should_stop
         for name, parameter in trainer.lightning_module.named_parameters():
             if not bool(torch.isfinite(parameter).all()):
                 raise NonFiniteLossError(f"{name} is not finite", trainer.global_step)
         for logger in trainer.loggers:
             logger.save()
         trainer.save_checkpoint(path, weights_only=False)
-
-
-def settle(fit_loop: dict[str, Any], n_batches: int) -> None:
-    """Rewrite, in place, the progress of Lightning's loops as "every batch so far is wholly done".
-
-    Args:
-        fit_loop: what `fit_loop.state_dict()` returned, before a training batch, after a validation or at the end.
-        n_batches: training batches in an epoch.
-    """
-    batches, epochs = fit_loop["epoch_loop.batch_progress"], fit_loop["epoch_progress"]
-    done_in_epoch = batches["current"]["completed"]
-    begun = epochs["current"]["ready"]
-    epoch_is_over = done_in_epoch >= n_batches
-    finished = begun if epoch_is_over else begun - 1
-    for tracker in (epochs["total"], epochs["current"]):
-        tracker |= {"ready": begun, "started": begun, "processed": finished, "completed": finished}
-    for tracker, done in (
-        (batches["total"], batches["total"]["completed"]),
-        (batches["current"], 0 if epoch_is_over else done_in_epoch),
-    ):
-        tracker |= dict.fromkeys(tracker, done)
-    batches["is_last_batch"] = False
-    validation = fit_loop["epoch_loop.val_loop.batch_progress"]
-    for tracker in (validation["total"], validation["current"]):
-        tracker |= dict.fromkeys(tracker, 0)
-    validation["is_last_batch"] = False
 
 
 class Interrupted(BaseException):
@@ -214,7 +187,7 @@ class Interrupted(BaseException):
         self.signal, self.step, self.checkpoint = number, step, checkpoint
 
 
-class Interrupt(Callback):
+class Interrupt(BetweenSteps):
     """On Ctrl-C (SIGINT), SIGTERM or SIGUSR1, finish the step and the validation due after it, save `last`, and stop.
 
     A second signal stops at once, and the `last` that is there stays. Of several processes any may be asked: they tell
@@ -237,10 +210,8 @@ class Interrupt(Callback):
         self._asked = None
         self._handlers.enter_context(handled((CTRL_C, *SCHEDULER), self._handler(trainer)))
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        if self.checkpoints.at_rest(trainer, batch_idx):
+    def between_steps(self, trainer: L.Trainer) -> None:
+        if self.checkpoints.at_rest(trainer):
             self._stop_if_asked(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

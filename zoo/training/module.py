@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from zoo.backbone import Backbone
 from zoo.blocks import Experts, ResidualBlock
 from zoo.contract import require_choice
 from zoo.ops.time import valid_positions
+from zoo.training.callbacks import BetweenSteps
 from zoo.training.metrics import R2, BucketedAccuracy, BucketedError, MacroAccuracy, Perplexity, RelativeSquaredError
 
 Loss = Literal["cross_entropy", "mse"]
@@ -162,6 +164,17 @@ class SequenceModule(L.LightningModule):
             outputs[where[selected]] = y[selected]
         assert outputs is not None
         return outputs
+
+    def setup(self, stage: str) -> None:
+        # Lightning warns that of module and data module it asks this one, which is what is meant.
+        warnings.filterwarnings("ignore", "You have overridden `on_before_batch_transfer` in `LightningModule`")
+
+    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Tell those who save or stop between two batches of training: what is saved here Lightning resumes exactly."""
+        for callback in self.trainer.callbacks if self.trainer.training else ():  # pyright: ignore[reportAttributeAccessIssue]
+            if isinstance(callback, BetweenSteps):
+                callback.between_steps(self.trainer)
+        return batch
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         outputs, labels, _ = self.predict_labelled(batch)
