@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tests.cases import randomise
 from zoo.backbone import Backbone
-from zoo.blocks import ResidualBlock, ShortConv, Stack
+from zoo.blocks import Canon, ResidualBlock, ShortConv, Stack
 from zoo.contract import SequenceMixer
 from zoo.registry import create_mixer, list_mixers
 from zoo.theory.comparison import (
@@ -112,6 +112,7 @@ LAYERS: dict[str, tuple[Any, int]] = {
     ),
     "residual": (lambda: ResidualBlock(create_mixer("attention", 8, n_heads=2)), 12),
     "channel mixer": (lambda: ResidualBlock(create_mixer("attention", 8, n_heads=2), d_channel=4), 16),
+    "canon in front": (lambda: Stack([Canon(8), make("attention", 8, n_heads=2)]), 14),
     "canon before": (lambda: ResidualBlock(make("attention", 8, n_heads=1), d_channel=3, canon="C"), 16),
     "canon inside": (lambda: ResidualBlock(make("attention", 8, n_heads=2), d_channel=4, canon="D"), 16),
     "side by side": (lambda: make("parallel_hybrid", 6, pattern=["attention", "conv"], n_heads=2, d_conv=3), 12),
