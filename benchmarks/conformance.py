@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from zoo.__main__ import describe_machine
 from zoo.conformance import Adapter, Report, check, properties
-from zoo.files import write_atomically
+from zoo.report.files import write_atomically
 
 PAGE = Path(__file__).parent.parent / "docs" / "conformance.md"
 D_MODEL = 16
@@ -271,7 +271,8 @@ def page(found: Mapping[Case, Report], printed: Mapping[tuple[str, str], str]) -
     yield "## What each ✗ is"
     yield ""
     yield (
-        "Each was run again from its lines in a process of its own, which printed what is quoted; then its code was read."
+        "Each was run again from its lines in a process of its own, which printed what is quoted; "
+        "then its code was read."
     )
     yield ""
     for case, report in found.items():
