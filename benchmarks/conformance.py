@@ -284,16 +284,16 @@ def page(found: Mapping[Case, Report], printed: Mapping[tuple[str, str], str]) -
             yield f"Found: {finding.detail}."
             yield f"The lines print: `{printed[case.name, finding.property]}`"
             yield ""
-            yield "```python"
-            yield finding.reproduce.rstrip()
-            yield "```"
+            yield from (f"    {line}".rstrip() for line in finding.reproduce.rstrip().splitlines())
             yield ""
     yield "## Measured beside it"
     yield ""
-    yield "| module | gradient against distance | cost | state |"
+    yield "| module | gradient against distance | memory | state |"
     yield "|---|---|---|---|"
     for case, report in found.items():
+        # A detail begins with what was done.
         details = {f.property: f.detail.partition(": ")[2] or f.detail for f in report.findings}
+        details["costs"] = details["costs"].partition(", ")[2]  # time is not measured on a machine that others use
         cells = [details[name] for name in ("gradient_decay", "costs", "state_size")]
         yield f"| {case.package} {case.name} | {' | '.join(cells)} |"
 
