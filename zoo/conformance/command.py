@@ -55,6 +55,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     add("--looks_ahead", action="store_true", help="later positions may change earlier outputs, as in an encoder")
     add("--adapter", metavar="PLACE:CLASS", help="an adapter of your own, see below")
     add("--json", type=Path, metavar="FILE", help="write the findings as JSON")
+    add("--html", type=Path, metavar="FILE", help="write a page with the plots, which needs no network")
     parser.set_defaults(run=run)
 
 
@@ -63,10 +64,12 @@ def run(arguments: argparse.Namespace) -> int:
     options = dict(_option(text) for text in arguments.option)
     if arguments.dtype not in DTYPES:
         raise UsageError(f"--dtype must be one of {', '.join(DTYPES)}, got {arguments.dtype!r}")
-    for path in (arguments.json,):
+    for path in (arguments.json, arguments.html):
         if path is not None and not path.resolve().parent.is_dir():
             raise UsageError(f"there is no folder {path.parent} to write {path.name} into")
     require_extra("rich.table")
+    if arguments.html is not None:
+        require_extra("matplotlib.figure")
     import torch
 
     from zoo.conformance.card import print_card
@@ -97,6 +100,10 @@ def run(arguments: argparse.Namespace) -> int:
     print_card(report)
     if arguments.json is not None:
         write_atomically(arguments.json, report.to_json())
+    if arguments.html is not None:
+        from zoo.conformance.page import page
+
+        write_atomically(arguments.html, page(report))
     return 1 if report.failed else 0
 
 
