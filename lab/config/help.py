@@ -33,7 +33,7 @@ common flags:
   --task.OPTION VALUE             see --task.help            --seed N        weights, data and order
   --task.n_train N (n_val, n_test)  number of examples       --run_dir DIR   where runs are kept
   --task.test_lengths 64,256,1024 test at further lengths    --task.fresh true  new examples for ever
-  --task.mixture "{{seq_len: 32}}, {{seq_len: 64}}"  several shapes at once, each tested by itself (docs/tasks/mixtures.md)
+  --task.mixture "{{seq_len: 32}}, {{seq_len: 64}}"  several shapes at once, each tested by itself
   --trainer.OPTION VALUE          Lightning's own names: --trainer.max_steps 200, --trainer.accelerator gpu,
                                   --trainer.precision bf16-mixed; see --trainer.help
   --compile true                  train through torch.compile

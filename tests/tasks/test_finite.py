@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from tasks.base import Arrays, FiniteTask, Task
+from tasks.batches import FreshBatches
 from tasks.cache import cache_key, materialise
-from tasks.datamodule import FreshBatches, TaskDataModule
+from tasks.datamodule import TaskDataModule
 from tasks.spec import TaskSpec
 from tasks.splits import SPLITS, sample_split
 

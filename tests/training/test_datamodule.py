@@ -15,16 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks import create_task, sample_split
-from tasks.datamodule import (
+from tasks.batches import (
     FRESH_STREAM,
     MIXTURE_STREAM,
     ORDER_STREAM,
     FreshBatches,
     OrderedBatches,
-    TaskDataModule,
     TrainingBatches,
     gather,
 )
+from tasks.datamodule import TaskDataModule
 from tasks.mixture import SEGMENT_STREAM
 from tasks.spec import TaskSpec
 from tasks.splits import SPLITS

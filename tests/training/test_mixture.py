@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks import create_task, list_tasks, sample_split, task_class
-from tasks.datamodule import FreshBatches, MixedBatches, TaskDataModule, TrainingBatches
+from tasks.batches import FreshBatches, MixedBatches, TrainingBatches
+from tasks.datamodule import TaskDataModule
 from tasks.mixture import Segment, apportion, create_segments, longest
 from tasks.spec import TaskSpec
 from tests import ROOT
