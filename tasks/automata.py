@@ -89,15 +89,7 @@ class Automata(Task):
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec(
-            input="tokens",
-            seq_len=self.seq_len,
-            n_outputs=self.n_symbols,
-            loss="cross_entropy",
-            chance=1 / self.n_symbols,
-            vocab_size=self.n_symbols + 1,
-            facts=("depth",),
-        )
+        return TaskSpec.tokens(self.seq_len, self.n_symbols + 1, self.n_symbols, facts=("depth",))
 
     def input_text(self, token: int) -> str:
         return "|" if token == self.n_symbols else str(token)

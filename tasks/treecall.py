@@ -149,13 +149,11 @@ class Treecall(Task):
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec(
-            input="tokens",
-            seq_len=self.seq_len,
-            n_outputs=self.n_terminals,
-            loss="cross_entropy",
+        return TaskSpec.tokens(
+            self.seq_len,
+            self.n_terminals + 3,
+            self.n_terminals,
             chance=_commonest_share(tuple(self.options().items())),
-            vocab_size=self.n_terminals + 3,
             labelled=1,
             facts=("distance", "depth"),
         )
