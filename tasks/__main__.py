@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
             added.add_argument("--markdown", action="store_true", help="as a page")
         else:
             added.add_argument("--split", default="train", help="train, validation or test")
-            added.add_argument("--n", type=int, help=f"examples; {USUAL_N:,} or all that there are when absent")
+            added.add_argument("--n", type=int, help=f"examples; default {USUAL_N:,} or all that there are")
         if name == "export":
             added.add_argument("--format", choices=FORMATS, default="parquet")
             added.add_argument("--out", help="file to write, or name of the data set on the hub")

@@ -99,7 +99,7 @@ def markdown(name: str, seed: int = 0, task: Task | None = None) -> str:
     Args:
         name: as registered.
         seed: of the worked example.
-        task: with the options of the example; `worked` of its class when absent.
+        task: with the options of the example; default `worked` of its class.
     """
     cls = task_class(name)
     small = cls(**cls.worked) if task is None else task

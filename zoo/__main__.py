@@ -119,20 +119,28 @@ def _declare_measure(parser: argparse.ArgumentParser) -> None:
         "against length, input dependence, sizes. Prints tables; writes measure.md, measure.json and measure.png."
     )
     add = parser.add_argument
-    add("--mixer", nargs="+", action="extend", metavar="NAME", help="which mixers; all when absent")
+    add("--mixer", nargs="+", action="extend", metavar="NAME", help="which mixers; default all")
     add(
         "--ckpt_path",
         metavar="RUN",
         help="a run folder, a .ckpt file or the folder of a transformers model: one row per layer of what was trained",
     )
-    add("--d_model", type=int, metavar="N", help="width of the mixers (16)")
-    add("--n_heads", "--heads", type=int, metavar="N", help="heads of the mixers that have them (4)")
-    add("--seq_len", type=int, metavar="N", help="positions of the operators (64)")
-    add("--gradient_len", type=int, metavar="N", help="positions of the gradient profiles (256)")
-    add("--lengths", type=int, nargs="+", metavar="N", help="lengths at which costs are measured (512 1024 2048)")
-    add("--seed", type=int, metavar="N", help="of every draw (0)")
-    add("--seeds", type=int, metavar="N", dest="n_seeds", help="draws for the gradient's interval, at least 5 (8)")
-    add("--device", metavar="DEVICE", help="cpu, cuda (cpu)")
+    add("--d_model", type=int, metavar="N", help="width of the mixers; default 16")
+    add("--n_heads", "--heads", type=int, metavar="N", help="heads of the mixers that have them; default 4")
+    add("--seq_len", type=int, metavar="N", help="positions of the operators; default 64")
+    add("--gradient_len", type=int, metavar="N", help="positions of the gradient profiles; default 256")
+    add(
+        "--lengths", type=int, nargs="+", metavar="N", help="lengths at which costs are measured; default 512 1024 2048"
+    )
+    add("--seed", type=int, metavar="N", help="seed of every draw; default 0")
+    add(
+        "--seeds",
+        type=int,
+        metavar="N",
+        dest="n_seeds",
+        help="draws for the gradient's interval, at least 5; default 8",
+    )
+    add("--device", metavar="DEVICE", help="cpu or cuda; default cpu")
     _declare_out(parser, "runs/measure")
     parser.set_defaults(run=_measure)
 
@@ -145,9 +153,9 @@ def _declare_heads(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL", help="a run folder, a .ckpt file or the folder of a transformers model")
     add("--text", type=Path, metavar="FILE", help="text to read, for a transformers model with a tokenizer")
-    add("--seq_len", type=int, metavar="N", help="positions of a sequence (64; of a run, those of its task)")
-    add("--sequences", type=int, default=8, metavar="N", help="sequences on which operators are read (8)")
-    add("--others", type=int, default=24, metavar="N", help="sequences on which a cut model is scored (24)")
+    add("--seq_len", type=int, metavar="N", help="positions of a sequence; default 64, of a run those of its task")
+    add("--sequences", type=int, default=8, metavar="N", help="sequences on which operators are read; default 8")
+    add("--others", type=int, default=24, metavar="N", help="sequences on which a cut model is scored; default 24")
     add("--functional", choices=("auto", "always", "never"), default="auto", help="cut layers; auto: where it is cheap")
     add("--html", type=Path, metavar="PAGE", help="write a page with the plots")
     add("--json", type=Path, metavar="FILE", help="write all that was measured")
@@ -162,11 +170,11 @@ def _declare_claims(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = "\n".join(["claims:", *listing({name: CLAIMS.summary(name) for name in CLAIMS})])
     add = parser.add_argument
-    add("names", nargs="*", metavar="NAME", help="which claims; all when absent")
+    add("names", nargs="*", metavar="NAME", help="which claims; default all")
     add("--full", action="store_true", help="larger sizes, on a GPU if there is one")
     _declare_settings(parser)
-    add("--ranks", type=int, nargs="+", metavar="N", help="interaction ranks of the teachers, 1 to 16 (1 2 4 8)")
-    add("--starts", type=int, metavar="N", help="of an optimiser of a loss that is not convex (2)")
+    add("--ranks", type=int, nargs="+", metavar="N", help="interaction ranks of the teachers, 1 to 16; default 1 2 4 8")
+    add("--starts", type=int, metavar="N", help="starts of an optimiser of a loss that is not convex; default 2")
     _declare_out(parser, "runs/claims")
     parser.set_defaults(run=_claims)
 
@@ -176,16 +184,16 @@ def _declare_figure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Measure and draw one figure."
     parser.epilog = "\n".join(["figures:", *listing(FIGURES)])
     parser.add_argument("name", metavar="NAME", help="which figure")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the PNG to write (NAME.png)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the PNG to write; default NAME.png")
     parser.add_argument(
-        "--mixer", nargs="+", metavar="NAME", help=f"which mixers, for gradients ({' '.join(FIGURE_MIXERS)})"
+        "--mixer", nargs="+", metavar="NAME", help=f"which mixers, for gradients; default {' '.join(FIGURE_MIXERS)}"
     )
     _declare_settings(parser)
     parser.set_defaults(run=_figure)
 
 
 def _declare_settings(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seed", type=int, metavar="N", help="of every draw (0)")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of every draw; default 0")
     parser.add_argument(
         "--seeds", type=int, metavar="N", dest="n_seeds", help="repetitions, of which medians are taken"
     )
@@ -195,7 +203,9 @@ def _declare_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def _declare_out(parser: argparse.ArgumentParser, folder: str) -> None:
-    parser.add_argument("--out", type=Path, default=Path(folder), metavar="DIR", help=f"where files go ({folder})")
+    parser.add_argument(
+        "--out", type=Path, default=Path(folder), metavar="DIR", help=f"where files go; default {folder}"
+    )
 
 
 VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {

@@ -31,7 +31,7 @@ class Backbone(Configured):
         vocab_size: tokens in the vocabulary; give this or d_input.
         d_input: width of input vectors.
         n_outputs: classes, or regressed channels.
-        d_channel: inner width of SwiGLU; 2 * d_model when absent, 0 for none.
+        d_channel: inner width of SwiGLU; default 2 * d_model, 0 for none.
         d_conv: width of a causal depthwise convolution before each mixer; 0 for none.
         canon: where Canon layers stand, x_t plus a depthwise convolution of the last four positions (Allen-Zhu
             2512.17351): letters of A (before each mixer, after its norm), C (before the channel mixer, after

@@ -373,7 +373,7 @@ def require_range(**bounds: float) -> None:
 
 
 def head_width(d_model: int, n_heads: int, d_head: int | None) -> int:
-    """`d_head`, or d_model / n_heads when absent.
+    """`d_head`, by default d_model / n_heads.
 
     Raises:
         ValueError: no d_head, and n_heads does not divide d_model.
@@ -384,7 +384,7 @@ def head_width(d_model: int, n_heads: int, d_head: int | None) -> int:
 
 
 def shared_heads(n_heads: int, n_kv_heads: int | None) -> int:
-    """`n_kv_heads`, or n_heads when absent: key and value heads, each for an equal group of query heads.
+    """`n_kv_heads`, by default n_heads: key and value heads, each for an equal group of query heads.
 
     Raises:
         ValueError: n_kv_heads does not divide n_heads.

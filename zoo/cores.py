@@ -75,7 +75,7 @@ def core(values: str, axes: str, out_axes: str | None = None) -> Callable[[Op], 
         values: name of the argument.
         axes: names of its axes, of `AXES`, batch among them; "seq" may be longer than the output's by positions in
             front; "part" counts several values of a position. "channel" is a head of width one.
-        out_axes: names of the axes of the output, the first one where the op returns several; `axes` when absent.
+        out_axes: names of the axes of the output, the first one where the op returns several; default `axes`.
     """
 
     def declare(op: Op) -> Op:

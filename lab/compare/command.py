@@ -21,8 +21,8 @@ def declare(parser: argparse.ArgumentParser) -> None:
         "Writes compare.csv, compare.md, compare.png and compare.html, a page that needs no network."
     )
     add = parser.add_argument
-    add("folder", type=Path, metavar="DIR", nargs="?", default=Path("runs"), help="where runs were kept (runs)")
-    add("--out", type=Path, metavar="DIR", help="where files go (DIR/compare)")
+    add("folder", type=Path, metavar="DIR", nargs="?", default=Path("runs"), help="where runs were kept; default runs")
+    add("--out", type=Path, metavar="DIR", help="where files go; default DIR/compare")
     add("--trials", action="store_true", help="with what sweep.py --tune tried and did not pick")
     add("--tensorboard", action="store_true", help="instead of writing files, serve TensorBoard until Ctrl-C")
     add("--port", type=int, metavar="N", help="of TensorBoard (6006, or the next that is free)")

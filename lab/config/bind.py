@@ -28,8 +28,8 @@ class RunOptions:
         batch_size: sequences per step.
         seed: decides the weights, the data and their order.
         run_dir: folder that holds the runs.
-        figures_every: figures of each layer's operator, spectrum and gradient every so many steps; at the end alone
-            when absent, never for 0.
+        figures_every: figures of each layer's operator, spectrum and gradient every so many
+            steps; default only at the end, never for 0.
     """
 
     batch_size: int = 64

@@ -74,7 +74,7 @@ def read_flags(
     Args:
         argv: the words of a command line; -h is --help.
         switches: names of flags that take no value.
-        others: where words go that belong to no flag; refused when absent.
+        others: where words go that belong to no flag; default refused.
 
     Raises:
         UsageError: a word that belongs to no flag, a switch with a value.

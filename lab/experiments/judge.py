@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("names", nargs="*", metavar="NAME", help=f"{', '.join(PREDICTIONS)}; all when absent")
+    add("names", nargs="*", metavar="NAME", help=f"{', '.join(PREDICTIONS)}; default all")
     add("--setting", default="small", help="of the experiments' files (small)")
     add("--run_dir", type=Path, default=Path("runs"), metavar="DIR", help="where sweep.py kept the runs (runs)")
     add("--out", type=Path, default=ROOT / "docs", metavar="DIR", help="where the page goes (docs)")

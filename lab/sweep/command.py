@@ -32,7 +32,7 @@ Run train.py for every combination of the values given: on this machine, or on a
   --match params=1e6              choose d_model so that every model has as many parameters (within 5 %)
   --match state=64KiB             choose the mixer's state size (or d_model) so that every state has as many bytes
 
-  --slots N                       runs at a time; the GPUs, or the cores, when absent
+  --slots N                       runs at a time; default: the GPUs, or the cores
   --engine ray [--address HOST]   as tasks of Ray, here or on a cluster whose nodes share this folder
   --run_dir DIR  --name NAME      runs are kept in DIR/NAME (runs/<the experiment's name>)
   --dry_run                       print the grid and stop

@@ -251,7 +251,7 @@ def slot_environments(n_slots: int | None, use_gpus: bool) -> list[dict[str, str
     OMP_NUM_THREADS, where it is set already, is each run's number of threads.
 
     Args:
-        n_slots: how many; the GPUs, or the cores, when absent. More slots than GPUs share them.
+        n_slots: how many; default the GPUs, or the cores. More slots than GPUs share them.
         use_gpus: whether the runs would take a GPU.
     """
     import torch

@@ -2,7 +2,7 @@
 
 An experiment is YAML:
 
-    name: head_count                  # the file's name when absent
+    name: head_count                  # default: the file's name
     prediction: one sentence
     changed: what was changed of it after results had been seen, and why
     fixed: {task: ssm_teacher, trainer.max_steps: 300}     # flags of every run

@@ -151,7 +151,7 @@ def test_help_of_a_group_says_type_default_recipe_and_meaning(
         "--mixer.help attention": [
             "  --mixer.n_heads  int; default 4\n      query heads.\n",
             "  --mixer.position  'none' | 'rope' | 'alibi' | 'relative'; default none; rope in the recipe\n",
-            "  --mixer.d_head  int | null; default null\n      width of a head; d_model / n_heads when absent.\n",
+            "  --mixer.d_head  int | null; default null\n      width of a head; default d_model / n_heads.\n",
         ],
         "--mixer.help gdn2": ["  --mixer.gates  'head' | 'channel'; default channel\n"],
         "--mixer.help": ["  --mixer.n_heads  int\n", "of attention alone:\n"],

@@ -58,8 +58,8 @@ class Attention(SequenceMixer):
     Args:
         d_model: width of input and output.
         n_heads: query heads.
-        d_head: width of a head; d_model / n_heads when absent.
-        n_kv_heads: key and value heads, shared by groups of query heads; n_heads when absent.
+        d_head: width of a head; default d_model / n_heads.
+        n_kv_heads: key and value heads, shared by groups of query heads; default n_heads.
         position: rope (Su et al. 2104.09864), alibi with learnable slopes (Press et al. 2108.12409), relative (a free
             bias per head and lag, up to max_seq_len), or none.
         sink: one more key whose value is zero, with a learned logit per head: constant; position (one logit per
@@ -200,7 +200,7 @@ class Attention(SequenceMixer):
         Args:
             seq_len: length of the input.
             distance: of the needle from the last position, at least 1.
-            generator: source of the random tokens, on the CPU; seed 0 when absent.
+            generator: source of the random tokens, on the CPU; default seed 0.
 
         Returns:
             The input, in the dtype and on the device of the weights; None where no needle can serve every head: more

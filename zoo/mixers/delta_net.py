@@ -47,7 +47,7 @@ class DeltaNet(SequenceMixer):
     Args:
         d_model: width of input and output.
         n_heads: heads.
-        d_head: width of a head; d_model / n_heads when absent.
+        d_head: width of a head; default d_model / n_heads.
         d_conv: width of the causal convolution; 1 looks at the position itself only.
         beta_max: upper end of beta. Beyond 1 the eigenvalue 1 - beta reaches below zero, at 2 down to -1: tracking a
             state by reflections needs it (Grazzi et al. 2411.12537).

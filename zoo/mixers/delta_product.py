@@ -55,7 +55,7 @@ class DeltaProduct(SequenceMixer):
         d_model: width of input and output.
         n_heads: heads.
         n_householder: steps of the delta rule for each position.
-        d_head: width of a head's queries and keys; d_model / n_heads when absent.
+        d_head: width of a head's queries and keys; default d_model / n_heads.
         expand: a head's values have width expand * d_head.
         d_conv: width of the causal convolution; 1 sees the position itself only.
         beta_max: upper end of beta; eigenvalues reach below zero beyond 1 and -1 at 2 (Grazzi et al. 2411.12537).

@@ -56,7 +56,7 @@ class DifferentialAttention(SequenceMixer):
     Args:
         d_model: width of input and output.
         n_heads: heads, each of two softmaxes.
-        d_head: width of queries and keys, half that of values; d_model / (2 n_heads) when absent.
+        d_head: width of queries and keys, half that of values; default d_model / (2 n_heads).
         depth: index of the layer, from 0, for lambda_init.
         d_rope: channels of queries and keys that rope turns, an even number; 0 for none, all that make pairs when
             absent.

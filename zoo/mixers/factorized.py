@@ -46,9 +46,9 @@ class Factorized(SequenceMixer):
     Args:
         d_model: width of the input.
         n_heads: value maps V_h.
-        d_out: width of the output; d_model when absent.
+        d_out: width of the output; default d_model.
         kernel: how the scalar coefficients come about.
-        d_head: width of q and k, the rank of the bilinear form; d_model / n_heads, at least one, when absent.
+        d_head: width of q and k, the rank of the bilinear form; default d_model / n_heads, at least one.
         max_seq_len: number of free lags of the Toeplitz kernel, hence the longest sequence.
 
     Raises:

@@ -49,8 +49,8 @@ class ForgettingAttention(SequenceMixer):
     Args:
         d_model: width of input and output.
         n_heads: query heads.
-        d_head: width of a head; d_model / n_heads when absent.
-        n_kv_heads: key and value heads, shared by groups of query heads; n_heads when absent.
+        d_head: width of a head; default d_model / n_heads.
+        n_kv_heads: key and value heads, shared by groups of query heads; default n_heads.
 
     Raises:
         ValueError: sizes that are not positive, heads that do not divide.

@@ -50,8 +50,8 @@ class GatedAttention(SequenceMixer):
     Args:
         d_model: width of input and output.
         n_heads: query heads.
-        d_head: width of a head; d_model / n_heads when absent.
-        n_kv_heads: key and value heads, shared by groups of query heads; n_heads when absent.
+        d_head: width of a head; default d_model / n_heads.
+        n_kv_heads: key and value heads, shared by groups of query heads; default n_heads.
         gate: one number per head, or one per channel.
         d_rope: channels of a head that rope turns, an even number; 0 for none, a quarter of d_head and at least 2 when
             absent.

@@ -48,8 +48,8 @@ class GatedLinearAttention(SequenceMixer):
     Args:
         d_model: width of input and output.
         n_heads: heads.
-        d_head: width of a head's values; d_model / n_heads when absent.
-        d_key: width of a head's queries and keys; half of d_head when absent.
+        d_head: width of a head's values; default d_model / n_heads.
+        d_key: width of a head's queries and keys; default half of d_head.
         gate_rank: rank of the projection that makes the decays.
         output_gate: multiply by silu(W_g x + b_g) before out_proj.
 

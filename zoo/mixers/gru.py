@@ -38,7 +38,7 @@ class GRU(SequenceMixer):
 
     Args:
         d_model: width of input and output.
-        d_inner: width of the state; d_model when absent.
+        d_inner: width of the state; default d_model.
 
     Raises:
         ValueError: sizes that are not positive.

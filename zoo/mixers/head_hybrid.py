@@ -55,7 +55,7 @@ class HeadHybrid(SequenceMixer):
         d_model: width of input and output.
         n_heads: heads of both kinds together.
         n_softmax_heads: how many of them attend.
-        d_head: width of a head; d_model / n_heads when absent.
+        d_head: width of a head; default d_model / n_heads.
         beta_max: upper end of beta; eigenvalues reach below zero beyond 1 and -1 at 2 (Grazzi et al. 2411.12537).
         dt_min, dt_max: range of softplus(b) at initialisation, log-uniform, at least 1e-4.
 

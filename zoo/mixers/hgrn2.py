@@ -47,7 +47,7 @@ class HGRN2(SequenceMixer):
     Args:
         d_model: width of input and output.
         n_heads: heads.
-        d_head: width of a head; d_model / n_heads when absent.
+        d_head: width of a head; default d_model / n_heads.
         lower_bound: no decay is below it.
 
     Raises:

@@ -64,7 +64,7 @@ class KimiDelta(SequenceMixer):
     Args:
         d_model: width of input and output.
         n_heads: heads.
-        d_head: width of a head's queries and keys; d_model / n_heads when absent.
+        d_head: width of a head's queries and keys; default d_model / n_heads.
         expand: a head's values have width expand * d_head.
         d_conv: width of the causal convolution; 1 sees the position itself only.
         gates: one erase and write strength per head, or one per channel.

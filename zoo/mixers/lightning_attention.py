@@ -47,7 +47,7 @@ class LightningAttention(SequenceMixer):
     Args:
         d_model: width of input and output.
         n_heads: heads.
-        d_head: width of a head; d_model / n_heads when absent.
+        d_head: width of a head; default d_model / n_heads.
         slope_scale: what the slopes are multiplied by; 0 for a head that forgets nothing.
 
     Raises:

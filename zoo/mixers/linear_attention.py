@@ -42,7 +42,7 @@ class LinearAttention(SequenceMixer):
     Args:
         d_model: width of input and output.
         n_heads: heads.
-        d_head: width of a head; d_model / n_heads when absent.
+        d_head: width of a head; default d_model / n_heads.
         feature_map: elu (elu(u) + 1, positive) or identity.
         normalize: divide by z; needs a positive feature map.
 

@@ -40,7 +40,7 @@ class LSTM(SequenceMixer):
 
     Args:
         d_model: width of input and output.
-        d_inner: width of the cell; d_model when absent.
+        d_inner: width of the cell; default d_model.
         forget_bias: initial bias of the forget gate; 3 remembers for about 20 steps from the start.
 
     Raises:

@@ -47,7 +47,7 @@ class MinimalRecurrence(SequenceMixer):
 
     Args:
         d_model: width of input and output.
-        d_inner: width of h; d_model when absent.
+        d_inner: width of h; default d_model.
         cell: gates of minGRU or of minLSTM.
 
     Raises:

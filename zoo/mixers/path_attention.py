@@ -61,8 +61,8 @@ class PathAttention(SequenceMixer):
     Args:
         d_model: width of input and output.
         n_heads: query heads.
-        d_head: width of a head; d_model / n_heads when absent.
-        n_kv_heads: heads of keys, values and maps, shared by groups of query heads; n_heads when absent.
+        d_head: width of a head; default d_model / n_heads.
+        n_kv_heads: heads of keys, values and maps, shared by groups of query heads; default n_heads.
         w_rank: rank of the map that makes w.
         d_conv: width of the causal convolution on w; 1 sees the position itself only.
         forget_gate: let logits fall by what each later position forgets.

@@ -46,7 +46,7 @@ class RetNet(SequenceMixer):
     Args:
         d_model: width of input and output.
         n_heads: heads.
-        d_head: width of a head's queries and keys, even; d_model / n_heads when absent.
+        d_head: width of a head's queries and keys, even; default d_model / n_heads.
         expand: a head's values have width expand * d_head.
 
     Raises:

@@ -54,7 +54,7 @@ class RGLRU(SequenceMixer):
 
     Args:
         d_model: width of input and output.
-        d_inner: width of h; d_model when absent.
+        d_inner: width of h; default d_model.
         n_heads: blocks of the two gates' maps.
         d_conv: width of the causal convolution; 1 sees the position itself only.
         r_min, r_max: range of exp(-softplus(rate)), the decay at r = 1/8, at the start.

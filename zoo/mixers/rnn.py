@@ -40,7 +40,7 @@ class RNN(SequenceMixer):
 
     Args:
         d_model: width of input and output.
-        d_inner: width of the state; d_model when absent.
+        d_inner: width of the state; default d_model.
         nonlinearity: f, tanh or linear.
 
     Raises:

@@ -56,10 +56,10 @@ class SelectiveSSM(SequenceMixer):
         d_state: state size of a channel (N).
         d_conv: width of the causal convolution.
         expand: d_inner = expand * d_model.
-        dt_rank: rank of dt's projection; d_model / 16, rounded up, when absent.
+        dt_rank: rank of dt's projection; default d_model / 16, rounded up.
         dt_min, dt_max: range of dt at initialisation, log-uniform, at least 1e-4.
         norm_eps: epsilon of an RMSNorm on B, on C and on dt before its projection to channels, as Jamba (Lieber et
-            al. 2403.19887, section 3.2) has them; no norms when absent.
+            al. 2403.19887, section 3.2) has them; default no norms.
 
     Raises:
         ValueError: sizes that are not positive, an empty range of dt, a norm_eps that is not positive.
@@ -151,7 +151,7 @@ class SelectiveSSM(SequenceMixer):
         Args:
             seq_len: length of the input.
             distance: of the needle from the last position, at least 1.
-            generator: source of the draws, on the CPU; seed 0 when absent.
+            generator: source of the draws, on the CPU; default seed 0.
 
         Returns:
             The input, in the dtype and on the device of the weights; None if no drawn token closes enough channels.

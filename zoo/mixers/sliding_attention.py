@@ -45,8 +45,8 @@ class SlidingAttention(SequenceMixer):
     Args:
         d_model: width of input and output.
         n_heads: query heads.
-        d_head: width of a head; d_model / n_heads when absent.
-        n_kv_heads: key and value heads, shared by groups of query heads; n_heads when absent.
+        d_head: width of a head; default d_model / n_heads.
+        n_kv_heads: key and value heads, shared by groups of query heads; default n_heads.
         window: positions that a query sees.
         position: rope (Su et al. 2104.09864), alibi with learnable slopes (Press et al. 2108.12409), or none.
 

@@ -53,11 +53,11 @@ class SSD(SequenceMixer):
     Args:
         d_model: width of input and output.
         d_state: state size of a channel (N).
-        d_head: channels that share a decay; 64 when absent, or all where there are fewer.
+        d_head: channels that share a decay; default 64, or all where there are fewer.
         n_groups: groups of heads that share B and C.
         d_conv: width of the causal convolution.
         expand: d_inner = expand * d_model.
-        norm_groups: parts of d_inner that are normed each by itself; n_groups when absent.
+        norm_groups: parts of d_inner that are normed each by itself; default n_groups.
         dt_min, dt_max: range of dt at initialisation, log-uniform, at least 1e-4.
 
     Raises:

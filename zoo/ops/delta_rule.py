@@ -90,7 +90,7 @@ def delta_rule(
         v: values.
         beta: writing strengths, 0 to 2; zero leaves the state as it is, one replaces what stands under the key, above
             one the eigenvalue 1 - beta |k|^2 is negative.
-        log_decay: logarithm of the decay; none when absent.
+        log_decay: logarithm of the decay; default none.
         state: S before the first position; its dtype is the one computed in.
 
     Returns:
@@ -116,7 +116,7 @@ def delta_product(
     Args:
         q: queries, one for each position.
         k, v, beta: keys, values and writing strengths, one for each step of each position; see `delta_rule`.
-        log_decay: logarithm of the decay; none when absent.
+        log_decay: logarithm of the decay; default none.
         state: S before the first position; its dtype is the one computed in.
 
     Returns:

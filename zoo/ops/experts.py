@@ -38,7 +38,7 @@ def balance(
 
     Args:
         probability, choice: of `route`.
-        valid: positions that count; all, when absent.
+        valid: positions that count; default all.
 
     Returns:
         The loss, differentiable in the probabilities, and the load: the share of positions that each expert serves.

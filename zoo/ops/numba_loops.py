@@ -33,7 +33,7 @@ def compiled(function: Callable[..., Any], fastmath: tuple[str, ...] = ("contrac
     Args:
         function: the loops, in what numba knows of Python.
         fastmath: LLVM's names of what the compiler may take liberties with.
-        said: what the logger calls it when it is compiled; nothing is said when absent.
+        said: what the logger calls it when it is compiled; default None: nothing is said.
     """
     function = inspect.unwrap(function)  # out of the shape checker that the tests put around everything in zoo
     options: dict[str, Any] = {

@@ -73,7 +73,7 @@ def linear_rnn(
         lengths: valid positions of each row.
 
     Returns:
-        h at every position, and the one after `lengths` positions, the last when absent.
+        h at every position, and the one after `lengths` positions, by default the last.
     """
     with full_precision(u.device):
         u, recurrent = u.to(h.dtype), recurrent.to(h.dtype)

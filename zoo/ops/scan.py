@@ -58,7 +58,7 @@ def selective_scan(
         A: decay rates, not positive.
         B, C: input and output directions.
         D: skip, adds D x.
-        state: h before the first position, in float32 or, for x in float64, float64; zero when absent.
+        state: h before the first position, in float32 or, for x in float64, float64; default zero.
         backend: "torch", "numba" or "triton". When absent: triton on CUDA and numba on the CPU, where they are
             installed; torch elsewhere and in float64.
         check: whether to look at the values of dt and A. A caller that has made them with the right sign saves a

@@ -16,7 +16,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], align: str = "
     Args:
         headings: of the columns.
         rows: a text for each column; a bar in it is escaped.
-        align: a letter for each column, l or r; all to the left when absent.
+        align: a letter for each column, l or r; default l for all.
     """
     rules = "|".join(_RULES[letter] for letter in align or "l" * len(headings))
     return [_line(headings), f"|{rules}|", *map(_line, rows)]

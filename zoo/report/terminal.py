@@ -51,7 +51,7 @@ def make_table(
     Args:
         headings: of the columns; without any text in them none are shown.
         rows: a text for each column.
-        align: a letter for each column, l or r; all to the left when absent.
+        align: a letter for each column, l or r; default l for all.
         title: above it.
         styles: of each row, in rich's words.
 

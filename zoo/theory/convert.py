@@ -30,7 +30,7 @@ def to_heads(lags: Float[Tensor, "seq_len d_out d_in"], n_heads: int | None = No
 
     Args:
         lags: operators by lag, G_0 first.
-        n_heads: heads of the result; the interaction rank k = dim span{G_tau} (at least one head) when absent. The
+        n_heads: heads of the result; default the interaction rank k = dim span{G_tau} (at least one head). The
             result is exact from k heads on; those beyond k have zero coefficients.
 
     Returns:

@@ -48,8 +48,8 @@ def complexity(
         lengths: at least two, all different, from 2 on; where fixed costs dominate, the exponent of time comes out low.
         batch_size: rows of the input, standard normal.
         repeats: timed runs per length, after the one whose memory is counted.
-        d_in: width of the input; the layer's d_model when absent.
-        generator: source of the input, on the CPU; seed 0 when absent.
+        d_in: width of the input; default the layer's d_model.
+        generator: source of the input, on the CPU; default seed 0.
 
     Raises:
         ValueError: fewer than two different lengths, one below 2, other sizes that are not positive, no d_in and a
@@ -87,7 +87,7 @@ def input_dependence(
 
     Args:
         layer: any layer that `interaction` takes.
-        x: the inputs, at least two; when absent, `n_inputs` standard normal ones of `seq_len` positions.
+        x: the inputs, at least two; by default `n_inputs` standard normal ones of `seq_len` positions.
         seq_len, n_inputs, generator: of the drawn inputs; seed 0 when no generator is given.
 
     Raises:

@@ -83,7 +83,7 @@ def gradient_profile(
     Args:
         layer: a layer, evaluated on inputs of its own dtype and device (of a backbone, on embeddings), or a function
             of the seed that makes one.
-        make_input: see `MakeInput`; standard normal vectors when absent.
+        make_input: see `MakeInput`; default standard normal vectors.
         distances: the taus, ascending, within 0..seq_len - 1. When absent: all of them for the plain random input,
             which serves every distance at once; 16 of them, evenly spaced, for an input that moves, the farthest
             short of the start by a sixteenth: what moves keeps some past, which a convolution or state may see.
@@ -235,7 +235,7 @@ def decay_rate(
 
     Args:
         profile: at least five seeds, and three distances in the range of the fit.
-        generator: source of the resamples, on the CPU; seed 0 when absent.
+        generator: source of the resamples, on the CPU; default seed 0.
         n_resamples: bootstrap samples.
         confidence: probability that the interval is made for.
 

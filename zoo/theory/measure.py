@@ -190,8 +190,8 @@ def measure_mixers(
     """One row per mixer, freshly drawn, in float64.
 
     Args:
-        names: which; all that are registered when absent.
-        sizes: defaults of `Sizes` when absent.
+        names: which; default all that are registered.
+        sizes: default `Sizes()`.
         progress: see `Progress`.
 
     Raises:
@@ -324,7 +324,7 @@ def measure_backbone(
         backbone: the model.
         sizes: d_model and n_heads are the model's own; made smaller for a model that takes no sequences so long, see
             `sizes_within`.
-        inputs: at least two sequences for rank, heads and input dependence; `random_inputs` when absent.
+        inputs: at least two sequences for rank, heads and input dependence; default `random_inputs`.
         progress: see `Progress`.
 
     Raises:

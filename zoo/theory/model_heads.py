@@ -105,8 +105,8 @@ def measure_heads(
         backbone: the model.
         inputs: where operators are read: spectrum and state size at the first sequence, gradients at all of them, the
             operators to which a layer is cut from all of them.
-        others: sequences on which the cut model is scored; no functional heads when absent.
-        score: of the model's outputs at `others`; `agreement` with what the whole model answers when absent.
+        others: sequences on which the cut model is scored; by default no layer is cut.
+        score: of the model's outputs at `others`; by default `agreement` with what the whole model answers.
         grid: numbers of operators to which a layer is cut.
         progress: called with the row and the quantity that is measured next.
 

@@ -262,7 +262,7 @@ def separate_rows(f: Map, x: Tensor, other: Tensor | None = None) -> tuple[Tenso
     Args:
         f: map of a layer, run without gradients.
         x: (batch, seq, d_in).
-        other: another input of that shape; drawn when absent.
+        other: another input of that shape; drawn by default.
 
     Raises:
         OperatorError: the same input gives another output, or what a row gives depends on other rows or on its place

@@ -105,7 +105,7 @@ def span_spectrum(
         side: probe from the output (backward passes) or from the input (forward passes).
         channels: number of Gaussian vectors over channels, for a sketch; from the layer's width on, every channel is
             probed by itself. When absent, as many as make about 1,024 columns.
-        generator: source of the Gaussian vectors, on the CPU; seed 0 when absent.
+        generator: source of the Gaussian vectors, on the CPU; default seed 0.
 
     Returns:
         At most min(rows, columns) singular values, largest first, in x's dtype.

@@ -38,7 +38,7 @@ def effective_state_size(
 
     Args:
         operator: W as `interaction` returns it, with a batch or without.
-        positions: which i, between 1 and seq - 1; all of them when absent.
+        positions: which i, between 1 and seq - 1; default all of them.
         rtol: singular values below this fraction of the largest are zero; see `spectrum_rank`.
 
     Raises:

@@ -49,7 +49,7 @@ def span_basis(layer: nn.Module, x: Float[Tensor, "batch seq d_in"], n_heads: in
     Args:
         layer: any layer that `interaction` takes.
         x: where the operator is read.
-        n_heads: at most how many operators; all above roundoff when absent.
+        n_heads: at most how many operators; default all above roundoff.
 
     Raises:
         OperatorError, ValueError: see `interaction`; n_heads that is not positive.
@@ -153,7 +153,7 @@ def truncate(layer: nn.Module, basis: Basis, n_heads: int | None = None) -> Trun
     Args:
         layer: the layer.
         basis: of this layer, see `span_basis`.
-        n_heads: how many operators to keep, 0 for only c; all of the basis when absent.
+        n_heads: how many operators to keep, 0 for only c; default all of the basis.
 
     Raises:
         ValueError: n_heads below zero or above what the basis has.

@@ -236,7 +236,7 @@ def staircase_figure(evidence: Evidence | None = None, settings: Settings = QUIC
     """Error against heads: the bound drawn, training on it, and the step to zero at H = k.
 
     Args:
-        evidence: of the claim `head_count`; measured here when absent.
+        evidence: of the claim `head_count`; default measured here.
         settings: sizes of that measurement.
 
     Raises:

@@ -34,8 +34,8 @@ class TheoryFigures(Callback):
     reaches it, in float64 on the CPU and on a copy: training does not notice, its random draws included.
 
     Args:
-        every_n_steps: read every so many optimizer steps (the start included), and at the end of fit; only at the end
-            when absent.
+        every_n_steps: read every so many optimizer steps (the start included), and at the end of fit;
+            default only at the end.
         max_seq_len: positions of the example that are read, from its start.
         n_examples: validation examples for the gradient; its rate and interval need five.
 

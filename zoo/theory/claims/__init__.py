@@ -69,8 +69,8 @@ def run_claims(
     """Measure claims and judge them.
 
     Args:
-        names: which; all when absent.
-        settings: sizes, `zoo.theory.claims.claim.QUICK` when absent; FULL is larger, `Settings(seed=1)` another seed.
+        names: which; default all.
+        settings: sizes, default `zoo.theory.claims.claim.QUICK`; FULL is larger, `Settings(seed=1)` another seed.
         progress: called before each claim with its name, how many are done and how many there are, and once at the
             end with an empty name.
 
