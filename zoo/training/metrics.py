@@ -11,19 +11,26 @@ from torchmetrics import Metric, R2Score
 N_BUCKETS = 32
 
 
-class RelativeSquaredError(Metric):
+class Sums(Metric):
+    """A metric of sums over everything seen, on all processes."""
+
+    full_state_update = False
+
+    def keep(self, *names: str, size: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> None:
+        """Keep sums of these names and of one shape, from zero on."""
+        for name in names:
+            self.add_state(name, torch.zeros(size, dtype=dtype), dist_reduce_fx="sum")
+
+
+class RelativeSquaredError(Sums):
     """sum (y - y_hat)^2 / sum y^2 over everything seen: 0 is exact, 1 is what predicting zero scores."""
 
-    is_differentiable = True
-    higher_is_better = False
-    full_state_update = False
     error: Tensor
     power: Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        self.add_state("error", torch.zeros(()), dist_reduce_fx="sum")
-        self.add_state("power", torch.zeros(()), dist_reduce_fx="sum")
+        self.keep("error", "power")
 
     def update(self, predicted: Float[Tensor, "*shape"], target: Float[Tensor, "*shape"]) -> None:
         """Add what is between predicted and target values of one shape."""
@@ -35,23 +42,20 @@ class RelativeSquaredError(Metric):
         return self.error / self.power
 
 
-class Perplexity(Metric):
+class Perplexity(Sums):
     """exp of the mean cross-entropy: how many equally likely tokens it would be as hard to choose among.
 
     From the cross-entropies themselves: torchmetrics' own takes the logarithm of a softmax, and is infinite after one
     confident error whose probability rounds to zero.
     """
 
-    is_differentiable = False
-    higher_is_better = False
-    full_state_update = False
     nats: Tensor
     labels: Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        self.add_state("nats", torch.zeros(()), dist_reduce_fx="sum")
-        self.add_state("labels", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+        self.keep("nats")
+        self.keep("labels", dtype=torch.int64)
 
     def update(self, cross_entropy: Float[Tensor, ""], labels: int) -> None:
         """Add the mean cross-entropy, in nats, of so many labels."""
@@ -63,7 +67,7 @@ class Perplexity(Metric):
         return (self.nats / self.labels).exp()
 
 
-class MacroAccuracy(Metric):
+class MacroAccuracy(Sums):
     """Mean over the classes of the share of their labels that is right, over everything seen.
 
     A class that was guessed but never asked for counts as 0; one that was neither does not count. The number that
@@ -74,9 +78,6 @@ class MacroAccuracy(Metric):
         n_classes: number of classes.
     """
 
-    is_differentiable = False
-    higher_is_better = True
-    full_state_update = False
     right: Tensor
     asked: Tensor
     guessed: Tensor
@@ -84,8 +85,7 @@ class MacroAccuracy(Metric):
     def __init__(self, n_classes: int) -> None:
         super().__init__()
         self.n_classes = n_classes
-        for name in ("right", "asked", "guessed"):
-            self.add_state(name, torch.zeros(n_classes, dtype=torch.int64), dist_reduce_fx="sum")
+        self.keep("right", "asked", "guessed", size=(n_classes,), dtype=torch.int64)
 
     def update(self, guesses: Int[Tensor, " answers"], labels: Int[Tensor, " answers"]) -> None:
         """Count answers; all labels are classes, those of unlabelled positions left out."""
@@ -110,52 +110,46 @@ class R2(R2Score):
         return super().compute() if self.total >= 2 else torch.full((), float("nan"), device=self.total.device)
 
 
-class BucketedAccuracy(Metric):
-    """Share of right answers by the size of a fact, in buckets whose upper bounds are the powers of two.
+class Bucketed(Sums):
+    """A ratio of two sums by the size of a fact, in buckets whose upper bounds are the powers of two.
 
-    A fact f >= 0 falls in the bucket of the smallest power of two that is at least f (0 and 1 share the first).
+    A fact f >= 0 falls in the bucket of the smallest power of two that is at least f (0 and 1 share the first); answers
+    with a negative fact (unknown) are left out.
     """
 
-    is_differentiable = False
-    higher_is_better = True
-    full_state_update = False
-    right: Tensor
-    seen: Tensor
+    part: Tensor
+    whole: Tensor
+
+    def compute(self) -> Float[Tensor, " buckets"]:
+        """The ratio per bucket, nan in empty ones; `by_bound` gives it as a dictionary."""
+        return self.part / self.whole
+
+    def by_bound(self) -> dict[int, float]:
+        """{upper bound of the bucket: ratio}, ascending, empty buckets left out."""
+        return {2**i: value for i, value in enumerate(self.compute().tolist()) if value == value}
+
+
+class BucketedAccuracy(Bucketed):
+    """Share of right answers by the size of a fact."""
 
     def __init__(self) -> None:
         super().__init__()
         # float32 counts exactly up to 2^24 answers only; int64 exists on every device.
-        for name in ("right", "seen"):
-            self.add_state(name, torch.zeros(N_BUCKETS, dtype=torch.int64), dist_reduce_fx="sum")
+        self.keep("part", "whole", size=(N_BUCKETS,), dtype=torch.int64)
 
     def update(self, correct: Bool[Tensor, " answers"], fact: Int[Tensor, " answers"]) -> None:
-        """Count answers; one with a negative fact (unknown) is left out."""
+        """Count answers."""
         bucket, known = _buckets(fact)
-        self.seen += torch.bincount(bucket[known], minlength=N_BUCKETS)
-        self.right += torch.bincount(bucket[known & correct], minlength=N_BUCKETS)
-
-    def compute(self) -> Float[Tensor, " buckets"]:
-        """Accuracy per bucket, nan in empty ones; `by_bound` gives it as a dictionary."""
-        return self.right / self.seen
-
-    def by_bound(self) -> dict[int, float]:
-        """{upper bound of the bucket: accuracy}, ascending, empty buckets left out."""
-        return _by_bound(self.compute())
+        self.whole += torch.bincount(bucket[known], minlength=N_BUCKETS)
+        self.part += torch.bincount(bucket[known & correct], minlength=N_BUCKETS)
 
 
-class BucketedError(Metric):
-    """Relative squared error by the size of a fact, in the buckets of `BucketedAccuracy`."""
-
-    is_differentiable = False
-    higher_is_better = False
-    full_state_update = False
-    error: Tensor
-    power: Tensor
+class BucketedError(Bucketed):
+    """Relative squared error by the size of a fact."""
 
     def __init__(self) -> None:
         super().__init__()
-        for name in ("error", "power"):
-            self.add_state(name, torch.zeros(N_BUCKETS), dist_reduce_fx="sum")
+        self.keep("part", "whole", size=(N_BUCKETS,))
 
     def update(
         self,
@@ -163,27 +157,15 @@ class BucketedError(Metric):
         target: Float[Tensor, "answers n_outputs"],
         fact: Int[Tensor, " answers"],
     ) -> None:
-        """Add answers; one with a negative fact (unknown) is left out."""
+        """Add answers."""
         bucket, known = _buckets(fact)
         # A product, as bincount with weights has no deterministic kernel on GPUs.
         within = F.one_hot(bucket[known], N_BUCKETS).to(predicted)
-        self.error += (predicted - target)[known].square().sum(-1) @ within
-        self.power += target[known].square().sum(-1) @ within
-
-    def compute(self) -> Float[Tensor, " buckets"]:
-        """Error per bucket, nan in empty ones; `by_bound` gives it as a dictionary."""
-        return self.error / self.power
-
-    def by_bound(self) -> dict[int, float]:
-        """{upper bound of the bucket: relative squared error}, ascending, empty buckets left out."""
-        return _by_bound(self.compute())
+        self.part += (predicted - target)[known].square().sum(-1) @ within
+        self.whole += target[known].square().sum(-1) @ within
 
 
 def _buckets(fact: Int[Tensor, " answers"]) -> tuple[Int[Tensor, " answers"], Bool[Tensor, " answers"]]:
     """The bucket of each answer, and whether its fact is known."""
     bounds = 2 ** torch.arange(N_BUCKETS, device=fact.device)
     return torch.searchsorted(bounds, fact).clamp(max=N_BUCKETS - 1), fact >= 0
-
-
-def _by_bound(values: Float[Tensor, " buckets"]) -> dict[int, float]:
-    return {2**i: value for i, value in enumerate(values.tolist()) if value == value}

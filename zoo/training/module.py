@@ -21,7 +21,15 @@ from zoo.blocks import Experts, ResidualBlock
 from zoo.contract import require_choice
 from zoo.ops.time import valid_positions
 from zoo.training.callbacks import BetweenSteps
-from zoo.training.metrics import R2, BucketedAccuracy, BucketedError, MacroAccuracy, Perplexity, RelativeSquaredError
+from zoo.training.metrics import (
+    R2,
+    Bucketed,
+    BucketedAccuracy,
+    BucketedError,
+    MacroAccuracy,
+    Perplexity,
+    RelativeSquaredError,
+)
 
 Loss = Literal["cross_entropy", "mse"]
 Batch = Mapping[str, Tensor]
@@ -194,7 +202,7 @@ class SequenceModule(L.LightningModule):
     def on_test_epoch_end(self) -> None:
         self.test_score_by = {}
         for fact, metric in self.score_by.items():
-            assert isinstance(metric, BucketedAccuracy | BucketedError)
+            assert isinstance(metric, Bucketed)
             self.test_score_by[fact] = metric.by_bound()
             metric.reset()
             for bound, value in self.test_score_by[fact].items():
