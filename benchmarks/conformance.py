@@ -23,9 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.__main__ import describe_machine
 from zoo.conformance import Adapter, Report, check, properties
 from zoo.report.files import write_atomically
+from zoo.report.machine import describe_machine
+from zoo.report.markdown import table
 
 PAGE = Path(__file__).parent.parent / "docs" / "conformance.md"
 D_MODEL = 16
@@ -262,11 +263,11 @@ def page(found: Mapping[Case, Report], printed: Mapping[tuple[str, str], str]) -
     subjects = dict.fromkeys(p.subject for p in properties() if not p.measures)
     for subject in subjects:
         names = [p.name for p in properties() if p.subject == subject and not p.measures]
-        yield f"| {subject} | " + " | ".join(f"`{name}`" for name in names) + " |"
-        yield "|---|" + ":-:|" * len(names)
+        rows = []
         for case, report in found.items():
             verdicts = {f.property: MARKS[f.verdict] for f in report.findings}
-            yield f"| {case.package} {case.name} | " + " | ".join(verdicts[name] for name in names) + " |"
+            rows.append([f"{case.package} {case.name}", *(verdicts[name] for name in names)])
+        yield from table([subject, *(f"`{name}`" for name in names)], rows, "l" + "c" * len(names))
         yield ""
     yield "## What each ✗ is"
     yield ""
@@ -288,14 +289,14 @@ def page(found: Mapping[Case, Report], printed: Mapping[tuple[str, str], str]) -
             yield ""
     yield "## Measured beside it"
     yield ""
-    yield "| module | gradient against distance | memory | state |"
-    yield "|---|---|---|---|"
+    rows = []
     for case, report in found.items():
         # A detail begins with what was done.
         details = {f.property: f.detail.partition(": ")[2] or f.detail for f in report.findings}
         details["costs"] = details["costs"].partition(", ")[2]  # time is not measured on a machine that others use
-        cells = [details[name] for name in ("gradient_decay", "costs", "state_size")]
-        yield f"| {case.package} {case.name} | {' | '.join(cells)} |"
+        cells = (details[name] for name in ("gradient_decay", "costs", "state_size"))
+        rows.append([f"{case.package} {case.name}", *cells])
+    yield from table(("module", "gradient against distance", "memory", "state"), rows)
 
 
 def main() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-_RULES = {"l": "---", "r": "---:"}
+_RULES = {"l": "---", "c": ":-:", "r": "---:"}
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], align: str = "") -> list[str]:
@@ -16,7 +16,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], align: str = "
     Args:
         headings: of the columns.
         rows: a text for each column; a bar in it is escaped.
-        align: a letter for each column, l or r; default l for all.
+        align: a letter for each column, l, c or r; default l for all.
     """
     rules = "|".join(_RULES[letter] for letter in align or "l" * len(headings))
     return [_line(headings), f"|{rules}|", *map(_line, rows)]
