@@ -47,8 +47,8 @@ def write_hparams(file: Path, options: Mapping[str, Any], trial: str, started: f
     Raises:
         OSError: the file cannot be written.
     """
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+    from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # pyright: ignore[reportAttributeAccessIssue]
     from tensorboard.plugins.hparams.summary_v2 import hparams_pb
     from tensorboard.summary.writer.record_writer import RecordWriter
 
