@@ -200,7 +200,8 @@ def eval_without_dropout(subject: Subject) -> Observation:
             outputs.append(subject.whole(module, x))
     return compared(
         "a sequence went through in eval mode under two seeds of the global generator",
-        *outputs,
+        outputs[0],
+        outputs[1],
         [
             f"x = draw(2, {subject.seq_len}, {subject.d_model})",
             "torch.manual_seed(1)",
@@ -214,7 +215,7 @@ def eval_without_dropout(subject: Subject) -> Observation:
 def lengths(subject: Subject) -> Observation:
     """Sequences of 1, 2, 7, 63 positions and of those around powers of two are beginnings of a longer one."""
     if not subject.causal:
-        return _lengths_run(subject)
+        return first_failure(_lengths_run(subject))
     module, x = subject.module(), subject.draw(seq_len=max(LENGTHS) + 1)
     d, line = subject.d_model, subject.adapter.whole_line
     with torch.no_grad():
@@ -236,15 +237,12 @@ def lengths(subject: Subject) -> Observation:
     return seen[-1]
 
 
-def _lengths_run(subject: Subject) -> Observation:
+def _lengths_run(subject: Subject) -> Iterator[Observation]:
     """Of a module that looks ahead only finite outputs of the right shape are asked for."""
     module = subject.module()
-    with torch.no_grad():
-        for n in LENGTHS:
-            did = f"{n} positions went through"
-            lines = [f"x = draw(2, {n}, {subject.d_model})", f"print({subject.adapter.whole_line}.isfinite().all())"]
-            with attempting(did, "finite numbers", lines):
-                finite = bool(subject.whole(module, subject.draw(seq_len=n)).isfinite().all())
-            if not finite:
-                break
-    return Observation(finite, did, "finite numbers" if finite else "NaN or infinity", "finite numbers", lines)
+    for n in LENGTHS:
+        did, asked = f"{n} positions went through", "finite numbers"
+        lines = [f"x = draw(2, {n}, {subject.d_model})", f"print({subject.adapter.whole_line}.isfinite().all())"]
+        with torch.no_grad(), attempting(did, asked, lines):
+            finite = bool(subject.whole(module, subject.draw(seq_len=n)).isfinite().all())
+        yield Observation(finite, did, asked if finite else "NaN or infinity", asked, lines)

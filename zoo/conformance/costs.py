@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from zoo.conformance.finding import NotApplicableError, Observation, describe_error
@@ -63,7 +65,7 @@ def gradient_decay(subject: Subject) -> Observation:
             f"no gradient profile at {_PROFILE_LENGTH} positions: {describe_error(error)}"
         ) from None
     median = profile.values.double().quantile(0.5, dim=0)
-    measured = {"distances": profile.distances.tolist(), "median": median.tolist()}
+    measured: dict[str, Any] = {"distances": profile.distances.tolist(), "median": median.tolist()}
     try:
         rate = decay_rate(profile)
         said = f"log-slope {rate.rate:.3g} per position ({rate.interval[0]:.3g} to {rate.interval[1]:.3g})"

@@ -7,7 +7,7 @@ import functools
 import torch
 from torch import Tensor, nn
 
-from zoo.conformance.comparison import TOLERANCES, relative_error
+from zoo.conformance.comparison import TOLERANCES, first_failure, relative_error
 from zoo.conformance.finding import Observation, attempting
 from zoo.conformance.subject import Subject
 
@@ -88,23 +88,25 @@ def autocast(subject: Subject) -> Observation:
 
 
 def _finite(subject: Subject, scales: tuple[float, ...]) -> Observation:
-    for scale in scales:
-        lines = [
-            f"x = ({scale:g} * draw(2, {_LENGTH}, {subject.d_model})).requires_grad_()",
-            f"y = {subject.adapter.whole_line}",
-            "y.float().square().mean().backward()",
-            "broken = [n for n, p in module.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]",
-            'print("finite:", bool(y.isfinite().all()), "not finite gradients:", broken)',
-        ]
-        did = f"inputs of size {scale:g} went through, and their gradients back"
-        module = subject.module()
-        x = (scale * subject.draw(seq_len=_LENGTH)).requires_grad_()
-        with attempting(did, "finite outputs and gradients", lines):
-            broken = _broken_gradients(subject.whole(module, x), module, x)
-        found = f"NaN or infinity in {', '.join(broken)}" if broken else "all finite"
-        if broken:
-            break
-    return Observation(not broken, did, found, "finite outputs and gradients", lines)
+    """Inputs of each size, forward and back: nothing is NaN or infinite."""
+    return first_failure(_of_size(subject, scale) for scale in scales)
+
+
+def _of_size(subject: Subject, scale: float) -> Observation:
+    lines = [
+        f"x = ({scale:g} * draw(2, {_LENGTH}, {subject.d_model})).requires_grad_()",
+        f"y = {subject.adapter.whole_line}",
+        "y.float().square().mean().backward()",
+        "broken = [n for n, p in module.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]",
+        'print("finite:", bool(y.isfinite().all()), "not finite gradients:", broken)',
+    ]
+    did, asked = f"inputs of size {scale:g} went through, and their gradients back", "finite outputs and gradients"
+    module, x = subject.module(), (scale * subject.draw(seq_len=_LENGTH)).requires_grad_()
+    with attempting(did, asked, lines):
+        broken = _broken_gradients(subject.whole(module, x), module, x)
+    return Observation(
+        not broken, did, f"NaN or infinity in {', '.join(broken)}" if broken else "all finite", asked, lines
+    )
 
 
 large_inputs = functools.partial(_finite, scales=(30.0, _LARGE))

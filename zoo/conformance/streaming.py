@@ -35,16 +35,17 @@ def _partitions(subject: Subject, cuts: Sequence[Sequence[int]]) -> Iterator[Obs
     module, x = subject.module(), subject.draw()
     with torch.no_grad():
         whole = subject.whole(module, x)
-        for sizes in cuts:
-            said = "one position at a time" if set(sizes) == {1} else f"in chunks of {', '.join(map(str, sizes))}"
-            did, lines = f"{x.shape[1]} positions went through {said}, and whole", stream_lines(subject, sizes)
-            with attempting(did, "the outputs of the whole", lines):
-                streamed = subject.chunks(module, x, sizes)
-            errors = [float((a - b).abs().max()) for a, b in zip(streamed.unbind(1), whole.unbind(1), strict=True)]
-            seen = compared(did, streamed, whole, lines, error_by_position=errors)
-            yield _forgetting(subject, sizes, seen) if seen.passed and max(errors) > 0 else seen
+    for sizes in cuts:
+        said = "one position at a time" if set(sizes) == {1} else f"in chunks of {', '.join(map(str, sizes))}"
+        did, lines = f"{x.shape[1]} positions went through {said}, and whole", stream_lines(subject, sizes)
+        with torch.no_grad(), attempting(did, "the outputs of the whole", lines):
+            streamed = subject.chunks(module, x, sizes)
+        errors = [float((a - b).abs().max()) for a, b in zip(streamed.unbind(1), whole.unbind(1), strict=True)]
+        seen = compared(did, streamed, whole, lines, error_by_position=errors)
+        yield _forgetting(subject, sizes, seen) if seen.passed and max(errors) > 0 else seen
 
 
+@torch.no_grad()
 def _forgetting(subject: Subject, sizes: Sequence[int], seen: Observation) -> Observation:
     """`seen`, unless what differs is as large as all that a chunk has from the past: then the state is not used.
 
