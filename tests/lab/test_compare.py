@@ -16,7 +16,9 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -31,7 +33,7 @@ from lab.compare.command import write_comparison
 from lab.compare.page import as_page
 from lab.compare.runs import EVENTS, read_curves
 from lab.compare.table import headings, more_first, tables
-from lab.compare.tensorboard import CONFIGURATION, lay_out
+from lab.compare.tensorboard import CONFIGURATION, lay_out, show_in_tensorboard
 from lab.run import RunFolder, nested_metrics
 from tests import ROOT
 from zoo import __main__ as command
@@ -712,6 +714,26 @@ def test_tensorboard_gets_runs_that_sort_and_means_with_bands(varied: Path, tmp_
     link()
     later.unlink()
     assert (tmp_path / "mqar" / "attention n_heads=1" / "seed0" / later.name).is_symlink()
+
+
+def test_ctrl_c_ends_tensorboard_and_its_folder(varied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders, said, naps = [], [], iter([None, KeyboardInterrupt])
+
+    @contextmanager
+    def serving(folder: Path, port: int | None) -> Iterator[str]:
+        folders.append(folder)
+        yield f"http://localhost:{port}/"
+
+    def sleep(seconds: float) -> None:
+        assert list(folders[0].rglob(f"{EVENTS}*"))
+        if interrupt := next(naps):
+            raise interrupt
+
+    monkeypatch.setattr("lab.compare.tensorboard.serving", serving)
+    monkeypatch.setattr("lab.compare.tensorboard.time", SimpleNamespace(sleep=sleep))
+    show_in_tensorboard(group_runs(read_runs(varied)), 6006, said.append)
+    assert [line.partition("?")[0] for line in said] == ["TensorBoard at http://localhost:6006/"]
+    assert not folders[0].exists()
 
 
 @pytest.mark.slow
