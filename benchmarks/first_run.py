@@ -108,7 +108,7 @@ def main() -> None:
         runs.append(measure(road, program))
         print(f"{road}: set-up {runs[-1].set_up:.0f} s, training {runs[-1].train:.0f} s", flush=True)
     # A figure that other work has spoilt says so by itself.
-    publish(runs, describe_machine() + (f", with a load of {load:.1f} beside it" if load > 0.5 else ""))
+    publish(runs, describe_machine() + (f", with other work at a load of {load:.1f}" if load > 0.5 else ""))
 
 
 if __name__ == "__main__":
