@@ -6,7 +6,7 @@
 First the tests of what is timed are run: nothing is measured where they fail. The peers come with
 `pip install 'mixer-zoo[bench]'`. Each section runs in a process of its own; its numbers go into
 `benchmarks/performance.json` as soon as they are there, with machine, commit and date, and the page and the README's
-table are made anew from that file.
+table are made anew from that file; `--help` says how long each section took when it was last measured.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SUMMARY = 9
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmarks and return the exit status: 2 where the tests of what is timed fail."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(SECTIONS), metavar="SECTION", help=", ".join(SECTIONS))
+    parser.add_argument("--only", nargs="+", choices=list(SECTIONS), metavar="SECTION", help=", ".join(_taken()))
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs; needs --out")
     parser.add_argument("--out", type=Path, default=ROOT, help="folder in the place of the repository's root")
     options = parser.parse_args(argv)
@@ -64,11 +64,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"[{number}/{len(chosen)}] {SECTIONS[name][0]} ...", end=" ", flush=True)
         start = time.perf_counter()
         section = timing.isolated(run_section, name, options.quick)
-        results[name] = {"measured": measured, **section}
-        print(f"{time.perf_counter() - start:.0f} s", flush=True)
+        seconds = round(time.perf_counter() - start)
+        results[name] = {"measured": measured, "seconds": seconds, **section}
+        print(f"{seconds} s", flush=True)
         write_atomically(_made(file), as_json(results))
         publish(results, options.out)
     return 0
+
+
+def _taken() -> list[str]:
+    """The sections, with the seconds that each took when it was last measured, where that is known."""
+    file = ROOT / RESULTS
+    results = json.loads(file.read_text()) if file.exists() else {}
+    seconds = {name: results.get(name, {}).get("seconds") for name in SECTIONS}
+    return [name if taken is None else f"{name} ({taken} s)" for name, taken in seconds.items()]
 
 
 def run_section(name: str, quick: bool) -> dict[str, Any]:

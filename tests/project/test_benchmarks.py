@@ -14,7 +14,7 @@ import torch
 
 pytest.importorskip("benchmarks.peers", reason="the benchmarks run from a clone")
 
-from benchmarks import performance, sections, task_generation, timing
+from benchmarks import family, performance, sections, task_generation, timing
 from benchmarks.page import Section, Table, Target, render_section, show
 from benchmarks.sections import SECTIONS, Sizes
 from tasks import create_task, list_tasks
@@ -155,6 +155,33 @@ def test_the_committed_page_is_what_the_results_say(tmp_path: Path) -> None:
     performance.publish(results, tmp_path)
     for page in (performance.PAGE, performance.PROFILES):
         assert (tmp_path / page).read_text() == (ROOT / page).read_text()
+
+
+def test_every_trick_stands_in_the_source() -> None:
+    source = (ROOT / "zoo/ops/scan_numba.py").read_text()
+    assert [trick for trick, (text, _) in family._TRICKS.items() if source.count(text) != 1] == []
+
+
+def test_a_trick_that_is_no_longer_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(family._TRICKS, "gone", ("no such text", ""))
+    with pytest.raises(ValueError, match=r"^zoo/ops/scan_numba.py must hold 'no such text' once, found 0$"):
+        family._without("gone")
+
+
+def test_an_op_that_the_history_does_not_hold_is_refused() -> None:
+    with pytest.raises(FileNotFoundError, match=r"zoo/ops/never.py: this section needs a full clone$"):
+        family._old_op("never", "never")
+
+
+@pytest.mark.parametrize("name", ["retnet", "mlstm", "kda", "delta_product", "rwkv7", "ssd", "mamba3"])
+def test_mixers_are_compared_at_one_size_of_state(name: str) -> None:
+    numbers = sections.state_numbers(name, 128)
+    assert numbers is not None
+    assert 0.9 * 64 * 128 < numbers < 1.6 * 64 * 128  # the tails of convolutions count too
+
+
+def test_a_state_that_grows_has_no_size() -> None:
+    assert sections.state_numbers("attention", 16) is None
 
 
 @pytest.mark.slow
