@@ -74,11 +74,11 @@ def trapezoidal_ssd(
         # The entering state holds what its last position wrote already: its `now` counts zero here.
         earlier_now = torch.cat((torch.zeros_like(now[:, :, :1]), now[:, :, :-1]), dim=2)
         weight = (log_decay.exp() * (earlier_now + before)).view(*before.shape, 1, 1)
-        rows = (
+        queries, earlier_k, earlier_v = (
             rearrange(t, "batch head seq rank d -> batch head (seq rank) d")
             for t in (q, k[:, :, :-1], weight * v[:, :, :-1])
         )
-        past, remembered = ssd(*rows, log_decay, state)
+        past, remembered = ssd(queries, earlier_k, earlier_v, log_decay, state)
         k, v, now = k[:, :, 1:], v[:, :, 1:], now.view(*now.shape, 1, 1)
         y = past.unflatten(2, (seq_len, rank)) + now * ((q @ k.transpose(3, 4)) @ v)
         written = now[:, :, -1] * (k[:, :, -1].transpose(2, 3) @ v[:, :, -1])
