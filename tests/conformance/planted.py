@@ -198,7 +198,7 @@ class DetachedState(Recurrence):
 
 class PaddingDecays(Recurrence):
     def masked(self, a: Tensor, mask: Tensor, raw: Tensor) -> Tensor:
-        return self.decay(raw)
+        return torch.where(mask.bool().unsqueeze(-1), a, self.decay(raw))
 
 
 class PaddingCounts(Attention):
