@@ -46,7 +46,7 @@ def browser(width: int, height: int) -> Iterator[Any]:
 
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or ""
-    for switch in ("headless", "no-sandbox", "disable-gpu", f"window-size={width},{height}"):
+    for switch in ("headless", "no-sandbox", "disable-gpu", "hide-scrollbars", f"window-size={width},{height}"):
         options.add_argument(f"--{switch}")
     chrome = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
     try:
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     groups = group_runs(read_runs(runs))
     with tempfile.TemporaryDirectory(prefix="pictures-") as folder:
         write_comparison(groups, Path(folder, "page"))
-        write_atomically(PAGE, photograph(Path(folder, "page", "compare.html").as_uri(), 1400, 1300, 8))
+        write_atomically(PAGE, photograph(Path(folder, "page", "compare.html").as_uri(), 1400, 1400, 8))
         lay_out(groups, Path(folder, "board"))
         with serving(Path(folder, "board"), None) as address:
             write_atomically(BOARD, photograph(f"{address}#custom_scalars", 1500, 900, 30))
