@@ -11,6 +11,7 @@ from zoo.conformance.finding import NotApplicableError, Observation, describe_er
 from zoo.conformance.subject import Plain, Subject
 from zoo.theory.operator import Interaction, OperatorError, interaction
 from zoo.theory.rank import effective_rank, heads_needed, operator_spectrum, spectrum_rank
+from zoo.theory.state_size import effective_state_size
 
 _LENGTH = 12
 _WIDEST = 32  # d_model up to which the whole operator is read: some seconds
@@ -36,19 +37,16 @@ def operator(subject: Subject) -> Observation:
 
 
 def rank(subject: Subject) -> Observation:
-    """Interaction rank, heads needed for an error, and the rank of what reaches the second half from the first."""
+    """Interaction rank, heads needed for an error, and the effective state size half way."""
     read, _, _ = _read(subject)
     spectrum = operator_spectrum(read.operator[0])
     half = _LENGTH // 2
-    # What the second half of the outputs sees of the first half of the inputs passes through the state.
-    through = read.operator[0, half:, :half].permute(0, 2, 1, 3).flatten(2).flatten(0, 1)
-    passing = torch.linalg.svdvals(through)
-    state = int((passing > 1e-9 * passing[0].clamp(min=1e-300)).sum()) if bool(passing.any()) else 0
+    state = int(effective_state_size(read.operator[0], [half]).rank)
     heads = {f"{error:g}": heads_needed(spectrum, error) for error in (0.1, 0.01)}
     found = (
         f"rank {spectrum_rank(spectrum)}, {heads['0.1']} heads for an error of 10 %, {heads['0.01']} for 1 %, "
         f"effective rank {float(effective_rank(spectrum)):.3g}; effective state size {state} "
-        f"(of at most {min(through.shape)})"
+        f"at position {half}"
     )
     lines = [
         "from zoo.theory import heads_needed, span_spectrum, spectrum_rank",
