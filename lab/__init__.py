@@ -1,1 +1,1 @@
-"""The application: what knows a configuration file, a run folder and its metrics, a sweep. The library is `zoo`."""
+"""The application: configuration files, run folders and their metrics, and sweeps. The library is `zoo`."""

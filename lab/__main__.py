@@ -1,4 +1,4 @@
-"""The verbs of the application: `python -m lab experiments --setting small`; `--help` says more."""
+"""Commands of the application, such as `python -m lab experiments --setting small`; `--help` lists them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ usage: python -m lab VERB ...
 
 @ends_unread
 def main(argv: Sequence[str]) -> int:
-    """Carry out a command line: 0 without a verb, 2 for one that there is not; else what the verb returns."""
+    """Run a command line and return the exit status: 0 without a verb, 2 for an unknown one, else the verb's own."""
     if not argv or argv[0] in {"-h", "--help"}:
         print(HELP, end="")
         return 0

@@ -1,4 +1,4 @@
-"""The task and the model that a complete configuration means: for training, for sizes, for the theory of a run."""
+"""Build the task and the model of a complete configuration: to train, to count parameters, to measure a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def build(config: Mapping[str, Any], device: str | None = None) -> tuple[Task, B
 
     Args:
         config: complete, nested as in config.yaml.
-        device: where the model is made, "meta" for one without storage; torch's default device when None.
+        device: where the model is made, "meta" for one without storage; default torch's default device.
 
     Raises:
         ValueError: what the task or the model refuses.
@@ -37,7 +37,7 @@ def build(config: Mapping[str, Any], device: str | None = None) -> tuple[Task, B
 
 
 def build_task(config: Mapping[str, Any]) -> Task:
-    """The task alone, of a mixture at the longest shape that is trained.
+    """Build only the task; a mixture's task has the longest shape that is trained.
 
     Raises:
         ValueError: what the task refuses.
@@ -52,18 +52,18 @@ def build_task(config: Mapping[str, Any]) -> Task:
 
 
 def task_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The task's name and own options; its group in the configuration has those of the data beside them."""
+    """Return the task's name and its own options, without the data options of the same configuration group."""
     name = config["task"]["name"]
     return {"name": name, **declared(config["task"], TASKS[name])}
 
 
 def model_options(config: Mapping[str, Any], task: Task, *targets: Callable[..., Any]) -> dict[str, Any]:
-    """The arguments of a model, or of it and what trains it, that the configuration and the task's spec give."""
+    """Return the arguments that configuration and spec give to a model, or to a module that trains it."""
     spec = {name: getattr(task.spec, name) for name in OF_THE_TASK}
     return declared(config, *targets) | declared(spec, *targets)
 
 
 def declared(options: Mapping[str, Any], *targets: Callable[..., Any]) -> dict[str, Any]:
-    """Those of the options that are arguments of a target."""
+    """Return the options that are arguments of the target."""
     names = {name for target in targets for name in inspect.signature(target).parameters}
     return {name: value for name, value in options.items() if name in names}

@@ -1,4 +1,4 @@
-"""Examples of a run's task, for what measures the model that it trained."""
+"""Examples of a run's task, on which the model that the run trained can be measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Examples(NamedTuple):
-    """Sequences of a split and what is asked at each position.
+    """Sequences of a split and their labels at each position.
 
     Attributes:
         task: its name.
@@ -29,7 +29,7 @@ class Examples(NamedTuple):
 
 
 def examples(run_dir: Path, split: str, n: int) -> Examples:
-    """The first `n` examples of a split of the task that a run was trained on, or all that a task of limited data has.
+    """Return the first `n` examples of a split of the task that a run was trained on, or all if the split has fewer.
 
     Args:
         run_dir: folder of the run.

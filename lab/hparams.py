@@ -1,8 +1,9 @@
-"""What TensorBoard's HParams tab has of the runs in a folder: options in which they differ, and what they found.
+"""What TensorBoard's HParams tab shows of the runs in a folder: the options in which they differ, and their results.
 
-A run does not know at its start which others will be there. So what the tab knows a run by stands in a file of its own
-(`lab.run.HPARAMS`), and each run that begins writes these files anew, its own and those of the runs beside it: however
-they were started, the tab has no column in which all of them agree, but for those that name a run.
+A run does not know at its start which others will be there. So the options that the tab shows are in a file of their
+own (`lab.run.HPARAMS`), and each run that begins rewrites these files, its own and those of the other runs in the
+folder. However the runs were started, the tab then has no column in which all of them agree, except those that name a
+run.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ HEADS = "mixer.n_heads"
 
 
 def compare_options(folder: RunFolder) -> None:
-    """Tell TensorBoard of a run that begins what it and the runs of its run_dir are compared by.
+    """Write, for a run that begins, the options by which TensorBoard compares it with the other runs of its run_dir.
 
-    TensorBoard reads a run's options once: one that is open shows the new columns of older runs when it is started
-    again. What cannot be read or written, such as a run in a read-only folder, stays as it is.
+    TensorBoard reads a run's options once: if it is open already, it shows new columns for older runs only after a
+    restart. What cannot be read or written, such as a run in a read-only folder, stays as it is.
     """
     from filelock import FileLock
 
@@ -54,9 +55,9 @@ def compare_options(folder: RunFolder) -> None:
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The options, by dotted name, that have two values among runs of one mixer or task; sorted.
+    """Return the dotted names, sorted, of the options that have at least two values among runs of one mixer or task.
 
-    The number of heads is compared across mixers; options of the model and of training across all.
+    The number of heads is compared across mixers; options of the model and of training across all runs.
     """
     values: dict[tuple[str, str], list[Any]] = {}
     for config in configs:
@@ -71,7 +72,7 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def compared_results(metrics: Mapping[str, Any]) -> dict[str, int | float | None]:
-    """What the tab has of a run's result: the task's score, once tested, and sizes."""
+    """Return what the tab shows of a run's result: the task's score, once tested, and sizes."""
     score = score_of([metrics], "test")
     tested = {score: number_at(metrics, "test", score)} if is_tested(metrics) else {}
     return tested | {"parameters": metrics["params"], "state_bytes": metrics["state_bytes"]}

@@ -1,6 +1,6 @@
 """A run on disk: the names of its files, its states, its metrics and their names, its lock, its identity.
 
-They are spelt here and nowhere else: train.py writes them, sweeps and comparisons read them.
+Only this module spells them: train.py writes them, sweeps and comparisons read them.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ LIBRARIES = ("torch", "lightning", "numpy", "datasets", "jsonargparse", "tensorb
 
 @dataclass(frozen=True)
 class RunFolder:
-    """What a run leaves: configuration, environment, checkpoints, TensorBoard events, and at its end metrics.json."""
+    """The files of a run: configuration, environment, checkpoints, TensorBoard events, metrics.json once finished."""
 
     run_dir: Path
     name: str
@@ -102,7 +102,7 @@ class RunFolder:
 
     @classmethod
     def of(cls, command: Command) -> RunFolder:
-        """The folder of a command: task and mixer, each with what differs from its layered defaults, and the seed."""
+        """Return the folder of a command: task and mixer, each with the options that are not default, then the seed."""
         config = command.config
         return cls(Path(config["run_dir"]).expanduser(), run_name(config, command.defaults), config["seed"])
 
@@ -112,11 +112,11 @@ class RunFolder:
 
     @property
     def trial(self) -> str:
-        """Its name where there is room for a few characters alone, in which configuration and seed are told apart."""
+        """The run's name in TensorBoard, whose first characters tell configuration and seed apart."""
         return f"{hashlib.sha256(self.name.encode()).hexdigest()[:4]}-{self.seed} {self.name}/seed{self.seed}"
 
     def siblings(self) -> Iterator[RunFolder]:
-        """The other runs of the run_dir that TensorBoard has been told of; none of further sweeps in it."""
+        """Return the other runs of the run_dir that TensorBoard knows; without those of other sweeps in that folder."""
         for file in sorted(self.run_dir.glob(f"*/*/seed*/{HPARAMS}")):
             name, seed = file.parent.parent.relative_to(self.run_dir), file.parent.name.removeprefix("seed")
             if seed.isdecimal() and file.parent != self.path:
@@ -146,9 +146,9 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Make the folder, and keep other processes out of it; the kernel lets them in when this one is killed.
+        """Make the folder and lock it against other processes; the kernel releases the lock when this one is killed.
 
-        Folders that only the lock needed go with it: a run that is refused leaves nothing.
+        Folders made only for the lock are removed with it: a run that is refused leaves nothing.
 
         Raises:
             UsageError: another process trains there, or the folder cannot be written.
@@ -180,7 +180,7 @@ class RunFolder:
             lock.release()
 
     def check_config(self, config: Mapping[str, Any]) -> None:
-        """Make sure that the folder is new, or holds this very configuration.
+        """Check that the folder is new, or holds the same configuration.
 
         Raises:
             UsageError: another configuration; names the first key that differs.
@@ -195,10 +195,10 @@ class RunFolder:
                 raise UsageError(f"{self.path} holds another run: {values}; give another --run_dir, or --overwrite")
 
     def metrics(self) -> Metrics | None:
-        """What a finished run measured; None if there is none.
+        """Return the metrics of a finished run; None if there are none.
 
         Raises:
-            UsageError: a file that is not ours.
+            UsageError: the file was not written by train.py.
         """
         try:
             return read_metrics(self.path)
@@ -206,13 +206,14 @@ class RunFolder:
             raise UsageError(f"{self.path / error.args[0]}; --overwrite starts the run anew") from None
 
     def checkpoint_for(self, command: Command) -> Path | None:
-        """Where the command's training goes on, or what it tests; None for a new run.
+        """Return the checkpoint from which the command trains on, or which it tests; None for a new run.
 
-        A run goes on from `last`; where that is damaged, from `previous`; where both are, from `best`, whose step may
-        be far back. Whichever it is, the run ends as if it had never stopped.
+        A run goes on from `last`; where that is damaged, from `previous`; where both are, from `best`, which may be
+        many steps older. In each case the run ends as if it had never stopped.
 
         Raises:
-            ValueError: nothing to test; nothing left to go on from; a damaged `best`, which no later step brings back.
+            ValueError: nothing to test; no checkpoint left to go on from; a damaged `best`, which no later step
+                restores.
         """
         from zoo.saved import find_checkpoint, is_whole
 
@@ -230,9 +231,9 @@ class RunFolder:
         return whole[0]
 
     def set_aside_damaged(self) -> list[Path]:
-        """Rename what `checkpoint_for` passed over, and return where it is now.
+        """Rename the damaged checkpoint that `checkpoint_for` skipped, and return its new path.
 
-        Where it was, the next save would put it in the place of the good checkpoint before it.
+        Under its old name, the next save would move it over the last good checkpoint.
 
         Raises:
             UsageError: the folder cannot be written.
@@ -246,10 +247,10 @@ class RunFolder:
             raise self._unwritable(error) from None
 
     def prepare(self, config: Mapping[str, Any], checkpoint: Path | None) -> None:
-        """Make the folder and write what is known before training.
+        """Make the folder and write the files that are known before training.
 
-        Without a checkpoint to go on from, what an earlier run left is cleared. With one of another folder, the best
-        checkpoint beside it comes along: the score to beat is that one's.
+        Without a checkpoint to go on from, the files of an earlier run are deleted. With a checkpoint of another
+        folder, the best checkpoint of that folder is copied too: its score is the one to beat.
 
         Raises:
             UsageError: the folder cannot be written.
@@ -286,7 +287,7 @@ def _holder(lock: Path) -> str:
 
 
 def read_metrics(folder: Path) -> Metrics | None:
-    """metrics.json of a run's folder, an older one too, whose names were flat; None where the run is not finished.
+    """Read metrics.json of a run's folder, also an older file with flat names; None where the run is not finished.
 
     Raises:
         ValueError: a file that cannot be read, or is not one of train.py; the message begins with its name.
@@ -305,7 +306,7 @@ def read_metrics(folder: Path) -> Metrics | None:
 
 
 def _numbers(value: Any) -> Any:
-    """The same with None for what is neither a number nor holds any."""
+    """Return the same with None for each value that is neither a number nor contains one."""
     if isinstance(value, Mapping):
         return {name: _numbers(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -314,7 +315,7 @@ def _numbers(value: Any) -> Any:
 
 
 def nested_metrics(flat: Mapping[str, Any]) -> Metrics:
-    """Metrics from flat names, as Lightning, TensorBoard and older files have them.
+    """Nest metrics that have flat names, as in Lightning, TensorBoard and older files.
 
     >>> nested_metrics({"test/loss": 0.5, "test/accuracy_at_length/8": 0.9, "chance": 0.1})
     {'test': {'loss': 0.5, 'at_length': {'8': {'accuracy': 0.9}}}, 'chance': 0.1}
@@ -347,7 +348,7 @@ def nested_metrics(flat: Mapping[str, Any]) -> Metrics:
 
 
 def flat_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers by flat names: what `nested_metrics` takes.
+    """Return the numbers by flat names; the inverse of `nested_metrics`.
 
     >>> flat_metrics({"test": {"loss": 0.5, "by_distance": [{"at_most": 8, "accuracy": 0.9}]}, "chance": 0.1})
     {'test/loss': 0.5, 'test/accuracy_by_distance/<=8': 0.9, 'chance': 0.1}
@@ -378,7 +379,7 @@ def flat_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def number_at(metrics: Mapping[str, Any], *path: str) -> Number | None:
-    """The number under these names, such as "test", "accuracy"; None where there is none."""
+    """Return the number under these names, such as "test", "accuracy"; None where there is none."""
     found: Any = metrics
     for name in path:
         found = found.get(name) if isinstance(found, Mapping) else None
@@ -386,13 +387,13 @@ def number_at(metrics: Mapping[str, Any], *path: str) -> Number | None:
 
 
 def at_lengths(metrics: Mapping[str, Any], score: str) -> dict[int, Number]:
-    """{length: a test score}, where it was measured at further lengths."""
+    """Return {length: test score} for the further lengths at which it was measured."""
     found = {int(n): at.get(score) for n, at in metrics.get("test", {}).get("at_length", {}).items()}
     return {length: value for length, value in found.items() if value is not None}
 
 
 def by_facts(metrics: Mapping[str, Any], score: str = "accuracy") -> dict[str, dict[int, Number]]:
-    """{fact: {bound: a test score of what does not exceed it, but the bound before}}."""
+    """Return {fact: {bound: test score where the fact lies above the previous bound and not above this one}}."""
     found = {
         name.removeprefix("by_"): {e["at_most"]: e[score] for e in entries if e.get(score) is not None}
         for name, entries in metrics.get("test", {}).items()
@@ -402,17 +403,17 @@ def by_facts(metrics: Mapping[str, Any], score: str = "accuracy") -> dict[str, d
 
 
 def state_of(metrics: Mapping[str, Any] | None) -> State:
-    """How far a run is by its metrics; None where there are none."""
+    """Return the state of a run by its metrics; None where there are none."""
     return "unfinished" if metrics is None else "tested" if is_tested(metrics) else "trained"
 
 
 def is_tested(metrics: Mapping[str, Any]) -> bool:
-    """Whether a finished run has seen its test split: with --no_test there are no metrics of it."""
+    """Whether a finished run was tested: with --no_test it has no test metrics."""
     return "loss" in metrics.get("test", {})
 
 
 def deciding_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that decide a run's result, the seed among them, by dotted name."""
+    """Return the options that decide a run's result, with the seed, by dotted name."""
     trainer = dict(config.get("trainer") or {})
     if "callbacks" in trainer:
         trainer["callbacks"] = _deciding_callbacks(trainer["callbacks"])
@@ -455,7 +456,7 @@ def run_name(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
 
 
 def differing_options(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The options by dotted name in which a run differs from its defaults, sorted; without names and seed."""
+    """Return the options, by sorted dotted name, in which a run differs from its defaults; no names, no seed."""
     values, usual = deciding_options(config), deciding_options(defaults)
     named = {"seed", "mixer.name", "task.name"}
     absent = object()
@@ -497,7 +498,7 @@ def _value_name(value: Any) -> str:
 
 
 def environment() -> dict[str, Any]:
-    """What a result depends on beyond its configuration: code, versions, machine."""
+    """Return what a result depends on besides its configuration: code, versions, machine."""
     import torch
 
     here = Path(__file__).resolve().parent

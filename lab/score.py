@@ -1,4 +1,4 @@
-"""What a task is judged by, and which of two results is better: one order for all tables and for what a sweep picks."""
+"""The score by which a task is judged, and the order of results that all tables and sweeps share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCORES = {
 
 
 def score_of(runs: Iterable[Mapping[str, Any]], *splits: str) -> str:
-    """What runs of one task are judged by: the first of `SCORES` that any has in any of these splits; else the loss.
+    """Return the score for runs of one task: the first of `SCORES` that a run has in these splits, else the loss.
 
     >>> score_of([{"val": {"loss": 1.2, "accuracy": 0.5, "perplexity": 3.3}}], "test", "val")
     'perplexity'
@@ -36,23 +36,23 @@ def score_of(runs: Iterable[Mapping[str, Any]], *splits: str) -> str:
 
 
 def merit(score: str, value: Number | None) -> float:
-    """A number that is the larger the better a score is; least where there is none."""
+    """Return a number that grows as the score gets better; the least one where there is no score."""
     return -math.inf if value is None else value if SCORES[score] else -value
 
 
 def merits(metrics: Mapping[str, Any], score: str, split: str) -> tuple[float, float]:
-    """By which the best of several runs is the greatest: the score, and where equal the loss."""
+    """Return a key that is greatest for the best run: the score and, where scores are equal, the loss."""
     return merit(score, number_at(metrics, split, score)), merit("loss", number_at(metrics, split, "loss"))
 
 
 def mean_and_spread(values: Sequence[Number]) -> tuple[float | None, float | None]:
-    """Over seeds: the mean, None of no value; the standard deviation, None of less than two."""
+    """Return mean and standard deviation over seeds; None for those that have too few values."""
     mean = statistics.fmean(values) if values else None
     return mean, statistics.stdev(values) if len(values) > 1 else None
 
 
 def score_text(name: str, value: Number | None, spread: Number | None = None) -> str:
-    """A metric for a table, ± its spread over seeds; an accuracy, and chance, with four places.
+    """Format a metric for a table, ± its spread over seeds; accuracy and chance have four decimals.
 
     >>> score_text("accuracy", 0.5, 0.012), score_text("loss", 0.123456)
     ('0.5000 ± 0.012', '0.1235')

@@ -57,7 +57,7 @@ SHOWN = "accuracy_macro", "sequence_accuracy", "perplexity", "bits_per_token", "
 def main(argv: Sequence[str]) -> int:
     """Run a command line and return the exit status.
 
-    0: done. 1: training failed (a loss that is not finite, a full disk). 2: the command line cannot be followed.
+    0: done. 1: training failed (a loss that is not finite, a full disk). 2: the command line is not valid.
     75 (`REQUEUE`): stopped by SIGTERM or SIGUSR1, as schedulers do; the same command goes on. 130: Ctrl-C.
     """
     with handled(SCHEDULER, _terminate), _quiet_writers():
@@ -94,10 +94,10 @@ def _status(argv: Sequence[str]) -> int:
 
 
 def run(command: Command) -> Metrics:
-    """Train and test as `command` says, or only test; returns what `metrics.json` holds.
+    """Train and test as `command` says, or only test; return the content of `metrics.json`.
 
-    Nothing is written before everything that the command names has been built, and two processes never train in one
-    folder: the first locks it.
+    Nothing is written until everything that the command names has been built. Two processes never train in one folder:
+    the first locks it.
 
     Raises:
         UsageError: options that do not fit together, a checkpoint of another model, a folder of another run or in use.
@@ -169,7 +169,7 @@ class Session:
 
     @classmethod
     def build(cls, command: Command, folder: RunFolder) -> Session:
-        """Build all parts and generate the data; writes nothing to the run folder.
+        """Build all parts and generate the data; write nothing to the run folder.
 
         Raises:
             UsageError: see `run`.
@@ -225,7 +225,7 @@ class Session:
             self.trainer.save_checkpoint(self.folder.best)
 
     def evaluate(self, checkpoint: Path, test: bool = True) -> Metrics:
-        """Metrics of a checkpoint on the validation and, unless told otherwise, test splits, and what the run cost."""
+        """Return a checkpoint's metrics on the validation and, by default, test splits, and the run's cost."""
         from zoo.saved import read_checkpoint
 
         trainer, options = self.trainer, {"ckpt_path": checkpoint, "weights_only": True, "verbose": False}
@@ -255,7 +255,7 @@ class Session:
         return nested_metrics(flat)
 
     def _has_validated(self) -> bool:
-        """Whether training lasted to its first validation, also before it was last resumed."""
+        """Whether training reached its first validation, perhaps before it was last resumed."""
         from zoo.training import Checkpoints
 
         kept = (each for each in self.trainer.checkpoint_callbacks if isinstance(each, Checkpoints))
@@ -304,12 +304,12 @@ class Session:
 
     @property
     def n_params(self) -> int:
-        """Numbers that training may change."""
+        """The number of trainable parameters."""
         return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
 
 
 def build_trainer(command: Command, folder: RunFolder, throughput: Throughput, step: int | None) -> L.Trainer:
-    """Lightning's Trainer with the command's options, and for training our callbacks, logger and checkpoints.
+    """Build Lightning's Trainer from the command's options; to train, add our callbacks, logger and checkpoints.
 
     Args:
         command: the run.
@@ -395,7 +395,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def _quiet_writers() -> Iterator[None]:
-    """Keep to ourselves what TensorBoard's writing thread dies of: the run meets the same error at its next write."""
+    """Hide the error that ends TensorBoard's writing thread: the run meets the same error at its next write."""
     usual = threading.excepthook
 
     def hook(died: threading.ExceptHookArgs) -> None:
@@ -423,7 +423,7 @@ def _as_list(value: Any) -> list[Any]:
 
 
 class Titles(logging.Handler):
-    """Hand what `zoo.ops` says of itself, that it compiles for some seconds, to `show`, until closed."""
+    """Pass messages of `zoo.ops`, such as that it compiles for some seconds, to `show`, until closed."""
 
     LOGGER = logging.getLogger("zoo.ops")
 
@@ -519,7 +519,7 @@ def show(metrics: Mapping[str, Any], where: Path) -> None:
 
 
 def resume_command(argv: Sequence[str]) -> str:
-    """The command that goes on with an interrupted run: the same, which finds its own last checkpoint."""
+    """Return the command that goes on with an interrupted run: the same command, which finds its last checkpoint."""
     rest, arguments = [], iter(argv)
     for argument in arguments:
         if argument == "--ckpt_path":
@@ -547,6 +547,6 @@ def _say(message: object) -> None:
 
 
 def _quiet() -> None:
-    """Leave what a person must know: Lightning's notes on hardware, tips and worker counts go."""
+    """Hide Lightning's notes on hardware, tips and worker counts; leave what a person must know."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", module=r"lightning\.")

@@ -1,6 +1,6 @@
 """`python -m tasks <verb>`: the tasks on the command line.
 
-    list                 names, a line each
+    list                 names, one per line
     show NAME            definition, options, a worked example, chance, what theory predicts
     stats NAME           what the labels look like, and how fast examples are made
     export NAME          examples as Parquet or JSON lines, or to the Hugging Face hub
@@ -68,16 +68,16 @@ def _parser() -> argparse.ArgumentParser:
     ):
         added = verb(name, run, f"{about}; options of the task are flags too")
         added.add_argument("name", metavar="NAME", help="a registered task")
-        added.add_argument("--seed", type=int, default=0, help="of the data")
+        added.add_argument("--seed", type=int, default=0, help="seed of the data; default 0")
         if name == "show":
-            added.add_argument("--markdown", action="store_true", help="as a page")
+            added.add_argument("--markdown", action="store_true", help="print it as a Markdown page")
         else:
-            added.add_argument("--split", default="train", help="train, validation or test")
+            added.add_argument("--split", default="train", help="train, validation or test; default train")
             added.add_argument("--n", type=int, help=f"examples; default {USUAL_N:,} or all that there are")
         if name == "export":
             added.add_argument("--format", choices=FORMATS, default="parquet")
-            added.add_argument("--out", help="file to write, or name of the data set on the hub")
-            added.add_argument("--private", action="store_true", help="on the hub: not for everyone to see")
+            added.add_argument("--out", help="file to write, or name of the data set on the hub, USER/NAME")
+            added.add_argument("--private", action="store_true", help="make the data set on the hub private")
     return parser
 
 

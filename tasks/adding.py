@@ -16,8 +16,8 @@ class Adding(Task):
 
     Definition, with L = seq_len: channel 0 holds L numbers drawn uniformly from [0, 1), channel 1 is 1 at two positions
     and 0 elsewhere. The first of them is drawn uniformly from the first floor(L/2) positions, the second from the rest.
-    The label, at the last position alone, is the sum of the two numbers of channel 0. The best guess that ignores the
-    input, 1, has mean squared error 1/6, which is R² = 0.
+    The only label, at the last position, is the sum of the two marked numbers of channel 0. The best guess that ignores
+    the input, 1, has mean squared error 1/6, which is R² = 0.
 
     Source: Hochreiter and Schmidhuber, "Long Short-Term Memory", Neural Computation 9(8), 1997, in the form of
     Arjovsky, Shah and Bengio, arXiv 1511.06464; the default length is that of state-spaces/s4.
@@ -40,9 +40,9 @@ class Adding(Task):
         "as in Arjovsky, Shah and Bengio, arXiv 1511.06464, and state-spaces/s4"
     )
     prediction: ClassVar[str] = (
-        "What is to be kept depends on the input, which gates (LSTM, selective SSMs) and attention can see and a "
-        "linear time-invariant mixer cannot, but for the nonlinearity between its layers; a plain RNN's gradient is "
-        "gone over a few hundred positions."
+        "Which numbers must be kept depends on the input, which gates (LSTM, selective SSMs) and attention can see and "
+        "a linear time-invariant mixer cannot, except through the nonlinearity between its layers; a plain RNN's "
+        "gradient is gone over a few hundred positions."
     )
     worked: ClassVar[Mapping[str, Any]] = {"seq_len": 8}
 

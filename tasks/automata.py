@@ -1,4 +1,4 @@
-"""Words of an automaton that is new in every sequence: the next symbol, where what was read determines it."""
+"""Words of an automaton that is new in every sequence: predict the next symbol where the past determines it."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ class Automata(Task):
     """Name the next symbol of a word whose automaton is known only by the words before it.
 
     Definition, with V = n_symbols and E = max_edges. Each sequence has an automaton of its own: a number of states
-    drawn uniformly from E + 1 ... max_states, an alphabet of E + 1 ... V of the symbols 0 ... V - 1. Out of each state
-    lead 1 to E edges, as many drawn uniformly, with different symbols of the alphabet, to different other states. A
-    word starts in state 0 and takes at each step one of the edges out of its state, uniformly; its length is uniform in
-    1 ... max_word. The sequence is words, each followed by the separator V, cut off where it is full.
+    drawn uniformly from E + 1 ... max_states, an alphabet of E + 1 ... V of the symbols 0 ... V - 1. From each state 1
+    to E edges (their number drawn uniformly) lead to different other states, with different symbols of the alphabet. A
+    word starts in state 0 and at each step takes one of the edges of its state, drawn uniformly; its length is uniform
+    in 1 ... max_word. The sequence consists of words, each followed by the separator V, and is cut off at seq_len.
 
     The label at a position is the next symbol, where it is determined by what was read: only one edge leads out of the
     state that the word has reached, and the edge was seen there, because an earlier word began with the same symbols
-    and went on. So every label is found by looking for the beginning of the current word among those of the earlier
-    ones. Elsewhere there is no label: where several edges lead on, where a beginning is new, where a word ends. A
-    sequence that would have no label at all is drawn anew, with another automaton.
+    and went on. So every label can be found by looking for the beginning of the current word among the earlier words.
+    Elsewhere there is no label: where several edges lead on, where a beginning is new, where a word ends. A sequence
+    that would have no label at all is drawn anew, with another automaton.
 
     Source: Akyürek et al., "In-Context Language Learning: Architectures and Algorithms" (RegBench), arXiv 2401.12973;
     berlino/seq_icl at 9b9223d, src/dataloaders/dfa.py.
 
-    Automata and words follow the law of RegBench, which draws 10 to 19 words of up to 49 symbols, of automata of 4 to
-    12 states; here a sequence has as many words as it holds. There every next symbol is trained on, and a guess counts
-    as right if the automaton has such an edge; the labels here are those for which the guess is certain.
+    Automata and words follow the distribution of RegBench, which draws 10 to 19 words of up to 49 symbols from automata
+    of 4 to 12 states; here a sequence has as many words as fit. There every next symbol is trained on, and a guess
+    counts as right if the automaton has such an edge; the labels here are those for which the guess is certain.
 
     `depth` is the number of symbols of the word that are read where a label stands, -1 elsewhere.
 
@@ -62,7 +62,8 @@ class Automata(Task):
     prediction: ClassVar[str] = (
         "Attention finds the symbols that followed the same beginning, by heads that match several symbols back: more "
         "with depth, as accuracy by depth shows. A mixer of fixed state has to keep the beginnings of all words; one "
-        "with fixed transitions adds them up without knowing which symbol stood where, unless the layers before tell."
+        "with fixed transitions adds them up without knowing which symbol stood where, unless earlier layers provide "
+        "it."
     )
     sources: ClassVar[tuple[str, ...]] = ("tasks.draws",)
     worked: ClassVar[Mapping[str, Any]] = {

@@ -1,4 +1,4 @@
-"""What every task is: a spec, a vectorised sampler, and plain constructor options."""
+"""The base class of all tasks: a spec, a vectorised sampler, and plain constructor options."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Task(ABC):
         """
 
     def of_split(self, split: str) -> Task:
-        """What the examples of a split are drawn from: the task itself, unless it is made of data that is divided up.
+        """Return the task from which a split is drawn: by default itself; a part of it where data is divided up.
 
         Args:
             split: "train", "validation" or "test".
@@ -76,7 +76,7 @@ class Task(ABC):
         return self
 
     def at_length(self, seq_len: int) -> Task:
-        """The same task with sequences of another length, to test what was learned at this one.
+        """Return the same task with sequences of another length, to test a model that was trained at this one.
 
         Raises:
             ValueError: the task does not exist at this length.
@@ -84,7 +84,7 @@ class Task(ABC):
         return type(self)(**(self.options() | {"seq_len": seq_len}))
 
     def files(self) -> list[Path]:
-        """Files and folders that the examples are made from: those that options name, unless a task says otherwise."""
+        """Return the files and folders that the examples are made from; by default those that options name."""
         found = []
         for value in self.options().values():
             # An option that is not a path may be one that no system takes: too long, a home that nobody has.
@@ -94,23 +94,23 @@ class Task(ABC):
         return found
 
     def fingerprint(self) -> dict[str, Any]:
-        """What decides the examples beside options and code, as plain data; keys the cache.
+        """Return what decides the examples besides options and code, as plain data; part of the key of the cache.
 
-        Unless a task says otherwise, of each of `files` a hash of what it holds, of a folder the names, sizes and times
-        of change of all that lies in it: so an edited file never meets what the cache made of the old one.
+        By default a hash of the content of each file in `files` and, for a folder, the names, sizes and times of change
+        of everything in it: after a file is edited, the cache never returns data made from the old one.
         """
         return {str(path): _state_of(path) for path in self.files()}
 
     def floors(self) -> dict[str, float]:
-        """Least errors that theory allows, by name; none unless a task knows them."""
+        """Return the least errors that theory allows, by name; empty unless a task knows them."""
         return {}
 
     def input_text(self, token: int) -> str:
-        """How a person writes an input token."""
+        """Return the text of an input token, as a person would write it."""
         return str(token)
 
     def label_text(self, label: int) -> str:
-        """How a person writes a class."""
+        """Return the text of a class, as a person would write it."""
         return str(label)
 
     def options(self) -> dict[str, Any]:
@@ -135,8 +135,8 @@ class Task(ABC):
 class FiniteTask(Task):
     """A task of a limited number of examples: a split gives each of its examples at most once, in a seeded order.
 
-    Each example belongs to one split, whatever the seed of the data: a tenth of them, drawn once, to test, another to
-    validation, the rest to training. A task whose data has a division of its own overrides `of_split`.
+    Each example belongs to one split, whatever the seed of the data: a tenth of them, drawn once, is for test, another
+    tenth for validation, the rest for training. A task whose data has a division of its own overrides `of_split`.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Batches: what training, validation and tests get of arrays in memory, or of a task that draws as it goes."""
+"""Batches for training, validation and tests, from arrays in memory or drawn from a task as they are needed."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ class _Resumable:
 
 
 class NumberedBatches(_Resumable, ABC):
-    """Training batches of one size, numbered from the start of the run; what each holds depends on its number alone.
+    """Training batches of one size, numbered from the start of the run; the content of each depends only on its number.
 
     So a resumed run sees what the uninterrupted one saw, and several devices see together what one device sees with the
     same global batch.
 
-    A DataLoader would need a sampler, a batch sampler and their state to say the same, and takes ten times as long.
+    A DataLoader would need a sampler, a batch sampler and their state for this, and takes ten times as long.
 
     Args:
-        n_rows: rows of an epoch; those that do not fill a batch do not count.
+        n_rows: rows of an epoch; rows left over after the last full batch do not count.
         batch_size: rows per batch and process.
-        seed: of what the batches hold.
+        seed: seed of the content of the batches.
         position: index of the batch to begin with, asked whenever an iteration starts; default: 0, then on from there.
         rank: of this process.
         world_size: number of processes.
@@ -88,7 +88,7 @@ class TrainingBatches(NumberedBatches):
     """The rows of the training split, shuffled anew for each epoch.
 
     Batch `index` is rows `index % len(self)` of a permutation drawn for epoch `index // len(self)`. Rows that do not
-    fill a batch sit out the epoch.
+    fill a batch are left out of that epoch.
 
     Args:
         arrays: arrays of one first axis.
@@ -121,7 +121,7 @@ class TrainingBatches(NumberedBatches):
 
 
 class FreshBatches(NumberedBatches):
-    """Examples drawn as they are needed, without an end and without a split that holds them.
+    """Training batches of new examples, drawn as they are needed, without an end; no split is stored.
 
     They come in blocks of as many batches as make a shard, since to draw a thousand rows at once takes a fraction of
     the time of small draws. Block `b` is what the task draws from `default_rng([seed, FRESH_STREAM, b])`, and each
@@ -163,8 +163,8 @@ class FreshBatches(NumberedBatches):
 class MixedBatches(NumberedBatches):
     """Training batches of several shapes: each batch has one of them, so nothing is padded.
 
-    A pass has the batches of a pass of every segment, in an order that is drawn anew for each pass: batch `index` is
-    the next one of the segment whose turn it is. All processes have the same shape at the same time.
+    One pass contains one pass of every segment, in an order that is drawn anew for each pass: batch `index` is the next
+    batch of the segment whose turn it is. All processes have the same shape at the same time.
 
     Args:
         segments: the training batches of each.
@@ -204,7 +204,8 @@ class MixedBatches(NumberedBatches):
 class OneEpoch(_Resumable):
     """The batches of a whole run as one epoch of Lightning's, pass after pass.
 
-    So a step takes as many batches as the trainer accumulates, wherever a pass ends, and nothing counts epochs.
+    So each step takes as many batches as the trainer accumulates, even across the end of a pass, and nothing counts
+    epochs.
 
     Args:
         batches: of training, with the position to begin at.
@@ -222,7 +223,7 @@ class OneEpoch(_Resumable):
 
 
 class OrderedBatches:
-    """All rows in order, the last batch as short as it comes; several processes share each batch out.
+    """All rows in order; the last batch may be shorter. Several processes share each batch.
 
     Args:
         arrays: arrays of one first axis.

@@ -18,7 +18,7 @@ class Bracket(Task):
     Definition, with k = n_types: tokens 0 ... k - 1 open a bracket of one of k types, tokens k ... 2k - 1 close it. The
     shape of the word, which positions open and which close, is drawn uniformly from all balanced words of length
     seq_len that are nowhere deeper than max_depth (the language Dyck-(k, D)); each pair's type is drawn uniformly. The
-    label at a position is the number of brackets that are open behind it, 0 ... max_depth.
+    label at a position is the number of brackets that are open after it, 0 ... max_depth.
 
     Source: Hewitt et al., "RNNs can generate bounded hierarchical languages with optimal memory", arXiv 2010.07515, and
     Yao et al., "Self-Attention Networks Can Process Bounded Hierarchical Languages", arXiv 2105.11115, where k = 8 and

@@ -1,11 +1,11 @@
 """Slow tasks on disk: a split is generated once, written and read back by Hugging Face `datasets`.
 
-Only tasks that declare themselves slow are kept, and any task with `--task.cache true`: to draw ten thousand examples
-of most tasks takes less time than to import `datasets`.
+By default only tasks that declare themselves slow are kept; `--task.cache true` keeps any task. For most tasks, drawing
+ten thousand examples takes less time than importing `datasets`.
 
 One folder per split, `<cache>/<task>/<split>-<n>-seed<seed>-<key>/`, where the key hashes everything that decides the
 content: the options, split, size and seed, the source text of the generator and the versions of its libraries. An
-edited generator therefore never meets an old file. The folder is one that `datasets.load_from_disk` takes; `seal.json`
+edited generator therefore never meets an old file. `datasets.load_from_disk` can read the folder; `seal.json`
 in it records the key and a checksum of each other file, so a truncated or foreign file is noticed, named and made anew.
 """
 
@@ -54,7 +54,7 @@ def materialise(
     seed: int,
     cache_dir: str | Path | None = None,
 ) -> Arrays:
-    """The first `n` examples of a split, from the cache if they are there, else generated into it.
+    """Return the first `n` examples of a split from the cache; generate and store them if they are not there.
 
     The same arrays as `tasks.splits.narrow_split(task, split, n, seed)`, on disk and in what is returned. Processes
     that ask for the same split at once wait for the one that writes it. A file that is truncated, altered or not ours

@@ -19,14 +19,14 @@ class Compression(Task):
 
     Definition, with V = vocab_size, M = (seq_len - 1) / 2: M tokens drawn uniformly from 0 ... V - 2, the marker V - 1,
     then the M place tokens V ... V + M - 1 in random order. The label at place token V + p is the token at position p.
-    A mixer of fixed state has, at the marker, to hold all M tokens in it.
+    A mixer of fixed state must hold all M tokens in its state at the marker.
 
     Source: Poli et al., "Mechanistic Design and Scaling of Hybrid Architectures" (MAD), arXiv 2403.17844, with M = 31.
 
-    Unlike there, the model itself is asked, by tokens behind the marker: in MAD a network behind the model decodes each
-    token from the output at the marker and an embedding of its position. Of a state of fixed size both ask the same,
-    that it holds everything at the marker; attention, which in MAD has to gather everything into one output, may here
-    look back. `--decode_from M+1` makes the model MAD's autoencoder: behind the marker it sees the output there, and
+    Unlike there, the model itself is asked, by tokens after the marker: in MAD a network after the model decodes each
+    token from the output at the marker and an embedding of its position. Both require a state of fixed size to hold
+    everything at the marker; attention, which in MAD has to gather everything into one output, may look back here.
+    `--decode_from M+1` makes the model MAD's autoencoder: after the marker it sees only the output at the marker and
     the place token. MAD asks for the marker too.
 
     `distance` is a label's position minus that of the token asked for, -1 where there is no label.
@@ -41,8 +41,8 @@ class Compression(Task):
     Args:
         vocab_size: tokens, the marker included but not the place tokens.
         seq_len: length of a sequence, questions included; odd.
-        max_seq_len: length for which there are place tokens; seq_len if not given. It stays what it is at other
-            lengths, so that these have the same vocabulary.
+        max_seq_len: length for which there are place tokens; default seq_len. It stays the same at other lengths, so
+            that the vocabulary does too.
     """
 
     name: ClassVar[str] = "compression"
@@ -50,7 +50,7 @@ class Compression(Task):
     source: ClassVar[str] = mad.SOURCE
     reported: ClassVar[str] = mad.REPORTED
     prediction: ClassVar[str] = (
-        "The state must hold (seq_len - 1) / 2 tokens and give them up by place: accuracy falls once they are more "
+        "The state must hold (seq_len - 1) / 2 tokens and return them by place: accuracy falls once there are more "
         "than a fixed state can tell apart; attention, which may look back here, has no such limit."
     )
     sources: ClassVar[tuple[str, ...]] = ("tasks.draws", "tasks.placing")

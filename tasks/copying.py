@@ -33,7 +33,7 @@ class Copying(Task):
 
     Args:
         vocab_size: tokens, blank and marker included.
-        seq_len: length of a sequence, n_copied twice at least.
+        seq_len: length of a sequence, at least twice n_copied.
         n_copied: tokens to copy.
     """
 

@@ -17,10 +17,11 @@ class CycleNavigation(Regular):
 
     Definition, with m = cycle_length: tokens x_1 ... x_L, uniform in {0, 1, 2}, mean a step of -1, 0 and +1. The walk
     begins at place 0; the label at the last position is (x_1 - 1) + ... + (x_L - 1) modulo m. It is the word problem of
-    the cyclic group of m elements (`group_words` with Z5), given by its generators alone.
+    the cyclic group of m elements (`group_words` with Z5) in which the tokens are only the neutral element, a generator
+    and its inverse.
 
     Source: Delétang et al., "Neural Networks and the Chomsky Hierarchy", arXiv 2207.02098, with five places, trained on
-    lengths up to 40 and tested up to 500; the label at the end alone.
+    lengths up to 40 and tested up to 500; the only label is at the end.
 
         >>> task = CycleNavigation(seq_len=8, every_position=True)
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -38,7 +39,7 @@ class CycleNavigation(Regular):
     name: ClassVar[str] = "cycle_navigation"
     prediction: ClassVar[str] = (
         "A rotation for each token: an RNN or LSTM learns it; a linear recurrence needs complex eigenvalues that "
-        "depend on the input, or two reflections a step (delta_product), where one reflection, real decays and "
+        "depend on the input, or two reflections per step (delta_product), where one reflection, real decays and "
         "attention fail on longer sequences."
     )
     worked: ClassVar[Mapping[str, Any]] = {"seq_len": 12, "every_position": True}

@@ -32,7 +32,7 @@ LEAST_AT_LENGTH = 16
 
 
 def task_at_length(task: Task, length: int) -> Task:
-    """The task at another length, which a model of this one can read and answer.
+    """Return the task at another length, with inputs and answers that fit the same model.
 
     Raises:
         ValueError: the task does not exist at this length, or only with other tokens or answers.
@@ -52,17 +52,17 @@ class TaskDataModule(L.LightningDataModule):
 
     Args:
         task: a task, or {"name": ..., **options} as `tasks.create_task` takes them.
-        n_train: training examples, with fresh those of a pass; by default 10,000, or all if a task of limited data has
-            fewer.
-        n_val: validation examples; by default 1,000, or all.
-        n_test: test examples, with a mixture per segment; by default 1,000, or all.
+        n_train: training examples, or with `fresh` examples per pass; default 10,000, or all if a task of limited data
+            has fewer.
+        n_val: validation examples; default 1,000, or all.
+        n_test: test examples, per segment if there is a mixture; default 1,000, or all.
         batch_size: examples per batch and device.
         seed: of the data and of the order in which training meets it.
-        cache: keep the splits on disk, or generate them at each start; by default those of a slow task are kept.
+        cache: keep the splits on disk, or generate them at each start; default: keep those of a slow task.
         cache_dir: folder of the cache; default $MIXER_ZOO_CACHE or ~/.cache/mixer-zoo.
         test_lengths: further lengths at which the trained model is tested, such as 64,256,1024; at each, as many
             examples as make n_test of the trained length in positions, but at least 16.
-        fresh: draw new training examples for ever, instead of going through the same n_train again and again.
+        fresh: draw new training examples without end, instead of going through the same n_train again and again.
         mixture: shapes to train on together, each with the options that it overrides and its weight (default 1), by
             which n_train and n_val are shared out: "{seq_len: 64, weight: 3}, {seq_len: 128}". A batch has one shape,
             and each shape is also tested by itself.
@@ -144,7 +144,7 @@ class TaskDataModule(L.LightningDataModule):
 
     @property
     def chance(self) -> float | None:
-        """The chance level of the test split; with a mixture the mean over the labels of its segments."""
+        """The chance level of the test split; with a mixture, the mean over the labels of its segments."""
         levels = [each.task.of_split("test").spec.chance for each in self._trained]
         if len(set(levels)) == 1:
             return levels[0]
@@ -174,7 +174,7 @@ class TaskDataModule(L.LightningDataModule):
         return self._splits[key]
 
     def setup(self, stage: str) -> None:
-        """Make what the stage reads, so that no generation hides inside the first step."""
+        """Generate the splits that the stage reads, so that no generation is counted as part of the first step."""
         fitted = ("validation",) if self.fresh else ("train", "validation")
         for name in {"fit": fitted, "validate": ("validation",), "test": ("test",)}.get(stage, ()):
             for segment in self._trained:
@@ -188,7 +188,8 @@ class TaskDataModule(L.LightningDataModule):
     def train_dataloader(self) -> OneEpoch | NumberedBatches | BatchesInTurn:
         """Shuffled or fresh batches from where the trainer stands; in order when it overfits a few.
 
-        Those of the whole run where the trainer counts steps (max_steps, without max_epochs); else an epoch is a pass.
+        One epoch is the whole run if the trainer counts steps (max_steps, without max_epochs), else a pass over the
+        data.
         """
         if self.trainer is not None and self.trainer.overfit_batches:  # pyright: ignore[reportAttributeAccessIssue]
             return self._in_order("train")
@@ -214,12 +215,12 @@ class TaskDataModule(L.LightningDataModule):
         return self._in_order("test")
 
     def segment_batches(self) -> Iterator[tuple[str, OrderedBatches]]:
-        """Each segment's name with its test batches."""
+        """Yield each segment's name with its test batches."""
         for each in self.segments:
             yield each.name, self._ordered(self._split("test", each))
 
     def length_batches(self) -> Iterator[tuple[int, OrderedBatches]]:
-        """Each test length with its test batches; one at a time."""
+        """Yield each test length with its test batches, made one length at a time."""
         for length in self.at_lengths:
             yield length, self._ordered(self._test_split_at(length))
 

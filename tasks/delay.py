@@ -1,4 +1,4 @@
-"""A signal again, a fixed time later."""
+"""Repeat a signal after a fixed delay."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Delay(Task):
     Definition, with N = seq_len (one more where that is odd) and K the largest k with k <= cutoff * N and k < N/2: the
     noise is w_t = sum over k = 1 ... K of a_k cos(2 pi k t / N) + b_k sin(2 pi k t / N), the 2K coefficients drawn from
     a normal distribution whose variance gives w a root mean square of 1/2. The input is x_t = w_t - w_0, which begins
-    at 0. The label at position i is x_{i - lag}, and 0 at the first `lag` positions, where nothing is to be said yet.
+    at 0. The label at position i is x_{i - lag}, and 0 at the first `lag` positions, before the repetition begins.
 
-    At another length the lag and the band stay what they are: the same delay in a longer signal.
+    At another length the lag and the band stay the same: the same delay in a longer signal.
 
     Source: Gu, Johnson, Timalsina, Rudra and Ré, "How to Train Your HiPPO", arXiv 2206.12037, and state-spaces/s4:
     4,000 steps of 1/4000 s, limited to 1,000 Hz, delayed by 1,000 steps. There a cutoff of 1/2 keeps the frequency 1/2
@@ -47,9 +47,9 @@ class Delay(Task):
         "Gu, Johnson, Timalsina, Rudra and Ré, How to Train Your HiPPO, arXiv 2206.12037; shape of state-spaces/s4"
     )
     prediction: ClassVar[str] = (
-        "A delay is linear and time-invariant: an SSM needs a state of 2 * cutoff * lag numbers to hold the part of "
-        "the signal that is under way, and below that its error falls with the size of its state; a window or "
-        "convolution shorter than the lag fails, attention solves it with positions."
+        "A delay is linear and time-invariant: an SSM needs a state of 2 * cutoff * lag numbers to hold the last `lag` "
+        "positions of the signal, and below that its error falls with the size of its state; a window or convolution "
+        "shorter than the lag fails, attention solves it with positions."
     )
     worked: ClassVar[Mapping[str, Any]] = {"seq_len": 16, "lag": 4}
 

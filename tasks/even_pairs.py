@@ -16,11 +16,11 @@ class EvenPairs(Regular):
     """Say whether the number of pairs 01 and 10 among neighbouring bits is odd.
 
     Definition: bits x_1 ... x_L, independent and fair; the label at the last position is the number of i < L with
-    x_i != x_(i+1), modulo 2. That is x_1 + x_L modulo 2: whoever sees this keeps one bit and never turns it around, so
-    the task asks less than parity does, and tells apart who counts from who compares.
+    x_i != x_(i+1), modulo 2. That is x_1 + x_L modulo 2: a model that uses this keeps one bit and never flips it, so
+    the task asks less than parity does, and tells models that count from models that compare.
 
     Source: Delétang et al., "Neural Networks and the Chomsky Hierarchy", arXiv 2207.02098, trained on lengths up to 40
-    and tested up to 500; the label at the end alone.
+    and tested up to 500; the only label is at the end.
 
         >>> task = EvenPairs(seq_len=8, every_position=True)
         >>> example = task.sample(np.random.default_rng(0), 1)

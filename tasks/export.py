@@ -15,7 +15,7 @@ from zoo.report.files import as_json, write_atomically
 
 
 def write_parquet(file: Path, arrays: Arrays, about: dict[str, Any]) -> None:
-    """One row an example, a list (of lists) in each column; `about` stands in the schema's metadata, as JSON."""
+    """Write one row per example, a list (of lists) in each column, and `about` as JSON in the schema's metadata."""
     table = to_table(arrays).replace_schema_metadata({"mixer-zoo": json.dumps(about)})
     written = io.BytesIO()
     pq.write_table(table, written)
@@ -23,20 +23,20 @@ def write_parquet(file: Path, arrays: Arrays, about: dict[str, Any]) -> None:
 
 
 def write_jsonl(file: Path, arrays: Arrays, about: dict[str, Any]) -> None:
-    """One object an example; a number that is missing is null. `about` is left out: every line is an example."""
+    """Write one object per example; a missing number is null. `about` is left out: every line is an example."""
     columns = {name: array.tolist() for name, array in arrays.items()}
     rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
     write_atomically(file, "".join(as_json(row, indent=None) for row in rows))
 
 
 def push_to_hub(task: Task, arrays: Arrays, split: str, repository: str, private: bool) -> str:
-    """Upload a split as a data set of the hub, with the user's own token.
+    """Upload a split as a data set to the hub, with the user's own token.
 
     Returns:
-        The address of what was made.
+        The address of the data set.
 
     Raises:
-        ValueError: the hub refuses, or is not reached.
+        ValueError: the hub refuses the upload or cannot be reached.
     """
     import datasets
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError

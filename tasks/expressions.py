@@ -25,7 +25,7 @@ COUNTED = 4096
 
 @dataclass
 class Level:
-    """The nodes of one depth, those of a tree side by side and in the order in which they are read.
+    """The nodes of one depth; those of a tree are next to each other, in the order in which they are read.
 
     Attributes:
         tree: of each node, int64 (nodes,), ascending.
@@ -64,7 +64,7 @@ class Trees:
 
     @classmethod
     def drawn(cls, rng: np.random.Generator, n_trees: int, too_long: int, max_depth: int, max_args: int) -> Trees:
-        """As defined, but those that reach `too_long` tokens may lose what is deeper: they are not wanted."""
+        """Draw expressions as defined; those of `too_long` or more tokens may lack deeper levels: discard them."""
         levels: list[Level] = []
         tree, lengths = np.arange(n_trees), np.zeros(n_trees, dtype=np.int64)
         for depth in range(1, max_depth + 1):
@@ -101,7 +101,7 @@ class Trees:
         return Trees(int(np.count_nonzero(kept)), [level for level in levels if len(level.tree)])
 
     def values(self) -> np.ndarray:
-        """What each tree comes to, int64 (trees,)."""
+        """Return the value of each tree, int64 (trees,)."""
         below = np.empty(0, dtype=np.int64)
         for level in reversed(self.levels):
             values = level.digits.copy()
@@ -111,7 +111,7 @@ class Trees:
         return below
 
     def write(self, rows: np.ndarray) -> None:
-        """Put the tokens of tree t at the end of row t, in place; int64 (trees, seq_len)."""
+        """Write the tokens of tree t to the end of row t of an int64 array (trees, seq_len), in place."""
         sizes: list[np.ndarray] = []  # tokens of each node, from the deepest level up
         for level in reversed(self.levels):
             size = np.ones(len(level.tree), dtype=np.int64)
@@ -141,7 +141,7 @@ def applied(operators: np.ndarray, values: np.ndarray, first: np.ndarray, n_args
 def kept_trees(
     rng: np.random.Generator, min_length: int, max_length: int, max_depth: int, max_args: int, n: int
 ) -> Iterator[Trees]:
-    """`n` expressions in all of lengths between the bounds, in parts."""
+    """Yield, in parts, `n` expressions whose lengths lie between the bounds."""
     while n > 0:
         trees = Trees.drawn(rng, BLOCK, max_length, max_depth, max_args)
         lengths = trees.lengths

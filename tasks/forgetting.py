@@ -16,10 +16,10 @@ from tasks.spec import TaskSpec
 class Forgetting(LookUp):
     """MQAR in which some keys are re-assigned: the state must forget the old value, not only learn the new one.
 
-    Definition: K = n_pairs pairs as in `mqar`, keys and values both without replacement; behind them U = n_updates
-    further pairs, for U different keys drawn from the K, each with a value drawn uniformly from those that are not
-    the key's first one. All K keys are asked for behind that context of 2 (K + U) tokens, by `mqar`'s law; the label is
-    the value that was given last.
+    Definition: K = n_pairs pairs as in `mqar`, keys and values both without replacement; after them U = n_updates
+    further pairs, for U different keys drawn from the K, each with a value drawn uniformly from those that are not the
+    key's first one. All K keys are asked for after that context of 2 (K + U) tokens, at positions drawn as in `mqar`;
+    the label is the value that was given last.
 
     Source: `forgetting_mqar` of HazyResearch/zoology, after Arora, Eyuboglu et al., arXiv 2312.04927.
 
@@ -59,7 +59,7 @@ class Forgetting(LookUp):
     )
     prediction: ClassVar[str] = (
         "The delta rule replaces what a key held and keeps its accuracy on re-assigned keys; a state that only adds, "
-        "or forgets by age alone, returns a mixture of old and new value; attention must learn to prefer the later one."
+        "or forgets only by age, returns a mixture of old and new value; attention must learn to prefer the later one."
     )
 
     def __init__(

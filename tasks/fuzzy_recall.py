@@ -35,28 +35,28 @@ class _Pairs(NamedTuple):
 
 
 class FuzzyRecall(MadRecall):
-    """In-context recall where keys and values are words of several tokens, whose bounds nothing marks.
+    """In-context recall where keys and values are words of several tokens, with no marks at their boundaries.
 
     Definition, with V = vocab_size, L = seq_len: token V - 1 is padding; of the others the lower half spell keys, the
     upper half values. A key is a word of different tokens: its size is drawn uniformly from 1 ... k_motif_size in
     training and is k_motif_size in validation and test; then it is drawn uniformly from all words of that size. A value
     is a word of 1 ... v_motif_size tokens, the size drawn first; within a sequence each key keeps its value. Pairs
     follow each other until less than twice the longest pair is left; then one of the pairs shown, drawn uniformly, is
-    repeated. Padding in front fills L + 1 tokens, of which the last is only a label. The labels of a key that was shown
-    before are the tokens of its value, each at the position before it. Training labels every position with its next
-    token, padding included, unless train_targets="answers".
+    repeated. Padding before the pairs makes the total L + 1 tokens, of which the last is only a label. The labels of a
+    key that was shown before are the tokens of its value, each at the position before it. Training labels every
+    position with its next token, padding included, unless train_targets="answers".
 
     With as_published the repeated pair is drawn first, like any other, and a token t, uniform in the first L - 2 s, s
-    being the pair's size; the pair stands in front of the first pair that begins at t or behind it, unless its key was
-    drawn by itself before. Pairs follow each other until less than s and the longest pair is left. That is MAD's law,
-    and leaves a token of padding fewer in a row of the tests, two in training.
+    being the pair's size; the pair is placed before the first pair that begins at or after t, unless its key was drawn
+    independently earlier. Pairs follow each other until less than s and the longest pair is left. That is MAD's
+    distribution; it leaves one token of padding fewer per row in the tests, two in training.
 
     Source: Poli et al., "Mechanistic Design and Scaling of Hybrid Architectures" (MAD), arXiv 2403.17844, in the
     multi-query form of its benchmark.
 
-    Unlike there, the pair that is repeated always stands in the sequence before. In MAD t may lie behind the last pair,
-    in 2 % of the examples of the published shape: they ask for what they never showed. as_published draws those
-    again, and is MAD's law of the others.
+    Unlike there, the repeated pair always occurs earlier in the sequence. In MAD t may lie after the last pair: 2 % of
+    the examples of the published shape ask for a pair that they never showed. as_published draws those again and
+    follows MAD's distribution for all others.
 
     `distance` is the position of a label minus that of the same token where the value was given last, -1 where none is
     asked for.
@@ -87,7 +87,7 @@ class FuzzyRecall(MadRecall):
     }
     prediction: ClassVar[str] = (
         "As in_context_recall, once a layer binds adjacent tokens to a word: a short convolution or attention to "
-        "neighbours in front of the look-up; a single layer of either cannot."
+        "neighbours before the look-up; a single layer of either cannot."
     )
 
     def __init__(

@@ -17,15 +17,15 @@ class GroupWords(Task):
 
     Definition: elements x_1 ... x_L drawn uniformly and independently from the group, one token each; the label at
     position i is the product of x_1 ... x_i. Elements act in the order in which they are read: the product of a and b
-    is "first a, then b", which for permutations takes k to b(a(k)). The order matters in all groups but the cyclic
+    is "first a, then b", which for permutations takes k to b(a(k)). The order matters in all groups except the cyclic
     ones and their products.
 
     Elements of Z<m> are numbered by residue, permutations in lexicographic order of their images (S3: 0 = 123,
     1 = 132, 2 = 213, 3 = 231, 4 = 312, 5 = 321), elements of a product likewise; 0 is always the neutral element.
 
     Source: Merrill, Petty and Sabharwal, "The Illusion of State in State-Space Models", arXiv 2404.08819 (Z60, A4xZ5,
-    A5: three groups of 60 elements, solvable but the last); lengths of 128, tested up to 512, with S3, A5 and S5 in
-    Siems et al., "DeltaProduct", arXiv 2502.10297.
+    A5: three groups of 60 elements, solvable except for the last); lengths of 128, tested up to 512, with S3, A5 and S5
+    in Siems et al., "DeltaProduct", arXiv 2502.10297.
 
         >>> task = GroupWords(group="S3", seq_len=8)
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -47,7 +47,7 @@ class GroupWords(Task):
     prediction: ClassVar[str] = (
         "A group that is not solvable (A5, S5) is complete for NC1: attention and SSMs with diagonal or fixed "
         "transitions need a depth that grows with the length, an RNN or LSTM one layer. The delta rule with "
-        "eigenvalues down to -1 reflects once a step: one layer does swaps, two do S3, and S5 needs more layers or "
+        "eigenvalues down to -1 reflects once per step: one layer does swaps, two do S3, and S5 needs more layers or "
         "reflections."
     )
     sources: ClassVar[tuple[str, ...]] = ("tasks.groups",)

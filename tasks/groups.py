@@ -38,7 +38,7 @@ def _factor_order(factor: str) -> int:
 
 @cache
 def group_elements(name: str) -> tuple[str, ...]:
-    """How a person writes each element: a number of Z<m>, a permutation as the images of 1, 2, ...; 0 is neutral."""
+    """Return the text of each element: a number for Z<m>, else the images of 1, 2, ...; element 0 is neutral."""
     named: list[str] = [""]
     for factor in name.split("x"):
         if factor[0] == "Z":

@@ -21,11 +21,11 @@ class Images(FiniteTask):
     """Say what an image shows after reading its pixels one by one, row after row.
 
     `grey`: a position is a pixel's brightness as a token (256 levels; 17 for the digits below). `rgb`: a position is a
-    vector of three numbers in [0, 1]. The label, at the last position alone, is the class. The images are a data set of
-    the Hugging Face hub (`dataset`), all of one size, or, where none is given, scikit-learn's 1,797 handwritten digits
-    of 8 x 8 pixels, which are there without a download. An image stands in one split alone; a data set's own splits
-    are kept. A split has only so many images: asked for more, it gives each of them once. The same picture may occur
-    twice in a data set.
+    vector of three numbers in [0, 1]. The only label, at the last position, is the class. The images are a data set of
+    the Hugging Face hub (`dataset`), all of one size, or by default scikit-learn's 1,797 handwritten digits of 8 x 8
+    pixels, which need no download. Each image belongs to only one split; a data set's own splits are kept. The number
+    of images in a split is limited: asked for more, it gives each of them once. The same picture may occur twice in a
+    data set.
 
         >>> task = Images()
         >>> example = task.of_split("train").take(np.array([0]))
@@ -37,11 +37,11 @@ class Images(FiniteTask):
     Args:
         dataset: a data set of the hub by name, or a local folder with one.
         config: configuration of the data set.
-        image_column: of the data set, with the pictures.
-        label_column: of the data set, with the classes as integers.
+        image_column: the data set's column with the pictures.
+        label_column: the data set's column with the classes, as integers.
         colour: grey, tokens; rgb, vectors.
-        validation: share of the images that is validated on, where the data has no such split of its own.
-        test: share of the images that is tested on, likewise.
+        validation: share of the images for validation, if the data has no validation split of its own.
+        test: share of the images for the test, if the data has no test split of its own.
     """
 
     name: ClassVar[str] = "images"

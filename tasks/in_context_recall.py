@@ -18,8 +18,8 @@ class InContextRecall(MadRecall):
     Definition, with V = vocab_size and L = seq_len: keys are 0 ... V/2 - 1, values V/2 ... V - 1. A sequence is L/2
     pairs of a key, drawn with replacement, and its value; within a sequence each key keeps one value, drawn with
     replacement. The last key is drawn uniformly from the keys shown before. The label at a key that was shown before is
-    its value. Training labels every position with its next token, new values and keys included, which nobody can
-    know, unless train_targets="answers".
+    its value. Training labels every position with its next token, including new keys and values that cannot be known,
+    unless train_targets="answers".
 
     Source: Poli et al., "Mechanistic Design and Scaling of Hybrid Architectures" (MAD), arXiv 2403.17844, in the
     multi-query form of its benchmark.

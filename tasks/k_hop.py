@@ -18,7 +18,7 @@ class KHop(Task):
 
     Definition, with V = n_names, K = max_hops, Q = n_questions and n = seq_len/2 - Q nodes: n names, drawn from
     0 ... V - 1 without replacement, stand in a cycle. Each node's edge is two tokens, the node and its successor; the n
-    edges come first, in random order. Behind them come Q questions of two tokens: V + k - 1, which says k, drawn
+    edges come first, in random order. After them come Q questions of two tokens: V + k - 1, which says k, drawn
     uniformly from 1 ... K, then a node, no node twice. The label there is the k-th successor of the node. As K < n, it
     is never the node itself. At another length the cycle has more nodes or fewer.
 
@@ -50,9 +50,9 @@ class KHop(Task):
     )
     prediction: ClassVar[str] = (
         "A layer of attention looks up one hop, or doubles the hops that the layer before it knows: accuracy falls "
-        "with k at a depth of about log2 k. A mixer of fixed state must hold all edges before the question comes; "
-        "for composing functions that stand in the text one after the other, linear layers do not stand in for a "
-        "layer of attention that is missing, however many (Ye et al., arXiv 2602.01763)."
+        "with k at a depth of about log2 k. A mixer of fixed state must hold all edges before the question comes; for "
+        "composing functions that appear in the text one after the other, no number of linear layers replaces a "
+        "missing layer of attention (Ye et al., arXiv 2602.01763)."
     )
     sources: ClassVar[tuple[str, ...]] = ("tasks.draws", "tasks.placing")
     worked: ClassVar[Mapping[str, Any]] = {"seq_len": 16, "n_names": 10, "max_hops": 3, "n_questions": 2}

@@ -1,4 +1,4 @@
-"""Nested lists of digits: what does the expression come to?"""
+"""Nested lists of digits: what is the value of the expression?"""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ListOps(Task):
     operator of its own with probability 1/4, down to max_depth, else a digit; operators, digits and numbers of
     arguments are uniform. Expressions of more than min_length and fewer than max_length tokens are kept. Tokens 0 ... 9
     are the digits, 10 ... 13 the operators, each with its opening bracket, 14 closes, 15 is blank. Blanks come first,
-    so that the expression ends the sequence; the label, at the last position alone, is its value. The chance level is
+    so that the expression ends the sequence; the only label, at the last position, is its value. The chance level is
     the share of the commonest value among 4,096 expressions.
 
     With `tsv`, expressions come from files instead: a folder as LRA publishes it (basic_train.tsv, basic_val.tsv,
@@ -49,10 +49,10 @@ class ListOps(Task):
         0
 
     Args:
-        seq_len: length of a sequence, blanks in front included.
+        seq_len: length of a sequence, including the blanks before the expression.
         min_length: expressions have more tokens.
         max_length: expressions have fewer tokens.
-        max_depth: depth of nesting, that of a digit inside max_depth - 1 pairs of brackets.
+        max_depth: greatest depth, where a digit inside max_depth - 1 pairs of brackets has depth max_depth.
         max_args: most arguments of an operator.
         tsv: a file or a folder of files with expressions to read.
     """
@@ -165,7 +165,7 @@ class ListOps(Task):
 
 
 def labelled_at_the_end(inputs: np.ndarray, values: np.ndarray) -> Arrays:
-    """What `sample` returns: each expression's value at its last position."""
+    """Return what `sample` does, with each expression's value as the label at its last position."""
     seq_len = inputs.shape[1]
     last = np.full((len(inputs), 1), seq_len - 1)
     return {"inputs": inputs, "labels": labels_at(last, values[:, None], seq_len)}
@@ -184,7 +184,7 @@ class ListedExpressions(FiniteTask):
 
     Args:
         seq_len: length of a sequence.
-        tokens: of all expressions, one behind the other, uint8.
+        tokens: of all expressions, one after the other, uint8.
         starts: where each begins in `tokens`, and the end of the last, int64 (n + 1,).
         values: of each, int64 (n,).
     """

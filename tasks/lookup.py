@@ -1,4 +1,4 @@
-"""What the MQAR family shares: a list to look things up in, questions behind it, filler between them."""
+"""What the MQAR family shares: a list to look things up in, questions after it, filler between them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LookUp(Task):
     labelled at their last token. What is neither context nor question is filler: uniform random tokens of the whole
     vocabulary, or 0.
 
-    The law of the slots and the filler: Arora, Eyuboglu et al., arXiv 2312.04927.
+    The distribution of the slots and the filler: Arora, Eyuboglu et al., arXiv 2312.04927.
     """
 
     sources: ClassVar[tuple[str, ...]] = ("tasks.draws", "tasks.placing")

@@ -20,7 +20,7 @@ class MadRecall(Task):
     """A sequence of keys, each followed by its value, in which keys come back.
 
     An answer is a token of the value of a key that the sequence has shown before; the last pair repeats an earlier one,
-    so that each example has an answer. Validation and test label the answers alone, at the positions before them. With
+    so that each example has an answer. Validation and test label only the answers, each at the position before it. With
     train_targets = "every_token" (as published) training labels each position with its next token, knowable or not;
     with "answers" it labels what is scored. `spec` describes what is scored.
 
@@ -46,7 +46,7 @@ class MadRecall(Task):
         return TaskSpec.tokens(self.seq_len, self.vocab_size, chance=1 / n_values, facts=("distance",))
 
     def of_split(self, split: str) -> Self:
-        """The task in the form that training or scoring has."""
+        """Return the task with the labels of training, or with those that are scored."""
         task = copy.copy(self)
         task._training = split == "train"
         return task

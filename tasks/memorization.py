@@ -1,4 +1,4 @@
-"""Facts that no input tells: a map to be learned by heart."""
+"""A fixed map from keys to values that must be stored in the parameters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Memorization(Task):
     Definition, with V = vocab_size: keys are 0 ... K - 1 with K = (V - 1) // 2, values K ... V - 2, and V - 1 is the
     question. The map gives each key a value of its own, drawn uniformly without replacement by the generator of
     map_seed. A sequence is key, question, key, question, ...; keys are drawn uniformly with replacement. The label at a
-    question is the value of the key in front of it. Nothing in the input says so: the parameters must.
+    question is the value of the key before it. The input does not contain the map: the parameters must hold it.
 
     Source: Poli et al., "Mechanistic Design and Scaling of Hybrid Architectures" (MAD), arXiv 2403.17844; published
     with 256 training examples.
@@ -44,8 +44,8 @@ class Memorization(Task):
     source: ClassVar[str] = mad.SOURCE
     reported: ClassVar[str] = mad.REPORTED
     prediction: ClassVar[str] = (
-        "The answer depends on the token before alone: what counts is the number of parameters, in channel mixers "
-        "and embedding; all that a mixer of time must do is shift by one."
+        "The answer depends only on the token before: what counts is the number of parameters, in channel mixers and "
+        "embedding; a mixer over time only has to shift by one."
     )
 
     def __init__(self, vocab_size: int = 256, seq_len: int = 32, map_seed: int = 0) -> None:

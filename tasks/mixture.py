@@ -60,7 +60,7 @@ def create_segments(
     mixture: Sequence[Mapping[str, Any]] | None,
     test_segments: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[Segment]:
-    """The segments of a mixture and those that are only tested.
+    """Return the segments of a mixture, then those that are only tested.
 
     Args:
         cls: the task.

@@ -20,12 +20,12 @@ class ModularArithmetic(Regular):
 
     Definition, with m = modulus: numbers, uniform in 0 ... m - 1, at positions 0, 2, 4, ...; between them operators,
     uniform among those of `operators`. Tokens 0 ... m - 1 are the numbers, m, m + 1 and m + 2 are +, - and *. The label
-    at the last position is the value of the expression modulo m. A product may be 0, and then nothing is left of what
-    went into it: unlike a group's, the steps cannot all be undone.
+    at the last position is the value of the expression modulo m. A product may be 0, which erases its factors: unlike
+    the steps in a group, not all steps can be undone.
 
     Source: Delétang et al., "Neural Networks and the Chomsky Hierarchy", arXiv 2207.02098, modulo 5, trained on lengths
-    up to 40 (odd ones, so 39) and tested up to 500; the label at the end alone. Their blank, which never occurs, has no
-    token here.
+    up to 40 (odd ones, so 39) and tested up to 500; the only label is at the end. Their blank token, which never
+    occurs, is left out here.
 
         >>> task = ModularArithmetic(seq_len=9, every_position=True)
         >>> example = task.sample(np.random.default_rng(1), 1)
@@ -37,15 +37,15 @@ class ModularArithmetic(Regular):
     Args:
         seq_len: length of a sequence, odd.
         modulus: what is computed modulo, at least 2.
-        operators: those that occur, of "+-*"; without "*" the steps are those of the cyclic group.
+        operators: the operators that occur, some of "+-*"; without "*" the steps are those of the cyclic group.
         every_position: ask at every number for the value of the expression so far, instead of at the last one.
     """
 
     name: ClassVar[str] = "modular_arithmetic"
     prediction: ClassVar[str] = (
-        "A sum that is closed and a product that is open, both residues: an RNN or LSTM learns it; a linear recurrence "
-        "must permute and erase by what it reads, which reflections (delta rule with beta up to 2, delta_product) can "
-        "and decays in (0, 1) cannot; attention fails on longer sequences."
+        "The state is the sum of the finished products and the current product, both residues: an RNN or LSTM learns "
+        "it; a linear recurrence must permute and erase depending on what it reads, which reflections (delta rule with "
+        "beta up to 2, delta_product) can and decays in (0, 1) cannot; attention fails on longer sequences."
     )
     worked: ClassVar[Mapping[str, Any]] = {"seq_len": 13, "every_position": True}
 

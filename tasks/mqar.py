@@ -14,14 +14,14 @@ from tasks.spec import TaskSpec
 
 
 class MQAR(LookUp):
-    """Multi-query associative recall: each key of a list of key-value pairs is asked for once, later on.
+    """Multi-query associative recall: a list of key-value pairs, then a question for the value of each key.
 
     Definition, with V = vocab_size, L = seq_len, K = n_pairs: keys are drawn from 1 ... V/2 - 1 and values from
-    V/2 ... V - 1, both without replacement. The context is the interleaved pairs, 2K tokens. Behind it lie (L - 2K)/2
+    V/2 ... V - 1, both without replacement. The context is the interleaved pairs, 2K tokens. After it come (L - 2K)/2
     slots, at every second position; each key is placed in one of them, drawn without replacement with probability
     proportional to a i^(a-1) for slot i = 1, 2, ... (a = power_a), in the order of the pairs. The label where a key is
-    asked for is its value. All other positions are unlabelled and hold, behind the context, uniform random tokens of
-    the whole vocabulary (or 0), keys included: a query may meet its key in the filler too.
+    asked for is its value. All other positions are unlabelled. After the context they hold uniform random tokens of the
+    whole vocabulary (or 0), including keys: a key may also occur in the filler.
 
     Source: Arora, Eyuboglu et al., "Zoology: Measuring and Improving Recall in Efficient Language Models",
     arXiv 2312.04927; the defaults are its basic shape.
@@ -43,7 +43,7 @@ class MQAR(LookUp):
     Args:
         vocab_size: tokens; keys are the lower half but 0, values the upper half. Greater than seq_len.
         seq_len: length of a sequence, even.
-        n_pairs: key-value pairs; four positions are needed for each. None: as many as fit, at other lengths too.
+        n_pairs: key-value pairs; four positions are needed for each. None: as many as fit, also at other lengths.
         power_a: exponent a of the queries' positions; small puts them near the context, 1 spreads them evenly.
         random_non_queries: fill with random tokens (as published) instead of token 0.
         min_pairs: if given, each example's number of pairs is drawn uniformly from min_pairs ... n_pairs.

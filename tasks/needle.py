@@ -1,4 +1,4 @@
-"""One relevant token, a fixed distance back."""
+"""One relevant token at a fixed distance among noise."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from tasks.spec import IGNORED, TaskSpec
 class Needle(Task):
     """Name the class of the one relevant token, which lies exactly `distance` before the question.
 
-    Tokens 0 ... C - 1 (C = n_classes) are the needles, the n_noise that follow are noise, the last one is the question.
-    The question ends the sequence, one needle drawn uniformly lies `distance` positions before it, uniform noise fills
-    the rest. The label, at the last position alone, is the needle. What is tested is only whether a signal survives
-    the distance among noise: there is a single thing to remember, and its tokens occur nowhere else.
+    Tokens 0 ... C - 1 (C = n_classes) are the needles, the next n_noise tokens are noise, the last token is the
+    question. The question ends the sequence, one needle drawn uniformly lies `distance` positions before it, and
+    uniform noise fills the rest. The only label, at the last position, is the needle. The task tests only whether a
+    signal survives the distance among noise: there is a single thing to remember, and its tokens occur nowhere else.
 
-    With n_distractors > 0 they do occur elsewhere: that many needle tokens, drawn uniformly, stand at positions drawn
-    uniformly without replacement before and behind the needle, which is then told by the marker right before it, one
-    token more (behind the question) that occurs once. Now what to keep depends on the token before.
+    With n_distractors > 0 they do occur elsewhere: that many needle tokens, drawn uniformly, are put at positions drawn
+    uniformly without replacement before and after the needle. The needle is then the token right after a marker, which
+    occurs once and is one token more in the vocabulary (numbered after the question). Now what to keep depends on the
+    previous token.
 
-    At another length the distance stays what it is: there is more noise in front.
+    At another length the distance stays the same: there is more noise at the beginning.
 
     Source: this project, for gradient propagation against distance (Ghodsi, arXiv 2512.15115). The splits share no
     example at the default shape; at a small distance with few noise tokens there are not enough sequences for that.
@@ -42,8 +43,8 @@ class Needle(Task):
         distance: positions between the needle and the question.
         n_classes: needle tokens, the classes to tell apart.
         n_noise: noise tokens.
-        seq_len: length of a sequence; the smallest that fits the needle, its marker and the question if not given.
-        n_distractors: needle tokens that do not count; with any of them the needle stands behind a marker.
+        seq_len: length of a sequence; default the smallest that fits the needle, its marker and the question.
+        n_distractors: needle tokens that do not count; if there are any, a marker stands before the needle.
     """
 
     name: ClassVar[str] = "needle"

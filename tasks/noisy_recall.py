@@ -18,7 +18,7 @@ class NoisyRecall(MadRecall):
 
     Definition: as `in_context_recall`, with keys and values of a vocabulary of V' = vocab_size - noise_vocab_size
     tokens and noise tokens V' ... vocab_size - 1. Each pair is replaced by two uniform noise tokens with probability
-    frac_noise, but for one pair chosen uniformly and the last. Training labels every position with its next token,
+    frac_noise, except one pair chosen uniformly and the last pair. Training labels every position with its next token,
     noise included, unless train_targets="answers"; validation and test label the keys that were shown before.
 
     Source: Poli et al., "Mechanistic Design and Scaling of Hybrid Architectures" (MAD), arXiv 2403.17844, in the
@@ -53,8 +53,8 @@ class NoisyRecall(MadRecall):
         "train_targets": "answers",
     }
     prediction: ClassVar[str] = (
-        "As in_context_recall where the state is written selectively: gates and attention shut noise out, a linear "
-        "time-invariant mixer lets it wash out what it holds."
+        "As in_context_recall for mixers that write selectively: gates and attention keep noise out; in a linear "
+        "time-invariant mixer noise overwrites what the state holds."
     )
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a person reads of a task: its definition, its options, a worked example. All of it is made from the task."""
+"""The page of a task: its definition, its options and a worked example, all made from the class itself."""
 
 from __future__ import annotations
 

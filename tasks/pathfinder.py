@@ -27,21 +27,21 @@ class Pathfinder(Task):
 
     Definition: a picture of image_size x image_size pixels, row after row, holds two long paths of path_length dashes
     and n_distractors short ones of distractor_length. Tokens are 0 (dark), 1 (dash) and 2 (dot). Where the label is 1
-    the dots are the two ends of one long path, where it is 0 an end of the one and an end of the other. Both labels are
+    the dots are the two ends of one long path, where it is 0 an end of one and an end of the other. Both labels are
     equally likely; the label is asked for at the last pixel. The long paths are such that both pairs of ends are
     equally far apart, counted in rows plus columns, so that the distance of the dots says nothing.
 
     Paths run on a square lattice with a point every 3 pixels, whose place in the picture is drawn too: a dash is the
     two pixels between neighbouring points, the point itself stays dark (a gap) unless it is a dot. Each path is a walk
     that turns at every point in a random direction among those that lead to no point that has been used, so no two
-    paths share a point and none meets itself. Hence the rule by which a picture is read: lit pixels whose rows and
-    columns both differ by at most 2 belong to one path, all others are 3 or more apart.
+    paths share a point and none meets itself. So a picture can be read by one rule: lit pixels whose rows and columns
+    both differ by at most 2 belong to one path; pixels of different paths are 3 or more apart.
 
-    At another length, which must be a square number, the picture is larger or smaller and the paths stay as they are.
+    At another length, which must be a square number, the picture is larger or smaller and the paths keep their sizes.
 
     Source: Linsley et al., arXiv 1805.08315; 32 x 32 pixels as in Tay et al., "Long Range Arena", arXiv 2011.04006,
     whose numbers of paths and dashes are the defaults. There the paths are smooth curves drawn in grey levels and dots
-    are discs; here pictures are made several thousand a second and the label can be checked.
+    are discs; here several thousand pictures are made per second, and the label can be checked.
 
         >>> task = Pathfinder(image_size=11, path_length=2, distractor_length=1, n_distractors=0)
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -75,9 +75,9 @@ class Pathfinder(Task):
         "1805.08315; shape of Tay et al., Long Range Arena, arXiv 2011.04006; the drawing is this project's"
     )
     prediction: ClassVar[str] = (
-        "Near in the picture is far in the sequence: a mixer must carry what it saw over rows of image_size positions "
-        "and join it step by step, so depth and a long memory count; S4 reaches 94 % on the published pictures, where "
-        "attention without special training stays between 70 and 80 %."
+        "Neighbours in the picture are far apart in the sequence: a mixer must carry what it saw over rows of "
+        "image_size positions and join it step by step, so depth and a long memory count; S4 reaches 94 % on the "
+        "published pictures, where attention without special training stays between 70 and 80 %."
     )
     sources: ClassVar[tuple[str, ...]] = ("tasks.draws", "tasks.placing")
     worked: ClassVar[Mapping[str, Any]] = {

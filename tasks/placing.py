@@ -1,4 +1,4 @@
-"""Values written at positions that differ from row to row; what is left unwritten has no label."""
+"""Values written at positions that differ from row to row; all other positions have no label."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from tasks.spec import IGNORED
 
 
 def labels_at(positions: np.ndarray, values: np.ndarray, seq_len: int) -> np.ndarray:
-    """Labels int64 (n, seq_len): `values`, broadcast to `positions` (n, k), at those; -100 elsewhere."""
+    """Return labels, int64 (n, seq_len): `values`, broadcast to `positions` (n, k), at those; -100 elsewhere."""
     return _scattered(np.full((len(positions), seq_len), IGNORED, dtype=np.int64), positions, values)
 
 
 def fact_at(positions: np.ndarray, values: np.ndarray, seq_len: int) -> np.ndarray:
-    """A fact int32 (n, seq_len): `values`, broadcast to `positions` (n, k), at those; -1 elsewhere."""
+    """Return a fact, int32 (n, seq_len): `values`, broadcast to `positions` (n, k), at those; -1 elsewhere."""
     return _scattered(np.full((len(positions), seq_len), -1, dtype=np.int32), positions, values)
 
 

@@ -14,7 +14,7 @@ OWN_NAMES = {"train": ("train",), "validation": ("validation", "valid", "dev"), 
 
 
 def read_files(path: Path) -> bytes:
-    """A file, or all files of a folder and its folders one after the other, in the order of their paths.
+    """Read a file, or all files in a folder and its subfolders, one after the other, in the order of their paths.
 
     Raises:
         ValueError: there is nothing to read.
@@ -30,15 +30,15 @@ def read_files(path: Path) -> bytes:
 
 
 def load_dataset(name: str, config: str | None, columns: tuple[str, ...]) -> dict[str, Any]:
-    """A Hugging Face data set as {split: rows}, with those of `OWN_NAMES` that it has; at least "train".
+    """Load a Hugging Face data set as {split: rows}: at least "train", and those of `OWN_NAMES` that it has.
 
     Args:
-        name: on the hub, or a local folder.
+        name: name on the hub, or a local folder.
         config: which of its configurations; None where there is one.
         columns: that every row must have.
 
     Raises:
-        ValueError: `datasets` is missing, the data set cannot be had, it has no training split or other columns.
+        ValueError: `datasets` is missing, the data set cannot be loaded, or it lacks a training split or a column.
     """
     try:
         import datasets
@@ -64,7 +64,7 @@ def load_dataset(name: str, config: str | None, columns: tuple[str, ...]) -> dic
 
 
 def divide(n: int, missing: Mapping[str, float]) -> dict[str, slice]:
-    """The training part of `n` items, and behind it a part for each split that has no data of its own.
+    """Divide `n` items into a training part, then one part for each split that has no data of its own.
 
     Args:
         n: items in order.

@@ -14,7 +14,7 @@ class Regular(Task):
     """A finite automaton read from left to right, asked for its answer at the last position or at every one.
 
     Source: Delétang et al., "Neural Networks and the Chomsky Hierarchy", arXiv 2207.02098, the tasks under
-    `tasks/regular` of google-deepmind/neural_networks_chomsky_hierarchy; asked for at the end alone there.
+    `tasks/regular` of google-deepmind/neural_networks_chomsky_hierarchy; there only the answer at the end is asked for.
     """
 
     source: ClassVar[str] = (

@@ -20,13 +20,13 @@ class SelectiveCopying(Task):
     Definition, with V = vocab_size, L = seq_len, M = n_copied: M tokens drawn uniformly from 0 ... V - 3 stand in order
     at M of the first L - M - 1 positions; the others hold the blank V - 2. Then comes the marker V - 1 and, at the last
     M positions, blanks, whose labels are the tokens in order. All sets of M places are equally likely; as_published
-    puts each blank in front of a token that is drawn uniformly and by itself, as MAD does.
+    puts each blank before one of the tokens, drawn uniformly and independently, as MAD does.
 
     Source: Gu and Dao, "Mamba", arXiv 2312.00752: L = 4,096, 16 tokens of a vocabulary of 16. Its generator was not
     released; the form is that of Poli et al. (MAD), arXiv 2403.17844, whose shape is the default.
 
     So as_published spaces the tokens almost evenly, and no blank ever follows the last one: at the default shape the
-    gaps have a standard deviation of 3.6, and of 12.8 without. MAD draws them by a generator without a seed.
+    gaps have a standard deviation of 3.6 with it and of 12.8 without it. MAD draws them by a generator without a seed.
 
     `distance` is a label's position minus that of the token to copy, -1 where there is no label.
 
@@ -39,7 +39,7 @@ class SelectiveCopying(Task):
 
     Args:
         vocab_size: tokens, blank and marker included.
-        seq_len: length of a sequence, more than n_copied twice.
+        seq_len: length of a sequence, more than twice n_copied.
         n_copied: tokens to copy.
         as_published: places as MAD draws them.
     """
@@ -51,8 +51,8 @@ class SelectiveCopying(Task):
         "form and default shape of Poli et al. (MAD), arXiv 2403.17844"
     )
     prediction: ClassVar[str] = (
-        "Distances vary, so a linear time-invariant mixer cannot tell what to keep; an input-dependent transition "
-        "writes tokens and skips blanks; attention solves it by counting."
+        "Distances vary, so a linear time-invariant mixer cannot tell what to keep; a mixer with input-dependent "
+        "transitions writes tokens and skips blanks; attention solves it by counting."
     )
     reported: ClassVar[str] = mad.REPORTED
     sources: ClassVar[tuple[str, ...]] = ("tasks.draws", "tasks.placing")

@@ -1,4 +1,4 @@
-"""What a model must know of a task: plain data, no numpy."""
+"""What a model must know about a task, as plain data, without numpy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TaskSpec:
         d_input: channels of an input vector; None for tokens.
         labelled: labelled positions per sequence, None where it varies.
         facts: names of the further arrays that `sample` returns, such as "distance".
-        perplexity: whether what is judged is the likelihood given to the labels, as in text, beside the best guess.
+        perplexity: whether the likelihood of the labels is judged too, as for text, besides the best guess.
 
     Raises:
         ValueError: the fields contradict each other.
@@ -68,7 +68,7 @@ class TaskSpec:
         facts: tuple[str, ...] = (),
         perplexity: bool = False,
     ) -> Self:
-        """Read tokens, answer with classes: those of the vocabulary and all equally likely, unless told otherwise."""
+        """Return the spec for tokens in, classes out; default: the classes are the vocabulary and equally likely."""
         n_outputs = vocab_size if n_outputs is None else n_outputs
         return cls(
             input="tokens",
@@ -86,7 +86,7 @@ class TaskSpec:
     def regression(
         cls, seq_len: int, d_input: int, n_outputs: int = 1, *, labelled: int, facts: tuple[str, ...] = ()
     ) -> Self:
-        """Read vectors, answer with numbers."""
+        """Return the spec of a task that reads vectors and answers with numbers."""
         return cls(
             input="vectors",
             seq_len=seq_len,

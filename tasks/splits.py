@@ -42,13 +42,13 @@ def shard_rows(task: Task) -> int:
 
 
 def at_most(task: Task, split: str, n: int) -> int:
-    """`n` examples of a split, or as many as there are."""
+    """Return `n`, or the number of examples in the split if it is smaller."""
     drawn_from = task.of_split(split)
     return min(n, drawn_from.size) if isinstance(drawn_from, FiniteTask) else n
 
 
 def require_rows(task: Task, split: str, n: int, option: str = "n") -> None:
-    """Refuse what no split can hold.
+    """Refuse a number of examples that no split can hold.
 
     Raises:
         ValueError: n < 1, or more than a finite task has.
@@ -88,10 +88,10 @@ def sample_split(task: Task, split: str, n: int, seed: int) -> Arrays:
 
 
 def narrow_split(task: Task, split: str, n: int, seed: int) -> Arrays:
-    """The numbers of `sample_split`, tokens and labels in the smallest integers that hold them.
+    """Return the same as `sample_split`, with tokens and labels in the smallest integer types that hold them.
 
-    Cast a batch to int64, not the split: for 100,000 examples of length 512 that is 400 MB against 1 GB. A progress bar
-    appears on a terminal if it takes long.
+    Cast each batch to int64, not the whole split: for 100,000 examples of length 512 that is 400 MB against 1 GB. A
+    progress bar appears on a terminal if it takes long.
 
     Raises:
         ValueError: see `shards`.

@@ -35,8 +35,8 @@ class SSMTeacher(Task):
         d_output: channels of the output; k is at most d_input * d_output.
         rho: modulus of every pole, in (0, 1].
         teacher_seed: seed of the residues; the teacher is the same for all splits and data seeds.
-        period: lags in which the teacher's slowest oscillation turns once, at least k; seq_len if not given. It stays
-            what it is at other lengths, so that these see the same teacher for longer.
+        period: lags in which the teacher's slowest oscillation turns once, at least k; default seq_len. It stays the
+            same at other lengths, so that the teacher does too.
     """
 
     name: ClassVar[str] = "ssm_teacher"

@@ -1,4 +1,4 @@
-"""Associative recall where a key and its value stand side by side in one vector."""
+"""Associative recall where a key and its value share one vector."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tasks.spec import TaskSpec
 
 
 class StackedMQAR(Task):
-    """Multi-query associative recall over vectors that hold a key and its value side by side.
+    """Multi-query associative recall over vectors, each of which holds both a key and its value.
 
     Definition, with m = n_symbols, P = n_passes and K = seq_len / (P + 1) pairs: K of m keys and K of m values are
     drawn without replacement and paired at random. The pairs are read P times, each time in another random order, one
@@ -23,8 +23,8 @@ class StackedMQAR(Task):
     channels followed by zeros; the label there is the number of its value. The vectors of keys and values are
     standard normal, drawn once from `vector_seed`: the same in all splits, as an embedding would be.
 
-    In `mqar` a value stands behind its key, and a mixer must first bring the two to one position (a shift, a short
-    convolution, a layer of attention). Here nothing has to be shifted: what is measured is the memory alone.
+    In `mqar` a value follows its key, and a mixer must first bring the two to one position (by a shift, a short
+    convolution or a layer of attention). Here nothing has to be shifted: the task measures only the memory.
 
     Source: continuous_mqar of HazyResearch/zoology, zoology/data/stacked_mqar.py, with a pairing of its own for each
     sequence (per_sequence_mapping). Its vectors come from the caller.
@@ -43,7 +43,7 @@ class StackedMQAR(Task):
 
     Args:
         seq_len: length of a sequence, a multiple of n_passes + 1.
-        n_symbols: keys there are, and values, at least as many as pairs.
+        n_symbols: number of keys, and of values; at least the number of pairs.
         d_key: channels of a key, and of a value.
         n_passes: how often the pairs are read.
         vector_seed: seed of the vectors of keys and values.
@@ -56,7 +56,7 @@ class StackedMQAR(Task):
     )
     prediction: ClassVar[str] = (
         "One layer is enough, without a short convolution: attention recalls any number of pairs, linear attention "
-        "about as many as its keys have channels, and the delta rule more of them in the same state."
+        "about as many as its keys have channels, and the delta rule more pairs in the same state."
     )
     sources: ClassVar[tuple[str, ...]] = ("tasks.draws", "tasks.placing")
     worked: ClassVar[Mapping[str, Any]] = {"seq_len": 8, "n_symbols": 6, "d_key": 2}

@@ -25,10 +25,10 @@ class Text(Task):
 
     With the text a sequence of symbols s_1, s_2, ..., an example is s_t ... s_{t+L-1}, its labels s_{t+1} ... s_{t+L},
     t drawn uniformly from the starts that fit into the split. The text is a file or a folder (`path`), a data set of
-    the Hugging Face hub (`dataset`), or, where neither is given, PyTorch's own documentation of its functions, which is
-    there without a download. The splits are stretches of the text, one behind the other, and share no symbol; a data
-    set's own splits are kept. Chance is the share of the commonest symbol among a split's labels. Perplexity is
-    exp(loss), bits per symbol loss / ln 2.
+    the Hugging Face hub (`dataset`), or by default PyTorch's own documentation of its functions, which needs no
+    download. The splits are consecutive parts of the text that share no symbol; a data set's own splits are kept.
+    Chance is the share of the commonest symbol among a split's labels. Perplexity is exp(loss), bits per symbol loss /
+    ln 2.
 
         >>> task = Text(seq_len=12)
         >>> example = task.of_split("train").sample(np.random.default_rng(0), 1)
@@ -41,17 +41,17 @@ class Text(Task):
         path: a file or a folder, read in the order of the names.
         dataset: a data set of the hub by name, or a local folder with one.
         config: configuration of the data set.
-        column: of the data set, with a text in each row; rows are joined by line feeds.
+        column: the data set's column with the text of each row; rows are joined by line feeds.
         unit: bytes (256 symbols) or characters (as many as occur; the text is then UTF-8).
         seq_len: symbols in a window.
-        validation: share of the text that is validated on, where the data has no such split of its own.
-        test: share of the text that is tested on, likewise.
+        validation: share of the text for validation, if the data has no validation split of its own.
+        test: share of the text for the test, if the data has no test split of its own.
     """
 
     name: ClassVar[str] = "text"
     source: ClassVar[str] = "the data's own; character models as in Graves, 'Generating Sequences', arXiv 1308.0850"
     prediction: ClassVar[str] = (
-        "Near symbols carry most of the information, so every mixer with a local view comes close; those that recall "
+        "Nearby symbols carry most of the information, so every mixer with a local view comes close; those that recall "
         "(attention, gated and delta rules, hybrids) gain where names and phrases come back."
     )
     worked: ClassVar[Mapping[str, Any]] = {"seq_len": 32}
@@ -167,10 +167,10 @@ class Text(Task):
 
 
 def default_file() -> Path:
-    """The text that is there where none is given.
+    """Return the file of the default text.
 
     Raises:
-        ValueError: this installation of torch is without it.
+        ValueError: this installation of torch does not include it.
     """
     package = find_spec(DEFAULT[0])
     file = Path(package.origin or "").with_name(DEFAULT[1]) if package else Path()

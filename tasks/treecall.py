@@ -1,4 +1,4 @@
-"""Recall of the parent in a tree that the grammar of all sentences spells out as a line of tokens."""
+"""Recall of a token's parent in the syntax tree of a sentence."""
 
 from __future__ import annotations
 
@@ -27,24 +27,25 @@ class Treecall(Task):
     Definition, with V = n_terminals. The grammar is drawn once, from grammar_seed, and is the same in all sequences.
     Each of its n_nonterminals nonterminals has a level drawn uniformly from 1 ... n_levels, the first one level 1;
     1 to max_rules rules, each a list of 1 to max_rhs items drawn uniformly from the nonterminals of higher levels and
-    the terminals 0 ... V - 1; and a distribution over the terminals, uniform on the simplex, of its head. Which of its
-    rules is taken follows from the head: each terminal has one, drawn uniformly.
+    the terminals 0 ... V - 1; and a distribution of its head over the terminals, drawn uniformly from the simplex. The
+    head decides which of the rules is used: each terminal has one of them, drawn uniformly.
 
     A sentence starts from the first nonterminal. To write a nonterminal, draw its head, write it, then write the items
-    of the head's rule in order; their parent is the head. So each token but the first has a parent to its left, and who
-    knows the grammar reads the tree off the sentence from left to right. Sentences of fewer than 3 or of more than
+    of the head's rule in order; their parent is the head. So each token but the first has a parent to its left, and a
+    reader who knows the grammar can recover the tree from left to right. Sentences of fewer than 3 or of more than
     seq_len - 3 tokens are drawn anew. The sequence is V, the sentence, V + 1, a terminal of the sentence, then V + 2 up
-    to its end. The label at the terminal is the token that is the parent of its last occurrence. Which one is asked
-    about is drawn in two steps: a parent, uniformly among those of last occurrences, then one of these children of it.
+    to its end. The label at the terminal is the token that is the parent of its last occurrence. The terminal is drawn
+    in two steps: a parent, uniformly among the parents of last occurrences, then one of its children that are last
+    occurrences.
 
     Source: Arora et al., "Mechanistic evaluation of Transformers and state space models", arXiv 2505.15105, associative
     treecall; aryamanarora/tinylang at b644c87, tinylang/language/pcfg.py.
 
-    As there are the grammar's levels, rules and heads, last occurrences only, and a parent drawn before its child.
-    Unlike there, the head decides the rule, stands first, and one nonterminal starts: there rule and head are drawn
-    apart and any nonterminal may start, so that a sentence may have several trees, and the answer be uncertain even to
-    who knows the grammar. What the paper reports has the head behind its items. Children and siblings can be
-    asked for there, here only parents.
+    The grammar's levels, rules and heads, the restriction to last occurrences, and drawing the parent before its child
+    are the same as there. Unlike there, the head decides the rule and is written first, and the start is always the
+    same nonterminal. There rule and head are drawn independently and any nonterminal may start, so that a sentence may
+    have several trees and the answer may be uncertain even for a reader who knows the grammar. In the paper's results
+    the head comes after its items. Children and siblings can be asked for there, here only parents.
 
     Where a label stands, `distance` is its position minus the parent's, `depth` the number of edges from the first
     token to the one that is asked about; both are -1 elsewhere.
@@ -63,7 +64,7 @@ class Treecall(Task):
         n_levels: levels of the nonterminals, so that a rule leads to higher ones only.
         max_rules: rules that a nonterminal may have.
         max_rhs: items that a rule may have.
-        grammar_seed: of the grammar.
+        grammar_seed: seed of the grammar.
     """
 
     name: ClassVar[str] = "treecall"
@@ -71,9 +72,9 @@ class Treecall(Task):
         "after Arora et al., Mechanistic evaluation of Transformers and state space models, arXiv 2505.15105"
     )
     prediction: ClassVar[str] = (
-        "In mqar a value stands behind its key, where a short convolution finds it; here the parent may stand anywhere "
-        "to the left, so that a layer must bind child and parent before another looks the child up. A mixer of fixed "
-        "state has to keep the parent of every terminal's last occurrence."
+        "In mqar a value follows its key, where a short convolution finds it; here the parent may be anywhere to the "
+        "left, so that one layer must bind child and parent before another looks the child up. A mixer of fixed state "
+        "has to keep the parent of every terminal's last occurrence."
     )
     sources: ClassVar[tuple[str, ...]] = ("tasks.draws", "tasks.occurrences", "tasks.placing")
     worked: ClassVar[Mapping[str, Any]] = {
