@@ -63,6 +63,8 @@ def _rate(row: LayerHeads) -> str:
     return NOTHING if row.gradient.decay is None else decay_text(row.gradient.decay)
 
 
+_TICKS = (0, 1, 2, 4, 8, 16, 32, 64)
+
 COLUMNS = (
     Column("heads", "heads that the mixer has", lambda row: NOTHING if row.n_heads is None else str(row.n_heads)),
     Column(
@@ -123,6 +125,9 @@ def heads_figure(rows: Sequence[LayerHeads]) -> Figure:
     if (cut := next((row.cut for row in rows if row.cut is not None), None)) is not None:
         scores.axhline(KEPT * cut.whole, color="0.4", linestyle=":", linewidth=1.0)
     scores.set_xscale("symlog", linthresh=4)
+    scores.set_xlim(left=-0.3)
+    scores.set_xticks(_TICKS, [str(count) for count in _TICKS], minor=False)
+    scores.set_xticks([], minor=True)
     scores.set_title("the model with one layer cut")
     scores.set_xlabel("operators left of the layer")
     scores.set_ylabel("score")
