@@ -38,7 +38,7 @@ class _Parser(argparse.ArgumentParser):
 
 @ends_unread
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line and return the exit status: 0 done, 2 it cannot be followed."""
+    """Run a command line and return the exit status: 0 done, 2 for a command line that is not valid."""
     try:
         arguments, flags = _parser().parse_known_args(argv)
         if arguments.verb is None:

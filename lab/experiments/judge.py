@@ -32,7 +32,7 @@ The runs come first; both commands go on where they stopped:
 
   python sweep.py configs/experiment/*.yaml --setting small && python -m lab experiments --setting small
 
-Exit status: 0 when all that was predicted holds, 1 when something does not, 2 for a command that cannot be followed.
+Exit status: 0 when all that was predicted holds, 1 when something does not, 2 for a command that is not valid.
 """
 
 

@@ -39,7 +39,7 @@ Run train.py for every combination of the values given: on this machine, or on a
   --overwrite                     start every run anew
 
 An option that a mixer lacks is left out for it. The same command goes on where it stopped. Exit status: 0 when every
-run is done, 1 when some failed, 2 for a command that cannot be followed, 130 when interrupted.
+run is done, 1 when some failed, 2 for a command that is not valid, 130 when interrupted.
 
 examples:
   sweep.py --mixer attention,hybrid --mixer.n_heads 1,2,4 --task mqar --seed 0-4 --trainer.max_steps 500

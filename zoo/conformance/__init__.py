@@ -1,4 +1,4 @@
-"""The contract of a sequence mixer as a library: checks for anyone's module. Names are imported when used."""
+"""The contract of a sequence mixer as a library of checks for any module. Names are imported when used."""
 
 from __future__ import annotations
 

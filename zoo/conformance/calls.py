@@ -1,4 +1,4 @@
-"""What every call must keep to: causality, rows apart, nothing written, nothing drawn, any length."""
+"""Properties of every call: causality, independent rows, no writes, no random draws, any length."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LENGTHS = (1, 2, 7, 8, 16, 31, 32, 33, 63, 64)
 
 
 def causality(subject: Subject) -> Observation:
-    """Later positions change no earlier output, and no earlier output has a gradient to them; in training mode too."""
+    """Check that later positions change no earlier output and get no gradient from it, also in training mode."""
     if subject.looks_ahead:
         raise NotApplicableError("it was said that the module looks ahead")
     return first_failure(_causality(subject))
@@ -69,7 +69,7 @@ def _causality(subject: Subject) -> Iterator[Observation]:
 
 
 def rows_independent(subject: Subject) -> Observation:
-    """A sequence gives the same next to any other sequences, at any place of the batch; in training mode too."""
+    """Check that a sequence gives the same next to any others, at any place of the batch, also in training mode."""
     return first_failure(_rows(subject))
 
 
@@ -114,7 +114,7 @@ def _rows(subject: Subject) -> Iterator[Observation]:
 
 
 def inputs_unchanged(subject: Subject) -> Observation:
-    """A call writes neither into its input nor into parameters, and its output is not its input's memory."""
+    """Check that a call writes neither into its input nor into parameters, and returns no view of its input."""
     module, x = subject.module(), subject.draw()
     names = ["x", *(name for name, _ in module.named_parameters())]
     tensors = [x, *module.parameters()]
@@ -144,7 +144,7 @@ def inputs_unchanged(subject: Subject) -> Observation:
 
 
 def deterministic(subject: Subject) -> Observation:
-    """The same input gives the same output again, after another sequence too: no call leaves anything behind."""
+    """Check that the same input gives the same output again, also after another sequence: no call leaves a trace."""
     module, x, other = subject.module(), subject.draw(), subject.draw(seed=2)
     with torch.no_grad():
         with undrawn():
@@ -170,7 +170,7 @@ def deterministic(subject: Subject) -> Observation:
 
 
 def no_global_draws(subject: Subject) -> Observation:
-    """In eval mode a call takes no number from torch's global generator."""
+    """Check that in eval mode a call takes no number from torch's global generator."""
     module, x = subject.module(), subject.draw()
     with torch.no_grad(), undrawn():
         before = torch.get_rng_state()
@@ -191,7 +191,7 @@ def no_global_draws(subject: Subject) -> Observation:
 
 
 def eval_without_dropout(subject: Subject) -> Observation:
-    """In eval mode the output is the same under any seed of the global generator: dropout and noise are off."""
+    """Check that eval mode gives the same under any seed of the global generator: dropout and noise are off."""
     module, x = subject.module(), subject.draw()
     outputs = []
     with torch.no_grad(), undrawn():
@@ -213,7 +213,7 @@ def eval_without_dropout(subject: Subject) -> Observation:
 
 
 def lengths(subject: Subject) -> Observation:
-    """Sequences of 1, 2, 7, 63 positions and of those around powers of two are beginnings of a longer one."""
+    """Check lengths 1, 2, 7, 63 and those around powers of two: outputs are the beginning of a longer sequence's."""
     if not subject.causal:
         return first_failure(_lengths_run(subject))
     module, x = subject.module(), subject.draw(seq_len=max(LENGTHS) + 1)
@@ -238,7 +238,7 @@ def lengths(subject: Subject) -> Observation:
 
 
 def _lengths_run(subject: Subject) -> Iterator[Observation]:
-    """Of a module that looks ahead only finite outputs of the right shape are asked for."""
+    """Check only for finite outputs of the right shape: the module looks ahead."""
     module = subject.module()
     for n in LENGTHS:
         did, asked = f"{n} positions went through", "finite numbers"

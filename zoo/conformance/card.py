@@ -1,4 +1,4 @@
-"""The report as a card on the terminal."""
+"""Print the report as a card on the terminal."""
 
 from __future__ import annotations
 

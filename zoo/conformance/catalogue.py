@@ -22,14 +22,14 @@ from zoo.naming import unknown
 
 @dataclass(frozen=True)
 class Property:
-    """One thing that a sequence mixer keeps to.
+    """One property that a sequence mixer must have.
 
     Attributes:
         name: what reports call it.
         subject: what it is about; reports group by it.
-        summary: a line about it.
-        observe: what looks.
-        measures: whether it only measures, and never fails.
+        summary: one line that describes it.
+        observe: the function that checks it.
+        measures: whether it only measures and never fails.
         slow: whether it takes seconds.
     """
 
@@ -44,7 +44,7 @@ class Property:
         return self.name
 
     def check(self, module_or_factory: nn.Module | Factory, *, d_model: int, **setting: Any) -> Finding:
-        """Look at one module; `setting` as for `zoo.conformance.check`.
+        """Check one module; `setting` as for `zoo.conformance.check`.
 
         Raises:
             ValueError: what `check` refuses.
@@ -52,7 +52,7 @@ class Property:
         return self.find(Subject(module_or_factory, d_model=d_model, **setting))
 
     def find(self, subject: Subject) -> Finding:
-        """The finding about a subject; whatever the module raises is one too."""
+        """Return the finding about a subject; an exception that the module raises is a finding too."""
         try:
             seen = self.observe(subject)
         except NotApplicableError as reason:
@@ -128,7 +128,7 @@ _ALL = _properties()
 
 
 def properties(*names: str) -> tuple[Property, ...]:
-    """Every property, or those named; parametrise a test with them.
+    """Return all properties, or those named; parametrise a test with them.
 
     Raises:
         ValueError: a name that no property has.

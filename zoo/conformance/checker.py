@@ -30,7 +30,7 @@ def check(
     name: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Report:
-    """Check a module against everything that the contract of a sequence mixer says.
+    """Check a module against the whole contract of a sequence mixer.
 
     Args:
         module_or_factory: a module (batch, seq, d_model) -> (batch, seq, d_out), which is copied and stays as it is; or
@@ -40,13 +40,13 @@ def check(
         seq_len: positions, at least 8, where a property does not say otherwise.
         options: keywords for the class or function.
         device, dtype: of module and input.
-        adapter: how to stream it; found by trying when None, see `zoo.conformance.Adapter`.
-        only: names of properties; all when empty.
+        adapter: how to stream it; default: found by trying, see `zoo.conformance.Adapter`.
+        only: names of properties; default all.
         source: Python lines that make `module`, for the findings.
-        options_of: what tells the options, where `module_or_factory` hides them.
+        options_of: class or function whose signature has the options, where `module_or_factory` hides them.
         looks_ahead: whether later positions may change earlier outputs, as in an encoder.
         name: what the report calls it.
-        progress: called with each property's name before it.
+        progress: called with each property's name before it is checked.
 
     Returns:
         The report: findings as plain data.

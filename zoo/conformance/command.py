@@ -14,30 +14,30 @@ from zoo.report.terminal import progress
 if TYPE_CHECKING:
     from zoo.conformance.adapters.adapter import Adapter
 
-SUMMARY = "any sequence mixer against the contract: yours too, without a change to it"
+SUMMARY = "check any sequence mixer, also one of your own, against the contract"
 
 _EPILOG = """\
 targets:
   attention               a registered mixer (zoo mixers)
-  torch.nn:LSTM           a class, or a function that makes a module, of something that can be imported
-  path/to/file.py:MyMixer the same of a file
+  torch.nn:LSTM           a class, or a function that makes a module, in a package that can be imported
+  path/to/file.py:MyMixer the same in a file
 
   d_model goes to the first positional parameter, where no --option names it:
   zoo check torch.nn:LSTM --d_model 16 --option hidden_size=16 --option batch_first=true
 
-protocols that are known: stream(x, state); (y, state) = module(x, state) as torch.nn.LSTM; step(x_t, state);
-transformers' caches (past_key_values, cache_params); x-transformers' return_hiddens and cache. Another one takes a
-class of ten lines, --adapter path/to/adapter.py:MyAdapter:
+known protocols: stream(x, state); (y, state) = module(x, state) as torch.nn.LSTM; step(x_t, state);
+transformers' caches (past_key_values, cache_params); x-transformers' return_hiddens and cache. For any other, write
+a class of ten lines and give it as --adapter path/to/adapter.py:MyAdapter:
 
 {example}
-exit status: 0 where no property fails, 1 where one does, 2 where the command line cannot be followed.
+exit status: 0 if no property fails, 1 if one fails, 2 if the command line is not valid.
 """
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
-    """Give the verb its flags."""
+    """Add the flags of the verb to its parser."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = (
         "Check a sequence mixer, (batch, seq, d_model) to (batch, seq, d_out), property by property, and say of each "
@@ -46,7 +46,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG.format(example="".join(f"  {line}".rstrip() + "\n" for line in EXAMPLE.splitlines()))
     add = parser.add_argument
     add("target", metavar="TARGET", help="a registered mixer, package.module:Class or path/file.py:Class")
-    add("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the class; again for more")
+    add("--option", action="append", default=[], metavar="NAME=VALUE", help="option of the class; repeatable")
     add("--d_model", type=int, default=16, metavar="N", help="width of the input; default 16")
     add("--seq_len", type=int, default=40, metavar="N", help="positions of most inputs, at least 8; default 40")
     add("--device", default="cpu", metavar="DEVICE", help="cpu or cuda; default cpu")
@@ -60,7 +60,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check, print the card, write the files; 1 where a property fails."""
+    """Check, print the card, write the files; return 1 if a property fails, else 0."""
     options = dict(_option(text) for text in arguments.option)
     if arguments.dtype not in DTYPES:
         raise UsageError(f"--dtype must be one of {', '.join(DTYPES)}, got {arguments.dtype!r}")

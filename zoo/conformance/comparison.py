@@ -1,4 +1,4 @@
-"""When two tensors are the same up to roundoff, and how to say by how much they are not."""
+"""Decide whether two tensors are equal up to roundoff, and say by how much they differ."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOLERANCES = {
 
 
 def miss(actual: Tensor, expected: Tensor) -> float:
-    """The largest |actual - expected| over what is allowed there, 1 or less where they agree; infinite for NaN.
+    """Return the largest |actual - expected| over what is allowed: at most 1 where they agree, infinite for NaN.
 
     Raises:
         ValueError: tensors of different shapes.
@@ -45,7 +45,7 @@ def miss(actual: Tensor, expected: Tensor) -> float:
 
 
 def describe_miss(actual: Tensor, expected: Tensor) -> str:
-    """How far apart they are, in one phrase."""
+    """Say in one phrase how far apart they are."""
     if actual.shape != expected.shape:
         return f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
     bad = int((~actual.isfinite()).sum())
@@ -58,19 +58,19 @@ def describe_miss(actual: Tensor, expected: Tensor) -> str:
 
 
 def root_mean_square(t: Tensor) -> float:
-    """Size of the numbers of a tensor."""
+    """Return the root mean square of a tensor."""
     return float(t.detach().double().square().mean().sqrt()) if t.numel() else 0.0
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """|actual - expected| / |expected|, in norm; infinite for NaN."""
+    """Return |actual - expected| / |expected|, in norm; infinite for NaN."""
     actual, expected = actual.detach().double(), expected.detach().double()
     error = float((actual - expected).norm() / expected.norm().clamp(min=torch.finfo(torch.float64).tiny))
     return error if error == error else float("inf")
 
 
 def allowed(dtype: torch.dtype) -> str:
-    """What `miss` allows, in words."""
+    """Say in words what `miss` allows."""
     tolerance = TOLERANCES[dtype]
     return f"equal up to {tolerance.rtol:g} of each number and {tolerance.atol:g} of their size"
 
@@ -86,7 +86,7 @@ PRINT_DIFFERENCE = (
 
 
 def compared(did: str, actual: Tensor, expected: Tensor, lines: Sequence[str], **measured: Any) -> Observation:
-    """An observation that passes where the two agree; `lines` make `a` and `b`, which are compared."""
+    """Return an observation that passes if the two agree; `lines` make the `a` and `b` that are compared."""
     if actual.shape != expected.shape:
         found, passed = f"shape {tuple(actual.shape)}", False
         return Observation(
@@ -103,7 +103,7 @@ def compared(did: str, actual: Tensor, expected: Tensor, lines: Sequence[str], *
 
 
 def first_failure(observations: Iterable[Observation]) -> Observation:
-    """The first that failed; the last where all passed."""
+    """Return the first observation that failed; the last if all passed."""
     last: Observation | None = None
     for last in observations:
         if not last.passed:

@@ -1,4 +1,4 @@
-"""torch.compile and torch.export give what eager code gives."""
+"""Check that torch.compile and torch.export give what eager code gives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zoo.conformance.subject import Subject
 
 
 def quietly(observe: Callable[[Subject], Observation]) -> Callable[[Subject], Observation]:
-    """The same without the warnings of the tracers, which are about their own insides."""
+    """Hide the warnings of the tracers, which are about their internals."""
 
     @functools.wraps(observe)
     def quiet(subject: Subject) -> Observation:
@@ -28,7 +28,7 @@ def quietly(observe: Callable[[Subject], Observation]) -> Callable[[Subject], Ob
 
 @quietly
 def compiles(subject: Subject) -> Observation:
-    """Compiled, forward and backward are those of eager code (backend aot_eager: graphs without a code generator)."""
+    """Check that compiled forward and backward passes equal eager ones (backend aot_eager: no code generator)."""
     module, x = subject.module(), subject.draw(seq_len=8).requires_grad_()
     line = subject.adapter.whole_line
     lines = [
@@ -62,7 +62,7 @@ def compiles(subject: Subject) -> Observation:
 
 @quietly
 def exports(subject: Subject) -> Observation:
-    """torch.export gives a program with the outputs of the module, at the length of its example at least."""
+    """Check that an exported program gives the outputs of the module, at least at the length of its example."""
     plain, x, other = subject.plain, subject.draw(seq_len=12), subject.draw(seq_len=12, seed=2)
     lines = [
         f"x = draw(2, 12, {subject.d_model})",

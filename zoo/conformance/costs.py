@@ -1,4 +1,4 @@
-"""What it costs, and how far it reaches: measured, besides the verdicts."""
+"""Measurements besides the verdicts: what a module costs, and how far back its gradient reaches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STATE_LENGTHS = (16, 64)
 
 
 def costs(subject: Subject) -> Observation:
-    """Time and memory of a forward and a backward pass against length, as exponents."""
+    """Measure how time and memory of a forward and backward pass grow with length, as exponents."""
     try:
         found = complexity(subject.plain, _COST_LENGTHS, repeats=2)
     except (ValueError, RuntimeError, IndexError) as error:
@@ -38,7 +38,7 @@ def costs(subject: Subject) -> Observation:
 
 
 def state_size(subject: Subject) -> Observation:
-    """Bytes of the state after a short and after a longer sequence."""
+    """Measure the bytes of the state after a short and after a longer sequence."""
     subject.require_stream()
     module, sizes = subject.module(), {}
     with torch.no_grad():
@@ -57,7 +57,7 @@ def state_size(subject: Subject) -> Observation:
 
 
 def gradient_decay(subject: Subject) -> Observation:
-    """How the gradient falls with distance: the norm of d y_n / d x_(n - tau), and its rate on random input."""
+    """Measure the gradient against distance: the norm of d y_n / d x_(n - tau), and its rate on random input."""
     try:
         profile = gradient_profile(subject.plain, seeds=FEWEST_SEEDS, seq_len=_PROFILE_LENGTH)
     except (OperatorError, ValueError, RuntimeError, IndexError) as error:

@@ -1,4 +1,4 @@
-"""What a check says: findings and the report that holds them, as plain data."""
+"""The result of a check: findings and the report that holds them, as plain data."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ Verdict = Literal["passed", "failed", "not_applicable"]
 
 
 class ConformanceError(AssertionError):
-    """A property that ought to hold does not; the message is the finding, with the lines that reproduce it."""
+    """A property does not hold; the message is the finding, with the lines that reproduce it."""
 
 
 class NotApplicableError(Exception):
-    """A property that says nothing about this module; the message says why, in one line."""
+    """A property does not apply to this module; the message says why, in one line."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What a property saw.
+    """The outcome of checking one property.
 
     Attributes:
-        passed: whether that is what was expected.
+        passed: whether the outcome is the expected one.
         did: what was done to the module.
         found: what came out, with its size.
         expected: what ought to have come out, with the size that is allowed.
-        lines: Python that does it again; it has `module` and `draw` (see `Subject.script`).
+        lines: Python that reproduces it, given `module` and `draw` (see `Subject.script`).
         measured: numbers behind it, plain data.
     """
 
@@ -49,7 +49,7 @@ class Finding:
         property: its name.
         verdict: passed, failed or not_applicable.
         detail: one line: what was done, what came out, what was expected, by how much.
-        reproduce: Python that does it again; empty where nothing was run.
+        reproduce: Python that reproduces it; empty where nothing was run.
         measured: numbers behind it, plain data.
     """
 
@@ -85,7 +85,7 @@ class Report:
         return tuple(finding for finding in self.findings if finding.verdict == "failed")
 
     def raise_if_failed(self) -> None:
-        """Raise ConformanceError with every failed finding; nothing where all hold."""
+        """Raise ConformanceError with every failed finding; do nothing if all properties hold."""
         if self.failed:
             found = "\n\n".join(f"{f.property}: {f.detail}\n{f.reproduce}".rstrip() for f in self.failed)
             raise ConformanceError(f"{self.target}: {len(self.failed)} of {len(self.findings)} fail\n\n{found}")
@@ -105,7 +105,7 @@ class FailedError(Exception):
 
 @contextmanager
 def attempting(did: str, expected: str, lines: Sequence[str]) -> Iterator[None]:
-    """Turn whatever the block raises into an observation that failed: a stranger's module may raise anything."""
+    """Turn any exception of the block into a failed observation: an unknown module may raise anything."""
     try:
         yield
     except (NotApplicableError, FailedError):
@@ -115,6 +115,6 @@ def attempting(did: str, expected: str, lines: Sequence[str]) -> Iterator[None]:
 
 
 def describe_error(error: BaseException) -> str:
-    """An exception in one line, not too long."""
+    """Describe an exception in one line of limited length."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:200]}{'...' if len(text) > 200 else ''}"

@@ -1,4 +1,4 @@
-"""Modules with `coefficient` marks: W x + c is the output, and what W says of rank, heads and state."""
+"""Modules with `coefficient` marks: check that W x + c is the output; measure rank, heads and state of W."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MARKING = (
 
 
 def operator(subject: Subject) -> Observation:
-    """The operator that is read off the module gives its output: W x + c = y."""
+    """Check that the operator that is read off the module gives its output: W x + c = y."""
     read, x, y = _read(subject)
     lines = [
         "from zoo.theory import interaction",
@@ -59,10 +59,10 @@ def rank(subject: Subject) -> Observation:
 
 
 def _read(subject: Subject) -> tuple[Interaction, Tensor, Tensor]:
-    """W and c in float64, the input and the output there.
+    """Return W and c in float64, with the input and the output that they belong to.
 
     Raises:
-        NotApplicableError: no marks and no affine map, or too wide to read whole.
+        NotApplicableError: the module has no marks and is not affine, or is too wide to be read whole.
     """
     if subject.d_model > _WIDEST:
         raise NotApplicableError(f"the whole operator is read up to d_model {_WIDEST}: check at a smaller width")

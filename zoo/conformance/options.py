@@ -1,4 +1,4 @@
-"""Every option of a constructor changes something: the outputs, the parameters, the states, or what is refused."""
+"""Check that every option of a constructor changes outputs, parameters, states or the inputs that are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LENGTH = 24
 
 
 def options_matter(subject: Subject) -> Observation:
-    """Every option with a plain value changes outputs, parameters, states or refusals, at least with another one."""
+    """Check that every option with a plain value changes something, by itself or together with another option."""
     if subject.factory is None:
         raise NotApplicableError("a module was given, not the class or function that takes options")
     others = {name: list(_others(value, hint)) for name, value, hint in _plain_options(subject)}

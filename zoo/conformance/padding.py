@@ -1,4 +1,4 @@
-"""Padding, in whichever form the module takes it: what stands there changes nothing."""
+"""Check padding, in each form that the module takes: its content must change nothing."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _VALID = (20, 13, 1)
 
 
 class Form(NamedTuple):
-    """A way of saying which positions count.
+    """One way to tell a module which positions count.
 
     Attributes:
         argument: the keyword that takes it.
-        make: from what counts, (batch, seq) of booleans, the value of the argument.
-        line: the same in Python, of `valid`.
+        make: maps booleans (batch, seq), true where a position counts, to the value of the argument.
+        line: the same as a line of Python about `valid`.
         left: whether it can say that the first positions do not count.
     """
 
@@ -45,7 +45,7 @@ PACKED = ("cu_seqlens", "cu_seq_lens", "cu_seqlens_q")
 
 
 def padding(subject: Subject) -> Observation:
-    """What stands in the padding changes no output that counts and gets no gradient; a padded row is the row alone."""
+    """Check that padding changes no output that counts and gets no gradient; a padded row equals the row unpadded."""
     module = subject.module()
     takes = inspect.signature(module.forward).parameters
     if (form := next((f for f in FORMS if f.argument in takes), None)) is not None:

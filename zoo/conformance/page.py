@@ -1,4 +1,4 @@
-"""The report as one HTML page: verdicts, plots, and the lines of each finding. It needs no network."""
+"""The report as one HTML page that needs no network: verdicts, plots, and the lines of each finding."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MARKS = {"passed": "✓", "failed": "✗", "not_applicable": "–"}
 
 
 def page(report: Report) -> str:
-    """The page as text; pictures are inside it.
+    """Return the page as text, with its pictures inside.
 
     Raises:
         MissingExtraError: matplotlib is not installed.

@@ -1,4 +1,4 @@
-"""Parameters: every one is trained, none is lost in a copy or in a file."""
+"""Check parameters: every one is trained, none is lost in a copy or in a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zoo.conformance.subject import Subject, undrawn
 
 
 def parameters_trained(subject: Subject) -> Observation:
-    """Every parameter that asks for a gradient gets one, finite and not zero."""
+    """Check that every parameter that requires a gradient gets one, finite and not zero."""
     module, x = subject.module(), subject.draw(4)
     passed = {id(p) for p in subject.adapter.bypassed(module)}
     named = {name: p for name, p in module.named_parameters() if p.requires_grad and id(p) not in passed}
@@ -50,7 +50,7 @@ def parameters_trained(subject: Subject) -> Observation:
 
 
 def deep_copy(subject: Subject) -> Observation:
-    """copy.deepcopy gives a module with the same outputs and parameters of its own."""
+    """Check that copy.deepcopy gives a module with the same outputs and with parameters of its own."""
     original, x = subject.original, subject.draw()
     lines = [
         "import copy",
@@ -71,7 +71,7 @@ def deep_copy(subject: Subject) -> Observation:
 
 
 def pickled(subject: Subject) -> Observation:
-    """pickle brings the module back with the same outputs."""
+    """Check that pickle restores the module with the same outputs."""
     x, did = subject.draw(), "the module went through pickle"
     lines = [
         "import pickle",
@@ -88,7 +88,7 @@ def pickled(subject: Subject) -> Observation:
 
 
 def state_dict(subject: Subject) -> Observation:
-    """state_dict, saved and loaded into another module, carries everything that the outputs depend on."""
+    """Check that state_dict, saved and loaded into another module, carries all that the outputs depend on."""
     x, did = subject.draw(), "state_dict was saved and loaded into another module"
     first, other = subject.module(), _another(subject)
     make = [] if subject.factory is None else [*subject.source, f"module = module.to({subject.dtype!s}).eval()"]
@@ -109,7 +109,7 @@ def state_dict(subject: Subject) -> Observation:
 
 
 def _another(subject: Subject) -> nn.Module:
-    """A module built alike from another seed, with every parameter moved; of a given module, a copy so moved."""
+    """Build the same module from another seed and change every parameter; change a copy if the module was given."""
     if subject.factory is None:
         other = subject.module()
     else:
@@ -120,7 +120,7 @@ def _another(subject: Subject) -> nn.Module:
 
 
 def disturb(module: nn.Module) -> None:
-    """Move every parameter."""
+    """Change every parameter by a small random amount."""
 
     def moved(p: Tensor) -> Tensor:
         return p + 1 if p.is_floating_point() else p

@@ -1,4 +1,4 @@
-"""Numbers: float64, float32, bfloat16 and autocast agree as far as they can; large and tiny inputs stay finite."""
+"""Check that float64, float32, bfloat16 and autocast agree as far as they can; large and tiny inputs stay finite."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LARGE, _TINY = 1e3, 1e-6
 
 
 def _in_dtype(subject: Subject, dtype: torch.dtype) -> Observation:
-    """The module converted to a dtype answers in it, near what float64 makes of the same rounded parameters."""
+    """Check that the module in a dtype returns that dtype, near the float64 result of the same rounded parameters."""
     did = f"module and input were converted to {dtype}"
     lines = [
         f"module = module.to({dtype})",
@@ -63,7 +63,7 @@ bfloat16 = functools.partial(_in_dtype, dtype=torch.bfloat16)
 
 
 def autocast(subject: Subject) -> Observation:
-    """Under autocast to bfloat16 a float32 module stays finite and near."""
+    """Check that under autocast to bfloat16 a float32 module stays finite and near its float32 outputs."""
     did = "a float32 module ran under autocast to bfloat16"
     kind = torch.device(subject.device).type
     lines = [
@@ -88,7 +88,7 @@ def autocast(subject: Subject) -> Observation:
 
 
 def _finite(subject: Subject, scales: tuple[float, ...]) -> Observation:
-    """Inputs of each size, forward and back: nothing is NaN or infinite."""
+    """Check that for inputs of each size no output or gradient is NaN or infinite."""
     return first_failure(_of_size(subject, scale) for scale in scales)
 
 

@@ -1,4 +1,4 @@
-"""Which adapter suits a module: the first of these that finds what it needs."""
+"""Choose the adapter of a module: the first of these that finds what it needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROTOCOLS = (Stream, TransformersCache, Embeddings, XTransformersCache, Step, Pa
 
 
 def find_adapter(module: nn.Module, x: Tensor) -> Adapter:
-    """The adapter for `module`, found by trying it on x; one without chunks where no protocol is known."""
+    """Find the adapter for `module` by trying it on x; return one without chunks where no protocol is known."""
     for protocol in PROTOCOLS:
         if (found := protocol.find(module, x)) is not None:
             return found

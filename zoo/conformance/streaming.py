@@ -1,4 +1,4 @@
-"""Whatever streams: whole = chunked = one by one, with gradients through the states, which nobody overwrites."""
+"""Check streaming: whole = chunked = one by one, gradients pass through the states, and no call overwrites a state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROUNDOFF = 8  # times eps of the outputs' size
 
 
 def chunked(subject: Subject) -> Observation:
-    """Chunk by chunk the outputs are those of the whole, wherever it is cut."""
+    """Check that outputs chunk by chunk equal those of the whole sequence, wherever it is cut."""
     subject.require_stream()
     if subject.adapter.longest == 1:
         raise NotApplicableError("the protocol takes one position at a time: see one_by_one")
@@ -26,7 +26,7 @@ def chunked(subject: Subject) -> Observation:
 
 
 def one_by_one(subject: Subject) -> Observation:
-    """Position by position the outputs are those of the whole."""
+    """Check that outputs position by position equal those of the whole sequence."""
     subject.require_stream()
     return first_failure(_partitions(subject, ([1] * subject.seq_len,)))
 
@@ -49,8 +49,8 @@ def _partitions(subject: Subject, cuts: Sequence[Sequence[int]]) -> Iterator[Obs
 def _forgetting(subject: Subject, sizes: Sequence[int], seen: Observation) -> Observation:
     """`seen`, unless what differs is as large as all that a chunk has from the past: then the state is not used.
 
-    A state that adds little, as in a fresh layer with small steps, is lost without a difference that stands out. In
-    float64, where roundoff is far away; a module that refuses it is believed.
+    A state that adds little, as in a fresh layer with small steps, may be lost without a large difference. So this
+    compares in float64, where roundoff is far smaller; a module that refuses float64 passes.
     """
     module, x = subject.module(torch.float64), subject.draw(dtype=torch.float64)
     try:
@@ -76,7 +76,7 @@ def _forgetting(subject: Subject, sizes: Sequence[int], seen: Observation) -> Ob
 
 
 def stream_lines(subject: Subject, sizes: Sequence[int]) -> list[str]:
-    """Python that makes `a`, chunk by chunk, and `b`, whole."""
+    """Return Python lines that make `a`, chunk by chunk, and `b`, from the whole sequence."""
     adapter = subject.adapter
     split = 1 if set(sizes) == {1} else list(sizes)
     return [
@@ -92,7 +92,7 @@ def stream_lines(subject: Subject, sizes: Sequence[int]) -> list[str]:
 
 
 def stream_gradients(subject: Subject) -> Observation:
-    """Gradients for the input and the parameters pass through the states as they pass through the whole."""
+    """Check that gradients for input and parameters through the states equal those of the whole sequence."""
     subject.require_stream()
     if subject.adapter.in_place:
         raise NotApplicableError("later chunks write into the cache, which autograd refuses: decoding alone")
@@ -126,9 +126,9 @@ def stream_gradients(subject: Subject) -> Observation:
 
 
 def states_unchanged(subject: Subject) -> Observation:
-    """A state that was continued is as it was, and continues a second time to the same outputs.
+    """Check that continuing a state leaves it unchanged, and that continuing it again gives the same outputs.
 
-    Of a cache, which chunks write into, a copy made by copy.deepcopy does.
+    Where chunks write into a cache, this is asked of a copy made by copy.deepcopy.
     """
     subject.require_stream()
     cache = subject.adapter.in_place

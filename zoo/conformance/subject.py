@@ -1,4 +1,4 @@
-"""What is checked: a module, or how to make one, with the inputs it is given; the same draws every time."""
+"""The subject of a check: a module, or a way to make one, with its inputs; the same draws every time."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Subject:
         target: a module, which is copied and left as it is, or a function or class that makes one: called with d_model
             where it has a positional parameter, and with `options`.
         d_model: width of the input.
-        seq_len: positions of the input where a property does not say otherwise.
+        seq_len: positions of the input; some properties use other lengths.
         options: keywords for a class or function.
         device, dtype: of module and input.
-        adapter: the protocol; found by trying when None.
-        source: Python lines that make `module`, for the findings; made up from `target` when None.
-        options_of: what tells the options, where `target` hides them.
+        adapter: the protocol; default: found by trying.
+        source: Python lines that make `module`, for the findings; default: derived from `target`.
+        options_of: class or function whose signature has the options, where `target` hides them.
         looks_ahead: whether later positions may change earlier outputs.
 
     Raises:
@@ -80,11 +80,11 @@ class Subject:
 
     @property
     def factory(self) -> Factory | None:
-        """What makes the module, called with d_model and options; None where a module was given."""
+        """The function that makes the module, called with d_model and options; None if a module was given."""
         return None if isinstance(self.target, nn.Module) else self.target
 
     def make(self, options: Mapping[str, Any] | None = None, seed: int = 0) -> nn.Module:
-        """A module fresh from the factory, parameters drawn from `seed`; of a given module, a copy."""
+        """Make a new module with parameters drawn from `seed`, or copy the module that was given."""
         if isinstance(self.target, nn.Module):
             return copy.deepcopy(self.target)
         with torch.random.fork_rng(devices=[]):
@@ -95,7 +95,7 @@ class Subject:
         return made
 
     def signature(self) -> inspect.Signature:
-        """The parameters of the factory; none of a factory that does not tell them."""
+        """The parameters of the factory; empty if it does not say them."""
         told = self._options_of or self.factory
         try:
             return inspect.signature(told) if told is not None else inspect.Signature()
@@ -111,7 +111,7 @@ class Subject:
             return {}
 
     def module(self, dtype: torch.dtype | None = None) -> nn.Module:
-        """A copy of the module, in eval mode, in the subject's dtype or another."""
+        """Return a copy of the module, in eval mode, in the subject's dtype or another."""
         try:
             made = copy.deepcopy(self.original)
         except Exception:  # noqa: BLE001 - a module that cannot be copied is told so by the property of that name
@@ -121,13 +121,13 @@ class Subject:
     def draw(
         self, batch_size: int = 2, seq_len: int | None = None, *, seed: int = 1, dtype: torch.dtype | None = None
     ) -> Float[Tensor, "batch seq d_model"]:
-        """Standard normal input; the same numbers for the same shape and seed, in any dtype."""
+        """Draw standard normal input; the same numbers for the same shape and seed, in any dtype."""
         shape = (batch_size, self.seq_len if seq_len is None else seq_len, self.d_model)
         numbers = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         return numbers.to(self.device, self.dtype if dtype is None else dtype)
 
     def whole(self, module: nn.Module, x: Tensor) -> Tensor:
-        """The outputs of `module` for whole sequences, checked for their shape.
+        """Return the outputs of `module` for whole sequences, after a check of their shape.
 
         Raises:
             ValueError: not (batch, seq, d_out).
@@ -138,7 +138,7 @@ class Subject:
         return y
 
     def chunks(self, module: nn.Module, x: Tensor, sizes: Sequence[int]) -> Tensor:
-        """The outputs chunk by chunk."""
+        """Return the outputs chunk by chunk."""
         outputs, state = [], None
         for part in x.split(list(sizes), dim=1):
             y, state = self.adapter.chunk(module, part, state)
@@ -170,11 +170,11 @@ class Subject:
 
     @functools.cached_property
     def plain(self) -> nn.Module:
-        """The module as a map from one tensor to one tensor, for the measurements of `zoo.theory`."""
+        """Return the module as a map from one tensor to one tensor, for the measurements of `zoo.theory`."""
         return Plain(self.module(), self.adapter, self.d_model)
 
     def script(self, lines: Sequence[str]) -> str:
-        """A Python file that makes the module and the draws, then runs `lines`."""
+        """Return the text of a Python file that makes the module and the draws, then runs `lines`."""
         kind = str(self.dtype)
         begin = ["import torch", *self.source, f'module = module.to("{self.device}", {kind}).eval()']
         if self._nudged:
@@ -272,14 +272,14 @@ def _source(target: nn.Module | Factory, d_model: int, options: Mapping[str, Any
 
 @contextmanager
 def undrawn() -> Iterator[None]:
-    """Run with torch's global generator at seed 0 and put it back after."""
+    """Run with torch's global generator at seed 0 and restore it afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
 
 
 def tensors_of(state: Any) -> Iterator[Tensor]:
-    """The tensors of a state of any make: sequences, mappings and objects are searched."""
+    """Return the tensors of a state of any type: search sequences, mappings and objects."""
     if isinstance(state, Tensor):
         yield state
     elif isinstance(state, Mapping):
@@ -294,7 +294,7 @@ def tensors_of(state: Any) -> Iterator[Tensor]:
 
 
 def copied(state: Any) -> Any:
-    """A copy of a state: tensors are cloned, with their graph; of an object that holds a cache, a deep copy."""
+    """Copy a state: clone its tensors, with their graph; deep-copy an object that holds a cache."""
     if isinstance(state, Tensor):
         return state.clone()
     if isinstance(state, Mapping):

@@ -1,4 +1,4 @@
-"""What TARGET names: a registered mixer, `package.module:Class`, or `path/file.py:Class`."""
+"""Find what TARGET names: a registered mixer, `package.module:Class`, or `path/file.py:Class`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Target(NamedTuple):
     """Something that makes modules.
 
     Attributes:
-        name: what was asked for.
+        name: the name that was asked for.
         factory: makes the module from d_model and options.
-        options_of: whose signature tells the options.
-        options: what was given, and what the name sets.
+        options_of: class or function whose signature has the options.
+        options: those that were given, and those that the name sets.
         source: Python lines that make `module`.
     """
 
@@ -35,7 +35,7 @@ class Target(NamedTuple):
 
 
 def find_target(target: str, d_model: int, options: Mapping[str, Any]) -> Target:
-    """What `target` names.
+    """Find what `target` names.
 
     Raises:
         UsageError: no registered mixer, no such module or file, no such class in it.
@@ -58,7 +58,7 @@ def find_target(target: str, d_model: int, options: Mapping[str, Any]) -> Target
 
 
 def find_class(target: str) -> Any:
-    """What `package.module:Class` or `path/file.py:Class` names.
+    """Find what `package.module:Class` or `path/file.py:Class` names.
 
     Raises:
         UsageError: no such module or file, no such class in it.

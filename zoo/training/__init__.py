@@ -1,4 +1,4 @@
-"""Training with Lightning: the module, its metrics, checkpoints and callbacks. The only room of zoo with lightning."""
+"""Training with Lightning, which only this part of zoo imports: the module, metrics, checkpoints and callbacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trained model tested on several sets of batches, each by itself, and its scores in TensorBoard."""
+"""Test a trained model on several sets of batches, each by itself, and write the scores to TensorBoard."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def scores_apart(
     """Test the module on each set of batches and return its scores; no points are added to its curves.
 
     Args:
-        trainer: tests.
-        module: tested with the weights that it has; no checkpoint is read.
+        trainer: runs the tests.
+        module: tested with its current weights; no checkpoint is read.
         batches: pairs of the name of a set and its test batches.
 
     Returns:

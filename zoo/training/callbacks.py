@@ -28,11 +28,11 @@ class BetweenSteps(Callback):
             raise TypeError(f"{type(self).__name__} needs a SequenceModule, got {type(pl_module).__name__}")
 
     def between_steps(self, trainer: L.Trainer) -> None:
-        """The batch before is done and logged, and validated on where that was due; the next one has not begun."""
+        """Run after a batch is done, logged and, where that was due, validated on, and before the next one begins."""
 
 
 class ReseedEachStep(Callback):
-    """Seed torch's generators before each batch, so that what a step draws depends on where it stands alone.
+    """Seed torch's generators before each batch, so that the draws of a step depend only on its place in the run.
 
     A training step's seed is a pure function of (seed, index of the micro-batch since the start of the run, rank, world
     size): a resumed run draws what the uninterrupted one drew, whatever was drawn in between. Validation and test
@@ -97,7 +97,7 @@ class NonFiniteLoss(Callback):
 
 
 class Throughput(Callback):
-    """Tokens (positions) per second of training steps; validation and the first step, which warms up, do not count.
+    """Measure tokens (positions) per second of training steps, without validation and the first step, which warms up.
 
     Logs `tokens_per_second` of the latest stretch; the attribute of that name is over the whole run.
     """
@@ -110,7 +110,7 @@ class Throughput(Callback):
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Over all stretches so far; None before the second step."""
+        """Tokens per second over the whole run so far; None before the second step."""
         return self._tokens / self._seconds if self._seconds else None
 
     def on_train_batch_start(

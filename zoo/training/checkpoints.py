@@ -1,9 +1,9 @@
 """Checkpoints from which a run goes on as if it had never stopped.
 
-Lightning can save at many moments, and resumes exactly from few of them: a validation that was due is skipped, a logged
-step counts twice, a partly accumulated gradient is lost. So `last` is written at moments of three kinds alone: at the
-end of a validation; between two batches, if a step was completed and not validated; at the end of training. What
-Lightning notes of its own progress is then what it goes on from, and stays as it is.
+Lightning can save at many moments, but resumes exactly from only a few of them: elsewhere a validation that was due is
+skipped, a logged step counts twice or a partly accumulated gradient is lost. So `last` is written only at three kinds
+of moments: at the end of a validation; between two batches, if a step was completed and not validated; at the end of
+training. What Lightning records of its progress at these moments is exact, so checkpoints keep it unchanged.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Mode = Literal["min", "max"]
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Write a checkpoint beside its place and move it there: a reader finds the old file or the new one, whole.
+    """Write a checkpoint to a temporary file and rename it: a reader finds the old file or the new one, whole.
 
-    A `last.ckpt` that a new one replaces stays as `previous.ckpt`, in case the new one is damaged later.
+    When a new `last.ckpt` replaces one, the old one is kept as `previous.ckpt`, in case the new one is damaged later.
 
     (Lightning's own writer goes through the system's temporary folder; across file systems its move is a copy.)
     """
@@ -67,7 +67,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def _reason(error: BaseException) -> str:
-    """What the system said: torch's writer reports in its own words what a write that failed has left behind."""
+    """Return what the system said: torch's writer only reports, in its own words, the state after a failed write."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:
@@ -77,11 +77,11 @@ def _reason(error: BaseException) -> str:
 
 
 class Checkpoints(BetweenSteps, Checkpoint):
-    """Keep `best.ckpt` (by a validation metric), `last.ckpt` (where to go on) and the `previous.ckpt` before that.
+    """Keep `best.ckpt` (by a validation metric), `last.ckpt` (to resume from) and `previous.ckpt` (its predecessor).
 
     `last` is written every `every_n_steps` optimizer steps, after each validation, and at the end of training; `best`
     at the end of a validation that improves the metric. Neither is ever written with weights that are not finite. The
-    loggers are flushed before each: once a checkpoint is on disk, so is every point of a curve before it.
+    loggers are flushed before each save: once a checkpoint is on disk, so are all earlier points of the curves.
 
     Args:
         folder: where the files go.
@@ -139,11 +139,11 @@ class Checkpoints(BetweenSteps, Checkpoint):
 
     @staticmethod
     def at_rest(trainer: L.Trainer) -> bool:
-        """Whether no gradient is accumulated, between two batches."""
+        """Whether training is between two batches with no accumulated gradient."""
         return (trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0
 
     def save_last(self, trainer: L.Trainer) -> None:
-        """Write `last`, unless the one of this step is there already.
+        """Write `last`, unless it was already written at this step.
 
         Raises:
             NonFiniteLossError: the weights are not finite; the file of an earlier step stays.
@@ -178,7 +178,7 @@ class Checkpoints(BetweenSteps, Checkpoint):
 class Interrupted(BaseException):
     """The run was asked to stop; `signal` says how, `checkpoint` (if any) where to go on.
 
-    Like KeyboardInterrupt no Exception: a second signal may arrive in code that catches those.
+    It is no Exception, like KeyboardInterrupt: a second signal may arrive in code that catches every Exception.
     """
 
     def __init__(self, number: int, step: int, checkpoint: Path | None) -> None:
@@ -190,8 +190,8 @@ class Interrupted(BaseException):
 class Interrupt(BetweenSteps):
     """On Ctrl-C (SIGINT), SIGTERM or SIGUSR1, finish the step and the validation due after it, save `last`, and stop.
 
-    A second signal stops at once, and the `last` that is there stays. Of several processes any may be asked: they tell
-    each other before each step, and stop after the same one.
+    A second signal stops at once and leaves the existing `last`. With several processes, any one may get the signal:
+    they tell each other before each step, and all stop after the same step.
 
     Args:
         checkpoints: writes `last`.

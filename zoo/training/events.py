@@ -1,4 +1,4 @@
-"""What a run tells TensorBoard besides its curves: the HParams tab's options and numbers; no curve of the epoch."""
+"""What a run writes to TensorBoard besides its curves: options and results for the HParams tab."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _SPLIT_SCORE = re.compile(r"(val|test)/([^/]+/.+)")
 
 
 class CurveLogger(TensorBoardLogger):
-    """Lightning's logger without its curve of the epoch, which would be the first chart.
+    """Lightning's TensorBoard logger without the curve of the epoch, which would be the first chart.
 
-    A score that is split, as `test/accuracy_by_distance/<=8`, is in a group of charts of its own,
+    A score that is split, such as `test/accuracy_by_distance/<=8`, is in a group of charts of its own,
     `test_accuracy_by_distance`, and not among the scores.
     """
 
@@ -29,18 +29,18 @@ class CurveLogger(TensorBoardLogger):
 
 
 def write_hparams(file: Path, options: Mapping[str, Any], trial: str, started: float) -> None:
-    """Write, as a file of events, what TensorBoard's HParams tab knows a run by; atomically, if anything changes.
+    """Write a file of events with a run's options for TensorBoard's HParams tab; atomically, and only if it changes.
 
-    The file stands beside the run's other events. TensorBoard believes the first that it reads of a run's options, so
-    the name must sort first; and written apart they can be replaced when it turns out what the runs differ in.
+    Put the file next to the run's other events. TensorBoard keeps the first options that it reads of a run, so the name
+    must sort first; and a separate file can be replaced once it is known in which options the runs differ.
 
-    The tab has as metrics the scalars of the runs, in the order of the alphabet, and shows five: `log_result` writes
-    those that a comparison is about. (A list of options and metrics, as torch's `add_hparams` writes it, is read of one
-    run alone, and hides what the others have. Without any the tab shows what there is, and first what differs.)
+    The tab takes the scalars of the runs as metrics, in alphabetical order, and shows five: `log_result` writes those
+    that runs are compared by. (A list of options and metrics, as torch's `add_hparams` writes it, is read from only one
+    run and hides what the others have. Without such a list the tab shows everything, the options that differ first.)
 
     Args:
-        file: whose name contains "tfevents".
-        options: what the run is compared by; None, a list and the like as text.
+        file: path of the file; its name must contain "tfevents".
+        options: the options by which the run is compared; None, lists and the like are written as text.
         trial: name of the run in the tab, which has room for its first fourteen characters.
         started: when the run began, in seconds since 1970.
 
@@ -69,7 +69,7 @@ def write_hparams(file: Path, options: Mapping[str, Any], trial: str, started: f
 def log_result(trainer: L.Trainer, result: Mapping[str, int | float | None]) -> None:
     """Write the numbers that runs are compared by as `result/<name>`, at the step that training ended at.
 
-    The HParams tab then has the run as one that is over.
+    The HParams tab then shows the run as finished.
     """
     from torch.utils.tensorboard.summary import hparams
 

@@ -1,4 +1,4 @@
-"""The theory in TensorBoard: what each layer of the model computes, read at the end of training or along it."""
+"""The theory in TensorBoard: the operator of each layer of the model, read during training or at its end."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class TheoryFigures(Callback):
     """Log, per layer, the operator at a validation example: heat map, spectrum, gradient against distance, heads.
 
     Scalars `theory/layer <i>/heads for <e> %` and `theory/layer <i>/interaction rank`; figures `theory/layer <i>/
-    operator`, `spectrum`, `gradient` and, from the second reading on, `heads`. Each layer's mixer is read at what
-    reaches it, in float64 on the CPU and on a copy: training does not notice, its random draws included.
+    operator`, `spectrum`, `gradient` and, from the second reading on, `heads`. Each layer's mixer is read at the input
+    that reaches it, in float64, on the CPU and on a copy: training and its random draws are not affected.
 
     Args:
-        every_n_steps: read every so many optimizer steps (the start included), and at the end of fit;
-            default only at the end.
+        every_n_steps: optimizer steps between two readings, which begin at the start; the end of fit is always read.
+            Default: only the end.
         max_seq_len: positions of the example that are read, from its start.
-        n_examples: validation examples for the gradient; its rate and interval need five.
+        n_examples: validation examples for the gradient; the rate and its interval need at least five.
 
     Raises:
-        ValueError: a size below its least.
+        ValueError: a size below its minimum.
     """
 
     def __init__(self, every_n_steps: int | None = None, max_seq_len: int = 32, n_examples: int = FEWEST_SEEDS) -> None:

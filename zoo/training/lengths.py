@@ -1,4 +1,4 @@
-"""Length generalisation: a trained model tested on sequences of other lengths, as numbers, a curve and a figure."""
+"""Length generalisation: test a trained model on sequences of other lengths; report numbers, a curve and a figure."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ Scores = dict[int, float | None]
 def scores_at_lengths(
     trainer: L.Trainer, module: SequenceModule, batches: Iterable[tuple[int, Iterable[Batch]]]
 ) -> Scores:
-    """The module's test score at each length; its curves get no points from it.
+    """Return the module's test score at each length; add no points to its curves.
 
     A length that the mixers refuse (beyond their `max_seq_len`) is reported in one line of the log and left as a gap.
 
     Args:
         trainer: tests.
-        module: as it is: its weights are not read from a checkpoint.
+        module: tested with its current weights; no checkpoint is read.
         batches: pairs of a length and the test batches at this length.
     """
     scores: Scores = {}
@@ -55,7 +55,7 @@ def scores_at_lengths(
 def log_lengths(trainer: L.Trainer, name: str, scores: Mapping[int, float | None], figure: Figure) -> None:
     """Draw the curve `test_by_length/<name>` in TensorBoard, whose steps are lengths, and the figure.
 
-    The figure has another tag: under one tag the HParams tab would take it for a metric and show nothing.
+    The figure has a tag of its own: under the curve's tag the HParams tab would take it for a metric and show nothing.
     """
     for each in trainer.loggers:
         if isinstance(each, TensorBoardLogger) and trainer.is_global_zero:
@@ -71,10 +71,10 @@ def length_figure(scores: Mapping[int, float | None], name: str, trained: int, c
 
     Args:
         scores: by length; None leaves a gap.
-        name: of the score.
+        name: name of the score.
         trained: the length of training.
-        chance: what a guesser that ignores the input scores at each length; without a number no line is drawn.
-        title: of the picture.
+        chance: score of a guesser that ignores the input, at each length; no line is drawn where there is no number.
+        title: title of the figure.
     """
     figure, (axes,) = new_figure()
     lengths = sorted(scores)

@@ -45,8 +45,8 @@ class RelativeSquaredError(Sums):
 class Perplexity(Sums):
     """exp of the mean cross-entropy: how many equally likely tokens it would be as hard to choose among.
 
-    From the cross-entropies themselves: torchmetrics' own takes the logarithm of a softmax, and is infinite after one
-    confident error whose probability rounds to zero.
+    It is computed from the cross-entropies: torchmetrics' own perplexity takes the logarithm of a softmax, and is
+    infinite after one confident error whose probability rounds to zero.
     """
 
     nats: Tensor
@@ -58,7 +58,7 @@ class Perplexity(Sums):
         self.keep("labels", dtype=torch.int64)
 
     def update(self, cross_entropy: Float[Tensor, ""], labels: int) -> None:
-        """Add the mean cross-entropy, in nats, of so many labels."""
+        """Add the mean cross-entropy, in nats, of a number of labels."""
         self.nats += cross_entropy.detach() * labels
         self.labels += labels
 
@@ -70,9 +70,9 @@ class Perplexity(Sums):
 class MacroAccuracy(Sums):
     """Mean over the classes of the share of their labels that is right, over everything seen.
 
-    A class that was guessed but never asked for counts as 0; one that was neither does not count. The number that
-    torchmetrics' `MulticlassAccuracy(n_classes)` gives by default. Each of its updates fills a matrix of classes by
-    classes, half a gigabyte at a vocabulary of 8,192; this one keeps three numbers a class.
+    A class that was guessed but never asked for counts as 0; a class that was neither does not count. The result is
+    that of torchmetrics' `MulticlassAccuracy(n_classes)` with its defaults. Each update of that metric fills a matrix
+    of classes by classes, half a gigabyte at a vocabulary of 8,192; this one keeps three numbers per class.
 
     Args:
         n_classes: number of classes.
@@ -88,7 +88,7 @@ class MacroAccuracy(Sums):
         self.keep("right", "asked", "guessed", size=(n_classes,), dtype=torch.int64)
 
     def update(self, guesses: Int[Tensor, " answers"], labels: Int[Tensor, " answers"]) -> None:
-        """Count answers; all labels are classes, those of unlabelled positions left out."""
+        """Count answers; pass only labelled positions, so that every label is a class."""
         self.right += torch.bincount(labels[guesses == labels], minlength=self.n_classes)
         self.asked += torch.bincount(labels, minlength=self.n_classes)
         self.guessed += torch.bincount(guesses, minlength=self.n_classes)
@@ -106,7 +106,7 @@ class R2(R2Score):
         super().__init__(multioutput="variance_weighted")
 
     def compute(self) -> Float[Tensor, ""]:
-        """The share of the variance that is explained; nan where a single position was labelled."""
+        """Return the share of the variance that is explained; nan where only one position was labelled."""
         return super().compute() if self.total >= 2 else torch.full((), float("nan"), device=self.total.device)
 
 

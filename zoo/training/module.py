@@ -58,10 +58,10 @@ def warmup_cosine(step: int, warmup_steps: int, total_steps: int, final: float) 
 class SequenceModule(L.LightningModule):
     """A backbone with its loss, metrics and optimizer. Every hyper-parameter is plain data.
 
-    So a checkpoint says by itself what it holds: `SequenceModule.load_from_checkpoint(path)` needs no data module, and
+    So a checkpoint describes its own content: `SequenceModule.load_from_checkpoint(path)` needs no data module, and
     `zoo.load` needs no lightning.
 
-    Logged are `<stage>/loss` and `<stage>/accuracy` (`<stage>/relative_squared_error` for mse), for stage train (each
+    It logs `<stage>/loss` and `<stage>/accuracy` (`<stage>/relative_squared_error` for mse), for stage train (each
     step), val and test (over the split); for val and test also `accuracy_macro`, the mean over the classes of their
     accuracies, and `sequence_accuracy`, the share of sequences whose every label is answered (`r2` for mse), and with
     perplexity `perplexity` and `bits_per_token`; at test also `test/accuracy_by_<fact>/<=<bound>` for each fact
@@ -69,11 +69,11 @@ class SequenceModule(L.LightningModule):
     `train/load/layer<l>/expert<e>`, the share of positions that it served.
 
     Args:
-        balance_weight: of the experts' load-balance loss, a mean over the expert layers, in the training loss.
+        balance_weight: weight, in the training loss, of the experts' load-balance loss (a mean over the expert layers).
         loss: cross_entropy or mse, over the labelled positions.
         facts: names of the batch's arrays that the test score is split by, such as distance.
         perplexity: report the perplexity and the bits per token of the labels.
-        seed: of the initial weights.
+        seed: seed of the initial weights.
         lr: learning rate at the end of the warm-up.
         weight_decay: AdamW's decay, on matrices only: norms, biases, embeddings and what mixers name are spared.
         beta1: AdamW's decay rate of the mean gradient.
@@ -134,15 +134,15 @@ class SequenceModule(L.LightningModule):
     def forward(
         self, inputs: Shaped[Tensor, "batch seq *d_input"], lengths: Tensor | None = None
     ) -> Float[Tensor, "batch seq n_outputs"]:
-        """Logits, or regressed values, at every position."""
+        """Return logits, or regressed values, at every position."""
         return self.backbone(inputs, lengths)
 
     def predict_labelled(
         self, batch: Batch
     ) -> tuple[Float[Tensor, "*positions n_outputs"], Shaped[Tensor, "*labelled"], Bool[Tensor, "batch seq"] | None]:
-        """Outputs (in float32 at least) and labels where there are labels, and the mask of these positions.
+        """Return outputs (at least float32) and labels where there are labels, and the mask of these positions.
 
-        Where that is all of them (common for mse), nothing is selected and the mask is None.
+        If all positions have labels (common for mse), nothing is selected and the mask is None.
         """
         inputs, labels, lengths = batch["inputs"], batch["labels"], batch.get("lengths")
         if self.loss == "cross_entropy":
@@ -178,7 +178,7 @@ class SequenceModule(L.LightningModule):
         warnings.filterwarnings("ignore", "You have overridden `on_before_batch_transfer` in `LightningModule`")
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Tell those who save or stop between two batches of training: what is saved here Lightning resumes exactly."""
+        """Tell the callbacks that save or stop between two batches of training: from here Lightning resumes exactly."""
         for callback in self.trainer.callbacks if self.trainer.training else ():  # pyright: ignore[reportAttributeAccessIssue]
             if isinstance(callback, BetweenSteps):
                 callback.between_steps(self.trainer)
@@ -209,7 +209,7 @@ class SequenceModule(L.LightningModule):
                 self.log(f"test/{self.score_name}_by_{fact}/<={bound}", value, rank_zero_only=True)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """AdamW in two groups (decayed, spared), stepped along `warmup_cosine`.
+        """Build AdamW with two groups (decayed, spared) and the schedule `warmup_cosine`.
 
         Raises:
             ValueError: the trainer has neither max_steps nor max_epochs, so that the cosine has no end.
