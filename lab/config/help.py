@@ -48,7 +48,7 @@ more help:
   --task.help [NAME]   options of a task            --model.help    options of the model and its training
   --print_config       print the complete YAML of this run and stop; --config reads it back
 
-The same command goes on with a run that was stopped, whatever stopped it. Exit status: 0 done; 1 failed; 2 a command line
+The same command goes on with a run that was stopped in any way. Exit status: 0 done; 1 failed; 2 a command line
 that is not valid; 75 stopped by SIGTERM or SIGUSR1, state saved: schedule the same command again; 130 Ctrl-C.
 
 Values come from the constructors' defaults, then configs/default.yaml, configs/mixer/NAME.yaml, configs/task/NAME.yaml
