@@ -295,11 +295,14 @@ def _measure(arguments: argparse.Namespace) -> int:
 
 def _heads(arguments: argparse.Namespace) -> int:
     _check_report()
-    from zoo.report.files import write_atomically
+    from zoo.report.files import check_place, write_atomically
     from zoo.theory.model_heads import QUANTITIES, measure_heads, positions_to_read
     from zoo.theory.model_heads_page import COLUMNS, Reading, describe, heads_as_json, heads_page
     from zoo.theory.model_inputs import model_inputs
 
+    for path in (arguments.json, arguments.html):
+        if path is not None:
+            check_place(path)
     model = _trained(arguments.model, "zoo heads")
     found = model_inputs(
         arguments.model, model, arguments.text, arguments.seq_len, arguments.sequences, arguments.others
@@ -319,7 +322,7 @@ def _heads(arguments: argparse.Namespace) -> int:
     cells = [[row.name, *(column.cell(row) for column in COLUMNS)] for row in rows]
     headings = ["", *(column.heading for column in COLUMNS)]
     console.print(make_table(headings, cells, "l" + "r" * len(COLUMNS), title=f"Heads of {arguments.model}"))
-    for line in describe(reading):
+    for line in describe(rows, reading):
         console.print(line, highlight=False)
     if not cut and arguments.functional == "auto":
         console.print(f"Layers were not cut: that reads {cost:,} positions; --functional always does it all the same.")
@@ -329,7 +332,6 @@ def _heads(arguments: argparse.Namespace) -> int:
         if path is not None
     }
     for path, text in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text)
     _print_files(list(files))
     return 0

@@ -99,6 +99,7 @@ def test_an_adapter_of_a_file(file: Path, tmp_path: Path, capsys: pytest.Capture
         (["lstm", "--d_model", "0"], "d_model must be a positive integer"),
         (["lstm", "--seq_len", "3"], "seq_len must be at least 8"),
         (["lstm", "--json", "no_such_folder/found.json"], "there is no folder no_such_folder"),
+        (["lstm", "--json", "tests"], "tests is a folder"),
         (["lstm", "--html", "no_such_folder/found.html"], "there is no folder no_such_folder"),
         (["lstm", "--adapter", "torch.nn:LSTM"], "no subclass of zoo.conformance.Adapter"),
         (["lstm", "--adapter", "LSTM"], "names no class"),

@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_a_run_is_read_and_scored_on_its_task(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data, page = run.parent / "out" / "heads.json", run.parent / "out" / "heads.html"
+    data, page = run.parent / "heads.json", run.parent / "heads.html"
     sizes = ("--sequences", "2", "--others", "3", "--json", str(data), "--html", str(page))
     assert command.main(["heads", str(run), *sizes]) == 0
     shown = capsys.readouterr().out
@@ -42,7 +42,8 @@ def test_a_run_is_read_and_scored_on_its_task(run: Path, capsys: pytest.CaptureF
     with torch.no_grad():
         assert layer["score"] == pytest.approx(accuracy(test.labels)(zoo.load(run)(test.inputs)))
     assert str(layer["rank"]) in layer["score_by_heads"]
-    for line in ("2 sequences of mqar", "accuracy on 3 others", "functional heads"):
+    whole = f"the whole model has {layer['score']:.3g}"
+    for line in ("2 sequences of mqar", "accuracy on 3 others", whole, "functional heads"):
         assert line in shown
         assert line in page.read_text()
     assert "http" not in page.read_text()
@@ -56,10 +57,16 @@ def test_no_layer_is_cut_where_that_is_not_asked_for(run: Path, capsys: pytest.C
 def test_what_cannot_be_read_is_refused_in_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = run.parent / "text"
     text.write_text("to be or not to be")
+    noise = run.parent / "noise"
+    noise.write_bytes(b"\xe2\x28")
     for flags, says in (
         ((str(run), "--seq_len", "8"), "the task of a run has its own length"),
         ((str(run), "--sequences", "0"), "n_inputs must be"),
         ((str(run), "--text", str(text)), "has no tokenizer for --text"),
+        ((str(run), "--text", "missing"), "--text missing cannot be read"),
+        ((str(run), "--text", str(noise)), "is not text in UTF-8"),
+        ((str(run), "--json", str(run)), f"{run} is a folder"),
+        ((str(run), "--html", "no_such_folder/heads.html"), "there is no folder no_such_folder"),
         (("nowhere",), "no run at nowhere"),
     ):
         assert command.main(["heads", *flags]) == 2

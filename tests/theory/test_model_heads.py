@@ -61,6 +61,8 @@ def test_functional_heads_are_those_from_which_on_the_score_is_kept() -> None:
     assert CutScores(0.9, {0: 0.1, 1: 0.9, 2: 0.5, 3: 0.895, 4: 0.9}).functional_heads == 3
     assert CutScores(0.9, {0: 0.9, 1: 0.9}).functional_heads == 0
     assert CutScores(0.9, {0: 0.1, 64: 0.5}).functional_heads is None
+    assert CutScores(0.0, {0: 0.0, 1: 0.0}).functional_heads is None
+    assert CutScores(-0.5, {0: 0.1, 1: -0.5}).functional_heads is None
 
 
 def test_scores_are_of_labelled_positions(generator: torch.Generator) -> None:

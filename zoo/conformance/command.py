@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from zoo.conformance.adapters.example import EXAMPLE
 from zoo.naming import UsageError, require_extra
+from zoo.report.files import check_place, write_atomically
 from zoo.report.terminal import progress
 
 if TYPE_CHECKING:
@@ -65,8 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dtype not in DTYPES:
         raise UsageError(f"--dtype must be one of {', '.join(DTYPES)}, got {arguments.dtype!r}")
     for path in (arguments.json, arguments.html):
-        if path is not None and not path.resolve().parent.is_dir():
-            raise UsageError(f"there is no folder {path.parent} to write {path.name} into")
+        if path is not None:
+            check_place(path)
     require_extra("rich.table")
     if arguments.html is not None:
         require_extra("matplotlib.figure")
@@ -76,7 +77,6 @@ def run(arguments: argparse.Namespace) -> int:
     from zoo.conformance.catalogue import properties
     from zoo.conformance.checker import check
     from zoo.conformance.targets import find_target
-    from zoo.report.files import write_atomically
 
     chosen = properties(*arguments.only)
     target = find_target(arguments.target, arguments.d_model, options)

@@ -32,6 +32,19 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
         raise
 
 
+def check_place(path: str | os.PathLike[str]) -> None:
+    """Refuse, before the work is done, a path at which no file can be written.
+
+    Raises:
+        ValueError: a folder, or something in a folder that is not there.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: give the name of a file")
+    if not path.resolve().parent.is_dir():
+        raise ValueError(f"there is no folder {path.parent} to write {path.name} into")
+
+
 def as_json(content: Any, indent: int | None = 1) -> str:
     """Plain data as a JSON file's text; a number that is not finite is null.
 

@@ -54,8 +54,13 @@ class CutScores(NamedTuple):
 
     @property
     def functional_heads(self) -> int | None:
-        """The fewest operators from which on every tested number keeps `KEPT` of the score; None if none does."""
+        """The fewest operators from which on every tested number keeps `KEPT` of the score.
+
+        None if none does, and of a score that is not above zero: it leaves nothing to keep.
+        """
         least = None
+        if self.whole <= 0:
+            return None
         for count in sorted(self.scores, reverse=True):
             if self.scores[count] < KEPT * self.whole:
                 break

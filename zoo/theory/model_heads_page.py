@@ -47,7 +47,7 @@ def _heads(row: LayerHeads) -> str:
 
 
 def _functional(row: LayerHeads) -> str:
-    if row.cut is None:
+    if row.cut is None or row.cut.whole <= 0:
         return NOTHING
     least = row.cut.functional_heads
     return f"> {max(row.cut.scores)}" if least is None else str(least)
@@ -157,7 +157,7 @@ def heads_page(rows: Sequence[LayerHeads], reading: Reading) -> str:
             "th,td{border-bottom:1px solid #ccc;padding:.3em .8em;text-align:right}th:first-child{text-align:left}"
             "img{max-width:100%}dt{font-weight:bold}</style></head><body>",
             f"<h1>Heads of {escape(reading.model)}</h1>",
-            *(f"<p>{escape(line)}</p>" for line in describe(reading)),
+            *(f"<p>{escape(line)}</p>" for line in describe(rows, reading)),
             f"<table><tr><th></th>{headings}</tr>",
             *cells,
             f'</table>\n<p><img alt="Scores of cut layers, gradients" src="data:image/png;base64,{picture}"></p>\n<dl>',
@@ -167,7 +167,11 @@ def heads_page(rows: Sequence[LayerHeads], reading: Reading) -> str:
     )
 
 
-def describe(reading: Reading) -> list[str]:
-    """What was read and how it was scored, in sentences."""
+def describe(rows: Sequence[LayerHeads], reading: Reading) -> list[str]:
+    """What was read, how it was scored and what the whole model scores, in sentences."""
     lines = [f"Operators are read at {reading.where}."]
-    return [*lines, f"Score: {reading.score}."] if reading.score else lines
+    if (whole := next((row.cut.whole for row in rows if row.cut is not None), None)) is not None:
+        lines.append(f"Score: {reading.score}; the whole model has {whole:.3g}.")
+        if whole <= 0:
+            lines.append("That leaves nothing to keep: functional heads are not counted.")
+    return lines

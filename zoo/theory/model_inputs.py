@@ -54,7 +54,8 @@ def model_inputs(
         n_others: sequences on which a cut model is scored.
 
     Raises:
-        ValueError: sizes that are not positive, a text that is too short or has no tokenizer, seq_len for a run.
+        ValueError: sizes that are not positive, a text that is too short, cannot be read or has no tokenizer, seq_len
+            for a run.
     """
     require_positive(seq_len=seq_len, n_inputs=n_inputs, n_others=n_others)
     agreement = "share of positions at which the cut model answers as the whole one does"
@@ -84,9 +85,17 @@ def model_inputs(
 
 
 def _tokens(path: str | os.PathLike[str], text: Path) -> Tensor:
+    try:
+        words = text.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"--text {text} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"--text {text} is not text in UTF-8") from None
+    if not (Path(path) / "config.json").is_file():
+        raise ValueError(f"{path} has no tokenizer for --text, which takes the folder of a transformers model")
     tokenizers = require_extra("transformers")
     try:
         tokenizer = tokenizers.AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} has no tokenizer for --text: {' '.join(str(error).split())[:200]}") from None
-    return torch.tensor(tokenizer(text.read_text(encoding="utf-8"))["input_ids"])
+    return torch.tensor(tokenizer(words)["input_ids"])
