@@ -128,19 +128,19 @@ class RunFolder:
 
     @property
     def best(self) -> Path:
-        from zoo.saved import BEST
+        from zoo.interop.saved import BEST
 
         return self.checkpoints / BEST
 
     @property
     def last(self) -> Path:
-        from zoo.saved import LAST
+        from zoo.interop.saved import LAST
 
         return self.checkpoints / LAST
 
     @property
     def previous(self) -> Path:
-        from zoo.saved import PREVIOUS
+        from zoo.interop.saved import PREVIOUS
 
         return self.checkpoints / PREVIOUS
 
@@ -215,7 +215,7 @@ class RunFolder:
             ValueError: nothing to test; no checkpoint left to go on from; a damaged `best`, which no later step
                 restores.
         """
-        from zoo.saved import find_checkpoint, is_whole
+        from zoo.interop.saved import find_checkpoint, is_whole
 
         if command.ckpt_path is not None:
             return Path(command.ckpt_path)
@@ -238,7 +238,7 @@ class RunFolder:
         Raises:
             UsageError: the folder cannot be written.
         """
-        from zoo.saved import is_whole
+        from zoo.interop.saved import is_whole
 
         damaged = [file for file in (self.last, self.previous) if file.is_file() and not is_whole(file)]
         try:

@@ -179,7 +179,7 @@ class Session:
 
         from tasks.datamodule import TaskDataModule
         from zoo.backbone import Backbone
-        from zoo.saved import check_checkpoint
+        from zoo.interop.saved import check_checkpoint
         from zoo.training import SequenceModule, Throughput
 
         config = command.config
@@ -226,7 +226,7 @@ class Session:
 
     def evaluate(self, checkpoint: Path, test: bool = True) -> Metrics:
         """Return a checkpoint's metrics on the validation and, by default, test splits, and the run's cost."""
-        from zoo.saved import read_checkpoint
+        from zoo.interop.saved import read_checkpoint
 
         trainer, options = self.trainer, {"ckpt_path": checkpoint, "weights_only": True, "verbose": False}
         splits = ("test", "val") if test else ("val",)

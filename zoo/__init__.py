@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from zoo.backbone import Backbone
     from zoo.blocks import Bidirectional
     from zoo.contract import SequenceMixer, State, detach_state, map_state, move_state, reorder_state, state_nbytes
-    from zoo.packing import run_left_padded, run_packed
+    from zoo.interop.packing import run_left_padded, run_packed
+    from zoo.interop.saved import load, save
+    from zoo.interop.transformers import load_transformers
     from zoo.registry import create_layers, create_mixer, list_mixers
-    from zoo.saved import load, save
-    from zoo.transformers_weights import load_transformers
 
 _HOMES = {
     "Backbone": "zoo.backbone",
@@ -24,14 +24,14 @@ _HOMES = {
     "create_mixer": "zoo.registry",
     "detach_state": "zoo.contract",
     "list_mixers": "zoo.registry",
-    "load": "zoo.saved",
-    "load_transformers": "zoo.transformers_weights",
+    "load": "zoo.interop.saved",
+    "load_transformers": "zoo.interop.transformers",
     "map_state": "zoo.contract",
     "move_state": "zoo.contract",
     "reorder_state": "zoo.contract",
-    "run_left_padded": "zoo.packing",
-    "run_packed": "zoo.packing",
-    "save": "zoo.saved",
+    "run_left_padded": "zoo.interop.packing",
+    "run_packed": "zoo.interop.packing",
+    "save": "zoo.interop.saved",
     "state_nbytes": "zoo.contract",
 }
 

@@ -343,7 +343,7 @@ def _trained(path: str, taker: str = "--ckpt_path") -> Backbone:
     Raises:
         ValueError: neither; what `zoo.load` and `zoo.load_transformers` refuse.
     """
-    from zoo.saved import FOLDER, load
+    from zoo.interop.saved import FOLDER, load
 
     folder = Path(path)
     if not folder.is_dir() or (folder / FOLDER).is_dir():
@@ -354,7 +354,7 @@ def _trained(path: str, taker: str = "--ckpt_path") -> Backbone:
             f"{taker} takes one of them, or a .ckpt file"
         )
     from zoo.backbone import Backbone
-    from zoo.transformers_weights import load_transformers
+    from zoo.interop.transformers import load_transformers
 
     model = load_transformers(folder)
     assert isinstance(model, Backbone)  # layers have no folders

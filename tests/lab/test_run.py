@@ -110,7 +110,7 @@ def test_metrics_that_are_not_there_and_those_that_are_not_ours(tmp_path: Path) 
 
 
 def test_a_run_keeps_its_checkpoints_where_the_zoo_looks_for_them() -> None:
-    from zoo.saved import FOLDER
+    from zoo.interop.saved import FOLDER
 
     assert CHECKPOINTS == FOLDER
 

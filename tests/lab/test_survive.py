@@ -31,7 +31,7 @@ from tests.lab import kills
 from tests.lab.runs import MEASURED, TinyRuns, error_line, results
 from tests.tolerances import tolerance
 from tests.training.small import assert_identical
-from zoo.saved import is_whole
+from zoo.interop.saved import is_whole
 from zoo.signals import SCHEDULER, handled
 
 RUNS = TinyRuns(

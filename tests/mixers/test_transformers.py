@@ -19,9 +19,9 @@ from tests import ROOT
 from tests.cases import draw, randomise
 from zoo import Backbone, SequenceMixer, load_transformers
 from zoo.blocks import Experts, ResidualBlock
+from zoo.interop.transformers import _ALLOWED as ALLOWED
+from zoo.interop.transformers import LAYERS, MODELS, ROPE_TYPES
 from zoo.ops.rope import rotate
-from zoo.transformers_weights import _ALLOWED as ALLOWED
-from zoo.transformers_weights import LAYERS, MODELS, ROPE_TYPES
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
@@ -695,7 +695,7 @@ def fields_of(kind: str, options: dict[str, Any]) -> set[str]:
     theirs = build(kind, torch.Generator().manual_seed(0), **options)
     with pytest.MonkeyPatch.context() as patch:
         seen: set[str] = set()
-        patch.setattr("zoo.transformers_weights._expect", lambda _, fields: seen.update(fields))
+        patch.setattr("zoo.interop.transformers._expect", lambda _, fields: seen.update(fields))
         load_transformers(theirs)
     return {re.sub(r"^eps of .*", "eps of", field) for field in seen}
 

@@ -146,8 +146,8 @@ def test_measure_prints_and_writes_a_row_a_mixer(tmp_path: Path, capsys: pytest.
 def test_measure_reads_the_layers_of_a_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from zoo import saved
     from zoo.backbone import Backbone
+    from zoo.interop import saved
 
     model = Backbone({"name": "attention", "n_heads": 2}, 4, 2, vocab_size=5, n_outputs=5)
     monkeypatch.setattr(saved, "load", lambda path: {"runs/x": model}[path])
@@ -195,8 +195,8 @@ def test_a_folder_that_is_neither_run_nor_model_is_refused(tmp_path: Path, capsy
 def test_a_model_of_short_sequences_is_measured_as_far_as_it_goes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from zoo import saved
     from zoo.backbone import Backbone
+    from zoo.interop import saved
 
     def model(max_seq_len: int) -> Backbone:
         mixer = {"name": "factorized", "n_heads": 2, "max_seq_len": max_seq_len}

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor
 
 from tests.training import small
-from zoo.saved import check_checkpoint, load
+from zoo.interop.saved import check_checkpoint, load
 from zoo.training import Checkpoints, NonFiniteLossError, ReseedEachStep, SequenceModule, Throughput
 
 

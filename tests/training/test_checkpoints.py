@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from tests.training import small
-from zoo.saved import check_checkpoint, read_checkpoint
+from zoo.interop.saved import check_checkpoint, read_checkpoint
 from zoo.training import AtomicCheckpointIO, Checkpoints, Interrupt, Interrupted, NonFiniteLossError
 
 ATTENTION = {"name": "attention"}

@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.training import small
-from zoo.saved import check_checkpoint
+from zoo.interop.saved import check_checkpoint
 from zoo.training import Checkpoints, ReseedEachStep
 
 # 40 rows in batches of 8: five batches a pass, which is what is validated after unless said. Each case stops at every

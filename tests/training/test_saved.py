@@ -13,7 +13,7 @@ import torch
 import zoo
 from tests.tolerances import assert_close
 from tests.training import small
-from zoo.saved import check_checkpoint, load
+from zoo.interop.saved import check_checkpoint, load
 
 
 @pytest.fixture(scope="module")

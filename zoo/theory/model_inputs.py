@@ -11,8 +11,8 @@ from torch import Tensor
 
 from zoo.backbone import Backbone
 from zoo.contract import require_positive
+from zoo.interop.saved import FOLDER
 from zoo.naming import find_module, require_extra
-from zoo.saved import FOLDER
 from zoo.theory.measure import random_inputs
 from zoo.theory.model_heads import Score, accuracy, explained
 

@@ -1,0 +1,1 @@
+"""How models meet what others have: checkpoints on disk, packed batches, models of transformers."""
