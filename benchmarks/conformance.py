@@ -1,10 +1,10 @@
-"""The contract on released packages that nobody here wrote: docs/conformance.md, a table of packages × properties.
+"""Check released packages of others against the contract: docs/conformance.md, a table of packages × properties.
 
     pip install mambapy x-transformers minGRU-pytorch xlstm local-attention transformers
-    python benchmarks/conformance.py                # all; --only NAME for some, which prints and writes nothing
+    python benchmarks/conformance.py                # all; --only NAME prints some and writes nothing
 
-Every failure is run again in a process of its own from the lines of the finding, and is printed only beside a sentence
-in conformance.toml, which somebody wrote after having looked at it by hand; one without makes the script stop.
+Every failure is run again in a process of its own from the lines of the finding. It is printed only together with a
+remark in conformance.toml, which a person wrote after reading the code; a failure without a remark stops the script.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ D_MODEL = 16
 
 
 class MinGRU(Adapter):
-    """minGRU-pytorch: the hidden state goes in and comes out where that is asked for."""
+    """Stream minGRU-pytorch: it takes the hidden state and returns it on request."""
 
     name = "return_next_prev_hidden"
     streams = True
@@ -45,7 +45,7 @@ class MinGRU(Adapter):
 
 
 class MambaPy(Adapter):
-    """mambapy's block: `step` takes (h, inputs), which begin as None and zeros."""
+    """Stream mambapy's block: `step` takes (h, inputs), which begin as None and zeros."""
 
     name = "step(x_t, (h, inputs))"
     streams, longest = True, 1
@@ -64,7 +64,7 @@ class MambaPy(Adapter):
 
 
 class LocalCache(Adapter):
-    """local-attention: `return_cache` gives keys and values, `cache` takes them back for one position."""
+    """Stream local-attention: `return_cache` gives keys and values, `cache` takes them back for one position."""
 
     name = "cache and return_cache"
     streams, longest = True, 1
@@ -80,10 +80,10 @@ class Case:
     """A module of a package.
 
     Attributes:
-        package: as it is installed.
-        name: what the table calls it.
+        package: its name on the package index.
+        name: its name in the table.
         lines: Python that makes `module`.
-        adapter: how to stream it, where the checks do not find out.
+        adapter: how to stream it, where the checks cannot find that out.
         looks_ahead: whether it is an encoder.
     """
 
@@ -217,12 +217,12 @@ REMARKS: Mapping[tuple[str, str], str] = {
 """(case, property) -> what it is, by somebody who ran the lines and read the code."""
 
 INTRODUCTION = """\
-Written by `python benchmarks/conformance.py`, which checks modules of packages that nobody here wrote, as they are
-released: {packages}, on {machine}.
-All with d_model 16, one to three layers, fresh parameters, float32 on a CPU, without the packages' CUDA kernels: what
-holds here says nothing about those. A mark is about this contract, and a package may never have promised what it asks
-for; what each ✗ is stands below. Findings are of the versions above; later ones may differ.
-`zoo check` does the same to any module; it is the suite that this project's own mixers pass.
+Written by `python benchmarks/conformance.py`, which checks modules of other authors' packages, as they are released:
+{packages}, on {machine}.
+All have d_model 16, one to three layers, fresh parameters and float32, on a CPU without the packages' CUDA kernels: the
+marks say nothing about those. A mark is about this contract, and a package may never have promised what the contract
+asks for; each ✗ is explained below. Findings are about the versions above; later ones may differ.
+`zoo check` does the same for any module; this project's own mixers pass the same suite.
 
 ✓ holds, ✗ does not, – does not apply (the module has no such thing, or nobody marked its coefficients).
 """
@@ -231,7 +231,7 @@ MARKS = {"passed": "✓", "failed": "✗", "not_applicable": "–"}
 
 
 def run(case: Case) -> Report:
-    """All properties of one module."""
+    """Check all properties of one module."""
     source = ["torch.manual_seed(0)", *case.lines.splitlines()]
     return check(
         case.make,
@@ -244,7 +244,7 @@ def run(case: Case) -> Report:
 
 
 def reproduce(script: str) -> str:
-    """What the lines of a finding print, or the last line of what they raise, in a process of their own."""
+    """Run the lines of a finding in a process of their own; return what they print, or the last line of their error."""
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=False)
     if done.returncode == 0:
         said = done.stdout.strip().splitlines()
@@ -254,7 +254,7 @@ def reproduce(script: str) -> str:
 
 
 def page(found: Mapping[Case, Report], printed: Mapping[tuple[str, str], str]) -> Iterator[str]:
-    """The lines of docs/conformance.md."""
+    """Yield the lines of docs/conformance.md."""
     packages = dict.fromkeys(case.package for case in found)
     yield "# The contract on released packages"
     yield ""
@@ -269,11 +269,11 @@ def page(found: Mapping[Case, Report], printed: Mapping[tuple[str, str], str]) -
             rows.append([f"{case.package} {case.name}", *(verdicts[name] for name in names)])
         yield from table([subject, *(f"`{name}`" for name in names)], rows, "l" + "c" * len(names))
         yield ""
-    yield "## What each ✗ is"
+    yield "## Each ✗ explained"
     yield ""
     yield (
-        "Each was run again from its lines in a process of its own, which printed what is quoted; "
-        "then its code was read."
+        "The lines of each finding were run again in a process of their own, whose output is quoted; "
+        "then the code was read."
     )
     yield ""
     for case, report in found.items():
@@ -287,7 +287,7 @@ def page(found: Mapping[Case, Report], printed: Mapping[tuple[str, str], str]) -
             yield ""
             yield from (f"    {line}".rstrip() for line in finding.reproduce.rstrip().splitlines())
             yield ""
-    yield "## Measured beside it"
+    yield "## Further measurements"
     yield ""
     rows = []
     for case, report in found.items():
@@ -300,7 +300,7 @@ def page(found: Mapping[Case, Report], printed: Mapping[tuple[str, str], str]) -
 
 
 def main() -> int:
-    """Check, print, and write the page where every failure has its remark."""
+    """Check, print, and write the page if every failure has a remark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="names of cases")
     chosen = [case for case in CASES if case.name in (only := parser.parse_args().only) or not only]

@@ -1,4 +1,4 @@
-"""The linear recurrences and sLSTM against their CPU peers, against what they were before, and trick by trick."""
+"""Compare the linear recurrences and sLSTM with their CPU peers, with their older versions, and trick by trick."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _sizes(sizes: Sizes, seq_len: int) -> recurrences.Sizes:
 
 
 def family(sizes: Sizes) -> Section:
-    """Whole sequences, memory and one step of each recurrence, against its peer."""
+    """Measure whole sequences, memory and one step of each recurrence against its peer."""
     heads = f"batch 1, length {sizes.family_length}, 4 heads of width {sizes.family_width}"
     section = Section(
         f"The ops behind the mixers at {heads}, {all_cores()} threads, and one decoding step with one thread. The peer"
@@ -84,7 +84,7 @@ def family(sizes: Sizes) -> Section:
 
 
 def _runs(name: str, n: recurrences.Sizes) -> dict[str, tuple[peers.Form, tuple[Tensor, ...]]]:
-    """Form and inputs by who computes it, ours first."""
+    """Return form and inputs by implementation, ours first."""
     if name == "slstm":
         return {who: (form, inputs) for who, (form, _, inputs, _) in recurrences.cells(n, _generator()).items()}
     problem = recurrences.PROBLEMS[name]
@@ -93,7 +93,7 @@ def _runs(name: str, n: recurrences.Sizes) -> dict[str, tuple[peers.Form, tuple[
 
 
 def _steps(name: str, n: recurrences.Sizes, count: int) -> dict[str, Callable[[], None]]:
-    """`count` steps by who computes them, ours first."""
+    """Return `count` steps by implementation, ours first."""
     if name == "slstm":
         cells = recurrences.cells(n, _generator()).items()
         return {who: _decoding(step, inputs, state, count) for who, (_, step, inputs, state) in cells}
@@ -121,7 +121,7 @@ def _peak(name: str, who: str, sizes: Sizes) -> int:
 
 
 def before(sizes: Sizes) -> Section:
-    """Three ops that became calls of `zoo.ops.dplr`, against what they were, read from the repository's history."""
+    """Compare three ops that became calls of `zoo.ops.dplr` with their older versions from the repository's history."""
     section = Section(
         f"Linear attention, gated linear attention and the delta rule are calls of one op, `zoo.ops.dplr`. Here against"
         f" the ops of their own that they were until commit {BEFORE_ONE_OP.rstrip('^')}, read from the history of the"
@@ -191,7 +191,7 @@ _REWIRED: dict[str, tuple[str, recurrences.Inputs]] = {
 
 
 def _old_op(module: str, name: str) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The op as it was before, from the history.
+    """Return the op as it was before, from the history.
 
     Raises:
         FileNotFoundError: the history does not reach back to it (a shallow clone, an unpacked archive).
@@ -220,7 +220,7 @@ _TRICKS: dict[str, tuple[str, str]] = {
 
 
 def tricks(sizes: Sizes) -> Section:
-    """What each trick of the selective scan in numba is worth."""
+    """Measure what each trick of the selective scan in numba is worth."""
     shapes = [(1, sizes.long, sizes.bank_channels), (1, sizes.long // 4, 6 * sizes.bank_channels)]
     section = Section(
         "The selective scan in numba with one of its tricks taken out of its source at a time: the time without / with,"

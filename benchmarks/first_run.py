@@ -1,11 +1,11 @@
-"""From nothing to a trained model: a fresh clone, `make train`, wall times.
+"""Time the way from a fresh clone to a trained model: `make train`, wall times.
 
-    python benchmarks/first_run.py            by pip, and by uv where it is on the PATH
+    python benchmarks/first_run.py            with pip, and with uv if it is on the PATH
 
 Clones the commit that is checked out into a temporary folder, without any cache of packages, data or compiled code,
-sets up the environment as `make train` does, then trains its default model. Packages come from wherever pip and uv are
-told to look, so the set-up's time is also that of the network. Writes `benchmarks/first_run.md` and the lines in the
-README.
+sets up the environment as `make train` does, then trains its default model. Packages come from the index that pip and
+uv are configured to use, so the time of the set-up includes the network. Writes `benchmarks/first_run.md` and the lines
+in the README.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def measure(road: str, uv: str) -> FirstRun:
 
     Args:
         road: its name in the table.
-        uv: the program, or nothing for pip alone.
+        uv: path of the program; empty for pip without uv.
     """
     with tempfile.TemporaryDirectory() as scratch:
         clone = Path(scratch, "clone")

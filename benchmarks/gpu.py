@@ -1,12 +1,12 @@
-"""Speed on one CUDA device, against the memory floor and against the public kernels: writes docs/performance_gpu.md.
+"""Compare speed on one CUDA device with the memory floor and with public kernels; write docs/performance_gpu.md.
 
     python benchmarks/gpu.py                     every section
     python benchmarks/gpu.py --only scan steps   these sections; the page keeps the others as they were
     python benchmarks/gpu.py --tune              the scan under other tiles, printed and not published
 
-First the tests of what is timed are run, on the device: nothing is measured where they fail. The public kernels are
-taken where they can be imported (`mamba_ssm`, `fla`, `mambapy`) and named where they cannot; nothing else is needed.
-Candidates take turns in one process and are timed by CUDA events; what is kept are medians.
+First it runs the tests of what is timed, on the device, and measures nothing if they fail. Public kernels are included
+if they can be imported (`mamba_ssm`, `fla`, `mambapy`) and listed as missing if not; nothing else is needed. Candidates
+take turns in one process and are timed by CUDA events; medians are kept.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def scan_bytes(batch: int, seq_len: int, d_inner: int, d_state: int, size: int) 
 
     Forward reads x, dt, B, C, A and a state and writes y and a state. Backward reads x, dt, B, C, A and the gradients
     of y and the final state, and writes a gradient for each of the six inputs. States that an implementation keeps in
-    between are its own affair.
+    between are not counted.
     """
     wide, narrow = batch * seq_len * d_inner * size, batch * seq_len * d_state * size
     rates, state = 4 * d_inner * d_state, 4 * batch * d_inner * d_state
@@ -92,7 +92,7 @@ def copy_bandwidth() -> float:
 
 
 def available(kernels: Mapping[str, str]) -> tuple[dict[str, Callable[..., Any]], list[str]]:
-    """Functions by the names they are shown under, from "module:function"; and the names of those not installed."""
+    """Return functions by their shown names, from "module:function", and the names of those not installed."""
     found, missing = {}, []
     for name, place in kernels.items():
         module, _, function = place.partition(":")
@@ -129,7 +129,7 @@ def difference(ours: Tensor, theirs: Tensor) -> float:
 
 
 def scan() -> Section:
-    """The selective scan against the memory floor and the public kernels."""
+    """Measure the selective scan against the memory floor and the public kernels."""
     kernels = {"mamba_ssm": "mamba_ssm.ops.selective_scan_interface:selective_scan_fn"}
     kernels |= {"mamba.py": "mambapy.pscan:pscan"}
     found, missing = available(kernels)
@@ -258,7 +258,7 @@ def _theirs(kernel: Callable[..., Any]) -> Callable[..., Tensor]:
 
 
 def steps() -> Section:
-    """A training step of each mixer."""
+    """Measure a training step of each mixer."""
     section = Section(
         f"One training step (forward, backward, AdamW) of two layers at d_model {FULL.step_width} with SwiGLU, length"
         f" {FULL.step_length}, batch {FULL.step_batch}, float32; the highest memory that torch held."

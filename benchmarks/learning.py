@@ -1,7 +1,7 @@
-"""What the mixers learn in a small budget: accuracy and wall time from cold, seed by seed.
+"""Measure what the mixers learn in a small budget: accuracy and wall time of whole processes, per seed.
 
     python benchmarks/learning.py            every experiment below, about half an hour on two cores
-    python benchmarks/learning.py mqar       those of one table
+    python benchmarks/learning.py mqar       the experiments of one table
 
 Each run is one `train.py` process, timed from its start to its end: imports, data, training, evaluation. The table
 `benchmarks/learning.md` and the summary in the README are rewritten after every run; runs that
@@ -70,7 +70,7 @@ EXPERIMENTS = [
 
 
 def run(experiment: Experiment, seed: int) -> dict[str, Any]:
-    """One cold run; its metrics and the wall time of the whole process in seconds."""
+    """Run one process; return its metrics and its whole wall time in seconds."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "train.py", "--task", experiment.task, *experiment.flags.split()]
         command += ["--seed", str(seed), "--run_dir", f"{folder}/runs", "--task.cache_dir", f"{folder}/cache"]

@@ -1,4 +1,4 @@
-"""What every committed table says about where it was measured."""
+"""The line in every committed table about the machine that it was measured on."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from zoo.report import machine
 
 
 def describe_machine() -> str:
-    """Processor, cores, Python, torch and date in one phrase."""
+    """Return processor, cores, Python, torch and date in one phrase."""
     return f"{machine.describe_machine()}, {datetime.datetime.now(datetime.UTC).date()}"

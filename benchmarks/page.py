@@ -1,4 +1,4 @@
-"""Measurements as plain data, and as a page: tables, ratios, and whether each target was met."""
+"""Measurements as plain data and as a page: tables, ratios, and whether each target was met."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Table:
 
 @dataclass
 class Target:
-    """A number that was asked for. `least` asks for at least `wanted`, otherwise for at most that."""
+    """A target for a number: at least `wanted` if `least`, otherwise at most `wanted`."""
 
     what: str
     wanted: float
@@ -36,7 +36,7 @@ class Target:
 
     @property
     def bound(self) -> str:
-        """What was asked for, in words."""
+        """The target in words."""
         return f"{'≥' if self.least else '≤'} {show(self.wanted)}"
 
 
@@ -60,18 +60,18 @@ class Section:
 
 
 def show(cell: Cell) -> str:
-    """Three significant digits; nothing measured is a dash."""
+    """Format with three significant digits; a missing measurement is a dash."""
     return cell if isinstance(cell, str) else number(cell, digits=3)
 
 
 def render_table(table: Table) -> list[str]:
-    """The table in Markdown."""
+    """Return the table in Markdown."""
     lines = [f"**{table.caption}**", ""] if table.caption else []
     return [*lines, *markdown.table(table.columns, [[show(cell) for cell in row] for row in table.rows]), ""]
 
 
 def render_targets(targets: Sequence[Target]) -> list[str]:
-    """What was asked for beside what was measured."""
+    """Return the table of targets and measured values."""
     table = Table("", ["target", "asked for", "measured", "met"])
     for target in targets:
         table.rows.append([target.what, target.bound, target.measured, "yes" if target.met else "**no**"])
@@ -79,7 +79,7 @@ def render_targets(targets: Sequence[Target]) -> list[str]:
 
 
 def render_section(title: str, section: Section, measured: str) -> list[str]:
-    """A section of the page: what it is, its tables and figures, its targets, where and when it was measured."""
+    """Return a section of the page: description, tables, figures, targets, and where and when it was measured."""
     lines = [f"## {title}", "", section.about, ""]
     for table in section.tables:
         lines += render_table(table)

@@ -1,15 +1,15 @@
-"""The published forms that ours is measured against: each from the same inputs to the same outputs, without a state.
+"""The published forms that ours are measured against: each maps the same inputs to the same outputs, without a state.
 
 Three maps, each in the layout that a block hands over:
 
 - the selective scan of Mamba: x, dt (batch, seq, d_inner), A (d_inner, d_state), B, C (batch, seq, d_state);
 - SSD of Mamba-2: x (batch, seq, heads, d_head), dt (batch, seq, heads), A (heads), B, C (batch, seq, groups, d_state);
-- a bank of diagonal SSMs, one a channel: x (batch, seq, channels), the rest (channels, d_state) and complex.
+- a bank of diagonal SSMs, one per channel: x (batch, seq, channels), the rest (channels, d_state) and complex.
 
-dt is positive and A negative. `SCANS`, `SSDS` and `BANKS` list who computes what, ours first;
-tests/project/test_peers.py holds them all to the same numbers. The forms written here are written from the papers;
-mamba.py and transformers are called as they are installed (extra `bench`), with what they would do on a machine
-without CUDA.
+dt is positive and A negative. `SCANS`, `SSDS` and `BANKS` list the implementations, ours first;
+tests/project/test_peers.py checks that all give the same numbers. The forms written here are written from the papers;
+mamba.py and transformers are called as they are installed (extra `bench`), with what they would do on a machine without
+CUDA.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def zoo_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
 
 
 def loop_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
-    """The loop over time as one would write it who knows autograd: everything but the recurrence in bulk.
+    """The loop over time, written with care for autograd: everything except the recurrence is done in bulk.
 
     Steps come from one `unbind`; indexing them one by one makes the backward quadratic, because each index allocates a
     gradient as large as the whole.
@@ -84,7 +84,7 @@ def transformers_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) ->
 
 
 def zoo_ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
-    """`zoo.ops.ssd`, what the block does around it included."""
+    """`zoo.ops.ssd`, including what the block does around it."""
     x, dt, B, C = (t.transpose(1, 2) for t in (x, dt, B, C))
     empty = x.new_zeros(len(x), x.shape[1], B.shape[3], x.shape[3])
     return ssd(C, B, dt.unsqueeze(3) * x, A.unsqueeze(1) * dt, empty)[0].transpose(1, 2)
@@ -94,7 +94,7 @@ def minimal_ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, size: in
     """The four einsums of the paper: diagonal blocks, states, their recurrence as a matrix of chunks, outputs.
 
     Dao and Gu 2405.21060, listing 1: every einsum over all heads at once, B and C repeated for each head of a group,
-    `size` positions a block, which must divide the sequence.
+    `size` positions per block; it must divide the length of the sequence.
     """
     per_group = x.shape[2] // B.shape[2]
     u = (x * dt.unsqueeze(3)).unflatten(1, (-1, size))
@@ -189,7 +189,7 @@ def bank_inputs(
     generator: torch.Generator,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, ...]:
-    """x, log_decay, gain, C as at the initialisation of S4D-Lin, `d_state` poles a channel."""
+    """x, log_decay, gain, C as at the initialisation of S4D-Lin, `d_state` poles per channel."""
     dt = _steps((channels, 1), generator, dtype)
     A = torch.complex(torch.full((d_state,), -0.5, dtype=dtype), torch.pi * torch.arange(d_state, dtype=dtype))
     log_decay, gain = zero_order_hold(A.expand(channels, -1), dt)

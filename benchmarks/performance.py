@@ -1,9 +1,9 @@
-"""Speed and memory on a CPU, ours and the peers side by side: writes docs/performance.md.
+"""Compare speed and memory of ours and the peers on a CPU; write docs/performance.md.
 
     python benchmarks/performance.py                      everything, about a quarter of an hour on two idle cores
     python benchmarks/performance.py --only scan decode   these sections; the page keeps the others as they were
 
-First the tests of what is timed are run: nothing is measured where they fail. The peers come with
+First it runs the tests of what is timed, and measures nothing if they fail. The peers come with
 `pip install 'mixer-zoo[bench]'`. Each section runs in a process of its own; its numbers go into
 `benchmarks/performance.json` as soon as they are there, with machine, commit and date, and the page and the README's
 table are made anew from that file; `--help` says how long each section took when it was last measured.
@@ -81,7 +81,7 @@ def _taken() -> list[str]:
 
 
 def run_section(name: str, quick: bool) -> dict[str, Any]:
-    """Measure one section; plain data, as it comes back from a process of its own."""
+    """Measure one section; return plain data, which a process of its own can send back."""
     return SECTIONS[name][1](QUICK if quick else FULL).to_plain()
 
 

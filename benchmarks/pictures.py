@@ -1,9 +1,10 @@
-"""The pictures of the README that are photographs: the page of `zoo compare`, and TensorBoard over the same runs.
+"""Make the screenshots of the README: the page of `zoo compare`, and TensorBoard over the same runs.
 
     python benchmarks/pictures.py        trains sixteen tiny runs, some minutes on two cores, and writes
                                          docs/compare.png and docs/tensorboard.png
 
-Runs are kept in --run_dir: the same command goes on with what is not done. Needs chromium and chromedriver on the PATH.
+Runs are kept in --run_dir: the same command goes on with the unfinished ones. Needs chromium and chromedriver on the
+PATH.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ PAGE, BOARD = ROOT / "docs" / "compare.png", ROOT / "docs" / "tensorboard.png"
 
 @contextmanager
 def browser(width: int, height: int) -> Iterator[Any]:
-    """Headless Chromium with a window of so many pixels."""
+    """Start headless Chromium with a window of this many pixels."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
@@ -56,7 +57,7 @@ def browser(width: int, height: int) -> Iterator[Any]:
 
 
 def photograph(address: str, width: int, height: int, seconds: float) -> bytes:
-    """A page as it is some seconds after it was loaded."""
+    """Take a screenshot of a page some seconds after it was loaded."""
     with browser(width, height) as chrome:
         chrome.get(address)
         time.sleep(seconds)

@@ -3,8 +3,8 @@
 Each form takes what a block hands over, without a state; each step takes one position and the state. q, k, v are
 (batch, seq, heads, d_head), gates and decays (batch, seq, heads) or with a number for each key channel; what runs per
 channel is (batch, seq, d_inner). transformers is called as it is installed (extra `bench`), with what it does on a
-machine without CUDA; what is written here is written from the papers. tests/project/test_peers.py holds all of them to
-the same numbers, but for LSTM, which is another recurrence.
+machine without CUDA; what is written here is written from the papers. tests/project/test_peers.py checks that all give
+the same numbers, except LSTM, which is another recurrence.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def loop_retention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class Sizes(NamedTuple):
-    """What inputs are drawn for."""
+    """The sizes of the inputs that are drawn."""
 
     batch: int
     seq_len: int
@@ -275,9 +275,9 @@ class Problem(NamedTuple):
     """One recurrence.
 
     Attributes:
-        forms: who computes whole sequences, ours first.
+        forms: implementations for whole sequences, ours first.
         inputs: what all forms take.
-        steps: who computes one position, ours first; none where no peer has a step of its own.
+        steps: implementations for one position, ours first; empty if no peer has a step of its own.
         state: a state that is not empty.
     """
 

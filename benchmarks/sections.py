@@ -1,4 +1,4 @@
-"""What is measured on a CPU: one function a section, from sizes to tables and targets.
+"""The sections measured on a CPU: one function per section, from sizes to tables and targets.
 
 Every comparison takes turns in one process (`timing.interleaved`); memory is the kernel's high-water mark in a process
 of its own. `benchmarks/performance.py` runs the sections and writes the page.
@@ -47,7 +47,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured. `full` is what is published, `quick` only shows that the scripts run."""
+    """The sizes of the measurements: `full` for publication, `quick` only to show that the scripts run."""
 
     rounds: int = 7
     scan_shapes: tuple[tuple[int, int, int], ...] = ((1, 256, 256), (1, 1024, 256), (1, 4096, 256), (4, 1024, 128))
@@ -109,7 +109,7 @@ def zoo_scan(backend: str) -> peers.Form:
 
 
 def scan_forms(seq_len: int, sizes: Sizes) -> dict[str, peers.Form]:
-    """Ours and the peers that end within reason at this length."""
+    """Return ours and the peers that finish in reasonable time at this length."""
     forms: dict[str, peers.Form] = {"zoo numba": zoo_scan("numba"), "zoo torch": zoo_scan("torch")}
     forms |= {name: form for name, form in peers.SCANS.items() if name != "zoo"}
     if seq_len > sizes.python_loop_up_to:
@@ -118,7 +118,7 @@ def scan_forms(seq_len: int, sizes: Sizes) -> dict[str, peers.Form]:
 
 
 def scan(sizes: Sizes) -> Section:
-    """The selective scan against the peers: time, memory, error."""
+    """Measure the selective scan against the peers: time, memory, error."""
     section = Section(
         "The scan of Mamba (`zoo.ops.selective_scan`), N = 16, float32. Ours in milliseconds; the others as multiples"
         " of ours in pure PyTorch. mamba.py is `mambapy` from PyPI, transformers its path without CUDA (a Python loop;"
@@ -219,7 +219,7 @@ def _values_and_gradients(form: peers.Form, inputs: Iterable[Tensor]) -> list[Te
 
 
 def loaded(sizes: Sizes) -> Section:
-    """The scan while other processes keep every core busy."""
+    """Measure the scan while other processes keep every core busy."""
     cores = all_cores()
     section = Section(
         f"Forward + backward of the scan with all {cores} cores to itself, and while {cores} other processes keep them"
@@ -243,7 +243,7 @@ def loaded(sizes: Sizes) -> Section:
 
 
 def ssd(sizes: Sizes) -> Section:
-    """State space duality against its published forms."""
+    """Measure state space duality against its published forms."""
     section = Section(
         f"SSD of Mamba-2 (`zoo.ops.ssd`): 4 heads of width 64, length {sizes.long}, one thread, what a block does"
         " around the scan included. The minimal form is that of the paper's listing 1, in our own words;"
@@ -401,7 +401,7 @@ def _streaming(mixer: Any, token: Tensor, state: Any, steps: int) -> Callable[[]
 
 
 def scaling(sizes: Sizes) -> Section:
-    """Time of a training pass against length."""
+    """Measure the time of a training pass against length."""
     section = Section(
         f"Time of forward + backward of each mixer at d_model {sizes.scaling_width}, batch of one, against the length"
         f" L = {sizes.lengths[0]} … {sizes.lengths[-1]}: the exponent e of the power law L^e, by least squares on"

@@ -1,12 +1,12 @@
-"""How fast every task is drawn, and the slow ones written to the cache and read back, end to end, on one core.
+"""Time how fast every task is drawn, and the slow ones written to the cache and read back, on one core.
 
     python benchmarks/task_generation.py              prints the table and writes benchmarks/task_generation.md
     python benchmarks/task_generation.py mqar copying only these, printed and not written
 
 Each figure is of fresh processes, after the imports: one that draws a training split in memory; for the tasks that are
 kept on disk another that generates it into an empty cache, and another that reads it (checksum and copy into arrays
-included) with memory it has never touched. No peer's generator stands beside: zoology, mad-lab, state-spaces/s4 and the
-Long Range Arena are on no package index.
+included) with memory it has never touched. No generators of peers are timed: zoology, mad-lab, state-spaces/s4 and the
+Long Range Arena are not on a package index.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     head += [
         "A length other than 256 is that of a task without this one; mqar stands at several shapes, and beyond 256"
     ]
-    head += ["positions nothing was asked for. Peers' generators are on no package index, so none is timed beside.", ""]
+    head += ["positions nothing was asked for. Peers' generators are on no package index, so none is timed.", ""]
     tables = [line for table in (in_memory, on_disk) if table.rows for line in render_table(table)]
     text = "\n".join([*head, *tables])
     if not only:
