@@ -57,6 +57,12 @@ def test_a_layer_cut_to_nothing_adds_what_does_not_depend_on_its_input(generator
     assert found.scores == {0: score(silent(others))}
 
 
+def test_a_mixer_behind_a_canon_layer_has_its_heads(generator: torch.Generator) -> None:
+    model = model_of(generator, mixer={"name": "attention", "n_heads": 2}, n_layers=1, canon="A")
+    rows = measure_heads(model, tokens(generator))
+    assert [(row.name, row.n_heads) for row in rows] == [("layer 0: Canon + attention", 2)]
+
+
 def test_functional_heads_are_those_from_which_on_the_score_is_kept() -> None:
     assert CutScores(0.9, {0: 0.1, 1: 0.9, 2: 0.5, 3: 0.895, 4: 0.9}).functional_heads == 3
     assert CutScores(0.9, {0: 0.9, 1: 0.9}).functional_heads == 0

@@ -17,7 +17,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from zoo.backbone import Backbone
-from zoo.blocks import ResidualBlock
+from zoo.blocks import ResidualBlock, Stack
 from zoo.contract import SequenceMixer
 from zoo.theory.measure import REL_ERRORS, Gradient, Progress, fitted, layer_inputs, profile_at, spectrum_at
 from zoo.theory.operator import interaction
@@ -74,7 +74,7 @@ class LayerHeads:
 
     Attributes:
         name: its place and its mixer.
-        n_heads: heads that its mixer has; None where it has none.
+        n_heads: heads that its mixer has; None where it has none, or is a stack of several that have some.
         rank: singular values of its operator span above the threshold of `spectrum_rank`.
         rank_limit: the largest rank that a sketch could have seen; None for an exact spectrum.
         heads: relative error -> heads needed for it.
@@ -148,7 +148,7 @@ def measure_heads(
         rows.append(
             LayerHeads(
                 name=name,
-                n_heads=getattr(mixer, "n_heads", None),
+                n_heads=_n_heads(mixer),
                 rank=int(spectrum_rank(spectrum)),
                 rank_limit=limit,
                 heads={error: int(heads_needed(spectrum, error)) for error in REL_ERRORS},
@@ -261,6 +261,14 @@ def positions_to_read(
     """How many positions the widest layer of a model is run at when it is cut: what `cut_scores` costs."""
     width = max(layer.d_model for layer in model.layers.chain())
     return width * sum(len(each) * each.shape[1] ** 2 for each in (inputs, inputs, others))
+
+
+def _n_heads(mixer: SequenceMixer) -> int | None:
+    """Heads of a mixer; of a stack, such as a Canon layer and a mixer, those of the one member that has any."""
+    if not isinstance(mixer, Stack):
+        return getattr(mixer, "n_heads", None)
+    found = [count for member in mixer.chain() if (count := _n_heads(member)) is not None]
+    return found[0] if len(found) == 1 else None
 
 
 def _state_size(mixer: SequenceMixer, x: Float[Tensor, "1 seq d_model"]) -> StateSize | None:
