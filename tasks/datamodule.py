@@ -57,11 +57,11 @@ class TaskDataModule(L.LightningDataModule):
         n_val: validation examples; default 1,000, or all.
         n_test: test examples, per segment if there is a mixture; default 1,000, or all.
         batch_size: examples per batch and device.
-        seed: of the data and of the order in which training meets it.
+        seed: seed of the data and of the order in which training reads it.
         cache: keep the splits on disk, or generate them at each start; default: keep those of a slow task.
         cache_dir: folder of the cache; default $MIXER_ZOO_CACHE or ~/.cache/mixer-zoo.
-        test_lengths: further lengths at which the trained model is tested, such as 64,256,1024; at each, as many
-            examples as make n_test of the trained length in positions, but at least 16.
+        test_lengths: further lengths at which the trained model is tested, such as 64,256,1024; at each length so many
+            examples that their positions equal those of n_test trained ones, but at least 16.
         fresh: draw new training examples without end, instead of going through the same n_train again and again.
         mixture: shapes to train on together, each with the options that it overrides and its weight (default 1), by
             which n_train and n_val are shared out: "{seq_len: 64, weight: 3}, {seq_len: 128}". A batch has one shape,
@@ -123,7 +123,7 @@ class TaskDataModule(L.LightningDataModule):
         """The task at each test length, ascending."""
 
     def _shared_out(self, split: str, option: str, n: int | None) -> dict[str, int]:
-        """How many examples of a split each shape has, by its name."""
+        """Return how many examples of a split each shape has, by its name."""
         usual = USUAL_SIZES[split] if n is None else n
         if split == "test":
             sizes = {each.name: usual for each in (*self._trained, *self.segments)}
@@ -152,7 +152,7 @@ class TaskDataModule(L.LightningDataModule):
         return float(np.average([level or 0.0 for level in levels], weights=labels))
 
     def split(self, name: str, segment: str | None = None) -> Arrays:
-        """The arrays of split "train", "validation" or "test", made on first use.
+        """Return the arrays of split "train", "validation" or "test", made on first use.
 
         Args:
             name: of the split.
@@ -186,7 +186,7 @@ class TaskDataModule(L.LightningDataModule):
                 self._test_split_at(length)
 
     def train_dataloader(self) -> OneEpoch | NumberedBatches | BatchesInTurn:
-        """Shuffled or fresh batches from where the trainer stands; in order when it overfits a few.
+        """Return shuffled or fresh batches from the trainer's position on; in order when it overfits a few.
 
         One epoch is the whole run if the trainer counts steps (max_steps, without max_epochs), else a pass over the
         data.
@@ -207,11 +207,11 @@ class TaskDataModule(L.LightningDataModule):
         return TrainingBatches(self._split("train", segment), *numbered)
 
     def val_dataloader(self) -> BatchesInTurn:
-        """The validation split, in order."""
+        """Return the validation split, in order."""
         return self._in_order("validation")
 
     def test_dataloader(self) -> BatchesInTurn:
-        """The test split, in order."""
+        """Return the test split, in order."""
         return self._in_order("test")
 
     def segment_batches(self) -> Iterator[tuple[str, OrderedBatches]]:

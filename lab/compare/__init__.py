@@ -1,6 +1,6 @@
-"""What many runs of train.py and sweep.py found, side by side: read, put into a table, drawn, shown in TensorBoard.
+"""Compare the results of many runs of train.py and sweep.py: as records, tables, charts and in TensorBoard.
 
-`read_runs` gives what is under a folder as plain records. It needs no torch.
+`read_runs` returns the runs under a folder as plain records. It needs no torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a comparison draws, as data: learning curves, and scores against length, state, heads and facts of the task.
+"""The charts of a comparison, as data: learning curves, and scores against length, state, heads and task facts.
 
 The page and the picture draw the same charts.
 """

@@ -1,1 +1,1 @@
-"""Many runs: which (grid, matching), how they are carried out (engine), what is shown (board), all of it (sweep)."""
+"""Sweeps: which runs (grid, matching), how they are started (engine), what is shown (board), the command (sweep)."""

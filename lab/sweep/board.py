@@ -1,4 +1,4 @@
-"""What a person sees of a sweep: tables, and lines while runs are under way."""
+"""The output of a sweep: tables, and lines while runs are in progress."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STYLES = {"running": "bold", "failed": "red", "done": "green", "waiting": "dim"}
 
 
 class Board:
-    """What a person sees while runs are under way: a live table in a terminal, plain lines in a log."""
+    """The output while runs are in progress: a live table in a terminal, plain lines in a log."""
 
     def __init__(self, jobs: Sequence[Job], n_slots: int) -> None:
         self.jobs, self.n_slots = jobs, n_slots
@@ -65,7 +65,7 @@ class Board:
                 self.say(f"    {line}")
 
     def time_left(self) -> str:
-        """What is left at the pace of the runs that are done."""
+        """Estimate the time left from the runs that are done."""
         took = [outcome.seconds for outcome in self.outcomes.values() if outcome.state != "stopped"]
         n_left = len(self.jobs) - len(self.outcomes)
         if not n_left or not took:
@@ -73,7 +73,7 @@ class Board:
         return f"about {duration(statistics.mean(took) * math.ceil(n_left / self.n_slots))} left"
 
     def table(self) -> Table:
-        """One line a run, as many as the terminal holds: those that run first, then what failed, waits, is done."""
+        """Return one line per run, as many as the terminal holds: running first, then failed, waiting and done."""
         rows = sorted((self._row(job) for job in self.jobs), key=lambda row: ORDER.index(row[1]))
         rows, everything = rows[: max(4, self.console.height - 8)], rows
         styles = (STYLES.get(row[1]) for row in rows)
@@ -98,18 +98,18 @@ class Board:
 
 
 def heading(option: str) -> str:
-    """A flag as the head of a column."""
+    """Return a flag as the head of a column."""
     return option.removeprefix("mixer.")
 
 
 def range_text(seeds: Sequence[int]) -> str:
-    """0-4 for seeds without a gap, else 0,2,4."""
+    """Return 0-4 for seeds without a gap, else 0,2,4."""
     whole = len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1))
     return f"{seeds[0]}-{seeds[-1]}" if whole else ",".join(map(str, seeds))
 
 
 def judged(found: Sequence[Mapping[str, Any]], split: str) -> str:
-    """What the runs are judged by in a split: mean, and spread where there are several; empty without numbers."""
+    """Return the score of the runs in a split: mean, and spread if there are several; empty without numbers."""
     name = score_of(found, split)
     values = [value for metrics in found if (value := number_at(metrics, split, name)) is not None]
     return f"{name.replace('_', ' ')} {score_text(name, *mean_and_spread(values))}" if values else ""

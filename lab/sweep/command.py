@@ -1,4 +1,4 @@
-"""The command line of sweep.py: experiments' files, flags of train.py, and how to carry them out."""
+"""The command line of sweep.py: experiment files, flags of train.py, and how to run them."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ class Request:
 
     @classmethod
     def read(cls, argv: Sequence[str]) -> Request | None:
-        """None where help is asked for.
+        """Read a command line; return None if it asks for help.
 
         Raises:
-            UsageError: a flag without value, values of our own flags that mean nothing.
+            UsageError: a flag without a value, invalid values of sweep.py's own flags.
         """
         request = cls()
         for flag, value in read_flags(argv, ("help", *SWITCHES), request.files):
@@ -114,10 +114,10 @@ class Request:
             self.flags[flag] = values_of("", f"--{flag}", value)
 
     def experiments(self) -> list[Experiment]:
-        """The experiments of the files, each with this command's flags over it; or one of the flags alone.
+        """Return the experiments of the files, each overridden by the command's flags; or one made only of the flags.
 
         Raises:
-            UsageError: neither files nor flags, files that cannot be followed.
+            UsageError: neither files nor flags, files that are not valid.
         """
         if not self.files:
             if self.setting is not None:

@@ -1,8 +1,8 @@
-"""How the runs of a sweep are carried out: one train.py process each, in slots of this machine or as tasks of Ray.
+"""Run the jobs of a sweep: one train.py process each, in slots of this machine or as tasks of Ray.
 
-A run's output goes to `log.txt` in its folder, where the progress of a running one is read, and the reason of a failed
-one. `done.json` beside it marks a run that needs nothing more. A process that fails, is killed or runs out of memory
-takes nothing with it: the next run has a process of its own.
+A run's output goes to `log.txt` in its folder, from which progress and the reason of a failure are read. `done.json`
+next to it marks a run that is complete. A process that fails, is killed or runs out of memory affects no other run:
+each has a process of its own.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Job:
     Attributes:
         name: for people.
         arguments: of the program.
-        folder: the run's folder; absolute, so that every node means the same.
-        test: whether the run must see its test split to be done.
+        folder: the run's folder, as an absolute path, so that it is the same on every node.
+        test: whether the run must be tested to be done.
         expected: what the metrics must say, such as the parameters that were planned.
-        cwd: what relative paths among the arguments mean.
-        program: train.py, or what leaves metrics in the folder as it does.
+        cwd: folder to which relative paths among the arguments refer.
+        program: train.py, or a program that writes the same metrics to the folder.
     """
 
     name: str
@@ -59,19 +59,19 @@ class Job:
 
     @property
     def command(self) -> list[str]:
-        """What is started."""
+        """The command that is started."""
         switch = [] if self.test else ["--no_test"]
         return [sys.executable, str(self.program), *self.arguments, *switch]
 
     def metrics(self) -> Metrics | None:
-        """What the run measured; None unless it is finished."""
+        """Return the metrics of the run; None unless it is finished."""
         try:
             return read_metrics(self.folder)
         except ValueError:
             return None
 
     def seconds(self) -> float:
-        """What `done.json` says the run took; 0 where there is none."""
+        """The seconds that the run took by `done.json`; 0 where there is none."""
         try:
             return float(read_json(self.folder / DONE)["seconds"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -118,7 +118,7 @@ def run_job(job: Job, environment: Mapping[str, str], stop: Stop | None = None) 
 
     Args:
         job: the run.
-        environment: variables beside this process's own.
+        environment: variables besides this process's own.
         stop: asks for an early end; an exception in this thread (a cancelled Ray task) does so too.
     """
     if stop is not None and stop.soft.is_set():
@@ -193,7 +193,7 @@ def _wait(process: subprocess.Popen[bytes], stop: Stop | None) -> int:
 
 
 def reason(status: int) -> str:
-    """Why a process ended with a status that is not zero."""
+    """Say why a process ended with a status that is not zero."""
     if status == 0:
         return f"ended without {METRICS}"
     if status == REQUEUE:
@@ -207,7 +207,7 @@ def reason(status: int) -> str:
 
 
 def tail_lines(log: Path, begin: int = 0, n: int = TAIL_LINES) -> list[str]:
-    """The last lines of a log from byte `begin` on; of a bar that was redrawn, the last state alone."""
+    """Return the last lines of a log from byte `begin` on, with only the last state of a redrawn progress bar."""
     try:
         with log.open("rb") as file:
             file.seek(max(begin, log.stat().st_size - 16384))
@@ -220,7 +220,7 @@ def tail_lines(log: Path, begin: int = 0, n: int = TAIL_LINES) -> list[str]:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a running job stands, as its bar says."""
+    """The progress of a running job, as its bar shows it."""
 
     step: int
     steps: int
@@ -246,9 +246,9 @@ def progress(job: Job) -> Progress | None:
 
 
 def slot_environments(n_slots: int | None, use_gpus: bool) -> list[dict[str, str]]:
-    """One set of environment variables a slot: its share of the cores, and a GPU where there are any.
+    """Return one set of environment variables per slot: its share of the cores, and a GPU if there are any.
 
-    OMP_NUM_THREADS, where it is set already, is each run's number of threads.
+    If OMP_NUM_THREADS is set already, each run uses that number of threads.
 
     Args:
         n_slots: how many; default the GPUs, or the cores. More slots than GPUs share them.
@@ -269,7 +269,7 @@ def _visible_gpus(n: int) -> list[str]:
 
 
 def run_local(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]], stop: Stop) -> Iterator[Outcome]:
-    """Carry out jobs on this machine, as many at a time as there are slots; outcomes as they come.
+    """Run jobs on this machine, as many at a time as there are slots; yield outcomes as they come.
 
     Threads wait for the processes: a pool of processes would die with the first that is killed.
     """

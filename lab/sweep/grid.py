@@ -1,4 +1,4 @@
-"""Which runs a sweep means: a grid over train.py's own flags, from a command line or from an experiment's file.
+"""The runs of a sweep: a grid over train.py's flags, from a command line or from an experiment's file.
 
 An experiment is YAML:
 
@@ -7,12 +7,12 @@ An experiment is YAML:
     changed: what was changed of it after results had been seen, and why
     fixed: {task: ssm_teacher, trainer.max_steps: 300}     # flags of every run
     grid: {mixer.n_heads: [1, 2, 4], seed: 0-4}            # flags with several values; all combinations
-    grids: [{...}, {...}]                                  # the union of several; grid is then what they share
+    grids: [{...}, {...}]                                  # the union of several; grid then holds what they share
     tune: {lr: [1.0e-4, 1.0e-3]}
     match: {params: 1e6}
     score: [accuracy_macro, accuracy]                      # one number for each model over all tasks (lab.sweep.scores)
-    settings: {small: {...}, full: {...}}                  # any of the above once more, laid over it by --setting
-    setting: full                                          # the one that is meant without --setting
+    settings: {small: {...}, full: {...}}                  # overrides of any key above, chosen by --setting
+    setting: full                                          # the default of --setting
 
 Keys are flags of train.py without the dashes, dotted or nested as you like. What a flag's value may be is decided by
 train.py's parser (`lab.config.parse`) and by building each model without storage: a grid is checked whole before it
@@ -68,7 +68,7 @@ class Experiment:
     score: tuple[str, ...] = ()
 
     def overridden(self, flags: Mapping[str, list[Any]]) -> Experiment:
-        """The same with some flags given anew: they replace what the file says of them."""
+        """Return the same experiment with some flags overridden."""
 
         def rest(values: Mapping[str, Any]) -> dict[str, Any]:
             return {key: value for key, value in values.items() if key not in flags}
@@ -78,7 +78,7 @@ class Experiment:
 
 
 def read_experiment(path: str | Path, setting: str | None = None) -> Experiment:
-    """An experiment's file, in one of its settings.
+    """Read an experiment's file, in one of its settings.
 
     Raises:
         UsageError: a file that cannot be read, unknown keys, an unknown or missing setting, a flag without values.
@@ -163,7 +163,7 @@ def _flags(source: str, key: str, value: Any) -> dict[str, Any]:
 
 
 def values_of(source: str, flag: str, value: Any) -> list[Any]:
-    """The values a flag takes: a list, or text with commas; 0-4 in either is a range with both ends.
+    """Return the values of a flag, given as a list or as text with commas; in both, 0-4 is a range with both ends.
 
     >>> values_of("", "seed", "0-2,7"), values_of("", "mixer.pattern", "[lstm,attention],[lstm]")
     ([0, 1, 2, 7], [['lstm', 'attention'], ['lstm']])
@@ -180,7 +180,7 @@ def values_of(source: str, flag: str, value: Any) -> list[Any]:
 
 
 def _between_commas(text: str) -> list[str]:
-    """The parts between commas; those within brackets belong to a part."""
+    """Split at commas, except those within brackets."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter in "[{") - (letter in "]}")
@@ -201,12 +201,12 @@ def _range(value: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Configuration:
-    """What seeds share: flags, checked, with the sizes of the model that they mean.
+    """The part of a run that seeds share: checked flags, and the sizes of the model that they describe.
 
     Attributes:
         options: flags of train.py with their values, without seed and run_dir.
-        command: what train.py makes of them.
-        params: numbers that training may change.
+        command: the command that train.py parses from them.
+        params: number of trainable parameters.
         state_bytes: of the state after the task's sequence, batch of one.
     """
 
@@ -248,15 +248,15 @@ class Configuration:
 
     @property
     def key(self) -> str:
-        """Equal for configurations whose runs are the same."""
+        """Return a key that is equal for configurations with the same runs."""
         return RunFolder.of(self.command).name
 
     def folder(self, seed: int) -> RunFolder:
-        """Where the run of one seed is kept."""
+        """Return the folder of the run of one seed."""
         return replace(RunFolder.of(self.command), seed=seed)
 
     def check_folder(self, seed: int) -> None:
-        """Make sure that the run's folder is new or its own.
+        """Check that the run's folder is new or its own.
 
         Raises:
             UsageError: it holds a run of another configuration.
@@ -266,7 +266,7 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Grid:
-    """The configurations of an experiment, each with its seeds; and what was left out of which, in words."""
+    """The configurations of an experiment, each with its seeds, and notes on the options that were left out."""
 
     seeds: dict[str, list[int]]
     configurations: dict[str, Configuration]
@@ -282,7 +282,7 @@ class Grid:
 
 
 def expand(experiment: Experiment, run_dir: Path) -> Grid:
-    """All runs of an experiment. An option that a mixer or task lacks is left out for it; runs then alike are one.
+    """Return all runs of an experiment. Options that a mixer or task lacks are left out; equal runs become one.
 
     Raises:
         UsageError: an option that no mixer of the grid has, values that train.py would refuse, numbers that cannot be
@@ -356,7 +356,7 @@ def arguments(options: Mapping[str, Any]) -> list[str]:
 
 
 def label(options: Mapping[str, Any]) -> str:
-    """A configuration in a few words, for people: attention mixer.n_heads=2."""
+    """Describe a configuration in a few words: attention mixer.n_heads=2."""
     names = [str(options[key]) for key in REGISTRIES if key in options]
     rest = [text.removeprefix("--") for text in arguments({k: v for k, v in options.items() if k not in REGISTRIES})]
     return " ".join([*names, *rest]) or "the default"

@@ -1,4 +1,4 @@
-"""How large a model is, and at which width parameters or state are as large as asked."""
+"""Measure the size of a model, and find the width at which parameters or state have a given size."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def target(quantity: str, value: Any) -> float:
     (65536.0, 1000000.0)
 
     Raises:
-        UsageError: another quantity than params or state, no positive number.
+        UsageError: a quantity other than params or state, or no positive number.
     """
     if quantity not in tuple(SIZES):
         raise UsageError(unknown("quantity to match", quantity, tuple(SIZES)))
@@ -37,9 +37,9 @@ def target(quantity: str, value: Any) -> float:
 
 
 def sizes(config: Mapping[str, Any], *wanted: str) -> dict[str, int]:
-    """`params` and `state_bytes` (or what is wanted of them) of the model that a complete configuration means.
+    """Return `params` and `state_bytes` (or those that are wanted) of the model of a complete configuration.
 
-    The model is made of tensors without storage, so that its size costs nothing.
+    The model is made of tensors without storage, so that large models cost no memory.
 
     Raises:
         ValueError: what the task or the model refuses.
@@ -58,7 +58,7 @@ def sizes(config: Mapping[str, Any], *wanted: str) -> dict[str, int]:
 def matched(
     config: Mapping[str, Any], match: Mapping[str, float], given: Iterable[str], declared: Iterable[str]
 ) -> dict[str, int]:
-    """Widths, by their flags, at which parameters or bytes of state are as asked, within `TOLERANCE`.
+    """Return widths, by their flags, at which parameters or bytes of state match, within `TOLERANCE`.
 
     Parameters are matched by d_model, and where heads make its steps too coarse, by d_channel after it; the state by
     the first of the mixer's `STATE_OPTIONS` that is not given, else by d_model.
@@ -103,7 +103,7 @@ def matched(
 
 
 def misses(config: Mapping[str, Any], match: Mapping[str, float]) -> dict[str, int]:
-    """The sizes of a configuration that are farther from what is asked than `TOLERANCE`."""
+    """Return the sizes of a configuration that miss their target by more than `TOLERANCE`."""
     got = sizes(config, *(SIZES[name] for name in match))
     return {name: got[SIZES[name]] for name, wanted in match.items() if abs(got[SIZES[name]] / wanted - 1) > TOLERANCE}
 

@@ -28,8 +28,8 @@ class Point:
     Attributes:
         task: the task's name in the registry.
         options: flags in which the sweep's configurations differ, with their values.
-        planned: how many seeds there are to be.
-        found: metrics of those that are done.
+        planned: number of planned seeds.
+        found: metrics of the seeds that are done.
     """
 
     task: str
@@ -45,7 +45,7 @@ class Point:
 
 @dataclass(frozen=True)
 class TaskScore:
-    """Of one model on one task.
+    """The score of one model on one task.
 
     Attributes:
         done: grid points that have a number.
@@ -60,7 +60,7 @@ class TaskScore:
 
 @dataclass(frozen=True)
 class ModelScore:
-    """Of one model.
+    """The scores of one model.
 
     Attributes:
         model: the flags that tell it from the others.
@@ -79,7 +79,7 @@ class ModelScore:
 
 
 def model_flags(points: Sequence[Point]) -> list[str]:
-    """What tells models apart: flags that are no option of a task and differ at one and the same point of its grid."""
+    """Return the flags that distinguish models: they are no option of a task and differ at the same grid point."""
     options = dict.fromkeys(flag for point in points for flag in point.options)
     flags = [flag for flag in options if flag.partition(".")[0] not in ("task", "config")]
     values: dict[tuple[str, str], set[str]] = {}
@@ -134,7 +134,7 @@ def scores_as_json(found: Sequence[ModelScore], metrics: Sequence[str]) -> str:
 def score_table(found: Sequence[ModelScore], metrics: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """Heads and rows: what tells the models apart, each task by the first metric, the score by each.
 
-    A mean over a part of the grid says of how many points it is; the score stays empty until all are done.
+    A mean over a part of the grid shows its number of points; the score stays empty until all are done.
     """
     flags = list(dict.fromkeys(flag for score in found for flag in score.model))
     tasks = list(dict.fromkeys(task for score in found for task in score.tasks[metrics[0]]))
@@ -150,7 +150,7 @@ def score_table(found: Sequence[ModelScore], metrics: Sequence[str]) -> tuple[li
 
 
 def scores_as_markdown(name: str, found: Sequence[ModelScore], metrics: Sequence[str]) -> str:
-    """The table as a page."""
+    """Return the table as a page."""
     heads, rows = score_table(found, metrics)
     metric = metrics[0].replace("_", " ")
     said = f"Each task: {metric} in the test split, a mean over its grid. The last columns: the mean over the tasks."

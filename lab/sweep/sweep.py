@@ -1,8 +1,8 @@
 """Many runs of train.py: `python sweep.py --mixer attention,lstm --mixer.n_heads 1,2 --seed 0-4`; `--help` says more.
 
-The grid is printed and checked before anything starts. Then each run is a process of its own (`lab.sweep.engine`), what
-fails is reported and stops no other, and the same command goes on with what is not done. The sweep's folder
-`<run_dir>/<name>[/<setting>]/` holds the runs, as train.py lays them out, and their index `sweep.json`.
+The grid is printed and checked before anything starts. Then each run is a process of its own (`lab.sweep.engine`). A
+failure is reported and stops no other run, and the same command goes on with the runs that are not done. The sweep's
+folder `<run_dir>/<name>[/<setting>]/` holds the runs, as train.py lays them out, and their index `sweep.json`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Sweep:
 
     @classmethod
     def plan(cls, experiment: Experiment, request: Request) -> Sweep:
-        """Everything that can be refused is refused here, before anything runs or is written.
+        """Check everything that can be refused, before anything runs or is written.
 
         Raises:
             UsageError: see `expand`; a folder that holds a run of another configuration.
@@ -117,7 +117,7 @@ class Sweep:
     # Carrying out
 
     def run(self, stop: Stop) -> None:
-        """Carry out all runs: with --tune first the trials of each configuration, then the picked on every seed."""
+        """Run everything: with --tune first the trials of each configuration, then the picked ones on every seed."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.trials:
             jobs = [
@@ -148,7 +148,7 @@ class Sweep:
         return Job(name, (*flags, *(["--overwrite"] if anew else [])), folder, test, expected)
 
     def describe(self, options: Mapping[str, Any]) -> str:
-        """A configuration by what sets it apart from the others."""
+        """Describe a configuration by the options in which it differs from the others."""
         keys = [*self.varying, *self.experiment.tune]
         shown = {key.removeprefix("mixer."): options[key] for key in keys if key in options}
         return label(shown) if shown else ""
@@ -209,7 +209,7 @@ class Sweep:
 
     @property
     def failed(self) -> list[Outcome]:
-        """Runs that failed, and those whose size is not the one that was matched."""
+        """Return the runs that failed, and those that do not have the matched size."""
         return [outcome for outcome in self.outcomes.values() if outcome.state == "failed"]
 
     def rows(self) -> Iterator[tuple[Configuration, list[int]]]:

@@ -1,1 +1,1 @@
-"""How a module is called whole and continued chunk by chunk: one adapter for each protocol."""
+"""Adapters, one per protocol: how to call a module on whole sequences and to continue it chunk by chunk."""

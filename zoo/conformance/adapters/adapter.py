@@ -1,4 +1,4 @@
-"""What an adapter is: the few calls through which the checks speak to a module."""
+"""The base class of adapters: the few calls by which the checks use a module."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ REFUSALS = (
 
 
 class Adapter:
-    """A module seen whole, and in chunks where `streams` says so. Write a subclass for a protocol of your own.
+    """Call a module on whole sequences and, if `streams`, in chunks. Write a subclass for a protocol of your own.
 
     Attributes:
         name: what the report calls the protocol.
-        streams: whether `chunk` is there.
-        longest: positions that a chunk may have; None for any number.
+        streams: whether `chunk` is defined.
+        longest: most positions that a chunk may have; None for any number.
         in_place: whether the state is an object that later chunks write into, as a cache does.
         input_keyword: the keyword that takes x; None where it is the first argument.
         whole_line: the expression that `whole` evaluates, in Python, of `module` and `x`.
@@ -42,15 +42,15 @@ class Adapter:
     chunk_lines: Sequence[str] = ("y, state = adapter.chunk(module, x, state)",)
 
     def whole(self, module: nn.Module, x: Tensor) -> Tensor:
-        """The outputs for whole sequences, (batch, seq, d_out)."""
+        """Return the outputs for whole sequences, (batch, seq, d_out)."""
         return first_tensor(module(x))
 
     def chunk(self, module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """The outputs for the next chunk, and the state after it; `state` is None before the first."""
+        """Return the outputs for the next chunk and the state after it; `state` is None before the first."""
         raise NotImplementedError(f"{type(self).__name__} says that it streams and has no chunk")
 
     def bypassed(self, module: nn.Module) -> list[nn.Parameter]:
-        """Parameters that the input passes by when it comes as vectors: a table of tokens."""
+        """Return the parameters that vectors as input do not use: the table of tokens."""
         return []
 
 
@@ -62,7 +62,7 @@ class Forward(Adapter):
 
 
 def first_tensor(output: Any) -> Tensor:
-    """The tensor of an output: itself, the first of a tuple, or `last_hidden_state`.
+    """Return the tensor of an output: itself, the first of a tuple, or `last_hidden_state`.
 
     Raises:
         TypeError: none of these.

@@ -20,7 +20,7 @@ class Stream(Adapter):
 
     @classmethod
     def find(cls, module: nn.Module, x: Tensor) -> Adapter | None:
-        """The adapter where the module has a `stream` that takes a state."""
+        """Return the adapter if the module has a `stream` that takes a state."""
         stream = getattr(module, "stream", None)
         return cls() if callable(stream) and "state" in inspect.signature(stream).parameters else None
 

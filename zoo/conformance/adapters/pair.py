@@ -21,7 +21,7 @@ class Pair(Adapter):
 
     @classmethod
     def find(cls, module: nn.Module, x: Tensor) -> Adapter | None:
-        """The adapter where the module answers with a pair and takes its second part back."""
+        """Return the adapter if the module returns a pair and takes its second part back."""
         takes = [
             p
             for p in inspect.signature(module.forward).parameters.values()

@@ -18,7 +18,7 @@ STARTS = ("initial_state", "init_state", "empty_state", "get_initial_state")
 class Step(Adapter):
     """`y, state = module.step(x_t, state)`, x_t (batch, d_model) or (batch, 1, d_model).
 
-    The state begins as what one of `STARTS` returns, or is left out of the first call. A step that returns several
+    The first state is what one of `STARTS` returns, or is left out of the first call. A step that returns several
     states takes them back as so many arguments, a mapping of states by their names.
 
     Args:
@@ -37,7 +37,7 @@ class Step(Adapter):
 
     @classmethod
     def find(cls, module: nn.Module, x: Tensor) -> Adapter | None:
-        """The adapter where the module has a `step` that one of these calls suits."""
+        """Return the adapter if the module has a `step` that accepts one of these calls."""
         if not callable(step := getattr(module, "step", None)) or not inspect.signature(step).parameters:
             return None
         starts = [name for name in STARTS if callable(getattr(module, name, None))]
@@ -86,7 +86,7 @@ class Step(Adapter):
 
 
 class _Several(tuple):
-    """States that a step returned side by side."""
+    """Several states that a step returned as separate values."""
 
 
 def _several(state: Any) -> bool:

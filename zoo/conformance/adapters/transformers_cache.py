@@ -1,4 +1,4 @@
-"""The protocol of transformers: a cache that goes in and comes out, `past_key_values` or `cache_params`."""
+"""The protocol of transformers: a cache as argument and result, `past_key_values` or `cache_params`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TransformersCache(Adapter):
 
     @classmethod
     def find(cls, module: nn.Module, x: Tensor) -> Adapter | None:
-        """The adapter where the module takes such a cache and gives one back."""
+        """Return the adapter if the module takes such a cache and returns one."""
         takes = inspect.signature(module.forward).parameters
         argument = next((name for name in CACHES if name in takes), None)
         if argument is None or ("use_cache" not in takes and "kwargs" not in takes):
@@ -66,7 +66,7 @@ class TransformersCache(Adapter):
 
 
 class Embeddings(Adapter):
-    """A model of transformers without a cache that it hands out: `module(inputs_embeds=x)`."""
+    """A model of transformers that returns no cache: `module(inputs_embeds=x)`."""
 
     name = "inputs_embeds"
     input_keyword = "inputs_embeds"
@@ -74,7 +74,7 @@ class Embeddings(Adapter):
 
     @classmethod
     def find(cls, module: nn.Module, x: Tensor) -> Adapter | None:
-        """The adapter where the module takes embeddings by that name."""
+        """Return the adapter if the module takes embeddings by that name."""
         return cls() if "inputs_embeds" in inspect.signature(module.forward).parameters else None
 
     def whole(self, module: nn.Module, x: Tensor) -> Tensor:

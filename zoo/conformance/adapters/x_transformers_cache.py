@@ -23,7 +23,7 @@ class XTransformersCache(Adapter):
 
     @classmethod
     def find(cls, module: nn.Module, x: Tensor) -> Adapter | None:
-        """The adapter where the module takes a cache of that kind."""
+        """Return the adapter if the module takes a cache of that kind."""
         takes = inspect.signature(module.forward).parameters
         if "cache" not in takes or "return_hiddens" not in takes:
             return None
