@@ -93,6 +93,7 @@ def test_an_adapter_of_a_file(file: Path, tmp_path: Path, capsys: pytest.Capture
         (["missing.py:Mixer"], "there is no file missing.py"),
         (["lstm", "--option", "d_inner"], "--option takes NAME=VALUE, got 'd_inner'"),
         (["lstm", "--option", "d_iner=3"], "did you mean 'd_inner'"),
+        (["attention", "--option", "n_heads=3"], "Attention cannot be built"),
         (["lstm", "--dtype", "int8"], "--dtype must be one of float32"),
         (["lstm", "--device", "nowhere"], "device 'nowhere' cannot be used"),
         (["lstm", "--only", "causalty"], "did you mean 'causality'"),

@@ -73,7 +73,8 @@ class Subject:
         self.options, self._options_of = dict(options or {}), options_of
         self.looks_ahead = looks_ahead
         self.device, self.dtype = device, dtype
-        self.name = type(target).__name__ if isinstance(target, nn.Module) else getattr(target, "__name__", "factory")
+        makes = target if hasattr(target, "__name__") else options_of  # a partial function has no name of its own
+        self.name = type(target).__name__ if isinstance(target, nn.Module) else getattr(makes, "__name__", "factory")
         self.source = tuple(_source(target, d_model, self.options) if source is None else source)
         self.original = self._built()
         self.adapter = self._adapter(adapter)
