@@ -133,7 +133,7 @@ def zoo_bank(x: Tensor, log_decay: Tensor, gain: Tensor, C: Tensor) -> Tensor:
 
 
 def vandermonde_bank(x: Tensor, log_decay: Tensor, gain: Tensor, C: Tensor) -> Tensor:
-    """The kernel from a Vandermonde matrix made in full, channels x d_state x seq, then a Fourier convolution.
+    """Make the kernel from a full Vandermonde matrix, channels x d_state x seq, then convolve by FFT.
 
     Gu et al. 2206.11893, section 3.3 and the standalone S4D layer published with it.
     """

@@ -34,7 +34,7 @@ class Automata(Task):
     of 4 to 12 states; here a sequence has as many words as fit. There every next symbol is trained on, and a guess
     counts as right if the automaton has such an edge; the labels here are those for which the guess is certain.
 
-    `depth` is the number of symbols of the word that are read where a label stands, -1 elsewhere.
+    `depth` is the number of symbols of the word that are read where there is a label, -1 elsewhere.
 
         >>> task = Automata(seq_len=20, n_symbols=4, max_states=3, max_edges=2, max_word=4)
         >>> example = task.sample(np.random.default_rng(0), 1)

@@ -21,7 +21,7 @@ class Compositional(LookUp):
     V/3 ... 2V/3 - 1, the values K of 2V/3 ... V - 1 (divisions rounded down), all without replacement. Each of the K
     combinations of a first with a second token has a value. The context is the K triples (first, second, value) in
     random order, 3K tokens; after it each combination is asked for once, in a slot of three positions, drawn as in
-    `mqar`. The label, where the second token stands, is the value. A model that looks at only one of the two tokens is
+    `mqar`. The label, at the second token, is the value. A model that looks at only one of the two tokens is
     left with G values to guess from.
 
     Source: `compositional_mqar` of HazyResearch/zoology, after Arora, Eyuboglu et al., arXiv 2312.04927.

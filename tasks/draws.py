@@ -6,7 +6,7 @@ import numpy as np
 
 
 def distinct(rng: np.random.Generator, n: int, population: int, size: int) -> np.ndarray:
-    """Uniform draws without replacement from `range(population)`.
+    """Draw uniformly without replacement from `range(population)`.
 
     Draws freely and redraws, within a row, every entry that repeats an earlier one. Which entries are redrawn does not
     change when the population is relabelled, so every ordered tuple of distinct numbers is equally likely. Rows cost
@@ -52,7 +52,7 @@ def shuffled(rng: np.random.Generator, n: int, population: int) -> np.ndarray:
 
 
 def one_of(rng: np.random.Generator, eligible: np.ndarray) -> np.ndarray:
-    """In each row, uniformly one of the places where `eligible`, bool (n, population), holds; each row needs one.
+    """Draw uniformly, in each row, one place where `eligible`, bool (n, population), is true; each row needs one.
 
     Returns:
         int64 indices (n,).
@@ -62,7 +62,7 @@ def one_of(rng: np.random.Generator, eligible: np.ndarray) -> np.ndarray:
 
 
 def weighted_distinct(rng: np.random.Generator, n: int, weights: np.ndarray, size: int) -> np.ndarray:
-    """Successive draws without replacement, each proportional to the weights of what is left.
+    """Draw successively without replacement, each time proportionally to the weights of the entries left.
 
     An exponential race: arrival times Exp(weight), the `size` earliest in order of arrival. By the memoryless property
     the next to arrive is always drawn with probability proportional to its weight among those not yet arrived
@@ -71,8 +71,8 @@ def weighted_distinct(rng: np.random.Generator, n: int, weights: np.ndarray, siz
     Args:
         rng: source of randomness.
         n: rows.
-        weights: (population,), or (n, population) where each row has its own; need not sum to one. What has weight 0
-            comes last, in no order, if at all.
+        weights: (population,), or (n, population) where each row has its own; need not sum to one. Entries of weight 0
+            come last, in no order, if at all.
         size: draws per row, at most the population.
 
     Returns:

@@ -161,9 +161,10 @@ def majority_share(min_length: int, max_length: int, max_depth: int, max_args: i
 
 @cache
 def length_share(min_length: int, max_length: int, max_depth: int, max_args: int) -> float:
-    """Probability that an expression with an operator outside has a length between the bounds, themselves excluded.
+    """Return the probability that the length of an expression that is no digit lies strictly between the bounds.
 
-    By generating functions: coefficient l of a polynomial is the probability of length l; those of arguments multiply.
+    Computed by generating functions: coefficient l of a polynomial is the probability of length l, and the polynomials
+    of arguments multiply.
     """
     n = 1 << (2 * max_length).bit_length()  # of the transform: lengths up to max_length do not wrap around
 

@@ -17,7 +17,7 @@ class KHop(Task):
     """Follow a cycle of nodes k steps from the node that is asked about.
 
     Definition, with V = n_names, K = max_hops, Q = n_questions and n = seq_len/2 - Q nodes: n names, drawn from
-    0 ... V - 1 without replacement, stand in a cycle. Each node's edge is two tokens, the node and its successor; the n
+    0 ... V - 1 without replacement, form a cycle. Each node's edge is two tokens, the node and its successor; the n
     edges come first, in random order. After them come Q questions of two tokens: V + k - 1, which says k, drawn
     uniformly from 1 ... K, then a node, no node twice. The label there is the k-th successor of the node. As K < n, it
     is never the node itself. At another length the cycle has more nodes or fewer.
@@ -27,7 +27,7 @@ class KHop(Task):
     Source: Depo of Allen-Zhu, "Physics of Language Models: Part 4.1", SSRN 5240330, where names are words of several
     tokens, the number of nodes is drawn for each sequence, and the answers stand in the text.
 
-    `hops` is k where a label stands, -1 elsewhere.
+    `hops` is k where there is a label, -1 elsewhere.
 
         >>> task = KHop(seq_len=16, n_names=10, max_hops=3, n_questions=2)
         >>> example = task.sample(np.random.default_rng(0), 1)

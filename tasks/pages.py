@@ -35,10 +35,10 @@ def options(cls: type[Task]) -> list[tuple[str, str, str]]:
 
 
 def facts(spec: TaskSpec) -> list[tuple[str, str]]:
-    """The spec in words."""
+    """Describe the spec in words."""
     kind = f"tokens 0 ... {spec.vocab_size - 1}" if spec.vocab_size else f"vectors of {spec.d_input}"
     answer = f"one of {spec.n_outputs} classes" if spec.loss == "cross_entropy" else f"{spec.n_outputs} numbers"
-    where = "their number varies" if spec.labelled is None else f"{spec.labelled} a sequence"
+    where = "their number varies" if spec.labelled is None else f"{spec.labelled} per sequence"
     lines = [("inputs", f"{kind}, {spec.seq_len} positions"), ("answers", f"{answer}; labelled positions: {where}")]
     if spec.chance is not None:
         lines.append(("chance", f"{spec.chance:.4g}, the accuracy of the best guess that ignores the input"))

@@ -23,12 +23,12 @@ DEFAULT = ("torch", "_torch_docs.py")
 class Text(Task):
     """Predict the next symbol at every position of a window of text.
 
-    With the text a sequence of symbols s_1, s_2, ..., an example is s_t ... s_{t+L-1}, its labels s_{t+1} ... s_{t+L},
-    t drawn uniformly from the starts that fit into the split. The text is a file or a folder (`path`), a data set of
-    the Hugging Face hub (`dataset`), or by default PyTorch's own documentation of its functions, which needs no
-    download. The splits are consecutive parts of the text that share no symbol; a data set's own splits are kept.
-    Chance is the share of the commonest symbol among a split's labels. Perplexity is exp(loss), bits per symbol loss /
-    ln 2.
+    The text is a sequence of symbols s_1, s_2, ... An example is s_t ... s_{t+L-1} with the labels s_{t+1} ... s_{t+L},
+    where t is drawn uniformly from the starts that fit into the split. It comes from a file or a folder (`path`), a
+    data set of the Hugging Face hub (`dataset`), or by default PyTorch's own documentation of its functions, which
+    needs no download. The splits are consecutive parts of the text that share no symbol; a data set's own splits are
+    kept. Chance is the share of the commonest symbol among a split's labels. Perplexity is exp(loss), bits per symbol
+    loss / ln 2.
 
         >>> task = Text(seq_len=12)
         >>> example = task.of_split("train").sample(np.random.default_rng(0), 1)

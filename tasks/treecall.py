@@ -47,8 +47,8 @@ class Treecall(Task):
     have several trees and the answer may be uncertain even for a reader who knows the grammar. In the paper's results
     the head comes after its items. Children and siblings can be asked for there, here only parents.
 
-    Where a label stands, `distance` is its position minus the parent's, `depth` the number of edges from the first
-    token to the one that is asked about; both are -1 elsewhere.
+    Where there is a label, `distance` is its position minus the parent's and `depth` is the number of edges from the
+    first token to the one that is asked about; both are -1 elsewhere.
 
         >>> task = Treecall(seq_len=16, n_terminals=6, n_nonterminals=4, n_levels=3, max_rules=2, grammar_seed=1)
         >>> example = task.sample(np.random.default_rng(0), 1)

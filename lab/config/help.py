@@ -32,7 +32,7 @@ common flags:
   --mixer.OPTION VALUE            see --mixer.help           --batch_size N  sequences per step
   --task.OPTION VALUE             see --task.help            --seed N        weights, data and order
   --task.n_train N (n_val, n_test)  number of examples       --run_dir DIR   where runs are kept
-  --task.test_lengths 64,256,1024 test at further lengths    --task.fresh true  new examples for ever
+  --task.test_lengths 64,256,1024 test at further lengths    --task.fresh true  new examples without end
   --task.mixture "{{seq_len: 32}}, {{seq_len: 64}}"  several shapes at once, each tested by itself
   --trainer.OPTION VALUE          Lightning's own names: --trainer.max_steps 200, --trainer.accelerator gpu,
                                   --trainer.precision bf16-mixed; see --trainer.help
@@ -40,7 +40,7 @@ common flags:
   --config FILE                   YAML with the same names; may be repeated, later files win, flags win over files
   --ckpt_path FILE                resume from a checkpoint, or test it
   --test_only                     test a finished run, or --ckpt_path, without training
-  --no_test                       leave the test split alone; the same command without it then tests the run
+  --no_test                       do not test; the same command without this flag then tests the run
   --overwrite                     start anew where a run exists
 
 more help:
@@ -72,7 +72,7 @@ def _table(registry: Registry) -> str:
 
 
 def describe(options: Iterable[Option], recipe: Mapping[str, Any]) -> str:
-    """Each option's flag, type and default, and what its constructor's docstring says of it.
+    """Return each option's flag, type and default, and its description in the constructor's docstring.
 
     Args:
         options: in the order of the answer.

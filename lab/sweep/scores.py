@@ -63,7 +63,7 @@ class ModelScore:
     """The scores of one model.
 
     Attributes:
-        model: the flags that tell it from the others.
+        model: the flags that distinguish it from the others.
         tasks: for each metric, its score on each task.
     """
 

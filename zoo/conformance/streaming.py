@@ -128,7 +128,7 @@ def stream_gradients(subject: Subject) -> Observation:
 def states_unchanged(subject: Subject) -> Observation:
     """Check that continuing a state leaves it unchanged, and that continuing it again gives the same outputs.
 
-    Where chunks write into a cache, this is asked of a copy made by copy.deepcopy.
+    Where chunks write into a cache, a copy made by copy.deepcopy is checked instead.
     """
     subject.require_stream()
     cache = subject.adapter.in_place
