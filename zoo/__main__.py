@@ -202,9 +202,15 @@ def _declare_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda")
 
 
+def _folder(text: str) -> Path:
+    if Path(text).exists() and not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a file: give a folder")
+    return Path(text)
+
+
 def _declare_out(parser: argparse.ArgumentParser, folder: str) -> None:
     parser.add_argument(
-        "--out", type=Path, default=Path(folder), metavar="DIR", help=f"where files go; default {folder}"
+        "--out", type=_folder, default=Path(folder), metavar="DIR", help=f"where files go; default {folder}"
     )
 
 

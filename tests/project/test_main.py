@@ -74,6 +74,10 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["measure", "--d_mode", "4"], "unrecognized arguments: --d_mode 4 (see zoo --help)"),
         (["measure", "--mixer", "attention", "--d_model", "5"], "d_model=5 is not divisible by n_heads=4"),
         (["measure", "--seeds", "1"], "n_seeds must be at least 5, got 1"),
+        (
+            ["measure", "--mixer", "lstm", "--out", "pyproject.toml"],
+            "argument --out: pyproject.toml is a file: give a folder",
+        ),
         (["measure", "--ckpt_path", "nowhere"], "no run at nowhere"),
         (["measure", "--ckpt_path", "nowhere", "--d_model", "4"], "--d_model is of fresh mixers"),
         (["measure", "--device", "abacus"], "device 'abacus' cannot be used"),
