@@ -330,7 +330,7 @@ _MATRIX_STATES: dict[str, tuple[peers.Form, peers.Form]] = {
 
 
 def decode(sizes: Sizes) -> Section:
-    """One token after another, from states of growing age."""
+    """Measure decoding token by token, from states after more and more positions."""
     section = Section(
         "Microseconds a token, batch of one, one thread, no gradient. The core is the scan alone at d_inner 256, N 16;"
         " below it the whole mixer at d_model 128 (projections, convolution, gates, checks of input and state), from a"

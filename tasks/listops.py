@@ -172,7 +172,7 @@ def labelled_at_the_end(inputs: np.ndarray, values: np.ndarray) -> Arrays:
 
 
 def listops_spec(seq_len: int, chance: float) -> TaskSpec:
-    """Of drawn and of listed expressions alike."""
+    """Return the spec, which drawn and listed expressions share."""
     return TaskSpec.tokens(seq_len, len(WORDS), 10, chance=chance, labelled=1)
 
 

@@ -86,7 +86,7 @@ def _in_lines(rows: dict[str, list[str]], seq_len: int) -> Iterator[str]:
 
 
 def recipes(name: str) -> list[str]:
-    """The YAML files with this task's recipe and its published shapes, relative to the repository's root."""
+    """Return the YAML files with this task's recipe and published shapes, relative to the repository's root."""
     files = [CONFIGS / f"{name}.yaml", *sorted((CONFIGS / "published").glob(f"{name}*.yaml"))]
     others = [other for other in list_tasks() if other.startswith(f"{name}_")]
     files = [file for file in files if not any(file.stem.startswith(other) for other in others)]
@@ -94,7 +94,7 @@ def recipes(name: str) -> list[str]:
 
 
 def markdown(name: str, seed: int = 0, task: Task | None = None) -> str:
-    """The page of a task.
+    """Return the page of a task.
 
     Args:
         name: as registered.
@@ -118,7 +118,7 @@ def markdown(name: str, seed: int = 0, task: Task | None = None) -> str:
 
 
 def index() -> str:
-    """The page that lists all tasks."""
+    """Return the page that lists all tasks."""
     rows = []
     for name in list_tasks():
         chance = task_class(name)().spec.chance
@@ -130,7 +130,7 @@ def index() -> str:
 
 
 def pages() -> dict[str, str]:
-    """{file name: text} of all pages."""
+    """Return {file name: text} of all pages."""
     return {"README.md": index(), **{f"{name}.md": markdown(name) for name in list_tasks()}}
 
 

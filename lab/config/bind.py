@@ -1,4 +1,4 @@
-"""Layers bound to constructors: which options a run has, and what each is once all layers have spoken."""
+"""Bind layers of values to constructors: which options a run has, and the value of each after all layers."""
 
 from __future__ import annotations
 

@@ -69,17 +69,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class SweptRuns:
-    """What sweep.py left of one experiment in one setting.
+    """The results of sweep.py for one experiment in one setting.
 
     Attributes:
-        prediction: in words, as the experiment's file has it.
+        prediction: the prediction of the experiment's file, in words.
         changed: what was changed of it after results had been seen.
-        command: that made the runs.
-        planned: how many runs there were to be.
+        command: the command that made the runs.
+        planned: number of planned runs.
         runs: the finished ones.
         environments: environment.json of each.
         dates: days on which runs finished, ascending.
-        seconds: that the runs took, one after the other.
+        seconds: total duration of the runs.
 
     Raises:
         UsageError: no such setting, no runs, or files among them that cannot be read.

@@ -399,7 +399,7 @@ def judge_hybrid_ratio(runs: Runs) -> Evidence:
 
 
 def judge_real_text(runs: Runs) -> Evidence:
-    """How much of the gain over single symbols each mixer has, and who is best."""
+    """Judge how much of the gain over single symbols each mixer reaches, and which mixer is best."""
     bits = {label: kind.median(BITS) for label, kind in runs.kinds().items()}
     names = {label: kind.values("mixer.name")[0] for label, kind in runs.kinds().items()}
     alone = bits.get("identity", math.nan)

@@ -38,7 +38,7 @@ class Point:
     found: Sequence[Mapping[str, Any]]
 
     def value(self, metric: str) -> float | None:
-        """The mean over the seeds in the test split; None until all are there."""
+        """Return the mean over the seeds in the test split; None until all seeds are done."""
         values = [value for metrics in self.found if (value := number_at(metrics, "test", metric)) is not None]
         return statistics.mean(values) if len(values) == self.planned else None
 
@@ -48,9 +48,9 @@ class TaskScore:
     """The score of one model on one task.
 
     Attributes:
-        done: grid points that have a number.
-        planned: grid points.
-        mean: of those that are done; None where there are none.
+        done: number of grid points that have a score.
+        planned: number of grid points.
+        mean: mean over those that are done; None if none is.
     """
 
     done: int
@@ -71,7 +71,7 @@ class ModelScore:
     tasks: Mapping[str, Mapping[str, TaskScore]]
 
     def total(self, metric: str) -> Number | None:
-        """The mean over the tasks; None until every grid point is done."""
+        """Return the mean over the tasks; None until every grid point is done."""
         scores = list(self.tasks[metric].values())
         if any(score.mean is None or score.done < score.planned for score in scores):
             return None
