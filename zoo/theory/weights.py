@@ -41,7 +41,7 @@ def head_weights(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Float[
             found.append(read.calls)
     if not found[0]:
         raise OperatorError(
-            f"{type(layer).__name__} has no scalar weights per head or channel; "
+            f"no op of {type(layer).__name__} declares scalar weights per head or channel; "
             "zoo.theory.interaction(layer, x) gives its operator"
         )
     # Of each core (batch, heads, parts_out, seq, seq of sources, parts_in).
