@@ -418,7 +418,7 @@ def test_the_same_command_goes_on_where_it_stopped(
     said = capsys.readouterr().out
     assert "runs: 4 to do, 0 done already, 2 at a time" in said
     assert said.count("RuntimeError: the reason") == 2
-    assert re.search(r"gru +2/2 .*accuracy 0\.75 ± 0", said)
+    assert re.search(r"gru +2/2 +accuracy 0\.7500 ± 0 ", said)
     index = json.loads((tmp_path / "grid" / "sweep.json").read_text(encoding="utf-8"))
     assert [(each["options"]["mixer"], each["seed"], each["state"]) for each in index["runs"]] == [
         ("gru", 0, "done"),
