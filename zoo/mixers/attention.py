@@ -14,7 +14,15 @@ from torch import Tensor, nn
 from zoo.blocks import ShortConv
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer, head_width, require_choice, require_distance, require_positive, shared_heads
-from zoo.ops.attention import alibi_slopes, attend, grow_cache, lag_matrix, settle_cache, softmax_freedom
+from zoo.ops.attention import (
+    alibi_slopes,
+    attend,
+    grow_cache,
+    lag_matrix,
+    settle_cache,
+    shared_values_rank,
+    softmax_freedom,
+)
 from zoo.ops.precision import widest
 from zoo.ops.rope import complete_scaling, gain, require_base, require_pairs, rotate
 
@@ -140,9 +148,8 @@ class Attention(SequenceMixer):
         # A convolution gives each head as many operators as it has taps, and frees the rows from their sums.
         taps = 1 if self.conv is None else min(self.conv.weight.shape[1], self.d_head)
         # Heads that share keys and values have maps W_O^h D_t W_V with one W_V: at most d_model * d_head of them.
-        per_group = min(self.n_heads // self.n_kv_heads * taps, self.d_model * self.d_head)
         free = softmax_freedom(seq_len, seq_len, normalized=self.conv is None and self.sink == "none")
-        return min(self.n_kv_heads * per_group, free)
+        return shared_values_rank(self.n_heads * taps, self.n_kv_heads, self.d_model, self.d_head, free)
 
     def empty_state(
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer, accumulator, head_width, require_positive, shared_heads
-from zoo.ops.attention import attend, forgetting_bias, grow_cache, settle_cache, softmax_freedom
+from zoo.ops.attention import attend, forgetting_bias, grow_cache, settle_cache, shared_values_rank, softmax_freedom
 from zoo.ops.time import valid_positions
 
 
@@ -75,8 +75,8 @@ class ForgettingAttention(SequenceMixer):
             layer.reset_parameters()
 
     def rank_law(self, seq_len: int) -> int:
-        per_group = min(self.n_heads // self.n_kv_heads, self.d_model * self.d_head)
-        return min(self.n_kv_heads * per_group, softmax_freedom(seq_len, seq_len, normalized=True))
+        free = softmax_freedom(seq_len, seq_len, normalized=True)
+        return shared_values_rank(self.n_heads, self.n_kv_heads, self.d_model, self.d_head, free)
 
     def empty_state(
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer, head_width, require_choice, require_positive, shared_heads
-from zoo.ops.attention import alibi_slopes, grow_cache, settle_cache, softmax_freedom
+from zoo.ops.attention import alibi_slopes, grow_cache, settle_cache, shared_values_rank, softmax_freedom
 from zoo.ops.rope import require_pairs, rotate
 from zoo.ops.sliding import sliding_attend
 
@@ -87,8 +87,8 @@ class SlidingAttention(SequenceMixer):
                 self.slopes.copy_(alibi_slopes(self.n_heads))
 
     def rank_law(self, seq_len: int) -> int:
-        per_group = min(self.n_heads // self.n_kv_heads, self.d_model * self.d_head)
-        return min(self.n_kv_heads * per_group, softmax_freedom(seq_len, self.window, normalized=True))
+        free = softmax_freedom(seq_len, self.window, normalized=True)
+        return shared_values_rank(self.n_heads, self.n_kv_heads, self.d_model, self.d_head, free)
 
     def empty_state(
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None

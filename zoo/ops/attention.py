@@ -136,3 +136,15 @@ def softmax_freedom(seq_len: int, window: int, *, normalized: bool) -> int:
     window = min(window, seq_len)
     pairs = window * (window + 1) // 2 + (seq_len - window) * window
     return pairs - (seq_len - 1) * normalized
+
+
+def shared_values_rank(n_heads: int, n_kv_heads: int, d_model: int, d_head: int, free: int) -> int:
+    """Operators that heads span which share values in groups: those of a group have one value map, of d_head channels.
+
+    Args:
+        n_heads: maps of weights, shared out evenly among the value heads.
+        n_kv_heads: value heads.
+        d_model, d_head: width of the layer and of a head.
+        free: numbers that a head's weights hold, see `softmax_freedom`.
+    """
+    return min(n_kv_heads * min(n_heads // n_kv_heads, d_model * d_head), free)

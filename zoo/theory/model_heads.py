@@ -123,8 +123,8 @@ def measure_heads(
     device = next(model.parameters()).device
     inputs = inputs.to(device)
     light = copy.deepcopy(backbone).float().eval()
-    reached = layer_inputs(light, inputs)
     streams = None if others is None else _streams(light, others.to(device))
+    reached = [] if streams is None else layer_inputs(light, inputs)
     if score is None and streams is not None:
         with torch.no_grad():
             score = agreement(light.read_out(streams[-1]))
