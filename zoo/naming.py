@@ -51,12 +51,14 @@ class UsageError(ValueError):
         super().__init__(" ".join(str(message).split()))
 
 
-def unknown(kind: str, name: object, valid: Iterable[str]) -> str:
-    """One line for a misspelt name: what was given, the nearest valid name, all valid names."""
+def unknown(kind: str, name: object, valid: Iterable[str], most: int | None = None) -> str:
+    """One line for a misspelt name: what was given, the nearest valid name, and the valid names, or the first `most`."""
     valid = list(valid)
-    near = difflib.get_close_matches(str(name), valid, 1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    return f"unknown {kind} {name!r}{hint}; choose from: {', '.join(valid)}"
+    lower = {each.lower(): each for each in reversed(valid)}
+    near = difflib.get_close_matches(str(name).lower(), lower, 1)
+    hint = f" (did you mean {lower[near[0]]!r}?)" if near else ""
+    more = f" and {len(valid) - most} more" if most is not None and len(valid) > most else ""
+    return f"unknown {kind} {name!r}{hint}; choose from: {', '.join(valid[:most])}{more}"
 
 
 E = TypeVar("E", bound=tuple[Any, ...])

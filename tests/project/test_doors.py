@@ -18,6 +18,7 @@ ROOMS = (
     "coefficient",
     "cores",
     "naming",
+    "targets",
     "docstrings",
     "report",
     "signals",
@@ -40,6 +41,7 @@ LIGHTNING = {"lightning", "lightning_fabric", "lightning_utilities", "pytorch_li
 # What a room may use beside Python's own library; every room that is not named here gets CORE.
 THIRD_PARTY = {
     "naming": set(),
+    "targets": set(),
     "docstrings": set(),
     "report": REPORT,
     "report.machine": {"torch"},
@@ -60,7 +62,7 @@ THIRD_PARTY = {
     "pages": set(),
     "__main__": CORE | REPORT,
 }
-TASKS_KNOW = ("zoo.naming", "zoo.docstrings", "zoo.report")
+TASKS_KNOW = ("zoo.naming", "zoo.targets", "zoo.docstrings", "zoo.report")
 TASK_THIRD_PARTY = {"datasets", "filelock", "numpy", "pyarrow", "sklearn", "torch", "tqdm"}
 MORE_FOR_TASKS = {
     "datamodule": LIGHTNING,

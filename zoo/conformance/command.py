@@ -122,9 +122,9 @@ def _option(text: str) -> tuple[str, Any]:
 
 def _adapter(place: str) -> Adapter:
     from zoo.conformance.adapters.adapter import Adapter
-    from zoo.conformance.targets import find_class
+    from zoo.targets import load
 
-    found = find_class(place)
+    found = load(place)
     if not (isinstance(found, type) and issubclass(found, Adapter)):
         raise UsageError(f"{place} is no subclass of zoo.conformance.Adapter")
     return found()

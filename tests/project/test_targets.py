@@ -1,0 +1,65 @@
+"""What a user names as `package.module:Class` or `path/file.py:Class`."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from zoo.naming import UsageError
+from zoo.targets import absolute, is_target, load
+
+
+def test_a_class_of_a_package_or_a_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "neighbour.py").write_text("VALUE = 3\n")
+    (tmp_path / "torch.py").write_text("from neighbour import VALUE\nclass Mine:\n    value = VALUE\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    mine = load("torch.py:Mine")
+    assert mine.value == 3
+    assert load("torch.nn:LSTM") is nn.LSTM, "a file's name hides no package"
+    assert load(f"{tmp_path}/torch.py:Mine") is mine, "a file is run once"
+    assert pickle.loads(pickle.dumps(mine())).value == 3
+    assert load("neighbour:VALUE") == 3, "packages of the current folder"
+    (tmp_path / "torch.py").write_text("class Mine:\n    value = 'changed'\n")
+    assert load("torch.py:Mine").value == "changed"
+    assert absolute("torch.py:Mine") == f"{tmp_path}/torch.py:Mine"
+    assert absolute("torch.nn:LSTM") == "torch.nn:LSTM"
+    assert is_target("a:B")
+    assert not is_target("lstm")
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("lstm", "'lstm' names no class: give package.module:Class or path/file.py:Class"),
+        ("torch.nn:", "names no class"),
+        ("no_such_package.sub:Mixer", "there is no module no_such_package.sub to import; give package"),
+        ("no-such:Mixer", "no-such is no module's dotted name"),
+        ("missing.py:Mixer", r"there is no file /.*/missing\.py; give"),
+        ("raises.py:Mixer", r"/raises\.py cannot be run in line 2: ZeroDivisionError: division by zero$"),
+        ("exits.py:Mixer", r"/exits\.py cannot be run in line 1: SystemExit: 3$"),
+        ("syntax.py:Mixer", r"/syntax\.py cannot be run: SyntaxError: .*line 2"),
+        ("raises:Mixer", "^raises cannot be imported: ZeroDivisionError"),
+        ("torch.nn:Lstm", r"^unknown name in torch\.nn 'Lstm' \(did you mean 'LSTM'\?\); .* and \d+ more$"),
+        (
+            "fine.py:mixer",
+            r"unknown name in /.*/fine\.py 'mixer' \(did you mean 'Mixer'\?\); choose from: Mixer, other$",
+        ),
+    ],
+)
+def test_what_is_not_there_is_said_on_one_line(
+    target: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "raises.py").write_text("def f():\n    1 / 0\nf()\n")
+    (tmp_path / "exits.py").write_text("raise SystemExit(3)\n")
+    (tmp_path / "syntax.py").write_text("x = 1\ny = (\n")
+    (tmp_path / "fine.py").write_text("from pathlib import Path\n_no = 1\nclass Mixer: pass\ndef other(): pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(UsageError, match=message) as caught:
+        load(target)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,105 @@
+"""Targets, names of what a user wrote: `package.module:Class` or `path/file.py:Class`, and how they are imported.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from zoo.naming import UsageError, find_module, unknown
+
+FORMS = "package.module:Class or path/file.py:Class"
+MOST_NAMES = 24
+"""A message lists the names of a module up to so many."""
+
+
+def is_target(name: object) -> bool:
+    """Whether a name is a target, by its colon; imports nothing."""
+    return isinstance(name, str) and ":" in name
+
+
+def absolute(target: str) -> str:
+    """The same target with its file's absolute path, so that it means the same in any folder; imports nothing."""
+    place, colon, name = target.rpartition(":")
+    return f"{Path(place).expanduser().absolute()}{colon}{name}" if place.endswith(".py") else target
+
+
+def load(target: str, suits: Callable[[Any], bool] = callable) -> Any:
+    """The object that `target` names. A file is run once, and again after it has changed.
+
+    >>> load("collections:OrderedDict")
+    <class 'collections.OrderedDict'>
+
+    Args:
+        target: `package.module:Class` or `path/file.py:Class`; functions and instances are found too. Packages are
+            looked for in the current folder too.
+        suits: which objects of the module a message about an unknown name lists.
+
+    Raises:
+        UsageError: no such module or file, one that fails when it is imported, no such name in it; on one line.
+    """
+    place, colon, name = absolute(target).rpartition(":")
+    if not colon or not place or not name:
+        raise UsageError(f"{target!r} names no class: give {FORMS}")
+    module = _from_file(Path(place)) if place.endswith(".py") else _from_package(place)
+    if hasattr(module, name):
+        return getattr(module, name)
+    valid = [key for key, value in vars(module).items() if not key.startswith("_") and suits(value)]
+    own = [
+        key for key in valid if f"{getattr(vars(module)[key], '__module__', None)}.".startswith(f"{module.__name__}.")
+    ]
+    raise UsageError(unknown(f"name in {place}", name, own or valid, most=MOST_NAMES))
+
+
+def _from_package(place: str) -> ModuleType:
+    if not all(part.isidentifier() for part in place.split(".")):
+        raise UsageError(f"{place} is no module's dotted name; give {FORMS}")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:  # an installed command does not look where it is run
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = find_module(place)
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"{place} cannot be imported: {type(error).__name__}: {error}") from error
+    if found is None:
+        raise UsageError(f"there is no module {place} to import; give {FORMS}")
+    return found
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}; give {FORMS}")
+    stat = path.stat()
+    return _run(path, stat.st_mtime_ns, stat.st_size)
+
+
+@functools.cache
+def _run(path: Path, _changed: int, _size: int) -> ModuleType:
+    # In sys.modules, so that pickle finds its classes; under a name that no other file or package has.
+    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    if str(path.parent) not in sys.path:  # it may import its neighbours, which hide no package
+        sys.path.append(str(path.parent))
+    before = sys.modules.get(name)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        sys.modules.pop(name)
+        if before is not None:
+            sys.modules[name] = before
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        where = f" in line {lines[-1]}" if lines else ""
+        raise UsageError(f"{path} cannot be run{where}: {type(error).__name__}: {error}") from error
+    return module
