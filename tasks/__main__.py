@@ -7,6 +7,7 @@
     pages                write docs/tasks/
 
 Options of a task are flags: python -m tasks show mqar --n_pairs 2 --seq_len 16 --vocab_size 32.
+NAME is a registered task, package.module:Class, path/file.py:Class, path/file.py:function, or a path of data.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tasks.registry import TASKS, list_tasks
+from tasks.registry import FORMS, TASKS, list_tasks
 from zoo.naming import UsageError, unknown
 from zoo.report.terminal import ends_unread, fail, listing, make_console, make_facts
 
@@ -67,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         ("export", _export, "examples as Parquet or JSON lines, or to the Hugging Face hub"),
     ):
         added = verb(name, run, f"{about}; options of the task are flags too")
-        added.add_argument("name", metavar="NAME", help="a registered task")
+        added.add_argument("name", metavar="NAME", help=f"a registered task, {FORMS}")
         added.add_argument("--seed", type=int, default=0, help="seed of the data; default 0")
         if name == "show":
             added.add_argument("--markdown", action="store_true", help="print it as a Markdown page")
@@ -147,9 +148,12 @@ def _show(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
     print("\noptions")
     for option, default, meaning in pages.options(cls):
         print(f"  {option} = {default}: {meaning}")
-    print(f"\nwhat theory predicts\n{pages.wrapped(cls.prediction, 100)}\n\nsource\n{pages.wrapped(cls.source, 100)}")
-    if cls.reported:
-        print(pages.wrapped(cls.reported, 100))
+    for title, text in (
+        ("what theory predicts", cls.prediction),
+        ("source", f"{cls.source}\n\n{cls.reported}".strip()),
+    ):
+        if text:
+            print(f"\n{title}\n{pages.wrapped(text, 100)}")
     for file in pages.recipes(arguments.name):
         print(f"recipe: {file}")
 
@@ -217,7 +221,7 @@ def _export(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
             raise UsageError("--format hub needs the data set's name: --out USER/NAME")
         where = export.push_to_hub(task, _examples(task, arguments), arguments.split, arguments.out, arguments.private)
     else:
-        default = f"{arguments.name}-{arguments.split}-{arguments.n}-seed{arguments.seed}.{arguments.format}"
+        default = f"{task.name}-{arguments.split}-{arguments.n}-seed{arguments.seed}.{arguments.format}"
         file = Path(arguments.out or default)
         if not file.parent.is_dir():
             raise UsageError(f"no such folder: {file.parent}")

@@ -15,7 +15,19 @@ def to_table(arrays: Arrays) -> pa.Table:
 
 def from_table(table: pa.Table) -> Arrays:
     """The arrays that `to_table` was given, copied: they outlive the file that the table is mapped from."""
-    return {name: _array(table.column(name)) for name in table.column_names}
+    return {name: read_column(table.column(name))[0] for name in table.column_names}
+
+
+def read_column(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray | None]:
+    """The column as an array of its own, and the lengths of its rows, None where they are equal.
+
+    Shorter rows are filled up with zeros.
+
+    Raises:
+        ValueError: a value that is null and no float, lists of several lengths within a row.
+    """
+    values, lengths = _array(column.combine_chunks())
+    return values.copy(), lengths
 
 
 def _lists(array: np.ndarray) -> pa.Array:
@@ -25,9 +37,26 @@ def _lists(array: np.ndarray) -> pa.Array:
     return values
 
 
-def _array(column: pa.ChunkedArray) -> np.ndarray:
-    values, shape = column.combine_chunks(), [len(column)]
-    while isinstance(values.type, pa.FixedSizeListType):
-        shape.append(values.type.list_size)
-        values = values.flatten()
-    return values.to_numpy(zero_copy_only=False).reshape(shape).copy()
+def _array(values: pa.Array) -> tuple[np.ndarray, np.ndarray | None]:
+    if isinstance(values, pa.ExtensionArray):
+        values = values.storage
+    if values.null_count and not pa.types.is_floating(values.type):
+        raise ValueError(f"{values.null_count} values are null")
+    if not (pa.types.is_list(values.type) or pa.types.is_large_list(values.type) or _is_fixed(values.type)):
+        return values.to_numpy(zero_copy_only=False), None
+    inner, ragged = _array(values.flatten())
+    if ragged is not None:
+        raise ValueError("the lists within a row are of several lengths")
+    if _is_fixed(values.type):
+        return inner.reshape(len(values), values.type.list_size, *inner.shape[1:]), None
+    lengths = values.value_lengths().to_numpy(zero_copy_only=False)
+    shape = (len(values), int(lengths.max(initial=0)), *inner.shape[1:])
+    if (lengths == shape[1]).all():
+        return inner.reshape(shape), None
+    filled = np.zeros(shape, inner.dtype)
+    filled[np.arange(shape[1]) < lengths[:, None]] = inner
+    return filled, lengths
+
+
+def _is_fixed(kind: pa.DataType) -> bool:
+    return isinstance(kind, pa.FixedSizeListType)

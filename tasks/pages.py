@@ -87,6 +87,8 @@ def _in_lines(rows: dict[str, list[str]], seq_len: int) -> Iterator[str]:
 
 def recipes(name: str) -> list[str]:
     """Return the YAML files with this task's recipe and published shapes, relative to the repository's root."""
+    if TASKS.is_external(name):
+        return []
     files = [CONFIGS / f"{name}.yaml", *sorted((CONFIGS / "published").glob(f"{name}*.yaml"))]
     others = [other for other in list_tasks() if other.startswith(f"{name}_")]
     files = [file for file in files if not any(file.stem.startswith(other) for other in others)]
@@ -108,7 +110,9 @@ def markdown(name: str, seed: int = 0, task: Task | None = None) -> str:
     lines += ["## At its defaults", "", *(f"- {title}: {text}" for title, text in facts(cls().spec)), ""]
     rows = [(f"`{option}`", f"`{default}`", meaning) for option, default, meaning in options(cls)]
     lines += table(("option", "default", "meaning"), rows)
-    lines += ["", "## What theory predicts", "", cls.prediction, "", "## Source", "", sentence(cls.source), ""]
+    if cls.prediction:
+        lines += ["", "## What theory predicts", "", cls.prediction]
+    lines += ["", "## Source", "", sentence(cls.source), ""]
     if cls.reported:
         lines += [cls.reported, ""]
     if files := recipes(name):

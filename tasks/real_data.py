@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-OWN_NAMES = {"train": ("train",), "validation": ("validation", "valid", "dev"), "test": ("test",)}
+OWN_NAMES = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 """What data sets call each split."""
 
 

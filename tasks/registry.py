@@ -3,14 +3,55 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zoo.naming import Registry, UnknownNameError, unknown
+from zoo.targets import absolute, is_target
 
 if TYPE_CHECKING:
     from tasks.base import Task
 
-TASKS = Registry(
+SUFFIXES = (".npz", ".parquet", ".arrow", ".feather")
+"""How the names of files of data end."""
+FORMS = "package.module:Class, path/file.py:Class, path/file.py:function, or a path of data (.npz, .parquet, a folder)"
+
+
+class _Tasks(Registry[tuple[str, str]]):
+    """The table, and besides it what users wrote: classes, functions and data, by absolute paths."""
+
+    def is_external(self, name: object) -> bool:
+        """Whether a name is a target or a path, and none of the table's; imports nothing."""
+        if super().__contains__(name) or not isinstance(name, str):
+            return False
+        return is_target(name) or "/" in name or name.endswith(SUFFIXES) or Path(name).expanduser().exists()
+
+    def check(self, name: object) -> str:
+        if isinstance(name, str) and self.is_external(name):
+            return absolute(name) if is_target(name) else str(Path(name).expanduser().absolute())
+        try:
+            return super().check(name)
+        except UnknownNameError as error:
+            raise UnknownNameError(f"{error}; or give {FORMS}") from None
+
+    def entry(self, name: str) -> tuple[str, str]:
+        return (name, "a user's own") if self.is_external(name) else super().entry(name)
+
+    def summary(self, name: str) -> str:
+        return self.entry(name)[1] if self.is_external(name) else super().summary(name)
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or self.is_external(name)
+
+    def __getitem__(self, name: str) -> type[Task]:
+        if not self.is_external(name):
+            return super().__getitem__(name)
+        from tasks.external import external_task
+
+        return external_task(self.check(name))
+
+
+TASKS = _Tasks(
     "task",
     {
         "adding": ("tasks.adding:Adding", "add the two numbers that are marked, one in each half"),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 
 
-def paragraphs(cls: type) -> list[str]:
-    """The paragraphs of a class's docstring up to its arguments or its worked example."""
+def paragraphs(cls: Callable[..., object]) -> list[str]:
+    """The paragraphs of the docstring of a class, or of a function, up to its arguments or its worked example."""
     text = re.split(r"\n *>{3} |\n+Args:", inspect.getdoc(cls) or "", maxsplit=1)[0]
     return text.strip().split("\n\n")
 
@@ -33,7 +34,7 @@ def titled(cls: type, titles: tuple[str, ...]) -> tuple[list[str], dict[str, str
     return free, found
 
 
-def arguments(cls: type) -> dict[str, str]:
+def arguments(cls: Callable[..., object]) -> dict[str, str]:
     """{name: meaning} of the section `Args:`; names that share an entry share its meaning."""
     _, found, section = (inspect.getdoc(cls) or "").partition("Args:\n")
     section = re.split(r"\n\n\S", section, maxsplit=1)[0] if found else ""

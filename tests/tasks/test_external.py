@@ -1,0 +1,389 @@
+"""Tasks that users bring: a function, a class, a file or a folder of data; what is refused, and in which words."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+
+import tasks
+from tasks.__main__ import main
+from tasks.arrow import to_table
+from tasks.base import Arrays
+from tasks.datamodule import TaskDataModule
+from tasks.spec import IGNORED
+from tasks.splits import sample_split
+from zoo.naming import UnknownNameError, UsageError
+
+FUNCTIONS = '''
+import numpy as np
+import tasks
+
+def echo(rng, n, seq_len: int = 6, offset=0):
+    """Say the first token at the end.
+
+    Args:
+        seq_len: positions.
+    """
+    inputs = rng.integers(4, size=(n, seq_len))
+    return {"inputs": inputs, "labels": inputs[:, 0] + offset, "age": np.arange(seq_len) + 0 * inputs}
+
+echo.n_classes = 9
+
+def running(rng, n):
+    inputs = rng.normal(size=(n, 5, 2))
+    return {"inputs": inputs, "labels": inputs.sum(2).cumsum(1), "lengths": rng.integers(1, 6, size=n)}
+
+def rare(rng, n, late=False):
+    inputs = rng.integers(3, size=(n, 4))
+    if n == 7:
+        inputs[2, 1] = 5
+    return {"inputs": inputs, "labels": inputs[:, :3] if late else inputs}
+
+def unseeded(rng, n):
+    inputs = np.random.default_rng().integers(9, size=(n, 4))
+    return {"inputs": inputs, "labels": inputs}
+
+def broken(rng, n):
+    return [][n]
+
+def a_list(rng, n):
+    return []
+
+def few(rng, n):
+    return {"inputs": np.zeros((1, 4), int), "labels": np.zeros(1)}
+
+def needy(rng, n, width):
+    return {}
+
+def taken(rng, n, spec=1):
+    return {}
+
+def nothing():
+    return {}
+
+class Mine(tasks.Task):
+    """A class."""
+
+    def __init__(self, width: int = 3) -> None:
+        self.width = width
+
+    @property
+    def spec(self):
+        return tasks.TaskSpec.tokens(self.width, 2)
+
+    def sample(self, rng, n):
+        inputs = rng.integers(2, size=(n, self.width))
+        return {"inputs": inputs, "labels": inputs}
+
+number = 3
+'''
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    file = tmp_path / "own_tasks.py"
+    file.write_text(FUNCTIONS)
+    return file
+
+
+def in_one_line(said: str) -> str:
+    return rf"\A[^\n]*{re.escape(said)}[^\n]*\Z"
+
+
+def draw(rng: np.random.Generator, n: int = 40, seq_len: int = 5, top: int = 9) -> Arrays:
+    inputs = rng.integers(top, size=(n, seq_len))
+    return {"inputs": inputs, "labels": inputs[:, 1]}
+
+
+def splits_of(task: tasks.Task) -> dict[str, Arrays]:
+    return {
+        split: part.take(np.arange(part.size))
+        for split in ("train", "validation", "test")
+        if (part := task.of_split(split))
+    }
+
+
+# Functions and classes
+
+
+def test_a_function_is_a_task_with_its_arguments_as_options(file: Path, rng: np.random.Generator) -> None:
+    task = tasks.create_task(f"{file}:echo", seq_len=7)
+    assert task.options() == {"seq_len": 7, "offset": 0, "vocab_size": None, "n_classes": 9}
+    spec = task.spec
+    assert (spec.vocab_size, spec.n_outputs, spec.seq_len, spec.labelled, spec.facts) == (4, 9, 7, 1, ("age",))
+    assert spec.chance == pytest.approx(1 / 4, abs=0.05)
+    arrays = task.sample(rng, 5)
+    assert (arrays["labels"][:, -1] == arrays["inputs"][:, 0]).all()
+    assert (arrays["labels"][:, :-1] == IGNORED).all()
+    assert arrays["age"].tolist() == [[-1] * 6 + [6]] * 5
+    assert (task.at_length(9).spec.seq_len, task.at_length(9).spec.vocab_size) == (9, 4)
+
+
+def test_regression_with_lengths(file: Path, rng: np.random.Generator) -> None:
+    task = tasks.create_task(f"{file}:running")
+    assert (task.spec.loss, task.spec.d_input, task.spec.n_outputs, task.spec.chance) == ("mse", 2, 1, None)
+    arrays = task.sample(rng, 8)
+    beyond = np.arange(5) >= arrays["lengths"][:, None]
+    assert np.isnan(arrays["labels"][beyond]).all()
+    assert (arrays["inputs"][beyond] == 0).all()
+    assert (np.isnan(arrays["labels"][:, :, 0]) == beyond).all()
+    data = TaskDataModule(task, n_train=64, n_val=8, n_test=8)
+    assert next(iter(data.train_dataloader()))["lengths"].shape == (64,)
+
+
+def test_a_class_is_known_by_its_options(file: Path) -> None:
+    task = tasks.create_task(f"{file}:Mine", width=2)
+    assert (repr(task), task.name, task.spec.seq_len) == ("Mine(width=2)", "Mine", 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("rare", "rare: inputs: row 2 has the token 5, vocab_size=3 allows 0 ... 2; give a greater vocab_size"),
+        ("unseeded", "equal generators gave different examples; take every draw from rng"),
+        ("broken", "the function fails in line 31: IndexError"),
+        ("a_list", "must return a dict of arrays, got list"),
+        ("few", "must return as many examples as it is asked for, 1024, got 1"),
+        ("needy", "own_tasks.py:needy: the argument width needs a default"),
+        ("taken", "no option can have the name spec"),
+        ("nothing", "must be a function sample(rng, n, ...)"),
+        ("number", "neither a subclass of tasks.Task nor a function"),
+        ("ecko", "did you mean 'echo'?"),
+    ],
+)
+def test_what_is_wrong_with_a_function_is_said_in_one_line(name: str, said: str, file: Path) -> None:
+    with pytest.raises(ValueError, match=in_one_line(said)):
+        tasks.create_task(f"{file}:{name}").sample(np.random.default_rng(0), 7)
+
+
+def test_shapes_of_labels_are_refused(file: Path) -> None:
+    with pytest.raises(ValueError, match=r"labels must be \(1024, 4\) as inputs, or \(1024,\), got int64 \(1024, 3\)"):
+        tasks.create_task(f"{file}:rare", late=True)
+    with pytest.raises(UnknownNameError, match="did you mean 'offset'"):
+        tasks.create_task(f"{file}:echo", ofset=1)
+
+
+# Data
+
+Writer = Callable[[Path, dict[str, Arrays]], Path]
+
+
+def as_npz(folder: Path, splits: dict[str, Arrays]) -> Path:
+    arrays = {f"{split}_{name}".lstrip("_"): each for split, part in splits.items() for name, each in part.items()}
+    np.savez(folder / "data.npz", **arrays)
+    return folder / "data.npz"
+
+
+def as_parquet(folder: Path, splits: dict[str, Arrays]) -> Path:
+    for split, arrays in splits.items():
+        for part, rows in enumerate(np.array_split(np.arange(len(arrays["inputs"])), 2)):
+            pq.write_table(
+                to_table({k: v[rows] for k, v in arrays.items()}), folder / f"{split or 'all'}-{part}.parquet"
+            )
+    return folder
+
+
+def as_feather(folder: Path, splits: dict[str, Arrays]) -> Path:
+    for split, arrays in splits.items():
+        (folder / (split or "all")).mkdir()
+        pyarrow.feather.write_feather(to_table(arrays), folder / (split or "all") / "0.arrow", compression="lz4")
+    return folder
+
+
+def as_saved(folder: Path, splits: dict[str, Arrays]) -> Path:
+    parts = {split: datasets.Dataset(to_table(arrays)) for split, arrays in splits.items()}
+    whole = parts[""] if "" in parts else datasets.DatasetDict({k or "train": v for k, v in parts.items()})
+    whole.save_to_disk(folder / "saved")
+    return folder / "saved"
+
+
+@pytest.mark.parametrize("write", [as_npz, as_parquet, as_feather, as_saved])
+@pytest.mark.parametrize("kind", ["tokens", "vectors"])
+def test_named_splits_come_back_and_the_others_are_cut(
+    write: Writer, kind: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    train, test = draw(rng, top=99), draw(rng, top=99)
+    if kind == "vectors":
+        train, test = (
+            {"inputs": rng.normal(size=(40, 5, 2)).astype(np.float32), "labels": each["inputs"].astype(np.float32)}
+            for each in (train, test)
+        )
+    task = tasks.create_task(str(write(tmp_path, {"train": train, "test": test})))
+    found = splits_of(task)
+    assert [len(part["inputs"]) for part in found.values()] == [36, 4, 40]
+    np.testing.assert_array_equal(found["test"]["inputs"], test["inputs"])
+    whole = np.concatenate([found["train"]["inputs"], found["validation"]["inputs"]])
+    assert sorted(map(bytes, whole)) == sorted(map(bytes, train["inputs"]))
+    labels = found["test"]["labels"]
+    np.testing.assert_array_equal(labels[:, -1] if kind == "tokens" else labels[:, :, 0], test["labels"])
+
+
+@pytest.mark.parametrize("write", [as_npz, as_parquet, as_saved])
+def test_undivided_data_is_cut_by_seed_and_equal_inputs_stay_together(
+    write: Writer, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    whole = draw(rng, n=400, seq_len=2)
+    path = str(write(tmp_path, {"": whole}))
+    cuts = [splits_of(tasks.create_task(path, split_seed=seed)) for seed in (0, 0, 1)]
+    for name, array in cuts[0]["test"].items():
+        np.testing.assert_array_equal(array, cuts[1]["test"][name])
+    assert cuts[0]["test"]["inputs"].tolist() != cuts[2]["test"]["inputs"].tolist()
+    rows = {split: {tuple(row) for row in part["inputs"].tolist()} for split, part in cuts[0].items()}
+    distinct = {tuple(row) for row in whole["inputs"].tolist()}
+    assert set.union(*rows.values()) == distinct
+    assert sum(map(len, rows.values())) == len(distinct)
+    assert len(rows["test"]) == len(rows["validation"]) == round(len(distinct) / 10)
+    assert sum(len(part["inputs"]) for part in cuts[0].values()) == 400
+
+
+def test_rows_of_several_lengths(tmp_path: Path) -> None:
+    rows = [[1, 2, 3], [4], [5, 6]]
+    table = pa.table({"inputs": rows, "labels": rows, "text": ["a", "b", "c"]})
+    (tmp_path / "data").mkdir()
+    pq.write_table(table, tmp_path / "data" / "train.parquet")
+    pq.write_table(pa.table({"inputs": [[7, 8]], "labels": [[7, 8]], "text": ["d"]}), tmp_path / "data" / "dev.parquet")
+    pq.write_table(pa.table({"inputs": [[9]], "labels": [[9]], "text": ["e"]}), tmp_path / "data" / "test.parquet")
+    found = splits_of(tasks.create_task(str(tmp_path / "data")))
+    assert found["train"]["lengths"].tolist() == [3, 1, 2]
+    assert found["train"]["labels"].tolist() == [[1, 2, 3], [4, IGNORED, IGNORED], [5, 6, IGNORED]]
+    assert found["validation"]["inputs"].tolist() == [[7, 8, 0]]
+    assert found["test"]["lengths"].tolist() == [1]
+
+
+def changed(**arrays: Any) -> dict[str, Arrays]:
+    return {"": draw(np.random.default_rng(0)) | arrays}
+
+
+TOKENS = draw(np.random.default_rng(0))["inputs"]
+FLOATS = np.random.default_rng(0).normal(size=(40, 5, 2))
+
+
+@pytest.mark.parametrize(
+    ("splits", "options", "said"),
+    [
+        ({"": {"x": TOKENS, "y": TOKENS}}, {}, "there is no 'inputs'; there are: x, y"),
+        ({"": {"inputs": TOKENS, "y": TOKENS}}, {"labels": "z"}, "there is no 'z'; there are: inputs, y"),
+        (changed(inputs=TOKENS.astype(object)), {}, "Python objects, which are never loaded"),
+        (changed(inputs=TOKENS.astype(float)), {}, "inputs must be integers (n, seq) or floats (n, seq, features)"),
+        (changed(inputs=TOKENS.astype(str)), {}, "inputs must be an array of integers or floats, got <U"),
+        (changed(inputs=TOKENS - 3), {}, "inputs: row 0 has the token -"),
+        (changed(inputs=FLOATS * np.where(np.arange(40) == 3, np.nan, 1)[:, None, None]), {}, "inputs: row 3 has NaN"),
+        (changed(inputs=FLOATS * 1e39), {}, "inputs: row 0 has NaN or inf"),
+        (changed(inputs=FLOATS), {"vocab_size": 8}, "vocab_size is of integer inputs, and these are floats"),
+        (changed(labels=TOKENS - 2), {}, "labels: row 1 has the class -2; classes are"),
+        (changed(labels=TOKENS[:, :3]), {}, "labels must be (40, 5) as inputs, or (40,), got int64 (40, 3)"),
+        (changed(labels=TOKENS[:3, 0]), {}, "labels must have 40 rows, as many as inputs, got int64 (3,)"),
+        (changed(labels=np.full(40, np.inf)), {}, "labels: row 0 has inf, or NaN in some channels only"),
+        (changed(lengths=np.full(40, 6)), {}, "lengths must be integers (n,) from 1 to 5"),
+        (changed(), {"vocab_size": 4}, "train: inputs: row 0 has the token "),
+        (changed(), {"n_classes": 3}, "n_classes=3 allows 0 ... 2; give a greater n_classes"),
+        ({"": {"inputs": TOKENS[:0], "labels": TOKENS[:0]}}, {}, "there are no examples"),
+        ({"": {"inputs": TOKENS[:2], "labels": TOKENS[:2]}}, {}, "to cut off validation and test needs more than 2"),
+        ({"test": {"inputs": TOKENS, "labels": TOKENS}}, {}, "there is no split train; there are: test"),
+        (changed() | {"test": {"inputs": TOKENS}}, {}, "some arrays are of a split and some are not"),
+        (
+            {"train": {"inputs": TOKENS, "labels": TOKENS}, "test": {"inputs": TOKENS[:, :4], "labels": TOKENS[:, :4]}},
+            {},
+            "test: seq_len is 4, elsewhere 5",
+        ),
+        (
+            {"train": {"inputs": TOKENS, "labels": TOKENS}, "test": {"inputs": TOKENS[7:9], "labels": TOKENS[7:9]}},
+            {},
+            "2 of 2 rows of test have inputs that train has too, row 0 those of row 7",
+        ),
+    ],
+)
+def test_what_is_wrong_with_data_is_said_in_one_line(
+    splits: dict[str, Arrays], options: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    path = as_npz(tmp_path, splits)
+    with pytest.raises(ValueError, match=in_one_line(said)) as refused:
+        tasks.create_task(str(path), **options)
+    assert str(refused.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"inputs": [[1, 2], [3]], "labels": [[1], [3, 4]]}, "row 0 has 1 labels and 2 inputs; give as many"),
+        ({"inputs": [[1, None]], "labels": [1]}, "inputs: 1 values are null"),
+        ({"inputs": [[[0.1], [0.1, 0.2]]], "labels": [1]}, "inputs: the lists within a row are of several lengths"),
+        ({"inputs": ["a b"], "labels": [1]}, "inputs must be an array of integers or floats, got object"),
+        ({"text": ["a b"], "label": [1]}, "there is no 'inputs'; there are: label"),
+    ],
+)
+def test_what_is_wrong_with_tables_is_said_in_one_line(columns: dict[str, Any], said: str, tmp_path: Path) -> None:
+    pq.write_table(pa.table(columns), tmp_path / "data.parquet")
+    with pytest.raises(ValueError, match=in_one_line(said)):
+        tasks.create_task(str(tmp_path / "data.parquet"))
+
+
+def test_files_that_are_none_of_data_are_refused(tmp_path: Path, rng: np.random.Generator) -> None:
+    for name, said in [
+        ("absent.npz", "there is no such file or folder; put it there"),
+        ("text.txt", "no data; give .npz"),
+        ("broken.npz", "cannot be read"),
+        ("broken.parquet", "cannot be read"),
+        ("broken.arrow", "cannot be read"),
+        ("empty", r"there is no file \*.parquet"),
+    ]:
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        if not name.startswith(("absent", "empty")):
+            (tmp_path / name).write_text("words")
+        with pytest.raises(ValueError, match=said):
+            tasks.create_task(str(tmp_path / name))
+    with pytest.raises(UnknownNameError, match=r"did you mean 'mqar'.*; or give .*path/file.py:function"):
+        tasks.create_task("mqra")
+
+
+def test_shared_inputs_are_taken_where_that_is_said(tmp_path: Path) -> None:
+    same = {"inputs": TOKENS, "labels": TOKENS}
+    task = tasks.create_task(str(as_npz(tmp_path, {"train": same, "test": same})), allow_shared=True)
+    assert task.of_split("test").spec.labelled == 5
+
+
+def test_the_fingerprint_is_of_the_content(tmp_path: Path, file: Path) -> None:
+    path = as_npz(tmp_path, changed())
+    before = tasks.create_task(str(path)).fingerprint()
+    shutil.copy(path, tmp_path / "copy.npz")
+    assert tasks.create_task(str(tmp_path / "copy.npz")).fingerprint() == before
+    as_npz(tmp_path, changed(labels=TOKENS[:, 2]))
+    assert tasks.create_task(str(path)).fingerprint() != before
+    one, other = (tasks.create_task(f"{file}:echo", offset=offset).fingerprint() for offset in (0, 1))
+    assert one != other
+
+
+def test_the_cache_knows_such_tasks(tmp_path: Path, file: Path) -> None:
+    for name in (f"{file}:running", str(as_npz(tmp_path, changed()))):
+        task = tasks.create_task(name)
+        for _ in range(2):
+            data = TaskDataModule(task, n_train=20, n_val=2, n_test=2, batch_size=8, cache=True, cache_dir=tmp_path)
+            for key, array in sample_split(task, "train", 20, 0).items():
+                np.testing.assert_array_equal(data.split("train")[key], array)
+
+
+def test_the_command_line_shows_and_exports_them(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["show", "own_tasks.py:echo", "--seq_len", "8", "--offset", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "Say the first token at the end." in shown
+    assert "seq_len = 6: positions." in shown
+    assert main(["export", "own_tasks.py:echo", "--n", "30"]) == 0
+    assert main(["stats", "echo-train-30-seed0.parquet"]) == 0
+    assert "24 of train" in capsys.readouterr().out
+    assert main(["show", "own_tasks.py:echo", "--seqlen", "8"]) == 2
+    assert "did you mean 'seq_len'" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="there is no file"):
+        tasks.create_task("absent.py:echo")
