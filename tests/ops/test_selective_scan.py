@@ -23,9 +23,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import zoo.ops
 from tests import ROOT, reference
 from tests.cases import draw
+from tests.ops.as_python import run_as_python
 from tests.ops.test_ops import differentiable, rows, scan_inputs
 from tests.tolerances import assert_close
-from zoo.ops import scan, scan_torch
+from zoo.ops import scan, scan_numba, scan_torch
 from zoo.ops.scan import selective_scan
 
 ON_CPU = pytest.mark.parametrize("backend", ["torch", "numba"])
@@ -96,6 +97,21 @@ def test_every_backend_has_the_gradients_of_float64(backend: str, seq_len: int, 
     """Those of float64 pass gradcheck in test_ops.py. 300 channels: one block of numba's and part of another."""
     inputs = narrowed(scan_inputs(generator, seq_len, d_inner=300, d_state=5))
     assert max(errors(inputs, generator, backend)) <= PRECISE
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in scalar add:RuntimeWarning")  # bits that are not used
+@pytest.mark.parametrize("step", [1.0, 1e4])
+def test_numbas_loops_read_and_write_within_their_arrays(
+    step: float, monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
+) -> None:
+    """Chunks of two positions and blocks of two channels, the last of each half empty."""
+    run_as_python(monkeypatch, scan_numba, _CHUNK=2, _BLOCK=2)
+    asked = []
+    monkeypatch.setattr(scan_numba, "_prefetch", asked.append)  # an instruction, which Python does not have
+    x, dt, *rest = narrowed(scan_inputs(generator, 7))
+    dt[:, 3] *= step
+    assert max(errors([x, dt, *rest], generator, "numba")) <= PRECISE
+    assert asked
 
 
 @ON_CPU

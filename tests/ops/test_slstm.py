@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.ops.as_python import run_as_python
 from tests.tolerances import assert_close
-from zoo.ops import slstm
+from zoo.ops import slstm, slstm_numba
 from zoo.ops.slstm import slstm_scan
 
 PRECISE = 1e-6
-
-pytest.importorskip("numba", reason="numba comes with the extra fast")
 
 
 def draw(
@@ -41,6 +40,17 @@ def cotangents(generator: torch.Generator, given: list[Tensor]) -> list[Tensor]:
     return [torch.randn(shape, generator=generator) for shape in (u[..., 0, :].shape, *(t.shape for t in state))]
 
 
+def assert_precise(given: list[Tensor], valid: Tensor | None, generator: torch.Generator) -> None:
+    """The outputs and gradients of float32 are those of float64, which the loop in torch computes."""
+    weights = cotangents(generator, given)
+    found = results(given, valid, weights)
+    exact = results([t.detach().double().requires_grad_() for t in given], valid, weights)
+    assert all(t.dtype == torch.float32 for t in found)
+    for part in (slice(0, 1), slice(1, 5), slice(5, 6), slice(6, 7), slice(7, 11)):  # a state is one thing
+        mine, right = (torch.cat([t.double().flatten() for t in each[part]]) for each in (found, exact))
+        assert (mine - right).norm() <= PRECISE * right.norm()
+
+
 @pytest.mark.parametrize(
     ("batch", "heads", "seq_len", "d_head", "scale", "ragged"),
     [
@@ -54,15 +64,19 @@ def cotangents(generator: torch.Generator, given: list[Tensor]) -> list[Tensor]:
 def test_the_compiled_loop_has_the_numbers_and_gradients_of_float64(
     batch: int, heads: int, seq_len: int, d_head: int, scale: float, ragged: bool, generator: torch.Generator
 ) -> None:
-    given = draw(generator, batch, heads, seq_len, d_head, scale=scale)
-    weights = cotangents(generator, given)
     valid = torch.arange(seq_len) < torch.tensor([[seq_len], [seq_len // 2]]) if ragged else None
-    found = results(given, valid, weights)
-    exact = results([t.detach().double().requires_grad_() for t in given], valid, weights)
-    assert all(t.dtype == torch.float32 for t in found)
-    for part in (slice(0, 1), slice(1, 5), slice(5, 6), slice(6, 7), slice(7, 11)):  # a state is one thing
-        mine, right = (torch.cat([t.double().flatten() for t in each[part]]) for each in (found, exact))
-        assert (mine - right).norm() <= PRECISE * right.norm()
+    assert_precise(draw(generator, batch, heads, seq_len, d_head, scale=scale), valid, generator)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in scalar add:RuntimeWarning")  # bits that are not used
+@pytest.mark.parametrize(("scale", "ragged"), [(2.0, True), (1000.0, False), (1e-4, False)])
+def test_the_loop_reads_and_writes_within_its_arrays(
+    scale: float, ragged: bool, monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
+) -> None:
+    """Chunks of two positions and blocks of two channels, the last of each half empty."""
+    run_as_python(monkeypatch, slstm_numba, _CHUNK=2, _WIDTH=2)
+    valid = torch.arange(5) < torch.tensor([[5], [2]]) if ragged else None
+    assert_precise(draw(generator, 2, 2, 5, 5, scale=scale), valid, generator)
 
 
 def test_the_compiled_loop_begins_with_nothing_written(generator: torch.Generator) -> None:
