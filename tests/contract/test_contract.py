@@ -9,6 +9,7 @@ import io
 import pkgutil
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd.gradcheck import GradcheckError
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from tests import reference
@@ -802,71 +804,10 @@ def test_a_sequence_beyond_the_longest_is_refused(name: str, options: dict[str, 
     assert_refused(lambda: mixer.stream(torch.zeros(1, 1, D_MODEL), state), "7", "max_seq_len=6")
 
 
-# Published initialisations that a global init must not overwrite.
-
-
-def test_the_mamba_block_starts_as_published() -> None:
-    mixer = create_mixer("selective_ssm", 64)
-    dt = torch.nn.functional.softplus(mixer.dt_proj.bias)
-    assert dt.min() >= 1e-3 * 0.999
-    assert dt.max() <= 1e-1 * 1.001
-    assert_close(mixer.A_log.exp(), np.arange(1.0, 17.0) * np.ones((128, 1)))
-    assert torch.equal(mixer.D, torch.ones(128))
-
-
-def test_the_mamba_2_block_starts_as_published() -> None:
-    mixer = create_mixer("ssd", 64)
-    assert (mixer.n_heads, mixer.d_head, mixer.d_state) == (2, 64, 128)
-    _assert_steps_start_as_published(create_mixer("ssd", 256).dt_bias)
-    A = create_mixer("ssd", 64, d_head=1).A_log.exp()
-    assert 1 <= A.min() < 2 < 15 < A.max() <= 16
-    assert torch.equal(mixer.D, torch.ones(2))
-
-
-def test_the_mamba_3_block_starts_as_published() -> None:
-    mixer = create_mixer("mamba3", 64, rank=4)
-    assert (mixer.n_heads, mixer.d_head, mixer.d_state, mixer.angles) == (2, 64, 128, 32)
-    _assert_steps_start_as_published(create_mixer("mamba3", 256).dt_bias)
-    for parameter in (mixer.B_bias, mixer.C_bias, mixer.D):
-        assert torch.equal(parameter, torch.ones_like(parameter))
-    for mix, value in zip(mixer.rank_mix, (0.25, 1.0, 0.25), strict=True):
-        assert torch.equal(mix, torch.full_like(mix, value))
-
-
-def test_gated_delta_net_starts_as_published() -> None:
-    mixer = create_mixer("gated_delta_net", 64, n_heads=32)
-    _assert_steps_start_as_published(mixer.dt_bias)
-    assert 0 < mixer.A_log.exp().min() < 4 < 13 < mixer.A_log.exp().max() <= 16
-
-
-def _assert_steps_start_as_published(bias: Tensor) -> None:
-    dt = nn.functional.softplus(bias)
-    assert dt.min() >= 1e-3 * 0.999
-    assert dt.max() <= 1e-1 * 1.001
-
-
-def test_s4d_starts_as_published() -> None:
-    mixer = create_mixer("s4d", 64, d_state=32)
-    log_decay, gain, _ = mixer.dynamics()
-    A = log_decay / mixer.log_dt.exp().unsqueeze(1)
-    assert_close(A.real, np.full((64, 16), -0.5))
-    assert_close(A.imag, np.tile(np.pi * np.arange(16), (64, 1)))
-    assert_close(torch.view_as_real(gain), torch.view_as_real((log_decay.exp() - 1) / A))
-    assert ((mixer.log_dt.exp() >= 1e-3 * 0.999) & (mixer.log_dt.exp() <= 1e-1 * 1.001)).all()
-
-
-def test_diagonal_ssm_starts_as_published() -> None:
-    log_decay, _, _ = create_mixer("diagonal_ssm", 8, d_state=32, init="ring", r_min=0.5, r_max=0.9).dynamics()
-    assert 0.5 * 0.999 <= log_decay.exp().abs().min() < log_decay.exp().abs().max() <= 0.9 * 1.001
-    s4d = create_mixer("diagonal_ssm", 8, d_state=32)
-    rate = s4d.dynamics()[0] / s4d.log_dt.exp()
-    assert_close(rate.real, np.full(16, -0.5))
-    assert_close(rate.imag, np.pi * np.arange(16))
-    assert ((s4d.log_dt.exp() >= 1e-3 * 0.999) & (s4d.log_dt.exp() <= 1e-1 * 1.001)).all()
-
-
-def test_alibi_starts_as_published() -> None:
-    assert_close(create_mixer("attention", 16, n_heads=8, position="alibi").slopes, 0.5 ** np.arange(1.0, 9.0))
+def test_published_sizes_are_the_defaults() -> None:
+    ssd, mamba3 = create_mixer("ssd", 64), create_mixer("mamba3", 64, rank=4)
+    assert (ssd.n_heads, ssd.d_head, ssd.d_state) == (2, 64, 128)
+    assert (mamba3.n_heads, mamba3.d_head, mamba3.d_state, mamba3.angles) == (2, 64, 128, 32)
 
 
 # The suite can fail: a flaw is planted in an op, and the test that ought to see it does.
@@ -877,239 +818,144 @@ def held(name: str) -> Callable[..., None]:
     return functools.partial(test_the_property_holds, each=properties(name)[0])
 
 
-MUTANTS: dict[str, tuple[Case, str, Callable[[Any], Any], Callable[..., None]]] = {
-    "attention: queries negated": (
-        Case("attention", {}),
-        "zoo.mixers.attention.attend",
-        lambda f: lambda q, *rest: f(-q, *rest),
-        test_forward_is_the_reference,
+@dataclass(frozen=True)
+class Flaw:
+    """An error, the function that it is planted in (of the mixer's file, or by its whole name), and what sees it."""
+
+    name: str
+    mixer: str
+    where: str
+    mutate: Callable[[Any], Any]
+    test: Callable[..., None]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.mixer}: {self.name}"
+
+
+def argument(number: int, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The function, called with one argument changed."""
+    return lambda f: lambda *a, **options: f(*a[:number], change(a[number]), *a[number + 1 :], **options)
+
+
+def result(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The function, with what it returns changed."""
+    return lambda f: lambda *a, **options: change(f(*a, **options))
+
+
+def skipped(_: Any) -> Any:
+    """The function replaced by its first argument."""
+    return lambda value, *_: value
+
+
+def anew(positions: Tensor) -> Tensor:
+    return positions - positions[:, :1]
+
+
+REFERENCE, CHUNKS = test_forward_is_the_reference, test_forward_and_stream_are_the_reference_at_length_1000
+PADDING, AFFINE, OPERATOR = test_padding_leaks_into_nothing, test_replayed_the_mixer_is_affine, held("operator")
+GRADIENT = test_gradients_of_input_state_and_parameters_pass_gradcheck
+IMPLICIT = {"kernel": "implicit", "max_seq_len": LONGEST}
+SINK = {"sink": "position", "max_seq_len": LONGEST}
+PLAIN_GLA = {"n_heads": 1, "output_gate": False}
+
+FLAWS = [
+    Flaw("queries negated", "attention", "attend", argument(0, torch.neg), REFERENCE),
+    Flaw("bias negated", "attention", "attend", argument(4, torch.neg), REFERENCE, {"position": "alibi"}),
+    Flaw("squared positions", "attention", "rotate", argument(1, torch.square), REFERENCE, {"position": "rope"}),
+    Flaw(
+        "no mask", "attention", "attend", lambda _: lambda *a: F.scaled_dot_product_attention(*a[:3]), held("causality")
     ),
-    "attention: bias negated": (
-        Case("attention", {"position": "alibi"}),
-        "zoo.mixers.attention.attend",
-        lambda f: lambda q, k, v, cached, bias, sink: f(q, k, v, cached, -bias, sink),
-        test_forward_is_the_reference,
-    ),
-    "attention: rotation by squared positions": (
-        Case("attention", {"position": "rope"}),
-        "zoo.mixers.attention.rotate",
-        lambda f: lambda t, positions, *rest: f(t, positions * positions, *rest),
-        test_forward_is_the_reference,
-    ),
-    "attention: no mask": (
-        Case("attention", {}),
-        "zoo.mixers.attention.attend",
-        lambda _: lambda q, k, v, *_: nn.functional.scaled_dot_product_attention(q, k, v),
-        held("causality"),
-    ),
-    "attention: a cache that ignores ragged lengths": (
-        Case("attention", {}),
-        "zoo.mixers.attention.settle_cache",
-        lambda _: lambda cache, *_: cache,
-        test_padding_leaks_into_nothing,
-    ),
-    "attention: positions that start anew in each chunk": (
-        Case("attention", {"sink": "position", "max_seq_len": LONGEST}),
-        "zoo.mixers.attention.Attention._sink",
-        lambda f: lambda self, positions: f(self, positions - positions[:, :1]),
-        test_forward_and_stream_are_the_reference_at_length_1000,
-    ),
-    "attention: queries and keys unmarked": (
-        Case("attention", {}),
-        "zoo.mixers.attention.coefficient",
-        lambda _: lambda t: t,
-        held("operator"),
-    ),
-    "factorized: coefficients negated": (
-        Case("factorized", {}),
-        "zoo.mixers.factorized.toeplitz_mix",
-        lambda f: lambda coefficients, *rest: f(-coefficients, *rest),
-        test_forward_is_the_reference,
-    ),
-    "linear attention: state negated": (
-        Case("linear_attention", {}),
-        "zoo.mixers.linear_attention.dplr",
-        lambda f: lambda q, k, v, log_decay, p, r, state: f(q, k, v, log_decay, p, r, -state),
-        test_forward_and_stream_are_the_reference_at_length_1000,
-    ),
-    "linear attention: padding counted by the normaliser": (
-        Case("linear_attention", {}),
-        "zoo.mixers.linear_attention.valid_positions",
-        lambda f: lambda lengths, seq_len: torch.ones_like(f(lengths, seq_len)),
-        test_padding_leaks_into_nothing,
-    ),
-    "diagonal SSM: frequencies negated": (
-        Case("diagonal_ssm", {}),
-        "zoo.mixers.diagonal_ssm.diagonal_scan",
-        lambda f: lambda u, log_decay, state: f(u, log_decay.conj(), state),
-        test_forward_is_the_reference,
-    ),
-    "selective SSM: input direction negated": (
-        Case("selective_ssm", {}),
-        "zoo.mixers.selective_ssm.selective_scan",
-        lambda f: lambda x, dt, A, B, *rest, **options: f(x, dt, A, -B, *rest, **options),
-        test_forward_is_the_reference,
-    ),
-    "selective SSM: one gradient negated": (
-        Case("selective_ssm", {"d_state": 2, "expand": 1}),
+    Flaw("a cache that ignores ragged lengths", "attention", "settle_cache", skipped, PADDING),
+    Flaw("positions that start anew in each chunk", "attention", "Attention._sink", argument(1, anew), CHUNKS, SINK),
+    Flaw("queries and keys unmarked", "attention", "coefficient", skipped, OPERATOR),
+    Flaw("coefficients negated", "factorized", "toeplitz_mix", argument(0, torch.neg), REFERENCE),
+    Flaw("state negated", "linear_attention", "dplr", argument(6, torch.neg), CHUNKS),
+    Flaw("padding normalises", "linear_attention", "valid_positions", result(torch.ones_like), PADDING),
+    Flaw("frequencies negated", "diagonal_ssm", "diagonal_scan", argument(1, torch.conj), REFERENCE),
+    Flaw("input direction negated", "selective_ssm", "selective_scan", argument(3, torch.neg), REFERENCE),
+    Flaw(
+        "one gradient negated",
+        "selective_ssm",
         "zoo.ops.scan._gradients",
-        lambda f: lambda *a: tuple(-g if n == 1 else g for n, g in enumerate(f(*a))),
-        test_gradients_of_input_state_and_parameters_pass_gradcheck,
+        result(lambda g: (g[0], -g[1], *g[2:])),
+        GRADIENT,
+        {"d_state": 2, "expand": 1},
     ),
-    "selective SSM: steps taken in the padding": (
-        Case("selective_ssm", {}),
-        "zoo.mixers.selective_ssm.valid_positions",
-        lambda f: lambda lengths, seq_len: torch.ones_like(f(lengths, seq_len)),
-        test_padding_leaks_into_nothing,
+    Flaw("steps taken in the padding", "selective_ssm", "valid_positions", result(torch.ones_like), PADDING),
+    Flaw("gate unmarked", "selective_ssm", "silu_gate", lambda _: lambda z, v: v * F.silu(z), AFFINE),
+    Flaw("slots that no token filled", "sliding_attention", "sliding_attend", argument(3, lambda n: n + 1), REFERENCE),
+    Flaw("a cache that ignores ragged lengths", "sliding_attention", "settle_cache", skipped, PADDING, {"window": 3}),
+    Flaw(
+        "positions that start anew in each chunk",
+        "sliding_attention",
+        "rotate",
+        argument(1, anew),
+        CHUNKS,
+        {"position": "rope", "d_head": 4},
     ),
-    "selective SSM: gate unmarked": (
-        Case("selective_ssm", {}),
-        "zoo.mixers.selective_ssm.silu_gate",
-        lambda _: lambda z, value: nn.functional.silu(z) * value,
-        test_replayed_the_mixer_is_affine,
+    Flaw("kernel reversed", "conv", "long_conv", argument(1, lambda kernel: kernel.flip(1)), REFERENCE, IMPLICIT),
+    Flaw(
+        "kernel one lag late", "conv", "long_conv", argument(1, lambda kernel: kernel.roll(1, 1)), REFERENCE, IMPLICIT
     ),
-    "sliding attention: slots that no token filled": (
-        Case("sliding_attention", {}),
-        "zoo.mixers.sliding_attention.sliding_attend",
-        lambda f: lambda q, k, v, held, slopes: f(q, k, v, held + 1, slopes),
-        test_forward_is_the_reference,
+    Flaw(
+        "gates exchanged",
+        "gru",
+        "gru",
+        lambda f: lambda x, *a: f(x, *(t.roll(D_MODEL, 0) for t in a[:2]), *a[2:]),
+        REFERENCE,
     ),
-    "sliding attention: a cache that ignores ragged lengths": (
-        Case("sliding_attention", {"window": 3}),
-        "zoo.mixers.sliding_attention.settle_cache",
-        lambda _: lambda cache, *_: cache,
-        test_padding_leaks_into_nothing,
-    ),
-    "sliding attention: positions that start anew in each chunk": (
-        Case("sliding_attention", {"position": "rope", "d_head": 4}),
-        "zoo.mixers.sliding_attention.rotate",
-        lambda f: lambda t, positions: f(t, positions - positions[:, :1]),
-        test_forward_and_stream_are_the_reference_at_length_1000,
-    ),
-    "conv: kernel reversed": (
-        Case("conv", {"kernel": "implicit", "max_seq_len": LONGEST}),
-        "zoo.mixers.conv.long_conv",
-        lambda f: lambda x, kernel, seq_len: f(x, kernel.flip(1), seq_len),
-        test_forward_is_the_reference,
-    ),
-    "conv: kernel one lag late": (
-        Case("conv", {"kernel": "implicit", "max_seq_len": LONGEST}),
-        "zoo.mixers.conv.long_conv",
-        lambda f: lambda x, kernel, seq_len: f(x, kernel.roll(1, 1), seq_len),
-        test_forward_is_the_reference,
-    ),
-    "GRU: gates exchanged": (
-        Case("gru", {}),
-        "zoo.mixers.gru.gru",
-        lambda f: lambda x, w, r, b, *rest: f(x, w.roll(D_MODEL, 0), r.roll(D_MODEL, 0), b, *rest),
-        test_forward_is_the_reference,
-    ),
-    "GRU: gates unmarked": (
-        Case("gru", {}),
-        "zoo.ops.gru.coefficient",
-        lambda _: lambda t: t,
-        held("operator"),
-    ),
-    "RNN: fused while the operator is read": (
-        Case("rnn", {}),
-        "zoo.ops.rnn.fused_suffices",
-        lambda _: lambda *_: True,
-        held("operator"),
-    ),
-    "parallel hybrid: norm unmarked": (
-        Case("parallel_hybrid", {}),
-        "zoo.ops.activation.coefficient",
-        lambda _: lambda t: t,
-        held("operator"),
-    ),
-    "SSD: decay forgotten": (
-        Case("ssd", {}),
-        "zoo.mixers.ssd.ssd",
-        lambda f: lambda q, k, v, log_decay, state: f(q, k, v, 0 * log_decay, state),
-        test_forward_is_the_reference,
-    ),
-    "SSD: steps taken in the padding": (
-        Case("ssd", {}),
-        "zoo.mixers.ssd.valid_positions",
-        lambda f: lambda lengths, seq_len: torch.ones_like(f(lengths, seq_len)),
-        test_padding_leaks_into_nothing,
-    ),
-    "chunks: the state is not carried on": (
-        Case("gated_linear_attention", {}),
+    Flaw("gates unmarked", "gru", "zoo.ops.gru.coefficient", skipped, OPERATOR),
+    Flaw("fused while the operator is read", "rnn", "zoo.ops.rnn.fused_suffices", lambda _: lambda *_: True, OPERATOR),
+    Flaw("norm unmarked", "parallel_hybrid", "zoo.ops.activation.coefficient", skipped, OPERATOR),
+    Flaw("decay forgotten", "ssd", "ssd", argument(3, torch.zeros_like), REFERENCE),
+    Flaw("steps taken in the padding", "ssd", "valid_positions", result(torch.ones_like), PADDING),
+    Flaw(
+        "no state carried on",
+        "gated_linear_attention",
         "zoo.ops.dplr.decayed_states",
-        lambda f: lambda state, decay, written: f(state, 0 * decay, written),
-        test_forward_and_stream_are_the_reference_at_length_1000,
+        argument(1, torch.zeros_like),
+        CHUNKS,
     ),
-    "gated linear attention: decays unmarked": (
-        Case("gated_linear_attention", {"n_heads": 1, "output_gate": False}),
-        "zoo.mixers.gated_linear_attention.coefficient",
-        lambda _: lambda t: t,
-        held("operator"),
+    Flaw("decays unmarked", "gated_linear_attention", "coefficient", skipped, OPERATOR, PLAIN_GLA),
+    Flaw(
+        "added to what stands there",
+        "delta_net",
+        "delta_rule",
+        lambda f: lambda q, k, v, beta, _, h: f(q, k, v, -beta, None, h),
+        REFERENCE,
     ),
-    "delta rule: added to what stands there": (
-        Case("delta_net", {}),
-        "zoo.mixers.delta_net.delta_rule",
-        lambda f: lambda q, k, v, beta, _, state: f(q, k, v, -beta, None, state),
-        test_forward_is_the_reference,
-    ),
-    "gated delta rule: decay of the position before": (
-        Case("gated_delta_net", {}),
+    Flaw(
+        "decay of the position before",
+        "gated_delta_net",
         "zoo.mixers.delta_product.delta_product",
-        lambda f: lambda q, k, v, beta, log_decay, state: f(q, k, v, beta, log_decay.roll(1, 2), state),
-        test_forward_is_the_reference,
+        argument(4, lambda t: t.roll(1, 2)),
+        REFERENCE,
     ),
-    "S4D: a ragged row's state from the end of the chunk": (
-        Case("s4d", {}),
-        "zoo.mixers.s4d.channel_ssm",
-        lambda f: lambda x, log_decay, gain, C, state, _: f(x, log_decay, gain, C, state),
-        test_padding_leaks_into_nothing,
+    Flaw("a ragged row's state from the chunk's end", "s4d", "channel_ssm", lambda f: lambda *a: f(*a[:5]), PADDING),
+    Flaw(
+        "the position before counted as the present",
+        "mamba3",
+        "trapezoidal_ssd",
+        lambda f: lambda *a: f(*a[:4], a[5], a[4], a[6]),
+        REFERENCE,
     ),
-    "Mamba-3: the position before counted as the present": (
-        Case("mamba3", {}),
-        "zoo.mixers.mamba3.trapezoidal_ssd",
-        lambda f: lambda q, k, v, log_decay, before, now, state: f(q, k, v, log_decay, now, before, state),
-        test_forward_is_the_reference,
-    ),
-    "Mamba-3: angles that start anew in each chunk": (
-        Case("mamba3", {}),
-        "zoo.mixers.mamba3.advance_angles",
-        lambda f: lambda increments, start: f(increments, 0 * start),
-        test_forward_and_stream_are_the_reference_at_length_1000,
-    ),
-    "LSTM: input negated": (
-        Case("lstm", {}),
-        "zoo.mixers.lstm.lstm",
-        lambda f: lambda x, *rest: f(-x, *rest),
-        test_forward_is_the_reference,
-    ),
-    "LSTM: state overwritten in place": (
-        Case("lstm", {}),
-        "zoo.mixers.lstm.lstm",
-        lambda f: lambda x, w, r, b, h, *rest: f(x, w, r, b, h.mul_(0.5), *rest),
-        held("states_unchanged"),
-    ),
-    "hybrid: norm negated": (
-        Case("hybrid", {}),
-        "zoo.blocks.rms_norm",
-        lambda f: lambda x, weight, eps: -f(x, weight, eps),
-        test_forward_is_the_reference,
-    ),
-    "convolution: taps reversed": (
-        Case("selective_ssm", {}),
-        "zoo.blocks.causal_conv",
-        lambda f: lambda x, weight, *rest: f(x, weight.flip(1), *rest),
-        test_forward_is_the_reference,
-    ),
-}
+    Flaw("angles that start anew in each chunk", "mamba3", "advance_angles", argument(1, torch.zeros_like), CHUNKS),
+    Flaw("input negated", "lstm", "lstm", argument(0, torch.neg), REFERENCE),
+    Flaw("state overwritten in place", "lstm", "lstm", argument(4, lambda h: h.mul_(0.5)), held("states_unchanged")),
+    Flaw("norm negated", "hybrid", "zoo.blocks.rms_norm", result(torch.neg), REFERENCE),
+    Flaw("taps reversed", "selective_ssm", "zoo.blocks.causal_conv", argument(1, lambda w: w.flip(1)), REFERENCE),
+]
 
 
-@pytest.mark.parametrize("flaw", MUTANTS)
-def test_a_planted_flaw_is_seen(flaw: str, monkeypatch: pytest.MonkeyPatch, generator: torch.Generator) -> None:
-    case, where, mutate, test = MUTANTS[flaw]
+@pytest.mark.parametrize("flaw", FLAWS, ids=str)
+def test_a_planted_flaw_is_seen(flaw: Flaw, monkeypatch: pytest.MonkeyPatch, generator: torch.Generator) -> None:
     given_by_pytest = {"padding": 1e9, "generator": generator}
-    wanted = inspect.signature(test).parameters
-    run = functools.partial(test, case, **{name: value for name, value in given_by_pytest.items() if name in wanted})
+    wanted = inspect.signature(flaw.test).parameters
+    given = {name: value for name, value in given_by_pytest.items() if name in wanted}
+    run = functools.partial(flaw.test, Case(flaw.mixer, flaw.options), **given)
     run()
-    monkeypatch.setattr(where, mutate(pkgutil.resolve_name(where)))
+    where = flaw.where if flaw.where.startswith("zoo.") else f"zoo.mixers.{flaw.mixer}.{flaw.where}"
+    monkeypatch.setattr(where, flaw.mutate(pkgutil.resolve_name(where)))
     with pytest.raises((AssertionError, ConformanceError, GradcheckError, NotAffineError)):
         run()

@@ -20,8 +20,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.summary.writer import event_file_writer
 
 from lab import config as cli
 from lab import run as run_folder
@@ -30,9 +28,11 @@ from tests import ROOT
 from tests.lab import kills
 from tests.lab.runs import MEASURED, TinyRuns, error_line, results
 from tests.tolerances import tolerance
+from tests.training import small
 from tests.training.small import assert_identical
 from zoo.interop.saved import is_whole
 from zoo.signals import SCHEDULER, handled
+from zoo.training import SequenceModule, Throughput
 
 RUNS = TinyRuns(
     "--mixer lstm --d_model 16 --n_layers 1 --batch_size 8 --task.n_train 64 --task.n_val 16 --task.n_test 16 "
@@ -40,16 +40,6 @@ RUNS = TinyRuns(
     "--trainer.accelerator cpu --trainer.log_every_n_steps 1 --figures_every 0 --trainer.enable_progress_bar false"
 )
 command, go, folder = RUNS.command, RUNS.go, RUNS.folder
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MIXER_ZOO_CACHE", str(tmp_path_factory.mktemp("cache")))
-        # TensorBoard reads a run's files in the order of their names: second, host, process, count. Here one process
-        # starts many runs within a second, and its tenth file would come before the ninth.
-        patch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(10_000))
-        yield
 
 
 # Two processes on one folder
@@ -137,8 +127,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def curves(path: Path) -> dict[str, list[tuple[int, float]]]:
     """Every curve but the one that a clock draws, as TensorBoard reads it."""
-    found = EventAccumulator(str(path), {"scalars": 0}).Reload()
-    read = {tag: [(point.step, point.value) for point in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+    read = small.curves(path)
     for tag, points in read.items():
         steps = [step for step, _ in points]
         # Lightning writes the epoch along with whatever it logs: twice where a step is validated.
@@ -158,8 +147,6 @@ def assert_same_run(path: Path, expected: Path) -> None:
 
 def at_step(step: int, act: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
     """Do something after an optimizer step."""
-    from zoo.training import Throughput
-
     after = Throughput.on_train_batch_end
 
     def acting(self: Throughput, trainer: Any, *rest: Any) -> None:
@@ -272,56 +259,35 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return log
 
 
-SCHEDULERS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-
-
-@SCHEDULERS
+@pytest.mark.parametrize("where", ["at step 3", "outside training"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_scheduler_that_asks_finds_a_checkpoint_and_a_status_of_its_own(
     tmp_path: Path,
     whole: Path,
     slurm: Path,
     number: int,
+    where: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run_dir = tmp_path / "runs"
-    path = stopped(run_dir, monkeypatch, 3, number, train.REQUEUE)
-    last = path / "checkpoints" / "last.ckpt"
-    assert capsys.readouterr().err == (
-        f"train.py: stopped by {signal.Signals(number).name} at step 3: go on from {last}\n"
-        f"to go on: {train.resume_command(command(run_dir))}\n"
-    )
-    assert go(run_dir) == 0
-    assert "going on from step 3" in capsys.readouterr().out
-    assert_same_run(path, whole)
-    # Lightning would have put the job back by itself, with a checkpoint of its own beside the runs.
-    assert not slurm.exists()
-    assert not list(tmp_path.rglob("hpc_ckpt*"))
-
-
-@SCHEDULERS
-def test_so_it_does_outside_training(
-    tmp_path: Path,
-    whole: Path,
-    slurm: Path,
-    number: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    from zoo.training import SequenceModule
-
-    run_dir = tmp_path / "runs"
-    before = signal.getsignal(number)
+    run_dir, before = tmp_path / "runs", signal.getsignal(number)
+    last = folder(run_dir) / "checkpoints" / "last.ckpt"
     with monkeypatch.context() as patch:
-        patch.setattr(SequenceModule, "test_step", lambda *_: signal.raise_signal(number))
+        if where == "at step 3":
+            at_step(3, lambda: signal.raise_signal(number), patch)
+        else:
+            patch.setattr(SequenceModule, "test_step", lambda *_: signal.raise_signal(number))
         assert go(run_dir) == train.REQUEUE
     assert signal.getsignal(number) == before
     assert capsys.readouterr().err == (
-        f"train.py: stopped by {signal.Signals(number).name} outside training\n"
+        f"train.py: stopped by {signal.Signals(number).name} {where}"
+        f"{f': go on from {last}' if where == 'at step 3' else ''}\n"
         f"to go on: {train.resume_command(command(run_dir))}\n"
     )
     assert go(run_dir) == 0
+    assert f"going on from step {3 if where == 'at step 3' else 8}" in capsys.readouterr().out
     assert_same_run(folder(run_dir), whole)
+    # Lightning would have put the job back by itself, with a checkpoint of its own next to the runs.
     assert not slurm.exists()
     assert not list(tmp_path.rglob("hpc_ckpt*"))
 

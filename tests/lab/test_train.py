@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from lab import train
 from lab.run import INCIDENTAL, flat_metrics
 from tests import ROOT
 from tests.lab.runs import TinyRuns, error_line, metrics, results
+from tests.training import small
 
 RUNS = TinyRuns(
     "--d_model 16 --batch_size 8 --task.n_train 64 --task.n_val 16 --task.n_test 16 --task.seq_len 16 --task.n_pairs 2 "
@@ -34,13 +34,6 @@ RUNS = TinyRuns(
     "--figures_every 0"
 )
 command, go, folder = RUNS.command, RUNS.go, RUNS.folder
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MIXER_ZOO_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 def contents(path: Path) -> dict[str, tuple[int, int]]:
@@ -88,21 +81,11 @@ def test_a_run_prints_its_progress_and_one_table(tmp_path: Path) -> None:
     assert all(line.startswith(bar) for line in re.split(r"[\r\n]+", done.stderr) if line), done.stderr
 
 
-def test_a_run_leaves_what_it_was_and_what_it_found(
-    finished: Path,
-) -> None:
+def test_a_run_leaves_what_it_was_and_what_it_found(finished: Path) -> None:
     path = folder(finished)
     files = {p.name if p.name[:6] != "events" else "events" for p in path.rglob("*") if p.is_file()}
-    assert files == {
-        "config.yaml",
-        "environment.json",
-        "metrics.json",
-        "best.ckpt",
-        "last.ckpt",
-        "previous.ckpt",
-        "events",
-        "hparams.yaml",
-    }
+    kept = {"config.yaml", "environment.json", "metrics.json", "hparams.yaml", "events"}
+    assert files == kept | {"best.ckpt", "last.ckpt", "previous.ckpt"}
     found = metrics(path)
     model = zoo.load(path)
     assert found["params"] == sum(p.numel() for p in model.parameters())
@@ -120,22 +103,16 @@ def test_a_run_leaves_what_it_was_and_what_it_found(
 
 
 def test_tensorboard_has_each_curve_once(finished: Path) -> None:
-    events = EventAccumulator(str(folder(finished)))
-    events.Reload()
+    curves = small.curves(folder(finished))
     # Validated after steps 2, 4, 6; Lightning counts from 0.
-    assert [point.step for point in events.Scalars("val/loss")] == [1, 3, 5]
-    assert [point.value for point in events.Scalars("test/loss")] == pytest.approx(
-        [metrics(folder(finished))["test"]["loss"]]
-    )
+    assert [step for step, _ in curves["val/loss"]] == [1, 3, 5]
+    assert [value for _, value in curves["test/loss"]] == pytest.approx([metrics(folder(finished))["test"]["loss"]])
 
 
-def test_tensorboard_compares_runs_by_what_differs_and_what_they_found(
-    finished: Path,
-) -> None:
+def test_tensorboard_compares_runs_by_what_differs_and_what_they_found(finished: Path) -> None:
     path = folder(finished)
     found = metrics(path)
-    scalars = EventAccumulator(str(path)).Reload()
-    result = {tag: scalars.Scalars(tag)[0].value for tag in scalars.Tags()["scalars"] if tag.startswith("result/")}
+    result = {tag: points[0][1] for tag, points in small.curves(path).items() if tag.startswith("result/")}
     names = {"accuracy": "test/accuracy", "parameters": "params", "state_bytes": "state_bytes"}
     assert result == pytest.approx({f"result/{name}": flat_metrics(found)[of] for name, of in names.items()})
 
@@ -346,8 +323,8 @@ def test_what_is_validated_after_is_steps_or_a_share_of_the_run(
 ) -> None:
     epoch = ("--trainer.check_val_every_n_epoch", "1", "--trainer.max_steps", "8", "--trainer.val_check_interval")
     assert go(tmp_path, *epoch, interval) == 0
-    points = EventAccumulator(str(folder(tmp_path, *epoch, interval))).Reload().Scalars("val/loss")
-    assert [point.step for point in points] == (validated or [8])  # none: at the end
+    points = small.curves(folder(tmp_path, *epoch, interval))["val/loss"]
+    assert [step for step, _ in points] == (validated or [8])  # none: at the end
 
 
 def test_epochs_asked_for_are_passes(tmp_path: Path) -> None:
@@ -363,9 +340,7 @@ def test_a_run_too_short_to_validate_still_has_a_best_checkpoint(tmp_path: Path)
     assert metrics(path)["step"] == 1
     assert (path / "checkpoints" / "best.ckpt").exists()
     # One point of validation, at its end.
-    assert [(point.step, point.value) for point in EventAccumulator(str(path)).Reload().Scalars("val/loss")] == [
-        (1, pytest.approx(metrics(path)["val"]["loss"]))
-    ]
+    assert small.curves(path)["val/loss"] == [(1, pytest.approx(metrics(path)["val"]["loss"]))]
 
 
 @pytest.mark.slow
@@ -408,8 +383,6 @@ def test_resume_command_is_the_same_without_what_starts_anew() -> None:
 
 @pytest.mark.slow
 def test_figures_of_the_theory_are_drawn_at_the_end_unless_told_otherwise(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     assert go(tmp_path / "none") == 0
     assert go(tmp_path / "end", "--figures_every", "null") == 0
     images = {}
@@ -511,15 +484,15 @@ def test_a_mixture_is_trained_together_and_each_segment_tested(
     names = [f"seq_len={length},n_pairs={pairs}" for length, pairs in ((16, 2), (24, 2), (30, 7))]
     assert list(found["by_segment"]) == names
     table = capsys.readouterr().out
-    events = EventAccumulator(str(path)).Reload()
+    curves = small.curves(path)
     for name, scores in found["by_segment"].items():
         assert set(scores) == {"accuracy", "accuracy_macro", "sequence_accuracy", "loss", "chance"}
         assert re.search(rf"test accuracy at {name} .* {scores['accuracy']:.4f}", table)
-        (event,) = events.Scalars(f"test_accuracy_by_segment/{name}")
-        assert event.value == pytest.approx(scores["accuracy"])
+        ((_, value),) = curves[f"test_accuracy_by_segment/{name}"]
+        assert value == pytest.approx(scores["accuracy"])
     trained = [found["by_segment"][name]["accuracy"] for name in names[:2]]
     assert found["accuracy"] == pytest.approx(sum(trained) / 2)  # as many labels in each
-    assert len(events.Scalars("test/accuracy")) == 1
+    assert len(curves["test/accuracy"]) == 1
     # The resolved configuration is the same run, which is finished.
     assert train.main(["--config", str(path / "config.yaml"), "--run_dir", str(tmp_path)]) == 0
     assert "this run is finished" in capsys.readouterr().out

@@ -9,7 +9,8 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
 from tasks.base import Arrays, Task
@@ -102,6 +103,37 @@ def trainer(folder: Path, *callbacks: L.Callback, logger: Logger | bool = False,
         default_root_dir=folder,
         **options,
     )
+
+
+def tensorboard(folder: Path, **options: Any) -> TensorBoardLogger:
+    return TensorBoardLogger(folder, name="", version="", default_hp_metric=False, **options)
+
+
+def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """The steps and values of every scalar, as TensorBoard reads them."""
+    found = EventAccumulator(str(folder), {"scalars": 0}).Reload()
+    return {tag: [(point.step, point.value) for point in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+
+def judged(
+    folder: Path, task: Task, n_test: int = 11, **options: Any
+) -> tuple[SequenceModule, dict[str, float], Tensor, Arrays]:
+    """A module, what its test logs, its outputs there, and the examples."""
+    model, source = module(task=task, **options), data(folder, task, n_test=n_test)
+    (result,) = trainer(folder).test(model, datamodule=source, verbose=False)
+    arrays = source.split("test")
+    inputs = torch.from_numpy(arrays["inputs"])
+    with torch.no_grad():
+        outputs = model.eval()(inputs if inputs.is_floating_point() else inputs.long())
+    return model, dict(result), outputs, arrays
+
+
+def logged_by(model: Any) -> dict[str, float]:
+    """What a module without a trainer logs from now on."""
+    logged: dict[str, float] = {}
+    model.log = lambda name, value, **_: logged.update({name: float(value)})
+    model.log_dict = lambda values: None
+    return logged
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:

@@ -10,8 +10,6 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
 from tests.training import small
@@ -115,11 +113,10 @@ def test_throughput_counts_training_steps_alone(tmp_path: Path, monkeypatch: pyt
     clock = iter(range(1000))
     # One tick at the start and one at the end of each stretch: a stretch lasts one second.
     monkeypatch.setattr("zoo.training.callbacks._now", lambda device: float(next(clock)))
-    throughput, logger = Throughput(), TensorBoardLogger(tmp_path, name="", version="")
+    throughput, logger = Throughput(), small.tensorboard(tmp_path)
     trainer = small.trainer(tmp_path, throughput, logger=logger, max_steps=9, log_every_n_steps=3, val_check_interval=5)
     assert throughput.tokens_per_second is None
     trainer.fit(small.module(), datamodule=small.data(tmp_path))
     # Steps 2-3, 4-5 (a validation ends it), 6, 7-9: eight steps of 8 x 8 tokens in four stretches.
     assert throughput.tokens_per_second == 8 * 64 / 4
-    points = EventAccumulator(str(tmp_path)).Reload().Scalars("tokens_per_second")
-    assert [p.value for p in points] == [2 * 64, 64, 3 * 64]
+    assert [value for _, value in small.curves(tmp_path)["tokens_per_second"]] == [2 * 64, 64, 3 * 64]

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.training import small
 from tests.training.board import hparams_tab
@@ -62,11 +61,10 @@ def test_what_says_the_same_is_not_written_again(tmp_path: Path) -> None:
 
 def test_curves_are_written_once_and_scores_that_are_split_apart(tmp_path: Path) -> None:
     tested = train(tmp_path, {"mixer": "attention"}, "a", {"parameters": 3})
-    events = EventAccumulator(str(tmp_path)).Reload()
-    tags = events.Tags()["scalars"]
-    assert not {"epoch", "hp_metric"} & set(tags)
-    assert [(e.step, e.value) for e in events.Scalars("test/accuracy")] == [(4, pytest.approx(tested["test/accuracy"]))]
-    split = events.Scalars("test_accuracy_by_distance/<=4")
-    assert [e.value for e in split] == pytest.approx([tested["test/accuracy_by_distance/<=4"]])
-    assert not [tag for tag in tags if tag.startswith("test/accuracy_by")]
-    assert [(e.step, e.value) for e in events.Scalars("result/parameters")] == [(4, 3)]
+    curves = small.curves(tmp_path)
+    assert not {"epoch", "hp_metric"} & curves.keys()
+    assert curves["test/accuracy"] == [(4, pytest.approx(tested["test/accuracy"]))]
+    split = curves["test_accuracy_by_distance/<=4"]
+    assert [value for _, value in split] == pytest.approx([tested["test/accuracy_by_distance/<=4"]])
+    assert not [tag for tag in curves if tag.startswith("test/accuracy_by")]
+    assert curves["result/parameters"] == [(4, 3)]

@@ -8,7 +8,6 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.training import small
@@ -21,7 +20,7 @@ from zoo.training.figures import TheoryFigures
 
 def fit(folder: Path, callback: L.Callback | None, logged: bool = True, **options: Any) -> Any:
     """A run of eight steps on two layers, the theory's figures logged by `callback`."""
-    logger = TensorBoardLogger(folder, name="", version="events", default_hp_metric=False) if logged else False
+    logger = small.tensorboard(folder / "events") if logged else False
     module = small.module(n_layers=2, **options)
     callbacks = [] if callback is None else [callback]
     trainer = small.trainer(folder, *callbacks, max_steps=8, logger=logger)
@@ -99,7 +98,7 @@ def test_without_tensorboard_nothing_is_measured(tmp_path: Path) -> None:
 
 
 def test_vectors_are_read_as_tokens_are(tmp_path: Path) -> None:
-    logger = TensorBoardLogger(tmp_path, name="", version="events", default_hp_metric=False)
+    logger = small.tensorboard(tmp_path / "events")
     trainer = small.trainer(tmp_path, TheoryFigures(max_seq_len=8, n_examples=2), logger=logger)
     trainer.fit(small.module(task=small.Scale()), datamodule=small.data(tmp_path, small.Scale()))
     assert "theory/layer 0/gradient" in events(tmp_path).Tags()["images"]
@@ -113,7 +112,7 @@ def test_sizes_too_small_are_refused(options: dict[str, int]) -> None:
 
 
 def test_reading_leaves_torchs_generator_where_it_was(tmp_path: Path) -> None:
-    logger = TensorBoardLogger(tmp_path, name="", version="events", default_hp_metric=False)
+    logger = small.tensorboard(tmp_path / "events")
     trainer = small.trainer(tmp_path, logger=logger, max_steps=1)
     module = small.module()
     trainer.fit(module, datamodule=small.data(tmp_path))

@@ -9,8 +9,6 @@ from typing import Any
 import lightning as L
 import pytest
 from lightning.pytorch.callbacks import EarlyStopping
-from lightning.pytorch.loggers import TensorBoardLogger
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.training import small
 from zoo.interop.saved import check_checkpoint
@@ -169,13 +167,13 @@ def test_best_can_be_resumed_too(tmp_path: Path) -> None:
 def test_curves_of_a_killed_and_resumed_run_are_those_of_the_whole(
     tmp_path: Path, step: int, options: dict[str, Any]
 ) -> None:
-    fit(tmp_path / "whole", logger=tensorboard(tmp_path / "whole"), **options)
+    fit(tmp_path / "whole", logger=small.tensorboard(tmp_path / "whole"), **options)
     with pytest.raises(MemoryError):
-        fit(tmp_path / "run", Die(7), logger=tensorboard(tmp_path / "run"), **options)
+        fit(tmp_path / "run", Die(7), logger=small.tensorboard(tmp_path / "run"), **options)
     last = tmp_path / "run/checkpoints/last.ckpt"
     assert check_checkpoint(last, {"name": "attention"}) == step
-    fit(tmp_path / "run", ckpt_path=last, logger=tensorboard(tmp_path / "run", purge_step=step), **options)
-    expected, resumed = curves(tmp_path / "whole"), curves(tmp_path / "run")
+    fit(tmp_path / "run", ckpt_path=last, logger=small.tensorboard(tmp_path / "run", purge_step=step), **options)
+    expected, resumed = small.curves(tmp_path / "whole"), small.curves(tmp_path / "run")
     assert expected.keys() == resumed.keys() >= {"train/loss", "train/accuracy"}
     assert len(expected["train/loss"]) == 12 // options.get("log_every_n_steps", 1)
     for tag in expected:
@@ -199,12 +197,3 @@ def test_a_run_that_was_stopped_early_stays_stopped(tmp_path: Path, checkpoint: 
     small.assert_identical(small.weights(whole), small.weights(resumed))
     assert list(record.lost) == ([] if checkpoint == "last" else [2, 3])
     assert (trainer.global_step, again.best_step) == (4, best.best_step)
-
-
-def tensorboard(folder: Path, **options: Any) -> TensorBoardLogger:
-    return TensorBoardLogger(folder, name="", version="", default_hp_metric=False, **options)
-
-
-def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    events = EventAccumulator(str(folder)).Reload()
-    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}

@@ -125,6 +125,7 @@ def linear(mixer: str, source: str, fans: dict[str, int], **options: Any) -> lis
 
 
 STEPS = log_uniform(1e-3, 1e-1)
+BIASED = {"position": "alibi"}
 MANY = {"d_head": 1, "d_state": 4}  # a head for each channel: many step sizes
 
 TABLE = [
@@ -297,15 +298,8 @@ TABLE = [
     Initial("s5", "C, each part", named("C"), normal(64**-0.5), S5),
     Initial("s5", "D", named("D"), normal(1.0), S5, {"d_state": 2}, 2048),
     # Attention.
-    Initial(
-        "attention",
-        "slopes",
-        named("slopes"),
-        [2.0**-4, 2.0**-8, 2.0**-2],
-        ALIBI,
-        {"n_heads": 3, "position": "alibi"},
-        6,
-    ),
+    Initial("attention", "slopes", named("slopes"), [2.0**-4, 2.0**-8, 2.0**-2], ALIBI, {"n_heads": 3, **BIASED}, 6),
+    Initial("attention", "8 slopes", named("slopes"), [0.5**n for n in range(1, 9)], ALIBI, {"n_heads": 8, **BIASED}),
     *linear("gated_attention", QWEN3_NEXT, {"qkv_proj.weight": 64, "gate_proj.weight": 64, "out_proj.weight": 64}),
     *[Initial("gated_attention", f"{n}_norm.weight", named(f"{n}_norm.weight"), 1.0, QWEN3_NEXT) for n in "qk"],
     *linear("differential_attention", DIFFERENTIAL, {"qkv_proj.weight": 64, "out_proj.weight": 64}),
