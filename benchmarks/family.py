@@ -46,7 +46,7 @@ def family(sizes: Sizes) -> Section:
     """Measure whole sequences, memory and one step of each recurrence against its peer."""
     heads = f"batch 1, length {sizes.family_length}, 4 heads of width {sizes.family_width}"
     section = Section(
-        f"The ops behind the mixers at {heads}, {all_cores()} threads, and one decoding step with one thread. The peer"
+        f"The ops of the mixers at {heads}, {all_cores()} threads, and one decoding step with one thread. The peer"
         " transformers is its path without CUDA: Qwen3-Next, Kimi Linear, xLSTM, RecurrentGemma. minGRU's published"
         " form is a cumulative log-sum-exp over the sequence, its step one interpolation. Where nobody publishes a form"
         " for CPUs, the peer is a loop over `unbind`. sLSTM is measured with its input map against torch's LSTM of the"

@@ -74,7 +74,7 @@ def measure(road: str, uv: str) -> FirstRun:
 
 
 def render(runs: list[FirstRun], measured: str) -> str:
-    """The page in Markdown."""
+    """Return the page in Markdown."""
     lines = ["# From nothing to a trained model", ""]
     lines += [f"Made by `python benchmarks/first_run.py` on {measured}: a fresh clone, no caches, `make train`.", ""]
     rows = [
@@ -86,7 +86,7 @@ def render(runs: list[FirstRun], measured: str) -> str:
 
 
 def summary(runs: list[FirstRun], measured: str) -> str:
-    """The lines in the README."""
+    """Return the lines in the README."""
     found = [f"{run.whole:.0f} s by {run.road} ({run.set_up:.0f} s of them set-up)" for run in runs]
     lines = [f"From a fresh clone without caches to the trained model: {', '.join(found)},"]
     return "\n".join([*lines, f"on {measured} ([first_run.md](benchmarks/first_run.md))."]) + "\n"

@@ -56,7 +56,7 @@ Run = Callable[[], Any]
 
 
 def scan_bytes(batch: int, seq_len: int, d_inner: int, d_state: int, size: int) -> tuple[int, int]:
-    """Bytes that any selective scan must move, forward and backward, each tensor once; `size` is that of x's numbers.
+    """Count the bytes that any selective scan must move, each tensor once; x's numbers have `size` bytes.
 
     Forward reads x, dt, B, C, A and a state and writes y and a state. Backward reads x, dt, B, C, A and the gradients
     of y and the final state, and writes a gradient for each of the six inputs. States that an implementation keeps in
@@ -68,7 +68,7 @@ def scan_bytes(batch: int, seq_len: int, d_inner: int, d_state: int, size: int) 
 
 
 def timed(candidates: Mapping[str, Run], rounds: int = ROUNDS) -> dict[str, float]:
-    """Median seconds of each candidate on the device; in every round each has its turn."""
+    """Return the median seconds of each candidate on the device; in every round each has its turn."""
     for run in candidates.values():  # compiles, fills the allocator
         run()
         run()
@@ -85,7 +85,7 @@ def timed(candidates: Mapping[str, Run], rounds: int = ROUNDS) -> dict[str, floa
 
 
 def copy_bandwidth() -> float:
-    """Bytes a second that a copy within the device's memory reads and writes."""
+    """Measure the bytes per second that a copy within the device's memory reads and writes."""
     source = torch.empty(COPY_BYTES, dtype=torch.uint8, device=DEVICE).random_()
     target = torch.empty_like(source)
     return 2 * COPY_BYTES / timed({"copy": lambda: target.copy_(source)})["copy"]
@@ -108,7 +108,7 @@ def _absent(missing: Sequence[str]) -> str:
 
 
 def passes(form: Callable[..., Tensor], inputs: Sequence[Tensor]) -> tuple[Run, Run]:
-    """The forward pass of `form` without gradients, and its backward pass for a fixed cotangent."""
+    """Return the forward pass of `form` without gradients, and its backward pass for a fixed cotangent."""
     leaves = [t.detach().clone().requires_grad_() for t in inputs]
     y = form(*leaves)
     cotangent = torch.randn_like(y)
@@ -171,12 +171,12 @@ def scan() -> Section:
 
 
 def _scan(*inputs: Tensor) -> Tensor:
-    """The scan as the mixers call it: they have made dt and A with the right sign."""
+    """Call the scan as the mixers do: they have made dt and A with the right sign."""
     return selective_scan(*inputs, check=False)[0]
 
 
 def _time_last(inputs: Sequence[Tensor]) -> list[Tensor]:
-    """What mamba_ssm takes: (batch, channels, seq), in memory too, so that no copy is charged to it."""
+    """Return what mamba_ssm takes: (batch, channels, seq), in memory too, so that no copy is charged to it."""
     x, dt, A, B, C = inputs
     x, dt, B, C = (t.transpose(1, 2).contiguous() for t in (x, dt, B, C))
     return [x, dt, A, B, C]
@@ -237,7 +237,7 @@ def _head_inputs(name: str, dtype: torch.dtype) -> list[Tensor]:
 
 
 def _ours(name: str) -> Callable[..., Tensor]:
-    """The map of the zoo in fla's layout, from the empty state."""
+    """Compute the zoo's map in fla's layout, from the empty state."""
 
     def form(*inputs: Tensor) -> Tensor:
         q, k, v, *more = (t.transpose(1, 2) for t in inputs)
@@ -263,7 +263,7 @@ def steps() -> Section:
         f"One training step (forward, backward, AdamW) of two layers at d_model {FULL.step_width} with SwiGLU, length"
         f" {FULL.step_length}, batch {FULL.step_batch}, float32; the highest memory that torch held."
     )
-    table = Table("", ["mixer", "ms a step", "tokens/s", "peak MB"])
+    table = Table("", ["mixer", "ms/step", "tokens/s", "peak MB"])
     for name in FULL.mixer_names:
         torch.cuda.empty_cache()
         step = training_step(name, FULL, DEVICE)

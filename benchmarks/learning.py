@@ -84,7 +84,7 @@ def run(experiment: Experiment, seed: int) -> dict[str, Any]:
 
 
 def bounds() -> dict[int, float]:
-    """The exact relative squared error of the best n heads for the teacher that the task regresses."""
+    """Return the exact relative squared error of the best n heads for the teacher that the task regresses."""
     import torch
 
     from tasks import create_task
@@ -95,7 +95,7 @@ def bounds() -> dict[int, float]:
 
 
 def render(results: dict[str, dict[str, Any]]) -> str:
-    """The table in Markdown."""
+    """Return the table in Markdown."""
     lines = [
         "# What is learned in a small budget",
         "",
@@ -127,7 +127,7 @@ def render(results: dict[str, dict[str, Any]]) -> str:
 
 
 def summary(results: dict[str, dict[str, Any]]) -> str:
-    """A line per experiment for the README: the range over seeds, and the longest wall time."""
+    """Return a line per experiment for the README: the range over seeds, and the longest wall time."""
     lines = [f"On {describe_machine()}, whole processes from cold, imports and evaluation included:", ""]
     rows = []
     limits = bounds()

@@ -31,7 +31,7 @@ Form = Callable[..., Tensor]
 
 
 def installed(module: str) -> Any:
-    """The module, of a package of the extra `bench`.
+    """Import the module, of a package of the extra `bench`.
 
     Raises:
         ImportError: it is not installed; the message says what to install.
@@ -52,7 +52,7 @@ def zoo_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
 
 
 def loop_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
-    """The loop over time, written with care for autograd: everything except the recurrence is done in bulk.
+    """Loop over time, written with care for autograd: everything except the recurrence is done in bulk.
 
     Steps come from one `unbind`; indexing them one by one makes the backward quadratic, because each index allocates a
     gradient as large as the whole.
@@ -75,7 +75,7 @@ def mambapy_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tens
 
 
 def transformers_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
-    """The path of transformers' Mamba without CUDA: a Python loop over time that indexes its step."""
+    """Run the path of transformers' Mamba without CUDA: a Python loop over time that indexes its step."""
     scan = installed("transformers.models.mamba.modeling_mamba").mamba_selective_scan
     return scan(*(t.transpose(1, 2) for t in (x, dt)), A, *(t.transpose(1, 2) for t in (B, C))).transpose(1, 2)
 
@@ -91,7 +91,7 @@ def zoo_ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
 
 
 def minimal_ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, size: int = 64) -> Tensor:
-    """The four einsums of the paper: diagonal blocks, states, their recurrence as a matrix of chunks, outputs.
+    """Compute the four einsums of the paper: diagonal blocks, states, their recurrence as a matrix of chunks, outputs.
 
     Dao and Gu 2405.21060, listing 1: every einsum over all heads at once, B and C repeated for each head of a group,
     `size` positions per block; it must divide the length of the sequence.
@@ -119,7 +119,7 @@ def _decay_matrix(step: Tensor) -> Tensor:
 
 
 def transformers_ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, size: int = 256) -> Tensor:
-    """The path of transformers' Mamba-2 without CUDA, with the chunk of its configuration unless another is given."""
+    """Run the path of transformers' Mamba-2 without CUDA, with the chunk of its configuration by default."""
     scan = installed("transformers.models.mamba2.modeling_mamba2").mamba2_chunk_scan
     return scan(x, dt, A, B, C, chunk_size=size)
 

@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _taken() -> list[str]:
-    """The sections, with the seconds that each took when it was last measured, where that is known."""
+    """Return the sections, with the seconds that each took when it was last measured, where that is known."""
     file = ROOT / RESULTS
     results = json.loads(file.read_text()) if file.exists() else {}
     seconds = {name: results.get(name, {}).get("seconds") for name in SECTIONS}
@@ -86,7 +86,7 @@ def run_section(name: str, quick: bool) -> dict[str, Any]:
 
 
 def tests_pass(files: Sequence[str]) -> bool:
-    """Whether pytest passes on these files; prints its last line."""
+    """Return whether pytest passes on these files; prints its last line."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", *files]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     print(*done.stdout.strip().splitlines()[-1:], sep="\n")
@@ -123,7 +123,7 @@ def publish(results: dict[str, Any], root: Path) -> None:
 
 
 def summary(sections: dict[str, Section], results: dict[str, Any]) -> str:
-    """The targets of the comparisons with peers, for the README."""
+    """Return the targets of the comparisons with peers, for the README."""
     shown = [
         t for name in ("scan", "loaded", "ssd", "lti", "decode") if name in sections for t in sections[name].targets
     ]

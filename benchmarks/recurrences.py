@@ -38,21 +38,21 @@ def _empty_memory(v: Tensor) -> Tensor:
 
 
 def zoo_gated_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
-    """The gated delta rule (2412.06464) as `gated_delta_net` calls it."""
+    """Compute the gated delta rule (2412.06464) as `gated_delta_net` calls it."""
     return zoo_gated_delta_step(q, k, v, log_decay, beta, _empty_memory(v))[0]
 
 
 def zoo_gated_delta_step(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The same from a state."""
+    """Compute the same from a state."""
     q, k, v, log_decay, beta = _heads_first(q * q.shape[3] ** -0.5, k, v, log_decay, beta)
     y, state = delta_rule(q, k, v, beta, log_decay, state)
     return y.transpose(1, 2), state
 
 
 def transformers_gated_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
-    """The path of transformers' Qwen3-Next without CUDA, in chunks of 64."""
+    """Run the path of transformers' Qwen3-Next without CUDA, in chunks of 64."""
     module = installed("transformers.models.qwen3_next.modeling_qwen3_next")
     return module.torch_chunk_gated_delta_rule(q, k, v, log_decay, beta)[0]
 
@@ -66,21 +66,21 @@ def transformers_gated_delta_step(
 
 
 def zoo_kimi_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
-    """The delta rule with a decay for each key channel (2510.26692) as `kda` calls it."""
+    """Compute the delta rule with a decay for each key channel (2510.26692) as `kda` calls it."""
     return zoo_kimi_delta_step(q, k, v, log_decay, beta, _empty_memory(v))[0]
 
 
 def zoo_kimi_delta_step(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The same from a state."""
+    """Compute the same from a state."""
     q, k, v, log_decay, beta = _heads_first(q * q.shape[3] ** -0.5, k, v, log_decay, beta.unsqueeze(3))
     y, state = dplr(q, k, beta * v, log_decay, k, beta * k, state)
     return y.transpose(1, 2), state
 
 
 def transformers_kimi_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
-    """The path of transformers' Kimi Linear without CUDA, in chunks of 64."""
+    """Run the path of transformers' Kimi Linear without CUDA, in chunks of 64."""
     module = installed("transformers.models.kimi_linear.modeling_kimi_linear")
     return module.chunk_kimi_delta_attention(q, k, v, log_decay, beta)[0]
 
@@ -94,7 +94,7 @@ def transformers_kimi_delta_step(
 
 
 def zoo_mlstm(q: Tensor, k: Tensor, v: Tensor, log_input: Tensor, logit: Tensor) -> Tensor:
-    """The matrix memory of xLSTM (2405.04517) as `mlstm` calls it."""
+    """Compute the matrix memory of xLSTM (2405.04517) as `mlstm` calls it."""
     memory = _empty_memory(v)
     return zoo_mlstm_step(q, k, v, log_input, logit, memory, memory[..., 0], memory[..., 0, 0])[0]
 
@@ -102,14 +102,14 @@ def zoo_mlstm(q: Tensor, k: Tensor, v: Tensor, log_input: Tensor, logit: Tensor)
 def zoo_mlstm_step(
     q: Tensor, k: Tensor, v: Tensor, log_input: Tensor, logit: Tensor, C: Tensor, n: Tensor, m: Tensor
 ) -> tuple[Tensor, ...]:
-    """The same from a state."""
+    """Compute the same from a state."""
     q, k, v, log_input, logit = _heads_first(q * q.shape[3] ** -0.5, k, v, log_input, logit)
     y, *state = mlstm(q, k, v, log_input, F.logsigmoid(logit), C, n, m)
     return y.transpose(1, 2), *state
 
 
 def transformers_mlstm(q: Tensor, k: Tensor, v: Tensor, log_input: Tensor, logit: Tensor) -> Tensor:
-    """The path of transformers' xLSTM without the kernels of its authors, in chunks of 64."""
+    """Run the path of transformers' xLSTM without the kernels of its authors, in chunks of 64."""
     module = installed("transformers.models.xlstm.modeling_xlstm")
     given = (t.contiguous() for t in _heads_first(q, k, v, log_input, logit))
     return module.mlstm_chunkwise_native_autograd(*given).transpose(1, 2)
@@ -138,7 +138,7 @@ def loop_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, kappa: Tensor
 
 
 def zoo_relaxed_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, kappa: Tensor, rate: Tensor) -> Tensor:
-    """The same as `rwkv7` calls it."""
+    """Compute the same as `rwkv7` calls it."""
     given = _heads_first(q, k, v, log_decay, kappa, rate)
     return relaxed_delta_rule(*given, _empty_memory(v))[0].transpose(1, 2)
 
@@ -149,17 +149,17 @@ def zoo_linear_recurrence(decay: Tensor, written: Tensor) -> Tensor:
 
 
 def zoo_linear_recurrence_step(decay: Tensor, written: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """The same from a state."""
+    """Compute the same from a state."""
     return linear_recurrence(decay, written, state)
 
 
 def transformers_rg_lru(decay: Tensor, written: Tensor) -> Tensor:
-    """The recurrence of transformers' RecurrentGemma: a loop over positions, indexed one by one."""
+    """Run the recurrence of transformers' RecurrentGemma: a loop over positions, indexed one by one."""
     return transformers_rg_lru_step(decay, written, written.new_zeros(len(written), written.shape[2]))[0]
 
 
 def transformers_rg_lru_step(decay: Tensor, written: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """The same from a state."""
+    """Compute the same from a state."""
     unit = installed("transformers.models.recurrent_gemma.modeling_recurrent_gemma").RecurrentGemmaRglru
     reset = torch.zeros(1, 1, 1, dtype=torch.bool)
     return unit._rnn_scan(None, written, decay, reset, state, acc_dtype=written.dtype)
@@ -171,7 +171,7 @@ def zoo_min_gru(hidden: Tensor, gate: Tensor) -> Tensor:
 
 
 def zoo_min_gru_step(hidden: Tensor, gate: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """The same from a state."""
+    """Compute the same from a state."""
     return linear_recurrence(torch.sigmoid(-gate), torch.sigmoid(gate) * half_linear(hidden), state)
 
 
@@ -199,7 +199,7 @@ def zoo_slstm(x: Tensor, in_weight: Tensor, recurrent: Tensor) -> Tensor:
 def zoo_slstm_step(
     x: Tensor, in_weight: Tensor, recurrent: Tensor, h: Tensor, c: Tensor, n: Tensor, m: Tensor
 ) -> tuple[Tensor, ...]:
-    """The same from a state."""
+    """Compute the same from a state."""
     u = rearrange(F.linear(x, in_weight), "batch seq (head gate d) -> batch head seq gate d", gate=4, d=h.shape[2])
     y, last = slstm_scan(u, recurrent, (h, c, n, m))
     return rearrange(y, "batch head seq d -> batch seq (head d)"), *last
@@ -212,7 +212,7 @@ def torch_lstm(x: Tensor, in_weight: Tensor, dense: Tensor) -> Tensor:
 
 
 def torch_lstm_step(x: Tensor, in_weight: Tensor, dense: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same from a state."""
+    """Compute the same from a state."""
     bias = in_weight.new_zeros(len(in_weight))
     return torch.lstm(x, (h, c), [in_weight, dense, bias, bias], True, 1, 0.0, torch.is_grad_enabled(), False, True)
 
@@ -223,14 +223,14 @@ def zoo_retention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def zoo_retention_step(q: Tensor, k: Tensor, v: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """The same from a state."""
+    """Compute the same from a state."""
     q, k, v = _heads_first(q, k, v)
     y, state = retention(q, k, v, retention_rates(q.shape[1], q.dtype), state)
     return y.transpose(1, 2), state
 
 
 def loop_retention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The same as a loop over `unbind`."""
+    """Compute the same as a loop over `unbind`."""
     decay = torch.exp(-retention_rates(q.shape[2], q.dtype)).view(1, -1, 1, 1)
     S, outputs = _empty_memory(v), []
     for qt, kt, vt in zip(*(t.unbind(1) for t in (q, k, v)), strict=True):
@@ -252,19 +252,19 @@ class Sizes(NamedTuple):
     dtype: torch.dtype = torch.float32
 
     def draw(self, generator: torch.Generator, *shape: int) -> Tensor:
-        """Normal numbers."""
+        """Draw normal numbers."""
         return torch.randn(shape, generator=generator, dtype=self.dtype)
 
     def per_key(self, generator: torch.Generator) -> Tensor:
-        """Normal numbers, (batch, seq, heads, d_head)."""
+        """Draw normal numbers, (batch, seq, heads, d_head)."""
         return self.draw(generator, *self[:4])
 
     def per_head(self, generator: torch.Generator) -> Tensor:
-        """Normal numbers, (batch, seq, heads)."""
+        """Draw normal numbers, (batch, seq, heads)."""
         return self.draw(generator, *self[:3])
 
     def per_channel(self, generator: torch.Generator) -> Tensor:
-        """Normal numbers, (batch, seq, d_inner)."""
+        """Draw normal numbers, (batch, seq, d_inner)."""
         return self.draw(generator, *self[:2], self.heads * self.d_head)
 
 
@@ -296,7 +296,7 @@ def _memory(n: Sizes, g: torch.Generator) -> Tensor:
 
 
 def _slowly(t: Tensor) -> Tensor:
-    """Logarithms of decays near one."""
+    """Draw logarithms of decays near one."""
     return -F.softplus(t - 4)
 
 

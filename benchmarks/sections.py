@@ -191,7 +191,7 @@ def _scan_peak(name: str, shape: tuple[int, int, int], sizes: Sizes) -> int:
 
 
 def _scan_error(section: Section, sizes: Sizes) -> None:
-    """Against float64, with steps from where nothing decays to where everything does."""
+    """Compare with float64, with steps from where nothing decays to where everything does."""
     names = ("x", "dt", "A", "B", "C")
     table = Table(
         "Relative error against float64 (norm of the difference / norm), dt log-uniform from 1e-6 to 100",
@@ -266,7 +266,7 @@ def ssd(sizes: Sizes) -> Section:
 
 
 def lti(sizes: Sizes) -> Section:
-    """Diagonal LTI systems against a kernel made in full; the delta rule and gated linear attention against loops."""
+    """Measure diagonal systems against a kernel made in full; delta rule and gated linear attention against loops."""
     section = Section(
         f"A bank of diagonal SSMs as in S4D (`zoo.ops.channel_ssm`): {sizes.bank_channels} channels, 64 poles each, one"
         " thread; the peer makes the kernel by a Vandermonde matrix in full and convolves by FFT, and gives no final"
@@ -332,7 +332,7 @@ _MATRIX_STATES: dict[str, tuple[peers.Form, peers.Form]] = {
 def decode(sizes: Sizes) -> Section:
     """Measure decoding token by token, from states after more and more positions."""
     section = Section(
-        "Microseconds a token, batch of one, one thread, no gradient. The core is the scan alone at d_inner 256, N 16;"
+        "Microseconds per token, batch of one, one thread, no gradient. The core is only the scan at d_inner 256, N 16;"
         " below it the whole mixer at d_model 128 (projections, convolution, gates, checks of input and state), from a"
         " state that has seen so many positions. Attention's cache grows with them, and its time does."
     )
@@ -440,7 +440,7 @@ def _training_passes(name: str, sizes: Sizes) -> list[float]:
 
 
 def _reaching(name: str, seq_len: int) -> dict[str, int]:
-    """The option of mixers whose parameters reach only so far."""
+    """Return the option of mixers whose parameters reach only so far."""
     parameters = inspect.signature(mixer_class(name)).parameters
     limited = "max_seq_len" in parameters and parameters["max_seq_len"].default is not None
     return {"max_seq_len": seq_len} if limited else {}
@@ -476,7 +476,7 @@ def _scaling_figure(lengths: tuple[int, ...], times: dict[str, list[float]]) -> 
 
 
 def same_state(name: str, d_model: int) -> dict[str, int]:
-    """Options with which a layer of this mixer carries about 64 d_model numbers, where an option says how many."""
+    """Return options with which a layer of this mixer carries about 64 d_model numbers, where an option decides it."""
     heads = {"n_heads": max(1, d_model // 64)}
     per_head = ("linear_attention", "lightning_attention", "hgrn2", "delta_net", "kda", "gdn2", "rwkv7")
     as_wide = ("retnet", "mlstm", "gated_delta_net", "delta_product")
@@ -489,7 +489,7 @@ def same_state(name: str, d_model: int) -> dict[str, int]:
 
 
 def state_numbers(name: str, d_model: int) -> int | None:
-    """Real numbers that a layer carries from one position to the next; None where they grow with the sequence."""
+    """Count the real numbers that a layer carries between positions; None where they grow with the sequence."""
     mixer = create_mixer(name, d_model, **_reaching(name, 16), **same_state(name, d_model)).eval()
     sizes = []
     for seq_len in (4, 16):
@@ -501,7 +501,7 @@ def state_numbers(name: str, d_model: int) -> int | None:
 
 
 def training_step(name: str, sizes: Sizes, device: str = "cpu") -> Callable[[], None]:
-    """One step (forward, backward, AdamW) of a two-layer model on next-token prediction."""
+    """Take one step (forward, backward, AdamW) of a two-layer model on next-token prediction."""
     torch.manual_seed(0)
     options = {**_reaching(name, sizes.step_length), **same_state(name, sizes.step_width)}
     model = Backbone({"name": name, **options}, sizes.step_width, 2, n_outputs=256, vocab_size=256).to(device)
@@ -518,7 +518,7 @@ def training_step(name: str, sizes: Sizes, device: str = "cpu") -> Callable[[], 
 
 
 def steps(sizes: Sizes) -> Section:
-    """A training step of each mixer."""
+    """Measure a training step of each mixer."""
     section = Section(
         f"One training step (forward, backward, AdamW) of two layers at d_model {sizes.step_width} with SwiGLU, length"
         f" {sizes.step_length}, batch {sizes.step_batch}, float32, all {all_cores()} cores; peak memory above the"
@@ -527,7 +527,7 @@ def steps(sizes: Sizes) -> Section:
         " many; a dash stands where the state grows with the sequence. A mixer of less than half of gated_delta_net's"
         " tokens a second says why on its page."
     )
-    table = Table("", ["mixer", "numbers of state", "ms a step", "tokens/s", "tokens/s / gated_delta_net's", "peak MB"])
+    table = Table("", ["mixer", "numbers of state", "ms/step", "tokens/s", "tokens/s / gated_delta_net's", "peak MB"])
     unsaid = 0
     for name in sizes.mixer_names:
         seconds, reference, peak = isolated(_measure_step, name, sizes)
@@ -549,7 +549,7 @@ def _measure_step(name: str, sizes: Sizes) -> tuple[float, float, int]:
 
 
 def profiles(sizes: Sizes) -> Section:
-    """Where the time of a training step goes."""
+    """Return where the time of a training step goes."""
     section = Section(
         "The PyTorch profiler over one training step (the shape of the steps' table, one thread): share of the"
         " operators' own time. The first row of each table is the largest remaining cost."
@@ -578,7 +578,7 @@ def _profile(name: str, sizes: Sizes, top: int = 6) -> list[list[Cell]]:
 
 
 def end_to_end(sizes: Sizes) -> Section:
-    """What `train.py` reports."""
+    """Return what `train.py` reports."""
     section = Section(
         "Tokens a second that `python train.py` reports on MQAR with the default recipe: whole training steps with data"
         " and logging; and the seconds of the whole process."

@@ -28,7 +28,7 @@ LINES = {
 
 
 def help_seconds(n: int) -> tuple[float, float]:
-    """CPU and elapsed seconds of `train.py --help`, medians of n processes."""
+    """Measure CPU and elapsed seconds of `train.py --help`, medians of n processes."""
     cpu, elapsed = [], []
     for _ in range(n):
         before, start = getrusage(RUSAGE_CHILDREN), time.perf_counter()
@@ -40,7 +40,7 @@ def help_seconds(n: int) -> tuple[float, float]:
 
 
 def first_seconds(n: int) -> tuple[float, float]:
-    """CPU and elapsed seconds of a process's first command line after its imports, medians of n processes."""
+    """Measure CPU and elapsed seconds of a process's first command line after its imports, medians of n processes."""
     code = (
         "import time, beartype.door, yaml, tasks.mqar, tasks.datamodule, zoo.training.module\n"
         "import zoo.mixers.hybrid, zoo.mixers.selective_ssm, zoo.mixers.attention\n"
@@ -56,7 +56,7 @@ def first_seconds(n: int) -> tuple[float, float]:
 
 
 def resolve_seconds(line: str, n: int) -> tuple[float, float]:
-    """CPU and elapsed seconds to resolve a command line, medians of n times after a first that is not counted."""
+    """Measure CPU and elapsed seconds to resolve a command line: medians of n times, without the first."""
     from lab.config import parse
 
     words = line.split()

@@ -68,7 +68,7 @@ print(json.dumps([rows / (time.perf_counter() - wall), rows / (time.process_time
 
 
 def probe(cache: str, name: str, options: dict[str, Any], n: int) -> list[float]:
-    """Examples per second, per CPU second, how many, and their length, of one split in a process of its own.
+    """Return examples per second, per CPU second, their number and length, of one split in a process of its own.
 
     Args:
         cache: folder of the cache; empty to draw in memory.
@@ -88,7 +88,7 @@ def probe(cache: str, name: str, options: dict[str, Any], n: int) -> list[float]
 
 
 def at_length(name: str) -> dict[str, Any]:
-    """Options of the task at `LENGTH`, or at its own length where it does not exist at that."""
+    """Return the options of the task at `LENGTH`, or at its own length where it does not exist at that."""
     from tasks import create_task
 
     if name in WITHIN:
@@ -101,7 +101,7 @@ def at_length(name: str) -> dict[str, Any]:
 
 
 def shapes() -> list[tuple[str, dict[str, Any]]]:
-    """What is measured: mqar at its shapes, every other task once."""
+    """Return what is measured: mqar at its shapes, every other task once."""
     from tasks import list_tasks
 
     return [
@@ -111,7 +111,7 @@ def shapes() -> list[tuple[str, dict[str, Any]]]:
 
 
 def n_examples(name: str, options: dict[str, Any]) -> int:
-    """How many are asked for: `EXAMPLES`, or fewer where they are large or their number is limited."""
+    """Return how many are asked for: `EXAMPLES`, or fewer where they are large or their number is limited."""
     from tasks import create_task
     from tasks.splits import at_most
 
@@ -122,13 +122,13 @@ def n_examples(name: str, options: dict[str, Any]) -> int:
 
 
 def rate(runs: Sequence[Sequence[float]]) -> tuple[float, str]:
-    """The median of examples a second, and how it is shown, with those per CPU second."""
+    """Return the median of examples a second, and how it is shown, with those per CPU second."""
     wall, cpu = (statistics.median(run[kind] for run in runs) for kind in (0, 1))
     return wall, f"{wall:,.0f} ({cpu:,.0f})"
 
 
 def drawn(name: str, options: dict[str, Any], asked: int) -> list[Cell]:
-    """A row of the first table."""
+    """Return a row of the first table."""
     n = n_examples(name, options)
     runs = [probe("", name, options, n) for _ in range(REPEATS)]
     speed, shown = rate(runs)
@@ -138,7 +138,7 @@ def drawn(name: str, options: dict[str, Any], asked: int) -> list[Cell]:
 
 
 def kept(name: str, options: dict[str, Any], asked: int) -> list[Cell]:
-    """A row of the second."""
+    """Return a row of the second."""
     n = n_examples(name, options)
     written, read = [], []
     for _ in range(REPEATS):

@@ -23,7 +23,7 @@ SPIN = "while True: pass"
 
 
 def interleaved(candidates: Mapping[str, Callable[[], object]], rounds: int, patience: float = 1.0) -> dict[str, float]:
-    """Median seconds of each candidate; in every round each has its turn, so that a disturbance meets all of them.
+    """Return the median seconds of each candidate; each has its turn in every round, so that a disturbance meets all.
 
     Each runs once beforehand, unmeasured. One that took longer than `patience` seconds then sits out all rounds but
     the first three.
@@ -44,7 +44,7 @@ def _seconds(run: Callable[[], object]) -> float:
 
 
 def forward_only(form: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Callable[[], None]:
-    """A forward pass of `form` that no gradient is kept for."""
+    """Return a forward pass of `form` that no gradient is kept for."""
 
     def run() -> None:
         with torch.no_grad():
@@ -54,7 +54,7 @@ def forward_only(form: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Calla
 
 
 def forward_and_backward(form: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Callable[[], None]:
-    """A forward pass of `form`, and the gradients of all inputs for a fixed random cotangent."""
+    """Return a forward pass of `form`, and the gradients of all inputs for a fixed random cotangent."""
     leaves = [t.detach().clone().requires_grad_() for t in inputs]
     with torch.no_grad():
         shape = form(*inputs).shape
@@ -90,7 +90,7 @@ def busy_cores(count: int) -> Iterator[None]:
 
 
 def isolated(task: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of `task(*arguments)`, run in a process forked from one that has run nothing yet."""
+    """Return the result of `task(*arguments)`, run in a process forked from one that has run nothing yet."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", task.__module__])
     with ProcessPoolExecutor(1, mp_context=context) as pool:
@@ -98,7 +98,7 @@ def isolated(task: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def peak_bytes(run: Callable[[], object]) -> int:
-    """How far the resident memory of this process rises above what it was while `run` runs, in bytes.
+    """Return how far the resident memory of this process rises above what it was while `run` runs, in bytes.
 
     Linux: the kernel's own high-water mark, set back before the run. `run` should have run once before, so that what
     loads or compiles once is there already.
@@ -118,5 +118,5 @@ def _status(field: str) -> int:
 
 
 def all_cores() -> int:
-    """Cores this process may use."""
+    """Count the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -24,7 +24,7 @@ TESTED = {"task.n_val", "task.n_test", "task.test_lengths", "task.test_segments"
 LOCK, PATIENCE = ".hparams.lock", 60.0
 """A file in the run_dir, and the seconds for which a run that begins waits for others that begin."""
 HEADS = "mixer.n_heads"
-"""What all mixers are compared by; their other options say something within one mixer alone."""
+"""What all mixers are compared by; their other options say something only within one mixer."""
 
 
 def compare_options(folder: RunFolder) -> None:
@@ -79,5 +79,5 @@ def compared_results(metrics: Mapping[str, Any]) -> dict[str, int | float | None
 
 
 def _shown(key: str) -> str:
-    """An option by the help that explains it: --mixer.help, --task.help, --model.help."""
+    """Return an option by the help that explains it: --mixer.help, --task.help, --model.help."""
     return key if key.split(".")[0] in ("mixer", "task", "trainer") else f"model.{key}"

@@ -70,7 +70,7 @@ INCIDENTAL = {
     "trainer.num_sanity_val_steps",
     "trainer.profiler",
 }
-"""These decide where results go and what is shown, not what they are: runs that differ in them alone are the same."""
+"""These decide where results go and what is shown, not what they are: runs that differ only in them are the same."""
 
 WATCHING = {
     "DeviceStatsMonitor",
@@ -83,10 +83,10 @@ WATCHING = {
     "TQDMProgressBar",
     "ThroughputMonitor",
 }
-"""Lightning's callbacks that watch a run and leave its result alone; any other one, such as EarlyStopping, decides."""
+"""Lightning's callbacks that watch a run and do not change its result; any other, such as EarlyStopping, does."""
 
 LONGEST_NAME = 40
-"""Characters of a task's or a mixer's part: TensorBoard has room for two such names beside its charts."""
+"""Characters of a task's or a mixer's part: TensorBoard shows two such names next to its charts."""
 LAST_NAMED = {f"task.{name}" for name in ("n_train", "n_val", "n_test", "test_lengths", "test_segments")}
 """Options that say how much is trained and tested on: of a name that is cut, their end is."""
 LIBRARIES = ("torch", "lightning", "numpy", "datasets", "jsonargparse", "tensorboard")
@@ -408,7 +408,7 @@ def state_of(metrics: Mapping[str, Any] | None) -> State:
 
 
 def is_tested(metrics: Mapping[str, Any]) -> bool:
-    """Whether a finished run was tested: with --no_test it has no test metrics."""
+    """Return whether a finished run was tested: with --no_test it has no test metrics."""
     return "loss" in metrics.get("test", {})
 
 
@@ -422,13 +422,13 @@ def deciding_options(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_incidental(key: str) -> bool:
-    """Whether an option, or one that it belongs to, is: trainer.logger.init_args.save_dir is trainer.logger's."""
+    """Tell whether an option, or one that it belongs to, is: trainer.logger.init_args.save_dir is trainer.logger's."""
     parts = key.split(".")
     return any(".".join(parts[:n]) in INCIDENTAL for n in range(1, len(parts) + 1))
 
 
 def _deciding_callbacks(given: Any) -> list[Any] | None:
-    """Of --trainer.callbacks those that may change a result; None where there are none."""
+    """Return those of --trainer.callbacks that may change a result; None where there are none."""
     each = given if isinstance(given, list) else [] if given is None else [given]
     return [one for one in each if _class_name(one) not in WATCHING] or None
 

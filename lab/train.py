@@ -1,7 +1,7 @@
 """Train one sequence mixer on one task: `python train.py --mixer hybrid --task mqar`; `--help` says more.
 
 This is where the zoo, the tasks and Lightning meet: the task's spec fills in what the model must know, and a run folder
-`<run_dir>/<task>/<mixer and what differs>/seed<k>/` keeps the configuration, checkpoints, TensorBoard events and
+`<run_dir>/<task>/<mixer and its changed options>/seed<k>/` keeps the configuration, checkpoints, TensorBoard events and
 metrics. The same command goes on with an unfinished run and shows a finished one.
 """
 
@@ -142,7 +142,7 @@ def run(command: Command) -> Metrics:
 
 
 def is_first_process() -> bool:
-    """Whether this is the process of rank zero, before there is a trainer to ask."""
+    """Return whether this is the process of rank zero, before there is a trainer to ask."""
     from lightning.pytorch.utilities import rank_zero_only
 
     return getattr(rank_zero_only, "rank", 0) == 0
@@ -255,14 +255,14 @@ class Session:
         return nested_metrics(flat)
 
     def _has_validated(self) -> bool:
-        """Whether training reached its first validation, perhaps before it was last resumed."""
+        """Return whether training reached its first validation, perhaps before it was last resumed."""
         from zoo.training import Checkpoints
 
         kept = (each for each in self.trainer.checkpoint_callbacks if isinstance(each, Checkpoints))
         return any(each.best_score is not None for each in kept)
 
     def _test_at_lengths(self, score: float | None) -> dict[str, float | None]:
-        """Scores at the task's test lengths by their flat names, drawn where the run's curves are.
+        """Return scores at the task's test lengths by their flat names, drawn where the run's curves are.
 
         Args:
             score: at the length of training, which the figure shows too.
@@ -281,7 +281,7 @@ class Session:
         return {f"test/{name}_at_length/{length}": found for length, found in scores.items()}
 
     def _test_segments(self) -> dict[str, float | None]:
-        """Scores of the segments by their flat names, drawn where the run's curves are."""
+        """Return scores of the segments by their flat names, drawn where the run's curves are."""
         from zoo.training import log_apart, scores_apart
 
         batches = self._with_bars(self.data.segment_batches(), "testing at {}")
@@ -295,7 +295,7 @@ class Session:
         return self._with_bars(self.data.length_batches(), "testing at length {}")
 
     def _with_bars(self, batches: Iterator[tuple[Key, Any]], title: str) -> Iterator[tuple[Key, Any]]:
-        """The test batches of each key; on a terminal with a bar where they take long."""
+        """Yield the test batches of each key; on a terminal with a bar where they take long."""
         from tqdm import tqdm
 
         disable = None if self.progress and self.trainer.is_global_zero else True
@@ -363,7 +363,7 @@ def build_trainer(command: Command, folder: RunFolder, throughput: Throughput, s
 
 
 def _in_one_epoch(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What the Trainer's options become for a run that counts steps, which is one epoch.
+    """Return what the Trainer's options become for a run that counts steps, which is one epoch.
 
     Raises:
         ValueError: options that mean several.

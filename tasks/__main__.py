@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         return added
 
-    verb("list", _list, "names, a line each")
+    verb("list", _list, "names, one per line")
     verb("pages", _pages, "write docs/tasks/")
     for name, run, about in (
         ("show", _show, "definition, options, a worked example, chance, what theory predicts"),
@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _task(arguments: argparse.Namespace, flags: Sequence[str]) -> Task:
-    """The task that is named, with the options that the flags give."""
+    """Return the task that is named, with the options that the flags give."""
     cls = TASKS[arguments.name]
     parameters = inspect.signature(cls).parameters
     given: dict[str, Any] = {}
@@ -159,7 +159,7 @@ def _show(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
 
 
 def _number(task: Task, arguments: argparse.Namespace) -> int:
-    """How many examples are asked for."""
+    """Return how many examples are asked for."""
     from tasks.splits import at_most, split_rng
 
     split_rng(arguments.seed, arguments.split, 0)  # refuses an unknown split

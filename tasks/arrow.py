@@ -9,17 +9,17 @@ from tasks.base import Arrays
 
 
 def to_table(arrays: Arrays) -> pa.Table:
-    """The arrays as a table with one row per example."""
+    """Return the arrays as a table with one row per example."""
     return pa.table({name: _lists(array) for name, array in arrays.items()})
 
 
 def from_table(table: pa.Table) -> Arrays:
-    """The arrays that `to_table` was given, copied: they outlive the file that the table is mapped from."""
+    """Return the arrays that `to_table` was given, copied: they outlive the file that the table is mapped from."""
     return {name: read_column(table.column(name))[0] for name in table.column_names}
 
 
 def read_column(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray | None]:
-    """The column as an array of its own, and the lengths of its rows, None where they are equal.
+    """Return the column as an array of its own, and the lengths of its rows, None where they are equal.
 
     Shorter rows are filled up with zeros.
 

@@ -103,7 +103,7 @@ class Automata(Task):
         return arrays
 
     def _sequences(self, rng: np.random.Generator, n: int) -> Arrays:
-        """As `sample`, those without a label among them."""
+        """Draw as `sample` does, including examples without a label."""
         n_edges, symbols, targets = self._automata(rng, n)
         rows, separator = np.arange(n), self.n_symbols
         # One token more than is read: the label of the last position.
@@ -128,7 +128,7 @@ class Automata(Task):
         }
 
     def _automata(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Number of edges (n, max_states), their symbols and their targets, both (n, max_states, max_edges)."""
+        """Return numbers of edges (n, max_states), symbols and targets of the edges (n, max_states, max_edges)."""
         n_states = rng.integers(self.max_edges + 1, self.max_states + 1, size=n)
         n_letters = rng.integers(self.max_edges + 1, self.n_symbols + 1, size=n)
         n_edges = rng.integers(1, self.max_edges + 1, size=(n, self.max_states))
@@ -142,7 +142,7 @@ class Automata(Task):
         return n_edges, symbols.reshape(shape), targets.reshape(shape)
 
     def _came_before(self, tokens: np.ndarray, depths: np.ndarray) -> np.ndarray:
-        """Where a word, up to and with this symbol, is the beginning of an earlier word of its row; bool like both."""
+        """Tell where a word, up to this symbol, is the beginning of an earlier word of its row; bool like both."""
         flat, depth = tokens.reshape(-1), depths.reshape(-1)
         # Beginnings of equal length are numbered together, those of one symbol more by the number of what they extend.
         beginning = np.repeat(np.arange(len(tokens)), tokens.shape[1])

@@ -114,7 +114,7 @@ class Task(ABC):
         return str(label)
 
     def options(self) -> dict[str, Any]:
-        """The constructor's options: `type(task)(**task.options())` is the same task."""
+        """Return the constructor's options: `type(task)(**task.options())` is the same task."""
         return {option: getattr(self, option) for option in inspect.signature(type(self)).parameters}
 
     def __repr__(self) -> str:
@@ -146,13 +146,13 @@ class FiniteTask(Task):
 
     @abstractmethod
     def take(self, rows: np.ndarray) -> Arrays:
-        """The examples with these numbers, int64 in 0 ... size - 1."""
+        """Return the examples with these numbers, int64 in 0 ... size - 1."""
 
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:
         return self.take(rng.integers(self.size, size=n))
 
     def of_split(self, split: str) -> Task:
-        """The examples that belong to a split.
+        """Return the examples that belong to a split.
 
         Args:
             split: "train", "validation" or "test".
@@ -200,7 +200,7 @@ class _Part(FiniteTask):
 
 
 def _state_of(path: Path) -> str | list[Any]:
-    """What `Task.fingerprint` keeps of a file or folder."""
+    """Return what `Task.fingerprint` keeps of a file or folder."""
     if path.is_dir():
         found = sorted((file.relative_to(path).as_posix(), file.stat()) for file in path.rglob("*") if file.is_file())
         return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in found]

@@ -28,11 +28,11 @@ class _Resumable:
     """Batches without a state: the position is the trainer's. Lightning warns of those that say nothing of it."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
+        """Return nothing."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing to load."""
+        """Load nothing."""
         del state_dict
 
 
@@ -72,10 +72,10 @@ class NumberedBatches(_Resumable, ABC):
 
     @abstractmethod
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """This process's part of batch `index` of the run, from 0 on without an end."""
+        """Return this process's part of batch `index` of the run, from 0 on without an end."""
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Count the batches in an epoch."""
         return self.n_rows // (self.batch_size * self.world_size)
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
@@ -189,7 +189,7 @@ class MixedBatches(NumberedBatches):
         return segment[epoch * len(segment) + int(numbers[place])]
 
     def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """The segment whose turn it is at each place of a pass, and the number of that batch within its segment."""
+        """Return the segment whose turn it is at each place of a pass, and the batch's number within that segment."""
         if self._turns is None or self._turns[0] != epoch:
             rng = np.random.default_rng([self.seed, MIXTURE_STREAM, epoch])
             turns = rng.permutation(np.repeat(np.arange(len(self.segments)), [len(each) for each in self.segments]))
@@ -260,7 +260,7 @@ class BatchesInTurn:
 
 
 def gather(arrays: Arrays, rows: np.ndarray) -> dict[str, Tensor]:
-    """The chosen rows as tensors, integers as int64."""
+    """Return the chosen rows as tensors, integers as int64."""
     taken = {name: array[rows] for name, array in arrays.items()}
     return {
         name: torch.from_numpy(part.astype(np.int64, copy=False) if part.dtype.kind in "iu" else part)

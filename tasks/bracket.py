@@ -71,7 +71,7 @@ class Bracket(Task):
     def _endings(self) -> np.ndarray:
         """Row r: in how many ways r brackets lead from each depth to 0, divided by the row's largest such number.
 
-        float64 (seq_len + 1, max_depth + 1). Sums and quotients of IEEE numbers alone, so it is the same everywhere.
+        float64 (seq_len + 1, max_depth + 1). Only sums and quotients of IEEE numbers occur: it is the same everywhere.
         """
         endings = np.zeros((self.seq_len + 1, self.max_depth + 1))
         endings[0, 0] = 1

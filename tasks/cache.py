@@ -94,7 +94,7 @@ def materialise(
 
 
 def cache_key(task_name: str, task: Task, split: str, n: int, seed: int) -> dict[str, Any]:
-    """Everything that decides the content of a cached split, as plain data."""
+    """Return everything that decides the content of a cached split, as plain data."""
     return {
         "format": FORMAT,
         "task": task_name,
@@ -110,7 +110,7 @@ def cache_key(task_name: str, task: Task, split: str, n: int, seed: int) -> dict
 
 
 def source_modules(task: Task) -> list[str]:
-    """The modules whose text decides what `task` samples: its class's own and inherited ones, `sources`, the splits."""
+    """Return the modules whose text decides what `task` samples: its own and inherited ones, `sources`, the splits."""
     inherited = {cls.__module__ for cls in type(task).__mro__ if issubclass(cls, Task)}
     return sorted({*inherited, *task.sources, "tasks.splits"})
 
@@ -147,7 +147,7 @@ def _generate_once(folder: Path, key: dict[str, Any], task: Task) -> Arrays:
 
 
 def _write(folder: Path, key: dict[str, Any], task: Task) -> None:
-    """Generate the split beside `folder`, seal it, and move it there in one step."""
+    """Generate the split next to `folder`, seal it, and move it there in one step."""
     import datasets
 
     table = to_table(narrow_split(task, key["split"], key["n"], key["seed"]))
@@ -164,7 +164,7 @@ def _write(folder: Path, key: dict[str, Any], task: Task) -> None:
 
 
 def _read(folder: Path, key: dict[str, Any]) -> Arrays:
-    """The arrays in `folder`.
+    """Return the arrays in `folder`.
 
     Raises:
         FileNotFoundError: there is no such folder.

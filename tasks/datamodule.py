@@ -228,18 +228,18 @@ class TaskDataModule(L.LightningDataModule):
         return BatchesInTurn([self._ordered(self._split(split, each)) for each in self._trained])
 
     def _ordered(self, arrays: Arrays) -> OrderedBatches:
-        """Batches of about as many positions as the longest of training, or of one sequence."""
+        """Return batches of about as many positions as the longest of training, or of one sequence."""
         rows = max(1, self.batch_size * self.spec.seq_len // arrays["inputs"].shape[1])
         return OrderedBatches(arrays, rows, *self._place)
 
     def _test_split_at(self, length: int) -> Arrays:
-        """The test split at another length. Not kept: a few sequences of a million positions are 100 MB."""
+        """Return the test split at another length. Not kept: a few sequences of a million positions are 100 MB."""
         task, n = self.at_lengths[length], self._sizes["test"][""]
         n = at_most(task, "test", max(LEAST_AT_LENGTH, n * self.spec.seq_len // length))
         return self._made(task, "test", n, self.seed)
 
     def _made(self, task: Task, split: str, n: int, seed: int) -> Arrays:
-        """The first `n` examples of a split, from the cache where the data is kept there."""
+        """Return the first `n` examples of a split, from the cache where the data is kept there."""
         if not self.cache:
             return narrow_split(task, split, n, seed)
         # Imported here, and with it pyarrow and datasets, which a fast task does without.

@@ -47,7 +47,7 @@ def _repeats(rows: np.ndarray) -> np.ndarray:
 
 
 def shuffled(rng: np.random.Generator, n: int, population: int) -> np.ndarray:
-    """Uniform permutations of `range(population)`, int64 (n, population); `distinct` is for draws of fewer numbers."""
+    """Draw permutations of `range(population)`, int64 (n, population); `distinct` is for draws of fewer numbers."""
     return rng.permuted(np.tile(np.arange(population), (n, 1)), axis=1)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 WORDS = (*map(str, range(10)), *OPERATORS, "]", "")
-"""The tokens by number; the last fills what is in front of an expression."""
+"""The tokens by number; the last fills what is before an expression."""
 
 CLOSE, BLANK = 14, 15
 NESTED = 4
@@ -42,7 +42,7 @@ class Level:
     n_args: np.ndarray
 
     def of_trees(self, kept: np.ndarray) -> Level:
-        """The nodes of the trees that are `kept`, bool (trees,), which are numbered anew."""
+        """Return the nodes of the trees that are `kept`, bool (trees,), which are numbered anew."""
         here = kept[self.tree]
         there = here[self.nested]
         number = np.cumsum(kept) - 1
@@ -130,7 +130,7 @@ class Trees:
 
 
 def applied(operators: np.ndarray, values: np.ndarray, first: np.ndarray, n_args: np.ndarray) -> np.ndarray:
-    """Each operator's result on `n_args` values from `first` on; the arguments fill `values` without a gap."""
+    """Return each operator's result on `n_args` values from `first` on; the arguments fill `values` without a gap."""
     owner = np.repeat(np.arange(len(n_args)), n_args)
     ordered = np.sort(10 * owner + values) % 10
     low, high = ordered[first + (n_args - 1) // 2], ordered[first + n_args // 2]
@@ -154,7 +154,7 @@ def kept_trees(
 
 @cache
 def majority_share(min_length: int, max_length: int, max_depth: int, max_args: int) -> float:
-    """Share of the commonest value, counted."""
+    """Return the share of the commonest value, counted."""
     parts = kept_trees(np.random.default_rng(0), min_length, max_length, max_depth, max_args, COUNTED)
     return float(np.bincount(np.concatenate([trees.values() for trees in parts])).max() / COUNTED)
 

@@ -55,7 +55,7 @@ def conform(given: Mapping[str, Any]) -> Arrays:
 
 
 def known(labels: np.ndarray) -> np.ndarray:
-    """Which positions have a label, (n, seq)."""
+    """Return which positions have a label, (n, seq)."""
     return labels != IGNORED if labels.dtype.kind == "i" else ~np.isnan(labels[:, :, 0])
 
 
@@ -126,7 +126,7 @@ def majority(labels: np.ndarray) -> float:
 
 
 def _numbers(name: str, given: Any) -> np.ndarray:
-    """The array with the one type of its kind."""
+    """Return the array with the one type of its kind."""
     array = np.asarray(given)
     if array.dtype.kind not in "biuf" or not array.ndim:
         raise ValueError(f"{name} must be an array of integers or floats, got {_outline(array)}")
@@ -181,7 +181,7 @@ def _single(array: np.ndarray) -> np.ndarray:
 
 
 def _first(mask: np.ndarray) -> int:
-    """The first row in which something is true."""
+    """Return the first row in which something is true."""
     return int(np.argwhere(mask)[0][0])
 
 

@@ -101,7 +101,7 @@ class Data(FiniteTask):
         return _cut(splits, self.split_seed), spec
 
     def _named(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The columns that examples are made of, by the names that they have in examples."""
+        """Return the columns that examples are made of, by the names that they have in examples."""
         for column in (self.inputs, self.labels):
             if column not in columns:
                 raise ValueError(f"there is no {column!r}; there are: {', '.join(columns) or 'no columns'}")
@@ -140,7 +140,7 @@ class Data(FiniteTask):
 
 
 def _arrays(file: Path) -> dict[str, dict[str, np.ndarray]]:
-    """The arrays of an npz file by split."""
+    """Return the arrays of an npz file by split."""
     try:
         with np.load(file, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
@@ -158,7 +158,7 @@ def _arrays(file: Path) -> dict[str, dict[str, np.ndarray]]:
 
 
 def _tables(path: Path, asked: tuple[str, str]) -> dict[str, dict[str, np.ndarray]]:
-    """The columns of Parquet and Arrow files by split; those of numbers, and those that are asked for."""
+    """Return the columns of Parquet and Arrow files by split; those of numbers, and those that are asked for."""
     try:
         return {split: _columns(files, asked) for split, files in _files(path).items()}
     except (OSError, KeyError, TypeError) as error:
@@ -166,7 +166,7 @@ def _tables(path: Path, asked: tuple[str, str]) -> dict[str, dict[str, np.ndarra
 
 
 def _files(path: Path) -> dict[str, list[Path]]:
-    """The files of each split."""
+    """Return the files of each split."""
     if path.is_file():
         return {WHOLE: [path]}
     if (path / "state.json").is_file():
@@ -190,7 +190,7 @@ def _files(path: Path) -> dict[str, list[Path]]:
 
 
 def _saved(folder: Path) -> list[Path]:
-    """The files of a data set that `save_to_disk` wrote, and not those that it computed later."""
+    """Return the files of a data set that `save_to_disk` wrote, and not those that it computed later."""
     state = json.loads((folder / "state.json").read_text())
     if state.get("_indices_data_files"):
         raise ValueError("it was saved by an old version of datasets, with its rows in another order: save it again")
@@ -198,7 +198,7 @@ def _saved(folder: Path) -> list[Path]:
 
 
 def _split_of(file: Path) -> str:
-    """The split that a file's name says, or its folder's, such as test-00000-of-00001.parquet or dev/0.parquet."""
+    """Return the split that a file's or a folder's name says, such as test-00000-of-00001.parquet or dev/0.parquet."""
     for part in (file.stem, *reversed(file.parts[:-1])):
         for word in re.split(r"[^A-Za-z]+", part):
             if word in SPLIT_OF:
@@ -207,7 +207,7 @@ def _split_of(file: Path) -> str:
 
 
 def _columns(files: list[Path], asked: tuple[str, str]) -> dict[str, np.ndarray]:
-    """The columns of some files, one after the other."""
+    """Return the columns of some files, one after the other."""
     try:
         import pyarrow as pa
 
@@ -249,7 +249,7 @@ def _table(file: Path) -> Any:
 
 
 def _with_lengths(arrays: Arrays, ends: Mapping[str, np.ndarray | None], inputs: str, labels: str) -> Arrays:
-    """The columns, with `lengths` where the lists of inputs have several; without those that end elsewhere."""
+    """Return the columns, with `lengths` where the lists of inputs have several; without those that end elsewhere."""
     lengths = ends.get(inputs)
     fitting = {}
     for name, array in arrays.items():
@@ -263,7 +263,7 @@ def _with_lengths(arrays: Arrays, ends: Mapping[str, np.ndarray | None], inputs:
 
 
 def _aligned(splits: dict[str, Arrays]) -> dict[str, Arrays]:
-    """The same with rows as long as the longest of all splits, where any split says where its rows end."""
+    """Return the same with rows as long as the longest of all splits, where any split says where its rows end."""
     if not any("lengths" in arrays for arrays in splits.values()):
         return splits
     longest = max(arrays["inputs"].shape[1] for arrays in splits.values())
@@ -293,7 +293,7 @@ def _refuse_shared(splits: Mapping[str, Arrays]) -> None:
 
 
 def _cut(splits: dict[str, Arrays], seed: int) -> dict[str, Arrays]:
-    """The splits, with those that are not there cut from training; rows with equal inputs stay together."""
+    """Return the splits, with those that are not there cut from training; rows with equal inputs stay together."""
     missing = dict.fromkeys((split for split in HELD_OUT if split not in splits), HELD_OUT_SHARE)
     if not missing:
         return splits
@@ -307,14 +307,14 @@ def _cut(splits: dict[str, Arrays], seed: int) -> dict[str, Arrays]:
 
 
 def _row_keys(arrays: Arrays) -> np.ndarray:
-    """A digest of each row's inputs."""
+    """Return a digest of each row's inputs."""
     inputs, ends = arrays["inputs"], arrays.get("lengths")
     rows = (row.tobytes() + (b"" if ends is None else ends[i].tobytes()) for i, row in enumerate(inputs))
     return np.array([hashlib.sha256(row).hexdigest()[:32] for row in rows])
 
 
 def _of_part(name: str, made: Callable[..., T], *arguments: Any) -> T:
-    """What is made of a split, whose name an error then begins with."""
+    """Return what is made of a split, whose name an error then begins with."""
     try:
         return made(*arguments)
     except ValueError as error:

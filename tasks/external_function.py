@@ -142,7 +142,7 @@ def generated(function: Callable[..., Any], name: str, source: str) -> type[Gene
 
 
 def _parameters(function: Callable[..., Any], source: str) -> list[inspect.Parameter]:
-    """The function's parameters; the options among them as `_option` makes them."""
+    """Return the function's parameters; the options among them as `_option` makes them."""
     try:
         found = inspect.signature(function, eval_str=True).parameters.values()
     except NameError:  # an annotation that only a type checker can read
@@ -157,14 +157,14 @@ def _parameters(function: Callable[..., Any], source: str) -> list[inspect.Param
 
 
 def _option(name: str, default: Any, hint: Any) -> inspect.Parameter:
-    """An argument by keyword; without an annotation it takes what its default is."""
+    """Return an argument by keyword; without an annotation it takes what its default is."""
     if hint is inspect.Parameter.empty or isinstance(hint, str):
         hint = type(default) if type(default) in (bool, int, float, str) else Any
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
 def _chance(labels: np.ndarray, n_classes: int) -> float:
-    """How often the commonest class of the first half of the examples is right in the other half."""
+    """Return how often the commonest class of the first half of the examples is right in the other half."""
     first, second = (half[half != IGNORED] for half in np.array_split(labels, 2))
     if not len(first) or not len(second):
         raise ValueError("labels: hardly any position has one")

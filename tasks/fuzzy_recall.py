@@ -18,14 +18,14 @@ class _Pairs(NamedTuple):
     """Pairs of each row, all arrays (n, n_pairs, ...)."""
 
     tokens: np.ndarray
-    """Those of the key, then those of the value, each with room for the most; what is left over says nothing."""
+    """Those of the key, then those of the value, each padded to the most; the padding has no meaning."""
     key_sizes: np.ndarray
     value_sizes: np.ndarray
     words: np.ndarray
     """A number for each key, the same for the same word."""
 
     def taken(self, places: np.ndarray) -> _Pairs:
-        """In each row the pairs at these places (n, any number)."""
+        """Return in each row the pairs at these places (n, any number)."""
         tokens = np.take_along_axis(self.tokens, places[:, :, None], axis=1)
         return _Pairs(tokens, *(np.take_along_axis(array, places, axis=1) for array in self[1:]))
 
@@ -128,7 +128,7 @@ class FuzzyRecall(MadRecall):
 
     @property
     def _room(self) -> int:
-        """Tokens in front of which a pair may begin: behind it the longest pair fits, and the repeated one."""
+        """Places at which a pair may begin: the longest pair, and the repeated one, fit after it."""
         return self.seq_len - 2 * self._longest
 
     @property
@@ -171,7 +171,7 @@ class FuzzyRecall(MadRecall):
         return self._labelled(*packed)
 
     def _pairs(self, rng: np.random.Generator, n: int, n_pairs: int) -> _Pairs:
-        """Pairs drawn one by one; where a key comes again, so does the value that it had first."""
+        """Draw pairs one by one; where a key comes again, so does the value that it had first."""
         key_sizes = rng.integers(self._smallest_key, self.k_motif_size, size=(n, n_pairs), endpoint=True)
         value_sizes = rng.integers(1, self.v_motif_size, size=(n, n_pairs), endpoint=True)
         # The first s of different uniform tokens are a uniform word of size s.
@@ -188,7 +188,7 @@ class FuzzyRecall(MadRecall):
         return _Pairs(np.concatenate([keys, values], axis=2), key_sizes, value_sizes, words)
 
     def _context(self, rng: np.random.Generator, n: int) -> tuple[_Pairs, np.ndarray]:
-        """Pairs, at the end the repeated one, and which of them the sequence shows."""
+        """Return pairs, at the end the repeated one, and which of them the sequence shows."""
         most = -(-self._room // (self._smallest_key + 1))  # pairs, if all were of the smallest size
         pairs = self._pairs(rng, n, most)
         shown = np.cumsum(pairs.sizes, axis=1) - pairs.sizes < self._room
@@ -197,7 +197,7 @@ class FuzzyRecall(MadRecall):
         return pairs.taken(places), np.concatenate([shown, np.ones((n, 1), dtype=bool)], axis=1)
 
     def _published_context(self, rng: np.random.Generator, n: int) -> tuple[_Pairs, np.ndarray]:
-        """The same by MAD's law, given that what is asked for was shown."""
+        """Return the same by MAD's law, given that what is asked for was shown."""
         *drawn, answered = self._attempt(rng, n)
         while not answered.all():
             missing = np.flatnonzero(~answered)

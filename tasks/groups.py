@@ -14,7 +14,7 @@ NAMES = "Z<m> (cyclic), S<n> (all permutations), A<n> (the even ones), or severa
 
 
 def group_order(name: str) -> int:
-    """The number of elements of the group `name`.
+    """Return the number of elements of the group `name`.
 
     Raises:
         ValueError: no such group, or one of more than `MAX_ORDER` elements; without the name of the task that asks.
@@ -76,6 +76,6 @@ def _factor_table(factor: str) -> np.ndarray:
 
 
 def _permutations(factor: str) -> list[tuple[int, ...]]:
-    """All permutations of 0 ... n - 1, or the even ones, in lexicographic order."""
+    """Return all permutations of 0 ... n - 1, or the even ones, in lexicographic order."""
     every = permutations(range(int(factor[1:])))
     return [p for p in every if factor[0] == "S" or sum(a > b for a, b in combinations(p, 2)) % 2 == 0]

@@ -214,7 +214,7 @@ Expressions = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def read_tsv(path: Path) -> dict[str, Expressions]:
-    """The expressions of each split: of a folder's files, or of one file in three parts.
+    """Return the expressions of each split: of a folder's files, or of one file in three parts.
 
     Raises:
         ValueError: a file is missing, or does not hold expressions.
@@ -242,7 +242,7 @@ def read_tsv(path: Path) -> dict[str, Expressions]:
 
 
 def read_expressions(file: Path) -> Expressions:
-    """The lines of a TSV file with the columns Source and Target.
+    """Return the lines of a TSV file with the columns Source and Target.
 
     Raises:
         ValueError: it cannot be read, or a line is not an expression and a digit.

@@ -41,7 +41,7 @@ class LookUp(Task):
         self._demand(math.isfinite(self.power_a) and self.power_a > 0, "power_a must be positive", "power_a")
 
     def _spec(self, n_values: int, labelled: int | None, *facts: str) -> TaskSpec:
-        """The spec where each label is one of `n_values` tokens, all equally likely; facts beside `distance`."""
+        """Return the spec in which labels are among `n_values` equally likely tokens; facts besides `distance`."""
         return TaskSpec.tokens(
             self.seq_len, self.vocab_size, chance=1 / n_values, labelled=labelled, facts=("distance", *facts)
         )

@@ -42,7 +42,7 @@ class MadRecall(Task):
         self._demand(known, f"train_targets must be one of {', '.join(TRAIN_TARGETS)}", "train_targets")
 
     def _spec(self, n_values: int) -> TaskSpec:
-        """The spec where each answer is one of `n_values` tokens, all equally likely."""
+        """Return the spec in which each answer is one of `n_values` tokens, all equally likely."""
         return TaskSpec.tokens(self.seq_len, self.vocab_size, chance=1 / n_values, facts=("distance",))
 
     def of_split(self, split: str) -> Self:
@@ -52,7 +52,7 @@ class MadRecall(Task):
         return task
 
     def _labelled(self, tokens: np.ndarray, answers: np.ndarray, distance: np.ndarray) -> Arrays:
-        """The examples: inputs, and at each position as a label the token behind it.
+        """Return the examples: inputs, and at each position as a label the token after it.
 
         Args:
             tokens: (n, seq_len), or (n, seq_len + 1) where the last one is only a label.
@@ -78,7 +78,7 @@ def draw_pairs(
     n_noise: int = 0,
     frac_noise: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pairs of one token each; keys are 0 ... n_keys - 1, values follow, then noise.
+    """Return pairs of one token each; keys are 0 ... n_keys - 1, values follow, then noise.
 
     Every key has one value per sequence, drawn with replacement. Keys are drawn with replacement, the last one from
     those shown before it. A pair that is noise is two noise tokens; one pair chosen uniformly and the last never are.

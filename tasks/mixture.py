@@ -46,7 +46,7 @@ class Segment:
     overrides: Mapping[str, Any] | None = None
 
     def seed(self, seed: int) -> int:
-        """The seed of its examples in a run with this seed."""
+        """Return the seed of its examples in a run with this seed."""
         if self.overrides is None:
             return seed
         said = json.dumps({option: getattr(self.task, option) for option in self.overrides}, sort_keys=True)

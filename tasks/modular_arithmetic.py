@@ -94,7 +94,7 @@ class ModularArithmetic(Regular):
 
 @cache
 def _values(n_numbers: int, modulus: int, product_share: float) -> np.ndarray:
-    """The law of an expression's value after 1 ... n_numbers numbers, (n_numbers, modulus).
+    """Return the law of an expression's value after 1 ... n_numbers numbers, (n_numbers, modulus).
 
     Carries the joint law of what is closed and of the open product, (modulus, modulus). A sign before a number that is
     drawn uniformly changes nothing, so sums and differences are one.

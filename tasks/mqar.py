@@ -56,7 +56,7 @@ class MQAR(LookUp):
     )
     prediction: ClassVar[str] = (
         "Attention solves it at any width that tells the keys apart; a mixer of fixed state fails once the pairs are "
-        "more than its state can hold, and the delta rule holds more pairs in the same state than decay alone."
+        "more than its state can hold, and the delta rule holds more pairs in the same state than decay without it."
     )
 
     def __init__(

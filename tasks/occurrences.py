@@ -6,7 +6,7 @@ import numpy as np
 
 
 def first_and_previous(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Places of each entry's first and last earlier occurrence in its row; `rows` are integers >= 0, (n, size).
+    """Return where each entry was first and last seen before in its row; `rows` are integers >= 0, (n, size).
 
     Returns:
         First occurrence, its own place where it has not occurred before; previous occurrence, -1 there. Both int64

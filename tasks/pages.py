@@ -23,7 +23,7 @@ LONGEST = 128
 
 
 def definition(cls: type[Task]) -> str:
-    """The class's text up to its worked example, without the line that names the source again."""
+    """Return the class's text up to its worked example, without the line that names the source again."""
     return "\n\n".join(p for p in paragraphs(cls) if not p.startswith("Source:"))
 
 
@@ -48,7 +48,7 @@ def facts(spec: TaskSpec) -> list[tuple[str, str]]:
 
 
 def example(task: Task, seed: int) -> list[str]:
-    """A training example, drawn by a seed: what is read, and below it what is to be answered where."""
+    """Return a training example, drawn by a seed: what is read, and below it what is to be answered where."""
     arrays = task.of_split("train").sample(split_rng(seed, "train", 0), 1)
     rows = {"position": [str(i) for i in range(task.spec.seq_len)]}
     inputs, labels = arrays["inputs"][0], arrays["labels"][0]
@@ -69,7 +69,7 @@ def _written(name: str, values: np.ndarray, text: Callable[[int], str]) -> Itera
 
 
 def _in_lines(rows: dict[str, list[str]], seq_len: int) -> Iterator[str]:
-    """Blocks of `PER_LINE` positions; a long example without its middle."""
+    """Yield blocks of `PER_LINE` positions; a long example without its middle."""
     shown = [*range(seq_len)]
     if seq_len > LONGEST:
         shown = [*range(LONGEST // 2), *range(seq_len - LONGEST // 2, seq_len)]
@@ -139,7 +139,7 @@ def pages() -> dict[str, str]:
 
 
 def wrapped(text: str, width: int) -> str:
-    """Paragraphs broken into lines."""
+    """Break paragraphs into lines."""
     return "\n\n".join(textwrap.fill(" ".join(paragraph.split()), width) for paragraph in text.split("\n\n"))
 
 

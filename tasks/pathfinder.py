@@ -150,7 +150,7 @@ class Pathfinder(Task):
         return {"inputs": pictures, "labels": labels_at(last, labels[:, None], self.image_size**2)}
 
     def _fitted_paths(self, rng: np.random.Generator, n: int) -> tuple[list[np.ndarray], np.ndarray]:
-        """The points of every path, int64 (n, dashes + 1) each, and the pair of ends that each label marks, (n, 2, 2).
+        """Return the points of every path, int64 (n, dashes + 1) each, and the ends that each label marks, (n, 2, 2).
 
         A row in which a path does not fit, or no two pairs of ends are equally far apart, is begun anew.
         """
@@ -176,7 +176,7 @@ class Pathfinder(Task):
     def _pairs_of_ends(
         self, rng: np.random.Generator, one: np.ndarray, other: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """An end of each of two paths, then both ends of one: (n, 2, 2); and in which rows the distances agree.
+        """Return an end of each of two paths, then both ends of one: (n, 2, 2); and in which rows the distances agree.
 
         Which path has both of its ends in the pair is drawn: the one that was drawn first has had more room.
         """
@@ -191,7 +191,7 @@ class Pathfinder(Task):
         return np.stack([chosen, mine], axis=1), found
 
     def _fitted(self, rng: np.random.Generator, free: np.ndarray, n_points: int) -> tuple[np.ndarray, np.ndarray]:
-        """A walk over free points for each row, and which rows have found one; their points are free no more."""
+        """Return a walk over free points for each row, and which rows have found one; their points are free no more."""
         walks = np.zeros((len(free), n_points), dtype=np.int64)
         fitted = np.zeros(len(free), dtype=bool)
         for _ in range(TRIES):
@@ -205,7 +205,7 @@ class Pathfinder(Task):
     def _walked(
         self, rng: np.random.Generator, free: np.ndarray, n_points: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """A walk from a random free point of each row, which rows' walks came to their end, and what is free then."""
+        """Walk from a free point of each row; return the walks, which of them ended, and what is free then."""
         free, walks = free.copy(), np.zeros((len(free), n_points), dtype=np.int64)
         rows, here = np.arange(len(free)), one_of(rng, free)
         walks[:, 0], free[rows, here] = here, False
@@ -221,12 +221,12 @@ class Pathfinder(Task):
         return walks, done, free
 
     def _distance(self, pairs: np.ndarray) -> np.ndarray:
-        """Rows plus columns between two lattice points: (..., 2) to (...)."""
+        """Return rows plus columns between two lattice points: (..., 2) to (...)."""
         row, column = np.divmod(pairs, self._side)
         return np.abs(row[..., 0] - row[..., 1]) + np.abs(column[..., 0] - column[..., 1])
 
     def _drawn(self, rng: np.random.Generator, paths: list[np.ndarray], dots: np.ndarray) -> np.ndarray:
-        """The pictures, pixel after pixel, int64 (n, image_size²)."""
+        """Return the pictures, pixel after pixel, int64 (n, image_size²)."""
         n = len(dots)
         pictures = np.full((n, self.image_size**2), DARK, dtype=np.int64)
         # The lattice covers all but a few rows and columns, which lie at random on its two sides.

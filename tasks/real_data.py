@@ -78,7 +78,7 @@ def divide(n: int, missing: Mapping[str, float]) -> dict[str, slice]:
 
 
 def content_hash(*arrays: np.ndarray) -> str:
-    """Of the numbers, their types and shapes."""
+    """Return a digest of the numbers, their types and shapes."""
     sha = hashlib.sha256()
     for array in arrays:
         sha.update(f"{array.dtype.str}{array.shape}".encode() + np.ascontiguousarray(array).tobytes())

@@ -21,7 +21,7 @@ class _Tasks(Registry[tuple[str, str]]):
     """The table, and besides it what users wrote: classes, functions and data, by absolute paths."""
 
     def is_external(self, name: object) -> bool:
-        """Whether a name is a target or a path, and none of the table's; imports nothing."""
+        """Return whether a name is a target or a path, and none of the table's; imports nothing."""
         if super().__contains__(name) or not isinstance(name, str):
             return False
         return is_target(name) or "/" in name or name.endswith(SUFFIXES) or Path(name).expanduser().exists()
@@ -78,7 +78,7 @@ TASKS = _Tasks(
         "induction_heads": ("tasks.induction_heads:InductionHeads", "name the token that followed the trigger before"),
         "k_hop": ("tasks.k_hop:KHop", "name the k-th successor of a node on a cycle of shuffled edges"),
         "listops": ("tasks.listops:ListOps", "compute the digit that a nested expression of lists comes to"),
-        "memorization": ("tasks.memorization:Memorization", "learn one map from keys to values by heart"),
+        "memorization": ("tasks.memorization:Memorization", "memorise one map from keys to values"),
         "modular_arithmetic": (
             "tasks.modular_arithmetic:ModularArithmetic",
             "compute an expression without brackets modulo five",
@@ -101,12 +101,12 @@ TASKS = _Tasks(
 
 
 def list_tasks() -> list[str]:
-    """The registered names."""
+    """Return the registered names."""
     return list(TASKS)
 
 
 def task_class(name: str) -> type[Task]:
-    """The class registered under `name`.
+    """Return the class registered under `name`.
 
     Raises:
         UnknownNameError: the name is not registered; the message lists those that are.

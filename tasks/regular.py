@@ -27,7 +27,7 @@ class Regular(Task):
     every_position: bool
 
     def _regular_spec(self, vocab_size: int, by_answer: np.ndarray) -> TaskSpec:
-        """The spec, from the probabilities (answerable positions, classes) of the answers."""
+        """Return the spec, from the probabilities (answerable positions, classes) of the answers."""
         asked = by_answer if self.every_position else by_answer[-1:]
         return TaskSpec.tokens(
             self.seq_len,
@@ -38,7 +38,7 @@ class Regular(Task):
         )
 
     def _asked(self, answers: np.ndarray) -> np.ndarray:
-        """The labels that are asked for, of those at every position."""
+        """Return the labels that are asked for, of those at every position."""
         if self.every_position:
             return answers
         labels = np.full_like(answers, IGNORED)

@@ -95,7 +95,7 @@ class SelectiveCopying(Task):
         }
 
     def _places(self, rng: np.random.Generator, n: int, room: int) -> np.ndarray:
-        """Where the tokens stand in the first `room` positions, (n, n_copied), ascending."""
+        """Return where the tokens stand in the first `room` positions, (n, n_copied), ascending."""
         if self.as_published:
             in_front = rng.multinomial(room - self.n_copied, np.full(self.n_copied, 1 / self.n_copied), size=n)
             return np.arange(self.n_copied) + np.cumsum(in_front, axis=1)

@@ -50,7 +50,7 @@ class TaskSpec:
         if self.loss not in ("cross_entropy", "mse"):
             raise ValueError(f"TaskSpec: loss must be 'cross_entropy' or 'mse', got {self.loss!r}")
         if (self.vocab_size is None, self.d_input is None) != (self.input != "tokens", self.input != "vectors"):
-            raise ValueError("TaskSpec: tokens need vocab_size alone, vectors need d_input alone")
+            raise ValueError("TaskSpec: tokens need vocab_size only, vectors need d_input only")
         if (self.chance is None) != (self.loss == "mse"):
             raise ValueError("TaskSpec: chance is an accuracy for cross_entropy and None for mse")
         if self.perplexity and self.loss == "mse":

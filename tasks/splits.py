@@ -24,7 +24,7 @@ PROGRESS_DELAY = 2.0
 
 
 def split_rng(seed: int, split: str, shard: int) -> np.random.Generator:
-    """The generator of one shard: `default_rng([seed, split, shard])`.
+    """Return the generator of one shard: `default_rng([seed, split, shard])`.
 
     Raises:
         ValueError: an unknown split, or a negative seed or shard.
@@ -37,7 +37,7 @@ def split_rng(seed: int, split: str, shard: int) -> np.random.Generator:
 
 
 def shard_rows(task: Task) -> int:
-    """Rows of a shard of this task."""
+    """Count the rows of a shard of this task."""
     return max(1, min(SHARD_ROWS, SHARD_POSITIONS // task.spec.seq_len))
 
 
@@ -60,7 +60,7 @@ def require_rows(task: Task, split: str, n: int, option: str = "n") -> None:
 
 
 def shards(task: Task, split: str, n: int, seed: int) -> Iterator[Arrays]:
-    """The first `n` examples of a split, a shard at a time.
+    """Yield the first `n` examples of a split, a shard at a time.
 
     Raises:
         ValueError: an unknown split, a negative seed, n < 1, or more than a finite task has.
@@ -78,7 +78,7 @@ def shards(task: Task, split: str, n: int, seed: int) -> Iterator[Arrays]:
 
 
 def sample_split(task: Task, split: str, n: int, seed: int) -> Arrays:
-    """The first `n` examples of a split, drawn in memory; a longer split of the same seed begins with the same rows.
+    """Draw the first `n` examples of a split in memory; a longer split of the same seed begins with the same rows.
 
     Raises:
         ValueError: see `shards`.
@@ -114,7 +114,7 @@ def narrow_split(task: Task, split: str, n: int, seed: int) -> Arrays:
 
 
 def _narrow(name: str, dtype: np.dtype, spec: TaskSpec) -> np.dtype:
-    """The type in which the array `name` is kept."""
+    """Return the type in which the array `name` is kept."""
     if name not in ("inputs", "labels") or dtype.kind != "i":
         return dtype
     top = max(spec.vocab_size or 0, spec.n_outputs) - 1

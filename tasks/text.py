@@ -90,7 +90,7 @@ class Text(Task):
 
     @cached_property
     def _texts(self) -> dict[str, bytes]:
-        """The text of each split that the data has; "train" alone where it is to be divided."""
+        """The text of each split that the data has; only "train" where it is to be divided."""
         try:
             if self.dataset is not None:
                 splits = load_dataset(self.dataset, self.config, (self.column,))
@@ -144,7 +144,7 @@ class Text(Task):
         )
 
     def _majority_share(self) -> float:
-        """Share of the commonest symbol among labels; a symbol counts once for every window that it is a label of."""
+        """Return the commonest symbol's share of the labels; it counts once for every window that it is a label of."""
         labels = self._here[1:]
         starts = len(labels) - self.seq_len + 1
         place = np.arange(len(labels))

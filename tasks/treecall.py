@@ -129,7 +129,7 @@ class Treecall(Task):
         return heads, rule_of, np.array(rules)
 
     def _share_that_fits(self) -> float:
-        """The probability that a sentence has 3 to seq_len - 3 tokens, from the lengths of what every item writes."""
+        """Return the probability that a sentence has 3 to seq_len - 3 tokens, from the lengths that the items write."""
         heads, rule_of, rules = self._grammar
         longest = self.seq_len - SHORTEST
         one_token = np.zeros(longest + 1)
@@ -187,7 +187,7 @@ class Treecall(Task):
         }
 
     def _sentences(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Tokens and places of their parents, both (n, seq_len - 3), and lengths (n,): 0 of those that do not fit.
+        """Return tokens, places of their parents, both (n, seq_len - 3), and lengths (n,): 0 of those that do not fit.
 
         What is still to be written lies on a stack; each step takes an item from it and writes one token.
         """
@@ -226,7 +226,7 @@ class Treecall(Task):
     def _asked(
         self, rng: np.random.Generator, tokens: np.ndarray, parents: np.ndarray, lengths: np.ndarray
     ) -> np.ndarray:
-        """The place of the token that is asked about, (n,): a parent of last occurrences, then one of them."""
+        """Return the place of the token that is asked about, (n,): a parent of last occurrences, then one of them."""
         place = np.arange(tokens.shape[1])
         written = np.where(place < lengths[:, None], tokens, self.n_terminals)
         comes_last = first_and_previous(written[:, ::-1])[1][:, ::-1] < 0

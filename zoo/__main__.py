@@ -232,7 +232,7 @@ FROM_CLONE = {
 
 
 def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """The flags among `names` that were given."""
+    """Return the flags among `names` that were given."""
     return {name: value for name in names if (value := getattr(arguments, name)) is not None}
 
 
@@ -344,7 +344,7 @@ def _heads(arguments: argparse.Namespace) -> int:
 
 
 def _trained(path: str, taker: str = "--ckpt_path") -> Backbone:
-    """The model of a run or a checkpoint, or of a folder that transformers wrote.
+    """Return the model of a run or a checkpoint, or of a folder that transformers wrote.
 
     Raises:
         ValueError: neither; what `zoo.load` and `zoo.load_transformers` refuse.
@@ -433,7 +433,7 @@ def _figure(arguments: argparse.Namespace) -> int:
 
 
 def _settings(arguments: argparse.Namespace, full: bool) -> Settings:
-    """Sizes of claims: quick or full, with what the flags say."""
+    """Return the sizes of claims: quick or full, with what the flags say."""
     import torch
 
     from zoo.theory.claims.claim import FULL, QUICK

@@ -131,7 +131,7 @@ class Backbone(Configured):
         lengths: Lengths | None = None,
         at: Bool[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, "*positions n_outputs"]:
-        """Logits at every position, (batch, seq, n_outputs), or where `at` is true, (selected, n_outputs).
+        """Return logits at every position, (batch, seq, n_outputs), or where `at` is true, (selected, n_outputs).
 
         With `at`, the last channel mixer and the head run only at the selected positions; a channel mixer with Canon
         layers runs everywhere, and so do experts in training, since their load counts every position.
@@ -147,12 +147,12 @@ class Backbone(Configured):
         state: Any = None,
         lengths: Lengths | None = None,
     ) -> tuple[Float[Tensor, "batch seq n_outputs"], Any]:
-        """Logits for the next chunk, and the state to go on with; see `SequenceMixer.stream`."""
+        """Return logits for the next chunk, and the state to go on with; see `SequenceMixer.stream`."""
         x, state = self.layers.stream(self.embed(inputs), state, lengths)
         return self.read_out(x), state
 
     def embed(self, inputs: Shaped[Tensor, "batch seq *d_input"]) -> Float[Tensor, "batch seq d_model"]:
-        """What the first block sees.
+        """Return what the first block sees.
 
         Raises:
             ValueError: floating point input where tokens are expected, or the reverse.
@@ -186,7 +186,7 @@ class Backbone(Configured):
         return self.read_out(last(x, lengths)[at])
 
     def read_out(self, x: Float[Tensor, "*positions d_out"]) -> Float[Tensor, "*positions n_outputs"]:
-        """Logits from what the last layer gives."""
+        """Return logits from what the last layer gives."""
         if self.norm is not None:
             x = self.norm(x)
         return x if self.head is None else self.head(x)
@@ -229,17 +229,17 @@ class Backbone(Configured):
         return torch.cat(tokens, dim=1)
 
     def state_bytes(self, seq_len: int, batch_size: int = 1, dtype: torch.dtype = torch.float32) -> int:
-        """Bytes of the state after `seq_len` positions; see `SequenceMixer.state_bytes`."""
+        """Count the bytes of the state after `seq_len` positions; see `SequenceMixer.state_bytes`."""
         return self.layers.state_bytes(seq_len, batch_size, dtype)
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that weight decay must spare: norms, biases, embedding, and what mixers name."""
+        """Return what weight decay must spare by name: norms, biases, embedding, and what mixers name."""
         embedding = {"embedding.weight"} if self.embedding is not None else set()
         return no_weight_decay(self) | embedding
 
 
 def _canon_places(canon: str, d_conv: int, backbone: str) -> str:
-    """The letters of A, C and D in `canon`.
+    """Return the letters of A, C and D in `canon`.
 
     Raises:
         ValueError: other letters or a letter twice, a place that another option fills or that the backbone has not.

@@ -63,7 +63,7 @@ class SwiGLU(nn.Module):
         return self.gated(self.up_proj(x))
 
     def gated(self, inner: Float[Tensor, "*batch two_d_channel"]) -> Float[Tensor, "*batch d_model"]:
-        """What is left to do after up_proj, whose output holds gates, then values."""
+        """Return what is left to do after up_proj, whose output holds gates, then values."""
         gate, value = inner.chunk(2, dim=-1)
         return self.down_proj(silu_gate(gate, value))
 
@@ -118,7 +118,7 @@ class Experts(nn.Module):
     def forward(
         self, x: Float[Tensor, "*batch d_model"], valid: Bool[Tensor, "*batch"] | None = None
     ) -> Float[Tensor, "*batch d_model"]:
-        """Each position by itself; `valid` says which of them count in `balance_loss` and `load`."""
+        """Map each position by itself; `valid` says which of them count in `balance_loss` and `load`."""
         probability, weight, choice = route(self.router(x), self.top_k)
         if self.training:
             self.balance_loss, load = balance(probability, choice, valid)
@@ -200,7 +200,7 @@ class Stack(SequenceMixer):
         self.layers = nn.ModuleList(layers)
 
     def chain(self) -> list[SequenceMixer]:
-        """The layers, first one first."""
+        """Return the layers, first one first."""
         return cast(list[SequenceMixer], list(self.layers))
 
     def reset_parameters(self) -> None:
@@ -321,14 +321,14 @@ class ResidualBlock(SequenceMixer):
         return x, mixer if self.by_position else BlockState(mixer, before, inside)
 
     def mix_positions(self, x: Tensor, state: Any, lengths: Tensor | None) -> tuple[Tensor, Any]:
-        """The first half of the block."""
+        """Return the first half of the block."""
         y, state = self.mixer.stream(self.mixer_norm(x), state, lengths)
         return x + y, state
 
     def mix_channels(
         self, x: Float[Tensor, "*batch d_model"], valid: Bool[Tensor, "*batch"] | None = None
     ) -> Float[Tensor, "*batch d_model"]:
-        """The second half: `by_position` of any selection of positions, else of whole sequences.
+        """Return the second half: `by_position` of any selection of positions, else of whole sequences.
 
         `valid` says which positions count in the experts' load, where there are experts.
         """
@@ -383,7 +383,7 @@ class Bidirectional(nn.Module):
         self.mixer_b.reset_parameters()
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that weight decay must spare."""
+        """Return the names of the parameters that weight decay must spare."""
         return no_weight_decay(self)
 
     def forward(

@@ -55,7 +55,7 @@ def coefficient(t: Tensor) -> Tensor:
 
 
 def active() -> bool:
-    """Whether coefficients are being recorded or replayed: a kernel that does not mark them must stand aside."""
+    """Return whether coefficients are being recorded or replayed: a kernel that does not mark them must stand aside."""
     return _tape is not None
 
 

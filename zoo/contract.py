@@ -50,7 +50,7 @@ def map_state(fn: Callable[..., Tensor], state: Any, *others: Any) -> Any:
 
 
 def state_tensors(state: Any) -> Iterator[Tensor]:
-    """The tensors of a state, in order."""
+    """Yield the tensors of a state, in order."""
     if isinstance(state, Tensor):
         yield state
     else:
@@ -59,27 +59,27 @@ def state_tensors(state: Any) -> Iterator[Tensor]:
 
 
 def detach_state(state: S) -> S:
-    """The same state cut from the autograd graph: what truncated back-propagation carries on."""
+    """Return the same state cut from the autograd graph: what truncated back-propagation carries on."""
     return map_state(lambda t: t.detach(), state)
 
 
 def move_state(state: S, device: torch.device | str) -> S:
-    """The same state on another device."""
+    """Return the same state on another device."""
     return map_state(lambda t: t.to(device), state)
 
 
 def reorder_state(state: S, index: Int[Tensor, " new_batch"]) -> S:
-    """Rows of the state chosen by `index`, which may repeat: beam search."""
+    """Return rows of the state chosen by `index`, which may repeat: beam search."""
     return map_state(lambda t: t.index_select(0, index), state)
 
 
 def state_nbytes(state: State) -> int:
-    """Bytes that the tensors of a state hold."""
+    """Count the bytes that the tensors of a state hold."""
     return sum(t.numel() * t.element_size() for t in state_tensors(state))
 
 
 def no_weight_decay(module: nn.Module) -> set[str]:
-    """Names of the parameters below `module` that weight decay must spare.
+    """Return the names of the parameters below `module` that weight decay must spare.
 
     All scalars and vectors (biases, norms, skips), and what a class lists in `undecayed`; attributes set on parameters
     would vanish in deepcopy.
@@ -170,7 +170,7 @@ class SequenceMixer(Configured, ABC):
 
     @classmethod
     def create_layers(cls, n_layers: int, d_model: int, options: Mapping[str, Any]) -> list[SequenceMixer]:
-        """The mixers of a stack, one a layer; a composite spreads its members over the depth."""
+        """Return the mixers of a stack, one per layer; a composite spreads its members over the depth."""
         require_positive(n_layers=n_layers)
         return [cls.create(d_model, options) for _ in range(n_layers)]
 
@@ -178,11 +178,11 @@ class SequenceMixer(Configured, ABC):
     def empty_state(
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> Any:
-        """The state before the first position; `dtype` is that of the activations."""
+        """Return the state before the first position; `dtype` is that of the activations."""
 
     @abstractmethod
     def mix(self, x: Tensor, state: Any, lengths: Tensor | None) -> tuple[Tensor, Any]:
-        """The map itself, on checked input: `x` is zero and the output is ignored from `lengths` on, per row."""
+        """Return the map itself, on checked input: `x` is zero and the output is ignored from `lengths` on, per row."""
 
     @abstractmethod
     def reset_parameters(self) -> None:
@@ -233,7 +233,7 @@ class SequenceMixer(Configured, ABC):
         return y.masked_fill(padding, 0.0), state
 
     def state_bytes(self, seq_len: int, batch_size: int = 1, dtype: torch.dtype = torch.float32) -> int:
-        """Bytes of the state that `stream` returns after `seq_len` positions.
+        """Count the bytes of the state that `stream` returns after `seq_len` positions.
 
         A state without empty dimensions does not grow; any other is found by running `stream` on meta tensors.
 
@@ -250,11 +250,11 @@ class SequenceMixer(Configured, ABC):
             return state_nbytes(twin.stream(x)[1])
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that weight decay must spare."""
+        """Return the names of the parameters that weight decay must spare."""
         return no_weight_decay(self)
 
     def predicted_rank(self, seq_len: int) -> int | None:
-        """The interaction rank that the mixer's algebra gives, for generic parameters and input.
+        """Return the interaction rank that the mixer's algebra gives, for generic parameters and input.
 
         `rank_law` within its limits: one operator per pair of positions, seq_len (seq_len + 1) / 2, and d_out * d_model
         in all. In exact arithmetic: a smooth spectrum (many real or slow poles) ends above the roundoff of any
@@ -271,7 +271,7 @@ class SequenceMixer(Configured, ABC):
         return None if rank is None else min(rank, self.d_out * self.d_model, seq_len * (seq_len + 1) // 2)
 
     def rank_law(self, seq_len: int) -> int | None:
-        """How many operators the mixer's algebra spans, for generic parameters; None where nobody has counted them.
+        """Return how many operators the mixer's algebra spans, for generic parameters; None where nobody has counted.
 
         `predicted_rank` applies the limits that hold for every mixer.
         """
@@ -342,7 +342,7 @@ def _check_growth(expected: Any, given: Any) -> None:
 
 
 def on_meta(module: M, dtype: torch.dtype | None = None) -> M:
-    """A copy of `module` whose tensors have shapes and no storage; floating ones take `dtype`."""
+    """Return a copy of `module` whose tensors have shapes and no storage; floating ones take `dtype`."""
     memo: dict[int, Any] = {}
     for tensor in (*module.parameters(), *module.buffers()):
         kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
@@ -402,7 +402,7 @@ def require_distance(seq_len: int, distance: int) -> None:
 
 
 def accumulator(dtype: torch.dtype | None) -> torch.dtype:
-    """The type in which a recurrence accumulates for activations of `dtype`: at least float32."""
+    """Return the type in which a recurrence accumulates for activations of `dtype`: at least float32."""
     return torch.promote_types(dtype or torch.get_default_dtype(), torch.float32)
 
 

@@ -124,7 +124,7 @@ def _first(answer: Any) -> Tensor:
 
 
 def _canonical(t: Tensor, axes: str) -> Tensor:
-    """The tensor with all of `AXES`, those that it lacks of length one."""
+    """Return the tensor with all of `AXES`, those that it lacks of length one."""
     given = _names(axes)
     return rearrange(t, f"{' '.join(given)} -> {_all_axes(given)}")
 

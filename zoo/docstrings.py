@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 
 def paragraphs(cls: Callable[..., object]) -> list[str]:
-    """The paragraphs of the docstring of a class, or of a function, up to its arguments or its worked example."""
+    """Return the paragraphs of a class's or a function's docstring, up to its arguments or its worked example."""
     text = re.split(r"\n *>{3} |\n+Args:", inspect.getdoc(cls) or "", maxsplit=1)[0]
     return text.strip().split("\n\n")
 
 
 def titled(cls: type, titles: tuple[str, ...]) -> tuple[list[str], dict[str, str]]:
-    """The paragraphs before the first that begins with one of `titles` and a full stop, and {title: text} of those.
+    """Return the paragraphs before the first that begins with one of `titles` and a full stop, and {title: text}.
 
     Raises:
         ValueError: a paragraph without a title stands among those that have one, or a title stands twice.

@@ -32,7 +32,7 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Pairs of dotted name and value: {"mixer": {"n_heads": 4}} gives ("mixer.n_heads", 4). A list is a value."""
+    """Yield pairs of dotted name and value: {"mixer": {"n_heads": 4}} gives ("mixer.n_heads", 4). A list is a value."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from flatten(value, f"{prefix}{name}.")
@@ -52,7 +52,7 @@ class UsageError(ValueError):
 
 
 def unknown(kind: str, name: object, valid: Iterable[str], most: int | None = None) -> str:
-    """One line for a misspelt name: what was given, the nearest valid name, and the valid names, or the first `most`."""
+    """Return one line for a misspelt name: what was given, the nearest valid one, and the first `most` valid ones."""
     valid = list(valid)
     lower = {each.lower(): each for each in reversed(valid)}
     near = difflib.get_close_matches(str(name).lower(), lower, 1)
@@ -92,7 +92,7 @@ class Registry(Mapping[str, Any], Generic[E]):
         return len(self._entries)
 
     def check(self, name: object) -> str:
-        """The registered name that `name` means; imports nothing.
+        """Return the registered name that `name` means; imports nothing.
 
         Raises:
             UnknownNameError: it is neither registered nor an alias.
@@ -103,11 +103,11 @@ class Registry(Mapping[str, Any], Generic[E]):
         return found
 
     def entry(self, name: str) -> E:
-        """The line of the table for `name`; imports nothing."""
+        """Return the line of the table for `name`; imports nothing."""
         return self._entries[self.check(name)]
 
     def summary(self, name: str) -> str:
-        """The line that describes `name`, with its aliases; imports nothing."""
+        """Return the line that describes `name`, with its aliases; imports nothing."""
         name = self.check(name)
         others = [alias for alias, meant in self._aliases.items() if meant == name]
         return self._entries[name][1] + (f" (or {', '.join(others)})" if others else "")
@@ -118,7 +118,7 @@ class MissingExtraError(ImportError):
 
 
 def require_extra(module: str) -> Any:
-    """The module, of a package of the extra `report`.
+    """Import the module, of a package of the extra `report`.
 
     Raises:
         MissingExtraError: it is not installed; the message says what to install.
@@ -131,7 +131,7 @@ def require_extra(module: str) -> Any:
 
 
 def find_module(name: str) -> Any:
-    """The module; None where its package is not there at all. What it imports itself may be missing: that raises."""
+    """Return the module, or None where its package is not installed; what the package fails to import still raises."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:

@@ -31,7 +31,7 @@ class Option(NamedTuple):
 
 
 def options(name: str) -> list[Option]:
-    """What the constructor of a registered mixer takes, in its order."""
+    """Return what the constructor of a registered mixer takes, in its order."""
     cls, set_here = MIXERS[name], MIXERS.entry(name).options
     kinds, meanings = get_type_hints(cls.__init__), arguments(cls)
 
@@ -46,7 +46,7 @@ def options(name: str) -> list[Option]:
 
 
 def markdown(name: str) -> str:
-    """The page of a mixer.
+    """Return the page of a mixer.
 
     Raises:
         ValueError: its class's docstring has not the paragraphs that `REQUIRED` names, in that order.
@@ -65,7 +65,7 @@ def markdown(name: str) -> str:
 
 
 def index() -> str:
-    """The page that lists all mixers, a table for each family."""
+    """Return the page that lists all mixers, a table for each family."""
     lines, links = ["# Mixers", ""], {name: f"{name}.md" for name in MIXERS}
     for family in dict.fromkeys(MIXERS.entry(name).family for name in MIXERS):
         rows = []
@@ -102,7 +102,7 @@ def _option(option: Option) -> str:
 
 
 def _paragraph(text: str) -> str:
-    """Prose in lines; what is indented is code, and stays as it is."""
+    """Break prose into lines; what is indented is code, and stays as it is."""
     return text if text.startswith("    ") else _filled(text)
 
 

@@ -305,12 +305,12 @@ MIXERS: Registry[Mixer] = Registry(
 
 
 def list_mixers() -> list[str]:
-    """Names that `create_mixer` takes."""
+    """Return the names that `create_mixer` takes."""
     return list(MIXERS)
 
 
 def mixer_class(name: str) -> type[SequenceMixer]:
-    """The class of a name.
+    """Return the class of a name.
 
     Raises:
         UnknownNameError: no such mixer; the message lists the names.
@@ -331,7 +331,7 @@ def create_mixer(name: str, d_model: int, **options: Any) -> SequenceMixer:
 
 
 def create_layers(name: str, n_layers: int, d_model: int, **options: Any) -> list[SequenceMixer]:
-    """The mixers of a stack, one a layer: n_layers times the same kind, or a hybrid's layout over depth.
+    """Return the mixers of a stack, one per layer: n_layers times the same kind, or a hybrid's layout over depth.
 
     Raises:
         ValueError: as `create_mixer`; also n_layers too few to hold every member of a hybrid.

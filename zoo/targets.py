@@ -23,18 +23,18 @@ MOST_NAMES = 24
 
 
 def is_target(name: object) -> bool:
-    """Whether a name is a target, by its colon; imports nothing."""
+    """Return whether a name is a target, by its colon; imports nothing."""
     return isinstance(name, str) and ":" in name
 
 
 def absolute(target: str) -> str:
-    """The same target with its file's absolute path, so that it means the same in any folder; imports nothing."""
+    """Return the target with its file's absolute path, so that it means the same in any folder; import nothing."""
     place, colon, name = target.rpartition(":")
     return f"{Path(place).expanduser().absolute()}{colon}{name}" if place.endswith(".py") else target
 
 
 def load(target: str, suits: Callable[[Any], bool] = callable) -> Any:
-    """The object that `target` names. A file is run once, and again after it has changed.
+    """Return the object that `target` names. A file is run once, and again after it has changed.
 
     >>> load("collections:OrderedDict")
     <class 'collections.OrderedDict'>

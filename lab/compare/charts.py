@@ -57,12 +57,12 @@ class Series:
         return self.points or (self.label,)
 
     def band(self, log: bool) -> tuple[list[Number], list[Number]]:
-        """Mean minus and plus standard deviation; on a logarithmic axis nothing falls below a tenth of the mean."""
+        """Return mean minus and plus deviation; on a logarithmic axis nothing falls below a tenth of the mean."""
         low = [max(y - s, y / 10) if log else y - s for y, s in zip(self.y, self.spread, strict=True)]
         return low, [y + s for y, s in zip(self.y, self.spread, strict=True)]
 
     def bars(self, log: bool) -> tuple[list[Number], list[Number]]:
-        """How far the band reaches below and above the mean."""
+        """Return how far the band reaches below and above the mean."""
         low, high = self.band(log)
         below = [y - bottom for y, bottom in zip(self.y, low, strict=True)]
         return below, [top - y for y, top in zip(self.y, high, strict=True)]
@@ -104,7 +104,7 @@ class Chart:
         return sorted({x for each in self.series for x in each.x})
 
     def colour(self, each: Series, known: Mapping[str, str]) -> str:
-        """Of a line: its mixer's (`known`); where all are of one mixer, one of its own."""
+        """Return a line's colour: its mixer's (`known`), or one of its own where all lines are of one mixer."""
         alone = len({series.mixer for series in self.series}) == 1 < len(self.series)
         return plots.COLOURS[each.variant % len(plots.COLOURS)] if alone else known[each.mixer]
 
@@ -119,7 +119,7 @@ class Chart:
 
 
 def charts_of(group: Group) -> list[Chart]:
-    """The charts of a task for which its runs have anything to show."""
+    """Return the charts of a task for which its runs have anything to show."""
     score = group.score.replace("_", " ")
     log = group.score in ("relative_squared_error", "perplexity")
     chance = group.chance if group.score == "accuracy" else None
@@ -195,7 +195,7 @@ def _at_lengths(run: Run, row: Row) -> dict[Number, Number]:
 
 
 def _lines(group: Group, points: Callable[[Row], Sequence[Mapping[Any, Number]]]) -> tuple[Series, ...]:
-    """A line for each configuration, from the points {x: y} of each of its seeds."""
+    """Return a line for each configuration, from the points {x: y} of each of its seeds."""
     found = []
     for row, variant in _variants(group.rows):
         seeds = points(row)
@@ -207,7 +207,7 @@ def _lines(group: Group, points: Callable[[Row], Sequence[Mapping[Any, Number]]]
 
 
 def _by_size(group: Group, size: Callable[[Row], Number | None], without: str = "") -> tuple[Series, ...]:
-    """A line for each mixer over the scores of its tested configurations; with `without`, for all else that differs."""
+    """Return a line per mixer over the scores of its tested configurations; with `without`, over all other scores."""
     lines: dict[tuple[str, str], list[tuple[Number, Number, Number, str]]] = {}
     for row in group.rows:
         x, values = size(row), row.values(*row.score_path)
@@ -229,7 +229,7 @@ def _mean_and_spread(values: Sequence[Number]) -> tuple[Number, Number]:
 
 
 def _variants(rows: Iterable[Row]) -> Iterator[tuple[Row, int]]:
-    """Rows by name, each numbered among those of its mixer."""
+    """Yield the rows by name, each numbered among those of its mixer."""
     n_before: dict[str, int] = {}
     for row in sorted(rows, key=lambda row: row.label):
         n_before[row.mixer] = n_before.get(row.mixer, -1) + 1
@@ -249,7 +249,7 @@ def _facts(group: Group) -> list[str]:
 
 
 def _split_score(group: Group) -> str:
-    """What is split by facts: of text too, whose score is its perplexity, the accuracy."""
+    """Return what is split by facts: of text too, whose score is its perplexity, the accuracy."""
     return "relative_squared_error" if group.score == "relative_squared_error" else "accuracy"
 
 
@@ -258,7 +258,7 @@ def _trained_at(group: Group) -> Number | None:
 
 
 def colours(groups: Sequence[Group]) -> dict[str, str]:
-    """A colour for each mixer, the same in all charts."""
+    """Return a colour for each mixer, the same in all charts."""
     return plots.colours(row.mixer for group in groups for row in group.rows)
 
 
@@ -267,7 +267,7 @@ def colours(groups: Sequence[Group]) -> dict[str, str]:
 
 @plots.styled
 def comparison_figure(groups: Sequence[Group]) -> Figure:
-    """All charts but the training loss: a line of plots for each task.
+    """Draw all charts except the training loss: a line of plots for each task.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -287,7 +287,7 @@ def comparison_figure(groups: Sequence[Group]) -> Figure:
 
 @plots.styled
 def chart_figure(chart: Chart, known: Mapping[str, str], task: str) -> Figure:
-    """One chart; `known` are the colours of mixers.
+    """Draw one chart; `known` are the colours of mixers.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -298,7 +298,7 @@ def chart_figure(chart: Chart, known: Mapping[str, str], task: str) -> Figure:
 
 
 def draw(axes: Axes, chart: Chart, known: Mapping[str, str], task: str) -> None:
-    """A chart on matplotlib's axes; `known` are the colours of mixers."""
+    """Draw a chart on matplotlib's axes; `known` are the colours of mixers."""
     for each in chart.series:
         label = each.label if len(each.label) <= _LONGEST_LABEL else f"{each.label[: _LONGEST_LABEL - 1]}…"
         style: dict[str, Any] = {

@@ -49,7 +49,7 @@ def compare(arguments: argparse.Namespace) -> int:
     found = read_runs(arguments.folder, trials=True)
     runs = [run for run in found if arguments.trials or not run.trial]
     if not runs:
-        raise UsageError(f"{arguments.folder} holds trials of sweep.py --tune alone; --trials shows them")
+        raise UsageError(f"{arguments.folder} holds only trials of sweep.py --tune; --trials shows them")
     groups = group_runs(runs)
     console = make_console()
     for table in tables(groups, console.width):
@@ -92,7 +92,7 @@ def write_comparison(groups: Sequence[Group], folder: Path) -> list[Path]:
 
 
 def describe(groups: Sequence[Group]) -> str:
-    """How much is compared, in a sentence."""
+    """Return how much is compared, in a sentence."""
     rows = [row for group in groups for row in group.rows]
     runs = [run for row in rows for run in row.runs]
     unfinished = sum(run.state == "unfinished" for run in runs)

@@ -36,7 +36,7 @@ _MARKERS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "x", 
 
 
 def as_page(groups: Sequence[Group], sources: str, folder: Path) -> str:
-    """The page.
+    """Return the page.
 
     Every table row carries its configuration, mixer and options in `data-` attributes, every trace the configurations
     that it shows in `meta`: the filters go by these.
@@ -137,7 +137,7 @@ def _row(group: Group, row: Row, columns: Sequence[int], options: Mapping[str, S
 
 
 def _links(row: Row, folder: Path) -> str:
-    """The seeds of a configuration, each a link to its run's folder."""
+    """Return the seeds of a configuration, each a link to its run's folder."""
     return " ".join(
         f'<a href="{html.escape(_address(run.folder, folder))}" title="{html.escape(str(run.folder))}">{run.seed}</a>'
         for run in row.runs
@@ -157,7 +157,7 @@ def _align(at: int) -> str:
 
 
 def figure_of(chart: Chart, known: Mapping[str, str]) -> Figure:
-    """A chart as a plotly figure; `known` are the colours of mixers.
+    """Return a chart as a plotly figure; `known` are the colours of mixers.
 
     Raises:
         MissingExtraError: plotly is not installed.

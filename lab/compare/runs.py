@@ -97,7 +97,7 @@ class Run:
 
 
 def read_runs(folder: str | Path, trials: bool = False) -> list[Run]:
-    """Every run under a folder, sorted by path; the folder may be a run itself.
+    """Read every run under a folder, sorted by path; the folder may be a run itself.
 
     What is foreign or broken is skipped, with one warning each in the log (`lab.compare`) that names it.
 
@@ -133,9 +133,9 @@ class _Search:
     _seen: set[Path] = field(default_factory=set)
 
     def visit(self, folder: Path) -> bool | None:
-        """Add the runs in a folder; whether there are any, or None where it is nothing to wonder at.
+        """Add the runs in a folder; return whether there are any, or None where none was to be expected.
 
-        Of a tree without runs the top alone is named, and only beside runs.
+        A tree without runs is named by its top only, and only if there are runs next to it.
         """
         try:
             real = folder.resolve()
@@ -179,7 +179,7 @@ class _Search:
 
 
 def _contents(folder: Path) -> tuple[list[Path], set[str]]:
-    """Inner folders worth a visit, and the names of the files."""
+    """Return the inner folders worth a visit, and the names of the files."""
     with os.scandir(folder) as entries:
         known = sorted((entry.name, entry.is_dir()) for entry in entries)
     hidden = {CHECKPOINTS} | {name for name, _ in known if name.startswith(".")}
@@ -189,7 +189,7 @@ def _contents(folder: Path) -> tuple[list[Path], set[str]]:
 
 
 def _read_run(folder: Path, entry: Mapping[str, Any]) -> Run:
-    """A run; `entry` is what a sweep says of it.
+    """Return a run; `entry` is what a sweep says of it.
 
     Raises:
         UnreadableRunError: no configuration, or files that are not a run's.
@@ -232,7 +232,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _read_commit(folder: Path) -> str:
-    """Of the environment, with which no run stands or falls."""
+    """Read metrics about the environment, without which a run is a run all the same."""
     try:
         return str(read_json(folder / ENVIRONMENT)["git"] or "")
     except (OSError, ValueError, KeyError, TypeError):
@@ -240,7 +240,7 @@ def _read_commit(folder: Path) -> str:
 
 
 def read_curves(folder: Path) -> dict[str, Curve]:
-    """The scalars of a folder's TensorBoard events by tag; of a resumed run, what it went back on is left out.
+    """Return the scalars of a folder's TensorBoard events by tag; of a resumed run, what it went back on is left out.
 
     Events that cannot be read give a warning in the log and no curves.
     """

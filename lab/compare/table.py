@@ -37,7 +37,7 @@ class Row:
     Attributes:
         label: the mixer and the options in which it differs from the group's other configurations of this mixer.
         options: of the configuration, by dotted name.
-        runs: one a seed, by seed.
+        runs: one per seed, by seed.
         score: the name of what it is judged by, such as accuracy.
         telling: the options that the label says.
     """
@@ -70,20 +70,20 @@ class Row:
         return "test" if self.tested else "val"
 
     def values(self, *path: str) -> list[Number]:
-        """A metric of the runs that count, where they have it; `path` as for `lab.run.number_at`."""
+        """Return a metric of the runs that count, where they have it; `path` as for `lab.run.number_at`."""
         found = (number_at(run.metrics, *path) for run in self.judged)
         return [value for value in found if value is not None]
 
     def mean(self, *path: str) -> float | None:
-        """A metric's mean over the runs that count."""
+        """Return a metric's mean over the runs that count."""
         return mean_and_spread(self.values(*path))[0]
 
     def spread(self, *path: str) -> float | None:
-        """A metric's standard deviation over the runs that count; None for less than two."""
+        """Return a metric's standard deviation over the runs that count; None for less than two."""
         return mean_and_spread(self.values(*path))[1]
 
     def label_without(self, key: str) -> str:
-        """The label if it did not say one of the options."""
+        """Return the label if it did not say one of the options."""
         return _label(self.mixer, self.options, self.telling - {key})
 
     @property
@@ -135,7 +135,7 @@ class Group:
 
     @property
     def best(self) -> set[str]:
-        """Labels of the tested rows with the best mean: several where equal, none where one alone is tested."""
+        """Labels of the tested rows with the best mean: several where equal, none where only one is tested."""
         means = {row.label: mean for row in self.rows if row.tested and (mean := row.mean(*row.score_path)) is not None}
         best = max((merit(self.score, mean) for mean in means.values()), default=None)
         return {label for label, mean in means.items() if merit(self.score, mean) == best} if len(means) > 1 else set()
@@ -148,11 +148,11 @@ class Group:
 
 
 def group_runs(runs: Iterable[Run]) -> list[Group]:
-    """Runs by task and configuration, whose seeds are put together.
+    """Group runs by task and configuration, and put the seeds of one configuration together.
 
     Configurations that differ in anything but the seed (and where the run is kept) stay apart, whatever their folders
-    are called. Of two runs of one configuration and seed the finished one counts, or else the first; the log names the
-    other.
+    are called. If two runs have one configuration and seed, the finished one counts, or else the first; the log names
+    the other.
     """
     by_task: dict[str, list[Run]] = {}
     for run in runs:
@@ -192,7 +192,7 @@ def _group(title: str, runs: Sequence[Run]) -> Group:
 
 
 def _telling(options: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Keys that tell configurations apart.
+    """Return the keys that tell configurations apart.
 
     One that is either absent or the same comes with another, as the options of a layer do with the pattern that has it;
     it is left out where the others are enough.
@@ -204,7 +204,7 @@ def _telling(options: Sequence[Mapping[str, Any]]) -> set[str]:
 
 
 def _differing(options: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Keys whose values are not the same everywhere; an absent one is a value."""
+    """Return the keys whose values are not the same everywhere; an absent one is a value."""
     keys = {key for each in options for key in each}
     return {key for key in keys if any(each.get(key, _ABSENT) != options[0].get(key, _ABSENT) for each in options)}
 
@@ -247,7 +247,7 @@ def _whole(mean: float | None) -> str:
 
 
 def _score(row: Row) -> str:
-    """Mean ± standard deviation."""
+    """Write mean ± standard deviation."""
     return score_text(row.score, row.mean(*row.score_path), row.spread(*row.score_path))
 
 
@@ -264,27 +264,27 @@ COLUMNS = (
 
 
 def headings(group: Group) -> list[str]:
-    """Of the table of one task: the score by its name."""
+    """Return the columns of one task's table: the score has its own name."""
     return [group.score.replace("_", " ") if each.heading == "score" else each.heading for each in COLUMNS]
 
 
 def more_first(group: Group, at: int) -> bool:
-    """Whether a column of the task's table has its best on top when the most is there."""
+    """Return whether a column of the task's table has its best on top when the most is there."""
     return SCORES[group.score] if COLUMNS[at].heading == "score" else COLUMNS[at].more_first
 
 
 def shown_columns(group: Group) -> list[int]:
-    """Which columns say anything of a task."""
+    """Return which columns say anything of a task."""
     return [at for at, each in enumerate(COLUMNS) if any(each.cell(row) not in (NOTHING, "") for row in group.rows)]
 
 
 def unnamed_text(group: Group) -> str:
-    """A sentence on what the labels do not say; empty where they say all."""
+    """Return a sentence on what the labels do not say; empty where they say all."""
     return f"The rows differ also in {', '.join(group.unnamed)}: see compare.csv." if group.unnamed else ""
 
 
 def tables(groups: Sequence[Group], width: int) -> list[Table]:
-    """A rich table for each task, the best row marked.
+    """Return a rich table for each task, the best row marked.
 
     What does not fit into `width` characters is left out, numbers from the right first, and named below; the
     configuration is wrapped and always whole.
@@ -315,7 +315,7 @@ def _table(group: Group, width: int) -> Table:
     notes = (
         "* the best mean of the task." if group.best else "",
         unnamed_text(group),
-        f"No room for {left_out}: see compare.csv." if left_out else "",
+        f"Too narrow for {left_out}: see compare.csv." if left_out else "",
     )
     table.caption = require_extra("rich.markup").escape(" ".join(filter(None, notes)))
     return table
@@ -350,7 +350,7 @@ def _fit(texts: Mapping[int, Sequence[str]], width: int) -> dict[int, int]:
 
 
 def as_markdown(groups: Sequence[Group], sources: str) -> str:
-    """A page with a table for each task; `sources` says what was read."""
+    """Return a page with a table for each task; `sources` says what was read."""
     lines = [
         "# Comparison",
         "",
@@ -372,7 +372,7 @@ def as_markdown(groups: Sequence[Group], sources: str) -> str:
 
 
 def as_csv(groups: Sequence[Group]) -> str:
-    """A line for each configuration: its score, sizes, all metrics (mean and standard deviation), all that differs."""
+    """Write CSV, a line per configuration: score, sizes, all metrics (mean and standard deviation), all options."""
     rows = [(group, row) for group in groups for row in group.rows]
     options = sorted(_differing([row.options for _, row in rows]))
     measured = {id(row): [flat_metrics(run.metrics) for run in row.judged] for _, row in rows}

@@ -84,7 +84,7 @@ def lay_out(groups: Sequence[Group], folder: Path) -> Callable[[], None]:
     """Fill a folder for TensorBoard; returns what links to events that have come since.
 
     `<task>/<configuration>/seed<k>` are the runs. `<task>/<configuration>/mean` has the means over seeds, under tags
-    that begin with the task; Custom Scalars shows them with bands, a category a task. `charts` has pictures.
+    that begin with the task; Custom Scalars shows them with bands, one category per task. `charts` has pictures.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -129,7 +129,7 @@ def _link(run: Run, home: Path) -> None:
 
 
 def _tags(group: Group, chart: Chart) -> list[str]:
-    """Mean, lower and upper end of the band."""
+    """Return mean, lower and upper end of the band."""
     tag = f"{group.title}/{chart.title}"
     return [tag, f"spread of {tag}/low", f"spread of {tag}/high"]
 

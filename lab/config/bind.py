@@ -22,7 +22,7 @@ OF_HYBRID = {"mixer.name", "mixer.pattern"}
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What a run needs beside mixer, task, model and trainer.
+    """What a run needs besides mixer, task, model and trainer.
 
     Args:
         batch_size: sequences per step.
@@ -58,11 +58,11 @@ class Options:
             self._bound(Layer("mixer.pattern", {"mixer": {entry["name"]: own}}))
 
     def defaults(self) -> dict[str, Any]:
-        """What the constructors say, by dotted name."""
+        """Return what the constructors say, by dotted name."""
         return {key: each.default for key, each in self.declared.items() if each.default is not NO_DEFAULT}
 
     def layered(self, layers: Iterable[Layer], below: Mapping[str, Any]) -> dict[str, Any]:
-        """The configuration by dotted name after `layers`, from low to high, over the one `below`.
+        """Return the configuration by dotted name after `layers`, from low to high, over the one `below`.
 
         Raises:
             UsageError: an unknown name or a bad value; says in which layer.
@@ -74,7 +74,7 @@ class Options:
         return config
 
     def objects(self, choice: Choice) -> Objects:
-        """The Trainer's options that some layer gives as objects.
+        """Return the Trainer's options that some layer gives as objects.
 
         Raises:
             UsageError: no such class, an argument that it does not take.
@@ -90,7 +90,7 @@ class Options:
         return option is not None and option.takes_objects and (key != option.key or names_object(key, value))
 
     def _bound(self, layer: Layer) -> dict[str, Any]:
-        """The layer's values by dotted name, each of its option's type; those of objects are left to `objects`."""
+        """Return the layer's values by dotted name, each of its option's type; objects are left to `objects`."""
         source = f"{layer.source}: " if layer.source else ""
         values = {}
         for key, value in layer.leaves(self.declared):
@@ -108,7 +108,7 @@ class Options:
         return values
 
     def _handed_out(self, values: dict[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
-        """A hybrid's bare options handed to its members, so that a higher layer wins in whatever form it speaks."""
+        """Hand a hybrid's bare options to its members, so that a higher layer wins in whatever form it is written."""
         from zoo.mixers.hybrid import Hybrid
 
         own = {key: value for key, value in values.items() if not key.startswith("mixer.") or key in OF_HYBRID}
@@ -128,11 +128,11 @@ class Options:
             section = f"of every member that has it, as in {member}"
             for option in options_of(MIXERS[member], "mixer.", section, {"d_model"}):
                 bare.setdefault(option.key, replace(option, default=NO_DEFAULT))
-        of_one = [self._of_registry("mixer", each, f"mixer.{each}.", f"of {each} alone")[1:] for each in self.members]
+        of_one = [self._of_registry("mixer", each, f"mixer.{each}.", f"of {each} only")[1:] for each in self.members]
         return [*own, *bare.values(), *(option for options in of_one for option in options)]
 
     def _of_registry(self, group: str, name: str, prefix: str, section: str) -> list[Option]:
-        """The name, and the options of what it stands for, with the defaults that it sets."""
+        """Return the name, and the options of what it stands for, with the defaults that it sets."""
         registry = REGISTRIES[group]
         sets = getattr(registry.entry(name), "options", {})
         options = options_of(registry[name], prefix, section, {"d_model"} if group == "mixer" else ())

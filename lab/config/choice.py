@@ -50,7 +50,7 @@ class Choice:
 
 
 def choose(argv: Sequence[str]) -> Choice:
-    """Which mixer, task and layers a command line means.
+    """Return which mixer, task and layers a command line means.
 
     Raises:
         UsageError: unknown names, unreadable files.
@@ -107,7 +107,7 @@ def choose(argv: Sequence[str]) -> Choice:
 
 
 def with_members(choice: Choice) -> Choice:
-    """The choice with its hybrid's pattern, and without what layers below the pattern say of mixers it has not.
+    """Return the choice with its hybrid's pattern, and without what layers below the pattern say of mixers it has not.
 
     Raises:
         UsageError: a pattern that cannot be followed.
@@ -137,13 +137,13 @@ def with_members(choice: Choice) -> Choice:
 
 
 def _shipped(group: str, name: str) -> Layer:
-    """The recipe that configs/ holds for a mixer or a task; empty where there is none."""
+    """Return the recipe that configs/ holds for a mixer or a task; empty where there is none."""
     path = CONFIGS / group / f"{name}.yaml"
     return _read(path) if path.is_file() else Layer(str(path), {})
 
 
 def _read(path: str | Path, flag: str = "") -> Layer:
-    """A layer whose groups are mappings, in which `mixer: lstm` is `mixer: {name: lstm}` and aliases are replaced."""
+    """Turn the groups into mappings (`mixer: lstm` is `mixer: {name: lstm}`) and replace aliases."""
     layer = read_layer(path, flag)
     for group in {*REGISTRIES, "trainer"} & layer.values.keys():
         value = layer.values[group]
@@ -157,7 +157,7 @@ def _read(path: str | Path, flag: str = "") -> Layer:
 
 
 def _check_names(names: Mapping[str, Any], source: str | None = None) -> dict[str, str]:
-    """The registered names that these mean."""
+    """Return the registered names that these mean."""
     try:
         return {group: REGISTRIES[group].check(name) for group, name in names.items()}
     except ValueError as error:
@@ -165,7 +165,7 @@ def _check_names(names: Mapping[str, Any], source: str | None = None) -> dict[st
 
 
 def _registered(value: Any) -> Any:
-    """A mixer's options with each alias, its own and those in a pattern, replaced by the name that it means."""
+    """Return a mixer's options with each alias, its own and those in a pattern, replaced by the name that it means."""
     if isinstance(value, str):
         return MIXERS.check(value) if value in MIXERS else value
     if isinstance(value, list):
@@ -176,6 +176,6 @@ def _registered(value: Any) -> Any:
 
 
 def _without_other_names(layer: Layer, names: Mapping[str, str]) -> Layer:
-    """The layer without its mixer group where that group names another mixer; likewise the task."""
+    """Return the layer without its mixer group where that group names another mixer; likewise the task."""
     other = {group for group, name in names.items() if layer.group(group).get("name", name) != name}
     return Layer(layer.source, {key: value for key, value in layer.values.items() if key not in other})

@@ -22,7 +22,7 @@ class Command:
         trainer: options of Lightning's Trainer, with classes instantiated.
         ckpt_path: checkpoint to resume from or to test.
         test_only: test without training.
-        no_test: train and validate, and leave the test split alone.
+        no_test: train and validate, and do not use the test split.
         overwrite: replace an existing run.
     """
 

@@ -63,7 +63,7 @@ examples:
 
 
 def overview() -> str:
-    """Mixers, tasks and the common flags; imports neither torch nor what reads options."""
+    """Return mixers, tasks and the common flags; import neither torch nor what reads options."""
     return HELP.format(mixers=_table(MIXERS), tasks=_table(TASKS))
 
 
@@ -104,7 +104,7 @@ def _facts(option: Option, recipe: Mapping[str, Any]) -> str:
 
 @cache
 def _said(owner: type) -> dict[str, str]:
-    """What a class's docstring, or its constructor's, says of each parameter, on one line."""
+    """Return what a class's docstring, or its constructor's, says of each parameter, on one line."""
     from docstring_parser import parse
 
     found: dict[str, str] = {}

@@ -32,16 +32,16 @@ class Layer:
     values: dict[str, Any]
 
     def group(self, name: str) -> dict[str, Any]:
-        """The values of one group; empty where the layer has none."""
+        """Return the values of one group; empty where the layer has none."""
         return self.values.get(name, {})
 
     def without(self, group: str, options: Sequence[str] | set[str]) -> Layer:
-        """The same layer without some options of a group."""
+        """Return the same layer without some options of a group."""
         kept = {key: value for key, value in self.group(group).items() if key not in options}
         return Layer(self.source, self.values | ({group: kept} if group in self.values else {}))
 
     def leaves(self, declared: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        """Dotted names and values; what lies below a declared name is its value."""
+        """Return dotted names and values; what lies below a declared name is its value."""
         return _leaves(self.values, declared, "")
 
 
@@ -55,7 +55,7 @@ def _leaves(values: Mapping[str, Any], declared: Mapping[str, Any], prefix: str)
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by dotted name as YAML nests them: {"mixer.n_heads": 4} gives {"mixer": {"n_heads": 4}}."""
+    """Nest values by dotted name as YAML does: {"mixer.n_heads": 4} gives {"mixer": {"n_heads": 4}}."""
     tree: dict[str, Any] = {}
     for key, value in values.items():
         *groups, name = key.split(".")
@@ -69,7 +69,7 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 def read_flags(
     argv: Sequence[str], switches: Sequence[str], others: list[str] | None = None
 ) -> list[tuple[str, Text | None]]:
-    """Names without dashes, each with its value: the part after `=`, or the next word unless that is a flag too.
+    """Return names without dashes, each with its value: the part after `=`, or the next word unless that is a flag.
 
     Args:
         argv: the words of a command line; -h is --help.
@@ -102,7 +102,7 @@ def read_flags(
 
 
 def read_layer(path: str | Path, flag: str = "") -> Layer:
-    """Values of one YAML file.
+    """Read the values of one YAML file.
 
     Args:
         path: the file.
@@ -125,7 +125,7 @@ def read_layer(path: str | Path, flag: str = "") -> Layer:
 
 
 def read_yaml(text: str, source: str) -> Any:
-    """Plain data from YAML in which 5e-3 is a number, as it is for flags.
+    """Read plain data from YAML in which 5e-3 is a number, as it is for flags.
 
     Raises:
         UsageError: text that is not YAML; says where.
@@ -148,13 +148,13 @@ def write_yaml(values: Mapping[str, Any]) -> str:
 
 
 def flag_text(value: Any) -> str:
-    """Plain data as the value of a flag, which `read_yaml` reads back."""
+    """Write plain data as the value of a flag, which `read_yaml` reads back."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 @cache
 def _yaml() -> tuple[Any, Any]:
-    """Loader and dumper that agree on what a number looks like."""
+    """Return a loader and a dumper that agree on what a number looks like."""
     import yaml
 
     loader: Any = type("Loader", (getattr(yaml, "CSafeLoader", yaml.SafeLoader),), {})

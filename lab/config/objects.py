@@ -21,7 +21,7 @@ from lab.config.layers import Layer, Text, UsageError, read_yaml
 
 
 def names_object(key: str, value: Any) -> bool:
-    """Whether a value names a class: a capitalised name, a mapping with class_path, or a list with such items.
+    """Return whether a value names a class: a capitalised name, a mapping with class_path, or a list with such items.
 
     Raises:
         UsageError: a flag whose list or mapping is not YAML.
@@ -56,7 +56,7 @@ def read_objects(
     given: Iterable[Layer],
     flags: Iterable[tuple[str, Text | None]],
 ) -> Objects:
-    """What the layers say of some options of the Trainer, that are objects.
+    """Return what the layers say of some options of the Trainer, that are objects.
 
     Args:
         names: of the options, such as logger.
@@ -106,7 +106,7 @@ def _checked(source: str, parse: Any, given: Any, below: Any) -> Any:
 
 
 def _shortened(message: str) -> str:
-    """What jsonargparse says of a value, type by type, in a line about the class that was meant."""
+    """Return what jsonargparse says of a value, type by type, in a line about the class that was meant."""
     message = " ".join(message.split())
     key = re.search(r'Parser key "([^"]+)"', message)
     if key is None:

@@ -47,7 +47,7 @@ class Option:
 
 
 def options_of(owner: type, prefix: str, section: str, skip: Iterable[str] = ()) -> list[Option]:
-    """The parameters of a constructor as options `<prefix><parameter>`."""
+    """Return the parameters of a constructor as options `<prefix><parameter>`."""
     parameters = inspect.signature(owner, eval_str=True).parameters
     return [
         Option(f"{prefix}{name}", each.annotation, _plain(each.default), owner, section)
@@ -61,7 +61,7 @@ def _plain(value: Any) -> Any:
 
 
 def fit(value: Any, hint: Any) -> Any:
-    """The value as a type takes it; text is YAML, or a word where the type takes one, or items without brackets.
+    """Return the value as a type takes it; text is YAML, or a word where the type takes one, or items without brackets.
 
     >>> fit(Text("64,256"), list[int]), fit(Text("1e-3"), float), fit(Text("5"), str), fit(5, float)
     ([64, 256], 0.001, '5', 5.0)
@@ -89,7 +89,7 @@ def _readings(text: Text, hint: Any) -> list[Any]:
 
 
 def takes(hint: Any, value: Any) -> bool:
-    """Whether plain data is of a type: what beartype says, but that True is no integer and every item counts."""
+    """Return whether plain data is of a type: what beartype says, but that True is no integer and every item counts."""
     from beartype.door import is_bearable
 
     if value == [] and any(get_origin(each) is list for each in alternatives(hint)):
@@ -106,7 +106,7 @@ def takes(hint: Any, value: Any) -> bool:
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:
-    """The types of a union; of another type that itself."""
+    """Return the types of a union; of another type that itself."""
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
@@ -119,13 +119,13 @@ def _is_plain(hint: Any) -> bool:
 
 
 def expected(hint: Any) -> str:
-    """A type in words: int; one of 'none', 'rope'; one of int, null."""
+    """Return a type in words: int; one of 'none', 'rope'; one of int, null."""
     names = type_names(hint)
     return names[0] if len(names) == 1 else f"one of {', '.join(names)}"
 
 
 def type_names(hint: Any) -> list[str]:
-    """The types of a union, and the words of a Literal, as a person writes them."""
+    """Return the types of a union, and the words of a Literal, as a person writes them."""
     return [name for each in alternatives(hint) for name in _names(each)]
 
 

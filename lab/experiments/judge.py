@@ -133,7 +133,7 @@ def _machine(environment: Mapping[str, Any]) -> str:
 
 
 def judge(sweep: SweptRuns) -> Verdict:
-    """The verdict on an experiment. A run that is missing refutes nothing, but nothing holds without it."""
+    """Return the verdict on an experiment. A run that is missing refutes nothing, but nothing holds without it."""
     expected = PREDICTIONS[sweep.name]
     found = expected.judge(Runs(tuple(sweep.runs)))
     complete = equals("runs that are done", len(sweep.runs), sweep.planned)
@@ -143,7 +143,7 @@ def judge(sweep: SweptRuns) -> Verdict:
 
 
 def record(verdict: Verdict, sweep: SweptRuns) -> dict[str, Any]:
-    """A verdict as plain data, as `zoo claims` writes it, and where it comes from."""
+    """Return a verdict as plain data, as `zoo claims` writes it, and where it comes from."""
     from zoo.theory.verdicts import verdict_record
 
     return verdict_record(verdict) | {
@@ -158,7 +158,7 @@ def record(verdict: Verdict, sweep: SweptRuns) -> dict[str, Any]:
 
 
 def read_stored(file: Path) -> dict[str, dict[str, Any]]:
-    """The verdicts that earlier commands kept, by name; none where there is no file.
+    """Return the verdicts that earlier commands kept, by name; none where there is no file.
 
     Raises:
         UsageError: the file is not JSON.
@@ -197,7 +197,7 @@ def page(records: Sequence[Mapping[str, Any]]) -> str:
         "# What training shows of the theory",
         "",
         "Each experiment of `configs/experiment/` was predicted, in words and in numbers, before its runs were made;",
-        "the verdict follows from the checks alone. What did not come out as predicted stands here like the rest.",
+        "the verdict follows only from the checks. What did not come out as predicted is listed like the rest.",
         "",
         f"{len(records)} experiments, {len(records) - len(failed)} as predicted"
         + (f"; not as predicted: {', '.join(failed)}." if failed else "."),

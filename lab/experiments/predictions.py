@@ -54,29 +54,29 @@ class Runs:
         return len(self.runs)
 
     def where(self, options: Mapping[str, Any]) -> Runs:
-        """Those with these values."""
+        """Return the runs with these values."""
         return Runs(tuple(r for r in self.runs if all(r.options.get(key) == value for key, value in options.items())))
 
     def values(self, option: str) -> list[Any]:
-        """The values that an option takes among them, each once: numbers ascending, others in the order of the runs."""
+        """Return the values of an option, each once: numbers ascending, others in the order of the runs."""
         found = {json.dumps(run.options.get(option)): run.options.get(option) for run in self.runs}
         values = [value for value in found.values() if value is not None]
         return sorted(values) if all(isinstance(value, int | float) for value in values) else values
 
     def by(self, option: str) -> Iterator[tuple[Any, Runs]]:
-        """Each value of an option with its runs."""
+        """Return each value of an option with its runs."""
         return ((value, self.where({option: value})) for value in self.values(option))
 
     def scores(self, metric: Sequence[str]) -> list[float]:
-        """A metric of each run that has it; see `lab.run.number_at`."""
+        """Return a metric of each run that has it; see `lab.run.number_at`."""
         return [value for run in self.runs if (value := number_at(run.metrics, *metric)) is not None]
 
     def median(self, metric: Sequence[str]) -> float:
-        """Over the runs; NaN where none has the metric."""
+        """Return the median over the runs; NaN where none has the metric."""
         return statistics.median(self.scores(metric) or [math.nan])
 
     def kinds(self) -> dict[str, Runs]:
-        """The runs by mixer, and where runs of a mixer differ in its options, by these too."""
+        """Return the runs by mixer, and where runs of a mixer differ in its options, by these too."""
         found: dict[str, Runs] = {}
         for name, of_mixer in self.by("mixer.name"):
             keys = {key for run in of_mixer.runs for key in run.options if key.startswith("mixer.")}
@@ -104,7 +104,7 @@ class Prediction:
 
 
 def _curve(label: str, points: Mapping[Any, float], style: Any = "marked") -> Curve:
-    """A line through points from left to right, those that were not measured left out."""
+    """Return a line through points from left to right, those that were not measured left out."""
     shown = {x: points[x] for x in sorted(points) if math.isfinite(points[x])}
     return Curve(label, tuple(shown), tuple(shown.values()), style)
 
@@ -117,7 +117,7 @@ def _panel(title: str, x: str, y: str, curves: Sequence[Curve], **options: Any) 
 
 
 def _bounds(runs: Runs, heads: Sequence[int]) -> list[float]:
-    """The least relative squared error of so many factorized heads on these runs' teacher."""
+    """Return the least relative squared error of so many factorized heads on these runs' teacher."""
     import torch
 
     from tasks.ssm_teacher import SSMTeacher
@@ -132,7 +132,7 @@ def _bounds(runs: Runs, heads: Sequence[int]) -> list[float]:
 
 
 def judge_head_count(runs: Runs) -> Evidence:
-    """Below k heads the bound, from k heads on nothing."""
+    """Expect the bound below k heads, and no error from k heads on."""
     checks: list[Check] = []
     curves: list[Curve] = []
     for k, of_k in runs.by("task.k"):
@@ -153,7 +153,7 @@ def judge_head_count(runs: Runs) -> Evidence:
 
 
 def judge_rank_gap(runs: Runs) -> Evidence:
-    """One head at its bound, softmax not below it, an SSM far below."""
+    """Expect one head at its bound, softmax not below it, and an SSM far below it."""
     checks: list[Check] = []
     errors: dict[str, dict[int, float]] = {"factorized": {}, "attention": {}, "diagonal_ssm": {}}
     bounds: dict[int, float] = {}
@@ -204,7 +204,7 @@ def gradient_at_initialisation(config: Mapping[str, Any], n_draws: int = 4) -> f
 
 
 def ranking(pairs: Sequence[tuple[float, bool]]) -> float:
-    """The probability that a number drawn among the true ones exceeds one among the false; ties count half.
+    """Return the probability that a number drawn among the true ones exceeds one among the false; ties count half.
 
     >>> ranking([(3, True), (2, False), (1, True)])
     0.5
@@ -216,7 +216,7 @@ def ranking(pairs: Sequence[tuple[float, bool]]) -> float:
 
 
 def judge_gradient_highway(runs: Runs) -> Evidence:
-    """A vanished gradient forbids, a highway allows, and in between the gradient ranks."""
+    """Expect no learning where the gradient vanishes, learning on a highway, and the gradients' order in between."""
     checks: list[Check] = []
     accuracies: dict[str, dict[int, float]] = {}
     gradients: dict[str, dict[int, float]] = {}
@@ -276,7 +276,7 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 def judge_recall(runs: Runs) -> Evidence:
-    """Attention recalls, fixed coefficients do not, and in between more state recalls more."""
+    """Expect that attention recalls, that fixed coefficients do not, and that in between more state recalls more."""
     checks: list[Check] = []
     states: list[tuple[float, float]] = []
     curves: list[Curve] = []
@@ -309,12 +309,12 @@ def judge_recall(runs: Runs) -> Evidence:
 
 
 def _at_length(length: int) -> tuple[str, ...]:
-    """Where the metrics have the accuracy at a length."""
+    """Return where the metrics have the accuracy at a length."""
     return "test", "at_length", str(length), "accuracy"
 
 
 def judge_state_tracking(runs: Runs) -> Evidence:
-    """Who keeps a group's element far beyond the length of training."""
+    """Compare who keeps a group's element far beyond the length of training."""
     checks: list[Check] = []
     panels: list[Panel] = []
     titles = {"parity": "parity", "group_words": "permutations"}
@@ -323,7 +323,7 @@ def judge_state_tracking(runs: Runs) -> Evidence:
         far = _at_length(REACH * trained)
 
         def skill(some: Runs, metric: Sequence[str] = far) -> float:
-            """The share of the way from chance to 1."""
+            """Return the share of the way from chance to 1."""
             chance = some.median(["chance"])
             return (some.median(metric) - chance) / (1 - chance)
 
@@ -350,7 +350,7 @@ def judge_state_tracking(runs: Runs) -> Evidence:
 
 
 def judge_hybrid_ratio(runs: Runs) -> Evidence:
-    """What the share of attention layers buys and costs."""
+    """Compare what the share of attention layers gains and costs."""
     checks: list[Check] = []
     found: dict[str, dict[tuple[str, ...], dict[float, float]]] = {}
     for task, of_task in runs.by("task.name"):

@@ -71,14 +71,14 @@ class Job:
             return None
 
     def seconds(self) -> float:
-        """The seconds that the run took by `done.json`; 0 where there is none."""
+        """Return the seconds that the run took by `done.json`; 0 where there is none."""
         try:
             return float(read_json(self.folder / DONE)["seconds"])
         except (OSError, ValueError, KeyError, TypeError):
             return 0.0
 
     def touched_since(self, moment: float) -> bool:
-        """Whether anything was logged since a moment of `time.time()`: the run has started."""
+        """Return whether anything was logged since a moment of `time.time()`: the run has started."""
         try:
             return (self.folder / LOG).stat().st_mtime >= moment
         except OSError:
@@ -352,7 +352,7 @@ def _outcome(ray: Any, reference: Any, job: Job) -> Outcome:
 
 
 def require_ray() -> Any:
-    """The module ray.
+    """Return the module ray.
 
     Raises:
         UsageError: it is not installed; names the extra.

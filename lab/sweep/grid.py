@@ -155,7 +155,7 @@ def _mapping(source: str, key: str, value: Any) -> dict[str, Any]:
 
 
 def _flags(source: str, key: str, value: Any) -> dict[str, Any]:
-    """Nested or dotted flags, dotted; mixer.name is mixer."""
+    """Flatten nested or dotted flags to dotted ones; mixer.name is mixer."""
     flat = dict(flatten(_mapping(source, key, value)))
     return {
         (name.removesuffix(".name") if name in ("mixer.name", "task.name") else name): v for name, v in flat.items()
@@ -229,7 +229,7 @@ class Configuration:
             raise UsageError(f"{label(options)}: {error}") from error
 
     def matched(self, match: Mapping[str, float], declared: Iterable[str], run_dir: Path) -> Configuration:
-        """The same with widths for which its sizes are as asked; see `lab.sweep.matching.matched`.
+        """Return the same with widths for which its sizes are as asked; see `lab.sweep.matching.matched`.
 
         Raises:
             UsageError: there are none; says which run.
@@ -347,7 +347,7 @@ class _Declared:
 
 
 def arguments(options: Mapping[str, Any]) -> list[str]:
-    """Options as train.py's flags."""
+    """Write options as train.py's flags."""
     return [
         f"--{key}={flag_text(value)}"
         for key, values in options.items()

@@ -19,7 +19,7 @@ ROUNDS = 5
 
 
 def target(quantity: str, value: Any) -> float:
-    """The number to match, from 1e6, 1M, 65536 or 64KiB.
+    """Read the number to match, from 1e6, 1M, 65536 or 64KiB.
 
     >>> target("state", "64KiB"), target("params", 1e6)
     (65536.0, 1000000.0)
@@ -109,7 +109,7 @@ def misses(config: Mapping[str, Any], match: Mapping[str, float]) -> dict[str, i
 
 
 def _width(config: Mapping[str, Any], knob: str, size: str, wanted: float) -> int:
-    """The value of `knob` that brings a size nearest; by bisection, since sizes grow with every width."""
+    """Return the value of `knob` that brings a size nearest; by bisection, since sizes grow with every width."""
     cache: dict[int, int | None] = {}
     refusal: Exception | None = None
 

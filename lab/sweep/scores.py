@@ -18,7 +18,7 @@ from zoo.report.markdown import table
 from zoo.report.numbers import Number, plain
 
 SCORES_JSON, SCORES_MD = "scores.json", "scores.md"
-"""What is written beside the sweep's index."""
+"""What is written next to the sweep's index."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def model_flags(points: Sequence[Point]) -> list[str]:
 
 
 def scores(points: Sequence[Point], metrics: Sequence[str]) -> list[ModelScore]:
-    """Each model's scores by these metrics, in the order of the grid."""
+    """Return each model's scores by these metrics, in the order of the grid."""
     flags = model_flags(points)
     by_model: dict[str, list[Point]] = {}
     for point in points:
@@ -114,7 +114,7 @@ def _by_task(points: Iterable[Point], metric: str) -> dict[str, TaskScore]:
 
 
 def scores_as_json(found: Sequence[ModelScore], metrics: Sequence[str]) -> str:
-    """The scores as JSON: by model and metric the score, each task's mean, how many grid points are behind it."""
+    """Return the scores as JSON: each model's score by metric, the mean of each task, the number of grid points."""
     models = [
         {
             "model": score.model,
@@ -132,7 +132,7 @@ def scores_as_json(found: Sequence[ModelScore], metrics: Sequence[str]) -> str:
 
 
 def score_table(found: Sequence[ModelScore], metrics: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows: what tells the models apart, each task by the first metric, the score by each.
+    """Return heads and rows: what tells the models apart, each task by the first metric, the score by each.
 
     A mean over a part of the grid shows its number of points; the score stays empty until all are done.
     """

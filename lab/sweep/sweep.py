@@ -213,7 +213,7 @@ class Sweep:
         return [outcome for outcome in self.outcomes.values() if outcome.state == "failed"]
 
     def rows(self) -> Iterator[tuple[Configuration, list[int]]]:
-        """The configurations as they were run: with --tune the picked ones."""
+        """Return the configurations as they were run: with --tune the picked ones."""
         return ((self.picked.get(key, each), self.grid.seeds[key]) for key, each in self.grid.configurations.items())
 
     def show_grid(self) -> None:
@@ -245,7 +245,7 @@ class Sweep:
         say(console, f"{text}, kept in {self.folder}")
 
     def _cells(self, configuration: Configuration, keys: Iterable[str]) -> list[str]:
-        """Values of options; nothing for one that the configuration has not."""
+        """Return the values of options; nothing for one that the configuration has not."""
         options = configuration.options
         return [plain(options[key]) if options.get(key) is not None else "" for key in keys]
 
@@ -276,7 +276,7 @@ class Sweep:
             self._show_scores()
 
     def _show_scores(self) -> None:
-        """Print each model's score over all tasks, and write it beside the index."""
+        """Print each model's score over all tasks, and write it next to the index."""
         metrics, console = self.experiment.score, make_console()
         found = scores([self._point(*row) for row in self.rows()], metrics)
         title = f"{self.experiment.name}: means over the grid of each task, and over the tasks"

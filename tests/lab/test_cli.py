@@ -154,7 +154,7 @@ def test_help_of_a_group_says_type_default_recipe_and_meaning(
             "  --mixer.d_head  int | null; default null\n      width of a head; default d_model / n_heads.\n",
         ],
         "--mixer.help gdn2": ["  --mixer.gates  'head' | 'channel'; default channel\n"],
-        "--mixer.help": ["  --mixer.n_heads  int\n", "of attention alone:\n"],
+        "--mixer.help": ["  --mixer.n_heads  int\n", "of attention only:\n"],
         "--task.help": ["  --task.test_lengths  list[int] | null; default null\n      further lengths"],
         "--model.help": ["  --lr  float; default 0.005\n", "  --run_dir  str; default runs\n      folder that holds"],
         "--trainer.help": ["  --trainer.max_steps  int; default -1; 400 in the recipe\n", "logger.help CLASS"],

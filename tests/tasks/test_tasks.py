@@ -281,8 +281,8 @@ def test_a_misspelt_name_is_guessed() -> None:
     [
         ({"input": "bytes"}, "input must be"),
         ({"loss": "hinge"}, "loss must be"),
-        ({"d_input": 3}, "tokens need vocab_size alone"),
-        ({"vocab_size": None}, "tokens need vocab_size alone"),
+        ({"d_input": 3}, "tokens need vocab_size only"),
+        ({"vocab_size": None}, "tokens need vocab_size only"),
         ({"chance": None}, "chance is an accuracy"),
         ({"loss": "mse"}, "chance is an accuracy"),
         ({"loss": "mse", "chance": None, "perplexity": True}, "perplexity is of cross_entropy"),

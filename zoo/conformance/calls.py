@@ -228,7 +228,7 @@ def lengths(subject: Subject) -> Observation:
                 f"x = x[:, :{n}]",
                 f"a = {line}",
             ]
-            did = f"the first {n} of {x.shape[1]} positions went through alone"
+            did = f"the first {n} of {x.shape[1]} positions went through by themselves"
             with attempting(did, "the beginning of the longer output", lines):
                 y = subject.whole(module, x[:, :n])
             seen.append(compared(did, y, whole[:, :n], lines))

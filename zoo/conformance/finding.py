@@ -30,7 +30,7 @@ class Observation:
         found: what came out, with its size.
         expected: what ought to have come out, with the size that is allowed.
         lines: Python that reproduces it, given `module` and `draw` (see `Subject.script`).
-        measured: numbers behind it, plain data.
+        measured: the numbers that it rests on, plain data.
     """
 
     passed: bool
@@ -50,7 +50,7 @@ class Finding:
         verdict: passed, failed or not_applicable.
         detail: one line: what was done, what came out, what was expected, by how much.
         reproduce: Python that reproduces it; empty where nothing was run.
-        measured: numbers behind it, plain data.
+        measured: the numbers that it rests on, plain data.
     """
 
     property: str
@@ -91,7 +91,7 @@ class Report:
             raise ConformanceError(f"{self.target}: {len(self.failed)} of {len(self.findings)} fail\n\n{found}")
 
     def to_json(self) -> str:
-        """The report as JSON text; a number that is not finite is null."""
+        """Return the report as JSON text; a number that is not finite is null."""
         return as_json(asdict(self))
 
 

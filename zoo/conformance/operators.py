@@ -37,7 +37,7 @@ def operator(subject: Subject) -> Observation:
 
 
 def rank(subject: Subject) -> Observation:
-    """Interaction rank, heads needed for an error, and the effective state size half way."""
+    """Measure interaction rank, heads needed for an error, and the effective state size half way."""
     read, _, _ = _read(subject)
     spectrum = operator_spectrum(read.operator[0])
     half = _LENGTH // 2

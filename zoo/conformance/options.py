@@ -58,7 +58,7 @@ def _plain_options(subject: Subject) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _others(now: Any, hint: Any) -> Iterator[Any]:
-    """Values other than `now`, of the same kind; the first ones are the likeliest to be taken."""
+    """Yield values other than `now`, of the same kind; the first ones are the likeliest to be taken."""
     choices = [c for h in (hint, *get_args(hint)) if get_origin(h) is Literal for c in get_args(h)]
     if choices:
         yield from (choice for choice in choices if choice != now)
@@ -73,7 +73,7 @@ def _others(now: Any, hint: Any) -> Iterator[Any]:
 
 
 def _matters_beside_another(subject: Subject, name: str, others: Mapping[str, list[Any]]) -> bool:
-    """Whether the option changes something once another one is changed: a rotary base without rotation says nothing."""
+    """Tell whether the option changes something once another one is changed: a rotary base needs rotation."""
     for beside, values in others.items():
         if beside == name:
             continue
@@ -87,7 +87,7 @@ def _matters_beside_another(subject: Subject, name: str, others: Mapping[str, li
 
 
 def _fingerprint(subject: Subject, options: Mapping[str, Any]) -> list[Tensor] | str | None:
-    """Parameters, buffers, outputs in both modes and the state; what a call refuses; None where it is not built."""
+    """Return parameters, buffers, outputs in both modes and state; what a call refuses; None where it is not built."""
     try:
         module = subject.make(options).to(subject.device, subject.dtype)
     except Exception:  # noqa: BLE001 - a value that cannot be says nothing

@@ -105,14 +105,17 @@ def _padded(subject: Subject, module: nn.Module, form: Form) -> Iterator[Observa
                 "(rows[i : i + 1, :n] for i, n in enumerate(valid_rows))])",
             ]
             yield compared(
-                f"padded rows and the same rows alone ({form.argument})", before[valid], torch.cat(alone), alone_lines
+                f"padded rows, and the same rows unpadded ({form.argument})",
+                before[valid],
+                torch.cat(alone),
+                alone_lines,
             )
     if form.argument == "lengths" and "lengths" in inspect.signature(getattr(module, "stream", lambda: 0)).parameters:
         yield _padded_state(subject, module)
 
 
 def _padded_state(subject: Subject, module: Any) -> Observation:
-    """A ragged chunk, then another: each row goes on from its own end."""
+    """Return a ragged chunk, then another: each row goes on from its own end."""
     first, second = subject.draw(2, 6), subject.draw(2, 5, seed=2)
     counts = torch.tensor([6, 2], device=subject.device)
     d = subject.d_model
@@ -131,7 +134,7 @@ def _padded_state(subject: Subject, module: Any) -> Observation:
 
 
 def _packed(subject: Subject, module: nn.Module, argument: str) -> Observation:
-    """Sequences end to end in one row, and each alone."""
+    """Compare sequences end to end in one row with each by itself."""
     sizes = (7, 1, 12)
     x = subject.draw(1, sum(sizes))
     ends = torch.tensor([0, *sizes]).cumsum(0).to(subject.device, torch.int32)
@@ -142,9 +145,9 @@ def _packed(subject: Subject, module: nn.Module, argument: str) -> Observation:
         "a = a if isinstance(a, torch.Tensor) else a[0]",
         f"b = torch.cat([{subject.adapter.whole_line} for x in packed.split({list(sizes)}, dim=1)], dim=1)",
     ]
-    did = f"sequences of {', '.join(map(str, sizes))} positions went through end to end ({argument}), and each alone"
+    did = f"sequences of {', '.join(map(str, sizes))} positions went through end to end ({argument}), and one by one"
     with torch.no_grad():
-        with attempting(did, "the outputs of each alone", lines):
+        with attempting(did, "the outputs of each by itself", lines):
             y = _outputs(subject, module, x, {argument: ends})
         alone = torch.cat([subject.whole(module, part) for part in x.split(list(sizes), dim=1)], dim=1)
     return compared(did, y, alone, lines)

@@ -66,7 +66,7 @@ def _row(finding: Finding, subject: str) -> str:
 
 
 def _pictures(report: Report) -> Iterator[tuple[str, bytes]]:
-    """A title and a PNG for whatever was measured."""
+    """Yield a title and a PNG for whatever was measured."""
     measured = {finding.property: finding.measured for finding in report.findings if finding.measured}
     streamed = {name: measured[name]["error_by_position"] for name in ("chunked", "one_by_one") if name in measured}
     if streamed:

@@ -114,7 +114,7 @@ tiny_inputs = functools.partial(_finite, scales=(_TINY, 0.0))
 
 
 def _broken_gradients(y: Tensor, module: nn.Module, x: Tensor) -> list[str]:
-    """What is not finite: the outputs, or which gradients."""
+    """Return what is not finite: the outputs, or which gradients."""
     if not y.isfinite().all():
         return ["the outputs"]
     if not y.requires_grad:

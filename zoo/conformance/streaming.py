@@ -47,7 +47,7 @@ def _partitions(subject: Subject, cuts: Sequence[Sequence[int]]) -> Iterator[Obs
 
 @torch.no_grad()
 def _forgetting(subject: Subject, sizes: Sequence[int], seen: Observation) -> Observation:
-    """`seen`, unless what differs is as large as all that a chunk has from the past: then the state is not used.
+    """`seen`, unless the difference is as large as all that a chunk has from the past: then the state is not used.
 
     A state that adds little, as in a fresh layer with small steps, may be lost without a large difference. So this
     compares in float64, where roundoff is far smaller; a module that refuses float64 passes.
@@ -95,7 +95,7 @@ def stream_gradients(subject: Subject) -> Observation:
     """Check that gradients for input and parameters through the states equal those of the whole sequence."""
     subject.require_stream()
     if subject.adapter.in_place:
-        raise NotApplicableError("later chunks write into the cache, which autograd refuses: decoding alone")
+        raise NotApplicableError("later chunks write into the cache, which autograd refuses: it is for decoding only")
     module, n = subject.module(), min(subject.seq_len, 12)
     x = subject.draw(seq_len=n).requires_grad_()
     sizes = [1] * n if subject.adapter.longest == 1 else [n // 2, 1, n - n // 2 - 1]

@@ -96,7 +96,7 @@ class Subject:
         return made
 
     def signature(self) -> inspect.Signature:
-        """The parameters of the factory; empty if it does not say them."""
+        """Return the parameters of the factory; empty if it does not say them."""
         told = self._options_of or self.factory
         try:
             return inspect.signature(told) if told is not None else inspect.Signature()
@@ -104,7 +104,7 @@ class Subject:
             return inspect.Signature()
 
     def hints(self) -> dict[str, Any]:
-        """The types of the factory's parameters, as far as they can be resolved."""
+        """Return the types of the factory's parameters, as far as they can be resolved."""
         told = self._options_of or self.factory
         try:
             return get_type_hints(told.__init__ if isinstance(told, type) else told)
@@ -158,7 +158,7 @@ class Subject:
 
     @functools.cached_property
     def causal(self) -> bool:
-        """Whether later positions leave earlier outputs alone."""
+        """Whether later positions do not change earlier outputs."""
         from zoo.conformance.comparison import miss
 
         if self.looks_ahead:

@@ -69,7 +69,7 @@ def _build(options: Mapping[str, Any]) -> Backbone:
 
 
 def load(run_dir: str | os.PathLike[str], checkpoint: Literal["best", "last"] | str = "best") -> Backbone:
-    """The trained model of a run, or one that `save` wrote, on the CPU, in eval mode and in the type it was saved in.
+    """Load the model of a run, or one that `save` wrote: on the CPU, in eval mode, in the type it was saved in.
 
         model = zoo.load("runs/mqar/hybrid/seed0")
         logits = model(tokens)  # (batch, seq) -> (batch, seq, n_outputs)
@@ -100,13 +100,13 @@ def load(run_dir: str | os.PathLike[str], checkpoint: Literal["best", "last"] | 
 
 
 def _are_tied(weights: Mapping[str, Tensor]) -> bool:
-    """Whether the head's weight is the embedding's: a file keeps what two names share once."""
+    """Return whether the head's weight is the embedding's: a file keeps what two names share once."""
     embedding, head = weights.get("embedding.weight"), weights.get("head.weight")
     return embedding is not None and head is not None and embedding.data_ptr() == head.data_ptr()
 
 
 def find_checkpoint(run_dir: str | os.PathLike[str], checkpoint: str = "best") -> Path:
-    """The file of a run's checkpoint, or `run_dir` itself if it is a file.
+    """Return the file of a run's checkpoint, or `run_dir` itself if it is a file.
 
     Raises:
         ValueError: no such run, or no such checkpoint in it; the message lists those there are.
@@ -124,7 +124,7 @@ def find_checkpoint(run_dir: str | os.PathLike[str], checkpoint: str = "best") -
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The dictionary a training run, or `save`, wrote: plain data and tensors on the CPU, mapped from the file.
+    """Return the dictionary a training run, or `save`, wrote: plain data and tensors on the CPU, mapped from the file.
 
     Raises:
         ValueError: no such file, a damaged one, or one that no training run of this project wrote.
@@ -151,7 +151,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def is_whole(path: str | os.PathLike[str]) -> bool:
-    """Whether every byte of a checkpoint is as it was written, by the checksums in the file; reads all of it.
+    """Return whether every byte of a checkpoint is as it was written, by the checksums in the file; reads all of it.
 
     A file cut short does not open; after a crash of the machine one may also hold zeros where data should be.
     """
@@ -192,7 +192,7 @@ def check_checkpoint(path: str | os.PathLike[str], mixer: Mapping[str, Any], **o
 
 
 def _misfit(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str | None:
-    """The first difference in names or shapes, in words; None where all agree."""
+    """Return the first difference in names or shapes, in words; None where all agree."""
     for name in expected:
         if name not in given:
             return f"it lacks {name}"

@@ -52,7 +52,7 @@ class Family(NamedTuple):
 
 
 def load_transformers(source: nn.Module | str | os.PathLike[str], *, verify: bool = True) -> SequenceMixer | Backbone:
-    """A mixer or a model of the zoo with the weights of one of transformers; outputs, gradients and states agree.
+    """Load one of transformers' layers or models as a mixer or model of the zoo; outputs, gradients and states agree.
 
         mixer = zoo.load_transformers(theirs.model.layers[0].self_attn)     # a layer: a SequenceMixer
         model = zoo.load_transformers(theirs)                               # a language model: a Backbone
@@ -103,7 +103,7 @@ def load_transformers(source: nn.Module | str | os.PathLike[str], *, verify: boo
 
 
 def _own(module: nn.Module) -> bool:
-    """Whether the class is exactly one of torch's or transformers': adapters and quantized layers are others."""
+    """Return whether the class is exactly one of torch's or transformers': adapters and quantized layers are others."""
     return type(module).__module__.startswith(("torch.nn.modules.", "transformers.models.", "transformers.activations"))
 
 
@@ -333,7 +333,7 @@ ROPE_TYPES = ("default", *SCALINGS)
 
 
 def _options(theirs: Any) -> dict[str, Any]:
-    """The mixer that a layer of theirs is: `{"name": ..., **options}`."""
+    """Return the mixer that a layer of theirs is: `{"name": ..., **options}`."""
     layer = LAYERS[type(theirs).__name__]
     _expect(theirs, layer.fields(theirs))
     return {"name": layer.mixer, **layer.options(theirs)}
@@ -392,7 +392,7 @@ CHANNELS = {"LlamaMLP": _SWIGLU, "JambaMLP": _SWIGLU, "JambaSparseMoeBlock": _EX
 
 
 def _model(theirs: Any, family: Family, weights: _Weights) -> Backbone:
-    """The backbone on the meta device; tells `weights` what goes into it."""
+    """Return the backbone on the meta device; tells `weights` what goes into it."""
     embedding, head = theirs.get_submodule(family.embedding), theirs.lm_head
     weights.read({"embedding.weight": f"{family.embedding}.weight", "norm.weight": f"{family.norm}.weight"})
     if head.weight is embedding.weight:
@@ -427,7 +427,7 @@ def _model(theirs: Any, family: Family, weights: _Weights) -> Backbone:
 
 
 def _channel_options(config: Any, channels: Sequence[nn.Module]) -> dict[str, Any]:
-    """Options of the backbone's channel mixers: read off the layers, which need not have an expert among them."""
+    """Return the options of the channel mixers: read off the layers, which need not have an expert among them."""
     if not channels:
         return {"d_channel": 0}
     n_layers, period = len(channels), getattr(config, "expert_layer_period", 1)
@@ -488,7 +488,7 @@ def _verify(theirs: Any, ours: SequenceMixer | Backbone) -> None:
 
 @contextmanager
 def _recorded(theirs: Any, paths: Iterable[str]) -> Iterator[dict[str, Tensor]]:
-    """Their outputs by path once they have run, in eval mode; everything is put back afterwards."""
+    """Yield their outputs by path once they have run, in eval mode; everything is put back afterwards."""
     outputs: dict[str, Tensor] = {}
 
     def record(path: str) -> Callable[..., None]:
@@ -516,7 +516,7 @@ def _recorded(theirs: Any, paths: Iterable[str]) -> Iterator[dict[str, Tensor]]:
 
 
 def _stages(theirs: Any, ours: SequenceMixer | Backbone) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
-    """Their modules in order, by path, and ours that ought to give the same."""
+    """Yield their modules in order, by path, and ours that ought to give the same."""
     if isinstance(ours, SequenceMixer):
         yield "", ours
         return
@@ -532,7 +532,7 @@ def _stages(theirs: Any, ours: SequenceMixer | Backbone) -> Iterator[tuple[str, 
 
 
 def _random_input(theirs: Any, ours: SequenceMixer | Backbone) -> tuple[Tensor, dict[str, Any]]:
-    """Tokens for a model, vectors for a layer; and what else its call takes."""
+    """Draw tokens for a model, vectors for a layer; and what else its call takes."""
     generator = torch.Generator().manual_seed(0)
     config = getattr(theirs, "config", None)
     longest = getattr(config, "max_position_embeddings", None) or _SEQ_LEN + 1
@@ -556,7 +556,7 @@ def _random_input(theirs: Any, ours: SequenceMixer | Backbone) -> tuple[Tensor, 
 
 
 def _miss(ours: Tensor, theirs: Tensor) -> float:
-    """Root mean square of the difference, over that of theirs; NaN where either has one."""
+    """Return the root mean square of the difference over that of theirs; NaN where either has one."""
     wide = widest(theirs.device)
     difference, size = (t.square().mean().sqrt().item() for t in (ours.to(wide) - theirs.to(wide), theirs.to(wide)))
     return difference / size if size else float(difference > 0)

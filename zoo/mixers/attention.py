@@ -55,7 +55,7 @@ class Attention(SequenceMixer):
     Coefficients. Queries and keys, rotated where they are. The values and their convolution are linear, so that the
     offset is zero.
 
-    State. Keys and values of every position so far, 2 n_kv_heads d_head numbers a position, right-aligned in ragged
+    State. Keys and values of every position so far, 2 n_kv_heads d_head numbers per position, right-aligned in ragged
     batches; the number of positions of each row; the convolution's last d_conv - 1 inputs. It grows with the sequence.
 
     Interaction rank. n_heads: each W_ij is a combination of the n_heads maps W_O^h W_V^h, and grouped heads count as
@@ -197,7 +197,7 @@ class Attention(SequenceMixer):
     def highway_input(
         self, seq_len: int, distance: int, generator: torch.Generator | None = None
     ) -> Float[Tensor, "seq d_model"] | None:
-        """A needle `distance` before the last position that takes all of the last query's attention, in every head.
+        """Return a needle `distance` before the end that takes all of the last query's attention, in every head.
 
         The last query is random. At each slot j the heads' content logits are linear in x_j: R_j x_j, one row of R_j
         per head. The needle is the least-norm solution of R_j x_j = what beats every other slot, the position bias

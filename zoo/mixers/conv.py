@@ -50,7 +50,7 @@ class ImplicitFilter(nn.Module):
             self.log_rate.copy_(rate.log())
 
     def forward(self, n_lags: int) -> Float[Tensor, "channels n_lags"]:
-        """The kernel at lags 0 to n_lags - 1."""
+        """Return the kernel at lags 0 to n_lags - 1."""
         wide = accumulator(self.log_rate.dtype)
         u = torch.arange(n_lags, device=self.log_rate.device, dtype=wide).unsqueeze(1) / self.max_seq_len
         angle = 2 * math.pi * u * torch.arange(1, self.n_frequencies + 1, device=u.device, dtype=wide)
@@ -84,7 +84,7 @@ class Conv(SequenceMixer):
     No offset.
 
     State. short: the last d_conv - 1 projected inputs, (d_conv - 1) d_model numbers. implicit: all projected inputs so
-    far, d_model numbers a position. In the type of the activations.
+    far, d_model numbers per position. In the type of the activations.
 
     Interaction rank. short: min(seq_len, d_conv, d_model). implicit: min(seq_len, d_model), since the diagonal matrices
     have d_model directions; a smooth filter reads lower.

@@ -37,7 +37,7 @@ class DeltaNet(SequenceMixer):
     State. n_heads x d_head x d_head numbers, at least float32, and the convolution's last d_conv - 1 inputs of 3
     n_heads d_head channels. It does not grow.
 
-    Interaction rank. The recurrence alone: n_heads, since the delta rule acts on keys. The convolution's taps and the
+    Interaction rank. The recurrence itself: n_heads, since the delta rule acts on keys. The convolution's taps and the
     sigmoid of the values act on channels: min(n_heads * d_head, d_model^2) for generic input.
 
     Source. Yang et al. 2406.06484. The factor 1 / sqrt(d_head), which the paper does not write, is that of the authors'

@@ -42,7 +42,7 @@ class DeltaProduct(SequenceMixer):
     State. n_heads x d_head x (expand d_head) numbers, at least float32, and the convolution's last d_conv - 1 inputs of
     n_heads (1 + n_householder (1 + expand)) d_head channels. It does not grow.
 
-    Interaction rank. The recurrence alone: n_heads * n_householder, an operator for each step's value map. The
+    Interaction rank. The recurrence itself: n_heads * n_householder, an operator for each step's value map. The
     convolution's taps, the sigmoid of the values and the gate act on channels: min(n_heads * n_householder * expand *
     d_head, d_model^2) for generic input.
 

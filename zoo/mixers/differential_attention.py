@@ -40,8 +40,8 @@ class DifferentialAttention(SequenceMixer):
     Coefficients. Queries and keys, 1/rms. Values are linear and lambda does not depend on the input, so that the offset
     is zero.
 
-    State. Keys and values of every position so far, 4 n_heads d_head numbers a position, and the number of positions of
-    each row. It grows with the sequence.
+    State. Keys and values of every position so far, 4 n_heads d_head numbers per position, and the number of positions
+    of each row. It grows with the sequence.
 
     Interaction rank. n_heads: the 2 n_heads softmax maps are mixed by twos before they meet the values, and each
     difference is one number times one map, W_O^h W_V^h. The rows of a difference sum to 1 - lambda at every position,
@@ -101,7 +101,7 @@ class DifferentialAttention(SequenceMixer):
 
     @classmethod
     def create_layers(cls, n_layers: int, d_model: int, options: Mapping[str, Any]) -> list[SequenceMixer]:
-        """The mixers of a stack, whose depths are their places in it unless the options say another."""
+        """Return the mixers of a stack, whose depths are their places in it unless the options say another."""
         require_positive(n_layers=n_layers)
         return [cls.create(d_model, {"depth": layer, **options}) for layer in range(n_layers)]
 

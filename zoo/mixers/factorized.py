@@ -35,8 +35,8 @@ class Factorized(SequenceMixer):
 
     Coefficients. q and k (bilinear); none (toeplitz). The offset is zero.
 
-    State. toeplitz: the inputs so far, d_model numbers a position, at most max_seq_len positions. bilinear: the sum of
-    k_j x_j^T, n_heads d_head d_model numbers, at least float32.
+    State. toeplitz: the inputs so far, d_model numbers per position, at most max_seq_len positions. bilinear: the sum
+    of k_j x_j^T, n_heads d_head d_model numbers, at least float32.
 
     Interaction rank. n_heads, at most d_out * d_model, and at most seq_len for toeplitz. This is the class that the
     head-count theorem is about: n_heads >= k operators are needed to equal a map of interaction rank k, and k suffice.

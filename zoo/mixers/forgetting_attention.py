@@ -34,8 +34,8 @@ class ForgettingAttention(SequenceMixer):
 
     Coefficients. Queries and keys, log f. Values are linear, so that the offset is zero.
 
-    State. Keys and values of every position so far, 2 n_kv_heads d_head numbers a position, for each of them the sum of
-    log f since, n_heads numbers, and the number of positions of each row. It grows with the sequence. The sums are
+    State. Keys and values of every position so far, 2 n_kv_heads d_head numbers per position, for each of them the sum
+    of log f since, n_heads numbers, and the number of positions of each row. It grows with the sequence. The sums are
     counted from the end, so that those that matter are small and keep their digits.
 
     Interaction rank. n_heads: a gate that depends on what lies between two positions changes a head's number for the

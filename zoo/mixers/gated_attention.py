@@ -37,8 +37,8 @@ class GatedAttention(SequenceMixer):
 
     Coefficients. 1/rms, queries and keys, the gate. The values are linear, so that the offset is zero.
 
-    State. Keys and values of every position so far, 2 n_kv_heads d_head numbers a position, and the number of positions
-    of each row. It grows with the sequence.
+    State. Keys and values of every position so far, 2 n_kv_heads d_head numbers per position, and the number of
+    positions of each row. It grows with the sequence.
 
     Interaction rank. gate head: n_heads, as without a gate. gate channel: n_heads * d_head for generic input, since
     each value channel is scaled by itself: a softmax head then is as many operators as it has channels. Where heads

@@ -39,9 +39,9 @@ class HeadHybrid(SequenceMixer):
 
     Coefficients. Queries and keys, alpha and beta, 1/rms. Values are linear, so that the offset is zero.
 
-    State. Keys and values of every position so far for the softmax heads, 2 n_softmax_heads d_head numbers a position,
-    d_head x d_head numbers for each of the others, at least float32, and the number of positions of each row. It grows
-    with the sequence, by n_softmax_heads / n_heads of what attention needs.
+    State. Keys and values of every position so far for the softmax heads, 2 n_softmax_heads d_head numbers per
+    position, d_head x d_head numbers for each of the others, at least float32, and the number of positions of each
+    row. It grows with the sequence, by n_softmax_heads / n_heads of what attention needs.
 
     Interaction rank. n_heads: softmax, decay, delta rule and norm make one number of a pair of positions in each head.
 

@@ -66,7 +66,7 @@ class Hybrid(SequenceMixer):
 
     @staticmethod
     def distribute(pattern: Pattern, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The pattern with complete entries `{name, **options}`, `options` handed out to the members.
+        """Return the pattern with complete entries `{name, **options}`, `options` handed out to the members.
 
         An entry's own options win over those given by member, which win over bare ones.
 
@@ -98,7 +98,7 @@ class Hybrid(SequenceMixer):
 
     @staticmethod
     def without(pattern: Pattern, said: Mapping[str, Mapping[str, Any]]) -> list[str | dict[str, Any]]:
-        """The pattern, its entries without the options that `said` has of their member: there they are said anew."""
+        """Return the pattern without the options that `said` has of an entry's member: there they are set anew."""
         return [
             entry if isinstance(entry, str) else {k: v for k, v in entry.items() if k not in said[entry["name"]]}
             for entry in pattern
@@ -137,7 +137,7 @@ class Hybrid(SequenceMixer):
 
 
 def member_options(name: str) -> list[str]:
-    """Options that a member declares.
+    """Return the options that a member declares.
 
     Raises:
         ValueError: an unknown name, or another hybrid.

@@ -50,7 +50,7 @@ class HyenaFilter(nn.Module):
         nn.init.ones_(self.frequency)
 
     def forward(self, n_lags: int) -> Float[Tensor, "channels n_lags"]:
-        """The kernel at lags 0 to n_lags - 1."""
+        """Return the kernel at lags 0 to n_lags - 1."""
         device, wide = self.frequency.device, accumulator(self.frequency.dtype)
         lag = torch.arange(n_lags, device=device, dtype=wide).unsqueeze(1)
         u = lag / max(1, self.max_seq_len - 1)
@@ -83,7 +83,7 @@ class Hyena(SequenceMixer):
 
     Coefficients. k and q; v is the value. Biases make the offset c.
 
-    State. What the long convolution has been given so far, d_model numbers a position, and the short one's last
+    State. What the long convolution has been given so far, d_model numbers per position, and the short one's last
     d_conv - 1 inputs, 3 d_model numbers each. It grows with the sequence.
 
     Interaction rank. d_model: each channel has a map of rank one, a column of out_proj times a row of W_v.

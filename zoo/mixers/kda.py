@@ -52,7 +52,7 @@ class KimiDelta(SequenceMixer):
     State. n_heads x d_head x (expand d_head) numbers, at least float32, and the convolution's last d_conv - 1 inputs of
     n_heads (2 + expand) d_head channels. It does not grow.
 
-    Interaction rank. The recurrence alone: with gates head n_heads, since decay and delta rule act on keys; with gates
+    Interaction rank. The recurrence itself: with gates head n_heads, since decay and delta rule act on keys; with gates
     channel n_heads * expand * d_head, since the write gate acts on the channels of the values inside the recurrence
     (`zoo claims write_gate`). For the whole layer, either way, min(n_heads * expand * d_head, d_model^2) for generic
     input: the convolution's taps, the sigmoid of the values and the output gate act on the same channels.

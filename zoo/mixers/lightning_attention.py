@@ -37,7 +37,7 @@ class LightningAttention(SequenceMixer):
 
     State. n_heads x d_head x d_head numbers, at least float32. It does not grow.
 
-    Interaction rank. The recurrence alone has n_heads; SiLU of the values and gate act on channels: n_heads * d_head,
+    Interaction rank. The recurrence itself has n_heads; SiLU of the values and gate act on channels: n_heads * d_head,
     at most d_model^2.
 
     Source. MiniMax-01 (2501.08313, section 2.2), after TransNormerLLM (2307.14995); transformers'

@@ -60,7 +60,7 @@ class Mamba3(SequenceMixer):
     State. n_heads x (d_state d_head + rank d_state + d_head + angles) numbers, at least float32: h, the last position's
     keys and values, which the next step weighs, and the angles. It does not grow. Angles are kept in [0, 2 pi).
 
-    Interaction rank. The recurrence alone: n_heads, since decay, trapezoid and rotation act on keys; with rank R up to
+    Interaction rank. The recurrence itself: n_heads, since decay, trapezoid and rotation act on keys; with rank R up to
     n_heads R^2, for the vectors m act on channels. The gate acts on channels too: min(d_inner, d_model^2) for generic
     input.
 
@@ -195,5 +195,5 @@ class Mamba3(SequenceMixer):
 
 
 def _at(t: Tensor, lengths: Tensor) -> Tensor:
-    """The entry of (batch, heads, seq, ...) at each row's own position."""
+    """Return the entry of (batch, heads, seq, ...) at each row's own position."""
     return t[torch.arange(len(t), device=t.device), :, lengths]

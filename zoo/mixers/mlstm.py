@@ -43,7 +43,7 @@ class MLSTM(SequenceMixer):
     State. n_heads (d_head^2 + d_head + 1) numbers, at least float32, d_head = d_inner / n_heads, and the convolution's
     last d_conv - 1 inputs of d_inner channels. It does not grow.
 
-    Interaction rank. The recurrence alone has n_heads: the normaliser is one number per head. The gate acts on
+    Interaction rank. The recurrence itself has n_heads: the normaliser is one number per head. The gate acts on
     channels, and what the norm has centred and the skip are different maps of u: 2 d_inner, at most d_model^2.
 
     Source. Beck et al. 2405.04517, section 2.3; NX-AI/xlstm, commit 032a6fb, xlstm/blocks/mlstm/layer.py, cell.py and
@@ -131,5 +131,5 @@ class MLSTM(SequenceMixer):
 def _blockwise(
     x: Float[Tensor, "batch seq channels"], weight: Float[Tensor, "blocks d_block d_block"]
 ) -> Float[Tensor, "batch seq channels"]:
-    """Each block of channels through a map of its own."""
+    """Pass each block of channels through a map of its own."""
     return torch.einsum("bsni,noi->bsno", x.unflatten(2, (len(weight), -1)), weight).flatten(2)

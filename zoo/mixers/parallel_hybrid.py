@@ -31,7 +31,7 @@ class ParallelHybrid(SequenceMixer):
 
     State. The members' states together; with attention among them it grows with the sequence.
 
-    Interaction rank. The sum of the members' ranks, at most d_model^2: 1/rms is one number a position and the norm's
+    Interaction rank. The sum of the members' ranks, at most d_model^2: 1/rms is one number per position and the norm's
     weights are fixed, so that a member's maps stay as many as they were.
 
     Source. Hymba, Dong et al. 2411.13676, section 2.1. Every member keeps its own projections, where Hymba shares the
@@ -61,7 +61,7 @@ class ParallelHybrid(SequenceMixer):
         return cls(d_model, Hybrid.distribute(rest.pop("pattern", DEFAULT_PATTERN), rest))
 
     def mixers(self) -> list[SequenceMixer]:
-        """The members, in order."""
+        """Return the members, in order."""
         return cast(list[SequenceMixer], list(self.members))
 
     def reset_parameters(self) -> None:

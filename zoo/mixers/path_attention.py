@@ -46,7 +46,7 @@ class PathAttention(SequenceMixer):
 
     Coefficients. Queries, keys, w and beta, log f. Values are linear, so that the offset is zero.
 
-    State. Keys and values of every position so far, 2 n_kv_heads d_head numbers a position, the keys at least float32
+    State. Keys and values of every position so far, 2 n_kv_heads d_head numbers per position, the keys at least float32
     since each new position moves them all; the convolution's last d_conv - 1 inputs; the number of positions of each
     row; with forget_gate n_heads numbers more a position. It grows with the sequence.
 

@@ -36,7 +36,7 @@ class RetNet(SequenceMixer):
     State. n_heads x d_head x (expand d_head) numbers, at least float32, and the count of positions, which the rotation
     asks for. It does not grow.
 
-    Interaction rank. The recurrence alone has n_heads; the gate acts on channels: n_heads * expand * d_head, at most
+    Interaction rank. The recurrence itself has n_heads; the gate acts on channels: n_heads * expand * d_head, at most
     d_model^2.
 
     Source. Sun et al. 2307.08621, section 2; flash-linear-attention, commit bc3b101,

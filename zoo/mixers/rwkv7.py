@@ -45,7 +45,7 @@ class RWKV7(SequenceMixer):
     State. n_heads x d_head x d_head numbers, at least float32, and the last input of d_model channels. It does not
     grow.
 
-    Interaction rank. The recurrence alone: n_heads for values of one position; the shift gives each value two maps,
+    Interaction rank. The recurrence itself: n_heads for values of one position; the shift gives each value two maps,
     which makes 2 n_heads. The gate acts on channels, and what the norm has centred and what the bonus adds are
     different maps of the values: for the whole layer 4 d_model, at most d_model^2.
 

@@ -55,7 +55,7 @@ class S4D(SequenceMixer):
         d_model: width of input and output, and number of SSMs.
         d_state: real dimension of a channel's state, d_state / 2 conjugate pairs.
         output: glu (GELU, then a gated linear map, as published) or none (only the SSMs).
-        dt_min, dt_max: range of the step sizes at initialisation, log-uniform, one a channel.
+        dt_min, dt_max: range of the step sizes at initialisation, log-uniform, one per channel.
 
     Raises:
         ValueError: sizes that are not positive, an odd d_state, an unknown output, an empty range of dt.

@@ -140,7 +140,7 @@ class SelectiveSSM(SequenceMixer):
     def highway_input(
         self, seq_len: int, distance: int, generator: torch.Generator | None = None
     ) -> Float[Tensor, "seq d_model"] | None:
-        """Closed gates: between a needle and the last position stands one token under which dt is nearly zero.
+        """Close the gates: repeat one token under which dt is nearly zero between a needle and the last position.
 
         dt has dt_rank degrees of freedom, so no token closes every channel; the state of a closed one passes
         undiminished. Tokens are drawn at growing lengths until one closes a quarter of the channels, through the

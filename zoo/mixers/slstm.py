@@ -30,7 +30,7 @@ class SLSTM(SequenceMixer):
     """The sLSTM layer of xLSTM: exponential gates, a normaliser, and memory that mixes within a head.
 
         x'       = silu(conv(x))
-        log i, f = W_i x' + R_i h_{t-1} + b_i,  W_f x' + R_f h_{t-1} + b_f         W, R block-diagonal, a block a head
+        log i, f = W_i x' + R_i h_{t-1} + b_i,  W_f x' + R_f h_{t-1} + b_f         W, R block-diagonal, a block per head
         z, o     = W_z x + R_z h_{t-1} + b_z,   W_o x + R_o h_{t-1} + b_o
         c_t      = sigmoid(f) c_{t-1} + i tanh(z),   n_t = sigmoid(f) n_{t-1} + i
         h_t      = sigmoid(o) c_t / n_t

@@ -41,7 +41,7 @@ class SSD(SequenceMixer):
     State. n_heads x d_state x d_head = expand * d_model * d_state numbers, at least float32, and the convolution's last
     d_conv - 1 inputs of d_inner + 2 n_groups d_state channels. It does not grow.
 
-    Interaction rank. The recurrence alone: n_heads, since a head's W_ij is one number times W_O^h W_u^h, the skip D
+    Interaction rank. The recurrence itself: n_heads, since a head's W_ij is one number times W_O^h W_u^h, the skip D
     included. In the block the convolution's taps, sigmoid(u) and silu(z) act on channels: min(d_inner, d_model^2) for
     generic input.
 

@@ -96,14 +96,14 @@ def _visible(cached: Tensor, past: int, seq_len: int) -> Bool[Tensor, "batch 1 s
 def grow_cache(
     cache: Float[Tensor, "batch heads past d_head"], new: Float[Tensor, "batch heads seq d_head"]
 ) -> Float[Tensor, "batch heads slots d_head"]:
-    """Cached slots followed by the chunk's."""
+    """Return cached slots followed by the chunk's."""
     return torch.cat((cache.to(new.dtype), new), dim=2)
 
 
 def settle_cache(
     cache: Float[Tensor, "batch heads slots d_head"], lengths: Int[Tensor, " batch"] | None, seq_len: int
 ) -> Float[Tensor, "batch heads slots d_head"]:
-    """The cache to carry on: a row that took only `lengths` of the chunk's `seq_len` slots drops the rest."""
+    """Return the cache to carry on: a row that took only `lengths` of the chunk's `seq_len` slots drops the rest."""
     if lengths is None:
         return cache
     past = cache.shape[2] - seq_len
@@ -111,7 +111,7 @@ def settle_cache(
 
 
 def lag_matrix(seq_len: int, n_slots: int, device: torch.device) -> Int[Tensor, "seq slots"]:
-    """How far slot j lies behind query i; negative in the future."""
+    """Return how far slot j lies before query i; negative in the future."""
     query = torch.arange(n_slots - seq_len, n_slots, device=device)
     return query.unsqueeze(1) - torch.arange(n_slots, device=device)
 
@@ -129,7 +129,7 @@ def alibi_slopes(n_heads: int) -> Float[Tensor, " n_heads"]:
 
 
 def softmax_freedom(seq_len: int, window: int, *, normalized: bool) -> int:
-    """How many numbers a head's causal weights over the last `window` positions hold.
+    """Return how many numbers a head's causal weights over the last `window` positions hold.
 
     One per pair of positions; where each row sums to one (`normalized`: no sink) there are seq_len - 1 constraints.
     """
@@ -139,7 +139,7 @@ def softmax_freedom(seq_len: int, window: int, *, normalized: bool) -> int:
 
 
 def shared_values_rank(n_heads: int, n_kv_heads: int, d_model: int, d_head: int, free: int) -> int:
-    """Operators that heads span which share values in groups: those of a group have one value map, of d_head channels.
+    """Count the operators of heads that share values in groups: a group has one value map, of d_head channels.
 
     Args:
         n_heads: maps of weights, shared out evenly among the value heads.

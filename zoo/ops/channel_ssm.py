@@ -82,10 +82,10 @@ def channel_ssm(
 
 
 def _pairs(t: Complex[Tensor, "*batch n"]) -> Float[Tensor, "*batch two_n"]:
-    """Real and imaginary part of each number, side by side."""
+    """Return real and imaginary part of each number, side by side."""
     return torch.view_as_real(t.resolve_conj()).flatten(-2)
 
 
 def _numbers(t: Float[Tensor, "*batch two_n"]) -> Complex[Tensor, "*batch n"]:
-    """The complex numbers whose `_pairs` these are."""
+    """Return the complex numbers whose `_pairs` these are."""
     return torch.view_as_complex(t.unflatten(-1, (-1, 2)))

@@ -17,7 +17,7 @@ _CLEARED = -1e3
 
 
 def halvable(seq_len: int, most: int) -> int:
-    """Positions of a chunk that is halved again and again: the power of two that `seq_len` fits into, up to `most`."""
+    """Return the size of a chunk that is halved repeatedly: the power of two that holds `seq_len`, up to `most`."""
     size = 1
     while size < min(most, seq_len):
         size *= 2
@@ -27,7 +27,7 @@ def halvable(seq_len: int, most: int) -> int:
 def into_chunks(
     t: Inexact[Tensor, "batch heads seq width"], size: int
 ) -> Inexact[Tensor, "batch heads chunks size width"]:
-    """The sequence cut into chunks of `size`, the last one filled up with zeros."""
+    """Return the sequence cut into chunks of `size`, the last one filled up with zeros."""
     missing = -t.shape[2] % size
     t = F.pad(t, (0, 0, 0, missing)) if missing else t  # padding by nothing would copy
     return t.unflatten(2, (t.shape[2] // size, size))

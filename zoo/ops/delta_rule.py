@@ -109,7 +109,7 @@ def delta_product(
     log_decay: Float[Tensor, "batch heads seq"] | None,
     state: Float[Tensor, "batch heads d_key d_value"],
 ) -> tuple[Float[Tensor, "batch heads seq d_value"], Float[Tensor, "batch heads d_key d_value"]]:
-    """Several steps of `delta_rule` for each position (Siems et al. 2502.10297, section 3).
+    """Take several steps of `delta_rule` for each position (Siems et al. 2502.10297, section 3).
 
     The decay acts before a position's first step and the query reads after its last.
 

@@ -31,7 +31,7 @@ def ring_gain(log_decay: Inexact[Tensor, " d_state"]) -> Inexact[Tensor, " d_sta
 
 
 def hippo_modes(d_state: int) -> tuple[Float[Tensor, " poles"], Complex[Tensor, "d_state poles"]]:
-    """The normal part of HiPPO-LegS, half of its modes: frequencies above zero, ascending, and unit eigenvectors V.
+    """Return the normal part of HiPPO-LegS, half of its modes: ascending frequencies above zero, unit eigenvectors V.
 
     S = A + P P^T with A_nm = -sqrt((2n + 1)(2m + 1)) below the diagonal and -(n + 1) on it, P_n = sqrt(n + 1/2) (Gu et
     al. 2111.00396, section 3; Smith et al. 2208.04933, appendix B). S is -1/2 on the diagonal and skew beside it, so

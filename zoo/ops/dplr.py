@@ -135,7 +135,7 @@ def _decayed_scores(
     writes: list[Float[Tensor, "batch heads chunks size d_key"]],
     log_decay: Float[Tensor, "batch heads chunks size #d_key"] | None,
 ) -> tuple[list[list[Tensor]], list[Tensor], list[Tensor], Tensor]:
-    """Products of what reads and what writes with the decays between the two positions, zero above the diagonal.
+    """Return products of what reads and what writes with the decays between the two positions, zero above the diagonal.
 
     Returns:
         They, for each pair; what reads with the decays since the chunk's start; what writes with those until its end;

@@ -14,7 +14,7 @@ from zoo.ops.transforms import transformable
 def route(
     logits: Float[Tensor, "*batch n_experts"], top_k: int
 ) -> tuple[Float[Tensor, "*batch n_experts"], Float[Tensor, "*batch top_k"], Int[Tensor, "*batch top_k"]]:
-    """The top_k likeliest experts of each position under softmax(logits), weighted by their own probabilities.
+    """Return the top_k likeliest experts of each position under softmax(logits), weighted by their own probabilities.
 
     The weights are not normalised anew, as in Switch (Fedus et al. 2101.03961, eq. 2) and Jamba. Weights and choices
     are coefficients.

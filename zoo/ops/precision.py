@@ -21,12 +21,12 @@ def as_type(dtype: torch.dtype, t: Tensor) -> Tensor:
 
 
 def widest(device: torch.device) -> torch.dtype:
-    """The widest floating type that `device` computes in: float64, on Apple's GPUs float32."""
+    """Return the widest floating type that `device` computes in: float64, on Apple's GPUs float32."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def linear_dtype(t: Tensor) -> torch.dtype:
-    """The type in which a linear map of `t` computes: autocast's own where that is switched on."""
+    """Return the type in which a linear map of `t` computes: autocast's own where that is switched on."""
     kind = t.device.type
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)

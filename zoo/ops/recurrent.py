@@ -17,7 +17,7 @@ Kernel = Literal["lstm", "gru", "rnn_tanh"]
 
 
 def fused_suffices(kernel: Kernel, x: Tensor, valid: Bool[Tensor, "batch seq"] | None) -> bool:
-    """Whether nothing needs the loop: no coefficient is asked for, no row stops early, nothing is traced.
+    """Return whether nothing needs the loop: no coefficient is asked for, no row stops early, nothing is traced.
 
     And the kernel exists: below float32 not every CPU has it.
     """
@@ -29,7 +29,7 @@ def fused_suffices(kernel: Kernel, x: Tensor, valid: Bool[Tensor, "batch seq"] |
 
 @cache
 def _exists_on_cpu(kernel: Kernel, dtype: torch.dtype, autocast_to: torch.dtype) -> bool:
-    """Whether this CPU computes `kernel`, forward and backward, asked once of a single number.
+    """Return whether this CPU computes `kernel`, forward and backward, asked once of a single number.
 
     torch leaves the bfloat16 LSTM to oneDNN, which makes it where the processor has AVX-512 and raises elsewhere.
     """
@@ -59,7 +59,7 @@ def fused_recurrence(
     *state: Float[Tensor, "batch d_inner"],
     recurrent_bias: Float[Tensor, " gates"] | None = None,
 ) -> tuple[Float[Tensor, "batch seq d_inner"], *tuple[Float[Tensor, "batch d_inner"], ...]]:
-    """One layer of torch.nn's LSTM, GRU or tanh RNN from given weights and state.
+    """Run one layer of torch.nn's LSTM, GRU or tanh RNN from given weights and state.
 
     Args:
         kernel: which of the three.

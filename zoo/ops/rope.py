@@ -29,7 +29,7 @@ def rotate(
     scaling: Scaling | None = None,
     total: Int[Tensor, " batch"] | None = None,
 ) -> Float[Tensor, "batch heads seq d_head"]:
-    """Rotary position encoding (Su et al. 2104.09864, eq. 34).
+    """Apply rotary position encoding (Su et al. 2104.09864, eq. 34).
 
     The pair (c, c + d_head / 2) is turned by the angle position * frequency_c, and multiplied by `gain(scaling)`.
 
@@ -79,7 +79,7 @@ def frequencies(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
 ) -> Float[Tensor, "rows half"]:
-    """Radians per position of each pair of channels; a row for each sequence where they depend on its length."""
+    """Return radians per position of each pair of channels; a row for each sequence where they depend on its length."""
     exponent = -torch.arange(d_head // 2, device=device, dtype=dtype) / (d_head // 2)
     plain = (base**exponent).unsqueeze(0)
     if scaling is None:
@@ -88,7 +88,7 @@ def frequencies(
 
 
 def gain(scaling: Scaling | None) -> float:
-    """What queries and keys are multiplied by: 1 but for type yarn (Peng et al. 2309.00071, eq. 22)."""
+    """Return what queries and keys are multiplied by: 1 but for type yarn (Peng et al. 2309.00071, eq. 22)."""
     if scaling is None or scaling["rope_type"] != "yarn":
         return 1.0
     if scaling["attention_factor"] is not None:
@@ -100,12 +100,12 @@ def gain(scaling: Scaling | None) -> float:
 
 
 def _linear(plain: Tensor, base: float, scaling: Scaling, total: Tensor | None) -> Tensor:
-    """Positions divided by the factor (Chen et al. 2306.15595, eq. 4)."""
+    """Divide positions by the factor (Chen et al. 2306.15595, eq. 4)."""
     return plain / scaling["factor"]
 
 
 def _dynamic(plain: Tensor, base: float, scaling: Scaling, total: Tensor | None) -> Tensor:
-    """A base that grows with the row's own length beyond the trained one ("dynamic NTK", Peng et al. 2309.00071, 3.3).
+    """Raise the base with the row's own length beyond the trained one ("dynamic NTK", Peng et al. 2309.00071, 3.3).
 
     The slowest pair then turns as if positions were divided by factor * total / trained - (factor - 1).
     """
@@ -117,7 +117,7 @@ def _dynamic(plain: Tensor, base: float, scaling: Scaling, total: Tensor | None)
 
 
 def _yarn(plain: Tensor, base: float, scaling: Scaling, total: Tensor | None) -> Tensor:
-    """Slow pairs divided by the factor, fast ones left alone, a ramp between them (Peng et al. 2309.00071, eq. 17-20).
+    """Divide slow pairs by the factor, keep fast ones, ramp between them (Peng et al. 2309.00071, eq. 17-20).
 
     The ramp lies between the pairs that turn beta_fast and beta_slow times within the trained length.
     """
@@ -135,7 +135,7 @@ def _yarn(plain: Tensor, base: float, scaling: Scaling, total: Tensor | None) ->
 
 
 def _llama3(plain: Tensor, base: float, scaling: Scaling, total: Tensor | None) -> Tensor:
-    """Slow pairs divided by the factor, fast ones left alone, between them by how often they turn (Llama 3.1).
+    """Divide slow pairs by the factor, keep fast ones, in between go by how often they turn (Llama 3.1).
 
     Slow and fast: less than low_freq_factor and more than high_freq_factor turns within the trained length (Grattafiori
     et al. 2407.21783, 3.4; the bands are those of Meta's llama-models).

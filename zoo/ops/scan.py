@@ -133,7 +133,7 @@ def _is_watched(tensors: tuple[Tensor | None, ...]) -> bool:
 
 
 def _choose(backend: str | None, x: Tensor, wide: torch.dtype) -> str:
-    """The backend's name: the one asked for, if it can take x, or the fastest there is."""
+    """Return the backend's name: the one asked for, if it can take x, or the fastest there is."""
     kind = x.device.type
     if backend is None:
         fastest = {"cpu": "numba", "cuda": "triton"}.get(kind, "torch")
@@ -196,7 +196,7 @@ _BACKWARD_SCHEMA = (
 def _scan(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, backend: str, check: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns y, the final state, and the state that entered each chunk (chunk, batch, d_state, d_inner)."""
+    """Return y, the final state, and the state that entered each chunk (chunk, batch, d_state, d_inner)."""
     if check:
         _require_signs(dt, A)
     with full_precision(x.device):
@@ -215,7 +215,7 @@ def _scan_backward(
     entering: Tensor,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x, dt, A, B, C and the initial state, each in its own dtype.
+    """Return gradients of x, dt, A, B, C and the initial state, each in its own dtype.
 
     With g_t the gradient that reaches h_t:  g_t = C_t grad_y_t + exp(dt_{t+1} A) g_{t+1}.
     """

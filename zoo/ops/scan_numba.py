@@ -30,7 +30,7 @@ _AHEAD = 4
 
 
 def chunk_length(batch: int, d_inner: int, d_state: int, seq_len: int) -> int:
-    """Steps between the states that forward keeps for backward."""
+    """Return the steps between the states that forward keeps for backward."""
     return _CHUNK
 
 
@@ -46,7 +46,7 @@ def scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) 
 def scan_backward(
     grad_y: Tensor, grad_final: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, entering: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x, dt, A, B, C and the initial state."""
+    """Return gradients of x, dt, A, B, C and the initial state."""
     batch, _, d_inner = x.shape
     grad_x, grad_dt, grad_state = torch.empty_like(x), torch.empty_like(dt), torch.empty_like(grad_final)
     grad_A = A.new_empty(batch, *A.shape, dtype=torch.float64)
@@ -58,7 +58,7 @@ def scan_backward(
 
 
 def _in_order(shares: Tensor) -> Tensor:
-    """Their sum, added up one after the other: however many threads there are, the same numbers."""
+    """Add them up one after another: the result is the same for any number of threads."""
     total = shares.new_zeros(shares.shape[1:])
     for share in shares.unbind(0):
         total += share

@@ -27,21 +27,21 @@ _CHUNK_NUMBERS = 262_144  # of the states between two that are kept: a megabyte 
 
 
 def _piece(batch: int, d_inner: int, d_state: int) -> tuple[int, int, int]:
-    """Rows and channels of a block, steps of a piece."""
+    """Return rows and channels of a block, and the steps of a piece."""
     channels = max(1, min(d_inner, _BLOCK // d_state))
     rows = max(1, min(batch, _BLOCK // (channels * d_state)))
     return rows, channels, max(1, min(64, _GRAIN // (rows * channels * d_state)))
 
 
 def chunk_length(batch: int, d_inner: int, d_state: int, seq_len: int) -> int:
-    """Steps of a chunk, whole pieces: one state a chunk is kept for backward."""
+    """Return the steps of a chunk, whole pieces: one state a chunk is kept for backward."""
     steps = max(16, min(128, _CHUNK_NUMBERS // max(1, batch * d_inner * d_state)))
     piece = _piece(batch, d_inner, d_state)[2]
     return min(seq_len, max(1, steps // piece) * piece)
 
 
 def _blocks(x: Tensor, d_state: int) -> Iterator[tuple[slice, slice, int]]:
-    """Rows and channels that are computed together, and the steps of a piece.
+    """Yield rows and channels that are computed together, and the steps of a piece.
 
     With one thread there is nothing to share out, and a piece is a chunk; elsewhere than on the CPU a block is all.
     """
@@ -115,7 +115,7 @@ def step(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) 
 def scan_backward(
     grad_y: Tensor, grad_final: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, entering: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x, dt, A, B, C and the initial state.
+    """Return gradients of x, dt, A, B, C and the initial state.
 
     With g_t the gradient that reaches h_t:  g_t = C_t grad_y_t + exp(dt_{t+1} A) g_{t+1}.
     """
@@ -195,7 +195,7 @@ def _backward(
 
 
 def _buffers(x: Tensor, A2: Tensor, *steps: int) -> tuple[Tensor, Tensor, Tensor]:
-    """States, of one step more, and two more of such tensors: (time, batch, d_state, d_inner)."""
+    """Allocate states of one step more, and two more of such tensors: (time, batch, d_state, d_inner)."""
     more, *others = steps
     first, second, third = (x.new_empty(n, x.shape[1], *A2.shape) for n in (more + 1, *others))
     return first, second, third
@@ -207,7 +207,7 @@ def _swap(t: Tensor) -> Tensor:
 
 
 def _first(steps: int, tensors: Tensors) -> Tensors:
-    """Their first steps; the tensors themselves where the first has no more."""
+    """Return their first steps; the tensors themselves where the first has no more."""
     return tensors if len(tensors[0]) == steps else tuple(t[:steps] for t in tensors)
 
 

@@ -51,18 +51,18 @@ def _tile(d_state: int, channels: int, per_thread: int) -> Tile:
 
 
 def forward_tile(d_state: int) -> Tile:
-    """Four numbers a thread: at the widths of models enough warps to hide the latencies of one another."""
+    """Take four numbers per thread: at the widths of models enough warps to hide the latencies of one another."""
     return _tile(d_state, 32, 4)
 
 
 def backward_tile(d_state: int) -> Tile:
-    """Eight numbers a thread, and at 16 states or fewer one warp: sums over its channels need no barrier."""
+    """Take eight numbers per thread, and at 16 states or fewer one warp: sums over its channels need no barrier."""
     states = triton.next_power_of_2(d_state)
     return _tile(d_state, 256 // states if states <= 16 else 32, 8)
 
 
 def chunk_length(batch: int, d_inner: int, d_state: int, seq_len: int) -> int:
-    """Steps from one state that is kept to the next."""
+    """Return the steps from one state that is kept to the next."""
     return CHUNK
 
 
@@ -72,7 +72,7 @@ def chunk_length(batch: int, d_inner: int, d_state: int, seq_len: int) -> int:
 @triton.jit
 @no_type_check
 def _load(pointers, mask, FULL: tl.constexpr):
-    """Where every element exists, comparisons would only cost instructions."""
+    """Return where every element exists, comparisons would only cost instructions."""
     if FULL:
         values = tl.load(pointers)
     else:
@@ -83,7 +83,7 @@ def _load(pointers, mask, FULL: tl.constexpr):
 @triton.jit
 @no_type_check
 def _stack(rows, LENGTH: tl.constexpr):
-    """The tile (channels, LENGTH) whose columns are the tensors of a tuple, LENGTH a power of two."""
+    """Return the tile (channels, LENGTH) whose columns are the tensors of a tuple, LENGTH a power of two."""
     if LENGTH == 1:
         tile = rows[0]
     else:
@@ -97,7 +97,7 @@ def _stack(rows, LENGTH: tl.constexpr):
 @triton.jit
 @no_type_check
 def _rows(ptr, d, real, left, d_inner: tl.constexpr, STEPS: tl.constexpr, FULL: tl.constexpr):
-    """The channels `d` of STEPS positions, of which `left` exist; the others are zero and leave every state alone."""
+    """Load the channels `d` of STEPS positions, of which `left` exist; the others are zero and change no state."""
     rows = ()
     for step in tl.static_range(STEPS):
         rows = rows + (_load(ptr + step * d_inner + d, real & (step < left), FULL),)
@@ -107,7 +107,7 @@ def _rows(ptr, d, real, left, d_inner: tl.constexpr, STEPS: tl.constexpr, FULL: 
 @triton.jit
 @no_type_check
 def _advance(h, xs, dts, A2, B_ptr, per_step, states, left, d_state: tl.constexpr, FULL: tl.constexpr):
-    """The states before, between and after the steps of `xs` and `dts`: one more than there are steps."""
+    """Return the states before, between and after the steps of `xs` and `dts`: one more than there are steps."""
     hs = (h,)
     for step in tl.static_range(len(xs)):
         B = _load(B_ptr + step * d_state + per_step, states & (step < left), FULL)
@@ -261,7 +261,7 @@ def scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) 
 def scan_backward(
     grad_y: Tensor, grad_final: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, entering: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x, dt, A, B, C and the state before the first position, each in its tensor's dtype."""
+    """Return gradients of x, dt, A, B, C and the state before the first position, each in its tensor's dtype."""
     batch, seq_len, d_inner = x.shape
     d_state = A.shape[1]
     tile = backward_tile(d_state)

@@ -55,7 +55,7 @@ def slstm_scan(
 
 
 def _compiled_suffices(u: Tensor) -> bool:
-    """Whether nothing needs the loop in torch: no coefficient is asked for, nothing is traced, the type is right."""
+    """Tell whether nothing needs the loop in torch: no coefficient recorded, nothing traced, the right type."""
     return _NUMBA and u.device.type == "cpu" and u.dtype == torch.float32 and not (coefficients.active() or followed())
 
 

@@ -43,7 +43,7 @@ def backward(
     y: Tensor,
     entering: Tensor,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Gradients of u, of the recurrent matrices and of the state before the first position."""
+    """Return gradients of u, of the recurrent matrices and of the state before the first position."""
     batch, heads = u.shape[:2]
     before = torch.cat((h.unsqueeze(2), y[:, :, :-1]), dim=2)
     grad_u = torch.empty_like(u, memory_format=torch.contiguous_format)
@@ -60,12 +60,12 @@ def _copies(state: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _from_h(recurrent: Tensor) -> Tensor:
-    """A row for each number of h."""
+    """Return a row for each number of h."""
     return rearrange(recurrent, "four heads out d_head -> heads d_head (four out)").contiguous()
 
 
 def _moving(valid: Tensor | None) -> Tensor:
-    """Positions at which the state moves; no row at all where it always does."""
+    """Return the positions at which the state moves; no row at all where it always does."""
     return torch.empty(0, 0, dtype=torch.bool) if valid is None else valid.contiguous()
 
 
@@ -144,7 +144,7 @@ _I, _F, _Z, _O, _M, _N, _C, _H, _FORGETS, _ROWS = range(10)
 
 @compiled
 def _step(w: Any) -> None:
-    """From log i, the logits of f, z and o, and m, n and c: i, f, tanh(z), sigmoid(o), the next m, n, c and h.
+    """Return, from log i, the logits of f, z and o, and m, n and c: i, f, tanh(z), sigmoid(o), the next m, n, c and h.
 
     And sigmoid(-f) of f's logit, the slope of its logarithm.
     """
@@ -304,7 +304,7 @@ def _backward(
 
 @compiled
 def _step_backward(w: Any, before: Any, g: Any) -> None:
-    """From the gradients of h and of the next c, n and m: those of the c, n and m before, and of the four gates."""
+    """Turn gradients of h and of the next c, n and m into those of the c, n and m before, and of the four gates."""
     for k in range(_WIDTH):
         i, f, z, o = w[_I, k], w[_F, k], w[_Z, k], w[_O, k]
         inverse = _F1 / w[_N, k]

@@ -13,7 +13,7 @@ _RATE_MAX = 16
 
 
 def draw_step_bias(count: int, dt_min: float, dt_max: float) -> Float[Tensor, " count"]:
-    """Biases b with softplus(b) log-uniform in [dt_min, dt_max], at least 1e-4 (Gu and Dao 2312.00752, section 3.6).
+    """Draw biases, softplus(b) log-uniform in [dt_min, dt_max] and >= 1e-4 (Gu and Dao 2312.00752, section 3.6).
 
     Drawn from torch's generator.
     """
@@ -23,7 +23,7 @@ def draw_step_bias(count: int, dt_min: float, dt_max: float) -> Float[Tensor, " 
 
 
 def draw_rate_log(count: int) -> Float[Tensor, " count"]:
-    """Logarithms of rates uniform in (0, 16], as gated delta nets start (2412.06464): zero has no logarithm.
+    """Draw logarithms of rates uniform in (0, 16], as gated delta nets start (2412.06464): zero has no logarithm.
 
     Drawn from torch's generator.
     """

@@ -27,7 +27,7 @@ def as_lengths(lengths: Lengths | None, x: Tensor) -> Tensor | None:
 
 
 def valid_positions(lengths: Int[Tensor, " batch"], seq_len: int) -> Bool[Tensor, "batch seq"]:
-    """True where a position lies inside its row's length."""
+    """Mark where a position lies inside its row's length."""
     return torch.arange(seq_len, device=lengths.device) < lengths.unsqueeze(1)
 
 
@@ -55,6 +55,6 @@ def left_align(
 def reverse(
     x: Shaped[Tensor, "batch seq *rest"], lengths: Int[Tensor, " batch"] | None = None
 ) -> Shaped[Tensor, "batch seq *rest"]:
-    """Each row backwards: its first `lengths` items, then zeros; or all of it."""
+    """Reverse each row: its first `lengths` items, then zeros; or all of it."""
     backwards = x.flip(1)
     return backwards if lengths is None else left_align(backwards, lengths)

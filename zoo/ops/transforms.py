@@ -15,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def followed() -> bool:
-    """Whether a compiler or a transform of torch.func (grad, vmap, jvp) is at work.
+    """Return whether a compiler or a transform of torch.func (grad, vmap, jvp) is at work.
 
     They follow plain operations and what `transformable` returns, derive their own backward pass, and cannot be asked
     for values.
@@ -88,7 +88,7 @@ def transformable(
 
 
 def _slice_by_slice(op: CustomOpDef, info: Any, axes: tuple[int | None, ...], *given: Any) -> tuple[Any, Any]:
-    """The vmap rule of any op: its results for each slice, stacked."""
+    """Return the vmap rule of any op: its results for each slice, stacked."""
     calls = [
         op(*(t if axis is None else t.select(axis, n) for t, axis in zip(given, axes, strict=True)))
         for n in range(info.batch_size)

@@ -19,7 +19,7 @@ _SHORT_TURN = 6.28125  # nearly 2 pi, with so few digits that its small multiple
 def advance_angles(
     increments: Float[Tensor, "batch heads seq angles"], start: Float[Tensor, "batch heads angles"]
 ) -> Float[Tensor, "batch heads seq angles"]:
-    """Angles in [0, 2 pi) after each position.
+    """Return angles in [0, 2 pi) after each position.
 
     Summed in float64 where the device has it, and without whole turns: in a float32 sum of many turns few digits are
     left for the part that counts.

@@ -46,7 +46,7 @@ def check_place(path: str | os.PathLike[str]) -> None:
 
 
 def as_json(content: Any, indent: int | None = 1) -> str:
-    """Plain data as a JSON file's text; a number that is not finite is null.
+    """Write plain data as a JSON file's text; a number that is not finite is null.
 
     >>> print(as_json({"loss": math.nan, "at": (1, 2.5)}, indent=None), end="")
     {"loss": null, "at": [1, 2.5]}
@@ -55,7 +55,7 @@ def as_json(content: Any, indent: int | None = 1) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds; None where a program wrote NaN or Infinity.
+    """Return what a JSON file holds; None where a program wrote NaN or Infinity.
 
     Raises:
         OSError: there is none, or it cannot be read.
@@ -65,7 +65,7 @@ def read_json(path: Path) -> Any:
 
 
 def finite(content: Any) -> Any:
-    """The same plain data with None for each number that is not finite, lists for tuples and text for keys."""
+    """Return the same plain data with None for each number that is not finite, lists for tuples and text for keys."""
     if isinstance(content, Mapping):
         return {str(key): finite(each) for key, each in content.items()}
     if isinstance(content, list | tuple):

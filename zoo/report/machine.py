@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def describe_machine(device: str = "cpu") -> str:
-    """Processor (or GPU), cores and versions in one phrase."""
+    """Describe processor (or GPU), cores and versions in one phrase."""
     import torch
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

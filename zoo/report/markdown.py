@@ -8,7 +8,7 @@ _RULES = {"l": "---", "c": ":-:", "r": "---:"}
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], align: str = "") -> list[str]:
-    """The lines of a table.
+    """Return the lines of a table.
 
     >>> table(("mixer", "rank"), [("attention", "4")], "lr")
     ['| mixer | rank |', '|---|---:|', '| attention | 4 |']
@@ -28,12 +28,12 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def sentence(text: str) -> str:
-    """A line of a registry as a sentence."""
+    """Return a line of a registry as a sentence."""
     return text[0].upper() + text[1:].rstrip(".") + "."
 
 
 def replace_part(page: str, name: str, part: str) -> str:
-    """The page with another part between `<!-- name -->` and `<!-- /name -->`; a page without the two as it is.
+    """Return the page with another part between `<!-- name -->` and `<!-- /name -->`; a page without the two as it is.
 
     Args:
         page: text of the whole.

@@ -13,7 +13,7 @@ NOTHING = "–"
 
 
 def number(value: Number | None, digits: int = 4) -> str:
-    """Whole numbers, and those from a thousand to a million, to the unit; others to so many significant digits.
+    """Write whole numbers, and those from a thousand to a million, to the unit; others to so many significant digits.
 
     >>> [number(value) for value in (12345, 8.0, 1234.5, 0.0123456, 1e-9, None)]
     ['12,345', '8', '1,234', '0.01235', '1e-09', '–']
@@ -26,7 +26,7 @@ def number(value: Number | None, digits: int = 4) -> str:
 
 
 def size(n_bytes: int | None) -> str:
-    """Bytes in the largest unit of which they fill one.
+    """Write bytes in the largest unit of which they fill one.
 
     >>> [size(n) for n in (320, 1536, 8 * 2**20, None)]
     ['320 B', '1.5 KiB', '8 MiB', '–']
@@ -38,7 +38,7 @@ def size(n_bytes: int | None) -> str:
 
 
 def duration(seconds: Number) -> str:
-    """Seconds, from two minutes on minutes, from two hours on hours.
+    """Write seconds, from two minutes on minutes, from two hours on hours.
 
     >>> [duration(seconds) for seconds in (47.2, 300, 9000)]
     ['47 s', '5 min', '2.5 h']
@@ -53,7 +53,7 @@ def count(n: int, noun: str) -> str:
 
 
 def plain(value: Any) -> str:
-    """An option's value; equal entries of a list that follow each other are counted.
+    """Return an option's value; equal entries of a list that follow each other are counted.
 
     >>> plain(["attention", "attention", "lstm"]), plain(True), plain(None), plain(1e-3)
     ('2×attention+lstm', 'true', 'none', '0.001')

@@ -61,7 +61,7 @@ def styled(draw: Callable[P, R]) -> Callable[P, R]:
 def new_figure(
     n_columns: int = 1, n_rows: int = 1, *, legends: int = 0, width: float = _PANEL[0]
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of equal panels, and its axes row by row.
+    """Return a figure of equal panels, and its axes row by row.
 
     Args:
         n_columns: panels side by side.
@@ -75,33 +75,33 @@ def new_figure(
 
 
 def colours(names: Iterable[str]) -> dict[str, str]:
-    """A colour for each name, the same in all charts of one comparison."""
+    """Return a colour for each name, the same in all charts of one comparison."""
     return {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(sorted(set(names)))}
 
 
 def line_style(at: int, count: int) -> dict[str, Any]:
-    """A colour and dashes of its own, and lines that grow thinner: one that lies under another shows at its sides."""
+    """Return colour, dashes and width, thinner for later lines: one under another shows at its sides."""
     return {"color": f"C{at % 10}", "linestyle": ("-", "--", ":")[at // 10 % 3], "linewidth": 3.0 - 2.0 * at / count}
 
 
 def whole_numbers() -> Any:
-    """A locator that marks an axis at integers only."""
+    """Return a locator that marks an axis at integers only."""
     return require_extra("matplotlib.ticker").MaxNLocator(integer=True)
 
 
 def legend_beside(axes: Axes, title: str) -> None:
-    """A legend to the right of the axes, where it covers no line."""
+    """Draw a legend to the right of the axes, where it covers no line."""
     columns = legend_columns(len(axes.get_legend_handles_labels()[1]))
     axes.legend(title=title, ncols=columns, loc="upper left", bbox_to_anchor=(1.0, 1.02))
 
 
 def legend_columns(lines: int) -> int:
-    """How many columns a legend of so many lines has next to its axes."""
+    """Return how many columns a legend of so many lines has next to its axes."""
     return -(-lines // _LEGEND_LINES)
 
 
 def as_png(figure: Figure) -> bytes:
-    """The figure as a PNG file, the same bytes for the same picture."""
+    """Return the figure as a PNG file, the same bytes for the same picture."""
     content = io.BytesIO()
     figure.savefig(content, format="png", metadata={"Software": None})
     return content.getvalue()

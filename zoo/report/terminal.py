@@ -24,7 +24,7 @@ NOBODY_READS = 141
 
 
 def make_console(width: int = 140) -> Console:
-    """Standard output; a file or a pipe has no width of its own: tables there may be as wide as `width`.
+    """Return a console on standard output; a file or a pipe has no width: its tables may be as wide as `width`.
 
     Raises:
         MissingExtraError: rich is not installed.
@@ -46,7 +46,7 @@ def make_table(
     title: str | None = None,
     styles: Iterable[str | None] | None = None,
 ) -> Table:
-    """A table for a console.
+    """Return a table for a console.
 
     Args:
         headings: of the columns; without any text in them none are shown.
@@ -78,14 +78,14 @@ def make_table(
 
 
 def make_facts(facts: Iterable[tuple[str, str]]) -> Table:
-    """A table of names, and what each is."""
+    """Return a table of names, and what each is."""
     table = make_table(("", ""), facts, "lr")
     table.columns[0].style = "bold"
     return table
 
 
 def listing(entries: Mapping[str, str], indent: str = "  ") -> list[str]:
-    """Lines in two columns: a name, what it is.
+    """Return lines in two columns: a name, what it is.
 
     >>> listing({"lstm": "gates", "s4d": "modes"}, indent="")
     ['lstm  gates', 's4d   modes']
@@ -96,7 +96,7 @@ def listing(entries: Mapping[str, str], indent: str = "  ") -> list[str]:
 
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar on standard error over `total` pieces of work; the function it gives names the one that begins.
+    """Show a bar on standard error over `total` pieces of work; the function it yields names the one that begins.
 
     Raises:
         MissingExtraError: rich is not installed.
@@ -152,7 +152,7 @@ def ends_unread(main: Callable[P, int]) -> Callable[P, int]:
 
 
 def _has_hung_up(pipe: int) -> bool:
-    """Whether the other end of a pipe is closed."""
+    """Return whether the other end of a pipe is closed."""
     poll = select.poll()
     poll.register(pipe, 0)  # an error is reported without being asked for
     return bool(poll.poll(0))

@@ -102,7 +102,7 @@ GROUPS: Mapping[str, tuple[Column, ...]] = {
 
 
 def measurements_as_json(rows: Sequence[Measurement], sizes: Sizes, machine: str) -> str:
-    """All that was measured, as JSON text: spectra, profiles and costs too; what is not finite is null."""
+    """Return all that was measured, as JSON text: spectra, profiles and costs too; what is not finite is null."""
     content = {"machine": machine, "sizes": asdict(sizes), "rows": [_record(row) for row in rows]}
     return as_json(content)
 
@@ -128,7 +128,7 @@ def _gradient(gradient: Gradient) -> dict[str, Any]:
 
 
 def measurements_as_markdown(rows: Sequence[Measurement], sizes: Sizes, machine: str) -> str:
-    """A page: where and at which sizes, the table, what its columns are, and the picture."""
+    """Return a page: where and at which sizes, the table, what its columns are, and the picture."""
     columns = [column for group in GROUPS.values() for column in group]
     lines = [
         "# Mixers, measured",
@@ -151,13 +151,13 @@ def measurements_as_markdown(rows: Sequence[Measurement], sizes: Sizes, machine:
 
 
 def describe_misses(rows: Sequence[Measurement]) -> str:
-    """Which rows have another rank than predicted, in a sentence, and why that may be; empty where none has."""
+    """Return which rows have another rank than predicted, in a sentence, and why that may be; empty where none has."""
     missed = [row.name for row in rows if row.as_predicted is False]
     return f"Rank other than predicted: {', '.join(missed)}. {BELOW}" if missed else ""
 
 
 def describe_sketches(rows: Sequence[Measurement]) -> str:
-    """Which rows were read by a sketch, and what that means, in a sentence; empty where none was."""
+    """Return which rows were read by a sketch, and what that means, in a sentence; empty where none was."""
     sketched = [row.name for row in rows if row.rank_limit is not None]
     if not sketched:
         return ""
@@ -168,7 +168,7 @@ def describe_sketches(rows: Sequence[Measurement]) -> str:
 
 
 def describe_sizes(sizes: Sizes) -> str:
-    """The sizes in a sentence."""
+    """Return the sizes in a sentence."""
     cut = "" if sizes.cut_to is None else f" Cut to the {sizes.cut_to:,} positions that the model takes."
     heads = "" if sizes.n_heads is None else f"{sizes.n_heads} heads, "
     return (

@@ -21,7 +21,7 @@ M = TypeVar("M", bound=SequenceMixer)
 
 
 def to_heads(lags: Float[Tensor, "seq_len d_out d_in"], n_heads: int | None = None) -> Factorized:
-    """Factorized heads that equal y_i = sum_tau G_tau x_{i - tau}, or come as close as that many heads can.
+    """Build factorized heads that equal y_i = sum_tau G_tau x_{i - tau}, or come as close as that many heads can.
 
     The value maps V_h are the leading right singular vectors of the matrix with rows sqrt(n - tau) vec(G_tau), n =
     seq_len; sqrt(n - tau) is there because n - tau pairs of positions lie tau apart. The coefficients are a_h(tau) =
@@ -60,7 +60,7 @@ def to_heads(lags: Float[Tensor, "seq_len d_out d_in"], n_heads: int | None = No
 
 
 def with_parameters(build: Callable[[], M], like: Tensor, parameters: Mapping[str, Tensor]) -> M:
-    """The module that `build` makes, holding `parameters` (all of them) in the dtype and on the device of `like`."""
+    """Build the module and fill in `parameters` (all of them), in the dtype and on the device of `like`."""
     with torch.device("meta"):
         mixer = build()
     given = {name: value.detach().to(like).contiguous() for name, value in parameters.items()}

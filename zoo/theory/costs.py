@@ -34,7 +34,7 @@ def complexity(
     d_in: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Complexity:
-    """Time and memory of a forward and a backward pass, fitted as c * length^exponent.
+    """Measure time and memory of a forward and a backward pass, fitted as c * length^exponent.
 
     Times are medians of `repeats` runs; the lengths take turns, so that a disturbance of the machine meets all of
     them. Memory is counted, not sampled, and is the same on every device that runs the same kernels: the storages that
@@ -80,7 +80,7 @@ def input_dependence(
     n_inputs: int = 4,
     generator: torch.Generator | None = None,
 ) -> float:
-    """How much the operator moves between inputs: mean over pairs of ||W - W'||_F / sqrt((||W||^2 + ||W'||^2) / 2).
+    """Measure how the operator moves between inputs: mean of ||W - W'||_F / sqrt((||W||^2 + ||W'||^2) / 2) over pairs.
 
     0 for a linear time-invariant layer, sqrt(2) when the operators at two inputs are orthogonal. Rows of W are read
     and compared a few positions at a time; the whole of it is never held.
@@ -126,7 +126,7 @@ def _draw(
 
 
 def _held_bytes(layer: nn.Module, x: Tensor) -> int:
-    """Bytes of the storages that autograd saves in a forward pass, and of the final state where there is one."""
+    """Count the bytes of storages that autograd saves in a forward pass, and of the final state if there is one."""
     saved: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ def _held_bytes(layer: nn.Module, x: Tensor) -> int:
 
 
 def _seconds(layer: nn.Module, x: Tensor) -> float:
-    """Wall time of a forward and a backward pass; parameters take part in the graph, their .grad is left alone."""
+    """Measure wall time of a forward and a backward pass; parameters are in the graph, their .grad stays as it is."""
     point = x.detach().requires_grad_()
     wanted = [point, *(p for p in layer.parameters() if p.requires_grad)]
     with evaluated(layer) as f, torch.enable_grad():
@@ -170,7 +170,7 @@ def _wait(x: Tensor) -> None:
 
 
 def _exponent(lengths: Sequence[int], costs: Sequence[int] | Sequence[float]) -> float:
-    """Slope of log cost on log length, by least squares."""
+    """Fit the slope of log cost on log length, by least squares."""
     at, cost = (torch.as_tensor(list(v), dtype=torch.float64).log() for v in (lengths, costs))
     centred = at - at.mean()
     return float((cost * centred).sum() / centred.square().sum())

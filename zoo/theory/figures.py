@@ -29,7 +29,7 @@ _LEAST_GRADIENT = 1e-10  # of the largest: below, a curve leaves the picture
 
 @styled
 def operator_figure(norms: Float[Tensor, "seq seq"], title: str) -> Figure:
-    """Heat map of ||W_ij||_F over output position i and source position j, relative to the largest, on a log scale.
+    """Draw a heat map of ||W_ij||_F over output i and source j, relative to the largest, on a log scale.
 
     Args:
         norms: see `zoo.theory.measure.operator_norms`.
@@ -51,7 +51,7 @@ def operator_figure(norms: Float[Tensor, "seq seq"], title: str) -> Figure:
 
 @styled
 def spectrum_figure(spectrum: Sequence[float], rank: int, title: str, limit: int | None = None) -> Figure:
-    """Singular values of the operator span, the rank marked.
+    """Draw the singular values of the operator span, the rank marked.
 
     Args:
         spectrum: largest first.
@@ -95,7 +95,7 @@ def gradient_decay_figure(gradient: Gradient, title: str) -> Figure:
 
 @styled
 def heads_over_training_figure(steps: Sequence[int], heads: Mapping[float, Sequence[int]], title: str) -> Figure:
-    """Heads needed for each relative error against the training step.
+    """Draw the heads needed for each relative error against the training step.
 
     Args:
         steps: at which the operator was read.
@@ -117,7 +117,7 @@ def heads_over_training_figure(steps: Sequence[int], heads: Mapping[float, Seque
 
 @styled
 def comparison_figure(rows: Sequence[Measurement]) -> Figure:
-    """Mixers side by side: error against heads, cost against length, gradients on noise and on highway input."""
+    """Draw mixers next to each other: error against heads, cost against length, both gradients."""
     figure, (errors, costs, noise, highway) = new_figure(2, 2, legends=legend_columns(len(rows)))
     for at, row in enumerate(rows):
         counts, left = error_by_heads(row.spectrum)
@@ -141,7 +141,7 @@ def comparison_figure(rows: Sequence[Measurement]) -> Figure:
 
 @styled
 def gradient_comparison_figure(gradients: Mapping[str, tuple[Gradient, Gradient | None]]) -> Figure:
-    """Gradient against distance of several mixers, on noise and on the input that opens a highway.
+    """Draw gradient against distance of several mixers, on noise and on the input that opens a highway.
 
     Args:
         gradients: name -> (on noise, on highway input; None where the mixer knows none).
@@ -184,7 +184,7 @@ def _medians(profile: GradientProfile) -> tuple[list[int], list[float]]:
 
 
 def _drawable(profile: GradientProfile) -> tuple[Tensor, Tensor]:
-    """Distances from one on that are reached, with values (seed, distance) that a log axis takes.
+    """Return distances from one on that are reached, with values (seed, distance) that a log axis takes.
 
     Beyond a finite receptive field nothing arrives, and nothing is drawn. The zero of a single draw stands at the least
     value there is.
@@ -196,7 +196,7 @@ def _drawable(profile: GradientProfile) -> tuple[Tensor, Tensor]:
 
 
 def fitted_line(profile: GradientProfile, decay: DecayRate) -> tuple[Tensor, Tensor]:
-    """The exponential of rate `decay.rate` through the medians of the far distances: (taus, values)."""
+    """Return the exponential of rate `decay.rate` through the medians of the far distances: (taus, values)."""
     taus, values = _drawable(profile)
     median = values.quantile(0.5, dim=0)
     believed = (median > 8 * torch.finfo(profile.values.dtype).eps * median.max()).long().cumprod(0).bool()
@@ -218,7 +218,7 @@ def error_by_heads(spectrum: Sequence[float]) -> tuple[list[int], list[float]]:
 
 
 def rank_text(row: Measurement) -> str:
-    """The measured rank; with ≥ where it is all that a sketch could have seen."""
+    """Return the measured rank; with ≥ where it is all that a sketch could have seen."""
     return f"{'≥ ' if row.rank == row.rank_limit else ''}{row.rank}"
 
 

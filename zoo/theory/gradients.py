@@ -60,11 +60,11 @@ class OffersHighway(Protocol):
     def highway_input(
         self, seq_len: int, distance: int, generator: torch.Generator | None = None
     ) -> Float[Tensor, "seq d_model"] | None:
-        """A sequence in which the gradient at `distance` before the last position stays; None if none is known."""
+        """Return a sequence in which the gradient at `distance` before the end stays; None if none is known."""
 
 
 def draw_seeds(seed: int, n: int) -> list[int]:
-    """Seeds of the layers and inputs of a profile: n of them, up to 1,000 distinct from those of another `seed`."""
+    """Return seeds for the layers and inputs of a profile: up to 1,000, distinct from those of another `seed`."""
     return [seed * 1000 + repeat for repeat in range(n)]
 
 
@@ -225,7 +225,7 @@ def decay_rate(
     n_resamples: int = 1000,
     confidence: float = 0.95,
 ) -> DecayRate:
-    """The slope of the log of the seed-median of J on tau, by least squares over tau in [n/4, n), with its interval.
+    """Fit the slope of the log of the seed-median of J by least squares over tau in [n/4, n), with its interval.
 
     n is seq_len, or where J sinks to the dtype's floor (8 eps of the largest J) the distance at which it does. The
     interval is the percentile interval of a bootstrap over seeds, each taken or left as a whole: values at
@@ -273,7 +273,7 @@ def decay_rate(
 
 
 def _reach(profile: GradientProfile) -> tuple[int, int]:
-    """How many distances, from the first on, have a median J above the floor; and the n of the window."""
+    """Return how many distances, from the first on, have a median J above the floor; and the n of the window."""
     median = _median(profile.values.double(), 0)
     above = median > _FLOOR * torch.finfo(profile.values.dtype).eps * median.max()
     reach = int(above.long().cumprod(0).sum())
@@ -281,12 +281,12 @@ def _reach(profile: GradientProfile) -> tuple[int, int]:
 
 
 def _median(values: Tensor, axis: int) -> Tensor:
-    """The median, of an even number the mean of the middle two (torch.median takes the lower)."""
+    """Return the median, of an even number the mean of the middle two (torch.median takes the lower)."""
     return values.quantile(0.5, dim=axis)
 
 
 def _log_median(values: Tensor, axis: int) -> Tensor:
-    """The log of the median, not the median of logs: where half of the seeds have J = 0, the other half is not lost."""
+    """Return the log of the median, not the median of logs, so that seeds with J = 0 do not hide the others."""
     return _median(values, axis).clamp(min=torch.finfo(torch.float64).tiny).log()
 
 

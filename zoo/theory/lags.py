@@ -27,7 +27,7 @@ def lag_operators(
     C: Num[Tensor, "d_out d_state"],
     seq_len: int,
 ) -> Float[Tensor, "seq_len d_out d_in"]:
-    """The operators G_tau = C A^tau B, for tau = 0 ... seq_len - 1 (A^0 = I, also for poles at zero).
+    """Return the operators G_tau = C A^tau B, for tau = 0 ... seq_len - 1 (A^0 = I, also for poles at zero).
 
     Args:
         A: poles (d_state,) of a diagonal system, or its matrix (d_state, d_state); within the unit circle.
@@ -74,7 +74,7 @@ def _check_system(A: Tensor, B: Tensor, C: Tensor, seq_len: int) -> None:
 
 
 def head_count(lags: Float[Tensor, "seq_len d_out d_in"], rtol: float | None = None) -> int:
-    """The interaction rank k = dim span{G_tau}: heads enough, and needed, to write the map exactly.
+    """Return the interaction rank k = dim span{G_tau}: heads enough, and needed, to write the map exactly.
 
     Args:
         lags: operators by lag (seq_len, d_out, d_in).
@@ -98,7 +98,7 @@ def head_count_bound(
     n_heads: int,
     covariance: Float[Tensor, "d_in d_in"] | None = None,
 ) -> float:
-    """The least relative squared error of `n_heads` factorized heads with input-independent coefficients.
+    """Return the least relative squared error of `n_heads` factorized heads with input-independent coefficients.
 
     Over sequences of length n = seq_len with white input, E||Y - Yhat||^2 = sum_tau (n - tau) ||G_tau - Ghat_tau||_F^2,
     so the minimum over Ghat_tau = sum_h a_h(tau) V_h is the energy of the singular values beyond the n_heads-th of the
@@ -130,7 +130,7 @@ def head_count_bound(
 
 
 def weighted_rows(stack: Float[Tensor, "seq_len ..."]) -> Float[Tensor, "seq_len entries"]:
-    """Rows sqrt(n - tau) vec(stack_tau), n = seq_len: n - tau pairs of positions lie tau apart.
+    """Return rows sqrt(n - tau) vec(stack_tau), n = seq_len: n - tau pairs of positions lie tau apart.
 
     The squared norm of the result is the energy of a time-invariant map's output under white input.
     """
@@ -159,7 +159,7 @@ def check_lags(caller: str, lags: Tensor) -> None:
 
 
 def _square_root(covariance: Tensor, d_in: int) -> Tensor:
-    """The symmetric square root of a covariance up to scale, float64; ValueError if it is none."""
+    """Return the symmetric square root of a covariance up to scale, float64; ValueError if it is none."""
     if covariance.shape != (d_in, d_in):
         raise ValueError(f"head_count_bound: covariance must be ({d_in}, {d_in}), got {tuple(covariance.shape)}")
     if not covariance.isfinite().all():

@@ -187,7 +187,7 @@ class LayerInput(NamedTuple):
 def measure_mixers(
     names: Iterable[str] | None = None, sizes: Sizes | None = None, progress: Progress | None = None
 ) -> list[Measurement]:
-    """One row per mixer, freshly drawn, in float64.
+    """Return one row per mixer, freshly drawn, in float64.
 
     Args:
         names: which; default all that are registered.
@@ -204,7 +204,7 @@ def measure_mixers(
 def measure_gradients(
     names: Iterable[str] | None = None, sizes: Sizes | None = None, progress: Progress | None = None
 ) -> dict[str, tuple[Gradient, Gradient | None]]:
-    """The gradients of `measure_mixers` alone: name -> (on random input, on highway input or None).
+    """Measure only the gradients of `measure_mixers`: name -> (on random input, on highway input or None).
 
     Raises:
         ValueError: see `measure_mixers`.
@@ -226,7 +226,7 @@ def measure_mixer(
     sizes: Sizes,
     progress: Progress | None = None,
 ) -> Measurement:
-    """One row for mixers made from a seed: the first of them is read as an operator, the gradient is over several.
+    """Return a row for mixers made from a seed: the first of them is read as an operator, the gradient is over several.
 
     Args:
         name: of the row.
@@ -242,7 +242,7 @@ def measure_mixer(
 
 
 def _makers(names: Iterable[str] | None, sizes: Sizes) -> dict[str, Callable[[int], SequenceMixer]]:
-    """A maker for each name, each tried once: what a mixer refuses is refused before anything is measured."""
+    """Return a maker for each name, each tried once: what a mixer refuses is refused before anything is measured."""
     chosen = list_mixers() if names is None else [MIXERS.check(name) for name in names]
     makers = {name: _maker(name, sizes) for name in chosen}
     for make in makers.values():
@@ -251,7 +251,7 @@ def _makers(names: Iterable[str] | None, sizes: Sizes) -> dict[str, Callable[[in
 
 
 def _drawn(make: Callable[[int], SequenceMixer], sizes: Sizes) -> Callable[[int], SequenceMixer]:
-    """The maker with its parameters drawn from the seed, in float64 on the sizes' device."""
+    """Return the maker with its parameters drawn from the seed, in float64 on the sizes' device."""
 
     def draw(seed: int) -> SequenceMixer:
         with torch.random.fork_rng(devices=[]):
@@ -277,7 +277,7 @@ def _maker(name: str, sizes: Sizes) -> Callable[[int], SequenceMixer]:
 
 
 def sizes_within(backbone: Backbone, sizes: Sizes) -> Sizes:
-    """The sizes, or where they are longer than a sequence that every layer takes, smaller ones that are not.
+    """Return the sizes, or where they are longer than a sequence that every layer takes, smaller ones that are not.
 
     Lengths of costs keep their proportions.
 
@@ -303,7 +303,7 @@ def sizes_within(backbone: Backbone, sizes: Sizes) -> Sizes:
 
 
 def _longest(layer: SequenceMixer, wanted: int) -> int:
-    """The longest sequence up to `wanted` that the layer takes."""
+    """Return the longest sequence up to `wanted` that the layer takes."""
     if _state_bytes(layer, wanted) is not None:
         return wanted
     return bisect.bisect_left(range(1, wanted), True, key=lambda length: _state_bytes(layer, length) is None)
@@ -315,7 +315,7 @@ def measure_backbone(
     inputs: Shaped[Tensor, "batch seq *d_input"] | None = None,
     progress: Progress | None = None,
 ) -> list[Measurement]:
-    """One row per layer of a (trained) model: its mixer, at what reaches it there.
+    """Return one row per layer of a (trained) model: its mixer, at what reaches it there.
 
     The noise of the gradient profile is what reaches the layer from random inputs of the model, whose weights are the
     same for all seeds. The model itself is left as it is.
@@ -352,7 +352,7 @@ def measure_backbone(
 
 
 def layer_inputs(backbone: Backbone, inputs: Shaped[Tensor, "batch seq *d_input"]) -> list[LayerInput]:
-    """Each layer's mixer with what reaches it, first layer first; in a residual block, that is the normed stream.
+    """Return each layer's mixer with what reaches it, first layer first; in a residual block the normed stream.
 
     Args:
         backbone: run as it is, without gradients.
@@ -373,7 +373,7 @@ def layer_inputs(backbone: Backbone, inputs: Shaped[Tensor, "batch seq *d_input"
 def random_inputs(
     backbone: Backbone, batch_size: int, seq_len: int, generator: torch.Generator
 ) -> Shaped[Tensor, "batch seq *d_input"]:
-    """Tokens drawn evenly from the vocabulary, or standard normal vectors, in the model's dtype and on its device."""
+    """Draw tokens evenly from the vocabulary, or standard normal vectors, in the model's dtype and on its device."""
     like = next(backbone.parameters())
     if backbone.vocab_size is not None:
         return torch.randint(backbone.vocab_size, (batch_size, seq_len), generator=generator).to(like.device)
@@ -384,7 +384,7 @@ def random_inputs(
 def spectrum_at(
     layer: SequenceMixer, x: Float[Tensor, "1 seq d_model"], seed: int = 0, sketch: int = SKETCH
 ) -> tuple[Float[Tensor, " singular"], int | None]:
-    """Singular values of the operator span at x, and the largest rank they can show.
+    """Return singular values of the operator span at x, and the largest rank they can show.
 
     Exact (limit None) up to d_out * d_in = 1,024; beyond, a random sketch of that size (see `span_spectrum` for what it
     understates).
@@ -419,7 +419,7 @@ def operator_norms(layer: SequenceMixer, x: Float[Tensor, "1 seq d_model"]) -> F
 
 
 def profile_at(layer: SequenceMixer, x: Float[Tensor, "seeds seq d_model"]) -> GradientProfile:
-    """The gradient profile at given inputs, one for each seed, over every distance."""
+    """Return the gradient profile at given inputs, one for each seed, over every distance."""
     return gradient_profile(lambda seed: _At(layer, x[seed : seed + 1]), seeds=len(x), seq_len=x.shape[1])
 
 
@@ -489,7 +489,7 @@ def _measure(
 
 
 def fitted(profile: GradientProfile) -> Gradient:
-    """The profile with its rate, where it has one."""
+    """Return the profile with its rate, where it has one."""
     gradient = Gradient(profile, None)
     if gradient.reach is not None:
         return gradient
@@ -508,7 +508,7 @@ def _state_bytes(layer: SequenceMixer, seq_len: int) -> int | None:
 
 
 def _mixer_name(mixer: SequenceMixer) -> str:
-    """The registered name of a mixer; of a stack, of its members."""
+    """Return the registered name of a mixer; of a stack, of its members."""
     if isinstance(mixer, Stack):
         return " + ".join(_mixer_name(member) for member in mixer.chain())
 

@@ -101,7 +101,7 @@ def measure_heads(
     grid: Sequence[int] = GRID,
     progress: Progress | None = None,
 ) -> list[LayerHeads]:
-    """One row per layer of a model; the model itself is left as it is.
+    """Return one row per layer of a model, which stays as it is.
 
     Spectra, state sizes and gradients are measured in float64. A cut layer costs its width times the length of the
     sequence in forward passes, and is measured in float32.
@@ -168,7 +168,7 @@ def cut_scores(
     score: Score,
     grid: Sequence[int] = GRID,
 ) -> CutScores:
-    """Scores of the model with the mixer of layer `at` cut to its best operators.
+    """Return scores of the model with the mixer of layer `at` cut to its best operators.
 
     Args:
         model: in eval mode.
@@ -243,7 +243,7 @@ def explained(labels: Tensor) -> Score:
 
 
 def _streams(model: Backbone, inputs: Tensor) -> list[Tensor]:
-    """What reaches each layer, and what the last one gives."""
+    """Return what reaches each layer, and what the last one gives."""
     if inputs.is_floating_point():
         inputs = inputs.to(next(model.parameters()).dtype)
     with torch.no_grad():
@@ -258,13 +258,13 @@ def positions_to_read(
     inputs: Shaped[Tensor, "batch seq *d_input"],
     others: Shaped[Tensor, "n seq_of_others *d_input"],
 ) -> int:
-    """How many positions the widest layer of a model is run at when it is cut: what `cut_scores` costs."""
+    """Return how many positions the widest layer of a model is run at when it is cut: what `cut_scores` costs."""
     width = max(layer.d_model for layer in model.layers.chain())
     return width * sum(len(each) * each.shape[1] ** 2 for each in (inputs, inputs, others))
 
 
 def _n_heads(mixer: SequenceMixer) -> int | None:
-    """Heads of a mixer; of a stack, such as a Canon layer and a mixer, those of the one member that has any."""
+    """Count a mixer's heads; in a stack, such as a Canon layer and a mixer, those of the one member with any."""
     if not isinstance(mixer, Stack):
         return getattr(mixer, "n_heads", None)
     found = [count for member in mixer.chain() if (count := _n_heads(member)) is not None]

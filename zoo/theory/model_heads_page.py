@@ -88,7 +88,7 @@ COLUMNS = (
 
 
 def heads_as_json(rows: Sequence[LayerHeads], reading: Reading) -> str:
-    """All that was measured, as JSON text."""
+    """Return all that was measured, as JSON text."""
     return as_json(
         {"model": reading.model, "where": reading.where, "score": reading.score, "layers": [*map(_record, rows)]}
     )
@@ -140,7 +140,7 @@ def heads_figure(rows: Sequence[LayerHeads]) -> Figure:
 
 
 def heads_page(rows: Sequence[LayerHeads], reading: Reading) -> str:
-    """One HTML page: what was read, the table, what its columns are, and the plots, which are part of it."""
+    """Return one HTML page: what was read, the table, what its columns are, and the plots, which are part of it."""
     picture = base64.b64encode(as_png(heads_figure(rows))).decode()
     headings = "".join(f"<th>{escape(column.heading)}</th>" for column in COLUMNS)
     cells = (
@@ -168,7 +168,7 @@ def heads_page(rows: Sequence[LayerHeads], reading: Reading) -> str:
 
 
 def describe(rows: Sequence[LayerHeads], reading: Reading) -> list[str]:
-    """What was read, how it was scored and what the whole model scores, in sentences."""
+    """Return what was read, how it was scored and what the whole model scores, in sentences."""
     lines = [f"Operators are read at {reading.where}."]
     if (whole := next((row.cut.whole for row in rows if row.cut is not None), None)) is not None:
         lines.append(f"Score: {reading.score}; the whole model has {whole:.3g}.")

@@ -43,7 +43,7 @@ class ModelInputs(NamedTuple):
 def model_inputs(
     path: str, model: Backbone, text: Path | None, seq_len: int | None, n_inputs: int, n_others: int
 ) -> ModelInputs:
-    """The sequences of a run's task, of a text, or random ones, in this order of preference.
+    """Return the sequences of a run's task, of a text, or random ones, in this order of preference.
 
     Args:
         path: of the model.

@@ -59,7 +59,7 @@ class NotAffineError(OperatorError):
 
 
 def interaction(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Interaction:
-    """The operator of `layer` at `x`, whole: batch * seq^2 * d_out * d_in numbers.
+    """Return the operator of `layer` at `x`, whole: batch * seq^2 * d_out * d_in numbers.
 
     Args:
         layer: any map (batch, seq, d_in) -> (batch, seq, d_out) built on `coefficient`: a mixer, a norm, a block, a
@@ -181,7 +181,7 @@ class Replayed:
             yield now, rearrange(read, "(j d_in) batch i out -> batch j i out d_in", d_in=self.d_in)
 
     def probes_at_once(self) -> int:
-        """How many probes one stacked pass takes."""
+        """Return how many probes one stacked pass takes."""
         return max(1, POSITIONS_AT_ONCE // (self.batch * self.seq_len))
 
     def _blocks(self, width: int) -> Iterator[slice]:
@@ -193,7 +193,7 @@ class Replayed:
             return tape, self._f(x).detach()
 
     def _tape(self, count: int) -> Tape:
-        """The coefficients of `count` copies of x stacked along the batch; the last stack is kept."""
+        """Return the coefficients of `count` copies of x stacked along the batch; the last stack is kept."""
         if count not in self._tapes:
             self._tapes = {count: self._record(self._x.repeat(count, 1, 1))[0]}
         return self._tapes[count]
@@ -302,14 +302,14 @@ def _check_repeats(first: Tensor, again: Tensor) -> None:
 
 
 def _draw_like(x: Tensor) -> Tensor:
-    """A random input of x's size, from a fixed seed."""
+    """Return a random input of x's size, from a fixed seed."""
     draw = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=x.dtype).to(x.device)
     size = x.abs().max()
     return draw * (size * (x / size).square().mean().sqrt() if size > 0 else 1.0)
 
 
 def _channel_sizes(values: Float[Tensor, "*values d_out"]) -> Float[Tensor, " d_out"]:
-    """The largest finite size of each channel, but no less than where the roundoff of the largest one is in bounds."""
+    """Return the largest finite size of each channel, at least where the roundoff of the largest one is in bounds."""
     finite = torch.where(values.isfinite(), values.abs(), 0.0).flatten(0, -2)
     own = finite.amax(0)
     sizes = own.clamp(min=_ROUNDOFF * torch.finfo(own.dtype).eps / AFFINE_RTOL[own.dtype] * own.max())
@@ -317,7 +317,7 @@ def _channel_sizes(values: Float[Tensor, "*values d_out"]) -> Float[Tensor, " d_
 
 
 def _miss(errors: Float[Tensor, "*errors d_out"], values: Float[Tensor, "*values d_out"]) -> float:
-    """The largest error relative to the size of its channel; NaN where an error is NaN."""
+    """Return the largest error relative to the size of its channel; NaN where an error is NaN."""
     return float((errors.abs().flatten(0, -2).amax(0) / _channel_sizes(values)).max())
 
 
@@ -332,7 +332,7 @@ def _require(kind: type[OperatorError], what: str, miss: float, why: str, dtype:
 
 @contextmanager
 def replayed(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Iterator[Replayed]:
-    """The layer held at x, in eval mode for as long as the block runs; at its end the layer must be what it was.
+    """Hold the layer at x, in eval mode for as long as the block runs; at its end the layer must be unchanged.
 
     Raises:
         OperatorError, ValueError: see `interaction`.
@@ -355,7 +355,7 @@ def replayed(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Iterator[R
 
 @contextmanager
 def evaluated(layer: nn.Module) -> Iterator[Map]:
-    """The layer's map on embeddings, in eval mode for as long as the block runs."""
+    """Hold the layer's map on embeddings, in eval mode for as long as the block runs."""
     training = [module for module in layer.modules() if module.training]
     on_embeddings = layer.from_embeddings if isinstance(layer, Backbone) else layer
 

@@ -48,7 +48,7 @@ def interaction_rank(
 def operator_spectrum(
     operator: Float[Tensor, "*batch seq seq d_out d_in"],
 ) -> Float[Tensor, "*batch singular"]:
-    """Singular values of the (seq^2, d_out d_in) matrix of all vec(W_ij), largest first, in the operator's dtype.
+    """Return the singular values of the matrix of all vec(W_ij), (seq^2, d_out d_in), largest first, in W's dtype.
 
     Raises:
         ValueError: see `interaction_rank`.
@@ -80,7 +80,7 @@ def span_spectrum(
     channels: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "*batch singular"]:
-    """Singular values of the operator span of `layer` at `x`, without the operator.
+    """Return singular values of the operator span of `layer` at `x`, without the operator.
 
     Exact (no sketch): every W_ij is probed, seq * d_out backward passes (side output) or seq * d_in forward passes
     (side input), many at a time, and merged into a triangle of (d_out d_in)^2 numbers; the values are those of
@@ -92,7 +92,7 @@ def span_spectrum(
     when m >= k; m = 8 gives the leading values to about ten per cent. Gaussian, since random signs can cancel exactly.
     With m < k, at most m directions are seen for each source position (output position for side input), and the heads
     of a slowly falling spectrum come out low: of values 1/s, k = 64, m = 16, heads for 10 % are 22 to 29 in place of
-    31 where seq = 8, and 29 to 32 where seq = 32. Of an operator that reads a single source position, m are seen.
+    31 where seq = 8, and 29 to 32 where seq = 32. Where an operator reads a single source position, m are seen.
 
     A wide layer is contracted over channels too: `channels` = s Gaussian vectors take the place of the d_out unit
     vectors (d_in for side input), m * s applications and a triangle of (s d_in)^2 numbers (d_out s). That bounds the
@@ -152,7 +152,7 @@ def _sketches(
 
 
 def _streamed_spectrum(blocks: Iterable[Float[Tensor, "batch rows columns"]]) -> Float[Tensor, "batch singular"]:
-    """Singular values of the blocks stacked over their rows, in float64, with one triangle in memory.
+    """Return singular values of the blocks stacked over their rows, in float64, with one triangle in memory.
 
     Rows are gathered until there are as many as columns: fewer, larger factorisations. There are never more singular
     values than rows, so a short stack is not padded.
@@ -175,7 +175,7 @@ def _triangle(above: Tensor | None, below: list[Tensor]) -> Tensor:
 
 
 def spectrum_rank(spectrum: Float[Tensor, "*batch singular"], rtol: float | None = None) -> int | Int[Tensor, " batch"]:
-    """Singular values above rtol times the largest; of a zero operator 0.
+    """Count the singular values above rtol times the largest; of a zero operator 0.
 
     Args:
         spectrum: singular values, with a batch or without.
@@ -196,7 +196,7 @@ def spectrum_rank(spectrum: Float[Tensor, "*batch singular"], rtol: float | None
 
 
 def heads_needed(spectrum: Float[Tensor, "*batch singular"], rel_error: float) -> int | Int[Tensor, " batch"]:
-    """Fewest heads H with sqrt(sum_{s > H} sigma_s^2 / sum_s sigma_s^2) <= rel_error.
+    """Return the fewest heads H with sqrt(sum_{s > H} sigma_s^2 / sum_s sigma_s^2) <= rel_error.
 
     The error is that of the operator in Frobenius norm, by Eckart and Young; it is the relative root-mean-square error
     of the output under white input that is independent of the coefficients.

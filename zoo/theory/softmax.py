@@ -21,7 +21,7 @@ LEAST_MARGIN = {torch.float64: 1e-3, torch.float32: 3e-2}
 """The least cosine that the nonnegative cone must allow for k heads: its inverse multiplies the rounding error."""
 
 _NEGLIGIBLE = 1e-15  # lags smaller than this, relative to the largest, are dropped: less than float64 resolves in y
-_TILT = 0.5  # how far the k nonnegative sequences lean from the positive one, as a part of the room they have
+_TILT = 0.5  # how far the k nonnegative sequences lean from the positive one, as a part of how far they could
 _HEADROOM = 2.0  # normaliser over the largest sum of weights: leaves the last sink a logit without cancellation
 
 
@@ -84,7 +84,7 @@ def to_softmax_heads(lags: Float[Tensor, "seq_len d_out d_in"]) -> Attention:
 
 
 def _nonnegative_heads(lags: Tensor, k: int, least_margin: float) -> tuple[Tensor, Tensor]:
-    """Weights (n_heads, seq_len) >= 0 and value maps (n_heads, d_out, d_in) with sum_h w_h(tau) V_h = G_tau.
+    """Return weights (n_heads, seq_len) >= 0 and value maps (n_heads, d_out, d_in) with sum_h w_h(tau) V_h = G_tau.
 
     Args:
         lags: float64, of rank k.
@@ -122,7 +122,7 @@ def _leaning(positive: Tensor) -> Tensor:
 
 
 def positive_combination(rows: Float[Tensor, "n_rows k"], least_margin: float) -> Float[Tensor, " k"] | None:
-    """The shortest c with rows @ c >= 1, for rows of unit length; None if there is none with 1 / |c| > least_margin.
+    """Return the shortest c with rows @ c >= 1, for rows of unit length; None if none has 1 / |c| > least_margin.
 
     c exists if and only if zero is outside the convex hull of the rows; it is p / |p|^2 for the hull's point p nearest
     to zero. p is found as a nonnegative least-squares problem by the active-set method of Lawson and Hanson (Solving
@@ -168,7 +168,7 @@ def ema_as_alibi(
     B: Float[Tensor, "n_poles d_model"] | None = None,
     C: Float[Tensor, "d_model n_poles"] | None = None,
 ) -> Attention:
-    """Exponential moving averages, or a whole diagonal SSM with poles in (0, 1), as ALiBi heads of width one.
+    """Build exponential moving averages, or a whole diagonal SSM with poles in (0, 1), as ALiBi heads of width one.
 
     A head of slope -log lambda, with a zero-value token before the first position whose logit is -log(1 - lambda), has
     the normaliser sum_{tau <= i} lambda^tau + lambda^(i+1) / (1 - lambda) = 1 / (1 - lambda) at every position i. It
@@ -222,7 +222,7 @@ def ema_as_alibi(
 
 
 def softmax_floor(lags: Float[Tensor, "seq_len d_out d_in"]) -> float:
-    """The relative squared error that no number of sink-free softmax heads with input-independent logits can beat.
+    """Return the relative squared error that no sink-free softmax heads with input-independent logits can beat.
 
     The rows of sink-free heads sum to one, so sum_j W_ij = S is the same at every position i, whatever the logits. For
     the map it is R_i = sum_{tau <= i} G_tau. The least change of row i that brings R_i to S spreads evenly over its

@@ -32,7 +32,7 @@ def effective_state_size(
     positions: Iterable[int] | None = None,
     rtol: float | None = None,
 ) -> StateSize:
-    """Rank and entropy of W_{i:, :i}, for each position i.
+    """Return rank and entropy of W_{i:, :i}, for each position i.
 
     A recurrence never has more than the numbers of its state; attention has up to min(i, seq - i) times its width.
 

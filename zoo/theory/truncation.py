@@ -39,7 +39,7 @@ class Basis(NamedTuple):
 
 
 def span_basis(layer: nn.Module, x: Float[Tensor, "batch seq d_in"], n_heads: int | None = None) -> Basis:
-    """The leading operators of the span of `layer` at `x`, over all sequences of the batch together.
+    """Return the leading operators of the span of `layer` at `x`, over all sequences of the batch together.
 
     Without a limit the rows vec(W_ij) are triangularised as they stream by, which is exact. With a limit on wide layers
     they are first contracted with random vectors, four for each operator asked for, and then projected on what these
@@ -87,7 +87,7 @@ def _rows(held: Replayed) -> Iterator[Float[Tensor, "rows d_out_d_in"]]:
 
 
 def _triangle(blocks: Iterable[Float[Tensor, "rows columns"]]) -> Float[Tensor, "few columns"]:
-    """A matrix with the Gram matrix of all rows: the triangle of their QR decomposition, or the rows where few."""
+    """Return a matrix with the Gram matrix of all rows: the triangle of their QR decomposition, or the few rows."""
     kept: Tensor | None = None
     waiting: list[Tensor] = []
     for block in blocks:
@@ -105,7 +105,7 @@ def _merged(above: Tensor | None, below: list[Tensor]) -> Tensor:
 def cut(
     layer: nn.Module, basis: Basis, x: Float[Tensor, "batch seq d_in"]
 ) -> tuple[Float[Tensor, "batch seq d_out"], Float[Tensor, "heads batch seq d_out"]]:
-    """The output of `layer` at `x` in parts: c, and what each operator of the basis adds.
+    """Return the output of `layer` at `x` in parts: c, and what each operator of the basis adds.
 
     c + parts[:H].sum(0) is the output of the layer cut to its first H operators: y_i = sum_h sum_j a_h(i, j) V_h x_j
     + c_i, with a_h(i, j) = <V_h, W_ij(x)>.

@@ -33,12 +33,12 @@ _MOST_TICKS = 6
 
 
 def verdicts_as_json(verdicts: Iterable[Verdict]) -> str:
-    """All that was measured, as JSON text; an open end of an interval, and a value that is not finite, is null."""
+    """Return all that was measured as JSON text; the open end of an interval, and what is not finite, is null."""
     return as_json([verdict_record(verdict) for verdict in verdicts])
 
 
 def verdict_record(verdict: Verdict) -> dict[str, Any]:
-    """A verdict as plain data, as it stands in claims.json."""
+    """Return a verdict as plain data, as it stands in claims.json."""
     claim = verdict.claim
     record = {
         "name": claim.name,
@@ -73,7 +73,7 @@ def verdict_record(verdict: Verdict) -> dict[str, Any]:
 
 
 def verdict_table(verdicts: Iterable[Verdict]) -> Table:
-    """A rich table: one row a claim, with the check that decides it (the first against expectation, else the last).
+    """Return a rich table, one row per claim, with its deciding check (the first against expectation, else the last).
 
     Raises:
         MissingExtraError: rich is not installed.
@@ -121,7 +121,7 @@ def write_report(verdicts: Sequence[Verdict], folder: str | Path) -> list[Path]:
 
 
 def verdicts_as_markdown(verdicts: Sequence[Verdict]) -> str:
-    """A page: a summary, then each claim with its checks and its plots (as `write_report` names them)."""
+    """Return a page: a summary, then each claim with its checks and its plots (as `write_report` names them)."""
     unexpected = [verdict.claim.name for verdict in verdicts if not verdict.as_expected]
     lines = ["# Claims and verdicts", ""]
     lines += [
@@ -143,7 +143,7 @@ def verdicts_as_markdown(verdicts: Sequence[Verdict]) -> str:
 
 
 def section(record: Mapping[str, Any], plots: Sequence[str]) -> list[str]:
-    """Lines of Markdown about one verdict.
+    """Write lines of Markdown about one verdict.
 
     Args:
         record: as `verdict_record` gives it.
@@ -176,7 +176,7 @@ def section(record: Mapping[str, Any], plots: Sequence[str]) -> list[str]:
 
 
 def panel_figure(panel: Panel) -> Figure:
-    """One plot as a matplotlib figure.
+    """Draw one plot as a matplotlib figure.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -186,7 +186,7 @@ def panel_figure(panel: Panel) -> Figure:
 
 @styled
 def panels_figure(panels: Sequence[Panel]) -> Figure:
-    """Plots side by side as one matplotlib figure.
+    """Draw plots next to each other as one matplotlib figure.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -228,12 +228,12 @@ def _draw(axes: Axes, panel: Panel) -> None:
 
 
 def _family(label: str) -> str:
-    """Curves of one thing, 'k = 4: bound' and 'k = 4: trained', share a colour."""
+    """Give curves of one thing, 'k = 4: bound' and 'k = 4: trained', one colour."""
     return label.partition(":")[0]
 
 
 def staircase_figure(evidence: Evidence | None = None, settings: Settings = QUICK) -> Figure:
-    """Error against heads: the bound drawn, training on it, and the step to zero at H = k.
+    """Draw error against heads: the bound, training on it, and the step to zero at H = k.
 
     Args:
         evidence: of the claim `head_count`; default measured here.
@@ -248,7 +248,7 @@ def staircase_figure(evidence: Evidence | None = None, settings: Settings = QUIC
 
 @styled
 def gradient_figure(evidence: dict[str, Evidence] | None = None, settings: Settings = QUICK) -> Figure:
-    """Gradient against distance in three plots: time-invariant SSMs, attention and gates, stacks.
+    """Draw gradient against distance in three plots: time-invariant SSMs, attention and gates, stacks.
 
     Args:
         evidence: by name, of the claims gradient_lti, gradient_attention, gradient_closed_gates and gradient_hybrid;

@@ -11,7 +11,7 @@ from zoo.theory.operator import AFFINE_RTOL, POSITIONS_AT_ONCE, OperatorError, c
 
 
 def head_weights(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Float[Tensor, "batch heads seq seq"]:
-    """The weights w_ij with which each head (or channel) of `layer` mixes its values over time, at `x`.
+    """Return the weights w_ij with which each head (or channel) of `layer` mixes its values over time, at `x`.
 
     Exact, decays and what a delta rule removes among them: what some libraries draw as the attention of a recurrent
     layer, q_i . k_j between the decays, leaves the removal out. The values are what enters the core: what comes before
@@ -52,7 +52,7 @@ def head_weights(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Float[
 
 
 def _check(weights: Tensor, call: Call) -> None:
-    """The outputs that the core had of its own values are those of the weights."""
+    """Check that the outputs that the core had of its own values are those of the weights."""
     again = torch.einsum("bhoijs,bhjsp->bhoip", weights, call.values.to(weights.dtype))
     size = torch.einsum("bhoijs,bhjsp->bhoip", weights.abs(), call.values.abs().to(weights.dtype)).amax()
     miss = float((again - call.outputs).abs().amax() / size.clamp(min=torch.finfo(size.dtype).tiny))

@@ -139,7 +139,7 @@ class Checkpoints(BetweenSteps, Checkpoint):
 
     @staticmethod
     def at_rest(trainer: L.Trainer) -> bool:
-        """Whether training is between two batches with no accumulated gradient."""
+        """Return whether training is between two batches with no accumulated gradient."""
         return (trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0
 
     def save_last(self, trainer: L.Trainer) -> None:

@@ -41,7 +41,7 @@ def write_hparams(file: Path, options: Mapping[str, Any], trial: str, started: f
     Args:
         file: path of the file; its name must contain "tfevents".
         options: the options by which the run is compared; None, lists and the like are written as text.
-        trial: name of the run in the tab, which has room for its first fourteen characters.
+        trial: name of the run in the tab, which shows its first fourteen characters.
         started: when the run began, in seconds since 1970.
 
     Raises:

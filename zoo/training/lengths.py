@@ -67,7 +67,7 @@ def log_lengths(trainer: L.Trainer, name: str, scores: Mapping[int, float | None
 
 @styled
 def length_figure(scores: Mapping[int, float | None], name: str, trained: int, chance: Scores, title: str) -> Figure:
-    """The score against the length, on a logarithmic axis.
+    """Return the score against the length, on a logarithmic axis.
 
     Args:
         scores: by length; None leaves a gap.

@@ -38,7 +38,7 @@ class RelativeSquaredError(Sums):
         self.power += target.square().sum()
 
     def compute(self) -> Float[Tensor, ""]:
-        """The ratio; nan where every target was zero."""
+        """Return the ratio; nan where every target was zero."""
         return self.error / self.power
 
 
@@ -94,7 +94,7 @@ class MacroAccuracy(Sums):
         self.guessed += torch.bincount(guesses, minlength=self.n_classes)
 
     def compute(self) -> Float[Tensor, ""]:
-        """Between 0 and 1; nan where there was no label."""
+        """Return the mean, between 0 and 1; nan where there was no label."""
         share = self.right / self.asked.clamp(min=1)
         return share[(self.asked > 0) | (self.guessed > 0)].mean()
 
@@ -121,7 +121,7 @@ class Bucketed(Sums):
     whole: Tensor
 
     def compute(self) -> Float[Tensor, " buckets"]:
-        """The ratio per bucket, nan in empty ones; `by_bound` gives it as a dictionary."""
+        """Return the ratio per bucket, nan in empty ones; `by_bound` gives it as a dictionary."""
         return self.part / self.whole
 
     def by_bound(self) -> dict[int, float]:
@@ -166,6 +166,6 @@ class BucketedError(Bucketed):
 
 
 def _buckets(fact: Int[Tensor, " answers"]) -> tuple[Int[Tensor, " answers"], Bool[Tensor, " answers"]]:
-    """The bucket of each answer, and whether its fact is known."""
+    """Return the bucket of each answer, and whether its fact is known."""
     bounds = 2 ** torch.arange(N_BUCKETS, device=fact.device)
     return torch.searchsorted(bounds, fact).clamp(max=N_BUCKETS - 1), fact >= 0

@@ -45,7 +45,7 @@ STREAM_CHUNK = 4_096
 
 
 def warmup_cosine(step: int, warmup_steps: int, total_steps: int, final: float) -> float:
-    """Factor on the learning rate at optimizer step `step` = 0 .. total_steps - 1.
+    """Return the factor on the learning rate at optimizer step `step` = 0 .. total_steps - 1.
 
     Rises linearly to 1 over warmup_steps, then falls along half a cosine to `final`, reached at the last step.
     """
@@ -231,7 +231,7 @@ class SequenceModule(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _balance(self) -> Tensor:
-        """The experts' part of the loss; logs it, unweighted, and the load of each expert."""
+        """Return the experts' part of the loss; logs it, unweighted, and the load of each expert."""
         losses = []
         for layer, block in enumerate(self.backbone.layers.chain()):
             experts = block.channel if isinstance(block, ResidualBlock) else None
@@ -245,11 +245,11 @@ class SequenceModule(L.LightningModule):
 
     @property
     def score_name(self) -> str:
-        """What is logged beside the loss."""
+        """What is logged besides the loss."""
         return "accuracy" if self.loss == "cross_entropy" else "relative_squared_error"
 
     def _share(self, n: int, dtype: torch.dtype) -> Tensor | float:
-        """This process's n labels over what a process has on average, 1 where there is one process.
+        """Return this process's n labels over what a process has on average, 1 where there is one process.
 
         Gradients and logged numbers are means over the processes: weighed by this they are means over all labels.
         """
@@ -260,7 +260,7 @@ class SequenceModule(L.LightningModule):
         return n * _n_processes() / total.clamp(min=1)
 
     def _judge(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss, and accuracy or relative squared error, of one batch; zeros, which weigh nothing, where it is empty."""
+        """Return loss, and accuracy or relative squared error, of a batch; zeros of no weight where it is empty."""
         if labels.numel() == 0:
             # One of several devices may get no row of the last batch: a mean over nothing would be nan for all.
             return outputs.sum(), outputs.detach().sum()
@@ -310,7 +310,7 @@ class SequenceModule(L.LightningModule):
 
 
 def _split_metrics(loss: Loss, n_outputs: int, perplexity: bool) -> dict[str, Metric]:
-    """What is measured over a whole split and is no mean over its labels, by the name it is logged under."""
+    """Return what is measured over a whole split and is no mean over its labels, by the name it is logged under."""
     if loss == "mse":
         return {"relative_squared_error": RelativeSquaredError(), "r2": R2()}
     # It asks for at least two classes, and uses the number to check its input alone, which is left out.
@@ -320,7 +320,7 @@ def _split_metrics(loss: Loss, n_outputs: int, perplexity: bool) -> dict[str, Me
 
 
 def _answered(outputs: Tensor, labels: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-    """The best guesses in the places of their labels, and the labels: (batch, seq), sequences with a label alone."""
+    """Return best guesses where there are labels, and the labels, (batch, seq) each, of sequences with any label."""
     guesses = labels.clone()
     guesses[at] = outputs.argmax(-1)
     asked = at.any(1)
@@ -328,7 +328,7 @@ def _answered(outputs: Tensor, labels: Tensor, at: Tensor) -> tuple[Tensor, Tens
 
 
 def _n_processes() -> int:
-    """Of this training run; 1 also where there is no trainer."""
+    """Count the processes of this training run; 1 also where there is no trainer."""
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     return torch.distributed.get_world_size() if distributed else 1
 

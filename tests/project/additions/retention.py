@@ -30,7 +30,7 @@ class Retention(SequenceMixer):
 
     State. n_heads x d_head x d_head numbers, at least float32. It does not grow.
 
-    Interaction rank. The recurrence alone: n_heads. The gate acts on channels: n_heads * d_head, at most d_model^2.
+    Interaction rank. The recurrence itself: n_heads. The gate acts on channels: n_heads * d_head, at most d_model^2.
 
     Source. Sun et al. 2307.08621, without the rotation of queries and keys.
 

@@ -85,6 +85,6 @@ class Embeddings(Adapter):
 
 
 def _embeddings(module: Any) -> list[nn.Parameter]:
-    """The table of tokens, which embeddings given as input pass by."""
+    """Return the table of tokens, which embeddings given as input pass by."""
     table = module.get_input_embeddings() if hasattr(module, "get_input_embeddings") else None
     return list(table.parameters()) if isinstance(table, nn.Module) else []

@@ -57,7 +57,7 @@ CLAIMS = Registry(
 
 
 def list_claims() -> list[str]:
-    """Names that `run_claims` takes, in the order in which it runs them."""
+    """Return the names that `run_claims` takes, in the order in which it runs them."""
     return list(CLAIMS)
 
 

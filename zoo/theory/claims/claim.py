@@ -51,7 +51,7 @@ class Settings:
             raise ValueError(f"ranks must be integers from 1 to 16, at least one, got {self.ranks}")
 
     def generator(self, *stream: int) -> torch.Generator:
-        """A generator on the CPU, of this seed and of the numbers that tell one use from another."""
+        """Return a generator on the CPU, of this seed and of the numbers that tell one use from another."""
         mixed = self.seed
         for use in stream:
             mixed = (mixed * 1_000_003 + use + 1) % (2**63 - 1)
@@ -180,7 +180,7 @@ class Claim:
     slogan: bool = False
 
     def judge(self, evidence: Evidence) -> Status:
-        """The verdict that the evidence compels."""
+        """Return the verdict that the evidence compels."""
         if self.slogan:
             return "refuted as predicted" if all(check.refutes for check in evidence.checks) else "not refuted"
         return "holds" if all(check.holds for check in evidence.checks) else "fails"

@@ -45,7 +45,7 @@ class Core(nn.Module):
 
 
 def drawn(settings: Settings, build: Callable[[], M], *stream: int) -> M:
-    """The module that `build` makes, its parameters drawn from the settings' seed; float64, on their device."""
+    """Build the module, its parameters drawn from the settings' seed, in float64 on their device."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.generator(*stream).initial_seed())
         return build().double().to(settings.device)
@@ -103,7 +103,7 @@ def delta_rule(to_q: Tensor, to_k: Tensor, to_v: Tensor, step: Rule) -> Core:
 
 
 def drawn_delta_rule(draw: Draw, d_model: int) -> Core:
-    """A delta rule with drawn projections and b_t = 2 sigmoid(w x_t)."""
+    """Return a delta rule with drawn projections and b_t = 2 sigmoid(w x_t)."""
     to_q, to_k, to_v = (draw.square(d_model, d_model) for _ in range(3))
     to_b = draw.square(1, d_model)
     return delta_rule(to_q, to_k, to_v, lambda x: 2 * torch.sigmoid(x @ to_b.T))
@@ -216,7 +216,7 @@ def moving_average(to_value: Tensor, rho: float) -> Core:
 
 
 def normed_stack(layers: Sequence[SequenceMixer | Core], residual: bool) -> Core:
-    """Layers of one width, each on root-mean-square-normed input, with residuals or without."""
+    """Stack layers of one width, each on root-mean-square-normed input, with residuals or without."""
 
     def rule(x: Tensor) -> Tensor:
         for layer in layers:

@@ -28,7 +28,7 @@ def profile_of(
     make_input: MakeInput | None = None,
     seq_len: int | None = None,
 ) -> GradientProfile:
-    """The profile of layers made from a seed, in float64 on the settings' device."""
+    """Return the profile of layers made from a seed, in float64 on the settings' device."""
     return gradient_profile(
         lambda seed: make_layer(seed).double().to(settings.device),
         make_input,
@@ -49,7 +49,7 @@ def _panel(title: str, curves: Sequence[Curve]) -> Panel:
 
 
 def _level(profile: GradientProfile) -> float:
-    """The median of J over seeds and over the far three quarters of the distances."""
+    """Return the median of J over seeds and over the far three quarters of the distances."""
     far = profile.distances >= profile.seq_len // 4
     return profile.values[:, far].double().quantile(0.5).item()
 
@@ -71,7 +71,7 @@ def _interval_within(what: str, profile: GradientProfile, room: float) -> tuple[
 
 
 def real_poles(poles: Tensor) -> DiagonalSSM:
-    """A `diagonal_ssm` with these real poles in (0, 1), input and output maps as drawn."""
+    """Return a `diagonal_ssm` with these real poles in (0, 1), input and output maps as drawn."""
     mixer = DiagonalSSM(_D_MODEL, len(poles), init="real_log").double()
     rates = {"log_rate": (-poles.log()).log(), "log_dt": torch.zeros_like(poles)}
     mixer.load_state_dict({**mixer.state_dict(), **rates})
@@ -79,7 +79,7 @@ def real_poles(poles: Tensor) -> DiagonalSSM:
 
 
 def measure_lti(settings: Settings) -> Evidence:
-    """Rates of SSMs with a known spectral radius."""
+    """Measure rates of SSMs with a known spectral radius."""
     checks, curves = [], []
     for rho in (0.9, 0.99, 0.999):
         poles = rho * torch.tensor([0.25, 0.5, 0.75, 1.0], dtype=torch.float64)
@@ -93,7 +93,7 @@ def measure_lti(settings: Settings) -> Evidence:
 
 
 def needle_for_attention(seq_len: int) -> MakeInput:
-    """Noise whose channel 0 (the key) is zero but at one position, and whose last position asks for it (channel 1)."""
+    """Draw noise, channel 0 (the key) zero except at one position, which the last position asks for (channel 1)."""
 
     def make(generator: torch.Generator, distance: int) -> Tensor:
         x = torch.randn(seq_len, _D_MODEL, generator=generator, dtype=torch.float64)
@@ -108,12 +108,12 @@ def needle_for_attention(seq_len: int) -> MakeInput:
 
 
 def needle_attention_of(_: int) -> Core:
-    """Attention that finds the needle, values as drawn."""
+    """Build attention that finds the needle, values as drawn."""
     return needle_attention(torch.randn(_D_MODEL, _D_MODEL, dtype=torch.float64) / _D_MODEL**0.5, _SHARPNESS)
 
 
 def measure_attention(settings: Settings) -> Evidence:
-    """Attention on a needle and on noise."""
+    """Measure attention on a needle and on noise."""
     n = settings.seq_len
     needle = profile_of(settings, needle_attention_of, needle_for_attention(n))
     lengths = (n // 4, n // 2, n)
@@ -133,7 +133,7 @@ def measure_attention(settings: Settings) -> Evidence:
 
 
 def needle_between_gates(seq_len: int, between: float) -> MakeInput:
-    """A needle with its switch (channel 0) at one, the switch of all others at `between`, of the last at zero."""
+    """Draw a needle, its switch (channel 0) at one; the switch of all others is `between`, of the last zero."""
 
     def make(generator: torch.Generator, distance: int) -> Tensor:
         x = torch.randn(seq_len, _D_MODEL, generator=generator, dtype=torch.float64)
@@ -148,12 +148,12 @@ def needle_between_gates(seq_len: int, between: float) -> MakeInput:
 
 
 def switched_of(settings: Settings) -> Callable[[int], Core]:
-    """Selective cores with a switch, step sizes .1 to .5 when it is neutral."""
+    """Build selective cores with a switch, step sizes .1 to .5 when it is neutral."""
     return lambda seed: switched_core(Draw(settings, 70, seed), _D_MODEL, 4, (0.1, 0.5))
 
 
 def measure_closed_gates(settings: Settings) -> Evidence:
-    """A selective core between closed gates and between open ones."""
+    """Measure a selective core between closed gates and between open ones."""
     n = settings.seq_len
     closed, open_ = (
         profile_of(settings, switched_of(settings), needle_between_gates(n, between)) for between in (_CLOSED, 0.0)
@@ -173,13 +173,13 @@ def _average() -> Core:
 
 
 def averages(n_layers: int, residual: bool, attention_at: int | None = None) -> Core:
-    """Moving averages of rate rho on normed input, one of the layers replaced by attention."""
+    """Stack moving averages of rate rho on normed input, one of the layers replaced by attention."""
     layers = [_average() if at != attention_at else Attention(_D_MODEL, 4).double() for at in range(n_layers)]
     return normed_stack(layers, residual)
 
 
 def measure_hybrid(settings: Settings) -> Evidence:
-    """Four residual layers of moving averages, with one attention layer and without."""
+    """Measure four residual layers of moving averages, with one attention layer and without."""
     n = settings.seq_len
     alone = profile_of(settings, lambda _: averages(4, residual=True))
     hybrid = profile_of(settings, lambda _: averages(4, residual=True, attention_at=2))
@@ -194,7 +194,7 @@ def measure_hybrid(settings: Settings) -> Evidence:
 
 
 def measure_residuals(settings: Settings) -> Evidence:
-    """Stacks of moving averages of growing depth, with residuals and without."""
+    """Measure stacks of moving averages of growing depth, with residuals and without."""
     checks, curves = [], []
     for n_layers in (1, 2, 4):
         for residual in (False, True):
@@ -210,7 +210,7 @@ def measure_residuals(settings: Settings) -> Evidence:
 
 
 def measure_attenuates(settings: Settings) -> Evidence:
-    """Three SSMs whose gradients hardly fall over the window."""
+    """Measure three SSMs whose gradients hardly fall over the window."""
     n = settings.seq_len
     slow = torch.full((4,), 1 - 1 / (4 * n), dtype=torch.float64)
     profiles = {
@@ -225,7 +225,7 @@ def measure_attenuates(settings: Settings) -> Evidence:
 
 
 def measure_between(settings: Settings) -> Evidence:
-    """Rates of a fixed SSM, a selective one and attention, the SSMs with the same step sizes."""
+    """Measure rates of a fixed SSM, a selective one and attention, the SSMs with the same step sizes."""
     fixed = profile_of(settings, lambda _: DiagonalSSM(_D_MODEL, dt_min=0.1, dt_max=0.5))
     selective = profile_of(settings, lambda _: SelectiveSSM(_D_MODEL, dt_min=0.1, dt_max=0.5))
     attention = profile_of(settings, lambda _: Attention(_D_MODEL, 1))

@@ -43,7 +43,7 @@ def relative_error(lags: Tensor, other: Tensor) -> Tensor:
 
 
 def toeplitz_matrix(lags: Float[Tensor, "seq d_out d_in"]) -> Float[Tensor, "rows columns"]:
-    """The matrix (seq * d_out, seq * d_in) of the causal map with these lag operators."""
+    """Return the matrix (seq * d_out, seq * d_in) of the causal map with these lag operators."""
     n = len(lags)
     lag = torch.arange(n, device=lags.device)[:, None] - torch.arange(n, device=lags.device)
     blocks = torch.where((lag >= 0)[..., None, None], lags[lag.clamp(min=0)], 0.0)
@@ -51,7 +51,7 @@ def toeplitz_matrix(lags: Float[Tensor, "seq d_out d_in"]) -> Float[Tensor, "row
 
 
 def population_optimum(lags: Tensor, n_heads: int, generator: torch.Generator) -> float:
-    """The relative error that L-BFGS reaches on the expected loss from a drawn start: no singular value is used."""
+    """Return the relative error that L-BFGS reaches on the expected loss from a drawn start, without an SVD."""
     n, d_out, d_in = lags.shape
     a = 0.3 * torch.randn(n_heads, n, generator=generator, dtype=lags.dtype)
     v = torch.randn(n_heads, d_out, d_in, generator=generator, dtype=lags.dtype) / d_in**0.5
@@ -76,7 +76,7 @@ def population_optimum(lags: Tensor, n_heads: int, generator: torch.Generator) -
 
 
 def trained_error(lags: Tensor, n_heads: int, steps: int, settings: Settings, stream: int) -> float:
-    """The exact relative error of a `factorized` mixer after Adam on fresh white sequences, cosine schedule."""
+    """Return the exact relative error of a `factorized` mixer after Adam on fresh white sequences, cosine schedule."""
     n, d_out, d_in = lags.shape
     mixer = drawn(settings, lambda: Factorized(d_in, n_heads, d_out, max_seq_len=n), 20, n_heads, stream)
     optimizer = torch.optim.Adam(mixer.parameters(), lr=_LR)
@@ -97,7 +97,7 @@ def trained_error(lags: Tensor, n_heads: int, steps: int, settings: Settings, st
 
 
 def measure_head_count(settings: Settings) -> Evidence:
-    """Error against heads: bound, optimum of the expected loss, Adam."""
+    """Measure error against heads: bound, optimum of the expected loss, Adam."""
     checks: list[Check] = []
     curves: list[Curve] = []
     for k in settings.ranks:
@@ -137,7 +137,7 @@ def measure_head_count(settings: Settings) -> Evidence:
 
 
 def measure_one_head_gap(settings: Settings) -> Evidence:
-    """One head against SSMs of growing rank, both read as operators."""
+    """Compare one head with SSMs of growing rank, both read as operators."""
     checks: list[Check] = []
     errors = []
     for k in settings.ranks:
@@ -181,13 +181,13 @@ def _drawn_system(draw: Draw, poles: Tensor, seq_len: int) -> Tensor:
 
 
 def _real_poles(n_poles: int, seq_len: int, device: str) -> Tensor:
-    """Real poles whose timescales are spread evenly over the logarithms of 1 to seq_len."""
+    """Return real poles whose timescales are spread evenly over the logarithms of 1 to seq_len."""
     where = (torch.arange(n_poles, dtype=torch.float64, device=device) + 0.5) / n_poles
     return torch.exp(-torch.exp(-where * math.log(seq_len)))
 
 
 def measure_heads_for_an_error(settings: Settings) -> Evidence:
-    """Heads for an error of 10, 1 and 0.1 per cent, real against oscillating poles."""
+    """Measure heads for an error of 10, 1 and 0.1 per cent, real against oscillating poles."""
     n = settings.seq_len
     states = min(n // 2, _MOST_STATES)
     draw, device = Draw(settings, 40), settings.device
@@ -230,7 +230,7 @@ def measure_heads_for_an_error(settings: Settings) -> Evidence:
 
 
 def turning_layer(lags: Float[Tensor, "seq 2 2"]) -> Core:
-    """Two heads, I and the quarter turn J, with f_1 = u^T G u and f_2 = (J u)^T G u at u = x / |x|.
+    """Build two heads, I and the quarter turn J, with f_1 = u^T G u and f_2 = (J u)^T G u at u = x / |x|.
 
     G x = f_1(x) x + f_2(x) J x for every x in the plane: the heads equal any map of two channels, whatever its rank.
     """
@@ -251,7 +251,7 @@ def turning_layer(lags: Float[Tensor, "seq 2 2"]) -> Core:
 
 
 def measure_outputs_need_fewer(settings: Settings) -> Evidence:
-    """The counterexample {I, J}: as an operator, and on its outputs."""
+    """Measure the counterexample {I, J}: as an operator, and on its outputs."""
     draw = Draw(settings, 50)
     lags = draw(_SEQ_LEN, 2, 2)
     layer = turning_layer(lags)
@@ -288,7 +288,7 @@ def _fewest_values() -> dict[str, Tensor]:
 
 
 def measure_heads_for_outputs(settings: Settings) -> Evidence:
-    """Outputs of drawn maps of full rank by fewer heads, coefficients solved for at each unit input."""
+    """Fit outputs of drawn maps of full rank by fewer heads, coefficients solved for at each unit input."""
     checks = []
     for stream, (name, values) in enumerate(_fewest_values().items()):
         draw = Draw(settings, 51, stream)
@@ -308,7 +308,7 @@ def measure_heads_for_outputs(settings: Settings) -> Evidence:
 
 
 def measure_heads_per_pole(settings: Settings) -> Evidence:
-    """Heads that real poles need in practice, and the step that a drawn teacher does not show."""
+    """Measure heads that real poles need in practice, and the step that a drawn teacher does not show."""
     n, states = settings.seq_len, min(settings.seq_len // 2, _MOST_STATES)
     lags = _drawn_system(Draw(settings, 60), _real_poles(states, n, settings.device), n)
     tenth = int(heads_needed(torch.linalg.svdvals(weighted_rows(lags)), 1e-3))

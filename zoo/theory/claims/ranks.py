@@ -37,17 +37,17 @@ _SOURCE = "Ghodsi, arXiv 2512.15115; table of the definition k = dim span{W_ij}"
 
 
 def rank_at_draw(layer: nn.Module, draw: Draw, d_model: int, seq_len: int = _SEQ_LEN) -> int:
-    """The interaction rank of a float64 layer at one drawn input."""
+    """Return the interaction rank of a float64 layer at one drawn input."""
     return int(interaction_rank(interaction(layer, draw(1, seq_len, d_model)).operator[0]))
 
 
 def measure_cores(settings: Settings) -> Evidence:
-    """Ranks of bare mechanisms."""
+    """Measure ranks of bare mechanisms."""
     draw = Draw(settings, 1)
     d_out, d_in, n = 4, 3, 24
 
     def system(poles: Tensor, d_out: int = d_out, d_in: int = d_in) -> int:
-        """Rank of a system with these dynamics; complex poles are completed by their conjugates."""
+        """Return the rank of a system with these dynamics; complex poles are completed by their conjugates."""
         states = poles.shape[0]
         b, c = draw(states, d_in), draw(d_out, states)
         if poles.is_complex():
@@ -112,7 +112,7 @@ _CONFIGURED: Mapping[str, tuple[int, Mapping[str, Any]]] = {
 
 
 def measure_mixers(settings: Settings) -> Evidence:
-    """Ranks of all registered mixers."""
+    """Measure ranks of all registered mixers."""
     checks = []
     for stream, name in enumerate(MIXERS):
         d_model, options = _CONFIGURED.get(name, (4, {}))
@@ -127,7 +127,7 @@ def measure_mixers(settings: Settings) -> Evidence:
 
 
 def measure_gates_and_depth(settings: Settings) -> Evidence:
-    """Ranks under gates, and of two layers."""
+    """Measure ranks under gates, and of two layers."""
     checks: list[Check] = []
     draw, d_model = Draw(settings, 6), 8
     for n_heads in (1, 2, 4):
@@ -160,7 +160,7 @@ def measure_gates_and_depth(settings: Settings) -> Evidence:
 
 
 def measure_write_gate(settings: Settings) -> Evidence:
-    """Ranks of a delta rule's core as its gates become elementwise, and of attention as its output gate does."""
+    """Measure ranks of a delta rule's core as its gates become elementwise, and of attention as its gate does."""
     checks: list[Check] = []
     draw, d_model, d_key = Draw(settings, 13), 8, 5
     for n_heads, d_value in ((1, 4), (2, 4), (3, 2)):
@@ -191,7 +191,7 @@ def measure_write_gate(settings: Settings) -> Evidence:
 
 
 def measure_linear_rank(settings: Settings) -> Evidence:
-    """Rank of one linear-attention head as its state widens."""
+    """Measure the rank of one linear-attention head as its state widens."""
     checks = []
     for d_head in (2, 4, 8, 16):
         layer = drawn(settings, lambda d=d_head: LinearAttention(8, 1, d_head=d), 10, d_head)

@@ -35,7 +35,7 @@ def system(draw: Draw, seq_len: int, *poles: complex | float) -> Float[Tensor, "
 
 
 def pair(radius: float, angle: float) -> complex:
-    """One of a pair of conjugate poles."""
+    """Return one of a pair of conjugate poles."""
     return complex(radius * math.cos(angle), radius * math.sin(angle))
 
 
@@ -46,12 +46,12 @@ def _unexplained(weights: Float[Tensor, "rows n_heads"], target: Float[Tensor, "
 
 
 def _coordinates(stack: Float[Tensor, "rows columns"], k: int) -> Float[Tensor, "rows k"]:
-    """The rows in an orthonormal basis of their span, of dimension k."""
+    """Return the rows in an orthonormal basis of their span, of dimension k."""
     return stack @ torch.linalg.svd(stack, full_matrices=False).Vh[:k].T
 
 
 def _best(loss: Callable[[Tensor], Tensor], draw: Draw, starts: int, *shape: int) -> float:
-    """The least that L-BFGS makes of `loss` from several drawn starts."""
+    """Return the least that L-BFGS makes of `loss` from several drawn starts."""
     reached = []
     for _ in range(starts):
         point = draw(*shape).requires_grad_()
@@ -77,7 +77,7 @@ def _best(loss: Callable[[Tensor], Tensor], draw: Draw, starts: int, *shape: int
 
 
 def best_without_sink(lags: Tensor, n_heads: int, draw: Draw, starts: int) -> float:
-    """The least relative squared error found for sink-free softmax heads with a free logit for every i, j."""
+    """Return the least relative squared error found for sink-free softmax heads with a free logit for every i, j."""
     n = len(lags)
     i, j = torch.tril_indices(n, n, device=lags.device)
     head = torch.arange(n_heads, device=lags.device)[:, None]
@@ -91,7 +91,7 @@ def best_without_sink(lags: Tensor, n_heads: int, draw: Draw, starts: int) -> fl
 
 
 def best_with_sink(lags: Tensor, n_heads: int, draw: Draw, starts: int) -> float:
-    """The least relative squared error found for softmax heads with a sink and input-independent logits.
+    """Return the least relative squared error found for softmax heads with a sink and input-independent logits.
 
     A sink frees the sum of a row, so the weights are any nonnegative numbers f_h(i, j). Averaging them over the pairs
     of one lag does not raise the error against a map that depends on the lag alone: laws of the lag are searched.
@@ -105,7 +105,7 @@ def best_with_sink(lags: Tensor, n_heads: int, draw: Draw, starts: int) -> float
 
 
 def nearest_with_equal_sums(lags: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The operators nearest to the map among those whose rows have one and the same sum: sum_h w_h(i, j) V_h.
+    """Return the operators nearest to the map among those whose rows have one and the same sum: sum_h w_h(i, j) V_h.
 
     Returns:
         Signed weights w_h (k, seq, seq), value maps V_h (k, d_out * d_in), what the rows of each w_h sum to (k,), and
@@ -124,7 +124,7 @@ def nearest_with_equal_sums(lags: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
 
 
 def _lift(signed: Tensor, even: Tensor) -> Tensor:
-    """(heads,): multiples of the even average with which signed weights are positive, with room."""
+    """(heads,): multiples of the even average with which signed weights are positive, with a margin."""
     return 1 + (-signed / even.masked_fill(even == 0, torch.inf)).amax((1, 2))
 
 
@@ -167,7 +167,7 @@ def differential_heads_at_the_floor(lags: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def best_differential(lags: Tensor, n_heads: int, draw: Draw, starts: int) -> float:
-    """The least relative squared error found for differential heads with free logits and a lambda for each."""
+    """Return the least relative squared error found for differential heads with free logits and a lambda for each."""
     n = len(lags)
     i, j = torch.tril_indices(n, n, device=lags.device)
     head = torch.arange(n_heads, device=lags.device)[:, None]
@@ -185,7 +185,7 @@ def best_differential(lags: Tensor, n_heads: int, draw: Draw, starts: int) -> fl
 
 
 def output_error(layer: Attention, lags: Tensor, draw: Draw) -> float:
-    """Relative error, in norm, of the layer's output on drawn sequences."""
+    """Return the relative error, in norm, of the layer's output on drawn sequences."""
     x = draw(4, len(lags), lags.shape[2])
     wanted = (x.flatten(1) @ toeplitz_matrix(lags).T).view(4, len(lags), -1)
     with torch.no_grad():
@@ -193,7 +193,7 @@ def output_error(layer: Attention, lags: Tensor, draw: Draw) -> float:
 
 
 def measure_floor(settings: Settings) -> Evidence:
-    """Sink-free heads against the floor, and the row sums behind it."""
+    """Measure sink-free heads against the floor, and the row sums from which it follows."""
     draw = Draw(settings, 80)
     checks: list[Check] = []
     curves = []
@@ -233,7 +233,7 @@ def measure_floor(settings: Settings) -> Evidence:
 
 
 def measure_differential(settings: Settings) -> Evidence:
-    """Differential heads: how many operators they span, what they do to a constant, and the floor."""
+    """Measure differential heads: how many operators they span, what they do to a constant, and the floor."""
     draw, n_heads = Draw(settings, 85), 2
     layer = drawn(settings, lambda: DifferentialAttention(8, n_heads, d_rope=0), 86)
     x = draw(1, _SEQ_LEN, 8)
@@ -269,7 +269,7 @@ def measure_differential(settings: Settings) -> Evidence:
 
 
 def measure_heads(settings: Settings) -> Evidence:
-    """Constructed and trained softmax heads with a sink."""
+    """Measure constructed and trained softmax heads with a sink."""
     draw, n = Draw(settings, 82), 48
     cases = {
         "poles 0.9 and 0.5": ((0.9, 0.5), 0),
@@ -304,7 +304,7 @@ def measure_heads(settings: Settings) -> Evidence:
 
 
 def measure_alibi(settings: Settings) -> Evidence:
-    """Averages by ALiBi heads, at the length of the settings."""
+    """Measure averages by ALiBi heads, at the length of the settings."""
     draw, n = Draw(settings, 83), settings.seq_len
     poles = torch.tensor([0.05, 0.5, 0.8, 0.9, 0.99, 0.999], dtype=torch.float64, device=draw.device)
     b, c = draw(len(poles), _D_MODEL), draw(_D_MODEL, len(poles))
@@ -322,7 +322,7 @@ def measure_alibi(settings: Settings) -> Evidence:
 
 
 def measure_enough(settings: Settings) -> Evidence:
-    """Sink-free heads of growing number on one pole."""
+    """Measure sink-free heads of growing number on one pole."""
     draw = Draw(settings, 84)
     lags = system(draw, _SEQ_LEN, 0.9)
     checks = [
