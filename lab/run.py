@@ -194,6 +194,21 @@ class RunFolder:
                 values = f"{key} is {there.get(key)!r} there, {here.get(key)!r} here"
                 raise UsageError(f"{self.path} holds another run: {values}; give another --run_dir, or --overwrite")
 
+    def check_data(self, fingerprint: Mapping[str, Any]) -> None:
+        """Check that the run, if it has begun, reads the data that it was begun with.
+
+        Raises:
+            UsageError: other data.
+        """
+        try:
+            there = read_json(self.path / ENVIRONMENT)["data"]
+        except (OSError, ValueError, KeyError, TypeError):  # not begun, or by an older version
+            return
+        if there != json.loads(as_json(fingerprint)):
+            raise UsageError(
+                f"{self.path} was begun with other data: put that back, or give another --run_dir, or --overwrite"
+            )
+
     def metrics(self) -> Metrics | None:
         """Return the metrics of a finished run; None if there are none.
 
@@ -246,11 +261,16 @@ class RunFolder:
         except OSError as error:
             raise self._unwritable(error) from None
 
-    def prepare(self, config: Mapping[str, Any], checkpoint: Path | None) -> None:
+    def prepare(self, config: Mapping[str, Any], checkpoint: Path | None, fingerprint: Mapping[str, Any]) -> None:
         """Make the folder and write the files that are known before training.
 
         Without a checkpoint to go on from, the files of an earlier run are deleted. With a checkpoint of another
         folder, the best checkpoint of that folder is copied too: its score is the one to beat.
+
+        Args:
+            config: of the run.
+            checkpoint: where training goes on; None for a new run.
+            fingerprint: of the task's data.
 
         Raises:
             UsageError: the folder cannot be written.
@@ -267,7 +287,7 @@ class RunFolder:
                 write_atomically(self.best, best.read_bytes())
             result = {key: value for key, value in config.items() if key != "run_dir"}
             write_atomically(self.path / CONFIG, write_yaml(result))
-            write_atomically(self.path / ENVIRONMENT, as_json(environment()))
+            write_atomically(self.path / ENVIRONMENT, as_json(environment() | {"data": fingerprint}))
         except OSError as error:
             raise self._unwritable(error) from None
 

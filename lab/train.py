@@ -127,7 +127,7 @@ def run(command: Command) -> Metrics:
             if session.checkpoint is not None:
                 for aside in folder.set_aside_damaged():
                     _say(f"{aside.stem} is damaged; it is now {aside}, and the run goes on from {session.checkpoint}")
-            folder.prepare(command.config, session.checkpoint)
+            folder.prepare(command.config, session.checkpoint, session.data.task.fingerprint())
             if any(isinstance(logger, CurveLogger) for logger in session.trainer.loggers):
                 compare_options(folder)
         session.fit()
@@ -190,6 +190,8 @@ class Session:
             task = data.task
             model = SequenceModule(**model_options(config, task, Backbone, SequenceModule))
             checkpoint = folder.checkpoint_for(command)
+            if checkpoint is not None and command.ckpt_path is None:
+                folder.check_data(task.fingerprint())
             step = None if checkpoint is None else check_checkpoint(checkpoint, **model_options(config, task, Backbone))
             for segment in data.segments:
                 model.backbone.state_bytes(segment.task.spec.seq_len)  # refuses a sequence that the mixer cannot take

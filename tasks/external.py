@@ -25,7 +25,9 @@ def external_task(name: str) -> type[Task]:
     """
     if is_target(name):
         return _class_of(load(name), name.rpartition(":")[2], name)
-    return _class_of(Path(name), Path(name).stem, name)
+    path = Path(name)
+    here = Path.cwd() / path.name  # a run's configuration has the path of another day, or of another machine
+    return _class_of(here if here.exists() and not path.exists() else path, path.stem, name)
 
 
 @functools.cache

@@ -29,7 +29,6 @@ WHOLE = ""
 
 SPLIT_OF = {own: split for split, names in OWN_NAMES.items() for own in names}
 TABLES = (".parquet", ".arrow", ".feather")
-VANISHED = "put it there, or write where it is: as --task, and in config.yaml of a run that names it"
 
 
 class Data(FiniteTask):
@@ -81,7 +80,7 @@ class Data(FiniteTask):
 
     def _read(self) -> tuple[dict[str, Arrays], TaskSpec]:
         if not self.path.exists():
-            raise ValueError(f"there is no such file or folder; {VANISHED}")
+            raise ValueError(f"there is no such file or folder: put {self.path.name} there or into {Path.cwd()}")
         if self.path.is_file() and self.path.suffix not in SUFFIXES:
             raise ValueError(
                 f"no data; give {', '.join(SUFFIXES)}, a folder of {', '.join(TABLES)}, or file.py:function"

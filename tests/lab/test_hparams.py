@@ -27,7 +27,7 @@ def begin(run_dir: Path, argv: str) -> run_folder.RunFolder:
     """A run as it is before its first step, all that TensorBoard is told of it until then."""
     command = cli.parse([*shlex.split(argv), "--run_dir", str(run_dir)])
     folder = run_folder.RunFolder.of(command)
-    folder.prepare(command.config, None)
+    folder.prepare(command.config, None, {})
     compare_options(folder)
     return folder
 

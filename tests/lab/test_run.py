@@ -23,6 +23,7 @@ from lab.run import (
     state_of,
 )
 from lab.score import SCORES, merit, merits, score_of
+from zoo.naming import UsageError
 
 OLD = {
     "test/accuracy": 0.75,
@@ -152,3 +153,12 @@ def test_which_result_is_better() -> None:
         assert merit(score, good) > merit(score, bad) > merit(score, None) == -math.inf
     equal = [{"val": {"accuracy": 0.9, "loss": loss}} for loss in (0.3, 0.2, 0.4)]
     assert max(equal, key=lambda metrics: merits(metrics, "accuracy", "val")) is equal[1]
+
+
+def test_a_run_goes_on_only_with_the_data_that_it_began_with(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "task/mixer", 0)
+    folder.check_data({"content": "1"})  # not begun
+    folder.prepare({}, None, {"content": "1"})
+    folder.check_data({"content": "1"})
+    with pytest.raises(UsageError, match="was begun with other data"):
+        folder.check_data({"content": "2"})

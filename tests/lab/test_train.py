@@ -356,11 +356,11 @@ def test_ckpt_path_goes_on_from_another_run(finished: Path, tmp_path: Path, caps
 def test_the_best_checkpoint_comes_along_into_another_folder(finished: Path, tmp_path: Path) -> None:
     source = folder(finished) / "checkpoints"
     new = run_folder.RunFolder(tmp_path, "new", 0)
-    new.prepare({}, source / "last.ckpt")
+    new.prepare({}, source / "last.ckpt", {})
     assert new.best.read_bytes() == (source / "best.ckpt").read_bytes()
     assert [file.name for file in new.best.parent.iterdir()] == ["best.ckpt"]
     new.best.write_bytes(b"better")
-    new.prepare({}, source / "last.ckpt")
+    new.prepare({}, source / "last.ckpt", {})
     assert new.best.read_bytes() == b"better"  # its own, from a run that had got further
 
 

@@ -22,6 +22,7 @@ from tasks.base import Arrays
 from tasks.datamodule import TaskDataModule
 from tasks.spec import IGNORED
 from tasks.splits import sample_split
+from tests import ROOT
 from zoo.naming import UnknownNameError, UsageError
 
 FUNCTIONS = '''
@@ -330,7 +331,7 @@ def test_what_is_wrong_with_tables_is_said_in_one_line(columns: dict[str, Any], 
 
 def test_files_that_are_none_of_data_are_refused(tmp_path: Path, rng: np.random.Generator) -> None:
     for name, said in [
-        ("absent.npz", "there is no such file or folder; put it there"),
+        ("absent.npz", "there is no such file or folder: put absent.npz there or into"),
         ("text.txt", "no data; give .npz"),
         ("broken.npz", "cannot be read"),
         ("broken.parquet", "cannot be read"),
@@ -387,3 +388,16 @@ def test_the_command_line_shows_and_exports_them(
     assert "did you mean 'seq_len'" in capsys.readouterr().err
     with pytest.raises(UsageError, match="there is no file"):
         tasks.create_task("absent.py:echo")
+
+
+def test_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "your_own.md").read_text(encoding="utf-8").partition("## Your task")[2]
+    scope: dict[str, Any] = {}
+    for block in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        if block.startswith("# "):
+            Path(block.splitlines()[0].removeprefix("# ")).write_text(block)
+        else:
+            exec(compile(block, "your_own.md", "exec"), scope)
+    assert scope["batch"]["inputs"].shape == (32, 32)
+    assert scope["task"].spec.chance == pytest.approx(1 / 16, abs=0.03)

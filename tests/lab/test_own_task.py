@@ -1,0 +1,76 @@
+"""Whole runs of tasks that users bring: they train, go on, are read again by path, and say what is gone or changed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lab import train
+from lab.examples import examples
+from lab.sweep.command import main as sweep
+from tests import ROOT
+from tests.lab.runs import error_line, results
+
+FUNCTION = """
+def first_again(rng, n, seq_len: int = 8, late=0):
+    inputs = rng.integers(5, size=(n, seq_len))
+    return {"inputs": inputs, "labels": inputs[:, late]}
+"""
+TINY = (
+    "--mixer lstm --task.n_train 64 --task.n_val 8 --task.n_test 8 --d_model 8 --n_layers 1 --batch_size 8 "
+    "--trainer.max_steps 4 --trainer.accelerator cpu --figures_every 0"
+).split()
+
+
+def make(folder: Path, name: str, late: int) -> str:
+    """Write the task; the target or the path that names it."""
+    if name.endswith(".py"):
+        (folder / name).write_text(FUNCTION.replace("late=0", f"late={late}"))
+        return f"{name}:first_again"
+    inputs = np.random.default_rng(0).integers(5, size=(100, 8))
+    np.savez(folder / name, inputs=inputs, labels=inputs[:, late])
+    return name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["own_tasks.py", "own.npz"])
+def test_a_run_of_ones_own_task(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    argv = [*TINY, "--task", make(tmp_path, name, late=0)]
+    done = subprocess.run([sys.executable, str(ROOT / "train.py"), *argv], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    [folder] = (tmp_path / "runs").glob("*/*/seed0")
+    first = results(folder)
+    assert examples(folder, "test", 3).inputs.shape == (3, 8)
+
+    (folder / "metrics.json").unlink()
+    assert train.main(argv) == 0
+    assert "going on from step 4" in capsys.readouterr().out
+    assert results(folder) == first
+
+    (folder / "metrics.json").unlink()
+    make(tmp_path, name, late=1)
+    assert train.main([*argv]) == 2
+    assert "was begun with other data" in error_line(capsys)
+    shutil.move(tmp_path / name, tmp_path / f"moved_{name}")
+    assert train.main(argv) == 2
+    assert f"put {name} there or into" in error_line(capsys)
+    with pytest.raises(ValueError, match=f"put {name} there or into"):
+        examples(folder, "test", 3)
+
+
+@pytest.mark.slow
+def test_a_sweep_over_ones_own_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = [make(tmp_path, name, late=0) for name in ("own_tasks.py", "own.npz")]
+    assert sweep([*TINY, "--task", ",".join(names), "--seed", "0,1"]) == 0
+    found = sorted(str(file.parent.relative_to(tmp_path / "runs")) for file in tmp_path.glob("runs/*/*/*/metrics.json"))
+    assert len(found) == 4
+    assert not any(set(" :") & set(each) for each in found)
