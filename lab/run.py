@@ -26,6 +26,7 @@ from lab.config import Command, read_layer, write_yaml
 from zoo.naming import UsageError, flatten
 from zoo.report.files import as_json, read_json, write_atomically
 from zoo.report.numbers import Number
+from zoo.targets import short as short_name
 
 CONFIG, METRICS, ENVIRONMENT, LOCK = "config.yaml", "metrics.json", "environment.json", "lock"
 LOG, DONE, INDEX = "log.txt", "done.json", "sweep.json"
@@ -471,7 +472,7 @@ def run_name(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
         short = {key: key.removeprefix(f"{group}.").removeprefix("trainer.") for key in keys}
         # d_conv is an option of the model and of some mixers: then the mixer's keeps its prefix.
         short = {key: key if name != key and name in values else name for key, name in short.items()}
-        parts.append(_folder_name(config[group]["name"], {short[key]: values[key] for key in keys}))
+        parts.append(_folder_name(short_name(config[group]["name"]), {short[key]: values[key] for key in keys}))
     return "/".join(parts)
 
 
@@ -514,7 +515,7 @@ def _value_name(value: Any) -> str:
         return "_" + ".".join(f"{key}{_value_name(each)}" for key, each in value.items())
     if value is None or isinstance(value, bool):
         return f"_{value}".lower()
-    return f"_{value}"
+    return f"_{short_name(str(value))}"
 
 
 def environment() -> dict[str, Any]:

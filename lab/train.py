@@ -156,8 +156,8 @@ class Session:
     spec: TaskSpec
     data: TaskDataModule
     model: SequenceModule
-    state_bytes: int
-    """Of the model's state after the task's sequence, batch of one."""
+    state_bytes: int | None
+    """Of the model's state after the task's sequence, batch of one; None of a mixer that does not stream."""
     trainer: L.Trainer
     throughput: Throughput
     checkpoint: Path | None
@@ -512,7 +512,9 @@ def show(metrics: Mapping[str, Any], where: Path) -> None:
     for length, scores in test.get("at_length", {}).items():
         for name, score in scores.items():
             facts.append((f"test {name.replace('_', ' ')} at length {length}", score_text(name, score)))
-    facts += [("parameters", number(metrics["params"])), ("state", f"{number(metrics['state_bytes'])} bytes")]
+    state = metrics["state_bytes"]
+    facts.append(("parameters", number(metrics["params"])))
+    facts.append(("state", "unknown: the mixer does not stream" if state is None else f"{number(state)} bytes"))
     if (rate := metrics["tokens_per_second"]) is not None:
         facts.append(("training", f"{rate:,.0f} tokens/s"))
     facts.append(("time", duration(metrics["seconds"])))

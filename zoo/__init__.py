@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from zoo.interop.packing import run_left_padded, run_packed
     from zoo.interop.saved import load, save
     from zoo.interop.transformers import load_transformers
-    from zoo.registry import create_layers, create_mixer, list_mixers
+    from zoo.registry import create_layers, create_mixer, list_mixers, register
 
 _HOMES = {
     "Backbone": "zoo.backbone",
@@ -28,6 +28,7 @@ _HOMES = {
     "load_transformers": "zoo.interop.transformers",
     "map_state": "zoo.contract",
     "move_state": "zoo.contract",
+    "register": "zoo.registry",
     "reorder_state": "zoo.contract",
     "run_left_padded": "zoo.interop.packing",
     "run_packed": "zoo.interop.packing",
@@ -48,6 +49,7 @@ __all__ = [
     "load_transformers",
     "map_state",
     "move_state",
+    "register",
     "reorder_state",
     "run_left_padded",
     "run_packed",

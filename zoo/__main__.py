@@ -368,7 +368,7 @@ def _trained(path: str, taker: str = "--ckpt_path") -> Backbone:
 
 
 def _print_measurements(rows: Sequence[Measurement], sizes: Sizes) -> None:
-    from zoo.theory.comparison import GROUPS, describe_misses, describe_sizes, describe_sketches
+    from zoo.theory.comparison import GROUPS, describe_sizes, remarks
 
     console = make_console()
     for title, columns in GROUPS.items():
@@ -378,9 +378,8 @@ def _print_measurements(rows: Sequence[Measurement], sizes: Sizes) -> None:
         for column, texts in zip(table.columns, zip(*cells, strict=True), strict=True):
             column.min_width = max(map(len, texts))  # a heading may wrap, a number must not
         console.print(table)
-    for remark in (describe_misses(rows), describe_sketches(rows), describe_sizes(sizes)):
-        if remark:
-            console.print(remark, highlight=False)
+    for remark in (*remarks(rows), describe_sizes(sizes)):
+        console.print(remark, highlight=False)
 
 
 def _claims(arguments: argparse.Namespace) -> int:

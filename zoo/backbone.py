@@ -228,7 +228,7 @@ class Backbone(Configured):
                 tokens.append(logits[:, -1:].argmax(-1))
         return torch.cat(tokens, dim=1)
 
-    def state_bytes(self, seq_len: int, batch_size: int = 1, dtype: torch.dtype = torch.float32) -> int:
+    def state_bytes(self, seq_len: int, batch_size: int = 1, dtype: torch.dtype = torch.float32) -> int | None:
         """Count the bytes of the state after `seq_len` positions; see `SequenceMixer.state_bytes`."""
         return self.layers.state_bytes(seq_len, batch_size, dtype)
 

@@ -144,6 +144,8 @@ class SequenceMixer(Configured, ABC):
     """
 
     undecayed: ClassVar[tuple[str, ...]] = ()
+    whole_only: ClassVar[bool] = False
+    """Whether it cannot go on from a state, as every mixer of the zoo can; of a module of another contract."""
 
     def __init__(self, d_model: int, d_out: int | None = None) -> None:
         super().__init__()
@@ -232,8 +234,13 @@ class SequenceMixer(Configured, ABC):
         y, state = self.mix(x.masked_fill(padding, 0.0), state, lengths)
         return y.masked_fill(padding, 0.0), state
 
-    def state_bytes(self, seq_len: int, batch_size: int = 1, dtype: torch.dtype = torch.float32) -> int:
-        """Count the bytes of the state that `stream` returns after `seq_len` positions.
+    @property
+    def streams(self) -> bool:
+        """Return whether it can go on from a state: no part of it is `whole_only`."""
+        return not any(getattr(part, "whole_only", False) for part in self.modules())
+
+    def state_bytes(self, seq_len: int, batch_size: int = 1, dtype: torch.dtype = torch.float32) -> int | None:
+        """Count the bytes of the state after `seq_len` positions; return None for a mixer that does not stream.
 
         A state without empty dimensions does not grow; any other is found by running `stream` on meta tensors.
 
@@ -241,6 +248,8 @@ class SequenceMixer(Configured, ABC):
             ValueError: seq_len or batch_size below 1.
         """
         require_positive(seq_len=seq_len, batch_size=batch_size)
+        if not self.streams:
+            return None
         empty = self.empty_state(batch_size, dtype, "meta")
         if all(tensor.numel() for tensor in state_tensors(empty)):
             return state_nbytes(empty)

@@ -110,7 +110,7 @@ class Registry(Mapping[str, Any], Generic[E]):
         """Return the line that describes `name`, with its aliases; imports nothing."""
         name = self.check(name)
         others = [alias for alias, meant in self._aliases.items() if meant == name]
-        return self._entries[name][1] + (f" (or {', '.join(others)})" if others else "")
+        return self.entry(name)[1] + (f" (or {', '.join(others)})" if others else "")
 
 
 class MissingExtraError(ImportError):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zoo.naming import Registry
+from zoo.targets import OpenRegistry, absolute, short
 
 if TYPE_CHECKING:
     from zoo.contract import SequenceMixer
@@ -16,24 +16,38 @@ class Mixer(NamedTuple):
     """An entry of the zoo.
 
     Attributes:
-        home: `module:Class`.
+        home: `module:Class`, of a mixer of your own also `path/file.py:Class`.
         summary: a line about it.
         family: mixers that share their mathematics. "time-invariant": a fixed convolution over positions, whatever the
             input; "softmax", "delta rule" and "hybrid" can look up what followed a symbol before.
-        year: of the publication.
-        source: of the mathematics; an arXiv number where there is one.
+        year: of the publication; None where it is not said.
+        source: of the mathematics, an arXiv number where there is one; empty where it is not said.
         options: what the name means besides the class: options that it sets.
     """
 
     home: str
     summary: str
     family: str
-    year: int
+    year: int | None
     source: str
     options: Mapping[str, Any] = MappingProxyType({})
 
 
-MIXERS: Registry[Mixer] = Registry(
+OWN = "your own"
+"""The family of a mixer that says no other."""
+
+
+def _describe(target: str) -> Mixer:
+    return Mixer(target, f"{short(target)}, a mixer of your own", OWN, None, "")
+
+
+def _adopt(target: str, found: Any) -> type[SequenceMixer]:
+    from zoo.adopted import adopt
+
+    return adopt(target, found)
+
+
+MIXERS: OpenRegistry[Mixer] = OpenRegistry(
     "mixer",
     {
         "attention": Mixer(
@@ -301,19 +315,62 @@ MIXERS: Registry[Mixer] = Registry(
         "identity": Mixer("zoo.mixers.identity:Identity", "no mixing: the control", "control", 2025, "2512.15115"),
     },
     aliases={"mamba": "selective_ssm", "mamba2": "ssd"},
+    group="zoo.mixers",
+    describe=_describe,
+    adopt=_adopt,
 )
 
 
 def list_mixers() -> list[str]:
-    """Return the names that `create_mixer` takes."""
-    return list(MIXERS)
+    """Return the names that `create_mixer` takes: the built-in ones, then those of `register` and of installed packages."""
+    return [*MIXERS, *MIXERS.own]
+
+
+def register(
+    name: str,
+    mixer: type | str,
+    *,
+    summary: str = "",
+    family: str = OWN,
+    year: int | None = None,
+    source: str = "",
+    **options: Any,
+) -> None:
+    """Give a mixer of your own a name, by which `create_mixer`, `Backbone` and a hybrid's pattern know it from now on.
+
+        zoo.register("mine", MyMixer)
+        zoo.register("wide", "path/file.py:MyMixer", expand=4)
+
+    A package that is installed names its mixers for every process by entry points of the group `zoo.mixers`.
+
+    Args:
+        name: an identifier that no other mixer has.
+        mixer: a class of torch.nn.Module, or `package.module:Class` or `path/file.py:Class`, imported when it is used.
+        summary: a line about it.
+        family: see `Mixer`; so are year and source.
+        year: of the publication.
+        source: of the mathematics.
+        **options: that the name sets.
+
+    Raises:
+        UsageError: a name that is taken, or none.
+        ValueError: an object that is no class of torch.nn.Module.
+    """
+    if isinstance(mixer, str):
+        home, found = absolute(mixer), None
+    else:
+        home, found = f"{getattr(mixer, '__module__', '')}:{getattr(mixer, '__qualname__', mixer)}", mixer
+        _adopt(home, found)
+    entry = Mixer(home, summary or _describe(home).summary, family, year, source, MappingProxyType(options))
+    MIXERS.add(name, entry, found)
 
 
 def mixer_class(name: str) -> type[SequenceMixer]:
-    """Return the class of a name.
+    """Return the class of a name, or of `package.module:Class` or `path/file.py:Class`; see `zoo.adopted` for plain modules.
 
     Raises:
         UnknownNameError: no such mixer; the message lists the names.
+        UsageError: no such module, file or class, or a class of another kind.
     """
     return MIXERS[name]
 
@@ -323,6 +380,11 @@ def create_mixer(name: str, d_model: int, **options: Any) -> SequenceMixer:
 
     >>> create_mixer("selective_ssm", d_model=64, d_state=8).d_inner
     128
+
+    Args:
+        name: any of `list_mixers`, or `package.module:Class` or `path/file.py:Class`, a mixer of your own.
+        d_model: width of input and output.
+        **options: of the mixer.
 
     Raises:
         ValueError: unknown name or option, or options that do not fit together.

@@ -12,6 +12,7 @@ from lab.config.layers import Layer, UsageError, nested
 from lab.config.objects import Objects, names_object, read_objects
 from lab.config.options import NO_DEFAULT, Option, fit, options_of
 from zoo.registry import MIXERS
+from zoo.targets import label
 
 # What train.py fills in, from --mixer, --seed and the task's spec; norm_eps is of models that come from elsewhere.
 MODEL_FILLED = {"mixer", "vocab_size", "d_input", "n_outputs"}
@@ -55,7 +56,7 @@ class Options:
         self.declared: dict[str, Option] = {each.key: each for group in groups for each in declare[group]()}
         for entry in self.entries if "mixer" in groups else ():
             own = {key: value for key, value in entry.items() if key != "name"}
-            self._bound(Layer("mixer.pattern", {"mixer": {entry["name"]: own}}))
+            self._bound(Layer("mixer.pattern", {"mixer": {label(entry["name"]): own}}))
 
     def defaults(self) -> dict[str, Any]:
         """Return what the constructors say, by dotted name."""
@@ -116,7 +117,9 @@ class Options:
         said = {entry.pop("name"): entry for entry in Hybrid.distribute(self.members, options)}
         if "mixer.pattern" not in own:
             own["mixer.pattern"] = Hybrid.without(below["mixer.pattern"], said)
-        return own | {f"mixer.{name}.{key}": value for name, entry in said.items() for key, value in entry.items()}
+        return own | {
+            f"mixer.{label(name)}.{key}": value for name, entry in said.items() for key, value in entry.items()
+        }
 
     def _mixer(self) -> list[Option]:
         name = self.names["mixer"]
@@ -128,7 +131,9 @@ class Options:
             section = f"of every member that has it, as in {member}"
             for option in options_of(MIXERS[member], "mixer.", section, {"d_model"}):
                 bare.setdefault(option.key, replace(option, default=NO_DEFAULT))
-        of_one = [self._of_registry("mixer", each, f"mixer.{each}.", f"of {each} only")[1:] for each in self.members]
+        of_one = [
+            self._of_registry("mixer", each, f"mixer.{label(each)}.", f"of {each} only")[1:] for each in self.members
+        ]
         return [*own, *bare.values(), *(option for options in of_one for option in options)]
 
     def _of_registry(self, group: str, name: str, prefix: str, section: str) -> list[Option]:
@@ -136,7 +141,11 @@ class Options:
         registry = REGISTRIES[group]
         sets = getattr(registry.entry(name), "options", {})
         options = options_of(registry[name], prefix, section, {"d_model"} if group == "mixer" else ())
-        options = [replace(option, default=sets.get(option.name, option.default)) for option in options]
+        options = [
+            replace(option, default=sets.get(option.name, option.default))
+            for option in options
+            if option.default is NO_DEFAULT or not option.takes_objects  # devices and functions of a mixer of your own
+        ]
         return [Option(f"{group}.name", str, name, None, section), *options]
 
     def _task(self) -> list[Option]:

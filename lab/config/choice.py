@@ -15,6 +15,7 @@ from lab.config.layers import Layer, Text, UsageError, read_flags, read_layer, r
 from tasks.registry import TASKS
 from zoo.naming import Registry
 from zoo.registry import MIXERS
+from zoo.targets import is_target, label
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 REGISTRIES: dict[str, Registry] = {"mixer": MIXERS, "task": TASKS}
@@ -57,7 +58,11 @@ def choose(argv: Sequence[str]) -> Choice:
     """
     flags = read_flags(argv, ("help", *SWITCHES))
     if any(name == "help" for name, _ in flags):
-        return Choice({}, [], [], [], ["help"], set(), None)
+        if not any(is_target(value) for _, value in flags):
+            return Choice({}, [], [], [], ["help"], set(), None)
+        # What is of your own has its options in no list.
+        flags = [(f"{name}.help", value) if is_target(value) else (name, value) for name, value in flags]
+        flags.remove(("help", None))
     options, files, helps = [], [], []
     named: dict[str, Any] = {}
     ckpt_path = None
@@ -130,7 +135,7 @@ def with_members(choice: Choice) -> Choice:
         entries = Hybrid.distribute(pattern, {})
     except ValueError as error:
         raise UsageError(f"mixer.pattern: {error}") from None
-    absent = MIXERS.keys() - {entry["name"] for entry in entries}
+    absent = MIXERS.keys() - {label(entry["name"]) for entry in entries}
     layers = [*(layer.without("mixer", absent) for layer in files[:n_below]), *files[n_below:], flags]
     n_shipped = len(choice.shipped)
     return replace(choice, shipped=layers[:n_shipped], given=layers[n_shipped:], entries=tuple(entries))

@@ -22,11 +22,10 @@ usage: train.py [--mixer NAME] [--task NAME] [--config FILE] [--FLAG VALUE ...]
 Train one sequence mixer on one task, test the best checkpoint, print one table.
 
 mixers:
-{mixers}
+{mixers}{own}  or your own, package.module:Class or path/file.py:Class: --mixer.help path/file.py:Class shows its options
 
 tasks:
 {tasks}
-
 common flags:
   --d_model N  --n_layers N       size of the model          --lr X          peak learning rate
   --mixer.OPTION VALUE            see --mixer.help           --batch_size N  sequences per step
@@ -64,11 +63,15 @@ examples:
 
 def overview() -> str:
     """Return mixers, tasks and the common flags; import neither torch nor what reads options."""
-    return HELP.format(mixers=_table(MIXERS), tasks=_table(TASKS))
+    tables = {"mixers": _table(MIXERS), "own": _table(MIXERS, MIXERS.own), "tasks": _table(TASKS)}
+    return HELP.format(**tables)
 
 
-def _table(registry: Registry) -> str:
-    return "\n".join(listing({name: registry.summary(name) for name in registry}))
+def _table(registry: Registry, names: Iterable[str] | None = None) -> str:
+    return "".join(
+        f"{line}\n"
+        for line in listing({each: registry.summary(each) for each in (registry if names is None else names)})
+    )
 
 
 def describe(options: Iterable[Option], recipe: Mapping[str, Any]) -> str:

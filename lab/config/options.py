@@ -50,14 +50,11 @@ def options_of(owner: type, prefix: str, section: str, skip: Iterable[str] = ())
     """Return the parameters of a constructor as options `<prefix><parameter>`."""
     parameters = inspect.signature(owner, eval_str=True).parameters
     return [
-        Option(f"{prefix}{name}", each.annotation, _plain(each.default), owner, section)
+        Option(f"{prefix}{name}", Any if each.annotation is NO_DEFAULT else each.annotation, default, owner, section)
         for name, each in parameters.items()
+        for default in (list(each.default) if isinstance(each.default, tuple) else each.default,)
         if name not in set(skip) and each.kind is not each.VAR_KEYWORD
     ]
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def fit(value: Any, hint: Any) -> Any:

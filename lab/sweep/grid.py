@@ -213,7 +213,7 @@ class Configuration:
     options: dict[str, Any]
     command: Command
     params: int
-    state_bytes: int
+    state_bytes: int | None
 
     @classmethod
     def of(cls, options: Mapping[str, Any], run_dir: Path) -> Configuration:

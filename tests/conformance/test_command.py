@@ -90,7 +90,7 @@ def test_an_adapter_of_a_file(file: Path, tmp_path: Path, capsys: pytest.Capture
         (["attentoin"], "did you mean 'attention'"),
         (["no_such_package:Mixer"], "there is no module no_such_package"),
         (["torch.nn:LTSM"], "did you mean 'LSTM'"),
-        (["missing.py:Mixer"], "missing.py; give package.module:Class"),
+        (["missing.py:Mixer"], "there is no file "),
         (["lstm", "--option", "d_inner"], "--option takes NAME=VALUE, got 'd_inner'"),
         (["lstm", "--option", "d_iner=3"], "did you mean 'd_inner'"),
         (["attention", "--option", "n_heads=3"], "Attention cannot be built"),

@@ -34,7 +34,9 @@ def test_the_published_names_are_there() -> None:
     ("given", "nearest"), [("atention", "attention"), ("lstn", "lstm"), ("selective-ssm", "selective_ssm")]
 )
 def test_an_unknown_name_is_answered_with_the_nearest(given: str, nearest: str) -> None:
-    message = rf"^unknown mixer '{given}' \(did you mean '{nearest}'\?\); choose from: {', '.join(list_mixers())}$"
+    message = (
+        rf"^unknown mixer '{given}' \(did you mean '{nearest}'\?\); choose from: {', '.join(list_mixers())}; or give "
+    )
     for call in (
         lambda: mixer_class(given),
         lambda: create_mixer(given, 8),

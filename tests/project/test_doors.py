@@ -24,6 +24,7 @@ ROOMS = (
     "signals",
     "ops",
     "contract",
+    "adopted",
     "registry",
     "blocks",
     "mixers",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, get_type_hints
 
@@ -13,12 +13,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from zoo.adopted import Factory, require_batch_first, with_width
 from zoo.conformance.adapters.adapter import Adapter
 from zoo.conformance.finding import NotApplicableError, describe_error
 from zoo.conformance.protocols import find_adapter
 from zoo.contract import require_positive
-
-Factory = Callable[..., Any]
 
 NUDGE = 0.1
 """Noise on parameters that start constant (biases, norms, closed gates): at zero or one an error would not show."""
@@ -90,7 +89,8 @@ class Subject:
             return copy.deepcopy(self.target)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            made = call_factory(self.target, self.d_model, {**self.options, **(options or {})})
+            width, named = with_width(self.target, self.d_model, {**self.options, **(options or {})})
+            made = self.target(*width, **named)
         if not isinstance(made, nn.Module):
             raise TypeError(f"{self.name} must make a torch.nn.Module, it makes {type(made).__name__}")
         return made
@@ -210,10 +210,7 @@ class Subject:
         return module
 
     def _adapter(self, given: Adapter | None) -> Adapter:
-        if getattr(self.original, "batch_first", True) is False:
-            raise ValueError(
-                f"{self.name} reads (seq, batch, d_model): build it with batch_first=True (--option batch_first=true)"
-            )
+        require_batch_first(self.original)
         x = self.draw()
         try:
             with undrawn():
@@ -239,36 +236,25 @@ class Plain(nn.Module):
         return self._adapter.whole(self.module, x)
 
 
-def call_factory(factory: Factory, d_model: int, options: Mapping[str, Any]) -> Any:
-    """Make a module: d_model goes to the first positional parameter, where there is one that no option names."""
-    return factory(*positional(factory, d_model, options), **options)
-
-
-def positional(factory: Factory, d_model: int, options: Mapping[str, Any]) -> tuple[int, ...]:
-    """d_model, where the factory has a positional parameter that no option names."""
-    try:
-        parameters = list(inspect.signature(factory).parameters.values())
-    except (TypeError, ValueError):
-        return (d_model,)
-    first = parameters[0] if parameters else None
-    if first is None or first.name in options or first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
-        return ()
-    return (d_model,)
-
-
 def _source(target: nn.Module | Factory, d_model: int, options: Mapping[str, Any]) -> Iterator[str]:
     if isinstance(target, nn.Module):
         yield f"module = ...  # the {type(target).__name__} that was given to zoo.conformance.check"
         return
     home, name = getattr(target, "__module__", ""), getattr(target, "__qualname__", "")
-    arguments = [*map(repr, positional(target, d_model, options)), *(f"{k}={v!r}" for k, v in options.items())]
+    arguments = written_arguments(target, d_model, options)
     if home and name.isidentifier() and isinstance(target, type):
         yield f"from {home} import {name}"
         yield "torch.manual_seed(0)"
-        yield f"module = {name}({', '.join(arguments)})"
+        yield f"module = {name}({arguments})"
     else:
         yield "torch.manual_seed(0)"
-        yield f"module = factory({', '.join(arguments)})  # the function that was given to zoo.conformance.check"
+        yield f"module = factory({arguments})  # the function that was given to zoo.conformance.check"
+
+
+def written_arguments(factory: Factory, d_model: int, options: Mapping[str, Any]) -> str:
+    """The arguments that make a module of a factory, as Python writes them."""
+    width, named = with_width(factory, d_model, options)
+    return ", ".join([*map(repr, width), *(f"{key}={value!r}" for key, value in named.items())])
 
 
 @contextmanager

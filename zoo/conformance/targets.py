@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from zoo.conformance.subject import Factory, positional
-from zoo.naming import UsageError, unknown
+from zoo.adopted import Factory
+from zoo.conformance.subject import written_arguments
+from zoo.naming import UsageError
 from zoo.registry import MIXERS, create_mixer, mixer_class
-from zoo.targets import FORMS, load
+from zoo.targets import load
 
 
 class Target(NamedTuple):
@@ -52,26 +53,22 @@ def find_target(target: str, d_model: int, options: Mapping[str, Any]) -> Target
         raise UsageError(
             f"{target} is {type(found).__name__}: name a torch.nn.Module class, or a function that makes one"
         )
-    return Target(target, found, found, options, (*begin, "torch.manual_seed(0)", _call(name, found, d_model, options)))
+    made = f"module = {name}({written_arguments(found, d_model, options)})"
+    return Target(target, found, found, options, (*begin, "torch.manual_seed(0)", made))
 
 
 def _registered(name: str, d_model: int, options: Mapping[str, Any]) -> Target:
-    if name not in MIXERS:
-        raise UsageError(f"{unknown('mixer', name, MIXERS)}; or give {FORMS}")
     name = MIXERS.check(name)
+    whole = {**MIXERS.entry(name).options, **options}
+    if name in MIXERS.own:
+        return find_target(MIXERS.entry(name).home, d_model, whole)
     arguments = "".join(f", {key}={value!r}" for key, value in options.items())
     lines = (
         "from zoo import create_mixer",
         "torch.manual_seed(0)",
         f"module = create_mixer({name!r}, {d_model}{arguments})",
     )
-    whole = {**MIXERS.entry(name).options, **options}
     return Target(name, functools.partial(create_mixer, name), mixer_class(name), whole, lines)
-
-
-def _call(name: str, found: Factory, d_model: int, options: Mapping[str, Any]) -> str:
-    arguments = [*map(repr, positional(found, d_model, options)), *(f"{k}={v!r}" for k, v in options.items())]
-    return f"module = {name}({', '.join(arguments)})"
 
 
 def _is_mixer(found: Any) -> bool:

@@ -13,6 +13,7 @@ from zoo.blocks import ResidualBlock, Stack
 from zoo.contract import SequenceMixer, require_positive
 from zoo.naming import unknown
 from zoo.registry import MIXERS, create_mixer, mixer_class
+from zoo.targets import label
 
 Pattern = Sequence[str | Mapping[str, Any]]
 DEFAULT_PATTERN: tuple[str, ...] = ("selective_ssm", "attention")
@@ -27,7 +28,7 @@ class Hybrid(SequenceMixer):
     In a backbone (`create_layers`) the pattern is the layout over its layers. Created by itself (`create_mixer`) it is
     the pattern once, as pre-norm residual blocks without channel mixers: x + mixer(norm(x)). `Hybrid.create`, and so
     both functions, also takes options of members: by member, `attention={"n_heads": 4}`, or bare, `n_heads=4`, which
-    goes to every member that declares it.
+    goes to every member that declares it. A member `path/file.py:Class` has its options under `Class`.
 
     In a backbone every second channel mixer may be a mixture of experts, whatever the mixers are:
 
@@ -80,11 +81,17 @@ class Hybrid(SequenceMixer):
             if "name" not in entry:
                 raise ValueError(f"an entry of the pattern needs a name, got {entry}")
             entry["name"] = MIXERS.check(entry["name"])
-        options = {MIXERS.check(key) if key in MIXERS else key: value for key, value in options.items()}
+        members = {label(entry["name"]): entry["name"] for entry in entries}
+        for entry in entries:
+            if members[label(entry["name"])] != entry["name"]:
+                raise ValueError(f"two members are called {label(entry['name'])}: rename one of the classes")
+        options = {
+            members.get(key, MIXERS.check(key) if key in MIXERS else key): value for key, value in options.items()
+        }
         declared = {entry["name"]: member_options(entry["name"]) for entry in entries}
         for key, value in options.items():
             if key not in declared and not any(key in valid for valid in declared.values()):
-                every = [*declared, *dict.fromkeys(name for valid in declared.values() for name in valid)]
+                every = [*members, *dict.fromkeys(name for valid in declared.values() for name in valid)]
                 raise ValueError(unknown("option of hybrid", key, ["pattern", *every]))
             if key in declared and not isinstance(value, Mapping):
                 raise ValueError(f"options of the member {key} must be a mapping, got {value!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zoo.naming import require_extra
 from zoo.report.files import as_json, write_atomically
@@ -14,6 +14,9 @@ from zoo.report.numbers import NOTHING, size
 from zoo.report.plots import save_png
 from zoo.theory.figures import comparison_figure, decay_text, rank_text
 from zoo.theory.measure import REL_ERRORS, SKETCH, STATE_LENGTHS, Gradient, Measurement, Sizes
+
+if TYPE_CHECKING:
+    from zoo.theory.model_heads import LayerHeads
 
 BELOW = (
     "The prediction counts directions in exact arithmetic; those below 1e-10 of the largest are not told from roundoff."
@@ -37,6 +40,10 @@ def _rate(gradient: Gradient | None) -> str:
     return NOTHING if gradient.decay is None else decay_text(gradient.decay)
 
 
+def _or_nothing(value: float | None, digits: int) -> str:
+    return NOTHING if value is None else f"{value:.{digits}f}"
+
+
 def _state(length: int) -> Column:
     meaning = f"bytes of the streaming state after {length:,} tokens, float32"
     return Column(f"state at {length // 1024}k", meaning, lambda row: size(row.state_bytes[length]))
@@ -53,22 +60,22 @@ GROUPS: Mapping[str, tuple[Column, ...]] = {
         Column(
             f"heads, {'/'.join(f'{100 * error:g}' for error in REL_ERRORS)} %",
             "fewest heads that leave that relative error of the operator",
-            lambda row: "/".join(str(row.heads[error]) for error in REL_ERRORS),
+            lambda row: "/".join(map(str, row.heads.values())) or NOTHING,
         ),
         Column(
             "effective rank",
             "exp of the entropy of the spectrum's energies",
-            lambda row: f"{row.effective_rank:.1f}",
+            lambda row: _or_nothing(row.effective_rank, 1),
         ),
         Column(
             "‖c‖/‖y‖",
             "share of the output that is in c (biases) and not in W: the other columns here say nothing about it",
-            lambda row: f"{row.offset_share:.2f}",
+            lambda row: _or_nothing(row.offset_share, 2),
         ),
         Column(
             "input dependence",
             "how far W moves between two random inputs: 0 fixed, 1.41 orthogonal",
-            lambda row: f"{row.input_dependence:.2f}",
+            lambda row: _or_nothing(row.input_dependence, 2),
         ),
     ),
     "Gradient": (
@@ -141,7 +148,7 @@ def measurements_as_markdown(rows: Sequence[Measurement], sizes: Sizes, machine:
             "l" + "r" * len(columns),
         ),
         "",
-        *(line for remark in (describe_misses(rows), describe_sketches(rows)) if remark for line in (remark, "")),
+        *(line for remark in remarks(rows) for line in (remark, "")),
         *(f"- **{column.heading}**: {column.meaning}" for column in columns),
         "",
         f"![{_CAPTION}](measure.png)",
@@ -150,10 +157,26 @@ def measurements_as_markdown(rows: Sequence[Measurement], sizes: Sizes, machine:
     return "\n".join(lines)
 
 
+def remarks(rows: Sequence[Measurement]) -> list[str]:
+    """What a reader of the table must know, in sentences."""
+    return [*filter(None, (describe_unread(rows), describe_misses(rows), describe_sketches(rows)))]
+
+
 def describe_misses(rows: Sequence[Measurement]) -> str:
     """Return which rows have another rank than predicted, in a sentence, and why that may be; empty where none has."""
     missed = [row.name for row in rows if row.as_predicted is False]
     return f"Rank other than predicted: {', '.join(missed)}. {BELOW}" if missed else ""
+
+
+def describe_unread(rows: Sequence[Measurement | LayerHeads]) -> str:
+    """Which rows have no operator that could be read, in a sentence, and what to do; empty where none has."""
+    unread = [row.name for row in rows if row.rank is None]
+    if not unread:
+        return ""
+    return (
+        f"No operator could be read, and so no heads counted, of {', '.join(unread)}: mark what depends on the input "
+        "with zoo.coefficient.coefficient; zoo check says more."
+    )
 
 
 def describe_sketches(rows: Sequence[Measurement]) -> str:

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from zoo.report.numbers import NOTHING
 from zoo.report.plots import legend_beside, legend_columns, line_style, new_figure, styled, whole_numbers
 from zoo.theory.gradients import DecayRate, GradientProfile
 from zoo.theory.measure import Gradient, Measurement
@@ -20,6 +21,8 @@ from zoo.theory.measure import Gradient, Measurement
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from zoo.theory.model_heads import LayerHeads
 
 _DECADES = 6  # of a heat map: what is smaller is drawn in its lowest colour
 _LEAST_ERROR = 1e-7  # where the axis of errors ends
@@ -120,9 +123,9 @@ def comparison_figure(rows: Sequence[Measurement]) -> Figure:
     """Draw mixers next to each other: error against heads, cost against length, both gradients."""
     figure, (errors, costs, noise, highway) = new_figure(2, 2, legends=legend_columns(len(rows)))
     for at, row in enumerate(rows):
-        counts, left = error_by_heads(row.spectrum)
         style = line_style(at, len(rows))
-        errors.plot(counts, left, **style, label=f"{row.name}, k = {rank_text(row)}")
+        if row.spectrum:
+            errors.plot(*error_by_heads(row.spectrum), **style, label=f"{row.name}, k = {rank_text(row)}")
         label = f"{row.name}, {row.cost.time_exponent:.1f}"
         costs.plot(row.cost.lengths, row.cost.seconds, marker="o", **style, label=label)
     for axes in (errors, costs):
@@ -217,8 +220,10 @@ def error_by_heads(spectrum: Sequence[float]) -> tuple[list[int], list[float]]:
     return shown, tail[: len(shown)].clamp(min=_LEAST_ERROR / 10).tolist()
 
 
-def rank_text(row: Measurement) -> str:
+def rank_text(row: Measurement | LayerHeads) -> str:
     """Return the measured rank; with ≥ where it is all that a sketch could have seen."""
+    if row.rank is None:
+        return NOTHING
     return f"{'≥ ' if row.rank == row.rank_limit else ''}{row.rank}"
 
 

@@ -24,7 +24,7 @@ from zoo.blocks import ResidualBlock, Stack
 from zoo.contract import SequenceMixer, require_positive
 from zoo.mixers.hybrid import DEFAULT_PATTERN, Hybrid, member_options
 from zoo.mixers.parallel_hybrid import ParallelHybrid
-from zoo.registry import MIXERS, create_mixer, list_mixers, mixer_class
+from zoo.registry import MIXERS, create_mixer, mixer_class
 from zoo.theory.costs import Complexity, check_lengths, complexity, input_dependence
 from zoo.theory.gradients import (
     FEWEST_SEEDS,
@@ -36,7 +36,7 @@ from zoo.theory.gradients import (
     gradient_profile,
     highway_profile,
 )
-from zoo.theory.operator import offset_share, replayed
+from zoo.theory.operator import OperatorError, offset_share, replayed
 from zoo.theory.rank import effective_rank, heads_needed, span_spectrum, spectrum_rank
 
 REL_ERRORS = (0.1, 0.01, 0.001)
@@ -136,7 +136,8 @@ class Measurement:
 
     Attributes:
         name: mixer, or layer of a trained model.
-        spectrum: singular values of the operator span, largest first.
+        spectrum: singular values of the operator span, largest first. Empty where no operator can be read, as of a
+            module that marks no coefficients; then there are no heads, and rank, effective rank and so on are None.
         rank: values above the threshold of `spectrum_rank`.
         rank_limit: the largest rank that a sketch could have seen; None for an exact spectrum.
         predicted_rank: see `SequenceMixer.predicted_rank`; None where no law is known.
@@ -148,22 +149,23 @@ class Measurement:
         cost: time and memory of a training pass.
         input_dependence: 0 for a fixed operator, sqrt(2) where operators of two inputs are orthogonal.
         n_params: trainable numbers.
-        state_bytes: length -> bytes of the streaming state in float32; None where the mixer takes no sequence so long.
+        state_bytes: length -> bytes of the streaming state in float32; None where the mixer takes no sequence so long
+            or does not stream.
         seconds: what the row took, wall clock.
     """
 
     name: str
     spectrum: tuple[float, ...]
-    rank: int
+    rank: int | None
     rank_limit: int | None
     predicted_rank: int | None
     heads: Mapping[float, int]
-    effective_rank: float
-    offset_share: float
+    effective_rank: float | None
+    offset_share: float | None
     noise: Gradient
     highway: Gradient | None
     cost: Complexity
-    input_dependence: float
+    input_dependence: float | None
     n_params: int
     state_bytes: Mapping[int, int | None]
     seconds: float
@@ -171,7 +173,7 @@ class Measurement:
     @property
     def as_predicted(self) -> bool | None:
         """Whether the measured rank is the predicted one, as far as it could be seen; None without prediction."""
-        if self.predicted_rank is None:
+        if self.predicted_rank is None or self.rank is None:
             return None
         return self.rank == min(self.predicted_rank, self.rank_limit or self.predicted_rank)
 
@@ -243,7 +245,7 @@ def measure_mixer(
 
 def _makers(names: Iterable[str] | None, sizes: Sizes) -> dict[str, Callable[[int], SequenceMixer]]:
     """Return a maker for each name, each tried once: what a mixer refuses is refused before anything is measured."""
-    chosen = list_mixers() if names is None else [MIXERS.check(name) for name in names]
+    chosen = list(MIXERS) if names is None else [MIXERS.check(name) for name in names]
     makers = {name: _maker(name, sizes) for name in chosen}
     for make in makers.values():
         _drawn(make, sizes)(sizes.seed)
@@ -304,9 +306,11 @@ def sizes_within(backbone: Backbone, sizes: Sizes) -> Sizes:
 
 def _longest(layer: SequenceMixer, wanted: int) -> int:
     """Return the longest sequence up to `wanted` that the layer takes."""
-    if _state_bytes(layer, wanted) is not None:
-        return wanted
-    return bisect.bisect_left(range(1, wanted), True, key=lambda length: _state_bytes(layer, length) is None)
+
+    def refuses(length: int) -> bool:
+        return layer.streams and _state_bytes(layer, length) is None
+
+    return bisect.bisect_left(range(1, wanted), True, key=refuses) if refuses(wanted) else wanted
 
 
 def measure_backbone(
@@ -396,6 +400,14 @@ def spectrum_at(
     return spectrum, len(spectrum)
 
 
+def read_spectrum(layer: SequenceMixer, x: Tensor, seed: int = 0) -> tuple[Tensor, int | None] | None:
+    """`spectrum_at`; None of a layer whose operator cannot be read, as of a module that marks no coefficients."""
+    try:
+        return spectrum_at(layer, x, seed)
+    except OperatorError:
+        return None
+
+
 def operator_norms(layer: SequenceMixer, x: Float[Tensor, "1 seq d_model"]) -> Float[Tensor, "seq seq"]:
     """||W_ij||_F of the layer's operator at x, a few rows at a time: the operator is never held whole.
 
@@ -457,9 +469,10 @@ def _measure(
 
     start = time.perf_counter()
     now("spectrum")
-    spectrum, limit = spectrum_at(layer, x[:1], sizes.seed)
+    read = read_spectrum(layer, x[:1], sizes.seed)
+    spectrum, limit = (torch.empty(0), None) if read is None else read
     now("offset")
-    aside = offset_share(layer, x[:1])
+    aside = None if read is None else offset_share(layer, x[:1])
     now("gradient")
     noise = fitted(profile())
     now("highway")
@@ -468,15 +481,15 @@ def _measure(
     # In float32, as models run; what else is measured needs the digits of float64.
     cost = complexity(copy.deepcopy(layer).float(), sizes.lengths, repeats=sizes.repeats)
     now("input dependence")
-    moved = input_dependence(layer, x[:2])
+    moved = None if read is None else input_dependence(layer, x[:2])
     return Measurement(
         name=name,
         spectrum=tuple(spectrum.tolist()),
-        rank=int(spectrum_rank(spectrum)),
+        rank=None if read is None else int(spectrum_rank(spectrum)),
         rank_limit=limit,
         predicted_rank=layer.predicted_rank(sizes.seq_len),
-        heads={error: int(heads_needed(spectrum, error)) for error in REL_ERRORS},
-        effective_rank=float(effective_rank(spectrum)),
+        heads={} if read is None else {error: int(heads_needed(spectrum, error)) for error in REL_ERRORS},
+        effective_rank=None if read is None else float(effective_rank(spectrum)),
         offset_share=aside,
         noise=noise,
         highway=None if offered is None else fitted(offered),

@@ -19,7 +19,7 @@ from torch import Tensor
 from zoo.backbone import Backbone
 from zoo.blocks import ResidualBlock, Stack
 from zoo.contract import SequenceMixer
-from zoo.theory.measure import REL_ERRORS, Gradient, Progress, fitted, layer_inputs, profile_at, spectrum_at
+from zoo.theory.measure import REL_ERRORS, Gradient, Progress, fitted, layer_inputs, profile_at, read_spectrum
 from zoo.theory.operator import interaction
 from zoo.theory.rank import heads_needed, spectrum_rank
 from zoo.theory.state_size import StateSize, effective_state_size
@@ -75,7 +75,8 @@ class LayerHeads:
     Attributes:
         name: its place and its mixer.
         n_heads: heads that its mixer has; None where it has none, or is a stack of several that have some.
-        rank: singular values of its operator span above the threshold of `spectrum_rank`.
+        rank: singular values of its operator span above the threshold of `spectrum_rank`; None where no operator can be
+            read, as of a module that marks no coefficients: then there are no heads, state size or cut either.
         rank_limit: the largest rank that a sketch could have seen; None for an exact spectrum.
         heads: relative error -> heads needed for it.
         state_size: effective state size; None where the operator is too large to be held.
@@ -85,7 +86,7 @@ class LayerHeads:
 
     name: str
     n_heads: int | None
-    rank: int
+    rank: int | None
     rank_limit: int | None
     heads: Mapping[float, int]
     state_size: StateSize | None
@@ -117,7 +118,6 @@ def measure_heads(
 
     Raises:
         ValueError: inputs that the model does not take.
-        OperatorError: a layer whose operator cannot be read.
     """
     model = copy.deepcopy(backbone).double().eval()
     device = next(model.parameters()).device
@@ -136,22 +136,23 @@ def measure_heads(
                 progress(name, quantity)
 
         now("spectrum")
-        spectrum, limit = spectrum_at(mixer, x[:1])
+        read = read_spectrum(mixer, x[:1])
+        spectrum, limit = (None, None) if read is None else read
         now("state size")
-        state_size = _state_size(mixer, x[:1])
+        state_size = None if spectrum is None else _state_size(mixer, x[:1])
         now("gradient")
         gradient = fitted(profile_at(mixer, x))
         now("functional heads")
         scores = None
-        if streams is not None and score is not None:
+        if spectrum is not None and streams is not None and score is not None:
             scores = cut_scores(light, at, reached[at].x, streams[at], score, grid)
         rows.append(
             LayerHeads(
                 name=name,
                 n_heads=_n_heads(mixer),
-                rank=int(spectrum_rank(spectrum)),
+                rank=None if spectrum is None else int(spectrum_rank(spectrum)),
                 rank_limit=limit,
-                heads={error: int(heads_needed(spectrum, error)) for error in REL_ERRORS},
+                heads={} if spectrum is None else {e: int(heads_needed(spectrum, e)) for e in REL_ERRORS},
                 state_size=state_size,
                 gradient=gradient,
                 cut=scores,

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from zoo.report.files import as_json
 from zoo.report.numbers import NOTHING
 from zoo.report.plots import as_png, legend_beside, legend_columns, line_style, new_figure, styled
-from zoo.theory.figures import decay_text
+from zoo.theory.comparison import describe_unread
+from zoo.theory.figures import decay_text, rank_text
 from zoo.theory.measure import REL_ERRORS
 from zoo.theory.model_heads import KEPT, LayerHeads
 
@@ -43,7 +44,7 @@ class Column(NamedTuple):
 
 
 def _heads(row: LayerHeads) -> str:
-    return "/".join(str(row.heads[error]) for error in REL_ERRORS)
+    return "/".join(map(str, row.heads.values())) or NOTHING
 
 
 def _functional(row: LayerHeads) -> str:
@@ -70,7 +71,7 @@ COLUMNS = (
     Column(
         "rank",
         "interaction rank: heads that copy the layer exactly; ≥ where a sketch could see no more",
-        lambda row: f"{'≥ ' if row.rank == row.rank_limit else ''}{row.rank}",
+        rank_text,
     ),
     Column(
         f"heads, {'/'.join(f'{100 * error:g}' for error in REL_ERRORS)} %",
@@ -174,4 +175,4 @@ def describe(rows: Sequence[LayerHeads], reading: Reading) -> list[str]:
         lines.append(f"Score: {reading.score}; the whole model has {whole:.3g}.")
         if whole <= 0:
             lines.append("That leaves nothing to keep: functional heads are not counted.")
-    return lines
+    return [*lines, *filter(None, [describe_unread(rows)])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,8 +22,10 @@ from zoo.theory.figures import (
 )
 from zoo.theory.gradients import FEWEST_SEEDS
 from zoo.theory.measure import REL_ERRORS, LayerInput, fitted, layer_inputs, operator_norms, profile_at, spectrum_at
+from zoo.theory.operator import OperatorError
 from zoo.theory.rank import heads_needed, spectrum_rank
 
+_LOG = logging.getLogger(__name__)
 _SKETCH = 8  # of wide layers: a reading must be quick
 
 
@@ -92,7 +95,11 @@ class TheoryFigures(Callback):
         self, loggers: list[TensorBoardLogger], step: int, tag: str, layer: LayerInput, again: bool, figures: bool
     ) -> None:
         name, mixer, x = layer
-        spectrum, limit = spectrum_at(mixer, x[:1], sketch=_SKETCH)
+        try:
+            spectrum, limit = spectrum_at(mixer, x[:1], sketch=_SKETCH)
+        except OperatorError as error:
+            _LOG.warning("%s: no figures of its operator: %s", name, error)
+            return
         rank = int(spectrum_rank(spectrum))
         history = self.heads.setdefault(name, {error: [] for error in REL_ERRORS})
         scalars = {f"{tag}/interaction rank": rank}

@@ -152,7 +152,8 @@ class SequenceModule(L.LightningModule):
             if lengths is not None:
                 at &= valid_positions(lengths, inputs.shape[1])
             at = None if bool(at.all()) else at
-        if inputs.shape[1] > STREAM_ABOVE and lengths is None and not self.training:
+        chunks = inputs.shape[1] > STREAM_ABOVE and self.backbone.layers.streams
+        if chunks and lengths is None and not self.training:
             outputs = self._stream(inputs, torch.ones(inputs.shape[:2]).bool().to(labels.device) if at is None else at)
             return _at_least_float32(outputs), labels.flatten(0, 1) if at is None else labels[at], at
         outputs = self.backbone(inputs, lengths, at)

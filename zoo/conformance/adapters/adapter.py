@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from zoo.adopted import first_tensor
+
 REFUSALS = (
     TypeError,
     ValueError,
@@ -59,18 +61,3 @@ class Forward(Adapter):
 
     name = "forward alone"
     whole_line = "module(x)"
-
-
-def first_tensor(output: Any) -> Tensor:
-    """Return the tensor of an output: itself, the first of a tuple, or `last_hidden_state`.
-
-    Raises:
-        TypeError: none of these.
-    """
-    if isinstance(output, Tensor):
-        return output
-    if isinstance(named := getattr(output, "last_hidden_state", None), Tensor):
-        return named
-    if isinstance(output, (tuple, list)) and output and isinstance(output[0], Tensor):
-        return output[0]
-    raise TypeError(f"the module returns {type(output).__name__}, not a tensor or a tuple that begins with one")

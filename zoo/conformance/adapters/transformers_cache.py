@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.conformance.adapters.adapter import REFUSALS, Adapter, first_tensor
+from zoo.adopted import first_tensor
+from zoo.conformance.adapters.adapter import REFUSALS, Adapter
 
 CACHES = ("past_key_values", "cache_params")
 
