@@ -16,6 +16,7 @@ from lab.config import read_layer
 from lab.run import CONFIG, HPARAMS, RunFolder, deciding_options, is_tested, number_at
 from lab.score import score_of
 from zoo.naming import UsageError
+from zoo.targets import short
 
 NAMING = {"mixer": "mixer.name", "task": "task.name", "seed": "seed"}
 """What names a run, and is told of each: its name in the tab, and among the options."""
@@ -47,7 +48,7 @@ def compare_options(folder: RunFolder) -> None:
                 configs[each] = {key: config[key] for key in NAMING.values()} | config
         columns = differing(list(configs.values()))
         for each, config in configs.items():
-            options = {name: config[key] for name, key in NAMING.items()}
+            options = {name: short(config[key]) for name, key in NAMING.items()}
             options |= {_shown(key): config[key] for key in columns if key in config}
             with suppress(OSError):
                 write_hparams(each.path / HPARAMS, options, each.trial, (each.path / CONFIG).stat().st_mtime)

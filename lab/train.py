@@ -33,6 +33,7 @@ from zoo.naming import UsageError
 from zoo.report.numbers import duration, number
 from zoo.report.terminal import ends_unread, make_console, make_facts
 from zoo.signals import CTRL_C, SCHEDULER, handled
+from zoo.targets import short
 
 if TYPE_CHECKING:
     import lightning as L
@@ -276,7 +277,7 @@ class Session:
         scores = scores_at_lengths(self.trainer, self.model, self._length_batches())
         if scores and self.trainer.loggers and self.trainer.is_global_zero:
             chance = {trained: self.spec.chance} | {n: task.spec.chance for n, task in self.data.at_lengths.items()}
-            title = f"{self.data.task.name}, {self.model.hparams['mixer']['name']}, seed {self.folder.seed}"
+            title = f"{self.data.task.name}, {short(self.model.hparams['mixer']['name'])}, seed {self.folder.seed}"
             figure = length_figure({trained: score} | scores, name, trained, chance, title)
             log_lengths(self.trainer, name, scores, figure)
             save_png(figure, self.folder.path / f"{name}{BY_LENGTH}")

@@ -26,6 +26,7 @@ from lab.run import (
 )
 from zoo.naming import flatten, require_extra
 from zoo.report.files import read_json
+from zoo.targets import short
 
 logger = logging.getLogger(__name__)
 
@@ -70,8 +71,8 @@ class Run:
 
     @property
     def mixer(self) -> str:
-        """The mixer's name in the registry."""
-        return self.config["mixer"]["name"]
+        """The mixer's name in the registry; of one of your own file.Class."""
+        return short(self.config["mixer"]["name"])
 
     @property
     def seed(self) -> int:

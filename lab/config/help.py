@@ -22,7 +22,7 @@ usage: train.py [--mixer NAME] [--task NAME] [--config FILE] [--FLAG VALUE ...]
 Train one sequence mixer on one task, test the best checkpoint, print one table.
 
 mixers:
-{mixers}{own}  or your own, package.module:Class or path/file.py:Class: --mixer.help path/file.py:Class shows its options
+{mixers}{own}  or your own, package.module:Class or path/file.py:Class: --mixer.help path/file.py:Class has its options
 
 tasks:
 {tasks}

@@ -124,8 +124,8 @@ def comparison_figure(rows: Sequence[Measurement]) -> Figure:
     figure, (errors, costs, noise, highway) = new_figure(2, 2, legends=legend_columns(len(rows)))
     for at, row in enumerate(rows):
         style = line_style(at, len(rows))
-        if row.spectrum:
-            errors.plot(*error_by_heads(row.spectrum), **style, label=f"{row.name}, k = {rank_text(row)}")
+        points = error_by_heads(row.spectrum) if row.spectrum else ((), ())
+        errors.plot(*points, **style, label=f"{row.name}, k = {rank_text(row)}")
         label = f"{row.name}, {row.cost.time_exponent:.1f}"
         costs.plot(row.cost.lengths, row.cost.seconds, marker="o", **style, label=label)
     for axes in (errors, costs):

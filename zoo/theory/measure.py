@@ -25,6 +25,7 @@ from zoo.contract import SequenceMixer, require_positive
 from zoo.mixers.hybrid import DEFAULT_PATTERN, Hybrid, member_options
 from zoo.mixers.parallel_hybrid import ParallelHybrid
 from zoo.registry import MIXERS, create_mixer, mixer_class
+from zoo.targets import short
 from zoo.theory.costs import Complexity, check_lengths, complexity, input_dependence
 from zoo.theory.gradients import (
     FEWEST_SEEDS,
@@ -246,7 +247,7 @@ def measure_mixer(
 def _makers(names: Iterable[str] | None, sizes: Sizes) -> dict[str, Callable[[int], SequenceMixer]]:
     """Return a maker for each name, each tried once: what a mixer refuses is refused before anything is measured."""
     chosen = list(MIXERS) if names is None else [MIXERS.check(name) for name in names]
-    makers = {name: _maker(name, sizes) for name in chosen}
+    makers = {short(name): _maker(name, sizes) for name in chosen}
     for make in makers.values():
         _drawn(make, sizes)(sizes.seed)
     return makers

@@ -1,0 +1,187 @@
+"""Mixers of one's own: plain modules as mixers, names for them, and what a hybrid or a backbone makes of them."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import zoo
+from zoo.contract import SequenceMixer
+from zoo.mixers.identity import Identity
+from zoo.registry import MIXERS, mixer_class
+
+
+class Mean(nn.Module):
+    """The mean so far of a linear map."""
+
+    def __init__(self, width: int, gain: float = 1.0, *, fails: bool = False, gives: int | None = None) -> None:
+        super().__init__()
+        if fails:
+            raise RuntimeError("over\ntwo lines")
+        self.map, self.gain = nn.Linear(width, gives or width), gain
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = torch.arange(1, x.shape[1] + 1).view(-1, 1)
+        return self.gain * self.map(x).cumsum(1) / n
+
+
+class Later(nn.Module):
+    """An option before d_model, and lengths."""
+
+    def __init__(self, scale: float, d_model: int) -> None:
+        super().__init__()
+        self.scale, self.d_model = scale, d_model
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        return self.scale * x if lengths is None else lengths.view(-1, 1, 1) * x
+
+
+MEAN = f"{__name__}:Mean"
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(MIXERS, "_own", {})
+    monkeypatch.setattr(MIXERS, "_objects", {})
+    monkeypatch.setattr(MIXERS, "_looked", True)
+    return MIXERS
+
+
+def test_a_plain_module_is_a_mixer() -> None:
+    mixer = zoo.create_mixer(MEAN, 8, gain=2.0)
+    assert isinstance(mixer, SequenceMixer)
+    assert type(mixer) is mixer_class(MEAN)
+    x = torch.randn(2, 5, 8)
+    assert torch.equal(mixer(x), mixer.module(x))
+    assert mixer.module.gain == 2.0
+    for twin in (copy.deepcopy(mixer), pickle.loads(pickle.dumps(mixer))):
+        assert torch.equal(twin(x), mixer(x))
+        assert type(twin) is type(mixer)
+    padded = mixer(x, torch.tensor([5, 3]))
+    torch.testing.assert_close(padded[1, :3], mixer(x[1:, :3])[0])
+    assert not padded[1, 3:].any()
+    before = mixer.module.map.weight.clone()
+    mixer.reset_parameters()
+    assert not torch.equal(mixer.module.map.weight, before)
+    assert zoo.create_mixer("torch.nn:LSTM", 8, hidden_size=8, batch_first=True)(x).shape == x.shape
+
+
+def test_what_needs_a_stream_says_so() -> None:
+    model = zoo.Backbone({"name": "hybrid", "pattern": [MEAN, "attention"]}, 8, vocab_size=5, n_outputs=5).eval()
+    assert model.state_bytes(7) is None
+    assert model.layers.predicted_rank(7) is None
+    assert not model.layers.streams
+    assert zoo.create_mixer("hybrid", 8).streams
+    tokens = torch.zeros(1, 3, dtype=torch.long)
+    assert model(tokens).shape == (1, 3, 5)
+    with pytest.raises(
+        ValueError, match=r"^test_adopted\.Mean reads whole sequences only and cannot go on from a state"
+    ):
+        model.generate(tokens, 2)
+
+
+def test_d_model_goes_to_its_parameter_and_lengths_to_a_module_that_takes_them() -> None:
+    mixer = zoo.create_mixer(f"{__name__}:Later", 8, scale=3.0)
+    assert (mixer.module.scale, mixer.module.d_model) == (3.0, 8)
+    assert mixer(torch.ones(2, 4, 8), torch.tensor([4, 2])).amax((1, 2)).tolist() == [4, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        (
+            MEAN,
+            {"gian": 1},
+            r"unknown option of Mean 'gian' \(did you mean 'gain'\?\); choose from: gain, fails, gives",
+        ),
+        (MEAN, {"fails": True}, r"test_adopted\.Mean cannot be built: RuntimeError: over two lines$"),
+        (MEAN, {"gives": 3}, r"Mean cannot be run: .*maps \(1, 64, 8\) to \(1, 64, 3\), not to the same shape$"),
+        (
+            f"{__name__}:Later",
+            {},
+            "Later cannot be built: TypeError: .*missing 1 required positional argument: 'scale'",
+        ),
+        (
+            "torch.nn:LSTM",
+            {"hidden_size": 8},
+            r"nn\.LSTM cannot be built: LSTM reads \(seq, batch, d_model\): build it",
+        ),
+        ("torch.nn:functional", {}, "torch.nn:functional is of type module: a mixer is a class of torch.nn.Module"),
+        ("collections:OrderedDict", {}, "is the class OrderedDict: a mixer is a class of torch.nn.Module"),
+        ("no_such:Thing", {}, "there is no module no_such"),
+    ],
+)
+def test_what_is_no_mixer_is_said_on_one_line(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        zoo.create_mixer(name, 8, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_registered_name_is_a_mixer_like_any_other(registry: Any) -> None:
+    zoo.register("mean", Mean, summary="a mean", gain=3.0)
+    zoo.register("still", Identity, year=2026)
+    zoo.register("elsewhere", "no_such:Thing")
+    assert zoo.list_mixers()[-3:] == ["mean", "still", "elsewhere"]
+    assert "mean" not in list(registry)
+    assert registry.summary("mean") == "a mean"
+    assert mixer_class("still") is Identity
+    assert zoo.create_mixer("mean", 8).module.gain == 3.0
+    first, second = zoo.create_layers("hybrid", 2, 8, pattern=["mean", "still"], mean={"gain": 5.0})
+    assert (first.module.gain, type(second)) == (5.0, Identity)
+    zoo.register("mean", Mean)
+    for name, message in (
+        ("lstm", "mixer 'lstm' is built in: choose another name"),
+        ("mamba", "mixer 'mamba' is built in"),
+        ("mean", f"mixer 'mean' already stands for {__name__}:Mean: choose another name for .*:Identity"),
+        ("a.b", "'a.b' cannot name a mixer: give letters"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            zoo.register(name, Identity)
+    with pytest.raises(
+        ValueError, match=r"unknown mixer 'maen' \(did you mean 'mean'\?\); .*, elsewhere; or give pack"
+    ):
+        zoo.create_mixer("maen", 8)
+    with pytest.raises(ValueError, match="there is no module no_such"):
+        zoo.create_mixer("elsewhere", 8)
+    with pytest.raises(ValueError, match="builtins:int is the class int: a mixer is a class"):
+        zoo.register("three", int)
+
+
+def test_entry_points_are_found_when_a_name_is_not_built_in(
+    registry: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "other-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text(
+        f"[zoo.mixers]\ntheirs = {MEAN}\nlstm = other:LSTM\nmine = absent:Thing\n"
+    )
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    monkeypatch.setattr(registry, "_looked", False)
+    assert "lstm" in registry
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert type(zoo.create_mixer("theirs", 8)) is mixer_class(MEAN)
+    assert [str(each.message) for each in said] == [
+        "entry point lstm = other:LSTM is left out: mixer 'lstm' is built in: choose another name for other:LSTM"
+    ]
+    assert zoo.list_mixers()[-2:] == ["theirs", "mine"]
+    assert mixer_class("lstm").__module__ == "zoo.mixers.lstm"
+    with pytest.raises(ValueError, match="there is no module absent"):
+        zoo.create_mixer("mine", 8)
+
+
+def test_a_hybrids_member_has_its_options_under_its_class() -> None:
+    pattern = [MEAN, {"name": MEAN, "gain": 4.0}, "attention"]
+    layers = zoo.create_layers("hybrid", 3, 8, pattern=pattern, Mean={"gain": 2.0}, n_heads=2)
+    assert [layers[0].module.gain, layers[1].module.gain, layers[2].n_heads] == [2.0, 4.0, 2]
+    with pytest.raises(ValueError, match="two members are called LSTM: rename one of the classes"):
+        zoo.create_layers("hybrid", 2, 8, pattern=["torch.nn:LSTM", "zoo.mixers.lstm:LSTM"])
