@@ -89,7 +89,7 @@ class Adopted(SequenceMixer):
 
 @functools.cache
 def adopt(name: str, found: Any) -> type[SequenceMixer]:
-    """The class as a mixer: itself where it is one.
+    """Return the class as a mixer: itself where it is one.
 
     Args:
         name: the target that names it.
@@ -128,7 +128,7 @@ def _signature(found: type[nn.Module]) -> inspect.Signature:
 
 
 def signature_of(factory: Factory) -> inspect.Signature:
-    """The parameters of a class or function, of `*args, **kwargs` those of its first overload; empty where unknown."""
+    """Return the parameters of a class or function; of `*args, **kwargs` those of its first overload, if it has any."""
     for strings in (True, False):
         try:
             found = inspect.signature(factory, eval_str=strings)
@@ -146,7 +146,7 @@ def signature_of(factory: Factory) -> inspect.Signature:
 
 
 def with_width(factory: Factory, d_model: int, options: Mapping[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """Arguments and keywords for a class or function: d_model goes to the parameter of that name, or to the first one.
+    """Return arguments and keywords for a class or function: d_model goes to the parameter of that name, or the first one.
 
     An option of the parameter's name wins.
     """
@@ -175,7 +175,7 @@ def require_batch_first(module: nn.Module) -> None:
 
 
 def first_tensor(output: Any) -> Tensor:
-    """The tensor of an output: itself, the first of a tuple, or `last_hidden_state`.
+    """Return the tensor of an output: itself, the first of a tuple, or `last_hidden_state`.
 
     Raises:
         TypeError: none of these.

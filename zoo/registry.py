@@ -322,7 +322,7 @@ MIXERS: OpenRegistry[Mixer] = OpenRegistry(
 
 
 def list_mixers() -> list[str]:
-    """Return the names that `create_mixer` takes: the built-in ones, then those of `register` and of installed packages."""
+    """Return the names that `create_mixer` takes: the built-in ones, then those of `register` and of packages."""
     return [*MIXERS, *MIXERS.own]
 
 
@@ -366,7 +366,7 @@ def register(
 
 
 def mixer_class(name: str) -> type[SequenceMixer]:
-    """Return the class of a name, or of `package.module:Class` or `path/file.py:Class`; see `zoo.adopted` for plain modules.
+    """Return the class of a name, of `package.module:Class` or of `path/file.py:Class`.
 
     Raises:
         UnknownNameError: no such mixer; the message lists the names.

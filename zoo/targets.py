@@ -111,7 +111,7 @@ def _run(path: Path, _changed: int, _size: int) -> ModuleType:
 
 
 def short(name: str) -> str:
-    """A name for tables, plots and folders: the target `some/where/file.py:Class` gives file.Class, others stay.
+    """Return a name for tables, plots and folders: of a target file.Class, others stay.
 
     >>> short("some/where/file.py:Class"), short("torch.nn:LSTM"), short("lstm")
     ('file.Class', 'nn.LSTM', 'lstm')
@@ -123,7 +123,7 @@ def short(name: str) -> str:
 
 
 def label(name: str) -> str:
-    """A name without dots, as the key of a hybrid's member among its options: of a target the class, others stay."""
+    """Return a name without dots, as the key of a hybrid's member: of a target its class, others stay."""
     return name.rpartition(":")[2]
 
 

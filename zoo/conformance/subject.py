@@ -252,7 +252,7 @@ def _source(target: nn.Module | Factory, d_model: int, options: Mapping[str, Any
 
 
 def written_arguments(factory: Factory, d_model: int, options: Mapping[str, Any]) -> str:
-    """The arguments that make a module of a factory, as Python writes them."""
+    """Return the arguments that make a module of a factory, as Python writes them."""
     width, named = with_width(factory, d_model, options)
     return ", ".join([*map(repr, width), *(f"{key}={value!r}" for key, value in named.items())])
 

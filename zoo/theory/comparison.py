@@ -158,7 +158,7 @@ def measurements_as_markdown(rows: Sequence[Measurement], sizes: Sizes, machine:
 
 
 def remarks(rows: Sequence[Measurement]) -> list[str]:
-    """What a reader of the table must know, in sentences."""
+    """Return what a reader of the table must know, in sentences."""
     return [*filter(None, (describe_unread(rows), describe_misses(rows), describe_sketches(rows)))]
 
 
@@ -169,7 +169,7 @@ def describe_misses(rows: Sequence[Measurement]) -> str:
 
 
 def describe_unread(rows: Sequence[Measurement | LayerHeads]) -> str:
-    """Which rows have no operator that could be read, in a sentence, and what to do; empty where none has."""
+    """Say which rows have no operator that could be read, and what to do; empty where every row has one."""
     unread = [row.name for row in rows if row.rank is None]
     if not unread:
         return ""
