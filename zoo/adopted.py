@@ -146,7 +146,7 @@ def signature_of(factory: Factory) -> inspect.Signature:
 
 
 def with_width(factory: Factory, d_model: int, options: Mapping[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """Return arguments and keywords for a class or function: d_model goes to the parameter of that name, or the first one.
+    """Return arguments and keywords that make a module: d_model goes to the parameter of that name, or the first one.
 
     An option of the parameter's name wins.
     """
