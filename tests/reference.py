@@ -71,18 +71,28 @@ def swiglu(p: Parameters, x: Array) -> Array:
     return (silu(gate) * value) @ p["down_proj.weight"].T
 
 
-def experts(p: Parameters, x: Array, top_k: int) -> Array:
+def squared_relu(p: Parameters, x: Array) -> Array:
+    """W_down relu(W_up x)^2 (So et al. 2109.08668)."""
+    return np.maximum(x @ p["up_proj.weight"].T, 0) ** 2 @ p["down_proj.weight"].T
+
+
+def experts(p: Parameters, x: Array, top_k: int, *, normalize: bool = False) -> Array:
     """Each position through the SwiGLUs of its top_k likeliest experts, weighted by their probabilities.
 
-    Softmax over all experts, not normalised anew over the chosen ones (Jamba 2403.19887; Fedus et al. 2101.03961).
+    Softmax over all experts, not normalised anew over the chosen ones (Jamba 2403.19887; Fedus et al. 2101.03961)
+    unless `normalize` says so; a shared expert for every position, gated or not (Dai et al. 2401.06066).
     """
     y = np.zeros_like(x)
     for i in range(len(x)):
         exponentials = np.exp(p["router.weight"] @ x[i])
         probability = exponentials / exponentials.sum()
-        for e in np.argsort(-probability)[:top_k]:
+        chosen = np.argsort(-probability)[:top_k]
+        for e in chosen:
             expert = {"up_proj.weight": p["up_proj"][e], "down_proj.weight": p["down_proj"][e]}
-            y[i] += probability[e] * swiglu(expert, x[i])
+            y[i] += probability[e] * swiglu(expert, x[i]) / (probability[chosen].sum() if normalize else 1)
+    if "shared.up_proj.weight" in p:
+        gate = sigmoid(x @ p["shared_gate.weight"].T) if "shared_gate.weight" in p else 1.0
+        y += gate * swiglu(members(p, "shared."), x)
     return y
 
 
@@ -212,7 +222,12 @@ def stretched_rope(d_head: int, base: float, scaling: Mapping[str, Any], total: 
 
 
 def attention_heads(
-    p: Parameters, x: Array, n_heads: int = 4, n_kv_heads: int | None = None, **_sizes: object
+    p: Parameters,
+    x: Array,
+    n_heads: int = 4,
+    n_kv_heads: int | None = None,
+    norm_eps: float = 1e-6,
+    **_sizes: object,
 ) -> tuple[Array, Array, Array]:
     """Queries (seq, n_heads, d_head), keys and values (seq, n_heads, d_head), shared heads repeated."""
     n_kv_heads = n_kv_heads or n_heads
@@ -222,6 +237,11 @@ def attention_heads(
         qkv = short_conv(qkv, p["conv.weight"])
     n_queries, n_keys = n_heads * d_head, n_kv_heads * d_head
     q, k, v = np.split(qkv, [n_queries, n_queries + n_keys], axis=-1)
+    if "q_norm.weight" in p:  # of a head or of all, as wide as its weights are
+        q, k = (
+            np.concatenate([rms_norm(t, w, norm_eps) for t in np.split(part, part.shape[1] // len(w), axis=1)], axis=1)
+            for part, w in ((q, p["q_norm.weight"]), (k, p["k_norm.weight"]))
+        )
     q, k, v = heads_of(q, n_heads), heads_of(k, n_kv_heads), heads_of(v, n_kv_heads)
     group = [h // (n_heads // n_kv_heads) for h in range(n_heads)]
     return q, k[:, group], v[:, group]
@@ -235,13 +255,14 @@ def attention_weights(
     seq, _, d_head = q.shape
     if position == "rope":
         base = options.get("rope_base", 10_000)
-        frequency, size = None, 1.0
+        frequency, size, turned = None, 1.0, options.get("d_rope") or d_head
         if options.get("rope_scaling"):
             frequency, size = stretched_rope(d_head, base, options["rope_scaling"], seq)
-        q, k = (
-            size * np.array([[rotate(v, i, base, frequency) for v in heads] for i, heads in enumerate(part)])
-            for part in (q, k)
-        )
+        q, k = q.copy(), k.copy()
+        for part in (q, k):
+            for i in range(seq):
+                for head in part[i]:
+                    head[:turned] = size * rotate(head[:turned], i, base, frequency)
 
     def bias(h: int, lag: NDArray[np.int64] | int) -> Array | float:
         if position == "alibi":
@@ -338,7 +359,13 @@ def sliding_attention_operator(p: Parameters, x: Array, n_heads: int = 4, **opti
 
 
 def gated_attention(
-    p: Parameters, x: Array, n_heads: int = 2, d_rope: int | None = None, rope_base: float = 10_000, **_sizes: object
+    p: Parameters,
+    x: Array,
+    n_heads: int = 2,
+    d_rope: int | None = None,
+    rope_base: float = 10_000,
+    norm_eps: float = 1e-6,
+    **_sizes: object,
 ) -> Array:
     """Qwen3-Next's attention: 2505.06708 with norms of queries and keys, and rope on some of a head's channels."""
     seq = len(x)
@@ -347,7 +374,7 @@ def gated_attention(
     heads = rearrange(x @ p["qkv_proj.weight"].T, "seq (head d) -> seq head d", d=d_head)
     q, k, v = np.split(heads, [n_heads, n_heads + n_kv_heads], axis=1)
     turned = max(2, 2 * (d_head // 8)) if d_rope is None else d_rope
-    q, k = rms_norm(q, p["q_norm.weight"], 1e-6), rms_norm(k, p["k_norm.weight"], 1e-6)
+    q, k = rms_norm(q, p["q_norm.weight"], norm_eps), rms_norm(k, p["k_norm.weight"], norm_eps)
     for part in (q, k):
         for i in range(seq):
             for head in part[i]:
@@ -533,14 +560,18 @@ def gated_linear_attention_operator(p: Parameters, x: Array, n_heads: int = 2, *
     return gated_heads_operator(p, x, weights, heads, w_value)
 
 
-def delta_parts(p: Parameters, x: Array, n_heads: int, beta_max: float) -> tuple[Array, Array, Array, Array, Array]:
+def delta_parts(
+    p: Parameters, x: Array, n_heads: int, beta_max: float, n_key_heads: int | None = None
+) -> tuple[Array, Array, Array, Array, Array]:
     """DeltaNet up to its recurrence: q of length 1 / sqrt(d_key), k of length one (seq, n_heads, d_key), the convolved
     values before SiLU (seq, n_heads, d_value), beta and alpha (seq, n_heads); alpha is one without a decay.
     """
     seq, n_values = len(x), p["out_proj.weight"].shape[1]
     qkv = short_conv(x @ p["qkv_proj.weight"].T, p["conv.weight"])
     n_keys = (qkv.shape[1] - n_values) // 2
-    q, k, v = (heads_of(part, n_heads) for part in np.split(qkv, [n_keys, 2 * n_keys], axis=-1))
+    q, k, v = np.split(qkv, [n_keys, 2 * n_keys], axis=-1)
+    v, group = heads_of(v, n_heads), [h * (n_key_heads or n_heads) // n_heads for h in range(n_heads)]
+    q, k = (heads_of(t, n_key_heads or n_heads)[:, group] for t in (q, k))
     q, k = (silu(t) / np.sqrt((silu(t) ** 2).sum(axis=-1, keepdims=True) + 1e-6) for t in (q, k))
     beta, alpha = beta_max * sigmoid(x @ p["beta_proj.weight"].T), np.ones((seq, n_heads))
     if "A_log" in p:
@@ -561,20 +592,36 @@ def delta_heads(q: Array, k: Array, v: Array, beta: Array, alpha: Array) -> Arra
     return o
 
 
-def delta_net(p: Parameters, x: Array, n_heads: int = 2, beta_max: float = 1.0, **_sizes: object) -> Array:
+def delta_net(
+    p: Parameters,
+    x: Array,
+    n_heads: int = 2,
+    beta_max: float = 1.0,
+    n_key_heads: int | None = None,
+    norm_eps: float = 1e-5,
+    **_sizes: object,
+) -> Array:
     """Yang et al. 2406.06484; with alpha and an output gate 2412.06464."""
-    q, k, v, beta, alpha = delta_parts(p, x, n_heads, beta_max)
-    normed = joined(rms_norm(delta_heads(q, k, silu(v), beta, alpha), p["norm.weight"]))
+    q, k, v, beta, alpha = delta_parts(p, x, n_heads, beta_max, n_key_heads)
+    normed = joined(rms_norm(delta_heads(q, k, silu(v), beta, alpha), p["norm.weight"], norm_eps))
     return (normed * output_gate(p, x)) @ p["out_proj.weight"].T
 
 
-def delta_net_operator(p: Parameters, x: Array, n_heads: int = 2, beta_max: float = 1.0, **_sizes: object) -> Array:
+def delta_net_operator(
+    p: Parameters,
+    x: Array,
+    n_heads: int = 2,
+    beta_max: float = 1.0,
+    n_key_heads: int | None = None,
+    norm_eps: float = 1e-5,
+    **_sizes: object,
+) -> Array:
     """W_ij = W_O diag(gate_i) diag(w / rms_i) [sum_m a_h(i, m) diag(sigmoid(v_m)) K_{m-j}] W_V.
 
     a_h(i, m) = q_i^T P_i ... P_{m+1} beta_m k_m with P_t = alpha_t (I - beta_t k_t k_t^T); v is the convolved value and
     K_tau its taps.
     """
-    q, k, v, beta, alpha = delta_parts(p, x, n_heads, beta_max)
+    q, k, v, beta, alpha = delta_parts(p, x, n_heads, beta_max, n_key_heads)
     seq, _, d_value = v.shape
     n_values, d_conv = n_heads * d_value, p["conv.weight"].shape[1]
     w_value, taps = p["qkv_proj.weight"][-n_values:], p["conv.weight"][-n_values:]
@@ -582,7 +629,7 @@ def delta_net_operator(p: Parameters, x: Array, n_heads: int = 2, beta_max: floa
     gate = np.broadcast_to(output_gate(p, x), (seq, n_values))
     operator = np.zeros((seq, seq, len(p["out_proj.weight"]), x.shape[1]))
     for i in range(seq):
-        inverse_rms = 1 / np.sqrt(np.mean(heads[i] ** 2, axis=-1) + 1e-5)
+        inverse_rms = 1 / np.sqrt(np.mean(heads[i] ** 2, axis=-1) + norm_eps)
         scale = np.repeat(inverse_rms, d_value) * np.tile(p["norm.weight"], n_heads) * gate[i]
         back = q[i].copy()  # q_i^T P_i ... P_{m+1}
         for m in range(i, -1, -1):
@@ -643,15 +690,25 @@ def kda(p: Parameters, x: Array, n_heads: int = 2, beta_max: float = 1.0, **_siz
 
 
 def delta_product(
-    p: Parameters, x: Array, n_heads: int = 2, n_householder: int = 2, beta_max: float = 2.0, **_sizes: object
+    p: Parameters,
+    x: Array,
+    n_heads: int = 2,
+    n_householder: int = 2,
+    beta_max: float = 2.0,
+    n_key_heads: int | None = None,
+    **_sizes: object,
 ) -> Array:
     """Gated DeltaProduct (Siems et al. 2502.10297): n_householder steps for each position."""
     seq, n_values = len(x), p["out_proj.weight"].shape[1]
     qkv = silu(short_conv(x @ p["qkv_proj.weight"].T, p["conv.weight"]))
     n_keys = (qkv.shape[1] - n_householder * n_values) // (1 + n_householder)
     q, k, v = np.split(qkv, [n_keys, (1 + n_householder) * n_keys], axis=-1)
-    q = heads_of(q, n_heads)
-    k, v = (rearrange(t, "seq (step head d) -> seq step head d", step=n_householder, head=n_heads) for t in (k, v))
+    group = [h * (n_key_heads or n_heads) // n_heads for h in range(n_heads)]
+    k, v = (
+        rearrange(t, "seq (step head d) -> seq step head d", step=n_householder, head=heads)
+        for t, heads in ((k, n_key_heads or n_heads), (v, n_heads))
+    )
+    q, k = heads_of(q, n_key_heads or n_heads)[:, group], k[:, :, group]
     q, k = unit(q) / np.sqrt(q.shape[2]), unit(k)
     beta = beta_max * sigmoid(x @ p["beta_proj.weight"].T)
     beta = rearrange(beta, "seq (step head) -> seq step head", step=n_householder)
@@ -957,7 +1014,7 @@ def selective_ssm_operator(p: Parameters, x: Array, **options: object) -> Array:
 
 
 def ssd_coefficients(
-    p: Parameters, x: Array, d_state: int = 128, n_groups: int = 1, **_sizes: object
+    p: Parameters, x: Array, d_state: int = 128, n_groups: int = 1, dt_floor: float = 0.0, **_sizes: object
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
     """The Mamba-2 block up to its recurrence: the convolved input before SiLU (seq, d_inner), z (seq, d_inner),
     dt (seq, n_heads), B and C (seq, n_heads, d_state), A (n_heads).
@@ -970,16 +1027,22 @@ def ssd_coefficients(
     u, b, c = np.split(convolved, [d_inner, d_inner + wide], axis=-1)
     group = [h // (n_heads // n_groups) for h in range(n_heads)]
     b, c = (heads_of(silu(t), n_groups)[:, group] for t in (b, c))
-    return u, z, softplus(dt + p["dt_bias"]), b, c, -np.exp(p["A_log"])
+    return u, z, np.maximum(softplus(dt + p["dt_bias"]), dt_floor), b, c, -np.exp(p["A_log"])
 
 
-def grouped_norm(x: Array, weight: Array, n_groups: int) -> Array:
+def grouped_norm(x: Array, weight: Array, n_groups: int, eps: float = 1e-5) -> Array:
     """RMSNorm of each of `n_groups` parts of the width by itself."""
     parts = zip(np.split(x, n_groups, axis=-1), np.split(weight, n_groups), strict=True)
-    return np.concatenate([rms_norm(part, w) for part, w in parts], axis=-1)
+    return np.concatenate([rms_norm(part, w, eps) for part, w in parts], axis=-1)
 
 
-def ssd(p: Parameters, x: Array, norm_groups: int | None = None, **options: object) -> Array:
+def gated_norm(p: Parameters, x: Array, options: Mapping[str, Any]) -> Array:
+    """The norm before the last projection of Mamba-2; norm_groups 0 says that there is none."""
+    n_groups = options.get("n_groups", 1) if options.get("norm_groups") is None else options["norm_groups"]
+    return grouped_norm(x, p["norm.weight"], n_groups, options.get("norm_eps", 1e-5)) if n_groups else x
+
+
+def ssd(p: Parameters, x: Array, **options: object) -> Array:
     """The block of Mamba-2 (Dao and Gu 2405.21060): per head h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t^T."""
     u, z, dt, b, c, a = ssd_coefficients(p, x, **options)
     seq, n_heads = dt.shape
@@ -990,11 +1053,10 @@ def ssd(p: Parameters, x: Array, norm_groups: int | None = None, **options: obje
         for t in range(seq):
             h = np.exp(dt[t, head] * a[head]) * h + dt[t, head] * np.outer(b[t, head], u[t, head])
             o[t, head] = c[t, head] @ h + p["D"][head] * u[t, head]
-    gated = joined(o) * silu(z)
-    return grouped_norm(gated, p["norm.weight"], norm_groups or options.get("n_groups", 1)) @ p["out_proj.weight"].T
+    return gated_norm(p, joined(o) * silu(z), options) @ p["out_proj.weight"].T
 
 
-def ssd_operator(p: Parameters, x: Array, norm_groups: int | None = None, **options: object) -> Array:
+def ssd_operator(p: Parameters, x: Array, **options: object) -> Array:
     """W_ij = W_out diag(w silu(z_i) / rms_i) [sum_m diag(s_im sigmoid(u_m) K_{m-j})] W_u.
 
     s_im, one number a head, is what the recurrence's input at m adds to its output at i, u the convolution's output
@@ -1016,8 +1078,7 @@ def ssd_operator(p: Parameters, x: Array, norm_groups: int | None = None, **opti
             for j in range(max(0, m - d_conv + 1), m + 1):
                 mixed[i, j] += np.diag(per_channel * sigmoid(u[m]) * taps[:, d_conv - 1 - (m - j)]) @ w_u
     gated = response * silu(z)
-    parts = norm_groups or options.get("n_groups", 1)
-    inverse_rms = [grouped_norm(g, p["norm.weight"], parts) / g for g in gated]
+    inverse_rms = [gated_norm(p, g, options) / g for g in gated]
     return np.stack(
         [p["out_proj.weight"] @ (row * (r * silu(g))[:, None]) for row, r, g in zip(mixed, inverse_rms, z, strict=True)]
     )
@@ -1340,14 +1401,17 @@ def hybrid(
 
 
 def parallel_hybrid(
-    p: Parameters, x: Array, pattern: tuple[str | dict[str, object], ...] = ("selective_ssm", "attention")
+    p: Parameters,
+    x: Array,
+    pattern: tuple[str | dict[str, object], ...] = ("selective_ssm", "attention"),
+    merge: str = "mean",
 ) -> Array:
-    """The mean of the members' outputs, each behind an RMS norm (Hymba, Dong et al. 2411.13676)."""
+    """The mean of the members' outputs after an RMS norm each (Hymba, Dong et al. 2411.13676), or their sum."""
     y = np.zeros_like(x)
     for number, entry in enumerate(pattern):
         options = {"name": entry} if isinstance(entry, str) else dict(entry)
         mixed = REFERENCES[options.pop("name")](members(p, f"members.{number}."), x, **options)
-        y += rms_norm(mixed, p[f"norms.{number}.weight"]) / len(pattern)
+        y += mixed if merge == "sum" else rms_norm(mixed, p[f"norms.{number}.weight"]) / len(pattern)
     return y
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -11,10 +12,14 @@ from torch import Tensor, nn
 
 from zoo.blocks import Autoencoder, Canon, Experts, ResidualBlock, RMSNorm, ShortConv, Stack
 from zoo.contract import Configured, no_weight_decay, require_choice, require_positive
+from zoo.naming import unknown
 from zoo.ops.time import Lengths, as_lengths
 from zoo.registry import create_layers
 
 BackboneKind = Literal["residual", "bare"]
+BLOCK_OPTIONS = [
+    name for name in inspect.signature(ResidualBlock).parameters if name not in ("mixer", "norm_eps", "canon")
+]
 
 
 class Backbone(Configured):
@@ -43,6 +48,9 @@ class Backbone(Configured):
         top_k: how many experts serve a position.
         expert_period, expert_offset: layers expert_offset, expert_offset + expert_period, ... have experts.
         norm_eps: of the residual backbone's norms.
+        blocks: options of each layer's `ResidualBlock` by itself, such as `{"d_channel": 128, "channel": "relu2"}`, in
+            place of d_channel, n_experts, top_k, expert_period and expert_offset.
+        embedding_scale: what embeddings are multiplied by (Gemma, Granite, Falcon-H1).
 
     Raises:
         ValueError: sizes that are not positive, both or neither of vocab_size and d_input, unknown names or options,
@@ -69,6 +77,8 @@ class Backbone(Configured):
         expert_period: int = 2,
         expert_offset: int = 1,
         norm_eps: float = 1e-5,
+        blocks: Sequence[Mapping[str, Any]] | None = None,
+        embedding_scale: float = 1.0,
     ) -> None:
         super().__init__()
         require_positive(
@@ -77,9 +87,15 @@ class Backbone(Configured):
         require_positive(d_channel=d_channel or None, d_conv=d_conv or None, n_experts=n_experts or None)
         require_positive(expert_period=expert_period, decode_from=decode_from or None)
         require_choice("backbone", backbone, BackboneKind)
+        if blocks is not None and (backbone == "bare" or len(blocks) != n_layers):
+            raise ValueError(f"blocks needs backbone=residual and one entry for each of n_layers={n_layers}")
+        for name in [name for options in blocks or () for name in options]:
+            if name not in BLOCK_OPTIONS:
+                raise ValueError(unknown("option of a block", name, BLOCK_OPTIONS))
+        self.embedding_scale = embedding_scale
         if decode_from and backbone == "bare":
             raise ValueError("a decoder has norms: decode_from needs backbone=residual")
-        if decode_from and n_experts:
+        if decode_from and (n_experts or any(options.get("n_experts") for options in blocks or ())):
             raise ValueError("experts share the work of all positions: decode_from needs n_experts=0")
         if (vocab_size is None) == (d_input is None):
             raise ValueError("give exactly one of vocab_size (tokens) and d_input (vectors)")
@@ -101,12 +117,15 @@ class Backbone(Configured):
         if d_conv or "A" in places:
             mixers = [Stack([Canon(d_model) if "A" in places else ShortConv(d_model, d_conv), m]) for m in mixers]
         if backbone == "residual":
-            width = 2 * d_model if d_channel is None else d_channel
+            if blocks is None:
+                width = 2 * d_model if d_channel is None else d_channel
+                blocks = [
+                    {"d_channel": width, "n_experts": n_experts if layer in expert_layers else 0, "top_k": top_k}
+                    for layer in range(n_layers)
+                ]
             mixers = [
-                ResidualBlock(
-                    m, width, n_experts if layer in expert_layers else 0, top_k, norm_eps, places.replace("A", "")
-                )
-                for layer, m in enumerate(mixers)
+                ResidualBlock(mixer, norm_eps=norm_eps, canon=places.replace("A", ""), **options)
+                for mixer, options in zip(mixers, blocks, strict=True)
             ]
         self.layers = Stack([Autoencoder(Stack(mixers), decode_from, norm_eps)] if decode_from else mixers)
         self.vocab_size, self.n_outputs = vocab_size, n_outputs
@@ -160,7 +179,8 @@ class Backbone(Configured):
         if self.embedding is not None:
             if inputs.is_floating_point() or inputs.ndim != 2:
                 raise ValueError(f"inputs must be tokens (batch, seq), got {inputs.dtype} {tuple(inputs.shape)}")
-            return self.embedding(inputs)
+            x = self.embedding(inputs)
+            return x if self.embedding_scale == 1 else self.embedding_scale * x
         width = self.d_model if self.in_proj is None else self.in_proj.in_features
         if not inputs.is_floating_point() or inputs.ndim != 3 or inputs.shape[2] != width:
             raise ValueError(f"inputs must be (batch, seq, d_input={width}), got {inputs.dtype} {tuple(inputs.shape)}")

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from zoo.contract import SequenceMixer, no_weight_decay, require_positive
+from zoo.coefficient import coefficient
+from zoo.contract import SequenceMixer, no_weight_decay, require_choice, require_positive
 from zoo.ops.activation import gelu, rms_norm, silu_gate
 from zoo.ops.conv import causal_conv
 from zoo.ops.experts import balance, grouped_linear, route
 from zoo.ops.time import Lengths, as_lengths, reverse, valid_positions
 
 CANON_WIDTH = 4
+
+Channel = Literal["swiglu", "relu2"]
 
 
 class RMSNorm(nn.Module):
@@ -68,6 +72,24 @@ class SwiGLU(nn.Module):
         return self.down_proj(silu_gate(gate, value))
 
 
+class SquaredReLU(nn.Module):
+    """W_down relu(W_up x)^2 (So et al. 2109.08668); coefficient: relu(W_up x)."""
+
+    def __init__(self, d_model: int, d_channel: int) -> None:
+        super().__init__()
+        require_positive(d_channel=d_channel)
+        self.up_proj = nn.Linear(d_model, d_channel, bias=False)
+        self.down_proj = nn.Linear(d_channel, d_model, bias=False)
+
+    def reset_parameters(self) -> None:
+        self.up_proj.reset_parameters()
+        self.down_proj.reset_parameters()
+
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        inner = self.up_proj(x)
+        return self.down_proj(coefficient(F.relu(inner)) * inner)
+
+
 class Experts(nn.Module):
     """sum over the top_k experts e of p_e(x) SwiGLU_e(x), p = softmax(W_router x) (Shazeer et al. 1701.06538).
 
@@ -75,11 +97,16 @@ class Experts(nn.Module):
     capacity, with tokens dropped beyond it, would make `stream` differ from `forward`. Weights p_e as in Jamba (Lieber
     et al. 2403.19887). Coefficients: p_e, the choice of e, and the SwiGLUs' gates.
 
+    A shared expert is one more SwiGLU, which serves every position (DeepSeekMoE, Dai et al. 2401.06066).
+
     Args:
         d_model: width of input and output.
         d_channel: inner width of each expert.
         n_experts: how many there are.
         top_k: how many serve a position.
+        normalize: divide the weights of a position's experts by their sum.
+        d_shared: inner width of a shared expert; 0 for none.
+        gate_shared: multiply the shared expert by sigmoid(w . x), a coefficient (Qwen2-MoE 2407.10671).
 
     Attributes:
         balance_loss: of the last forward pass in training mode (`zoo.ops.experts.balance`), differentiable: what to
@@ -87,26 +114,41 @@ class Experts(nn.Module):
         load: in that pass, the share of positions that each expert served, (n_experts,); adds up to top_k.
 
     Raises:
-        ValueError: sizes that are not positive, or fewer experts than top_k.
+        ValueError: sizes that are not positive, fewer experts than top_k, or a gate for a shared expert that is none.
     """
 
     balance_loss: Tensor | None
     load: Tensor | None
 
-    def __init__(self, d_model: int, d_channel: int, n_experts: int = 16, top_k: int = 2) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        d_channel: int,
+        n_experts: int = 16,
+        top_k: int = 2,
+        normalize: bool = False,
+        d_shared: int = 0,
+        gate_shared: bool = False,
+    ) -> None:
         super().__init__()
-        require_positive(d_channel=d_channel, n_experts=n_experts, top_k=top_k)
+        require_positive(d_channel=d_channel, n_experts=n_experts, top_k=top_k, d_shared=d_shared or None)
+        if gate_shared and not d_shared:
+            raise ValueError("gate_shared belongs to a shared expert: d_shared must not be 0")
         if top_k > n_experts:
             raise ValueError(f"top_k={top_k} needs at least as many experts, got n_experts={n_experts}")
-        self.n_experts, self.top_k = n_experts, top_k
+        self.n_experts, self.top_k, self.normalize = n_experts, top_k, normalize
         self.router = nn.Linear(d_model, n_experts, bias=False)
         self.up_proj = nn.Parameter(torch.empty(n_experts, 2 * d_channel, d_model))
         self.down_proj = nn.Parameter(torch.empty(n_experts, d_model, d_channel))
+        self.shared = SwiGLU(d_model, d_shared) if d_shared else None
+        self.shared_gate = nn.Linear(d_model, 1, bias=False) if gate_shared else None
         self.balance_loss = self.load = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        self.router.reset_parameters()
+        for layer in (self.router, self.shared, self.shared_gate):
+            if layer is not None:
+                layer.reset_parameters()
         for weight in (self.up_proj, self.down_proj):  # each expert as nn.Linear would be
             bound = weight.shape[2] ** -0.5
             nn.init.uniform_(weight, -bound, bound)
@@ -119,7 +161,7 @@ class Experts(nn.Module):
         self, x: Float[Tensor, "*batch d_model"], valid: Bool[Tensor, "*batch"] | None = None
     ) -> Float[Tensor, "*batch d_model"]:
         """Map each position by itself; `valid` says which of them count in `balance_loss` and `load`."""
-        probability, weight, choice = route(self.router(x), self.top_k)
+        probability, weight, choice = route(self.router(x), self.top_k, self.normalize)
         if self.training:
             self.balance_loss, load = balance(probability, choice, valid)
             self.load = load.detach()
@@ -130,7 +172,11 @@ class Experts(nn.Module):
         gate, value = grouped_linear(rows, self.up_proj, counts).chunk(2, dim=-1)
         served = grouped_linear(silu_gate(gate, value), self.down_proj, counts)
         served = served[order.argsort()].view(*choice.shape, x.shape[-1])
-        return (served * weight.to(served.dtype).unsqueeze(-1)).sum(-2)
+        y = (served * weight.to(served.dtype).unsqueeze(-1)).sum(-2)
+        if self.shared is None:
+            return y
+        shared = self.shared(x)
+        return y + (shared if self.shared_gate is None else coefficient(torch.sigmoid(self.shared_gate(x))) * shared)
 
 
 class ShortConv(SequenceMixer):
@@ -249,6 +295,8 @@ class ResidualBlock(SequenceMixer):
         norm_eps: of the norms.
         canon: where Canon layers stand in the second half: C, between norm and channel mixer; D, inside the SwiGLU, on
             gates and values before they meet.
+        channel: swiglu, or relu2 for a `SquaredReLU`.
+        normalize, d_shared, gate_shared: of `Experts`.
 
     Raises:
         ValueError: a mixer whose output has another width; Canon layers without the channel mixer that they belong to;
@@ -263,8 +311,17 @@ class ResidualBlock(SequenceMixer):
         top_k: int = 2,
         norm_eps: float = 1e-5,
         canon: str = "",
+        channel: Channel = "swiglu",
+        normalize: bool = False,
+        d_shared: int = 0,
+        gate_shared: bool = False,
     ) -> None:
         super().__init__(mixer.d_model)
+        require_choice("channel", channel, Channel)
+        if channel == "relu2" and (n_experts or "D" in canon):
+            raise ValueError("channel relu2 goes with neither experts nor canon D, which are made for a SwiGLU")
+        if (normalize or d_shared or gate_shared) and not n_experts:
+            raise ValueError("normalize, d_shared and gate_shared belong to experts: n_experts must not be 0")
         if canon and not d_channel:
             raise ValueError(f"canon {canon} belongs to a channel mixer: d_channel must not be 0")
         if "D" in canon and n_experts:
@@ -274,11 +331,11 @@ class ResidualBlock(SequenceMixer):
         self.mixer_norm = RMSNorm(self.d_model, norm_eps)
         self.mixer = mixer
         self.channel_norm = RMSNorm(self.d_model, norm_eps) if d_channel else None
-        self.channel: SwiGLU | Experts | None = None
+        self.channel: SwiGLU | SquaredReLU | Experts | None = None
         if n_experts:
-            self.channel = Experts(self.d_model, d_channel, n_experts, top_k)
+            self.channel = Experts(self.d_model, d_channel, n_experts, top_k, normalize, d_shared, gate_shared)
         elif d_channel:
-            self.channel = SwiGLU(self.d_model, d_channel)
+            self.channel = (SwiGLU if channel == "swiglu" else SquaredReLU)(self.d_model, d_channel)
         self.canon_before = Canon(self.d_model) if "C" in canon else None
         self.canon_inside = Canon(2 * d_channel) if "D" in canon else None
 
@@ -345,7 +402,7 @@ class ResidualBlock(SequenceMixer):
             y, before = self.canon_before.mix(y, before, lengths)
         if isinstance(self.channel, Experts):
             y = self.channel(y, valid)
-        elif self.canon_inside is None:
+        elif self.canon_inside is None or isinstance(self.channel, SquaredReLU):
             y = self.channel(y)
         else:
             inner, inside = self.canon_inside.mix(self.channel.up_proj(y), inside, lengths)

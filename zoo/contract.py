@@ -392,14 +392,14 @@ def head_width(d_model: int, n_heads: int, d_head: int | None) -> int:
     return d_head or d_model // n_heads
 
 
-def shared_heads(n_heads: int, n_kv_heads: int | None) -> int:
-    """`n_kv_heads`, by default n_heads: key and value heads, each for an equal group of query heads.
+def shared_heads(n_heads: int, n_kv_heads: int | None, name: str = "n_kv_heads") -> int:
+    """`n_kv_heads`, by default n_heads: heads each of which serves an equal group of n_heads.
 
     Raises:
-        ValueError: n_kv_heads does not divide n_heads.
+        ValueError: n_kv_heads, under its `name`, does not divide n_heads.
     """
     if n_kv_heads is not None and n_heads % n_kv_heads:
-        raise ValueError(f"n_heads={n_heads} is not divisible by n_kv_heads={n_kv_heads}")
+        raise ValueError(f"n_heads={n_heads} is not divisible by {name}={n_kv_heads}")
     return n_kv_heads or n_heads
 
 

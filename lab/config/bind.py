@@ -14,8 +14,9 @@ from lab.config.options import NO_DEFAULT, Option, fit, options_of
 from zoo.registry import MIXERS
 from zoo.targets import label
 
-# What train.py fills in, from --mixer, --seed and the task's spec; norm_eps is of models that come from elsewhere.
+# What train.py fills in, from --mixer, --seed and the task's spec, and what is of models that come from elsewhere.
 MODEL_FILLED = {"mixer", "vocab_size", "d_input", "n_outputs"}
+MODEL_ELSEWHERE = {"norm_eps", "blocks", "embedding_scale"}
 TRAINING_FILLED = {"loss", "facts", "perplexity", "seed"}
 DATA_FILLED = {"task", "batch_size", "seed"}
 OF_HYBRID = {"mixer.name", "mixer.pattern"}
@@ -160,7 +161,7 @@ class Options:
         from zoo.training import SequenceModule
 
         return [
-            *options_of(Backbone, "", "model", {*MODEL_FILLED, "norm_eps"}),
+            *options_of(Backbone, "", "model", MODEL_FILLED | MODEL_ELSEWHERE),
             *options_of(SequenceModule, "", "training", TRAINING_FILLED),
             *options_of(RunOptions, "", "run"),
         ]

@@ -214,6 +214,19 @@ def test_every_norm_has_the_epsilon_asked_for() -> None:
     assert [norm.eps for norm in model.modules() if isinstance(norm, RMSNorm)] == [0.3] * 5  # two a block, and the last
 
 
+def test_blocks_may_differ_and_embeddings_be_scaled(generator: torch.Generator) -> None:
+    blocks = [{}, {"d_channel": 5, "channel": "relu2"}]
+    model = Backbone({"name": "lstm"}, 8, 2, vocab_size=5, n_outputs=5, blocks=blocks, embedding_scale=3.0).double()
+    first, second = model.layers.layers
+    assert first.channel is None
+    tokens = torch.randint(5, (2, 7), generator=generator)
+    before = second.channel_norm(second.mix_positions(first(3 * model.embedding(tokens)), None, None)[0])
+    x = second.mix_positions(first(3 * model.embedding(tokens)), None, None)[0]
+    added = reference.squared_relu(parameters(second.channel), before.detach().numpy())
+    assert_close(model(tokens), model.read_out(x + torch.as_tensor(added)))
+    assert_close(interaction(second, x).apply(x), second(x))
+
+
 def test_weight_decay_spares_norms_biases_embedding_dt_and_a() -> None:
     model = Backbone({"name": "hybrid"}, 8, 2, vocab_size=5, n_outputs=5, d_conv=2)
     names = {name for name, _ in model.named_parameters()}
@@ -316,6 +329,10 @@ def test_state_bytes_is_what_stream_returns(name: str, dtype: torch.dtype, gener
         ({"canon": "C", "d_channel": 0}, "canon C belongs to a channel mixer: d_channel must not be 0"),
         ({"canon": "D", "n_experts": 2}, "canon D stands inside a SwiGLU that sees every position"),
         ({"backbone": "bear"}, r"unknown backbone 'bear' \(did you mean 'bare'\?\)"),
+        ({"blocks": [{}]}, "blocks needs backbone=residual and one entry for each of n_layers=2"),
+        ({"blocks": [{"n_expert": 2}, {}]}, r"unknown option of a block 'n_expert' \(did you mean 'n_experts'\?\)"),
+        ({"blocks": [{"d_channel": 3, "channel": "geglu"}, {}]}, "unknown channel 'geglu'"),
+        ({"blocks": [{"d_channel": 3, "normalize": True}, {}]}, "belong to experts: n_experts must not be 0"),
         ({"d_input": 3}, "exactly one of vocab_size"),
         ({"vocab_size": None}, "exactly one of vocab_size"),
     ],

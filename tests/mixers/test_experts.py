@@ -53,6 +53,15 @@ def test_experts_are_the_reference(top_k: int, generator: torch.Generator) -> No
     assert layer(x[:0]).shape == (0, 7, D_MODEL)
 
 
+@pytest.mark.parametrize("gate_shared", [False, True])
+def test_shared_experts_and_normed_weights_are_the_reference(gate_shared: bool, generator: torch.Generator) -> None:
+    layer = experts_of(generator, normalize=True, d_shared=3, gate_shared=gate_shared)
+    x = draw(2, 7, D_MODEL, generator=generator)
+    assert_close(
+        layer(x), np.stack([reference.experts(parameters(layer), row, 2, normalize=True) for row in x.numpy()])
+    )
+
+
 def test_a_single_expert_is_the_swiglu(generator: torch.Generator) -> None:
     layer, single = experts_of(generator, n_experts=1, top_k=1), SwiGLU(D_MODEL, 5).double()
     with torch.no_grad():

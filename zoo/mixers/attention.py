@@ -11,7 +11,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from zoo.blocks import ShortConv
+from zoo.blocks import RMSNorm, ShortConv
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer, head_width, require_choice, require_distance, require_positive, shared_heads
 from zoo.ops.attention import (
@@ -24,10 +24,11 @@ from zoo.ops.attention import (
     softmax_freedom,
 )
 from zoo.ops.precision import widest
-from zoo.ops.rope import complete_scaling, gain, require_base, require_pairs, rotate
+from zoo.ops.rope import complete_scaling, gain, require_pairs, require_turned, rotate_first
 
 Position = Literal["none", "rope", "alibi", "relative"]
 Sink = Literal["none", "constant", "position", "bos"]
+QKNorm = Literal["none", "head", "all"]
 
 
 class AttentionState(NamedTuple):
@@ -41,6 +42,7 @@ class Attention(SequenceMixer):
     """Causal softmax attention with n_heads heads.
 
         q, k, v = W_q x, W_k x, W_v x                              after a convolution where d_conv is given
+        q, k    = RMSNorm(q), RMSNorm(k)                           where qk_norm is given
         a_ij    = softmax over j <= i and the sink of (q_i . k_j / sqrt(d_head) + bias(i - j))
         y_i     = sum_h W_O^h sum_{j <= i} a_ij^h v_j^h
 
@@ -52,8 +54,8 @@ class Attention(SequenceMixer):
     is not causal there, and a stream gives each chunk as `forward` does on the sequence up to the end of that chunk,
     without revising what it gave before.
 
-    Coefficients. Queries and keys, rotated where they are. The values and their convolution are linear, so that the
-    offset is zero.
+    Coefficients. Queries and keys, rotated where they are, and 1/rms where they are normed. The values and their
+    convolution are linear, so that the offset is zero.
 
     State. Keys and values of every position so far, 2 n_kv_heads d_head numbers per position, right-aligned in ragged
     batches; the number of positions of each row; the convolution's last d_conv - 1 inputs. It grows with the sequence.
@@ -82,10 +84,15 @@ class Attention(SequenceMixer):
             causal there, and a stream turns all its keys by the length at the end of each chunk, so that outputs are
             those of `forward` on the sequence up to there; those given before are not revised. Up to the trained
             length nothing is scaled.
+        d_rope: channels of a head that rope turns, its first ones; default all.
+        qk_norm: RMS norms of queries and keys before rope (Henry et al. 2010.04245, in the form of Qwen3 and OLMo 2):
+            head, of each head by itself with weights that the heads share; all, of all heads together; or none.
+        norm_eps: of these norms.
 
     Raises:
-        ValueError: heads that do not divide, an odd d_head with rope, an unknown choice, bos without a bias, a scaling
-            without rope or with unknown, absent or senseless fields.
+        ValueError: heads that do not divide, an odd d_head with rope, a d_rope that is odd, too wide or without rope,
+            an unknown choice, bos without a bias, a scaling without rope, of a part of a head only, or with unknown,
+            absent or senseless fields.
     """
 
     undecayed = ("slopes", "relative_bias", "sink_logit")
@@ -102,19 +109,26 @@ class Attention(SequenceMixer):
         max_seq_len: int = 2048,
         rope_base: float = 1e4,
         rope_scaling: Mapping[str, Any] | None = None,
+        d_rope: int | None = None,
+        qk_norm: QKNorm = "none",
+        norm_eps: float = 1e-6,
     ) -> None:
         super().__init__(d_model)
         require_positive(n_heads=n_heads, d_head=d_head, n_kv_heads=n_kv_heads, max_seq_len=max_seq_len)
         require_choice("position", position, Position)
         require_choice("sink", sink, Sink)
+        require_choice("qk_norm", qk_norm, QKNorm)
         self.n_heads = n_heads
         self.d_head = head_width(d_model, n_heads, d_head)
         self.n_kv_heads = shared_heads(n_heads, n_kv_heads)
         if position == "rope":
             require_pairs(self.d_head)
-        require_base(rope_base)
-        if rope_scaling is not None and position != "rope":
-            raise ValueError(f"rope_scaling needs position rope, got {position!r}")
+        elif rope_scaling is not None or d_rope is not None:
+            raise ValueError(f"rope_scaling and d_rope need position rope, got {position!r}")
+        self.d_rope = self.d_head // 2 * 2 if d_rope is None else d_rope
+        require_turned(self.d_rope, self.d_head, rope_base)
+        if rope_scaling is not None and self.d_rope < self.d_head:
+            raise ValueError(f"rope_scaling needs d_rope = d_head = {self.d_head}, got {d_rope}")
         if sink == "bos" and position not in ("alibi", "relative"):
             raise ValueError(
                 f"sink 'bos' needs position alibi or relative, got {position!r}; elsewhere it is 'constant'"
@@ -125,6 +139,10 @@ class Attention(SequenceMixer):
         self.widths = widths
         self.qkv_proj = nn.Linear(d_model, sum(widths), bias=False)
         self.conv = ShortConv(sum(widths), d_conv) if d_conv else None
+        self.q_norm = self.k_norm = None
+        if qk_norm != "none":
+            sizes = (self.d_head, self.d_head) if qk_norm == "head" else widths[:2]
+            self.q_norm, self.k_norm = (RMSNorm(size, norm_eps) for size in sizes)
         self.out_proj = nn.Linear(widths[0], d_model, bias=False)
         sinks = {"constant": (n_heads, 1), "position": (n_heads, max_seq_len), "bos": (n_heads, 1)}
         self.slopes = nn.Parameter(torch.empty(n_heads)) if position == "alibi" else None
@@ -133,10 +151,9 @@ class Attention(SequenceMixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        self.qkv_proj.reset_parameters()
-        self.out_proj.reset_parameters()
-        if self.conv is not None:
-            self.conv.reset_parameters()
+        for layer in (self.qkv_proj, self.conv, self.q_norm, self.k_norm, self.out_proj):
+            if layer is not None:
+                layer.reset_parameters()
         with torch.no_grad():
             if self.slopes is not None:
                 self.slopes.copy_(alibi_slopes(self.n_heads))
@@ -165,6 +182,13 @@ class Attention(SequenceMixer):
         qkv, conv = self.qkv_proj(x), state.conv
         if self.conv is not None:
             qkv, conv = self.conv.mix(qkv, conv, lengths)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k, v = qkv.split(self.widths, dim=2)
+            q, k = (
+                norm(t.unflatten(2, (-1, len(norm.weight)))).flatten(2)
+                for t, norm in ((q, self.q_norm), (k, self.k_norm))
+            )
+            qkv = torch.cat((q, k, v), dim=2)
         heads = rearrange(qkv, "batch seq (head d) -> batch head seq d", d=self.d_head)
         q, k, v = heads.split((self.n_heads, self.n_kv_heads, self.n_kv_heads), dim=1)
         positions = state.seen.unsqueeze(1) + torch.arange(seq_len, device=x.device)
@@ -191,7 +215,7 @@ class Attention(SequenceMixer):
         return self.rope_scaling is not None and self.rope_scaling["rope_type"] == "dynamic"
 
     def _rotate(self, t: Tensor, positions: Tensor, total: Tensor) -> Tensor:
-        return rotate(t, positions, self.rope_base, self.rope_scaling, total)
+        return rotate_first(self.d_rope, t, positions, self.rope_base, self.rope_scaling, total)
 
     @torch.no_grad()
     def highway_input(
@@ -211,14 +235,14 @@ class Attention(SequenceMixer):
 
         Returns:
             The input, in the dtype and on the device of the weights; None where no needle can serve every head: more
-            heads than d_model, queries or keys without full rank, or a convolution before them.
+            heads than d_model, queries or keys that are normed or without full rank, or a convolution before them.
 
         Raises:
             ValueError: a distance outside 1..seq_len - 1, or seq_len beyond max_seq_len where that binds.
         """
         require_distance(seq_len, distance)
         self._check_length(seq_len)
-        if self.conv is not None or self.n_heads > self.d_model:
+        if self.conv is not None or self.q_norm is not None or self.n_heads > self.d_model:
             return None
         weight = self.qkv_proj.weight
         weight = weight.to(widest(weight.device))

@@ -9,7 +9,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm, ShortConv
-from zoo.contract import SequenceMixer, accumulator, head_width, require_positive, require_range
+from zoo.contract import SequenceMixer, accumulator, head_width, require_positive, require_range, shared_heads
 from zoo.ops.activation import silu_gate
 from zoo.ops.delta_rule import delta_inputs, delta_product, delta_strengths, require_stable
 from zoo.ops.step_size import draw_rate_log, draw_step_bias
@@ -17,7 +17,7 @@ from zoo.ops.time import valid_positions
 
 
 class DeltaProductState(NamedTuple):
-    conv: Tensor  # (batch, d_conv - 1, n_heads * (1 + n_householder * (1 + expand)) * d_head)
+    conv: Tensor  # (batch, d_conv - 1, channels of q, k and v)
     S: Tensor  # (batch, n_heads, d_head, expand * d_head), keys first
 
 
@@ -40,7 +40,7 @@ class DeltaProduct(SequenceMixer):
     1/rms, silu(W_g x). The offset is zero.
 
     State. n_heads x d_head x (expand d_head) numbers, at least float32, and the convolution's last d_conv - 1 inputs of
-    n_heads (1 + n_householder (1 + expand)) d_head channels. It does not grow.
+    n_heads (1 + n_householder (1 + expand)) d_head channels, fewer where heads share keys. It does not grow.
 
     Interaction rank. The recurrence itself: n_heads * n_householder, an operator for each step's value map. The
     convolution's taps, the sigmoid of the values and the gate act on channels: min(n_heads * n_householder * expand *
@@ -59,6 +59,8 @@ class DeltaProduct(SequenceMixer):
         expand: a head's values have width expand * d_head.
         d_conv: width of the causal convolution; 1 sees the position itself only.
         beta_max: upper end of beta; eigenvalues reach below zero beyond 1 and -1 at 2 (Grazzi et al. 2411.12537).
+        n_key_heads: heads of queries and keys, shared by groups of value heads, as in Qwen3-Next; default n_heads.
+        norm_eps: of the norm.
         dt_min, dt_max: range of softplus(b) at initialisation, log-uniform, at least 1e-4.
 
     Raises:
@@ -76,18 +78,22 @@ class DeltaProduct(SequenceMixer):
         expand: int = 2,
         d_conv: int = 4,
         beta_max: float = 2.0,
+        n_key_heads: int | None = None,
+        norm_eps: float = 1e-5,
         dt_min: float = 1e-3,
         dt_max: float = 1e-1,
     ) -> None:
         super().__init__(d_model)
         require_positive(n_heads=n_heads, n_householder=n_householder, d_head=d_head, expand=expand, d_conv=d_conv)
+        require_positive(n_key_heads=n_key_heads)
         require_range(dt_min=dt_min, dt_max=dt_max)
         require_stable(beta_max)
         self.n_heads, self.n_householder, self.beta_max = n_heads, n_householder, beta_max
         self.dt_min, self.dt_max = dt_min, dt_max
         self.d_head = head_width(d_model, n_heads, d_head)
         self.d_value = expand * self.d_head
-        n_keys, n_values = n_heads * self.d_head, n_heads * self.d_value
+        self.n_key_heads = shared_heads(n_heads, n_key_heads, "n_key_heads")
+        n_keys, n_values = self.n_key_heads * self.d_head, n_heads * self.d_value
         self.widths = (n_keys, n_householder * n_keys, n_householder * n_values)
         self.qkv_proj = nn.Linear(d_model, sum(self.widths), bias=False)
         self.conv = ShortConv(sum(self.widths), d_conv)
@@ -96,7 +102,7 @@ class DeltaProduct(SequenceMixer):
         self.dt_bias = nn.Parameter(torch.empty(n_heads))
         self.A_log = nn.Parameter(torch.empty(n_heads))
         self.gate_proj = nn.Linear(d_model, n_values, bias=False)
-        self.norm = RMSNorm(self.d_value)
+        self.norm = RMSNorm(self.d_value, norm_eps)
         self.out_proj = nn.Linear(n_values, d_model, bias=False)
         self.reset_parameters()
 
@@ -122,8 +128,10 @@ class DeltaProduct(SequenceMixer):
     def mix(self, x: Tensor, state: DeltaProductState, lengths: Tensor | None) -> tuple[Tensor, DeltaProductState]:
         qkv, conv = self.conv.mix(self.qkv_proj(x), state.conv, lengths)
         q, k, v = qkv.to(state.S.dtype).split(self.widths, dim=2)
-        q = rearrange(q, "batch seq (head d) -> batch head seq d", head=self.n_heads)
-        q, k, v = delta_inputs(q, self._steps(k), self._steps(v))
+        q = rearrange(q, "batch seq (head d) -> batch head seq d", d=self.d_head)
+        q, k, v = delta_inputs(q, self._steps(k, self.d_head), self._steps(v, self.d_value))
+        if self.n_key_heads < self.n_heads:
+            q, k = (t.repeat_interleave(self.n_heads // self.n_key_heads, dim=1) for t in (q, k))
         valid = None if lengths is None else valid_positions(lengths, x.shape[1])
         beta, dt = (layer(x).to(state.S.dtype) for layer in (self.beta_proj, self.dt_proj))
         beta, log_decay = delta_strengths(beta, dt, self.beta_max, self.A_log, self.dt_bias, valid)
@@ -131,7 +139,5 @@ class DeltaProduct(SequenceMixer):
         y = rearrange(self.norm(y), "batch head seq d -> batch seq (head d)").to(x.dtype)
         return self.out_proj(silu_gate(self.gate_proj(x), y)), DeltaProductState(conv, S)
 
-    def _steps(self, t: Tensor) -> Tensor:
-        return rearrange(
-            t, "batch seq (step head d) -> batch head seq step d", step=self.n_householder, head=self.n_heads
-        )
+    def _steps(self, t: Tensor, d: int) -> Tensor:
+        return rearrange(t, "batch seq (step head d) -> batch head seq step d", step=self.n_householder, d=d)

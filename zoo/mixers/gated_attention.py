@@ -15,7 +15,6 @@ from zoo.ops.attention import attend, grow_cache, settle_cache
 from zoo.ops.rope import require_turned, rotate_first
 
 Gate = Literal["head", "channel"]
-NORM_EPS = 1e-6
 
 
 class GatedAttentionState(NamedTuple):
@@ -56,6 +55,7 @@ class GatedAttention(SequenceMixer):
         d_rope: channels of a head that rope turns, an even number; 0 for none, a quarter of d_head and at least 2 when
             absent.
         rope_base: base of rope's wavelengths; larger turns slower.
+        norm_eps: of the norms of queries and keys.
 
     Raises:
         ValueError: sizes that are not positive, heads that do not divide, an unknown gate, a d_rope that is odd or does
@@ -71,6 +71,7 @@ class GatedAttention(SequenceMixer):
         gate: Gate = "channel",
         d_rope: int | None = None,
         rope_base: float = 1e4,
+        norm_eps: float = 1e-6,
     ) -> None:
         super().__init__(d_model)
         require_positive(n_heads=n_heads, d_head=d_head, n_kv_heads=n_kv_heads)
@@ -83,7 +84,7 @@ class GatedAttention(SequenceMixer):
         self.rope_base = rope_base
         self.widths = (n_heads * self.d_head, self.n_kv_heads * self.d_head, self.n_kv_heads * self.d_head)
         self.qkv_proj = nn.Linear(d_model, sum(self.widths), bias=False)
-        self.q_norm, self.k_norm = RMSNorm(self.d_head, NORM_EPS), RMSNorm(self.d_head, NORM_EPS)
+        self.q_norm, self.k_norm = RMSNorm(self.d_head, norm_eps), RMSNorm(self.d_head, norm_eps)
         self.gate_proj = nn.Linear(d_model, n_heads if gate == "head" else self.widths[0], bias=False)
         self.out_proj = nn.Linear(self.widths[0], d_model, bias=False)
         self.reset_parameters()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, Literal, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm
-from zoo.contract import SequenceMixer
+from zoo.contract import SequenceMixer, require_choice
 from zoo.mixers.hybrid import DEFAULT_PATTERN, Hybrid, Pattern
 from zoo.registry import create_mixer
+
+Merge = Literal["mean", "sum"]
 
 
 class ParallelState(NamedTuple):
@@ -21,7 +23,8 @@ class ParallelState(NamedTuple):
 class ParallelHybrid(SequenceMixer):
     """Mixers side by side in one layer: all members read the same input.
 
-        y = mean_m RMSNorm_m(mixer_m(x))
+        y = mean_m RMSNorm_m(mixer_m(x))                           merge mean
+        y = sum_m mixer_m(x)                                       merge sum
 
     The norms bring the members to one scale and their weights are the published beta_m. The pattern names the members,
     by default a selective SSM and attention, as `hybrid` does. `ParallelHybrid.create` (and so `create_mixer`) also
@@ -35,30 +38,33 @@ class ParallelHybrid(SequenceMixer):
     weights are fixed, so that a member's maps stay as many as they were.
 
     Source. Hymba, Dong et al. 2411.13676, section 2.1. Every member keeps its own projections, where Hymba shares the
-    two outer ones.
+    two outer ones. The sum is that of Falcon-H1, Zuo et al. 2507.22448.
 
     Args:
         d_model: width of input and output.
         pattern: names of mixers, or mappings `{name: ..., option: value}`.
+        merge: mean, of normed outputs, or sum, of the outputs as they are.
 
     Raises:
         ValueError: an empty pattern, an unknown member, an option that no member declares, a hybrid as a member, a
-            member whose output has another width.
+            member whose output has another width, an unknown merge.
     """
 
-    def __init__(self, d_model: int, pattern: Pattern = DEFAULT_PATTERN) -> None:
+    def __init__(self, d_model: int, pattern: Pattern = DEFAULT_PATTERN, merge: Merge = "mean") -> None:
         super().__init__(d_model)
+        require_choice("merge", merge, Merge)
         entries = Hybrid.distribute(pattern, {})
         self.members = nn.ModuleList(create_mixer(d_model=d_model, **entry) for entry in entries)
         for entry, member in zip(entries, self.mixers(), strict=True):
             if member.d_out != d_model:
                 raise ValueError(f"members need d_out = d_model = {d_model}, {entry['name']} has {member.d_out}")
-        self.norms = nn.ModuleList(RMSNorm(d_model) for _ in entries)
+        self.norms = nn.ModuleList(RMSNorm(d_model) for _ in entries if merge == "mean")
 
     @classmethod
     def create(cls, d_model: int, options: Mapping[str, Any]) -> Self:
         rest = dict(options)
-        return cls(d_model, Hybrid.distribute(rest.pop("pattern", DEFAULT_PATTERN), rest))
+        pattern, merge = rest.pop("pattern", DEFAULT_PATTERN), rest.pop("merge", "mean")
+        return cls(d_model, Hybrid.distribute(pattern, rest), merge)
 
     def mixers(self) -> list[SequenceMixer]:
         """Return the members, in order."""
@@ -80,8 +86,11 @@ class ParallelHybrid(SequenceMixer):
 
     def mix(self, x: Tensor, state: ParallelState, lengths: Tensor | None) -> tuple[Tensor, ParallelState]:
         outputs, states = [], []
-        for member, norm, before in zip(self.mixers(), self.norms, state.members, strict=True):
+        for member, before in zip(self.mixers(), state.members, strict=True):
             y, after = member.stream(x, before, lengths)
-            outputs.append(norm(y))
+            outputs.append(y)
             states.append(after)
+        if not self.norms:
+            return torch.stack(outputs).sum(0), ParallelState(tuple(states))
+        outputs = [norm(y) for norm, y in zip(self.norms, outputs, strict=True)]
         return torch.stack(outputs).mean(0), ParallelState(tuple(states))

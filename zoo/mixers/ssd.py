@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -48,7 +49,8 @@ class SSD(SequenceMixer):
     Source. Dao and Gu 2405.21060, section 7. As published, A starts uniform in [1, 16], dt log-uniform in [1e-3, 1e-1]
     and D at one.
 
-    Not here. The time-step clamp and the initial-state parameter of the authors' code, and sharding over devices.
+    Not here. An upper limit of dt and the initial-state parameter, which the authors' code has, and sharding over
+    devices.
 
     Args:
         d_model: width of input and output.
@@ -57,7 +59,10 @@ class SSD(SequenceMixer):
         n_groups: groups of heads that share B and C.
         d_conv: width of the causal convolution.
         expand: d_inner = expand * d_model.
-        norm_groups: parts of d_inner that are normed each by itself; default n_groups.
+        d_inner: width of u and z; default expand * d_model.
+        norm_groups: parts of d_inner that are normed each by itself; default n_groups, 0 for no norm.
+        norm_eps: of the norm.
+        dt_floor: the smallest dt of a position.
         dt_min, dt_max: range of dt at initialisation, log-uniform, at least 1e-4.
 
     Raises:
@@ -74,23 +79,29 @@ class SSD(SequenceMixer):
         n_groups: int = 1,
         d_conv: int = 4,
         expand: int = 2,
+        d_inner: int | None = None,
         norm_groups: int | None = None,
+        norm_eps: float = 1e-5,
+        dt_floor: float = 0.0,
         dt_min: float = 1e-3,
         dt_max: float = 1e-1,
     ) -> None:
         super().__init__(d_model)
         require_positive(d_state=d_state, d_head=d_head, n_groups=n_groups, d_conv=d_conv, expand=expand)
-        require_positive(norm_groups=norm_groups)
+        require_positive(d_inner=d_inner, norm_groups=norm_groups or None)
         require_range(dt_min=dt_min, dt_max=dt_max)
-        self.d_state, self.n_groups, self.d_inner = d_state, n_groups, expand * d_model
+        if not 0 <= dt_floor < math.inf:
+            raise ValueError(f"dt_floor must be 0 or a positive number, got {dt_floor}")
+        self.d_state, self.n_groups, self.dt_floor = d_state, n_groups, dt_floor
+        self.d_inner = d_inner or expand * d_model
         self.d_head = d_head or min(_WIDEST_HEAD, self.d_inner)
         self.n_heads = self.d_inner // self.d_head
-        norm_groups = norm_groups or n_groups
+        norm_groups = n_groups if norm_groups is None else norm_groups
         if self.d_inner % self.d_head:
-            raise ValueError(f"d_inner={self.d_inner} (expand * d_model) is not divisible by d_head={self.d_head}")
+            raise ValueError(f"d_inner={self.d_inner} is not divisible by d_head={self.d_head}")
         if self.n_heads % n_groups:
             raise ValueError(f"n_heads={self.n_heads} (d_inner / d_head) is not divisible by n_groups={n_groups}")
-        if self.d_inner % norm_groups:
+        if norm_groups and self.d_inner % norm_groups:
             raise ValueError(f"d_inner={self.d_inner} is not divisible by norm_groups={norm_groups}")
         self.dt_min, self.dt_max = dt_min, dt_max
         self.widths = (self.d_inner, n_groups * d_state, n_groups * d_state)
@@ -99,13 +110,14 @@ class SSD(SequenceMixer):
         self.dt_bias = nn.Parameter(torch.empty(self.n_heads))
         self.A_log = nn.Parameter(torch.empty(self.n_heads))
         self.D = nn.Parameter(torch.empty(self.n_heads))
-        self.norm = RMSNorm(self.d_inner, n_groups=norm_groups)
+        self.norm = RMSNorm(self.d_inner, norm_eps, norm_groups) if norm_groups else None
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         for layer in (self.in_proj, self.conv, self.norm, self.out_proj):
-            layer.reset_parameters()
+            if layer is not None:
+                layer.reset_parameters()
         with torch.no_grad():
             self.dt_bias.copy_(draw_step_bias(self.n_heads, self.dt_min, self.dt_max))
             self.A_log.uniform_(1, 16).log_()
@@ -130,6 +142,8 @@ class SSD(SequenceMixer):
         u = rearrange(silu(u), "batch seq (head d) -> batch head seq d", d=self.d_head).to(wide)
         B, C = (rearrange(F.silu(t), "batch seq (group n) -> batch group seq n", n=self.d_state) for t in (B, C))
         dt = F.softplus(dt.to(wide) + self.dt_bias)
+        if self.dt_floor:
+            dt = dt.clamp(min=self.dt_floor)
         if lengths is not None:
             dt = dt * valid_positions(lengths, x.shape[1]).unsqueeze(2)  # a step of size zero leaves the state alone
         dt, B, C = coefficient(dt.transpose(1, 2)), coefficient(B), coefficient(C)
@@ -137,4 +151,5 @@ class SSD(SequenceMixer):
         o, h = ssd(C, B, dt.unsqueeze(3) * u, log_decay, state.h)
         o = o + self.D.view(-1, 1, 1) * u
         o = rearrange(o, "batch head seq d -> batch seq (head d)").to(x.dtype)
-        return self.out_proj(self.norm(silu_gate(z, o))), SSDState(conv, h)
+        y = silu_gate(z, o) if self.norm is None else self.norm(silu_gate(z, o))
+        return self.out_proj(y), SSDState(conv, h)

@@ -12,18 +12,20 @@ from zoo.ops.transforms import transformable
 
 
 def route(
-    logits: Float[Tensor, "*batch n_experts"], top_k: int
+    logits: Float[Tensor, "*batch n_experts"], top_k: int, normalize: bool = False
 ) -> tuple[Float[Tensor, "*batch n_experts"], Float[Tensor, "*batch top_k"], Int[Tensor, "*batch top_k"]]:
     """Return the top_k likeliest experts of each position under softmax(logits), weighted by their own probabilities.
 
-    The weights are not normalised anew, as in Switch (Fedus et al. 2101.03961, eq. 2) and Jamba. Weights and choices
-    are coefficients.
+    The weights are not normalised anew, as in Switch (Fedus et al. 2101.03961, eq. 2) and Jamba, unless `normalize`
+    says so, as in Mixtral (2401.04088) and Qwen3. Weights and choices are coefficients.
 
     Returns:
         All probabilities, in at least float32; weights and choices, the likeliest first.
     """
     probability = torch.softmax(logits, dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
     weight, choice = probability.topk(top_k, dim=-1)
+    if normalize:
+        weight = weight / weight.sum(-1, keepdim=True)
     return probability, coefficient(weight), coefficient(choice)
 
 

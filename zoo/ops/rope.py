@@ -64,11 +64,18 @@ def require_base(base: float) -> None:
 
 
 def rotate_first(
-    d_rope: int, t: Float[Tensor, "batch heads seq d_head"], positions: Int[Tensor, "batch seq"], base: float = 1e4
+    d_rope: int,
+    t: Float[Tensor, "batch heads seq d_head"],
+    positions: Int[Tensor, "batch seq"],
+    base: float = 1e4,
+    scaling: Scaling | None = None,
+    total: Int[Tensor, " batch"] | None = None,
 ) -> Float[Tensor, "batch heads seq d_head"]:
     """`rotate` of only the first d_rope channels, whose frequencies are base^(-2c / d_rope) (Qwen3-Next)."""
+    if d_rope in (0, t.shape[-1]):
+        return rotate(t, positions, base, scaling, total) if d_rope else t
     turned, still = t.split((d_rope, t.shape[-1] - d_rope), dim=-1)
-    return torch.cat((rotate(turned, positions, base), still), dim=-1) if d_rope else t
+    return torch.cat((rotate(turned, positions, base, scaling, total), still), dim=-1)
 
 
 def frequencies(

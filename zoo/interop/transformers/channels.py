@@ -1,0 +1,95 @@
+"""Which channel mixer of the zoo a part of a layer of transformers is: options of `zoo.blocks.ResidualBlock`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from zoo.interop.transformers.reading import Part, Table, Take, same, take
+
+
+def _swiglu(theirs: Any, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj") -> Part:
+    table = take(up_proj__weight=f"{gate}.weight {up}.weight", down_proj__weight=f"{down}.weight")
+    return Part({"d_channel": theirs.get_submodule(down).in_features}, table, {})
+
+
+def _falcon_h1_mlp(theirs: Any) -> Part:
+    part = _swiglu(theirs)
+    width = part.options["d_channel"]
+
+    def gate(weight: Tensor) -> Tensor:
+        weight[:width] *= theirs.gate_multiplier
+        return weight
+
+    table = part.table | {"up_proj.weight": part.table["up_proj.weight"]._replace(change=gate)}
+    return part._replace(table=table).scaled({"down_proj.weight": theirs.down_multiplier})
+
+
+def _granite_mlp(theirs: Any) -> Part:
+    table = take(up_proj__weight="input_linear.weight", down_proj__weight="output_linear.weight")
+    return Part({"d_channel": theirs.hidden_size}, table, {})
+
+
+def _squared_relu(theirs: Any) -> Part:
+    return Part(
+        {"d_channel": theirs.down_proj.in_features, "channel": "relu2"}, same("up_proj.weight", "down_proj.weight"), {}
+    )
+
+
+def _experts(theirs: Any, router: str = "gate") -> Part:
+    """Read a mixture of experts; where they are normed anew, the router says so or has a softmax of the chosen only."""
+    routing, down = theirs.get_submodule(router), theirs.experts.down_proj
+    options = {
+        "d_channel": down.shape[2],
+        "n_experts": down.shape[0],
+        "top_k": getattr(routing, "top_k", None) or theirs.top_k,
+        "normalize": getattr(routing, "norm_topk_prob", False),
+    }
+    table: Table = {
+        "router.weight": Take((f"{router}.weight",)),
+        "up_proj": Take(("experts.gate_up_proj",)),
+        "down_proj": Take(("experts.down_proj",)),
+    }
+    return Part(options, table, {})
+
+
+def _with_shared(experts: Part, shared: Part) -> Part:
+    """Join both, seen from the module that has them."""
+    table = experts.table | {f"shared.{name}": it for name, it in shared.table.items()}
+    return Part(experts.options | {"d_shared": shared.options["d_channel"]}, table, {})
+
+
+def _qwen3_next_experts(theirs: Any) -> Part:
+    part = _with_shared(_experts(theirs), _swiglu(theirs.shared_expert).below("shared_expert"))
+    return Part(
+        part.options | {"gate_shared": True}, part.table | take(shared_gate__weight="shared_expert_gate.weight"), {}
+    )
+
+
+def granite_channels(layer: Any) -> Part:
+    """Read those of a decoder layer: a shared expert and others, or the shared one by itself."""
+    shared = _granite_mlp(layer.shared_mlp).below("shared_mlp")
+    if layer.block_sparse_moe is None:
+        return shared
+    experts = _experts(layer.block_sparse_moe, "router").below("block_sparse_moe")
+    part = _with_shared(experts, shared)
+    return part._replace(options=part.options | {"normalize": True})  # a softmax of the chosen
+
+
+CHANNELS: dict[str, Callable[[Any], Part]] = {
+    **dict.fromkeys(("LlamaMLP", "Qwen3MLP", "Qwen3MoeMLP", "Qwen3NextMLP", "JambaMLP", "BambaMLP"), _swiglu),
+    "Lfm2MLP": partial(_swiglu, gate="w1", up="w3", down="w2"),
+    "FalconH1MLP": _falcon_h1_mlp,
+    "NemotronHMLP": _squared_relu,
+    "JambaSparseMoeBlock": partial(_experts, router="router"),
+    "Qwen3MoeSparseMoeBlock": _experts,
+    "Qwen3NextSparseMoeBlock": _qwen3_next_experts,
+}
+
+
+def read_channel(theirs: nn.Module) -> Part:
+    """Read a channel mixer."""
+    return CHANNELS[type(theirs).__name__](theirs)

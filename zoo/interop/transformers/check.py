@@ -1,0 +1,113 @@
+"""The check before a model of transformers is handed over: layer by layer, the same numbers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo.backbone import Backbone
+from zoo.contract import SequenceMixer
+from zoo.interop.transformers.models import stages_of
+from zoo.interop.transformers.reading import join
+from zoo.ops.precision import widest
+
+ALLOWED = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""What `_miss` may be, by the dtype of our output. In float64 as well, transformers computes norms in float32."""
+
+_SEQ_LEN = 32
+
+
+def verify_outputs(theirs: Any, ours: SequenceMixer | Backbone) -> None:
+    """Raise ValueError unless each layer of ours gives what theirs gives, in one pass of theirs on random input.
+
+    Layer by layer on their own inputs: over the whole depth roundings add up, in bfloat16 to all of the output.
+    """
+    stages = dict(stages_of(theirs, ours) if isinstance(ours, Backbone) else [("", ours)])
+    x, options = _random_input(theirs, ours)
+    dtype = ours.get_parameter("embedding.weight" if isinstance(ours, Backbone) else "out_proj.weight").dtype
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), _recorded(theirs, stages) as outputs:
+            theirs(x, **options)
+            ours.eval()
+            for path, stage in stages.items():
+                y = stage(x)
+                miss, allowed = _miss(y, outputs[path]), ALLOWED[y.dtype]
+                if not miss <= allowed:
+                    raise ValueError(
+                        f"{join(type(theirs).__name__, path)} gives other outputs than the zoo's: off by {miss:.1e} "
+                        f"of their size on random input, {allowed:.0e} is allowed in {y.dtype}; something there is not "
+                        "as its configuration says (verify=False loads all the same)"
+                    )
+                x = outputs[path].to(dtype)  # theirs may keep the residual in float32
+    except (RuntimeError, AttributeError, TypeError, LookupError) as error:
+        dtypes = sorted({str(parameter.dtype) for parameter in theirs.parameters()})
+        raise ValueError(
+            f"{type(theirs).__name__}: cannot be run in {' and '.join(dtypes)} next to the zoo's: "
+            f"{' '.join(str(error).split())}; {'cast it to one dtype, or ' * (len(dtypes) > 1)}give verify=False"
+        ) from error
+
+
+@contextmanager
+def _recorded(theirs: Any, paths: Iterable[str]) -> Iterator[dict[str, Tensor]]:
+    """Their outputs by path once they have run, in eval mode; everything is put back afterwards."""
+    outputs: dict[str, Tensor] = {}
+
+    def record(path: str) -> Callable[..., None]:
+        def hook(_module: object, _inputs: object, output: Any) -> None:
+            outputs[path] = output if isinstance(output, Tensor) else output[0]
+
+        return hook
+
+    training = {module: module.training for module in theirs.modules()}
+    hooks = [theirs.get_submodule(path).register_forward_hook(record(path)) for path in paths]
+    config: Any = getattr(theirs, "config", None)
+    experts = getattr(config, "_experts_implementation", None)
+    try:
+        theirs.eval()
+        if experts is not None:
+            config._experts_implementation = "eager"  # the only one that takes float64
+        yield outputs
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, flag in training.items():
+            module.training = flag
+        if experts is not None:
+            config._experts_implementation = experts
+
+
+def _random_input(theirs: Any, ours: SequenceMixer | Backbone) -> tuple[Tensor, dict[str, Any]]:
+    """Tokens for a model, vectors for a layer; and what else its call takes."""
+    generator = torch.Generator().manual_seed(0)
+    config = getattr(theirs, "config", None)
+    longest = getattr(config, "max_position_embeddings", None) or _SEQ_LEN + 1
+    seq_len = max(1, min(_SEQ_LEN, longest - 1))  # shorter than where their dynamic rope begins to keep a state
+    if isinstance(ours, Backbone):
+        assert ours.embedding is not None
+        tokens = torch.randint(ours.embedding.num_embeddings, (2, seq_len), generator=generator)
+        return tokens.to(ours.embedding.weight.device), {"use_cache": False}
+    like = ours.get_parameter("out_proj.weight")
+    x = torch.randn(2, seq_len, ours.d_model, generator=generator).to(like)
+    if not type(theirs).__name__.endswith("Attention"):
+        return x, {}
+    options: dict[str, Any] = {"attention_mask": None}
+    if theirs.config._attn_implementation in ("eager", "sdpa"):  # others are causal by themselves
+        options["attention_mask"] = torch.full((seq_len, seq_len), torch.finfo(x.dtype).min).triu(1).to(x)[None, None]
+    name = type(theirs).__name__.replace("Attention", "RotaryEmbedding")
+    rotary = getattr(sys.modules[type(theirs).__module__], name, None)
+    if rotary is not None and ours.options.get("position") != "none":  # it belongs to the model, not to the layer
+        positions = torch.arange(seq_len, device=x.device)[None]
+        options["position_embeddings"] = rotary(theirs.config).to(x.device)(x, positions)
+    return x, options
+
+
+def _miss(ours: Tensor, theirs: Tensor) -> float:
+    """Root mean square of the difference, over that of theirs; NaN where either has one."""
+    wide = widest(theirs.device)
+    difference, size = (t.square().mean().sqrt().item() for t in (ours.to(wide) - theirs.to(wide), theirs.to(wide)))
+    return difference / size if size else float(difference > 0)

@@ -1,0 +1,275 @@
+"""Which mixer of the zoo a layer of transformers is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from zoo.interop.transformers.reading import ONES, Fields, Part, Table, Take, eps_of, norm_weight, same, take
+from zoo.ops.rope import SCALINGS
+
+ROPE_TYPES = ("default", *SCALINGS)
+PARTIAL_ROPE = ("BambaAttention", "Qwen3NextAttention")
+"""Layers that read partial_rotary_factor; elsewhere transformers passes over it."""
+
+
+class Layer(NamedTuple):
+    """How one of their layers becomes a mixer."""
+
+    mixer: str
+    read: Callable[[Any], Part]
+
+
+# State space models
+
+_BLOCK = take(conv__weight="conv1d.weight", conv__bias="conv1d.bias") | same(
+    "in_proj.weight", "A_log", "D", "out_proj.weight"
+)
+_SSM = _BLOCK | same("x_proj.weight", "dt_proj.weight", "dt_proj.bias")
+_NORMED = ("dt_b_c_norm.0.weight", "dt_b_c_norm.1.weight", "dt_b_c_norm.2.weight")
+
+
+def _mamba_fields(theirs: Any) -> Fields:
+    return {
+        "hidden_act": (theirs.activation, "silu"),
+        "use_bias": (theirs.in_proj.bias is not None or theirs.out_proj.bias is not None, False),
+        "use_conv_bias": (theirs.conv1d.bias is not None, True),
+    }
+
+
+def _mamba(theirs: Any) -> Part:
+    expand = max(1, theirs.intermediate_size // theirs.hidden_size)
+    options = {
+        "d_state": theirs.ssm_state_size,
+        "d_conv": theirs.conv_kernel_size,
+        "expand": expand,
+        "dt_rank": theirs.time_step_rank,
+    }
+    fields = _mamba_fields(theirs) | {"intermediate_size": (theirs.intermediate_size, expand * theirs.hidden_size)}
+    return Part(options, _SSM, fields)
+
+
+def _falcon_mamba(theirs: Any) -> Part:
+    options, table, fields = _mamba(theirs)
+    return Part(options | {"norm_eps": theirs.rms_eps}, table | dict.fromkeys(_NORMED, ONES), fields)
+
+
+def _jamba_mamba(theirs: Any) -> Part:
+    options, table, fields = _mamba(theirs)
+    names = ("dt_layernorm", "b_layernorm", "c_layernorm")
+    eps = [eps_of(getattr(theirs, name)) for name in names]
+    norms = {ours: Take((f"{name}.weight",)) for ours, name in zip(_NORMED, names, strict=True)}
+    fields = fields | {"rms_norm_eps of dt, B and C": (eps, [eps[0]] * 3)}
+    return Part(options | {"norm_eps": eps[0]}, table | norms, fields)
+
+
+def _ssd(theirs: Any) -> Part:
+    norm, width = theirs.norm, theirs.intermediate_size
+    normed = not isinstance(norm, nn.Identity)
+    groups = width // norm.group_size if hasattr(norm, "group_size") else theirs.n_groups
+    options = {
+        "d_state": theirs.ssm_state_size,
+        "d_conv": theirs.conv_kernel_size,
+        "d_inner": width,
+        "d_head": theirs.head_dim,
+        "n_groups": theirs.n_groups,
+        "norm_groups": groups if normed else 0,
+        "dt_floor": theirs.time_step_limit[0],
+    }
+    fields = _mamba_fields(theirs) | {
+        "time_step_limit": (tuple(theirs.time_step_limit), (theirs.time_step_limit[0], float("inf"))),
+        "norm_before_gate": (getattr(norm, "norm_before_gate", False), False),
+    }
+    table = _BLOCK | same("dt_bias")
+    if normed:
+        options["norm_eps"] = eps_of(norm)
+        table = table | same("norm.weight")
+    return Part(options, table, fields)
+
+
+def _falcon_h1_ssd(theirs: Any) -> Part:
+    rows = theirs.mup_vector.flatten().double() * theirs.ssm_in_multiplier
+    return _ssd(theirs).scaled({"in_proj.weight": rows})
+
+
+# Attention
+
+_TRAINED = "original_max_position_embeddings"
+
+
+def _rope(theirs: Any) -> tuple[dict[str, Any], Fields]:
+    """Read rope: options, and what of it the zoo cannot express."""
+    longest, rope = theirs.config.max_position_embeddings, theirs.config.rope_parameters
+    kind, part = rope["rope_type"], rope.get("partial_rotary_factor") or 1.0
+    turned = int(theirs.head_dim * part) if type(theirs).__name__ in PARTIAL_ROPE else theirs.head_dim
+    fields: Fields = {
+        "rope_parameters.rope_type": (kind, kind if kind in ROPE_TYPES else " or ".join(ROPE_TYPES)),
+        "rope_parameters.partial_rotary_factor": (part, turned / theirs.head_dim),
+    }
+    options: dict[str, Any] = {"position": "rope", "rope_base": float(rope["rope_theta"])}
+    if turned < theirs.head_dim:
+        return options | {"d_rope": turned}, fields | {"rope_parameters.rope_type": (kind, "default")}
+    if kind == "default" or kind not in ROPE_TYPES:
+        return options, fields
+    given = {field: value for field, value in rope.items() if value is not None}
+    trained = longest if kind == "dynamic" else given.get(_TRAINED, longest)  # as transformers reads them
+    given = {"factor": longest / trained} | given | {_TRAINED: trained}
+    known = (*SCALINGS[kind].required, *SCALINGS[kind].defaults)
+    scaling = {"rope_type": kind} | {field: given[field] for field in known if field in given}
+    return options | {"rope_scaling": scaling}, fields
+
+
+def _attention(theirs: Any, norms: str = "", out: str = "o_proj") -> Part:
+    """Read softmax attention without position encoding; `norms` names those of queries and keys, `{}` for q or k."""
+    projections = [theirs.q_proj, theirs.k_proj, theirs.v_proj, getattr(theirs, out)]
+    n_heads, n_kv_heads = (layer.weight.shape[0] // theirs.head_dim for layer in projections[:2])
+    options: dict[str, Any] = {"n_heads": n_heads, "d_head": theirs.head_dim, "n_kv_heads": n_kv_heads}
+    fields: Fields = {
+        "attention_bias": (any(layer.bias is not None for layer in projections), False),
+        "attention_dropout": (getattr(theirs, "attention_dropout", 0.0), 0.0),
+        "is_causal": (bool(theirs.is_causal and getattr(theirs.config, "is_causal", True)), True),
+        "sliding_window": (getattr(theirs, "sliding_window", None), None),
+    }
+    table = take(qkv_proj__weight="q_proj.weight k_proj.weight v_proj.weight", out_proj__weight=f"{out}.weight")
+    part, scaling = Part(options, table, fields), theirs.scaling * theirs.head_dim**0.5
+    if not norms:
+        sizes = [layer.weight.shape[0] for layer in projections[:3]]
+        rows = [factor for size, factor in zip(sizes, (scaling, 1.0, 1.0), strict=True) for _ in range(size)]
+        return (
+            part
+            if abs(scaling - 1) < _ROUNDING
+            else part.scaled({"qkv_proj.weight": torch.tensor(rows, dtype=torch.float64)})
+        )
+    paths = [norms.format(letter) for letter in "qk"]
+    q_norm, k_norm = (theirs.get_submodule(path) for path in paths)
+    width = "head" if q_norm.weight.shape[0] == theirs.head_dim else "all"
+    eps = [eps_of(q_norm), eps_of(k_norm)]
+    table = table | {"q_norm.weight": norm_weight(paths[0], q_norm), "k_norm.weight": norm_weight(paths[1], k_norm)}
+    part = Part(
+        options | {"qk_norm": width, "norm_eps": eps[0]}, table, fields | {"eps of q and k": (eps, eps[:1] * 2)}
+    )
+    return part if abs(scaling - 1) < _ROUNDING else part.scaled({"q_norm.weight": scaling})
+
+
+_ROUNDING = 1e-12
+
+
+def _roped(theirs: Any, norms: str = "", out: str = "o_proj") -> Part:
+    part, (options, fields) = _attention(theirs, norms, out), _rope(theirs)
+    return Part(part.options | options, part.table, part.fields | fields)
+
+
+def _granite_attention(theirs: Any) -> Part:
+    return (_roped if theirs.config.position_embedding_type == "rope" else _attention)(theirs)
+
+
+def _falcon_h1_attention(theirs: Any) -> Part:
+    part, d_head = _roped(theirs), theirs.head_dim
+    queries, keys = part.options["n_heads"] * d_head, part.options["n_kv_heads"] * d_head
+    rows = [1.0] * queries + [theirs.key_multiplier] * keys + [1.0] * keys
+    return part.scaled({"qkv_proj.weight": torch.tensor(rows, dtype=torch.float64)})
+
+
+def _qwen3_next_attention(theirs: Any) -> Part:
+    """Read attention whose projection holds queries and gates next to each other, head by head."""
+    part, d_head = _roped(theirs, norms="{}_norm"), theirs.head_dim
+    n_heads = part.options["n_heads"] // 2
+    options = {name: value for name, value in part.options.items() if name not in ("position", "qk_norm")}
+    options |= {"n_heads": n_heads, "d_rope": options.get("d_rope", d_head)}
+    fields = part.fields | {"rope_parameters.rope_type": (theirs.config.rope_parameters["rope_type"], "default")}
+
+    def queries(weight: Tensor) -> Tensor:
+        q, rest = weight.split((2 * n_heads * d_head, len(weight) - 2 * n_heads * d_head))
+        return torch.cat((_per_head(q, n_heads, (d_head, d_head))[0], rest))
+
+    def gates(weight: Tensor) -> Tensor:
+        return _per_head(weight, n_heads, (d_head, d_head))[1]
+
+    changed = {
+        "qkv_proj.weight": part.table["qkv_proj.weight"]._replace(change=queries, shared=True),
+        "gate_proj.weight": Take(("q_proj.weight",), gates, shared=True),
+    }
+    return Part(options, part.table | changed, fields)
+
+
+def _per_head(weight: Tensor, n_heads: int, sizes: tuple[int, ...]) -> list[Tensor]:
+    """Split a projection whose rows lie head by head, and within a head part by part."""
+    return [part.flatten(0, 1) for part in weight.unflatten(0, (n_heads, sum(sizes))).split(sizes, dim=1)]
+
+
+# Others
+
+
+def _delta_net(theirs: Any) -> Part:
+    """Read a gated DeltaNet whose projections lie next to each other, group by group of heads."""
+    n_keys, n_heads, d_key, d_value = theirs.num_k_heads, theirs.num_v_heads, theirs.head_k_dim, theirs.head_v_dim
+    group = n_heads // n_keys
+    rows, pair = (d_key, d_key, group * d_value, group * d_value), (group, group)
+
+    def several(path: str, sizes: tuple[int, ...], *chosen: int) -> Take:
+        def change(weight: Tensor) -> Tensor:
+            parts = _per_head(weight, n_keys, sizes)
+            return torch.cat([parts[number] for number in chosen])
+
+        return Take((f"{path}.weight",), change, shared=True)
+
+    table: Table = {
+        "qkv_proj.weight": several("in_proj_qkvz", rows, 0, 1, 2),
+        "gate_proj.weight": several("in_proj_qkvz", rows, 3),
+        "beta_proj.weight": several("in_proj_ba", pair, 0),
+        "dt_proj.weight": several("in_proj_ba", pair, 1),
+    }
+    table |= same("A_log", "dt_bias", "norm.weight", "out_proj.weight") | take(conv__weight="conv1d.weight")
+    options = {
+        "n_heads": n_heads,
+        "n_key_heads": n_keys,
+        "d_head": d_key,
+        "expand": max(1, d_value // d_key),
+        "d_conv": theirs.conv_kernel_size,
+        "norm_eps": eps_of(theirs.norm),
+    }
+    fields: Fields = {
+        "hidden_act": (theirs.activation, "silu"),
+        "linear_value_head_dim": (d_value, options["expand"] * d_key),
+    }
+    return Part(options, table, fields)
+
+
+def _gated_conv(theirs: Any) -> Part:
+    table = take(in_proj__weight="in_proj.weight", conv__weight="conv.weight", out_proj__weight="out_proj.weight")
+    return Part({"d_conv": theirs.conv_kernel_size}, table, {"conv_bias": (theirs.bias, False)})
+
+
+LAYERS = {
+    "MambaMixer": Layer("selective_ssm", _mamba),
+    "FalconMambaMixer": Layer("selective_ssm", _falcon_mamba),
+    "JambaMambaMixer": Layer("selective_ssm", _jamba_mamba),
+    "Mamba2Mixer": Layer("ssd", _ssd),
+    "BambaMixer": Layer("ssd", _ssd),
+    "GraniteMoeHybridMambaLayer": Layer("ssd", _ssd),
+    "NemotronHMamba2Mixer": Layer("ssd", _ssd),
+    "FalconH1Mixer": Layer("ssd", _falcon_h1_ssd),
+    "JambaAttention": Layer("attention", _attention),
+    "NemotronHAttention": Layer("attention", _attention),
+    "GraniteMoeHybridAttention": Layer("attention", _granite_attention),
+    "LlamaAttention": Layer("attention", _roped),
+    "BambaAttention": Layer("attention", _roped),
+    "FalconH1Attention": Layer("attention", _falcon_h1_attention),
+    "Qwen3Attention": Layer("attention", partial(_roped, norms="{}_norm")),
+    "Qwen3MoeAttention": Layer("attention", partial(_roped, norms="{}_norm")),
+    "Lfm2Attention": Layer("attention", partial(_roped, norms="{}_layernorm", out="out_proj")),
+    "Qwen3NextAttention": Layer("gated_attention", _qwen3_next_attention),
+    "Qwen3NextGatedDeltaNet": Layer("gated_delta_net", _delta_net),
+    "Lfm2ShortConv": Layer("gated_conv", _gated_conv),
+}
+
+
+def read_layer(theirs: nn.Module) -> Part:
+    """Read a layer; the options hold the mixer's name."""
+    layer = LAYERS[type(theirs).__name__]
+    part = layer.read(theirs)
+    return part._replace(options={"name": layer.mixer, **part.options})

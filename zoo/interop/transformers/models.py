@@ -1,0 +1,261 @@
+"""Where causal language models of transformers keep their parts, and the backbone that each of them is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from zoo.backbone import Backbone
+from zoo.interop.transformers.channels import CHANNELS, granite_channels, read_channel
+from zoo.interop.transformers.layers import LAYERS, read_layer
+from zoo.interop.transformers.reading import Part, Weights, eps_of, expect, norm_weight, take
+
+
+class Family(NamedTuple):
+    """Where a causal language model of theirs keeps its parts, by path.
+
+    Attributes:
+        embedding: of the tokens.
+        layers: all of them, in order.
+        mixers: below a layer; the name of its mixer is one of these.
+        norms: below a layer: our norm -> theirs.
+        norm: the last one.
+        channels: below a layer; the name of its channel mixer is one of these. None where empty.
+        mix: the mixer of a layer; default the part that one of `mixers` names.
+        mix_channels: the channel mixer of a layer; default the part that one of `channels` names.
+        alone: each layer is one half of ours, a mixer or a channel mixer.
+        multiplied: of a layer: our parameters -> what theirs multiplies by in passing.
+        logits: of the configuration: what it multiplies the logits by.
+    """
+
+    embedding: str
+    layers: str
+    mixers: tuple[str, ...]
+    norms: dict[str, str]
+    norm: str
+    channels: tuple[str, ...] = ()
+    mix: Callable[[Any], Part] | None = None
+    mix_channels: Callable[[Any], Part] | None = None
+    alone: bool = False
+    multiplied: Callable[[Any], dict[str, float]] = lambda _layer: {}
+    logits: Callable[[Any], float] = lambda _config: 1.0
+
+
+class Half(NamedTuple):
+    """A mixer or a channel mixer of theirs, as seen from the model."""
+
+    part: Part
+    norm: str
+
+
+class Block(NamedTuple):
+    """A block of ours: which of their layers it ends with, by path, and its halves."""
+
+    path: str
+    mixer: Half
+    channel: Half | None
+
+
+def find(layer: nn.Module, names: Sequence[str], kinds: Collection[str]) -> tuple[str, nn.Module]:
+    """Find name and module of that part of a layer which has one of the names."""
+    found = [(name, part) for name, part in layer.named_children() if name in names]
+    if len(found) != 1 or type(found[0][1]).__name__ not in kinds:
+        there = ", ".join(f"{name}: {type(part).__name__}" for name, part in layer.named_children()) or "nothing"
+        raise ValueError(f"{type(layer).__name__}: {' or '.join(names)} must be one of {', '.join(kinds)}; got {there}")
+    return found[0]
+
+
+def _read_mixer(layer: nn.Module, names: Sequence[str]) -> Part:
+    name, mixer = find(layer, names, LAYERS)
+    part = read_layer(mixer)
+    expect(mixer, part.fields)
+    return part.below(name)
+
+
+def _read_channels(layer: nn.Module, names: Sequence[str]) -> Part:
+    name, channel = find(layer, names, CHANNELS)
+    return read_channel(channel).below(name)
+
+
+def _falcon_h1_mixers(layer: nn.Module) -> Part:
+    """Read a state space model and attention on the same input, whose outputs are added."""
+    parts = [_read_mixer(layer, [name]) for name in ("mamba", "self_attn")]
+    options = {"name": "parallel_hybrid", "merge": "sum", "pattern": [part.options for part in parts]}
+    table = {f"members.{at}.{name}": it for at, part in enumerate(parts) for name, it in part.table.items()}
+    return Part(options, table, {})
+
+
+def _falcon_h1_multiplied(layer: Any) -> dict[str, float]:
+    return {
+        "mixer.members.0.out_proj.weight": layer.ssm_out_multiplier,
+        "mixer.members.1.qkv_proj.weight": layer.attention_in_multiplier,
+        "mixer.members.1.out_proj.weight": layer.attn_out_multiplier,
+    }
+
+
+def _granite_multiplied(layer: Any) -> dict[str, float]:
+    last = ("mixer.out_proj.weight", "channel.down_proj.weight", "channel.down_proj", "channel.shared.down_proj.weight")
+    return dict.fromkeys(last, layer.residual_multiplier)
+
+
+_MAMBA = Family(
+    embedding="backbone.embeddings",
+    layers="backbone.layers",
+    mixers=("mixer",),
+    norms={"mixer": "norm"},
+    norm="backbone.norm_f",
+)
+_LLAMA = Family(
+    embedding="model.embed_tokens",
+    layers="model.layers",
+    mixers=("self_attn",),
+    norms={"mixer": "input_layernorm", "channel": "post_attention_layernorm"},
+    norm="model.norm",
+    channels=("mlp",),
+)
+_JAMBA = _LLAMA._replace(
+    mixers=("mamba", "self_attn"),
+    norms={"mixer": "input_layernorm", "channel": "pre_ff_layernorm"},
+    norm="model.final_layernorm",
+    channels=("feed_forward",),
+)
+MODELS = {
+    "MambaForCausalLM": _MAMBA,
+    "FalconMambaForCausalLM": _MAMBA,
+    "Mamba2ForCausalLM": _MAMBA,
+    "LlamaForCausalLM": _LLAMA,
+    "Qwen3ForCausalLM": _LLAMA,
+    "Qwen3MoeForCausalLM": _LLAMA,
+    "Qwen3NextForCausalLM": _LLAMA._replace(mixers=("linear_attn", "self_attn")),
+    "JambaForCausalLM": _JAMBA,
+    "BambaForCausalLM": _JAMBA,
+    "FalconH1ForCausalLM": _JAMBA._replace(
+        mix=_falcon_h1_mixers,
+        multiplied=_falcon_h1_multiplied,
+        logits=lambda config: config.lm_head_multiplier,
+    ),
+    "GraniteMoeHybridForCausalLM": _LLAMA._replace(
+        mixers=("mamba", "self_attn"),
+        mix_channels=granite_channels,
+        multiplied=_granite_multiplied,
+        logits=lambda config: 1 / config.logits_scaling,
+    ),
+    "NemotronHForCausalLM": _MAMBA._replace(
+        embedding="model.embeddings", layers="model.layers", norm="model.norm_f", alone=True
+    ),
+    "Lfm2ForCausalLM": _LLAMA._replace(
+        mixers=("conv", "self_attn"),
+        norms={"mixer": "operator_norm", "channel": "ffn_norm"},
+        norm="model.embedding_norm",
+        channels=("feed_forward",),
+    ),
+}
+
+
+def _blocks(theirs: Any, family: Family) -> Iterator[Block]:
+    """Yield their layers as blocks of ours."""
+    layers = {f"{family.layers}.{at}": layer for at, layer in enumerate(theirs.get_submodule(family.layers))}
+    if family.alone:
+        yield from _halves(layers, family)
+        return
+    for path, layer in layers.items():
+        factors = family.multiplied(layer)
+
+        def half(name: str, part: Part, layer: nn.Module = layer, path: str = path, factors=factors) -> Half:
+            mine = {ours.removeprefix(f"{name}."): factor for ours, factor in factors.items() if ours.startswith(name)}
+            return Half(part.scaled(mine).below(path), f"{path}.{family.norms[name]}")
+
+        mixer = family.mix(layer) if family.mix else _read_mixer(layer, family.mixers)
+        channel = None
+        if family.mix_channels or family.channels:
+            channel = family.mix_channels(layer) if family.mix_channels else _read_channels(layer, family.channels)
+        yield Block(path, half("mixer", mixer), None if channel is None else half("channel", channel))
+
+
+def _halves(layers: dict[str, nn.Module], family: Family) -> Iterator[Block]:
+    """Join layers that are one half of a block each: a channel mixer belongs to the mixer before it."""
+    waiting: Block | None = None
+    for path, layer in layers.items():
+        name, inner = find(layer, family.mixers, [*LAYERS, *CHANNELS])
+        norm = f"{path}.{family.norms['mixer']}"
+        if type(inner).__name__ in LAYERS:
+            if waiting is not None:
+                yield waiting
+            waiting = Block(path, Half(_read_mixer(layer, [name]).below(path), norm), None)
+        elif waiting is None:
+            expect(layer, {"layers_block_type": ("an mlp without a mixer before it", "at most one mlp after a mixer")})
+        else:
+            yield waiting._replace(path=path, channel=Half(_read_channels(layer, [name]).below(path), norm))
+            waiting = None
+    if waiting is not None:
+        yield waiting
+
+
+def read_model(theirs: Any, weights: Weights) -> Backbone:
+    """Build the backbone on the meta device; tell `weights` what goes into it."""
+    family, config = MODELS[type(theirs).__name__], theirs.config
+    embedding, head = theirs.get_submodule(family.embedding), theirs.lm_head
+    norm = theirs.get_submodule(family.norm)
+    last = norm_weight(family.norm, norm).scaled(family.logits(config))
+    weights.read(take(embedding__weight=f"{family.embedding}.weight") | {"norm.weight": last})
+    if head.weight is embedding.weight:
+        weights.found["head.weight"] = weights.found["embedding.weight"]  # one parameter, here too
+    else:
+        weights.read(take(head__weight="lm_head.weight"))
+    blocks, eps = list(_blocks(theirs, family)), {family.norm: eps_of(norm)}
+    for number, block in enumerate(blocks):
+        for name, half in (("mixer", block.mixer), ("channel", block.channel)):
+            if half is not None:
+                ours, layer_norm = f"layers.layers.{number}.{name}", theirs.get_submodule(half.norm)
+                weights.read(half.part.table, "", ours)
+                weights.read({"weight": norm_weight(half.norm, layer_norm)}, "", f"{ours}_norm")
+                eps[half.norm] = eps_of(layer_norm)
+    pattern = [block.mixer.part.options for block in blocks]
+    channels = [{} if block.channel is None else block.channel.part.options for block in blocks]
+    activation = "relu2" if any(options.get("channel") == "relu2" for options in channels) else "silu"
+    name = "hidden_act" if hasattr(config, "hidden_act") else "mlp_hidden_act"
+    expect(theirs, {"num_hidden_layers": (len(pattern), len(pattern) or "1 or more")})
+    expect(theirs, {f"eps of {path}": (value, eps[family.norm]) for path, value in eps.items()})
+    if any(channels):
+        expect(config, {name: (getattr(config, name, activation), activation)})
+        expect(config, {"mlp_bias": (getattr(config, "mlp_bias", False), False)})
+    with torch.device("meta"):
+        return Backbone(
+            pattern[0] if all(entry == pattern[0] for entry in pattern) else {"name": "hybrid", "pattern": pattern},
+            embedding.embedding_dim,
+            len(pattern),
+            vocab_size=embedding.num_embeddings,
+            n_outputs=head.out_features,
+            norm_eps=eps[family.norm],
+            embedding_scale=getattr(config, "embedding_multiplier", 1.0),
+            **_channel_options(channels),
+        )
+
+
+def _channel_options(channels: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Say so in the shortest options of a backbone."""
+    first = channels[0]
+    if any(options != first for options in channels) or first.keys() - {"d_channel"}:
+        return {"blocks": channels}
+    return {"d_channel": first.get("d_channel", 0)}
+
+
+def stages_of(theirs: Any, ours: Backbone) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
+    """Yield their modules in order, by path, and ours that ought to give the same."""
+    family = MODELS[type(theirs).__name__]
+    assert ours.embedding is not None
+    assert ours.norm is not None
+    assert ours.head is not None
+    embedding, norm, head = ours.embedding, ours.norm, ours.head
+    first, *others = zip(_blocks(theirs, family), ours.layers.chain(), strict=True)
+    multiplier = family.logits(theirs.config)
+    yield family.embedding, embedding
+    yield first[0].path, lambda x: first[1](ours.embedding_scale * x)
+    for block, mine in others:
+        yield block.path, mine
+    yield family.norm, lambda x: norm(x) / multiplier
+    yield "lm_head", head
+    yield "", lambda y: multiplier * y

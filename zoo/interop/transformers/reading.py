@@ -1,0 +1,164 @@
+"""How parameters of transformers become the zoo's: what is read, where it goes, and that nothing is left over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from zoo.ops.precision import widest
+
+Fields = dict[str, tuple[object, object]]
+"""A field of theirs -> its value, and the only value that the zoo can express."""
+
+
+class Take(NamedTuple):
+    """What becomes one parameter of ours.
+
+    Attributes:
+        paths: theirs, by path below their layer; several are put on top of each other, in rows. None at all: a constant
+            of theirs; ours is ones, and frozen.
+        change: of the whole, computed in the widest type: some of its rows, a multiplier that they apply in passing.
+        shared: other parameters of ours take other rows of the same ones.
+    """
+
+    paths: tuple[str, ...]
+    change: Callable[[Tensor], Tensor] | None = None
+    shared: bool = False
+
+    def scaled(self, factor: float | Tensor) -> Take:
+        """Return the same, multiplied by a number, or by one for each row."""
+        if isinstance(factor, float | int) and factor == 1:
+            return self
+        before = self.change or (lambda weight: weight)
+
+        def change(weight: Tensor) -> Tensor:
+            rows = torch.as_tensor(factor, dtype=weight.dtype, device=weight.device)
+            return before(weight) * rows.view(-1, *(1,) * (weight.ndim - 1))
+
+        return self._replace(change=change)
+
+
+ONES = Take(())
+
+Table = dict[str, Take]
+"""Our parameter -> what becomes it."""
+
+
+def take(**paths: str) -> Table:
+    """Make a table: our name, with `__` for its dots, and their paths."""
+    return {name.replace("__", "."): Take(tuple(path.split())) for name, path in paths.items()}
+
+
+def same(*names: str) -> Table:
+    """Make a table of parameters that have one name, theirs and ours."""
+    return {name: Take((name,)) for name in names}
+
+
+def norm_weight(path: str, norm: Any) -> Take:
+    """Read the weight of a norm of theirs, some of which store it less one."""
+    if type(norm).__name__ in LESS_ONE:
+        return Take((f"{path}.weight",), lambda weight: weight + 1)
+    return Take((f"{path}.weight",))
+
+
+LESS_ONE = ("Qwen3NextRMSNorm",)
+
+
+def eps_of(norm: Any) -> float:
+    """Return the epsilon of a norm of theirs."""
+    return norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
+
+
+class Part(NamedTuple):
+    """What a module of theirs is here: options of ours, its weights, and what ours cannot vary."""
+
+    options: dict[str, Any]
+    table: Table
+    fields: Fields
+
+    def below(self, path: str) -> Part:
+        """Return the same, as seen from a module that has it under `path`."""
+        table = {ours: it._replace(paths=tuple(join(path, p) for p in it.paths)) for ours, it in self.table.items()}
+        return self._replace(table=table)
+
+    def scaled(self, factors: Mapping[str, float | Tensor]) -> Part:
+        """Return the same with some of our parameters multiplied."""
+        table = {ours: it.scaled(factors.get(ours, 1.0)) for ours, it in self.table.items()}
+        return self._replace(table=table)
+
+
+def expect(theirs: object, fields: Fields) -> None:
+    """Raise ValueError for the first field whose value the zoo cannot express."""
+    for field, (value, expected) in fields.items():
+        if value != expected:
+            raise ValueError(
+                f"{type(theirs).__name__}: the zoo cannot express {field}={value!r}; it can express {expected!r}"
+            )
+
+
+class Weights:
+    """Theirs under our names: all of them, each read once."""
+
+    def __init__(self, theirs: nn.Module) -> None:
+        self.theirs, self.kind = theirs, type(theirs).__name__
+        self.unread = {id(parameter): path for path, parameter in theirs.named_parameters()}
+        self.found: dict[str, nn.Parameter] = {}
+        self.ones: list[str] = []
+
+    def read(self, table: Table, their_path: str = "", our_path: str = "") -> None:
+        """Copy what a table names, theirs below one path and ours below the other."""
+        for name, (paths, change, shared) in table.items():
+            if not paths:
+                self.ones.append(join(our_path, name))
+                continue
+            parts = [self._take(join(their_path, path), shared) for path in paths]
+            kinds = {(str(part.dtype), str(part.device), f"requires_grad={part.requires_grad}") for part in parts}
+            if len(kinds) > 1:
+                raise ValueError(
+                    f"{self.kind}: {', '.join(paths)} are one parameter in the zoo and must agree in dtype, "
+                    f"device and requires_grad, got {' and '.join(' '.join(kind) for kind in sorted(kinds))}"
+                )
+            copied = torch.cat([part.detach() for part in parts]) if len(parts) > 1 else parts[0].detach().clone()
+            if change is not None:
+                copied = change(copied.to(widest(copied.device))).to(copied.dtype).contiguous()
+            self.found[join(our_path, name)] = nn.Parameter(copied, parts[0].requires_grad)
+
+    def _take(self, path: str, shared: bool) -> Tensor:
+        owner, _, name = path.rpartition(".")
+        weight, layer = self.theirs.get_parameter(path), self.theirs.get_submodule(owner)
+        if self.unread.pop(id(weight), None) is None and not shared:
+            raise ValueError(f"{self.kind}: {path} is read twice; only a head may share its weight, the embedding's")
+        depthwise = type(layer) is nn.Conv1d and name == "weight"
+        return weight.squeeze(1) if depthwise else weight
+
+    def fill(self, ours: nn.Module) -> None:
+        """Put every parameter into `ours`, which was built on the meta device."""
+        if self.unread:
+            raise ValueError(f"{self.kind}: the zoo has no place for {few(list(self.unread.values()))}")
+        shapes = {name: parameter.shape for name, parameter in ours.named_parameters()}
+        like = next(iter(self.found.values()))
+        for name in self.ones:
+            self.found[name] = nn.Parameter(torch.ones(shapes[name], dtype=like.dtype, device=like.device), False)
+        for name, weight in self.found.items():
+            if weight.shape != shapes[name]:
+                raise ValueError(
+                    f"{self.kind}: what becomes {name} has shape {tuple(weight.shape)}; its configuration says "
+                    f"{tuple(shapes[name])}"
+                )
+        trained = {name: weight.requires_grad for name, weight in self.found.items()}  # assignment overwrites it
+        ours.load_state_dict(self.found, assign=True)
+        for name, parameter in ours.named_parameters():
+            parameter.requires_grad_(trained[name])
+
+
+def join(*path: str) -> str:
+    """Join a path from its parts, of which some may be empty."""
+    return ".".join(part for part in path if part)
+
+
+def few(names: Sequence[str]) -> str:
+    """List the first names, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
