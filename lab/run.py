@@ -29,6 +29,8 @@ from zoo.report.numbers import Number
 from zoo.targets import short as short_name
 
 CONFIG, METRICS, ENVIRONMENT, LOCK = "config.yaml", "metrics.json", "environment.json", "lock"
+RUNGS = "rungs.json"
+"""The run's metrics where --stop_at stopped it, by that flag's value; of one that diverged, step and reason."""
 LOG, DONE, INDEX = "log.txt", "done.json", "sweep.json"
 """What sweep.py adds: a run's output, its mark when it needs nothing more; in its own folder, which runs it has."""
 CHECKPOINTS, EVENTS, BY_LENGTH = "checkpoints", "events.out.tfevents.", "_by_length.png"
@@ -281,6 +283,7 @@ class RunFolder:
             (self.path / METRICS).unlink(missing_ok=True)
             if checkpoint is None:
                 shutil.rmtree(self.checkpoints, ignore_errors=True)
+                (self.path / RUNGS).unlink(missing_ok=True)
                 for old in (*self.path.glob(f"{EVENTS}*"), *self.path.glob(f"*{BY_LENGTH}")):
                     old.unlink()
             elif (best := checkpoint.parent / self.best.name).is_file() and not self.best.exists():
@@ -295,6 +298,10 @@ class RunFolder:
     def write_metrics(self, metrics: Metrics) -> None:
         """Finish the run: write metrics.json, in which a number that is not finite is null."""
         write_atomically(self.path / METRICS, as_json(metrics))
+
+    def write_rung(self, stop_at: float, metrics: Metrics) -> None:
+        """Note what the run has come to where it stopped for now."""
+        write_atomically(self.path / RUNGS, as_json(read_rungs(self.path) | {str(stop_at): metrics}))
 
     def _unwritable(self, error: OSError) -> UsageError:
         return UsageError(f"cannot write the run folder {self.path}: {error.strerror}")
@@ -324,6 +331,15 @@ def read_metrics(folder: Path) -> Metrics | None:
         raise ValueError(f"{METRICS} is not one of train.py: it has no params")
     found = _numbers(found)
     return nested_metrics(found) if any("/" in name for name in found) else found
+
+
+def read_rungs(folder: Path) -> dict[str, Metrics]:
+    """Read what `RunFolder.write_rung` has noted; nothing where there is no such file, or none that can be read."""
+    try:
+        found = read_json(folder / RUNGS)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _numbers(value: Any) -> Any:

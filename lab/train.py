@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lab.build import declared, model_options, task_options
 from lab.config import PROGRAM, Command, parse
 from lab.hparams import compare_options, compared_results
-from lab.run import BY_LENGTH, Metrics, RunFolder, is_tested, nested_metrics, number_at
+from lab.run import BY_LENGTH, Metrics, RunFolder, is_tested, nested_metrics, number_at, read_rungs
 from lab.score import score_text
 from zoo.naming import UsageError
 from zoo.report.numbers import duration, number
@@ -105,9 +105,10 @@ def run(command: Command) -> Metrics:
         NonFiniteLossError: the loss, or a weight, is nan or infinite; the checkpoints are of earlier steps.
         Interrupted: a signal asked the run to stop.
     """
-    from zoo.training import CurveLogger, log_result
+    from zoo.training import CurveLogger, NonFiniteLossError, Paused, log_result
 
     _quiet()
+    stop_at = command.stop_at
     folder, metrics = RunFolder.of(command), None
     if command.test_only:
         session = Session.build(command, folder)
@@ -118,10 +119,15 @@ def run(command: Command) -> Metrics:
     if not command.overwrite:
         folder.check_config(command.config)
         metrics = folder.metrics() if command.ckpt_path is None else None
-        if metrics is not None and (command.no_test or is_tested(metrics)):
+        if metrics is not None and (command.no_test or stop_at is not None or is_tested(metrics)):
             print("this run is finished; --overwrite starts it anew")
             show(metrics, folder.path)
             return metrics
+        rung = read_rungs(folder.path).get(str(stop_at), {})
+        if "val" in rung:
+            print(f"this run has stopped at step {rung['step']} before; without --stop_at it goes on")
+            show(rung, folder.path)
+            return rung
     with folder.lock() if is_first_process() else nullcontext():
         session = Session.build(command, folder)
         if session.trainer.is_global_zero:
@@ -131,7 +137,19 @@ def run(command: Command) -> Metrics:
             folder.prepare(command.config, session.checkpoint, session.data.task.fingerprint())
             if any(isinstance(logger, CurveLogger) for logger in session.trainer.loggers):
                 compare_options(folder)
-        session.fit()
+        try:
+            session.fit()
+        except Paused:
+            assert stop_at is not None
+            rung = session.evaluate(folder.last, test=False, log=False)
+            if session.trainer.is_global_zero:
+                folder.write_rung(stop_at, rung)
+                show(rung, folder.path)
+            return rung
+        except NonFiniteLossError as error:
+            if stop_at is not None and session.trainer.is_global_zero:
+                folder.write_rung(stop_at, {"diverged": str(error), "step": error.step})
+            raise
         # Of a run that was trained with --no_test, training cost what it cost then.
         cost = {key: metrics[key] for key in ("tokens_per_second", "seconds") if metrics and key in metrics}
         metrics = session.evaluate(folder.best, test=not command.no_test) | cost
@@ -207,7 +225,7 @@ class Session:
                     "the learning rate schedule needs an end: give trainer.max_steps or trainer.max_epochs"
                 )
             data.setup("fit")
-            if not command.no_test:
+            if not command.no_test and command.stop_at is None:
                 data.setup("test")
         except (ValueError, TypeError, MisconfigurationException) as error:
             raise UsageError(error) from error
@@ -227,8 +245,14 @@ class Session:
             # No validation has found a better one: training ended before the first, or there is none.
             self.trainer.save_checkpoint(self.folder.best)
 
-    def evaluate(self, checkpoint: Path, test: bool = True) -> Metrics:
-        """Return a checkpoint's metrics on the validation and, by default, test splits, and the run's cost."""
+    def evaluate(self, checkpoint: Path, test: bool = True, log: bool = True) -> Metrics:
+        """Return a checkpoint's metrics on the validation and, by default, test splits, and the run's cost.
+
+        Args:
+            checkpoint: with the weights.
+            test: whether to test them too.
+            log: whether the run's curves may get a point.
+        """
         from zoo.interop.saved import read_checkpoint
 
         trainer, options = self.trainer, {"ckpt_path": checkpoint, "weights_only": True, "verbose": False}
@@ -236,7 +260,7 @@ class Session:
         with _ctrl_c():
             # The curve of the validation metrics has its points from training: no further one, but where there is none.
             loggers = trainer.loggers
-            trainer.loggers = [] if self._has_validated() else loggers
+            trainer.loggers = loggers if log and not self._has_validated() else []
             validated = trainer.validate(self.model, self.data, **options)
             trainer.loggers = loggers
             tested = trainer.test(self.model, self.data, **options) if test else []
@@ -329,6 +353,7 @@ def build_trainer(command: Command, folder: RunFolder, throughput: Throughput, s
         CurveLogger,
         Interrupt,
         NonFiniteLoss,
+        Pause,
         ReseedEachStep,
     )
 
@@ -358,6 +383,8 @@ def build_trainer(command: Command, folder: RunFolder, throughput: Throughput, s
         Interrupt(checkpoints),
         checkpoints,
     ]
+    if command.stop_at is not None:
+        callbacks.append(Pause(checkpoints, command.stop_at))
     if config["figures_every"] != 0:
         from zoo.training import TheoryFigures
 

@@ -21,7 +21,7 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 REGISTRIES: dict[str, Registry] = {"mixer": MIXERS, "task": TASKS}
 GROUPS = ("mixer", "task", "model", "trainer")
 SWITCHES = ("print_config", "test_only", "no_test", "overwrite")
-TOP = ("config", "ckpt_path", *SWITCHES)
+TOP = ("config", "ckpt_path", "stop_at", *SWITCHES)
 """Flags that are no options of a run."""
 
 
@@ -38,6 +38,7 @@ class Choice:
         helps: groups whose help is asked for.
         switches: those that are set.
         ckpt_path: checkpoint to resume from or to test.
+        stop_at: where training stops for now.
     """
 
     names: dict[str, str]
@@ -47,6 +48,7 @@ class Choice:
     helps: list[str]
     switches: set[str]
     ckpt_path: str | None
+    stop_at: int | float | None = None
     entries: tuple[dict[str, Any], ...] = ()
 
 
@@ -65,7 +67,7 @@ def choose(argv: Sequence[str]) -> Choice:
         flags.remove(("help", None))
     options, files, helps = [], [], []
     named: dict[str, Any] = {}
-    ckpt_path = None
+    ckpt_path = stop_at = None
     for name, value in flags:
         group = name.removesuffix(".help").removesuffix(".name")
         if name in {f"{each}.help" for each in GROUPS}:
@@ -76,13 +78,15 @@ def choose(argv: Sequence[str]) -> Choice:
                 named[group] = str(value)
         elif name in SWITCHES:
             continue
-        elif name in ("config", "ckpt_path") or group in REGISTRIES:
+        elif name in ("config", "ckpt_path", "stop_at") or group in REGISTRIES:
             if value is None:
                 raise UsageError(f"--{name}: expected one argument")
             if group in REGISTRIES:
                 named.setdefault(group, str(value)) if group in helps else named.update({group: str(value)})
             elif name == "config":
                 files.append(str(value))
+            elif name == "stop_at":
+                stop_at = _stop(value)
             else:
                 ckpt_path = str(value)
         else:
@@ -108,7 +112,16 @@ def choose(argv: Sequence[str]) -> Choice:
         helps=helps,
         switches={name for name, _ in flags if name in SWITCHES},
         ckpt_path=ckpt_path,
+        stop_at=stop_at,
     )
+
+
+def _stop(text: str) -> int | float:
+    """A number of steps, or a share of all steps."""
+    value = read_yaml(text, "--stop_at")
+    if type(value) is int and value >= 1 or type(value) is float and 0 < value <= 1:
+        return value
+    raise UsageError(f"--stop_at must be a number of steps such as 100, or a share of them such as 0.25, got {text}")
 
 
 def with_members(choice: Choice) -> Choice:

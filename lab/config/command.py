@@ -21,6 +21,7 @@ class Command:
         defaults: the same without --config files and flags.
         trainer: options of Lightning's Trainer, with classes instantiated.
         ckpt_path: checkpoint to resume from or to test.
+        stop_at: the step, or the share of all steps, at which training stops for now; no part of the run's identity.
         test_only: test without training.
         no_test: train and validate, and do not use the test split.
         overwrite: replace an existing run.
@@ -30,6 +31,7 @@ class Command:
     defaults: dict[str, Any]
     trainer: dict[str, Any]
     ckpt_path: str | None = None
+    stop_at: int | float | None = None
     test_only: bool = False
     no_test: bool = False
     overwrite: bool = False
@@ -69,6 +71,7 @@ def parse(argv: Sequence[str]) -> Command:
         defaults=defaults,
         trainer=config["trainer"] | objects.built,
         ckpt_path=choice.ckpt_path,
+        stop_at=choice.stop_at,
         test_only="test_only" in choice.switches,
         no_test="no_test" in choice.switches,
         overwrite="overwrite" in choice.switches,

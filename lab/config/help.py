@@ -39,6 +39,8 @@ common flags:
   --config FILE                   YAML with the same names; may be repeated, later files win, flags win over files
   --ckpt_path FILE                resume from a checkpoint, or test it
   --test_only                     test a finished run, or --ckpt_path, without training
+  --stop_at 100 (or 0.25)         stop after so many steps, or this share, validate and note it in rungs.json; the
+                                  same command without this flag goes on as if it had never stopped
   --no_test                       do not test; the same command without this flag then tests the run
   --overwrite                     start anew where a run exists
 

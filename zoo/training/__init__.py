@@ -9,7 +9,7 @@ from zoo.naming import lazy_names
 if TYPE_CHECKING:
     from zoo.training.apart import log_apart, scores_apart
     from zoo.training.callbacks import NonFiniteLoss, NonFiniteLossError, ReseedEachStep, Throughput
-    from zoo.training.checkpoints import AtomicCheckpointIO, Checkpoints, Interrupt, Interrupted
+    from zoo.training.checkpoints import AtomicCheckpointIO, Checkpoints, Interrupt, Interrupted, Pause, Paused
     from zoo.training.events import CurveLogger, log_result, write_hparams
     from zoo.training.figures import TheoryFigures
     from zoo.training.lengths import length_figure, log_lengths, scores_at_lengths
@@ -23,6 +23,8 @@ _HOMES = {
     "Interrupted": "zoo.training.checkpoints",
     "NonFiniteLoss": "zoo.training.callbacks",
     "NonFiniteLossError": "zoo.training.callbacks",
+    "Pause": "zoo.training.checkpoints",
+    "Paused": "zoo.training.checkpoints",
     "ReseedEachStep": "zoo.training.callbacks",
     "SequenceModule": "zoo.training.module",
     "TheoryFigures": "zoo.training.figures",
@@ -44,6 +46,8 @@ __all__ = [
     "Interrupted",
     "NonFiniteLoss",
     "NonFiniteLossError",
+    "Pause",
+    "Paused",
     "ReseedEachStep",
     "SequenceModule",
     "TheoryFigures",

@@ -25,6 +25,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from zoo.contract import require_choice, require_positive
 from zoo.interop.saved import BEST, LAST, PREVIOUS
+from zoo.naming import UsageError
 from zoo.signals import CTRL_C, SCHEDULER, handled
 from zoo.training.callbacks import BetweenSteps, NonFiniteLossError
 
@@ -185,6 +186,40 @@ class Interrupted(BaseException):
         where = f"go on from {checkpoint}" if checkpoint else "there is no checkpoint yet"
         super().__init__(f"stopped by {signal.Signals(number).name} at step {step}: {where}")
         self.signal, self.step, self.checkpoint = number, step, checkpoint
+
+
+class Paused(Exception):  # noqa: N818 (no error: the run was asked to stop here)
+    """The run stopped where `Pause` was told to; `last` is of this step."""
+
+
+class Pause(BetweenSteps):
+    """Save `last` and stop after a step, from which the run goes on later as if it had never stopped.
+
+    The schedule is that of the whole run. Where the whole run ends no later, nothing happens.
+
+    Args:
+        checkpoints: writes `last`.
+        stop_at: the optimizer step, or as a float its share of all steps.
+
+    Raises:
+        Paused: out of `Trainer.fit`.
+        UsageError: the same, where training has gone further already.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, stop_at: int | float) -> None:
+        self.checkpoints, self.stop_at = checkpoints, stop_at
+        self._step = 0
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        share = isinstance(self.stop_at, float)
+        self._step = max(1, round(self.stop_at * trainer.estimated_stepping_batches)) if share else self.stop_at
+        if trainer.global_step > self._step:
+            raise UsageError(f"the run is at step {trainer.global_step} already and cannot stop at {self._step}")
+
+    def between_steps(self, trainer: L.Trainer) -> None:
+        if trainer.global_step >= self._step and self.checkpoints.at_rest(trainer):
+            self.checkpoints.save_last(trainer)
+            raise Paused(f"stopped at step {trainer.global_step}")
 
 
 class Interrupt(BetweenSteps):
