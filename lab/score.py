@@ -40,6 +40,23 @@ def merit(score: str, value: Number | None) -> float:
     return -math.inf if value is None else value if SCORES[score] else -value
 
 
+def worth(score: str, value: Number | None, chance: Number | None) -> float:
+    """Return what a score is worth over guessing, in a number of which shares make sense; 0 for no more than a guess.
+
+    An accuracy counts from chance, a relative squared error down from 1, the error of the mean; a loss, in nats or as
+    perplexity, has no level for guessing: half of it is worth twice as much.
+
+    >>> worth("accuracy", 0.6, 0.2), worth("relative_squared_error", 0.25, None), worth("loss", 2.0, None)
+    (0.39999999999999997, 0.75, 0.5)
+    """
+    if value is None:
+        return 0.0
+    if score in ("loss", "perplexity"):
+        nats = value if score == "loss" else math.log(max(value, 1.0))
+        return 1 / nats if nats > 0 else math.inf
+    return max(0.0, value - (chance or 0.0) if SCORES[score] else 1 - value)
+
+
 def merits(metrics: Mapping[str, Any], score: str, split: str) -> tuple[float, float]:
     """Return a key that is greatest for the best run: the score and, where scores are equal, the loss."""
     return merit(score, number_at(metrics, split, score)), merit("loss", number_at(metrics, split, "loss"))

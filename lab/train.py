@@ -119,15 +119,17 @@ def run(command: Command) -> Metrics:
     if not command.overwrite:
         folder.check_config(command.config)
         metrics = folder.metrics() if command.ckpt_path is None else None
-        if metrics is not None and (command.no_test or stop_at is not None or is_tested(metrics)):
+        rung = read_rungs(folder.path).get(str(stop_at), {})
+        if "val" in rung:
+            print(f"this run has been at step {rung['step']} before; without --stop_at it goes on")
+            show(rung, folder.path)
+            return rung
+        if metrics is not None and stop_at is not None:
+            raise UsageError(f"{folder.path} is finished and has not stopped at {stop_at} on its way; --overwrite it")
+        if metrics is not None and (command.no_test or is_tested(metrics)):
             print("this run is finished; --overwrite starts it anew")
             show(metrics, folder.path)
             return metrics
-        rung = read_rungs(folder.path).get(str(stop_at), {})
-        if "val" in rung:
-            print(f"this run has stopped at step {rung['step']} before; without --stop_at it goes on")
-            show(rung, folder.path)
-            return rung
     with folder.lock() if is_first_process() else nullcontext():
         session = Session.build(command, folder)
         if session.trainer.is_global_zero:
@@ -152,10 +154,12 @@ def run(command: Command) -> Metrics:
             raise
         # Of a run that was trained with --no_test, training cost what it cost then.
         cost = {key: metrics[key] for key in ("tokens_per_second", "seconds") if metrics and key in metrics}
-        metrics = session.evaluate(folder.best, test=not command.no_test) | cost
+        metrics = session.evaluate(folder.best, test=not command.no_test and stop_at is None) | cost
         log_result(session.trainer, compared_results(metrics))
         if session.trainer.is_global_zero:
             folder.write_metrics(metrics)
+            if stop_at is not None:
+                folder.write_rung(stop_at, metrics)
             show(metrics, folder.path)
         return metrics
 

@@ -119,7 +119,7 @@ def choose(argv: Sequence[str]) -> Choice:
 def _stop(text: str) -> int | float:
     """A number of steps, or a share of all steps."""
     value = read_yaml(text, "--stop_at")
-    if type(value) is int and value >= 1 or type(value) is float and 0 < value <= 1:
+    if (type(value) is int and value >= 1) or (type(value) is float and 0 < value <= 1):
         return value
     raise UsageError(f"--stop_at must be a number of steps such as 100, or a share of them such as 0.25, got {text}")
 

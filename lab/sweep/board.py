@@ -52,9 +52,7 @@ class Board:
         self.outcomes[outcome.job.folder] = outcome
         count = f"[{len(self.outcomes)}/{len(self.jobs)}]"
         if outcome.state == "done":
-            found = [metrics] if (metrics := outcome.job.metrics()) else []
-            split = "test" if outcome.job.test else "val"
-            words = [f"{split} {judged(found, split)}", duration(outcome.seconds), self.time_left()]
+            words = [self._result(outcome), duration(outcome.seconds), self.time_left()]
             self.say(f"{count} done     {outcome.job.name}   {', '.join(filter(None, words))}")
             return
         if outcome.message == NOT_STARTED:
@@ -83,12 +81,17 @@ class Board:
         table.caption = ", ".join([*words, *filter(None, [self.time_left()])])
         return table
 
+    @staticmethod
+    def _result(outcome: Outcome) -> str:
+        """The score, or what there is to say of a run without."""
+        job, found = outcome.job, [metrics] if (metrics := outcome.job.metrics()) else []
+        score = judged(found, job.split) if outcome.state == "done" else ""
+        return f"{job.split} {score}" if score else outcome.message
+
     def _row(self, job: Job) -> tuple[str, str, str, str, str]:
         outcome = self.outcomes.get(job.folder)
         if outcome is not None:
-            found = [metrics] if outcome.state == "done" and (metrics := job.metrics()) else []
-            result = judged(found, "test" if job.test else "val") or outcome.message
-            return job.name, outcome.state, "", result, f"took {duration(outcome.seconds)}"
+            return job.name, outcome.state, "", self._result(outcome), f"took {duration(outcome.seconds)}"
         if not job.touched_since(self.start):
             return job.name, "waiting", "", "", ""
         now = progress(job)

@@ -12,6 +12,7 @@ from typing import Any
 from lab.config import read_flags
 from lab.sweep.grid import Experiment, read_experiment, values_of
 from lab.sweep.matching import target
+from lab.sweep.tuning import rungs_of
 from zoo.naming import UsageError, unknown
 
 PROGRAM = "sweep.py"
@@ -28,7 +29,11 @@ Run train.py for every combination of the values given: on this machine, or on a
   EXPERIMENT.yaml                 flags and values from a file (configs/experiment/); flags win over it
   --setting NAME                  which of the file's settings, such as small or full
 
-  --tune lr=1e-4,3e-4,1e-3        picked for each configuration by validation on its first seed; then tested
+  --tune lr=1e-4..1e-2            picked for each configuration by validation on its first seed; then tested.
+                                  LOW..HIGH:N are N values with equal ratios, by default two per decade; or a list
+  --rungs 1/8,1/4,1/2             the shares of its steps after which the better half of what is tuned goes on, from
+                                  its checkpoints; after the last the best one, as the first seed's run. 1: all train
+                                  to the end. Default: as many of these three, from the right, as halving takes
   --match params=1e6              choose d_model so that every model has as many parameters (within 5 %)
   --match state=64KiB             choose the mixer's state size (or d_model) so that every state has as many bytes
 
@@ -38,12 +43,15 @@ Run train.py for every combination of the values given: on this machine, or on a
   --dry_run                       print the grid and stop
   --overwrite                     start every run anew
 
+The window of a tuned learning rate is the octaves over which the score, less chance, is within 90 % of the best (an
+error: the part of 1 that is explained; bits: at most 1/0.9 of the best), each rate compared at the last rung that it
+reached; "≥" where the window reaches an end of the grid, or a rate at whose last rung none had left chance.
 An option that a mixer lacks is left out for it. The same command goes on where it stopped. Exit status: 0 when every
 run is done, 1 when some failed, 2 for a command that is not valid, 130 when interrupted.
 
 examples:
   sweep.py --mixer attention,hybrid --mixer.n_heads 1,2,4 --task mqar --seed 0-4 --trainer.max_steps 500
-  sweep.py --mixer lstm,ssd --match params=1e6 --tune lr=1e-3,3e-3 --seed 0-2
+  sweep.py --mixer lstm,ssd --match params=1e6 --tune lr=1e-4..1e-2 --seed 0-2
   sweep.py configs/experiment/head_count.yaml --setting small
 """
 
@@ -55,6 +63,7 @@ class Request:
     files: list[str] = field(default_factory=list)
     flags: dict[str, list[Any]] = field(default_factory=dict)
     tune: dict[str, list[Any]] = field(default_factory=dict)
+    rungs: tuple[float, ...] | None = None
     match: dict[str, float] = field(default_factory=dict)
     setting: str | None = None
     slots: int | None = None
@@ -97,10 +106,12 @@ class Request:
             if value not in ENGINES:
                 raise UsageError(unknown("engine", value, ENGINES))
             self.engine = value
+        elif flag == "rungs":
+            self.rungs = rungs_of("--rungs", value)
         elif flag in ("tune", "match"):
             name, given, text = value.partition("=")
             if not given:
-                example = "lr=1e-4,1e-3" if flag == "tune" else "params=1e6"
+                example = "lr=1e-4..1e-2" if flag == "tune" else "params=1e6"
                 raise UsageError(f"--{flag} expects a name and values such as {example}, got {value}")
             if flag == "tune":
                 self.tune[name] = values_of("", f"--tune {name}", text)
@@ -134,5 +145,6 @@ class Request:
         for base in bases:
             over = base.overridden(self.flags)
             tune, match = over.tune | self.tune, over.match | self.match
-            found.append(replace(over, name=self.name or over.name, tune=tune, match=match))
+            rungs = self.rungs or over.rungs
+            found.append(replace(over, name=self.name or over.name, tune=tune, rungs=rungs, match=match))
         return found

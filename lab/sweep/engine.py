@@ -22,7 +22,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal, cast
 
-from lab.run import DONE, LOG, METRICS, Metrics, is_tested, read_metrics
+from lab.run import DONE, LOG, METRICS, Metrics, is_tested, read_metrics, read_rungs
 from lab.train import REQUEUE
 from zoo.naming import UsageError
 from zoo.report.files import as_json, read_json, write_atomically
@@ -43,7 +43,7 @@ class Job:
         name: for people.
         arguments: of the program.
         folder: the run's folder, as an absolute path, so that it is the same on every node.
-        test: whether the run must be tested to be done.
+        stop_at: the share of its steps up to which the run is trained now; None trains to the end and tests.
         expected: what the metrics must say, such as the parameters that were planned.
         cwd: folder to which relative paths among the arguments refer.
         program: train.py, or a program that writes the same metrics to the folder.
@@ -52,7 +52,7 @@ class Job:
     name: str
     arguments: tuple[str, ...]
     folder: Path
-    test: bool = True
+    stop_at: float | None = None
     expected: Mapping[str, int] = field(default_factory=dict)
     cwd: Path = field(default_factory=Path.cwd)
     program: Path = ROOT / "train.py"
@@ -60,13 +60,13 @@ class Job:
     @property
     def command(self) -> list[str]:
         """The command that is started."""
-        switch = [] if self.test else ["--no_test"]
+        switch = [] if self.stop_at is None else [f"--stop_at={self.stop_at}"]
         return [sys.executable, str(self.program), *self.arguments, *switch]
 
     def metrics(self) -> Metrics | None:
-        """Return the metrics of the run; None unless it is finished."""
+        """Return the metrics of the run, or where it stopped for now; None unless it is that far."""
         try:
-            return read_metrics(self.folder)
+            return read_metrics(self.folder) if self.stop_at is None else read_rungs(self.folder).get(str(self.stop_at))
         except ValueError:
             return None
 
@@ -86,14 +86,24 @@ class Job:
 
     @property
     def is_done(self) -> bool:
-        """Whether `done.json` marks the run, its metrics are there, and they hold what this job asks for."""
+        """Whether the run is as far as this job asks for; a whole one is tested, and `done.json` marks it."""
+        if self.stop_at is not None:
+            return self.metrics() is not None
         metrics = self.metrics() if (self.folder / DONE).is_file() else None
-        return metrics is not None and (not self.test or is_tested(metrics))
+        return metrics is not None and is_tested(metrics)
+
+    @property
+    def split(self) -> str:
+        """The split that the job is judged by."""
+        return "test" if self.stop_at is None else "val"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended. `message` is why, `tail` the last lines of its log, both empty for a run that is done."""
+    """How a job ended. A trial that diverged is done.
+
+    `message` is why it ended so, `tail` the last lines of its log, both empty for a run that is done as planned.
+    """
 
     job: Job
     state: State
@@ -143,10 +153,12 @@ def run_job(job: Job, environment: Mapping[str, str], stop: Stop | None = None) 
             )
             status = _wait(process, stop)
         seconds = time.monotonic() - start
-        if status == 0 and (metrics := job.metrics()) is not None:
+        if (metrics := job.metrics()) is not None and (status == 0 or "diverged" in metrics):
             for name, planned in job.expected.items():
-                if metrics.get(name) != planned:
+                if "diverged" not in metrics and metrics.get(name) != planned:
                     return Outcome(job, "failed", seconds, f"{name} is {metrics.get(name)}, planned was {planned}")
+            if job.stop_at is not None:
+                return Outcome(job, "done", seconds, str(metrics.get("diverged", "")))
             done = {"command": shlex.join(job.command), "seconds": seconds, "metrics": METRICS}
             done |= {"tested": is_tested(metrics), "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
             write_atomically(job.folder / DONE, as_json(done))

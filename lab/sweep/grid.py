@@ -8,7 +8,8 @@ An experiment is YAML:
     fixed: {task: ssm_teacher, trainer.max_steps: 300}     # flags of every run
     grid: {mixer.n_heads: [1, 2, 4], seed: 0-4}            # flags with several values; all combinations
     grids: [{...}, {...}]                                  # the union of several; grid then holds what they share
-    tune: {lr: [1.0e-4, 1.0e-3]}
+    tune: {lr: 1e-4..1e-2}            # or a list
+    rungs: [1/8, 1/4, 1/2]            # see --rungs
     match: {params: 1e6}
     score: [accuracy_macro, accuracy]                      # one number for each model over all tasks (lab.sweep.scores)
     settings: {small: {...}, full: {...}}                  # overrides of any key above, chosen by --setting
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,11 +35,25 @@ from lab.config import REGISTRIES, Command, Options, choose, flag_text, parse, r
 from lab.run import RunFolder
 from lab.score import SCORES
 from lab.sweep.matching import matched, misses, sizes, target
+from lab.sweep.tuning import rungs_of
 from zoo.naming import UsageError, flatten, unknown
 
-KEYS = ("name", "prediction", "changed", "fixed", "grid", "grids", "tune", "match", "score", "settings", "setting")
+KEYS = (
+    "name",
+    "prediction",
+    "changed",
+    "fixed",
+    "grid",
+    "grids",
+    "tune",
+    "rungs",
+    "match",
+    "score",
+    "settings",
+    "setting",
+)
 # A sweep decides these for each run, or they make no sense for many.
-NOT_SWEPT = {"run_dir", "test_only", "no_test", "print_config", "ckpt_path", "overwrite"}
+NOT_SWEPT = {"run_dir", "test_only", "no_test", "print_config", "ckpt_path", "stop_at", "overwrite"}
 
 
 @dataclass(frozen=True)
@@ -49,6 +65,7 @@ class Experiment:
         grids: each a mapping of flags to lists of values; the runs are the union of their products.
         fixed: flags of every run; a grid's own value wins.
         tune: flags whose value each configuration picks by validation.
+        rungs: shares of the steps after which the better half of the trials goes on; default `usual_rungs`.
         match: "params" or "state" (bytes) with the number that each mixer's width is chosen for.
         setting: which of the file's settings this is.
         prediction: what the experiment expects, in words.
@@ -61,6 +78,7 @@ class Experiment:
     grids: tuple[dict[str, list[Any]], ...] = ({},)
     fixed: dict[str, Any] = field(default_factory=dict)
     tune: dict[str, list[Any]] = field(default_factory=dict)
+    rungs: tuple[float, ...] | None = None
     match: dict[str, float] = field(default_factory=dict)
     setting: str | None = None
     prediction: str = ""
@@ -114,12 +132,14 @@ def read_experiment(path: str | Path, setting: str | None = None) -> Experiment:
     for flag in shared:
         if any(flag in grid for grid in grids):
             raise UsageError(f"{source}: {flag} has values in grid and in grids; leave one out")
+    rungs = over.get("rungs", values.get("rungs"))
     words = {key: " ".join(str(over.get(key, values.get(key, ""))).split()) for key in ("prediction", "changed")}
     experiment = Experiment(
         name=str(values.get("name", Path(path).stem)),
         grids=tuple(grid | shared for grid in grids),
         fixed=merged["fixed"],
         tune={key: values_of(source, key, value) for key, value in merged["tune"].items()},
+        rungs=None if rungs is None else rungs_of(f"{source}: rungs", rungs),
         match={key: target(key, value) for key, value in merged["match"].items()},
         setting=setting,
         score=_score(source, over.get("score", values.get("score", []))),
@@ -163,17 +183,22 @@ def _flags(source: str, key: str, value: Any) -> dict[str, Any]:
 
 
 def values_of(source: str, flag: str, value: Any) -> list[Any]:
-    """Return the values of a flag, given as a list or as text with commas; in both, 0-4 is a range with both ends.
+    """Return the values of a flag, given as a list or as text with commas.
+
+    In both, 0-4 is a range with both ends, and 1e-4..1e-2:5 five values from end to end with equal ratios; without a
+    number two for each decade.
 
     >>> values_of("", "seed", "0-2,7"), values_of("", "mixer.pattern", "[lstm,attention],[lstm]")
     ([0, 1, 2, 7], [['lstm', 'attention'], ['lstm']])
+    >>> values_of("", "lr", "1e-4..1e-2"), values_of("", "lr", "1e-3..8e-3:4")
+    ([0.0001, 0.00032, 0.001, 0.0032, 0.01], [0.001, 0.002, 0.004, 0.008])
 
     Raises:
-        UsageError: no value at all.
+        UsageError: no value at all, ends that are not in order.
     """
     if isinstance(value, str):
         value = [read_yaml(part, flag) for part in _between_commas(value) if part.strip()]
-    values = [each for item in (value if isinstance(value, list) else [value]) for each in _range(item)]
+    values = [each for item in (value if isinstance(value, list) else [value]) for each in _range(item, flag)]
     if not values:
         raise UsageError(f"{source}: {flag} has no values" if source else f"{flag} has no values")
     return values
@@ -191,9 +216,21 @@ def _between_commas(text: str) -> list[str]:
     return parts
 
 
-def _range(value: Any) -> list[Any]:
-    ends = re.fullmatch(r"(\d+)-(\d+)", value) if isinstance(value, str) else None
-    return list(range(int(ends[1]), int(ends[2]) + 1)) if ends else [value]
+def _range(value: Any, flag: str) -> list[Any]:
+    if not isinstance(value, str):
+        return [value]
+    if ends := re.fullmatch(r"(\d+)-(\d+)", value):
+        return list(range(int(ends[1]), int(ends[2]) + 1))
+    if not (ends := re.fullmatch(r"([\d.]+(?:[eE][-+]?\d+)?)\.\.([\d.]+(?:[eE][-+]?\d+)?)(?::(\d+))?", value)):
+        return [value]
+    try:
+        low, high = float(ends[1]), float(ends[2])
+        n = int(ends[3]) if ends[3] else 1 + max(1, round(2 * math.log10(high / low)))
+        if low >= high or n < 2:
+            raise ValueError
+    except (ValueError, ZeroDivisionError):
+        raise UsageError(f"{flag}: expected two ends and perhaps a number, such as 1e-4..1e-2:5, got {value}") from None
+    return [float(f"{low * (high / low) ** (i / (n - 1)):.2g}") for i in range(n)]
 
 
 # Runs

@@ -18,14 +18,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab.run import INDEX, number_at
-from lab.score import merits, score_of, score_text
+from lab.run import INDEX, Metrics, number_at, read_rungs
+from lab.score import score_of, score_text
 from lab.sweep.board import Board, heading, judged, range_text
 from lab.sweep.command import HELP, PROGRAM, Request
 from lab.sweep.engine import Job, Outcome, Stop, require_ray, run_local, run_ray, slot_environments
 from lab.sweep.grid import Configuration, Experiment, Grid, arguments, expand, label
 from lab.sweep.matching import TOLERANCE
 from lab.sweep.scores import SCORES_JSON, SCORES_MD, Point, score_table, scores, scores_as_json, scores_as_markdown
+from lab.sweep.tuning import RATE, better_half, usual_rungs, window, window_text
 from zoo.naming import UsageError
 from zoo.report.files import as_json, write_atomically
 from zoo.report.numbers import count, duration, number, plain
@@ -62,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
             except (UsageError, OSError) as error:
                 return fail(PROGRAM, error, 2)
             sweep.show_summary()
-            status = max(status, 1 if sweep.failed else 0)
+            status = max(status, 1 if sweep.failed or sweep.unpicked else 0)
             if stop.soft.is_set():
                 rest = [each for each in argv if each != "--overwrite"]
                 print(f"{PROGRAM}: stopped; to go on: {shlex.join(['python', 'sweep.py', *rest])}", file=sys.stderr)
@@ -83,7 +84,13 @@ class Sweep:
     trials: dict[str, list[Configuration]]
     """With --tune: what each configuration chooses from."""
     picked: dict[str, Configuration] = field(default_factory=dict)
+    windows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Of learning rates, where they are tuned (`lab.sweep.tuning.Window`), for each configuration that has picked."""
+    unpicked: list[str] = field(default_factory=list)
+    """Configurations of which no trial is left."""
     outcomes: dict[Path, Outcome] = field(default_factory=dict)
+    _read: dict[Path, dict[str, Metrics]] = field(default_factory=dict)
+    """What the runs' rungs.json said when last read."""
 
     @classmethod
     def plan(cls, experiment: Experiment, request: Request) -> Sweep:
@@ -120,15 +127,9 @@ class Sweep:
         """Run everything: with --tune first the trials of each configuration, then the picked ones on every seed."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.trials:
-            jobs = [
-                self._job(trial, self.grid.seeds[key][0], test=False)
-                for key, trials in self.trials.items()
-                for trial in trials
-            ]
-            self._carry_out(jobs, stop, "trials on the first seed")
+            self._tune(stop)
             if stop.soft.is_set():
                 return
-            self._pick()
             rest = [key for key in self.grid.seeds if key in self.picked]
             runs = [(self.picked[key], seed) for key in rest for seed in self.grid.seeds[key]]
             jobs = [self._job(configuration, seed) for configuration, seed in runs]
@@ -139,13 +140,13 @@ class Sweep:
         self._carry_out(sorted(jobs, key=lambda job: order[job.folder.name]), stop, "runs")
         self.write_index()
 
-    def _job(self, configuration: Configuration, seed: int, test: bool = True) -> Job:
+    def _job(self, configuration: Configuration, seed: int, stop_at: float | None = None) -> Job:
         folder = configuration.folder(seed).path
         flags = arguments(configuration.options | {"seed": seed, "run_dir": str(self.folder)})
         anew = self.request.overwrite and not (self.outcomes.get(folder) and self.outcomes[folder].state == "done")
         name = f"{self.describe(configuration.options)} seed={seed}".strip()
         expected = {"params": configuration.params, "state_bytes": configuration.state_bytes}
-        return Job(name, (*flags, *(["--overwrite"] if anew else [])), folder, test, expected)
+        return Job(name, (*flags, *(["--overwrite"] if anew else [])), folder, stop_at, expected)
 
     def describe(self, options: Mapping[str, Any]) -> str:
         """Describe a configuration by the options in which it differs from the others."""
@@ -159,6 +160,8 @@ class Sweep:
             self.outcomes[job.folder] = Outcome(job, "done", job.seconds())
         waiting = [job for job in jobs if job not in done]
         self.write_index()
+        if not jobs:
+            return
         if not waiting:
             say(make_console(), f"{what}: all {len(jobs)} are done already")
             return
@@ -173,6 +176,7 @@ class Sweep:
         with board.live():
             for outcome in coming:
                 self.outcomes[outcome.job.folder] = outcome
+                self._read.pop(outcome.job.folder, None)
                 board.take(outcome)
                 self.write_index()
 
@@ -182,24 +186,66 @@ class Sweep:
         trainers = [configuration.command.config["trainer"] for configuration, _ in self.grid]
         return any(trainer["accelerator"] != "cpu" for trainer in trainers)
 
-    def _pick(self) -> None:
-        """Choose each configuration's best trial by validation: its task's score, then the loss."""
+    @property
+    def rungs(self) -> tuple[float, ...]:
+        """The shares of the steps after which the better half of a configuration's trials goes on."""
+        return self.experiment.rungs or usual_rungs(max(map(len, self.trials.values()), default=1))
+
+    def _tune(self, stop: Stop) -> None:
+        """Choose each configuration's best trial by validation, rung by rung (`lab.sweep.tuning`)."""
+        left = dict(self.trials)
+        for rung in self.rungs:
+            # A single trial has nothing to be compared with: it goes on as the run.
+            compared = {key: trials for key, trials in left.items() if len(trials) > 1 or rung == self.rungs[0]}
+            jobs = [self._job(trial, self.grid.seeds[key][0], rung) for key, each in compared.items() for trial in each]
+            if not jobs:
+                break
+            self._carry_out(jobs, stop, f"trials on the first seed, {rung:.4g} of the steps")
+            if stop.soft.is_set():
+                return
+            for key, trials in compared.items():
+                found = [self._rungs(key, trial).get(rung) for trial in trials]
+                kept = better_half(found, self._score(key), rung == self.rungs[-1])
+                left[key] = [trials[i] for i in kept]
         console = make_console()
-        for key, trials in self.trials.items():
-            seed = self.grid.seeds[key][0]
-            found = [(trial, metrics) for trial in trials for metrics in self._metrics(trial, [seed])]
+        for key, trials in left.items():
             name = self.describe(self.grid.configurations[key].options) or "the configuration"
-            if not found:
-                say(console, f"{name}: no trial is done, nothing to pick", "red")
+            if not trials:
+                self.unpicked.append(name)
+                say(console, f"{name}: every trial failed or diverged, nothing to pick", "red")
                 continue
-            score = (*self.experiment.score, score_of((metrics for _, metrics in found), "val"))[0]
-            # Of equals the first.
-            best, metrics = max(found, key=lambda each: merits(each[1], score, "val"))
-            self.picked[key] = best
-            chosen = " ".join(f"{option}={plain(best.options[option])}" for option in self.experiment.tune)
-            values = {each: number_at(metrics, "val", each) for each in dict.fromkeys((score, "loss"))}
-            said = ", ".join(f"{each.replace('_', ' ')} {score_text(each, value)}" for each, value in values.items())
-            say(console, f"{name}: picked {chosen} by validation on seed {seed} among {len(trials)}: {said}")
+            self.picked[key] = trials[0]
+            say(console, f"{name}: {self._measure(key, trials[0])}")
+
+    def _measure(self, key: str, best: Configuration) -> str:
+        """Measure the window of learning rates around the trial that was picked, and say what was found."""
+        score, tune = self._score(key), self.experiment.tune
+        rung, metrics = max(self._rungs(key, best).items())
+        if RATE in tune:
+            # Of several options that are tuned, the others stay as they were picked.
+            kept = {option: best.options[option] for option in tune if option != RATE}
+            same = [each for each in self.trials[key] if kept.items() <= each.options.items()]
+            found = {float(each.options[RATE]): rungs for each in same if (rungs := self._rungs(key, each))}
+            self.windows[key] = window(found, float(best.options[RATE]), score).as_dict()
+        chosen = " ".join(f"{option}={plain(best.options[option])}" for option in tune)
+        values = {each: number_at(metrics, "val", each) for each in dict.fromkeys((score, "loss"))}
+        said = ", ".join(f"{each.replace('_', ' ')} {score_text(each, value)}" for each, value in values.items())
+        wide = f"; window {window_text(self.windows[key])} octaves" if key in self.windows else ""
+        where = f"seed {self.grid.seeds[key][0]} after {rung:.4g} of the steps"
+        return f"picked {chosen} by validation on {where} among {len(self.trials[key])}: {said}{wide}"
+
+    def _rungs(self, key: str, trial: Configuration) -> dict[float, Metrics]:
+        """What a trial has come to at each rung that it reached."""
+        folder = trial.folder(self.grid.seeds[key][0]).path
+        if folder not in self._read:
+            self._read[folder] = read_rungs(folder)
+        found = self._read[folder]
+        return {rung: found[str(rung)] for rung in self.rungs if str(rung) in found}
+
+    def _score(self, key: str) -> str:
+        """What the trials of a configuration are judged by."""
+        found = (metrics for trial in self.trials[key] for metrics in self._rungs(key, trial).values())
+        return (*self.experiment.score, score_of(found, "val"))[0]
 
     def _state(self, configuration: Configuration, seed: int) -> str:
         outcome = self.outcomes.get(configuration.folder(seed).path)
@@ -234,11 +280,11 @@ class Sweep:
             say(console, f"prediction: {experiment.prediction}")
         trials = sum(map(len, self.trials.values()))
         if trials:
-            # The picked trial's first seed is not trained again.
-            more = self.grid.n_runs - len(self.trials)
+            more = self.grid.n_runs
             each = len(next(iter(self.trials.values())))
             of = f"{count(len(self.trials), 'configuration')} x {count(each, 'trial')}"
-            text = f"{of} on the first seed, then {count(more, 'run')} of the picked"
+            rungs = ", ".join(f"{rung:.4g}" for rung in self.rungs)
+            text = f"{of} on the first seed, halved after {rungs} of the steps, then {count(more, 'run')} of the picked"
         else:
             configurations = count(len(self.grid.configurations), "configuration")
             text = f"{count(self.grid.n_runs, 'run')} of {configurations}"
@@ -253,12 +299,13 @@ class Sweep:
         """Print what was found, seeds together, and what failed."""
         console, keys = make_console(), [*self.varying, *self.experiment.tune]
         rows = []
-        for configuration, seeds in self.rows():
+        for (key, _), (configuration, seeds) in zip(self.grid.configurations.items(), self.rows(), strict=True):
             found = self._metrics(configuration, seeds)
             seconds = [metrics["seconds"] for metrics in found if metrics.get("seconds")]
             rows.append(
                 (
                     *self._cells(configuration, keys),
+                    *([window_text(self.windows.get(key))] if RATE in self.experiment.tune else []),
                     f"{len(found)}/{len(seeds)}",
                     judged(found, "test"),
                     judged(found, "val"),
@@ -266,9 +313,10 @@ class Sweep:
                     duration(statistics.mean(seconds)) if seconds else "",
                 )
             )
-        headings = (*map(heading, keys), "done", "test", "validation", *SIZES, "time")
+        wide = ["window (octaves)"] if RATE in self.experiment.tune else []
+        headings = (*map(heading, keys), *wide, "done", "test", "validation", *SIZES, "time")
         title = f"{self.experiment.name}: mean ± standard deviation over seeds"
-        console.print(make_table(headings, rows, "l" * (len(keys) + 3) + "rrr", title=title))
+        console.print(make_table(headings, rows, "l" * (len(headings) - 3) + "rrr", title=title))
         for outcome in self.failed:
             say(console, f"failed: {outcome.job.name}: {outcome.message}; see {outcome.job.folder}")
         say(console, str(self.folder / INDEX))
@@ -308,22 +356,42 @@ class Sweep:
             trials = self.trials.get(key, [])
             chosen = self.picked.get(key)
             first = self.grid.seeds[key][:1]
-            runs += [self._entry(trial, seed, "trial") for trial in trials if trial is not chosen for seed in first]
+            runs += [
+                self._entry(trial, seed, "trial") | {"rungs": self._rung_scores(key, trial)}
+                for trial in trials
+                if trial is not chosen
+                for seed in first
+            ]
             final = chosen if trials else configuration
             if final is not None:
-                runs += [self._entry(final, seed, "run") for seed in self.grid.seeds[key]]
+                told = {"rungs": self._rung_scores(key, final), "window": self.windows.get(key)} if trials else {}
+                runs += [self._entry(final, seed, "run") | told for seed in self.grid.seeds[key]]
         index = {
             "name": self.experiment.name,
             "setting": self.experiment.setting,
             "prediction": self.experiment.prediction,
             "command": shlex.join(sys.argv),
             "tune": self.experiment.tune,
+            "rungs": list(self.rungs) if self.trials else [],
             "match": self.experiment.match,
             "varying": self.varying,
             "left_out": self.grid.left_out,
             "runs": runs,
         }
         write_atomically(self.folder / INDEX, as_json(index))
+
+    def _rung_scores(self, key: str, trial: Configuration) -> dict[str, Any]:
+        """Each rung that a trial reached, with its score and loss by validation there, or why it diverged."""
+        names = dict.fromkeys((self._score(key), "loss"))
+        return {
+            str(rung): {"step": found.get("step")}
+            | (
+                {"diverged": found["diverged"]}
+                if "diverged" in found
+                else {n: number_at(found, "val", n) for n in names}
+            )
+            for rung, found in self._rungs(key, trial).items()
+        }
 
     def _entry(self, configuration: Configuration, seed: int, kind: str) -> dict[str, Any]:
         folder = configuration.folder(seed).path

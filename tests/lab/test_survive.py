@@ -568,6 +568,32 @@ def test_a_run_killed_again_and_again_ends_as_if_it_never_was(
 
 
 @pytest.mark.slow
+def test_a_run_that_stops_on_its_way_ends_as_if_it_never_had(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert go(tmp_path / "whole") == 0
+    # In between validations, at one by its share of the steps, again where it has been.
+    for stop_at in ("3", "0.5", "0.5", "6"):
+        assert go(tmp_path / "stopped", "--stop_at", stop_at) == 0
+    assert capsys.readouterr().out.count("has been at step 4 before") == 1
+    assert go(tmp_path / "stopped", "--stop_at", "5") == 2
+    assert "the run is at step 6 already and cannot stop at 5" in capsys.readouterr().err
+    rungs = run_folder.read_rungs(folder(tmp_path / "stopped"))
+    assert {at: found["step"] for at, found in rungs.items()} == {"3": 3, "0.5": 4, "6": 6}
+    assert go(tmp_path / "stopped") == 0
+    assert results(folder(tmp_path / "stopped")) == results(folder(tmp_path / "whole"))
+    for name in ("best", "last"):
+        kept = [folder(tmp_path / each) / "checkpoints" / f"{name}.ckpt" for each in ("whole", "stopped")]
+        whole, stopped = (torch.load(file, weights_only=True) for file in kept)
+        assert_identical(stopped["state_dict"], whole["state_dict"])
+        assert_identical(stopped["optimizer_states"], whole["optimizer_states"])
+        assert stopped["loops"] == whole["loops"]
+    assert go(tmp_path / "diverged", "--lr", "1e30", "--stop_at", "6") == 1
+    (found,) = run_folder.read_rungs(folder(tmp_path / "diverged", "--lr", "1e30")).values()
+    assert "is not finite" in found["diverged"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", kills.MOMENTS)
 def test_a_run_killed_at_an_awkward_moment_ends_as_if_it_never_was(
     tmp_path: Path, whole: Path, moment: str, forks: ForkServerContext

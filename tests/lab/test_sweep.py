@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shlex
@@ -35,6 +36,7 @@ from lab.sweep.engine import (
 from lab.sweep.grid import Experiment, Grid, expand, read_experiment, values_of
 from lab.sweep.matching import TOLERANCE, target
 from lab.sweep.scores import Point, TaskScore, model_flags, score_table, scores, scores_as_json
+from lab.sweep.tuning import better_half, window, window_text
 from tests import ROOT
 from tests.lab.runs import error_line
 
@@ -71,9 +73,12 @@ if how == "waits":
     (folder / "ready").touch()
     time.sleep(60)
 metrics = json.loads(how)
-if "--no_test" in sys.argv:
+if stop := [flag.removeprefix("--stop_at=") for flag in sys.argv if flag.startswith("--stop_at=")]:
     metrics.pop("test", None)
-(folder / "metrics.json").write_text(json.dumps(metrics))
+    file = folder / "rungs.json"
+    file.write_text(json.dumps((json.loads(file.read_text()) if file.exists() else {}) | {stop[0]: metrics}))
+else:
+    (folder / "metrics.json").write_text(json.dumps(metrics))
 with (folder / "starts").open("a") as file:
     file.write("x")
 """
@@ -94,7 +99,8 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Calla
 
     def replace(how: Callable[[Job], str]) -> None:
         def command(self: Job) -> list[str]:
-            return [sys.executable, str(script), str(self.folder), how(self), *([] if self.test else ["--no_test"])]
+            stop = [] if self.stop_at is None else [f"--stop_at={self.stop_at}"]
+            return [sys.executable, str(script), str(self.folder), how(self), *stop]
 
         monkeypatch.setattr(Job, "command", property(command))
 
@@ -119,6 +125,8 @@ def options(found: Grid) -> list[dict[str, Any]]:
         ("0-2,7", [0, 1, 2, 7]),
         ("attention,hybrid", ["attention", "hybrid"]),
         ("1e-4,3e-4", [1e-4, 3e-4]),
+        ("1e-4..1e-2", [1e-4, 3.2e-4, 1e-3, 3.2e-3, 1e-2]),
+        (["1e-3..8e-3:4", 1], [1e-3, 2e-3, 4e-3, 8e-3, 1]),
         ("[lstm, attention],[lstm]", [["lstm", "attention"], ["lstm"]]),
         ("[{name: lstm, d_inner: 4}, attention]", [[{"name": "lstm", "d_inner": 4}, "attention"]]),
         ("null,true", [None, True]),
@@ -274,7 +282,9 @@ def test_a_bad_experiment_is_one_line_and_leaves_nothing(
         ("--mixer ,", "--mixer has no values"),
         ("--slots 0", "--slots must be a whole number >= 1, got 0"),
         ("--engine rya", "unknown engine 'rya' (did you mean 'ray'?)"),
-        ("--tune lr", "--tune expects a name and values such as lr=1e-4,1e-3"),
+        ("--tune lr", "--tune expects a name and values such as lr=1e-4..1e-2"),
+        ("--tune lr=1e-2..1e-4", "expected two ends and perhaps a number, such as 1e-4..1e-2:5, got 1e-2..1e-4"),
+        ("--mixer lstm --rungs 1/2,1/4", "--rungs: expected ascending shares of the steps such as 1/8,1/4,1/2, got"),
         ("--match size=3", "unknown quantity to match 'size'"),
         ("--mixer lstm --mixr.d_inner 3", "unknown flag --mixr.d_inner"),
         ("--mixer lstm --test_only true", "--test_only cannot be swept"),
@@ -363,14 +373,17 @@ def test_a_number_other_than_planned_is_a_failure(tmp_path: Path, stand_in: Any)
 
 
 def test_done_is_what_has_both_its_mark_and_its_metrics(tmp_path: Path) -> None:
-    job, trial = Job("x", (), tmp_path), Job("x", (), tmp_path, test=False)
-    (tmp_path / "metrics.json").write_text(json.dumps({"val": {"loss": 1.0}, "params": 1}), encoding="utf-8")
+    job, trial = Job("x", (), tmp_path), Job("x", (), tmp_path, stop_at=0.5)
+    (tmp_path / "rungs.json").write_text(json.dumps({"0.25": {"val": {}}}), encoding="utf-8")
     assert not trial.is_done
-    (tmp_path / "done.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "rungs.json").write_text(json.dumps({"0.5": {"val": {}}}), encoding="utf-8")
     assert trial.is_done
-    assert not job.is_done
     (tmp_path / "metrics.json").write_text(json.dumps(FOUND), encoding="utf-8")
+    assert not job.is_done
+    (tmp_path / "done.json").write_text("{}", encoding="utf-8")
     assert job.is_done
+    (tmp_path / "metrics.json").write_text(json.dumps({"val": {"loss": 1.0}, "params": 1}), encoding="utf-8")
+    assert not job.is_done
     (tmp_path / "metrics.json").write_text("{", encoding="utf-8")
     assert not job.is_done
 
@@ -441,7 +454,7 @@ def when(condition: Callable[[], bool], then: Callable[[], None]) -> threading.T
     """A thread that acts once something has come about."""
 
     def wait() -> None:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 300
         while not condition() and time.monotonic() < until:
             time.sleep(0.02)
         then()
@@ -606,12 +619,12 @@ def test_a_learning_rate_is_picked_by_validation_and_the_others_are_never_tested
     argv = shlex.split("--mixer gru --seed 3,4 --tune lr=1e-3,1e-2,1e-1 --name tuned")
     assert go(tmp_path, *argv) == 0
     printed = capsys.readouterr().out
-    assert "1 configuration x 3 trials on the first seed, then 1 run of the picked" in printed
-    assert f"picked lr=0.01 by validation on seed 3 among 3: {said}" in printed
+    assert "3 trials on the first seed, halved after 0.25, 0.5 of the steps, then 2 runs of the picked" in printed
+    assert f"picked lr=0.01 by validation on seed 3 after 0.5 of the steps among 3: {said}; window " in printed
     index = json.loads((tmp_path / "tuned" / "sweep.json").read_text(encoding="utf-8"))
     for run in index["runs"]:
-        metrics = json.loads((tmp_path / "tuned" / run["folder"] / "metrics.json").read_text(encoding="utf-8"))
-        assert ("test" in metrics) == (run["kind"] == "run") == (run["options"]["lr"] == 0.01)
+        tested = (tmp_path / "tuned" / run["folder"] / "metrics.json").is_file()
+        assert tested == (run["kind"] == "run") == (run["options"]["lr"] == 0.01)
     assert sorted((run["kind"], run["seed"]) for run in index["runs"]) == [
         ("run", 3),
         ("run", 4),
@@ -620,6 +633,125 @@ def test_a_learning_rate_is_picked_by_validation_and_the_others_are_never_tested
     ]
     assert go(tmp_path, *argv) == 0
     assert "runs: all 2 are done already" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_a_tuned_sweep_that_is_killed_ends_as_one_that_was_not(engine: str, tmp_path: Path) -> None:
+    if engine == "ray":
+        pytest.importorskip("ray")
+    argv = [*SMALL, "--mixer", "gru", "--seed", "0,1", "--tune", "lr=1e-3..1:4", "--trainer.max_steps", "16"]
+
+    def start(run_dir: Path, by: str = "local") -> subprocess.Popen[bytes]:
+        command = [sys.executable, "sweep.py", *argv, "--engine", by, "--name", "x", "--run_dir", str(run_dir)]
+        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+
+    assert start(tmp_path / "whole").wait() == 0
+    # Killed in the first rung, in the second, and while the winner is on its way.
+    for glob, n in (("rungs.json", 1), ("rungs.json", 4), ("done.json", 1)):
+        process = start(tmp_path / "killed", engine)
+        when(lambda glob=glob, n=n: len(list((tmp_path / "killed").rglob(glob))) >= n, process.kill).join()
+        process.wait()
+        when(lambda: not list((tmp_path / "killed").rglob("lock")), lambda: None).join()
+    assert start(tmp_path / "killed", engine).wait() == 0
+    found = []
+    for run_dir in (tmp_path / "whole", tmp_path / "killed"):
+        index = json.loads((run_dir / "x" / "sweep.json").read_text(encoding="utf-8"))
+        metrics = {str(f.relative_to(run_dir)): json.loads(f.read_text()) for f in run_dir.rglob("metrics.json")}
+        for each in metrics.values():
+            del each["seconds"], each["tokens_per_second"]
+        found.append((metrics, [{**run, "seconds": None} for run in index["runs"]]))
+    assert len(found[0][0]) == 2
+    assert found[0] == found[1]
+
+
+@pytest.mark.slow
+def test_halving_trains_each_trial_once_and_diverged_ones_no_further(
+    tmp_path: Path, stand_in: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def found(job: Job) -> str:
+        lr = float(re.search(r"--lr=(\S+)", " ".join(job.arguments))[1])  # pyright: ignore[reportOptionalSubscript]
+        if lr > 0.05 or "lstm" in job.name:
+            return json.dumps({"diverged": "the loss is nan", "step": 3})
+        # At the last rung the order turns round.
+        accuracy = 0.9 - lr if job.stop_at == 0.5 else lr
+        scores_ = {"accuracy": accuracy, "loss": 1.0}
+        return json.dumps(FOUND | dict(job.expected) | {"val": scores_, "test": scores_, "step": 1, "chance": 0.0})
+
+    stand_in(found)
+    argv = shlex.split("--mixer gru,lstm --seed 0,1 --tune lr=1e-3..1e-1:5 --name halved --slots 2")
+    assert go(tmp_path, *argv) == 1
+    said = capsys.readouterr().out
+    assert "lstm: every trial failed or diverged, nothing to pick" in said
+    assert "gru: picked lr=0.01 by validation on seed 0 after 0.5 of the steps among 5" in said
+    runs = json.loads((tmp_path / "halved" / "sweep.json").read_text(encoding="utf-8"))["runs"]
+    reached = {run["options"]["lr"]: list(run["rungs"]) for run in runs if run["options"]["mixer"] == "gru"}
+    assert reached == {
+        0.001: ["0.125"],
+        0.0032: ["0.125", "0.25"],
+        0.01: ["0.125", "0.25", "0.5"],
+        0.032: ["0.125", "0.25", "0.5"],
+        0.1: ["0.125"],
+    }
+    assert [run["window"]["octaves"] for run in runs if run["kind"] == "run"] == [pytest.approx(math.log2(3.2))] * 2
+    # Each rung is a start, the winner's first seed is a run too, and its second seed another.
+    starts = {file.parent: file.read_text(encoding="utf-8") for file in tmp_path.rglob("starts")}
+    assert sorted(map(len, starts.values())) == [1] * 8 + [2, 3, 4]
+    assert go(tmp_path, *argv) == 1
+    assert starts == {file.parent: file.read_text(encoding="utf-8") for file in tmp_path.rglob("starts")}
+
+
+def test_of_trials_the_better_half_goes_on_and_of_equals_the_first() -> None:
+    found = [{"val": {"accuracy": a, "loss": 1.0}} for a in (0.2, 0.5, 0.5, 0.1)] + [{"diverged": "nan"}, None]
+    assert better_half(found, "accuracy", last=False) == [1, 2, 0]
+    assert better_half(found, "accuracy", last=True) == [1]
+    assert better_half(found[3:], "accuracy", last=False) == [0]
+    assert better_half(found[4:], "accuracy", last=False) == []
+
+
+@pytest.mark.parametrize(
+    ("score", "chance", "by_rung", "octaves", "at_least", "good"),
+    [
+        # 90 % of what is above chance: 0.2 + 0.9 * 0.7 = 0.83.
+        ("accuracy", 0.2, {1: [0.2, 0.831, 0.9, 0.829, 0.2]}, 1, False, [False, True, True, False, False]),
+        ("accuracy", 0.2, {1: [0.2, 0.84, 0.9, 0.89, 0.9]}, 3, True, [False, True, True, True, True]),
+        # A rate is compared where it was dropped, with the best there.
+        ("accuracy", 0.0, {0.25: [0.1, 0.5, 0.5, 0.2, 0.1], 1: [None, None, 0.9, None, None]}, 1, False, None),
+        # Where none had left chance, nothing can be said.
+        ("accuracy", 0.5, {0.25: [0.5] * 5, 1: [None, 0.6, 0.9, None, None]}, 0, True, [None, False, True, None, None]),
+        (
+            "relative_squared_error",
+            None,
+            {1: [1.0, 0.36, 0.3, 0.38, None]},
+            1,
+            False,
+            [False, True, True, False, False],
+        ),
+        ("perplexity", 0.1, {1: [9.0, 4.6, 4.0, 4.7, 8.0]}, 1, False, [False, True, True, False, False]),
+        # What is good but apart from the best is no part of the window.
+        ("accuracy", 0.0, {1: [0.9, 0.1, 0.9, 0.1, 0.9]}, 0, False, [True, False, True, False, True]),
+    ],
+)
+def test_the_window_of_good_rates(
+    score: str,
+    chance: float | None,
+    by_rung: dict[float, list[float | None]],
+    octaves: float,
+    at_least: bool,
+    good: list[bool | None] | None,
+) -> None:
+    found = {
+        lr: {
+            rung: {"val": {score: values[i]}, "chance": chance}
+            for rung, values in by_rung.items()
+            if values[i] is not None or rung == min(by_rung)
+        }
+        for i, lr in enumerate([0.001, 0.002, 0.004, 0.008, 0.016])
+    }
+    measured = window(found, 0.004, score)
+    assert (measured.octaves, measured.at_least) == (pytest.approx(octaves), at_least)
+    assert good is None or [rate.good for rate in measured.rates] == good
+    assert window_text(measured.as_dict()) == f"{'≥ ' * at_least}{octaves:.1f}"
 
 
 # One score over several tasks

@@ -188,7 +188,7 @@ class Interrupted(BaseException):
         self.signal, self.step, self.checkpoint = number, step, checkpoint
 
 
-class Paused(Exception):  # noqa: N818 (no error: the run was asked to stop here)
+class Paused(Exception):
     """The run stopped where `Pause` was told to; `last` is of this step."""
 
 

@@ -1,0 +1,144 @@
+"""Successive halving on validation, and the window of good learning rates that it measures.
+
+All trials of a configuration train up to the first rung, a share of all steps; the better half goes on from its
+checkpoints to the next one, and so on. A rung is a stop, no shorter schedule: the last trial left is the run of its
+seed, which goes on to the end and is tested. Nothing is trained twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from typing import Any
+
+from lab.run import number_at
+from lab.score import merits, worth
+from zoo.naming import UsageError
+
+RUNGS = (0.125, 0.25, 0.5)
+"""Of these as many of the last as it takes to halve the trials down to one."""
+RATE = "lr"
+"""The option that a window is of."""
+GOOD = 0.9
+"""The part of the best score from which a rate is good."""
+
+
+def rungs_of(source: str, value: Any) -> tuple[float, ...]:
+    """Return ascending shares of the steps, from 1/8,1/4,1/2 or a list of such.
+
+    >>> rungs_of("", "1/4,1/2"), rungs_of("", [0.5, 1])
+    ((0.25, 0.5), (0.5, 1.0))
+
+    Raises:
+        UsageError: no shares, or not in this order.
+    """
+    try:
+        parts = value if isinstance(value, list) else str(value).split(",")
+        rungs = tuple(float(Fraction(str(part).strip())) for part in parts)
+    except (ValueError, ZeroDivisionError):
+        rungs = ()
+    if not rungs or list(rungs) != sorted(set(rungs)) or rungs[0] <= 0 or rungs[-1] > 1:
+        raise UsageError(f"{source}: expected ascending shares of the steps such as 1/8,1/4,1/2, got {value}")
+    return rungs
+
+
+def usual_rungs(n_trials: int) -> tuple[float, ...]:
+    """Return the rungs for so many trials.
+
+    >>> usual_rungs(2), usual_rungs(3), usual_rungs(20)
+    ((0.5,), (0.25, 0.5), (0.125, 0.25, 0.5))
+    """
+    return RUNGS[-max(1, math.ceil(math.log2(max(2, n_trials)))) :]
+
+
+def better_half(metrics: Sequence[Mapping[str, Any] | None], score: str, last: bool) -> list[int]:
+    """Return which trials go on, the best first: half of them, rounded up, or after the last rung one.
+
+    Of equals the first goes on. Trials that diverged, or that failed (None), never do.
+    """
+    found = {i: merits(each, score, "val") for i, each in enumerate(metrics) if each and "diverged" not in each}
+    return sorted(found, key=lambda i: found[i], reverse=True)[: 1 if last else (len(metrics) + 1) // 2]
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A learning rate at the last rung that its trial reached.
+
+    Attributes:
+        lr: the rate.
+        rung: the share of the steps that it was trained for.
+        score: by validation there; None for one that diverged.
+        good: whether the score is within 90 % of the best at the same rung (`lab.score.worth`); None where no rate had
+            left chance there, so that it cannot be said.
+    """
+
+    lr: float
+    rung: float
+    score: float | None
+    good: bool | None
+
+
+@dataclass(frozen=True)
+class Window:
+    """The learning rates of one configuration that serve.
+
+    Attributes:
+        score: what they are judged by.
+        chance: its level for guessing, where there is one.
+        rates: ascending.
+        octaves: between the least and the greatest rate of the good ones next to each other around the best.
+        at_least: whether the window reaches an end of the grid, or a rate of which nothing can be said, so that it may
+            be wider.
+    """
+
+    score: str
+    chance: float | None
+    rates: tuple[Rate, ...]
+    octaves: float
+    at_least: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data for the index."""
+        return asdict(self)
+
+
+def window(found: Mapping[float, Mapping[float, Mapping[str, Any]]], best: float, score: str) -> Window:
+    """Measure the window around the rate that was picked.
+
+    Args:
+        found: by rate and rung the metrics of its trial.
+        best: the rate that was picked.
+        score: what the rates are judged by.
+    """
+
+    def value(metrics: Mapping[str, Any]) -> float | None:
+        return number_at(metrics, "val", score)
+
+    chance = next((each["chance"] for by in found.values() for each in by.values() if "chance" in each), None)
+    worths: dict[float, float] = {}
+    for by_rung in found.values():
+        for rung, metrics in by_rung.items():
+            worths[rung] = max(worths.get(rung, 0.0), worth(score, value(metrics), chance))
+    rates = []
+    for lr, by_rung in sorted(found.items()):
+        rung, metrics = max(by_rung.items())
+        level = worths[rung]
+        good = worth(score, value(metrics), chance) >= GOOD * level if level > 0 else None
+        rates.append(Rate(lr, rung, value(metrics), good))
+    at = [rate.lr for rate in rates].index(best)
+    low = high = at
+    while low > 0 and rates[low - 1].good:
+        low -= 1
+    while high < len(rates) - 1 and rates[high + 1].good:
+        high += 1
+    ends = [rates[i] if 0 <= i < len(rates) else None for i in (low - 1, high + 1)]
+    open_ended = any(end is None or end.good is None for end in ends)
+    octaves = math.log2(rates[high].lr / rates[low].lr)
+    return Window(score, chance, tuple(rates), octaves, open_ended)
+
+
+def window_text(found: Mapping[str, Any] | None) -> str:
+    """Return a window in a cell: 3.3 or, where it may be wider, ≥ 3.3; empty where none was measured."""
+    return "" if not found else f"{'≥ ' if found['at_least'] else ''}{found['octaves']:.1f}"
