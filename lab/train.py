@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from zoo.training import SequenceModule, Throughput
 
 Key = TypeVar("Key")
-START = time.perf_counter()
 # An OpenMP thread that waits for another should give its core away: where other processes keep the cores busy, spinning
 # makes a step of small kernels two to five times slower. Read when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -189,6 +188,8 @@ class Session:
     """The optimizer step at which the checkpoint was saved."""
     progress: bool
     """Whether bars are shown."""
+    begun: float
+    """When its data and model began to be built, by `time.perf_counter`."""
 
     @classmethod
     def build(cls, command: Command, folder: RunFolder) -> Session:
@@ -205,8 +206,7 @@ class Session:
         from zoo.interop.saved import check_checkpoint
         from zoo.training import SequenceModule, Throughput
 
-        config = command.config
-        throughput = Throughput()
+        begun, config, throughput = time.perf_counter(), command.config, Throughput()
         try:
             shared = {name: config[name] for name in ("batch_size", "seed")}
             data = TaskDataModule(task_options(config), **declared(config["task"], TaskDataModule), **shared)
@@ -233,7 +233,7 @@ class Session:
                 data.setup("test")
         except (ValueError, TypeError, MisconfigurationException) as error:
             raise UsageError(error) from error
-        return cls(folder, task.spec, data, model, state_bytes, trainer, throughput, checkpoint, step, progress)
+        return cls(folder, task.spec, data, model, state_bytes, trainer, throughput, checkpoint, step, progress, begun)
 
     def fit(self) -> None:
         """Train, from the checkpoint if there is one, and make sure that a best checkpoint exists."""
@@ -281,7 +281,7 @@ class Session:
             "state_bytes": self.state_bytes,
             "tokens_per_second": self.throughput.tokens_per_second,
             "step": int(read_checkpoint(checkpoint)["global_step"]),
-            "seconds": time.perf_counter() - START,
+            "seconds": time.perf_counter() - self.begun,
         }
         return nested_metrics(flat)
 

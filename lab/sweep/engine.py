@@ -1,4 +1,4 @@
-"""Run the jobs of a sweep: one train.py process each, in slots of this machine or as tasks of Ray.
+"""Run the jobs of a sweep: one process of train.py each, in slots of this machine or as tasks of Ray.
 
 A run's output goes to `log.txt` in its folder, from which progress and the reason of a failure are read. `done.json`
 next to it marks a run that is complete. A process that fails, is killed or runs out of memory affects no other run:
@@ -20,14 +20,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Literal, cast
+from typing import IO, Any, Literal, cast
 
 from lab.run import DONE, LOG, METRICS, Metrics, is_tested, read_metrics, read_rungs
+from lab.sweep.forks import Fork, can_fork
 from lab.train import REQUEUE
 from zoo.naming import UsageError
 from zoo.report.files import as_json, read_json, write_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
+TRAIN = ROOT / "train.py"
 COLUMNS = "120"  # of the bar in a log: narrower, it has no room for the metrics
 TAIL_LINES = 8
 NOT_STARTED = "not started"
@@ -55,7 +57,7 @@ class Job:
     stop_at: float | None = None
     expected: Mapping[str, int] = field(default_factory=dict)
     cwd: Path = field(default_factory=Path.cwd)
-    program: Path = ROOT / "train.py"
+    program: Path = TRAIN
 
     @property
     def command(self) -> list[str]:
@@ -140,18 +142,7 @@ def run_job(job: Job, environment: Mapping[str, str], stop: Stop | None = None) 
             log.write(f"$ {shlex.join(job.command)}\n".encode())
             log.flush()
             begin = log.tell()
-            # A session of its own: a Ctrl-C in the terminal reaches the sweep alone, which asks each run to save.
-            process = subprocess.Popen(
-                job.command,
-                cwd=job.cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "COLUMNS": COLUMNS, **environment},
-                start_new_session=True,
-                preexec_fn=_END_WITH_PARENT,
-            )
-            status = _wait(process, stop)
+            status = _wait(_start(job, {"COLUMNS": COLUMNS, **environment}, log), stop)
         seconds = time.monotonic() - start
         if (metrics := job.metrics()) is not None and (status == 0 or "diverged" in metrics):
             for name, planned in job.expected.items():
@@ -171,6 +162,23 @@ def run_job(job: Job, environment: Mapping[str, str], stop: Stop | None = None) 
     return Outcome(job, "failed", seconds, reason(status), tail)
 
 
+def _start(job: Job, environment: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes] | Fork:
+    _, program, *argv = job.command
+    if Path(program) == TRAIN and can_fork(environment):
+        return Fork(argv, job.cwd, job.folder / LOG, environment)
+    # A session of its own: a Ctrl-C in the terminal reaches the sweep alone, which asks each run to save.
+    return subprocess.Popen(
+        job.command,
+        cwd=job.cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **environment},
+        start_new_session=True,
+        preexec_fn=_END_WITH_PARENT,
+    )
+
+
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
 
@@ -185,7 +193,7 @@ def _end_with_parent() -> None:
 _END_WITH_PARENT = None if _LIBC is None else _end_with_parent  # Windows refuses any function to run before the program
 
 
-def _wait(process: subprocess.Popen[bytes], stop: Stop | None) -> int:
+def _wait(process: subprocess.Popen[bytes] | Fork, stop: Stop | None) -> int:
     asked = False
     try:
         while True:

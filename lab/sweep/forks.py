@@ -1,0 +1,82 @@
+"""Start runs of train.py as forks of a process that has imported everything: a run of seconds waits for no imports.
+
+A fork is a process like any other. It is asked to save where the sweep that started it is killed outright.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import wait
+from pathlib import Path
+
+PRELOADED = ("lab.train", "rich.table", "torch.utils.tensorboard", "tasks.datamodule", "zoo.training.module")
+
+
+class Fork:
+    """A run of train.py in a process of its own, used as a `subprocess.Popen` is.
+
+    Args:
+        argv: the arguments of train.py.
+        cwd: folder to which relative paths among them refer.
+        log: file to which the output is appended.
+        environment: variables besides this process's own.
+    """
+
+    def __init__(self, argv: Sequence[str], cwd: Path, log: Path, environment: Mapping[str, str]) -> None:
+        context = multiprocessing.get_context("forkserver")
+        # lab.train comes first: it sets what torch reads when it is imported.
+        context.set_forkserver_preload(list(PRELOADED))
+        settings = {**os.environ, **environment}
+        self._process = context.Process(target=_run, args=(list(argv), str(cwd), str(log), settings))
+        self._process.start()
+        self.terminate, self.kill = self._process.terminate, self._process.kill
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end and return the exit status, below zero for a signal.
+
+        Raises:
+            TimeoutExpired: it has not ended by then.
+        """
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("train.py", timeout or 0.0)
+        return self._process.exitcode
+
+
+def can_fork(environment: Mapping[str, str]) -> bool:
+    """Whether a run may be a fork: not on Windows, and not on a GPU, whose driver no fork survives."""
+    return "forkserver" in multiprocessing.get_all_start_methods() and "CUDA_VISIBLE_DEVICES" not in environment
+
+
+def _run(argv: list[str], cwd: str, log: str, settings: dict[str, str]) -> None:
+    import torch
+
+    from lab import train
+
+    os.setsid()  # a Ctrl-C in the terminal reaches the sweep only
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with Path(log).open("ab") as file, Path(os.devnull).open("rb") as nothing:
+        for stream, to in ((nothing, 0), (file, 1), (file, 2)):
+            os.dup2(stream.fileno(), to)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(settings)
+    if threads := settings.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(threads))  # the variable itself was read when torch was imported
+    sys.argv = ["train.py", *argv]
+    sys.exit(train.main(argv))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
