@@ -60,8 +60,6 @@ def _run(argv: list[str], cwd: str, log: str, settings: dict[str, str]) -> None:
     from lab import train
 
     os.setsid()  # a Ctrl-C in the terminal reaches the sweep only
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with Path(log).open("ab") as file, Path(os.devnull).open("rb") as nothing:
         for stream, to in ((nothing, 0), (file, 1), (file, 2)):
