@@ -117,7 +117,7 @@ def choose(argv: Sequence[str]) -> Choice:
 
 
 def _stop(text: str) -> int | float:
-    """A number of steps, or a share of all steps."""
+    """Read a number of steps, or a share of all steps."""
     value = read_yaml(text, "--stop_at")
     if (type(value) is int and value >= 1) or (type(value) is float and 0 < value <= 1):
         return value

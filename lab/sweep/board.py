@@ -83,7 +83,7 @@ class Board:
 
     @staticmethod
     def _result(outcome: Outcome) -> str:
-        """The score, or what there is to say of a run without."""
+        """Return the score, or what there is to say of a run without one."""
         job, found = outcome.job, [metrics] if (metrics := outcome.job.metrics()) else []
         score = judged(found, job.split) if outcome.state == "done" else ""
         return f"{job.split} {score}" if score else outcome.message

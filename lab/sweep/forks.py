@@ -61,9 +61,9 @@ def _run(argv: list[str], cwd: str, log: str, settings: dict[str, str]) -> None:
 
     os.setsid()  # a Ctrl-C in the terminal reaches the sweep only
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    with Path(log).open("ab") as file, Path(os.devnull).open("rb") as nothing:
-        for stream, to in ((nothing, 0), (file, 1), (file, 2)):
-            os.dup2(stream.fileno(), to)
+    with Path(log).open("ab") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(settings)

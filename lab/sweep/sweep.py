@@ -235,7 +235,7 @@ class Sweep:
         return f"picked {chosen} by validation on {where} among {len(self.trials[key])}: {said}{wide}"
 
     def _rungs(self, key: str, trial: Configuration) -> dict[float, Metrics]:
-        """What a trial has come to at each rung that it reached."""
+        """Return the metrics of a trial at each rung that it reached."""
         folder = trial.folder(self.grid.seeds[key][0]).path
         if folder not in self._read:
             self._read[folder] = read_rungs(folder)
@@ -243,7 +243,7 @@ class Sweep:
         return {rung: found[str(rung)] for rung in self.rungs if str(rung) in found}
 
     def _score(self, key: str) -> str:
-        """What the trials of a configuration are judged by."""
+        """Return the name of the score that the trials of a configuration are judged by."""
         found = (metrics for trial in self.trials[key] for metrics in self._rungs(key, trial).values())
         return (*self.experiment.score, score_of(found, "val"))[0]
 
