@@ -90,7 +90,7 @@ def _seed(request: pytest.FixtureRequest) -> int:
 @pytest.fixture(autouse=True)
 def _seeded(request: pytest.FixtureRequest) -> None:
     """Modules draw their parameters from torch's global generator: no test inherits it from the one before."""
-    torch.manual_seed(_seed(request))
+    torch.default_generator.manual_seed(_seed(request))
 
 
 @pytest.fixture
