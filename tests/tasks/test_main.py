@@ -59,6 +59,23 @@ def test_the_index_is_up_to_date() -> None:
     assert (ROOT / "docs" / "tasks" / "README.md").read_text(encoding="utf-8") == pages.index()
 
 
+def test_the_verb_pages_writes_each_and_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    monkeypatch.setattr(pages, "pages", lambda: {"a.md": "one\n", "b.md": "two\n"})
+    assert command.main(["pages"]) == 0
+    files = sorted((tmp_path / "docs" / "tasks").iterdir())
+    assert capsys.readouterr().out.splitlines() == [str(file) for file in files]
+    assert [file.read_text() for file in files] == ["one\n", "two\n"]
+
+
+def test_a_task_is_shown_as_its_page_with_the_options_given(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["show", "mqar", "--markdown", *SMALL]) == 0
+    task = tasks.create_task("mqar", vocab_size=20, seq_len=12, n_pairs=2)
+    assert capsys.readouterr().out == pages.markdown("mqar", 0, task) != pages.markdown("mqar")
+
+
 @pytest.mark.parametrize("name", tasks.list_tasks())
 def test_every_option_is_explained_and_the_example_is_small(name: str) -> None:
     cls = tasks.task_class(name)
@@ -128,7 +145,8 @@ def test_a_default_file_name_says_what_is_in_it(tmp_path: Path, monkeypatch: pyt
         (["export", "mqar", "--out", "no/such/folder/x.parquet"], "no such folder: no/such/folder"),
         (["export", "mqar", "--format", "hub"], "needs the data set's name: --out USER/NAME"),
         (["export", "mqar", "--format", "csv"], "invalid choice: 'csv'"),
-        (["list", "mqar"], "mqar"),
+        (["list", "mqar"], "unexpected argument 'mqar'"),
+        (["pages", "mqar"], "unexpected argument 'mqar'"),
     ],
 )
 def test_what_cannot_be_followed_is_said_in_one_line(
