@@ -30,19 +30,13 @@ def test_a_right_module_passes_the_slow_ones(module: type[nn.Module], each: obje
 
 
 @pytest.mark.parametrize("name", BUGS)
-def test_a_planted_bug_is_seen_by_the_property_that_ought_to(name: str) -> None:
+def test_a_planted_bug_is_seen_by_the_property_that_ought_to(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Run as they stand, the lines of the finding make the two tensors that differ, or raise what the module raises."""
     bug = BUGS[name]
     (finding,) = check(bug.module, d_model=D_MODEL, only=[bug.property]).findings
     assert finding.verdict == "failed"
     assert "expected: " in finding.detail
     assert "\n" not in finding.detail
-
-
-@pytest.mark.parametrize("name", BUGS)
-def test_the_lines_of_a_finding_reproduce_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Run as they stand, they make the two tensors that differ, or raise what the module raises."""
-    bug = BUGS[name]
-    (finding,) = check(bug.module, d_model=D_MODEL, only=[bug.property]).findings
     assert f"from {bug.module.__module__} import {bug.module.__name__}" in finding.reproduce
     space: dict[str, object] = {"__name__": "reproduction"}
     try:
