@@ -127,6 +127,7 @@ def linear(mixer: str, source: str, fans: dict[str, int], **options: Any) -> lis
 STEPS = log_uniform(1e-3, 1e-1)
 BIASED = {"position": "alibi"}
 MANY = {"d_head": 1, "d_state": 4}  # a head for each channel: many step sizes
+HEADS = {"d_head": 1, "n_heads": 1024}
 
 TABLE = [
     # selective_ssm: d_inner 128, dt_rank 4.
@@ -166,14 +167,14 @@ TABLE = [
     Initial("delta_net", "conv.weight", named("conv.weight"), within(4), DELTA, d_model=256),
     Initial("delta_net", "norm.weight", named("norm.weight"), 1.0, DELTA),
     # gated_delta_net.
-    Initial("gated_delta_net", "dt", lambda m: F.softplus(m.dt_bias), STEPS, GATED_DELTA, {"n_heads": 1024}, 1024),
-    Initial("gated_delta_net", "A", lambda m: m.A_log.exp(), uniform(0, 16), GATED_DELTA, {"n_heads": 1024}, 1024),
+    Initial("gated_delta_net", "dt", lambda m: F.softplus(m.dt_bias), STEPS, GATED_DELTA, HEADS, 4),
+    Initial("gated_delta_net", "A", lambda m: m.A_log.exp(), uniform(0, 16), GATED_DELTA, HEADS, 4),
     *linear("gated_delta_net", GATED_DELTA, {"qkv_proj.weight": 64, "gate_proj.weight": 64, "out_proj.weight": 128}),
     Initial("gated_delta_net", "conv.weight", named("conv.weight"), within(4), GATED_DELTA, d_model=256),
     Initial("gated_delta_net", "norm.weight", named("norm.weight"), 1.0, GATED_DELTA),
     # head_hybrid, as gated_delta_net.
-    Initial("head_hybrid", "dt", lambda m: F.softplus(m.dt_bias), STEPS, GATED_DELTA, {"n_heads": 2048}, 2048),
-    Initial("head_hybrid", "A", lambda m: m.A_log.exp(), uniform(0, 16), GATED_DELTA, {"n_heads": 2048}, 2048),
+    Initial("head_hybrid", "dt", lambda m: F.softplus(m.dt_bias), STEPS, GATED_DELTA, {**HEADS, "n_heads": 1025}, 4),
+    Initial("head_hybrid", "A", lambda m: m.A_log.exp(), uniform(0, 16), GATED_DELTA, {**HEADS, "n_heads": 1025}, 4),
     # kda, gdn2 and delta_product.
     Initial("kda", "dt", lambda m: F.softplus(m.dt_bias), STEPS, KDA, {}, 1024),
     Initial("kda", "A", lambda m: m.A_log.exp(), uniform(1, 16), KDA, {"n_heads": 1024}, 1024),
@@ -182,8 +183,8 @@ TABLE = [
     *linear("kda", KDA, {"qkv_proj.weight": 64, "decay_down.weight": 64, "gate_up.weight": 32, "out_proj.weight": 64}),
     Initial("gdn2", "dt", lambda m: F.softplus(m.dt_bias), STEPS, GDN2, {}, 1024),
     *linear("gdn2", GDN2, {"strength_proj.weight": 64, "decay_up.weight": 32, "gate_down.weight": 64}),
-    Initial("delta_product", "dt", lambda m: F.softplus(m.dt_bias), STEPS, PRODUCT, {"n_heads": 1024}, 1024),
-    Initial("delta_product", "A", lambda m: m.A_log.exp(), uniform(0, 16), PRODUCT, {"n_heads": 1024}, 1024),
+    Initial("delta_product", "dt", lambda m: F.softplus(m.dt_bias), STEPS, PRODUCT, HEADS, 4),
+    Initial("delta_product", "A", lambda m: m.A_log.exp(), uniform(0, 16), PRODUCT, HEADS, 4),
     *linear("delta_product", PRODUCT, {"qkv_proj.weight": 64, "gate_proj.weight": 64, "out_proj.weight": 128}),
     # retnet, lightning_attention and hgrn2.
     *linear("retnet", RETNET, {"qkv_proj.weight": 64, "gate_proj.weight": 64, "out_proj.weight": 128}),
@@ -299,7 +300,6 @@ TABLE = [
     Initial("s5", "D", named("D"), normal(1.0), S5, {"d_state": 2}, 2048),
     # Attention.
     Initial("attention", "slopes", named("slopes"), [2.0**-4, 2.0**-8, 2.0**-2], ALIBI, {"n_heads": 3, **BIASED}, 6),
-    Initial("attention", "8 slopes", named("slopes"), [0.5**n for n in range(1, 9)], ALIBI, {"n_heads": 8, **BIASED}),
     *linear("gated_attention", QWEN3_NEXT, {"qkv_proj.weight": 64, "gate_proj.weight": 64, "out_proj.weight": 64}),
     *[Initial("gated_attention", f"{n}_norm.weight", named(f"{n}_norm.weight"), 1.0, QWEN3_NEXT) for n in "qk"],
     *linear("differential_attention", DIFFERENTIAL, {"qkv_proj.weight": 64, "out_proj.weight": 64}),
