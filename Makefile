@@ -19,7 +19,7 @@ WITH_UV = $(PIP) --no-deps torch && $(UV) pip install --quiet --python $(BIN)/py
 INSTALL = $(if $(UV),$(WITH_UV),$(PIP))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-slow lint format types check wheel clean
+.PHONY: help setup train test test-slow coverage lint format types check wheel clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -50,6 +50,10 @@ test: $(STAMP) ## run the tests: make test ARGS="-k attention"
 test-slow: $(STAMP) ## run the tests that take minutes
 	$(PYTEST) -m slow $(ARGS)
 
+coverage: $(STAMP) ## the tests in one process, and which lines of zoo, tasks and lab they do not reach
+	$(BIN)/python -m coverage run -m pytest $(ARGS)
+	$(BIN)/python -m coverage report --show-missing --skip-covered
+
 lint: $(STAMP) ## ruff: rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -67,5 +71,5 @@ wheel: $(STAMP) ## build the wheel into dist/
 	$(BIN)/python -m build --wheel
 
 clean: ## remove the environment, caches and builds (not runs/)
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist .coverage .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

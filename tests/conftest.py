@@ -89,7 +89,12 @@ def _seed(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(autouse=True)
 def _seeded(request: pytest.FixtureRequest) -> None:
-    """Modules draw their parameters from torch's global generator: no test inherits it from the one before."""
+    """Modules draw their parameters from torch's global generator: no test inherits it from the one before.
+
+    `torch.manual_seed` would do so for other devices too, and format the stack for each that is not initialised.
+    """
+    if request.node.get_closest_marker("gpu"):
+        torch.manual_seed(_seed(request))
     torch.default_generator.manual_seed(_seed(request))
 
 
@@ -139,6 +144,12 @@ def _uninitialised_memory_is_nan(request: pytest.FixtureRequest) -> Iterator[Non
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are blank, for tests that do not look at them: painting one takes a second."""
+    monkeypatch.setattr("matplotlib.figure.Figure.draw", lambda *_: None)
 
 
 @pytest.fixture

@@ -5,13 +5,12 @@ from __future__ import annotations
 from types import ModuleType
 
 import pytest
-from numba.core.dispatcher import Dispatcher
 
 
 def run_as_python(monkeypatch: pytest.MonkeyPatch, loops: ModuleType, **sizes: int) -> None:
     """Replace the compiled functions of `loops` by their source, and sizes of blocks by some that tests fill."""
     for name, value in list(vars(loops).items()):
-        if isinstance(value, Dispatcher):
+        if hasattr(value, "py_func"):
             monkeypatch.setattr(loops, name, value.py_func)
     for name, size in sizes.items():
         monkeypatch.setattr(loops, name, size)

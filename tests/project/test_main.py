@@ -134,6 +134,7 @@ def test_mixers_lists_all_and_shows_the_options_of_one(capsys: pytest.CaptureFix
     assert "(or mamba)" in whole
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_measure_prints_and_writes_a_row_a_mixer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["measure", "--mixer", "attention", "--mixer", "diagonal_ssm", *SMALL, "--out", str(tmp_path / "a/b")]
     assert command.main(argv) == 0
@@ -147,6 +148,7 @@ def test_measure_prints_and_writes_a_row_a_mixer(tmp_path: Path, capsys: pytest.
     assert out.splitlines()[-3:] == [str(tmp_path / f"a/b/measure.{kind}") for kind in ("md", "json", "png")]
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_measure_reads_the_layers_of_a_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +169,7 @@ def test_measure_reads_the_layers_of_a_checkpoint(
 
 
 @pytest.mark.parametrize("kind", ["Llama", pytest.param("Mamba", marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("unpainted")
 def test_measure_reads_the_layers_of_a_transformers_model(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +199,7 @@ def test_a_folder_that_is_neither_run_nor_model_is_refused(tmp_path: Path, capsy
     assert f"transformers cannot load {tmp_path}" in refused(capsys, "measure", "--ckpt_path", str(tmp_path))
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_a_model_of_short_sequences_is_measured_as_far_as_it_goes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -263,6 +263,7 @@ def _verdict(slogan: bool = False, name: str = "made_up") -> Verdict:
     return Verdict(claim, evidence, claim.judge(evidence), 1.25)
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_the_report_is_complete_and_nothing_else_is_left(tmp_path: Path, measured: dict[str, Verdict]) -> None:
     verdicts = [_verdict(), _verdict(True, "other"), measured["gradient_lti"]]
     files = paper.write_report(verdicts, tmp_path / "deep" / "folder")
@@ -285,6 +286,7 @@ def test_the_report_is_complete_and_nothing_else_is_left(tmp_path: Path, measure
     assert len(last["panels"][0]["curves"]) == 3
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_a_report_that_cannot_be_finished_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paper.write_report([_verdict()], tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}

@@ -49,6 +49,7 @@ def test_at_the_end_of_fit_every_layer_has_its_figures_and_numbers(tmp_path: Pat
         assert scalar.value == interaction_rank(interaction(mixer, x).operator[0])
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_layers_are_read_in_float64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[torch.dtype] = []
 
@@ -68,6 +69,7 @@ def small_loader(folder: Path) -> Any:
     return data.val_dataloader()
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_along_training_heads_become_curves_and_a_figure(tmp_path: Path) -> None:
     callback = TheoryFigures(every_n_steps=4, max_seq_len=8, n_examples=2)
     fit(tmp_path, callback)
@@ -80,6 +82,7 @@ def test_along_training_heads_become_curves_and_a_figure(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("mixer", ["attention", pytest.param("selective_ssm", marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("unpainted")
 def test_training_does_not_notice(tmp_path: Path, mixer: str) -> None:
     """The same weights to the last bit, with steps that draw from torch's generator."""
     watched, alone = (
@@ -97,6 +100,7 @@ def test_without_tensorboard_nothing_is_measured(tmp_path: Path) -> None:
     assert callback.steps == []
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_vectors_are_read_as_tokens_are(tmp_path: Path) -> None:
     logger = small.tensorboard(tmp_path / "events")
     trainer = small.trainer(tmp_path, TheoryFigures(max_seq_len=8, n_examples=2), logger=logger)
@@ -111,6 +115,7 @@ def test_sizes_too_small_are_refused(options: dict[str, int]) -> None:
         TheoryFigures(**options)
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_reading_leaves_torchs_generator_where_it_was(tmp_path: Path) -> None:
     logger = small.tensorboard(tmp_path / "events")
     trainer = small.trainer(tmp_path, logger=logger, max_steps=1)
