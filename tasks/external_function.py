@@ -164,7 +164,7 @@ def _option(name: str, default: Any, hint: Any) -> inspect.Parameter:
 
 
 def _identity(array: np.ndarray) -> str:
-    """What tells an array from another: of integers all, of floats their size, whose last digits differ by machine."""
+    """Return what identifies an array: all integers; of floats only their size, since last digits differ by machine."""
     return content_hash(array) if array.dtype.kind == "i" else f"{array.shape} {np.nanmean(np.abs(array)):.3g}"
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from zoo.blocks import Bidirectional
     from zoo.contract import SequenceMixer, State, detach_state, map_state, move_state, reorder_state, state_nbytes
     from zoo.interop.packing import run_left_padded, run_packed
-    from zoo.interop.saved import load, save
+    from zoo.interop.saved import load, load_mixer, save
     from zoo.interop.transformers import load_transformers
     from zoo.registry import create_layers, create_mixer, list_mixers, register
 
@@ -25,6 +25,7 @@ _HOMES = {
     "detach_state": "zoo.contract",
     "list_mixers": "zoo.registry",
     "load": "zoo.interop.saved",
+    "load_mixer": "zoo.interop.saved",
     "load_transformers": "zoo.interop.transformers",
     "map_state": "zoo.contract",
     "move_state": "zoo.contract",
@@ -46,6 +47,7 @@ __all__ = [
     "detach_state",
     "list_mixers",
     "load",
+    "load_mixer",
     "load_transformers",
     "map_state",
     "move_state",

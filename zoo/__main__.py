@@ -156,7 +156,12 @@ def _declare_heads(parser: argparse.ArgumentParser) -> None:
     add("--seq_len", type=int, metavar="N", help="positions of a sequence; default 64, of a run those of its task")
     add("--sequences", type=int, default=8, metavar="N", help="sequences on which operators are read; default 8")
     add("--others", type=int, default=24, metavar="N", help="sequences on which a cut model is scored; default 24")
-    add("--functional", choices=("auto", "always", "never"), default="auto", help="cut layers; auto: where it is cheap")
+    add(
+        "--functional",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="count functional heads by cutting layers; default auto: where that is cheap",
+    )
     add("--html", type=Path, metavar="PAGE", help="write a page with the plots")
     add("--json", type=Path, metavar="FILE", help="write all that was measured")
     parser.set_defaults(run=_heads)

@@ -11,9 +11,10 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from zoo.blocks import Autoencoder, Canon, Experts, ResidualBlock, RMSNorm, ShortConv, Stack
-from zoo.contract import Configured, no_weight_decay, require_choice, require_positive
+from zoo.contract import no_weight_decay, require_choice, require_positive
 from zoo.naming import unknown
 from zoo.ops.time import Lengths, as_lengths
+from zoo.pretrained import Pretrained
 from zoo.registry import create_layers
 
 BackboneKind = Literal["residual", "bare"]
@@ -22,7 +23,7 @@ BLOCK_OPTIONS = [
 ]
 
 
-class Backbone(Configured):
+class Backbone(Pretrained):
     """Tokens or vectors in, logits or regressed vectors out.
 
     residual: embedding, n_layers times (norm, mixer, norm, SwiGLU or experts) with residuals, norm, head. bare: mixers

@@ -116,13 +116,16 @@ class Configured(nn.Module):
 
 def _remembering(init: Callable[..., None]) -> Callable[..., None]:
     signature = inspect.signature(init)
+    keywords = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")
 
     @functools.wraps(init)
     def remember(self: Configured, *args: Any, **kwargs: Any) -> None:
         if "options" not in vars(self):  # a subclass was called first
             given = signature.bind(self, *args, **kwargs)
             given.apply_defaults()
-            vars(self)["options"] = {k: copy.deepcopy(v) for k, v in list(given.arguments.items())[1:] if _is_plain(v)}
+            named = dict(list(given.arguments.items())[1:])
+            named |= named.pop(keywords, {})
+            vars(self)["options"] = {k: copy.deepcopy(v) for k, v in named.items() if _is_plain(v)}
         init(self, *args, **kwargs)
 
     return remember

@@ -114,11 +114,11 @@ class Registry(Mapping[str, Any], Generic[E]):
 
 
 class MissingExtraError(ImportError):
-    """A package of the extra `report` is not installed."""
+    """A package of an extra is not installed."""
 
 
-def require_extra(module: str) -> Any:
-    """Import the module, of a package of the extra `report`.
+def require_extra(module: str, extra: str = "report") -> Any:
+    """Import the module, of a package of an extra.
 
     Raises:
         MissingExtraError: it is not installed; the message says what to install.
@@ -127,7 +127,7 @@ def require_extra(module: str) -> Any:
         return import_module(module)
     except ModuleNotFoundError as error:
         package = module.partition(".")[0]
-        raise MissingExtraError(f"{package} is not installed: pip install 'mixer-zoo[report]'") from error
+        raise MissingExtraError(f"{package} is not installed: pip install 'mixer-zoo[{extra}]'") from error
 
 
 def find_module(name: str) -> Any:

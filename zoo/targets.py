@@ -86,10 +86,14 @@ def _from_file(path: Path) -> ModuleType:
     return _run(path, stat.st_mtime_ns, stat.st_size)
 
 
+def _module_name(path: Path) -> str:
+    return f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+
+
 @functools.cache
 def _run(path: Path, _changed: int, _size: int) -> ModuleType:
     # In sys.modules, so that pickle finds its classes; under a name that no other file or package has.
-    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    name = _module_name(path)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -108,6 +112,18 @@ def _run(path: Path, _changed: int, _size: int) -> ModuleType:
         where = f" in line {lines[-1]}" if lines else ""
         raise UsageError(f"{path} cannot be run{where}: {type(error).__name__}: {error}") from error
     return module
+
+
+def target_of(cls: type) -> str:
+    """Return the target that names a class.
+
+    >>> from collections import OrderedDict
+    >>> target_of(OrderedDict)
+    'collections:OrderedDict'
+    """
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    of_file = file is not None and cls.__module__ == _module_name(Path(file))
+    return f"{file if of_file else cls.__module__}:{cls.__qualname__}"
 
 
 def short(name: str) -> str:

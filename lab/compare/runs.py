@@ -48,12 +48,12 @@ class Run:
     Attributes:
         folder: where it is kept.
         config: config.yaml, nested as there.
-        metrics: numbers of metrics.json, nested as there (see `lab.run.Metrics`), None for one that is not finite. Of
-            an unfinished run: the last value logged of each curve.
+        metrics: numbers of metrics.json, nested as there (see `lab.run.Metrics`), None for one that is not finite. An
+            unfinished run has the last value logged of each curve.
         state: "tested"; "trained", with --no_test; "unfinished", whether it is under way or has failed.
         trial: whether it is one of those from which `sweep.py --tune` picked another.
         message: why a sweep's run failed.
-        commit: of the code that ran; empty where it was no repository.
+        commit: of the code that ran; empty if that was in no repository.
     """
 
     folder: Path

@@ -21,10 +21,11 @@ def first_again(rng, n, seq_len: int = 8, late=0):
     inputs = rng.integers(5, size=(n, seq_len))
     return {"inputs": inputs, "labels": inputs[:, late]}
 """
-TINY = (
-    "--mixer lstm --task.n_train 64 --task.n_val 8 --task.n_test 8 --d_model 8 --n_layers 1 --batch_size 8 "
-    "--trainer.max_steps 4 --trainer.accelerator cpu --figures_every 0"
-).split()
+TINY = [
+    *("--mixer", "lstm", "--task.n_train", "64", "--task.n_val", "8", "--task.n_test", "8", "--d_model", "8"),
+    *("--n_layers", "1", "--batch_size", "8", "--trainer.max_steps", "4", "--trainer.accelerator", "cpu"),
+    *("--figures_every", "0"),
+]
 
 
 def make(folder: Path, name: str, late: int) -> str:

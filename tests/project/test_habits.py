@@ -48,7 +48,7 @@ def test_every_pin_is_one_public_version() -> None:
 
 def test_every_declared_dependency_is_pinned_within_its_bounds() -> None:
     pins = {canonicalize_name(name): Version(version) for name, version in _pins().items()}
-    declared = _requirements(PROJECT["dependencies"], EXTRAS["report"], EXTRAS["train"], EXTRAS["dev"])
+    declared = _requirements(PROJECT["dependencies"], *(EXTRAS[name] for name in ("hub", "report", "train", "dev")))
     wrong = [str(each) for each in declared if pins.get(canonicalize_name(each.name)) not in _Bounds(each)]
     assert wrong == []
 
@@ -76,9 +76,9 @@ def _imported(*parts: str) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("parts", "extras"),
     [
-        (("zoo", "tasks"), ("fast", "report", "train", "transformers")),
+        (("zoo", "tasks"), ("fast", "hub", "report", "train", "transformers")),
         (("lab", "train.py", "sweep.py"), ("report", "train", "ray")),
-        (("tests", "benchmarks"), ("report", "train", "bench", "dev")),
+        (("tests", "benchmarks"), ("hub", "report", "train", "bench", "dev")),
     ],
 )
 def test_every_imported_package_is_declared(parts: tuple[str, ...], extras: tuple[str, ...]) -> None:

@@ -88,7 +88,9 @@ def test_a_head_that_is_the_embedding_is_so_after_loading(tied: bool, tmp_path: 
 def test_what_could_not_be_loaded_is_not_saved(run: Path, tmp_path: Path, unchecked_shapes: None) -> None:
     model = zoo.Backbone({"name": "lstm"}, 8, 2, vocab_size=5, n_outputs=3)
     path = tmp_path / "model.ckpt"
-    with pytest.raises(ValueError, match=r"^zoo.save takes a zoo.Backbone, got Linear; of any other module .*$"):
+    with pytest.raises(
+        ValueError, match=r"^zoo.save takes a zoo.Backbone or a mixer, got Linear; of any other module .*$"
+    ):
         zoo.save(torch.nn.Linear(2, 2), path)  # pyright: ignore[reportArgumentType]
     model.head = torch.nn.Linear(8, 7, bias=False)
     with pytest.raises(ValueError, match=r"^the model is not the one .*: head.weight has shape \(7, 8\), .*$"):

@@ -8,14 +8,17 @@ import os
 import pickle
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
+from zoo import pretrained
 from zoo.backbone import Backbone
+from zoo.contract import SequenceMixer
+from zoo.pretrained import build, misfit
 from zoo.registry import MIXERS
 from zoo.report.files import write_atomically
 
@@ -28,47 +31,56 @@ BEST, LAST, PREVIOUS = "best.ckpt", "last.ckpt", "previous.ckpt"
 BACKBONE_OPTIONS = tuple(inspect.signature(Backbone).parameters)
 
 
+M = TypeVar("M", Backbone, SequenceMixer)
+
 _PREFIX = "backbone."  # of the weights' names, since a training module holds more than the model
 
 
-def save(model: Backbone, path: str | os.PathLike[str]) -> None:
-    """Write a model's options and weights to a file that `load` reads; no optimizer, nothing to resume from.
+def save(model: Backbone | SequenceMixer, path: str | os.PathLike[str]) -> None:
+    """Write a model's or a mixer's class, options and weights to a file; no optimizer, nothing to resume from.
 
     A head that is the embedding is so again when it is loaded; every weight is then one that training changes.
 
-        zoo.save(model, "model.ckpt")
-        model = zoo.load("model.ckpt")
+        zoo.save(model, "model.safetensors")
+        model = zoo.load("model.safetensors")
+        zoo.save(mixer, "mixer.safetensors")
+        mixer = zoo.load_mixer("mixer.safetensors")
 
     Args:
         model: on any device, in any floating type.
-        path: the file, written whole or not at all; what stood there is replaced.
+        path: the file, written whole or not at all; what stood there is replaced. With the suffix .safetensors (extra
+            `hub`) other programs can read the weights; with any other one it is a checkpoint as training writes them,
+            of a `Backbone` only.
 
     Raises:
-        ValueError: what is no `Backbone`, or one that was changed after it was built and could not be built again.
+        ValueError: neither a `Backbone` nor a mixer, or one that was built from modules or changed after it was built,
+            and could not be built again.
         OSError: the folder is not there or cannot be written.
     """
+    if Path(path).suffix == pretrained.SUFFIX and isinstance(model, (Backbone, SequenceMixer)):
+        pretrained.write(model, path)
+        return
     if not isinstance(model, Backbone):
-        raise ValueError(
-            f"zoo.save takes a zoo.Backbone, got {type(model).__name__}; of any other module save the state_dict"
+        saves = (
+            f"a mixer to a file with the suffix {pretrained.SUFFIX}"
+            if isinstance(model, SequenceMixer)
+            else (f"a zoo.Backbone or a mixer, got {type(model).__name__}; of any other module save the state_dict")
         )
+        raise ValueError(f"zoo.save takes {saves}")
     held = model.state_dict()
     copies = {(t.data_ptr(), t.shape): t.detach().cpu() for t in held.values()}  # one of what two names share
     weights = {name: copies[t.data_ptr(), t.shape] for name, t in held.items()}
-    misfit = _misfit(_build(model.options).state_dict(), weights)
-    if misfit:
-        raise ValueError(f"the model is not the one that its options build, and could not be loaded: {misfit}")
+    if found := misfit(build(Backbone, model.options).state_dict(), weights):
+        raise ValueError(f"the model is not the one that its options build, and could not be loaded: {found}")
     file = io.BytesIO()
     named = {_PREFIX + name: t for name, t in weights.items()}
     torch.save({"hyper_parameters": model.options, "state_dict": named}, file)
     write_atomically(path, file.getvalue())
 
 
-def _build(options: Mapping[str, Any]) -> Backbone:
-    with torch.random.fork_rng(devices=[]):  # the initial weights are drawn, then overwritten
-        return Backbone(**options)
-
-
-def load(run_dir: str | os.PathLike[str], checkpoint: Literal["best", "last"] | str = "best") -> Backbone:
+def load(
+    run_dir: str | os.PathLike[str], checkpoint: Literal["best", "last"] | str = "best", *, allow: Iterable[str] = ()
+) -> Backbone:
     """Load the model of a run, or one that `save` wrote: on the CPU, in eval mode, in the type it was saved in.
 
         model = zoo.load("runs/mqar/hybrid/seed0")
@@ -77,26 +89,50 @@ def load(run_dir: str | os.PathLike[str], checkpoint: Literal["best", "last"] | 
     Args:
         run_dir: folder of the run, or a file itself.
         checkpoint: which of the run's checkpoints: best on validation, or last.
+        allow: classes besides those of this package that a .safetensors file may name: `package.module:Class`.
 
     Raises:
-        ValueError: no such run or checkpoint, a file that is not a checkpoint of this project, or weights that do not
-            fit the model as this version builds it.
+        ValueError: no such run or checkpoint, a file that is not a checkpoint of this project, a class that is not
+            allowed, or weights that do not fit the model as this version builds it.
     """
     path = find_checkpoint(run_dir, checkpoint)
+    if path.suffix == pretrained.SUFFIX:
+        return _read(path, Backbone, allow)
     saved = read_checkpoint(path)
     hyper, weights = saved["hyper_parameters"], saved["state_dict"]
     options = {name: hyper[name] for name in BACKBONE_OPTIONS if name in hyper}
-    model = _build(options)
+    model = build(Backbone, options)
     weights = {name.removeprefix(_PREFIX): w for name, w in weights.items() if name.startswith(_PREFIX)}
-    misfit = _misfit(model.state_dict(), weights)
-    if misfit:
-        raise ValueError(f"{path} does not fit mixer {options['mixer']['name']!r} as this version builds it: {misfit}")
+    if found := misfit(model.state_dict(), weights):
+        raise ValueError(f"{path} does not fit mixer {options['mixer']['name']!r} as this version builds it: {found}")
     model.load_state_dict({name: w.clone() for name, w in weights.items()}, assign=True)
     if _are_tied(weights):
         assert model.head is not None
         assert model.embedding is not None
         model.head.weight = model.embedding.weight
     return model.eval()
+
+
+def load_mixer(path: str | os.PathLike[str], allow: Iterable[str] = ()) -> SequenceMixer:
+    """Load a mixer that `save` wrote: on the CPU, in eval mode, in the type it was saved in.
+
+    Args:
+        path: the .safetensors file.
+        allow: classes besides those of this package that the file may name: `package.module:Class`.
+
+    Raises:
+        ValueError: no such file, one that `save` did not write, a class that is not allowed, a file of a `Backbone`, or
+            weights that do not fit the mixer as this version builds it.
+    """
+    return _read(path, SequenceMixer, allow)
+
+
+def _read(path: str | os.PathLike[str], kind: type[M], allow: Iterable[str]) -> M:
+    found = pretrained.read(path, allow)
+    if not isinstance(found, kind):
+        loads = "zoo.load" if isinstance(found, Backbone) else "zoo.load_mixer"
+        raise ValueError(f"{path} holds {type(found).__name__}, which {loads} reads")
+    return found
 
 
 def _are_tied(weights: Mapping[str, Tensor]) -> bool:
@@ -189,13 +225,3 @@ def check_checkpoint(path: str | os.PathLike[str], mixer: Mapping[str, Any], **o
         if there != asked:
             raise ValueError(f"checkpoint {path} holds {name}={there!r}, this run asks for {name}={asked!r}")
     return int(saved["global_step"])
-
-
-def _misfit(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str | None:
-    """Return the first difference in names or shapes, in words; None where all agree."""
-    for name in expected:
-        if name not in given:
-            return f"it lacks {name}"
-        if expected[name].shape != given[name].shape:
-            return f"{name} has shape {tuple(given[name].shape)}, expected {tuple(expected[name].shape)}"
-    return next((f"it has {name}, which the model lacks" for name in given if name not in expected), None)

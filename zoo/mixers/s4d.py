@@ -29,15 +29,15 @@ class S4DState(NamedTuple):
 
 
 class S4D(SequenceMixer):
-    """S4D-Lin: one linear time-invariant diagonal SSM for each channel, where `diagonal_ssm` has one for all together.
+    """S4D-Lin: one linear time-invariant diagonal SSM for each channel, where `diagonal_ssm` has one for all channels.
 
         h_t = exp(dt A) h_{t-1} + (exp(dt A) - 1) / A x_t          per channel, zero-order hold
         u_t = 2 Re(C . h_t) + D x_t
         y   = sigmoid(W_g gelu(u) + b_g) (W_o gelu(u) + b_o)       output glu
         y   = u                                                    output none
 
-    The d_state / 2 complex poles of a channel stand for conjugate pairs. B is one, since the kernel holds the product B
-    C alone; A, dt, C and D learn.
+    The d_state / 2 complex poles of a channel stand for conjugate pairs. B is fixed at one, since the kernel depends
+    only on the product of B and C; A, dt, C and D are trained.
 
     Coefficients. output none: none, W_ij = diag(2 Re(C lambda^(i-j) gain)), and D at i = j. output glu: Phi(u) =
     gelu(u) / u and the sigmoid; the biases make the offset.

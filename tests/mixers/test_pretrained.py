@@ -1,0 +1,202 @@
+"""Whole mixers and models in safetensors files, in folders and on a hub that is not asked."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+import zoo
+from zoo.blocks import Stack
+
+BACKBONE = {"mixer": {"name": "hybrid"}, "d_model": 8, "vocab_size": 11, "n_outputs": 11}
+
+
+def assert_same(loaded: nn.Module, saved: nn.Module) -> None:
+    assert type(loaded) is type(saved)
+    assert loaded.options == saved.options
+    assert not loaded.training
+    assert_weights(loaded.state_dict(), saved.state_dict())
+
+
+def assert_weights(loaded: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
+    assert list(loaded) == list(saved)
+    for name, t in saved.items():
+        assert loaded[name].dtype == t.dtype
+        assert torch.equal(loaded[name], t)
+
+
+@pytest.mark.parametrize("name", zoo.list_mixers())
+def test_a_mixer_comes_back_as_it_was(name: str, tmp_path: Path, unchecked_shapes: None) -> None:
+    mixer = zoo.create_mixer(name, 8)
+    drawn = torch.random.get_rng_state()
+    zoo.save(mixer, tmp_path / "mixer.safetensors")
+    assert_same(zoo.load_mixer(tmp_path / "mixer.safetensors"), mixer)
+    assert torch.equal(torch.random.get_rng_state(), drawn)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_model_comes_back_with_its_types_and_what_it_shares(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = zoo.Backbone(**BACKBONE).to(dtype)
+    assert model.head is not None
+    assert model.embedding is not None
+    model.head.weight = model.embedding.weight
+    zoo.save(model, tmp_path / "model.safetensors")
+    loaded = zoo.load(tmp_path / "model.safetensors")
+    assert_same(loaded, model)
+    assert loaded.head is not None
+    assert loaded.embedding is not None
+    assert loaded.head.weight is loaded.embedding.weight
+    assert "head.weight" not in safetensors.torch.load_file(tmp_path / "model.safetensors")
+
+
+class Hub:
+    """The two calls of HfApi that the mixin makes, and the download, over a folder in place of the network."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.asked = root, list[tuple[str, Any]]()
+
+    def create_repo(self, repo_id: str, **options: Any) -> SimpleNamespace:
+        self.asked.append((repo_id, options["private"]))
+        return SimpleNamespace(repo_id=repo_id)
+
+    def upload_folder(self, repo_id: str, folder_path: Path, commit_message: str, **options: Any) -> str:
+        shutil.copytree(folder_path, self.root / repo_id)
+        return f"hub/{repo_id}: {commit_message}"
+
+    def download(self, repo_id: str, filename: str, **options: Any) -> str:
+        if not (self.root / repo_id / filename).is_file():
+            raise huggingface_hub.errors.LocalEntryNotFoundError(f"no {filename}\nin {repo_id}")
+        self.asked.append((repo_id, options["revision"]))
+        return str(self.root / repo_id / filename)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    hub = Hub(tmp_path / "hub")
+    monkeypatch.setattr("huggingface_hub.hub_mixin.HfApi", lambda token: hub)
+    monkeypatch.setattr(
+        "huggingface_hub.hub_mixin.hf_hub_download", lambda repo_id, filename, **o: hub.download(repo_id, filename, **o)
+    )
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", hub.download)
+    return hub
+
+
+def test_a_model_is_pushed_and_pulled(hub: Hub) -> None:
+    model = zoo.Backbone(**BACKBONE)
+    assert model.push_to_hub("me/model", private=True, commit_message="first") == "hub/me/model: first"
+    assert_same(zoo.Backbone.from_pretrained("me/model", revision="main"), model)
+    assert hub.asked == [("me/model", True), ("me/model", "main"), ("me/model", "main")]
+    files = sorted(path.name for path in (hub.root / "me/model").iterdir())
+    assert files == ["README.md", "config.json", "model.safetensors"]
+    assert json.loads((hub.root / "me/model/config.json").read_text())["options"]["mixer"] == {"name": "hybrid"}
+    assert "zoo.Backbone.from_pretrained" in (hub.root / "me/model/README.md").read_text()
+
+
+class Own(zoo.Backbone):
+    """A model class of a user's."""
+
+
+def test_a_folder_gives_the_class_that_is_asked_for(tmp_path: Path, hub: Hub) -> None:
+    own = Own(**BACKBONE)
+    own.save_pretrained(tmp_path / "own")
+    assert_same(Own.from_pretrained(tmp_path / "own"), own)
+    with pytest.raises(ValueError, match=r"names .*:Own, which is not registered here: .* give allow=\['.*:Own'\]$"):
+        zoo.Backbone.from_pretrained(tmp_path / "own")
+    assert_same(zoo.load(tmp_path / "own/model.safetensors", allow=[f"{__name__}:Own"]), own)
+    zoo.Backbone(**BACKBONE).save_pretrained(tmp_path / "plain")
+    with pytest.raises(ValueError, match=r"plain holds Backbone, not Own$"):
+        Own.from_pretrained(tmp_path / "plain")
+    for source in ("me/nothing", "/no/such/folder"):
+        with pytest.raises(
+            ValueError, match=rf"^{source} is no folder here, and the hub gives no model.safetensors of it: "
+        ):
+            zoo.Backbone.from_pretrained(source)
+
+
+OWN_MIXERS = """
+import torch
+from zoo.mixers.lstm import LSTM
+
+class Mine(LSTM):
+    pass
+
+class Plain(torch.nn.Linear):
+    def __init__(self, d_model, scale=1.0):
+        super().__init__(d_model, d_model)
+        self.scale = scale
+"""
+
+
+@pytest.mark.parametrize(("name", "options"), [("Mine", {"d_inner": 4}), ("Plain", {"scale": 2.0})])
+def test_a_mixer_of_ones_own_comes_back_where_it_is_allowed(
+    name: str, options: dict[str, Any], tmp_path: Path, unchecked_shapes: None
+) -> None:
+    (tmp_path / "own.py").write_text(OWN_MIXERS)
+    mixer = zoo.create_mixer(f"{tmp_path}/own.py:{name}", 8, **options)
+    zoo.save(mixer, tmp_path / "mixer.safetensors")
+    with pytest.raises(ValueError, match=rf"names .*own.py:{name}, which is not registered here"):
+        zoo.load_mixer(tmp_path / "mixer.safetensors")
+    assert_same(zoo.load_mixer(tmp_path / "mixer.safetensors", allow=[f"{tmp_path}/own.py:{name}"]), mixer)
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "own.py").rename(tmp_path / "moved/own.py")
+    moved = zoo.load_mixer(tmp_path / "mixer.safetensors", allow=[f"{tmp_path}/moved/own.py:{name}"])
+    assert moved.options == mixer.options == {**mixer.options, "d_model": 8, **options}
+
+
+@pytest.mark.parametrize("where", ["class", "mixer", "pattern"])
+def test_a_file_imports_nothing_by_itself(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "payload.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    named = {"mixer": {"name": "payload:Mixer"}, "pattern": {"name": "hybrid", "pattern": ["lstm", "payload:Mixer"]}}
+    options = {**BACKBONE, "mixer": named.get(where, {"name": "lstm"})}
+    record = {
+        "class": "payload:Mixer" if where == "class" else "zoo.backbone:Backbone",
+        "options": options,
+        "shared": {},
+    }
+    path = tmp_path / "model.safetensors"
+    safetensors.torch.save_file({"a": torch.zeros(1)}, path, {"mixer_zoo": json.dumps(record)})
+    with pytest.raises(ValueError, match=r"^.* names payload:Mixer, which is not registered here: [^\n]*$"):
+        zoo.load(path)
+    assert "payload" not in sys.modules
+
+
+def test_what_is_no_such_file_is_refused_in_a_line(tmp_path: Path, unchecked_shapes: None) -> None:
+    path, mixer = tmp_path / "x.safetensors", zoo.create_mixer("lstm", 8)
+
+    def refused(line: str, call: Any = lambda: zoo.load_mixer(path)) -> None:
+        with pytest.raises(ValueError, match=f"^{line}$"):
+            call()
+
+    refused(r"there is no file .*x\.safetensors")
+    path.write_bytes(b"nothing")
+    refused(r".* is damaged, or no safetensors file")
+    safetensors.torch.save_file(mixer.state_dict(), path)
+    refused(r".* does not say which module its weights are of; zoo.save writes files that do")
+    record = {"class": "zoo.mixers.lstm:LSTM", "options": {"d_model": 8}, "shared": {}}
+    for changed, line in (
+        ({"options": {"d_model": 4}}, r".* does not fit LSTM as this version builds it: \w+ has shape .*"),
+        ({"options": {"d_model": 0}}, r".* holds LSTM, which this version cannot build: d_model must be .*"),
+        ({"options": {"d_model": 8, "width": 8}}, r".* holds LSTM, which this version cannot build: .*'width'"),
+    ):
+        metadata = {"mixer_zoo": json.dumps(record | changed)}
+        safetensors.torch.save_file({k: t.contiguous() for k, t in mixer.state_dict().items()}, path, metadata)
+        refused(line)
+    zoo.save(zoo.Backbone(**BACKBONE), path)
+    refused(".* holds Backbone, which zoo.load reads")
+    zoo.save(mixer, path)
+    refused(".* holds LSTM, which zoo.load_mixer reads", lambda: zoo.load(path))
+    refused(r"zoo.save takes a mixer to a file with the suffix \.safetensors", lambda: zoo.save(mixer, "x.ckpt"))
+    refused("Stack is built from modules, which no file names: .*", lambda: zoo.save(Stack([mixer]), path))
+    mixer.register_buffer("more", torch.zeros(1))
+    refused("the module is not the one that its options build, .*", lambda: zoo.save(mixer, path))

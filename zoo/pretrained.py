@@ -1,0 +1,263 @@
+"""Whole modules in one safetensors file (class, options, weights), and in repositories of the Hugging Face hub.
+
+A file names a class and never brings one: what is built is a class that this package registers, or one that the caller
+names. There is no pickle in it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from zoo import targets
+from zoo.adopted import Adopted, adopt
+from zoo.contract import Configured
+from zoo.naming import require_extra
+from zoo.registry import MIXERS
+from zoo.report.files import write_atomically
+
+C = TypeVar("C", bound=Configured)
+
+SUFFIX = ".safetensors"
+FILE = f"model{SUFFIX}"
+"""The name that the hub expects."""
+
+_RECORD = "mixer_zoo"  # the key of class and options in the file's metadata
+_BUILT_IN = "zoo.backbone:Backbone"
+
+_CARD = """\
+---
+{{ card_data }}
+---
+
+A sequence model of mixer-zoo. `config.json` shows its options; `model.safetensors` holds these and the weights.
+
+```python
+import zoo
+
+model = zoo.Backbone.from_pretrained("user/name")  # the name of this repository
+```
+"""
+
+
+class Pretrained(Configured):
+    """A module with `save_pretrained`, `from_pretrained` and `push_to_hub`, by huggingface_hub's `ModelHubMixin`.
+
+    The mixin is imported when one of the three is called (extra `hub`). It is no base class, so that `import zoo` needs
+    no huggingface_hub, and `PyTorchModelHubMixin` is not used, since that falls back to pickled weights.
+    """
+
+    def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> str | None:
+        """Write model.safetensors, config.json (the options, to be read by people) and a model card into a folder.
+
+        Args:
+            folder: is made if it is not there.
+            **options: for the mixin: push_to_hub=True with repo_id, ...
+
+        Returns:
+            The address of the commit if the model was pushed to the hub too.
+
+        Raises:
+            ValueError: a module that was changed after it was built and could not be built again.
+        """
+        return _repository()(self).save_pretrained(folder, config=_record(self), **options)
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Upload what `save_pretrained` writes; the repository is made if it is not there.
+
+        Args:
+            repo_id: user/name.
+            **options: for the mixin: private, token, branch, commit_message, create_pr, ...
+
+        Returns:
+            The address of the commit.
+
+        Raises:
+            ValueError: as `save_pretrained`.
+        """
+        return _repository()(self).push_to_hub(repo_id, config=_record(self), **options)
+
+    @classmethod
+    def from_pretrained(cls, source: str | os.PathLike[str], *, allow: Iterable[str] = (), **options: Any) -> Self:
+        """Load what `save_pretrained` or `push_to_hub` wrote: on the CPU, in eval mode, in the type it was saved in.
+
+            model = zoo.Backbone.from_pretrained("user/name", revision="main")
+
+        Args:
+            source: a folder, or a repository of the hub.
+            allow: see `read`.
+            **options: for the mixin: revision, cache_dir, force_download, local_files_only, token.
+
+        Raises:
+            ValueError: no such folder or repository, no model.safetensors in it, or as `read`.
+        """
+        repository = _repository()
+        try:
+            found = repository.from_pretrained(source, allow=[*allow, class_path(cls)], **options).module
+        except (OSError, require_extra("huggingface_hub.errors", "hub").HFValidationError) as error:
+            said = str(error).strip().partition("\n")[0]
+            raise ValueError(f"{source} is no folder here, and the hub gives no {FILE} of it: {said}") from error
+        if not isinstance(found, cls):
+            raise ValueError(f"{source} holds {type(found).__name__}, not {cls.__name__}")
+        return found
+
+
+def class_path(cls: type[Configured]) -> str:
+    """Return the target by which a file names a class; a plain module that serves as a mixer has its own class."""
+    return cls.name if issubclass(cls, Adopted) else targets.target_of(cls)
+
+
+def write(module: Configured, path: str | os.PathLike[str]) -> None:
+    """Write class, options and weights to one safetensors file, whole or not at all.
+
+    Raises:
+        ValueError: a module whose options do not build it again: it was built from modules, or changed afterwards.
+        OSError: the folder is not there or cannot be written.
+    """
+    record, weights = _record(module), module.state_dict()
+    try:
+        fresh = build(type(module), module.options)
+    except TypeError:
+        raise ValueError(
+            f"{type(module).__name__} is built from modules, which no file names: save its parts, or its state_dict"
+        ) from None
+    if found := misfit(fresh.state_dict(), weights):
+        raise ValueError(f"the module is not the one that its options build, and could not be loaded: {found}")
+    first: dict[tuple[Any, ...], str] = {}
+    for name, t in weights.items():
+        first.setdefault((t.data_ptr(), t.shape) if t.numel() else (name,), name)
+    kept = set(first.values())
+    shared = {name: first[t.data_ptr(), t.shape] for name, t in weights.items() if name not in kept}
+    tensors = {name: weights[name].detach().cpu().contiguous() for name in kept}
+    metadata = {"format": "pt", _RECORD: json.dumps({**record, "shared": shared})}
+    write_atomically(path, require_extra("safetensors.torch", "hub").save(tensors, metadata))
+
+
+def read(path: str | os.PathLike[str], allow: Iterable[str] = ()) -> Configured:
+    """Build the module of a file that `write` wrote: on the CPU, in eval mode, with the weights in their own type.
+
+    Args:
+        path: the file.
+        allow: classes besides those of this package that the file may name, as it names them: `package.module:Class`
+            or `path/file.py:Class`. They are imported; nothing else is.
+
+    Raises:
+        ValueError: no such file, a damaged one, one that `write` did not write, a class that is neither registered nor
+            allowed, options or weights that do not fit the class as it is here.
+    """
+    if not Path(path).is_file():
+        raise ValueError(f"there is no file {path}")
+    safetensors = require_extra("safetensors", "hub")
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            record = json.loads((file.metadata() or {}).get(_RECORD, "null"))
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        name, options, shared = str(record["class"]), record["options"], record["shared"]
+        weights |= {again: weights[once] for again, once in shared.items()}
+    except safetensors.SafetensorError:
+        raise ValueError(f"{path} is damaged, or no safetensors file") from None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise ValueError(
+            f"{path} does not say which module its weights are of; zoo.save writes files that do"
+        ) from None
+    allowed = list(allow)
+    cls = _find_class(path, name, allowed)
+    for each in _targets_in(options):
+        if targets.absolute(each) not in map(targets.absolute, allowed):
+            raise ValueError(_refusal(path, each))
+    try:
+        module = build(cls, options)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} holds {cls.__name__}, which this version cannot build: {error}") from error
+    if found := misfit(module.state_dict(), weights):
+        raise ValueError(f"{path} does not fit {cls.__name__} as this version builds it: {found}")
+    module.load_state_dict(weights, assign=True)
+    for again, once in shared.items():
+        owner, _, attribute = again.rpartition(".")
+        setattr(module.get_submodule(owner), attribute, module.get_parameter(once))
+    return module.eval()
+
+
+def build(cls: type[C], options: Mapping[str, Any]) -> C:
+    """Build a module whose initial weights are to be overwritten: torch's global generator stays where it is."""
+    with torch.random.fork_rng(devices=[]):
+        return cls(**options)
+
+
+def misfit(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str | None:
+    """Return the first difference in names or shapes, in words; None where all agree."""
+    for name in expected:
+        if name not in given:
+            return f"it lacks {name}"
+        if expected[name].shape != given[name].shape:
+            return f"{name} has shape {tuple(given[name].shape)}, expected {tuple(expected[name].shape)}"
+    return next((f"it has {name}, which the model lacks" for name in given if name not in expected), None)
+
+
+def _record(module: Configured) -> dict[str, Any]:
+    return {"class": class_path(type(module)), "options": module.options}
+
+
+def _find_class(path: str | os.PathLike[str], name: str, allowed: list[str]) -> type[Configured]:
+    """Return the class of this name, if it is one of this package, a registered or an allowed one."""
+    if name == _BUILT_IN:
+        return targets.load(name)
+    for each in (*MIXERS, *MIXERS.own):
+        if MIXERS.entry(each)[0] == name:
+            return MIXERS[each]
+    for each in allowed:
+        found = targets.load(each)
+        if not (isinstance(found, type) and issubclass(found, Configured)):
+            found = adopt(targets.absolute(each), found)
+        moved = ".py:" in name and targets.short(name) == targets.short(each)  # a path of another machine
+        if moved or name in (targets.absolute(each), class_path(found)):
+            return found
+    raise ValueError(_refusal(path, name))
+
+
+def _refusal(path: str | os.PathLike[str], name: str) -> str:
+    return f"{path} names {name}, which is not registered here: if you trust that class, give allow=[{name!r}]"
+
+
+def _targets_in(options: Any) -> Iterator[str]:
+    """Yield the targets among the strings of plain data: mixers that would be imported by their path."""
+    if isinstance(options, Mapping):
+        options = list(options.values())
+    if isinstance(options, list):
+        for each in options:
+            yield from _targets_in(each)
+    elif targets.is_target(options):
+        yield cast(str, options)
+
+
+@functools.cache
+def _repository() -> Any:
+    """Return a class of huggingface_hub's mixin that holds one module."""
+    hub = require_extra("huggingface_hub", "hub")
+
+    class Repository(  # pyright: ignore[reportGeneralTypeIssues]
+        hub.ModelHubMixin,
+        library_name="mixer-zoo",  # pyright: ignore[reportCallIssue]
+        tags=["sequence-mixer"],  # pyright: ignore[reportCallIssue]
+        model_card_template=_CARD,  # pyright: ignore[reportCallIssue]
+    ):
+        def __init__(self, module: Configured) -> None:
+            self.module = module
+
+        def _save_pretrained(self, save_directory: Path) -> None:
+            write(self.module, save_directory / FILE)
+
+        @classmethod
+        def _from_pretrained(cls, *, model_id: str, allow: Iterable[str], **where: Any) -> Self:
+            folder = Path(model_id)
+            file = folder / FILE if folder.is_dir() else hub.hf_hub_download(model_id, FILE, **where)
+            return cls(read(file, allow))
+
+    return Repository
