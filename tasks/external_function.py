@@ -159,7 +159,8 @@ def _parameters(function: Callable[..., Any], source: str) -> list[inspect.Param
 def _option(name: str, default: Any, hint: Any) -> inspect.Parameter:
     """Return an argument by keyword; without an annotation it takes what its default is."""
     if hint is inspect.Parameter.empty or isinstance(hint, str):
-        hint = type(default) if type(default) in (bool, int, float, str) else Any
+        kind = type(default)
+        hint = kind if kind in (bool, int, float, str) else list[Any] if kind in (list, tuple) else Any
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 

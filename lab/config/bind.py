@@ -153,8 +153,11 @@ class Options:
         from tasks.datamodule import TaskDataModule
 
         name = self.names["task"]
+        own = self._of_registry("task", name, "task.", f"task {name}")
         data = options_of(TaskDataModule, "task.", "examples", DATA_FILLED)
-        return [*self._of_registry("task", name, "task.", f"task {name}"), *data]
+        if shared := {each.name for each in own} & {*DATA_FILLED, *(each.name for each in data)}:
+            raise UsageError(f"{name}: an option of every run is named {shared.pop()}; rename the task's argument")
+        return [*own, *data]
 
     def _model(self) -> list[Option]:
         from zoo.backbone import Backbone
