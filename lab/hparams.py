@@ -48,7 +48,8 @@ def compare_options(folder: RunFolder) -> None:
                 configs[each] = {key: config[key] for key in NAMING.values()} | config
         columns = differing(list(configs.values()))
         for each, config in configs.items():
-            options = {name: short(config[key]) for name, key in NAMING.items()}
+            named = {name: config[key] for name, key in NAMING.items()}
+            options = {name: short(value) if isinstance(value, str) else value for name, value in named.items()}
             options |= {_shown(key): config[key] for key in columns if key in config}
             with suppress(OSError):
                 write_hparams(each.path / HPARAMS, options, each.trial, (each.path / CONFIG).stat().st_mtime)

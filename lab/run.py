@@ -26,6 +26,7 @@ from lab.config import Command, read_layer, write_yaml
 from zoo.naming import UsageError, flatten
 from zoo.report.files import as_json, read_json, write_atomically
 from zoo.report.numbers import Number
+from zoo.targets import is_target
 from zoo.targets import short as short_name
 
 CONFIG, METRICS, ENVIRONMENT, LOCK = "config.yaml", "metrics.json", "environment.json", "lock"
@@ -488,7 +489,7 @@ def run_name(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
         short = {key: key.removeprefix(f"{group}.").removeprefix("trainer.") for key in keys}
         # d_conv is an option of the model and of some mixers: then the mixer's keeps its prefix.
         short = {key: key if name != key and name in values else name for key, name in short.items()}
-        parts.append(_folder_name(short_name(config[group]["name"]), {short[key]: values[key] for key in keys}))
+        parts.append(_folder_name(config[group]["name"], {short[key]: values[key] for key in keys}))
     return "/".join(parts)
 
 
@@ -501,14 +502,16 @@ def differing_options(config: Mapping[str, Any], defaults: Mapping[str, Any]) ->
 
 
 def _folder_name(name: str, differing: Mapping[str, Any]) -> str:
-    parts = [f"{key}{_value_name(value)}" for key, value in differing.items()]
-    whole = "-".join([name, *parts])
-    if _safe(whole) == whole and len(whole) <= LONGEST_NAME:
+    shown = short_name(name)
+    parts = [shown, *(f"{key}{_value_name(value)}" for key, value in differing.items())]
+    whole = "-".join(parts)
+    if shown == name and _safe(whole) == whole and len(whole) <= LONGEST_NAME:
         return whole
-    digest = hashlib.sha256(json.dumps(differing, sort_keys=True).encode()).hexdigest()[:8]
+    told = differing if shown == name else [name, differing]  # files of several folders may have one name
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
     room = LONGEST_NAME - len(digest) - 1
-    kept = f"{name}-{_safe(parts[0])}"[:room]
-    for part in map(_safe, parts[1:]):  # a number is whole or not there
+    kept = _safe("-".join(parts[:2]))[:room]
+    for part in map(_safe, parts[2:]):  # a number is whole or not there
         if len(kept) + 1 + len(part) > room:
             break
         kept = f"{kept}-{part}"
@@ -531,7 +534,7 @@ def _value_name(value: Any) -> str:
         return "_" + ".".join(f"{key}{_value_name(each)}" for key, each in value.items())
     if value is None or isinstance(value, bool):
         return f"_{value}".lower()
-    return f"_{short_name(str(value))}"
+    return f"_{short_name(value) if is_target(value) else value}"
 
 
 def environment() -> dict[str, Any]:

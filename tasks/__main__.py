@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tasks.registry import FORMS, TASKS, list_tasks
+from tasks.registry import TASKS, list_tasks
 from zoo.naming import UsageError, unknown
 from zoo.report.terminal import ends_unread, fail, listing, make_console, make_facts
 
@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         ("export", _export, "examples as Parquet or JSON lines, or to the Hugging Face hub"),
     ):
         added = verb(name, run, f"{about}; options of the task are flags too")
-        added.add_argument("name", metavar="NAME", help=f"a registered task, {FORMS}")
+        added.add_argument("name", metavar="NAME", help=f"a registered task, {TASKS.forms}")
         added.add_argument("--seed", type=int, default=0, help="seed of the data; default 0")
         if name == "show":
             added.add_argument("--markdown", action="store_true", help="print it as a Markdown page")

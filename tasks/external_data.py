@@ -79,15 +79,17 @@ class Data(FiniteTask):
         }
 
     def _read(self) -> tuple[dict[str, Arrays], TaskSpec]:
-        if not self.path.exists():
+        # A run's configuration has the path of another day, or of another machine.
+        path = next((each for each in (self.path, Path.cwd() / self.path.name) if each.exists()), None)
+        if path is None:
             raise ValueError(f"there is no such file or folder: put {self.path.name} there or into {Path.cwd()}")
-        if self.path.is_file() and self.path.suffix not in SUFFIXES:
+        if path.is_file() and path.suffix not in SUFFIXES:
             raise ValueError(
                 f"no data; give {', '.join(SUFFIXES)}, a folder of {', '.join(TABLES)}, or file.py:function"
             )
-        read = _arrays if self.path.suffix == ".npz" else functools.partial(_tables, asked=(self.inputs, self.labels))
+        columns_of = _arrays if path.suffix == ".npz" else functools.partial(_tables, asked=(self.inputs, self.labels))
         found: dict[str, Arrays] = {}
-        for name, columns in read(self.path).items():
+        for name, columns in columns_of(path).items():
             found[name or "train"] = _of_part(name, conform, self._named(columns))
         if "train" not in found:
             raise ValueError(f"there is no split train; there are: {', '.join(found)}")

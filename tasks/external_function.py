@@ -126,7 +126,7 @@ def generated(function: Callable[..., Any], name: str, source: str) -> type[Gene
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     __init__.__signature__ = inspect.Signature([itself, *parameters])  # pyright: ignore[reportFunctionMemberAccess]
     return type(
-        name,
+        getattr(function, "__name__", name),
         (Generated,),
         {
             "__doc__": "\n\n".join([*said, "\n".join(["Args:", *lines])]),

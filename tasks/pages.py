@@ -87,7 +87,7 @@ def _in_lines(rows: dict[str, list[str]], seq_len: int) -> Iterator[str]:
 
 def recipes(name: str) -> list[str]:
     """Return the YAML files with this task's recipe and published shapes, relative to the repository's root."""
-    if TASKS.is_external(name):
+    if name not in list_tasks():
         return []
     files = [CONFIGS / f"{name}.yaml", *sorted((CONFIGS / "published").glob(f"{name}*.yaml"))]
     others = [other for other in list_tasks() if other.startswith(f"{name}_")]

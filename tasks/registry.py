@@ -3,52 +3,52 @@
 from __future__ import annotations
 
 import inspect
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
-from zoo.naming import Registry, UnknownNameError, unknown
-from zoo.targets import absolute, is_target
+from zoo.naming import UnknownNameError, unknown
+from zoo.targets import OpenRegistry, short
 
 if TYPE_CHECKING:
     from tasks.base import Task
 
 SUFFIXES = (".npz", ".parquet", ".arrow", ".feather")
 """How the names of files of data end."""
-FORMS = "package.module:Class, path/file.py:Class, path/file.py:function, or a path of data (.npz, .parquet, a folder)"
 
 
-class _Tasks(Registry[tuple[str, str]]):
-    """The table, and besides it what users wrote: classes, functions and data, by absolute paths."""
+class _Tasks(OpenRegistry[tuple[str, str]]):
+    """The tasks by name, those that targets name, and paths of data."""
 
-    def is_external(self, name: object) -> bool:
-        """Return whether a name is a target or a path, and none of the table's; imports nothing."""
+    forms = "package.module:Class, path/file.py:Class, path/file.py:function or data (.npz, .parquet, a folder)"
+
+    def is_path(self, name: object) -> TypeGuard[str]:
+        """Tell whether a name, which is neither registered nor a target, is a path; imports nothing."""
         if super().__contains__(name) or not isinstance(name, str):
             return False
-        return is_target(name) or "/" in name or name.endswith(SUFFIXES) or Path(name).expanduser().exists()
-
-    def check(self, name: object) -> str:
-        if isinstance(name, str) and self.is_external(name):
-            return absolute(name) if is_target(name) else str(Path(name).expanduser().absolute())
-        try:
-            return super().check(name)
-        except UnknownNameError as error:
-            raise UnknownNameError(f"{error}; or give {FORMS}") from None
-
-    def entry(self, name: str) -> tuple[str, str]:
-        return (name, "a user's own") if self.is_external(name) else super().entry(name)
-
-    def summary(self, name: str) -> str:
-        return self.entry(name)[1] if self.is_external(name) else super().summary(name)
+        return "/" in name or name.endswith(SUFFIXES) or Path(name).expanduser().exists()
 
     def __contains__(self, name: object) -> bool:
-        return super().__contains__(name) or self.is_external(name)
+        return super().__contains__(name) or self.is_path(name)
+
+    def check(self, name: object) -> str:
+        return os.path.normpath(Path(name).expanduser().absolute()) if self.is_path(name) else super().check(name)
+
+    def entry(self, name: str) -> tuple[str, str]:
+        return _describe(self.check(name)) if self.is_path(name) else super().entry(name)
 
     def __getitem__(self, name: str) -> type[Task]:
-        if not self.is_external(name):
-            return super().__getitem__(name)
-        from tasks.external import external_task
+        return _adopt(path := self.check(name), Path(path)) if self.is_path(name) else super().__getitem__(name)
 
-        return external_task(self.check(name))
+
+def _describe(target: str) -> tuple[str, str]:
+    return target, f"{short(target)}, a task of your own"
+
+
+def _adopt(target: str, found: Any) -> type[Task]:
+    from tasks.external import adopt
+
+    return adopt(target, found)
 
 
 TASKS = _Tasks(
@@ -97,6 +97,9 @@ TASKS = _Tasks(
         "text": ("tasks.text:Text", "the next byte or character of a user's files or of any data set of text"),
         "treecall": ("tasks.treecall:Treecall", "name the parent of a token in the tree that a grammar wrote"),
     },
+    group="zoo.tasks",
+    describe=_describe,
+    adopt=_adopt,
 )
 
 

@@ -127,13 +127,13 @@ def target_of(cls: type) -> str:
 
 
 def short(name: str) -> str:
-    """Return a name for tables, plots and folders: of a target file.Class, others stay.
+    """Return a name for tables, plots and folders: of a target file.Class, of a path its end, others stay.
 
-    >>> short("some/where/file.py:Class"), short("torch.nn:LSTM"), short("lstm")
-    ('file.Class', 'nn.LSTM', 'lstm')
+    >>> short("some/where/file.py:Class"), short("torch.nn:LSTM"), short("some/where/data.npz"), short("lstm")
+    ('file.Class', 'nn.LSTM', 'data', 'lstm')
     """
     if not is_target(name):
-        return name
+        return Path(name).stem if "/" in name else name
     place, _, attribute = name.rpartition(":")
     return f"{Path(place).stem if place.endswith('.py') else place.rpartition('.')[2]}.{attribute}"
 
@@ -156,6 +156,9 @@ class OpenRegistry(Registry[E]):
         describe: the entry for a target.
         adopt: what the object that a target names is turned into, called with the target; it refuses what does not fit.
     """
+
+    forms = FORMS
+    """What else than a name may be given."""
 
     def __init__(
         self,
@@ -215,7 +218,7 @@ class OpenRegistry(Registry[E]):
             return super().check(name)
         if isinstance(name, str) and (is_target(name) or name in self.own):
             return absolute(name)
-        raise UnknownNameError(f"{unknown(self.kind, name, [*self, *self.own])}; or give {FORMS}")
+        raise UnknownNameError(f"{unknown(self.kind, name, [*self, *self.own])}; or give {self.forms}")
 
     def entry(self, name: str) -> E:
         name = self.check(name)

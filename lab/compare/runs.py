@@ -66,8 +66,8 @@ class Run:
 
     @property
     def task(self) -> str:
-        """The task's name in the registry."""
-        return self.config["task"]["name"]
+        """The task's name in the registry; of one of your own file.function, or the file's name."""
+        return short(self.config["task"]["name"])
 
     @property
     def mixer(self) -> str:

@@ -12,9 +12,9 @@ from typing import Any
 from lab.config.layers import flag_text
 from lab.config.options import NO_DEFAULT, Option, type_names
 from tasks.registry import TASKS
-from zoo.naming import Registry
 from zoo.registry import MIXERS
 from zoo.report.terminal import listing
+from zoo.targets import OpenRegistry
 
 HELP = """\
 usage: train.py [--mixer NAME] [--task NAME] [--config FILE] [--FLAG VALUE ...]
@@ -22,10 +22,13 @@ usage: train.py [--mixer NAME] [--task NAME] [--config FILE] [--FLAG VALUE ...]
 Train one sequence mixer on one task, test the best checkpoint, print one table.
 
 mixers:
-{mixers}{own}  or your own, package.module:Class or path/file.py:Class: --mixer.help path/file.py:Class has its options
+{mixers}
+  or your own, package.module:Class or path/file.py:Class: --mixer.help path/file.py:Class has its options
 
 tasks:
 {tasks}
+  or your own, {own_tasks}
+
 common flags:
   --d_model N  --n_layers N       size of the model          --lr X          peak learning rate
   --mixer.OPTION VALUE            see --mixer.help           --batch_size N  sequences per step
@@ -65,15 +68,11 @@ examples:
 
 def overview() -> str:
     """Return mixers, tasks and the common flags; import neither torch nor what reads options."""
-    tables = {"mixers": _table(MIXERS), "own": _table(MIXERS, MIXERS.own), "tasks": _table(TASKS)}
-    return HELP.format(**tables)
+    return HELP.format(mixers=_table(MIXERS), tasks=_table(TASKS), own_tasks=TASKS.forms)
 
 
-def _table(registry: Registry, names: Iterable[str] | None = None) -> str:
-    return "".join(
-        f"{line}\n"
-        for line in listing({each: registry.summary(each) for each in (registry if names is None else names)})
-    )
+def _table(registry: OpenRegistry) -> str:
+    return "\n".join(listing({name: registry.summary(name) for name in (*registry, *registry.own)}))
 
 
 def describe(options: Iterable[Option], recipe: Mapping[str, Any]) -> str:

@@ -11,27 +11,27 @@ import numpy as np
 import pytest
 
 from lab import train
+from lab.compare import read_runs
 from lab.examples import examples
-from lab.sweep.command import main as sweep
+from lab.sweep.sweep import main as sweep
 from tests import ROOT
-from tests.lab.runs import error_line, results
+from tests.lab.runs import TinyRuns, error_line, results
 
 FUNCTION = """
-def first_again(rng, n, seq_len: int = 8, late=0):
+def first_again(rng, n, seq_len: int = 8):
     inputs = rng.integers(5, size=(n, seq_len))
-    return {"inputs": inputs, "labels": inputs[:, late]}
+    return {"inputs": inputs, "labels": inputs[:, 0]}
 """
-TINY = [
-    *("--mixer", "lstm", "--task.n_train", "64", "--task.n_val", "8", "--task.n_test", "8", "--d_model", "8"),
-    *("--n_layers", "1", "--batch_size", "8", "--trainer.max_steps", "4", "--trainer.accelerator", "cpu"),
-    *("--figures_every", "0"),
-]
+RUNS = TinyRuns(
+    "--mixer lstm --task.n_train 64 --task.n_val 8 --task.n_test 8 --d_model 8 --n_layers 1 --batch_size 8 "
+    "--trainer.max_steps 4 --trainer.accelerator cpu --figures_every 0"
+)
 
 
 def make(folder: Path, name: str, late: int) -> str:
     """Write the task; the target or the path that names it."""
     if name.endswith(".py"):
-        (folder / name).write_text(FUNCTION.replace("late=0", f"late={late}"))
+        (folder / name).write_text(FUNCTION.replace("[:, 0]", f"[:, {late}]"))
         return f"{name}:first_again"
     inputs = np.random.default_rng(0).integers(5, size=(100, 8))
     np.savez(folder / name, inputs=inputs, labels=inputs[:, late])
@@ -44,7 +44,7 @@ def test_a_run_of_ones_own_task(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    argv = [*TINY, "--task", make(tmp_path, name, late=0)]
+    argv = RUNS.command(tmp_path / "runs", "--task", make(tmp_path, name, late=0))
     done = subprocess.run([sys.executable, str(ROOT / "train.py"), *argv], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     [folder] = (tmp_path / "runs").glob("*/*/seed0")
@@ -58,7 +58,7 @@ def test_a_run_of_ones_own_task(
 
     (folder / "metrics.json").unlink()
     make(tmp_path, name, late=1)
-    assert train.main([*argv]) == 2
+    assert train.main(argv) == 2
     assert "was begun with other data" in error_line(capsys)
     shutil.move(tmp_path / name, tmp_path / f"moved_{name}")
     assert train.main(argv) == 2
@@ -70,8 +70,10 @@ def test_a_run_of_ones_own_task(
 @pytest.mark.slow
 def test_a_sweep_over_ones_own_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    names = [make(tmp_path, name, late=0) for name in ("own_tasks.py", "own.npz")]
-    assert sweep([*TINY, "--task", ",".join(names), "--seed", "0,1"]) == 0
-    found = sorted(str(file.parent.relative_to(tmp_path / "runs")) for file in tmp_path.glob("runs/*/*/*/metrics.json"))
-    assert len(found) == 4
-    assert not any(set(" :") & set(each) for each in found)
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        make(tmp_path / folder, "own.npz", late=0)
+    assert sweep(RUNS.command(tmp_path / "runs", "--task", "a/own.npz,b/own.npz")) == 0
+    runs = read_runs(tmp_path / "runs")
+    assert [run.task for run in runs] == ["own", "own"]
+    assert {run.config["task"]["name"] for run in runs} == {str(tmp_path / each / "own.npz") for each in "ab"}

@@ -639,8 +639,8 @@ def test_what_of_a_long_name_is_cut_tells_least(argv: str, begins: str) -> None:
 
 
 def test_names_are_short_safe_and_distinct() -> None:
-    def name(option: Any) -> str:
-        return run_folder.run_name({"mixer": {"name": "m", "x": option}, "task": {"name": "t"}}, {})
+    def name(option: Any, mixer: str = "m") -> str:
+        return run_folder.run_name({"mixer": {"name": mixer, "x": option}, "task": {"name": "t"}}, {})
 
     strange = [
         name("a/b"),
@@ -649,8 +649,13 @@ def test_names_are_short_safe_and_distinct() -> None:
         name("x" * 300),
         name("x" * 299 + "y"),
         name([{"a": 1}, {"a": 2}]),
+        name(1, "/a/m.npz"),
+        name(1, "/b/m.npz"),
+        name(1, "/b/m.py:Class"),
+        name(1, "/c/m.py:Class"),
+        run_folder.run_name({"mixer": {"name": "/a/m b"}, "task": {"name": "t"}}, {}),
     ]
     assert len(set(strange)) == len(strange)
     for made in strange:
-        assert re.fullmatch(r"t/m-[A-Za-z0-9._+-]+", made)
+        assert re.fullmatch(r"t/m[._-][A-Za-z0-9._+-]+", made)
         assert len(made) <= run_folder.LONGEST_NAME + 2

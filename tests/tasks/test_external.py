@@ -144,7 +144,7 @@ def test_regression_with_lengths(file: Path, rng: np.random.Generator) -> None:
 
 def test_a_class_is_known_by_its_options(file: Path) -> None:
     task = tasks.create_task(f"{file}:Mine", width=2)
-    assert (repr(task), task.name, task.spec.seq_len) == ("Mine(width=2)", "Mine", 2)
+    assert (repr(task), task.name, task.spec.seq_len) == ("Mine(width=2)", "own_tasks.Mine", 2)
 
 
 @pytest.mark.parametrize(
@@ -382,7 +382,7 @@ def test_the_command_line_shows_and_exports_them(
     assert "Say the first token at the end." in shown
     assert "seq_len = 6: positions." in shown
     assert main(["export", "own_tasks.py:echo", "--n", "30"]) == 0
-    assert main(["stats", "echo-train-30-seed0.parquet"]) == 0
+    assert main(["stats", "own_tasks.echo-train-30-seed0.parquet"]) == 0
     assert "24 of train" in capsys.readouterr().out
     assert main(["show", "own_tasks.py:echo", "--seqlen", "8"]) == 2
     assert "did you mean 'seq_len'" in capsys.readouterr().err
