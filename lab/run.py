@@ -537,19 +537,19 @@ def _value_name(value: Any) -> str:
     return f"_{short_name(value) if is_target(value) else value}"
 
 
+def git(*arguments: str) -> str | None:
+    """Return what git prints of this code's repository; None where it fails, or where there is no repository."""
+    here = Path(__file__).resolve().parent
+    try:
+        done = subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
 def environment() -> dict[str, Any]:
     """Return what a result depends on besides its configuration: code, versions, machine."""
     import torch
-
-    here = Path(__file__).resolve().parent
-
-    def git(*arguments: str) -> str | None:
-        try:
-            return subprocess.run(
-                ["git", *arguments], cwd=here, capture_output=True, text=True, check=True, timeout=10
-            ).stdout.strip()
-        except (OSError, subprocess.SubprocessError):
-            return None
 
     changes = git("status", "--porcelain", "--untracked-files=no")
     return {

@@ -55,8 +55,9 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit status.
 
-    0: done. 1: a claim has not the expected verdict, a checked property fails, or a file cannot be written. 2: the
-    command line cannot be followed, or a package that it needs is not installed. 130: interrupted.
+    0: done. 1: a claim fails, a slogan is not refuted, a checked property fails, or a file cannot be written. 2: the
+    command line cannot be followed, or a package that it needs is not installed. 3: claims are undecided, and none
+    fails. 130: interrupted.
     """
     try:
         argv = sys.argv[1:] if argv is None else argv
@@ -171,7 +172,7 @@ def _declare_claims(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = (
         "Measure predictions of the theory and judge them. Prints a table; writes claims.md, claims.json and plots.\n"
-        "Exits with 1 when one that should hold does not."
+        "Exits with 1 when a claim fails or a slogan is not refuted, with 3 when some are only undecided."
     )
     parser.epilog = "\n".join(["claims:", *listing({name: CLAIMS.summary(name) for name in CLAIMS})])
     add = parser.add_argument
@@ -390,9 +391,9 @@ def _print_measurements(rows: Sequence[Measurement], sizes: Sizes) -> None:
 def _claims(arguments: argparse.Namespace) -> int:
     for name in arguments.names:
         CLAIMS.check(name)
-    _check_report()
+    _check_report("scipy.stats")
     from zoo.theory.claims import run_claims
-    from zoo.theory.verdicts import verdict_table, write_report
+    from zoo.theory.verdicts import exit_status, verdict_table, write_report
 
     names = list(dict.fromkeys(arguments.names)) or list(CLAIMS)
     flags = _given(arguments, "ranks", "starts")
@@ -404,7 +405,7 @@ def _claims(arguments: argparse.Namespace) -> int:
     files = write_report(verdicts, arguments.out)
     make_console().print(verdict_table(verdicts))
     _print_files(files[:2])
-    return 0 if all(verdict.as_expected for verdict in verdicts) else 1
+    return exit_status(verdicts)
 
 
 def _figure(arguments: argparse.Namespace) -> int:
@@ -450,9 +451,9 @@ def _settings(arguments: argparse.Namespace, full: bool) -> Settings:
     return settings
 
 
-def _check_report() -> None:
-    """Raise before anything is measured where what shows the result is not installed."""
-    for module in ("rich.table", "matplotlib.figure"):
+def _check_report(*more: str) -> None:
+    """Raise before anything is measured where what shows the result, or a further module, is not installed."""
+    for module in ("rich.table", "matplotlib.figure", *more):
         require_extra(module)
 
 

@@ -7,21 +7,24 @@ keeps the verdicts in docs/results.json, from which docs/results.md is written, 
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lab.compare.runs import Run, read_runs
-from lab.experiments.predictions import PREDICTIONS, Runs
-from lab.run import DONE, ENVIRONMENT, INDEX
+from lab.experiments.predictions import PREDICTIONS
+from lab.experiments.vocabulary import Runs
+from lab.run import DONE, ENVIRONMENT, INDEX, git
 from lab.sweep.grid import read_experiment
-from zoo.naming import UsageError, unknown
+from zoo.naming import UsageError
 from zoo.report.files import as_json, read_json, write_atomically
 from zoo.report.markdown import table
 from zoo.report.numbers import duration
 from zoo.report.terminal import fail, make_console
-from zoo.theory.claims.claim import Claim, Evidence, Verdict, equals
+from zoo.theory.claims.claim import Check, Claim, Evidence, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENTS = ROOT / "configs" / "experiment"
@@ -32,7 +35,8 @@ The runs come first; both commands go on where they stopped:
 
   python sweep.py configs/experiment/*.yaml --setting small && python -m lab experiments --setting small
 
-Exit status: 0 when all that was predicted holds, 1 when something does not, 2 for a command that is not valid.
+Exit status: 0 when all that was predicted holds, 1 when something fails, 3 when nothing fails and something is
+undecided, 2 for a command that is not valid.
 """
 
 
@@ -51,10 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--out", type=Path, default=ROOT / "docs", metavar="DIR", help="where the page goes (docs)")
     arguments = parser.parse_args(argv)
     names = list(dict.fromkeys(arguments.names)) or list(PREDICTIONS)
+    from zoo.theory.verdicts import exit_status, verdict_table
+
     try:
         for name in names:
-            if name not in PREDICTIONS:
-                raise UsageError(unknown("experiment", name, PREDICTIONS))
+            PREDICTIONS.check(name)
         sweeps = [SweptRuns(name, arguments.setting, arguments.run_dir) for name in names]
         stored = read_stored(arguments.out / STORED)
         verdicts = {sweep.name: judge(sweep) for sweep in sweeps}
@@ -62,10 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         files = write_results(verdicts, stored | records, arguments.out)
     except (ValueError, ImportError, OSError) as error:
         return fail("lab experiments", error, 2)
-    show(verdicts.values())
+    make_console().print(verdict_table(verdicts.values()))
     for file in files:
         print(file)
-    return 0 if all(verdict.as_expected for verdict in verdicts.values()) else 1
+    return exit_status(verdicts.values())
 
 
 class SweptRuns:
@@ -75,7 +80,7 @@ class SweptRuns:
         prediction: the prediction of the experiment's file, in words.
         changed: what was changed of it after results had been seen.
         command: the command that made the runs.
-        planned: number of planned runs.
+        missing: folders of planned runs that are not done.
         runs: the finished ones.
         environments: environment.json of each.
         dates: days on which runs finished, ascending.
@@ -98,7 +103,7 @@ class SweptRuns:
         # As it was given: what its flags laid over the file belongs to the result.
         self.command = f"python {index['command']}"
         entries = [entry for entry in index["runs"] if entry["kind"] == "run"]
-        self.planned = len(entries)
+        self.missing = tuple(str(entry["folder"]) for entry in entries if entry["state"] != "done")
         done = {(folder / entry["folder"]).resolve() for entry in entries if entry["state"] == "done"}
         # A folder may hold runs of a grid that has changed since: the index says which ones count.
         self.runs: list[Run] = [run for run in read_runs(folder) if run.folder in done] if done else []
@@ -133,19 +138,24 @@ def _machine(environment: Mapping[str, Any]) -> str:
 
 
 def judge(sweep: SweptRuns) -> Verdict:
-    """Return the verdict on an experiment. A run that is missing refutes nothing, but nothing holds without it."""
+    """Return the verdict on an experiment; nothing is decided while runs are missing."""
     expected = PREDICTIONS[sweep.name]
-    found = expected.judge(Runs(tuple(sweep.runs)))
-    complete = equals("runs that are done", len(sweep.runs), sweep.planned)
-    evidence = Evidence((*found.checks, complete), found.panels)
+    found = expected.judge(Runs(tuple(sweep.runs))) if sweep.runs else _nothing()
+    evidence = replace(found, missing=sweep.missing)
     claim = Claim(sweep.name, sweep.prediction, expected.source, expected.refuted_by, lambda _: evidence)
     return Verdict(claim, evidence, claim.judge(evidence), sweep.seconds)
+
+
+def _nothing() -> Evidence:
+    return Evidence((Check("anything", math.nan, reason="no run is done"),))
 
 
 def record(verdict: Verdict, sweep: SweptRuns) -> dict[str, Any]:
     """Return a verdict as plain data, as `zoo claims` writes it, and where it comes from."""
     from zoo.theory.verdicts import verdict_record
 
+    commits = sorted({str(environment["git"])[:9] for environment in sweep.environments})
+    predicted = prediction_commit(sweep.name)
     return verdict_record(verdict) | {
         "setting": sweep.setting,
         "changed": sweep.changed,
@@ -153,8 +163,22 @@ def record(verdict: Verdict, sweep: SweptRuns) -> dict[str, Any]:
         "seeds": sweep.seeds,
         "machine": sweep.machine,
         "dates": sweep.dates,
-        "commits": sorted({str(environment["git"])[:9] for environment in sweep.environments}),
+        "prediction_commit": predicted,
+        "predicted_before_runs": bool(predicted) and all(is_before(predicted, commit) for commit in commits),
+        "commits": commits,
     }
+
+
+def prediction_commit(name: str) -> str | None:
+    """Return the last commit of an experiment's file or of its checks; None where they changed since."""
+    files = [EXPERIMENTS / f"{name}.yaml", Path(__file__).parent / "predictions" / f"{name}.py"]
+    changed = git("status", "--porcelain", "--", *map(str, files))
+    return None if changed else git("log", "-1", "--format=%h", "--abbrev=9", "--", *map(str, files)) or None
+
+
+def is_before(first: str, second: str) -> bool:
+    """Tell whether one commit is the other or an ancestor of it."""
+    return git("merge-base", "--is-ancestor", first, second) is not None
 
 
 def read_stored(file: Path) -> dict[str, dict[str, Any]]:
@@ -163,7 +187,7 @@ def read_stored(file: Path) -> dict[str, dict[str, Any]]:
     Raises:
         UsageError: the file is not JSON.
     """
-    return {each["name"]: each for each in _read_json(file)} if file.is_file() else {}
+    return _read_json(file) if file.is_file() else {}
 
 
 def write_results(verdicts: Mapping[str, Verdict], stored: Mapping[str, Mapping[str, Any]], out: Path) -> list[Path]:
@@ -172,13 +196,11 @@ def write_results(verdicts: Mapping[str, Verdict], stored: Mapping[str, Mapping[
     from zoo.theory.verdicts import panels_figure
 
     (out / FIGURES).mkdir(parents=True, exist_ok=True)
-    ordered = [stored[name] for name in PREDICTIONS if name in stored]
-    content: dict[Path, str | bytes] = {
-        out / PAGE: page(ordered),
-        out / STORED: as_json(ordered),
-    }
+    ordered = {name: stored[name] for name in PREDICTIONS if name in stored}
+    content: dict[Path, str | bytes] = {out / PAGE: page(ordered), out / STORED: as_json(ordered)}
     for name, verdict in verdicts.items():
-        content[out / _figure(name)] = as_png(panels_figure(verdict.evidence.panels))
+        if verdict.evidence.panels:
+            content[out / _figure(name)] = as_png(panels_figure(verdict.evidence.panels))
     for file, what in content.items():
         write_atomically(file, what)
     return list(content)
@@ -188,49 +210,50 @@ def _figure(name: str) -> str:
     return f"{FIGURES}/results_{name}.png"
 
 
-def page(records: Sequence[Mapping[str, Any]]) -> str:
-    """docs/results.md: what holds and what does not, then each experiment with its checks, figure and origin."""
-    from zoo.theory.verdicts import section
+def page(records: Mapping[str, Mapping[str, Any]]) -> str:
+    """docs/results.md: what holds, fails and is undecided, then each experiment with its checks, figure and origin."""
+    from zoo.theory.verdicts import RULE, section
 
-    failed = [f"[{each['name']}](#{each['name']})" for each in records if each["status"] != "holds"]
     lines = [
         "# What training shows of the theory",
         "",
         "Each experiment of `configs/experiment/` was predicted, in words and in numbers, before its runs were made;",
         "the verdict follows only from the checks. What did not come out as predicted is listed like the rest.",
         "",
-        f"{len(records)} experiments, {len(records) - len(failed)} as predicted"
-        + (f"; not as predicted: {', '.join(failed)}." if failed else "."),
+        RULE,
+        "That something is not learned counts only if the same mixer learns an easier task, the control, in the same",
+        "budget.",
         "",
-        "Made by",
-        "",
-        "```sh",
     ]
-    for setting in dict.fromkeys(each["setting"] for each in records):
+    for verdict in ("holds", "fails", "undecided"):
+        names = [f"[{name}](#{name})" for name, each in records.items() if each["verdict"] == verdict]
+        lines += [f"- {verdict}: {_listed(names) or 'none'}"]
+    lines += ["", "The same commands make the runs and this page again:", "", "```sh"]
+    for setting in dict.fromkeys(each["setting"] for each in records.values()):
         lines.append(f"python sweep.py configs/experiment/*.yaml --setting {setting} && \\")
         lines.append(f"python -m lab experiments --setting {setting}")
     rows = []
-    for each in records:
-        right = sum(check["holds"] for check in each["checks"])
-        cells = [f"[{each['name']}](#{each['name']})", each["status"], f"{right} of {len(each['checks'])}"]
-        rows.append([*cells, each["setting"], _listed(each["seeds"]), duration(each["seconds"])])
-    headings = ("experiment", "verdict", "checks", "setting", "seeds", "all runs, one by one")
-    lines += ["```", "", *table(headings, rows, "llrllr"), ""]
-    for each in records:
-        lines += section(each, [_figure(each["name"])])
+    for name, each in records.items():
+        found = [check["verdict"] for check in each["checks"]]
+        counts = [str(found.count(verdict)) for verdict in ("holds", "fails", "undecided")]
+        cells = [f"[{name}](#{name})", each["verdict"], *counts, each["setting"], _listed(each["seeds"])]
+        rows.append([*cells, duration(each["seconds"])])
+    checks = ("checks that hold", "fail", "are undecided")
+    headings = ("experiment", "verdict", *checks, "setting", "seeds", "all runs, one by one")
+    lines += ["```", "", *table(headings, rows, "llrrrllr"), ""]
+    for name, each in records.items():
+        lines += section(each, [_figure(name)])
         dates = " to ".join(dict.fromkeys((each["dates"][0], each["dates"][-1]))) if each["dates"] else "never"
-        origin = f"Seeds {_listed(each['seeds'])}; {dates}; {each['machine']}; commit {_listed(each['commits'])}:"
-        lines += [f"Changed after results had been seen: {each['changed']}", ""] if each.get("changed") else []
-        lines += [f"{origin} `{each['command']}`", ""]
+        if each["prediction_commit"] is None:
+            predicted = "prediction not committed: exploratory"
+        else:
+            order = "before the runs" if each["predicted_before_runs"] else "after the runs: exploratory"
+            predicted = f"prediction of commit {each['prediction_commit']}, {order}"
+        origin = f"Seeds {_listed(each['seeds'])}; {dates}; {each['machine']}; {predicted}; runs of commit "
+        lines += [f"Changed after results had been seen: {each['changed']}", ""] if each["changed"] else []
+        lines += [f"{origin}{_listed(each['commits'])}: `{each['command']}`", ""]
     return "\n".join(lines)
 
 
 def _listed(values: Iterable[Any]) -> str:
     return ", ".join(map(str, values))
-
-
-def show(verdicts: Iterable[Verdict]) -> None:
-    """Print the table of `zoo claims`."""
-    from zoo.theory.verdicts import verdict_table
-
-    make_console().print(verdict_table(verdicts))

@@ -38,7 +38,7 @@ ROOMS = (
     "__main__",
 )
 CORE = {"torch", "einops", "jaxtyping"}
-REPORT = {"matplotlib", "numpy", "pandas", "plotly", "rich", "tensorboard", "yaml"}
+REPORT = {"matplotlib", "numpy", "pandas", "plotly", "rich", "scipy", "tensorboard", "yaml"}
 LIGHTNING = {"lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning"}
 # What a room may use beside Python's own library; every room that is not named here gets CORE.
 THIRD_PARTY = {

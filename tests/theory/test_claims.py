@@ -36,10 +36,13 @@ from zoo.theory.claims.claim import (
     Verdict,
     at_least,
     at_most,
+    controlled,
     equals,
     near,
+    within,
 )
 from zoo.theory.claims.cores import Core
+from zoo.theory.intervals import Estimate
 from zoo.theory.lags import head_count_bound
 from zoo.theory.softmax import softmax_floor
 from zoo.theory.teacher import balanced_teacher
@@ -67,8 +70,8 @@ CLAIM_BY_CLAIM = [pytest.param(name, marks=pytest.mark.slow if name in TRAINED e
 @pytest.mark.parametrize("name", CLAIM_BY_CLAIM)
 def test_claims_hold_and_slogans_do_not(name: str, measured: dict[str, Verdict]) -> None:
     verdict = measured[name]
-    right = [check.refutes if verdict.claim.slogan else check.holds for check in verdict.evidence.checks]
-    assert [check for check, good in zip(verdict.evidence.checks, right, strict=True) if not good] == []
+    right = "fails" if verdict.claim.slogan else "holds"
+    assert [check for check in verdict.evidence.checks if check.verdict != right] == []
     assert verdict.status == ("refuted as predicted" if name.startswith("slogan_") else "holds")
     assert verdict.claim.name == name
 
@@ -117,23 +120,60 @@ def test_a_claim_made_wrong_is_found_out(name: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("check", "holds", "refutes", "predicted"),
+    ("check", "verdict", "predicted"),
     [
-        (equals("q", 4, 4), True, False, "= 4"),
-        (equals("q", 5, 4), False, True, "= 4"),
-        (at_most("q", 1e-13, 1e-12), True, False, "≤ 1e-12"),
-        (at_most("q", 1e-11, 1e-12), False, True, "≤ 1e-12"),
-        (at_least("q", 0.2, 0.1), True, False, "≥ 0.1"),
-        (at_least("q", 0.05, 0.1), False, True, "≥ 0.1"),
-        (near("q", -1.009, -1, 0.01), True, False, "-1 ± 0.01"),
-        (near("q", -1.011, -1, 0.01), False, True, "-1 ± 0.01"),
-        (Check("q", 0.5, 0.25, 0.75), True, False, "0.25 to 0.75"),
-        (equals("q", math.nan, 4), False, False, "= 4"),
-        (at_most("q", -math.inf, 4), True, False, "≤ 4"),
+        (equals("q", 4, 4), "holds", "= 4"),
+        (equals("q", 5, 4), "fails", "= 4"),
+        (at_most("q", 1e-13, 1e-12), "holds", "≤ 1e-12"),
+        (at_most("q", 1e-11, 1e-12), "fails", "≤ 1e-12"),
+        (at_least("q", 0.2, 0.1), "holds", "≥ 0.1"),
+        (at_least("q", 0.05, 0.1), "fails", "≥ 0.1"),
+        (near("q", -1.009, -1, 0.01), "holds", "-1 ± 0.01"),
+        (near("q", -1.011, -1, 0.01), "fails", "-1 ± 0.01"),
+        (within("q", 0.5, 0.25, 0.75), "holds", "0.25 to 0.75"),
+        (equals("q", math.nan, 4), "undecided", "= 4"),
+        (at_most("q", -math.inf, 4), "holds", "≤ 4"),
     ],
 )
-def test_a_check_is_an_interval(check: Check, holds: bool, refutes: bool, predicted: str) -> None:
-    assert (check.holds, check.refutes, check.predicted) == (holds, refutes, predicted)
+def test_an_exact_check_is_a_point(check: Check, verdict: str, predicted: str) -> None:
+    assert (check.verdict, check.predicted, check.known) == (verdict, predicted, "exact")
+
+
+@pytest.mark.parametrize(
+    ("samples", "verdict", "known"),
+    [
+        ([0.91, 0.95, 0.99, 1.0, 1.0], "holds", "0.91 to 1"),
+        ([0.1, 0.2, 0.3, 0.2, 0.1], "fails", "0.1 to 0.3"),
+        ([0.89, 0.95, 0.99, 1.0, 1.0], "undecided", "0.89 to 1"),
+        ([0.2, *[1.0] * 9], "holds", "1 to 1"),  # of ten, one seed may miss
+        ([1.0] * 4, "undecided", "–"),
+        ([1.0] * 5 + [math.nan], "undecided", "–"),
+        ([], "undecided", "–"),
+    ],
+)
+def test_a_check_of_samples_is_an_interval(samples: list[float], verdict: str, known: str) -> None:
+    check = at_least("q", dict(enumerate(samples)), 0.9)
+    assert (check.verdict, check.known, check.seeds) == (verdict, known, tuple(range(len(samples))))
+    assert bool(check.reason) == (known == "–")
+
+
+def test_an_estimate_is_an_interval() -> None:
+    assert at_least("q", Estimate(0.95, 0.5, 1.0), 0.4).verdict == "holds"
+    assert at_least("q", Estimate(0.95, 0.5, 1.0), 0.9).verdict == "undecided"
+    assert at_least("q", Estimate(math.nan, math.nan, math.nan), 0.9).verdict == "undecided"
+
+
+def test_a_negative_says_nothing_without_its_control() -> None:
+    unlearned, learned = (at_most("hard", dict.fromkeys(range(5), score), 0.3) for score in (0.1, 0.9))
+    control = at_least("easy", dict.fromkeys(range(5), 1.0), 0.9)
+    weak = at_least("easy", dict.fromkeys(range(5), 0.5), 0.9)
+    few = at_least("easy", {0: 1.0}, 0.9)
+    assert controlled(unlearned, control).verdict == "holds"
+    for controls in ((weak,), (control, weak), (few,)):
+        assert controlled(unlearned, *controls).verdict == "undecided"
+    said = "says nothing, because its control does not hold: easy is 0.5, predicted ≥ 0.9"
+    assert controlled(unlearned, weak).reason == said
+    assert controlled(learned, weak).verdict == "fails"  # what was learned needs no control
 
 
 @pytest.mark.parametrize(
@@ -142,7 +182,8 @@ def test_a_check_is_an_interval(check: Check, holds: bool, refutes: bool, predic
         ((1.0, 1.0), "holds", "not refuted"),
         ((1.0, 9.0), "fails", "not refuted"),
         ((9.0, 9.0), "fails", "refuted as predicted"),
-        ((9.0, math.nan), "fails", "not refuted"),
+        ((9.0, math.nan), "fails", "undecided"),
+        ((1.0, math.nan), "undecided", "not refuted"),
     ],
 )
 def test_verdicts(measured_values: tuple[float, ...], as_claim: str, as_slogan: str) -> None:
@@ -150,9 +191,22 @@ def test_verdicts(measured_values: tuple[float, ...], as_claim: str, as_slogan: 
     for slogan, status in ((False, as_claim), (True, as_slogan)):
         claim = Claim("name", "statement", "source", "refuted by", lambda _: evidence, slogan)
         assert claim.judge(evidence) == status
+        assert claim.judge(dataclasses.replace(evidence, missing=("run3",))) == "undecided"
         assert Verdict(claim, evidence, claim.judge(evidence), 0.0).as_expected == (
             status in ("holds", "refuted as predicted")
         )
+
+
+@pytest.mark.parametrize(
+    ("values", "status"), [((1,), 0), ((1, 9), 1), ((1, math.nan), 3), ((9, math.nan), 1), ((), 0)]
+)
+def test_the_exit_status_tells_failed_from_undecided(values: tuple[float, ...], status: int) -> None:
+    def verdict(value: float) -> Verdict:
+        evidence = Evidence((at_most("q", value, 2),))
+        claim = Claim("name", "statement", "source", "refuted by", lambda _: evidence)
+        return Verdict(claim, evidence, claim.judge(evidence), 0.0)
+
+    assert paper.exit_status(map(verdict, values)) == status
 
 
 def test_running_reports_progress_and_refuses_unknown_names_first() -> None:
@@ -175,7 +229,7 @@ def test_names_are_listed_without_torch() -> None:
 def test_the_same_seed_measures_the_same_and_another_does_not() -> None:
     def values(seed: int) -> list[float]:
         (verdict,) = run_claims(["gradient_closed_gates"], Settings(seed=seed, n_seeds=5, seq_len=64))
-        return [check.measured for check in verdict.evidence.checks]
+        return [check.value for check in verdict.evidence.checks]
 
     assert values(0) == values(0)
     assert values(0) != values(1)
@@ -273,16 +327,17 @@ def test_the_report_is_complete_and_nothing_else_is_left(tmp_path: Path, measure
     for file in files[2:]:
         assert file.read_bytes().startswith(b"\x89PNG")
     page = files[0].read_text()
-    assert "3 claims, 1 with the expected verdict; not so: made_up, other." in page
-    assert "| a\\|b | nan | 1 to 2 | **no** |" in page
+    assert "3 claims, 1 with the expected verdict; not so: made_up (undecided), other (not refuted)." in page
+    assert "| a\\|b | nan | exact | 1 to 2 | **undecided** |" in page
     for name in ("made_up", "other", "gradient_lti"):
         assert f"## {name}\n" in page
         assert f"({name}.png)" in page
     first, _, last = json.loads(files[1].read_text())
-    assert first["status"] == "fails"
-    assert first["checks"][0] == {"quantity": "fine", "measured": 1, "low": None, "high": 2, "holds": True}
-    assert first["checks"][1]["measured"] is None
-    assert last["status"] == "holds"
+    assert first["verdict"] == "undecided"
+    exact = {"interval": None, "predicted": [None, 2], "verdict": "holds", "seeds": [], "reason": ""}
+    assert first["checks"][0] == {"quantity": "fine", "value": 1} | exact
+    assert first["checks"][1]["value"] is None
+    assert last["verdict"] == "holds"
     assert len(last["panels"][0]["curves"]) == 3
 
 
@@ -305,7 +360,7 @@ def test_the_table_shows_the_check_that_decides() -> None:
     with console.file:
         console.print(paper.verdict_table([_verdict(), _verdict(True)]))
     lines = console.export_text()
-    assert "fails" in lines
+    assert "undecided" in lines
     assert "not refuted" in lines
     assert "a|b: nan (1 to 2 predicted)" in lines
     assert "fine: 1 (≤ 2 said)" in lines

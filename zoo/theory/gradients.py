@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from zoo.contract import require_positive
+from zoo.theory.intervals import FEWEST_SEEDS
 from zoo.theory.operator import POSITIONS_AT_ONCE, Map, check_input, evaluated, separate_rows
 
 MakeInput: TypeAlias = Callable[[torch.Generator, int], Tensor]
@@ -28,8 +29,6 @@ Layer: TypeAlias = nn.Module | Callable[[int], nn.Module]
 
 _N_DISTANCES = 16
 _FEWEST_DISTANCES = 3  # below, a line through them says nothing
-FEWEST_SEEDS = 5
-"""Seeds that an interval needs: resampled from four, a nominal 95 % interval covers 86 to 91 %, from two about half."""
 
 _TAIL = 0.25  # the fit starts at this fraction of the range
 _FLOOR = 8.0  # times the dtype's eps, relative to the largest J: below, float32 decays are known to be wrong
@@ -248,7 +247,7 @@ def decay_rate(
     values, taus = profile.values.double(), profile.distances
     if values.ndim != 2 or values.shape[1] != len(taus) or not values.isfinite().all() or bool((values < 0).any()):
         raise ValueError(f"a profile needs finite, non-negative values (seed, {len(taus)}), got {tuple(values.shape)}")
-    if len(values) < FEWEST_SEEDS:
+    if len(values) < FEWEST_SEEDS:  # resampled from four, nominal 95 % cover 86 to 91 %, from two about half
         raise ValueError(f"an interval needs at least {FEWEST_SEEDS} seeds, got {len(values)}")
     reach, n = _reach(profile)
     taus = taus[:reach].double()

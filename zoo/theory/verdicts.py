@@ -28,6 +28,12 @@ _STYLES: dict[str, dict[str, Any]] = {
     "stars": {"linestyle": "", "marker": "*", "markersize": 13},
     "dashed": {"linestyle": "--", "linewidth": 1.2},
 }
+RULE = (
+    "A check holds when the whole 95 % interval lies where it is predicted, fails when all of it lies outside, and is "
+    "undecided otherwise. What is measured over seeds is their median, with an interval from the order of the samples, "
+    "for which five are needed; an exact quantity has no interval."
+)
+"""How checks are judged, for the pages."""
 _WIDTH = 6.4  # inches, of a panel
 _MOST_TICKS = 6
 
@@ -46,19 +52,22 @@ def verdict_record(verdict: Verdict) -> dict[str, Any]:
         "statement": claim.statement,
         "source": claim.source,
         "refuted_by": claim.refuted_by,
-        "status": verdict.status,
+        "verdict": verdict.status,
         "as_expected": verdict.as_expected,
         "seconds": round(verdict.seconds, 3),
         "checks": [
             {
                 "quantity": check.quantity,
-                "measured": check.measured,
-                "low": check.low,
-                "high": check.high,
-                "holds": check.holds,
+                "value": check.value,
+                "interval": check.interval,
+                "predicted": [check.low, check.high],
+                "verdict": check.verdict,
+                "seeds": check.seeds,
+                "reason": check.reason,
             }
             for check in verdict.evidence.checks
         ],
+        "missing": verdict.evidence.missing,
         "panels": [
             {
                 "title": panel.title,
@@ -82,18 +91,26 @@ def verdict_table(verdicts: Iterable[Verdict]) -> Table:
     rows = []
     for verdict in verdicts:
         checks, slogan = verdict.evidence.checks, verdict.claim.slogan
-        right = [check.refutes if slogan else check.holds for check in checks]
-        telling = checks[right.index(False)] if False in right else checks[-1]
-        instance = (
-            f"{telling.quantity}: {number(telling.measured)} ({telling.predicted} {'said' if slogan else 'predicted'})"
-        )
-        colour = "green" if verdict.as_expected else "bold red"
-        status = text(verdict.status, style=colour)
-        rows.append((verdict.claim.name, status, f"{sum(right)}/{len(right)}", instance, f"{verdict.seconds:.1f}"))
+        right, wrong = ("fails", "holds") if slogan else ("holds", "fails")
+        found = [check.verdict for check in checks]
+        against = next((each for each in (wrong, "undecided") if each in found), None)
+        telling = checks[found.index(against) if against else -1]
+        value = f"{number(telling.value)}, {telling.known}" if telling.interval else number(telling.value)
+        said = f"{telling.predicted} {'said' if slogan else 'predicted'}"
+        instance = f"{telling.quantity}: {value} ({said}{', ' if telling.reason else ''}{telling.reason})"
+        colour = "green" if verdict.as_expected else "yellow" if verdict.status == "undecided" else "bold red"
+        status, passed = text(verdict.status, style=colour), f"{found.count(right)}/{len(found)}"
+        rows.append((verdict.claim.name, status, passed, instance, f"{verdict.seconds:.1f}"))
     shown = make_table(("claim", "verdict", "checks", "for instance", "s"), rows, "llrlr", title="Claims")
     for column in shown.columns[:2]:
         column.no_wrap = True
     return shown
+
+
+def exit_status(verdicts: Iterable[Verdict]) -> int:
+    """Return 0 if all is as expected, 1 if a claim fails or a slogan is not refuted, 3 if some are only undecided."""
+    against = [verdict.status for verdict in verdicts if not verdict.as_expected]
+    return 3 if against and set(against) == {"undecided"} else int(bool(against))
 
 
 def write_report(verdicts: Sequence[Verdict], folder: str | Path) -> list[Path]:
@@ -122,11 +139,13 @@ def write_report(verdicts: Sequence[Verdict], folder: str | Path) -> list[Path]:
 
 def verdicts_as_markdown(verdicts: Sequence[Verdict]) -> str:
     """Return a page: a summary, then each claim with its checks and its plots (as `write_report` names them)."""
-    unexpected = [verdict.claim.name for verdict in verdicts if not verdict.as_expected]
+    unexpected = [f"{each.claim.name} ({each.status})" for each in verdicts if not each.as_expected]
     lines = ["# Claims and verdicts", ""]
     lines += [
         f"{len(verdicts)} claims, {len(verdicts) - len(unexpected)} with the expected verdict"
         + (f"; not so: {', '.join(unexpected)}." if unexpected else "."),
+        "",
+        RULE,
         "",
         *table(
             ("claim", "verdict", "seconds"),
@@ -157,22 +176,32 @@ def section(record: Mapping[str, Any], plots: Sequence[str]) -> list[str]:
         "",
         f"- Source: {record['source']}",
         f"- {'Refuted' if slogan else 'Would be refuted'} by: {record['refuted_by']}",
-        f"- Verdict: **{record['status']}**",
+        f"- Verdict: **{record['verdict']}**",
         "",
     ]
+    if record["missing"]:
+        lines += [f"Undecided while runs are missing: {', '.join(record['missing'])}.", ""]
     rows = []
-    for each in record["checks"]:
-        low, high = (
-            end if each[name] is None else each[name] for name, end in (("low", -math.inf), ("high", math.inf))
-        )
-        check = Check(each["quantity"], math.nan if each["measured"] is None else each["measured"], low, high)
-        rows.append((check.quantity, number(check.measured), check.predicted, "yes" if check.holds else "**no**"))
-    headings = ("quantity", "measured", "the slogan implies" if slogan else "predicted", "")
-    lines += [*table(headings, rows, "lrrl"), ""]
+    for check in map(_read_check, record["checks"]):
+        word = check.verdict if check.verdict == ("fails" if slogan else "holds") else f"**{check.verdict}**"
+        said = f"{word}: {check.reason}" if check.reason else word
+        rows.append((check.quantity, number(check.value), check.known, check.predicted, said))
+    headings = ("quantity", "measured", "95 % interval", "the slogan implies" if slogan else "predicted", "verdict")
+    lines += [*table(headings, rows, "lrrrl"), ""]
     titles = [panel["title"] for panel in record["panels"]]
     for plot, title in zip(plots, titles if len(plots) == len(titles) else ["; ".join(titles)], strict=True):
         lines += [f"![{title}]({plot})", ""]
     return lines
+
+
+def _read_check(record: Mapping[str, Any]) -> Check:
+    """Read a check as it stands in the JSON, where an open end and what is not finite is null."""
+    low, high = (
+        end if given is None else given for given, end in zip(record["predicted"], (-math.inf, math.inf), strict=True)
+    )
+    value, *ends = (math.nan if x is None else x for x in (record["value"], *(record["interval"] or ())))
+    interval = (ends[0], ends[1]) if ends else None
+    return Check(record["quantity"], value, low, high, interval, tuple(record["seeds"]), record["reason"])
 
 
 def panel_figure(panel: Panel) -> Figure:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Literal, TypeAlias
 
 import torch
 
-from zoo.report.numbers import Number, number
-from zoo.theory.gradients import FEWEST_SEEDS
+from zoo.report.numbers import NOTHING, Number, count, number
+from zoo.theory.intervals import FEWEST_SEEDS, Estimate, of_median
 
-Status: TypeAlias = Literal["holds", "fails", "refuted as predicted", "not refuted"]
+CheckStatus: TypeAlias = Literal["holds", "fails", "undecided"]
+Status: TypeAlias = Literal["holds", "fails", "refuted as predicted", "not refuted", "undecided"]
 CurveStyle: TypeAlias = Literal["line", "points", "marked", "stars", "dashed"]
 
 
@@ -62,28 +64,47 @@ QUICK = Settings()
 FULL = Settings(n_seeds=9, steps=600, seq_len=1024, ranks=(1, 2, 4, 8, 12), starts=4)
 
 
+Samples: TypeAlias = Mapping[int, Number]
+"""One measurement for each seed; pair what shares a seed with `paired`."""
+Measured: TypeAlias = Number | Samples | Estimate
+"""A number is exact, by algebra or by a deterministic measurement: it has no interval."""
+
+
 @dataclass(frozen=True)
 class Check:
-    """One quantity: what was measured, and the interval in which the prediction puts it."""
+    """One quantity: what was measured, with its interval, and the region in which the prediction puts it.
+
+    Attributes:
+        quantity: its name.
+        value: what was measured; of samples, their median.
+        low: least predicted value.
+        high: largest predicted value.
+        interval: 95 % interval of the value; None where it is exact, or undecided for the reason given.
+        seeds: those of the samples.
+        reason: why nothing can be decided, whatever was measured.
+    """
 
     quantity: str
-    measured: Number
+    value: Number
     low: Number = -math.inf
     high: Number = math.inf
+    interval: tuple[Number, Number] | None = None
+    seeds: tuple[int, ...] = ()
+    reason: str = ""
 
     @property
-    def holds(self) -> bool:
-        """Whether the measurement lies in the interval; NaN lies in none."""
-        return self.low <= self.measured <= self.high
-
-    @property
-    def refutes(self) -> bool:
-        """Whether the measurement lies outside of the interval; NaN refutes nothing."""
-        return math.isfinite(self.measured) and not self.holds
+    def verdict(self) -> CheckStatus:
+        """Holds with the whole interval in the predicted region, fails with all of it outside; NaN decides nothing."""
+        low, high = self.interval or (self.value, self.value)
+        if self.reason:
+            return "undecided"
+        if self.low <= low and high <= self.high:
+            return "holds"
+        return "fails" if high < self.low or low > self.high else "undecided"
 
     @property
     def predicted(self) -> str:
-        """The interval in words."""
+        """The predicted region in words."""
         if self.low == self.high:
             return f"= {number(self.low)}"
         if self.low == -math.inf:
@@ -95,26 +116,74 @@ class Check:
             return f"{number(middle)} ± {room:.1g}"
         return f"{number(self.low)} to {number(self.high)}"
 
+    @property
+    def known(self) -> str:
+        """The interval in words."""
+        if self.interval is None:
+            return NOTHING if self.reason else "exact"
+        return " to ".join(map(number, self.interval))
+
+
+def within(quantity: str, measured: Measured, low: Number = -math.inf, high: Number = math.inf) -> Check:
+    """Predict no less than `low` and no more than `high`."""
+    if isinstance(measured, Estimate):
+        return Check(quantity, measured.value, low, high, measured[1:])
+    if not isinstance(measured, Mapping):
+        return Check(quantity, measured, low, high)
+    seeds, reason = tuple(sorted(measured)), ""
+    if lost := [seed for seed in seeds if not math.isfinite(measured[seed])]:
+        reason = f"no number for seed {', '.join(map(str, lost))}"
+    elif len(seeds) < FEWEST_SEEDS:
+        reason = f"{count(len(seeds), 'seed')} of the {FEWEST_SEEDS} that an interval needs"
+    if reason:
+        return Check(quantity, median(measured.values()) if seeds else math.nan, low, high, None, seeds, reason)
+    found = of_median(list(measured.values()))
+    return Check(quantity, found.value, low, high, found[1:], seeds)
+
 
 def equals(quantity: str, measured: Number, value: Number) -> Check:
-    """Prediction: exactly `value`."""
-    return Check(quantity, measured, value, value)
+    """Predict exactly `value`."""
+    return within(quantity, measured, value, value)
 
 
-def at_most(quantity: str, measured: Number, value: Number) -> Check:
-    """Prediction: no more than `value`."""
-    return Check(quantity, measured, high=value)
+def at_most(quantity: str, measured: Measured, value: Number) -> Check:
+    """Predict no more than `value`."""
+    return within(quantity, measured, high=value)
 
 
-def at_least(quantity: str, measured: Number, value: Number) -> Check:
-    """Prediction: no less than `value`."""
-    return Check(quantity, measured, low=value)
+def at_least(quantity: str, measured: Measured, value: Number) -> Check:
+    """Predict no less than `value`."""
+    return within(quantity, measured, low=value)
 
 
-def near(quantity: str, measured: Number, value: Number, relative: float) -> Check:
-    """Prediction: `value`, to within `relative` of it."""
+def near(quantity: str, measured: Measured, value: Number, relative: float) -> Check:
+    """Predict `value`, to within `relative` of it."""
     room = abs(value) * relative
-    return Check(quantity, measured, value - room, value + room)
+    return within(quantity, measured, value - room, value + room)
+
+
+def paired(function: Callable[..., Number], *samples: Samples) -> Samples:
+    """Return what a function makes of the measurements of each seed that all samples have: a difference, a ratio.
+
+    >>> paired(lambda a, b: a - b, {0: 3.0, 1: 5.0}, {1: 4.0, 2: 0.0})
+    {1: 1.0}
+    """
+    seeds = [seed for seed in samples[0] if all(seed in each for each in samples)]
+    return {seed: function(*(each[seed] for each in samples)) for seed in seeds}
+
+
+def controlled(negative: Check, *controls: Check) -> Check:
+    """Return a check that something is not learned, undecided unless each control holds: it says nothing then.
+
+    A control is what the same mixer must have learned under the same budget, named before the runs: the task made
+    easier by a shorter distance, fewer pairs, a smaller group; or that four times the training changes nothing.
+    """
+    for control in controls:
+        if negative.verdict == "holds" and control.verdict != "holds":
+            why = f", with {control.reason}" if control.reason else ""
+            missed = f"{control.quantity} is {number(control.value)}, predicted {control.predicted}{why}"
+            return replace(negative, reason=f"says nothing, because its control does not hold: {missed}")
+    return negative
 
 
 @dataclass(frozen=True)
@@ -148,10 +217,11 @@ class Panel:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a measurement returns."""
+    """What a measurement returns; `missing` names what was planned and is not there, so that nothing is decided."""
 
     checks: tuple[Check, ...]
     panels: tuple[Panel, ...] = ()
+    missing: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.checks:
@@ -169,7 +239,7 @@ class Claim:
         refuted_by: the measurement that would refute it.
         measure: makes that measurement.
         slogan: a sentence that is often said and is false: its checks say what it would imply, and it is refuted as
-            predicted when none of them holds.
+            predicted when all of them fail.
     """
 
     name: str
@@ -181,9 +251,12 @@ class Claim:
 
     def judge(self, evidence: Evidence) -> Status:
         """Return the verdict that the evidence compels."""
+        found = {check.verdict for check in evidence.checks}
+        if evidence.missing:
+            return "undecided"
         if self.slogan:
-            return "refuted as predicted" if all(check.refutes for check in evidence.checks) else "not refuted"
-        return "holds" if all(check.holds for check in evidence.checks) else "fails"
+            return "not refuted" if "holds" in found else "refuted as predicted" if found == {"fails"} else "undecided"
+        return "fails" if "fails" in found else "holds" if found == {"holds"} else "undecided"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,28 @@
+"""What each experiment of configs/experiment/ predicts, in numbers: one module per experiment, named as its file.
+
+A file says in words what is expected and which runs decide; its module says the same as checks, committed before the
+runs are made.
+"""
+
+from zoo.naming import Registry
+
+_HERE = "lab.experiments.predictions"
+
+PREDICTIONS = Registry(
+    "experiment",
+    {
+        "head_count": (f"{_HERE}.head_count:PREDICTION", "heads trained on an SSM of rank k end at the exact bound"),
+        "rank_gap": (f"{_HERE}.rank_gap:PREDICTION", "one head against an SSM of rank k"),
+        "gradient_highway": (
+            f"{_HERE}.gradient_highway:PREDICTION",
+            "the gradient before training says what is learned",
+        ),
+        "recall": (f"{_HERE}.recall:PREDICTION", "recall grows with the state"),
+        "state_tracking": (
+            f"{_HERE}.state_tracking:PREDICTION",
+            "who keeps a group's element beyond the trained length",
+        ),
+        "hybrid_ratio": (f"{_HERE}.hybrid_ratio:PREDICTION", "one attention layer in four is enough"),
+        "real_text": (f"{_HERE}.real_text:PREDICTION", "near symbols carry most of text, recall the rest"),
+    },
+)

@@ -1,0 +1,47 @@
+"""One head against an SSM of rank k, both trained."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+
+from lab.experiments.predictions.head_count import bounds_of
+from lab.experiments.vocabulary import ERROR, NOISE, ZERO, Prediction, Runs, curve, least, panel
+from zoo.theory.claims.claim import Check, Evidence, at_least, at_most, near
+
+
+def judge(runs: Runs) -> Evidence:
+    """Expect one head at its bound, softmax not below it, and an SSM far below it."""
+    checks: list[Check] = []
+    labels = {"factorized": "one head: trained", "attention": "one softmax head", "diagonal_ssm": "SSM"}
+    errors: dict[str, dict[int, float]] = {name: {} for name in labels}
+    bounds: dict[int, float] = {}
+    for k, of_k in runs.by("task.k"):
+        (bound,) = bounds_of(of_k, [1])
+        bounds[k] = bound
+        samples = {}
+        for name, found in errors.items():
+            by_rate = [at_rate.samples(ERROR) for _, at_rate in of_k.where({"mixer.name": name}).by("lr")]
+            samples[name] = least(by_rate)  # of several learning rates, the better one of each seed
+            found[k] = median(samples[name].values() or [math.nan])
+        if k == 1:
+            checks.append(at_most("k=1: error of one head", samples["factorized"], ZERO))
+            continue
+        one, softmax, ssm = samples.values()
+        checks += [
+            near(f"k={k}: error of one head", one, bound, NOISE),
+            at_least(f"k={k}: error of one softmax head, as trained", softmax, bound * (1 - NOISE)),
+            at_most(f"k={k}: error of the SSM", ssm, bound / 10),
+        ]
+    curves = [curve("one head: bound", {k: b for k, b in bounds.items() if b > ZERO}, "dashed")]
+    curves += [curve(labels[name], found) for name, found in errors.items()]
+    title = "One head against an SSM of rank k"
+    drawn = panel(title, "rank k of the teacher", "relative squared error", curves, lowest=1e-13)
+    return Evidence(tuple(checks), (drawn,))
+
+
+PREDICTION = Prediction(
+    "Ghodsi, arXiv 2512.15115 (interaction rank)",
+    "one head off its bound by more than 3 %, one softmax head below it, or an SSM above a tenth of it",
+    judge,
+)

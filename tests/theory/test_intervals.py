@@ -1,0 +1,109 @@
+"""Intervals cover what they say: by simulation, at the numbers of seeds that experiments use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from zoo import naming
+from zoo.theory import intervals
+
+LEAST = 0.93
+"""Coverage of nominal 95 %."""
+Sampler = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
+KINDS: dict[str, tuple[Sampler, float]] = {
+    "normal": (lambda rng, size: rng.normal(size=size), 0.0),
+    "skewed": (lambda rng, size: rng.lognormal(sigma=1.5, size=size), 1.0),
+    "accuracies near one": (lambda rng, size: 1 - rng.exponential(0.01, size=size).clip(0, 1), 1 - 0.01 * math.log(2)),
+    "one seed in five learns nothing": (
+        lambda rng, size: np.where(rng.random(size) < 0.2, 0.25, 1 - 0.01 * rng.random(size)),
+        1 - 0.01 * 0.625,
+    ),
+    "shares of 40 right answers": (lambda rng, size: rng.binomial(40, 0.98, size) / 40, 1.0 - 0.025),
+    "all alike": (lambda rng, size: np.ones(size), 1.0),
+}
+"""How samples are drawn, and the median of what they are drawn from."""
+
+
+@pytest.mark.parametrize("n", [5, 10])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_interval_of_a_median_covers_it(kind: str, n: int, rng: np.random.Generator) -> None:
+    sample, median = KINDS[kind]
+    _, low, high = intervals.of_median(range(n))  # of n ordered samples, which two
+    draws = np.sort(sample(rng, (20_000, n)), axis=1)
+    assert np.mean((draws[:, int(low)] <= median) & (median <= draws[:, int(high)])) >= LEAST
+
+
+def test_the_interval_of_a_median_is_no_wider_than_it_must_be(rng: np.random.Generator) -> None:
+    assert intervals.of_median([3, 1, 2, 5, 9]) == (3, 1, 9)
+    assert intervals.of_median(range(10)) == (4.5, 1, 8)  # 0.979; between the next two 0.891
+    assert intervals.of_median(range(20)) == (9.5, 5, 14)
+    assert intervals.of_median([0.7] * 5) == (0.7, 0.7, 0.7)
+    with pytest.raises(ValueError, match="at least 5 samples, got 4"):
+        intervals.of_median([1, 2, 3, 4])
+
+
+@pytest.mark.parametrize(
+    ("successes", "n", "low", "high"), [(0, 10, 0, 0.3085), (5, 5, 0.4782, 1), (3, 6, 0.118, 0.882)]
+)
+def test_shares(successes: int, n: int, low: float, high: float) -> None:
+    """The ends are shares at which so many successes, or fewer, have a probability of 2.5 %."""
+    found = intervals.of_share(successes, n)
+    assert found == pytest.approx((successes / n, low, high), abs=2e-4)
+
+
+def correlated(rng: np.random.Generator, n: int, rho: float) -> tuple[list[float], list[float]]:
+    x, noise = rng.normal(size=(2, n))
+    return x.tolist(), (rho * x + math.sqrt(1 - rho**2) * noise).tolist()
+
+
+@pytest.mark.parametrize(
+    ("n", "rho", "n_draws"),
+    [
+        (10, 0.6, 400),
+        *(pytest.param(n, rho, 4000, marks=pytest.mark.slow) for n in (6, 10, 15) for rho in (0, 0.6, 0.9)),
+    ],
+)
+def test_the_interval_of_a_rank_correlation_covers_it(
+    n: int, rho: float, n_draws: int, rng: np.random.Generator
+) -> None:
+    spearman = 6 / math.pi * math.asin(rho / 2)
+    found = (intervals.of_rank_correlation(*correlated(rng, n, rho)) for _ in range(n_draws))
+    assert np.mean([low <= spearman <= high for _, low, high in found]) >= LEAST
+
+
+def test_rank_correlations() -> None:
+    value, low, high = intervals.of_rank_correlation(range(10), [x**3 for x in range(10)])
+    assert value == pytest.approx(1)
+    assert 0.9 < low < high < 1
+    backwards = intervals.of_rank_correlation(range(10), [-x for x in range(10)])
+    assert backwards == pytest.approx((-1, -high, -low))
+    assert all(math.isnan(number) for number in intervals.of_rank_correlation(range(5), [1] * 5))
+    with pytest.raises(ValueError, match="at least 5 pairs, got 4 and 4"):
+        intervals.of_rank_correlation(range(4), range(4))
+
+
+def test_the_interval_of_a_ranking_covers_it(rng: np.random.Generator) -> None:
+    draws = [(rng.normal(1, 1, 10), rng.normal(0, 1, 5)) for _ in range(400)]
+    truth = 0.5 * (1 + math.erf(0.5))  # a normal difference of mean 1 and variance 2 is positive
+    found = [intervals.of_superiority(upper.tolist(), lower.tolist()) for upper, lower in draws]
+    assert np.mean([low <= truth <= high for _, low, high in found]) >= LEAST
+
+
+def test_rankings() -> None:
+    assert intervals.of_superiority([3, 2], [1]).value == 1
+    assert intervals.of_superiority([1], [1]).value == 0.5
+    assert intervals.of_superiority([1] * 5, [0] * 9) == pytest.approx((1, 0.5655, 1), abs=1e-4)
+    assert math.isnan(intervals.of_superiority([1], []).low)
+
+
+def test_without_scipy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> None:
+        raise ModuleNotFoundError(name=name)
+
+    monkeypatch.setattr(naming, "import_module", absent)
+    with pytest.raises(naming.MissingExtraError, match=r"scipy is not installed: pip install 'mixer-zoo\[report\]'"):
+        intervals.of_median(range(5))
