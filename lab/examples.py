@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lab.build import build_task
 from lab.compare.runs import read_config
+from zoo.report.numbers import count
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,16 +17,18 @@ class Examples(NamedTuple):
     """Sequences of a split and their labels at each position.
 
     Attributes:
-        task: its name.
+        task: its name, and of a mixture which of its shapes.
         loss: cross_entropy, with classes as labels and -100 where there is none, or mse, with numbers and NaN.
         inputs: (n, seq) tokens or (n, seq, d_input) vectors.
         labels: (n, seq) classes or (n, seq, n_outputs) numbers.
+        chance: accuracy without the input; None for numbers.
     """
 
     task: str
     loss: str
     inputs: Tensor
     labels: Tensor
+    chance: float | None
 
 
 def examples(run_dir: Path, split: str, n: int) -> Examples:
@@ -46,4 +49,7 @@ def examples(run_dir: Path, split: str, n: int) -> Examples:
     config = read_config(run_dir)
     task = build_task(config)
     arrays = sample_split(task, split, at_most(task, split, n), config["seed"])
-    return Examples(task.name, task.spec.loss, torch.from_numpy(arrays["inputs"]), torch.from_numpy(arrays["labels"]))
+    mixture = config["task"].get("mixture")
+    name = task.name if mixture is None else f"{task.name}, the longest of {count(len(mixture), 'shape')}"
+    inputs, labels = (torch.from_numpy(arrays[key]) for key in ("inputs", "labels"))
+    return Examples(name, task.spec.loss, inputs, labels, task.spec.chance)

@@ -308,7 +308,8 @@ def _measure(arguments: argparse.Namespace) -> int:
 def _heads(arguments: argparse.Namespace) -> int:
     _check_report()
     from zoo.report.files import check_place, write_atomically
-    from zoo.theory.model_heads import QUANTITIES, measure_heads, positions_to_read
+    from zoo.report.numbers import size
+    from zoo.theory.model_heads import QUANTITIES, measure_heads, memory_needed, positions_to_read
     from zoo.theory.model_heads_page import COLUMNS, Reading, describe, heads_as_json, heads_page
     from zoo.theory.model_inputs import model_inputs
 
@@ -321,6 +322,9 @@ def _heads(arguments: argparse.Namespace) -> int:
     )
     cost = positions_to_read(model, found.inputs, found.others)
     cut = arguments.functional == "always" or (arguments.functional == "auto" and cost <= _CHEAP)
+    needed = memory_needed(model, found.inputs.shape[1], len(found.inputs), cut)
+    console = make_console()
+    console.print(f"Measuring needs about {size(needed)} of memory besides the model.", highlight=False)
     with progress(len(model.layers.chain()) * len(QUANTITIES)) as advance:
         rows = measure_heads(
             model,
@@ -329,8 +333,7 @@ def _heads(arguments: argparse.Namespace) -> int:
             found.score,
             progress=lambda row, quantity: advance(f"{row}: {quantity}"),
         )
-    reading = Reading(arguments.model, found.where, found.scored if cut else "")
-    console = make_console()
+    reading = Reading(arguments.model, found.where, found.scored if cut else "", found.chance)
     cells = [[row.name, *(column.cell(row) for column in COLUMNS)] for row in rows]
     headings = ["", *(column.heading for column in COLUMNS)]
     console.print(make_table(headings, cells, "l" + "r" * len(COLUMNS), title=f"Heads of {arguments.model}"))

@@ -43,7 +43,8 @@ def test_a_run_is_read_and_scored_on_its_task(run: Path, capsys: pytest.CaptureF
         assert layer["score"] == pytest.approx(accuracy(test.labels)(zoo.load(run)(test.inputs)))
     assert str(layer["rank"]) in layer["score_by_heads"]
     whole = f"the whole model has {layer['score']:.3g}"
-    for line in ("2 sequences of mqar", "accuracy on 3 others", whole, "functional heads"):
+    assert "of memory besides the model" in shown
+    for line in ("2 sequences of mqar.", "accuracy on 3 others", f"{whole}, chance {test.chance:.3g}", "functional heads"):
         assert line in shown
         assert line in page.read_text()
     assert "http" not in page.read_text()
@@ -51,7 +52,18 @@ def test_a_run_is_read_and_scored_on_its_task(run: Path, capsys: pytest.CaptureF
 
 def test_no_layer_is_cut_where_that_is_not_asked_for(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["heads", str(run), "--sequences", "1", "--others", "1", "--functional", "never"]) == 0
-    assert "Score" not in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "at 1 sequence of mqar." in shown
+    assert "Score" not in shown
+
+
+def test_the_shape_of_a_mixture_that_is_read_is_named(run: Path) -> None:
+    file = run / "config.yaml"
+    given = yaml.safe_load(file.read_text())
+    given["task"]["mixture"] = [{"n_pairs": 1}, {"seq_len": 18}]
+    file.write_text(yaml.safe_dump(given))
+    found = examples(run, "test", 2)
+    assert (found.task, found.inputs.shape) == ("mqar, the longest of 2 shapes", (2, 18))
 
 
 def test_what_cannot_be_read_is_refused_in_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

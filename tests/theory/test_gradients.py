@@ -76,6 +76,15 @@ def test_profile_of_an_lti_map_is_in_its_kernel() -> None:
     np.testing.assert_allclose(found.values[0].numpy(), expected, rtol=1e-9)
 
 
+def test_a_sketch_of_a_profile_is_near_it_and_parts_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = lti(0.9)
+    exact = gradient_profile(layer, seeds=2, seq_len=SEQ).values
+    assert not torch.equal(near := gradient_profile(layer, seeds=2, seq_len=SEQ, sketch=2).values, exact)
+    assert (near / exact).log().abs().median() < 0.7
+    monkeypatch.setattr("zoo.theory.gradients.POSITIONS_AT_ONCE", 1)
+    assert_close(gradient_profile(layer, seeds=2, seq_len=SEQ).values, exact)
+
+
 @pytest.mark.parametrize("rho", [0.9, 0.99, 0.999])
 def test_lti_rate_is_log_rho(rho: float) -> None:
     found = decay_rate(gradient_profile(lambda _: lti(rho), seq_len=256, seeds=5))

@@ -11,6 +11,7 @@ from torch import Tensor
 from tests.cases import draw, randomise
 from zoo import Backbone
 from zoo.theory.model_heads import CutScores, accuracy, agreement, cut_scores, explained, measure_heads
+from zoo.theory.model_heads_page import Reading, heads_figure
 
 SIZES = {"d_model": 8, "n_layers": 2, "vocab_size": 12, "n_outputs": 12}
 
@@ -57,6 +58,11 @@ def test_a_layer_cut_to_nothing_adds_what_does_not_depend_on_its_input(generator
     assert found.scores == {0: score(silent(others))}
 
 
+def test_the_plot_ends_where_its_numbers_do(generator: torch.Generator) -> None:
+    rows = measure_heads(model_of(generator), tokens(generator), tokens(generator, 4), grid=(0, 1, 2))
+    assert heads_figure(rows, Reading("model", "here", "score", 0.25)).axes[0].get_xlim()[1] < 4
+
+
 def test_a_mixer_behind_a_canon_layer_has_its_heads(generator: torch.Generator) -> None:
     model = model_of(generator, mixer={"name": "attention", "n_heads": 2}, n_layers=1, canon="A")
     rows = measure_heads(model, tokens(generator))
@@ -84,7 +90,8 @@ def test_scores_are_of_labelled_positions(generator: torch.Generator) -> None:
 
 def test_bad_input_is_refused_in_one_line(generator: torch.Generator) -> None:
     model, x = model_of(generator), tokens(generator)
-    with pytest.raises(ValueError, match="grid must hold"):
-        measure_heads(model, x, x, grid=(-1, 2))
+    for grid in ((-1, 2), ()):
+        with pytest.raises(ValueError, match="grid must hold"):  # before anything is measured
+            measure_heads(model, x, x, grid=grid, progress=lambda *_: pytest.fail("measured"))
     with pytest.raises(ValueError, match="inputs must be tokens"):
         measure_heads(model, draw(1, 4, 8, generator=generator))

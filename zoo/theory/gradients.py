@@ -74,8 +74,11 @@ def gradient_profile(
     seeds: int | Sequence[int] = 8,
     *,
     seq_len: int = 256,
+    sketch: int | None = None,
 ) -> GradientProfile:
     """J(tau) = ||d y_n / d x_{n - tau}||_F for n the last position, exact, for each seed.
+
+    With a sketch, Gaussian cotangents take the place of one for each output channel: J^2 is right in expectation.
 
     float32 recurrences that accumulate log-decays have a false gradient floor near 1e-9: measure those in float64.
 
@@ -88,6 +91,7 @@ def gradient_profile(
             short of the start by a sixteenth: what moves keeps some past, which a convolution or state may see.
         seeds: how many, or which.
         seq_len: length of the input.
+        sketch: how many Gaussian cotangents; default one for each output channel, which is exact.
 
     Raises:
         ValueError: distances outside the sequence or not ascending, no seeds, an input that is not (seq_len, d_in),
@@ -95,7 +99,7 @@ def gradient_profile(
             depend on its input.
         OperatorError: the layer does not repeat itself, or rows of the batch are coupled (inputs are stacked there).
     """
-    return _profile(layer, None if make_input is None else lambda _: make_input, distances, seeds, seq_len)
+    return _profile(layer, None if make_input is None else lambda _: make_input, distances, seeds, seq_len, sketch)
 
 
 def highway_profile(
@@ -134,8 +138,9 @@ def _profile(
     distances: Sequence[int] | None,
     seeds: int | Sequence[int],
     seq_len: int,
+    sketch: int | None = None,
 ) -> GradientProfile:
-    require_positive(seq_len=seq_len)
+    require_positive(seq_len=seq_len, sketch=sketch)
     if isinstance(seeds, int):
         require_positive(seeds=seeds)
         seeds = range(seeds)
@@ -155,7 +160,7 @@ def _profile(
             inputs = [make_input(torch.Generator().manual_seed(seed), int(tau)) for tau in taus]
             x, where = _stacked(made, inputs, seq_len), torch.arange(len(taus))
         with evaluated(made) as f:
-            rows.append(_last_row_norms(f, x, type(made).__name__).cpu()[where, taus])
+            rows.append(_last_row_norms(f, x, type(made).__name__, sketch).cpu()[where, taus])
     return GradientProfile(torch.stack(rows), taus, seq_len)
 
 
@@ -200,21 +205,35 @@ def _stacked(layer: nn.Module, inputs: Sequence[Tensor], seq_len: int) -> Float[
     return stacked
 
 
-def _last_row_norms(f: Map, x: Float[Tensor, "inputs seq d_in"], name: str) -> Float[Tensor, "inputs seq"]:
-    """J(tau) for every tau, of each input: one backward pass with a cotangent for each output channel, stacked."""
-    d_out = separate_rows(f, x[:1])[0].shape[-1]
-    norms = []
-    for some in x.split(max(1, POSITIONS_AT_ONCE // (d_out * x.shape[1]))):
-        point = some.repeat_interleave(d_out, 0).requires_grad_()
-        with torch.enable_grad():
-            y = f(point)[:, -1]
-            cotangents = torch.eye(d_out).to(y).repeat(len(some), 1)
-            grad = torch.autograd.grad(y, point, cotangents, allow_unused=True)[0] if y.requires_grad else None
-        if grad is None:
-            raise ValueError(f"no gradient: autograd finds no path from the input of {name} to its output")
-        norm = torch.linalg.vector_norm(grad.double().unflatten(0, (len(some), d_out)), dim=(1, 3))
-        norms.append(norm.flip(1).to(x.dtype))
-    return torch.cat(norms)
+def _last_row_norms(
+    f: Map, x: Float[Tensor, "inputs seq d_in"], name: str, sketch: int | None
+) -> Float[Tensor, "inputs seq"]:
+    """J(tau) for every tau, of each input: one backward pass for each cotangent, as many at once as memory bears."""
+    d_out, seq_len = separate_rows(f, x[:1])[0].shape[-1], x.shape[1]
+    if sketch is None or sketch >= d_out:
+        cotangents = torch.eye(d_out)
+    else:
+        cotangents = torch.randn(sketch, d_out, generator=torch.Generator().manual_seed(0)) / sketch**0.5
+    at_once = max(1, POSITIONS_AT_ONCE // seq_len)
+    norms = [
+        torch.stack([_row_norms(f, some, few, name) for few in cotangents.split(at_once)]).norm(dim=0)
+        for some in x.split(max(1, at_once // len(cotangents)))
+    ]
+    return torch.cat(norms).flip(1).to(x.dtype)
+
+
+def _row_norms(
+    f: Map, x: Float[Tensor, "inputs seq d_in"], cotangents: Float[Tensor, "rows d_out"], name: str
+) -> Float[Tensor, "inputs seq"]:
+    """Return the size of what the cotangents of the last position's output give at each source position."""
+    point = x.repeat_interleave(len(cotangents), 0).requires_grad_()
+    with torch.enable_grad():
+        y = f(point)[:, -1]
+        given = cotangents.to(y).repeat(len(x), 1)
+        grad = torch.autograd.grad(y, point, given, allow_unused=True)[0] if y.requires_grad else None
+    if grad is None:
+        raise ValueError(f"no gradient: autograd finds no path from the input of {name} to its output")
+    return torch.linalg.vector_norm(grad.double().unflatten(0, (len(x), len(cotangents))), dim=(1, 3))
 
 
 def decay_rate(

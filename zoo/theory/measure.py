@@ -56,6 +56,7 @@ _EXACT_WIDTH = 1024  # d_out * d_in up to which the spectrum is exact: a second 
 SKETCH = 16
 """Gaussian vectors over time with which the spectrum of a wider layer is sketched."""
 
+_WIDE = 128  # channels beyond which a gradient profile is sketched too, with as many vectors
 _NORM_PROBES = 8
 _HIGHWAY_SEEDS = (
     FEWEST_SEEDS  # the needle is moved to each distance: a pass for every one of them, where noise needs one for all
@@ -432,8 +433,11 @@ def operator_norms(layer: SequenceMixer, x: Float[Tensor, "1 seq d_model"]) -> F
 
 
 def profile_at(layer: SequenceMixer, x: Float[Tensor, "seeds seq d_model"]) -> GradientProfile:
-    """Return the gradient profile at given inputs, one for each seed, over every distance."""
-    return gradient_profile(lambda seed: _At(layer, x[seed : seed + 1]), seeds=len(x), seq_len=x.shape[1])
+    """Return the gradient profile at given inputs, one for each seed, over every distance; of wide layers a sketch."""
+    sketch = SKETCH if layer.d_out > _WIDE else None
+    return gradient_profile(
+        lambda seed: _At(layer, x[seed : seed + 1]), seeds=len(x), seq_len=x.shape[1], sketch=sketch
+    )
 
 
 class _At(nn.Module):

@@ -20,10 +20,10 @@ from zoo.backbone import Backbone
 from zoo.blocks import ResidualBlock, Stack
 from zoo.contract import SequenceMixer
 from zoo.theory.measure import REL_ERRORS, Gradient, Progress, fitted, layer_inputs, profile_at, read_spectrum
-from zoo.theory.operator import interaction
+from zoo.theory.operator import POSITIONS_AT_ONCE, interaction
 from zoo.theory.rank import heads_needed, spectrum_rank
 from zoo.theory.state_size import StateSize, effective_state_size
-from zoo.theory.truncation import cut, span_basis
+from zoo.theory.truncation import SPARE, cut, span_basis
 
 Score = Callable[[Float[Tensor, "batch seq n_outputs"]], float]
 """How good the outputs of a model are; larger is better."""
@@ -38,6 +38,7 @@ QUANTITIES = ("spectrum", "state size", "gradient", "functional heads")
 """What is measured for a layer, in this order."""
 
 _STATE_POSITIONS = 3  # at which the effective state size is read, evenly spread
+_KEPT_OF_A_POSITION = 24  # numbers that a pass keeps, in widths of the model, besides attention's weights
 _LARGEST_OPERATOR = 2**27  # numbers of an operator that is held whole: 1 GiB
 
 
@@ -119,6 +120,7 @@ def measure_heads(
     Raises:
         ValueError: inputs that the model does not take.
     """
+    _check_grid(grid)
     model = copy.deepcopy(backbone).double().eval()
     device = next(model.parameters()).device
     inputs = inputs.to(device)
@@ -182,8 +184,7 @@ def cut_scores(
     Raises:
         ValueError: a grid of numbers below zero.
     """
-    if min(grid) < 0:
-        raise ValueError(f"grid must hold numbers of operators, at least 0, got {min(grid)}")
+    _check_grid(grid)
     layer = model.layers.chain()[at]
     block = layer if isinstance(layer, ResidualBlock) else None
     mixer = layer if block is None else block.mixer
@@ -204,6 +205,12 @@ def cut_scores(
     with torch.no_grad():
         whole = scored(mixer(x))
     return CutScores(whole, {count: scored(offset + parts[:count].sum(0)) for count in counts})
+
+
+def _check_grid(grid: Sequence[int]) -> None:
+    """Raise ValueError unless all are numbers of operators."""
+    if not grid or min(grid) < 0:
+        raise ValueError(f"grid must hold numbers of operators, at least 0, got {list(grid)}")
 
 
 def agreement(outputs: Float[Tensor, "n seq n_outputs"]) -> Score:
@@ -262,6 +269,23 @@ def positions_to_read(
     """Return how many positions the widest layer of a model is run at when it is cut: what `cut_scores` costs."""
     width = max(layer.d_model for layer in model.layers.chain())
     return width * sum(len(each) * each.shape[1] ** 2 for each in (inputs, inputs, others))
+
+
+def memory_needed(model: Backbone, seq_len: int, n_inputs: int, cut: bool) -> int:
+    """Estimate the bytes that `measure_heads` needs: its copies of the model, what reaches each layer, and one pass.
+
+    An estimate: what a pass keeps differs between mixers. Not below what was measured for attention and SSD.
+    """
+    layers = model.layers.chain()
+    width = max(layer.d_model for layer in layers)
+    n_heads = max(getattr(mixer, "n_heads", 0) for mixer in model.modules())
+    copies = (8 + 4 * cut) * sum(p.numel() for p in model.parameters())
+    streams = (8 + 4 * cut) * len(layers) * n_inputs * seq_len * width
+    held = seq_len**2 * width**2
+    operator = 3 * 8 * held if held <= _LARGEST_OPERATOR else 0
+    basis = 3 * 8 * SPARE * max(GRID) * width**2 if cut else 0
+    one_pass = 8 * POSITIONS_AT_ONCE * (_KEPT_OF_A_POSITION * width + 2 * n_heads * seq_len)
+    return copies + streams + max(operator, basis, one_pass)
 
 
 def _n_heads(mixer: SequenceMixer) -> int | None:

@@ -28,11 +28,13 @@ class Reading:
         model: its path.
         where: the sequences at which operators were read, in words.
         score: what the model's score is, and on which sequences, in words; empty where no layer was cut.
+        chance: the score of answers without the input.
     """
 
     model: str
     where: str
     score: str
+    chance: float
 
 
 class Column(NamedTuple):
@@ -91,7 +93,13 @@ COLUMNS = (
 def heads_as_json(rows: Sequence[LayerHeads], reading: Reading) -> str:
     """Return all that was measured, as JSON text."""
     return as_json(
-        {"model": reading.model, "where": reading.where, "score": reading.score, "layers": [*map(_record, rows)]}
+        {
+            "model": reading.model,
+            "where": reading.where,
+            "score": reading.score,
+            "chance": reading.chance,
+            "layers": [*map(_record, rows)],
+        }
     )
 
 
@@ -112,7 +120,7 @@ def _record(row: LayerHeads) -> dict[str, Any]:
 
 
 @styled
-def heads_figure(rows: Sequence[LayerHeads]) -> Figure:
+def heads_figure(rows: Sequence[LayerHeads], reading: Reading) -> Figure:
     """Score against the operators that are left of one layer, and gradient against distance; a line per layer."""
     figure, (scores, gradients) = new_figure(2, legends=legend_columns(len(rows)))
     for at, row in enumerate(rows):
@@ -125,9 +133,12 @@ def heads_figure(rows: Sequence[LayerHeads]) -> Figure:
         gradients.plot(profile.distances.cpu(), median.cpu(), label=row.name, **style)
     if (cut := next((row.cut for row in rows if row.cut is not None), None)) is not None:
         scores.axhline(KEPT * cut.whole, color="0.4", linestyle=":", linewidth=1.0)
+        scores.axhline(reading.chance, color="0.4", linestyle="--", linewidth=1.0)
+    most = max((max(row.cut.scores) for row in rows if row.cut is not None), default=1)
+    ticks = [tick for tick in _TICKS if tick <= most]
     scores.set_xscale("symlog", linthresh=4)
-    scores.set_xlim(left=-0.3)
-    scores.set_xticks(_TICKS, [str(count) for count in _TICKS], minor=False)
+    scores.set_xlim(-0.3, 1.1 * most + 0.3)
+    scores.set_xticks(ticks, [str(count) for count in ticks], minor=False)
     scores.set_xticks([], minor=True)
     scores.set_title("the model with one layer cut")
     scores.set_xlabel("operators left of the layer")
@@ -142,7 +153,7 @@ def heads_figure(rows: Sequence[LayerHeads]) -> Figure:
 
 def heads_page(rows: Sequence[LayerHeads], reading: Reading) -> str:
     """Return one HTML page: what was read, the table, what its columns are, and the plots, which are part of it."""
-    picture = base64.b64encode(as_png(heads_figure(rows))).decode()
+    picture = base64.b64encode(as_png(heads_figure(rows, reading))).decode()
     headings = "".join(f"<th>{escape(column.heading)}</th>" for column in COLUMNS)
     cells = (
         f"<tr><th>{escape(row.name)}</th>{''.join(f'<td>{escape(column.cell(row))}</td>' for column in COLUMNS)}</tr>"
@@ -172,7 +183,7 @@ def describe(rows: Sequence[LayerHeads], reading: Reading) -> list[str]:
     """Return what was read, how it was scored and what the whole model scores, in sentences."""
     lines = [f"Operators are read at {reading.where}."]
     if (whole := next((row.cut.whole for row in rows if row.cut is not None), None)) is not None:
-        lines.append(f"Score: {reading.score}; the whole model has {whole:.3g}.")
+        lines.append(f"Score: {reading.score}; the whole model has {whole:.3g}, chance {reading.chance:.3g}.")
         if whole <= 0:
             lines.append("That leaves nothing to keep: functional heads are not counted.")
     return [*lines, *filter(None, [describe_unread(rows)])]

@@ -13,6 +13,7 @@ from zoo.backbone import Backbone
 from zoo.contract import require_positive
 from zoo.interop.saved import FOLDER
 from zoo.naming import find_module, require_extra
+from zoo.report.numbers import count
 from zoo.theory.measure import random_inputs
 from zoo.theory.model_heads import Score, accuracy, explained
 
@@ -31,6 +32,7 @@ class ModelInputs(NamedTuple):
         score: of the model's outputs at the others; None for agreement with the whole model.
         where: what the sequences are, in words.
         scored: what the score is, in words.
+        chance: the score of answers without the input.
     """
 
     inputs: Tensor
@@ -38,6 +40,7 @@ class ModelInputs(NamedTuple):
     score: Score | None
     where: str
     scored: str
+    chance: float
 
 
 def model_inputs(
@@ -64,11 +67,12 @@ def model_inputs(
         tokens = _tokens(path, text)
         if len(tokens) < (n_inputs + n_others) * length:
             raise ValueError(
-                f"{text} has {len(tokens):,} tokens; {n_inputs + n_others} sequences of {length} need "
+                f"{text} has {count(len(tokens), 'token')}; {count(n_inputs + n_others, 'sequence')} of {length} need "
                 f"{(n_inputs + n_others) * length:,}: give a longer text, or fewer or shorter sequences"
             )
         inputs, others = tokens[: (n_inputs + n_others) * length].view(-1, length).split([n_inputs, n_others])
-        return ModelInputs(inputs, others, None, f"{n_inputs} pieces of {length} tokens of {text}", agreement)
+        where = f"{count(n_inputs, 'piece')} of {length} tokens of {text}"
+        return ModelInputs(inputs, others, None, where, agreement, 1 / model.n_outputs)
     lab = find_module(_EXAMPLES) if (Path(path) / FOLDER).is_dir() else None
     if lab is not None:
         if seq_len is not None:
@@ -77,11 +81,13 @@ def model_inputs(
         regression = second.loss == "mse"
         score = (explained if regression else accuracy)(second.labels)
         what = "share of the labels' variance that is explained" if regression else "accuracy"
-        where = f"{len(first.inputs)} sequences of {first.task}"
-        return ModelInputs(first.inputs, second.inputs, score, where, f"{what} on {len(second.inputs)} others")
+        where = f"{count(len(first.inputs), 'sequence')} of {first.task}"
+        scored = f"{what} on {count(len(second.inputs), 'other')}"
+        return ModelInputs(first.inputs, second.inputs, score, where, scored, second.chance or 0.0)
     drawn = random_inputs(model, n_inputs + n_others, length, torch.Generator().manual_seed(0))
     inputs, others = drawn.split([n_inputs, n_others])
-    return ModelInputs(inputs, others, None, f"{n_inputs} random sequences of {length} positions", agreement)
+    where = f"{count(n_inputs, 'random sequence')} of {length} positions"
+    return ModelInputs(inputs, others, None, where, agreement, 1 / model.n_outputs)
 
 
 def _tokens(path: str | os.PathLike[str], text: Path) -> Tensor:
