@@ -48,7 +48,9 @@ Metrics: TypeAlias = dict[str, Any]
               "at_length": {"128": {"accuracy": 0.9}, ...},
               "by_segment": {"seq_len=64,n_pairs=4": {"accuracy": 0.9, "loss": 0.2, "chance": 0.02}, ...}},
      "val": {"accuracy": 0.98, "loss": 0.1}, "chance": 0.02, "floor_at_heads": {"1": 0.3, ...}, "params": 12345,
-     "state_bytes": 4096, "tokens_per_second": 1e5, "step": 400, "seconds": 30.1}
+     "state_bytes": 4096, "tokens_per_second": 1e5, "steps_to_90": 300, "step": 400, "seconds": 30.1}
+
+"steps_to_90" is the first step whose validation stood at 90 % of the way from chance to a perfect score.
 
 A run that has not been tested has no "test". Lightning and TensorBoard know the same numbers by flat names,
 `test/loss`, `test/accuracy_by_distance/<=8`, `test/accuracy_at_length/128`, `test/by_segment/seq_len=64/loss`, and so

@@ -20,6 +20,25 @@ SCORES = {
 """Metrics by rank, and whether more is better: a task is judged by the first that its runs have."""
 
 
+GOOD = 0.9
+"""The part of the best score from which another one is good, and of a perfect one from which a task is learned."""
+FACTS = {
+    "chance": "chance",
+    "parameters": "params",
+    "state bytes": "state_bytes",
+    "tokens/s": "tokens_per_second",
+    "steps to 90 %": "steps_to_90",
+}
+"""What every table of scores says besides the score: its heading, and the name in the metrics."""
+WINDOW = "window (octaves)"
+
+
+def fact_text(name: str, values: Sequence[Number]) -> str:
+    """Return the mean of one of `FACTS` over seeds for a table."""
+    mean = mean_and_spread(values)[0]
+    return score_text("chance", mean) if name == "chance" else number(None if mean is None else round(mean))
+
+
 def score_of(runs: Iterable[Mapping[str, Any]], *splits: str) -> str:
     """Return the score for runs of one task: the first of `SCORES` that a run has in these splits, else the loss.
 
@@ -55,6 +74,22 @@ def worth(score: str, value: Number | None, chance: Number | None) -> float:
         nats = value if score == "loss" else math.log(max(value, 1.0))
         return 1 / nats if nats > 0 else math.inf
     return max(0.0, value - (chance or 0.0) if SCORES[score] else 1 - value)
+
+
+def level(score: str, chance: Number | None, share: float = GOOD) -> float | None:
+    """Return the level at a share of the way from a guess to a perfect score; None for a score without such ends.
+
+    >>> level("accuracy", 0.5), level("relative_squared_error", None)
+    (0.95, 0.09999999999999998)
+    """
+    if score in ("loss", "perplexity"):
+        return None
+    return (chance or 0.0) + share * (1 - (chance or 0.0)) if SCORES[score] else 1 - share
+
+
+def window_text(found: Mapping[str, Any] | None) -> str:
+    """Return a window of learning rates in a cell: 3.3 or, where it may be wider, ≥ 3.3; empty where there is none."""
+    return "" if not found else f"{'≥ ' if found['at_least'] else ''}{found['octaves']:.1f}"
 
 
 def merits(metrics: Mapping[str, Any], score: str, split: str) -> tuple[float, float]:

@@ -28,7 +28,7 @@ from lab.build import declared, model_options, task_options
 from lab.config import PROGRAM, Command, parse
 from lab.hparams import compare_options, compared_results
 from lab.run import BY_LENGTH, Metrics, RunFolder, is_tested, nested_metrics, number_at, read_rungs
-from lab.score import score_text
+from lab.score import SCORES, level, score_text
 from zoo.naming import UsageError
 from zoo.report.numbers import duration, number
 from zoo.report.terminal import ends_unread, make_console, make_facts
@@ -37,10 +37,11 @@ from zoo.targets import short
 
 if TYPE_CHECKING:
     import lightning as L
+    from lightning.pytorch.callbacks import Callback
 
     from tasks.datamodule import TaskDataModule
     from tasks.spec import TaskSpec
-    from zoo.training import SequenceModule, Throughput
+    from zoo.training import Reached, SequenceModule, Throughput
 
 Key = TypeVar("Key")
 # An OpenMP thread that waits for another should give its core away: where other processes keep the cores busy, spinning
@@ -182,6 +183,7 @@ class Session:
     """Of the model's state after the task's sequence, batch of one; None of a mixer that does not stream."""
     trainer: L.Trainer
     throughput: Throughput
+    reached: Reached
     checkpoint: Path | None
     """Where training goes on, or what is tested."""
     step: int | None
@@ -204,7 +206,7 @@ class Session:
         from tasks.datamodule import TaskDataModule
         from zoo.backbone import Backbone
         from zoo.interop.saved import check_checkpoint
-        from zoo.training import SequenceModule, Throughput
+        from zoo.training import Reached, SequenceModule, Throughput
 
         begun, config, throughput = time.perf_counter(), command.config, Throughput()
         try:
@@ -220,7 +222,10 @@ class Session:
                 model.backbone.state_bytes(segment.task.spec.seq_len)  # refuses a sequence that the mixer cannot take
             state_bytes = model.backbone.state_bytes(task.spec.seq_len)
             progress = command.trainer["enable_progress_bar"] is not False
-            trainer = build_trainer(command, folder, throughput, step)
+            score = model.score_name
+            goal = None if task.spec.perplexity else level(score, data.chance)
+            reached = Reached(f"val/{score}", goal, SCORES[score])
+            trainer = build_trainer(command, folder, [throughput, reached], step)
             if isinstance(trainer.precision_plugin, DoublePrecision):
                 # Lightning converts after it has read a checkpoint, whose float64 weights would be rounded on the way.
                 model.double()
@@ -233,7 +238,9 @@ class Session:
                 data.setup("test")
         except (ValueError, TypeError, MisconfigurationException) as error:
             raise UsageError(error) from error
-        return cls(folder, task.spec, data, model, state_bytes, trainer, throughput, checkpoint, step, progress, begun)
+        return cls(
+            folder, task.spec, data, model, state_bytes, trainer, throughput, reached, checkpoint, step, progress, begun
+        )
 
     def fit(self) -> None:
         """Train, from the checkpoint if there is one, and make sure that a best checkpoint exists."""
@@ -280,6 +287,7 @@ class Session:
             "params": self.n_params,
             "state_bytes": self.state_bytes,
             "tokens_per_second": self.throughput.tokens_per_second,
+            "steps_to_90": self.reached.step,
             "step": int(read_checkpoint(checkpoint)["global_step"]),
             "seconds": time.perf_counter() - self.begun,
         }
@@ -339,13 +347,13 @@ class Session:
         return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
 
 
-def build_trainer(command: Command, folder: RunFolder, throughput: Throughput, step: int | None) -> L.Trainer:
+def build_trainer(command: Command, folder: RunFolder, measuring: Sequence[Callback], step: int | None) -> L.Trainer:
     """Build Lightning's Trainer from the command's options; to train, add our callbacks, logger and checkpoints.
 
     Args:
         command: the run.
         folder: where checkpoints and TensorBoard events go.
-        throughput: the callback that measures tokens per second.
+        measuring: callbacks that measure the training.
         step: where training goes on; events of later steps are purged.
     """
     from lightning.pytorch import Trainer
@@ -383,7 +391,7 @@ def build_trainer(command: Command, folder: RunFolder, throughput: Throughput, s
     callbacks += [
         ReseedEachStep(config["seed"]),
         NonFiniteLoss(),
-        throughput,
+        *measuring,
         Interrupt(checkpoints),
         checkpoints,
     ]

@@ -73,7 +73,7 @@ class Chart:
     """One plot.
 
     Attributes:
-        kind: curve, loss, length, state, heads or fact.
+        kind: curve, loss, length, state, rate, heads or fact.
         title: of the plot.
         x_label: with its unit.
         y_label: with its unit.
@@ -115,7 +115,8 @@ class Chart:
         if self.kind == "state":
             first, last = (round(math.log2(x)) for x in (points[0], points[-1]))
             return {2**power: numbers.size(2**power) for power in range(first, last + 1, max(1, (last - first) // 6))}
-        return {x: f"{x:,}" for x in points} if self.kind in ("length", "fact", "heads") and len(points) <= 10 else None
+        each = self.kind in ("length", "fact", "heads", "rate") and len(points) <= 10
+        return {x: f"{x:,}" for x in points} if each else None
 
 
 def charts_of(group: Group) -> list[Chart]:
@@ -173,12 +174,29 @@ def charts_of(group: Group) -> list[Chart]:
             joined=False,
         ),
     ]
+    rates = Chart(
+        "rate",
+        f"{score.capitalize()} against learning rate",
+        "learning rate, each at the last rung that its trial reached",
+        f"validation {score}",
+        _lines(group, lambda row: [_by_rate(row.window)]),
+        log_x=True,
+        log_y=log,
+        chance=chance,
+    )
+    found.append(rates)
     if any("mixer.n_heads" in row.telling for row in group.rows):
         heads = _by_size(group, lambda row: row.options.get("mixer.n_heads"), "mixer.n_heads")
         name = f"{score.capitalize()} against heads"
         options = {"log_y": log, "chance": chance, "floor": _floor(group), "joined": False}
         found.append(Chart("heads", name, "heads H", f"test {score}", heads, **options))
     return [chart for chart in found if chart.series and (chart.kind in ("curve", "loss") or len(chart.abscissae) > 1)]
+
+
+def _by_rate(window: Mapping[str, Any] | None) -> dict[Number, Number]:
+    """{learning rate: score} of those that did not diverge."""
+    rates = window["rates"] if window else ()
+    return {rate["lr"]: rate["score"] for rate in rates if rate["score"] is not None}
 
 
 def _curves(group: Group, tag: str) -> tuple[Series, ...]:
@@ -315,9 +333,9 @@ def draw(axes: Axes, chart: Chart, known: Mapping[str, str], task: str) -> None:
         else:
             axes.errorbar(each.x, each.y, each.bars(chart.log_y), capsize=2, **style)
     if chart.floor:
-        axes.plot(*zip(*chart.floor.items(), strict=True), color="0.35", linestyle="--", linewidth=1.2, label="bound")
+        axes.plot(*zip(*chart.floor.items(), strict=True), color="0.35", linestyle=":", linewidth=1.2, label="bound")
     if chart.chance is not None:
-        axes.axhline(chart.chance, color="0.5", linestyle=":", linewidth=1.2, label="chance")
+        axes.axhline(chart.chance, color="0.5", linestyle="--", linewidth=1.2, label="chance")
     if chart.trained_at is not None:
         axes.axvline(chart.trained_at, color="0.7", linewidth=1, zorder=0, label=f"trained at {chart.trained_at:,}")
     if chart.log_x:

@@ -172,7 +172,7 @@ def figure_of(chart: Chart, known: Mapping[str, str]) -> Figure:
     if chart.floor:
         figure.add_trace(_floor(chart.floor))
     if chart.chance is not None:
-        figure.add_hline(chart.chance, line={"color": "#999", "dash": "dot", "width": 1.5})
+        figure.add_hline(chart.chance, line={"color": "#999", "dash": "dash", "width": 1.5})
         mark = {"text": "chance", "showarrow": False, "font": {"size": 10, "color": "#777"}}
         figure.add_annotation(x=1, xref="paper", y=chart.chance, yshift=7, xanchor="right", **mark)
     if chart.trained_at is not None:
@@ -240,7 +240,7 @@ def _floor(points: Mapping[Number, Number]) -> Scatter:
         y=list(points.values()),
         name="bound",
         mode="lines",
-        line={"color": "#555", "width": 1.5, "dash": "dash"},
+        line={"color": "#555", "width": 1.5, "dash": "dot"},
         hovertemplate="no less than %{y:.4g} with %{x} heads<extra></extra>",
         meta={"rows": None},
     )

@@ -53,6 +53,7 @@ class Run:
         state: "tested"; "trained", with --no_test; "unfinished", whether it is under way or has failed.
         trial: whether it is one of those from which `sweep.py --tune` picked another.
         message: why a sweep's run failed.
+        window: of the learning rates among which `sweep.py --tune` picked this run's (`lab.sweep.tuning.Window`).
         commit: of the code that ran; empty if that was in no repository.
     """
 
@@ -62,6 +63,7 @@ class Run:
     state: State
     trial: bool = False
     message: str = ""
+    window: Mapping[str, Any] | None = None
     commit: str = ""
 
     @property
@@ -202,9 +204,10 @@ def _read_run(folder: Path, entry: Mapping[str, Any]) -> Run:
         raise UnreadableRunError(str(error)) from None
     trial = entry.get("kind") == "trial"
     if metrics is not None:
-        return Run(folder, config, metrics, state_of(metrics), trial, commit=_read_commit(folder))
+        window = entry.get("window")
+        return Run(folder, config, metrics, state_of(metrics), trial, window=window, commit=_read_commit(folder))
     message = str(entry.get("message") or "") if entry.get("state") == "failed" else ""
-    run = Run(folder, config, {}, "unfinished", trial, message, _read_commit(folder))
+    run = Run(folder, config, {}, "unfinished", trial, message, commit=_read_commit(folder))
     planned = {name: entry[name] for name in ("params", "state_bytes") if isinstance(entry.get(name), int)}
     logged = {tag: curve[-1][1] for tag, curve in run.curves.items() if tag.count("/") == 1}
     run.metrics.update(planned | nested_metrics(logged))

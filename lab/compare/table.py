@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from lab.compare.runs import Run
 from lab.run import flat_metrics, number_at
-from lab.score import SCORES, mean_and_spread, merit, score_of, score_text
+from lab.score import FACTS, SCORES, WINDOW, fact_text, mean_and_spread, merit, score_of, score_text, window_text
 from zoo.naming import require_extra
 from zoo.report import markdown, terminal
-from zoo.report.numbers import NOTHING, Number, number, plain
+from zoo.report.numbers import NOTHING, Number, plain
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -85,6 +85,11 @@ class Row:
     def label_without(self, key: str) -> str:
         """Return the label if it did not say one of the options."""
         return _label(self.mixer, self.options, self.telling - {key})
+
+    @property
+    def window(self) -> Mapping[str, Any] | None:
+        """The window of learning rates that a sweep has measured for this configuration."""
+        return next((run.window for run in self.runs if run.window), None)
 
     @property
     def score_path(self) -> tuple[str, str]:
@@ -238,12 +243,13 @@ class Column:
     """Whether more of it is better, and on top when one asks for this order."""
 
 
-def _count(heading: str, name: str, more_first: bool = False) -> Column:
-    return Column(heading, lambda row: _whole(row.mean(name)), lambda row: row.mean(name), more_first=more_first)
-
-
-def _whole(mean: float | None) -> str:
-    return number(None if mean is None else round(mean))
+def _fact(heading: str, name: str) -> Column:
+    return Column(
+        heading,
+        lambda row: fact_text(name, row.values(name)),
+        lambda row: row.mean(name),
+        more_first=heading == "tokens/s",
+    )
 
 
 def _score(row: Row) -> str:
@@ -255,10 +261,13 @@ COLUMNS = (
     Column("configuration", lambda row: row.label, lambda row: row.label, right=False),
     Column("score", _score, lambda row: row.mean(*row.score_path)),
     Column("seeds", lambda row: row.seeds, lambda row: len(row.values(*row.score_path)), more_first=True),
-    Column("chance", lambda row: score_text("chance", row.mean("chance")), lambda row: row.mean("chance")),
-    _count("parameters", "params"),
-    _count("state bytes", "state_bytes"),
-    _count("tokens/s", "tokens_per_second", more_first=True),
+    *(_fact(heading, name) for heading, name in FACTS.items()),
+    Column(
+        WINDOW,
+        lambda row: window_text(row.window),
+        lambda row: row.window["octaves"] if row.window else None,
+        more_first=True,
+    ),
     Column("remark", lambda row: row.remark, lambda row: row.remark, right=False),
 )
 
@@ -377,7 +386,19 @@ def as_csv(groups: Sequence[Group]) -> str:
     options = sorted(_differing([row.options for _, row in rows]))
     measured = {id(row): [flat_metrics(run.metrics) for run in row.judged] for _, row in rows}
     names = sorted({name for of_row in measured.values() for each in of_row for name in each})
-    shown = ["task", "configuration", "best", "score", "split", "mean", "standard deviation", "seeds", "runs", "remark"]
+    shown = [
+        "task",
+        "configuration",
+        "best",
+        "score",
+        "split",
+        "mean",
+        "standard deviation",
+        "seeds",
+        "runs",
+        "remark",
+        WINDOW,
+    ]
     spreads = [each for name in names for each in (name, f"{name} standard deviation")]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -398,6 +419,7 @@ def as_csv(groups: Sequence[Group]) -> str:
                 " ".join(str(run.seed) for run in row.judged),
                 len(row.runs),
                 row.remark,
+                window_text(row.window),
                 *(plain(row.options[key]) if key in row.options else "" for key in options),
                 *(each for name in names for each in mean_and_spread(values[name])),
             ]

@@ -149,12 +149,18 @@ def score_table(found: Sequence[ModelScore], metrics: Sequence[str]) -> tuple[li
     return heads, rows
 
 
-def scores_as_markdown(name: str, found: Sequence[ModelScore], metrics: Sequence[str]) -> str:
-    """Return the table as a page."""
+def scores_as_markdown(
+    name: str,
+    found: Sequence[ModelScore],
+    metrics: Sequence[str],
+    configurations: tuple[Sequence[str], Sequence[Sequence[str]], str],
+) -> str:
+    """Return the table, and that of the configurations (headings, rows, alignment), as a page."""
     heads, rows = score_table(found, metrics)
     metric = metrics[0].replace("_", " ")
     said = f"Each task: {metric} in the test split, a mean over its grid. The last columns: the mean over the tasks."
-    return "\n".join([f"# {name}", "", said, "", *table(heads, rows), ""])
+    each = ["## Configurations", "", "Mean ± standard deviation over seeds.", "", *table(*configurations)]
+    return "\n".join([f"# {name}", "", said, "", *table(heads, rows), "", *each, ""])
 
 
 def _mean(metric: str, score: TaskScore | None) -> str:

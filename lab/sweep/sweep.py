@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from lab.run import INDEX, Metrics, number_at, read_rungs
-from lab.score import score_of, score_text
+from lab.score import FACTS, WINDOW, fact_text, score_of, score_text, window_text
 from lab.sweep.board import Board, heading, judged, range_text
 from lab.sweep.command import HELP, PROGRAM, Request
 from lab.sweep.engine import Job, Outcome, Stop, require_ray, run_local, run_ray, slot_environments
 from lab.sweep.grid import Configuration, Experiment, Grid, arguments, expand, label
 from lab.sweep.matching import TOLERANCE
 from lab.sweep.scores import SCORES_JSON, SCORES_MD, Point, score_table, scores, scores_as_json, scores_as_markdown
-from lab.sweep.tuning import RATE, better_half, usual_rungs, window, window_text
+from lab.sweep.tuning import RATE, better_half, usual_rungs, window
 from zoo.naming import UsageError
 from zoo.report.files import as_json, write_atomically
 from zoo.report.numbers import count, duration, number, plain
@@ -295,28 +295,38 @@ class Sweep:
         options = configuration.options
         return [plain(options[key]) if options.get(key) is not None else "" for key in keys]
 
-    def show_summary(self) -> None:
-        """Print what was found, seeds together, and what failed."""
-        console, keys = make_console(), [*self.varying, *self.experiment.tune]
+    def _summary(self) -> tuple[list[str], list[list[str]], str]:
+        """Return headings, rows and alignment of the table of configurations, seeds together."""
+        keys = [*self.varying, *self.experiment.tune]
+        wide = RATE in self.experiment.tune
+        sized = {"params": "params", "state_bytes": "state_bytes"}
         rows = []
-        for (key, _), (configuration, seeds) in zip(self.grid.configurations.items(), self.rows(), strict=True):
+        for key, (configuration, seeds) in zip(self.grid.configurations, self.rows(), strict=True):
             found = self._metrics(configuration, seeds)
+            facts = {name: [v for each in found if (v := number_at(each, name)) is not None] for name in FACTS.values()}
+            # The sizes are known before any run is done.
+            facts |= {name: [getattr(configuration, size)] for name, size in sized.items()}
             seconds = [metrics["seconds"] for metrics in found if metrics.get("seconds")]
             rows.append(
-                (
+                [
                     *self._cells(configuration, keys),
-                    *([window_text(self.windows.get(key))] if RATE in self.experiment.tune else []),
                     f"{len(found)}/{len(seeds)}",
                     judged(found, "test"),
                     judged(found, "val"),
-                    *_sizes(configuration),
+                    *(fact_text(name, values) if values else "" for name, values in facts.items()),
+                    *([window_text(self.windows.get(key))] if wide else []),
                     duration(statistics.mean(seconds)) if seconds else "",
-                )
+                ]
             )
-        wide = ["window (octaves)"] if RATE in self.experiment.tune else []
-        headings = (*map(heading, keys), *wide, "done", "test", "validation", *SIZES, "time")
+        numbers = [*FACTS, *([WINDOW] if wide else []), "time"]
+        headings = [*map(heading, keys), "done", "test", "validation", *numbers]
+        return headings, rows, "l" * (len(headings) - len(numbers)) + "r" * len(numbers)
+
+    def show_summary(self) -> None:
+        """Print what was found, seeds together, and what failed."""
+        console, (headings, rows, align) = make_console(), self._summary()
         title = f"{self.experiment.name}: mean ± standard deviation over seeds"
-        console.print(make_table(headings, rows, "l" * (len(headings) - 3) + "rrr", title=title))
+        console.print(make_table(headings, rows, align, title=title))
         for outcome in self.failed:
             say(console, f"failed: {outcome.job.name}: {outcome.message}; see {outcome.job.folder}")
         say(console, str(self.folder / INDEX))
@@ -330,7 +340,9 @@ class Sweep:
         title = f"{self.experiment.name}: means over the grid of each task, and over the tasks"
         console.print(make_table(*score_table(found, metrics), title=title))
         write_atomically(self.folder / SCORES_JSON, scores_as_json(found, metrics))
-        write_atomically(self.folder / SCORES_MD, scores_as_markdown(self.experiment.name, found, metrics))
+        write_atomically(
+            self.folder / SCORES_MD, scores_as_markdown(self.experiment.name, found, metrics, self._summary())
+        )
         say(console, str(self.folder / SCORES_MD))
 
     def _point(self, configuration: Configuration, seeds: Sequence[int]) -> Point:

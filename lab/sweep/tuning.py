@@ -14,15 +14,13 @@ from fractions import Fraction
 from typing import Any
 
 from lab.run import number_at
-from lab.score import merits, worth
+from lab.score import GOOD, merits, worth
 from zoo.naming import UsageError
 
 RUNGS = (0.125, 0.25, 0.5)
 """Of these as many of the last as it takes to halve the trials down to one."""
 RATE = "lr"
 """The option that a window is of."""
-GOOD = 0.9
-"""The part of the best score from which a rate is good."""
 
 
 def rungs_of(source: str, value: Any) -> tuple[float, ...]:
@@ -137,8 +135,3 @@ def window(found: Mapping[float, Mapping[float, Mapping[str, Any]]], best: float
     open_ended = any(end is None or end.good is None for end in ends)
     octaves = math.log2(rates[high].lr / rates[low].lr)
     return Window(score, chance, tuple(rates), octaves, open_ended)
-
-
-def window_text(found: Mapping[str, Any] | None) -> str:
-    """Return a window in a cell: 3.3 or, where it may be wider, ≥ 3.3; empty where none was measured."""
-    return "" if not found else f"{'≥ ' if found['at_least'] else ''}{found['octaves']:.1f}"

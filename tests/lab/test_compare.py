@@ -32,7 +32,7 @@ from lab.compare.charts import Series, charts_of, comparison_figure
 from lab.compare.command import write_comparison
 from lab.compare.page import as_page
 from lab.compare.runs import EVENTS, read_curves
-from lab.compare.table import headings, more_first, tables
+from lab.compare.table import COLUMNS, headings, more_first, tables
 from lab.compare.tensorboard import CONFIGURATION, lay_out, show_in_tensorboard
 from lab.run import RunFolder, nested_metrics
 from tests import ROOT
@@ -340,6 +340,27 @@ def test_a_sweep_says_which_runs_were_trials_and_why_one_failed(
     assert "lr=0.2" in lines(capsys, tmp_path, "--out", tmp_path / "out", "--trials")[0]
 
 
+def test_the_window_of_learning_rates_is_shown_and_drawn(tmp_path: Path) -> None:
+    rates = [(1e-3, 0.25, 0.2), (3.2e-3, 0.5, 0.8), (1e-2, 0.5, 0.9), (3.2e-2, 0.25, None)]
+    window = {"score": "accuracy", "chance": 0.125, "octaves": 1.678, "at_least": True}
+    window["rates"] = [{"lr": lr, "rung": rung, "score": score, "good": None} for lr, rung, score in rates]
+    entries = []
+    for seed in (0, 1):
+        folder = write_run(tmp_path, "mqar/lstm", seed, 0.9, metrics={"steps_to_90": 20 + 40 * seed})
+        entries.append({"folder": str(folder.relative_to(tmp_path)), "kind": "run", "state": "done", "window": window})
+    (tmp_path / "sweep.json").write_text(json.dumps({"runs": entries}))
+    write_run(tmp_path, "mqar/gru")
+    groups = group_runs(read_runs(tmp_path))
+    tuned, other = groups[0].rows
+    cells = {each.heading: (each.cell(tuned), each.cell(other)) for each in COLUMNS}
+    assert cells["window (octaves)"] == ("≥ 1.7", "")
+    assert cells["steps to 90 %"] == ("40", "–")
+    (chart,) = [chart for chart in charts_of(groups[0]) if chart.kind == "rate"]
+    (line,) = chart.series
+    assert (line.mixer, line.x, line.y) == ("lstm", (1e-3, 3.2e-3, 1e-2), (0.2, 0.8, 0.9))
+    assert (chart.chance, chart.log_x) == (0.125, True)
+
+
 # What is written
 
 
@@ -379,7 +400,7 @@ def test_at_any_width_configurations_and_scores_are_whole(width: int, tmp_path: 
     shown = [name for name in numbers if name in text.partition("─")[0]]
     assert shown == numbers[: {140: 4, 80: 3, 72: 2, 60: 1, 40: 0}[width]]
     assert ("unfinished" in text) == (width > 40)  # the remark outlasts the numbers
-    assert ("No room for" in text) == (width < 140)
+    assert ("Too narrow for" in " ".join(text.split())) == (width < 140)
 
 
 def test_seeds_of_several_versions_of_the_code_are_said(tmp_path: Path) -> None:
@@ -607,10 +628,10 @@ def test_of_errors_the_first_click_puts_the_least_on_top(tmp_path: Path) -> None
         write_run(tmp_path / score, metrics=metrics)
         (group,) = group_runs(read_runs(tmp_path / score))
         first[score] = [more_first(group, at) for at, name in enumerate(headings(group)) if name != "configuration"]
-    # score, seeds, chance, parameters, state bytes, tokens/s, remark
+    # score, seeds, chance, parameters, state bytes, tokens/s, steps to 90 %, window, remark
     assert first == {
-        "accuracy": [True, True, False, False, False, True, False],
-        "relative_squared_error": [False, True, False, False, False, True, False],
+        "accuracy": [True, True, False, False, False, True, False, True, False],
+        "relative_squared_error": [False, True, False, False, False, True, False, True, False],
     }
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
+from lab.score import window_text
 from lab.sweep import sweep
 from lab.sweep.board import Board
 from lab.sweep.engine import (
@@ -36,7 +37,7 @@ from lab.sweep.engine import (
 from lab.sweep.grid import Experiment, Grid, expand, read_experiment, values_of
 from lab.sweep.matching import TOLERANCE, target
 from lab.sweep.scores import Point, TaskScore, model_flags, score_table, scores, scores_as_json
-from lab.sweep.tuning import better_half, window, window_text
+from lab.sweep.tuning import better_half, window
 from tests import ROOT
 from tests.lab.runs import error_line
 

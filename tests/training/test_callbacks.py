@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from tests.training import small
 from zoo.interop.saved import check_checkpoint, load
-from zoo.training import Checkpoints, NonFiniteLossError, ReseedEachStep, SequenceModule, Throughput
+from zoo.training import Checkpoints, NonFiniteLossError, Reached, ReseedEachStep, SequenceModule, Throughput
 
 
 class BreaksAt(SequenceModule):
@@ -107,6 +108,18 @@ class Idle(L.Callback):
 
     def on_validation_start(self, *args: Any) -> None:
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("more", "values", "step"), [(True, (0.1, 0.9, 0.8), 2), (False, (0.5, 0.3, 0.1), 3)])
+def test_the_first_step_at_a_level_is_noted_and_kept(more: bool, values: Sequence[float], step: int) -> None:
+    callback, never = Reached("val/accuracy", 0.9 if more else 0.1, more), Reached("val/accuracy", None, more)
+    for i, value in enumerate(values, 1):
+        again = Reached(callback.monitor, callback.level, more)  # as after a resumption
+        again.load_state_dict(callback.state_dict())
+        callback = again
+        callback.note(i, value)
+        never.note(i, value)
+    assert (callback.step, never.step) == (step, None)
 
 
 def test_throughput_counts_training_steps_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from zoo.naming import lazy_names
 
 if TYPE_CHECKING:
     from zoo.training.apart import log_apart, scores_apart
-    from zoo.training.callbacks import NonFiniteLoss, NonFiniteLossError, ReseedEachStep, Throughput
+    from zoo.training.callbacks import NonFiniteLoss, NonFiniteLossError, Reached, ReseedEachStep, Throughput
     from zoo.training.checkpoints import AtomicCheckpointIO, Checkpoints, Interrupt, Interrupted, Pause, Paused
     from zoo.training.events import CurveLogger, log_result, write_hparams
     from zoo.training.figures import TheoryFigures
@@ -25,6 +25,7 @@ _HOMES = {
     "NonFiniteLossError": "zoo.training.callbacks",
     "Pause": "zoo.training.checkpoints",
     "Paused": "zoo.training.checkpoints",
+    "Reached": "zoo.training.callbacks",
     "ReseedEachStep": "zoo.training.callbacks",
     "SequenceModule": "zoo.training.module",
     "TheoryFigures": "zoo.training.figures",
@@ -48,6 +49,7 @@ __all__ = [
     "NonFiniteLossError",
     "Pause",
     "Paused",
+    "Reached",
     "ReseedEachStep",
     "SequenceModule",
     "TheoryFigures",

@@ -9,6 +9,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 TRAIN, VALIDATION, TEST = range(3)
@@ -94,6 +95,35 @@ class NonFiniteLoss(Callback):
         assert isinstance(mean, Tensor)
         if not bool(torch.isfinite(mean)):
             raise NonFiniteLossError(f"the loss is {mean.item()}", trainer.global_step)
+
+
+class Reached(Callback):
+    """Note in `step` the first optimizer step whose validation reaches a level; a resumed run keeps it.
+
+    Args:
+        monitor: logged name of the validation metric.
+        level: what is to be reached; None is never reached.
+        more: whether more is better.
+    """
+
+    def __init__(self, monitor: str, level: float | None, more: bool = True) -> None:
+        self.monitor, self.level, self.more = monitor, level, more
+        self.step: int | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.step = state_dict["step"]
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self.monitor in trainer.callback_metrics and trainer.state.fn == TrainerFn.FITTING:
+            self.note(trainer.global_step, float(trainer.callback_metrics[self.monitor]))
+
+    def note(self, step: int, value: float) -> None:
+        """Take in the value that a validation found at a step."""
+        if self.step is None and self.level is not None:
+            self.step = step if (value >= self.level if self.more else value <= self.level) else None
 
 
 class Throughput(Callback):
