@@ -100,12 +100,28 @@ def test_the_examples_in_docstrings_are_true(module: str) -> None:
     assert done.failed == 0
 
 
-def test_the_readmes_python_runs_from_top_to_bottom() -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
-    assert blocks
+TRAINED = ("Truncated back-propagation through time", "Inside transformers' Trainer")
+REUSE = [part for part in (ROOT / "docs/reuse.md").read_text().split("\n## ")[1:] if "```python" in part]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param((ROOT / "README.md").read_text(), id="README"),
+        *(
+            pytest.param(part, id=title, marks=pytest.mark.slow if title in TRAINED else ())
+            for part in REUSE
+            for title in [part.partition("\n")[0]]
+        ),
+    ],
+)
+def test_the_python_of_a_page_runs_from_top_to_bottom(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     scope: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), scope)
+    for block in re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
+        exec(compile(block, "page", "exec"), scope)
 
 
 def test_the_citation_is_of_this_version() -> None:
