@@ -177,6 +177,8 @@ def _declare_claims(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "\n".join(["claims:", *listing({name: CLAIMS.summary(name) for name in CLAIMS})])
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="which claims; default all")
+    add("--paper", metavar="NUMBER", help="the claims whose source names this paper, such as 2411.12537")
+    add("--page", type=Path, metavar="FILE", help="write the list of claims by paper, and measure nothing")
     add("--full", action="store_true", help="larger sizes, on a GPU if there is one")
     _declare_settings(parser)
     add("--ranks", type=int, nargs="+", metavar="N", help="interaction ranks of the teachers, 1 to 16; default 1 2 4 8")
@@ -394,11 +396,23 @@ def _print_measurements(rows: Sequence[Measurement], sizes: Sizes) -> None:
 def _claims(arguments: argparse.Namespace) -> int:
     for name in arguments.names:
         CLAIMS.check(name)
-    _check_report("scipy.stats")
-    from zoo.theory.claims import run_claims
-    from zoo.theory.verdicts import exit_status, verdict_table, write_report
+    from zoo.theory.claims import claims_by_paper, run_claims
+    from zoo.theory.verdicts import claims_page, exit_status, verdict_table, write_report
 
-    names = list(dict.fromkeys(arguments.names)) or list(CLAIMS)
+    if arguments.page is not None:
+        from zoo.report.files import write_atomically
+
+        write_atomically(arguments.page, claims_page())
+        _print_files([arguments.page])
+        return 0
+    of_paper: list[str] = []
+    if arguments.paper is not None:
+        known = {paper: found for paper, found in claims_by_paper().items() if paper}
+        if arguments.paper not in known:
+            raise UsageError(unknown("paper", arguments.paper, known))
+        of_paper = known[arguments.paper]
+    _check_report("scipy.stats")
+    names = list(dict.fromkeys([*arguments.names, *of_paper])) or list(CLAIMS)
     flags = _given(arguments, "ranks", "starts")
     if "ranks" in flags:
         flags["ranks"] = tuple(flags["ranks"])

@@ -259,6 +259,22 @@ def test_claims_exit_with_the_verdict(
     assert seen["settings"] == replace(FULL, steps=7, ranks=(2, 3), starts=1)
 
 
+def test_the_claims_of_a_paper(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zoo.theory import claims
+
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(claims, "run_claims", _run_claims(True, seen))
+    assert command.main(["claims", "alibi_ema", "--paper", "2411.12537", "--out", str(tmp_path)]) == 0
+    assert seen["names"] == ["alibi_ema", "slogan_rank_is_power"]
+    capsys.readouterr()
+    said = refused(capsys, "claims", "--paper", "2411.12357", "--out", str(tmp_path))
+    assert "unknown paper '2411.12357' (did you mean '2411.12537'?); choose from: " in said
+    assert command.main(["claims", "--page", str(tmp_path / "page.md")]) == 0
+    assert "## [2411.12537]" in (tmp_path / "page.md").read_text(encoding="utf-8")
+
+
 def test_a_real_claim_runs_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["claims", "outputs_need_fewer", "--out", str(tmp_path)]) == 0
     assert "outputs_need_fewer" in capsys.readouterr().out

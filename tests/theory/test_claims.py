@@ -17,13 +17,25 @@ import pytest
 import torch
 from rich.console import Console
 
+from tests import ROOT
 from zoo import naming
 from zoo.contract import SequenceMixer
 from zoo.mixers.attention import Attention
 from zoo.mixers.diagonal_ssm import DiagonalSSM
 from zoo.naming import UnknownNameError
 from zoo.theory import verdicts as paper
-from zoo.theory.claims import CLAIMS, cores, gradients, heads, list_claims, ranks, run_claims, softmax
+from zoo.theory.claims import (
+    CLAIMS,
+    claims_by_paper,
+    cores,
+    gradients,
+    heads,
+    list_claims,
+    memory,
+    ranks,
+    run_claims,
+    softmax,
+)
 from zoo.theory.claims.claim import (
     FULL,
     QUICK,
@@ -94,6 +106,8 @@ _SPOILT: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "gradient_closed_gates": (gradients, "_CLOSED", lambda _: 0.0),
     "gradient_hybrid": (gradients, "averages", lambda true: lambda n, residual, attention_at=None: true(n, residual)),
     "gradient_residuals": (gradients, "moving_average", lambda true: lambda value, rho: true(value, rho - 0.1)),
+    "state_size": (memory, "state_space_duality", lambda true: lambda draw, d, h, state: true(draw, d, h, state + 1)),
+    "key_removal": (memory, "head_weights", lambda true: lambda layer, x: true(layer, 0.5 * x).tril(-1)),
     "slogan_heads_for_outputs": (heads, "_fewest_values", lambda true: lambda: {k: 0 * v for k, v in true().items()}),
     "slogan_heads_per_pole": (heads, "heads_needed", lambda _: lambda spectrum, error: 100),
     "slogan_enough_softmax": (softmax, "best_without_sink", lambda _: lambda *arguments: 0.0),
@@ -218,6 +232,13 @@ def test_running_reports_progress_and_refuses_unknown_names_first() -> None:
     with pytest.raises(UnknownNameError, match=r"unknown claim 'alibi_emu' \(did you mean 'alibi_ema'\?\)"):
         run_claims(["alibi_ema", "alibi_emu"], SMALL, lambda *now: seen.append(now))
     assert seen == []
+
+
+def test_the_page_of_claims_is_up_to_date_and_has_each_of_them() -> None:
+    page = paper.claims_page()
+    assert (ROOT / "docs" / "claims.md").read_text(encoding="utf-8") == page, "zoo claims --page docs/claims.md"
+    assert all(f"- `{name}`: " in page for name in list_claims())
+    assert claims_by_paper()["2411.12537"] == ["slogan_rank_is_power"]
 
 
 def test_names_are_listed_without_torch() -> None:

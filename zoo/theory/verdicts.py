@@ -13,7 +13,7 @@ from zoo.report.markdown import table
 from zoo.report.numbers import number
 from zoo.report.plots import as_png, new_figure, styled, whole_numbers
 from zoo.report.terminal import make_table
-from zoo.theory.claims import CLAIMS
+from zoo.theory.claims import CLAIMS, claims_by_paper
 from zoo.theory.claims.claim import QUICK, Check, Evidence, Panel, Settings, Verdict
 
 if TYPE_CHECKING:
@@ -159,6 +159,22 @@ def verdicts_as_markdown(verdicts: Sequence[Verdict]) -> str:
         plots = [f"{name}{'' if at == 0 else f'-{at + 1}'}.png" for at in range(len(panels))]
         lines += section(verdict_record(verdict), plots)
     return "\n".join(lines)
+
+
+def claims_page() -> str:
+    """Return docs/claims.md: every claim by the papers that its source names, without measuring anything."""
+    intro = (
+        "What `zoo claims` measures, by paper. Each claim says what would refute it; a slogan is often said and false. "
+        "`zoo claims NAME` measures one, `zoo claims --paper NUMBER` those of a paper."
+    )
+    lines = ["# Claims", "", intro, ""]
+    for paper, names in claims_by_paper().items():
+        lines += [f"## [{paper}](https://arxiv.org/abs/{paper})" if paper else "## Of this project", ""]
+        for claim in (CLAIMS[name] for name in names):
+            refuted = f"{'Refuted' if claim.slogan else 'Would be refuted'} by: {claim.refuted_by}"
+            lines += [f"- `{claim.name}`: {claim.statement} {refuted} Source: {claim.source}."]
+        lines += [""]
+    return "\n".join([*lines, "Made by `zoo claims --page docs/claims.md`.", ""])
 
 
 def section(record: Mapping[str, Any], plots: Sequence[str]) -> list[str]:

@@ -42,6 +42,11 @@ CLAIMS = Registry(
         "gradient_closed_gates": (f"{_HERE}.gradients:GRADIENT_CLOSED_GATES", "closed gates are a highway too"),
         "gradient_hybrid": (f"{_HERE}.gradients:GRADIENT_HYBRID", "one attention layer puts a floor under a stack"),
         "gradient_residuals": (f"{_HERE}.gradients:GRADIENT_RESIDUALS", "residuals keep the exponent"),
+        "state_size": (
+            f"{_HERE}.memory:STATE_SIZE",
+            "what a recurrence carries is bounded, what softmax carries grows",
+        ),
+        "key_removal": (f"{_HERE}.memory:KEY_REMOVAL", "a delta rule's weights are not q . k between the decays"),
         "slogan_heads_for_outputs": (f"{_HERE}.heads:SLOGAN_HEADS_FOR_OUTPUTS", "'outputs of rank k need k heads'"),
         "slogan_heads_per_pole": (f"{_HERE}.heads:SLOGAN_HEADS_PER_POLE", "'N poles need about N heads'"),
         "slogan_enough_softmax": (f"{_HERE}.softmax:SLOGAN_ENOUGH_SOFTMAX", "'enough softmax heads make any SSM'"),
@@ -59,6 +64,15 @@ CLAIMS = Registry(
 def list_claims() -> list[str]:
     """Return the names that `run_claims` takes, in the order in which it runs them."""
     return list(CLAIMS)
+
+
+def claims_by_paper() -> dict[str, list[str]]:
+    """Return {arXiv number: claims whose source names it}, papers ascending; under "" the claims without a paper."""
+    found: dict[str, list[str]] = {}
+    for name in CLAIMS:
+        for paper in CLAIMS[name].papers or ("",):
+            found.setdefault(paper, []).append(name)
+    return dict(sorted(found.items(), key=lambda item: (item[0] == "", item[0])))
 
 
 def run_claims(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
@@ -235,7 +236,7 @@ class Claim:
     Args:
         name: what `zoo claims` calls it.
         statement: the prediction in one or two sentences.
-        source: where it comes from.
+        source: where it comes from; `zoo claims --paper` finds it by the arXiv numbers in it.
         refuted_by: the measurement that would refute it.
         measure: makes that measurement.
         slogan: a sentence that is often said and is false: its checks say what it would imply, and it is refuted as
@@ -248,6 +249,11 @@ class Claim:
     refuted_by: str
     measure: Callable[[Settings], Evidence]
     slogan: bool = False
+
+    @property
+    def papers(self) -> tuple[str, ...]:
+        """The arXiv numbers that the source names."""
+        return tuple(re.findall(r"\b\d{4}\.\d{4,5}\b", self.source))
 
     def judge(self, evidence: Evidence) -> Status:
         """Return the verdict that the evidence compels."""

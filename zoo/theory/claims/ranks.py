@@ -105,6 +105,7 @@ _CONFIGURED: Mapping[str, tuple[int, Mapping[str, Any]]] = {
     "linear_attention": (8, {"n_heads": 4}),
     # Poles far apart: many slow ones have lag operators that no measurement tells apart.
     "diagonal_ssm": (8, {"d_state": 8, "init": "ring"}),
+    "hybrid": (16, {}),  # narrower ones reach d_model^2, as anything generic does
     "s4d": (4, {"d_state": 4, "dt_min": 0.1, "dt_max": 1.0}),
     "ssd": (4, {"d_state": 4, "d_head": 4}),
 }
@@ -250,7 +251,8 @@ RANK_OF_CORES = Claim(
 )
 RANK_OF_MIXERS = Claim(
     "rank_of_mixers",
-    "Every registered mixer, as configured, has the interaction rank that its parts predict.",
+    "Every registered mixer, as configured, has the interaction rank that its parts predict: of s4d and the nonlinear "
+    "recurrences that is d_model^2, the most there is.",
     _SOURCE,
     "Any mixer whose measured operator has another rank.",
     measure_mixers,
@@ -283,7 +285,7 @@ SLOGAN_LINEAR_RANK = Claim(
 SLOGAN_RANK_IS_POWER = Claim(
     "slogan_rank_is_power",
     "'A layer of interaction rank one is too weak to track a state; it guesses at parity.'",
-    "Reading the rank as expressive power",
+    "Reading the rank as expressive power; steps of two: Grazzi et al., arXiv 2411.12537",
     "A delta rule with one number of state and step 0 or 2 has rank one and computes parity at any length.",
     measure_rank_is_power,
     slogan=True,

@@ -351,7 +351,7 @@ DIFFERENTIAL_FLOOR = Claim(
 SOFTMAX_HEADS = Claim(
     "softmax_heads",
     "With a zero-value sink, k softmax heads equal an SSM of rank k if its coefficient sequences hold a positive one; "
-    "otherwise k + 1 heads do, and k do not.",
+    "otherwise k + 1 heads do, and in the two cases that are searched k do not.",
     _SOURCE,
     "A construction that errs by 1e-12, two heads within 0.1 of a complex pair, or three trained heads above 1e-8.",
     measure_heads,
