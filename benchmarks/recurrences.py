@@ -21,7 +21,7 @@ from benchmarks.peers import Form, installed
 from zoo.ops.activation import half_linear
 from zoo.ops.delta_rule import delta_rule, relaxed_delta_rule, unit_length
 from zoo.ops.dplr import dplr
-from zoo.ops.linear_recurrence import linear_recurrence
+from zoo.ops.linear_recurrence import gated_average, linear_recurrence
 from zoo.ops.mlstm import mlstm
 from zoo.ops.retention import retention, retention_rates
 from zoo.ops.slstm import slstm_scan
@@ -74,8 +74,8 @@ def zoo_kimi_delta_step(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Compute the same from a state."""
-    q, k, v, log_decay, beta = _heads_first(q * q.shape[3] ** -0.5, k, v, log_decay, beta.unsqueeze(3))
-    y, state = dplr(q, k, beta * v, log_decay, k, beta * k, state)
+    q, k, v, log_decay, key = _heads_first(q * q.shape[3] ** -0.5, k, v, log_decay, beta.unsqueeze(3) * k)
+    y, state = dplr(q, key, v, log_decay, key, k, state)
     return y.transpose(1, 2), state
 
 
@@ -172,7 +172,7 @@ def zoo_min_gru(hidden: Tensor, gate: Tensor) -> Tensor:
 
 def zoo_min_gru_step(hidden: Tensor, gate: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the same from a state."""
-    return linear_recurrence(torch.sigmoid(-gate), torch.sigmoid(gate) * half_linear(hidden), state)
+    return gated_average(gate, half_linear(hidden), state)
 
 
 def log_space_min_gru(hidden: Tensor, gate: Tensor) -> Tensor:

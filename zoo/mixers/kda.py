@@ -138,22 +138,25 @@ class KimiDelta(SequenceMixer):
         qkv, conv = self.conv.mix(self.qkv_proj(x), state.conv, lengths)
         q, k, v = (self._heads(t) for t in qkv.to(state.S.dtype).split(self.widths, dim=2))
         q, k, v = delta_inputs(q, k, v)
-        erase, write, log_decay = self._strengths(x, state.S.dtype, lengths)
-        y, S = dplr(q, k, write * v, log_decay, k, erase * k, state.S)
+        log_decay, erase, *write = self._strengths(x, state.S.dtype, lengths)
+        # Where erasing and writing share a strength, it scales the key that both stand under, and no value.
+        key, sought, value = (k, erase * k, write[0] * v) if write else (erase * k, k, v)
+        y, S = dplr(q, key, value, log_decay, key, sought, state.S)
         y = rearrange(self.norm(y), "batch head seq d -> batch seq (head d)").to(x.dtype)
         y = sigmoid_gate(self.gate_up(self.gate_down(x)), y)
         return self.out_proj(y), KimiDeltaState(conv, S)
 
-    def _strengths(self, x: Tensor, dtype: torch.dtype, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """e, w and log(a), (batch, n_heads, seq, 1 or channels); padding writes nothing and forgets nothing."""
-        each = [torch.sigmoid(self._heads(t.to(dtype))) for t in self.strength_proj(x).split(self.strengths, dim=2)]
-        erase, write = self.beta_max * each[0], each[-1] * (self.beta_max if self.gates == "head" else 1)
+    def _strengths(self, x: Tensor, dtype: torch.dtype, lengths: Tensor | None) -> list[Tensor]:
+        """log(a), e and, with gates channel, w, (batch, n_heads, seq, channels); padding neither writes nor forgets."""
+        each = self.strength_proj(x).to(dtype).split(self.strengths, dim=2)
+        erase, *write = (torch.sigmoid(self._heads(t)) for t in each)
         dt = F.softplus(self.decay_up(self.decay_down(x)).to(dtype) + self.dt_bias)
         log_decay = -self.A_log.to(dtype).exp().view(-1, 1, 1) * self._heads(dt)
+        found = [log_decay, self.beta_max * erase, *write]
         if lengths is not None:
             valid = valid_positions(lengths, x.shape[1])[:, None, :, None]
-            erase, write, log_decay = erase * valid, write * valid, log_decay * valid
-        return coefficient(erase), coefficient(write), coefficient(log_decay)
+            found = [t * valid for t in found]
+        return [coefficient(t) for t in found]
 
     def _heads(self, t: Tensor) -> Tensor:
         return rearrange(t, "batch seq (head d) -> batch head seq d", head=self.n_heads)

@@ -8,10 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer, accumulator, require_choice, require_positive
 from zoo.ops.activation import half_linear
-from zoo.ops.linear_recurrence import linear_recurrence
+from zoo.ops.linear_recurrence import gated_average
 from zoo.ops.time import valid_positions
 
 Cell = Literal["gru", "lstm"]
@@ -80,8 +79,7 @@ class MinimalRecurrence(SequenceMixer):
         self, x: Tensor, state: MinimalRecurrenceState, lengths: Tensor | None
     ) -> tuple[Tensor, MinimalRecurrenceState]:
         u, *gates = self.in_proj(x).to(state.h.dtype).chunk(2 if self.cell == "gru" else 3, dim=2)
-        forgets = -gates[0] if self.cell == "gru" else F.logsigmoid(gates[0]) - F.logsigmoid(gates[1])
-        decay, gain = coefficient(torch.sigmoid(forgets)), coefficient(torch.sigmoid(-forgets))
+        logit = gates[0] if self.cell == "gru" else F.logsigmoid(gates[1]) - F.logsigmoid(gates[0])
         valid = None if lengths is None else valid_positions(lengths, x.shape[1])
-        h, last = linear_recurrence(decay, gain * half_linear(u), state.h, valid)
+        h, last = gated_average(logit, half_linear(u), state.h, valid)
         return self.out_proj(h.to(x.dtype)), MinimalRecurrenceState(last)

@@ -83,7 +83,8 @@ def delta_rule(
         S_t = g_t S_0 + sum_{j <= t} G_tj k_j u_j^T,      (I + L) u = beta (v - g k S_0),
         L_tj = beta_t G_tj k_t . k_j for j < t,
 
-    so that one triangular solve a chunk stands for its product of reflections (the WY form).
+    so that one triangular solve a chunk stands for its product of reflections (the WY form). Both halves of a step
+    stand under beta_t k_t, so that values need no factor.
 
     Args:
         q, k: queries and keys, keys of length one or shorter.
@@ -96,8 +97,8 @@ def delta_rule(
     Returns:
         Outputs, and S after the last position.
     """
-    strength = beta.unsqueeze(3)
-    return dplr(q, k, strength * v, None if log_decay is None else log_decay.unsqueeze(3), k, strength * k, state)
+    key = beta.unsqueeze(3) * k
+    return dplr(q, key, v, None if log_decay is None else log_decay.unsqueeze(3), key, k, state)
 
 
 @core("v", "batch head seq part value", "batch head seq value")

@@ -68,12 +68,14 @@ def dplr(
         raise ValueError("p and r belong together: give both, or None for both")
     seq_len = q.shape[2]
     if seq_len == 1:
-        return _step(q, k, v, log_decay, p, r, state)
+        decay = None if log_decay is None else as_type(state.dtype, log_decay).exp().mT
+        return dplr_step(q, k, v, decay, p, r, state)
     size = halvable(seq_len, CHUNK)
     reads, writes = ((q,), (k,)) if p is None or r is None else ((q, r), (k,) if p is k else (k, p))
     with full_precision(q.device):
-        v = into_chunks(v.to(state.dtype), size)
-        reads, writes = ([into_chunks(t.to(state.dtype), size) for t in each] for each in (reads, writes))
+        # Contiguous: a batched product copies what is not, and keeps the copy for its gradient, each product its own.
+        v = into_chunks(v.to(state.dtype), size).contiguous()
+        reads, writes = ([into_chunks(t.to(state.dtype), size).contiguous() for t in each] for each in (reads, writes))
         if log_decay is not None:
             log_decay = into_chunks(log_decay.to(state.dtype), size)
         scores, reads, writes, over_chunk = _decayed_scores(reads, writes, log_decay)
@@ -82,10 +84,10 @@ def dplr(
             written = v
             entering, final = decayed_states(state, over_chunk, keys @ v)
         else:
-            alone, from_state = _erased(scores[1], reads[1], v)
-            if len(writes) == 1:  # erased under the key that is written
-                alone = v - alone
+            if p is k:  # what is written and what is erased go under one key: solve for their difference
+                alone, from_state = _solved(scores[1][0], v, reads[1])
             else:
+                alone, from_state = _solved(scores[1][1], scores[1][0].tril(-1) @ v, reads[1])
                 alone = torch.cat((v, -alone), dim=3)
                 from_state = torch.cat((torch.zeros_like(from_state), from_state), dim=3)
             carry = _carry if followed() else _Carry.apply
@@ -94,15 +96,21 @@ def dplr(
     return y.flatten(2, 3)[:, :, :seq_len], final
 
 
-def _step(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, p: Tensor | None, r: Tensor | None, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """`dplr` of one position, which a decoder asks for: a dozen operations fewer than a chunk of one."""
+def dplr_step(
+    q: Float[Tensor, "batch heads 1 d_key"],
+    k: Float[Tensor, "batch heads 1 d_key"],
+    v: Float[Tensor, "batch value_heads 1 d_value"],
+    decay: Float[Tensor, "batch heads #d_key 1"] | None,
+    p: Float[Tensor, "batch heads 1 d_key"] | None,
+    r: Float[Tensor, "batch heads 1 d_key"] | None,
+    state: Float[Tensor, "batch heads d_key d_value"],
+) -> tuple[Float[Tensor, "batch heads 1 d_value"], Float[Tensor, "batch heads d_key d_value"]]:
+    """`dplr` of one position, which a decoder asks for, from the decay itself: a dozen operations fewer."""
     kind = state.dtype
     with full_precision(q.device):
         keys, v = as_type(kind, k).mT, as_type(kind, v)
-        if log_decay is not None:
-            state = as_type(kind, log_decay).exp().mT * state
+        if decay is not None:
+            state = decay * state
         if p is not None and r is not None:
             erased = as_type(kind, r) @ state
             if p is k:
@@ -117,16 +125,15 @@ def _joined(tensors: list[Tensor], axis: int) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors, axis)  # to join one would copy
 
 
-def _erased(
-    scores: list[Float[Tensor, "batch heads chunks size size"]],
+def _solved(
+    scores: Float[Tensor, "batch heads chunks size size"],
+    alone: Float[Tensor, "batch heads chunks size d_value"],
     r: Float[Tensor, "batch heads chunks size d_key"],
-    v: Float[Tensor, "batch heads chunks size d_value"],
 ) -> tuple[Float[Tensor, "batch heads chunks size d_value"], Float[Tensor, "batch heads chunks size d_key"]]:
-    """X and W of u = X + W S_0, what a chunk erases of what it wrote itself and of the state that enters it."""
-    earlier = [each.tril(-1) for each in scores]
-    right = torch.cat((earlier[0] @ v, r), dim=4)
-    solved = torch.linalg.solve_triangular(earlier[-1], right, upper=False, unitriangular=True)
-    alone, from_state = solved.split((v.shape[4], r.shape[4]), dim=4)
+    """(I + L)^-1 of both, L what stands below the diagonal of the scores, which is all that the solve looks at."""
+    right = torch.cat((alone, r), dim=4)
+    solved = torch.linalg.solve_triangular(scores, right, upper=False, unitriangular=True)
+    alone, from_state = solved.split((alone.shape[4], r.shape[4]), dim=4)
     return alone, from_state
 
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from zoo.coefficient import coefficient
 from zoo.cores import core
 from zoo.ops.chunked import decayed_states, halvable
 from zoo.ops.precision import as_type, full_precision
@@ -49,6 +50,34 @@ def linear_recurrence(
             return h, h[:, 0]
         h = _scan(*given) if followed() else _Scan.apply(*given)
     return h, h[:, -1]
+
+
+@core("target", "batch seq channel")
+def gated_average(
+    logit: Float[Tensor, "batch seq channels"],
+    target: Float[Tensor, "batch seq channels"],
+    state: Float[Tensor, "batch channels"],
+    valid: Bool[Tensor, "batch seq"] | None = None,
+) -> tuple[Float[Tensor, "batch seq channels"], Float[Tensor, "batch channels"]]:
+    """h_t = (1 - z_t) h_{t-1} + z_t target_t with z = sigmoid(logit): `linear_recurrence` of an update gate.
+
+    1 - z is sigmoid(-logit), which keeps its digits however near to one z is. Both are coefficients. One position is
+    one interpolation, in which the factor 1 - z is never made.
+
+    Args:
+        logit: of the share of the state that is replaced.
+        target: what replaces it.
+        state: h before the first position; its dtype is the one computed in.
+        valid: positions at which the state moves; it stands still elsewhere.
+
+    Returns:
+        h at every position, and the last one.
+    """
+    gain = coefficient(torch.sigmoid(logit))
+    if valid is None and logit.shape[1] == 1:
+        h = torch.lerp(state.unsqueeze(1), target, gain)
+        return h, h[:, 0]
+    return linear_recurrence(coefficient(torch.sigmoid(-logit)), gain * target, state, valid)
 
 
 @whole_in_export("(Tensor decay, Tensor written, Tensor state) -> Tensor", lambda a, b, h: b.new_empty(b.shape))

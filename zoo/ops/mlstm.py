@@ -9,7 +9,7 @@ from torch import Tensor
 
 from zoo.coefficient import coefficient
 from zoo.cores import core
-from zoo.ops.dplr import dplr
+from zoo.ops.dplr import dplr, dplr_step
 from zoo.ops.transforms import whole_in_export
 
 _EPS = 1e-6
@@ -49,15 +49,18 @@ def mlstm(
     Returns:
         h, and C, n and m after the last position.
     """
-    m = running_maximum(log_input, log_forget, largest)
-    before = largest.unsqueeze(2) if m.shape[2] == 1 else torch.cat((largest.unsqueeze(2), m[:, :, :-1]), dim=2)
-    log_decay = coefficient(log_forget + before - m).unsqueeze(3)
-    k = coefficient(k * torch.exp(log_input - m).unsqueeze(3))
-    if q.shape[2] == 1:  # a decoder's step: to put the normaliser beside the memory would copy both
-        y, memory = dplr(q, k, v, log_decay, None, None, memory)
-        normaliser = torch.addcmul(k.squeeze(2), log_decay.exp().squeeze(2), normaliser)
+    if q.shape[2] == 1:  # a decoder's step: to put the normaliser next to the memory would copy both
+        kept = log_forget + largest.unsqueeze(2)
+        m = torch.maximum(kept, log_input)
+        decay, k = coefficient(torch.exp(kept - m)), coefficient(k * torch.exp(log_input - m).unsqueeze(3))
+        y, memory = dplr_step(q, k, v, decay.unsqueeze(3), None, None, memory)
+        normaliser = torch.addcmul(k.squeeze(2), decay, normaliser)
         along = (q * normaliser.unsqueeze(2)).sum(3, keepdim=True)
     else:
+        m = running_maximum(log_input, log_forget, largest)
+        before = torch.cat((largest.unsqueeze(2), m[:, :, :-1]), dim=2)
+        log_decay = coefficient(log_forget + before - m).unsqueeze(3)
+        k = coefficient(k * torch.exp(log_input - m).unsqueeze(3))
         # The normaliser is what the same sum makes of a value that is always one.
         state = torch.cat((memory, normaliser.unsqueeze(3)), dim=3)
         y, state = dplr(q, k, F.pad(v, (0, 1), value=1.0), log_decay, None, None, state)
@@ -65,7 +68,7 @@ def mlstm(
         memory, normaliser = state[..., :-1], state[..., -1]
     floor = torch.exp((-m).clamp(max=_LARGEST)).unsqueeze(3)
     y = y * coefficient((torch.maximum(along.abs(), floor) + _EPS).reciprocal())
-    return y, memory, normaliser, m[:, :, -1]
+    return y, memory, normaliser, m.select(2, -1)
 
 
 @whole_in_export("(Tensor log_input, Tensor log_forget, Tensor before) -> Tensor", lambda i, f, m: torch.empty_like(i))
@@ -76,8 +79,6 @@ def running_maximum(
 
     A step joins neighbouring spans of positions, m -> max(a + m, b) each; sums of forgetting are never subtracted.
     """
-    if log_input.shape[-1] == 1:
-        return torch.maximum(log_forget + before.unsqueeze(-1), log_input)
     first = torch.maximum(log_forget[..., :1] + before.unsqueeze(-1), log_input[..., :1])
     a, b = log_forget, torch.cat((first, log_input[..., 1:]), -1)
     span = 1
