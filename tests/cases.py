@@ -87,6 +87,8 @@ VARIANTS = [
     Case("s4d", {"output": "none", "d_state": 4}),
     Case("selective_ssm", {"d_state": 4, "d_conv": 1, "expand": 1, "dt_rank": 3}),
     Case("selective_ssm", {"norm_eps": 1e-6}),
+    Case("selective_ssm", {"init": "recall", "norm_eps": 1e-3, "out_norm_eps": 1e-2}),
+    Case("ssd", {"init": "recall", "d_state": 4}),
     Case("ssd", {"d_state": 3, "d_head": 4, "n_groups": 2, "norm_groups": 4, "d_conv": 2, "norm_eps": 0.1}),
     Case("ssd", {"d_state": 4, "d_head": 2, "expand": 1, "d_conv": 1}),
     Case("ssd", {"d_state": 4, "d_head": 3, "d_inner": 12, "norm_groups": 0, "dt_floor": 0.5}),

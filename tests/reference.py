@@ -984,15 +984,17 @@ def selective_scan(u: Array, dt: Array, a: Array, b: Array, c: Array, d: Array) 
     return y
 
 
-def selective_ssm(p: Parameters, x: Array, **options: object) -> Array:
-    """The block of Mamba-1 (2312.00752, section 3.4)."""
+def selective_ssm(p: Parameters, x: Array, out_norm_eps: float | None = None, **options: object) -> Array:
+    """The block of Mamba-1 (2312.00752, section 3.4); with out_norm_eps, an RMSNorm before the output projection."""
     convolved, z, dt, b, c, a = selective_coefficients(p, x, **options)
-    y = selective_scan(silu(convolved), dt, a, b, c, p["D"])
-    return (y * silu(z)) @ p["out_proj.weight"].T
+    y = selective_scan(silu(convolved), dt, a, b, c, p["D"]) * silu(z)
+    if out_norm_eps is not None:
+        y = rms_norm(y, p["out_norm.weight"], out_norm_eps)
+    return y @ p["out_proj.weight"].T
 
 
-def selective_ssm_operator(p: Parameters, x: Array, **options: object) -> Array:
-    """W_ij = W_out diag(silu z_i) [sum_m diag(s_im sigmoid(u_m) K_{m-j})] W_x.
+def selective_ssm_operator(p: Parameters, x: Array, out_norm_eps: float | None = None, **options: object) -> Array:
+    """W_ij = W_out diag(silu z_i) [sum_m diag(s_im sigmoid(u_m) K_{m-j})] W_x; an RMSNorm's weight / rms_i before W_out.
 
     s_im, per channel, is what the scan's input at m adds to its output at i, u the convolution's output and K_tau its
     taps: sigmoid(u) is the coefficient, u the value.
@@ -1002,13 +1004,17 @@ def selective_ssm_operator(p: Parameters, x: Array, **options: object) -> Array:
     w_x = np.split(p["in_proj.weight"], 2)[0]
     taps = p["conv.weight"]
     d_inner, d_conv = taps.shape
+    gate = silu(z)
+    if out_norm_eps is not None:
+        y = selective_scan(silu(convolved), dt, a, b, c, p["D"]) * gate
+        gate = gate * p["out_norm.weight"] / np.sqrt((y * y).mean(axis=-1, keepdims=True) + out_norm_eps)
     operator = np.zeros((seq, seq, d_model, d_model))
     for i in range(seq):
         for m in range(i + 1):
             decay = np.exp(dt[m + 1 : i + 1].sum(axis=0)[:, None] * a)  # (d_inner, d_state)
             scan = (decay * dt[m][:, None] * b[m]) @ c[i] + (p["D"] if m == i else np.zeros(d_inner))
             for j in range(max(0, m - d_conv + 1), m + 1):
-                diagonal = silu(z[i]) * scan * sigmoid(convolved[m]) * taps[:, d_conv - 1 - (m - j)]
+                diagonal = gate[i] * scan * sigmoid(convolved[m]) * taps[:, d_conv - 1 - (m - j)]
                 operator[i, j] += p["out_proj.weight"] @ np.diag(diagonal) @ w_x
     return operator
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,12 +13,16 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm, ShortConv
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, require_distance, require_positive, require_range
+from zoo.contract import SequenceMixer, accumulator, require_choice, require_distance, require_positive, require_range
 from zoo.ops.activation import silu, silu_gate
 from zoo.ops.precision import widest
 from zoo.ops.scan import selective_scan
 from zoo.ops.step_size import draw_step_bias
 from zoo.ops.time import valid_positions
+
+Init = Literal["published", "recall"]
+_STEPS: dict[Init, tuple[float, float]] = {"published": (1e-3, 1e-1), "recall": (0.3, 1.0)}
+"""The range of dt."""
 
 # The search for a token that closes the gates.
 _CANDIDATES = 512
@@ -41,7 +45,7 @@ class SelectiveSSM(SequenceMixer):
         y   = out_proj(silu(z) (C_t . h_t + D u_t))
 
     Coefficients. sigmoid of the convolved u (the convolved u is the value), dt, B, C, silu(z). The convolution's bias
-    makes the offset.
+    makes the offset. With out_norm_eps also 1/rms.
 
     State. h, d_inner d_state numbers, at least float32, and the convolution's last d_conv - 1 inputs of d_inner
     channels. It does not grow.
@@ -49,7 +53,9 @@ class SelectiveSSM(SequenceMixer):
     Interaction rank. Up to min(d_inner, d_model^2): decay and gate act on channels, between two fixed projections.
 
     Source. Gu and Dao 2312.00752, section 3.4. As published, A_n = -n, dt log-uniform in [dt_min, dt_max] at the start,
-    D at one; no global initialisation touches them.
+    D at one; no global initialisation touches them. With init recall, A_n = -0.05 and dt is log-uniform in [0.3, 1]:
+    what is written, dt B u, is a hundred times as large next to the skip D u, and decays in some 20 to 70 positions.
+    This is ours; see `trainability` in docs/results.md.
 
     Args:
         d_model: width of input and output.
@@ -57,12 +63,14 @@ class SelectiveSSM(SequenceMixer):
         d_conv: width of the causal convolution.
         expand: d_inner = expand * d_model.
         dt_rank: rank of dt's projection; default d_model / 16, rounded up.
-        dt_min, dt_max: range of dt at initialisation, log-uniform, at least 1e-4.
+        init: published or recall; where A and dt start.
+        dt_min, dt_max: range of dt at initialisation, log-uniform, at least 1e-4; default as init has it.
         norm_eps: epsilon of an RMSNorm on B, on C and on dt before its projection to channels, as Jamba (Lieber et
             al. 2403.19887, section 3.2) has them; default no norms.
+        out_norm_eps: epsilon of an RMSNorm before the output projection, as Mamba-2 has it; default no norm.
 
     Raises:
-        ValueError: sizes that are not positive, an empty range of dt, a norm_eps that is not positive.
+        ValueError: sizes that are not positive, an empty range of dt, an epsilon that is not positive.
     """
 
     undecayed = ("A_log", "D")
@@ -74,15 +82,23 @@ class SelectiveSSM(SequenceMixer):
         d_conv: int = 4,
         expand: int = 2,
         dt_rank: int | None = None,
-        dt_min: float = 1e-3,
-        dt_max: float = 1e-1,
+        init: Init = "published",
+        dt_min: float | None = None,
+        dt_max: float | None = None,
         norm_eps: float | None = None,
+        out_norm_eps: float | None = None,
     ) -> None:
         super().__init__(d_model)
+        require_choice("init", init, Init)
+        self.init: Init = init
+        dt_min, dt_max = (
+            usual if given is None else given for given, usual in zip((dt_min, dt_max), _STEPS[init], strict=True)
+        )
         require_positive(d_state=d_state, d_conv=d_conv, expand=expand, dt_rank=dt_rank)
         require_range(dt_min=dt_min, dt_max=dt_max)
-        if norm_eps is not None and not 0 < norm_eps < math.inf:
-            raise ValueError(f"norm_eps must be positive and finite, or absent for no norms; got {norm_eps}")
+        for name, eps in (("norm_eps", norm_eps), ("out_norm_eps", out_norm_eps)):
+            if eps is not None and not 0 < eps < math.inf:
+                raise ValueError(f"{name} must be positive and finite, or absent for no norm; got {eps}")
         self.d_state, self.d_inner = d_state, expand * d_model
         self.dt_rank = dt_rank or math.ceil(d_model / 16)
         self.dt_min, self.dt_max = dt_min, dt_max
@@ -94,15 +110,17 @@ class SelectiveSSM(SequenceMixer):
         self.dt_proj = nn.Linear(self.dt_rank, self.d_inner)
         self.A_log = nn.Parameter(torch.empty(self.d_inner, d_state))
         self.D = nn.Parameter(torch.empty(self.d_inner))
+        self.out_norm = None if out_norm_eps is None else RMSNorm(self.d_inner, out_norm_eps)
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        norms = cast(Iterable[RMSNorm], self.dt_b_c_norm or ())
+        norms = cast(Iterable[RMSNorm], (*(self.dt_b_c_norm or ()), *filter(None, (self.out_norm,))))
         for layer in (self.in_proj, self.conv, self.x_proj, self.out_proj, *norms):
             layer.reset_parameters()
+        rates = torch.arange(1, self.d_state + 1) if self.init == "published" else torch.full((self.d_state,), 0.05)
         with torch.no_grad():
-            self.A_log.copy_(torch.arange(1, self.d_state + 1).log().expand_as(self.A_log))
+            self.A_log.copy_(rates.log().expand_as(self.A_log))
             self.D.fill_(1.0)
             self.dt_proj.weight.uniform_(-1, 1).mul_(self.dt_rank**-0.5)
             self.dt_proj.bias.copy_(draw_step_bias(self.d_inner, self.dt_min, self.dt_max))
@@ -127,7 +145,8 @@ class SelectiveSSM(SequenceMixer):
         dt, B, C = coefficient(dt), coefficient(B), coefficient(C)
         # The signs are right by construction; a NaN, of training that diverged, goes on to the loss, which is watched.
         y, h = selective_scan(u, dt, -self.A_log.exp(), B, C, self.D, state.h, check=False)
-        return self.out_proj(silu_gate(z, y)), SelectiveState(conv, h)
+        y = silu_gate(z, y)
+        return self.out_proj(y if self.out_norm is None else self.out_norm(y)), SelectiveState(conv, h)
 
     def _dynamics(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """dt (batch, seq, d_inner), B and C (batch, seq, d_state)."""

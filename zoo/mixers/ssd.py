@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,12 +12,18 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm, ShortConv
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, require_positive, require_range
+from zoo.contract import SequenceMixer, accumulator, require_choice, require_positive, require_range
 from zoo.ops.activation import silu, silu_gate
 from zoo.ops.ssd import ssd
 from zoo.ops.step_size import draw_step_bias
 from zoo.ops.time import valid_positions
 
+Init = Literal["published", "recall"]
+_STARTS: dict[Init, tuple[tuple[float, float], tuple[float, float]]] = {
+    "published": ((1e-3, 1e-1), (1, 16)),
+    "recall": ((0.3, 1.0), (0.01, 0.16)),
+}
+"""The ranges of dt and A, log-uniform and uniform."""
 _WIDEST_HEAD = 64
 
 
@@ -47,7 +53,9 @@ class SSD(SequenceMixer):
     generic input.
 
     Source. Dao and Gu 2405.21060, section 7. As published, A starts uniform in [1, 16], dt log-uniform in [1e-3, 1e-1]
-    and D at one.
+    and D at one. With init recall, A starts uniform in [0.01, 0.16] and dt log-uniform in [0.3, 1]: decays dt A of much
+    the same sizes, and writes dt B u a hundred times as large next to the skip D u. This is ours; see `trainability`
+    in docs/results.md.
 
     Not here. An upper limit of dt and the initial-state parameter, which the authors' code has, and sharding over
     devices.
@@ -63,7 +71,8 @@ class SSD(SequenceMixer):
         norm_groups: parts of d_inner that are normed each by itself; default n_groups, 0 for no norm.
         norm_eps: of the norm.
         dt_floor: the smallest dt of a position.
-        dt_min, dt_max: range of dt at initialisation, log-uniform, at least 1e-4.
+        init: published or recall; where A and dt start.
+        dt_min, dt_max: range of dt at initialisation, log-uniform, at least 1e-4; default as init has it.
 
     Raises:
         ValueError: sizes that are not positive or do not divide, an empty range of dt.
@@ -83,10 +92,16 @@ class SSD(SequenceMixer):
         norm_groups: int | None = None,
         norm_eps: float = 1e-5,
         dt_floor: float = 0.0,
-        dt_min: float = 1e-3,
-        dt_max: float = 1e-1,
+        init: Init = "published",
+        dt_min: float | None = None,
+        dt_max: float | None = None,
     ) -> None:
         super().__init__(d_model)
+        require_choice("init", init, Init)
+        steps, self.rates = _STARTS[init]
+        dt_min, dt_max = (
+            usual if given is None else given for given, usual in zip((dt_min, dt_max), steps, strict=True)
+        )
         require_positive(d_state=d_state, d_head=d_head, n_groups=n_groups, d_conv=d_conv, expand=expand)
         require_positive(d_inner=d_inner, norm_groups=norm_groups or None)
         require_range(dt_min=dt_min, dt_max=dt_max)
@@ -120,7 +135,7 @@ class SSD(SequenceMixer):
                 layer.reset_parameters()
         with torch.no_grad():
             self.dt_bias.copy_(draw_step_bias(self.n_heads, self.dt_min, self.dt_max))
-            self.A_log.uniform_(1, 16).log_()
+            self.A_log.uniform_(*self.rates).log_()
             self.D.fill_(1.0)
 
     def rank_law(self, seq_len: int) -> int:
