@@ -91,7 +91,7 @@ VARIANTS = [
     Case("ssd", {"init": "recall", "d_state": 4}),
     Case("ssd", {"d_state": 3, "d_head": 4, "n_groups": 2, "norm_groups": 4, "d_conv": 2, "norm_eps": 0.1}),
     Case("ssd", {"d_state": 4, "d_head": 2, "expand": 1, "d_conv": 1}),
-    Case("ssd", {"d_state": 4, "d_head": 3, "d_inner": 12, "norm_groups": 0, "dt_floor": 0.5}),
+    Case("ssd", {"d_state": 4, "d_head": 3, "d_inner": 12, "norm_groups": 0, "dt_floor": 0.02}),
     Case("gated_linear_attention", {"n_heads": 3, "d_head": 4, "d_key": 3, "gate_rank": 2}),
     Case("gated_linear_attention", {"n_heads": 1, "output_gate": False}),
     Case("delta_net", {"n_heads": 2, "d_head": 6, "d_conv": 1}),
