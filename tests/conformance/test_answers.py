@@ -93,6 +93,20 @@ class Options(nn.Module):
         return y.roll(base, 2) if rotate else y
 
 
+class Picky(Options):
+    """Refuses one value when it is built, and another when it is called."""
+
+    def __init__(self, d_model: int, scale: float = 1.0, base: int = 3) -> None:
+        if scale > 1:
+            raise ValueError("scale is at most 1")
+        super().__init__(d_model, scale=scale, base=base)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.options[3] % 2 == 0:
+            raise RuntimeError("base is odd")
+        return super().forward(x)
+
+
 class Unresolved(Options):
     def __init__(self, d_model: int, scale: Nowhere = 2.0) -> None:  # pyright: ignore[reportUndefinedVariable]
         super().__init__(d_model, scale=scale)
@@ -187,6 +201,7 @@ class Alone(Stepper):
         (Uncopied, "deep_copy", "failed", "TypeError: one of a kind; expected: a copy"),
         (Uncopied, "causality", "passed", ""),
         (Options, "options_matter", "passed", "each of kind, scale, rotate, base, shift was given other values"),
+        (Picky, "options_matter", "passed", "each of scale, base was given other values"),
         (Unresolved, "options_matter", "passed", "each of scale was given"),
         (lambda d: Options(d), "options_matter", "not_applicable", "no options with plain defaults"),
         (LongConv(D_MODEL), "options_matter", "not_applicable", "a module was given"),

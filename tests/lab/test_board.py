@@ -1,0 +1,51 @@
+"""What a sweep shows while its runs are in progress."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from lab.run import LOG, METRICS
+from lab.sweep import board as module
+from lab.sweep.board import Board
+from lab.sweep.engine import Job, Outcome
+
+FOUND = {"test": {"accuracy": 0.75, "loss": 0.5}, "val": {"accuracy": 0.8, "loss": 0.4}, "params": 1}
+BAR = "training:  30%|###   | 120/400 [00:06<00:14, 20.0it/s, loss=1.25]\n"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_table_says_where_each_run_stands(
+    terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    console = Console(width=140, height=30, force_terminal=terminal)
+    monkeypatch.setattr(module, "make_console", lambda: console)
+    logs = {"waits": None, "begins": "$ python train.py\n", "trains": BAR, "fails": "", "ends": "", "is stopped": ""}
+    jobs = {name: Job(name, (), tmp_path / name) for name in logs}
+    board = Board([*jobs.values()], n_slots=2)
+    board.start -= 60  # the logs are younger
+    for name, log in logs.items():
+        if log is not None:
+            jobs[name].folder.mkdir()
+            (jobs[name].folder / LOG).write_text(log)
+    (jobs["ends"].folder / METRICS).write_text(json.dumps(FOUND))
+    board.take(Outcome(jobs["ends"], "done", 8.0))
+    board.take(Outcome(jobs["fails"], "failed", 2.0, "exit status 1", ("Traceback", "ValueError: no")))
+    board.take(Outcome(jobs["is stopped"], "stopped", 1.0, "stopped"))
+    said = capsys.readouterr().out
+    for line in ("[1/6] done", "[2/6] failed", "ValueError: no", "[3/6] stopped", "test accuracy 0.7500"):
+        assert line in said
+    with board.live():
+        shown = board.table()
+    cells = [list(column.cells) for column in shown.columns]
+    table = {run: (state, step, metric.strip(), left) for run, state, step, metric, left in zip(*cells, strict=True)}
+    assert list(table) == ["begins", "trains", "fails", "is stopped", "waits", "ends"]
+    assert table["trains"] == ("running", "120/400", "loss=1.25", "00:14")
+    assert table["begins"] == ("running", "", "", "")
+    assert table["waits"] == ("waiting", "", "", "")
+    assert table["fails"] == ("failed", "", "exit status 1", "took 2 s")
+    assert table["ends"] == ("done", "", "test accuracy 0.7500", "took 8 s")
+    assert str(shown.caption) == "2 running, 1 failed, 1 stopped, 1 waiting, 1 done, about 10 s left"
