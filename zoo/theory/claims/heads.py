@@ -342,16 +342,16 @@ ONE_HEAD_GAP = Claim(
 )
 HEAD_COUNT = Claim(
     "head_count",
-    "H heads with coefficients of the lag, whatever the input, reach exactly the weighted Eckart-Young bound: above zero "
-    "for H < k, zero from H = k on. On balanced teachers training finds it.",
+    "H heads with coefficients of the lag, whatever the input, reach exactly the weighted Eckart-Young bound: above "
+    "zero for H < k, zero from H = k on. On balanced teachers training finds it.",
     _SOURCE,
     "An optimum off the bound by 1e-3 for H < k, above 1e-12 at H = k, or Adam off by more than 2 %.",
     measure_head_count,
 )
 HEADS_FOR_AN_ERROR = Claim(
     "heads_for_an_error",
-    "To an error of 0.1 %, SSMs with real poles need at most 2 log n heads however many poles they have (measured at one "
-    "length, with drawn residues); oscillating ones need nearly one per state.",
+    "To an error of 0.1 %, SSMs with real poles need at most 2 log n heads however many poles they have (measured at "
+    "one length, with drawn residues); oscillating ones need nearly one per state.",
     "Observed; exact spectra of p = d = 16 systems",
     "Real poles that need more than 2 log n heads for 0.1 %, or oscillating ones that need fewer than 60 % of their "
     "states for 10 %.",
