@@ -274,8 +274,8 @@ def positions_to_read(
 def memory_needed(model: Backbone, seq_len: int, n_inputs: int, cut: bool) -> int:
     """Estimate the bytes that `measure_heads` needs: its copies of the model, what reaches each layer, and one pass.
 
-    An estimate, since what a pass keeps differs between mixers. At d_model 768 and 512 positions, without cuts, layers of
-    attention and of SSD took 2.4 and 2.5 GiB; the estimates are 2.4 and 3.1.
+    An estimate, since what a pass keeps differs between mixers. At d_model 768 and 512 positions, without cuts, layers
+    of attention and of SSD took 2.4 and 2.5 GiB; the estimates are 2.4 and 3.1.
     """
     layers = model.layers.chain()
     width = max(layer.d_model for layer in layers)

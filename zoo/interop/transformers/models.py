@@ -236,7 +236,7 @@ def read_model(theirs: Any, weights: Weights) -> Backbone:
 
 
 def _channel_options(channels: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Say so in the shortest options of a backbone."""
+    """Return the shortest options of a backbone for these channel mixers."""
     first = channels[0]
     if any(options != first for options in channels) or first.keys() - {"d_channel"}:
         return {"blocks": channels}
