@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import zoo
+from tests import ROOT, run_python
 from zoo.contract import SequenceMixer
 from zoo.mixers.identity import Identity
 from zoo.registry import MIXERS, mixer_class
@@ -185,3 +186,13 @@ def test_a_hybrids_member_has_its_options_under_its_class() -> None:
     assert [layers[0].module.gain, layers[1].module.gain, layers[2].n_heads] == [2.0, 4.0, 2]
     with pytest.raises(ValueError, match="two members are called LSTM: rename one of the classes"):
         zoo.create_layers("hybrid", 2, 8, pattern=["torch.nn:LSTM", "zoo.mixers.lstm:LSTM"])
+
+
+@pytest.mark.slow
+def test_the_documentation_runs(registry: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, Any] = {}
+    run_python((ROOT / "docs" / "your_own.md").read_text(encoding="utf-8").partition("## Your task")[0], scope)
+    assert scope["model"].generate(torch.zeros(1, 3, dtype=torch.long), 2).shape == (1, 5)
+    assert zoo.create_mixer("slow_leaky", 8).decay == 0.99
+    assert zoo.create_mixer("my_mixers.py:GatedMean", 8, bias=True).module.gate.bias is not None

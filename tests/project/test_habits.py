@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import zoo
-from tests import ROOT
+from tests import ROOT, run_python
 from tests.project.test_doors import OURS, imports
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -119,9 +119,8 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    scope: dict[str, object] = {}
-    for block in re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
-        exec(compile(block, "page", "exec"), scope)
+    assert "```python" in page
+    run_python(page, {})
 
 
 def test_the_citation_is_of_this_version() -> None:

@@ -22,7 +22,7 @@ from tasks.base import Arrays
 from tasks.datamodule import TaskDataModule
 from tasks.spec import IGNORED
 from tasks.splits import sample_split
-from tests import ROOT
+from tests import ROOT, run_python
 from zoo.naming import UnknownNameError, UsageError
 
 FUNCTIONS = '''
@@ -394,10 +394,6 @@ def test_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / "your_own.md").read_text(encoding="utf-8").partition("## Your task")[2]
     scope: dict[str, Any] = {}
-    for block in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
-        if block.startswith("# "):
-            Path(block.splitlines()[0].removeprefix("# ")).write_text(block)
-        else:
-            exec(compile(block, "your_own.md", "exec"), scope)
+    run_python(text, scope)
     assert scope["batch"]["inputs"].shape == (32, 32)
     assert scope["task"].spec.chance == pytest.approx(1 / 16, abs=0.03)

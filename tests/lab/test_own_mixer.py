@@ -1,0 +1,123 @@
+"""Mixers that users bring, in the commands: flags, help, folders, and runs of a plain module that does not stream."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import zoo
+from lab import config, train
+from lab.compare import read_runs
+from lab.run import RunFolder
+from lab.sweep.sweep import main as sweep
+from tests import ROOT
+from tests.lab.runs import error_line, results
+from zoo.__main__ import main
+
+PLAIN = '''
+from torch import device, nn
+
+class Squashed(nn.Module):
+    """A mean so far, squashed.
+
+    Args:
+        gain: what multiplies it.
+    """
+
+    def __init__(self, width, gain=1.0, deep: bool = False, place: "device | None" = None):
+        super().__init__()
+        self.map, self.gain = nn.Linear(width, width), gain
+
+    def forward(self, x):
+        return (self.gain * self.map(x) * x.cumsum(1)).tanh()
+'''
+TINY = ["--task.n_train", "64", "--task.n_val", "8", "--task.n_test", "8", "--d_model", "8", "--batch_size", "8"]
+TINY += ["--trainer.max_steps", "4", "--trainer.accelerator", "cpu"]
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "mine.py").write_text(PLAIN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return f"{tmp_path}/mine.py:Squashed"
+
+
+def test_the_options_of_ones_own_mixer_are_flags(mine: str) -> None:
+    command = config.parse(["--mixer", "mine.py:Squashed", "--mixer.gain", "2", "--mixer.deep", "true"])
+    assert command.config["mixer"] == {"name": mine, "gain": 2, "deep": True}
+    assert command.defaults["mixer"] == {"name": mine, "gain": 1.0, "deep": False}
+    assert RunFolder.of(command).name == "mqar/mine.Squashed-deep_true-gain2"
+    hybrid = ["--mixer", "hybrid", "--mixer.pattern", "[mine.py:Squashed, attention]"]
+    command = config.parse([*hybrid, "--mixer.Squashed.gain", "3", "--mixer.n_heads", "2"])
+    assert command.config["mixer"]["pattern"] == [mine, "attention"]
+    assert command.config["mixer"]["Squashed"] == {"gain": 3, "deep": False}
+    assert RunFolder.of(command).name.startswith("mqar/hybrid-Squashed.gain3")
+
+
+@pytest.mark.parametrize("argv", ["--mixer {} --help", "--mixer.help {}"])
+def test_the_help_of_ones_own_mixer_has_its_docstring(argv: str, mine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        config.parse(argv.format(mine).split())
+    said = capsys.readouterr().out
+    assert said.endswith(
+        "  --mixer.gain  Any; default 1.0\n      what multiplies it.\n  --mixer.deep  bool; default false\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("--mixer mine.py:squashed", "(did you mean 'Squashed'?); choose from: Squashed"),
+        ("--mixer other.py:Squashed", "there is no file"),
+        ("--mixer torch.nn:Lstm", "(did you mean 'LSTM'?)"),
+        ("--mixer json:JSONDecoder", "a mixer is a class of torch.nn.Module"),
+        ("--mixer mine.py:Squashed --mixer.gian 2", "did you mean --mixer.gain?); choose from: mixer.gain, mixer.deep"),
+        ("--mixer mine.py:Squashed --mixer.deep 2", "mixer.deep: expected bool; got 2"),
+        ("--mixer hybrid --mixer.pattern [mine.py:Nothing]", "unknown name in"),
+    ],
+)
+def test_what_cannot_be_followed_is_said_on_one_line(argv: str, message: str, mine: str) -> None:
+    with pytest.raises(config.UsageError) as caught:
+        config.parse(argv.split())
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_run_of_ones_own_mixer(mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [*TINY, "--mixer", "mine.py:Squashed"]
+    done = subprocess.run([sys.executable, str(ROOT / "train.py"), *argv], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "unknown: the mixer does not stream" in done.stdout
+    assert "layer 0: Squashed: no figures of its operator" in done.stderr
+    [folder] = (tmp_path / "runs").glob("*/*/seed0")
+    assert folder.parent.name.startswith("mine.Squashed")
+    first = results(folder)
+    assert first["state_bytes"] is None
+
+    (folder / "metrics.json").unlink()
+    assert train.main(argv) == 0
+    assert "going on from step 4" in capsys.readouterr().out
+    assert results(folder) == first
+    assert [run.mixer for run in read_runs(tmp_path / "runs")] == ["mine.Squashed"]
+    assert not zoo.load(folder).layers.streams
+    assert main(["heads", str(folder)]) == 0
+    assert "No operator could be read" in capsys.readouterr().out
+
+    (folder / "metrics.json").unlink()
+    (tmp_path / "mine.py").rename(tmp_path / "moved.py")
+    assert train.main(argv) == 2
+    assert "there is no file" in error_line(capsys)
+    with pytest.raises(ValueError, match=r"there is no file .*mine\.py: put mine\.py there or into"):
+        zoo.load(folder)
+
+
+@pytest.mark.slow
+def test_a_sweep_over_ones_own_mixer(mine: str, tmp_path: Path) -> None:
+    assert sweep([*TINY, "--mixer", "mine.py:Squashed,lstm", "--mixer.gain", "1,2", "--figures_every", "0"]) == 0
+    found = [run.mixer for run in read_runs(tmp_path / "runs")]
+    assert sorted(found) == ["lstm", "mine.Squashed", "mine.Squashed"]
