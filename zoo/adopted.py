@@ -44,7 +44,7 @@ class Adopted(SequenceMixer):
         super().__init__(d_model)
         arguments, options = with_width(self.made, d_model, options)
         with _in_one_line(f"{short(self.name)} cannot be built"):
-            self.module: nn.Module = self.made(*arguments, **options)
+            self.module = self._build(arguments, options)
             require_batch_first(self.module)
         self._takes_lengths = "lengths" in inspect.signature(self.module.forward).parameters
         if torch.get_default_device().type != "meta":
@@ -78,6 +78,15 @@ class Adopted(SequenceMixer):
         if y.shape != x.shape:
             raise ValueError(f"{short(self.name)} maps {tuple(x.shape)} to {tuple(y.shape)}, not to the same shape")
         return y, x.new_empty(x.shape[0], x.shape[1], 0)
+
+    def _build(self, arguments: tuple[int, ...], options: Mapping[str, Any]) -> nn.Module:
+        try:
+            return self.made(*arguments, **options)
+        except (RuntimeError, NotImplementedError):
+            if torch.get_default_device().type != "meta":
+                raise
+        with torch.device("cpu"):  # a constructor that reads numbers, which tensors without storage have not
+            return self.made(*arguments, **options)
 
     def _try(self) -> None:
         training = self.training

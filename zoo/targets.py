@@ -126,14 +126,14 @@ def target_of(cls: type) -> str:
     return f"{file if of_file else cls.__module__}:{cls.__qualname__}"
 
 
-def short(name: str) -> str:
+def short(name: Any) -> Any:
     """Return a name for tables, plots and folders: of a target file.Class, of a path its end, others stay.
 
     >>> short("some/where/file.py:Class"), short("torch.nn:LSTM"), short("some/where/data.npz"), short("lstm")
     ('file.Class', 'nn.LSTM', 'data', 'lstm')
     """
     if not is_target(name):
-        return Path(name).stem if "/" in name else name
+        return Path(name).stem if isinstance(name, str) and "/" in name else name
     place, _, attribute = name.rpartition(":")
     return f"{Path(place).stem if place.endswith('.py') else place.rpartition('.')[2]}.{attribute}"
 

@@ -60,11 +60,9 @@ def choose(argv: Sequence[str]) -> Choice:
     """
     flags = read_flags(argv, ("help", *SWITCHES))
     if any(name == "help" for name, _ in flags):
-        if not any(is_target(value) for _, value in flags):
+        flags = [(f"{name}.help", value) for name, value in flags if name in REGISTRIES and is_target(value)]
+        if not flags:
             return Choice({}, [], [], [], ["help"], set(), None)
-        # What is of your own has its options in no list.
-        flags = [(f"{name}.help", value) if is_target(value) else (name, value) for name, value in flags]
-        flags.remove(("help", None))
     options, files, helps = [], [], []
     named: dict[str, Any] = {}
     ckpt_path = stop_at = None

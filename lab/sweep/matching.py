@@ -80,6 +80,8 @@ def matched(
             raise ValueError(f"--match {quantity} chooses d_model: leave it out of the grid")
         if quantity == "state":
             del knobs[quantity][1:]
+    if "state" in match and sizes(config, "state_bytes")["state_bytes"] is None:
+        raise ValueError("--match state: the mixer does not stream, and the bytes of its state are unknown")
     found: dict[str, int] = {}
     config = dict(config)
     # The width that one quantity needs moves the other: alternate until both hold.

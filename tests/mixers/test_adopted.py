@@ -27,7 +27,7 @@ class Mean(nn.Module):
         super().__init__()
         if fails:
             raise RuntimeError("over\ntwo lines")
-        self.map, self.gain = nn.Linear(width, gives or width), gain
+        self.map, self.gain = nn.Linear(width, gives or width), gain * torch.ones(1).item()
 
     def forward(self, x: Tensor) -> Tensor:
         n = torch.arange(1, x.shape[1] + 1).view(-1, 1)
@@ -81,6 +81,8 @@ def test_what_needs_a_stream_says_so() -> None:
     assert model.layers.predicted_rank(7) is None
     assert not model.layers.streams
     assert zoo.create_mixer("hybrid", 8).streams
+    with torch.device("meta"):
+        assert zoo.create_mixer(MEAN, 8).state_bytes(7) is None
     tokens = torch.zeros(1, 3, dtype=torch.long)
     assert model(tokens).shape == (1, 3, 5)
     with pytest.raises(
