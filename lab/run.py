@@ -18,7 +18,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -551,6 +550,8 @@ def git(*arguments: str) -> str | None:
 
 def environment() -> dict[str, Any]:
     """Return what a result depends on besides its configuration: code, versions, machine."""
+    from importlib import metadata  # slow, and --help does without
+
     import torch
 
     changes = git("status", "--porcelain", "--untracked-files=no")

@@ -6,11 +6,9 @@ Standard library only.
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.util
 import re
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -92,6 +90,9 @@ def _module_name(path: Path) -> str:
 
 @functools.cache
 def _run(path: Path, _changed: int, _size: int) -> ModuleType:
+    import hashlib  # slow, and --help does without
+    import traceback
+
     # In sys.modules, so that pickle finds its classes; under a name that no other file or package has.
     name = _module_name(path)
     spec = importlib.util.spec_from_file_location(name, path)
