@@ -85,13 +85,14 @@ def _from_file(path: Path) -> ModuleType:
 
 
 def _module_name(path: Path) -> str:
+    import hashlib
+
     return f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
 
 
 @functools.cache
 def _run(path: Path, _changed: int, _size: int) -> ModuleType:
-    import hashlib  # slow, and --help does without
-    import traceback
+    import traceback  # slow, and --help does without
 
     # In sys.modules, so that pickle finds its classes; under a name that no other file or package has.
     name = _module_name(path)
