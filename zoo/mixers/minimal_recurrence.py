@@ -29,7 +29,7 @@ class MinimalRecurrence(SequenceMixer):
         cell lstm:  a = f / (f + i),  f = sigmoid(W_f x_t),  i = sigmoid(W_i x_t)        (min_lstm)
 
     g keeps h positive. f / (f + i) is sigmoid(log f - log i): what the second cell gains over the first is the shape of
-    that gate. Computed in chunks.
+    that gate. Computed in chunks; a decoding step interpolates between h and g(W_h x), as the published code does.
 
     Coefficients. a and 1 - a, and the slope (g(u) - 1/2) / u. The constant 1/2 is no part of the value stream: it makes
     the offset c, which is large compared with the output of small weights.
