@@ -31,8 +31,8 @@ _STYLES: dict[str, dict[str, Any]] = {
 RULE = (
     "A check holds when the whole 95 % interval lies where it is predicted, fails when all of it lies outside, and is "
     "undecided otherwise. What is measured over seeds is their median, with an interval from the order of the samples: "
-    "of five seeds, the fewest that are taken, from the smallest to the largest, which covers 93.75 %. Shares, rankings, "
-    "correlations and rates of decay have intervals of their own; an exact quantity has none."
+    "of five seeds, the fewest that are taken, from the smallest to the largest, which covers 93.75 %. Shares, "
+    "rankings, correlations and rates of decay have intervals of their own; an exact quantity has none."
 )
 """How checks are judged, for the pages."""
 _WIDTH = 6.4  # inches, of a panel
