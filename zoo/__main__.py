@@ -355,12 +355,13 @@ def _heads(arguments: argparse.Namespace) -> int:
 
 
 def _trained(path: str, taker: str = "--ckpt_path") -> Backbone:
-    """Return the model of a run or a checkpoint, or of a folder that transformers wrote.
+    """Return the model of a run or a checkpoint, or of a folder that transformers or `save_pretrained` wrote.
 
     Raises:
         ValueError: neither; what `zoo.load` and `zoo.load_transformers` refuse.
     """
     from zoo.interop.saved import FOLDER, load
+    from zoo.pretrained import FILE
 
     folder = Path(path)
     if not folder.is_dir() or (folder / FOLDER).is_dir():
@@ -370,6 +371,8 @@ def _trained(path: str, taker: str = "--ckpt_path") -> Backbone:
             f"{path} is neither a run, with a folder {FOLDER}, nor a transformers model, with a config.json; "
             f"{taker} takes one of them, or a .ckpt file"
         )
+    if (folder / FILE).is_file() and '"model_type"' not in (folder / "config.json").read_text(encoding="utf-8"):
+        return load(folder / FILE)
     from zoo.backbone import Backbone
     from zoo.interop.transformers import load_transformers
 

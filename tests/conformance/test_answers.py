@@ -194,7 +194,7 @@ class Alone(Stepper):
         (Constant, "float32", "passed", "of the norm away from float64"),
         (Short, "costs", "not_applicable", "no training pass at 512 positions: ValueError: at most 100 positions"),
         (Short, "gradient_decay", "not_applicable", "no gradient profile at 128 positions"),
-        (Local, "gradient_decay", "passed", "too short a reach for a rate: the gradient ends after 0 positions"),
+        (Local, "gradient_decay", "passed", "no rate, the reach is too short: the gradient ends after 0 positions"),
         (LongConv, "costs", "passed", "kept for the backward pass of 512 positions"),
         (Attention, "state_size", "passed", "it grows"),
         (Stepper, "state_size", "passed", "the same at both lengths"),

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import zoo
+from zoo.__main__ import _trained
 from zoo.blocks import Stack
 
 BACKBONE = {"mixer": {"name": "hybrid"}, "d_model": 8, "vocab_size": 11, "n_outputs": 11}
@@ -113,7 +114,9 @@ def test_a_folder_gives_the_class_that_is_asked_for(tmp_path: Path, hub: Hub) ->
     with pytest.raises(ValueError, match=r"names .*:Own, which is not registered here: .* give allow=\['.*:Own'\]$"):
         zoo.Backbone.from_pretrained(tmp_path / "own")
     assert_same(zoo.load(tmp_path / "own/model.safetensors", allow=[f"{__name__}:Own"]), own)
-    zoo.Backbone(**BACKBONE).save_pretrained(tmp_path / "plain")
+    plain = zoo.Backbone(**BACKBONE)
+    plain.save_pretrained(tmp_path / "plain")
+    assert_same(_trained(str(tmp_path / "plain")), plain)  # zoo measure and zoo heads
     with pytest.raises(ValueError, match=r"plain holds Backbone, not Own$"):
         Own.from_pretrained(tmp_path / "plain")
     for source in ("me/nothing", "/no/such/folder"):

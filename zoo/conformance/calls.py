@@ -17,7 +17,7 @@ LENGTHS = (1, 2, 7, 8, 16, 31, 32, 33, 63, 64)
 def causality(subject: Subject) -> Observation:
     """Check that later positions change no earlier output and get no gradient from it, also in training mode."""
     if subject.looks_ahead:
-        raise NotApplicableError("it was said that the module looks ahead")
+        raise NotApplicableError("the module was declared to look ahead")
     return first_failure(_causality(subject))
 
 
@@ -179,8 +179,8 @@ def no_global_draws(subject: Subject) -> Observation:
     return Observation(
         not moved,
         "a sequence went through in eval mode",
-        "the global generator moved on" if moved else "the global generator stands where it stood",
-        "a generator that nobody else draws from stays as it is",
+        "the global generator advanced" if moved else "the global generator is unchanged",
+        "the global generator is unchanged",
         [
             f"x = draw(2, {subject.seq_len}, {subject.d_model})",
             "before = torch.get_rng_state()",

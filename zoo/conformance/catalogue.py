@@ -74,20 +74,20 @@ def _properties() -> tuple[Property, ...]:
     table: dict[str, list[tuple[Any, ...]]] = {
         "calls": [
             ("causality", "later positions change nothing earlier, and get no gradient", calls.causality),
-            ("rows_independent", "a sequence gives the same next to any others", calls.rows_independent),
+            ("rows_independent", "the output of a row does not depend on the other rows", calls.rows_independent),
             ("inputs_unchanged", "input and parameters are not written into", calls.inputs_unchanged),
-            ("deterministic", "the same again gives the same again", calls.deterministic),
+            ("deterministic", "the same input gives the same output again", calls.deterministic),
             ("no_global_draws", "eval mode takes nothing from the global generator", calls.no_global_draws),
             ("eval_without_dropout", "eval mode is the same under any seed", calls.eval_without_dropout),
             ("lengths", "1, 2, 7, 63 positions and those around powers of two", calls.lengths),
         ],
         "streaming": [
-            ("chunked", "chunk by chunk as whole, wherever it is cut", streaming.chunked),
-            ("one_by_one", "position by position as whole", streaming.one_by_one),
+            ("chunked", "chunk by chunk equals whole, wherever it is cut", streaming.chunked),
+            ("one_by_one", "position by position equals whole", streaming.one_by_one),
             ("stream_gradients", "gradients pass through the states", streaming.stream_gradients),
             ("states_unchanged", "a state can be continued twice", streaming.states_unchanged),
         ],
-        "padding": [("padding", "what stands in the padding changes nothing", padding.padding)],
+        "padding": [("padding", "the content of the padding changes nothing", padding.padding)],
         "parameters": [
             ("parameters_trained", "every parameter gets a gradient", parameters.parameters_trained),
             ("options_matter", "every option changes something", options.options_matter),

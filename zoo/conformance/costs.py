@@ -73,7 +73,7 @@ def gradient_decay(subject: Subject) -> Observation:
         measured["rate"] = rate.rate
     except ValueError:
         reach = int((median > 0).nonzero().max()) if bool((median > 0).any()) else 0
-        said = f"too short a reach for a rate: the gradient ends after {reach} positions"
+        said = f"no rate, the reach is too short: the gradient ends after {reach} positions"
     lines = [
         "from zoo.theory import decay_rate, gradient_profile",
         f"module.d_model = {subject.d_model}",
