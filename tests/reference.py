@@ -994,7 +994,7 @@ def selective_ssm(p: Parameters, x: Array, out_norm_eps: float | None = None, **
 
 
 def selective_ssm_operator(p: Parameters, x: Array, out_norm_eps: float | None = None, **options: object) -> Array:
-    """W_ij = W_out diag(silu z_i) [sum_m diag(s_im sigmoid(u_m) K_{m-j})] W_x; an RMSNorm's weight / rms_i before W_out.
+    """W_ij = W_out diag(silu z_i) [sum_m diag(s_im sigmoid(u_m) K_{m-j})] W_x; a norm puts weight / rms_i before W_out.
 
     s_im, per channel, is what the scan's input at m adds to its output at i, u the convolution's output and K_tau its
     taps: sigmoid(u) is the coefficient, u the value.
