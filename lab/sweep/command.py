@@ -43,9 +43,10 @@ Run train.py for every combination of the values given: on this machine, or on a
   --dry_run                       print the grid and stop
   --overwrite                     start every run anew
 
-The window of a tuned learning rate is the octaves over which the score, less chance, is within 90 % of the best (an
-error: the part of 1 that is explained; bits: at most 1/0.9 of the best), each rate compared at the last rung that it
-reached; "≥" where the window reaches an end of the grid, or a rate at whose last rung none had left chance.
+The window of a tuned learning rate (docs/tuning.md) is the octaves over which the score, less chance, is within 90 % of
+the best (an error: the part of 1 that is explained; bits: at most 1/0.9 of the best), each rate compared at the last
+rung that it reached; "≥" where it reaches an end of the grid, or a rate at whose last rung none had left chance.
+
 An option that a mixer lacks is left out for it. The same command goes on where it stopped. Exit status: 0 when every
 run is done, 1 when some failed, 2 for a command that is not valid, 130 when interrupted.
 
