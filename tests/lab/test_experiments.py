@@ -377,6 +377,11 @@ def test_the_committed_page_is_what_the_results_say() -> None:
     assert page == experiments.page(stored)
 
 
+def test_the_readme_says_how_many_runs_there_are() -> None:
+    n_runs = sum(N_RUNS[name]["small"] for name in N_RUNS)
+    assert f"{n_runs} runs, five seeds each" in (experiments.ROOT / "README.md").read_text(encoding="utf-8")
+
+
 def test_the_page_says_what_was_changed(tmp_path: Path) -> None:
     leave_runs(tmp_path, "recall", recall())
     experiments.main(["recall", "--run_dir", str(tmp_path), "--out", str(tmp_path)])
