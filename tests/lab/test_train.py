@@ -645,6 +645,7 @@ def test_names_are_short_safe_and_distinct() -> None:
     strange = [
         name("a/b"),
         name("a:b"),
+        name("a b"),
         name("../.."),
         name("x" * 300),
         name("x" * 299 + "y"),
