@@ -257,7 +257,8 @@ def _mixers(arguments: argparse.Namespace) -> int:
     from zoo.pages import options
 
     entry = MIXERS.entry(name)
-    print(f"{name}: {MIXERS.summary(name)}\n{entry.family}, {entry.year} [{entry.source}]\n")
+    published = f", {entry.year} [{entry.source}]" if entry.year else ""
+    print(f"{name}: {MIXERS.summary(name)}\n{entry.family}{published}\n")
     print(f"{inspect.getdoc(MIXERS[name])}\n")
     found = [option for option in options(name) if option.name != "d_model"]
     print("options:" if found else "no options")

@@ -129,7 +129,7 @@ def _signature(found: type[nn.Module]) -> inspect.Signature:
     skipped = set(named) | set(list(given.parameters)[: len(arguments)])
     width = inspect.Parameter("d_model", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=int)
     options = [
-        each.replace(kind=each.KEYWORD_ONLY)
+        each.replace(kind=each.KEYWORD_ONLY, annotation=Any if each.annotation is each.empty else each.annotation)
         for each in given.parameters.values()
         if each.name not in skipped and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
     ]

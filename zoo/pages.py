@@ -33,12 +33,16 @@ class Option(NamedTuple):
 def options(name: str) -> list[Option]:
     """Return what the constructor of a registered mixer takes, in its order."""
     cls, set_here = MIXERS[name], MIXERS.entry(name).options
-    kinds, meanings = get_type_hints(cls.__init__), arguments(cls)
+    known, meanings = get_type_hints(cls.__init__), arguments(cls)
 
     def option(parameter: inspect.Parameter) -> Option:
-        kind = kinds[parameter.name]
+        kind = known.get(parameter.name, parameter.annotation)  # of a mixer of your own it may have none
         literal = get_origin(kind) is Literal
-        shown = " | ".join(map(repr, get_args(kind))) if literal else str(parameter.annotation)
+        shown = (
+            " | ".join(map(repr, get_args(kind)))
+            if literal
+            else getattr(parameter.annotation, "__name__", str(parameter.annotation))
+        )
         default = set_here.get(parameter.name, parameter.default)
         return Option(parameter.name, shown, default, meanings.get(parameter.name, ""))
 
