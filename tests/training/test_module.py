@@ -433,7 +433,7 @@ def test_loads_from_a_checkpoint_without_the_data(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_the_former_signature_still_loads(tmp_path: Path) -> None:
-    """Each hyper-parameter was then an argument of the module's own; norm_eps, canon and decode_from were none."""
+    """Each hyper-parameter was then an argument of the module's own, and some of today's were none."""
     module = small.module(seed=3, n_layers=2, d_conv=2, n_experts=2, top_k=1)
     trainer = small.trainer(tmp_path, max_steps=1)
     trainer.fit(module, datamodule=small.data(tmp_path))
@@ -466,7 +466,8 @@ def test_a_checkpoint_of_the_former_signature_still_loads(tmp_path: Path) -> Non
         "final_lr": 0.05,
         "compile": False,
     }
-    assert saved["hyper_parameters"].keys() - former.keys() == {"norm_eps", "canon", "decode_from"}
+    later = {"norm_eps", "canon", "decode_from", "blocks", "embedding_scale"}
+    assert saved["hyper_parameters"].keys() - former.keys() == later
     torch.save(saved | {"hyper_parameters": former}, tmp_path / "former.ckpt")
     loaded = SequenceModule.load_from_checkpoint(tmp_path / "former.ckpt", weights_only=True)
     small.assert_identical(small.weights(module), small.weights(loaded))
