@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any
 
 from lab.config.choice import GROUPS, REGISTRIES, TOP, Choice
@@ -19,7 +20,6 @@ MODEL_FILLED = {"mixer", "vocab_size", "d_input", "n_outputs"}
 MODEL_ELSEWHERE = {"norm_eps", "blocks", "embedding_scale"}
 TRAINING_FILLED = {"loss", "facts", "perplexity", "seed"}
 DATA_FILLED = {"task", "batch_size", "seed"}
-OF_HYBRID = {"mixer.name", "mixer.pattern"}
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,8 @@ class Options:
         """Hand a hybrid's bare options to its members, so that a higher layer wins in whatever form it is written."""
         from zoo.mixers.hybrid import Hybrid
 
-        own = {key: value for key, value in values.items() if not key.startswith("mixer.") or key in OF_HYBRID}
+        hybrids = {"mixer.name", *(f"mixer.{name}" for name in signature(MIXERS[self.names["mixer"]]).parameters)}
+        own = {key: value for key, value in values.items() if not key.startswith("mixer.") or key in hybrids}
         options = nested({key.removeprefix("mixer."): value for key, value in values.items() if key not in own})
         said = {entry.pop("name"): entry for entry in Hybrid.distribute(self.members, options)}
         if "mixer.pattern" not in own:

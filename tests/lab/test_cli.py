@@ -115,6 +115,7 @@ def test_help_names_every_mixer_and_task_and_only_flags_that_exist(capsys: pytes
         "ckpt_path",
         "test_only",
         "no_test",
+        "stop_at",
         "overwrite",
         "print_config",
     }
