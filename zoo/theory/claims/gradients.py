@@ -294,7 +294,8 @@ GRADIENT_HYBRID = Claim(
     "One attention layer puts a floor of order 1/n under the gradient of a stack of decaying layers.",
     _SOURCE,
     "A rate outside ±1/n, a level below 0.1/n or not about n^-1, or a stack without attention that comes within 1 % of "
-    "it. Levels are those of the far quarter: over the far three quarters, the window first measured, they go as n^-1.36.",
+    "it. Levels are those of the far quarter: over the far three quarters, the window first measured, they go as "
+    "n^-1.36.",
     measure_hybrid,
 )
 GRADIENT_RESIDUALS = Claim(
