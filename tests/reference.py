@@ -123,6 +123,12 @@ def members(p: Parameters, prefix: str) -> Parameters:
     return {name.removeprefix(prefix): value for name, value in p.items() if name.startswith(prefix)}
 
 
+def output_normed_block(p: Parameters, x: Array, name: str, **options: object) -> Array:
+    """x + norm(mixer(x)), then x + norm(channel(x)) (OLMo 2, 2501.00656, eqs. 1 and 2)."""
+    x = x + rms_norm(REFERENCES[name](members(p, "mixer."), x, **options), p["mixer_norm.weight"])
+    return x + rms_norm(swiglu(members(p, "channel."), x), p["channel_norm.weight"])
+
+
 def residual_block(p: Parameters, x: Array, name: str, **options: object) -> Array:
     """x + mixer(norm(x)), then x + channel(norm(x)) where there is a channel mixer (pre-norm)."""
     inner, mixer = rms_norm(x, p["mixer_norm.weight"]), members(p, "mixer.")

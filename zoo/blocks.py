@@ -21,6 +21,7 @@ from zoo.ops.time import Lengths, as_lengths, reverse, valid_positions
 CANON_WIDTH = 4
 
 Channel = Literal["swiglu", "relu2"]
+Normed = Literal["input", "output"]
 
 
 class RMSNorm(nn.Module):
@@ -285,6 +286,8 @@ class BlockState(NamedTuple):
 class ResidualBlock(SequenceMixer):
     """x + mixer(norm(x)), then x + channel(norm(x)) (pre-norm, Xiong et al. 2002.04745).
 
+    With norm output it is x + norm(mixer(x)), then x + norm(channel(x)) (OLMo 2, 2501.00656).
+
     With Canon layers in its second half the state is a `BlockState`, without them the mixer's own.
 
     Args:
@@ -297,6 +300,7 @@ class ResidualBlock(SequenceMixer):
             gates and values before they meet.
         channel: swiglu, or relu2 for a `SquaredReLU`.
         normalize, d_shared, gate_shared: of `Experts`.
+        norm: what the norms are applied to, the input or the output of mixer and channel mixer.
 
     Raises:
         ValueError: a mixer whose output has another width; Canon layers without the channel mixer that they belong to;
@@ -315,9 +319,11 @@ class ResidualBlock(SequenceMixer):
         normalize: bool = False,
         d_shared: int = 0,
         gate_shared: bool = False,
+        norm: Normed = "input",
     ) -> None:
         super().__init__(mixer.d_model)
         require_choice("channel", channel, Channel)
+        require_choice("norm", norm, Normed)
         if channel == "relu2" and (n_experts or "D" in canon):
             raise ValueError("channel relu2 goes with neither experts nor canon D, which are made for a SwiGLU")
         if (normalize or d_shared or gate_shared) and not n_experts:
@@ -328,6 +334,7 @@ class ResidualBlock(SequenceMixer):
             raise ValueError("canon D stands inside a SwiGLU that sees every position: it does not go with experts")
         if mixer.d_out != mixer.d_model:
             raise ValueError(f"a residual block needs d_out = d_model, got {mixer.d_out} and {mixer.d_model}")
+        self.norm = norm
         self.mixer_norm = RMSNorm(self.d_model, norm_eps)
         self.mixer = mixer
         self.channel_norm = RMSNorm(self.d_model, norm_eps) if d_channel else None
@@ -379,8 +386,18 @@ class ResidualBlock(SequenceMixer):
 
     def mix_positions(self, x: Tensor, state: Any, lengths: Tensor | None) -> tuple[Tensor, Any]:
         """Return the first half of the block."""
-        y, state = self.mixer.stream(self.mixer_norm(x), state, lengths)
-        return x + y, state
+        y, state = self.mixer.stream(self.mixer_input(x), state, lengths)
+        return self.add_mixed(x, y), state
+
+    def mixer_input(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Return what the mixer sees of the residual stream."""
+        return self.mixer_norm(x) if self.norm == "input" else x
+
+    def add_mixed(
+        self, x: Float[Tensor, "*batch d_model"], y: Float[Tensor, "*batch d_model"]
+    ) -> Float[Tensor, "*batch d_model"]:
+        """Return the residual stream with what the mixer made of it."""
+        return x + (self.mixer_norm(y) if self.norm == "output" else y)
 
     def mix_channels(
         self, x: Float[Tensor, "*batch d_model"], valid: Bool[Tensor, "*batch"] | None = None
@@ -397,7 +414,7 @@ class ResidualBlock(SequenceMixer):
     ) -> tuple[Tensor, Any, Any]:
         if self.channel is None or self.channel_norm is None:
             return x, before, inside
-        y = self.channel_norm(x)
+        y = self.channel_norm(x) if self.norm == "input" else x
         if self.canon_before is not None:
             y, before = self.canon_before.mix(y, before, lengths)
         if isinstance(self.channel, Experts):
@@ -407,7 +424,7 @@ class ResidualBlock(SequenceMixer):
         else:
             inner, inside = self.canon_inside.mix(self.channel.up_proj(y), inside, lengths)
             y = self.channel.gated(inner)
-        return x + y, before, inside
+        return x + (self.channel_norm(y) if self.norm == "output" else y), before, inside
 
 
 class Bidirectional(nn.Module):

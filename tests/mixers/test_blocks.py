@@ -58,6 +58,17 @@ def test_a_residual_block_is_the_reference_and_an_operator(d_channel: int, gener
     assert_close(interaction(block, x).apply(x), block(x))
 
 
+def test_a_block_that_norms_outputs_is_the_reference_and_an_operator(generator: torch.Generator) -> None:
+    block = randomise(ResidualBlock(create_mixer("attention", 8), 12, norm="output"), generator).double()
+    x = draw(2, 7, 8, generator=generator)
+    p = parameters(block)
+    expected = np.stack([reference.output_normed_block(p, row, "attention") for row in x.numpy()])
+    assert_close(block(x), expected)
+    y, state = block.stream(x[:, :3])
+    assert_close(torch.cat((y, block.stream(x[:, 3:], state)[0]), dim=1), expected)
+    assert_close(interaction(block, x).apply(x), block(x))
+
+
 def test_a_stack_is_its_layers_one_after_the_other(generator: torch.Generator) -> None:
     first, second = create_mixer("factorized", 8, d_out=5), create_mixer("lstm", 5)
     stack, x = Stack([first, second]).double(), draw(2, 7, 8, generator=generator)

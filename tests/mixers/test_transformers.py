@@ -88,6 +88,13 @@ DELTA = {
     "shared_expert_intermediate_size": 12,
     "layer_types": ["linear_attention", "full_attention"],
 }
+OLMO = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 4,
+    "linear_conv_kernel_dim": 3,
+    "layer_types": ["linear_attention", "full_attention"],
+}
 HYBRID = {
     "mamba_n_heads": 4,
     "mamba_d_head": 8,
@@ -169,6 +176,10 @@ KINDS = {
         {**HEADS[1], **NEMOTRON, "layers_block_type": ["linear_attention", "mlp", "full_attention"]},
         {**HEADS[2], **NEMOTRON, "layers_block_type": ["full_attention", "mlp"] + 2 * ["linear_attention"]},
     ],
+    "OlmoHybrid": [
+        {**HEADS[1], **OLMO, **rope("yarn"), "rms_norm_eps": 1e-3},
+        {**HEADS[0], **OLMO, "linear_value_head_dim": 4, "linear_allow_neg_eigval": False},
+    ],
     "Lfm2": [
         {**HEADS[1], "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
         {**HEADS[0], "layer_types": ["full_attention", "conv"], "block_multiple_of": 4, "conv_L_cache": 4},
@@ -188,6 +199,7 @@ FOLDERS = {  # where the name is written in another way than the class's
     "Qwen3Moe": "qwen3_moe",
     "Qwen3Next": "qwen3_next",
     "FalconH1": "falcon_h1",
+    "OlmoHybrid": "olmo_hybrid",
     "NemotronH": "nemotron_h",
 }
 MIXER_NAMES = ("mixer", "mamba", "self_attn", "linear_attn", "conv")
@@ -251,8 +263,7 @@ def run_layer(theirs: Any, model: Any, x: Tensor) -> Tensor:
         return theirs(x)
     positions = torch.arange(x.shape[1])[None]
     rotary = getattr(model.model, "rotary_emb", None)
-    rotary = {} if rotary is None else {"position_embeddings": rotary(x, positions)}
-    return theirs(x, attention_mask=None, **rotary)[0]
+    return theirs(x, attention_mask=None, position_embeddings=None if rotary is None else rotary(x, positions))[0]
 
 
 def our_gradients(ours: nn.Module, theirs: nn.Module) -> list[tuple[str, Tensor, Tensor]]:

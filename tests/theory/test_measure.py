@@ -222,8 +222,9 @@ def backbone(**options: Any) -> Backbone:
     return Backbone({"name": "attention", "n_heads": 2}, 4, 2, n_outputs=3, **options).eval()
 
 
-def test_layers_of_a_model_are_read_at_what_reaches_them(generator: torch.Generator) -> None:
-    model = backbone(vocab_size=7)
+@pytest.mark.parametrize("norm", ["input", "output"])
+def test_layers_of_a_model_are_read_at_what_reaches_them(norm: str, generator: torch.Generator) -> None:
+    model = backbone(vocab_size=7, blocks=[{"d_channel": 8, "norm": norm}] * 2)
     tokens = random_inputs(model, 2, 12, generator)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     rows = measure_backbone(model, SMALL, tokens)
@@ -231,9 +232,10 @@ def test_layers_of_a_model_are_read_at_what_reaches_them(generator: torch.Genera
     assert [row.rank for row in rows] == [2, 2]
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
     assert next(model.parameters()).dtype == torch.float32
-    # By hand: the second mixer sees the normed stream behind the first block.
+    # By hand: the second mixer sees the stream after the first block, normed where a block norms its input.
     first, second = model.layers.chain()
-    x = second.mixer_norm(first(model.embed(tokens)))
+    x = first(model.embed(tokens))
+    x = second.mixer_norm(x) if norm == "input" else x
     torch.testing.assert_close(layer_inputs(model, tokens)[1].x, x)
 
 

@@ -46,16 +46,17 @@ def test_a_row_per_layer_and_the_whole_span_keeps_the_model(backbone: str, gener
     assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
 
 
-def test_a_layer_cut_to_nothing_adds_what_does_not_depend_on_its_input(generator: torch.Generator) -> None:
+@pytest.mark.parametrize("norm", ["input", "output"])
+def test_a_layer_cut_to_nothing_adds_what_does_not_depend_on_its_input(norm: str, generator: torch.Generator) -> None:
     """Attention has no bias: with no operators left the layer gives zero, as one with zero outputs does."""
-    model, others = model_of(generator), tokens(generator, 4)
+    model, others = model_of(generator, blocks=[{"d_channel": 8, "norm": norm}] * 2), tokens(generator, 4)
     silent = copy.deepcopy(model)
     torch.nn.init.zeros_(silent.layers.chain()[1].mixer.out_proj.weight)
     stream = model.layers.chain()[0](model.embed(others))
-    x = model.layers.chain()[1].mixer_norm(stream)
+    x = model.layers.chain()[1].mixer_input(stream)
     score = agreement(model(others))
-    found = cut_scores(model, 1, x, stream, score, grid=(0,))
-    assert found.scores == {0: score(silent(others))}
+    found = cut_scores(model, 1, x, stream, score, grid=(0, 64))
+    assert found.scores == {0: score(silent(others)), max(found.scores): 1.0}
 
 
 def test_the_plot_ends_where_its_numbers_do(generator: torch.Generator) -> None:

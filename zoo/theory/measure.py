@@ -358,7 +358,7 @@ def measure_backbone(
 
 
 def layer_inputs(backbone: Backbone, inputs: Shaped[Tensor, "batch seq *d_input"]) -> list[LayerInput]:
-    """Return each layer's mixer with what reaches it, first layer first; in a residual block the normed stream.
+    """Return each layer's mixer with what reaches it, first layer first; in a residual block often the normed stream.
 
     Args:
         backbone: run as it is, without gradients.
@@ -370,7 +370,7 @@ def layer_inputs(backbone: Backbone, inputs: Shaped[Tensor, "batch seq *d_input"
     with torch.no_grad():
         x = backbone.embed(inputs)
         for at, layer in enumerate(backbone.layers.chain()):
-            mixer, reaching = (layer.mixer, layer.mixer_norm(x)) if isinstance(layer, ResidualBlock) else (layer, x)
+            mixer, reaching = (layer.mixer, layer.mixer_input(x)) if isinstance(layer, ResidualBlock) else (layer, x)
             found.append(LayerInput(f"layer {at}: {_mixer_name(mixer)}", mixer, reaching))
             x = layer(x)
     return found

@@ -190,12 +190,12 @@ def cut_scores(
     mixer = layer if block is None else block.mixer
     basis = span_basis(mixer, read_at, max(1, *grid))
     with torch.no_grad():
-        x = stream if block is None else block.mixer_norm(stream)
+        x = stream if block is None else block.mixer_input(stream)
     offset, parts = cut(mixer, basis, x)
 
     def scored(y: Tensor) -> float:
         with torch.no_grad():
-            now = y if block is None else block.mix_channels(stream + y)
+            now = y if block is None else block.mix_channels(block.add_mixed(stream, y))
             for after in model.layers.chain()[at + 1 :]:
                 now = after(now)
             return score(model.read_out(now))

@@ -80,7 +80,9 @@ def granite_channels(layer: Any) -> Part:
 
 
 CHANNELS: dict[str, Callable[[Any], Part]] = {
-    **dict.fromkeys(("LlamaMLP", "Qwen3MLP", "Qwen3MoeMLP", "Qwen3NextMLP", "JambaMLP", "BambaMLP"), _swiglu),
+    **dict.fromkeys(
+        ("LlamaMLP", "Qwen3MLP", "Qwen3MoeMLP", "Qwen3NextMLP", "JambaMLP", "BambaMLP", "OlmoHybridMLP"), _swiglu
+    ),
     "Lfm2MLP": partial(_swiglu, gate="w1", up="w3", down="w2"),
     "FalconH1MLP": _falcon_h1_mlp,
     "NemotronHMLP": _squared_relu,

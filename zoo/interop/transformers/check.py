@@ -100,9 +100,10 @@ def _random_input(theirs: Any, ours: SequenceMixer | Backbone) -> tuple[Tensor, 
         options["attention_mask"] = torch.full((seq_len, seq_len), torch.finfo(x.dtype).min).triu(1).to(x)[None, None]
     name = type(theirs).__name__.replace("Attention", "RotaryEmbedding")
     rotary = getattr(sys.modules[type(theirs).__module__], name, None)
-    if rotary is not None and ours.options.get("position") != "none":  # it belongs to the model, not to the layer
+    if rotary is not None:  # it belongs to the model, not to the layer
         positions = torch.arange(seq_len, device=x.device)[None]
-        options["position_embeddings"] = rotary(theirs.config).to(x.device)(x, positions)
+        turned = ours.options.get("position") != "none"
+        options["position_embeddings"] = rotary(theirs.config).to(x.device)(x, positions) if turned else None
     return x, options
 
 

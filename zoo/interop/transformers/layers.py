@@ -167,6 +167,11 @@ def _granite_attention(theirs: Any) -> Part:
     return (_roped if theirs.config.position_embedding_type == "rope" else _attention)(theirs)
 
 
+def _olmo_hybrid_attention(theirs: Any) -> Part:
+    turned = (theirs.config.rope_parameters or {}).get("rope_theta") is not None
+    return (_roped if turned else _attention)(theirs, norms="{}_norm")
+
+
 def _falcon_h1_attention(theirs: Any) -> Part:
     part, d_head = _roped(theirs), theirs.head_dim
     queries, keys = part.options["n_heads"] * d_head, part.options["n_kv_heads"] * d_head
@@ -223,20 +228,42 @@ def _delta_net(theirs: Any) -> Part:
         "beta_proj.weight": several("in_proj_ba", pair, 0),
         "dt_proj.weight": several("in_proj_ba", pair, 1),
     }
-    table |= same("A_log", "dt_bias", "norm.weight", "out_proj.weight") | take(conv__weight="conv1d.weight")
+    table |= same("norm.weight", "out_proj.weight")
+    options, common, fields = _delta_net_sizes(theirs)
+    return Part(options | {"norm_eps": eps_of(theirs.norm)}, common | table, fields)
+
+
+def _olmo_hybrid_delta_net(theirs: Any) -> Part:
+    """Read a gated DeltaNet whose projections stand by themselves."""
+    table = take(
+        qkv_proj__weight="q_proj.weight k_proj.weight v_proj.weight",
+        gate_proj__weight="g_proj.weight",
+        beta_proj__weight="b_proj.weight",
+        dt_proj__weight="a_proj.weight",
+        norm__weight="o_norm.weight",
+        out_proj__weight="o_proj.weight",
+    )
+    options, common, fields = _delta_net_sizes(theirs)
+    options |= {"norm_eps": eps_of(theirs.o_norm), "beta_max": 2.0 if theirs.allow_neg_eigval else 1.0}
+    return Part(options, common | table, fields)
+
+
+def _delta_net_sizes(theirs: Any) -> Part:
+    """Read what all gated DeltaNets have."""
+    d_key, d_value = theirs.head_k_dim, theirs.head_v_dim
+    expand = max(1, d_value // d_key)
     options = {
-        "n_heads": n_heads,
-        "n_key_heads": n_keys,
+        "n_heads": theirs.num_v_heads,
+        "n_key_heads": theirs.num_k_heads,
         "d_head": d_key,
-        "expand": max(1, d_value // d_key),
+        "expand": expand,
         "d_conv": theirs.conv_kernel_size,
-        "norm_eps": eps_of(theirs.norm),
     }
     fields: Fields = {
         "hidden_act": (theirs.activation, "silu"),
-        "linear_value_head_dim": (d_value, options["expand"] * d_key),
+        "linear_value_head_dim": (d_value, expand * d_key),
     }
-    return Part(options, table, fields)
+    return Part(options, same("A_log", "dt_bias") | take(conv__weight="conv1d.weight"), fields)
 
 
 def _gated_conv(theirs: Any) -> Part:
@@ -264,6 +291,8 @@ LAYERS = {
     "Lfm2Attention": Layer("attention", partial(_roped, norms="{}_layernorm", out="out_proj")),
     "Qwen3NextAttention": Layer("gated_attention", _qwen3_next_attention),
     "Qwen3NextGatedDeltaNet": Layer("gated_delta_net", _delta_net),
+    "OlmoHybridAttention": Layer("attention", _olmo_hybrid_attention),
+    "OlmoHybridGatedDeltaNet": Layer("gated_delta_net", _olmo_hybrid_delta_net),
     "Lfm2ShortConv": Layer("gated_conv", _gated_conv),
 }
 

@@ -26,6 +26,7 @@ class Family(NamedTuple):
         channels: below a layer; the name of its channel mixer is one of these. None where empty.
         mix: the mixer of a layer; default the part that one of `mixers` names.
         mix_channels: the channel mixer of a layer; default the part that one of `channels` names.
+        output_norms: the same as `norms`, of layers that lack its first one: they norm the output of each half.
         alone: each layer is one half of ours, a mixer or a channel mixer.
         multiplied: of a layer: our parameters -> what theirs multiplies by in passing.
         logits: of the configuration: what it multiplies the logits by.
@@ -39,6 +40,7 @@ class Family(NamedTuple):
     channels: tuple[str, ...] = ()
     mix: Callable[[Any], Part] | None = None
     mix_channels: Callable[[Any], Part] | None = None
+    output_norms: dict[str, str] | None = None
     alone: bool = False
     multiplied: Callable[[Any], dict[str, float]] = lambda _layer: {}
     logits: Callable[[Any], float] = lambda _config: 1.0
@@ -146,6 +148,10 @@ MODELS = {
     "NemotronHForCausalLM": _MAMBA._replace(
         embedding="model.embeddings", layers="model.layers", norm="model.norm_f", alone=True
     ),
+    "OlmoHybridForCausalLM": _LLAMA._replace(
+        mixers=("linear_attn", "self_attn"),
+        output_norms={"mixer": "post_attention_layernorm", "channel": "post_feedforward_layernorm"},
+    ),
     "Lfm2ForCausalLM": _LLAMA._replace(
         mixers=("conv", "self_attn"),
         norms={"mixer": "operator_norm", "channel": "ffn_norm"},
@@ -162,16 +168,23 @@ def _blocks(theirs: Any, family: Family) -> Iterator[Block]:
         yield from _halves(layers, family)
         return
     for path, layer in layers.items():
-        factors = family.multiplied(layer)
+        factors, norms = family.multiplied(layer), family.norms
+        if family.output_norms is not None and not hasattr(layer, norms["mixer"]):
+            norms = family.output_norms
 
-        def half(name: str, part: Part, layer: nn.Module = layer, path: str = path, factors=factors) -> Half:
+        def half(name: str, part: Part, path: str = path, factors=factors, norms=norms) -> Half:
             mine = {ours.removeprefix(f"{name}."): factor for ours, factor in factors.items() if ours.startswith(name)}
-            return Half(part.scaled(mine).below(path), f"{path}.{family.norms[name]}")
+            return Half(part.scaled(mine).below(path), f"{path}.{norms[name]}")
 
         mixer = family.mix(layer) if family.mix else _read_mixer(layer, family.mixers)
         channel = None
         if family.mix_channels or family.channels:
             channel = family.mix_channels(layer) if family.mix_channels else _read_channels(layer, family.channels)
+            channel = (
+                channel._replace(options=channel.options | {"norm": "output"})
+                if norms is family.output_norms
+                else channel
+            )
         yield Block(path, half("mixer", mixer), None if channel is None else half("channel", channel))
 
 
