@@ -26,6 +26,7 @@ from zoo.mixers.hybrid import DEFAULT_PATTERN, Hybrid, member_options
 from zoo.mixers.parallel_hybrid import ParallelHybrid
 from zoo.registry import MIXERS, create_mixer, mixer_class
 from zoo.targets import short
+from zoo.theory.channels import channel_spectrum, channelwise
 from zoo.theory.costs import Complexity, check_lengths, complexity, input_dependence
 from zoo.theory.gradients import (
     FEWEST_SEEDS,
@@ -392,12 +393,17 @@ def spectrum_at(
 ) -> tuple[Float[Tensor, " singular"], int | None]:
     """Return singular values of the operator span at x, and the largest rank they can show.
 
-    Exact (limit None) up to d_out * d_in = 1,024; beyond, a random sketch of that size (see `span_spectrum` for what it
-    understates).
+    Exact (limit None) up to d_out * d_in = 1,024. Beyond, `channel_spectrum` of layers that mix channel by channel,
+    where the limit is None unless the sample has fewer rows than the layer has groups; of others a random sketch
+    (see `span_spectrum` for what it understates).
     """
     if layer.d_out * layer.d_model <= _EXACT_WIDTH:
         return span_spectrum(layer, x)[0], None
     generator = torch.Generator().manual_seed(seed)
+    with channelwise(layer, x) as channels:
+        if channels is not None:
+            found = channel_spectrum(channels, generator).to(x.dtype)
+            return found, None if len(found) == channels.n_groups else len(found)
     spectrum = span_spectrum(layer, x, sketch, generator=generator)[0]
     return spectrum, len(spectrum)
 

@@ -8,6 +8,7 @@ data from which the V_h were read (Eckart and Young); on other data the a_h are 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from zoo.contract import require_positive
+from zoo.theory.channels import Channels, channelwise, sampled_triangle, triangle
 from zoo.theory.lags import RANK_RTOL
 from zoo.theory.operator import Replayed, replayed
 
@@ -44,7 +46,9 @@ def span_basis(layer: nn.Module, x: Float[Tensor, "batch seq d_in"], n_heads: in
     Without a limit the rows vec(W_ij) are triangularised as they stream by, which is exact. With a limit on wide layers
     they are first contracted with random vectors, four for each operator asked for, and then projected on what these
     span (Halko, Martinsson and Tropp 0909.4061): exact where the layer spans no more than that, near the best where it
-    spans more. Each reading takes batch * seq * d_in forward passes, many at a time.
+    spans more. Each reading takes batch * seq * d_in forward passes, many at a time. A wide layer that mixes channel by
+    channel (`zoo.theory.channels`) is read so, exactly, or from source positions drawn with seed 0 where all of them
+    would take more than 64 passes.
 
     Args:
         layer: any layer that `interaction` takes.
@@ -55,12 +59,14 @@ def span_basis(layer: nn.Module, x: Float[Tensor, "batch seq d_in"], n_heads: in
         OperatorError, ValueError: see `interaction`; n_heads that is not positive.
     """
     require_positive(n_heads=n_heads)
+    if n_heads is not None and (found := _wide_basis(layer, x, n_heads)) is not None:
+        return found
     with replayed(layer, x) as held:
         size = held.d_out * held.d_in
         few = size if n_heads is None else SPARE * n_heads
         if size <= max(few, _EXACT_SIZE):
-            triangle, within = _triangle(_rows(held)), None
-            energy = float(triangle.square().sum())
+            few_rows, within = triangle(_rows(held)), None
+            energy = float(few_rows.square().sum())
         else:
             generator = torch.Generator().manual_seed(0)
             seen = x.new_zeros(few, size, dtype=torch.float64)
@@ -69,14 +75,40 @@ def span_basis(layer: nn.Module, x: Float[Tensor, "batch seq d_in"], n_heads: in
                 energy += float(rows.square().sum())
                 seen += torch.randn(few, len(rows), generator=generator, dtype=torch.float64).to(rows.device) @ rows
             within = torch.linalg.qr(seen.t())[0]
-            triangle = _triangle(rows @ within for rows in _rows(held))
-        _, spectrum, directions = torch.linalg.svd(triangle, full_matrices=False)
+            few_rows = triangle(rows @ within for rows in _rows(held))
+        _, spectrum, directions = torch.linalg.svd(few_rows, full_matrices=False)
     if within is not None:
         directions = directions @ within.t()
-    above = int((spectrum > RANK_RTOL[x.dtype] * spectrum[:1]).sum())
-    count = above if n_heads is None else min(above, n_heads)
-    operators = directions[:count].unflatten(1, (held.d_out, held.d_in))
-    return Basis(operators.to(x.dtype), spectrum[:count].to(x.dtype), energy)
+    directions = directions[: _kept(spectrum, x.dtype, n_heads)]
+    operators = directions.unflatten(1, (held.d_out, held.d_in))
+    return Basis(operators.to(x.dtype), spectrum[: len(directions)].to(x.dtype), energy)
+
+
+def _kept(spectrum: Tensor, dtype: torch.dtype, n_heads: int | None) -> int:
+    above = int((spectrum > RANK_RTOL[dtype] * spectrum[:1]).sum())
+    return above if n_heads is None else min(above, n_heads)
+
+
+def _wide_basis(layer: nn.Module, x: Float[Tensor, "batch seq d_in"], n_heads: int) -> Basis | None:
+    """Return the basis of a wide layer from the weights of its channels; None where it is narrow or has none."""
+    with _channels_of_wide(layer, x) as found:
+        if found is None:
+            return None
+        rows = sampled_triangle(found, torch.Generator().manual_seed(0))
+        _, spectrum, directions = torch.linalg.svd(rows, full_matrices=False)
+        directions = directions[: _kept(spectrum, x.dtype, n_heads)]
+        kept = spectrum[: len(directions)].to(x.dtype)
+        return Basis(found.operators(directions @ found.coordinates[1]), kept, float(spectrum.square().sum()))
+
+
+@contextmanager
+def _channels_of_wide(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Iterator[Channels | None]:
+    """`channelwise`, of layers whose rows are not all taken as they are."""
+    if getattr(layer, "d_out", x.shape[2]) * x.shape[2] <= _EXACT_SIZE:
+        yield None
+        return
+    with channelwise(layer, x) as found:
+        yield found
 
 
 def _rows(held: Replayed) -> Iterator[Float[Tensor, "rows d_out_d_in"]]:
@@ -84,22 +116,6 @@ def _rows(held: Replayed) -> Iterator[Float[Tensor, "rows d_out_d_in"]]:
     for _, block in held.columns():
         rows = block.double().flatten(3).flatten(0, 2)
         yield rows[rows.any(1)]
-
-
-def _triangle(blocks: Iterable[Float[Tensor, "rows columns"]]) -> Float[Tensor, "few columns"]:
-    """Return a matrix with the Gram matrix of all rows: the triangle of their QR decomposition, or the few rows."""
-    kept: Tensor | None = None
-    waiting: list[Tensor] = []
-    for block in blocks:
-        waiting.append(block)
-        if sum(map(len, waiting)) >= 4 * block.shape[1]:
-            kept, waiting = _merged(kept, waiting), []
-    return _merged(kept, waiting)
-
-
-def _merged(above: Tensor | None, below: list[Tensor]) -> Tensor:
-    rows = torch.cat([*([] if above is None else [above]), *below])
-    return torch.linalg.qr(rows, mode="r")[1] if len(rows) > rows.shape[1] else rows
 
 
 def cut(
@@ -118,18 +134,30 @@ def cut(
     Raises:
         OperatorError, ValueError: see `interaction`; a basis of another shape.
     """
+    with _channels_of_wide(layer, x) as found:
+        if found is not None and basis.operators.shape[1:] == (found.output.shape[2], x.shape[2]):
+            products = found.products(basis.operators)
+            blocks = ((at, torch.einsum("bjig,hg->hbij", block, products)) for at, block in found.columns())
+            return found.offset, _parts(basis, x, blocks)
     with replayed(layer, x) as held:
         if basis.operators.shape[1:] != (held.d_out, held.d_in):
             raise ValueError(
                 f"the basis is of operators {tuple(basis.operators.shape[1:])}, the layer's are "
                 f"{(held.d_out, held.d_in)}: give the basis of this layer"
             )
-        images = torch.einsum("hpd,bjd->hbjp", basis.operators, x)
-        parts = torch.zeros_like(images)
-        for sources, block in held.columns():
-            shares = torch.einsum("bjipd,hpd->hbij", block, basis.operators)
-            parts += shares @ images[:, :, sources]
-        return held.offset, parts
+        blocks = (
+            (sources, torch.einsum("bjipd,hpd->hbij", block, basis.operators)) for sources, block in held.columns()
+        )
+        return held.offset, _parts(basis, x, blocks)
+
+
+def _parts(basis: Basis, x: Tensor, blocks: Iterable[tuple[slice | Tensor, Tensor]]) -> Tensor:
+    """sum_j a_h(i, j) V_h x_j from the a_h of a few sources j at a time, (heads, batch, seq, sources)."""
+    images = torch.einsum("hpd,bjd->hbjp", basis.operators, x)
+    parts = torch.zeros_like(images)
+    for sources, shares in blocks:
+        parts += shares @ images[:, :, sources]
+    return parts
 
 
 class Truncated(nn.Module):

@@ -1,0 +1,69 @@
+"""Weights of channels against the whole operator, and what is made of them against the slow road."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.cases import draw, randomise
+from tests.tolerances import assert_close
+from zoo import create_mixer
+from zoo.theory import channels, interaction, span_basis, span_spectrum, truncate, truncation
+from zoo.theory.channels import channel_spectrum, channelwise
+
+GROUPS = {"attention": 4, "differential_attention": 8, "kda": 8, "rg_lru": 8, "selective_ssm": 16, "ssd": 16}
+
+
+@pytest.mark.parametrize("name", [*GROUPS, "grouped"])
+def test_groups_make_the_operator_and_its_spectrum(name: str, generator: torch.Generator) -> None:
+    options = {"n_heads": 4, "n_kv_heads": 2, "position": "rope"} if name == "grouped" else {}
+    layer = randomise(create_mixer("attention" if options else name, 8, **options), generator).double()
+    x = draw(2, 7, 8, generator=generator)
+    operator = torch.zeros_like(true := interaction(layer, x).operator)
+    with channelwise(layer, x) as found:
+        assert found is not None
+        assert found.n_groups == GROUPS.get(name, 4)
+        maps = found.operators(torch.eye(found.n_groups, dtype=torch.float64))
+        for sources, weights in found.columns():
+            operator[:, :, sources] = torch.einsum("bjig,gpd->bijpd", weights, maps)
+        assert_close(found.products(maps), torch.einsum("hpd,gpd->hg", maps, maps))
+    assert_close(operator, true)
+    with channelwise(layer, x[:1]) as found:
+        assert found is not None
+        spectrum = channel_spectrum(found, generator)
+    assert_close(spectrum, span_spectrum(layer, x[0])[: len(spectrum)])
+
+
+@pytest.mark.parametrize("name", ["lstm", "rwkv7", "identity"])
+def test_a_layer_of_another_form_has_no_such_reading(name: str, generator: torch.Generator) -> None:
+    layer = randomise(create_mixer(name, 8), generator).double()
+    with channelwise(layer, draw(1, 5, 8, generator=generator)) as found:
+        assert found is None
+
+
+@pytest.mark.parametrize("name", ["attention", "ssd"])
+def test_a_wide_layer_is_cut_as_on_the_slow_road(
+    name: str, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, (x, other) = randomise(create_mixer(name, 8), generator).double(), draw(2, 2, 7, 8, generator=generator)
+    slow = span_basis(layer, x, 3)
+    expected = truncate(layer, slow)(other)
+    monkeypatch.setattr(truncation, "_EXACT_SIZE", 0)
+    fast = span_basis(layer, x, 3)
+    assert_close(fast.spectrum, slow.spectrum)
+    assert fast.energy == pytest.approx(slow.energy)
+    assert_close(truncate(layer, fast)(other), expected)
+
+
+def test_a_sample_of_positions_estimates_the_spectrum(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 48 source positions 24 show every direction, and the leading values to a fifth."""
+    layer, x = randomise(create_mixer("ssd", 8), generator).double(), draw(1, 48, 8, generator=generator)
+    every = span_spectrum(layer, x[0])
+    monkeypatch.setattr(channels, "PASSES", 24)
+    with channelwise(layer, x) as found:
+        assert found is not None
+        some = channel_spectrum(found, torch.Generator().manual_seed(0))
+    assert len(some) == 16
+    assert torch.allclose(some[:4], every[:4], rtol=0.2)

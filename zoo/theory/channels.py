@@ -1,0 +1,248 @@
+"""The operator of a wide layer from few passes: between its projections, each channel is mixed by itself.
+
+Most mixers are y = W_out a(W_in x) + c, where under replay (`zoo.coefficient`) the map a takes each inner channel to
+itself: W_ij = sum_c a_ij[c] M_c with the fixed M_c = W_out[:, c] W_in[c, :]. One pass with ones at source j then reads
+the a_ij of every channel, in place of d_in passes; where channels in a run share their weights, as those of an
+attention head do, each of them reads another source in the same pass, and M is summed over the run.
+
+Nothing is written per mixer: W_in are the torch.nn.Linear that take the layer's input, W_out is the one that gives
+its output, and what was found must give what the layer gives. Layers of another form have no such reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from typing import Any
+from unittest import mock
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from zoo.theory.operator import AFFINE_RTOL, Map, OperatorError, Replayed, check_input, evaluated
+
+PASSES = 64
+"""Passes of one sequence in which weights are sampled."""
+
+_TRIED = 4  # source positions at which it is looked up which channels share their weights
+_DEPENDENT = 1e-14  # relative to the largest eigenvalue of their Gram matrix: operators that are sums of others
+_SHARED = 64.0  # times the dtype's eps, relative to the largest weight: equal weights
+
+
+class Channels:
+    """The weights a_ij of a layer at one input, by groups of channels that share them.
+
+    Attributes:
+        n_groups: how many numbers an a_ij has.
+        per_pass: source positions that one pass reads.
+        output: y of the layer, (batch, seq, d_out).
+        offset: c, (batch, seq, d_out).
+    """
+
+    def __init__(self, f: Map, z: Tensor, entry: Tensor, exit_: nn.Linear, output: Tensor) -> None:
+        self._held = held = Replayed(f, z)
+        self.batch, self.seq_len, self.output = held.batch, held.seq_len, output
+        self.offset = nn.functional.linear(held.offset, exit_.weight, exit_.bias)
+        positions = torch.arange(1, z.shape[2] + 1).to(z)
+        tried = torch.linspace(0, self.seq_len - 1, min(_TRIED, self.seq_len)).long().unique()
+        ones, numbered = (self._read(tried, probe) for probe in (torch.ones_like(positions), positions))
+        # What answers c + 1 times as much to the number c + 1 as to one is fed by channel c.
+        weights, answers = (t.movedim(3, 0).flatten(1) for t in (ones, numbered))
+        most = weights.abs().argmax(1, keepdim=True)
+        size = weights.gather(1, most)
+        fed = torch.where(size != 0, answers.gather(1, most) / size, 1.0).squeeze(1).round()
+        if not bool(((fed >= 1) & (fed <= len(positions))).all()):
+            raise OperatorError("inner channels are mixed")
+        self._fed = fed.long() - 1
+        same = (weights[1:] - weights[:-1]).abs().amax(1) <= _SHARED * torch.finfo(z.dtype).eps * weights.abs().amax()
+        starts = torch.cat([same.new_zeros(1), same]).logical_not()
+        self._group = starts.long().cumsum(0) - 1
+        self._start = starts.nonzero().squeeze(1)
+        self.n_groups = len(self._start)
+        place = self._fed - self._fed[self._start][self._group]  # within the group, among the channels that feed it
+        self._place_of_fed = torch.full_like(positions, -1, dtype=torch.long).index_copy_(0, self._fed, place)
+        self.per_pass = int(self._group.bincount().min())
+        steps = torch.arange(len(place), device=place.device) - self._start[self._group]
+        if not torch.equal(place, steps) or not torch.equal(self._place_of_fed[self._fed], place):
+            self.per_pass = 1
+        self._inwards, self._outwards = entry[self._fed], exit_.weight.detach()  # (inner, d_in), (d_out, inner)
+        self._check(z, held.output, output, exit_)
+
+    def columns(
+        self, sources: Int[Tensor, " sources"] | None = None
+    ) -> Iterator[tuple[Tensor, Float[Tensor, "batch some seq groups"]]]:
+        """a_ij for a few source positions j at a time (second axis; the third is i), and which these are.
+
+        Args:
+            sources: which; default all.
+        """
+        sources = torch.arange(self.seq_len) if sources is None else sources
+        for some in sources.split(self.per_pass * self._held.probes_at_once()):
+            yield some, self._read_groups(some)
+
+    def sampled(self, generator: torch.Generator) -> Int[Tensor, " sources"]:
+        """Draw source positions, as many as `PASSES` read in all sequences of the batch; all where these are enough."""
+        count = min(self.seq_len, max(1, PASSES * self.per_pass // self.batch))
+        return torch.randperm(self.seq_len, generator=generator)[:count].sort()[0]
+
+    def rows(self, sources: Tensor) -> Iterator[Float[Tensor, "rows size"]]:
+        """Return the a_ij of some sources in `coordinates`; those of the future, which are zero, left out."""
+        for _, weights in self.columns(sources):
+            rows = weights.double().flatten(0, 2)
+            yield rows[rows.any(1)] @ self.coordinates[0]
+
+    @cached_property
+    def coordinates(self) -> tuple[Float[Tensor, "groups size"], Float[Tensor, "size groups"]]:
+        """Return R and its inverse: the rows a_ij R have the scalar products of the vec(W_ij).
+
+        A direction d in these coordinates is the operator sum_g (d R^-1)_g M_g.
+        """
+        inwards, outwards = self._inwards.double(), self._outwards.double()
+        gram = self._summed(self._summed((inwards @ inwards.t()) * (outwards.t() @ outwards)).t())
+        sizes, axes = torch.linalg.eigh(gram)
+        above = sizes > _DEPENDENT * sizes[-1]
+        lengths, axes = sizes[above].sqrt(), axes[:, above]
+        return axes * lengths, (axes / lengths).t()
+
+    def operators(self, shares: Float[Tensor, "heads groups"]) -> Float[Tensor, "heads d_out d_in"]:
+        """sum_g shares[h, g] M_g for each h."""
+        spread = shares.to(self._outwards)[:, self._group]
+        return torch.stack([(self._outwards * each) @ self._inwards for each in spread])
+
+    def products(self, operators: Float[Tensor, "heads d_out d_in"]) -> Float[Tensor, "heads groups"]:
+        """<V_h, M_g> for each operator V_h."""
+        found = torch.stack([((self._outwards.t() @ each) * self._inwards).sum(1) for each in operators])
+        return self._summed(found.t()).t()
+
+    def _summed(self, of_channels: Tensor) -> Tensor:
+        """Sum over the channels of each group, along the first axis."""
+        shape = (self.n_groups, *of_channels.shape[1:])
+        return of_channels.new_zeros(shape).index_add_(0, self._group, of_channels)
+
+    def _read(self, sources: Tensor, values: Float[Tensor, " n_in"]) -> Float[Tensor, "batch some seq inner"]:
+        """Return what `values` at one source position after the other give."""
+        held = self._held
+        answers = []
+        for some in sources.split(held.probes_at_once()):
+            probes = values.new_zeros(len(some), 1, held.seq_len, held.d_in)
+            probes[torch.arange(len(some)), 0, some] = values
+            answers.append(held.matvec(probes.expand(-1, held.batch, -1, -1)))
+        return torch.cat(answers).transpose(0, 1)
+
+    def _read_groups(self, sources: Tensor) -> Float[Tensor, "batch some seq groups"]:
+        held, few = self._held, self.per_pass
+        if few == 1:
+            return self._read(sources, torch.ones_like(self._place_of_fed, dtype=held.offset.dtype))[..., self._start]
+        answers = []
+        bunches = sources.split(few)
+        probes = held.offset.new_zeros(len(bunches), 1, held.seq_len, held.d_in)
+        for probe, bunch in zip(probes, bunches, strict=True):
+            for place, source in enumerate(bunch.tolist()):
+                probe[0, source] = (self._place_of_fed == place).to(probe)
+        read = held.matvec(probes.expand(-1, held.batch, -1, -1))
+        for answer, bunch in zip(read, bunches, strict=True):
+            where = self._start.unsqueeze(1) + torch.arange(len(bunch), device=self._start.device)
+            answers.append(answer[:, :, where].movedim(3, 1))
+        return torch.cat(answers, dim=1)
+
+    def _check(self, z: Tensor, inner: Tensor, output: Tensor, exit_: nn.Linear) -> None:
+        """Raise OperatorError unless projections and weights give what the layer gives."""
+        generator = torch.Generator().manual_seed(2)
+        sources = torch.randperm(self.seq_len, generator=generator)[: max(1, self.per_pass)]
+        draw = torch.randn(z.shape, generator=generator, dtype=torch.float64).to(z)
+        v = torch.zeros_like(z).index_copy_(1, sources.to(z.device), draw[:, sources])
+        read = self._read_groups(sources)[..., self._group]
+        expected = torch.einsum("bjic,bjc->bic", read, v[:, sources][..., self._fed])
+        true = self._held.matvec(v.unsqueeze(0))[0]
+        again = nn.functional.linear(inner, exit_.weight, exit_.bias)
+        for found, wanted in ((expected, true), (again, output)):
+            if not bool((found - wanted).abs().max() <= AFFINE_RTOL[z.dtype] * wanted.abs().max()):
+                raise OperatorError("inner channels are mixed")
+
+
+def triangle(blocks: Iterable[Float[Tensor, "rows columns"]]) -> Float[Tensor, "few columns"]:
+    """Return a matrix with the Gram matrix of all rows: the triangle of their QR decomposition, or the few rows."""
+    kept: Tensor | None = None
+    waiting: list[Tensor] = []
+    for block in blocks:
+        waiting.append(block)
+        if sum(map(len, waiting)) >= 4 * block.shape[1]:
+            kept, waiting = _merged(kept, waiting), []
+    return _merged(kept, waiting)
+
+
+def _merged(above: Tensor | None, below: list[Tensor]) -> Tensor:
+    rows = torch.cat([*([] if above is None else [above]), *below])
+    return torch.linalg.qr(rows, mode="r")[1] if len(rows) > rows.shape[1] else rows
+
+
+def channel_spectrum(channels: Channels, generator: torch.Generator) -> Float[Tensor, " singular"]:
+    """Return singular values of the operator span, in float64: exact, or estimated from `sampled` source positions.
+
+    A sample shows directions, so that the rank is that of all positions almost surely where it has as many rows;
+    the values are scaled to the energy of all.
+    """
+    return torch.linalg.svdvals(sampled_triangle(channels, generator))
+
+
+def sampled_triangle(channels: Channels, generator: torch.Generator) -> Float[Tensor, "few size"]:
+    """Return a matrix with the Gram matrix of all vec(W_ij) in `coordinates`, estimated where `sampled` is not all."""
+    sources = channels.sampled(generator)
+    return triangle(channels.rows(sources)) * (channels.seq_len / len(sources)) ** 0.5
+
+
+@contextmanager
+def channelwise(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Iterator[Channels | None]:
+    """Hold the weights of the layer's inner channels at x; None of a layer that has no such form.
+
+    Raises:
+        ValueError: x is not a finite (batch, seq, d_in) of the layer's dtype and device.
+    """
+    check_input(layer, x)
+    with evaluated(layer) as f, torch.no_grad():
+        entries, exits, output = _projections(layer, f, x)
+        if not entries or len(exits) != 1 or exits[0] in entries:
+            yield None
+            return
+        (exit_,) = exits
+        widths = [entry.out_features for entry in entries]
+        z = torch.cat([entry(x) for entry in entries], dim=2)
+
+        def inner(v: Tensor) -> Tensor:
+            kept: list[Tensor] = []
+
+            def leave(t: Tensor) -> Tensor:
+                kept.append(t)
+                return t.new_zeros(*t.shape[:-1], exit_.out_features)
+
+            given = v.split(widths, dim=2)
+            with ExitStack() as stack:
+                for entry, part in zip(entries, given, strict=True):
+                    stack.enter_context(mock.patch.object(entry, "forward", lambda _, part=part: part))
+                stack.enter_context(mock.patch.object(exit_, "forward", leave))
+                f(x.new_zeros(len(v), *x.shape[1:]))
+            return kept[0]
+
+        try:
+            found = Channels(inner, z, torch.cat([entry.weight for entry in entries]).detach(), exit_, output)
+        except OperatorError:
+            found = None
+        yield found
+
+
+def _projections(layer: nn.Module, f: Map, x: Tensor) -> tuple[Sequence[nn.Linear], Sequence[nn.Linear], Tensor]:
+    """Return the linear maps that take the layer's input, those that give its output, and the output."""
+    calls: list[tuple[nn.Linear, Tensor, Tensor]] = []
+
+    def note(module: nn.Linear, arguments: tuple[Any, ...], result: Tensor) -> None:
+        calls.append((module, arguments[0], result))
+
+    hooks = [module.register_forward_hook(note) for module in layer.modules() if type(module) is nn.Linear]
+    try:
+        y = f(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [m for m, given, _ in calls if given is x], [m for m, _, result in calls if result is y], y
