@@ -6,15 +6,17 @@ import sys
 from collections.abc import Sequence
 
 from lab.experiments.judge import main as experiments
+from lab.leaderboard.command import main as leaderboard
 from zoo.naming import unknown
 from zoo.report.terminal import ends_unread, fail
 
-VERBS = {"experiments": experiments}
+VERBS = {"experiments": experiments, "leaderboard": leaderboard}
 
 HELP = """\
 usage: python -m lab VERB ...
 
   experiments  judge the experiments of configs/experiment/ by their runs; write docs/results.md
+  leaderboard  run the cells that the leaderboard lacks, mixers against tasks; write docs/leaderboard.md
 
 `python -m lab VERB --help` says more. Runs are made by train.py and sweep.py, and compared by `python -m zoo compare`.
 """

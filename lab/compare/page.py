@@ -29,10 +29,27 @@ from zoo.report.numbers import Number, plain
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure, Scatter
 
-_TEMPLATE = Path(__file__).with_name("page.html")
 _LEGEND_ENTRIES = 8
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _MARKERS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "x", "cross", "star")
+
+
+def fill(template: Path, **parts: str) -> str:
+    """Return a page with these parts, the style, and the script that sorts its tables by a click on a heading."""
+    shared = {name: Path(__file__).with_name(file) for name, file in (("style", "style.css"), ("sort", "sort.js"))}
+    texts = {name: file.read_text(encoding="utf-8") for name, file in shared.items()}
+    return Template(template.read_text(encoding="utf-8")).substitute(parts, **texts)
+
+
+def head_cell(name: str, right: bool, more_first: bool) -> str:
+    """Return a heading of a table that can be sorted; the first click puts the most or the least on top."""
+    first = "descending" if more_first else "ascending"
+    return f'<th{_align(right)} data-first="{first}"><button>{html.escape(name)}</button></th>'
+
+
+def body_cell(content: str, value: Number | str | None, right: bool) -> str:
+    """Return a cell: what it shows, as HTML, and what it is sorted by."""
+    return f'<td{_align(right)} data-value="{"" if value is None else html.escape(str(value))}">{content}</td>'
 
 
 def as_page(groups: Sequence[Group], sources: str, folder: Path) -> str:
@@ -52,7 +69,8 @@ def as_page(groups: Sequence[Group], sources: str, folder: Path) -> str:
     known = colours(groups)
     figures = [[json.loads(str(figure_of(chart, known).to_json())) for chart in charts_of(group)] for group in groups]
     options = filter_options(groups)
-    return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
+    return fill(
+        Path(__file__).with_name("page.html"),
         sources=html.escape(sources),
         tasks="".join(f"<option>{html.escape(group.title)}</option>" for group in groups),
         mixers="".join(_checkbox(mixer, colour) for mixer, colour in known.items()),
@@ -111,11 +129,7 @@ def _section(at: int, group: Group, n_charts: int, options: Mapping[str, Sequenc
 
 def _table(group: Group, options: Mapping[str, Sequence[str]], folder: Path) -> str:
     columns, names = shown_columns(group), headings(group)
-    head = "".join(
-        f'<th{_align(at)} data-first="{"descending" if more_first(group, at) else "ascending"}">'
-        f"<button>{html.escape(names[at])}</button></th>"
-        for at in columns
-    )
+    head = "".join(head_cell(names[at], COLUMNS[at].right, more_first(group, at)) for at in columns)
     body = "".join(_row(group, row, columns, options, folder) for row in group.rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
@@ -129,7 +143,7 @@ def _row(group: Group, row: Row, columns: Sequence[int], options: Mapping[str, S
         text = html.escape(COLUMNS[at].cell(row)) + (' <b title="best">★</b>' if best and at == 1 else "")
         if COLUMNS[at].heading == "seeds":
             text += f" <small>{_links(row, folder)}</small>"
-        cells.append(f'<td{_align(at)} data-value="{"" if value is None else html.escape(str(value))}">{text}</td>')
+        cells.append(body_cell(text, value, COLUMNS[at].right))
     chosen = json.dumps({key: plain(row.options[key]) for key in options if key in row.options})
     data = {"label": row.label, "mixer": row.mixer, "options": chosen}
     attributes = "".join(f' data-{name}="{html.escape(text)}"' for name, text in data.items())
@@ -152,8 +166,8 @@ def _address(run: Path, folder: Path) -> str:
         return run.resolve().as_uri()
 
 
-def _align(at: int) -> str:
-    return ' class="right"' if COLUMNS[at].right else ""
+def _align(right: bool) -> str:
+    return ' class="right"' if right else ""
 
 
 def figure_of(chart: Chart, known: Mapping[str, str]) -> Figure:

@@ -120,7 +120,7 @@ class SweptRuns:
     @property
     def machine(self) -> str:
         """Where the runs were made, in one phrase; several where they were."""
-        return "; ".join(dict.fromkeys(map(_machine, self.environments)))
+        return "; ".join(dict.fromkeys(map(machine_of, self.environments)))
 
 
 def _read_json(file: Path) -> Any:
@@ -130,7 +130,8 @@ def _read_json(file: Path) -> Any:
         raise UsageError(f"{file} cannot be read: {error}") from None
 
 
-def _machine(environment: Mapping[str, Any]) -> str:
+def machine_of(environment: Mapping[str, Any]) -> str:
+    """Return in one phrase where a run was made, by its environment.json."""
     gpus = f"{', '.join(sorted(set(environment['gpus'])))}, " if environment["gpus"] else ""
     system = environment["machine"].split("-with-")[0]
     versions = f"Python {environment['python']}, torch {environment['versions']['torch']}"

@@ -457,7 +457,9 @@ def test_the_verb_of_the_application(capsys: pytest.CaptureFixture[str]) -> None
     assert application.main(["--help"]) == 0
     assert "experiments  judge" in capsys.readouterr().out
     assert application.main(["experiment"]) == 2
-    said = "lab: error: unknown verb 'experiment' (did you mean 'experiments'?); choose from: experiments\n"
+    said = (
+        "lab: error: unknown verb 'experiment' (did you mean 'experiments'?); choose from: experiments, leaderboard\n"
+    )
     assert capsys.readouterr().err == said
     assert application.main(["experiments", "hed_count"]) == 2
     assert capsys.readouterr().err.startswith("lab experiments: error: unknown experiment 'hed_count'")

@@ -188,6 +188,7 @@ LAB_ROOMS = (
     "examples",
     "sweep",
     "experiments",
+    "leaderboard",
     "__main__",
 )
 """Of the application, in the order of who may import whom, as `ROOMS`."""

@@ -1,0 +1,231 @@
+"""The cells of the leaderboard, a mixer and a task each: which ones there are, which are missing, how one is run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lab.config import parse, read_layer
+from lab.experiments.judge import machine_of
+from lab.run import ENVIRONMENT, deciding_options, number_at
+from lab.score import level, merit, score_of
+from lab.sweep.command import Request
+from lab.sweep.engine import Stop
+from lab.sweep.grid import Experiment, arguments, read_experiment
+from lab.sweep.sweep import Sweep
+from lab.sweep.tuning import RATE
+from zoo.naming import UsageError, unknown
+from zoo.registry import MIXERS
+from zoo.report.files import read_json
+from zoo.targets import is_target, short
+from zoo.theory.intervals import FEWEST_SEEDS, of_median
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE = ROOT / "configs" / "leaderboard.yaml"
+ALL = "all"
+"""In place of names of mixers: the whole registry."""
+
+Record = dict[str, Any]
+"""A cell that was run, as docs/leaderboard.json has it."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A mixer on a task: a sweep of one configuration.
+
+    Attributes:
+        task: the name of the file's setting.
+        mixer: as tables show it.
+        experiment: tunes it, and has all its seeds.
+        shape: a digest of what all mixers of the task share: a table has cells of one shape only.
+        digest: of everything that decides the results; a cell is run again where it has changed.
+    """
+
+    task: str
+    mixer: str
+    experiment: Experiment
+    shape: str
+    digest: str
+
+    @classmethod
+    def of(cls, task: str, mixer: str, experiment: Experiment) -> Cell:
+        """Return the cell of an experiment that holds several mixers or none.
+
+        Raises:
+            UsageError: options that train.py would refuse.
+        """
+        experiment = experiment.overridden({"mixer": [mixer]})
+        own = Path(mixer.rpartition(":")[0]) if is_target(mixer) else None
+        # A file of one's own counts by what it says, wherever it lies.
+        source = own.read_text(encoding="utf-8") if own and own.is_file() else None
+        config = deciding_options(parse(arguments(experiment.fixed | {"mixer": mixer})).config)
+        decided = {key: value for key, value in config.items() if key not in ("seed", *experiment.tune)}
+        shape = cls.shape_of(experiment)
+        content = [shape, decided | {"mixer.name": short(mixer)}, source]
+        return cls(task, short(mixer), experiment, shape, _digest(content))
+
+    @staticmethod
+    def shape_of(experiment: Experiment) -> str:
+        """Return the digest of what the mixers of an experiment share."""
+        return _digest([experiment.fixed, experiment.match, experiment.tune, experiment.rungs])
+
+    @property
+    def seeds(self) -> list[int]:
+        """All that are asked for."""
+        return list(self.experiment.grids[0]["seed"])
+
+    def missing(self, record: Record | None) -> list[int]:
+        """Return the seeds that a record of the cell lacks: all of them where it has another configuration."""
+        there = record["seeds"] if record and record["digest"] == self.digest else []
+        return [seed for seed in self.seeds if seed not in there]
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def task_names(file: Path = FILE) -> list[str]:
+    """Return the tasks of the file, in its order."""
+    return list(read_layer(file).values["settings"])
+
+
+def read_cells(mixers: Sequence[str], tasks: Sequence[str], n_seeds: int | None, file: Path = FILE) -> list[Cell]:
+    """Return the cells that are asked for, task by task.
+
+    Args:
+        mixers: registered names or targets; `ALL` for the registry, none for those of the file.
+        tasks: settings of the file; none for all.
+        n_seeds: how many, from 0 on; default those of the file.
+        file: an experiment's file with a setting for each task.
+
+    Raises:
+        UsageError: an unknown task or mixer, a file of one's own that cannot be run.
+    """
+    known = task_names(file)
+    for task in tasks:
+        if task not in known:
+            raise UsageError(unknown("task of the leaderboard", task, known))
+    names = [MIXERS.check(name) for each in mixers for name in (MIXERS if each == ALL else [each])]
+    for name in filter(is_target, names):
+        MIXERS[name]  # a file that cannot be run is refused once, not in every cell
+    found = []
+    for task in tasks or known:
+        experiment = read_experiment(file, task)
+        if n_seeds is not None:
+            experiment = experiment.overridden({"seed": list(range(n_seeds))})
+        found += [Cell.of(task, name, experiment) for name in names or experiment.grids[0]["mixer"]]
+    return found
+
+
+def in_order(cells: Sequence[Cell], records: Mapping[tuple[str, str], Record]) -> Iterator[Cell]:
+    """Return the cells that miss something, empty ones first, so that rows and columns fill evenly."""
+    missing = [cell for cell in cells if cell.missing(records.get((cell.mixer, cell.task)))]
+    filled = Counter(name for cell in cells if cell not in missing for name in (cell.mixer, cell.task))
+    n_mixers, n_tasks = len({cell.mixer for cell in cells}), len({cell.task for cell in cells})
+
+    def place(cell: Cell) -> tuple[bool, float]:
+        begun = len(cell.missing(records.get((cell.mixer, cell.task)))) < len(cell.seeds)
+        return begun, filled[cell.mixer] / n_tasks + filled[cell.task] / n_mixers
+
+    while missing:
+        cell = min(missing, key=place)
+        missing.remove(cell)
+        filled.update((cell.mixer, cell.task))
+        yield cell
+
+
+def run_cell(cell: Cell, record: Record | None, request: Request, stop: Stop) -> Record | None:
+    """Run what a cell lacks and return its record; None where it was stopped, or no trial or no run is left.
+
+    With a record of the same configuration only the missing seeds are run, at the rate that was picked.
+
+    Raises:
+        UsageError: a size that cannot be matched, a model that cannot be built.
+    """
+    seeds, experiment = cell.missing(record), cell.experiment
+    place = f"{cell.mixer}-{cell.digest}"
+    if (kept := record) is not None and len(seeds) < len(cell.seeds):
+        experiment = replace(experiment.overridden({"seed": seeds, RATE: [kept["lr"]]}), tune={})
+        place += "-more"
+    else:
+        kept = None
+    sweep = Sweep.plan(replace(experiment, name=cell.task, setting=place), request)
+    sweep.run(stop)
+    if stop.soft.is_set() or sweep.unpicked:
+        return None
+    ((configuration, _),) = sweep.rows()
+    runs, folders = [], []
+    for seed in seeds:
+        folder = configuration.folder(seed).path
+        outcome = sweep.outcomes.get(folder)
+        if outcome is None or outcome.state != "done" or (metrics := outcome.job.metrics()) is None:
+            continue
+        score = score_of([metrics], "test")
+        if (value := number_at(metrics, "test", score)) is None:
+            continue
+        facts = {name: metrics.get(name) for name in ("steps_to_90", "tokens_per_second", "seconds")}
+        runs.append({"seed": seed, "score": value, **facts})
+        folders.append((folder, score, metrics.get("chance")))
+    if not runs:
+        return None
+    _, score, chance = folders[0]
+    environments = [read_json(folder / ENVIRONMENT) for folder, _, _ in folders]
+    measured = next(iter(sweep.windows.values()), None)
+    return merged(
+        kept
+        or {
+            "mixer": cell.mixer,
+            "task": cell.task,
+            "metric": score,
+            "chance": level(score, chance, 0.0),
+            "lr": configuration.options[RATE],
+            "window_octaves": measured and measured["octaves"],
+            "window_at_least": measured and measured["at_least"],
+            "params": configuration.params,
+            "state_bytes": configuration.state_bytes,
+            "shape": cell.shape,
+            "digest": cell.digest,
+            "runs": [],
+            "commits": [],
+            "machines": [],
+        },
+        runs,
+        [str(each["git"])[:9] for each in environments],
+        [machine_of(each) for each in environments],
+    )
+
+
+def merged(record: Record, runs: Sequence[Record], commits: Sequence[str], machines: Sequence[str]) -> Record:
+    """Return a record with further runs: medians over seeds, and the interval of the score from five seeds on."""
+    every = sorted({run["seed"]: run for run in [*record["runs"], *runs]}.items())
+    found = [run for _, run in every]
+
+    def median(name: str) -> float | None:
+        values = [run[name] for run in found if run[name] is not None]
+        # Where half of the seeds never came to 90 %, there is no median.
+        missing = name == "steps_to_90" and 2 * len(values) <= len(found)
+        return statistics.median(values) if values and not missing else None
+
+    scores = [run["score"] for run in found]
+    return record | {
+        "score": statistics.median(scores),
+        "interval": list(of_median(scores)[1:]) if len(scores) >= FEWEST_SEEDS else None,
+        "seeds": [run["seed"] for run in found],
+        "steps_to_90": median("steps_to_90"),
+        "tokens_per_second": median("tokens_per_second"),
+        "seconds": sum(run["seconds"] or 0.0 for run in found),
+        "runs": found,
+        "commits": sorted({*record["commits"], *commits}),
+        "machines": sorted({*record["machines"], *machines}),
+    }
+
+
+def best_of(records: Sequence[Record]) -> Record:
+    """Return the best record of a task; of equals the first."""
+    return max(records, key=lambda record: merit(record["metric"], record["score"]))

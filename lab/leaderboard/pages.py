@@ -1,0 +1,132 @@
+"""The leaderboard as Markdown and as a page whose tables can be sorted: one table of all, then one for each task."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.compare.page import body_cell, fill, head_cell
+from lab.leaderboard.cells import Record, best_of
+from lab.score import FACTS, SCORES, WINDOW, score_text, window_text
+from zoo.report import markdown
+from zoo.report.numbers import NOTHING, Number, duration, number
+
+ABOUT = (
+    "On a task every mixer has as many parameters (within 5 %), the same short convolution and the same steps. Its "
+    "learning rate is picked by validation with the first seed, as docs/tuning.md says. A score is the median over "
+    "seeds on the test split, with its 95 % interval in brackets, which takes five seeds; the best of a task is bold. "
+    "Relative squared errors and perplexities are better where they are less. An empty cell has not been run."
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A cell of a table: what it says, what it is sorted by, whether it is the best."""
+
+    text: str
+    value: Number | str | None = None
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table under a title; of each column but the first, whether the first click puts the most on top."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: list[list[Entry]]
+    more_first: tuple[bool, ...]
+
+
+def tables(records: Sequence[Record], tasks: Sequence[str]) -> list[Table]:
+    """Return the table of all, with the chance level of each task, and the tables of the tasks that have cells."""
+    of_task = {task: [record for record in records if record["task"] == task] for task in tasks}
+    best = {task: best_of(found) for task, found in of_task.items() if found}
+    mixers = dict.fromkeys(record["mixer"] for record in records)
+    rows = []
+    for mixer in mixers:
+        row = [Entry(mixer, mixer)]
+        for task in tasks:
+            found = next((each for each in of_task[task] if each["mixer"] == mixer), None)
+            row.append(Entry("") if found is None else _score(found, best[task]))
+        rows.append(row)
+    guesses = [_guess(best.get(task)) for task in tasks]
+    rows.append([Entry("guessing"), *(Entry(guess) for guess in guesses)])
+    more = tuple(SCORES[best[task]["metric"]] if task in best else True for task in tasks)
+    details = [_detail(task, of_task[task], best[task]) for task in best]
+    return [Table("All tasks", ("mixer", *tasks), rows, more), *details]
+
+
+def _score(record: Record, best: Record) -> Entry:
+    interval = record["interval"]
+    ends = f" [{', '.join(score_text(record['metric'], end) for end in interval)}]" if interval else ""
+    return Entry(score_text(record["metric"], record["score"]) + ends, record["score"], record is best)
+
+
+def _guess(record: Record | None) -> str:
+    return "" if record is None or record["chance"] is None else score_text(record["metric"], record["chance"])
+
+
+def _detail(task: str, records: Sequence[Record], best: Record) -> Table:
+    metric = best["metric"]
+    rows = []
+    for record in sorted(records, key=lambda each: each["score"], reverse=SCORES[metric]):
+        octaves = record["window_octaves"]
+        window = {"octaves": octaves, "at_least": record["window_at_least"]} if octaves is not None else None
+        facts = [record[name] for name in FACTS.values()]
+        rows.append(
+            [
+                Entry(record["mixer"], record["mixer"]),
+                _score(record, best),
+                Entry(window_text(window), octaves),
+                Entry(number(record["lr"]), record["lr"]),
+                Entry(str(len(record["seeds"])), len(record["seeds"])),
+                Entry(_guess(record) or NOTHING, record["chance"]),
+                *(Entry(number(fact and round(fact)), fact) for fact in facts[1:]),
+                Entry(duration(record["seconds"]), record["seconds"]),
+            ]
+        )
+    headings = ("mixer", metric.replace("_", " "), WINDOW, "learning rate", "seeds", *FACTS, "time of the runs")
+    more = (SCORES[metric], True, False, True, True, False, False, True, False, False)
+    return Table(task, headings, rows, more)
+
+
+def as_markdown(found: Sequence[Table], origin: str) -> str:
+    """Return docs/leaderboard.md."""
+    lines = [
+        "# Leaderboard",
+        "",
+        ABOUT,
+        "",
+        "[leaderboard.html](leaderboard.html) has the same tables, to be sorted.",
+        "",
+    ]
+    for table in found:
+        rows = [[f"**{cell.text}**" if cell.best else cell.text for cell in row] for row in table.rows]
+        align = "l" + "r" * len(table.more_first)
+        lines += [f"## {table.title}", "", *markdown.table(table.headings, rows, align), ""]
+    command = ["```sh", "python -m lab leaderboard  # runs what is missing", "```", ""]
+    return "\n".join([*lines, origin, "", *command])
+
+
+def as_html(found: Sequence[Table], origin: str) -> str:
+    """Return the page; it needs no network."""
+    sections = []
+    for table in found:
+        first = (False, *table.more_first)
+        head = "".join(head_cell(name, at > 0, first[at]) for at, name in enumerate(table.headings))
+        body = "".join(
+            f"<tr>{''.join(body_cell(_shown(cell), cell.value, at > 0) for at, cell in enumerate(row))}</tr>"
+            for row in table.rows
+        )
+        content = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        sections.append(f'<h2>{html.escape(table.title)}</h2>\n<div class="table">{content}</div>')
+    template = Path(__file__).with_name("page.html")
+    return fill(template, about=html.escape(f"{ABOUT} {origin}"), sections="\n".join(sections))
+
+
+def _shown(cell: Entry) -> str:
+    text = html.escape(cell.text)
+    return f"<b>{text}</b>" if cell.best else text
