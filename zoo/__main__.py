@@ -343,7 +343,10 @@ def _heads(arguments: argparse.Namespace) -> int:
     for line in describe(rows, reading):
         console.print(line, highlight=False)
     if not cut and arguments.functional == "auto":
-        console.print(f"Layers were not cut: that reads {cost:,} positions; --functional always does it all the same.")
+        console.print(
+            f"Layers were not cut: that may read {cost:,} positions; --functional always does it all the same, sooner "
+            "with fewer --others."
+        )
     files = {
         path: write(rows, reading)
         for path, write in ((arguments.json, heads_as_json), (arguments.html, heads_page))

@@ -26,6 +26,7 @@ from zoo.theory.operator import AFFINE_RTOL, Map, OperatorError, Replayed, check
 PASSES = 64
 """Passes of one sequence in which weights are sampled."""
 
+_POSITIONS_AT_ONCE = 2048  # what lies between the projections of a wide layer is several times as wide as the layer
 _TRIED = 4  # source positions at which it is looked up which channels share their weights
 _DEPENDENT = 1e-14  # relative to the largest eigenvalue of their Gram matrix: operators that are sums of others
 _SHARED = 64.0  # times the dtype's eps, relative to the largest weight: equal weights
@@ -44,6 +45,7 @@ class Channels:
     def __init__(self, f: Map, z: Tensor, entry: Tensor, exit_: nn.Linear, output: Tensor) -> None:
         self._held = held = Replayed(f, z)
         self.batch, self.seq_len, self.output = held.batch, held.seq_len, output
+        self._at_once = max(1, _POSITIONS_AT_ONCE // (held.batch * held.seq_len))
         self.offset = nn.functional.linear(held.offset, exit_.weight, exit_.bias)
         positions = torch.arange(1, z.shape[2] + 1).to(z)
         tried = torch.linspace(0, self.seq_len - 1, min(_TRIED, self.seq_len)).long().unique()
@@ -79,7 +81,7 @@ class Channels:
             sources: which; default all.
         """
         sources = torch.arange(self.seq_len) if sources is None else sources
-        for some in sources.split(self.per_pass * self._held.probes_at_once()):
+        for some in sources.split(self.per_pass * self._at_once):
             yield some, self._read_groups(some)
 
     def sampled(self, generator: torch.Generator) -> Int[Tensor, " sources"]:
@@ -125,7 +127,7 @@ class Channels:
         """Return what `values` at one source position after the other give."""
         held = self._held
         answers = []
-        for some in sources.split(held.probes_at_once()):
+        for some in sources.split(self._at_once):
             probes = values.new_zeros(len(some), 1, held.seq_len, held.d_in)
             probes[torch.arange(len(some)), 0, some] = values
             answers.append(held.matvec(probes.expand(-1, held.batch, -1, -1)))

@@ -106,7 +106,8 @@ def measure_heads(
     """Return one row per layer of a model, which stays as it is.
 
     Spectra, state sizes and gradients are measured in float64. A cut layer costs its width times the length of the
-    sequence in forward passes, and is measured in float32.
+    sequence in forward passes, or at most the length where it is wide and mixes channel by channel, and is measured in
+    float32.
 
     Args:
         backbone: the model.
@@ -266,7 +267,10 @@ def positions_to_read(
     inputs: Shaped[Tensor, "batch seq *d_input"],
     others: Shaped[Tensor, "n seq_of_others *d_input"],
 ) -> int:
-    """Return how many positions the widest layer of a model is run at when it is cut: what `cut_scores` costs."""
+    """Return at how many positions, at most, the widest layer of a model is run when it is cut by `cut_scores`.
+
+    A wide layer that mixes channel by channel (`zoo.theory.channels`) is read in d_model times fewer, or fewer still.
+    """
     width = max(layer.d_model for layer in model.layers.chain())
     return width * sum(len(each) * each.shape[1] ** 2 for each in (inputs, inputs, others))
 

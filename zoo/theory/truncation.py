@@ -137,27 +137,21 @@ def cut(
     with _channels_of_wide(layer, x) as found:
         if found is not None and basis.operators.shape[1:] == (found.output.shape[2], x.shape[2]):
             products = found.products(basis.operators)
-            blocks = ((at, torch.einsum("bjig,hg->hbij", block, products)) for at, block in found.columns())
-            return found.offset, _parts(basis, x, blocks)
+            shares = (torch.einsum("bjig,hg->hbij", block, products) for _, block in found.columns())
+            return found.offset, _parts(basis, x, shares)
     with replayed(layer, x) as held:
         if basis.operators.shape[1:] != (held.d_out, held.d_in):
             raise ValueError(
                 f"the basis is of operators {tuple(basis.operators.shape[1:])}, the layer's are "
                 f"{(held.d_out, held.d_in)}: give the basis of this layer"
             )
-        blocks = (
-            (sources, torch.einsum("bjipd,hpd->hbij", block, basis.operators)) for sources, block in held.columns()
-        )
-        return held.offset, _parts(basis, x, blocks)
+        shares = (torch.einsum("bjipd,hpd->hbij", block, basis.operators) for _, block in held.columns())
+        return held.offset, _parts(basis, x, shares)
 
 
-def _parts(basis: Basis, x: Tensor, blocks: Iterable[tuple[slice | Tensor, Tensor]]) -> Tensor:
-    """sum_j a_h(i, j) V_h x_j from the a_h of a few sources j at a time, (heads, batch, seq, sources)."""
-    images = torch.einsum("hpd,bjd->hbjp", basis.operators, x)
-    parts = torch.zeros_like(images)
-    for sources, shares in blocks:
-        parts += shares @ images[:, :, sources]
-    return parts
+def _parts(basis: Basis, x: Tensor, shares: Iterable[Tensor]) -> Tensor:
+    """sum_j a_h(i, j) V_h x_j from the a_h of a few sources j at a time, (heads, batch, seq, sources), in order."""
+    return torch.cat([*shares], dim=3) @ torch.einsum("hpd,bjd->hbjp", basis.operators, x)
 
 
 class Truncated(nn.Module):
@@ -176,7 +170,8 @@ def truncate(layer: nn.Module, basis: Basis, n_heads: int | None = None) -> Trun
     """`layer` with each W_ij replaced by its projection on the first `n_heads` operators of the basis.
 
     It maps (batch, seq, d_in) to (batch, seq, d_out) as the layer does and stands in its place in a model, without
-    gradients and without a stream; each call reads the operator, at seq * d_in forward passes per sequence.
+    gradients and without a stream; each call reads the operator, at seq * d_in forward passes per sequence, or at most
+    seq of a wide layer that mixes channel by channel (`zoo.theory.channels`).
 
     Args:
         layer: the layer.
