@@ -66,6 +66,10 @@ VARIANTS = [
     Case("sliding_attention", {"window": 1}),
     Case("sliding_attention", {"window": 5, "position": "rope", "d_head": 4}),
     Case("sliding_attention", {"window": 20, "position": "alibi"}),
+    Case(
+        "sliding_attention",
+        {"window": 4, "position": "rope", "n_heads": 2, "d_rope": 2, "rope_base": 50.0, "out_bias": True},
+    ),
     Case("gated_attention", {"gate": "head", "n_heads": 4, "n_kv_heads": 2, "d_rope": 0, "norm_eps": 0.1}),
     Case("gated_attention", {"n_heads": 4, "n_kv_heads": 1, "d_head": 5, "d_rope": 4, "rope_base": 50.0}),
     Case("differential_attention", {"n_heads": 3, "d_head": 5, "d_rope": 4, "rope_base": 50.0, "depth": 3}),

@@ -76,6 +76,17 @@ def squared_relu(p: Parameters, x: Array) -> Array:
     return np.maximum(x @ p["up_proj.weight"].T, 0) ** 2 @ p["down_proj.weight"].T
 
 
+def gelu_tanh(u: Array) -> Array:
+    """GELU, approximated (Hendrycks and Gimpel 1606.08415, section 2)."""
+    return 0.5 * u * (1 + np.tanh(np.sqrt(2 / np.pi) * (u + 0.044715 * u**3)))
+
+
+def geglu(p: Parameters, x: Array) -> Array:
+    """W_down (gelu(W_gate x + b) * (W_up x + c)) + d, GELU by its tanh (De et al. 2402.19427, section 2.2)."""
+    gate, value = np.split(x @ p["up_proj.weight"].T + p["up_proj.bias"], 2, axis=-1)
+    return (gelu_tanh(gate) * value) @ p["down_proj.weight"].T + p["down_proj.bias"]
+
+
 def experts(p: Parameters, x: Array, top_k: int, *, normalize: bool = False) -> Array:
     """Each position through the SwiGLUs of its top_k likeliest experts, weighted by their probabilities.
 
@@ -322,13 +333,24 @@ def attention_operator(p: Parameters, x: Array, n_heads: int = 4, **options: obj
 
 
 def sliding_attention_weights(
-    p: Parameters, x: Array, n_heads: int = 4, window: int = 64, position: str = "none", **options: object
+    p: Parameters,
+    x: Array,
+    n_heads: int = 4,
+    window: int = 64,
+    position: str = "none",
+    rope_base: float = 10_000,
+    d_rope: int | None = None,
+    **options: object,
 ) -> Array:
     """Attention's a_h(i, j), the softmax taken over i - window < j <= i alone (Beltagy et al. 2004.05150)."""
     q, k, _ = attention_heads(p, x, n_heads, **options)
     seq, _, d_head = q.shape
     if position == "rope":
-        q, k = (np.array([[rotate(head, i) for head in heads] for i, heads in enumerate(part)]) for part in (q, k))
+        turned = d_rope or d_head
+        for part in (q, k):
+            for i, heads in enumerate(part):
+                for head in heads:
+                    head[:turned] = rotate(head[:turned], i, rope_base)
     weights = np.zeros((n_heads, seq, seq))
     for h in range(n_heads):
         for i in range(seq):
@@ -347,7 +369,7 @@ def sliding_attention(p: Parameters, x: Array, n_heads: int = 4, **options: obje
     weights = sliding_attention_weights(p, x, n_heads, **options)
     values = attention_heads(p, x, n_heads, **options)[2]
     mixed = np.stack([weights[h] @ values[:, h] for h in range(n_heads)], axis=1)
-    return joined(mixed) @ p["out_proj.weight"].T
+    return joined(mixed) @ p["out_proj.weight"].T + p.get("out_proj.bias", 0.0)
 
 
 def sliding_attention_operator(p: Parameters, x: Array, n_heads: int = 4, **options: object) -> Array:
@@ -1294,8 +1316,7 @@ def rg_lru(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array
         a = sigmoid(-p["rate"]) ** (8 * r)  # softplus(rate) = -log(sigmoid(-rate))
         h = a * h + (1.0 if t == 0 else np.sqrt(1 - a**2)) * i * u_t
         states.append(h)
-    gelu = 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)))
-    return (gelu * np.stack(states)) @ p["out_proj.weight"].T + p["out_proj.bias"]
+    return (gelu_tanh(gate) * np.stack(states)) @ p["out_proj.weight"].T + p["out_proj.bias"]
 
 
 def gated_conv(p: Parameters, x: Array, **_sizes: object) -> Array:

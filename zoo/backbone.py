@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from zoo.blocks import Autoencoder, Canon, Experts, ResidualBlock, RMSNorm, ShortConv, Stack
 from zoo.contract import no_weight_decay, require_choice, require_positive
 from zoo.naming import unknown
+from zoo.ops.activation import tanh
 from zoo.ops.time import Lengths, as_lengths
 from zoo.pretrained import Pretrained
 from zoo.registry import create_layers
@@ -52,6 +54,7 @@ class Backbone(Pretrained):
         blocks: options of each layer's `ResidualBlock` by itself, such as `{"d_channel": 128, "channel": "relu2"}`, in
             place of d_channel, n_experts, top_k, expert_period and expert_offset.
         embedding_scale: what embeddings are multiplied by (Gemma, Granite, Falcon-H1).
+        logit_cap: outputs y become logit_cap tanh(y / logit_cap) (Griffin, xLSTM 7B); default as they are.
 
     Raises:
         ValueError: sizes that are not positive, both or neither of vocab_size and d_input, unknown names or options,
@@ -80,6 +83,7 @@ class Backbone(Pretrained):
         norm_eps: float = 1e-5,
         blocks: Sequence[Mapping[str, Any]] | None = None,
         embedding_scale: float = 1.0,
+        logit_cap: float | None = None,
     ) -> None:
         super().__init__()
         require_positive(
@@ -93,7 +97,9 @@ class Backbone(Pretrained):
         for name in [name for options in blocks or () for name in options]:
             if name not in BLOCK_OPTIONS:
                 raise ValueError(unknown("option of a block", name, BLOCK_OPTIONS))
-        self.embedding_scale = embedding_scale
+        if logit_cap is not None and not 0 < logit_cap < math.inf:
+            raise ValueError(f"logit_cap must be positive and finite, got {logit_cap}")
+        self.embedding_scale, self.logit_cap = embedding_scale, logit_cap
         if decode_from and backbone == "bare":
             raise ValueError("a decoder has norms: decode_from needs backbone=residual")
         if decode_from and (n_experts or any(options.get("n_experts") for options in blocks or ())):
@@ -210,7 +216,11 @@ class Backbone(Pretrained):
         """Return logits from what the last layer gives."""
         if self.norm is not None:
             x = self.norm(x)
-        return x if self.head is None else self.head(x)
+        return self.capped(x if self.head is None else self.head(x))
+
+    def capped(self, y: Float[Tensor, "*positions n_outputs"]) -> Float[Tensor, "*positions n_outputs"]:
+        """Return outputs within logit_cap, where there is one."""
+        return y if self.logit_cap is None else self.logit_cap * tanh(y / self.logit_cap)
 
     @torch.no_grad()
     def generate(

@@ -20,7 +20,7 @@ from zoo.ops.time import Lengths, as_lengths, reverse, valid_positions
 
 CANON_WIDTH = 4
 
-Channel = Literal["swiglu", "relu2"]
+Channel = Literal["swiglu", "relu2", "geglu"]
 Normed = Literal["input", "output"]
 
 
@@ -54,11 +54,13 @@ class RMSNorm(nn.Module):
 class SwiGLU(nn.Module):
     """W_down (silu(W_gate x) * W_up x) (Shazeer 2002.05202); coefficient: silu(W_gate x)."""
 
+    bias = False
+
     def __init__(self, d_model: int, d_channel: int) -> None:
         super().__init__()
         require_positive(d_channel=d_channel)
-        self.up_proj = nn.Linear(d_model, 2 * d_channel, bias=False)
-        self.down_proj = nn.Linear(d_channel, d_model, bias=False)
+        self.up_proj = nn.Linear(d_model, 2 * d_channel, bias=self.bias)
+        self.down_proj = nn.Linear(d_channel, d_model, bias=self.bias)
 
     def reset_parameters(self) -> None:
         self.up_proj.reset_parameters()
@@ -71,6 +73,19 @@ class SwiGLU(nn.Module):
         """Return what is left to do after up_proj, whose output holds gates, then values."""
         gate, value = inner.chunk(2, dim=-1)
         return self.down_proj(silu_gate(gate, value))
+
+
+class GeGLU(SwiGLU):
+    """W_down (gelu(W_gate x + b) * (W_up x + c)) + d, GELU by its tanh (Griffin, De et al. 2402.19427).
+
+    Coefficient: the GELU whole.
+    """
+
+    bias = True
+
+    def gated(self, inner: Float[Tensor, "*batch two_d_channel"]) -> Float[Tensor, "*batch d_model"]:
+        gate, value = inner.chunk(2, dim=-1)
+        return self.down_proj(coefficient(F.gelu(gate, approximate="tanh")) * value)
 
 
 class SquaredReLU(nn.Module):
@@ -277,6 +292,9 @@ class Stack(SequenceMixer):
         return x, tuple(after)
 
 
+CHANNELS: dict[Channel, type[SwiGLU | SquaredReLU]] = {"swiglu": SwiGLU, "relu2": SquaredReLU, "geglu": GeGLU}
+
+
 class BlockState(NamedTuple):
     mixer: Any
     before: Any  # of the Canon layer before the channel mixer, or ()
@@ -298,7 +316,7 @@ class ResidualBlock(SequenceMixer):
         norm_eps: of the norms.
         canon: where Canon layers stand in the second half: C, between norm and channel mixer; D, inside the SwiGLU, on
             gates and values before they meet.
-        channel: swiglu, or relu2 for a `SquaredReLU`.
+        channel: swiglu, relu2 for a `SquaredReLU`, or geglu for a `GeGLU`, which has biases.
         normalize, d_shared, gate_shared: of `Experts`.
         norm: what the norms are applied to, the input or the output of mixer and channel mixer.
 
@@ -324,8 +342,8 @@ class ResidualBlock(SequenceMixer):
         super().__init__(mixer.d_model)
         require_choice("channel", channel, Channel)
         require_choice("norm", norm, Normed)
-        if channel == "relu2" and (n_experts or "D" in canon):
-            raise ValueError("channel relu2 goes with neither experts nor canon D, which are made for a SwiGLU")
+        if channel != "swiglu" and (n_experts or "D" in canon):
+            raise ValueError(f"channel {channel} goes with neither experts nor canon D, which are made for a SwiGLU")
         if (normalize or d_shared or gate_shared) and not n_experts:
             raise ValueError("normalize, d_shared and gate_shared belong to experts: n_experts must not be 0")
         if canon and not d_channel:
@@ -342,7 +360,7 @@ class ResidualBlock(SequenceMixer):
         if n_experts:
             self.channel = Experts(self.d_model, d_channel, n_experts, top_k, normalize, d_shared, gate_shared)
         elif d_channel:
-            self.channel = (SwiGLU if channel == "swiglu" else SquaredReLU)(self.d_model, d_channel)
+            self.channel = CHANNELS[channel](self.d_model, d_channel)
         self.canon_before = Canon(self.d_model) if "C" in canon else None
         self.canon_inside = Canon(2 * d_channel) if "D" in canon else None
 

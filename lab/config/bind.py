@@ -17,7 +17,7 @@ from zoo.targets import label
 
 # What train.py fills in, from --mixer, --seed and the task's spec, and what is of models that come from elsewhere.
 MODEL_FILLED = {"mixer", "vocab_size", "d_input", "n_outputs"}
-MODEL_ELSEWHERE = {"norm_eps", "blocks", "embedding_scale"}
+MODEL_ELSEWHERE = {"norm_eps", "blocks", "embedding_scale", "logit_cap"}
 TRAINING_FILLED = {"loss", "facts", "perplexity", "seed"}
 DATA_FILLED = {"task", "batch_size", "seed"}
 

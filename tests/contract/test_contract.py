@@ -746,6 +746,7 @@ def test_unknown_options_are_refused_with_the_valid_ones(case: Case) -> None:
         ("mlstm", {"d_conv": 0}, ["d_conv must be a positive integer"]),
         ("selective_ssm", {"norm_eps": 0.0}, ["norm_eps", "0.0"]),
         ("sliding_attention", {"window": 0}, ["window must be a positive integer"]),
+        ("sliding_attention", {"d_rope": 2}, ["d_rope needs position rope", "'none'"]),
         ("sliding_attention", {"position": "relative"}, ["position", "rope", "alibi"]),
         ("sliding_attention", {"n_heads": 3}, ["d_model=8", "n_heads=3"]),
         ("sliding_attention", {"n_kv_heads": 3}, ["n_heads=4", "n_kv_heads=3"]),
@@ -889,8 +890,8 @@ FLAWS = [
     Flaw(
         "positions that start anew in each chunk",
         "sliding_attention",
-        "rotate",
-        argument(1, anew),
+        "rotate_first",
+        argument(2, anew),
         CHUNKS,
         {"position": "rope", "d_head": 4},
     ),

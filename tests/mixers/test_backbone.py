@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -214,16 +215,22 @@ def test_every_norm_has_the_epsilon_asked_for() -> None:
     assert [norm.eps for norm in model.modules() if isinstance(norm, RMSNorm)] == [0.3] * 5  # two a block, and the last
 
 
-def test_blocks_may_differ_and_embeddings_be_scaled(generator: torch.Generator) -> None:
-    blocks = [{}, {"d_channel": 5, "channel": "relu2"}]
-    model = Backbone({"name": "lstm"}, 8, 2, vocab_size=5, n_outputs=5, blocks=blocks, embedding_scale=3.0).double()
+@pytest.mark.parametrize(("channel", "of_reference"), [("relu2", reference.squared_relu), ("geglu", reference.geglu)])
+def test_blocks_may_differ_embeddings_be_scaled_and_logits_capped(
+    channel: str, of_reference: Callable[..., np.ndarray], generator: torch.Generator
+) -> None:
+    blocks = [{}, {"d_channel": 5, "channel": channel}]
+    options = {"vocab_size": 5, "n_outputs": 5, "blocks": blocks, "embedding_scale": 3.0, "logit_cap": 0.1}
+    model = randomise(Backbone({"name": "lstm"}, 8, 2, **options), generator).double()
     first, second = model.layers.layers
     assert first.channel is None
     tokens = torch.randint(5, (2, 7), generator=generator)
     before = second.channel_norm(second.mix_positions(first(3 * model.embedding(tokens)), None, None)[0])
     x = second.mix_positions(first(3 * model.embedding(tokens)), None, None)[0]
-    added = reference.squared_relu(parameters(second.channel), before.detach().numpy())
-    assert_close(model(tokens), model.read_out(x + torch.as_tensor(added)))
+    added = of_reference(parameters(second.channel), before.detach().numpy())
+    logits = model.head(model.norm(x + torch.as_tensor(added)))
+    assert_close(model(tokens), 0.1 * torch.tanh(logits / 0.1))
+    assert_close(interaction(model, model.embed(tokens)).apply(model.embed(tokens)), model(tokens))
     assert_close(interaction(second, x).apply(x), second(x))
 
 

@@ -95,6 +95,13 @@ OLMO = {
     "linear_conv_kernel_dim": 3,
     "layer_types": ["linear_attention", "full_attention"],
 }
+GRIFFIN = {
+    "num_attention_heads": 4,
+    "attention_window_size": 5,
+    "conv1d_width": 3,
+    "block_types": ["recurrent", "attention"],
+    "logits_soft_cap": 2.0,
+}
 HYBRID = {
     "mamba_n_heads": 4,
     "mamba_d_head": 8,
@@ -180,6 +187,10 @@ KINDS = {
         {**HEADS[1], **OLMO, **rope("yarn"), "rms_norm_eps": 1e-3},
         {**HEADS[0], **OLMO, "linear_value_head_dim": 4, "linear_allow_neg_eigval": False},
     ],
+    "RecurrentGemma": [
+        {**HEADS[2], **GRIFFIN},
+        {**HEADS[1], **GRIFFIN, "lru_width": 24, "partial_rotary_factor": 1.0, "tie_word_embeddings": False},
+    ],
     "Lfm2": [
         {**HEADS[1], "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
         {**HEADS[0], "layer_types": ["full_attention", "conv"], "block_multiple_of": 4, "conv_L_cache": 4},
@@ -200,9 +211,10 @@ FOLDERS = {  # where the name is written in another way than the class's
     "Qwen3Next": "qwen3_next",
     "FalconH1": "falcon_h1",
     "OlmoHybrid": "olmo_hybrid",
+    "RecurrentGemma": "recurrent_gemma",
     "NemotronH": "nemotron_h",
 }
-MIXER_NAMES = ("mixer", "mamba", "self_attn", "linear_attn", "conv")
+MIXER_NAMES = ("mixer", "mamba", "self_attn", "linear_attn", "conv", "temporal_block")
 
 
 BOUNDS = {torch.float32: 1e-5, torch.float64: 1e-10}
@@ -226,6 +238,9 @@ def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
         import_module(f"transformers.models.{name}.modeling_{name}")
         for name in (FOLDERS.get(k, k.lower()) for k in KINDS)
     ]
+    from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRglru
+
+    monkeypatch.setattr(RecurrentGemmaRglru._rnn_scan, "__defaults__", (torch.float64,))
     wide = ModuleType("torch")
     vars(wide).update(vars(torch) | {"float32": torch.float64, "float": torch.float64})
     for module in modules:
@@ -259,9 +274,13 @@ def layers_of(theirs: Any) -> list[nn.Module]:
 
 def run_layer(theirs: Any, model: Any, x: Tensor) -> Tensor:
     """One of their layers by itself, with what its model would hand to it."""
+    positions = torch.arange(x.shape[1])[None]
+    if type(theirs).__name__.startswith("RecurrentGemma"):
+        lag = positions.T - positions
+        mask = (lag >= 0) & (lag < GRIFFIN["attention_window_size"])
+        return theirs(x, position_ids=positions, attention_mask=mask[None, None], use_cache=False)[0]
     if not type(theirs).__name__.endswith("Attention"):
         return theirs(x)
-    positions = torch.arange(x.shape[1])[None]
     rotary = getattr(model.model, "rotary_emb", None)
     return theirs(x, attention_mask=None, position_embeddings=None if rotary is None else rotary(x, positions))[0]
 
@@ -366,6 +385,16 @@ def test_dynamic_rope_beyond_its_length_is_their_map_of_the_whole_sequence(gener
     assert_same(alone.stream(x[:, -1:], state)[0], run_layer(theirs.model.layers[0].self_attn, theirs, x)[:, -1:])
 
 
+def cache_of(theirs: Any) -> Any:
+    """The cache of a RecurrentGemma, whose recurrent layers keep their states themselves."""
+    from transformers import DynamicCache
+
+    cache: Any = DynamicCache(config=theirs.config)
+    cache.get_conv_state = lambda layer, **_: layers_of(theirs)[layer].conv1d_state
+    cache.get_recurrent_state = lambda layer, **_: layers_of(theirs)[layer].rg_lru.recurrent_states
+    return cache
+
+
 @every_config
 def test_their_cache_is_our_state(kind: str, options: dict[str, Any], generator: torch.Generator) -> None:
     """A prompt at once, then token by token, on both sides."""
@@ -373,18 +402,19 @@ def test_their_cache_is_our_state(kind: str, options: dict[str, Any], generator:
     ours = load_transformers(theirs)
     tokens = torch.randint(VOCAB, (BATCH, SEQ_LEN), generator=generator)
     carries = "cache_params" if "Mamba" in kind else "past_key_values"
+    cache = cache_of(theirs) if kind == "RecurrentGemma" else None
     with torch.no_grad():
         y, state = ours.stream(tokens[:, :9])
-        out = theirs(tokens[:, :9], use_cache=True)
+        out = theirs(tokens[:, :9], use_cache=True, **({carries: cache} if cache else {}))
+        cache = cache or getattr(out, carries)
         assert_same(y, out.logits)
         for i in range(9, SEQ_LEN):
             y, state = ours.stream(tokens[:, i : i + 1], state)
-            given = {carries: getattr(out, carries)}
+            given = {carries: cache}
             if carries == "past_key_values":  # as generate() does; Bamba counts from zero otherwise
                 given["position_ids"] = torch.full((BATCH, 1), i)
             out = theirs(tokens[:, i : i + 1], use_cache=True, **given)
             assert_same(y, out.logits)
-    cache = getattr(out, carries)
     kept = [at for at, layer in enumerate(layers_of(theirs)) if not type(layer).__name__.endswith("MLP")]
     for layer, mixer, ours_now in zip(kept, mixers_of(ours), state, strict=True):
         members = getattr(mixer, "members", [mixer])
@@ -397,13 +427,13 @@ def assert_same_state(mixer: Any, state: Any, cache: Any, layer: int) -> None:
         keys = state.keys
         if getattr(mixer, "rope_scaling", None) and mixer.rope_scaling["rope_type"] == "dynamic":  # kept unturned
             keys = rotate(keys, torch.arange(SEQ_LEN).expand(BATCH, -1), mixer.rope_base)
-        assert_same(keys, cache.layers[layer].keys)
-        assert_same(state.values, cache.layers[layer].values)
+        assert_same(keys, cache.layers[layer].keys[:, :, -keys.shape[2] :])
+        assert_same(state.values, cache.layers[layer].values[:, :, -keys.shape[2] :])
         return
     assert_same(state.conv, cache.get_conv_state(layer, state_idx=0)[..., -state.conv.shape[1] :].transpose(1, 2))
-    if state._fields[-1] != "conv":
+    if len(state) > 1:
         h = cache.get_recurrent_state(layer, state_idx=0)
-        assert_same(state[-1], h.transpose(2, 3) if type(mixer).__name__ == "SSD" else h)
+        assert_same(state[1], h.transpose(2, 3) if type(mixer).__name__ == "SSD" else h)
 
 
 def mixers_of(ours: Backbone) -> list[SequenceMixer]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer, head_width, require_choice, require_positive, shared_heads
 from zoo.ops.attention import alibi_slopes, grow_cache, settle_cache, shared_values_rank, softmax_freedom
-from zoo.ops.rope import require_pairs, rotate
+from zoo.ops.rope import require_pairs, require_turned, rotate_first
 from zoo.ops.sliding import sliding_attend
 
 Position = Literal["none", "rope", "alibi"]
@@ -31,7 +31,7 @@ class SlidingAttention(SequenceMixer):
     Queries are taken in blocks of window, each of which sees its own slots and the window - 1 before it: time linear in
     the sequence.
 
-    Coefficients. Queries and keys; W_ij is zero from lag window on. No offset.
+    Coefficients. Queries and keys; W_ij is zero from lag window on. The output's bias, if any, is the offset.
 
     State. window - 1 keys and values for each key and value head, 2 (window - 1) n_kv_heads d_head numbers in the type
     of the activations, and a count of the positions seen, whatever came before. It does not grow.
@@ -49,9 +49,13 @@ class SlidingAttention(SequenceMixer):
         n_kv_heads: key and value heads, shared by groups of query heads; default n_heads.
         window: positions that a query sees.
         position: rope (Su et al. 2104.09864), alibi with learnable slopes (Press et al. 2108.12409), or none.
+        rope_base: base of rope's wavelengths; larger turns slower.
+        d_rope: channels of a head that rope turns, its first ones; default all.
+        out_bias: a bias after the output projection, as in Griffin (De et al. 2402.19427).
 
     Raises:
-        ValueError: sizes that are not positive, heads that do not divide, an odd d_head with rope, an unknown position.
+        ValueError: sizes that are not positive, heads that do not divide, an odd d_head with rope, a d_rope that is
+            odd, too wide or without rope, an unknown position.
     """
 
     undecayed = ("slopes",)
@@ -64,6 +68,9 @@ class SlidingAttention(SequenceMixer):
         n_kv_heads: int | None = None,
         window: int = 64,
         position: Position = "none",
+        rope_base: float = 1e4,
+        d_rope: int | None = None,
+        out_bias: bool = False,
     ) -> None:
         super().__init__(d_model)
         require_positive(n_heads=n_heads, d_head=d_head, n_kv_heads=n_kv_heads, window=window)
@@ -73,9 +80,13 @@ class SlidingAttention(SequenceMixer):
         self.n_kv_heads = shared_heads(n_heads, n_kv_heads)
         if position == "rope":
             require_pairs(self.d_head)
+        elif d_rope is not None:
+            raise ValueError(f"d_rope needs position rope, got {position!r}")
+        self.d_rope, self.rope_base = self.d_head // 2 * 2 if d_rope is None else d_rope, rope_base
+        require_turned(self.d_rope, self.d_head, rope_base)
         self.widths = (n_heads * self.d_head, self.n_kv_heads * self.d_head, self.n_kv_heads * self.d_head)
         self.qkv_proj = nn.Linear(d_model, sum(self.widths), bias=False)
-        self.out_proj = nn.Linear(self.widths[0], d_model, bias=False)
+        self.out_proj = nn.Linear(self.widths[0], d_model, bias=out_bias)
         self.slopes = nn.Parameter(torch.empty(n_heads)) if position == "alibi" else None
         self.reset_parameters()
 
@@ -102,7 +113,7 @@ class SlidingAttention(SequenceMixer):
         q, k, v = heads.split((self.n_heads, self.n_kv_heads, self.n_kv_heads), dim=1)
         if self.position == "rope":
             positions = state.seen.unsqueeze(1) + torch.arange(seq_len, device=x.device)
-            q, k = rotate(q, positions), rotate(k, positions)
+            q, k = (rotate_first(self.d_rope, t, positions, self.rope_base) for t in (q, k))
         q, k = coefficient(q), coefficient(k)
         keys, values = grow_cache(state.keys, k), grow_cache(state.values, v)
         y = sliding_attend(q, keys, values, state.seen.clamp(max=self.window - 1), self.slopes)

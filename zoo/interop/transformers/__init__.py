@@ -28,14 +28,14 @@ def load_transformers(source: nn.Module | str | os.PathLike[str], *, verify: boo
         logits = model(tokens)
 
     Models: the ...ForCausalLM of Mamba, FalconMamba, Mamba2, Jamba, Llama, Qwen3, Qwen3Moe, Qwen3Next, Bamba,
-    GraniteMoeHybrid, FalconH1, NemotronH, OlmoHybrid and Lfm2. Layers: their mixers. docs/transformers.md says what of
-    each can be expressed. Every weight is copied, in its dtype, on its device, with its requires_grad; those that are
-    one parameter here (queries, keys and values; gate and up) must agree in these. A multiplier that transformers
-    applies in passing (Granite, Falcon-H1) is multiplied into the weight before it, a norm that stores its weight less
-    one (Qwen3-Next) gets the one: outputs and gradients of inputs are the same, and the gradient of such a weight is
-    theirs divided by the multiplier. A head whose weight is the embedding's still is. FalconMamba's norms on dt, B and
-    C have no weights: ours are ones and frozen. The embedding of a padding token, which transformers leaves out of
-    training, is a parameter like the others.
+    GraniteMoeHybrid, FalconH1, NemotronH, OlmoHybrid, RecurrentGemma and Lfm2. Layers: their mixers.
+    docs/transformers.md says what of each can be expressed. Every weight is copied, in its dtype, on its device, with
+    its requires_grad; those that are one parameter here (queries, keys and values; gate and up) must agree in these. A
+    multiplier that transformers applies in passing (Granite, Falcon-H1) is multiplied into the weight before it, a norm
+    that stores its weight less one (Qwen3-Next, RecurrentGemma) gets the one: outputs and gradients of inputs are the
+    same, and the gradient of such a weight is theirs divided by the multiplier. A head whose weight is the embedding's
+    still is. FalconMamba's norms on dt, B and C have no weights: ours are ones and frozen. The embedding of a padding
+    token, which transformers leaves out of training, is a parameter like the others.
 
     Args:
         source: the layer or model, or the folder (or name) of a pretrained model, which transformers loads.

@@ -39,6 +39,12 @@ def _squared_relu(theirs: Any) -> Part:
     )
 
 
+def _geglu(theirs: Any) -> Part:
+    part = _swiglu(theirs)
+    biases = take(up_proj__bias="gate_proj.bias up_proj.bias", down_proj__bias="down_proj.bias")
+    return Part(part.options | {"channel": "geglu"}, part.table | biases, {})
+
+
 def _experts(theirs: Any, router: str = "gate") -> Part:
     """Read a mixture of experts; where they are normed anew, the router says so or has a softmax of the chosen only."""
     routing, down = theirs.get_submodule(router), theirs.experts.down_proj
@@ -86,10 +92,15 @@ CHANNELS: dict[str, Callable[[Any], Part]] = {
     "Lfm2MLP": partial(_swiglu, gate="w1", up="w3", down="w2"),
     "FalconH1MLP": _falcon_h1_mlp,
     "NemotronHMLP": _squared_relu,
+    "RecurrentGemmaMlp": _geglu,
     "JambaSparseMoeBlock": partial(_experts, router="router"),
     "Qwen3MoeSparseMoeBlock": _experts,
     "Qwen3NextSparseMoeBlock": _qwen3_next_experts,
 }
+
+
+ACTIVATIONS = {"relu2": "relu2", "geglu": "gelu_pytorch_tanh"}
+"""What their configuration calls the activation of a channel mixer; silu where none is named here."""
 
 
 def read_channel(theirs: nn.Module) -> Part:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -93,15 +94,19 @@ def _random_input(theirs: Any, ours: SequenceMixer | Backbone) -> tuple[Tensor, 
         return tokens.to(ours.embedding.weight.device), {"use_cache": False}
     like = ours.get_parameter("out_proj.weight")
     x = torch.randn(2, seq_len, ours.d_model, generator=generator).to(like)
+    positions = torch.arange(seq_len, device=x.device)[None]
+    taken = inspect.signature(theirs.forward).parameters
+    options: dict[str, Any] = {"attention_mask": None, "position_ids": positions, "use_cache": False}
+    options = {argument: value for argument, value in options.items() if argument in taken}
     if not type(theirs).__name__.endswith("Attention"):
-        return x, {}
-    options: dict[str, Any] = {"attention_mask": None}
+        return x, options
     if theirs.config._attn_implementation in ("eager", "sdpa"):  # others are causal by themselves
-        options["attention_mask"] = torch.full((seq_len, seq_len), torch.finfo(x.dtype).min).triu(1).to(x)[None, None]
+        lag = positions.T - positions
+        hidden = (lag < 0) | (lag >= ours.options.get("window", seq_len))
+        options["attention_mask"] = torch.where(hidden, torch.finfo(x.dtype).min, 0.0).to(x)[None, None]
     name = type(theirs).__name__.replace("Attention", "RotaryEmbedding")
     rotary = getattr(sys.modules[type(theirs).__module__], name, None)
-    if rotary is not None:  # it belongs to the model, not to the layer
-        positions = torch.arange(seq_len, device=x.device)[None]
+    if rotary is not None and "position_embeddings" in taken:  # it belongs to the model, not to the layer
         turned = ours.options.get("position") != "none"
         options["position_embeddings"] = rotary(theirs.config).to(x.device)(x, positions) if turned else None
     return x, options

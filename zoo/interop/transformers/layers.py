@@ -13,7 +13,7 @@ from zoo.interop.transformers.reading import ONES, Fields, Part, Table, Take, ep
 from zoo.ops.rope import SCALINGS
 
 ROPE_TYPES = ("default", *SCALINGS)
-PARTIAL_ROPE = ("BambaAttention", "Qwen3NextAttention")
+PARTIAL_ROPE = ("BambaAttention", "Qwen3NextAttention", "RecurrentGemmaAttention")
 """Layers that read partial_rotary_factor; elsewhere transformers passes over it."""
 
 
@@ -103,7 +103,7 @@ _TRAINED = "original_max_position_embeddings"
 
 def _rope(theirs: Any) -> tuple[dict[str, Any], Fields]:
     """Read rope: options, and what of it the zoo cannot express."""
-    longest, rope = theirs.config.max_position_embeddings, theirs.config.rope_parameters
+    longest, rope = getattr(theirs.config, "max_position_embeddings", 0), theirs.config.rope_parameters
     kind, part = rope["rope_type"], rope.get("partial_rotary_factor") or 1.0
     turned = int(theirs.head_dim * part) if type(theirs).__name__ in PARTIAL_ROPE else theirs.head_dim
     fields: Fields = {
@@ -170,6 +170,15 @@ def _granite_attention(theirs: Any) -> Part:
 def _olmo_hybrid_attention(theirs: Any) -> Part:
     turned = (theirs.config.rope_parameters or {}).get("rope_theta") is not None
     return (_roped if turned else _attention)(theirs, norms="{}_norm")
+
+
+def _recurrent_gemma_attention(theirs: Any) -> Part:
+    part = _roped(theirs)
+    biases = [getattr(theirs, f"{name}_proj").bias is not None for name in "qkv"]
+    window = {"window": theirs.sliding_window, "out_bias": theirs.o_proj.bias is not None}
+    fields = part.fields | {"attention_bias": (any(biases), False), "sliding_window": (theirs.sliding_window,) * 2}
+    table = part.table | (take(out_proj__bias="o_proj.bias") if window["out_bias"] else {})
+    return Part(part.options | window, table, fields)
 
 
 def _falcon_h1_attention(theirs: Any) -> Part:
@@ -266,6 +275,29 @@ def _delta_net_sizes(theirs: Any) -> Part:
     return Part(options, same("A_log", "dt_bias") | take(conv__weight="conv1d.weight"), fields)
 
 
+def _rg_lru(theirs: Any) -> Part:
+    """Read Griffin's recurrent block, whose two gates have parameters of their own."""
+
+    def both(name: str, *shape: int) -> Take:
+        paths = (f"rg_lru.input_gate_{name}", f"rg_lru.recurrent_gate_{name}")
+        return Take(paths, lambda weight: weight.reshape(2, *shape))
+
+    width, n_heads = theirs.lru_width, theirs.rg_lru.num_attention_heads
+    d_head = width // n_heads
+    table = take(
+        in_proj__weight="linear_y.weight linear_x.weight",
+        in_proj__bias="linear_y.bias linear_x.bias",
+        conv__weight="conv_1d.weight",
+        conv__bias="conv_1d.bias",
+        rate="rg_lru.recurrent_param",
+        out_proj__weight="linear_out.weight",
+        out_proj__bias="linear_out.bias",
+    )
+    gates: Table = {"gate_weight": both("weight", n_heads, d_head, d_head), "gate_bias": both("bias", width)}
+    options = {"d_inner": width, "n_heads": n_heads, "d_conv": theirs.conv1d_width}
+    return Part(options, table | gates, {"hidden_activation": (type(theirs.act_fn).__name__, "GELUTanh")})
+
+
 def _gated_conv(theirs: Any) -> Part:
     table = take(in_proj__weight="in_proj.weight", conv__weight="conv.weight", out_proj__weight="out_proj.weight")
     return Part({"d_conv": theirs.conv_kernel_size}, table, {"conv_bias": (theirs.bias, False)})
@@ -293,6 +325,8 @@ LAYERS = {
     "Qwen3NextGatedDeltaNet": Layer("gated_delta_net", _delta_net),
     "OlmoHybridAttention": Layer("attention", _olmo_hybrid_attention),
     "OlmoHybridGatedDeltaNet": Layer("gated_delta_net", _olmo_hybrid_delta_net),
+    "RecurrentGemmaAttention": Layer("sliding_attention", _recurrent_gemma_attention),
+    "RecurrentGemmaRecurrentBlock": Layer("rg_lru", _rg_lru),
     "Lfm2ShortConv": Layer("gated_conv", _gated_conv),
 }
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.backbone import Backbone
-from zoo.interop.transformers.channels import CHANNELS, granite_channels, read_channel
+from zoo.interop.transformers.channels import ACTIVATIONS, CHANNELS, granite_channels, read_channel
 from zoo.interop.transformers.layers import LAYERS, read_layer
 from zoo.interop.transformers.reading import Part, Weights, eps_of, expect, norm_weight, take
 
@@ -29,7 +29,9 @@ class Family(NamedTuple):
         output_norms: the same as `norms`, of layers that lack its first one: they norm the output of each half.
         alone: each layer is one half of ours, a mixer or a channel mixer.
         multiplied: of a layer: our parameters -> what theirs multiplies by in passing.
+        embeddings: of the model: what it multiplies embeddings by.
         logits: of the configuration: what it multiplies the logits by.
+        cap: of the configuration: its field for the bound of the logits.
     """
 
     embedding: str
@@ -43,7 +45,9 @@ class Family(NamedTuple):
     output_norms: dict[str, str] | None = None
     alone: bool = False
     multiplied: Callable[[Any], dict[str, float]] = lambda _layer: {}
+    embeddings: Callable[[Any], float] = lambda theirs: getattr(theirs.config, "embedding_multiplier", 1.0)
     logits: Callable[[Any], float] = lambda _config: 1.0
+    cap: str = ""
 
 
 class Half(NamedTuple):
@@ -152,6 +156,14 @@ MODELS = {
         mixers=("linear_attn", "self_attn"),
         output_norms={"mixer": "post_attention_layernorm", "channel": "post_feedforward_layernorm"},
     ),
+    "RecurrentGemmaForCausalLM": _LLAMA._replace(
+        mixers=("temporal_block",),
+        norms={"mixer": "temporal_pre_norm", "channel": "channel_pre_norm"},
+        norm="model.final_norm",
+        channels=("mlp_block",),
+        embeddings=lambda theirs: theirs.model.normalizer.item(),
+        cap="logits_soft_cap",
+    ),
     "Lfm2ForCausalLM": _LLAMA._replace(
         mixers=("conv", "self_attn"),
         norms={"mixer": "operator_norm", "channel": "ffn_norm"},
@@ -180,11 +192,8 @@ def _blocks(theirs: Any, family: Family) -> Iterator[Block]:
         channel = None
         if family.mix_channels or family.channels:
             channel = family.mix_channels(layer) if family.mix_channels else _read_channels(layer, family.channels)
-            channel = (
-                channel._replace(options=channel.options | {"norm": "output"})
-                if norms is family.output_norms
-                else channel
-            )
+            if norms is family.output_norms:
+                channel = channel._replace(options=channel.options | {"norm": "output"})
         yield Block(path, half("mixer", mixer), None if channel is None else half("channel", channel))
 
 
@@ -228,8 +237,8 @@ def read_model(theirs: Any, weights: Weights) -> Backbone:
                 eps[half.norm] = eps_of(layer_norm)
     pattern = [block.mixer.part.options for block in blocks]
     channels = [{} if block.channel is None else block.channel.part.options for block in blocks]
-    activation = "relu2" if any(options.get("channel") == "relu2" for options in channels) else "silu"
-    name = "hidden_act" if hasattr(config, "hidden_act") else "mlp_hidden_act"
+    activation = ACTIVATIONS.get(next((o["channel"] for o in channels if "channel" in o), ""), "silu")
+    name = next((n for n in ("hidden_act", "mlp_hidden_act") if hasattr(config, n)), "hidden_activation")
     expect(theirs, {"num_hidden_layers": (len(pattern), len(pattern) or "1 or more")})
     expect(theirs, {f"eps of {path}": (value, eps[family.norm]) for path, value in eps.items()})
     if any(channels):
@@ -243,7 +252,8 @@ def read_model(theirs: Any, weights: Weights) -> Backbone:
             vocab_size=embedding.num_embeddings,
             n_outputs=head.out_features,
             norm_eps=eps[family.norm],
-            embedding_scale=getattr(config, "embedding_multiplier", 1.0),
+            embedding_scale=family.embeddings(theirs),
+            logit_cap=getattr(config, family.cap) if family.cap else None,
             **_channel_options(channels),
         )
 
@@ -271,4 +281,4 @@ def stages_of(theirs: Any, ours: Backbone) -> Iterator[tuple[str, Callable[[Tens
         yield block.path, mine
     yield family.norm, lambda x: norm(x) / multiplier
     yield "lm_head", head
-    yield "", lambda y: multiplier * y
+    yield "", lambda y: ours.capped(multiplier * y)

@@ -64,7 +64,7 @@ def norm_weight(path: str, norm: Any) -> Take:
     return Take((f"{path}.weight",))
 
 
-LESS_ONE = ("Qwen3NextRMSNorm",)
+LESS_ONE = ("Qwen3NextRMSNorm", "RecurrentGemmaRMSNorm")
 
 
 def eps_of(norm: Any) -> float:
