@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer, no_weight_decay, require_choice, require_positive
-from zoo.ops.activation import gelu, rms_norm, silu_gate
+from zoo.ops.activation import gelu, gelu_gate, rms_norm, silu_gate
 from zoo.ops.conv import causal_conv
 from zoo.ops.experts import balance, grouped_linear, route
 from zoo.ops.time import Lengths, as_lengths, reverse, valid_positions
@@ -55,6 +55,7 @@ class SwiGLU(nn.Module):
     """W_down (silu(W_gate x) * W_up x) (Shazeer 2002.05202); coefficient: silu(W_gate x)."""
 
     bias = False
+    gate = staticmethod(silu_gate)
 
     def __init__(self, d_model: int, d_channel: int) -> None:
         super().__init__()
@@ -72,7 +73,7 @@ class SwiGLU(nn.Module):
     def gated(self, inner: Float[Tensor, "*batch two_d_channel"]) -> Float[Tensor, "*batch d_model"]:
         """Return what is left to do after up_proj, whose output holds gates, then values."""
         gate, value = inner.chunk(2, dim=-1)
-        return self.down_proj(silu_gate(gate, value))
+        return self.down_proj(self.gate(gate, value))
 
 
 class GeGLU(SwiGLU):
@@ -82,10 +83,7 @@ class GeGLU(SwiGLU):
     """
 
     bias = True
-
-    def gated(self, inner: Float[Tensor, "*batch two_d_channel"]) -> Float[Tensor, "*batch d_model"]:
-        gate, value = inner.chunk(2, dim=-1)
-        return self.down_proj(coefficient(F.gelu(gate, approximate="tanh")) * value)
+    gate = staticmethod(gelu_gate)
 
 
 class SquaredReLU(nn.Module):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from zoo.blocks import ShortConv
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer, accumulator, require_positive, require_range
+from zoo.ops.activation import gelu_gate
 from zoo.ops.linear_recurrence import linear_recurrence
 from zoo.ops.time import valid_positions
 
@@ -127,8 +128,9 @@ class RGLRU(SequenceMixer):
         decay, gain = self._gates(u.to(state.h.dtype), state.seen)
         valid = None if lengths is None else valid_positions(lengths, seq_len)
         h, last = linear_recurrence(decay, gain * u.to(state.h.dtype), state.h, valid)
-        y = coefficient(F.gelu(gate, approximate="tanh")) * h.to(x.dtype)
-        return self.out_proj(y), RGLRUState(conv, last, state.seen + (seq_len if lengths is None else lengths))
+        return self.out_proj(gelu_gate(gate, h.to(x.dtype))), RGLRUState(
+            conv, last, state.seen + (seq_len if lengths is None else lengths)
+        )
 
     def _gates(self, u: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
         """Return a and what u is multiplied by, (batch, seq, d_inner) each, in u's dtype."""
