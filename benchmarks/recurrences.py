@@ -18,10 +18,9 @@ from einops import rearrange
 from torch import Tensor
 
 from benchmarks.peers import Form, installed
-from zoo.ops.activation import half_linear
 from zoo.ops.delta_rule import delta_rule, relaxed_delta_rule, unit_length
 from zoo.ops.dplr import dplr
-from zoo.ops.linear_recurrence import gated_average, linear_recurrence
+from zoo.ops.linear_recurrence import linear_recurrence, min_gru
 from zoo.ops.mlstm import mlstm
 from zoo.ops.retention import retention, retention_rates
 from zoo.ops.slstm import slstm_scan
@@ -172,7 +171,7 @@ def zoo_min_gru(hidden: Tensor, gate: Tensor) -> Tensor:
 
 def zoo_min_gru_step(hidden: Tensor, gate: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the same from a state."""
-    return gated_average(gate, half_linear(hidden), state)
+    return min_gru(gate, hidden, state)
 
 
 def log_space_min_gru(hidden: Tensor, gate: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.ops.as_python import run_as_python
 from tests.tolerances import assert_close
-from zoo.ops import slstm, slstm_numba
+from zoo.ops import slstm, slstm_numba, transforms
 from zoo.ops.slstm import slstm_scan
 
 PRECISE = 1e-6
@@ -131,14 +131,14 @@ def test_gradients_of_the_compiled_loop_can_be_differentiated_again(
         return torch.autograd.grad(slope.square().sum(), recurrent)[0]
 
     compiled = second()
-    monkeypatch.setattr(slstm, "_NUMBA", False)
+    monkeypatch.setattr(transforms, "_NUMBA", False)
     assert_close(compiled, second())
 
 
 def test_without_numba_the_loop_is_torchs(monkeypatch: pytest.MonkeyPatch, generator: torch.Generator) -> None:
     given = draw(generator, 1, 1, 4, 4)
     compiled = results(given, None, weights := cotangents(generator, given))
-    monkeypatch.setattr(slstm, "_NUMBA", False)
+    monkeypatch.setattr(transforms, "_NUMBA", False)
     monkeypatch.setattr(slstm._Scan, "apply", None)
     for mine, torchs in zip(compiled, results(given, None, weights), strict=True):
         assert_close(mine, torchs)

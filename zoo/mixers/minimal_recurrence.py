@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.contract import SequenceMixer, accumulator, require_choice, require_positive
-from zoo.ops.activation import half_linear
-from zoo.ops.linear_recurrence import gated_average
+from zoo.ops.linear_recurrence import min_gru
 from zoo.ops.time import valid_positions
 
 Cell = Literal["gru", "lstm"]
@@ -81,5 +80,5 @@ class MinimalRecurrence(SequenceMixer):
         u, *gates = self.in_proj(x).to(state.h.dtype).chunk(2 if self.cell == "gru" else 3, dim=2)
         logit = gates[0] if self.cell == "gru" else F.logsigmoid(gates[1]) - F.logsigmoid(gates[0])
         valid = None if lengths is None else valid_positions(lengths, x.shape[1])
-        h, last = gated_average(logit, half_linear(u), state.h, valid)
+        h, last = min_gru(logit, u, state.h, valid)
         return self.out_proj(h.to(x.dtype)), MinimalRecurrenceState(last)

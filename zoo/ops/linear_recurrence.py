@@ -11,9 +11,10 @@ from torch import Tensor
 
 from zoo.coefficient import coefficient
 from zoo.cores import core
+from zoo.ops.activation import half_linear
 from zoo.ops.chunked import decayed_states, halvable
 from zoo.ops.precision import as_type, full_precision
-from zoo.ops.transforms import followed, whole_in_export
+from zoo.ops.transforms import followed, loops_suffice, whole_in_export
 
 CHUNK = 32  # a power of two
 
@@ -78,6 +79,24 @@ def gated_average(
         h = torch.lerp(state.unsqueeze(1), target, gain)
         return h, h[:, 0]
     return linear_recurrence(coefficient(torch.sigmoid(-logit)), gain * target, state, valid)
+
+
+def min_gru(
+    logit: Float[Tensor, "batch seq channels"],
+    u: Float[Tensor, "batch seq channels"],
+    state: Float[Tensor, "batch channels"],
+    valid: Bool[Tensor, "batch seq"] | None = None,
+) -> tuple[Float[Tensor, "batch seq channels"], Float[Tensor, "batch channels"]]:
+    """`gated_average` with the target g(u), u + 1/2 from zero on and sigmoid(u) below (Feng et al. 2410.01201).
+
+    In float32 on the CPU, where no gradient is asked for and numba is installed, one position is one loop.
+    """
+    if logit.shape[1] == 1 and valid is None and not torch.is_grad_enabled() and loops_suffice(state):
+        from zoo.ops import steps_numba
+
+        h = steps_numba.min_gru(logit, u, state)
+        return h.unsqueeze(1), h
+    return gated_average(logit, half_linear(u), state, valid)
 
 
 @whole_in_export("(Tensor decay, Tensor written, Tensor state) -> Tensor", lambda a, b, h: b.new_empty(b.shape))

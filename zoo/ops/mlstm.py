@@ -10,7 +10,7 @@ from torch import Tensor
 from zoo.coefficient import coefficient
 from zoo.cores import core
 from zoo.ops.dplr import dplr, dplr_step
-from zoo.ops.transforms import whole_in_export
+from zoo.ops.transforms import loops_suffice, whole_in_export
 
 _EPS = 1e-6
 _LARGEST = 80.0  # exp of it is finite in float32
@@ -49,6 +49,10 @@ def mlstm(
     Returns:
         h, and C, n and m after the last position.
     """
+    if q.shape[2] == 1 and not torch.is_grad_enabled() and loops_suffice(memory):
+        from zoo.ops import steps_numba
+
+        return steps_numba.mlstm(q, k, v, log_input, log_forget, memory, normaliser, largest, _EPS, _LARGEST)
     if q.shape[2] == 1:  # a decoder's step: to put the normaliser next to the memory would copy both
         kept = log_forget + largest.unsqueeze(2)
         m = torch.maximum(kept, log_input)

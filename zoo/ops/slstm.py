@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -11,12 +10,9 @@ from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from zoo import coefficient as coefficients
 from zoo.coefficient import coefficient
 from zoo.ops.activation import tanh
-from zoo.ops.transforms import followed
-
-_NUMBA = find_spec("numba") is not None
+from zoo.ops.transforms import loops_suffice
 
 Cell = tuple[Tensor, Tensor, Tensor, Tensor]
 """h, c, n and m, (batch, heads, d_head) each."""
@@ -46,17 +42,12 @@ def slstm_scan(
     Returns:
         h at every position, and the last state.
     """
-    if _compiled_suffices(u):
+    if loops_suffice(u):
         y, *last = _Scan.apply(u, recurrent, *state, valid)
     else:
         y, *last = _loop(u, recurrent, *state, valid)
     h, c, n, m = last
     return y, (h, c, n, m)
-
-
-def _compiled_suffices(u: Tensor) -> bool:
-    """Tell whether nothing needs the loop in torch: no coefficient recorded, nothing traced, the right type."""
-    return _NUMBA and u.device.type == "cpu" and u.dtype == torch.float32 and not (coefficients.active() or followed())
 
 
 def _loop(

@@ -117,7 +117,7 @@ def _tanh(z: Any) -> Any:
 
 
 @compiled
-def _sigmoid(z: Any) -> Any:
+def sigmoid(z: Any) -> Any:
     """1 / (1 + exp(-z))."""
     s = _exp(-abs(z))
     return (_F1 if z > _F0 else s) / (_F1 + s)
@@ -155,7 +155,7 @@ def _step(w: Any) -> None:
         falls = _exp(-abs(log_i - log_kept))  # one of i and f is 1
         written = log_i >= log_kept
         i, f = _F1 if written else falls, falls if written else _F1
-        z, o = _tanh(w[_Z, k]), _sigmoid(w[_O, k])
+        z, o = _tanh(w[_Z, k]), sigmoid(w[_O, k])
         c, n = f * w[_C, k] + i * z, f * w[_N, k] + i
         w[_M, k] = log_i if written else log_kept
         w[_N, k] = n

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial, wraps
+from importlib.util import find_spec
 from inspect import signature
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef  # what torch.library.custom_op returns, exported nowhere
+
+from zoo import coefficient as coefficients
+
+_NUMBA = find_spec("numba") is not None
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,6 +30,23 @@ def followed() -> bool:
 
 def _transformed() -> bool:
     return torch._C._are_functorch_transforms_active()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+
+
+def loops_suffice(t: Tensor) -> bool:
+    """Return whether numba's loops may stand for operations on `t`: float32 on the CPU, and nothing looks at these.
+
+    What looks at operations is a recorder of coefficients, a compiler, a transform, a tracer or a mode of torch that
+    counts or fakes them.
+    """
+    return (
+        _NUMBA
+        and t.dtype == torch.float32
+        and t.device.type == "cpu"
+        and not coefficients.active()
+        and not followed()
+        and not torch.jit.is_tracing()
+        and not torch._C._len_torch_dispatch_stack()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    )
 
 
 def whole_in_export(schema: str, like: Callable[..., Any]) -> Callable[[F], F]:
