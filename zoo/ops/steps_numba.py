@@ -11,7 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import carray, types
+from numba import (
+    carray,  # pyright: ignore[reportPrivateImportUsage]
+    types,
+)
 from numba.extending import intrinsic
 from torch import Tensor
 
@@ -28,9 +31,9 @@ def dplr(
     batch, heads, d_key, d_value = state.shape
     y, after = torch.empty(batch, heads, 1, d_value), torch.empty(state.shape)
     decay = torch.ones(batch, heads, 1, 1) if decay is None else decay
-    erases = p is not None and r is not None
-    given = _ready(q, k, v, decay, p if erases else q, r if erases else q, state, y, after)
-    sizes = batch, heads, v.shape[1], d_key, d_value, decay.shape[2], erases
+    erasure = (q, q) if p is None or r is None else (p, r)
+    given = _ready(q, k, v, decay, *erasure, state, y, after)
+    sizes = batch, heads, v.shape[1], d_key, d_value, decay.shape[2], p is not None
     _run(_dplr_at, batch * heads, state.numel(), *sizes, *(t.data_ptr() for t in given))
     return y, after
 
@@ -169,14 +172,16 @@ def _min_gru(first: Any, last: Any, logit: Any, u: Any, state: Any, after: Any) 
 # The same from addresses: to make an array of a tensor and have numba look at it takes as long as two heads of a step.
 
 
-@intrinsic
-def _floats(_: Any, address: Any) -> Any:
+def _at(_: Any, address: Any) -> Any:
     """Return the pointer to float32 numbers at an address."""
 
     def make(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         return builder.inttoptr(given[0], context.get_value_type(signature.return_type))
 
     return types.CPointer(types.float32)(types.int64), make
+
+
+_floats: Any = intrinsic(_at)  # in compiled code a function of the address only
 
 
 @compiled

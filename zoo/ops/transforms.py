@@ -44,7 +44,7 @@ def loops_suffice(t: Tensor) -> bool:
         and t.device.type == "cpu"
         and not coefficients.active()
         and not followed()
-        and not torch.jit.is_tracing()
+        and not torch._C._get_tracing_state()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
         and not torch._C._len_torch_dispatch_stack()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
     )
 
