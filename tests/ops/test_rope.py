@@ -129,5 +129,5 @@ def test_the_needle_of_stretched_rope_takes_the_attention(kind: str, generator: 
 
 @pytest.mark.parametrize("position", ["none", "alibi"])
 def test_scaling_needs_rope(position: str) -> None:
-    with pytest.raises(ValueError, match=f"rope_scaling needs position rope, got '{position}'"):
+    with pytest.raises(ValueError, match=f"rope_scaling and d_rope need position rope, got '{position}'"):
         create_mixer("attention", D_MODEL, position=position, rope_scaling=DYNAMIC)
