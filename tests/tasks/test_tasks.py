@@ -270,7 +270,8 @@ def test_an_unknown_option_is_an_unknown_name(name: str) -> None:
 
 def test_a_misspelt_name_is_guessed() -> None:
     valid = ", ".join(tasks.list_tasks())
-    with pytest.raises(UnknownNameError, match=rf"^unknown task 'mqarr' \(did you mean 'mqar'\?\); choose .*{valid}; or give package"):
+    message = rf"^unknown task 'mqarr' \(did you mean 'mqar'\?\); choose .*{valid}; or give package"
+    with pytest.raises(UnknownNameError, match=message):
         tasks.create_task("mqarr")
     with pytest.raises(UnknownNameError, match=r"^unknown needle option 'distanse' \(did you mean 'distance'\?\); "):
         tasks.create_task("needle", distanse=3)
