@@ -53,6 +53,7 @@ THIRD_PARTY = {
     "ops.numba_loops": CORE | {"numba"},
     "ops.scan_numba": CORE | {"llvmlite", "numba", "numpy"},
     "ops.slstm_numba": CORE | {"numpy"},
+    "ops.steps_numba": CORE | {"numba", "numpy"},
     "ops.scan_triton": CORE | {"triton"},
     "interop.transformers": CORE | {"transformers"},
     "theory.verdicts": CORE | REPORT,
