@@ -338,7 +338,7 @@ def test_state_bytes_is_what_stream_returns(name: str, dtype: torch.dtype, gener
         ({"backbone": "bear"}, r"unknown backbone 'bear' \(did you mean 'bare'\?\)"),
         ({"blocks": [{}]}, "blocks needs backbone=residual and one entry for each of n_layers=2"),
         ({"blocks": [{"n_expert": 2}, {}]}, r"unknown option of a block 'n_expert' \(did you mean 'n_experts'\?\)"),
-        ({"blocks": [{"d_channel": 3, "channel": "geglu"}, {}]}, "unknown channel 'geglu'"),
+        ({"blocks": [{"d_channel": 3, "channel": "gelu"}, {}]}, "unknown channel 'gelu'"),
         ({"blocks": [{"d_channel": 3, "normalize": True}, {}]}, "belong to experts: n_experts must not be 0"),
         ({"d_input": 3}, "exactly one of vocab_size"),
         ({"vocab_size": None}, "exactly one of vocab_size"),

@@ -466,7 +466,7 @@ def test_a_checkpoint_of_the_former_signature_still_loads(tmp_path: Path) -> Non
         "final_lr": 0.05,
         "compile": False,
     }
-    later = {"norm_eps", "canon", "decode_from", "blocks", "embedding_scale"}
+    later = {"norm_eps", "canon", "decode_from", "blocks", "embedding_scale", "logit_cap"}
     assert saved["hyper_parameters"].keys() - former.keys() == later
     torch.save(saved | {"hyper_parameters": former}, tmp_path / "former.ckpt")
     loaded = SequenceModule.load_from_checkpoint(tmp_path / "former.ckpt", weights_only=True)
