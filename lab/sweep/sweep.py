@@ -304,8 +304,9 @@ class Sweep:
         for key, (configuration, seeds) in zip(self.grid.configurations, self.rows(), strict=True):
             found = self._metrics(configuration, seeds)
             facts = {name: [v for each in found if (v := number_at(each, name)) is not None] for name in FACTS.values()}
-            # The sizes are known before any run is done.
-            facts |= {name: [getattr(configuration, size)] for name, size in sized.items()}
+            # The sizes are known before any run is done, but for the state of a mixer that does not stream.
+            known = {name: getattr(configuration, size) for name, size in sized.items()}
+            facts |= {name: [] if size is None else [size] for name, size in known.items()}
             seconds = [metrics["seconds"] for metrics in found if metrics.get("seconds")]
             rows.append(
                 [

@@ -657,6 +657,8 @@ def test_two_processes_train_as_one_with_their_batches_together_and_survive_the_
             time.sleep(0.05)
     found, expected = results(path), results(folder(tmp_path, *whole))
     found, expected = dict(leaves(found)), dict(leaves(expected))
+    absent = [name for name, value in expected.items() if value is None]  # not learned: no steps to 90 %
+    assert [found.pop(name) for name in absent] == [expected.pop(name) for name in absent]
     assert found == pytest.approx(expected, rel=tolerance(torch.float64)["rtol"], abs=tolerance(torch.float64)["atol"])
     assert curves(path).keys() == curves(folder(tmp_path, *whole)).keys()
     for tag, points in curves(folder(tmp_path, *whole)).items():
