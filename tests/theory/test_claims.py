@@ -33,6 +33,7 @@ from zoo.theory.claims import (
     list_claims,
     memory,
     ranks,
+    retrieval,
     run_claims,
     softmax,
 )
@@ -110,6 +111,9 @@ _SPOILT: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "gradient_residuals": (gradients, "moving_average", lambda true: lambda value, rho: true(value, rho - 0.1)),
     "state_size": (memory, "state_space_duality", lambda true: lambda draw, d, h, state: true(draw, d, h, state + 1)),
     "key_removal": (memory, "head_weights", lambda true: lambda layer, x: true(layer, 0.5 * x).tril(-1)),
+    "polarised_channels": (gradients, "averaging_stack", lambda true: lambda poles, maps: true(0.9 * poles, maps)),
+    "recall_by_weights": (retrieval, "written_recall", lambda true: lambda m, q, k: true(m, q, k.roll(1, 0))),
+    "nearest_neighbour": (retrieval, "harmonics", lambda true: lambda d, degree: true(d, max(1, degree - 1))),
     "slogan_heads_for_outputs": (heads, "_fewest_values", lambda true: lambda: {k: 0 * v for k, v in true().items()}),
     "slogan_heads_per_pole": (heads, "heads_needed", lambda _: lambda spectrum, error: 100),
     "slogan_enough_softmax": (softmax, "best_without_sink", lambda _: lambda *arguments: 0.0),
@@ -332,6 +336,15 @@ def test_the_parity_machine_computes_parity(bits: list[int]) -> None:
     x[0, :, 0], x[0, 0, 1] = torch.tensor(bits), 1
     y = ranks.parity_machine(QUICK)(x)[0, :, 0]
     assert y.tolist() == [1.0 - 2 * (sum(bits[: i + 1]) % 2) for i in range(len(bits))]
+
+
+@pytest.mark.parametrize(
+    ("d", "shares"), [(2, {1: 8 / math.pi**2, 3: 8 / (9 * math.pi**2)}), (3, {1: 3 / 4, 3: 7 / 64})]
+)
+def test_harmonics_of_the_sign_are_those_of_fourier_and_legendre(d: int, shares: dict[int, float]) -> None:
+    found = retrieval.sign_shares(d)
+    assert {degree: found[degree] for degree in shares} == pytest.approx(shares, rel=1e-12)
+    assert 0.99 < sum(found.values()) < 1
 
 
 def _verdict(slogan: bool = False, name: str = "made_up") -> Verdict:

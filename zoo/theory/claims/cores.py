@@ -215,6 +215,23 @@ def moving_average(to_value: Tensor, rho: float) -> Core:
     return Core(to_value.shape[1], rule, like=to_value)
 
 
+def averaging_stack(poles: Tensor, maps: Sequence[Tensor]) -> Core:
+    """x <- A(V x) for each map V in turn; A averages each channel with its pole a: sum_tau max(1 - a, 1/n) a^tau.
+
+    A pole of one gives the running sum over n, the number of positions, and a pole of zero the channel itself.
+    """
+
+    def rule(x: Tensor) -> Tensor:
+        lag = torch.arange(x.shape[1], device=x.device)
+        shares = (1 - poles).clamp(min=1 / len(lag))[:, None] * poles[:, None] ** lag
+        weights = shares[:, (lag[:, None] - lag).clamp(min=0)].tril()
+        for each in maps:
+            x = torch.einsum("dij,bjd->bid", weights, x @ each.T)
+        return x
+
+    return Core(len(poles), rule, like=poles)
+
+
 def normed_stack(layers: Sequence[SequenceMixer | Core], residual: bool) -> Core:
     """Stack layers of one width, each on root-mean-square-normed input, with residuals or without."""
 

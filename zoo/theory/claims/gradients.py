@@ -24,7 +24,15 @@ from zoo.theory.claims.claim import (
     paired,
     within,
 )
-from zoo.theory.claims.cores import Core, Draw, moving_average, needle_attention, normed_stack, switched_core
+from zoo.theory.claims.cores import (
+    Core,
+    Draw,
+    averaging_stack,
+    moving_average,
+    needle_attention,
+    normed_stack,
+    switched_core,
+)
 from zoo.theory.gradients import GradientProfile, MakeInput, decay_rate, draw_seeds, gradient_profile
 from zoo.theory.intervals import FEWEST_SEEDS, Estimate
 
@@ -235,6 +243,46 @@ def measure_residuals(settings: Settings) -> Evidence:
     return Evidence(tuple(checks), (_panel("Residuals keep the exponent", curves),))
 
 
+def likeness(layer: Core, x: Tensor) -> float:
+    """Return the mean cosine of neighbouring tokens after the layer, in the second half of the sequences."""
+    with torch.no_grad():
+        directions = nn.functional.normalize(layer(x), dim=2)[:, x.shape[1] // 2 :]
+    return (directions[:, 1:] * directions[:, :-1]).sum(2).mean().item()
+
+
+def measure_polarised(settings: Settings) -> Evidence:
+    """Measure four layers of averages with a channel of pole one, one of pole zero, both and neither."""
+    n, d_model, n_layers = 128, 8, 4
+    checks, curves = [], []
+    for mixed in (False, True):
+        for label, ends in (
+            ("no such channel", {}),
+            ("A = 1", {0: 1.0}),
+            ("A = 0", {-1: 0.0}),
+            ("both", {0: 1.0, -1: 0.0}),
+        ):
+            poles = torch.linspace(0.5, 0.8, d_model, dtype=torch.float64, device=settings.device)
+            for at, pole in ends.items():
+                poles[at] = pole
+
+            def stack(seed: int, poles: Tensor = poles, mixed: bool = mixed) -> Core:
+                draw, one = Draw(settings, 95, seed), torch.eye(d_model).to(poles)
+                turn = [torch.linalg.qr(draw(d_model, d_model)).Q if mixed else one for _ in range(n_layers)]
+                return averaging_stack(poles, turn)
+
+            case = f"channels {'mixed' if mixed else 'apart'}, {label}"
+            profile = profile_of(settings, stack, seq_len=n)
+            alike = {
+                seed: likeness(stack(seed), Draw(settings, 96, seed)(8, n, d_model)) for seed in range(settings.n_seeds)
+            }
+            quantity, rate = f"{case}: rate of the gradient per token", _rate(profile)
+            checks.append(at_least(quantity, rate, -1 / n) if 0 in ends else at_most(quantity, rate, -0.1))
+            quantity, apart = f"{case}: cosine of neighbouring tokens", -1 in ends and not mixed
+            checks.append(at_most(quantity, alike, 0.5) if apart else at_least(quantity, alike, 0.9))
+            curves.append(median_curve(case, profile))
+    return Evidence(tuple(checks), (_panel("Four layers of averages, poles from .5 to .8", curves),))
+
+
 def measure_attenuates(settings: Settings) -> Evidence:
     """Measure three SSMs whose gradients hardly fall over the window."""
     n = min(settings.seq_len, _WINDOW)
@@ -304,6 +352,16 @@ GRADIENT_RESIDUALS = Claim(
     "Binomial expansion of (I + A)^L",
     "A rate whose interval is more than 6 % off the rate of tau^(L-1) rho^tau on the same window, L = 1, 2, 4.",
     measure_residuals,
+)
+POLARISED_CHANNELS = Claim(
+    "polarised_channels",
+    "In a stack of averages a channel with A = 1 keeps the gradient from falling with distance, one with A = 0 keeps "
+    "neighbouring tokens from becoming alike, and neither does the other's work. If the layers mix channels (drawn "
+    "orthogonal maps, no residual), A = 1 still does its work and A = 0 does not.",
+    "Wang et al., arXiv 2501.00658; four layers of linear averages over 8 channels",
+    "A gradient that falls with A = 1, tokens with a cosine above 0.5 with A = 0 and channels apart, below 0.9 with "
+    "channels mixed, or a stack without these channels that does as well.",
+    measure_polarised,
 )
 SLOGAN_SSM_ATTENUATES = Claim(
     "slogan_ssm_attenuates",

@@ -1,0 +1,274 @@
+"""Claims about finding one token among many: the value of a key, the nearest of several points."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from zoo.contract import SequenceMixer
+from zoo.mixers.attention import Attention
+from zoo.mixers.delta_net import DeltaNet
+from zoo.mixers.linear_attention import LinearAttention
+from zoo.mixers.ssd import SSD
+from zoo.theory.claims.claim import (
+    Check,
+    Claim,
+    Curve,
+    Evidence,
+    Panel,
+    Settings,
+    at_least,
+    at_most,
+    equals,
+    near,
+    within,
+)
+from zoo.theory.claims.cores import Draw
+
+_N_KEYS = 12
+_LOUD = 1e6  # SiLU leaves it as it is, and the epsilon of a norm is nothing next to it
+
+
+def written_recall(mixer: type[SequenceMixer], queries: Tensor, keys: Tensor) -> SequenceMixer:
+    """Return a layer whose weights recall: it writes a value under the key before it, and reads at a key.
+
+    It maps [token, token before], each one-hot over n keys and n values, to the value in its first n channels. Key c is
+    written under the row c of `keys` (n, width) and read by the row c of `queries`; width may be at most n.
+    """
+    n = len(keys)
+    zero, one = keys.new_zeros(n, n), torch.eye(n).to(keys)
+    q, k = (nn.functional.pad(t, (0, n - t.shape[1])).T for t in (queries, keys))
+    parts = ((q, zero, zero, zero), (zero, zero, k, zero), (zero, one, zero, zero))
+    read, write, value = (torch.cat(part, dim=1) for part in parts)
+    out = torch.eye(4 * n, n).to(keys)
+    if mixer is LinearAttention:
+        layer = LinearAttention(4 * n, 1, n, "identity", normalize=False)
+        weights = {"qkv_proj.weight": torch.cat((read, write, value))}
+    elif mixer is DeltaNet:
+        layer = DeltaNet(4 * n, 1, n, d_conv=1)
+        # Nothing is written, or taken away, but where the token is a value.
+        where = torch.tensor([-1e3, 1e3, 0.0, 0.0]).repeat_interleave(n)[None].to(keys)
+        weights = {
+            "qkv_proj.weight": _LOUD * torch.cat((read, write, value)),
+            "conv.weight": keys.new_ones(3 * n, 1),
+            "beta_proj.weight": where,
+            "norm.weight": keys.new_full((n,), n**-0.5),
+        }
+    else:
+        layer = SSD(4 * n, d_state=n, d_inner=n, d_conv=1, norm_groups=0)
+        gate = torch.cat((torch.ones_like(read[:, : 2 * n]), torch.zeros_like(read[:, : 2 * n])), dim=1)
+        weights = {
+            "in_proj.weight": torch.cat((_LOUD * torch.cat((gate, value, write, read)), gate.new_zeros(1, 4 * n))),
+            "conv.weight": keys.new_ones(3 * n, 1),
+            "conv.bias": keys.new_zeros(3 * n),
+            "dt_bias": keys.new_full((1,), math.log(math.e - 1)),  # dt is one
+            "A_log": keys.new_full((1,), -1e3),  # and nothing decays
+            "D": keys.new_zeros(1),
+        }
+        out = out / _LOUD**4
+    layer.to(keys).load_state_dict({**weights, "out_proj.weight": out})
+    return layer.eval()
+
+
+def recalled(layer: SequenceMixer, keys: Tensor, values: Tensor, asked: Tensor) -> Tensor:
+    """Return what the layer gives for the keys asked (batch, asked), after pairs of key and value (batch, pairs)."""
+    n = layer.d_model // 4
+    tokens = torch.cat((torch.stack((keys, n + values), dim=2).flatten(1), asked), dim=1)
+    x = nn.functional.one_hot(tokens, 2 * n).to(next(layer.parameters()))
+    before = nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]
+    with torch.no_grad():
+        return layer(torch.cat((x, before), dim=2))[:, -asked.shape[1] :, :n]
+
+
+def measure_recall(settings: Settings) -> Evidence:
+    """Measure written layers with keys as wide as there are keys, and narrower ones."""
+    n, draw = _N_KEYS, Draw(settings, 100)
+    one = torch.eye(n, dtype=torch.float64, device=settings.device)
+    every = torch.arange(n, device=settings.device)[None]
+    checks: list[Check] = []
+    for name, mixer in {"linear attention": LinearAttention, "DeltaNet": DeltaNet, "Mamba-2": SSD}.items():
+        layer, miss = written_recall(mixer, one, one), dict[int, float]()
+        for seed in range(settings.n_seeds):
+            generator = settings.generator(101, seed)
+            keys, asked = (torch.randperm(n, generator=generator)[None].to(one.device) for _ in range(2))
+            values = torch.randint(n, (1, n), generator=generator).to(one.device)
+            wanted = one[torch.empty_like(keys).scatter(1, keys, values).gather(1, asked)]
+            miss[seed] = (recalled(layer, keys, values, asked) - wanted).abs().max().item()
+        checks.append(at_most(f"{name}, {n} keys of width {n}: largest error of a value", miss, 1e-12))
+    for width in (n // 2, n - 1):
+        left = dict[int, float]()
+        for seed in range(settings.n_seeds):
+            keys = draw(n, width)
+            layer = written_recall(LinearAttention, torch.linalg.pinv(keys).T, keys)
+            left[seed] = (recalled(layer, every, every, every)[0] - one).square().sum().item()
+        checks.append(near(f"{n} drawn keys of width {width}, best queries: squared error", left, n - width, 1e-9))
+    # The nearest table of rank n - 1, by the largest entry as by the sum of squares.
+    table = torch.linalg.svd(one - 1 / n).U[:, : n - 1]
+    first, second = (~one.bool()).nonzero().T
+    pair = torch.stack((first, second), dim=1)
+    found = recalled(written_recall(LinearAttention, table, table), pair, pair, pair)
+    worst = (found - one[pair]).abs().max().item()
+    checks.append(near(f"all sequences of two pairs, width {n - 1}: largest error of a value", worst, 1 / n, 1e-9))
+    for n_keys in (n, 4 * n):
+        angles = 2 * math.pi * torch.arange(n_keys, device=one.device).double() / n_keys
+        circle = torch.stack((angles.cos(), angles.sin()), dim=1)
+        every = torch.arange(n_keys, device=one.device)[None]
+        scores = recalled(written_recall(LinearAttention, circle, circle), every, every, every)[0]
+        best, second_best = scores.topk(2, dim=1).values.T
+        right = (scores.argmax(1) == every[0]).double().mean().item()
+        margin = (best - second_best).min().item()
+        checks += [
+            equals(f"{n_keys} keys of width 2, on a circle: share whose own value scores highest", right, 1),
+            near(f"{n_keys} keys of width 2: margin of the score", margin, 1 - math.cos(2 * math.pi / n_keys), 1e-9),
+        ]
+    every, reached = torch.arange(n, device=one.device)[None], dict[int, float]()
+    for seed in range(settings.n_seeds):
+        keys = draw(n, 1)
+        layers = (written_recall(LinearAttention, sign * torch.ones_like(keys), keys) for sign in (1, -1))
+        right = [recalled(layer, every, every, every)[0].argmax(1) == every[0] for layer in layers]
+        reached[seed] = int((right[0] | right[1]).sum())
+    checks.append(within(f"{n} drawn keys of width 1: keys that some query recalls", reached, 2, 2))
+    return Evidence(tuple(checks))
+
+
+@cache
+def sign_shares(d: int, degrees: int = 399) -> dict[int, float]:
+    """Return the share of sign(y . z), for y even on the sphere in d dimensions, in spherical harmonics of odd degree.
+
+    It is N (E[sign(t) P(t)])^2 with N harmonics of the degree, of which P is the zonal one with P(1) = 1; by the
+    equation of P the mean is 2 P'(0) / (degree (degree + d - 2) Z), Z the integral of (1 - t^2)^((d - 3) / 2).
+    """
+    total = math.sqrt(math.pi) * math.exp(math.lgamma((d - 1) / 2) - math.lgamma(d / 2))
+    at, slope = [1.0, 0.0], [0.0, 1.0]
+    for n in range(1, degrees):
+        at.append(-n * at[n - 1] / (n + d - 2))
+        slope.append(((2 * n + d - 2) * at[n] - n * slope[n - 1]) / (n + d - 2))
+    return {n: harmonics(d, n) * (2 * slope[n] / (n * (n + d - 2) * total)) ** 2 for n in range(1, degrees + 1, 2)}
+
+
+def harmonics(d: int, degree: int) -> int:
+    """Count the independent spherical harmonics of a degree in d dimensions."""
+    return math.comb(degree + d - 1, d - 1) - (math.comb(degree + d - 3, d - 1) if degree > 1 else 0)
+
+
+def least_left(d: int, n_heads: int, rank: int) -> float:
+    """Return a share of the nearest of two points that heads must miss if each sees `rank` forms of the query point.
+
+    The nearest of x_1 and x_2, even on the sphere in d dimensions, is their mean and sign(y . (x_1 - x_2)) times half
+    of their difference. For given points, heads that see the query point y through `rank` linear forms each span
+    (degree + rank - 1 over rank - 1) harmonics of a degree, whatever functions they are. What a space of m of N
+    harmonics holds of a zonal one whose axis is drawn evenly is m / N of it.
+    """
+    return sum(
+        share * max(0.0, 1 - n_heads * math.comb(degree + rank - 1, rank - 1) / harmonics(d, degree))
+        for degree, share in sign_shares(d).items()
+    )
+
+
+def heads_for(d: int, rank: int, left: float) -> int:
+    """Return the fewest heads whose `least_left` is no more than `left`."""
+    low, high = 0, 1
+    while least_left(d, high, rank) > left:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if least_left(d, middle, rank) > left else (low, middle)
+    return high
+
+
+def nearest_head(d: int, sharpness: float) -> Attention:
+    """Return one head that gives the point nearest to the last one, from unit vectors with a one appended to the last.
+
+    Its logits are sharpness y . x_j, and below all of these for the last point itself.
+    """
+    layer, one = Attention(d + 1, 1).double(), torch.eye(d + 1).double()
+    scale, other, value = sharpness * layer.d_head**0.5 * one, one.clone(), one.clone()
+    other[d, d], value[d, d] = -4, 0
+    layer.load_state_dict({"qkv_proj.weight": torch.cat((scale, other, value)), "out_proj.weight": one})
+    return layer.eval()
+
+
+def points(draw: Draw, n_draws: int, n_points: int, d: int) -> tuple[Tensor, Tensor]:
+    """Draw points (draws, points, d) and one to which the nearest is asked for, (draws, d), even on the sphere."""
+    found = nn.functional.normalize(draw(n_draws, n_points + 1, d), dim=2)
+    return found[:, :-1], found[:, -1]
+
+
+def fitted_left(draw: Draw, d: int, rank: int, sharpness: float, n_draws: int = 2000) -> float:
+    """Return what d / rank heads leave of the nearest of two points, on other draws than the value maps are fitted to.
+
+    Head h compares the h-th `rank` coordinates of query point and points.
+    """
+    x, y = points(draw, 2 * n_draws, 2, d)
+    half = (x[:, 0] - x[:, 1]) / 2
+    wanted = (half * y).sum(1, keepdim=True).sign() * half
+    logits = sharpness * (half * y).unflatten(1, (-1, rank)).sum(2)
+    heads = (logits.tanh()[:, :, None] * half[:, None]).flatten(1)
+    to_value = torch.linalg.lstsq(heads[:n_draws], wanted[:n_draws]).solution
+    return ((heads @ to_value - wanted)[n_draws:].square().sum() / wanted[n_draws:].square().sum()).item()
+
+
+def measure_nearest(settings: Settings) -> Evidence:
+    """Measure one head of full rank, and what heads of low rank must leave and do leave."""
+    checks: list[Check] = []
+    for n_points in (2, 16):
+        left = dict[int, float]()
+        for seed in range(settings.n_seeds):
+            x, y = points(Draw(settings, 102, n_points, seed), 256, n_points, 16)
+            wanted = x[torch.arange(len(x)), (x @ y[:, :, None])[:, :, 0].argmax(1)]
+            marked = nn.functional.pad(torch.cat((x, y[:, None]), dim=1), (0, 1))
+            marked[:, -1, -1] = 1
+            with torch.no_grad():
+                given = nearest_head(16, 1e5).to(x.device)(marked)[:, -1, :-1]
+            left[seed] = ((given - wanted).square().sum() / (wanted - x.mean(1)).square().sum()).item()
+        checks.append(at_most(f"d = 16, one head of full rank, nearest of {n_points} points: error", left, 1e-3))
+    for d in (16, 64):
+        checks.append(at_most(f"d = {d}, one head of rank {d}: error that must be left", least_left(d, 1, d), 0))
+        for rank in (d // 2, d // 4, 1):
+            case = f"d = {d}, {d // rank} heads of rank {rank}"
+            checks.append(at_least(f"{case}: error that must be left", least_left(d, d // rank, rank), 0.29))
+            if d == 16:
+                found = {
+                    seed: min(fitted_left(Draw(settings, 103, rank, seed), d, rank, s) for s in (1.0, 5.0))
+                    for seed in range(settings.n_seeds)
+                }
+                checks.append(at_least(f"{case}, fitted: error", found, least_left(d, d // rank, rank)))
+    widths = (8, 16, 32, 64)
+    counts = {left: [heads_for(d, 1, left) for d in widths] for left in (0.3, 0.2)}
+    for left, least in ((0.3, 2.5), (0.2, 4.5)):
+        growth = math.log(counts[left][-1] / counts[left][1]) / math.log(widths[-1] / widths[1])
+        quantity = f"heads of rank one for an error of {left:g}: exponent of d, from 16 to 64"
+        checks.append(at_least(quantity, growth, least))
+    curves = [
+        Curve(f"error of {left:g}", tuple(map(float, widths)), tuple(map(float, found)), "marked")
+        for left, found in counts.items()
+    ]
+    title = "Nearest of two points: heads of rank one that are needed"
+    return Evidence(tuple(checks), (Panel(title, "dimension d", "heads, at least", tuple(curves), log_x=True),))
+
+
+RECALL_BY_WEIGHTS = Claim(
+    "recall_by_weights",
+    "With weights written down, linear attention, DeltaNet and Mamba-2 recall the values of K keys exactly if keys are "
+    "K wide. With d < K they miss K - d of the K values in sum of squares, and with two pairs per sequence some value "
+    "by sqrt(K - d) / K. For the right value to score highest, where no value is written twice, width 2 is enough for "
+    "any K, at a margin of 1 - cos(2 pi / K), and width 1 is not from K = 3 on.",
+    "Question of Huang et al., arXiv 2506.11891; sizes from Q K^T = I, Eckart and Young, and convex position",
+    "A written layer that errs by 1e-12, narrower keys that leave less, a circle of keys that misses, or a third key "
+    "recalled with width 1.",
+    measure_recall,
+)
+NEAREST_NEIGHBOUR = Claim(
+    "nearest_neighbour",
+    "One head of full rank finds the nearest of several points on a sphere in d dimensions. Heads of rank r < d, "
+    "whatever functions they are of the r numbers that they see of the query point, do not: d/r of them, even two of "
+    "rank d/2, leave at least 29 % of what the query decides between two points (d = 16 and 64), and the number of "
+    "heads of rank one for an error grows as a power of d that rises as the error falls. It is not the head count that "
+    "decides.",
+    "Amsel et al., arXiv 2407.16153; spherical harmonics of sign(y . z) that a head of rank r can have",
+    "A head of full rank that errs by 0.1 %, a bound below 29 %, fitted heads below the bound, or a slower growth.",
+    measure_nearest,
+)
