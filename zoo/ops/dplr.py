@@ -132,6 +132,10 @@ def _joined(tensors: list[Tensor], axis: int) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors, axis)  # to join one would copy
 
 
+def _stacked(tensors: list[Tensor]) -> Tensor:
+    return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(tensors)  # to stack one would copy
+
+
 def _solved(
     scores: Float[Tensor, "batch heads chunks size size"],
     alone: Float[Tensor, "batch heads chunks size d_value"],
@@ -180,19 +184,18 @@ def _scores_by_halves(
     """
     n_reads, n_writes = len(reads), len(writes)
     # (kinds, batch, heads, chunks, blocks, positions of a block, d_key); at first a block is one position.
-    a, b = torch.stack(reads), torch.stack(writes)
+    a, b = _stacked(reads), _stacked(writes)
     scores = torch.einsum("r...d,w...d->rw...", a, b)[..., None, None]
     a, b, over = (a * decay).unsqueeze(-2), b.unsqueeze(-2), decay.unsqueeze(-2)
     while a.shape[-3] > 1:
-        across = torch.einsum("r...id,w...jd->rw...ij", a[..., 1::2, :, :], b[..., ::2, :, :])
+        (a_first, a_later), (b_first, b_later), (first, later) = (
+            (t[..., ::2, :, :], t[..., 1::2, :, :]) for t in (a, b, over)
+        )
+        across = torch.einsum("r...id,w...jd->rw...ij", a_later, b_first)
         upper = torch.cat((scores[..., ::2, :, :], torch.zeros_like(across)), dim=-1)
         scores = torch.cat((upper, torch.cat((across, scores[..., 1::2, :, :]), dim=-1)), dim=-2)
-        first, later = over[..., ::2, :, :], over[..., 1::2, :, :]
-        one = torch.ones_like(first)
-        a, b = (
-            (t.unflatten(-3, (first.shape[-3], 2)) * torch.stack(factors, dim=-3)).flatten(-3, -2)
-            for t, factors in ((a, (one, first)), (b, (later, one)))
-        )
+        a = torch.stack((a_first, a_later * first), dim=-3).flatten(-3, -2)
+        b = torch.stack((b_first * later, b_later), dim=-3).flatten(-3, -2)
         over = first * later
     scores = scores.squeeze(-3)
     pairs = [[scores[r, w] for w in range(n_writes)] for r in range(n_reads)]

@@ -43,7 +43,7 @@ def slstm_scan(
         h at every position, and the last state.
     """
     if loops_suffice(u):
-        y, *last = _Scan.apply(u, recurrent, *state, valid)
+        y, *last = _Scan.apply(u.contiguous(), recurrent, *state, valid)  # here, so that backward copies nothing
     else:
         y, *last = _loop(u, recurrent, *state, valid)
     h, c, n, m = last

@@ -25,12 +25,12 @@ _CHUNK = 32  # steps between two states that forward keeps for backward
 def forward(
     u: Tensor, recurrent: Tensor, state: Sequence[Tensor], valid: Tensor | None
 ) -> tuple[Tensor, list[Tensor], Tensor]:
-    """h at every position, the last h, c, n and m, and c, n and m before each chunk."""
+    """Return h at every position, the last h, c, n and m, and c, n and m before each chunk; u is contiguous."""
     batch, heads, seq_len, _, d_head = u.shape
     y = u.new_empty(batch, heads, seq_len, d_head)
     entering = u.new_empty(batch, heads, -(-seq_len // _CHUNK), 3, d_head)
     last = _copies(state)
-    share_out(_forward, batch * heads, u.contiguous(), _from_h(recurrent), _moving(valid), y, entering, *last)
+    share_out(_forward, batch * heads, u, _from_h(recurrent), _moving(valid), y, entering, *last)
     return y, last, entering
 
 
@@ -49,7 +49,7 @@ def backward(
     grad_u = torch.empty_like(u, memory_format=torch.contiguous_format)
     first = _copies(grads[1:])
     to_h = rearrange(recurrent, "four heads out d_head -> heads (four out) d_head").contiguous()
-    given = (u.contiguous(), _from_h(recurrent), to_h, before, _moving(valid), entering)
+    given = (u, _from_h(recurrent), to_h, before, _moving(valid), entering)
     share_out(_backward, batch * heads, grads[0].contiguous(), *given, grad_u, *first)
     outer = (grad_u.flatten(3).mT @ before).sum(0)
     return grad_u, rearrange(outer, "heads (four out) d_head -> four heads out d_head", four=4), first
