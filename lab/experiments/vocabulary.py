@@ -16,7 +16,7 @@ from typing import Any
 from lab.compare.runs import Run
 from lab.run import number_at
 from zoo.report.numbers import count
-from zoo.theory.claims.claim import Check, Curve, Evidence, Panel, Samples, at_least, paired
+from zoo.theory.claims.claim import Check, Curve, Evidence, Panel, Samples, at_least, at_most, controlled, paired
 from zoo.theory.intervals import FEWEST_PAIRS, of_rank_correlation
 
 ACCURACY, ERROR, BITS = ("test", "accuracy"), ("test", "relative_squared_error"), ("test", "bits_per_token")
@@ -30,6 +30,8 @@ LEARNED, GUESSED = 0.9, 0.1
 """An accuracy from which a task of one answer counts as learned; above chance, one up to which it does not."""
 SPREAD = 0.05
 """Accuracies that differ by less are alike."""
+STEPS, LONGER = "trainer.max_steps", 4
+"""The length of training, and how many times as long a negative has been tried."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,16 @@ class Runs:
     def hardest(self, option: str) -> Runs:
         """Return those at its largest value."""
         return self.where({option: max(self.values(option), default=None)})
+
+    @property
+    def usual(self) -> Runs:
+        """Return those that were trained as long as the shortest."""
+        return self.easiest(STEPS)
+
+    @property
+    def longer(self) -> Runs:
+        """Return those that were trained four times as long; none where there are none."""
+        return self.where({STEPS: LONGER * min(self.values(STEPS), default=0)})
 
     def scores(self, metric: Sequence[str]) -> list[float]:
         """Return a metric of each run that has it; see `lab.run.number_at`."""
@@ -114,6 +126,12 @@ def least(several: Iterable[Samples]) -> Samples:
     """Return the least of several measurements of each seed."""
     given = list(several)
     return paired(lambda *values: min(values), *given) if given else {}
+
+
+def not_learned(quantity: str, scores: Samples, most: float, control: Check, longer: Samples) -> Check:
+    """Predict no more than `most`, which says something only if the control holds and longer training adds nothing."""
+    again = at_most(f"that after {LONGER} times the training", max(longer.values(), default=math.nan), most)
+    return controlled(at_most(quantity, scores, most), control, again)
 
 
 def correlated(quantity: str, cells: Sequence[tuple[float, float]], least: float) -> Check:

@@ -1,17 +1,27 @@
-"""Groups to multiply out, far beyond the length of training."""
+"""Groups to multiply out, beyond the length of training."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from lab.experiments.vocabulary import ACCURACY, Prediction, Runs, curve, panel
-from zoo.theory.claims.claim import Check, Evidence, Panel, Samples, at_least, at_most, controlled, paired
+from lab.experiments.vocabulary import ACCURACY, LEARNED, Prediction, Runs, curve, not_learned, panel
+from zoo.theory.claims.claim import Check, Curve, Evidence, Samples, at_least, paired
 
 REACH = 4
 """At how many times the length of training a state must have been kept."""
 TRACKED, LOST = 0.8, 1 / REACH + 0.2
 """Shares of the way from chance to 1 from which, and up to which, a state counts as tracked, and as lost: being right
 up to the length of training and guessing from there on is worth 1 / REACH."""
+NONLINEAR = {"lstm", "gru", "slstm"}
+REFLECTIONS = {"Z2": 1, "S3": 2}
+"""Reflections by which each element of a group can act: a swap is one, a rotation two."""
+
+
+def tracks(group: str, options: Mapping[str, Any]) -> bool:
+    """Tell whether a layer can keep the product of words of any length."""
+    reflections = options.get("mixer.n_householder", 0) if options.get("mixer.beta_max") == 2 else 0
+    return options["mixer.name"] in NONLINEAR or reflections >= REFLECTIONS[group]
 
 
 def _at_length(length: int) -> tuple[str, ...]:
@@ -25,38 +35,35 @@ def _skill(runs: Runs, metric: Sequence[str]) -> Samples:
 
 
 def judge(runs: Runs) -> Evidence:
-    """Compare who keeps a group's element far beyond the length of training."""
+    """Expect the state far beyond the length of training where a layer can keep it, and not where it cannot."""
     checks: list[Check] = []
-    panels: list[Panel] = []
-    titles = {"parity": "parity", "group_words": "permutations"}
-    easiest = runs.where({"task.name": "parity"}).kinds()
-    for task, of_task in runs.by("task.name"):
-        (trained,) = of_task.values("task.seq_len")
-        far, curves = _at_length(REACH * trained), []
-        for label, kind in of_task.kinds().items():
-            (mixer,), steps = kind.values("mixer.name"), kind.values("mixer.beta_max")
-            quantity = f"{titles[task]}, {label}: share of the way from chance to 1 at length {REACH * trained}"
-            skill = _skill(kind, far)
-            easy = _skill(easiest.get(label, Runs(())), ACCURACY)
-            control = at_least(f"that on parity at length {trained}", easy, TRACKED)
-            if mixer == "lstm" or (steps == [2] and task == "parity"):
+    curves: dict[str, list[Curve]] = {}
+    short, *_, trained = runs.values("task.seq_len")
+    far = _at_length(REACH * trained)
+    for label, kind in runs.kinds().items():
+        easy = _skill(kind.where({"task.seq_len": short}), ACCURACY)
+        control = at_least(f"that on words of {short} elements of Z2", easy, LEARNED)
+        for group, of_group in kind.where({"task.seq_len": trained}).by("task.group"):
+            usual, options = of_group.usual, of_group.runs[0].options
+            quantity = f"{group}, {label}: share of the way from chance to 1 at length {REACH * trained}"
+            skill, longer = _skill(usual, far), _skill(of_group.longer, far)
+            if tracks(group, options):
                 checks.append(at_least(quantity, skill, TRACKED))
-            elif mixer in {"attention", "selective_ssm"} or steps == [1]:
-                checks.append(controlled(at_most(quantity, skill, LOST), control))
-            elif steps == [2]:
-                shorter = _skill(of_task.where({"mixer.name": mixer, "mixer.beta_max": 1}), far)
-                gain = paired(lambda long, short: long - short, skill, shorter)
-                checks.append(at_least(f"{quantity}, less that with shorter steps", gain, 0.1))
-            lengths = {n: _at_length(n) for n in kind.runs[0].options["task.test_lengths"]}
-            points = {n: kind.median(metric) for n, metric in ({trained: ACCURACY} | lengths).items()}
-            curves.append(curve(label, points))
-        title = f"{titles[task].capitalize()}, trained at length {trained}"
-        panels.append(panel(title, "length", "test accuracy", curves, log_x=True, log_y=False))
+            else:
+                checks.append(not_learned(quantity, skill, LOST, control, longer))
+            lengths = {trained: ACCURACY} | {n: _at_length(n) for n in options["task.test_lengths"]}
+            points = {n: usual.median(metric) for n, metric in lengths.items()}
+            curves.setdefault(group, []).append(curve(label, points))
+    panels = (
+        panel(f"{group}, trained at length {trained}", "length", "test accuracy", lines, log_x=True, log_y=False)
+        for group, lines in curves.items()
+    )
     return Evidence(tuple(checks), tuple(panels))
 
 
 PREDICTION = Prediction(
-    "Merrill et al., arXiv 2404.08819; Grazzi et al., arXiv 2411.12537 (negative eigenvalues)",
-    "an LSTM that loses the state, attention or decays in [0, 1] that keep it",
+    "Merrill et al., arXiv 2404.08819; Grazzi et al., arXiv 2411.12537 (negative eigenvalues); Siems et al., "
+    "arXiv 2502.10297 (reflections per token)",
+    "a state that is lost where reflections or a nonlinearity can keep it, or kept where neither is there",
     judge,
 )
