@@ -31,6 +31,8 @@ from zoo.targets import short as short_name
 CONFIG, METRICS, ENVIRONMENT, LOCK = "config.yaml", "metrics.json", "environment.json", "lock"
 RUNGS = "rungs.json"
 """The run's metrics where --stop_at stopped it, by that flag's value; of one that diverged, step and reason."""
+HEADS = "heads.json"
+"""What `zoo heads` says of the run's model, where an experiment asked for it."""
 LOG, DONE, INDEX = "log.txt", "done.json", "sweep.json"
 """What sweep.py adds: a run's output, its mark when it needs nothing more; in its own folder, which runs it has."""
 CHECKPOINTS, EVENTS, BY_LENGTH = "checkpoints", "events.out.tfevents.", "_by_length.png"
@@ -285,8 +287,8 @@ class RunFolder:
             (self.path / METRICS).unlink(missing_ok=True)
             if checkpoint is None:
                 shutil.rmtree(self.checkpoints, ignore_errors=True)
-                (self.path / RUNGS).unlink(missing_ok=True)
-                for old in (*self.path.glob(f"{EVENTS}*"), *self.path.glob(f"*{BY_LENGTH}")):
+                kept = (RUNGS, HEADS, f"{EVENTS}*", f"*{BY_LENGTH}")
+                for old in itertools.chain.from_iterable(map(self.path.glob, kept)):
                     old.unlink()
             elif (best := checkpoint.parent / self.best.name).is_file() and not self.best.exists():
                 self.best.parent.mkdir(exist_ok=True)

@@ -33,6 +33,7 @@ N_RUNS = {
     "gradient_highway": {"small": 75, "full": 400},
     "recall": {"small": 55, "full": 205},
     "state_tracking": {"small": 54, "full": 149},
+    "functional_heads": {"small": 30, "full": 90},
     "hybrid_ratio": {"small": 50, "full": 60},
     "real_text": {"small": 35, "full": 85},
     "mad": {"small": 24, "full": 396},
@@ -261,6 +262,30 @@ def test_state_tracking_judges_both_ways() -> None:
     assert len(judged("state_tracking", tracking(short=0.6), "undecided")) == 4
 
 
+def layers(few: int | None = 1, without: float = 0.1) -> Callable[[Run], list[dict[str, Any]]]:
+    """Two layers of which the second needs `few` operators of 20, and the model guesses without it."""
+    copied = {"rank": 40, "heads": {"0.1": 20, "0.01": 30}}
+    first = {"functional_heads": 0, "score_by_heads": {"0": 1.0, "1": 1.0}}
+    second = {"functional_heads": few, "score_by_heads": {"0": without, "1": 1.0}}
+    return lambda run: [copied | first, copied | second]
+
+
+def test_functional_heads_judges_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    learned = learned_if(lambda options: True, 0.1)
+    for found, failing, undecided in (
+        (layers(), 0, 0),
+        (layers(5), 6, 0),  # a quarter of those that copy it, but more than four
+        (layers(6), 12, 0),
+        (layers(None), 12, 0),
+        (layers(without=0.9), 0, 12),  # nothing needs the layer
+    ):
+        monkeypatch.setattr("lab.experiments.predictions.functional_heads.layers_of", found)
+        assert len(judged("functional_heads", learned)) == failing
+        assert len(judged("functional_heads", learned, "undecided")) == undecided
+    monkeypatch.setattr("lab.experiments.predictions.functional_heads.layers_of", layers())
+    assert len(judged("functional_heads", learned_if(lambda options: False, 0.5), "undecided")) == 12
+
+
 def hybrids(
     alone: float = 1.0, one: float = 0.99, none: float = 0.12, speed: float = 2.0, easy: float = 1.0
 ) -> Metrics:
@@ -302,6 +327,7 @@ def test_real_text_judges_both_ways() -> None:
 @pytest.mark.parametrize("name", PREDICTIONS)
 def test_runs_without_a_score_never_hold(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lab.experiments.predictions.gradient_highway.gradient_at_initialisation", lambda config: 1e-6)
+    monkeypatch.setattr("lab.experiments.predictions.functional_heads.layers_of", layers())
     checks = PREDICTIONS[name].judge(made_up(name, lambda options: {})).checks
     assert {check.verdict for check in checks if not check.quantity.startswith("share of")} == {"undecided"}
 

@@ -22,6 +22,10 @@ PREDICTIONS = Registry(
             f"{_HERE}.state_tracking:PREDICTION",
             "who keeps a group's element beyond the trained length",
         ),
+        "functional_heads": (
+            f"{_HERE}.functional_heads:PREDICTION",
+            "a trained layer needs few of the operators that it spans",
+        ),
         "hybrid_ratio": (f"{_HERE}.hybrid_ratio:PREDICTION", "one attention layer in four is enough"),
         "real_text": (f"{_HERE}.real_text:PREDICTION", "near symbols carry most of text, recall the rest"),
     },
