@@ -400,7 +400,7 @@ def leave_runs(run_dir: Path, name: str, metrics: Metrics, missing: int = 0) -> 
 
 def test_the_committed_page_is_what_the_results_say() -> None:
     stored = experiments.read_stored(experiments.ROOT / "docs" / experiments.STORED)
-    assert list(stored) == list(PREDICTIONS)
+    assert list(stored) == [name for name in PREDICTIONS if name in stored]  # a prediction is committed before its runs
     page = (experiments.ROOT / "docs" / experiments.PAGE).read_text(encoding="utf-8")
     assert page == experiments.page(stored)
 
