@@ -20,7 +20,7 @@ from zoo.theory.claims.claim import Check, Curve, Evidence, Panel, Samples, at_l
 from zoo.theory.intervals import FEWEST_PAIRS, of_rank_correlation
 
 ACCURACY, ERROR, BITS = ("test", "accuracy"), ("test", "relative_squared_error"), ("test", "bits_per_token")
-STATE, SPEED = ("state_bytes",), ("tokens_per_second",)
+STATE, SPEED, STEPS = ("state_bytes",), ("tokens_per_second",), ("steps_to_90",)
 """Return where the metrics have these numbers."""
 ZERO = 1e-6
 """A relative squared error that is nothing: an optimiser in float32 stops near 1e-11."""
@@ -99,7 +99,8 @@ class Runs:
         found: dict[str, Runs] = {}
         for name, of_mixer in self.by("mixer.name"):
             keys = {key for run in of_mixer.runs for key in run.options if key.startswith("mixer.")}
-            varying = sorted(key for key in keys if len(of_mixer.values(key)) > 1)
+            # An option that only some runs have given differs too.
+            varying = sorted(key for key in keys if len({json.dumps(r.options.get(key)) for r in of_mixer.runs}) > 1)
             for run in of_mixer.runs:
                 settings = {key: run.options.get(key) for key in varying}
                 words = [f"{key.removeprefix('mixer.')} {value}" for key, value in settings.items()]

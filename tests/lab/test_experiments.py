@@ -21,6 +21,7 @@ from lab.config import parse
 from lab.experiments import judge as experiments
 from lab.experiments.predictions import PREDICTIONS
 from lab.experiments.predictions.gradient_highway import gradient_at_initialisation
+from lab.experiments.predictions.trainability import gradient_at_initialisation as layer_gradient
 from lab.experiments.vocabulary import Runs, correlated
 from lab.run import nested_metrics
 from lab.sweep.grid import Grid, expand, read_experiment
@@ -31,6 +32,7 @@ N_RUNS = {
     "head_count": {"small": 50, "full": 160},
     "rank_gap": {"small": 80, "full": 75},
     "gradient_highway": {"small": 75, "full": 400},
+    "trainability": {"small": 87, "full": 112},
     "recall": {"small": 55, "full": 205},
     "state_tracking": {"small": 54, "full": 149},
     "functional_heads": {"small": 30, "full": 90},
@@ -220,6 +222,51 @@ def test_the_gradient_before_training_is_measured_in_float64(monkeypatch: pytest
     assert [found.values.dtype for found in measured] == [torch.float64]
 
 
+def trains(learns: Callable[[Mapping[str, Any]], bool], slower: float = 1.0) -> Metrics:
+    def metrics(options: Mapping[str, Any]) -> dict[str, float | None]:
+        easy = options["task.n_pairs"] == 1
+        steps = 500 - slower * 100 * math.log10(start_gradient({"mixer": nested(options)})) if learns(options) else None
+        return {"test/accuracy": 1.0 if easy or learns(options) else 0.25, "steps_to_90": steps}
+
+    return metrics
+
+
+def nested(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.removeprefix("mixer."): value for key, value in options.items() if key.startswith("mixer.")}
+
+
+def start_gradient(config: Mapping[str, Any], n_draws: int = 5) -> float:
+    """Stands in for the measurement: a number for each start, smaller where less is written."""
+    mixer = config["mixer"]
+    if mixer.get("init") == "published" or mixer["name"] == "lstm":
+        return 1e-3
+    return 0.1 * (mixer.get("dt_max") or 1) if mixer["name"] == "ssd" else 0.2
+
+
+def mended(options: Mapping[str, Any]) -> bool:
+    shallow = options["n_layers"] == 1 or options.get("mixer.out_norm_eps") is not None
+    return options["mixer.name"] != "lstm" and options.get("mixer.init") != "published" and shallow
+
+
+def test_trainability_judges_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lab.experiments.predictions.trainability.gradient_at_initialisation", start_gradient)
+    assert failed("trainability", trains(mended)) == []
+    assert any("step size" in quantity for quantity in judged("trainability", trains(mended, slower=-1)))
+    learned_all = failed("trainability", trains(lambda options: True))
+    assert [quantity for quantity in learned_all if quantity.endswith("accuracy")] != []
+    assert sum("accuracy gained" in quantity for quantity in learned_all) == 2
+    longer = failed("trainability", trains(lambda options: mended(options) or options["trainer.max_steps"] > 400))
+    assert len(longer) == 2  # more training helps: that the published starts guess says nothing
+    assert all(quantity.endswith("accuracy?") for quantity in longer)
+    assert "ssd, dt_max None" in "".join(failed("trainability", trains(lambda options: False)))
+
+
+def test_the_gradient_of_a_layer_before_training_sees_strong_writes() -> None:
+    starts = [{"mixer": {"name": "ssd", "d_state": 4, "init": init}} for init in ("published", "recall")]
+    weak, strong = (layer_gradient({**start, "d_model": 8, "task": {"seq_len": 16}}) for start in starts)
+    assert 0 < 10 * weak < strong < 1
+
+
 def recall(delta: float = 0.1, diagonal: float = 0.25, grows: float = 0.1, one_pair: float = 1.0) -> Metrics:
     def metrics(options: Mapping[str, Any]) -> dict[str, float | None]:
         fixed = {"attention": 0.99, "diagonal_ssm": diagonal if options["task.n_pairs"] > 1 else one_pair}
@@ -326,7 +373,8 @@ def test_real_text_judges_both_ways() -> None:
 
 @pytest.mark.parametrize("name", PREDICTIONS)
 def test_runs_without_a_score_never_hold(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.experiments.predictions.gradient_highway.gradient_at_initialisation", lambda config: 1e-6)
+    for module in ("gradient_highway", "trainability"):
+        monkeypatch.setattr(f"lab.experiments.predictions.{module}.gradient_at_initialisation", lambda config: 1e-6)
     monkeypatch.setattr("lab.experiments.predictions.functional_heads.layers_of", layers())
     checks = PREDICTIONS[name].judge(made_up(name, lambda options: {})).checks
     assert {check.verdict for check in checks if not check.quantity.startswith("share of")} == {"undecided"}

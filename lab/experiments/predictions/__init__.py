@@ -17,6 +17,10 @@ PREDICTIONS = Registry(
             f"{_HERE}.gradient_highway:PREDICTION",
             "the gradient before training says what is learned",
         ),
+        "trainability": (
+            f"{_HERE}.trainability:PREDICTION",
+            "which starts of Mamba learn recall, told before training",
+        ),
         "recall": (f"{_HERE}.recall:PREDICTION", "recall grows with the state"),
         "state_tracking": (
             f"{_HERE}.state_tracking:PREDICTION",
