@@ -20,7 +20,7 @@ from zoo.theory.claims.claim import Check, Curve, Evidence, Panel, Samples, at_l
 from zoo.theory.intervals import FEWEST_PAIRS, of_rank_correlation
 
 ACCURACY, ERROR, BITS = ("test", "accuracy"), ("test", "relative_squared_error"), ("test", "bits_per_token")
-STATE, SPEED, STEPS = ("state_bytes",), ("tokens_per_second",), ("steps_to_90",)
+STATE, SPEED, STEPS_TO_90 = ("state_bytes",), ("tokens_per_second",), ("steps_to_90",)
 """Return where the metrics have these numbers."""
 ZERO = 1e-6
 """A relative squared error that is nothing: an optimiser in float32 stops near 1e-11."""

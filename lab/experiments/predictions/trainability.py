@@ -6,7 +6,17 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from lab.experiments.vocabulary import ACCURACY, GUESSED, LEARNED, STEPS, Prediction, Runs, correlated, curve, panel
+from lab.experiments.vocabulary import (
+    ACCURACY,
+    GUESSED,
+    LEARNED,
+    STEPS_TO_90,
+    Prediction,
+    Runs,
+    correlated,
+    curve,
+    panel,
+)
 from lab.run import number_at
 from zoo.theory.claims.claim import Check, Evidence, at_least, at_most, controlled, paired
 
@@ -42,7 +52,7 @@ def gradient_at_initialisation(config: Mapping[str, Any], n_draws: int = 5) -> f
 
 def speeds(runs: Runs) -> list[float]:
     """Return 1 / steps to 90 % of each run, 0 for one that never stood there."""
-    return [1 / steps if (steps := number_at(run.metrics, *STEPS)) else 0.0 for run in runs.runs]
+    return [1 / steps if (steps := number_at(run.metrics, *STEPS_TO_90)) else 0.0 for run in runs.runs]
 
 
 def judge(runs: Runs) -> Evidence:
@@ -52,7 +62,7 @@ def judge(runs: Runs) -> Evidence:
     doses: list[tuple[float, float]] = []
     shallow, unit = runs.easiest("n_layers"), "1 / steps to 90 %"
     for kind, of_kind in shallow.kinds().items():
-        cell = of_kind.hardest("task.n_pairs").easiest("trainer.max_steps")
+        cell = of_kind.hardest("task.n_pairs").usual
         config, options = cell.runs[0].config, cell.runs[0].options
         name, recall = options["mixer.name"], options.get("mixer.init") == "recall"
         gradient = gradient_at_initialisation(config)
@@ -60,7 +70,7 @@ def judge(runs: Runs) -> Evidence:
         if name == "ssd" and recall:
             doses += [(options.get("mixer.dt_max") or 1.0, speed) for speed in speeds(cell)]
         measured = f"{kind} (gradient ratio {gradient:.1e}): accuracy", cell.samples(ACCURACY)
-        easy, longer = of_kind.easiest("task.n_pairs"), of_kind.hardest("trainer.max_steps")
+        easy, longer = of_kind.easiest("task.n_pairs"), of_kind.longer
         if len(of_kind.values("task.n_pairs")) > 1:
             guessing = 1 / options["task.n_pairs"] + GUESSED
             controls = (
