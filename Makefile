@@ -18,6 +18,10 @@ PIP = $(BIN)/python -m pip install --quiet --no-compile -c constraints.txt
 WITH_UV = $(PIP) --no-deps torch && $(UV) pip install --quiet --python $(BIN)/python -c constraints.txt
 INSTALL = $(if $(UV),$(WITH_UV),$(PIP))
 
+# The tests start hundreds of processes: what each imports is compiled once, even where Python was told to keep no
+# bytecode.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup train test test-slow coverage lint format types check wheel clean
 

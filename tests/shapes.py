@@ -18,6 +18,8 @@ import torch
 from beartype import beartype
 
 _decorate = jaxtyping.jaxtyped
+_ARRAYS = torch.Tensor, np.ndarray
+_PLAIN = int, str, type, torch.dtype, torch.device
 
 
 def install() -> None:
@@ -72,14 +74,14 @@ def jaxtyped(*, typechecker: Callable[..., Any]) -> Callable[[Any], Any]:
 def outline(value: Any) -> Hashable:
     """All of a value that an annotation can ask for; of a container, of what it holds."""
     kind = type(value)
-    if isinstance(value, torch.Tensor | np.ndarray):
+    if kind is torch.Tensor or isinstance(value, _ARRAYS):
         return kind, value.shape, value.dtype
-    if isinstance(value, tuple | list):
+    if value is None or isinstance(value, _PLAIN):
+        return kind, value
+    if isinstance(value, (tuple, list)):
         return kind, *map(outline, value)
     if isinstance(value, dict):
         return kind, *((key, outline(each)) for key, each in value.items())
-    if value is None or isinstance(value, int | str | type | torch.dtype | torch.device):
-        return kind, value
     return kind
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
+from lab.run import read_rungs
 from lab.score import window_text
 from lab.sweep import sweep
 from lab.sweep.board import Board
@@ -637,27 +638,27 @@ def test_a_learning_rate_is_picked_by_validation_and_the_others_are_never_tested
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("engine", ["local", "ray"])
-def test_a_tuned_sweep_that_is_killed_ends_as_one_that_was_not(engine: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("engine", "moments"), [("local", ["second rung", "winner"]), ("ray", ["second rung"])])
+def test_a_tuned_sweep_that_is_killed_ends_as_one_that_was_not(engine: str, moments: list[str], tmp_path: Path) -> None:
     if engine == "ray":
         pytest.importorskip("ray")
-    argv = [*SMALL, "--mixer", "gru", "--seed", "0,1", "--tune", "lr=1e-3..1:4", "--trainer.max_steps", "16"]
-
-    def start(run_dir: Path, by: str = "local") -> subprocess.Popen[bytes]:
-        command = [sys.executable, "sweep.py", *argv, "--engine", by, "--name", "x", "--run_dir", str(run_dir)]
-        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
-
-    assert start(tmp_path / "whole").wait() == 0
-    # Killed in the first rung, in the second, and while the winner is on its way.
-    for glob, n in (("rungs.json", 1), ("rungs.json", 4), ("done.json", 1)):
-        process = start(tmp_path / "killed", engine)
-        when(lambda glob=glob, n=n: len(list((tmp_path / "killed").rglob(glob))) >= n, process.kill).join()
-        process.wait()
+    argv = shlex.split("--mixer gru --seed 0,1 --tune lr=1e-3,1e-2,1e-1 --trainer.max_steps 8 --slots 1 --name x")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert go(whole, *argv) == 0
+    argv += ["--engine", engine]
+    # Three trials have been at the first rung, one of two at the second; one of two seeds is done.
+    reached = {
+        "second rung": lambda: sum(len(read_rungs(file.parent)) for file in killed.rglob("rungs.json")) >= 4,
+        "winner": lambda: any(killed.rglob("done.json")),
+    }
+    for moment in moments:
+        process = subprocess.Popen([sys.executable, "sweep.py", *argv, *SMALL, "--run_dir", str(killed)], cwd=ROOT)
+        when(reached[moment], process.kill).join()
+        assert process.wait() == -signal.SIGKILL
     # At first a run may still be saving, in a folder that it has locked.
-    assert any(start(tmp_path / "killed", engine).wait() == 0 for _ in range(3))
+    assert any(go(killed, *argv) == 0 for _ in range(3))
     found = []
-    for run_dir in (tmp_path / "whole", tmp_path / "killed"):
+    for run_dir in (whole, killed):
         index = json.loads((run_dir / "x" / "sweep.json").read_text(encoding="utf-8"))
         metrics = {str(f.relative_to(run_dir)): json.loads(f.read_text()) for f in run_dir.rglob("metrics.json")}
         for each in metrics.values():
