@@ -6,8 +6,9 @@ variant of its options.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pytest
@@ -143,12 +144,31 @@ def label(case: Case) -> str:
     return "-".join([case.name, *options, *pattern])
 
 
-def cases(*, variants: bool = True, names: Container[str] | None = None) -> pytest.MarkDecorator:
-    """Parametrise a test over every registered mixer, or over `names` alone; by default with the variants too."""
+def cases(*, variants: bool | Literal["slow"] = True, names: Container[str] | None = None) -> pytest.MarkDecorator:
+    """Parametrise a test over every registered mixer, or over `names` alone.
+
+    Args:
+        variants: whether over the variants too; "slow" where their options can hardly matter.
+        names: of mixers; default all.
+    """
     table = [Case(name, {}) for name in list_mixers()] + (VARIANTS if variants else [])
-    if names is not None:
-        table = [case for case in table if case.name in names]
-    return pytest.mark.parametrize("case", table, ids=label)
+    slow = pytest.mark.slow if variants == "slow" else ()
+    params = [
+        pytest.param(case, marks=slow if case.options else (), id=label(case))
+        for case in table
+        if names is None or case.name in names
+    ]
+    return pytest.mark.parametrize("case", params)
+
+
+def padded(*slow: float) -> pytest.MarkDecorator:
+    """Parametrise a test over every case and what stands in its padding: 1e9, NaN (variants: slow) and `slow`."""
+    params = []
+    for value in (1e9, math.nan, *slow):
+        for case in [Case(name, {}) for name in list_mixers()] + VARIANTS:
+            marks = pytest.mark.slow if value in slow or (value != 1e9 and case.options) else ()
+            params.append(pytest.param(case, value, id=f"{label(case)}-{value}", marks=marks))
+    return pytest.mark.parametrize(("case", "padding"), params)
 
 
 def by_name(table: dict[str, Any], name: str) -> Any:

@@ -58,6 +58,7 @@ def test_stream_with_lengths_agrees_with_eager(case: Case, generator: torch.Gene
     assert_states_close(actual[1], expected[1])
 
 
+@pytest.mark.slow
 def test_a_backbone_agrees_with_eager(generator: torch.Generator) -> None:
     model = Backbone({"name": "hybrid", "attention": {"d_conv": 3}}, D_MODEL, 2, vocab_size=7, n_outputs=7, d_conv=2)
     model = randomise(model, generator).double()
