@@ -575,23 +575,6 @@ def test_ray_isolates_failures_and_starts_again_what_a_lost_worker_was_running(t
     assert (tmp_path / "w" / "saved").exists()
 
 
-@pytest.mark.slow
-def test_a_sweep_on_a_local_ray_finds_what_a_local_sweep_finds(tmp_path: Path) -> None:
-    pytest.importorskip("ray")
-    found = {}
-    for engine in ("local", "ray"):
-        argv = [*SMALL, "--mixer", "attention", "--trainer.max_steps", "6", "--engine", engine, "--name", "same"]
-        command = [sys.executable, "sweep.py", *argv, "--run_dir", str(tmp_path / engine)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        files = sorted((tmp_path / engine).rglob("metrics.json"))
-        found[engine] = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-        for metrics in found[engine]:
-            del metrics["seconds"], metrics["tokens_per_second"]
-    assert len(found["ray"]) == 1
-    assert found["ray"] == found["local"]
-
-
 @pytest.mark.parametrize(
     ("beside", "said"),
     [({}, "accuracy 0.9000, loss 0.5"), ({"perplexity": 7.0}, "perplexity 7, loss 0.5")],

@@ -144,7 +144,7 @@ def test_a_second_derivative_of_selective_scan_raises(generator: torch.Generator
 
 
 @pytest.mark.usefixtures("unchecked_shapes")  # symbolic sizes are no integers
-@pytest.mark.parametrize("seq_len", [1, 5, 300])
+@pytest.mark.parametrize("seq_len", [5, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 300))])
 def test_the_custom_ops_are_registered_as_they_behave(seq_len: int, generator: torch.Generator) -> None:
     """Schema, fake tensors against real ones, autograd registration, and tracing with dynamic shapes."""
     x, dt, A, B, C, _, state = scan_inputs(generator, seq_len)

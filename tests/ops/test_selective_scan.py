@@ -289,7 +289,9 @@ def test_unlooked_at_a_nan_goes_through_to_the_outputs(backend: str, generator: 
 
 @pytest.mark.usefixtures("unchecked_shapes")  # symbolic sizes are no integers
 @ON_CPU
-@pytest.mark.parametrize(("seq_len", "d_state"), [(5, 4), (70, 4), (5, 1)])
+@pytest.mark.parametrize(
+    ("seq_len", "d_state"), [(5, 4), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((70, 4), (5, 1)))]
+)
 def test_the_ops_are_registered_as_they_behave(
     backend: str, seq_len: int, d_state: int, generator: torch.Generator
 ) -> None:

@@ -77,9 +77,9 @@ def measured() -> dict[str, Verdict]:
     return Measured()
 
 
-TRAINED = {"head_count", "softmax_heads"}
-"""Claims that train, or search from many starts."""
-CLAIM_BY_CLAIM = [pytest.param(name, marks=pytest.mark.slow if name in TRAINED else ()) for name in list_claims()]
+LONG = {"head_count", "softmax_heads", "softmax_floor", "rank_of_mixers"}
+"""Claims that train, search from many starts or measure every mixer."""
+CLAIM_BY_CLAIM = [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in list_claims()]
 
 
 @pytest.mark.parametrize("name", CLAIM_BY_CLAIM)
