@@ -35,12 +35,12 @@ SHAPES = [{}, {"d_channel": 0}, {"d_conv": 3}, {"backbone": "bare"}, {"backbone"
 shapes = pytest.mark.parametrize(
     ("shape", "name"),
     [
-        pytest.param(shape, name, id=f"{shape}-{name}", marks=[] if number in (0, 1 + place % 4) else pytest.mark.slow)
+        pytest.param(shape, name, id=f"{shape}-{name}", marks=[] if number == place % 5 else pytest.mark.slow)
         for number, shape in enumerate(SHAPES)
         for place, name in enumerate(list_mixers())
     ],
 )
-"""Every mixer in every shape; by default in the first and in one of the others, in turn."""
+"""Every mixer in every shape; by default in one of them, in turn."""
 
 
 # The map.
@@ -136,9 +136,9 @@ def test_padding_tokens_change_nothing(case: Case, generator: torch.Generator) -
 @pytest.mark.parametrize("name", list_mixers())
 def test_the_operator_of_a_backbone_reproduces_its_output(name: str, generator: torch.Generator) -> None:
     model = model_of(Case(name, {}), generator, n_layers=2, n_outputs=3)
-    x = model.embed(tokens(2, 5, generator=generator)).detach()
+    x = model.embed(tokens(2, 3, generator=generator)).detach()
     read = interaction(model, x)
-    assert read.operator.shape == (2, 5, 5, 3, 8)
+    assert read.operator.shape == (2, 3, 3, 3, 8)
     assert_close(read.apply(x), model.from_embeddings(x))
 
 
@@ -298,7 +298,7 @@ def test_a_reordered_state_serves_beam_search(name: str, generator: torch.Genera
     assert_close(y, model(x[beams])[:, 4:])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16])
 @pytest.mark.parametrize("name", list_mixers())
 def test_state_bytes_is_what_stream_returns(name: str, dtype: torch.dtype, generator: torch.Generator) -> None:
     model = model_of(Case(name, {}), generator, d_conv=3).to(dtype)

@@ -485,7 +485,10 @@ def test_tying_is_read_from_the_weights(tied: bool, generator: torch.Generator) 
 
 
 @every_kind
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.bfloat16, *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in (torch.float64, torch.float16))],
+)
 def test_a_model_keeps_its_dtype(kind: str, dtype: torch.dtype, generator: torch.Generator) -> None:
     theirs = build(kind, generator, **KINDS[kind][0]).to(dtype)
     ours = load_transformers(theirs)
