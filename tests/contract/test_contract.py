@@ -64,7 +64,7 @@ HELD_BY_EVERY_CASE = (
     "bfloat16",
     "operator",
 )
-HELD_BY_VARIANTS = ("causality", "chunked", "one_by_one", "stream_gradients", "operator")
+HELD_BY_VARIANTS = ("chunked", "operator")
 """What options can break by themselves; the rest is repeated for the variants in the slow run."""
 HELD_BY_DEFAULTS = ("deterministic", "no_global_draws", "eval_without_dropout", "lengths", "tiny_inputs", "pickled")
 """Of `zoo.conformance`; tests below ask more of padding, compilers and lengths than it can of anyone."""
@@ -203,7 +203,7 @@ def test_gradients_of_input_state_and_parameters_pass_gradcheck(case: Case, gene
     assert torch.autograd.gradcheck(call, (*values, x, *floats), fast_mode=True)
 
 
-@cases()
+@cases(variants="slow")
 def test_what_is_not_in_the_operator_comes_from_biases(case: Case, generator: torch.Generator) -> None:
     """No part of the value stream is marked as a coefficient: with biases at zero the offset is exactly zero.
 
@@ -447,7 +447,7 @@ def test_no_weight_decay_names_parameters(case: Case) -> None:
 # States.
 
 
-@cases()
+@cases(variants="slow")
 def test_state_bytes_is_what_stream_returns(case: Case, generator: torch.Generator) -> None:
     mixer = case.create(generator)
     for dtype in (torch.float64, torch.float32, torch.bfloat16):

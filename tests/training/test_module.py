@@ -223,7 +223,7 @@ def drawn_answers(n_classes: int, n: int, seed: int) -> tuple[torch.Tensor, torc
     return guesses, labels
 
 
-@pytest.mark.parametrize(("n_classes", "n"), [(2, 3), (5, 40), (16, 7), (16, 5000), (300, 900)])
+@pytest.mark.parametrize(("n_classes", "n"), [(2, 3), (5, 40), (16, 7), (16, 5000), (100, 300)])
 def test_macro_accuracy_is_that_of_torchmetrics_as_mad_calls_it(n_classes: int, n: int) -> None:
     ours, theirs = MacroAccuracy(n_classes), MulticlassAccuracy(num_classes=n_classes, ignore_index=-100)
     for seed in range(3):  # over batches
