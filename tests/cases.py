@@ -112,6 +112,7 @@ VARIANTS = [
     Case("rwkv7", {"n_heads": 1, "decay_rank": 3, "gate_rank": 2}),
     Case("mlstm", {"n_heads": 4, "expand": 1, "d_conv": 2, "d_block": 2}),
     Case("mlstm", {"n_heads": 1, "d_conv": 1, "d_block": 16}),
+    Case("capped_mlstm", {"n_heads": 4, "d_head": 3, "d_key": 5, "gate_cap": 0.5, "norm_eps": 0.1}),
     Case("conv", {"d_conv": 1}),
     Case("conv", {"kernel": "implicit", "d_filter": 5, "n_frequencies": 3, "max_seq_len": LONGEST}),
     Case("mamba3", {"d_state": 8, "d_head": 4, "n_groups": 2, "rate_map": "softplus"}),

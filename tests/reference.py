@@ -826,8 +826,22 @@ def rwkv7(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
     return ((normed + joined(bonus)) * g) @ p["out_proj.weight"].T
 
 
+def matrix_memory(q: Array, k: Array, v: Array, gates: Array) -> Array:
+    """The memory of mLSTM, without stabilisation but for the 1e-6 that the authors' code adds."""
+    n_heads, k, o = q.shape[1], k / np.sqrt(k.shape[2]), np.zeros_like(v)
+    for h in range(n_heads):
+        memory, normaliser, largest = np.zeros((k.shape[2], v.shape[2])), np.zeros(k.shape[2]), 0.0
+        for t in range(len(q)):
+            i, f = np.exp(gates[t, h]), sigmoid(gates[t, n_heads + h])
+            memory = f * memory + i * np.outer(k[t, h], v[t, h])
+            normaliser = f * normaliser + i * k[t, h]
+            largest = max(np.log(f) + largest, np.log(i))
+            o[t, h] = q[t, h] @ memory / (max(abs(normaliser @ q[t, h]), 1.0) + 1e-6 * np.exp(largest))
+    return o
+
+
 def mlstm(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
-    """Beck et al. 2405.04517, section 2.3, without stabilisation but for the 1e-6 that the authors' code adds."""
+    """Beck et al. 2405.04517, section 2.3."""
 
     def blockwise(t: Array, blocks: Array) -> Array:
         parts = heads_of(t, len(blocks))
@@ -837,18 +851,22 @@ def mlstm(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
     s = silu(short_conv(u, p["conv.weight"], p["conv.bias"]))
     flat = blockwise(s, p["q_blocks"]), blockwise(s, p["k_blocks"]), blockwise(u, p["v_blocks"])
     gates = np.concatenate(flat, axis=1) @ p["gate_proj.weight"].T + p["gate_proj.bias"]
-    q, k, v = (heads_of(t, n_heads) for t in flat)
-    k, o = k / np.sqrt(k.shape[2]), np.zeros_like(v)
-    for h in range(n_heads):
-        memory, normaliser, largest = np.zeros((k.shape[2], v.shape[2])), np.zeros(k.shape[2]), 0.0
-        for t in range(len(x)):
-            i, f = np.exp(gates[t, h]), sigmoid(gates[t, n_heads + h])
-            memory = f * memory + i * np.outer(k[t, h], v[t, h])
-            normaliser = f * normaliser + i * k[t, h]
-            largest = max(np.log(f) + largest, np.log(i))
-            o[t, h] = q[t, h] @ memory / (max(abs(normaliser @ q[t, h]), 1.0) + 1e-6 * np.exp(largest))
+    o = matrix_memory(*(heads_of(t, n_heads) for t in flat), gates)
     normed = group_norm(joined(o), n_heads, p["norm_weight"], 1e-5)
     return ((normed + p["skip"] * s) * silu(z)) @ p["out_proj.weight"].T
+
+
+def capped_mlstm(
+    p: Parameters, x: Array, n_heads: int = 2, gate_cap: float = 15.0, norm_eps: float = 1e-6, **_sizes: object
+) -> Array:
+    """Beck et al. 2503.13427, section 2."""
+    wide = len(p["norm_weight"])
+    narrow = len(p["in_proj.weight"]) // 2 - wide
+    q, k, v, out = np.split(x @ p["in_proj.weight"].T, np.cumsum([narrow, narrow, wide]), axis=-1)
+    gates = gate_cap * np.tanh((x @ p["gate_proj.weight"].T + p["gate_proj.bias"]) / gate_cap)
+    o = matrix_memory(*(heads_of(t, n_heads) for t in (q, k, v)), gates)
+    normed = group_norm(joined(o), n_heads, p["norm_weight"], norm_eps)
+    return (sigmoid(out) * normed) @ p["out_proj.weight"].T
 
 
 # The explicit factorized class.
@@ -1478,6 +1496,7 @@ REFERENCES = {
     "lightning_attention": lightning_attention,
     "hgrn2": hgrn2,
     "mlstm": mlstm,
+    "capped_mlstm": capped_mlstm,
     "rwkv7": rwkv7,
     "diagonal_ssm": diagonal_ssm,
     "lru": partial(diagonal_ssm, init="lru"),

@@ -141,6 +141,13 @@ MIXERS: OpenRegistry[Mixer] = OpenRegistry(
             2024,
             "2405.04517",
         ),
+        "capped_mlstm": Mixer(
+            "zoo.mixers.capped_mlstm:CappedMLSTM",
+            "the mLSTM of xLSTM 7B: bounded gates, no convolution",
+            "linear attention",
+            2025,
+            "2503.13427",
+        ),
         "delta_net": Mixer(
             "zoo.mixers.delta_net:DeltaNet",
             "linear attention that overwrites: the delta rule",

@@ -195,6 +195,10 @@ KINDS = {
         {**HEADS[1], "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
         {**HEADS[0], "layer_types": ["full_attention", "conv"], "block_multiple_of": 4, "conv_L_cache": 4},
     ],
+    "xLSTM": [  # their cache knows multiples of 64
+        {"hidden_size": 64, "num_heads": 4, "qk_dim_factor": 1.0, "use_cache": False, "gate_soft_cap": 1.5},
+        {"hidden_size": 128, "num_heads": 2, "use_cache": False, "chunk_size": 4, "output_logit_soft_cap": 2.0},
+    ],
 }
 every_config = pytest.mark.parametrize(
     ("kind", "options"),
@@ -214,7 +218,7 @@ FOLDERS = {  # where the name is written in another way than the class's
     "RecurrentGemma": "recurrent_gemma",
     "NemotronH": "nemotron_h",
 }
-MIXER_NAMES = ("mixer", "mamba", "self_attn", "linear_attn", "conv", "temporal_block")
+MIXER_NAMES = ("mixer", "mamba", "self_attn", "linear_attn", "conv", "temporal_block", "mlstm_layer")
 
 
 BOUNDS = {torch.float32: 1e-5, torch.float64: 1e-10}
@@ -269,7 +273,8 @@ def build(kind: str, generator: torch.Generator, **options: Any) -> Any:
 
 def layers_of(theirs: Any) -> list[nn.Module]:
     body = getattr(theirs, "backbone", None) or theirs.model
-    return [next(m for n, m in layer.named_children() if n in MIXER_NAMES) for layer in body.layers]
+    layers = getattr(body, "blocks", None) or body.layers
+    return [next(m for n, m in layer.named_children() if n in MIXER_NAMES) for layer in layers]
 
 
 def run_layer(theirs: Any, model: Any, x: Tensor) -> Tensor:
@@ -280,7 +285,8 @@ def run_layer(theirs: Any, model: Any, x: Tensor) -> Tensor:
         mask = (lag >= 0) & (lag < GRIFFIN["attention_window_size"])
         return theirs(x, position_ids=positions, attention_mask=mask[None, None], use_cache=False)[0]
     if not type(theirs).__name__.endswith("Attention"):
-        return theirs(x)
+        y = theirs(x)
+        return y if isinstance(y, Tensor) else y[0]
     rotary = getattr(model.model, "rotary_emb", None)
     return theirs(x, attention_mask=None, position_embeddings=None if rotary is None else rotary(x, positions))[0]
 
@@ -316,7 +322,7 @@ def test_a_layer_has_their_outputs_and_gradients(
     for theirs in [module for module in model.modules() if type(module).__name__ in LAYERS][:2]:
         ours = load_transformers(theirs)
         assert isinstance(ours, SequenceMixer)
-        x = draw(BATCH, SEQ_LEN, D_MODEL, generator=generator, dtype=torch.float32)
+        x = draw(BATCH, SEQ_LEN, ours.d_model, generator=generator, dtype=torch.float32)
         inputs = [x.clone().requires_grad_(), x.clone().requires_grad_()]
         y, expected = ours(inputs[0]), run_layer(theirs, model, inputs[1])
         assert_same(y, expected)
@@ -401,7 +407,7 @@ def test_their_cache_is_our_state(kind: str, options: dict[str, Any], generator:
     theirs = build(kind, generator, **options)
     ours = load_transformers(theirs)
     tokens = torch.randint(VOCAB, (BATCH, SEQ_LEN), generator=generator)
-    carries = "cache_params" if "Mamba" in kind else "past_key_values"
+    carries = "cache_params" if "Mamba" in kind or kind == "xLSTM" else "past_key_values"
     cache = cache_of(theirs) if kind == "RecurrentGemma" else None
     with torch.no_grad():
         y, state = ours.stream(tokens[:, :9])
@@ -423,6 +429,10 @@ def test_their_cache_is_our_state(kind: str, options: dict[str, Any], generator:
 
 
 def assert_same_state(mixer: Any, state: Any, cache: Any, layer: int) -> None:
+    if type(mixer).__name__ == "CappedMLSTM":
+        for now, held in zip(state, cache.rnn_state[layer], strict=True):
+            assert_same(now, held.view_as(now))
+        return
     if "keys" in state._fields:
         keys = state.keys
         if getattr(mixer, "rope_scaling", None) and mixer.rope_scaling["rope_type"] == "dynamic":  # kept unturned
@@ -666,6 +676,7 @@ def test_a_folder_that_is_not_exactly_a_model_is_refused(
         ),
         ("Qwen3Next", {**HEADS[0], **MOE, **DELTA, "linear_value_head_dim": 6}, "linear_value_head_dim=6"),
         ("Lfm2", {**HEADS[0], "layer_types": ["conv"] * 2, "conv_bias": True}, "conv_bias=True"),
+        ("xLSTM", {"hidden_size": 64, "eps": 1e-3}, "eps=0.001"),
     ],
 )
 def test_a_configuration_beyond_the_zoo_is_named(

@@ -94,6 +94,10 @@ LAYERS: dict[str, tuple[Any, int]] = {
     "shifted delta rule, one head": (lambda: make("rwkv7", 5, n_heads=1), 16),
     "matrix memory": (lambda: make("mlstm", 6, n_heads=2), 16),
     "matrix memory, one head": (lambda: make("mlstm", 6, n_heads=1, expand=1, d_block=2), 16),
+    "capped matrix memory": (
+        lambda: randomise(make("capped_mlstm", 6, n_heads=2), torch.Generator().manual_seed(0)),
+        12,
+    ),
     "linear RNN": (lambda: make("rnn", 4, d_inner=3, nonlinearity="linear"), 12),
     "wide cell": (lambda: make("lstm", 2, d_inner=5), 12),
     "cell with few pairs": (lambda: make("lstm", 4), 3),

@@ -36,6 +36,7 @@ GDN2 = "fla-org/flash-linear-attention bc3b101, fla/layers/gdn2.py"
 PRODUCT = "fla-org/flash-linear-attention bc3b101, fla/layers/gated_deltaproduct.py"
 RWKV = "fla-org/flash-linear-attention bc3b101, fla/layers/rwkv7.py, its first layer"
 XLSTM = "NX-AI/xlstm 032a6fb, xlstm/blocks/mlstm/layer.py and cell.py"
+XLSTM_7B = "transformers 5.23.0, models/xlstm/modeling_xlstm.py, in a model of one layer"
 S4D = "state-spaces/s4 e757cef, models/s4/s4d.py"
 LRU = "NicolasZucchet/minimal-LRU bbd71b1, lru/model.py"
 S5 = "lindermanlab/S5 3c18fdb, s5/ssm.py, ssm_init.py"
@@ -225,6 +226,14 @@ TABLE = [
     Initial("mlstm", "skip", named("skip"), 1.0, XLSTM),
     Initial("mlstm", "norm_weight", named("norm_weight"), 1.0, XLSTM),
     Initial("mlstm", "conv.weight", named("conv.weight"), within(4), XLSTM, d_model=256),
+    # capped_mlstm.
+    Initial("capped_mlstm", "W_qkv", lambda m: m.in_proj.weight[:128], normal((2 / 5 / 64) ** 0.5), XLSTM_7B),
+    Initial("capped_mlstm", "W_o", lambda m: m.in_proj.weight[128:], 0.0, XLSTM_7B),
+    Initial("capped_mlstm", "out_proj.weight", named("out_proj.weight"), normal(2 / 8), XLSTM_7B),
+    Initial("capped_mlstm", "w_i and w_f", named("gate_proj.weight"), 0.0, XLSTM_7B),
+    Initial("capped_mlstm", "b_i", lambda m: m.gate_proj.bias[:2], -10.0, XLSTM_7B, {"input_bias": -10.0}),
+    Initial("capped_mlstm", "b_f", lambda m: m.gate_proj.bias[4:], [3.0, 4.0, 5.0, 6.0], XLSTM_7B, {"n_heads": 4}),
+    Initial("capped_mlstm", "norm_weight", named("norm_weight"), 1.0, XLSTM_7B),
     # s4d.
     Initial("s4d", "dt", lambda m: m.log_dt.exp(), STEPS, S4D, {"d_state": 2}, 2048),
     Initial("s4d", "-Re A", lambda m: m.log_rate.exp(), 0.5, S4D),

@@ -90,6 +90,7 @@ CHANNELS: dict[str, Callable[[Any], Part]] = {
         ("LlamaMLP", "Qwen3MLP", "Qwen3MoeMLP", "Qwen3NextMLP", "JambaMLP", "BambaMLP", "OlmoHybridMLP"), _swiglu
     ),
     "Lfm2MLP": partial(_swiglu, gate="w1", up="w3", down="w2"),
+    "xLSTMFeedForward": partial(_swiglu, gate="proj_up_gate", up="proj_up", down="proj_down"),
     "FalconH1MLP": _falcon_h1_mlp,
     "NemotronHMLP": _squared_relu,
     "RecurrentGemmaMlp": _geglu,

@@ -298,6 +298,30 @@ def _rg_lru(theirs: Any) -> Part:
     return Part(options, table | gates, {"hidden_activation": (type(theirs.act_fn).__name__, "GELUTanh")})
 
 
+def _capped_mlstm(theirs: Any) -> Part:
+    config, norm = theirs.config, theirs.multihead_norm
+    table = take(
+        in_proj__weight="q.weight k.weight v.weight ogate_preact.weight",
+        gate_proj__weight="igate_preact.weight fgate_preact.weight",
+        gate_proj__bias="igate_preact.bias fgate_preact.bias",
+        norm_weight="multihead_norm.weight",
+        out_proj__weight="out_proj.weight",
+    )
+    options = {
+        "n_heads": norm.num_heads,
+        "d_head": theirs.v_dim // norm.num_heads,
+        "d_key": theirs.qk_dim // norm.num_heads,
+        "gate_cap": config.gate_soft_cap,
+        "norm_eps": eps_of(norm),
+    }
+    fields: Fields = {
+        "weight_mode": (config.weight_mode, "single"),
+        "use_bias": (config.use_bias, False),
+        "eps": (config.eps, 1e-6),
+    }
+    return Part(options, table, fields)
+
+
 def _gated_conv(theirs: Any) -> Part:
     table = take(in_proj__weight="in_proj.weight", conv__weight="conv.weight", out_proj__weight="out_proj.weight")
     return Part({"d_conv": theirs.conv_kernel_size}, table, {"conv_bias": (theirs.bias, False)})
@@ -328,6 +352,7 @@ LAYERS = {
     "RecurrentGemmaAttention": Layer("sliding_attention", _recurrent_gemma_attention),
     "RecurrentGemmaRecurrentBlock": Layer("rg_lru", _rg_lru),
     "Lfm2ShortConv": Layer("gated_conv", _gated_conv),
+    "xLSTMLayer": Layer("capped_mlstm", _capped_mlstm),
 }
 
 

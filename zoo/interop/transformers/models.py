@@ -170,6 +170,15 @@ MODELS = {
         norm="model.embedding_norm",
         channels=("feed_forward",),
     ),
+    "xLSTMForCausalLM": Family(
+        embedding="backbone.embeddings",
+        layers="backbone.blocks",
+        mixers=("mlstm_layer",),
+        norms={"mixer": "norm_mlstm", "channel": "norm_ffn"},
+        norm="backbone.out_norm",
+        channels=("ffn",),
+        cap="output_logit_soft_cap",
+    ),
 }
 
 
