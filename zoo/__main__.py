@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from zoo.theory.measure import Measurement, Sizes
 
 PROGRAM = "zoo"
-_CHEAP = 10**8  # positions that a layer reads to be cut: some minutes
 # An OpenMP thread that waits for another should give its core away; read when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -156,12 +155,17 @@ def _declare_heads(parser: argparse.ArgumentParser) -> None:
     add("--text", type=Path, metavar="FILE", help="text to read, for a transformers model with a tokenizer")
     add("--seq_len", type=int, metavar="N", help="positions of a sequence; default 64, of a run those of its task")
     add("--sequences", type=int, default=8, metavar="N", help="sequences on which operators are read; default 8")
-    add("--others", type=int, default=24, metavar="N", help="sequences on which a cut model is scored; default 24")
+    add(
+        "--others",
+        type=int,
+        metavar="N",
+        help="sequences on which a cut model is scored; default 24, of a large model as many as the time allows",
+    )
     add(
         "--functional",
         choices=("auto", "always", "never"),
         default="auto",
-        help="count functional heads by cutting layers; default auto: where that is cheap",
+        help="count functional heads by cutting layers; default auto: where that takes fifteen minutes on two cores",
     )
     add("--html", type=Path, metavar="PAGE", help="write a page with the plots")
     add("--json", type=Path, metavar="FILE", help="write all that was measured")
@@ -311,8 +315,8 @@ def _measure(arguments: argparse.Namespace) -> int:
 def _heads(arguments: argparse.Namespace) -> int:
     _check_report()
     from zoo.report.files import check_place, write_atomically
-    from zoo.report.numbers import size
-    from zoo.theory.model_heads import QUANTITIES, measure_heads, memory_needed, positions_to_read
+    from zoo.report.numbers import duration, size
+    from zoo.theory.model_heads import BUDGET, QUANTITIES, measure_heads, memory_needed, seconds_needed
     from zoo.theory.model_heads_page import COLUMNS, Reading, describe, heads_as_json, heads_page
     from zoo.theory.model_inputs import model_inputs
 
@@ -323,11 +327,17 @@ def _heads(arguments: argparse.Namespace) -> int:
     found = model_inputs(
         arguments.model, model, arguments.text, arguments.seq_len, arguments.sequences, arguments.others
     )
-    cost = positions_to_read(model, found.inputs, found.others)
-    cut = arguments.functional == "always" or (arguments.functional == "auto" and cost <= _CHEAP)
-    needed = memory_needed(model, found.inputs.shape[1], len(found.inputs), cut)
+    seq_len, n_inputs = found.inputs.shape[1], len(found.inputs)
+    seconds = seconds_needed(model, seq_len, n_inputs, len(found.others))
+    cut = arguments.functional == "always" or (arguments.functional == "auto" and seconds <= BUDGET)
+    n_others = len(found.others) if cut else 0
+    memory = memory_needed(model, seq_len, n_inputs, n_others)
     console = make_console()
-    console.print(f"Measuring needs about {size(needed)} of memory besides the model.", highlight=False)
+    console.print(
+        f"Measuring needs about {size(memory)} of memory besides the model, and "
+        f"{duration(seconds_needed(model, seq_len, n_inputs, n_others))} of one core.",
+        highlight=False,
+    )
     with progress(len(model.layers.chain()) * len(QUANTITIES)) as advance:
         rows = measure_heads(
             model,
@@ -344,8 +354,8 @@ def _heads(arguments: argparse.Namespace) -> int:
         console.print(line, highlight=False)
     if not cut and arguments.functional == "auto":
         console.print(
-            f"Layers were not cut: that may read {cost:,} positions; --functional always does it all the same, sooner "
-            "with fewer --others."
+            f"Layers were not cut: that may take {duration(seconds)} of one core; --functional always does it all the "
+            "same, sooner with fewer --others."
         )
     files = {
         path: write(rows, reading)

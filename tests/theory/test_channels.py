@@ -30,7 +30,8 @@ def test_groups_make_the_operator_and_its_spectrum(name: str, generator: torch.G
     assert_close(operator, true)
     with channelwise(layer, x[:1]) as found:
         assert found is not None
-        spectrum = channel_spectrum(found, generator)
+        spectrum, n_sources = channel_spectrum(found, generator)
+    assert n_sources == 7
     assert_close(spectrum, span_spectrum(layer, x[0])[: len(spectrum)])
 
 
@@ -64,6 +65,7 @@ def test_a_sample_of_positions_estimates_the_spectrum(
     monkeypatch.setattr(channels, "PASSES", 24)
     with channelwise(layer, x) as found:
         assert found is not None
-        some = channel_spectrum(found, torch.Generator().manual_seed(0))
+        some, n_sources = channel_spectrum(found, torch.Generator().manual_seed(0))
+    assert n_sources == 24
     assert len(some) == 16
     assert torch.allclose(some[:4], every[:4], rtol=0.2)

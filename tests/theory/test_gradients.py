@@ -46,7 +46,7 @@ def jacobian_norms(layer: nn.Module, x: Tensor) -> np.ndarray:
 
 @pytest.mark.parametrize("name", ["attention", "selective_ssm", "lstm", "hybrid"])
 def test_profile_is_the_jacobian(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zoo.theory.gradients.POSITIONS_AT_ONCE", 3 * 10 * WIDTH)
+    monkeypatch.setattr("zoo.theory.operator.POSITIONS_AT_ONCE", 3 * 10 * WIDTH)
     layer = create_mixer(name, WIDTH).double()
 
     def make_input(generator: torch.Generator, tau: int) -> Tensor:
@@ -81,7 +81,7 @@ def test_a_sketch_of_a_profile_is_near_it_and_parts_are_put_together(monkeypatch
     exact = gradient_profile(layer, seeds=2, seq_len=SEQ).values
     assert not torch.equal(near := gradient_profile(layer, seeds=2, seq_len=SEQ, sketch=2).values, exact)
     assert (near / exact).log().abs().median() < 0.7
-    monkeypatch.setattr("zoo.theory.gradients.POSITIONS_AT_ONCE", 1)
+    monkeypatch.setattr("zoo.theory.operator.POSITIONS_AT_ONCE", 1)
     assert_close(gradient_profile(layer, seeds=2, seq_len=SEQ).values, exact)
 
 

@@ -25,7 +25,14 @@ from zoo.theory.comparison import (
     measurements_as_markdown,
     write_measurements,
 )
-from zoo.theory.figures import decay_text, error_by_heads, fitted_line, gradient_decay_figure, spectrum_figure
+from zoo.theory.figures import (
+    decay_text,
+    error_by_heads,
+    fitted_line,
+    gradient_decay_figure,
+    heads_text,
+    spectrum_figure,
+)
 from zoo.theory.gradients import DecayRate, GradientProfile, gradient_profile
 from zoo.theory.measure import (
     Gradient,
@@ -33,11 +40,11 @@ from zoo.theory.measure import (
     Sizes,
     fitted,
     layer_inputs,
+    layer_profile,
     measure_backbone,
     measure_gradients,
     measure_mixers,
     operator_norms,
-    profile_at,
     random_inputs,
     sizes_within,
 )
@@ -294,7 +301,7 @@ def test_a_profile_at_given_inputs_is_the_profile_there(generator: torch.Generat
     layer = create_mixer("attention", 4, n_heads=2).double()
     x = torch.randn(2, 9, 4, generator=generator, dtype=torch.float64)
     given = gradient_profile(layer, lambda g, _: x[g.initial_seed()], range(9), seeds=2, seq_len=9)
-    torch.testing.assert_close(profile_at(layer, x).values, given.values)
+    torch.testing.assert_close(layer_profile(layer, x).values, given.values)
 
 
 @pytest.mark.parametrize(
@@ -357,6 +364,9 @@ def test_a_rank_that_misses_is_named_and_one_beyond_a_sketch_is_not(rows: list[M
     assert describe_sketches(rows) == ""
     assert describe_sketches([beyond]).startswith("Read by a random sketch (m = 16)")
     assert "m = 16" in measurements_as_markdown([beyond], SMALL, "")
+    some = replace(row, sources=32)
+    assert describe_sketches([some]).startswith("Read at 32 source positions")
+    assert heads_text(some) == f"≥ {heads_text(row)}"
     assert beyond.as_predicted
     assert GROUPS["Operator"][0].cell(beyond) == "≥ 2"
     assert replace(row, predicted_rank=None).as_predicted is None

@@ -10,7 +10,18 @@ from torch import Tensor
 
 from tests.cases import draw, randomise
 from zoo import Backbone
-from zoo.theory.model_heads import CutScores, accuracy, agreement, cut_scores, explained, measure_heads
+from zoo.theory import model_heads
+from zoo.theory.model_heads import (
+    CutScores,
+    accuracy,
+    agreement,
+    cut_scores,
+    explained,
+    measure_heads,
+    memory_needed,
+    others_within,
+    seconds_needed,
+)
 from zoo.theory.model_heads_page import Reading, heads_figure
 
 SIZES = {"d_model": 8, "n_layers": 2, "vocab_size": 12, "n_outputs": 12}
@@ -57,6 +68,38 @@ def test_a_layer_cut_to_nothing_adds_what_does_not_depend_on_its_input(norm: str
     score = agreement(model(others))
     found = cut_scores(model, 1, x, stream, score, grid=(0, 64))
     assert found.scores == {0: score(silent(others)), max(found.scores): 1.0}
+
+
+def test_of_a_large_model_a_bisection_finds_the_functional_heads(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The score is how near the cut model comes to the whole one, which grows with the number of operators."""
+    model, others = model_of(generator, n_layers=1, mixer={"name": "selective_ssm"}), tokens(generator)
+    x = model.layers.chain()[0].mixer_input(stream := model.embed(others))
+    whole = model(others).detach()
+    given = (model, 0, x, stream, lambda y: 1 - float((y - whole).norm() / whole.norm()))
+    every = cut_scores(*given)
+    monkeypatch.setattr(model_heads, "_FEW_PRODUCTS", 0)
+    some = cut_scores(*given, whole=1.0)
+    assert every.whole == some.whole == 1.0
+    assert every.functional_heads == some.functional_heads
+    assert len(some.scores) < len(every.scores) / 2
+    assert some.scores.items() <= every.scores.items()
+    assert len(cut_scores(*given, grid=(0, 1, 2), whole=1.0).scores) == 1  # the largest does not keep it
+
+
+def test_others_are_as_many_as_the_budget_allows(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads share their weights, so that attention is read in fewer passes than channels with gates."""
+    attention, lru = (
+        model_of(generator, d_model=40, n_layers=1, mixer={"name": name}) for name in ("attention", "rg_lru")
+    )
+    assert seconds_needed(attention, 64, 2, 8) < seconds_needed(lru, 64, 2, 8)
+    assert others_within(lru, 64, 2) == 24
+    monkeypatch.setattr(model_heads, "BUDGET", seconds_needed(lru, 64, 2, 5) * 1.001)
+    assert others_within(lru, 64, 2) == 5
+    monkeypatch.setattr(model_heads, "BUDGET", 0.0)
+    assert others_within(lru, 64, 2) == 1
+    assert memory_needed(lru, 64, 2, 0) < memory_needed(lru, 64, 2, 1) < memory_needed(lru, 64, 2, 24)
 
 
 def test_the_plot_ends_where_its_numbers_do(generator: torch.Generator) -> None:

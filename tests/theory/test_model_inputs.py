@@ -45,6 +45,13 @@ def test_a_text_is_cut_into_pieces(text: Path) -> None:
     assert found.where == f"2 pieces of 4 tokens of {text}"
 
 
+def test_unless_told_otherwise_a_short_text_is_used_up(text: Path) -> None:
+    found = model_inputs(str(text.parent), MODEL, text, 2, 2, None)
+    assert (len(found.inputs), len(found.others)) == (2, 5)
+    assert found.scored.endswith("on 5 other sequences")
+    assert len(model_inputs("nowhere", MODEL, None, 2, 2, None).others) == 24
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [

@@ -23,11 +23,10 @@ from torch import Tensor, nn
 
 from zoo.theory.operator import AFFINE_RTOL, Map, OperatorError, Replayed, check_input, evaluated
 
-PASSES = 64
+PASSES = 32
 """Passes of one sequence in which weights are sampled."""
 
-_POSITIONS_AT_ONCE = 2048  # what lies between the projections of a wide layer is several times as wide as the layer
-_TRIED = 4  # source positions at which it is looked up which channels share their weights
+_TRIED = 2  # source positions at which it is looked up which channels share their weights
 _DEPENDENT = 1e-14  # relative to the largest eigenvalue of their Gram matrix: operators that are sums of others
 _SHARED = 64.0  # times the dtype's eps, relative to the largest weight: equal weights
 
@@ -43,15 +42,17 @@ class Channels:
     """
 
     def __init__(self, f: Map, z: Tensor, entry: Tensor, exit_: nn.Linear, output: Tensor) -> None:
-        self._held = held = Replayed(f, z)
+        self._held = held = Replayed(f, z, backward=False)
         self.batch, self.seq_len, self.output = held.batch, held.seq_len, output
-        self._at_once = max(1, _POSITIONS_AT_ONCE // (held.batch * held.seq_len))
+        self._at_once = held.probes_at_once()
         self.offset = nn.functional.linear(held.offset, exit_.weight, exit_.bias)
         positions = torch.arange(1, z.shape[2] + 1).to(z)
         tried = torch.linspace(0, self.seq_len - 1, min(_TRIED, self.seq_len)).long().unique()
         ones, numbered = (self._read(tried, probe) for probe in (torch.ones_like(positions), positions))
         # What answers c + 1 times as much to the number c + 1 as to one is fed by channel c.
         weights, answers = (t.movedim(3, 0).flatten(1) for t in (ones, numbered))
+        if not bool(weights.any()):
+            raise OperatorError("nothing is mixed")
         most = weights.abs().argmax(1, keepdim=True)
         size = weights.gather(1, most)
         fed = torch.where(size != 0, answers.gather(1, most) / size, 1.0).squeeze(1).round()
@@ -180,19 +181,25 @@ def _merged(above: Tensor | None, below: list[Tensor]) -> Tensor:
     return torch.linalg.qr(rows, mode="r")[1] if len(rows) > rows.shape[1] else rows
 
 
-def channel_spectrum(channels: Channels, generator: torch.Generator) -> Float[Tensor, " singular"]:
-    """Return singular values of the operator span, in float64: exact, or estimated from `sampled` source positions.
+def channel_spectrum(channels: Channels, generator: torch.Generator) -> tuple[Float[Tensor, " singular"], int]:
+    """Return singular values of the operator span, in float64, and from how many source positions: exact from all.
 
-    A sample shows directions, so that the rank is that of all positions almost surely where it has as many rows;
-    the values are scaled to the energy of all.
+    A sample shows directions, so that the rank is that of all positions almost surely where it has as many rows. The
+    values are scaled to the energy of all, but where each source has directions of its own, as in a layer with gates,
+    they fall faster than those of all, and fewer heads seem to do: at d_model 768 and 512 positions SSD showed 125
+    heads for 10 % at 32 sources and 245 at 64.
     """
-    return torch.linalg.svdvals(sampled_triangle(channels, generator))
+    rows, n_sources = sampled_triangle(channels, generator)
+    return torch.linalg.svdvals(rows), n_sources
 
 
-def sampled_triangle(channels: Channels, generator: torch.Generator) -> Float[Tensor, "few size"]:
-    """Return a matrix with the Gram matrix of all vec(W_ij) in `coordinates`, estimated where `sampled` is not all."""
+def sampled_triangle(channels: Channels, generator: torch.Generator) -> tuple[Float[Tensor, "few size"], int]:
+    """Return a matrix with the Gram matrix of all vec(W_ij) in `coordinates`, and the number of sources it is from.
+
+    An estimate where `sampled` is not all of them.
+    """
     sources = channels.sampled(generator)
-    return triangle(channels.rows(sources)) * (channels.seq_len / len(sources)) ** 0.5
+    return triangle(channels.rows(sources)) * (channels.seq_len / len(sources)) ** 0.5, len(sources)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from zoo.report.files import as_json, write_atomically
 from zoo.report.markdown import table
 from zoo.report.numbers import NOTHING, size
 from zoo.report.plots import save_png
-from zoo.theory.figures import comparison_figure, decay_text, rank_text
+from zoo.theory.figures import comparison_figure, decay_text, heads_text, rank_text
 from zoo.theory.measure import REL_ERRORS, SKETCH, STATE_LENGTHS, Gradient, Measurement, Sizes
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ GROUPS: Mapping[str, tuple[Column, ...]] = {
         ),
         Column(
             f"heads, {'/'.join(f'{100 * error:g}' for error in REL_ERRORS)} %",
-            "fewest heads that leave that relative error of the operator",
-            lambda row: "/".join(map(str, row.heads.values())) or NOTHING,
+            "fewest heads that leave that relative error of the operator; ≥ where only some source positions are read",
+            heads_text,
         ),
         Column(
             "effective rank",
@@ -179,15 +179,25 @@ def describe_unread(rows: Sequence[Measurement | LayerHeads]) -> str:
     )
 
 
-def describe_sketches(rows: Sequence[Measurement]) -> str:
-    """Return which rows were read by a sketch, and what that means, in a sentence; empty where none was."""
-    sketched = [row.name for row in rows if row.rank_limit is not None]
-    if not sketched:
-        return ""
-    return (
-        f"Read by a random sketch (m = {SKETCH}), which puts the heads of slowly falling spectra low, up to 30 % over "
-        f"few positions: {', '.join(sketched)}."
-    )
+def describe_sketches(rows: Sequence[Measurement | LayerHeads]) -> str:
+    """Return which rows were read by a sketch or a sample, and what that means; empty where none was."""
+    sketched = [row.name for row in rows if row.rank_limit is not None and row.sources is None]
+    sampled: dict[int, list[str]] = {}
+    for row in rows:
+        if row.sources is not None:
+            sampled.setdefault(row.sources, []).append(row.name)
+    sentences = [
+        f"Read at {count} source positions, drawn with a seed, which show the rank; heads (≥) are those that "
+        f"the operator's columns there take, the whole operator may take several times as many: "
+        f"{', '.join(names)}."
+        for count, names in sampled.items()
+    ]
+    if sketched:
+        sentences.append(
+            f"Read by a random sketch (m = {SKETCH}), which puts the heads of slowly falling spectra low, up to 30 % "
+            f"over few positions: {', '.join(sketched)}."
+        )
+    return " ".join(sentences)
 
 
 def describe_sizes(sizes: Sizes) -> str:

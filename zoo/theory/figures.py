@@ -227,6 +227,11 @@ def rank_text(row: Measurement | LayerHeads) -> str:
     return f"{'≥ ' if row.rank == row.rank_limit else ''}{row.rank}"
 
 
+def heads_text(row: Measurement | LayerHeads) -> str:
+    """Return the heads for each error; with ≥ where the spectrum is that of some source positions."""
+    return f"{'' if row.sources is None else '≥ '}{'/'.join(map(str, row.heads.values()))}" or NOTHING
+
+
 def decay_text(decay: DecayRate) -> str:
     """`-0.105 [-0.106, -0.104]`, with as many digits as tell the ends of the interval apart, at most four."""
     low, high = decay.interval

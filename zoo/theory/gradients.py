@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from zoo.contract import require_positive
 from zoo.theory.intervals import FEWEST_SEEDS
-from zoo.theory.operator import POSITIONS_AT_ONCE, Map, check_input, evaluated, separate_rows
+from zoo.theory.operator import Map, check_input, evaluated, positions_at_once, separate_rows
 
 MakeInput: TypeAlias = Callable[[torch.Generator, int], Tensor]
 """(generator, distance) -> input (seq, d_in); drawn anew for each distance from the same seed, so that all but what
@@ -78,7 +78,8 @@ def gradient_profile(
 ) -> GradientProfile:
     """J(tau) = ||d y_n / d x_{n - tau}||_F for n the last position, exact, for each seed.
 
-    With a sketch, Gaussian cotangents take the place of one for each output channel: J^2 is right in expectation.
+    With a sketch, Gaussian cotangents, others for each seed, take the place of one for each output channel: J^2 is
+    right in expectation.
 
     float32 recurrences that accumulate log-decays have a false gradient floor near 1e-9: measure those in float64.
 
@@ -150,7 +151,7 @@ def _profile(
         taus = _check_distances(distances, seq_len)
     else:
         taus = torch.arange(seq_len) if make_input_of is None else _spaced(seq_len)
-    rows = []
+    rows, sketched_by = [], torch.Generator().manual_seed(0)
     for seed in seeds:
         made = layer if isinstance(layer, nn.Module) else _make(layer, seed)
         if make_input_of is None:
@@ -160,7 +161,8 @@ def _profile(
             inputs = [make_input(torch.Generator().manual_seed(seed), int(tau)) for tau in taus]
             x, where = _stacked(made, inputs, seq_len), torch.arange(len(taus))
         with evaluated(made) as f:
-            rows.append(_last_row_norms(f, x, type(made).__name__, sketch).cpu()[where, taus])
+            norms = _last_row_norms(f, x, _width_out(f, x), type(made).__name__, sketch, sketched_by)
+            rows.append(norms.cpu()[where, taus])
     return GradientProfile(torch.stack(rows), taus, seq_len)
 
 
@@ -205,35 +207,61 @@ def _stacked(layer: nn.Module, inputs: Sequence[Tensor], seq_len: int) -> Float[
     return stacked
 
 
+def profile_at(layer: nn.Module, x: Float[Tensor, "seeds seq d_in"], sketch: int | None = None) -> GradientProfile:
+    """Return the gradient profile at given inputs, one for each seed, over every distance; see `gradient_profile`."""
+    check_input(layer, x)
+    source = torch.Generator().manual_seed(0)
+    with evaluated(layer) as f:
+        d_out, name = _width_out(f, x), type(layer).__name__
+        rows = [_last_row_norms(f, row, d_out, name, sketch, source).cpu() for row in x.split(1)]
+    return GradientProfile(torch.cat(rows), torch.arange(x.shape[1]), x.shape[1])
+
+
+def _width_out(f: Map, x: Float[Tensor, "inputs seq d_in"]) -> int:
+    """Return d_out of a layer that repeats itself and keeps sequences apart."""
+    return separate_rows(f, x[:1])[0].shape[-1]
+
+
 def _last_row_norms(
-    f: Map, x: Float[Tensor, "inputs seq d_in"], name: str, sketch: int | None
+    f: Map,
+    x: Float[Tensor, "inputs seq d_in"],
+    d_out: int,
+    name: str,
+    sketch: int | None,
+    generator: torch.Generator,
 ) -> Float[Tensor, "inputs seq"]:
     """J(tau) for every tau, of each input: one backward pass for each cotangent, as many at once as memory bears."""
-    d_out, seq_len = separate_rows(f, x[:1])[0].shape[-1], x.shape[1]
     if sketch is None or sketch >= d_out:
         cotangents = torch.eye(d_out)
     else:
-        cotangents = torch.randn(sketch, d_out, generator=torch.Generator().manual_seed(0)) / sketch**0.5
-    at_once = max(1, POSITIONS_AT_ONCE // seq_len)
-    norms = [
-        torch.stack([_row_norms(f, some, few, name) for few in cotangents.split(at_once)]).norm(dim=0)
-        for some in x.split(max(1, at_once // len(cotangents)))
-    ]
+        cotangents = torch.randn(sketch, d_out, generator=generator) / sketch**0.5
+    at_once = max(1, positions_at_once(x.shape[2]) // x.shape[1])
+    few = cotangents.split(at_once)
+    norms = [_row_norms(f, some, few, name) for some in x.split(max(1, at_once // len(cotangents)))]
     return torch.cat(norms).flip(1).to(x.dtype)
 
 
 def _row_norms(
-    f: Map, x: Float[Tensor, "inputs seq d_in"], cotangents: Float[Tensor, "rows d_out"], name: str
+    f: Map, x: Float[Tensor, "inputs seq d_in"], cotangents: Sequence[Float[Tensor, "rows d_out"]], name: str
 ) -> Float[Tensor, "inputs seq"]:
-    """Return the size of what the cotangents of the last position's output give at each source position."""
-    point = x.repeat_interleave(len(cotangents), 0).requires_grad_()
+    """Return the size of what the cotangents of the last position's output give at each source position.
+
+    One forward pass of as many copies of x as the first of `cotangents` has rows, and a backward pass for each of them.
+    """
+    copies = len(cotangents[0])
+    point = x.repeat_interleave(copies, 0).requires_grad_()
     with torch.enable_grad():
-        y = f(point)[:, -1]
-        given = cotangents.to(y).repeat(len(x), 1)
-        grad = torch.autograd.grad(y, point, given, allow_unused=True)[0] if y.requires_grad else None
-    if grad is None:
-        raise ValueError(f"no gradient: autograd finds no path from the input of {name} to its output")
-    return torch.linalg.vector_norm(grad.double().unflatten(0, (len(x), len(cotangents))), dim=(1, 3))
+        y = f(point)[:, -1].unflatten(0, (len(x), copies))
+    energy = x.new_zeros(x.shape[:2], dtype=torch.float64)
+    for some in cotangents:
+        given = nn.functional.pad(some, (0, 0, 0, copies - len(some))).to(y).expand_as(y)
+        grad = (
+            torch.autograd.grad(y, point, given, retain_graph=True, allow_unused=True)[0] if y.requires_grad else None
+        )
+        if grad is None:
+            raise ValueError(f"no gradient: autograd finds no path from the input of {name} to its output")
+        energy += grad.double().unflatten(0, (len(x), copies)).square().sum((1, 3))
+    return energy.sqrt()
 
 
 def decay_rate(

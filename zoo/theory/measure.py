@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Shaped
-from torch import Tensor, nn
+from torch import Tensor
 
 from zoo.backbone import Backbone
 from zoo.blocks import ResidualBlock, Stack
@@ -37,6 +37,7 @@ from zoo.theory.gradients import (
     draw_seeds,
     gradient_profile,
     highway_profile,
+    profile_at,
 )
 from zoo.theory.operator import OperatorError, offset_share, replayed
 from zoo.theory.rank import effective_rank, heads_needed, span_spectrum, spectrum_rank
@@ -53,11 +54,18 @@ Progress = Callable[[str, str], None]
 QUANTITIES = ("spectrum", "offset", "gradient", "highway", "cost", "input dependence")
 """What is measured for a row, in this order."""
 
-_EXACT_WIDTH = 1024  # d_out * d_in up to which the spectrum is exact: a second or two on one core
+EXACT_WIDTH = 1024
+"""d_out * d_in up to which the spectrum is exact: a second or two on one core."""
+
 SKETCH = 16
 """Gaussian vectors over time with which the spectrum of a wider layer is sketched."""
 
-_WIDE = 128  # channels beyond which a gradient profile is sketched too, with as many vectors
+GRADIENT_SKETCH = 4
+"""Gaussian vectors for each seed with which the gradient profile of a wide layer is sketched."""
+
+WIDE = 128
+"""Channels beyond which it is."""
+
 _NORM_PROBES = 8
 _HIGHWAY_SEEDS = (
     FEWEST_SEEDS  # the needle is moved to each distance: a pass for every one of them, where noise needs one for all
@@ -155,6 +163,7 @@ class Measurement:
         state_bytes: length -> bytes of the streaming state in float32; None where the mixer takes no sequence so long
             or does not stream.
         seconds: what the row took, wall clock.
+        sources: source positions that the spectrum is estimated from; None where it is exact or a sketch of all.
     """
 
     name: str
@@ -172,6 +181,7 @@ class Measurement:
     n_params: int
     state_bytes: Mapping[int, int | None]
     seconds: float
+    sources: int | None = None
 
     @property
     def as_predicted(self) -> bool | None:
@@ -349,7 +359,7 @@ def measure_backbone(
     for (name, layer, x), reaching in zip(layer_inputs(model, inputs), layer_inputs(model, noise), strict=True):
 
         def profile(layer: SequenceMixer = layer, at: Tensor = reaching.x) -> GradientProfile:
-            return profile_at(layer, at)
+            return layer_profile(layer, at)
 
         def highway(layer: SequenceMixer = layer) -> GradientProfile | None:
             return _highway(layer, sizes)
@@ -388,27 +398,42 @@ def random_inputs(
     return torch.randn(batch_size, seq_len, width, generator=generator, dtype=torch.float64).to(like)
 
 
+class SpectrumRead(NamedTuple):
+    """Singular values of an operator span, and how they were read.
+
+    Attributes:
+        values: largest first.
+        limit: the largest rank that they can show; None for every rank there is.
+        sources: the source positions that they are estimated from; None where no position is left out.
+    """
+
+    values: Float[Tensor, " singular"]
+    limit: int | None = None
+    sources: int | None = None
+
+
 def spectrum_at(
     layer: SequenceMixer, x: Float[Tensor, "1 seq d_model"], seed: int = 0, sketch: int = SKETCH
-) -> tuple[Float[Tensor, " singular"], int | None]:
-    """Return singular values of the operator span at x, and the largest rank they can show.
+) -> SpectrumRead:
+    """Return singular values of the operator span at x.
 
-    Exact (limit None) up to d_out * d_in = 1,024. Beyond, `channel_spectrum` of layers that mix channel by channel,
-    where the limit is None unless the sample has fewer rows than the layer has groups; of others a random sketch
-    (see `span_spectrum` for what it understates).
+    Exact up to d_out * d_in = 1,024. Beyond, `channel_spectrum` of layers that mix channel by channel, where the limit
+    is None unless the sample has fewer rows than the layer has groups; of others a random sketch (see `span_spectrum`
+    for what it understates).
     """
-    if layer.d_out * layer.d_model <= _EXACT_WIDTH:
-        return span_spectrum(layer, x)[0], None
+    if layer.d_out * layer.d_model <= EXACT_WIDTH:
+        return SpectrumRead(span_spectrum(layer, x)[0])
     generator = torch.Generator().manual_seed(seed)
     with channelwise(layer, x) as channels:
         if channels is not None:
-            found = channel_spectrum(channels, generator).to(x.dtype)
-            return found, None if len(found) == channels.n_groups else len(found)
+            found, n_sources = channel_spectrum(channels, generator)
+            limit = None if len(found) == channels.n_groups else len(found)
+            return SpectrumRead(found.to(x.dtype), limit, None if n_sources == channels.seq_len else n_sources)
     spectrum = span_spectrum(layer, x, sketch, generator=generator)[0]
-    return spectrum, len(spectrum)
+    return SpectrumRead(spectrum, len(spectrum))
 
 
-def read_spectrum(layer: SequenceMixer, x: Tensor, seed: int = 0) -> tuple[Tensor, int | None] | None:
+def read_spectrum(layer: SequenceMixer, x: Tensor, seed: int = 0) -> SpectrumRead | None:
     """`spectrum_at`; None of a layer whose operator cannot be read, as of a module that marks no coefficients."""
     try:
         return spectrum_at(layer, x, seed)
@@ -438,23 +463,9 @@ def operator_norms(layer: SequenceMixer, x: Float[Tensor, "1 seq d_model"]) -> F
     return torch.cat(norms)
 
 
-def profile_at(layer: SequenceMixer, x: Float[Tensor, "seeds seq d_model"]) -> GradientProfile:
-    """Return the gradient profile at given inputs, one for each seed, over every distance; of wide layers a sketch."""
-    sketch = SKETCH if layer.d_out > _WIDE else None
-    return gradient_profile(
-        lambda seed: _At(layer, x[seed : seed + 1]), seeds=len(x), seq_len=x.shape[1], sketch=sketch
-    )
-
-
-class _At(nn.Module):
-    """A layer held at one input: whatever comes in, it answers, and is differentiated, there."""
-
-    def __init__(self, layer: SequenceMixer, x: Float[Tensor, "1 seq d_model"]) -> None:
-        super().__init__()
-        self.layer, self.x, self.d_model = layer, x, layer.d_model
-
-    def forward(self, v: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch seq d_out"]:
-        return self.layer(self.x + (v - v.detach()))
+def layer_profile(layer: SequenceMixer, x: Float[Tensor, "seeds seq d_model"]) -> GradientProfile:
+    """`profile_at`; of wide layers a sketch."""
+    return profile_at(layer, x, GRADIENT_SKETCH if layer.d_out > WIDE else None)
 
 
 def _highway(layer: Layer, sizes: Sizes) -> GradientProfile | None:
@@ -481,7 +492,7 @@ def _measure(
     start = time.perf_counter()
     now("spectrum")
     read = read_spectrum(layer, x[:1], sizes.seed)
-    spectrum, limit = (torch.empty(0), None) if read is None else read
+    spectrum, limit, sources = SpectrumRead(torch.empty(0)) if read is None else read
     now("offset")
     aside = None if read is None else offset_share(layer, x[:1])
     now("gradient")
@@ -509,6 +520,7 @@ def _measure(
         n_params=sum(p.numel() for p in layer.parameters() if p.requires_grad),
         state_bytes={length: _state_bytes(layer, length) for length in STATE_LENGTHS},
         seconds=time.perf_counter() - start,
+        sources=sources,
     )
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from zoo.report.files import as_json
 from zoo.report.numbers import NOTHING
 from zoo.report.plots import as_png, legend_beside, legend_columns, line_style, new_figure, styled
-from zoo.theory.comparison import describe_unread
-from zoo.theory.figures import decay_text, rank_text
-from zoo.theory.measure import REL_ERRORS
+from zoo.theory.comparison import describe_sketches, describe_unread
+from zoo.theory.figures import decay_text, heads_text, rank_text
+from zoo.theory.measure import GRADIENT_SKETCH, REL_ERRORS, WIDE
 from zoo.theory.model_heads import KEPT, LayerHeads
 
 if TYPE_CHECKING:
@@ -45,10 +45,6 @@ class Column(NamedTuple):
     cell: Callable[[LayerHeads], str]
 
 
-def _heads(row: LayerHeads) -> str:
-    return "/".join(map(str, row.heads.values())) or NOTHING
-
-
 def _functional(row: LayerHeads) -> str:
     if row.cut is None or row.cut.whole <= 0:
         return NOTHING
@@ -77,8 +73,8 @@ COLUMNS = (
     ),
     Column(
         f"heads, {'/'.join(f'{100 * error:g}' for error in REL_ERRORS)} %",
-        "fewest heads that leave that relative error of the operator",
-        _heads,
+        "fewest heads that leave that relative error of the operator; ≥ where only some source positions are read",
+        heads_text,
     ),
     Column(
         "functional heads",
@@ -86,7 +82,12 @@ COLUMNS = (
         _functional,
     ),
     Column("state size", "effective state size at a quarter, a half and three quarters of the sequence", _state),
-    Column("gradient rate", "slope of log J(τ) per token, 95 % interval; 0 beyond τ: none arrives", _rate),
+    Column(
+        "gradient rate",
+        "slope of log J(τ) per token, 95 % interval; 0 beyond τ: none arrives; of layers wider than "
+        f"{WIDE} channels J(τ) is estimated from {GRADIENT_SKETCH} random directions of the output",
+        _rate,
+    ),
 )
 
 
@@ -110,6 +111,7 @@ def _record(row: LayerHeads) -> dict[str, Any]:
         "n_heads": row.n_heads,
         "rank": row.rank,
         "rank_limit": row.rank_limit,
+        "sources": row.sources,
         "heads": row.heads,
         "functional_heads": None if cut is None else cut.functional_heads,
         "score": None if cut is None else cut.whole,
@@ -186,4 +188,4 @@ def describe(rows: Sequence[LayerHeads], reading: Reading) -> list[str]:
         lines.append(f"Score: {reading.score}; the whole model has {whole:.3g}, chance {reading.chance:.3g}.")
         if whole <= 0:
             lines.append("That leaves nothing to keep: functional heads are not counted.")
-    return [*lines, *filter(None, [describe_unread(rows)])]
+    return [*lines, *filter(None, [describe_sketches(rows), describe_unread(rows)])]

@@ -29,6 +29,8 @@ from zoo.coefficient import ReplayError, Tape, recording, replaying
 POSITIONS_AT_ONCE = 8192
 """Positions in one stacked pass: enough to fill a processor, few enough to stay in its cache."""
 
+_USUAL_WIDTH = 64  # of a layer that takes so many; wider ones take fewer
+
 AFFINE_RTOL = {torch.float64: 1e-9, torch.float32: 1e-4}
 """Relative departure from the affine map, channel by channel, that still counts as roundoff."""
 
@@ -37,6 +39,11 @@ _N_COTANGENTS = 3
 _FLOAT32_MISS = 1e-5  # the largest miss of a float64 layer that float32 arithmetic inside it would explain
 
 Map: TypeAlias = Callable[[Tensor], Tensor]
+
+
+def positions_at_once(width: int) -> int:
+    """Return how many positions one stacked pass of a layer takes: `POSITIONS_AT_ONCE`, fewer of a wide one."""
+    return POSITIONS_AT_ONCE * _USUAL_WIDTH // max(_USUAL_WIDTH, width)
 
 
 class Interaction(NamedTuple):
@@ -128,11 +135,16 @@ class Replayed:
         output: y, the layer's own output at x, (batch, seq, d_out).
         offset: c, (batch, seq, d_out).
 
+    Args:
+        f: the layer's map.
+        x: where its coefficients are held.
+        backward: check the backward pass too, from which `rmatvec` and `rows` read.
+
     Raises:
         OperatorError, ValueError: see `interaction`.
     """
 
-    def __init__(self, f: Map, x: Float[Tensor, "batch seq d_in"]) -> None:
+    def __init__(self, f: Map, x: Float[Tensor, "batch seq d_in"], backward: bool = True) -> None:
         self._f, self._x = f, x
         self._tapes: dict[int, Tape] = {}
         other = _draw_like(x)
@@ -141,6 +153,8 @@ class Replayed:
         self.d_out = self.output.shape[2]
         self.offset = self._replay(torch.zeros_like(x), 1)
         at_sum, sizes = self._check_affine(other)
+        if not backward:
+            return
         reached = self._check_adjoint(x + other, at_sum, sizes)
         if not reached and self.output.any() and not torch.equal(at_other, self.output):
             raise OperatorError(
@@ -182,7 +196,7 @@ class Replayed:
 
     def probes_at_once(self) -> int:
         """Return how many probes one stacked pass takes."""
-        return max(1, POSITIONS_AT_ONCE // (self.batch * self.seq_len))
+        return max(1, positions_at_once(self.d_in) // (self.batch * self.seq_len))
 
     def _blocks(self, width: int) -> Iterator[slice]:
         step = max(1, self.probes_at_once() // width)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -94,7 +95,7 @@ def _wide_basis(layer: nn.Module, x: Float[Tensor, "batch seq d_in"], n_heads: i
     with _channels_of_wide(layer, x) as found:
         if found is None:
             return None
-        rows = sampled_triangle(found, torch.Generator().manual_seed(0))
+        rows, _ = sampled_triangle(found, torch.Generator().manual_seed(0))
         _, spectrum, directions = torch.linalg.svd(rows, full_matrices=False)
         directions = directions[: _kept(spectrum, x.dtype, n_heads)]
         kept = spectrum[: len(directions)].to(x.dtype)
@@ -137,21 +138,21 @@ def cut(
     with _channels_of_wide(layer, x) as found:
         if found is not None and basis.operators.shape[1:] == (found.output.shape[2], x.shape[2]):
             products = found.products(basis.operators)
-            shares = (torch.einsum("bjig,hg->hbij", block, products) for _, block in found.columns())
-            return found.offset, _parts(basis, x, shares)
+            return found.offset, _parts(basis, x, (block @ products.t() for _, block in found.columns()))
     with replayed(layer, x) as held:
         if basis.operators.shape[1:] != (held.d_out, held.d_in):
             raise ValueError(
                 f"the basis is of operators {tuple(basis.operators.shape[1:])}, the layer's are "
                 f"{(held.d_out, held.d_in)}: give the basis of this layer"
             )
-        shares = (torch.einsum("bjipd,hpd->hbij", block, basis.operators) for _, block in held.columns())
-        return held.offset, _parts(basis, x, shares)
+        flat = basis.operators.flatten(1)
+        return held.offset, _parts(basis, x, (block.flatten(3) @ flat.t() for _, block in held.columns()))
 
 
 def _parts(basis: Basis, x: Tensor, shares: Iterable[Tensor]) -> Tensor:
-    """sum_j a_h(i, j) V_h x_j from the a_h of a few sources j at a time, (heads, batch, seq, sources), in order."""
-    return torch.cat([*shares], dim=3) @ torch.einsum("hpd,bjd->hbjp", basis.operators, x)
+    """sum_j a_h(i, j) V_h x_j from the a_h of a few sources j at a time, (batch, sources, seq, heads), in order."""
+    of_heads = [rearrange(share, "batch source seq head -> head batch seq source") for share in shares]
+    return torch.cat(of_heads, dim=3) @ torch.einsum("hpd,bjd->hbjp", basis.operators, x)
 
 
 class Truncated(nn.Module):

@@ -21,7 +21,7 @@ from zoo.theory.figures import (
     spectrum_figure,
 )
 from zoo.theory.gradients import FEWEST_SEEDS
-from zoo.theory.measure import REL_ERRORS, LayerInput, fitted, layer_inputs, operator_norms, profile_at, spectrum_at
+from zoo.theory.measure import REL_ERRORS, LayerInput, fitted, layer_inputs, layer_profile, operator_norms, spectrum_at
 from zoo.theory.operator import OperatorError
 from zoo.theory.rank import heads_needed, spectrum_rank
 
@@ -96,7 +96,7 @@ class TheoryFigures(Callback):
     ) -> None:
         name, mixer, x = layer
         try:
-            spectrum, limit = spectrum_at(mixer, x[:1], sketch=_SKETCH)
+            spectrum, limit, _ = spectrum_at(mixer, x[:1], sketch=_SKETCH)
         except OperatorError as error:
             _LOG.warning("%s: no figures of its operator: %s", name, error)
             return
@@ -112,7 +112,7 @@ class TheoryFigures(Callback):
             pictures = {
                 "operator": operator_figure(operator_norms(mixer, x[:1]), f"{name}, operator"),
                 "spectrum": spectrum_figure(spectrum.tolist(), rank, f"{name}, spectrum", limit),
-                "gradient": gradient_decay_figure(fitted(profile_at(mixer, x)), f"{name}, gradient"),
+                "gradient": gradient_decay_figure(fitted(layer_profile(mixer, x)), f"{name}, gradient"),
             }
             if len(self.steps) > 1:
                 pictures["heads"] = heads_over_training_figure(self.steps, history, f"{name}, heads needed")
