@@ -6,7 +6,6 @@ variant of its options.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container
 from typing import Any, Literal, NamedTuple
 
@@ -160,16 +159,6 @@ def cases(*, variants: bool | Literal["slow"] = True, names: Container[str] | No
         if names is None or case.name in names
     ]
     return pytest.mark.parametrize("case", params)
-
-
-def padded(*slow: float) -> pytest.MarkDecorator:
-    """Parametrise a test over every case and what stands in its padding: 1e9, NaN (variants: slow) and `slow`."""
-    params = []
-    for value in (1e9, math.nan, *slow):
-        for case in [Case(name, {}) for name in list_mixers()] + VARIANTS:
-            marks = pytest.mark.slow if value in slow or (value != 1e9 and case.options) else ()
-            params.append(pytest.param(case, value, id=f"{label(case)}-{value}", marks=marks))
-    return pytest.mark.parametrize(("case", "padding"), params)
 
 
 def by_name(table: dict[str, Any], name: str) -> Any:

@@ -6,9 +6,10 @@ import copy
 import functools
 import inspect
 import io
+import math
 import pkgutil
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +32,6 @@ from tests.cases import (
     cases,
     draw,
     label,
-    padded,
     parameters,
     randomise,
 )
@@ -68,6 +68,17 @@ HELD_BY_VARIANTS = ("chunked", "operator")
 """What options can break by themselves; the rest is repeated for the variants in the slow run."""
 HELD_BY_DEFAULTS = ("deterministic", "no_global_draws", "eval_without_dropout", "lengths", "tiny_inputs", "pickled")
 """Of `zoo.conformance`; tests below ask more of padding, compilers and lengths than it can of anyone."""
+
+
+def crossed(values: Sequence[Any], by_default: Callable[[Case, Any], bool]) -> list[Any]:
+    """Every case with every value; slow where the default run leaves them out."""
+    return [
+        pytest.param(
+            case, value, id=f"{label(case)}-{value}", marks=() if by_default(case, value) else pytest.mark.slow
+        )
+        for case in ALL_CASES
+        for value in values
+    ]
 
 
 def seeded() -> torch.Generator:
@@ -139,12 +150,7 @@ def subject(name: str) -> Subject:
 
 @pytest.mark.parametrize(
     ("case", "each"),
-    [
-        pytest.param(case, each, id=f"{label(case)}-{each}", marks=pytest.mark.slow if slow else ())
-        for each in properties(*HELD_BY_EVERY_CASE)
-        for case in ALL_CASES
-        for slow in [case.options and each.name not in HELD_BY_VARIANTS]
-    ],
+    crossed(properties(*HELD_BY_EVERY_CASE), lambda case, each: not case.options or each.name in HELD_BY_VARIANTS),
 )
 def test_the_property_holds(case: Case, each: Property) -> None:
     finding = each.find(subject(label(case)))
@@ -186,7 +192,7 @@ def _fill(state: Any, tensors: Any) -> Any:
     return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
 
 
-@cases()
+@cases(variants="slow")
 def test_gradients_of_input_state_and_parameters_pass_gradcheck(case: Case, generator: torch.Generator) -> None:
     mixer = case.create(generator)
     x = draw(2, 4, D_MODEL, generator=generator).requires_grad_()
@@ -251,7 +257,12 @@ def test_the_operator_has_no_entry_in_the_future(case: Case, generator: torch.Ge
     assert entries.diagonal().all()
 
 
-@padded(float("inf"))
+@pytest.mark.parametrize(
+    ("case", "padding"),
+    crossed(
+        [1e9, math.nan, math.inf], lambda case, padding: padding == 1e9 or (not case.options and padding != math.inf)
+    ),
+)
 def test_padding_leaks_into_nothing(case: Case, padding: float, generator: torch.Generator) -> None:
     """Three chunks, the first two ragged: each row equals its valid positions streamed alone, gradients too."""
     mixer = case.create(generator)
@@ -601,6 +612,12 @@ def test_wrong_lengths_are_refused(case: Case, generator: torch.Generator) -> No
     assert_refused(lambda: mixer(x, torch.zeros(2, dtype=torch.int64, device="meta")), "lengths are on meta, x on cpu")
 
 
+@functools.cache
+def state_of(name: str) -> Any:
+    """The state of another mixer after as much input."""
+    return create_mixer(name, D_MODEL).double().stream(torch.zeros(2, 5, D_MODEL, dtype=torch.float64))[1]
+
+
 @pytest.mark.usefixtures("unchecked_shapes")
 @cases(variants=False)
 def test_wrong_states_are_refused(case: Case, generator: torch.Generator) -> None:
@@ -618,7 +635,7 @@ def test_wrong_states_are_refused(case: Case, generator: torch.Generator) -> Non
         }
     for other in list_mixers():
         if mixer_class(other) is not type(mixer):
-            wrong[other] = create_mixer(other, D_MODEL).double().stream(x)[1]
+            wrong[other] = state_of(other)
     for value in wrong.values():
         assert_refused(lambda value=value: mixer.stream(x, value), type(mixer).__name__)
 

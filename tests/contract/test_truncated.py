@@ -60,7 +60,13 @@ def loss_of(mixer: SequenceMixer, x: Tensor, *, carry: bool, optimizer: torch.op
 
 
 # Those that fit the target in a second; that gradients are right is tested for all above.
-@pytest.mark.parametrize("name", ["attention", "sliding_attention", "diagonal_ssm", "conv", "lstm", "gru", "rnn"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("attention", "diagonal_ssm", "conv", "lstm"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("sliding_attention", "gru", "rnn")),
+    ],
+)
 def test_a_mixer_trains_with_it(name: str, generator: torch.Generator) -> None:
     """Trained with no gradient beyond a chunk, it uses what the state brings from the chunks before."""
     options = {"position": "alibi"} if name in ("attention", "sliding_attention") else {}

@@ -92,6 +92,7 @@ def test_nothing_is_measured_on_red_tests(
     assert not (tmp_path / performance.RESULTS).exists()
 
 
+@pytest.mark.slow
 def test_every_task_is_drawn_by_the_benchmark_of_tasks_at_its_length_where_it_has_it() -> None:
     found = {name: create_task(name, **options).spec.seq_len for name, options in task_generation.shapes()}
     assert found.keys() == set(list_tasks())
@@ -116,6 +117,7 @@ def test_pages_and_readme_are_made_from_the_results(tmp_path: Path) -> None:
     assert "old" not in text
 
 
+@pytest.mark.slow
 def test_shapes_of_one_length_keep_their_own_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = iter(range(1, 100))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
+import itertools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -90,6 +92,9 @@ class Import:
     by_string: bool = False  # import_module("a.b")
 
 
+_parsed = functools.cache(ast.parse)
+
+
 def imports(source: str, module: str, *, package: bool) -> list[Import]:
     """Every import statement of a module, and every import by a literal string, wherever it stands."""
     found: list[Import] = []
@@ -117,7 +122,7 @@ def imports(source: str, module: str, *, package: bool) -> list[Import]:
         for child in ast.iter_child_nodes(node):
             visit(child, lazy, typing)
 
-    visit(ast.parse(source), False, False)
+    visit(_parsed(source), False, False)
     return found
 
 
@@ -138,7 +143,7 @@ def broken_doors(source: str, module: str, *, package: bool = False) -> list[str
         f"{module}, line {each.line}: {why}" for each in found for why in check(each, root, ".".join(inner), package)
     ]
     if root in {"zoo", "tasks"} and module not in MAY_IMPORT_BY_STRING:
-        calls = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Call) and _imports_by_string(n)]
+        calls = [n for n in ast.walk(_parsed(source)) if isinstance(n, ast.Call) and _imports_by_string(n)]
         complaints += [f"{module}, line {n.lineno}: an import by string belongs in the registry" for n in calls]
     return complaints
 
@@ -200,7 +205,7 @@ RUN_PREFIXES = ("task.", "trainer.")
 
 def run_format_strings(source: str, prefixes: tuple[str, ...] = RUN_PREFIXES) -> list[str]:
     """String literals that spell a run's file format: names of its files, its options. Docstrings may speak of them."""
-    tree = ast.parse(source)
+    tree = _parsed(source)
     said = {
         id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
@@ -241,7 +246,7 @@ def banned_names(source: str) -> list[str]:
     Calling `x.sum(dim=1)` is torch's choice of word, not ours.
     """
     given: list[tuple[str, int]] = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(_parsed(source)):
         match node:
             case (
                 ast.arg(arg=name)
@@ -266,21 +271,23 @@ def _module(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-@pytest.mark.parametrize("path", _sources(), ids=_module)
-def test_a_room_imports_only_from_those_before_it(path: Path) -> None:
-    complaints = broken_doors(path.read_text(), _module(path), package=path.name == "__init__.py")
+SOURCES = {path: path.read_text(encoding="utf-8") for path in _sources()}
+
+
+def test_a_room_imports_only_from_those_before_it() -> None:
+    found = [broken_doors(text, _module(path), package=path.name == "__init__.py") for path, text in SOURCES.items()]
+    complaints = list(itertools.chain(*found))
     assert not complaints, "\n".join(complaints)
 
 
-@pytest.mark.parametrize("path", _sources(), ids=_module)
-def test_no_banned_name_is_given(path: Path) -> None:
-    assert not set(_module(path).split(".")) & BANNED
-    assert not banned_names(path.read_text())
+def test_no_banned_name_is_given() -> None:
+    assert [path for path in SOURCES if set(_module(path).split(".")) & BANNED] == []
+    assert {path: given for path, text in SOURCES.items() if (given := banned_names(text))} == {}
 
 
-@pytest.mark.parametrize("path", [path for path in _sources() if _module(path).split(".")[0] == "zoo"], ids=_module)
-def test_the_zoo_knows_no_format_of_a_run(path: Path) -> None:
-    assert run_format_strings(path.read_text()) == []
+def test_the_zoo_knows_no_format_of_a_run() -> None:
+    zoo = {path: text for path, text in SOURCES.items() if _module(path).split(".")[0] == "zoo"}
+    assert {path: found for path, text in zoo.items() if (found := run_format_strings(text))} == {}
 
 
 def test_the_application_spells_a_runs_files_in_one_place() -> None:

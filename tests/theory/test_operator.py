@@ -48,7 +48,9 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize(
+    ("dtype", "limit"), [(torch.float64, 1e-12), pytest.param(torch.float32, 1e-5, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", LAYERS)
 def test_reproduces_the_output(name: str, dtype: torch.dtype, limit: float, generator: torch.Generator) -> None:
     layer = LAYERS[name]().to(dtype).eval()
