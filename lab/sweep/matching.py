@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lab.build import build
+from lab.build import build_task, model_options
 from zoo.naming import UsageError, unknown
 
 TOLERANCE = 0.05
@@ -44,15 +46,33 @@ def sizes(config: Mapping[str, Any], *wanted: str) -> dict[str, int]:
     Raises:
         ValueError: what the task or the model refuses.
     """
+    from zoo.backbone import Backbone
+
+    task = build_task(config)
+    options = json.dumps(model_options(config, task, Backbone), sort_keys=True)
+    return {size: _size(size, options, task.spec.seq_len) for size in wanted or SIZES.values()}
+
+
+@functools.cache
+def _size(size: str, options: str, seq_len: int) -> int:
+    """Measure a model by its options as JSON: of a grid, many runs have the same."""
     import torch
 
-    task, model = build(config, "meta")
-    measures = {
-        "params": lambda: sum(p.numel() for p in model.parameters() if p.requires_grad),
-        "state_bytes": lambda: model.state_bytes(task.spec.seq_len),
-    }
+    model = _model(options)
     with torch.device("meta"):
-        return {name: measure() for name, measure in measures.items() if name in (wanted or measures)}
+        if size == "params":
+            return sum(p.numel() for p in model.parameters() if p.requires_grad)
+        return model.state_bytes(seq_len)
+
+
+@functools.lru_cache(maxsize=1)
+def _model(options: str) -> Any:
+    import torch
+
+    from zoo.backbone import Backbone
+
+    with torch.device("meta"):
+        return Backbone(**json.loads(options))
 
 
 def matched(
