@@ -124,7 +124,7 @@ def markdown(name: str, seed: int = 0, task: Task | None = None) -> str:
 def index() -> str:
     """Return the page that lists all tasks."""
     rows = []
-    for name in list_tasks():
+    for name in TASKS:
         chance = task_class(name)().spec.chance
         level = "regression" if chance is None else f"{chance:.4g}"
         rows.append((f"[{name}]({name}.md)", TASKS.summary(name), level))
@@ -135,7 +135,7 @@ def index() -> str:
 
 def pages() -> dict[str, str]:
     """Return {file name: text} of all pages."""
-    return {"README.md": index(), **{f"{name}.md": markdown(name) for name in list_tasks()}}
+    return {"README.md": index(), **{f"{name}.md": markdown(name) for name in TASKS}}
 
 
 def wrapped(text: str, width: int) -> str:

@@ -104,8 +104,8 @@ TASKS = _Tasks(
 
 
 def list_tasks() -> list[str]:
-    """Return the registered names."""
-    return list(TASKS)
+    """Return the registered names, those of entry points last."""
+    return [*TASKS, *TASKS.own]
 
 
 def task_class(name: str) -> type[Task]:

@@ -20,6 +20,7 @@ from tasks.__main__ import main
 from tasks.arrow import to_table
 from tasks.base import Arrays
 from tasks.datamodule import TaskDataModule
+from tasks.registry import TASKS
 from tasks.spec import IGNORED
 from tasks.splits import sample_split
 from tests import ROOT, run_python
@@ -397,3 +398,15 @@ def test_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     run_python(text, scope)
     assert scope["batch"]["inputs"].shape == (32, 32)
     assert scope["task"].spec.chance == pytest.approx(1 / 16, abs=0.03)
+
+
+def test_entry_points_name_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "other-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[zoo.tasks]\nechoes = tasks.parity:Parity\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, value in {"_own": {}, "_objects": {}, "_looked": False}.items():
+        monkeypatch.setattr(TASKS, name, value)
+    assert type(tasks.create_task("echoes", seq_len=4)) is type(tasks.create_task("parity", seq_len=4))
+    assert tasks.list_tasks()[-1] == "echoes"
