@@ -55,7 +55,7 @@ class SelectiveSSM(SequenceMixer):
     Source. Gu and Dao 2312.00752, section 3.4. As published, A_n = -n, dt log-uniform in [dt_min, dt_max] at the start,
     D at one; no global initialisation touches them. With init recall, A_n = -0.05 and dt is log-uniform in [0.3, 1]:
     what is written, dt B u, is a hundred times as large next to the skip D u, and decays in some 20 to 70 positions.
-    This is ours; see `trainability` in docs/results.md.
+    This is ours, made for use with norm_eps and out_norm_eps; see `trainability` in docs/results.md.
 
     Args:
         d_model: width of input and output.
