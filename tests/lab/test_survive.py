@@ -611,7 +611,7 @@ def test_a_run_killed_at_an_awkward_moment_ends_as_if_it_never_was(
 # Several processes on one run
 
 ALIKE = shlex.split(
-    "--mixer hybrid --n_layers 2 --trainer.max_steps 40 --trainer.val_check_interval 4 --trainer.precision 64-true "
+    "--mixer hybrid --n_layers 2 --trainer.max_steps 60 --trainer.val_check_interval 4 --trainer.precision 64-true "
     "--task.n_pairs 4 --task.min_pairs 1 --task.n_val 18 --task.n_test 18"  # unequal numbers of labels and of rows
 )
 
