@@ -634,6 +634,7 @@ def leaves(metrics: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_two_processes_train_as_one_with_their_batches_together_and_survive_the_same(tmp_path: Path) -> None:
     """Stopped by a signal to one of them, then killed: in the end the metrics and curves of the one process."""
     whole = [*ALIKE, "--batch_size", "16"]

@@ -621,6 +621,7 @@ def test_a_learning_rate_is_picked_by_validation_and_the_others_are_never_tested
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("engine", "moments"), [("local", ["second rung", "winner"]), ("ray", ["second rung"])])
 def test_a_tuned_sweep_that_is_killed_ends_as_one_that_was_not(engine: str, moments: list[str], tmp_path: Path) -> None:
     if engine == "ray":
