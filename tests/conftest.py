@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 import zlib
 from collections.abc import Generator, Iterator
 
@@ -13,6 +14,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # small tensors: more threads are
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+
+# A shell starts what it puts in the background with Ctrl-C ignored, which processes inherit: tests send it to some.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import jaxtyping
 
