@@ -40,7 +40,8 @@ class CappedMLSTM(SequenceMixer):
     State. n_heads (d_key d_head + d_key + 1) numbers, at least float32. It does not grow.
 
     Interaction rank. The recurrence itself has n_heads. The gate acts on the n_heads d_head channels of the values, so
-    that they are what the layer spans, at most d_model^2.
+    that they are what the layer spans, at most d_model^2. At the start it does not depend on the input: an untrained
+    layer spans n_heads.
 
     Source. Beck et al. 2503.13427, section 2; transformers 5.23.0, models/xlstm/modeling_xlstm.py, where the layer is
     xLSTMLayer. As there, 1e-6 is added to the denominator after the division by exp(m), and parameters start as in a
