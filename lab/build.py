@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from tasks.registry import TASKS, create_task
@@ -17,23 +16,19 @@ OF_THE_TASK = ("vocab_size", "d_input", "n_outputs", "loss", "facts", "perplexit
 """What a model, or the module that trains it, is told by the task's spec."""
 
 
-def build(config: Mapping[str, Any], device: str | None = None) -> tuple[Task, Backbone]:
+def build(config: Mapping[str, Any]) -> tuple[Task, Backbone]:
     """Build the task and, with weights drawn from torch's generator, the model of a configuration.
 
     Args:
         config: complete, nested as in config.yaml.
-        device: where the model is made, "meta" for one without storage; default torch's default device.
 
     Raises:
         ValueError: what the task or the model refuses.
     """
-    import torch
-
     from zoo.backbone import Backbone
 
     task = build_task(config)
-    with nullcontext() if device is None else torch.device(device):
-        return task, Backbone(**model_options(config, task, Backbone))
+    return task, Backbone(**model_options(config, task, Backbone))
 
 
 def build_task(config: Mapping[str, Any]) -> Task:

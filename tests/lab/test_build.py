@@ -30,7 +30,7 @@ def config_of(argv: str) -> dict[str, Any]:
 @pytest.mark.parametrize("argv", COMMANDS)
 def test_the_model_is_the_one_that_is_trained(argv: str) -> None:
     config = config_of(argv)
-    task, model = build(config, "meta")
+    task, model = build(config)
     with torch.device("meta"):
         trained = SequenceModule(**model_options(config, task, Backbone, SequenceModule)).backbone
     shapes = {name: tensor.shape for name, tensor in trained.state_dict().items()}

@@ -11,7 +11,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, require_positive
+from zoo.contract import SequenceMixer, accumulator, head_width, require_positive
 from zoo.ops.activation import group_norm, sigmoid_gate
 from zoo.ops.mlstm import mlstm
 from zoo.ops.time import valid_positions
@@ -79,9 +79,7 @@ class CappedMLSTM(SequenceMixer):
         for name, value in (("gate_cap", gate_cap), ("norm_eps", norm_eps)):
             if not 0 < value < math.inf:
                 raise ValueError(f"{name} must be positive and finite, got {value}")
-        if d_head is None and d_model % n_heads:
-            raise ValueError(f"d_model={d_model} is not divisible by n_heads={n_heads}; give d_head")
-        self.n_heads, self.d_head = n_heads, d_head or d_model // n_heads
+        self.n_heads, self.d_head = n_heads, head_width(d_model, n_heads, d_head)
         if self.d_head < 2:
             raise ValueError(f"heads are normed, which needs two channels each: n_heads={n_heads}, d_model={d_model}")
         self.d_key = d_key or self.d_head // 2

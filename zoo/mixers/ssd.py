@@ -54,9 +54,9 @@ class SSD(SequenceMixer):
 
     Source. Dao and Gu 2405.21060, section 7. As published, A starts uniform in [1, 16], dt log-uniform in [1e-3, 1e-1]
     and D at one. With init recall, A starts uniform in [0.01, 0.16] and dt log-uniform in [0.3, 1]: decays dt A of much
-    the same sizes, and writes dt B u a hundred times as large next to the skip D u. This is ours: it learns
-    small recall at a learning rate of 1e-2, where the published start needs 3e-2 or longer training; see `trainability`
-    in docs/results.md.
+    the same sizes, and writes dt B u a hundred times as large next to the skip D u. This is ours: with one seed it
+    learns small recall at a learning rate of 1e-2, where the published start needs 3e-2 or longer training; see
+    `trainability` in docs/results.md.
 
     Not here. An upper limit of dt and the initial-state parameter, which the authors' code has, and sharding over
     devices.
