@@ -123,6 +123,11 @@ class Prediction:
     judge: Callable[[Runs], Evidence]
 
 
+def at_length(length: int) -> tuple[str, ...]:
+    """Return where the metrics have the accuracy on test sequences of another length than in training."""
+    return "test", "at_length", str(length), "accuracy"
+
+
 def least(several: Iterable[Samples]) -> Samples:
     """Return the least of several measurements of each seed."""
     given = list(several)

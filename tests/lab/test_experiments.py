@@ -20,6 +20,7 @@ from lab.compare.runs import Run
 from lab.config import parse
 from lab.experiments import judge as experiments
 from lab.experiments.predictions import PREDICTIONS
+from lab.experiments.predictions.functional_heads_trained import working
 from lab.experiments.predictions.gradient_highway import gradient_at_initialisation
 from lab.experiments.predictions.trainability import gradient_at_initialisation as layer_gradient
 from lab.experiments.vocabulary import Runs, correlated
@@ -35,7 +36,9 @@ N_RUNS = {
     "trainability": {"small": 87, "full": 112},
     "recall": {"small": 66, "full": 193},
     "state_tracking": {"small": 54, "full": 149},
+    "reflections": {"small": 15, "full": 30},
     "functional_heads": {"small": 30, "full": 90},
+    "functional_heads_trained": {"small": 35, "full": 90},
     "hybrid_ratio": {"small": 50, "full": 60},
     "real_text": {"small": 35, "full": 85},
     "mad": {"small": 24, "full": 396},
@@ -312,6 +315,26 @@ def test_state_tracking_judges_both_ways() -> None:
     assert len(judged("state_tracking", tracking(short=0.6), "undecided")) == 4
 
 
+def reflecting(lead: Mapping[int, float], Z2: float = 0.99) -> Metrics:
+    """Two reflections per token ahead of one by so much at a length."""
+
+    def metrics(options: Mapping[str, Any]) -> dict[str, float | None]:
+        two = options["mixer.n_householder"] == 2
+        scores = {n: Z2 if options["task.group"] == "Z2" else 0.4 + two * by for n, by in lead.items()}
+        return {"test/accuracy": 1.0, **{f"test/accuracy_at_length/{n}": score for n, score in scores.items()}}
+
+    return metrics
+
+
+def test_reflections_judges_both_ways() -> None:
+    assert failed("reflections", reflecting({16: 0.1, 32: 0.3})) == []
+    assert judged("reflections", reflecting({16: -0.1, 32: 0.1})) == [
+        f"S3: accuracy that a second reflection gains at length {n}" for n in (16, 32)
+    ]
+    assert len(judged("reflections", reflecting({16: 0.1, 32: 0.3}, Z2=0.5), "undecided")) == 2  # the control fails
+    assert len(failed("reflections", reflecting({16: 0.1, 32: 0.3}, Z2=0.5))) == 3
+
+
 def layers(few: int | None = 1, without: float = 0.1) -> Callable[[Run], list[dict[str, Any]]]:
     """Two layers of which the second needs `few` operators of 20, and the model guesses without it."""
     copied = {"rank": 40, "heads": {"0.1": 20, "0.01": 30}}
@@ -320,20 +343,26 @@ def layers(few: int | None = 1, without: float = 0.1) -> Callable[[Run], list[di
     return lambda run: [copied | first, copied | second]
 
 
-def test_functional_heads_judges_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    learned = learned_if(lambda options: True, 0.1)
+@pytest.mark.parametrize(("name", "n_mixers"), [("functional_heads", 6), ("functional_heads_trained", 7)])
+def test_functional_heads_judges_both_ways(name: str, n_mixers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    learned, measured = learned_if(lambda options: True, 0.1), f"lab.experiments.predictions.{name}.layers_of"
     for found, failing, undecided in (
         (layers(), 0, 0),
-        (layers(5), 6, 0),  # a quarter of those that copy it, but more than four
-        (layers(6), 12, 0),
-        (layers(None), 12, 0),
-        (layers(without=0.9), 0, 12),  # nothing needs the layer
+        (layers(5), 1, 0),  # a quarter of those that copy it, but more than four
+        (layers(6), 2, 0),
+        (layers(None), 2, 0),
+        (layers(without=0.9), 0, 2),  # nothing needs the layer
     ):
-        monkeypatch.setattr("lab.experiments.predictions.functional_heads.layers_of", found)
-        assert len(judged("functional_heads", learned)) == failing
-        assert len(judged("functional_heads", learned, "undecided")) == undecided
-    monkeypatch.setattr("lab.experiments.predictions.functional_heads.layers_of", layers())
-    assert len(judged("functional_heads", learned_if(lambda options: False, 0.5), "undecided")) == 12
+        monkeypatch.setattr(measured, found)
+        assert len(judged(name, learned)) == failing * n_mixers
+        assert len(judged(name, learned, "undecided")) == undecided * n_mixers
+    monkeypatch.setattr(measured, layers())
+    assert len(judged(name, learned_if(lambda options: False, 0.5), "undecided")) == 2 * n_mixers
+
+
+def test_the_layer_that_does_the_work_is_the_one_whose_absence_costs_most() -> None:
+    idle, busy = ({"functional_heads": n, "score_by_heads": {"0": score}} for n, score in ((12, 0.9), (1, 0.2)))
+    assert working([idle, busy]) is busy
 
 
 def hybrids(
@@ -378,7 +407,8 @@ def test_real_text_judges_both_ways() -> None:
 def test_runs_without_a_score_never_hold(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("gradient_highway", "trainability"):
         monkeypatch.setattr(f"lab.experiments.predictions.{module}.gradient_at_initialisation", lambda config: 1e-6)
-    monkeypatch.setattr("lab.experiments.predictions.functional_heads.layers_of", layers())
+    for module in ("functional_heads", "functional_heads_trained"):
+        monkeypatch.setattr(f"lab.experiments.predictions.{module}.layers_of", layers())
     checks = PREDICTIONS[name].judge(made_up(name, lambda options: {})).checks
     assert {check.verdict for check in checks if not check.quantity.startswith("share of")} == {"undecided"}
 

@@ -26,9 +26,14 @@ PREDICTIONS = Registry(
             f"{_HERE}.state_tracking:PREDICTION",
             "who keeps a group's element beyond the trained length",
         ),
+        "reflections": (f"{_HERE}.reflections:PREDICTION", "what a second reflection per token gains on S3"),
         "functional_heads": (
             f"{_HERE}.functional_heads:PREDICTION",
             "a trained layer needs few of the operators that it spans",
+        ),
+        "functional_heads_trained": (
+            f"{_HERE}.functional_heads_trained:PREDICTION",
+            "the layer that does the work needs few operators",
         ),
         "hybrid_ratio": (f"{_HERE}.hybrid_ratio:PREDICTION", "one attention layer in four is enough"),
         "real_text": (f"{_HERE}.real_text:PREDICTION", "near symbols carry most of text, recall the rest"),
