@@ -6,13 +6,15 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
+from lab.config import parse
 from lab.leaderboard.cells import FILE, ROOT, Cell, Record, in_order, read_cells, run_cell, task_names
 from lab.leaderboard.pages import as_html, as_markdown, tables
 from lab.sweep.command import Request
 from lab.sweep.engine import Stop
-from lab.sweep.grid import read_experiment
+from lab.sweep.grid import arguments, read_experiment
 from zoo.naming import UsageError
 from zoo.registry import MIXERS
 from zoo.report.files import as_json, read_json, write_atomically
@@ -146,11 +148,20 @@ class Board:
 
         kept = sorted(self.records.values(), key=order)
         shown = [record for record in kept if record["shape"] == shapes.get(record["task"])]
-        found, origin = tables(shown, tasks), _origin(shown)
+        found, origin = tables(shown, tasks, {task: baseline(task) for task in tasks}), _origin(shown)
         content = {STORED: as_json(kept), PAGE: as_markdown(found, origin), SORTABLE: as_html(found, origin)}
         for name, text in content.items():
             write_atomically(self.out / name, text)
         return [self.out / name for name in content]
+
+
+@cache
+def baseline(task: str) -> float | None:
+    """Return the accuracy of the best guess on a task of the file that ignores order; None where it is not known."""
+    from lab.build import build_task
+    from lab.leaderboard.guesses import without_order
+
+    return without_order(build_task(parse(arguments(read_experiment(FILE, task).fixed)).config))
 
 
 def _origin(records: Sequence[Record]) -> str:

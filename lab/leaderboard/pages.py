@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +17,10 @@ ABOUT = (
     "On a task every mixer has as many parameters (within 5 %), the same short convolution and the same steps. Its "
     "learning rate is picked by validation with the first seed, as docs/tuning.md says. A score is the median over "
     "seeds on the test split, with its 95 % interval in brackets, which takes five seeds; the best of a task is bold. "
-    "Relative squared errors and perplexities are better where they are less. An empty cell has not been run."
+    "Relative squared errors and perplexities are better where they are less. An empty cell has not been run. Chance "
+    "ignores the input; the best guess without order, given where it is known, counts the tokens that were read."
 )
+BASELINE = "guess without order"
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,14 @@ class Table:
     more_first: tuple[bool, ...]
 
 
-def tables(records: Sequence[Record], tasks: Sequence[str]) -> list[Table]:
-    """Return the table of all, with the chance level of each task, and the tables of the tasks that have cells."""
+def tables(records: Sequence[Record], tasks: Sequence[str], baselines: Mapping[str, float | None]) -> list[Table]:
+    """Return the table of all, with two levels of guessing for each task, and the tables of the tasks that have cells.
+
+    Args:
+        records: cells that were run.
+        tasks: columns of the table of all.
+        baselines: the best guess on a task that ignores order, where it is known.
+    """
     of_task = {task: [record for record in records if record["task"] == task] for task in tasks}
     best = {task: best_of(found) for task, found in of_task.items() if found}
     mixers = dict.fromkeys(record["mixer"] for record in records)
@@ -54,8 +62,9 @@ def tables(records: Sequence[Record], tasks: Sequence[str]) -> list[Table]:
         rows.append(row)
     guesses = [_guess(best.get(task)) for task in tasks]
     rows.append([Entry("guessing"), *(Entry(guess) for guess in guesses)])
+    rows.append([Entry(BASELINE), *(Entry(_baseline(baselines.get(task))) for task in tasks)])
     more = tuple(SCORES[best[task]["metric"]] if task in best else True for task in tasks)
-    details = [_detail(task, of_task[task], best[task]) for task in best]
+    details = [_detail(task, of_task[task], best[task], baselines.get(task)) for task in best]
     return [Table("All tasks", ("mixer", *tasks), rows, more), *details]
 
 
@@ -69,7 +78,11 @@ def _guess(record: Record | None) -> str:
     return "" if record is None or record["chance"] is None else score_text(record["metric"], record["chance"])
 
 
-def _detail(task: str, records: Sequence[Record], best: Record) -> Table:
+def _baseline(value: float | None) -> str:
+    return "" if value is None else score_text("chance", value)
+
+
+def _detail(task: str, records: Sequence[Record], best: Record, baseline: float | None) -> Table:
     metric = best["metric"]
     rows = []
     for record in sorted(records, key=lambda each: each["score"], reverse=SCORES[metric]):
@@ -84,12 +97,15 @@ def _detail(task: str, records: Sequence[Record], best: Record) -> Table:
                 Entry(number(record["lr"]), record["lr"]),
                 Entry(str(len(record["seeds"])), len(record["seeds"])),
                 Entry(_guess(record) or NOTHING, record["chance"]),
+                Entry(_baseline(baseline) or NOTHING, baseline),
                 *(Entry(number(fact and round(fact)), fact) for fact in facts[1:]),
                 Entry(duration(record["seconds"]), record["seconds"]),
             ]
         )
-    headings = ("mixer", metric.replace("_", " "), WINDOW, "learning rate", "seeds", *FACTS, "time of the runs")
-    more = (SCORES[metric], True, False, True, True, False, False, True, False, False)
+    chance, *others = FACTS
+    scored = ("mixer", metric.replace("_", " "), WINDOW, "learning rate", "seeds", chance, BASELINE)
+    headings = (*scored, *others, "time of the runs")
+    more = (SCORES[metric], True, False, True, True, True, False, False, True, False, False)
     return Table(task, headings, rows, more)
 
 

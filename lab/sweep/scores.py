@@ -30,12 +30,14 @@ class Point:
         options: flags in which the sweep's configurations differ, with their values.
         planned: number of planned seeds.
         found: metrics of the seeds that are done.
+        window: of good learning rates, as the sweep's index has it; None where none was tuned.
     """
 
     task: str
     options: Mapping[str, Any]
     planned: int
     found: Sequence[Mapping[str, Any]]
+    window: Mapping[str, Any] | None = None
 
     def value(self, metric: str) -> float | None:
         """Return the mean over the seeds in the test split; None until all seeds are done."""
@@ -51,11 +53,13 @@ class TaskScore:
         done: number of grid points that have a score.
         planned: number of grid points.
         mean: mean over those that are done; None if none is.
+        window_octaves: median over the grid points whose learning rate was tuned; None if none was.
     """
 
     done: int
     planned: int
     mean: Number | None
+    window_octaves: Number | None = None
 
 
 @dataclass(frozen=True)
@@ -103,14 +107,16 @@ def scores(points: Sequence[Point], metrics: Sequence[str]) -> list[ModelScore]:
 
 
 def _by_task(points: Iterable[Point], metric: str) -> dict[str, TaskScore]:
-    values: dict[str, list[float | None]] = {}
+    by_task: dict[str, list[Point]] = {}
     for point in points:
-        values.setdefault(point.task, []).append(point.value(metric))
-    return {
-        task: TaskScore(len(done), len(every), statistics.mean(done) if done else None)
-        for task, every in values.items()
-        for done in [[value for value in every if value is not None]]
-    }
+        by_task.setdefault(point.task, []).append(point)
+    found = {}
+    for task, every in by_task.items():
+        done = [value for point in every if (value := point.value(metric)) is not None]
+        octaves = [point.window["octaves"] for point in every if point.window]
+        mean, middle = statistics.mean(done) if done else None, statistics.median(octaves) if octaves else None
+        found[task] = TaskScore(len(done), len(every), mean, middle)
+    return found
 
 
 def scores_as_json(found: Sequence[ModelScore], metrics: Sequence[str]) -> str:

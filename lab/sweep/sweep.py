@@ -337,7 +337,8 @@ class Sweep:
     def _show_scores(self) -> None:
         """Print each model's score over all tasks, and write it next to the index."""
         metrics, console = self.experiment.score, make_console()
-        found = scores([self._point(*row) for row in self.rows()], metrics)
+        rows = zip(self.grid.configurations, self.rows(), strict=True)
+        found = scores([self._point(*row, self.windows.get(key)) for key, row in rows], metrics)
         title = f"{self.experiment.name}: means over the grid of each task, and over the tasks"
         console.print(make_table(*score_table(found, metrics), title=title))
         write_atomically(self.folder / SCORES_JSON, scores_as_json(found, metrics))
@@ -346,13 +347,13 @@ class Sweep:
         )
         say(console, str(self.folder / SCORES_MD))
 
-    def _point(self, configuration: Configuration, seeds: Sequence[int]) -> Point:
+    def _point(self, configuration: Configuration, seeds: Sequence[int], window: Mapping[str, Any] | None) -> Point:
         # What is matched or tuned follows from the model and the grid point.
         experiment = self.experiment
         given = {*experiment.fixed, *(key for grid in experiment.grids for key in grid)}
         options = {key: value for key, value in configuration.options.items() if key in given}
         task = configuration.command.config["task"]["name"]
-        return Point(task, options, len(seeds), self._metrics(configuration, seeds))
+        return Point(task, options, len(seeds), self._metrics(configuration, seeds), window)
 
     def _metrics(self, configuration: Configuration, seeds: Sequence[int]) -> list[dict[str, Any]]:
         found = []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,11 @@ import pytest
 
 from lab.leaderboard import command
 from lab.leaderboard.cells import Cell, in_order, merged, read_cells, task_names
+from lab.leaderboard.guesses import without_order
 from lab.leaderboard.pages import as_html, as_markdown, tables
 from lab.sweep.grid import read_experiment
+from tasks import create_task
+from tasks.groups import multiplication_table
 from tests import ROOT
 from tests.lab.runs import error_line
 
@@ -99,15 +104,15 @@ def test_the_pages_show_what_was_run_and_leave_the_rest_empty() -> None:
         record("lstm", "parity", 0.3, metric="relative_squared_error"),
         record("<b>", "mqar", 0.1),
     ]
-    found = tables(records, ["mqar", "parity", "text"])
+    found = tables(records, ["mqar", "parity", "text"], {"mqar": 0.25, "parity": None})
     page = as_markdown(found, "Here.")
     assert "| mixer | mqar | parity | text |" in page
     assert "| lstm | 0.5000 [0.5000, 0.5000] | 0.3 | |" in page
     assert "| gru | **0.7000** | **0.2** | |" in page
     assert "| guessing | 0.1000 | 0.1 | |" in page
-    assert re.search(
-        r"\| gru \| \*\*0.7000\*\* \| ≥ 1.7 \| 0.01 \| 1 \| 0.1000 \| 50,000 \| 320 \| 10,000 \| 100 \|", page
-    )
+    assert "| guess without order | 0.2500 | | |" in page
+    sizes = r"50,000 \| 320 \| 10,000 \| 100 \|"
+    assert re.search(rf"\| gru \| \*\*0.7000\*\* \| ≥ 1.7 \| 0.01 \| 1 \| 0.1000 \| 0.2500 \| {sizes}", page)
     assert "## text" not in page
     html = as_html(found, "Here.")
     assert html.count("<table>") == 3
@@ -127,6 +132,28 @@ def test_the_file_keeps_what_another_command_has_merged_and_the_pages_leave_othe
     page = (tmp_path / "leaderboard.md").read_text(encoding="utf-8")
     assert "| lstm |" in page
     assert "| gru |" not in page
+
+
+def test_the_best_guess_without_order_is_the_commonest_answer_to_the_tokens_that_were_read() -> None:
+    words = create_task("group_words", group="S3", seq_len=3)
+    answers: dict[tuple[int, ...], Counter[int]] = {}
+    for word in itertools.product(range(6), repeat=3):
+        product = 0
+        for at, element in enumerate(word, 1):
+            product = int(multiplication_table("S3")[product, element])
+            answers.setdefault(tuple(sorted(word[:at])), Counter())[product] += 1
+    right = sum(max(found.values()) for found in answers.values())
+    assert without_order(words) == pytest.approx(right / (3 * 6**3))
+    assert without_order(create_task("group_words", group="Z3", seq_len=5)) == 1  # a cyclic group has no order
+    assert command.baseline("mqar") == 0.25
+    assert command.baseline("text") is None
+
+
+@pytest.mark.parametrize("task", ["mqar", "needle", "parity", "k_hop", "selective_copying", "induction_heads"])
+def test_no_guess_without_order_is_worse_than_one_without_input(task: str) -> None:
+    guess = without_order(create_task(task))
+    assert guess is not None
+    assert create_task(task).spec.chance < guess <= 1
 
 
 @pytest.mark.parametrize(
@@ -173,6 +200,11 @@ def test_cells_are_run_once_and_further_seeds_take_the_rate_that_was_picked(tmp_
         ("lstm", [0], "accuracy"),
         ("gru", [0], "accuracy"),
     ]
+    for each in stored:
+        assert each["window_octaves"] == pytest.approx(0) or each["window_octaves"] == pytest.approx(3.32, abs=0.01)
+        assert (each["chance"], each["lr"] in (1e-3, 1e-2), each["params"] > 0) == (0.5, True, True)
+        assert "steps_to_90" in each
+        assert each["state_bytes"] > 0
     (tmp_path / "runs").rename(tmp_path / "gone")
     assert "2 cells done, 0 to do" in go()
     assert not (tmp_path / "runs").exists()

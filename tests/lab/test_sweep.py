@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -765,6 +766,8 @@ def test_a_score_is_the_mean_over_tasks_of_the_mean_over_a_tasks_grid() -> None:
     assert lstm.total("accuracy_macro") == pytest.approx(0.375)
     assert ssd.total("accuracy") == pytest.approx(0.3)
     assert lstm.tasks["accuracy"]["mqar"] == TaskScore(3, 3, pytest.approx(0.5))
+    wide = [replace(each, window={"octaves": octaves}) for octaves, each in enumerate(points[:3])]
+    assert scores(wide, ["accuracy"])[0].tasks["accuracy"]["mqar"].window_octaves == 1
     heads, rows = score_table([lstm, ssd], ["accuracy_macro", "accuracy"])
     assert heads == ["mixer", "mqar", "parity", "accuracy macro", "accuracy"]
     assert rows == [["lstm", "0.2500", "0.5000", "0.3750", "0.7500"], ["ssd", "0.1000", "0.2000", "0.1500", "0.3000"]]
@@ -819,7 +822,8 @@ def test_a_scored_sweep_prints_and_writes_one_number_for_each_mixer(tmp_path: Pa
     assert [each["model"] for each in models] == [{"mixer": "identity"}, {"mixer": "conv"}]
     assert [each["accuracy_macro"]["score"] for each in models] == pytest.approx([0.2, 0.6])
     assert [each["accuracy"]["score"] for each in models] == pytest.approx([0.4, 0.4])
-    assert models[0]["accuracy_macro"]["tasks"]["mqar"] == {"done": 2, "planned": 2, "mean": pytest.approx(0.2)}
+    mqar = {"done": 2, "planned": 2, "mean": pytest.approx(0.2), "window_octaves": 0.0}  # half of the score at lr 0.1
+    assert models[0]["accuracy_macro"]["tasks"]["mqar"] == mqar
     page = (folder / "scores.md").read_text(encoding="utf-8")
     assert "| mixer | mqar | parity | accuracy macro | accuracy |" in page
     assert "| conv | 0.6000 | 0.6000 | 0.6000 | 0.4000 |" in page
