@@ -103,14 +103,8 @@ class SweptRuns:
         # As it was given: what its flags laid over the file belongs to the result.
         self.command = f"python {index['command']}"
         entries = [entry for entry in index["runs"] if entry["kind"] == "run"]
-        # In a sweep under way, the first seed's run counts as done once it has stopped at a rung: only the mark tells.
-        marked = {
-            entry["folder"]
-            for entry in entries
-            if entry["state"] == "done" and (folder / entry["folder"] / DONE).is_file()
-        }
-        self.missing = tuple(str(entry["folder"]) for entry in entries if entry["folder"] not in marked)
-        done = {(folder / name).resolve() for name in marked}
+        done = {(folder / entry["folder"]).resolve() for entry in entries if entry["state"] == "done"}
+        self.missing = tuple(str(entry["folder"]) for entry in entries if entry["state"] != "done")
         # A folder may hold runs of a grid that has changed since: the index says which ones count.
         self.runs: list[Run] = [run for run in read_runs(folder) if run.folder in done] if done else []
         self.environments = [_read_json(run.folder / ENVIRONMENT) for run in self.runs]

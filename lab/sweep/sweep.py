@@ -247,9 +247,10 @@ class Sweep:
         found = (metrics for trial in self.trials[key] for metrics in self._rungs(key, trial).values())
         return (*self.experiment.score, score_of(found, "val"))[0]
 
-    def _state(self, configuration: Configuration, seed: int) -> str:
+    def ended(self, configuration: Configuration, seed: int) -> Outcome | None:
+        """Return how a run ended; None before, also where it has only stopped at a rung."""
         outcome = self.outcomes.get(configuration.folder(seed).path)
-        return "waiting" if outcome is None else outcome.state
+        return outcome if outcome is not None and outcome.job.stop_at is None else None
 
     # What is said and written
 
@@ -356,12 +357,9 @@ class Sweep:
         return Point(task, options, len(seeds), self._metrics(configuration, seeds), window)
 
     def _metrics(self, configuration: Configuration, seeds: Sequence[int]) -> list[dict[str, Any]]:
-        found = []
-        for seed in seeds:
-            outcome = self.outcomes.get(configuration.folder(seed).path)
-            if outcome is not None and outcome.state == "done" and (metrics := outcome.job.metrics()) is not None:
-                found.append(metrics)
-        return found
+        ended = [outcome for seed in seeds if (outcome := self.ended(configuration, seed)) is not None]
+        found = [outcome.job.metrics() for outcome in ended if outcome.state == "done"]
+        return [metrics for metrics in found if metrics is not None]
 
     def write_index(self) -> None:
         """Write `sweep.json`: what was asked, and each run with its options, folder, state and sizes."""
@@ -409,13 +407,13 @@ class Sweep:
 
     def _entry(self, configuration: Configuration, seed: int, kind: str) -> dict[str, Any]:
         folder = configuration.folder(seed).path
-        outcome = self.outcomes.get(folder)
+        outcome = self.ended(configuration, seed) if kind == "run" else self.outcomes.get(folder)
         return {
             "folder": os.path.relpath(folder, self.folder),
             "kind": kind,
             "options": configuration.options,
             "seed": seed,
-            "state": self._state(configuration, seed),
+            "state": outcome.state if outcome else "waiting",
             "message": outcome.message if outcome else "",
             "seconds": outcome.seconds if outcome else None,
             "params": configuration.params,

@@ -586,8 +586,11 @@ def test_a_learning_rate_is_picked_by_validation_and_the_others_are_never_tested
 ) -> None:
     # The best on the test split is not the best on validation.
     judged = {0.001: (0.5, 0.99), 0.01: (0.9, 0.6), 0.1: (0.7, 0.7)}
+    file, states = tmp_path / "tuned" / "sweep.json", []
 
     def found(job: Job) -> str:
+        if job.stop_at is None:
+            states.append([run["state"] for run in json.loads(file.read_text())["runs"] if run["kind"] == "run"])
         splits = {
             split: {"loss": 0.5, "accuracy": a} for split, a in zip(("val", "test"), judged[rate(job)], strict=True)
         }
@@ -607,7 +610,8 @@ def test_a_learning_rate_is_picked_by_validation_and_the_others_are_never_tested
     printed = capsys.readouterr().out
     assert "3 trials on the first seed, halved after 0.25, 0.5 of the steps, then 2 runs of the picked" in printed
     assert f"picked lr=0.01 by validation on seed 3 after 0.5 of the steps among 3: {said}; window " in printed
-    index = json.loads((tmp_path / "tuned" / "sweep.json").read_text(encoding="utf-8"))
+    assert states[0] == ["waiting"] * 2  # the first seed has stopped at the last rung, and is not done
+    index = json.loads(file.read_text(encoding="utf-8"))
     for run in index["runs"]:
         tested = (tmp_path / "tuned" / run["folder"] / "metrics.json").is_file()
         assert tested == (run["kind"] == "run") == (run["options"]["lr"] == 0.01)
