@@ -273,13 +273,9 @@ def _mixers(arguments: argparse.Namespace) -> int:
 
 def _pages(arguments: argparse.Namespace) -> int:
     from zoo.pages import pages
-    from zoo.report.files import write_atomically
+    from zoo.report.files import write_all
 
-    written = pages()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    for name, text in written.items():
-        write_atomically(arguments.out / name, text)
-    _print_files([arguments.out / name for name in written])
+    _print_files(write_all(arguments.out, pages()))
     return 0
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
@@ -31,13 +31,17 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
     return get, names
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield pairs of dotted name and value: {"mixer": {"n_heads": 4}} gives ("mixer.n_heads", 4). A list is a value."""
+def flatten(values: Mapping[str, Any], whole: Collection[str] = (), prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield pairs of dotted name and value: {"mixer": {"n_heads": 4}} gives ("mixer.n_heads", 4).
+
+    A list is a value, and so is a mapping under one of the dotted names in `whole`.
+    """
     for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flatten(value, f"{prefix}{name}.")
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and key not in whole:
+            yield from flatten(value, whole, f"{key}.")
         else:
-            yield prefix + name, value
+            yield key, value
 
 
 class UnknownNameError(ValueError):

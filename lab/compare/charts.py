@@ -56,6 +56,11 @@ class Series:
         """Labels of the configurations that it shows."""
         return self.points or (self.label,)
 
+    @property
+    def few(self) -> bool:
+        """Whether its points are so few that each is marked."""
+        return len(self.x) < 12
+
     def band(self, log: bool) -> tuple[list[Number], list[Number]]:
         """Return mean minus and plus deviation; on a logarithmic axis nothing falls below a tenth of the mean."""
         low = [max(y - s, y / 10) if log else y - s for y, s in zip(self.y, self.spread, strict=True)]
@@ -99,6 +104,11 @@ class Chart:
     joined: bool = True
 
     @property
+    def is_share(self) -> bool:
+        """Whether the ordinate is a score from zero to one: the axis shows all of it."""
+        return not self.log_y and SCORES.get(self.y_label.split()[-1], False)
+
+    @property
     def abscissae(self) -> list[Number]:
         """Where the series have points, ascending."""
         return sorted({x for each in self.series for x in each.x})
@@ -124,72 +134,44 @@ def charts_of(group: Group) -> list[Chart]:
     score = group.score.replace("_", " ")
     log = group.score in ("relative_squared_error", "perplexity")
     chance = group.chance if group.score == "accuracy" else None
-    split = _split_score(group)
+
+    def scored(kind: str, title: str, x_label: str, series: tuple[Series, ...], **options: Any) -> Chart:
+        y_label = f"{options.pop('split', 'test')} {score}"
+        return Chart(kind, title, x_label, y_label, series, **{"log_x": True, "log_y": log, "chance": chance} | options)
+
+    # What is split by facts: of text too, whose score is its perplexity, the accuracy.
+    part = "relative_squared_error" if group.score == "relative_squared_error" else "accuracy"
+    said = part.replace("_", " ")
+
+    def by_fact(fact: str) -> Chart:
+        lines = _lines(group, lambda row: [by_facts(run.metrics, part).get(fact, {}) for run in row.judged])
+        title, x_label = f"{said.capitalize()} by {fact.replace('_', ' ')}", f"{fact.replace('_', ' ')}, at most"
+        return Chart("fact", title, x_label, f"test {said}", lines, True, log_y=part != "accuracy", chance=chance)
+
+    curves, losses = (_curves(group, tag) for tag in (f"val/{group.score}", "train/loss"))
+    lengths = _lines(group, lambda row: [_at_lengths(run, row) for run in row.judged])
+    states = _by_size(group, lambda row: row.mean("state_bytes") or None)  # no state has no place on the axis
+    rates = _lines(group, lambda row: [_by_rate(row.window)])
+    against, x_of_rates = f"{score.capitalize()} against", "learning rate, each at the last rung that its trial reached"
     found = [
-        Chart(
-            "curve",
-            "Learning curves",
-            "optimizer steps",
-            f"validation {score}",
-            _curves(group, f"val/{group.score}"),
-            log_y=log,
-            chance=chance,
-        ),
-        Chart("loss", "Training loss", "optimizer steps", "training loss", _curves(group, "train/loss"), log_y=True),
-        Chart(
+        scored("curve", "Learning curves", "optimizer steps", curves, split="validation", log_x=False),
+        Chart("loss", "Training loss", "optimizer steps", "training loss", losses, log_y=True),
+        scored(
             "length",
-            f"{score.capitalize()} against length",
+            f"{against} length",
             "length of the test sequences (positions)",
-            f"test {score}",
-            _lines(group, lambda row: [_at_lengths(run, row) for run in row.judged]),
-            log_x=True,
-            log_y=log,
-            chance=chance,
-            trained_at=_trained_at(group),
+            lengths,
+            trained_at=next((r.options["task.seq_len"] for r in group.rows if "task.seq_len" in r.options), None),
         ),
-        *(
-            Chart(
-                "fact",
-                f"{split.replace('_', ' ').capitalize()} by {fact.replace('_', ' ')}",
-                f"{fact.replace('_', ' ')}, at most",
-                f"test {split.replace('_', ' ')}",
-                _lines(
-                    group, lambda row, fact=fact: [by_facts(run.metrics, split).get(fact, {}) for run in row.judged]
-                ),
-                log_x=True,
-                log_y=split != "accuracy",
-                chance=chance,
-            )
-            for fact in _facts(group)
-        ),
-        Chart(
-            "state",
-            f"{score.capitalize()} against state",
-            "state after the sequence, batch of one",
-            f"test {score}",
-            _by_size(group, lambda row: row.mean("state_bytes") or None),  # no state has no place on the axis
-            log_x=True,
-            log_y=log,
-            chance=chance,
-            joined=False,
-        ),
+        *map(by_fact, sorted({f for row in group.rows for run in row.judged for f in by_facts(run.metrics, part)})),
+        scored("state", f"{against} state", "state after the sequence, batch of one", states, joined=False),
+        scored("rate", f"{against} learning rate", x_of_rates, rates, split="validation"),
     ]
-    rates = Chart(
-        "rate",
-        f"{score.capitalize()} against learning rate",
-        "learning rate, each at the last rung that its trial reached",
-        f"validation {score}",
-        _lines(group, lambda row: [_by_rate(row.window)]),
-        log_x=True,
-        log_y=log,
-        chance=chance,
-    )
-    found.append(rates)
     if any("mixer.n_heads" in row.telling for row in group.rows):
         heads = _by_size(group, lambda row: row.options.get("mixer.n_heads"), "mixer.n_heads")
-        name = f"{score.capitalize()} against heads"
-        options = {"log_y": log, "chance": chance, "floor": _floor(group), "joined": False}
-        found.append(Chart("heads", name, "heads H", f"test {score}", heads, **options))
+        found.append(
+            scored("heads", f"{against} heads", "heads H", heads, log_x=False, floor=_floor(group), joined=False)
+        )
     return [chart for chart in found if chart.series and (chart.kind in ("curve", "loss") or len(chart.abscissae) > 1)]
 
 
@@ -261,20 +243,6 @@ def _floor(group: Group) -> dict[Number, Number]:
     return {heads: error for heads, error in sorted(found.items()) if error > _ROUNDOFF}
 
 
-def _facts(group: Group) -> list[str]:
-    split = _split_score(group)
-    return sorted({fact for row in group.rows for run in row.judged for fact in by_facts(run.metrics, split)})
-
-
-def _split_score(group: Group) -> str:
-    """Return what is split by facts: of text too, whose score is its perplexity, the accuracy."""
-    return "relative_squared_error" if group.score == "relative_squared_error" else "accuracy"
-
-
-def _trained_at(group: Group) -> Number | None:
-    return next((row.options["task.seq_len"] for row in group.rows if "task.seq_len" in row.options), None)
-
-
 def colours(groups: Sequence[Group]) -> dict[str, str]:
     """Return a colour for each mixer, the same in all charts."""
     return plots.colours(row.mixer for group in groups for row in group.rows)
@@ -323,9 +291,9 @@ def draw(axes: Axes, chart: Chart, known: Mapping[str, str], task: str) -> None:
             "label": label,
             "color": chart.colour(each, known),
             "linestyle": _DASHES[each.variant % len(_DASHES)],
+            "linewidth": 1.4,
+            "marker": _MARKERS[each.variant % len(_MARKERS)] if each.few else None,
         }
-        few = len(each.x) < 12
-        style |= {"marker": _MARKERS[each.variant % len(_MARKERS)] if few else None, "linewidth": 1.4}
         if chart.joined:
             axes.plot(each.x, each.y, **style)
             if any(each.spread):
@@ -342,7 +310,7 @@ def draw(axes: Axes, chart: Chart, known: Mapping[str, str], task: str) -> None:
         axes.set_xscale("log", base=2)
     if chart.log_y:
         axes.set_yscale("log")
-    elif SCORES.get(chart.y_label.split()[-1]):
+    elif chart.is_share:
         axes.set_ylim(-0.03, 1.03)
     if chart.ticks is not None:
         axes.set_xticks(list(chart.ticks), list(chart.ticks.values()))

@@ -76,19 +76,16 @@ def write_comparison(groups: Sequence[Group], folder: Path) -> list[Path]:
     from lab.compare.charts import comparison_figure
     from lab.compare.page import as_page
     from lab.compare.table import as_csv, as_markdown
-    from zoo.report.files import write_atomically
+    from zoo.report.files import write_all
     from zoo.report.plots import as_png
 
-    contents: dict[str, str | bytes] = {
+    contents = {
         "compare.csv": as_csv(groups),
         "compare.md": as_markdown(groups, describe(groups)),
         "compare.png": as_png(comparison_figure(groups)),
         "compare.html": as_page(groups, describe(groups), folder),
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in contents.items():
-        write_atomically(folder / name, content)
-    return [folder / name for name in contents]
+    return write_all(folder, contents)
 
 
 def describe(groups: Sequence[Group]) -> str:

@@ -9,25 +9,16 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from lab.compare.charts import Chart, Series, charts_of, colours
-from lab.compare.table import (
-    COLUMNS,
-    Group,
-    Row,
-    headings,
-    more_first,
-    shown_columns,
-    unnamed_text,
-)
-from lab.score import SCORES
+from lab.compare.table import Column, Group, Row, columns_of, unnamed_text
 from zoo.naming import require_extra
 from zoo.report.numbers import Number, plain
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure, Scatter
+    from plotly.graph_objects import Figure
 
 _LEGEND_ENTRIES = 8
 _DASHES = ("solid", "dash", "dot", "dashdot")
@@ -128,22 +119,21 @@ def _section(at: int, group: Group, n_charts: int, options: Mapping[str, Sequenc
 
 
 def _table(group: Group, options: Mapping[str, Sequence[str]], folder: Path) -> str:
-    columns, names = shown_columns(group), headings(group)
-    head = "".join(head_cell(names[at], COLUMNS[at].right, more_first(group, at)) for at in columns)
+    columns = columns_of(group)
+    head = "".join(head_cell(column.heading, column.right, column.more_first) for column in columns)
     body = "".join(_row(group, row, columns, options, folder) for row in group.rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _row(group: Group, row: Row, columns: Sequence[int], options: Mapping[str, Sequence[str]], folder: Path) -> str:
+def _row(group: Group, row: Row, columns: Sequence[Column], options: Mapping[str, Sequence[str]], folder: Path) -> str:
     best = row.label in group.best
     kind = "best" if best else "" if row.tested else "open"
     cells = []
-    for at in columns:
-        value = COLUMNS[at].value(row)
-        text = html.escape(COLUMNS[at].cell(row)) + (' <b title="best">★</b>' if best and at == 1 else "")
-        if COLUMNS[at].heading == "seeds":
+    for at, column in enumerate(columns):
+        text = html.escape(column.cell(row)) + (' <b title="best">★</b>' if best and at == 1 else "")
+        if column.heading == "seeds":
             text += f" <small>{_links(row, folder)}</small>"
-        cells.append(body_cell(text, value, COLUMNS[at].right))
+        cells.append(body_cell(text, column.value(row), column.right))
     chosen = json.dumps({key: plain(row.options[key]) for key in options if key in row.options})
     data = {"label": row.label, "mixer": row.mixer, "options": chosen}
     attributes = "".join(f' data-{name}="{html.escape(text)}"' for name, text in data.items())
@@ -176,25 +166,33 @@ def figure_of(chart: Chart, known: Mapping[str, str]) -> Figure:
     Raises:
         MissingExtraError: plotly is not installed.
     """
-    go = require_extra("plotly.graph_objects")
-    figure = go.Figure()
+    figure = require_extra("plotly.graph_objects").Figure()
     for each in chart.series:
         colour = chart.colour(each, known)
         if chart.joined and any(each.spread):
-            figure.add_trace(_band(each, chart.log_y, colour))
-        figure.add_trace(_line(each, chart, colour))
+            figure.add_scatter(**_band(each, chart.log_y, colour))
+        figure.add_scatter(**_line(each, chart, colour))
     if chart.floor:
-        figure.add_trace(_floor(chart.floor))
+        figure.add_scatter(
+            x=list(chart.floor),
+            y=list(chart.floor.values()),
+            name="bound",
+            mode="lines",
+            line={"color": "#555", "width": 1.5, "dash": "dot"},
+            hovertemplate="no less than %{y:.4g} with %{x} heads<extra></extra>",
+            meta={"rows": None},
+        )
+    note = {"showarrow": False, "font": {"size": 10, "color": "#777"}}
     if chart.chance is not None:
         figure.add_hline(chart.chance, line={"color": "#999", "dash": "dash", "width": 1.5})
-        mark = {"text": "chance", "showarrow": False, "font": {"size": 10, "color": "#777"}}
-        figure.add_annotation(x=1, xref="paper", y=chart.chance, yshift=7, xanchor="right", **mark)
+        place = {"x": 1, "xref": "paper", "y": chart.chance, "yshift": 7, "xanchor": "right"}
+        figure.add_annotation(text="chance", **place, **note)
     if chart.trained_at is not None:
         figure.add_vline(chart.trained_at, line={"color": "#999", "width": 1.5})
-        mark = {"text": f"trained at {chart.trained_at:,}", "showarrow": False, "font": {"size": 10, "color": "#777"}}
         # On a logarithmic axis an annotation's place is the power.
-        place = math.log10(chart.trained_at) if chart.log_x else chart.trained_at
-        figure.add_annotation(x=place, y=1, yref="paper", yanchor="bottom", xanchor="center", **mark)
+        x = math.log10(chart.trained_at) if chart.log_x else chart.trained_at
+        place = {"x": x, "y": 1, "yref": "paper", "yanchor": "bottom", "xanchor": "center"}
+        figure.add_annotation(text=f"trained at {chart.trained_at:,}", **place, **note)
     figure.update_layout(
         template="plotly_white",
         title={"text": chart.title, "font": {"size": 14}, "x": 0.02},
@@ -209,7 +207,7 @@ def figure_of(chart: Chart, known: Mapping[str, str]) -> Figure:
     if chart.ticks is not None:
         figure.update_xaxes(tickvals=list(chart.ticks), ticktext=list(chart.ticks.values()))
     figure.update_yaxes(title=chart.y_label, title_font_size=12, type="log" if chart.log_y else "linear")
-    if not chart.log_y and SCORES.get(chart.y_label.split()[-1]):
+    if chart.is_share:
         figure.update_yaxes(range=[-0.03, 1.03])
     elif chart.log_y:
         # Over many decades their ends are enough; within one, the numbers between are wanted.
@@ -218,60 +216,46 @@ def figure_of(chart: Chart, known: Mapping[str, str]) -> Figure:
     return figure
 
 
-def _line(each: Series, chart: Chart, colour: str) -> Scatter:
-    few = len(each.x) < 12
+def _line(each: Series, chart: Chart, colour: str) -> dict[str, Any]:
     below, above = each.bars(chart.log_y)
-    bars = {
-        "type": "data",
-        "symmetric": False,
-        "array": above,
-        "arrayminus": below,
-        "thickness": 1.2,
-        "visible": not chart.joined and any(each.spread),
-    }
     spread = [f" ± {value:.2g}" if value else "" for value in each.spread]
     names = each.points or [each.label] * len(each.x)
-    return require_extra("plotly.graph_objects").Scatter(
-        x=each.x,
-        y=each.y,
-        name=html.escape(each.label),
-        mode="lines+markers" if few else "lines",
-        line={"color": colour, "width": 2, "dash": _DASHES[each.variant % len(_DASHES)]},
-        marker={"size": 7, "symbol": _MARKERS[each.variant % len(_MARKERS)]},
-        error_y=bars,
-        customdata=list(zip(map(html.escape, names), spread, strict=True)),
-        hovertemplate="%{y:.4g}%{customdata[1]}"
+    return {
+        "x": each.x,
+        "y": each.y,
+        "name": html.escape(each.label),
+        "mode": "lines+markers" if each.few else "lines",
+        "line": {"color": colour, "width": 2, "dash": _DASHES[each.variant % len(_DASHES)]},
+        "marker": {"size": 7, "symbol": _MARKERS[each.variant % len(_MARKERS)]},
+        "error_y": {
+            "type": "data",
+            "symmetric": False,
+            "array": above,
+            "arrayminus": below,
+            "thickness": 1.2,
+            "visible": not chart.joined and any(each.spread),
+        },
+        "customdata": list(zip(map(html.escape, names), spread, strict=True)),
+        "hovertemplate": "%{y:.4g}%{customdata[1]}"
         if chart.joined
         else "%{customdata[0]}<br>%{y:.4g}%{customdata[1]} at %{x}<extra></extra>",
-        legendgroup=each.label,
-        meta={"rows": each.rows},
-    )
+        "legendgroup": each.label,
+        "meta": {"rows": each.rows},
+    }
 
 
-def _floor(points: Mapping[Number, Number]) -> Scatter:
-    return require_extra("plotly.graph_objects").Scatter(
-        x=list(points),
-        y=list(points.values()),
-        name="bound",
-        mode="lines",
-        line={"color": "#555", "width": 1.5, "dash": "dot"},
-        hovertemplate="no less than %{y:.4g} with %{x} heads<extra></extra>",
-        meta={"rows": None},
-    )
-
-
-def _band(each: Series, log: bool, colour: str) -> Scatter:
+def _band(each: Series, log: bool, colour: str) -> dict[str, Any]:
     low, high = each.band(log)
-    return require_extra("plotly.graph_objects").Scatter(
-        x=[*each.x, *reversed(each.x)],
-        y=[*high, *reversed(low)],
-        fill="toself",
-        fillcolor=colour,
-        opacity=0.15,
-        line={"width": 0},
-        mode="lines",
-        hoverinfo="skip",
-        showlegend=False,
-        legendgroup=each.label,
-        meta={"rows": each.rows},
-    )
+    return {
+        "x": [*each.x, *reversed(each.x)],
+        "y": [*high, *reversed(low)],
+        "fill": "toself",
+        "fillcolor": colour,
+        "opacity": 0.15,
+        "line": {"width": 0},
+        "mode": "lines",
+        "hoverinfo": "skip",
+        "showlegend": False,
+        "legendgroup": each.label,
+        "meta": {"rows": each.rows},
+    }

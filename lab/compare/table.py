@@ -7,7 +7,7 @@ import io
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -241,6 +241,8 @@ class Column:
     right: bool = True
     more_first: bool = False
     """Whether more of it is better, and on top when one asks for this order."""
+    stays: bool = False
+    """Whether it is shown however narrow the terminal is."""
 
 
 def _fact(heading: str, name: str) -> Column:
@@ -252,14 +254,14 @@ def _fact(heading: str, name: str) -> Column:
     )
 
 
-def _score(row: Row) -> str:
-    """Write mean ± standard deviation."""
-    return score_text(row.score, row.mean(*row.score_path), row.spread(*row.score_path))
-
-
 COLUMNS = (
-    Column("configuration", lambda row: row.label, lambda row: row.label, right=False),
-    Column("score", _score, lambda row: row.mean(*row.score_path)),
+    Column("configuration", lambda row: row.label, lambda row: row.label, right=False, stays=True),
+    Column(
+        "score",
+        lambda row: score_text(row.score, row.mean(*row.score_path), row.spread(*row.score_path)),
+        lambda row: row.mean(*row.score_path),
+        stays=True,
+    ),
     Column("seeds", lambda row: row.seeds, lambda row: len(row.values(*row.score_path)), more_first=True),
     *(_fact(heading, name) for heading, name in FACTS.items()),
     Column(
@@ -272,19 +274,11 @@ COLUMNS = (
 )
 
 
-def headings(group: Group) -> list[str]:
-    """Return the columns of one task's table: the score has its own name."""
-    return [group.score.replace("_", " ") if each.heading == "score" else each.heading for each in COLUMNS]
-
-
-def more_first(group: Group, at: int) -> bool:
-    """Return whether a column of the task's table has its best on top when the most is there."""
-    return SCORES[group.score] if COLUMNS[at].heading == "score" else COLUMNS[at].more_first
-
-
-def shown_columns(group: Group) -> list[int]:
-    """Return which columns say anything of a task."""
-    return [at for at, each in enumerate(COLUMNS) if any(each.cell(row) not in (NOTHING, "") for row in group.rows)]
+def columns_of(group: Group) -> list[Column]:
+    """Return the columns that say anything of a task; the score has its own name, and its own best."""
+    score = {"heading": group.score.replace("_", " "), "more_first": SCORES[group.score]}
+    every = [replace(each, **score) if each.heading == "score" else each for each in COLUMNS]
+    return [each for each in every if any(each.cell(row) not in (NOTHING, "") for row in group.rows)]
 
 
 def unnamed_text(group: Group) -> str:
@@ -305,22 +299,23 @@ def tables(groups: Sequence[Group], width: int) -> list[Table]:
 
 
 def _table(group: Group, width: int) -> Table:
-    shown, names = shown_columns(group), headings(group)
-    cells = {at: [COLUMNS[at].cell(row) for row in group.rows] for at in shown}
+    columns = columns_of(group)
+    texts = [[column.heading, *map(column.cell, group.rows)] for column in columns]
     if group.best:
         marks = ("*" if row.label in group.best else " " for row in group.rows)
-        cells[1] = [f"{text} {mark}" for text, mark in zip(cells[1], marks, strict=True)]
-    widths = _fit({at: [names[at], *cells[at]] for at in shown}, width)
+        texts[1][1:] = [f"{text} {mark}" for text, mark in zip(texts[1][1:], marks, strict=True)]
+    widths = _fit(columns, texts, width)
+    headings, *rows = zip(*(texts[at] for at in widths), strict=True)
     table = terminal.make_table(
-        [names[at] for at in widths],
-        zip(*(cells[at] for at in widths), strict=True),
-        _align(widths),
+        headings,
+        rows,
+        _align(columns[at] for at in widths),
         title=group.title,
         styles=("bold green" if row.label in group.best else None if row.tested else "dim" for row in group.rows),
     )
     for column, each in zip(table.columns, widths.values(), strict=True):
         column.width = each
-    left_out = ", ".join(names[at] for at in shown if at not in widths)
+    left_out = ", ".join(column.heading for at, column in enumerate(columns) if at not in widths)
     notes = (
         "* the best mean of the task." if group.best else "",
         unnamed_text(group),
@@ -330,30 +325,31 @@ def _table(group: Group, width: int) -> Table:
     return table
 
 
-def _align(columns: Iterable[int]) -> str:
-    return "".join("r" if COLUMNS[at].right else "l" for at in columns)
+def _align(columns: Iterable[Column]) -> str:
+    return "".join("r" if column.right else "l" for column in columns)
 
 
-def _fit(texts: Mapping[int, Sequence[str]], width: int) -> dict[int, int]:
-    """{column: characters} of those that fit into a width, from their texts, the heading first.
+def _fit(columns: Sequence[Column], texts: Sequence[Sequence[str]], width: int) -> dict[int, int]:
+    """Return {number of a column: characters} of those that fit into a width, from their texts, the heading first.
 
     Numbers are whole; text may wrap down to its longest word.
     """
-    longest = {at: max(map(len, cells)) for at, cells in texts.items()}
-    least = {
-        at: max(max(map(len, cells[1:]), default=0), max(map(len, cells[0].split())))
-        if COLUMNS[at].right
+    least = [
+        max(max(map(len, cells[1:]), default=0), max(map(len, cells[0].split())))
+        if column.right
         else min(_LONGEST_WORD, max(len(word) for text in cells for word in text.split()))
-        for at, cells in texts.items()
-    }
-    kept, leaving = list(texts), sorted(texts, key=lambda at: (COLUMNS[at].right, at), reverse=True)
-    while 2 * len(kept) + sum(least[at] for at in kept) > width and len(kept) > 2:
-        # What is on the right leaves first, numbers before remarks; configuration and score stay.
-        kept.remove(next(at for at in leaving if at in kept and COLUMNS[at].heading not in ("configuration", "score")))
+        for column, cells in zip(columns, texts, strict=True)
+    ]
+    kept = list(range(len(columns)))
+    # What is on the right leaves first, numbers before remarks; configuration and score stay.
+    leaving = sorted((at for at in kept if not columns[at].stays), key=lambda at: (not columns[at].right, -at))
+    for at in leaving:
+        if 2 * len(kept) + sum(least[at] for at in kept) > width and len(kept) > 2:
+            kept.remove(at)
     widths, room = {at: least[at] for at in kept}, width - 2 * len(kept) - sum(least[at] for at in kept)
     for at in kept:
-        if not COLUMNS[at].right:
-            widths[at] += max(0, min(room, longest[at] - widths[at]))
+        if not columns[at].right:
+            widths[at] += max(0, min(room, max(map(len, texts[at])) - widths[at]))
             room -= widths[at] - least[at]
     return widths
 
@@ -367,14 +363,12 @@ def as_markdown(groups: Sequence[Group], sources: str) -> str:
         "",
     ]
     for group in groups:
-        columns, names = shown_columns(group), headings(group)
-        rows = []
-        for row in group.rows:
-            cells = [COLUMNS[at].cell(row) for at in columns]
+        columns = columns_of(group)
+        rows = [[column.cell(row) for column in columns] for row in group.rows]
+        for row, cells in zip(group.rows, rows, strict=True):
             if row.label in group.best:
-                cells[columns.index(1)] = f"**{cells[columns.index(1)]}**"
-            rows.append(cells)
-        table = markdown.table([names[at] for at in columns], rows, _align(columns))
+                cells[1] = f"**{cells[1]}**"
+        table = markdown.table([column.heading for column in columns], rows, _align(columns))
         lines += [f"## {group.title}", "", *table, "", *([unnamed_text(group), ""] if group.unnamed else [])]
     lines += ["![Curves and scores of the tasks above](compare.png)", ""]
     return "\n".join(lines)
@@ -384,44 +378,31 @@ def as_csv(groups: Sequence[Group]) -> str:
     """Write CSV, a line per configuration: score, sizes, all metrics (mean and standard deviation), all options."""
     rows = [(group, row) for group in groups for row in group.rows]
     options = sorted(_differing([row.options for _, row in rows]))
-    measured = {id(row): [flat_metrics(run.metrics) for run in row.judged] for _, row in rows}
-    names = sorted({name for of_row in measured.values() for each in of_row for name in each})
-    shown = [
-        "task",
-        "configuration",
-        "best",
-        "score",
-        "split",
-        "mean",
-        "standard deviation",
-        "seeds",
-        "runs",
-        "remark",
-        WINDOW,
-    ]
-    spreads = [each for name in names for each in (name, f"{name} standard deviation")]
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*shown, *(f"option {key}" for key in options), *spreads])
-    for group, row in rows:
-        values = {
-            name: [value for each in measured[id(row)] if (value := each.get(name)) is not None] for name in names
+    measured = [[flat_metrics(run.metrics) for run in row.judged] for _, row in rows]
+    names = sorted({name for found in measured for each in found for name in each})
+    lines = [
+        {
+            "task": group.title,
+            "configuration": row.label,
+            "best": int(row.label in group.best),
+            "score": row.score,
+            "split": row.split,
+            "mean": row.mean(*row.score_path),
+            "standard deviation": row.spread(*row.score_path),
+            "seeds": " ".join(str(run.seed) for run in row.judged),
+            "runs": len(row.runs),
+            "remark": row.remark,
+            WINDOW: window_text(row.window),
+            **{f"option {key}": plain(row.options[key]) if key in row.options else "" for key in options},
         }
-        writer.writerow(
-            [
-                group.title,
-                row.label,
-                int(row.label in group.best),
-                row.score,
-                row.split,
-                row.mean(*row.score_path),
-                row.spread(*row.score_path),
-                " ".join(str(run.seed) for run in row.judged),
-                len(row.runs),
-                row.remark,
-                window_text(row.window),
-                *(plain(row.options[key]) if key in row.options else "" for key in options),
-                *(each for name in names for each in mean_and_spread(values[name])),
-            ]
-        )
+        for group, row in rows
+    ]
+    for line, found in zip(lines, measured, strict=True):
+        for name in names:
+            values = [value for each in found if (value := each.get(name)) is not None]
+            line[name], line[f"{name} standard deviation"] = mean_and_spread(values)
+    out = io.StringIO()
+    writer = csv.DictWriter(out, lines[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
     return out.getvalue()

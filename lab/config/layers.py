@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from zoo.naming import UsageError
+from zoo.naming import UsageError, flatten
 
 
 class Text(str):
@@ -40,18 +40,9 @@ class Layer:
         kept = {key: value for key, value in self.group(group).items() if key not in options}
         return Layer(self.source, self.values | ({group: kept} if group in self.values else {}))
 
-    def leaves(self, declared: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    def leaves(self, declared: Collection[str]) -> Iterator[tuple[str, Any]]:
         """Return dotted names and values; what lies below a declared name is its value."""
-        return _leaves(self.values, declared, "")
-
-
-def _leaves(values: Mapping[str, Any], declared: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and key not in declared:
-            yield from _leaves(value, declared, f"{key}.")
-        else:
-            yield key, value
+        return flatten(self.values, declared)
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:

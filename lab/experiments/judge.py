@@ -20,7 +20,7 @@ from lab.experiments.vocabulary import Runs
 from lab.run import DONE, ENVIRONMENT, INDEX, git
 from lab.sweep.grid import read_experiment
 from zoo.naming import UsageError
-from zoo.report.files import as_json, read_json, write_atomically
+from zoo.report.files import as_json, read_json, write_all
 from zoo.report.markdown import table
 from zoo.report.numbers import duration
 from zoo.report.terminal import fail, make_console
@@ -196,15 +196,10 @@ def write_results(verdicts: Mapping[str, Verdict], stored: Mapping[str, Mapping[
     from zoo.report.plots import as_png
     from zoo.theory.verdicts import panels_figure
 
-    (out / FIGURES).mkdir(parents=True, exist_ok=True)
     ordered = {name: stored[name] for name in PREDICTIONS if name in stored}
-    content: dict[Path, str | bytes] = {out / PAGE: page(ordered), out / STORED: as_json(ordered)}
-    for name, verdict in verdicts.items():
-        if verdict.evidence.panels:
-            content[out / _figure(name)] = as_png(panels_figure(verdict.evidence.panels))
-    for file, what in content.items():
-        write_atomically(file, what)
-    return list(content)
+    shown = {name: verdict.evidence.panels for name, verdict in verdicts.items() if verdict.evidence.panels}
+    figures = {_figure(name): as_png(panels_figure(panels)) for name, panels in shown.items()}
+    return write_all(out, {PAGE: page(ordered), STORED: as_json(ordered)} | figures)
 
 
 def _figure(name: str) -> str:

@@ -160,22 +160,14 @@ def run_cell(cell: Cell, record: Record | None, request: Request, stop: Stop) ->
     if stop.soft.is_set() or sweep.unpicked:
         return None
     ((configuration, _),) = sweep.rows()
-    runs, folders = [], []
-    for seed in seeds:
-        folder = configuration.folder(seed).path
-        outcome = sweep.outcomes.get(folder)
-        if outcome is None or outcome.state != "done" or (metrics := outcome.job.metrics()) is None:
-            continue
-        score = score_of([metrics], "test")
-        if (value := number_at(metrics, "test", score)) is None:
-            continue
-        facts = {name: metrics.get(name) for name in ("steps_to_90", "tokens_per_second", "seconds")}
-        runs.append({"seed": seed, "score": value, **facts})
-        folders.append((folder, score, metrics.get("chance")))
-    if not runs:
+    done = {seed: metrics for seed in seeds if (metrics := sweep.metrics(configuration, seed)) is not None}
+    score = score_of(done.values(), "test")
+    scores = {seed: value for seed, each in done.items() if (value := number_at(each, "test", score)) is not None}
+    if not scores:
         return None
-    _, score, chance = folders[0]
-    environments = [read_json(folder / ENVIRONMENT) for folder, _, _ in folders]
+    facts = ("steps_to_90", "tokens_per_second", "seconds")
+    runs = [{"seed": n, "score": value, **{name: done[n].get(name) for name in facts}} for n, value in scores.items()]
+    environments = [read_json(configuration.folder(seed).path / ENVIRONMENT) for seed in scores]
     measured = next(iter(sweep.windows.values()), None)
     return merged(
         kept
@@ -183,7 +175,7 @@ def run_cell(cell: Cell, record: Record | None, request: Request, stop: Stop) ->
             "mixer": cell.mixer,
             "task": cell.task,
             "metric": score,
-            "chance": level(score, chance, 0.0),
+            "chance": level(score, done[next(iter(scores))].get("chance"), 0.0),
             "lr": configuration.options[RATE],
             "window_octaves": measured and measured["octaves"],
             "window_at_least": measured and measured["at_least"],

@@ -17,7 +17,7 @@ from lab.sweep.engine import Stop
 from lab.sweep.grid import arguments, read_experiment
 from zoo.naming import UsageError
 from zoo.registry import MIXERS
-from zoo.report.files import as_json, read_json, write_atomically
+from zoo.report.files import as_json, read_json, write_all
 from zoo.report.numbers import count, duration
 from zoo.report.terminal import fail, make_console, make_table, say
 from zoo.signals import CTRL_C, SCHEDULER, handled
@@ -150,9 +150,7 @@ class Board:
         shown = [record for record in kept if record["shape"] == shapes.get(record["task"])]
         found, origin = tables(shown, tasks, {task: baseline(task) for task in tasks}), _origin(shown)
         content = {STORED: as_json(kept), PAGE: as_markdown(found, origin), SORTABLE: as_html(found, origin)}
-        for name, text in content.items():
-            write_atomically(self.out / name, text)
-        return [self.out / name for name in content]
+        return write_all(self.out, content)
 
 
 @cache

@@ -276,16 +276,12 @@ def slot_environments(n_slots: int | None, use_gpus: bool) -> list[dict[str, str
     """
     import torch
 
-    gpus = _visible_gpus(torch.cuda.device_count()) if use_gpus else []
+    listed, n_gpus = os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count() if use_gpus else 0
+    gpus = (listed.split(",") if listed else [str(i) for i in range(n_gpus)])[:n_gpus]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     n_slots = n_slots or len(gpus) or cores
     threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // n_slots))}
     return [threads | ({"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} if gpus else {}) for i in range(n_slots)]
-
-
-def _visible_gpus(n: int) -> list[str]:
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return listed.split(",")[:n] if listed else [str(i) for i in range(n)]
 
 
 def run_local(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]], stop: Stop) -> Iterator[Outcome]:

@@ -22,6 +22,7 @@ starts.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -292,14 +293,6 @@ class Configuration:
         """Return the folder of the run of one seed."""
         return replace(RunFolder.of(self.command), seed=seed)
 
-    def check_folder(self, seed: int) -> None:
-        """Check that the run's folder is new or its own.
-
-        Raises:
-            UsageError: it holds a run of another configuration.
-        """
-        self.folder(seed).check_config(self.command.config | {"seed": seed})
-
 
 @dataclass(frozen=True)
 class Grid:
@@ -325,26 +318,36 @@ def expand(experiment: Experiment, run_dir: Path) -> Grid:
         UsageError: an option that no mixer of the grid has, values that train.py would refuse, numbers that cannot be
             matched.
     """
-    cells = [experiment.fixed | cell for grid in experiment.grids for cell in _product(grid)]
+    cells = [experiment.fixed | cell for grid in experiment.grids for cell in product(grid)]
     for key in {key for cell in cells for key in cell} & NOT_SWEPT:
         raise UsageError(f"--{key} cannot be swept; give it to train.py")
-    declared = _Declared()
-    known = set().union(*(declared.of(cell) for cell in cells))
+
+    @functools.cache
+    def choice_of(naming: str) -> tuple[set[str], dict[str, str]]:
+        choice = with_members(choose(arguments(json.loads(naming))))
+        return set(Options(choice, REGISTRIES).declared), choice.names
+
+    def declared(cell: Mapping[str, Any]) -> tuple[set[str], dict[str, str]]:
+        """Return the options of mixer and task that exist for what a cell names, and the names."""
+        naming = {key: cell[key] for key in ("config", "mixer", "task", "mixer.pattern") if key in cell}
+        return choice_of(json.dumps(naming, sort_keys=True))
+
+    known = set().union(*(declared(cell)[0] for cell in cells))
     left_out: dict[str, None] = {}
     seeds: dict[str, list[int]] = {}
     found: dict[str, Configuration] = {}
     by_options: dict[str, Configuration] = {}
     for cell in cells:
-        options = {}
+        options, (there, names) = {}, declared(cell)
         for key, value in cell.items():
             group = key.partition(".")[0]
-            if "." in key and group in REGISTRIES and key in known and key not in declared.of(cell):
-                left_out[f"{key} is left out for {declared.names(cell)[group]}, which has no such option"] = None
+            if "." in key and group in REGISTRIES and key in known and key not in there:
+                left_out[f"{key} is left out for {names[group]}, which has no such option"] = None
             elif key != "seed":
                 options[key] = value
         text = json.dumps(options, sort_keys=True)
         if text not in by_options:
-            by_options[text] = Configuration.of(options, run_dir).matched(experiment.match, declared.of(cell), run_dir)
+            by_options[text] = Configuration.of(options, run_dir).matched(experiment.match, there, run_dir)
         configuration = found.setdefault(by_options[text].key, by_options[text])
         seed = _seed(cell.get("seed", configuration.command.config["seed"]))
         if seed not in (known_seeds := seeds.setdefault(configuration.key, [])):
@@ -352,7 +355,8 @@ def expand(experiment: Experiment, run_dir: Path) -> Grid:
     return Grid(seeds, found, list(left_out))
 
 
-def _product(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+def product(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Return all combinations of the values, a mapping each."""
     return (dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
 
 
@@ -360,27 +364,6 @@ def _seed(value: Any) -> int:
     if not re.fullmatch(r"\d+", str(value)):
         raise UsageError(f"seed must be whole numbers >= 0, such as 0,1,2 or 0-4, got {value!r}")
     return int(value)
-
-
-class _Declared:
-    """Which options of mixer and task exist, for each choice of the two."""
-
-    def __init__(self) -> None:
-        self._found: dict[str, tuple[set[str], dict[str, str]]] = {}
-
-    def of(self, cell: Mapping[str, Any]) -> set[str]:
-        return self._look_up(cell)[0]
-
-    def names(self, cell: Mapping[str, Any]) -> dict[str, str]:
-        return self._look_up(cell)[1]
-
-    def _look_up(self, cell: Mapping[str, Any]) -> tuple[set[str], dict[str, str]]:
-        naming = {key: cell[key] for key in ("config", "mixer", "task", "mixer.pattern") if key in cell}
-        text = json.dumps(naming, sort_keys=True)
-        if text not in self._found:
-            choice = with_members(choose(arguments(naming)))
-            self._found[text] = set(Options(choice, REGISTRIES).declared), choice.names
-        return self._found[text]
 
 
 def arguments(options: Mapping[str, Any]) -> list[str]:

@@ -7,7 +7,6 @@ folder `<run_dir>/<name>[/<setting>]/` holds the runs, as train.py lays them out
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shlex
@@ -23,10 +22,10 @@ from lab.score import FACTS, WINDOW, fact_text, score_of, score_text, window_tex
 from lab.sweep.board import Board, heading, judged, range_text
 from lab.sweep.command import HELP, PROGRAM, Request
 from lab.sweep.engine import Job, Outcome, Stop, require_ray, run_local, run_ray, slot_environments
-from lab.sweep.grid import Configuration, Experiment, Grid, arguments, expand, label
+from lab.sweep.grid import Configuration, Experiment, Grid, arguments, expand, label, product
 from lab.sweep.matching import TOLERANCE
 from lab.sweep.scores import SCORES_JSON, SCORES_MD, Point, score_table, scores, scores_as_json, scores_as_markdown
-from lab.sweep.tuning import RATE, better_half, usual_rungs, window
+from lab.sweep.tuning import RATE, Window, better_half, usual_rungs, window
 from zoo.naming import UsageError
 from zoo.report.files import as_json, write_atomically
 from zoo.report.numbers import count, duration, number, plain
@@ -84,8 +83,8 @@ class Sweep:
     trials: dict[str, list[Configuration]]
     """With --tune: what each configuration chooses from."""
     picked: dict[str, Configuration] = field(default_factory=dict)
-    windows: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Of learning rates, where they are tuned (`lab.sweep.tuning.Window`), for each configuration that has picked."""
+    windows: dict[str, Window] = field(default_factory=dict)
+    """Of learning rates, where they are tuned, for each configuration that has picked."""
     unpicked: list[str] = field(default_factory=list)
     """Configurations of which no trial is left."""
     outcomes: dict[Path, Outcome] = field(default_factory=dict)
@@ -105,7 +104,7 @@ class Sweep:
                 raise UsageError(f"--tune {key}: {key} has values in the grid already, or is the seed; leave one out")
         grid = expand(experiment, folder)
         trials = {
-            key: [Configuration.of(configuration.options | choice, folder) for choice in _choices(experiment.tune)]
+            key: [Configuration.of(configuration.options | choice, folder) for choice in product(experiment.tune)]
             for key, configuration in grid.configurations.items()
             if experiment.tune
         }
@@ -113,7 +112,7 @@ class Sweep:
             for key, seeds in grid.seeds.items():
                 for each in trials.get(key, [grid.configurations[key]]):
                     for seed in seeds:
-                        each.check_folder(seed)
+                        each.folder(seed).check_config(each.command.config | {"seed": seed})
         options = [configuration.options for configuration in grid.configurations.values()]
         keys = dict.fromkeys(key for each in options for key in each)
         given = {*experiment.fixed, *(key for each in experiment.grids for key in each)}
@@ -226,7 +225,7 @@ class Sweep:
             kept = {option: best.options[option] for option in tune if option != RATE}
             same = [each for each in self.trials[key] if kept.items() <= each.options.items()]
             found = {float(each.options[RATE]): rungs for each in same if (rungs := self._rungs(key, each))}
-            self.windows[key] = window(found, float(best.options[RATE]), score).as_dict()
+            self.windows[key] = window(found, float(best.options[RATE]), score)
         chosen = " ".join(f"{option}={plain(best.options[option])}" for option in tune)
         values = {each: number_at(metrics, "val", each) for each in dict.fromkeys((score, "loss"))}
         said = ", ".join(f"{each.replace('_', ' ')} {score_text(each, value)}" for each, value in values.items())
@@ -300,14 +299,13 @@ class Sweep:
         """Return headings, rows and alignment of the table of configurations, seeds together."""
         keys = [*self.varying, *self.experiment.tune]
         wide = RATE in self.experiment.tune
-        sized = {"params": "params", "state_bytes": "state_bytes"}
         rows = []
         for key, (configuration, seeds) in zip(self.grid.configurations, self.rows(), strict=True):
             found = self._metrics(configuration, seeds)
             facts = {name: [v for each in found if (v := number_at(each, name)) is not None] for name in FACTS.values()}
             # The sizes are known before any run is done, but for the state of a mixer that does not stream.
-            known = {name: getattr(configuration, size) for name, size in sized.items()}
-            facts |= {name: [] if size is None else [size] for name, size in known.items()}
+            sizes = {"params": configuration.params, "state_bytes": configuration.state_bytes}
+            facts |= {name: [] if size is None else [size] for name, size in sizes.items()}
             seconds = [metrics["seconds"] for metrics in found if metrics.get("seconds")]
             rows.append(
                 [
@@ -356,10 +354,13 @@ class Sweep:
         task = configuration.command.config["task"]["name"]
         return Point(task, options, len(seeds), self._metrics(configuration, seeds), window)
 
-    def _metrics(self, configuration: Configuration, seeds: Sequence[int]) -> list[dict[str, Any]]:
-        ended = [outcome for seed in seeds if (outcome := self.ended(configuration, seed)) is not None]
-        found = [outcome.job.metrics() for outcome in ended if outcome.state == "done"]
-        return [metrics for metrics in found if metrics is not None]
+    def metrics(self, configuration: Configuration, seed: int) -> Metrics | None:
+        """Return the metrics of a run that is done."""
+        outcome = self.ended(configuration, seed)
+        return outcome.job.metrics() if outcome is not None and outcome.state == "done" else None
+
+    def _metrics(self, configuration: Configuration, seeds: Sequence[int]) -> list[Metrics]:
+        return [metrics for seed in seeds if (metrics := self.metrics(configuration, seed)) is not None]
 
     def write_index(self) -> None:
         """Write `sweep.json`: what was asked, and each run with its options, folder, state and sizes."""
@@ -423,7 +424,3 @@ class Sweep:
 
 def _sizes(configuration: Configuration) -> tuple[str, str]:
     return number(configuration.params), number(configuration.state_bytes)
-
-
-def _choices(tune: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    return (dict(zip(tune, values, strict=True)) for values in itertools.product(*tune.values()))

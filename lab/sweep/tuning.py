@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeAlias
 
 from lab.run import number_at
 from lab.score import GOOD, merits, worth
@@ -60,46 +59,18 @@ def better_half(metrics: Sequence[Mapping[str, Any] | None], score: str, last: b
     return sorted(found, key=lambda i: found[i], reverse=True)[: 1 if last else (len(metrics) + 1) // 2]
 
 
-@dataclass(frozen=True)
-class Rate:
-    """A learning rate at the last rung that its trial reached.
+Window: TypeAlias = dict[str, Any]
+"""What sweep.json holds of the learning rates of one configuration:
 
-    Attributes:
-        lr: the rate.
-        rung: the share of the steps that it was trained for.
-        score: by validation there; None for one that diverged.
-        good: whether the score is within 90 % of the best at the same rung (`lab.score.worth`); None where no rate had
-            left chance there, so that it cannot be said.
-    """
+    {"score": "accuracy", "chance": 0.02, "octaves": 3.3, "at_least": true,
+     "rates": [{"lr": 0.001, "rung": 0.5, "score": 0.9, "good": true}, ...]}
 
-    lr: float
-    rung: float
-    score: float | None
-    good: bool | None
-
-
-@dataclass(frozen=True)
-class Window:
-    """The learning rates of one configuration that serve.
-
-    Attributes:
-        score: what they are judged by.
-        chance: its level for guessing, where there is one.
-        rates: ascending.
-        octaves: between the least and the greatest rate of the good ones next to each other around the best.
-        at_least: whether the window reaches an end of the grid, or a rate of which nothing can be said, so that it may
-            be wider.
-    """
-
-    score: str
-    chance: float | None
-    rates: tuple[Rate, ...]
-    octaves: float
-    at_least: bool
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain data for the index."""
-        return asdict(self)
+"rates" are ascending, each at the last rung that its trial reached, a share of the steps: "score" is by validation
+there, null for one that diverged; "good" is whether it is within 90 % of the best at the same rung
+(`lab.score.worth`), null where no rate had left chance there, so that it cannot be said. "octaves" lie between the
+least and the greatest of the good ones next to each other around the best; "at_least" is whether they reach an end of
+the grid, or a rate of which nothing can be said, so that the window may be wider.
+"""
 
 
 def window(found: Mapping[float, Mapping[float, Mapping[str, Any]]], best: float, score: str) -> Window:
@@ -124,14 +95,13 @@ def window(found: Mapping[float, Mapping[float, Mapping[str, Any]]], best: float
         rung, metrics = max(by_rung.items())
         level = worths[rung]
         good = worth(score, value(metrics), chance) >= GOOD * level if level > 0 else None
-        rates.append(Rate(lr, rung, value(metrics), good))
-    at = [rate.lr for rate in rates].index(best)
-    low = high = at
-    while low > 0 and rates[low - 1].good:
+        rates.append({"lr": lr, "rung": rung, "score": value(metrics), "good": good})
+    low = high = [rate["lr"] for rate in rates].index(best)
+    while low > 0 and rates[low - 1]["good"]:
         low -= 1
-    while high < len(rates) - 1 and rates[high + 1].good:
+    while high < len(rates) - 1 and rates[high + 1]["good"]:
         high += 1
-    ends = [rates[i] if 0 <= i < len(rates) else None for i in (low - 1, high + 1)]
-    open_ended = any(end is None or end.good is None for end in ends)
-    octaves = math.log2(rates[high].lr / rates[low].lr)
-    return Window(score, chance, tuple(rates), octaves, open_ended)
+    said = [rate["good"] is not None for rate in rates]
+    at_least = low == 0 or high == len(rates) - 1 or not (said[low - 1] and said[high + 1])
+    octaves = math.log2(rates[high]["lr"] / rates[low]["lr"])
+    return {"score": score, "chance": chance, "rates": rates, "octaves": octaves, "at_least": at_least}

@@ -32,7 +32,7 @@ from lab.compare.charts import Series, charts_of, comparison_figure
 from lab.compare.command import write_comparison
 from lab.compare.page import as_page
 from lab.compare.runs import EVENTS, read_curves
-from lab.compare.table import COLUMNS, headings, more_first, tables
+from lab.compare.table import columns_of, tables
 from lab.compare.tensorboard import CONFIGURATION, lay_out, show_in_tensorboard
 from lab.run import RunFolder, nested_metrics
 from tests import ROOT
@@ -352,7 +352,7 @@ def test_the_window_of_learning_rates_is_shown_and_drawn(tmp_path: Path) -> None
     write_run(tmp_path, "mqar/gru")
     groups = group_runs(read_runs(tmp_path))
     tuned, other = groups[0].rows
-    cells = {each.heading: (each.cell(tuned), each.cell(other)) for each in COLUMNS}
+    cells = {each.heading: (each.cell(tuned), each.cell(other)) for each in columns_of(groups[0])}
     assert cells["window (octaves)"] == ("≥ 1.7", "")
     assert cells["steps to 90 %"] == ("40", "–")
     (chart,) = [chart for chart in charts_of(groups[0]) if chart.kind == "rate"]
@@ -627,12 +627,8 @@ def test_of_errors_the_first_click_puts_the_least_on_top(tmp_path: Path) -> None
         metrics = {"test/accuracy": None, "val/accuracy": None, f"test/{score}": 0.5}
         write_run(tmp_path / score, metrics=metrics)
         (group,) = group_runs(read_runs(tmp_path / score))
-        first[score] = [more_first(group, at) for at, name in enumerate(headings(group)) if name != "configuration"]
-    # score, seeds, chance, parameters, state bytes, tokens/s, steps to 90 %, window, remark
-    assert first == {
-        "accuracy": [True, True, False, False, False, True, False, True, False],
-        "relative_squared_error": [False, True, False, False, False, True, False, True, False],
-    }
+        first[score] = [column.heading for column in columns_of(group) if column.more_first]
+    assert first == {"accuracy": ["accuracy", "seeds", "tokens/s"], "relative_squared_error": ["seeds", "tokens/s"]}
 
 
 @pytest.mark.slow

@@ -741,9 +741,9 @@ def test_the_window_of_good_rates(
         for i, lr in enumerate([0.001, 0.002, 0.004, 0.008, 0.016])
     }
     measured = window(found, 0.004, score)
-    assert (measured.octaves, measured.at_least) == (pytest.approx(octaves), at_least)
-    assert good is None or [rate.good for rate in measured.rates] == good
-    assert window_text(measured.as_dict()) == f"{'≥ ' * at_least}{octaves:.1f}"
+    assert (measured["octaves"], measured["at_least"]) == (pytest.approx(octaves), at_least)
+    assert good is None or [rate["good"] for rate in measured["rates"]] == good
+    assert window_text(measured) == f"{'≥ ' * at_least}{octaves:.1f}"
 
 
 # One score over several tasks

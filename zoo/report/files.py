@@ -32,6 +32,19 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
         raise
 
 
+def write_all(folder: str | os.PathLike[str], contents: Mapping[str, str | bytes]) -> list[Path]:
+    """Write files by their paths in a folder, which is made, each whole or not at all; return their whole paths.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    files = {Path(folder, name): content for name, content in contents.items()}
+    for file, content in files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, content)
+    return list(files)
+
+
 def check_place(path: str | os.PathLike[str]) -> None:
     """Refuse, before the work is done, a path at which no file can be written.
 

@@ -7,11 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zoo.naming import require_extra
-from zoo.report.files import as_json, write_atomically
+from zoo.report.files import as_json, write_all
 from zoo.report.markdown import table
 from zoo.report.numbers import NOTHING, size
-from zoo.report.plots import save_png
+from zoo.report.plots import as_png
 from zoo.theory.figures import comparison_figure, decay_text, heads_text, rank_text
 from zoo.theory.measure import REL_ERRORS, SKETCH, STATE_LENGTHS, Gradient, Measurement, Sizes
 
@@ -211,20 +210,16 @@ def describe_sizes(sizes: Sizes) -> str:
     )
 
 
-def write_measurements(
-    rows: Sequence[Measurement], folder: str | Path, sizes: Sizes, machine: str
-) -> tuple[Path, Path, Path]:
+def write_measurements(rows: Sequence[Measurement], folder: str | Path, sizes: Sizes, machine: str) -> list[Path]:
     """Write measure.md, measure.json and measure.png into `folder`, which is made; each file at once or not.
 
     Raises:
         MissingExtraError: matplotlib is not installed; before anything is written.
         OSError: the folder cannot be written.
     """
-    require_extra("matplotlib.figure")
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    page, data = folder / "measure.md", folder / "measure.json"
-    picture = save_png(comparison_figure(rows), folder / "measure.png")
-    write_atomically(data, measurements_as_json(rows, sizes, machine))
-    write_atomically(page, measurements_as_markdown(rows, sizes, machine))
-    return page, data, picture
+    contents = {
+        "measure.md": measurements_as_markdown(rows, sizes, machine),
+        "measure.json": measurements_as_json(rows, sizes, machine),
+        "measure.png": as_png(comparison_figure(rows)),
+    }
+    return write_all(folder, contents)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zoo.naming import require_extra
-from zoo.report.files import as_json, finite, write_atomically
+from zoo.report.files import as_json, finite, write_all
 from zoo.report.markdown import table
 from zoo.report.numbers import number
 from zoo.report.plots import as_png, new_figure, styled, whole_numbers
@@ -124,18 +124,13 @@ def write_report(verdicts: Sequence[Verdict], folder: str | Path) -> list[Path]:
         MissingExtraError: matplotlib is not installed; before anything is written.
         OSError: the folder cannot be written.
     """
-    require_extra("matplotlib.figure")
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     plots = {
-        f"{verdict.claim.name}{'' if at == 0 else f'-{at + 1}'}.png": panel_figure(panel)
+        f"{verdict.claim.name}{'' if at == 0 else f'-{at + 1}'}.png": as_png(panel_figure(panel))
         for verdict in verdicts
         for at, panel in enumerate(verdict.evidence.panels)
     }
     pages = {"claims.md": verdicts_as_markdown(verdicts), "claims.json": verdicts_as_json(verdicts)}
-    for name, content in (*pages.items(), *((name, as_png(figure)) for name, figure in plots.items())):
-        write_atomically(folder / name, content)
-    return [folder / name for name in (*pages, *plots)]
+    return write_all(folder, pages | plots)
 
 
 def verdicts_as_markdown(verdicts: Sequence[Verdict]) -> str:
