@@ -508,9 +508,10 @@ def _folder_name(name: str, differing: Mapping[str, Any]) -> str:
     shown = short_name(name)
     parts = [shown, *(f"{key}{_value_name(value)}" for key, value in differing.items())]
     whole = "-".join(parts)
-    if shown == name and _safe(whole) == whole and len(whole) <= LONGEST_NAME:
+    # Files of several folders may have one short name: a digest of their paths tells them apart.
+    if not _has_target([name, differing]) and _safe(whole) == whole and len(whole) <= LONGEST_NAME:
         return whole
-    told = differing if shown == name else [name, differing]  # files of several folders may have one name
+    told = differing if shown == name else [name, differing]
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
     room = LONGEST_NAME - len(digest) - 1
     kept = _safe("-".join(parts[:2]))[:room]
@@ -519,6 +520,12 @@ def _folder_name(name: str, differing: Mapping[str, Any]) -> str:
             break
         kept = f"{kept}-{part}"
     return f"{kept}-{digest}"
+
+
+def _has_target(value: Any) -> bool:
+    if isinstance(value, list | Mapping):
+        return any(map(_has_target, value.values() if isinstance(value, Mapping) else value))
+    return short_name(value) != value
 
 
 def _safe(name: str) -> str:

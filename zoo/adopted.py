@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, get_overloads
 
 import torch
@@ -13,18 +14,27 @@ from torch import Tensor, nn
 
 from zoo.contract import SequenceMixer
 from zoo.naming import UsageError
+from zoo.protocols.adapter import Adapter, Forward, first_tensor
+from zoo.protocols.carried import Carried, Part, parts_of, run
+from zoo.protocols.known import find_adapter
 from zoo.targets import short
 
 Factory = Callable[..., Any]
 TRIAL = 64
-"""Positions of the sequence that a new module is tried on."""
+"""Positions of the sequences that a new module is tried on."""
+CLOSE = 1e-6, 1e-4
+"""How far its chunks may be from the whole there, against the largest output: in float64; of what refuses float64."""
 
 
 class Adopted(SequenceMixer):
-    """A module of another contract. It maps whole sequences; it does not stream, and no law says its rank.
+    """A module of another contract. No law says its rank.
+
+    It streams where `zoo.protocols` knows how to go on from its states, and its chunks then give what the whole does;
+    else it maps whole sequences only. As nobody may ask for the state of a first chunk, that chunk is kept, and read
+    again when the next one comes.
 
     Rows of several lengths are padded with zeros to the right, and what it gives there is dropped: it must be causal. A
-    module whose `forward` takes `lengths` gets them.
+    module whose `forward` takes `lengths` gets them. Such rows cannot be continued.
 
     `adopt` makes a subclass for each class, whose signature and docstring are those of that class.
 
@@ -36,7 +46,6 @@ class Adopted(SequenceMixer):
         ValueError: a module that cannot be built, or does not map (batch, seq, d_model) to the same.
     """
 
-    whole_only = True
     made: ClassVar[type[nn.Module]]
     name: ClassVar[str]
 
@@ -47,8 +56,7 @@ class Adopted(SequenceMixer):
             self.module = self._build(arguments, options)
             require_batch_first(self.module)
         self._takes_lengths = "lengths" in inspect.signature(self.module.forward).parameters
-        if torch.get_default_device().type != "meta":
-            self._try()
+        self._try(arguments, options)
 
     def __reduce__(self) -> Any:
         # The class is made at run time: pickle finds it by what it was made of.
@@ -64,20 +72,51 @@ class Adopted(SequenceMixer):
 
     def empty_state(
         self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> Tensor:
-        """Nothing but the number of positions that were read, as a shape."""
-        return torch.empty(batch_size, 0, 0, dtype=dtype, device=device)
+    ) -> Carried:
+        past = torch.empty(batch_size, 0, 0, dtype=dtype, device=device)
+        return Carried((past, *(part.empty(batch_size, dtype, device) for part in self._parts)))
 
-    def mix(self, x: Tensor, state: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-        if state.shape[1]:
+    def mix(self, x: Tensor, state: Carried, lengths: Tensor | None) -> tuple[Tensor, Carried]:
+        past = state.past
+        if past.shape[1] and not past.shape[2]:
+            why = self._why_whole or "rows of several lengths"
             raise ValueError(
-                f"{short(self.name)} reads whole sequences only and cannot go on from a state: to stream, write it as "
-                "a zoo.SequenceMixer"
+                f"{short(self.name)} reads whole sequences only ({why}) and cannot go on from a state: to stream, "
+                "write it as a zoo.SequenceMixer"
             )
-        y = first_tensor(self.module(x, lengths=lengths) if self._takes_lengths else self.module(x))
+        if past.shape[1] or state.outline is not None:
+            theirs = state.open(self._parts)
+            if past.shape[1]:  # of a detached state, the gradient ends here
+                with torch.set_grad_enabled(torch.is_grad_enabled() and past.requires_grad):
+                    _, theirs = run(self._adapter, self.module, past)
+            y, theirs = run(self._adapter, self.module, x, theirs)
+            return self._checked(y, x), self._carried(theirs, x, lengths)
+        if x.is_meta:  # many modules read numbers, and the shapes are known
+            y = torch.empty_like(x)
+        elif self._takes_lengths:
+            y = first_tensor(self.module(x, lengths=lengths))
+        else:
+            y = self._adapter.whole(self.module, x)
+        return self._checked(y, x), self._carried(None, x, lengths)
+
+    def _carried(self, theirs: Any, x: Tensor, lengths: Tensor | None) -> Carried:
+        """Return the state after x: closed where it cannot go on, the module's own, or x to be read again."""
+        if self.whole_only or lengths is not None:
+            past = x.new_empty(x.shape[0], x.shape[1], 0)
+        elif theirs is not None:
+            return Carried.close(theirs, self._parts, x)
+        elif x.is_meta:
+            past = x[:, :0]
+        else:
+            past = x.detach().requires_grad_() if torch.is_grad_enabled() and not x.requires_grad else x
+        # Without storage, there is nothing to read again: these are the shapes of what reading it gives.
+        after = x.shape[1] if x.is_meta else None
+        return Carried((past, *(part.empty(len(x), x.dtype, x.device, after) for part in self._parts)))
+
+    def _checked(self, y: Tensor, x: Tensor) -> Tensor:
         if y.shape != x.shape:
             raise ValueError(f"{short(self.name)} maps {tuple(x.shape)} to {tuple(y.shape)}, not to the same shape")
-        return y, x.new_empty(x.shape[0], x.shape[1], 0)
+        return y
 
     def _build(self, arguments: tuple[int, ...], options: Mapping[str, Any]) -> nn.Module:
         try:
@@ -88,12 +127,53 @@ class Adopted(SequenceMixer):
         with torch.device("cpu"):  # a constructor that reads numbers, which tensors without storage have not
             return self.made(*arguments, **options)
 
-    def _try(self) -> None:
-        training = self.training
-        like = next(self.parameters(), torch.empty(0))
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), _in_one_line(f"{short(self.name)} cannot be run"):
-            self.eval()(torch.zeros(1, TRIAL, self.d_model, dtype=like.dtype, device=like.device))
-        self.train(training)
+    def _try(self, arguments: tuple[int, ...], options: Mapping[str, Any]) -> None:
+        """Run the module, and find out whether and how it streams."""
+        self._adapter: Adapter = Forward()
+        self._parts: tuple[Part, ...] = ()
+        on_meta = torch.get_default_device().type == "meta"  # tried on numbers all the same
+        device = torch.device("cpu") if on_meta else torch.get_default_device()
+        with (
+            device,
+            torch.random.fork_rng(devices=[]),
+            torch.no_grad(),
+            _in_one_line(f"{short(self.name)} cannot be run"),
+        ):
+            module = self.made(*arguments, **options) if on_meta else self.module
+            training = module.training
+            numbers = torch.randn(3, TRIAL, self.d_model, generator=torch.Generator().manual_seed(0), device="cpu")
+            x = numbers.to(next(module.parameters(), torch.empty(0)))
+            module.eval()
+            self._adapter = find_adapter(module, x)
+            whole = self._checked(self._adapter.whole(module, x), x)
+            self._why_whole = self._why(module, x, whole)
+            self.whole_only = bool(self._why_whole)
+            module.train(training)
+
+    def _why(self, module: nn.Module, x: Tensor, whole: Tensor) -> str:
+        """Return why the module cannot go on from a state, nothing where it can; keep the parts of its state."""
+        if not self._adapter.streams:
+            return "it has no stream, step, state or cache that is known"
+        cut, close, said = TRIAL // 2, CLOSE[1], ""
+        with suppress(Exception):  # in float64 even a state that adds little is seen to be lost
+            other = copy.deepcopy(module).double()
+            whole, close = self._adapter.whole(other, x.double()), CLOSE[0]
+            module, x = other, x.double()
+        for longest in dict.fromkeys((self._adapter.longest, 1)):  # some caches go on by one position only
+            self._adapter.longest = longest
+            try:
+                parts = parts_of(self._adapter, module, x)
+                y, state = run(self._adapter, module, x[:, :cut])
+                rest, _ = run(self._adapter, module, x[:, cut:], Carried.close(state, parts, x).open(parts))
+                off = float((torch.cat((y, rest), 1) - whole).abs().max() / whole.abs().max())
+            except Exception as error:  # noqa: BLE001 - a stranger's module may raise anything
+                said = " ".join(str(error).split())
+                continue
+            if off <= close:
+                self._parts = parts
+                return ""
+            said = f"its chunks differ from the whole by {off:.2g} of the largest output"
+        return said
 
 
 @functools.cache
@@ -181,21 +261,6 @@ def require_batch_first(module: nn.Module) -> None:
             f"{type(module).__name__} reads (seq, batch, d_model): build it with batch_first=True (--mixer.batch_first "
             "true, for zoo check --option batch_first=true)"
         )
-
-
-def first_tensor(output: Any) -> Tensor:
-    """Return the tensor of an output: itself, the first of a tuple, or `last_hidden_state`.
-
-    Raises:
-        TypeError: none of these.
-    """
-    if isinstance(output, Tensor):
-        return output
-    if isinstance(named := getattr(output, "last_hidden_state", None), Tensor):
-        return named
-    if isinstance(output, (tuple, list)) and output and isinstance(output[0], Tensor):
-        return output[0]
-    raise TypeError(f"the module returns {type(output).__name__}, not a tensor or a tuple that begins with one")
 
 
 def _blank(name: str, made: type[nn.Module]) -> SequenceMixer:

@@ -46,7 +46,7 @@ def map_state(fn: Callable[..., Tensor], state: Any, *others: Any) -> Any:
     if isinstance(state, Tensor):
         return fn(state, *others)
     parts = [map_state(fn, *part) for part in zip(state, *others, strict=True)]
-    return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
+    return state._make(parts) if hasattr(state, "_make") else tuple(parts)
 
 
 def state_tensors(state: Any) -> Iterator[Tensor]:
@@ -147,7 +147,7 @@ class SequenceMixer(Configured, ABC):
     """
 
     undecayed: ClassVar[tuple[str, ...]] = ()
-    whole_only: ClassVar[bool] = False
+    whole_only: bool = False
     """Whether it cannot go on from a state, as every mixer of the zoo can; of a module of another contract."""
 
     def __init__(self, d_model: int, d_out: int | None = None) -> None:

@@ -15,8 +15,8 @@ from tests.conformance.planted import Attention, Recurrence, Stepper
 from tests.tolerances import TOLERANCES as SUITE
 from zoo import create_mixer
 from zoo.conformance import Adapter, ConformanceError, check, properties
-from zoo.conformance.adapters.example import EXAMPLE
 from zoo.conformance.comparison import TOLERANCES, miss
+from zoo.protocols.example import EXAMPLE
 
 CALLS = ("causality", "chunked", "one_by_one")
 

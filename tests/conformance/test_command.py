@@ -76,7 +76,7 @@ def test_a_module_of_a_file(file: Path) -> None:
 
 
 def test_an_adapter_of_a_file(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from zoo.conformance.adapters.example import EXAMPLE
+    from zoo.protocols.example import EXAMPLE
 
     adapter = tmp_path / "adapter.py"
     adapter.write_text(EXAMPLE)

@@ -58,6 +58,16 @@ def test_the_options_of_ones_own_mixer_are_flags(mine: str) -> None:
     assert RunFolder.of(command).name.startswith("mqar/hybrid-Squashed.gain3")
 
 
+def test_members_of_one_name_from_two_files_have_run_folders_of_their_own(mine: str, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.py").write_text(PLAIN)
+    hybrid = ["--mixer", "hybrid", "--mixer.pattern"]
+    patterns = [f"[{folder}mine.py:Squashed, attention]" for folder in ("", "other/")]
+    names = [RunFolder.of(config.parse([*hybrid, pattern])).name for pattern in patterns]
+    assert all(name.startswith("mqar/hybrid-pattern_mine.Squashed") for name in names)
+    assert names[0] != names[1]
+
+
 @pytest.mark.parametrize("argv", ["--mixer {} --help", "--mixer.help {}"])
 def test_the_help_of_ones_own_mixer_has_its_docstring(argv: str, mine: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

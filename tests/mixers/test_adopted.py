@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import zoo
 from tests import ROOT, run_python
+from tests.conformance.planted import Stepper
 from zoo.contract import SequenceMixer
 from zoo.mixers.identity import Identity
 from zoo.registry import MIXERS, mixer_class
@@ -45,6 +46,29 @@ class Later(nn.Module):
         return self.scale * x if lengths is None else lengths.view(-1, 1, 1) * x
 
 
+class FaintlyForgetful(Stepper):
+    """A step that begins anew, which the largest part of the output hides in float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 1e4 * x + super().forward(x)
+
+    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        y, state = super().step(x)
+        return 1e4 * x + y, state
+
+
+class NoRows(nn.LSTM):
+    """A state whose rows are not apart from its channels."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__(d_model, d_model, batch_first=True)
+
+    def forward(self, x: Tensor, state: Tensor | None = None) -> Any:
+        y, (h, c) = super().forward(x, None if state is None else tuple(state.view(2, 1, len(x), 8)))
+        return y, torch.stack((h, c)).flatten()
+
+
+PLANTED = "tests.conformance.planted"
 MEAN = f"{__name__}:Mean"
 
 
@@ -85,10 +109,78 @@ def test_what_needs_a_stream_says_so() -> None:
         assert zoo.create_mixer(MEAN, 8).state_bytes(7) is None
     tokens = torch.zeros(1, 3, dtype=torch.long)
     assert model(tokens).shape == (1, 3, 5)
-    with pytest.raises(
-        ValueError, match=r"^test_adopted\.Mean reads whole sequences only and cannot go on from a state"
-    ):
+    with pytest.raises(ValueError, match=r"^test_adopted\.Mean reads whole sequences only \(it has no stream, step, "):
         model.generate(tokens, 2)
+
+
+STREAMING: dict[str, tuple[dict[str, Any], int]] = {
+    "torch.nn:LSTM": ({"hidden_size": 8, "num_layers": 2, "batch_first": True}, 2 * 2 * 8),
+    "torch.nn:GRU": ({"hidden_size": 8, "batch_first": True}, 8),
+    f"{PLANTED}:Recurrence": ({}, 2 * 8 + 8),
+    f"{PLANTED}:Attention": ({}, 2 * 9 * 8),
+    f"{PLANTED}:EmptyMemory": ({}, 2 * 8 + 8),  # wrong by several positions, right by one
+    "tests.conformance.test_answers:Named": ({}, 8),
+    "tests.conformance.test_answers:Several": ({}, 8 + 1),
+    "tests.conformance.test_adapters:Cached": ({}, 2 * 9 * 8),
+    "tests.conformance.test_adapters:Hiddens": ({}, 2 * 9 * 8),
+}
+"""Modules with protocols of their own, their options, and the numbers of their states after nine positions."""
+
+
+@pytest.mark.parametrize("name", STREAMING)
+def test_a_module_streams_by_its_own_protocol(name: str, generator: torch.Generator) -> None:
+    options, size = STREAMING[name]
+    mixer, x = zoo.create_mixer(name, 8, **options).eval(), torch.randn(2, 9, 8, generator=generator)
+    with torch.device("meta"):
+        assert zoo.create_mixer(name, 8, **options).state_bytes(9) == 4 * size
+    assert mixer.state_bytes(9, batch_size=2) == 2 * 4 * size
+    with torch.no_grad():
+        first, state = mixer.stream(x[:, :4])
+        second, state = mixer.stream(x[:, 4:6], zoo.detach_state(state))
+        last, after = mixer.stream(x[:, 6:], state)
+        torch.testing.assert_close(torch.cat((first, second, last), 1), mixer(x))
+        assert zoo.state_nbytes(after) == 2 * 4 * size
+        swapped = zoo.reorder_state(pickle.loads(pickle.dumps(state)), torch.tensor([1, 0]))
+        torch.testing.assert_close(mixer.stream(x.flip(0)[:, 6:], swapped)[0], last.flip(0))
+        assert torch.equal(mixer.stream(x[:, 6:], state)[0], last)
+
+
+def test_gradients_pass_through_the_states_of_a_module(generator: torch.Generator) -> None:
+    mixer, x = zoo.create_mixer(f"{PLANTED}:Stepper", 8), torch.randn(2, 6, 8, generator=generator)
+
+    def gradient(detach: bool, *sizes: int) -> Tensor:
+        state, total = None, torch.zeros(())
+        for part in x.split(sizes, dim=1):
+            y, state = mixer.stream(part, zoo.detach_state(state) if detach and state is not None else state)
+            total = total + y.square().sum()
+        return torch.autograd.grad(total, mixer.module.rate)[0]
+
+    torch.testing.assert_close(gradient(False, 2, 3, 1), gradient(False, 6))
+    twice = [gradient(True, *sizes) for sizes in ((2, 4), (2, 3, 1))]  # the first state is read again, the second kept
+    assert not torch.allclose(twice[0], gradient(False, 6))
+    assert not torch.allclose(twice[1], twice[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "why"),
+    [
+        ("torch.nn:LSTM", {"hidden_size": 4, "batch_first": True, "bidirectional": True}, "its chunks differ from the"),
+        (f"{PLANTED}:PositionsAnew", {}, r"its chunks differ from the whole by 0\.\d+ of the largest output"),
+        (f"{__name__}:FaintlyForgetful", {}, "its chunks differ from the whole by .*e-0"),
+        (f"{__name__}:NoRows", {}, r"its state has a tensor \(48,\) without an axis of rows"),
+    ],
+)
+def test_a_module_whose_chunks_are_wrong_is_read_whole(name: str, options: dict[str, Any], why: str) -> None:
+    mixer, x = zoo.create_mixer(name, 8, **options), torch.randn(2, 5, 8)
+    assert not mixer.streams
+    with pytest.raises(ValueError, match=rf"reads whole sequences only \({why}"):
+        mixer.stream(x, mixer.stream(x)[1])
+
+
+def test_rows_of_several_lengths_are_not_continued() -> None:
+    mixer, x = zoo.create_mixer("torch.nn:GRU", 8, hidden_size=8, batch_first=True), torch.randn(2, 5, 8)
+    with pytest.raises(ValueError, match=r"nn\.GRU reads whole sequences only \(rows of several lengths\)"):
+        mixer.stream(x, mixer.stream(x, lengths=torch.tensor([5, 3]))[1])
 
 
 def test_d_model_goes_to_its_parameter_and_lengths_to_a_module_that_takes_them() -> None:
@@ -106,7 +198,7 @@ def test_d_model_goes_to_its_parameter_and_lengths_to_a_module_that_takes_them()
             r"unknown option of Mean 'gian' \(did you mean 'gain'\?\); choose from: gain, fails, gives",
         ),
         (MEAN, {"fails": True}, r"test_adopted\.Mean cannot be built: RuntimeError: over two lines$"),
-        (MEAN, {"gives": 3}, r"Mean cannot be run: .*maps \(1, 64, 8\) to \(1, 64, 3\), not to the same shape$"),
+        (MEAN, {"gives": 3}, r"Mean cannot be run: .*maps \(3, 64, 8\) to \(3, 64, 3\), not to the same shape$"),
         (
             f"{__name__}:Later",
             {},

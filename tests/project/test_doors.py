@@ -26,6 +26,7 @@ ROOMS = (
     "signals",
     "ops",
     "contract",
+    "protocols",
     "adopted",
     "registry",
     "pretrained",

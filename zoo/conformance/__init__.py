@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 from zoo.naming import lazy_names
 
 if TYPE_CHECKING:
-    from zoo.conformance.adapters.adapter import Adapter
     from zoo.conformance.catalogue import Property, properties
     from zoo.conformance.checker import check
     from zoo.conformance.finding import ConformanceError, Finding, Report
+    from zoo.protocols.adapter import Adapter
 
 __all__ = ["Adapter", "ConformanceError", "Finding", "Property", "Report", "check", "properties"]
 
 _HOMES = {
-    "Adapter": "zoo.conformance.adapters.adapter",
+    "Adapter": "zoo.protocols.adapter",
     "ConformanceError": "zoo.conformance.finding",
     "Finding": "zoo.conformance.finding",
     "Property": "zoo.conformance.catalogue",

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from zoo.conformance.adapters.adapter import Adapter
 from zoo.conformance.catalogue import properties
 from zoo.conformance.finding import Report
 from zoo.conformance.subject import Factory, Subject
+from zoo.protocols.adapter import Adapter
 
 
 def check(

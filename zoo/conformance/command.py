@@ -7,13 +7,13 @@ import ast
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zoo.conformance.adapters.example import EXAMPLE
 from zoo.naming import UsageError, require_extra
+from zoo.protocols.example import EXAMPLE
 from zoo.report.files import check_place, write_atomically
 from zoo.report.terminal import progress
 
 if TYPE_CHECKING:
-    from zoo.conformance.adapters.adapter import Adapter
+    from zoo.protocols.adapter import Adapter
 
 SUMMARY = "check any sequence mixer, also one of your own, against the contract"
 
@@ -121,7 +121,7 @@ def _option(text: str) -> tuple[str, Any]:
 
 
 def _adapter(place: str) -> Adapter:
-    from zoo.conformance.adapters.adapter import Adapter
+    from zoo.protocols.adapter import Adapter
     from zoo.targets import load
 
     found = load(place)

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from zoo.conformance.finding import NotApplicableError, Observation, describe_error
-from zoo.conformance.subject import Subject, tensors_of
+from zoo.conformance.subject import Subject
+from zoo.protocols.carried import tensors_of
 from zoo.theory.costs import complexity
 from zoo.theory.gradients import FEWEST_SEEDS, decay_rate, gradient_profile
 from zoo.theory.operator import OperatorError

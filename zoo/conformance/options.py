@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from zoo.conformance.finding import NotApplicableError, Observation
-from zoo.conformance.subject import Subject, tensors_of, undrawn
+from zoo.conformance.subject import Subject, undrawn
+from zoo.protocols.carried import tensors_of
 
 PLACES = ("device", "dtype", "layer_idx", "name")
 """Options that say where a module lives or what it is called, and change no number."""

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zoo.conformance.adapters.adapter import first_tensor
 from zoo.conformance.comparison import compared, first_failure
 from zoo.conformance.finding import NotApplicableError, Observation, attempting
 from zoo.conformance.subject import Subject
+from zoo.protocols.adapter import first_tensor
 
 _LENGTH = 20
 _VALID = (20, 13, 1)

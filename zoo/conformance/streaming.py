@@ -10,7 +10,8 @@ import torch
 
 from zoo.conformance.comparison import compared, first_failure, root_mean_square
 from zoo.conformance.finding import NotApplicableError, Observation, attempting
-from zoo.conformance.subject import Subject, copied, tensors_of
+from zoo.conformance.subject import Subject, copied
+from zoo.protocols.carried import tensors_of
 
 _ROUNDOFF = 8  # times eps of the outputs' size
 

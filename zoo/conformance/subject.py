@@ -14,10 +14,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from zoo.adopted import Factory, require_batch_first, with_width
-from zoo.conformance.adapters.adapter import Adapter
 from zoo.conformance.finding import NotApplicableError, describe_error
-from zoo.conformance.protocols import find_adapter
 from zoo.contract import require_positive
+from zoo.protocols.adapter import Adapter
+from zoo.protocols.known import find_adapter
 
 NUDGE = 0.1
 """Noise on parameters that start constant (biases, norms, closed gates): at zero or one an error would not show."""
@@ -263,21 +263,6 @@ def undrawn() -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
-
-
-def tensors_of(state: Any) -> Iterator[Tensor]:
-    """Return the tensors of a state of any type: search sequences, mappings and objects."""
-    if isinstance(state, Tensor):
-        yield state
-    elif isinstance(state, Mapping):
-        for value in state.values():
-            yield from tensors_of(value)
-    elif isinstance(state, (list, tuple)):
-        for value in state:
-            yield from tensors_of(value)
-    elif hasattr(state, "__dict__") and not isinstance(state, (nn.Module, type)):
-        for value in vars(state).values():
-            yield from tensors_of(value)
 
 
 def copied(state: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.conformance.adapters.adapter import REFUSALS, Adapter
+from zoo.protocols.adapter import REFUSALS, Adapter
 
 STARTS = ("initial_state", "init_state", "empty_state", "get_initial_state")
 """Methods that give the first state for a batch size."""

@@ -7,8 +7,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from zoo.adopted import first_tensor
-
 REFUSALS = (
     TypeError,
     ValueError,
@@ -20,6 +18,21 @@ REFUSALS = (
     NotImplementedError,
 )
 """What a module may raise when it is called in a way that it does not know."""
+
+
+def first_tensor(output: Any) -> Tensor:
+    """Return the tensor of an output: itself, the first of a tuple, or `last_hidden_state`.
+
+    Raises:
+        TypeError: none of these.
+    """
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(named := getattr(output, "last_hidden_state", None), Tensor):
+        return named
+    if isinstance(output, (tuple, list)) and output and isinstance(output[0], Tensor):
+        return output[0]
+    raise TypeError(f"the module returns {type(output).__name__}, not a tensor or a tuple that begins with one")
 
 
 class Adapter:

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.adopted import first_tensor
-from zoo.conformance.adapters.adapter import REFUSALS, Adapter
+from zoo.protocols.adapter import REFUSALS, Adapter, first_tensor
 
 CACHES = ("past_key_values", "cache_params")
 

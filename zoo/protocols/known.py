@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from zoo.conformance.adapters.adapter import Adapter, Forward
-from zoo.conformance.adapters.ours import Stream
-from zoo.conformance.adapters.pair import Pair
-from zoo.conformance.adapters.step import Step
-from zoo.conformance.adapters.transformers_cache import Embeddings, TransformersCache
-from zoo.conformance.adapters.x_transformers_cache import XTransformersCache
+from zoo.protocols.adapter import Adapter, Forward
+from zoo.protocols.ours import Stream
+from zoo.protocols.pair import Pair
+from zoo.protocols.step import Step
+from zoo.protocols.transformers_cache import Embeddings, TransformersCache
+from zoo.protocols.x_transformers_cache import XTransformersCache
 
 PROTOCOLS = (Stream, TransformersCache, Embeddings, XTransformersCache, Step, Pair)
 

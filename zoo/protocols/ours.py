@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from zoo.conformance.adapters.adapter import Adapter
+from zoo.protocols.adapter import Adapter
 
 
 class Stream(Adapter):

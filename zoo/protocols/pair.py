@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.conformance.adapters.adapter import REFUSALS, Adapter
+from zoo.protocols.adapter import REFUSALS, Adapter
 
 
 class Pair(Adapter):
