@@ -509,7 +509,8 @@ def _folder_name(name: str, differing: Mapping[str, Any]) -> str:
     parts = [shown, *(f"{key}{_value_name(value)}" for key, value in differing.items())]
     whole = "-".join(parts)
     # Files of several folders may have one short name: a digest of their paths tells them apart.
-    if not _has_target([name, differing]) and _safe(whole) == whole and len(whole) <= LONGEST_NAME:
+    told_whole = shown == name and not _has_target(differing)
+    if told_whole and _safe(whole) == whole and len(whole) <= LONGEST_NAME:
         return whole
     told = differing if shown == name else [name, differing]
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
@@ -525,7 +526,7 @@ def _folder_name(name: str, differing: Mapping[str, Any]) -> str:
 def _has_target(value: Any) -> bool:
     if isinstance(value, list | Mapping):
         return any(map(_has_target, value.values() if isinstance(value, Mapping) else value))
-    return short_name(value) != value
+    return is_target(value)
 
 
 def _safe(name: str) -> str:
