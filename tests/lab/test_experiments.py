@@ -40,6 +40,8 @@ N_RUNS = {
     "functional_heads": {"small": 30, "full": 90},
     "functional_heads_trained": {"small": 35, "full": 90},
     "hybrid_ratio": {"small": 50, "full": 60},
+    "gates": {"small": 60, "full": 60},
+    "placement": {"small": 60, "full": 120},
     "real_text": {"small": 35, "full": 85},
     "mad": {"small": 24, "full": 396},
 }
@@ -61,7 +63,7 @@ def made_up(name: str, metrics: Metrics) -> Runs:
         for seed in seeds:
             run = Run(Path("x"), configuration.command.config | {"seed": seed}, {}, "tested")
             sizes = {"params": configuration.params, "state_bytes": configuration.state_bytes}
-            runs.append(replace(run, metrics=nested_metrics(sizes | metrics(run.options | sizes))))
+            runs.append(replace(run, metrics=nested_metrics(sizes | metrics(run.options | sizes | {"seed": seed}))))
     return Runs(tuple(runs))
 
 
@@ -389,6 +391,44 @@ def test_hybrid_ratio_judges_both_ways() -> None:
     ]
     untrained = failed("hybrid_ratio", hybrids(easy=0.5))
     assert untrained == [f"{t}: accuracy without attention?" for t in ("mqar", "needle")]
+
+
+def gated(by_channel: Callable[[int], float]) -> Metrics:
+    """Gates per channel with so much of the error of those per head at rank k."""
+
+    def metrics(options: Mapping[str, Any]) -> dict[str, float | None]:
+        channel = options.get("mixer.gate") == "channel" or options["mixer.name"] == "gdn2"
+        error = 0.1 * options["task.k"] * (by_channel(options["task.k"]) if channel else 1)
+        return {"test/relative_squared_error": error}
+
+    return metrics
+
+
+def test_gates_judges_both_ways() -> None:
+    assert failed("gates", gated(lambda k: 1 - 0.05 * k)) == []
+    everywhere = judged("gates", gated(lambda k: 0.9 + 0.001 * k))  # a gain that the rank does not ask for
+    assert everywhere == [f"{label}: log of what is gained at k=8 / at k=1" for label in ("attention", "delta rule")]
+    assert len(judged("gates", gated(lambda k: 1 + 0.05 * k))) == 6
+
+
+def placed(between: float, accuracy: float = 0.95, by_seed: float = 0.0) -> Metrics:
+    """Log losses that differ by so much from placement to placement, by noise, and from seed to seed everywhere."""
+    rng = np.random.default_rng(0)
+
+    def metrics(options: Mapping[str, Any]) -> dict[str, float | None]:
+        place = options["mixer.pattern"].index("attention")
+        log_loss = between * place + 0.1 * rng.normal() + by_seed * options["seed"]
+        return {"test/loss": math.exp(log_loss), "test/accuracy": accuracy}
+
+    return metrics
+
+
+def test_placement_judges_both_ways() -> None:
+    assert failed("placement", placed(1.0)) == []
+    ratios = [f"{task}: variance of the log loss between placements / between seeds" for task in ("mqar", "needle")]
+    assert judged("placement", placed(0.0), "undecided") == ratios
+    assert judged("placement", placed(0.0, by_seed=1.0)) == ratios
+    assert len(judged("placement", placed(1.0, accuracy=0.5))) == 2
 
 
 def text(**bits: float) -> Metrics:

@@ -107,3 +107,18 @@ def test_without_scipy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(naming, "import_module", absent)
     with pytest.raises(naming.MissingExtraError, match=r"scipy is not installed: pip install 'mixer-zoo\[report\]'"):
         intervals.of_median(range(5))
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.5, 4.0])
+def test_the_interval_of_a_ratio_of_variances_covers_it(ratio: float, rng: np.random.Generator) -> None:
+    groups = rng.normal(size=(1000, 6, 5)) + math.sqrt(ratio) * rng.normal(size=(1000, 6, 1))
+    found = [intervals.of_variance_ratio(draw.tolist()) for draw in groups]
+    assert np.mean([low <= ratio <= high for _, low, high in found]) >= LEAST
+    assert np.median([each.value for each in found]) == pytest.approx(ratio, abs=0.1 + 0.3 * ratio)
+
+
+def test_a_ratio_of_variances_needs_groups_of_as_many_numbers() -> None:
+    assert math.isnan(intervals.of_variance_ratio([[1, 1], [2, 2]]).value)
+    for groups in ([], [[1, 2]], [[1], [2]], [[1, 2], [3, 4, 5]]):
+        with pytest.raises(ValueError, match="two or more groups of as many numbers, two or more; got "):
+            intervals.of_variance_ratio(groups)

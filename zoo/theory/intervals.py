@@ -98,3 +98,28 @@ def of_superiority(upper: Sequence[Number], lower: Sequence[Number]) -> Estimate
     z2 = float(require_extra("scipy.stats").norm.ppf((1 + _CONFIDENCE) / 2)) ** 2
     middle, room = value + z2 / (2 * n), math.sqrt(z2 * (value * (1 - value) / n + z2 / (4 * n * n)))
     return Estimate(value, (middle - room) / (1 + z2 / n), (middle + room) / (1 + z2 / n))
+
+
+def of_variance_ratio(groups: Sequence[Sequence[Number]]) -> Estimate:
+    """Return the variance of what groups differ by, over that within them: analysis of variance with random effects.
+
+    The interval is exact where both are normal (Searle 1971); below zero the ratio and its ends are cut off.
+
+    Args:
+        groups: at least two, of as many numbers each, at least two.
+
+    Raises:
+        ValueError: too few groups or numbers, groups of different sizes.
+        MissingExtraError: scipy is not installed.
+    """
+    a, n = len(groups), len(groups[0]) if groups else 0
+    if a < 2 or n < 2 or any(len(group) != n for group in groups):
+        sizes = ", ".join(str(len(group)) for group in groups) or "none"
+        raise ValueError(f"a ratio of variances needs two or more groups of as many numbers, two or more; got {sizes}")
+    within = statistics.fmean(statistics.variance(group) for group in groups)
+    if within == 0:
+        return Estimate(math.nan, math.nan, math.nan)
+    f = n * statistics.variance([statistics.fmean(group) for group in groups]) / within
+    ends = require_extra("scipy.stats").f.ppf([(1 + _CONFIDENCE) / 2, (1 - _CONFIDENCE) / 2], a - 1, a * (n - 1))
+    value, low, high = (max(0.0, (f / by - 1) / n) for by in (1.0, *map(float, ends)))
+    return Estimate(value, low, high)

@@ -36,6 +36,11 @@ PREDICTIONS = Registry(
             "the layer that does the work needs few operators",
         ),
         "hybrid_ratio": (f"{_HERE}.hybrid_ratio:PREDICTION", "one attention layer in four is enough"),
+        "gates": (f"{_HERE}.gates:PREDICTION", "gates per channel serve where the target spans more than the heads"),
+        "placement": (
+            f"{_HERE}.placement:PREDICTION",
+            "where the only attention layer stands matters more than the seed",
+        ),
         "real_text": (f"{_HERE}.real_text:PREDICTION", "near symbols carry most of text, recall the rest"),
     },
 )
