@@ -11,6 +11,7 @@ from typing import Any, ClassVar, get_overloads
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from zoo.contract import SequenceMixer
 from zoo.naming import UsageError
@@ -93,7 +94,7 @@ class Adopted(SequenceMixer):
             return self._checked(y, x), self._carried(theirs, x, lengths)
         if x.is_meta:  # many modules read numbers, and the shapes are known
             y = torch.empty_like(x)
-        elif self._takes_lengths:
+        elif self._takes_lengths and lengths is not None:
             y = first_tensor(self.module(x, lengths=lengths))
         else:
             y = self._adapter.whole(self.module, x)
@@ -144,6 +145,8 @@ class Adopted(SequenceMixer):
             numbers = torch.randn(3, TRIAL, self.d_model, generator=torch.Generator().manual_seed(0), device="cpu")
             x = numbers.to(next(module.parameters(), torch.empty(0)))
             module.eval()
+            if on_meta:
+                settle(self.module, x.to("meta"))
             self._adapter = find_adapter(module, x)
             whole = self._checked(self._adapter.whole(module, x), x)
             self._why_whole = self._why(module, x, whole)
@@ -254,6 +257,13 @@ def with_width(factory: Factory, d_model: int, options: Mapping[str, Any]) -> tu
     return (d_model,) if takes else (), dict(options)
 
 
+def settle(module: nn.Module, x: Tensor) -> None:
+    """Run a module of lazy layers once, so that its parameters have shapes."""
+    if any(is_lazy(p) for p in module.parameters()):
+        with torch.no_grad():
+            find_adapter(module, x).whole(module, x)
+
+
 def require_batch_first(module: nn.Module) -> None:
     """Raise ValueError for a module that reads (seq, batch, d_model), as torch.nn.LSTM does by default."""
     if getattr(module, "batch_first", True) is False:
@@ -273,7 +283,7 @@ def _in_one_line(what: str) -> Iterator[None]:
     """Turn whatever a stranger's module raises into a ValueError of one line."""
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         said = " ".join(str(error).split())
         raise ValueError(
             f"{what}: {said if isinstance(error, ValueError) else f'{type(error).__name__}: {said}'}"

@@ -169,9 +169,7 @@ def read(path: str | os.PathLike[str], allow: Iterable[str] = ()) -> Configured:
         ) from None
     allowed = list(allow)
     cls = _find_class(path, name, allowed)
-    for each in _targets_in(options):
-        if targets.absolute(each) not in map(targets.absolute, allowed):
-            raise ValueError(_refusal(path, each))
+    require_allowed(path, options, allowed)
     try:
         module = build(cls, options)
     except (TypeError, ValueError) as error:
@@ -183,6 +181,14 @@ def read(path: str | os.PathLike[str], allow: Iterable[str] = ()) -> Configured:
         owner, _, attribute = again.rpartition(".")
         setattr(module.get_submodule(owner), attribute, module.get_parameter(once))
     return module.eval()
+
+
+def require_allowed(path: str | os.PathLike[str], options: Any, allowed: Iterable[str]) -> None:
+    """Raise ValueError for the first class among a file's options that is named by its path and not allowed."""
+    known = set(map(targets.absolute, allowed))
+    for each in _targets_in(options):
+        if targets.absolute(each) not in known:
+            raise ValueError(_refusal(path, each))
 
 
 def build(cls: type[C], options: Mapping[str, Any]) -> C:

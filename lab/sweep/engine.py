@@ -337,8 +337,8 @@ def run_ray(
             runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
             **here,
         )
-    except (ConnectionError, ValueError) as error:
-        raise UsageError(f"no Ray cluster at {address}: {error}") from None
+    except Exception as error:  # noqa: BLE001 - Ray raises a plain one where it does not start in time
+        raise UsageError(f"no Ray cluster at {address or 'this machine'}: {error}") from None
     try:
         gpus = 1 if use_gpus and ray.cluster_resources().get("GPU") else 0
         task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=RAY_RETRIES)(run_job)

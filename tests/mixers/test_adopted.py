@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import zoo
 from tests import ROOT, run_python
 from tests.conformance.planted import Stepper
+from zoo.conformance import check
 from zoo.contract import SequenceMixer
 from zoo.mixers.identity import Identity
 from zoo.registry import MIXERS, mixer_class
@@ -66,6 +67,22 @@ class NoRows(nn.LSTM):
     def forward(self, x: Tensor, state: Tensor | None = None) -> Any:
         y, (h, c) = super().forward(x, None if state is None else tuple(state.view(2, 1, len(x), 8)))
         return y, torch.stack((h, c)).flatten()
+
+
+class Demands(nn.Module):
+    """Lengths that have no default, and parameters whose shapes the input decides."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.map = nn.LazyLinear(d_model, bias=False)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        return lengths.view(-1, 1, 1) * self.map(x)
+
+
+class Exits(nn.Module):
+    def __init__(self, d_model: int) -> None:
+        raise SystemExit("no GPU, bye")
 
 
 PLANTED = "tests.conformance.planted"
@@ -189,6 +206,23 @@ def test_d_model_goes_to_its_parameter_and_lengths_to_a_module_that_takes_them()
     assert mixer(torch.ones(2, 4, 8), torch.tensor([4, 2])).amax((1, 2)).tolist() == [4, 2]
 
 
+def test_lazy_layers_and_lengths_without_a_default() -> None:
+    mixer, x = zoo.create_mixer(f"{__name__}:Demands", 8), torch.ones(2, 4, 8)
+    with torch.device("meta"):
+        assert [p.shape for p in zoo.create_mixer(f"{__name__}:Demands", 8).parameters()] == [(8, 8)]
+    torch.testing.assert_close(mixer(x)[:, :2], 2 * mixer(x, torch.tensor([2, 2]))[:, :2])
+    check(Demands, d_model=8, only=["causality", "inputs_unchanged"]).raise_if_failed()
+
+
+def test_a_checkpoint_that_may_name_no_class_imports_none(tmp_path: Path) -> None:
+    model = zoo.Backbone({"name": "hybrid", "pattern": [MEAN, "attention"]}, 8, vocab_size=5, n_outputs=5)
+    zoo.save(model, tmp_path / "model.ckpt")
+    with pytest.raises(ValueError, match=r"model\.ckpt names .*:Mean, which is not registered here: .* give allow=\['"):
+        zoo.load(tmp_path / "model.ckpt", allow=[])
+    for allow in (None, [MEAN]):
+        assert torch.equal(zoo.load(tmp_path / "model.ckpt", allow=allow).norm.weight, model.norm.weight)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
@@ -199,6 +233,7 @@ def test_d_model_goes_to_its_parameter_and_lengths_to_a_module_that_takes_them()
         ),
         (MEAN, {"fails": True}, r"test_adopted\.Mean cannot be built: RuntimeError: over two lines$"),
         (MEAN, {"gives": 3}, r"Mean cannot be run: .*maps \(3, 64, 8\) to \(3, 64, 3\), not to the same shape$"),
+        (f"{__name__}:Exits", {}, r"Exits cannot be built: SystemExit: no GPU, bye$"),
         (
             f"{__name__}:Later",
             {},

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from zoo.adopted import Factory, require_batch_first, with_width
+from zoo.adopted import Factory, require_batch_first, settle, with_width
 from zoo.conformance.finding import NotApplicableError, describe_error
 from zoo.contract import require_positive
 from zoo.protocols.adapter import Adapter
@@ -197,9 +197,10 @@ class Subject:
     def _built(self) -> nn.Module:
         try:
             module = self.make()
-        except Exception as error:  # a stranger's constructor may raise anything
+        except (Exception, SystemExit) as error:  # a stranger's constructor may raise anything
             raise ValueError(f"{self.name} cannot be built: {describe_error(error)}") from error
         module = module.to(self.device, self.dtype).eval()
+        settle(module, self.draw())
         generator = torch.Generator().manual_seed(2)
         self._nudged = False
         for p in module.parameters():

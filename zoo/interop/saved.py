@@ -18,7 +18,7 @@ from torch import Tensor
 from zoo import pretrained
 from zoo.backbone import Backbone
 from zoo.contract import SequenceMixer
-from zoo.pretrained import build, misfit
+from zoo.pretrained import build, misfit, require_allowed
 from zoo.registry import MIXERS
 from zoo.report.files import write_atomically
 
@@ -79,7 +79,10 @@ def save(model: Backbone | SequenceMixer, path: str | os.PathLike[str]) -> None:
 
 
 def load(
-    run_dir: str | os.PathLike[str], checkpoint: Literal["best", "last"] | str = "best", *, allow: Iterable[str] = ()
+    run_dir: str | os.PathLike[str],
+    checkpoint: Literal["best", "last"] | str = "best",
+    *,
+    allow: Iterable[str] | None = None,
 ) -> Backbone:
     """Load the model of a run, or one that `save` wrote: on the CPU, in eval mode, in the type it was saved in.
 
@@ -89,7 +92,9 @@ def load(
     Args:
         run_dir: folder of the run, or a file itself.
         checkpoint: which of the run's checkpoints: best on validation, or last.
-        allow: classes besides those of this package that a .safetensors file may name: `package.module:Class`.
+        allow: classes besides those of this package that the file may name, and that are then imported:
+            `package.module:Class`. By default a .safetensors file may name none, and a .ckpt file any, since a run is
+            taken to be yours: of one that is not, give `allow=[]`.
 
     Raises:
         ValueError: no such run or checkpoint, a file that is not a checkpoint of this project, a class that is not
@@ -97,10 +102,12 @@ def load(
     """
     path = find_checkpoint(run_dir, checkpoint)
     if path.suffix == pretrained.SUFFIX:
-        return _read(path, Backbone, allow)
+        return _read(path, Backbone, allow or ())
     saved = read_checkpoint(path)
     hyper, weights = saved["hyper_parameters"], saved["state_dict"]
     options = {name: hyper[name] for name in BACKBONE_OPTIONS if name in hyper}
+    if allow is not None:
+        require_allowed(path, options, allow)
     model = build(Backbone, options)
     weights = {name.removeprefix(_PREFIX): w for name, w in weights.items() if name.startswith(_PREFIX)}
     if found := misfit(model.state_dict(), weights):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from zoo.protocols.adapter import Adapter, Forward
+from zoo.protocols.lengths import Lengths
 from zoo.protocols.ours import Stream
 from zoo.protocols.pair import Pair
 from zoo.protocols.step import Step
 from zoo.protocols.transformers_cache import Embeddings, TransformersCache
 from zoo.protocols.x_transformers_cache import XTransformersCache
 
-PROTOCOLS = (Stream, TransformersCache, Embeddings, XTransformersCache, Step, Pair)
+PROTOCOLS = (Stream, TransformersCache, Embeddings, XTransformersCache, Lengths, Step, Pair)
 
 
 def find_adapter(module: nn.Module, x: Tensor) -> Adapter:
