@@ -12,6 +12,8 @@ from tasks.spec import IGNORED, TaskSpec
 
 OWN = ("inputs", "labels", "lengths")
 """The arrays that are no facts."""
+MOST = 2**24
+"""Tokens and classes are below this number: a model has a vector for each up to the greatest."""
 
 
 def conform(given: Mapping[str, Any]) -> Arrays:
@@ -39,8 +41,11 @@ def conform(given: Mapping[str, Any]) -> Arrays:
         if array.shape[:1] != (n,):
             raise ValueError(f"{name} must have {n} rows, as many as inputs, got {_outline(array)}")
     lengths = arrays.get("lengths", np.full(n, seq_len))
-    if lengths.shape != (n,) or lengths.dtype.kind != "i" or not 1 <= lengths.min() <= lengths.max() <= seq_len:
+    if lengths.shape != (n,) or lengths.dtype.kind != "i":
         raise ValueError(f"lengths must be integers (n,) from 1 to {seq_len}, got {_outline(lengths)}")
+    if (wrong := (lengths < 1) | (lengths > seq_len)).any():
+        row = _first(wrong)
+        raise ValueError(f"lengths must be integers (n,) from 1 to {seq_len}, row {row} has {lengths[row]}")
     within = np.arange(seq_len) < lengths[:, None]
     made = {"inputs": _inputs(inputs, within), "labels": _labels(arrays["labels"], within, lengths)}
     labelled = known(made["labels"])
@@ -68,9 +73,15 @@ def measure(splits: Iterable[Arrays], vocab_size: int | None, n_classes: int | N
         n_classes: number of classes; None for as many as occur.
 
     Raises:
-        ValueError: a number of tokens for floats, or of classes for regression.
+        ValueError: a number of tokens for floats, or of classes for regression; no label at all.
     """
-    splits = list(splits)
+    spec = _measured(list(splits), vocab_size, n_classes)
+    if spec.labelled == 0:
+        raise ValueError(f"labels: no position has one; {IGNORED} and NaN are none")
+    return spec
+
+
+def _measured(splits: list[Arrays], vocab_size: int | None, n_classes: int | None) -> TaskSpec:
     inputs, labels = splits[0]["inputs"], splits[0]["labels"]
     tokens, classes = inputs.dtype.kind == "i", labels.dtype.kind == "i"
     if vocab_size is not None and not tokens:
@@ -101,7 +112,7 @@ def require(arrays: Arrays, spec: TaskSpec) -> None:
     Raises:
         ValueError: what differs; which token or class in which row is out of range.
     """
-    here = measure([arrays], None, None)
+    here = _measured([arrays], None, None)
     for field in ("input", "seq_len", "d_input", "loss", "facts"):
         if (there := getattr(spec, field)) != (found := getattr(here, field)):
             raise ValueError(f"{field} is {found}, elsewhere {there}")
@@ -130,6 +141,8 @@ def _numbers(name: str, given: Any) -> np.ndarray:
     array = np.asarray(given)
     if array.dtype.kind not in "biuf" or not array.ndim:
         raise ValueError(f"{name} must be an array of integers or floats, got {_outline(array)}")
+    if array.dtype == np.uint64:  # of which the upper half would turn negative
+        array = array.clip(max=np.iinfo(np.int64).max)
     return array.astype(
         np.float64 if array.dtype == np.float64 else np.float32 if array.dtype.kind == "f" else np.int64
     )
@@ -142,7 +155,7 @@ def _inputs(inputs: np.ndarray, within: np.ndarray) -> np.ndarray:
         if (negative := inputs < 0).any():
             row = _first(negative)
             raise ValueError(f"inputs: row {row} has the token {inputs[row].min()}; tokens are at least 0")
-        return inputs
+        return _below_most("inputs", "token", inputs)
     inputs = _single(np.where(within[:, :, None], inputs, 0))
     if (wrong := ~np.isfinite(inputs)).any():
         raise ValueError(f"inputs: row {_first(wrong)} has NaN or inf; give finite numbers")
@@ -166,12 +179,19 @@ def _labels(labels: np.ndarray, within: np.ndarray, lengths: np.ndarray) -> np.n
                 f"labels: row {row} has the class {labels[row][negative[row]][0]}; classes are at least 0, or {IGNORED}"
                 " for no label"
             )
-        return labels
+        return _below_most("labels", "class", labels)
     labels = _single(np.where(within[:, :, None], labels.reshape(*shape, -1), np.nan))
     absent = np.isnan(labels)
     if (wrong := np.isinf(labels).any(axis=2) | (absent.any(axis=2) != absent.all(axis=2))).any():
         raise ValueError(f"labels: row {_first(wrong)} has inf, or NaN in some channels only; NaN is no label")
     return labels
+
+
+def _below_most(name: str, kind: str, array: np.ndarray) -> np.ndarray:
+    if (wrong := array >= MOST).any():
+        row = _first(wrong)
+        raise ValueError(f"{name}: row {row} has the {kind} {array[row].max()}; number them from 0, below {MOST}")
+    return array
 
 
 def _single(array: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
-from zipfile import BadZipFile
+from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 
@@ -142,6 +142,8 @@ class Data(FiniteTask):
 
 def _arrays(file: Path) -> dict[str, dict[str, np.ndarray]]:
     """Return the arrays of an npz file by split."""
+    if not is_zipfile(file):
+        raise ValueError("cannot be read: it is no npz file")
     try:
         with np.load(file, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}

@@ -286,7 +286,15 @@ FLOATS = np.random.default_rng(0).normal(size=(40, 5, 2))
         (changed(labels=TOKENS[:, :3]), {}, "labels must be (40, 5) as inputs, or (40,), got int64 (40, 3)"),
         (changed(labels=TOKENS[:3, 0]), {}, "labels must have 40 rows, as many as inputs, got int64 (3,)"),
         (changed(labels=np.full(40, np.inf)), {}, "labels: row 0 has inf, or NaN in some channels only"),
-        (changed(lengths=np.full(40, 6)), {}, "lengths must be integers (n,) from 1 to 5"),
+        (changed(lengths=np.full(40, 6)), {}, "lengths must be integers (n,) from 1 to 5, row 0 has 6"),
+        (changed(lengths=np.ones(40)), {}, "lengths must be integers (n,) from 1 to 5, got float64 (40,)"),
+        (changed(inputs=TOKENS + 2**40), {}, "number them from 0, below 16777216"),
+        (
+            changed(labels=TOKENS.astype(np.uint64) + 2**63),
+            {},
+            "the class 9223372036854775807; number them",
+        ),
+        (changed(labels=np.full_like(TOKENS, IGNORED)), {}, "labels: no position has one; -100 and NaN are none"),
         (changed(), {"vocab_size": 4}, "train: inputs: row 0 has the token "),
         (changed(), {"n_classes": 3}, "n_classes=3 allows 0 ... 2; give a greater n_classes"),
         ({"": {"inputs": TOKENS[:0], "labels": TOKENS[:0]}}, {}, "there are no examples"),
@@ -314,9 +322,16 @@ def test_what_is_wrong_with_data_is_said_in_one_line(
     assert str(refused.value).startswith(f"{path}: ")
 
 
+def test_a_file_that_is_no_npz_is_said_to_be_none(tmp_path: Path) -> None:
+    (tmp_path / "data.npz").write_text("text")
+    with pytest.raises(ValueError, match=in_one_line("cannot be read: it is no npz file")):
+        tasks.create_task(str(tmp_path / "data.npz"))
+
+
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
+        ({"inputs": [[], [3]], "labels": [1, 2]}, "lengths must be integers (n,) from 1 to 1, row 0 has 0"),
         ({"inputs": [[1, 2], [3]], "labels": [[1], [3, 4]]}, "row 0 has 1 labels and 2 inputs; give as many"),
         ({"inputs": [[1, None]], "labels": [1]}, "inputs: 1 values are null"),
         ({"inputs": [[[0.1], [0.1, 0.2]]], "labels": [1]}, "inputs: the lists within a row are of several lengths"),
