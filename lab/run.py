@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from lab.config import Command, read_layer, write_yaml
+from lab.config.layers import put
 from zoo.naming import UsageError, flatten
 from zoo.report.files import as_json, read_json, write_atomically
 from zoo.report.numbers import Number
@@ -365,26 +366,18 @@ def nested_metrics(flat: Mapping[str, Any]) -> Metrics:
     for name, value in flat.items():
         head, *rest = name.split("/", 2)
         match rest:
-            case []:
-                metrics[head] = value
-            case [score]:
-                metrics.setdefault(head, {})[score] = value
             case [group, bound] if bound.startswith("<="):
                 score, _, fact = group.partition("_by_")
-                entry = {"at_most": int(bound.removeprefix("<=")), score: value}
-                metrics.setdefault(head, {}).setdefault(f"by_{fact}", []).append(entry)
+                entries = metrics.setdefault(head, {}).setdefault(f"by_{fact}", [])
+                entries.append({"at_most": int(bound.removeprefix("<=")), score: value})
+                entries.sort(key=lambda entry: entry["at_most"])
             case ["by_segment", scored]:
                 segment, _, score = scored.rpartition("/")
-                metrics.setdefault(head, {}).setdefault("by_segment", {}).setdefault(segment, {})[score] = value
+                put(metrics, (head, "by_segment", segment, score), value)
             case [group, length] if group.endswith("_at_length"):
-                at = metrics.setdefault(head, {}).setdefault("at_length", {})
-                at.setdefault(length, {})[group.removesuffix("_at_length")] = value
-            case [group, last]:
-                metrics.setdefault(head, {}).setdefault(group, {})[last] = value
-    for split in metrics.values():
-        for entries in split.values() if isinstance(split, dict) else ():
-            if isinstance(entries, list):
-                entries.sort(key=lambda entry: entry["at_most"])
+                put(metrics, (head, "at_length", length, group.removesuffix("_at_length")), value)
+            case _:
+                put(metrics, (head, *rest), value)
     return metrics
 
 
@@ -395,28 +388,25 @@ def flat_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     {'test/loss': 0.5, 'test/accuracy_by_distance/<=8': 0.9, 'chance': 0.1}
     """
     found: dict[str, Any] = {}
-    for head, split in metrics.items():
-        for name, value in split.items() if isinstance(split, Mapping) else ():
-            if isinstance(value, list):
-                found |= {
-                    f"{head}/{score}_{name}/<={entry['at_most']}": each
-                    for entry in value
-                    for score, each in entry.items()
-                    if score != "at_most"
-                }
-            elif name == "at_length":
-                found |= {f"{head}/{score}_at_length/{n}": v for n, at in value.items() for score, v in at.items()}
-            elif name == "by_segment":
-                found |= {
-                    f"{head}/{name}/{segment}/{score}": v for segment, at in value.items() for score, v in at.items()
-                }
-            elif isinstance(value, Mapping):
-                found |= {f"{head}/{name}/{last}": each for last, each in value.items()}
-            else:
-                found[f"{head}/{name}"] = value
-        if not isinstance(split, Mapping):
-            found[head] = split
+    for name, value in metrics.items():
+        found |= {f"{name}/{each}": v for each, v in _flat(value)} if isinstance(value, Mapping) else {name: value}
     return found
+
+
+def _flat(group: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in group.items():
+        match value:
+            case list():
+                for entry in value:
+                    bound = f"{name}/<={entry['at_most']}"
+                    yield from ((f"{score}_{bound}", each) for score, each in entry.items() if score != "at_most")
+            case Mapping() if name == "at_length":
+                for length, scores in value.items():
+                    yield from ((f"{score}_at_length/{length}", each) for score, each in scores.items())
+            case Mapping():
+                yield from ((f"{name}/{inner}", each) for inner, each in _flat(value))
+            case _:
+                yield name, value
 
 
 def number_at(metrics: Mapping[str, Any], *path: str) -> Number | None:

@@ -19,7 +19,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -39,9 +38,6 @@ if TYPE_CHECKING:
     import lightning as L
     from lightning.pytorch.callbacks import Callback
 
-    from tasks.datamodule import TaskDataModule
-    from tasks.spec import TaskSpec
-    from zoo.training import Reached, SequenceModule, Throughput
 
 Key = TypeVar("Key")
 # An OpenMP thread that waits for another should give its core away: where other processes keep the cores busy, spinning
@@ -111,7 +107,7 @@ def run(command: Command) -> Metrics:
     stop_at = command.stop_at
     folder, metrics = RunFolder.of(command), None
     if command.test_only:
-        session = Session.build(command, folder)
+        session = Session(command, folder)
         assert session.checkpoint is not None
         metrics = session.evaluate(session.checkpoint)
         show(metrics, session.checkpoint)
@@ -131,7 +127,7 @@ def run(command: Command) -> Metrics:
             show(metrics, folder.path)
             return metrics
     with folder.lock() if is_first_process() else nullcontext():
-        session = Session.build(command, folder)
+        session = Session(command, folder)
         if session.trainer.is_global_zero:
             if session.checkpoint is not None:
                 for aside in folder.set_aside_damaged():
@@ -171,35 +167,27 @@ def is_first_process() -> bool:
     return getattr(rank_zero_only, "rank", 0) == 0
 
 
-@dataclass(frozen=True)
 class Session:
-    """A command with everything it names built: task, data, model, trainer."""
+    """A command with everything it names built, and its data generated; nothing is written to the run folder.
 
-    folder: RunFolder
-    spec: TaskSpec
-    data: TaskDataModule
-    model: SequenceModule
-    state_bytes: int | None
-    """Of the model's state after the task's sequence, batch of one; None of a mixer that does not stream."""
-    trainer: L.Trainer
-    throughput: Throughput
-    reached: Reached
-    checkpoint: Path | None
-    """Where training goes on, or what is tested."""
-    step: int | None
-    """The optimizer step at which the checkpoint was saved."""
-    progress: bool
-    """Whether bars are shown."""
-    begun: float
-    """When its data and model began to be built, by `time.perf_counter`."""
+    Attributes:
+        folder: of the run.
+        begun: when data and model began to be built, by `time.perf_counter`.
+        progress: whether bars are shown.
+        data: the task's.
+        model: with the backbone, to be trained.
+        state_bytes: of the model's state after the task's sequence, batch of one; None of a mixer that does not stream.
+        throughput: what measures the training's speed.
+        reached: what notes the step at which a task is learned.
+        trainer: Lightning's.
+        checkpoint: where training goes on, or what is tested.
+        step: the optimizer step at which the checkpoint was saved.
 
-    @classmethod
-    def build(cls, command: Command, folder: RunFolder) -> Session:
-        """Build all parts and generate the data; write nothing to the run folder.
+    Raises:
+        UsageError: see `run`.
+    """
 
-        Raises:
-            UsageError: see `run`.
-        """
+    def __init__(self, command: Command, folder: RunFolder) -> None:
         from lightning.fabric.utilities.exceptions import MisconfigurationException
         from lightning.pytorch.plugins import DoublePrecision
 
@@ -208,28 +196,30 @@ class Session:
         from zoo.interop.saved import check_checkpoint
         from zoo.training import Reached, SequenceModule, Throughput
 
-        begun, config, throughput = time.perf_counter(), command.config, Throughput()
+        self.folder, self.begun, config = folder, time.perf_counter(), command.config
         try:
             shared = {name: config[name] for name in ("batch_size", "seed")}
-            data = TaskDataModule(task_options(config), **declared(config["task"], TaskDataModule), **shared)
+            options = declared(config["task"], TaskDataModule)
+            self.data = data = TaskDataModule(task_options(config), **options, **shared)
             task = data.task
-            model = SequenceModule(**model_options(config, task, Backbone, SequenceModule))
-            checkpoint = folder.checkpoint_for(command)
-            if checkpoint is not None and command.ckpt_path is None:
+            self.model = model = SequenceModule(**model_options(config, task, Backbone, SequenceModule))
+            self.checkpoint = folder.checkpoint_for(command)
+            if self.checkpoint is not None and command.ckpt_path is None:
                 folder.check_data(task.fingerprint())
-            step = None if checkpoint is None else check_checkpoint(checkpoint, **model_options(config, task, Backbone))
+            of_model = model_options(config, task, Backbone)
+            self.step = None if self.checkpoint is None else check_checkpoint(self.checkpoint, **of_model)
             for segment in data.segments:
                 model.backbone.state_bytes(segment.task.spec.seq_len)  # refuses a sequence that the mixer cannot take
-            state_bytes = model.backbone.state_bytes(task.spec.seq_len)
-            progress = command.trainer["enable_progress_bar"] is not False
+            self.state_bytes = model.backbone.state_bytes(task.spec.seq_len)
+            self.progress = command.trainer["enable_progress_bar"] is not False
             score = model.score_name
             goal = None if task.spec.perplexity else level(score, data.chance)
-            reached = Reached(f"val/{score}", goal, SCORES[score])
-            trainer = build_trainer(command, folder, [throughput, reached], step)
-            if isinstance(trainer.precision_plugin, DoublePrecision):
+            self.throughput, self.reached = Throughput(), Reached(f"val/{score}", goal, SCORES[score])
+            self.trainer = build_trainer(command, folder, [self.throughput, self.reached], self.step)
+            if isinstance(self.trainer.precision_plugin, DoublePrecision):
                 # Lightning converts after it has read a checkpoint, whose float64 weights would be rounded on the way.
                 model.double()
-            if trainer.max_steps == -1 and trainer.max_epochs == -1:
+            if self.trainer.max_steps == -1 and self.trainer.max_epochs == -1:
                 raise ValueError(
                     "the learning rate schedule needs an end: give trainer.max_steps or trainer.max_epochs"
                 )
@@ -238,9 +228,6 @@ class Session:
                 data.setup("test")
         except (ValueError, TypeError, MisconfigurationException) as error:
             raise UsageError(error) from error
-        return cls(
-            folder, task.spec, data, model, state_bytes, trainer, throughput, reached, checkpoint, step, progress, begun
-        )
 
     def fit(self) -> None:
         """Train, from the checkpoint if there is one, and make sure that a best checkpoint exists."""
@@ -309,12 +296,13 @@ class Session:
         from zoo.report.plots import save_png
         from zoo.training import length_figure, log_lengths, scores_at_lengths
 
-        name, trained = self.model.score_name, self.spec.seq_len
-        scores = scores_at_lengths(self.trainer, self.model, self._length_batches())
+        name, spec = self.model.score_name, self.data.task.spec
+        batches = self._with_bars(self.data.length_batches(), "testing at length {}")
+        scores = scores_at_lengths(self.trainer, self.model, batches)
         if scores and self.trainer.loggers and self.trainer.is_global_zero:
-            chance = {trained: self.spec.chance} | {n: task.spec.chance for n, task in self.data.at_lengths.items()}
+            chance = {spec.seq_len: spec.chance} | {n: task.spec.chance for n, task in self.data.at_lengths.items()}
             title = f"{self.data.task.name}, {short(self.model.hparams['mixer']['name'])}, seed {self.folder.seed}"
-            figure = length_figure({trained: score} | scores, name, trained, chance, title)
+            figure = length_figure({spec.seq_len: score} | scores, name, spec.seq_len, chance, title)
             log_lengths(self.trainer, name, scores, figure)
             save_png(figure, self.folder.path / f"{name}{BY_LENGTH}")
         return {f"test/{name}_at_length/{length}": found for length, found in scores.items()}
@@ -329,9 +317,6 @@ class Session:
         for segment in self.data.segments:
             scores[segment.name] |= {"chance": segment.task.of_split("test").spec.chance}
         return {f"test/by_segment/{name}/{score}": v for name, found in scores.items() for score, v in found.items()}
-
-    def _length_batches(self) -> Iterator[tuple[int, Any]]:
-        return self._with_bars(self.data.length_batches(), "testing at length {}")
 
     def _with_bars(self, batches: Iterator[tuple[Key, Any]], title: str) -> Iterator[tuple[Key, Any]]:
         """Yield the test batches of each key; on a terminal with a bar where they take long."""

@@ -49,12 +49,16 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """Nest values by dotted name as YAML does: {"mixer.n_heads": 4} gives {"mixer": {"n_heads": 4}}."""
     tree: dict[str, Any] = {}
     for key, value in values.items():
-        *groups, name = key.split(".")
-        branch = tree
-        for group in groups:
-            branch = branch.setdefault(group, {})
-        branch[name] = value
+        put(tree, key.split("."), value)
     return tree
+
+
+def put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Set a value under these names, one within the other; mappings that are not there are made."""
+    *groups, name = path
+    for group in groups:
+        tree = tree.setdefault(group, {})
+    tree[name] = value
 
 
 def read_flags(

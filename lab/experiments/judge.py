@@ -141,14 +141,11 @@ def machine_of(environment: Mapping[str, Any]) -> str:
 def judge(sweep: SweptRuns) -> Verdict:
     """Return the verdict on an experiment; nothing is decided while runs are missing."""
     expected = PREDICTIONS[sweep.name]
-    found = expected.judge(Runs(tuple(sweep.runs))) if sweep.runs else _nothing()
+    nothing = Evidence((Check("anything", math.nan, reason="no run is done"),))
+    found = expected.judge(Runs(tuple(sweep.runs))) if sweep.runs else nothing
     evidence = replace(found, missing=sweep.missing)
     claim = Claim(sweep.name, sweep.prediction, expected.source, expected.refuted_by, lambda _: evidence)
     return Verdict(claim, evidence, claim.judge(evidence), sweep.seconds)
-
-
-def _nothing() -> Evidence:
-    return Evidence((Check("anything", math.nan, reason="no run is done"),))
 
 
 def record(verdict: Verdict, sweep: SweptRuns) -> dict[str, Any]:

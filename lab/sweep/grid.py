@@ -108,43 +108,42 @@ def read_experiment(path: str | Path, setting: str | None = None) -> Experiment:
     settings = _mapping(source, "settings", values.pop("settings", None))
     default = values.pop("setting", None)
     setting = default if setting is None else setting
-    if setting is None and settings:
-        raise UsageError(f"{source} has settings: give --setting {' or '.join(settings)}")
+    over: dict[str, Any] = {}
     if setting is not None:
         if setting not in settings:
             raise UsageError(f"{source}: {unknown('setting', setting, settings or ['none: the file has no settings'])}")
         over = _mapping(source, f"settings.{setting}", settings[setting])
         _check_keys(f"{source}: settings.{setting}", over, KEYS[1:-2])
-    else:
-        over = {}
+    elif settings:
+        raise UsageError(f"{source} has settings: give --setting {' or '.join(settings)}")
     if "grids" in over:
         values.pop("grid", None)
-    merged = {
-        key: _flags(source, key, values.get(key)) | _flags(source, key, over.get(key))
+    fixed, shared, tune, match = (
+        _flags(source, key, values.get(key)) | _flags(source, key, over.get(key))
         for key in ("fixed", "grid", "tune", "match")
-    }
-    shared = {key: values_of(source, key, value) for key, value in merged["grid"].items()}
-    listed = over.get("grids", values.get("grids", [{}]))
+    )
+    values |= over
+    listed, rungs = values.get("grids", [{}]), values.get("rungs")
     if not isinstance(listed, list) or not listed:
         raise UsageError(f"{source}: grids must be a list of mappings of flags to values, got {listed!r}")
-    grids = [
-        {key: values_of(source, key, value) for key, value in _flags(source, "grids", grid).items()} for grid in listed
-    ]
+    grids = [_flags(source, "grids", grid) for grid in listed]
     for flag in shared:
         if any(flag in grid for grid in grids):
             raise UsageError(f"{source}: {flag} has values in grid and in grids; leave one out")
-    rungs = over.get("rungs", values.get("rungs"))
-    words = {key: " ".join(str(over.get(key, values.get(key, ""))).split()) for key in ("prediction", "changed")}
+
+    def with_values(flags: Mapping[str, Any]) -> dict[str, list[Any]]:
+        return {key: values_of(source, key, value) for key, value in flags.items()}
+
     experiment = Experiment(
         name=str(values.get("name", Path(path).stem)),
-        grids=tuple(grid | shared for grid in grids),
-        fixed=merged["fixed"],
-        tune={key: values_of(source, key, value) for key, value in merged["tune"].items()},
+        grids=tuple(with_values(grid | shared) for grid in grids),
+        fixed=fixed,
+        tune=with_values(tune),
         rungs=None if rungs is None else rungs_of(f"{source}: rungs", rungs),
-        match={key: target(key, value) for key, value in merged["match"].items()},
+        match={key: target(key, value) for key, value in match.items()},
         setting=setting,
-        score=_score(source, over.get("score", values.get("score", []))),
-        **words,
+        score=_score(source, values.get("score", [])),
+        **{key: " ".join(str(values.get(key, "")).split()) for key in ("prediction", "changed")},
     )
     if not experiment.fixed and not any(experiment.grids):
         raise UsageError(

@@ -9,11 +9,10 @@ import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from lab.run import number_at
 from lab.score import score_text
-from zoo.report.files import as_json
 from zoo.report.markdown import table
 from zoo.report.numbers import Number, plain
 
@@ -45,41 +44,14 @@ class Point:
         return statistics.mean(values) if len(values) == self.planned else None
 
 
-@dataclass(frozen=True)
-class TaskScore:
-    """The score of one model on one task.
+Scored: TypeAlias = dict[str, Any]
+"""What scores.json holds of one model:
 
-    Attributes:
-        done: number of grid points that have a score.
-        planned: number of grid points.
-        mean: mean over those that are done; None if none is.
-        window_octaves: median over the grid points whose learning rate was tuned; None if none was.
-    """
+    {"model": {"mixer": "lstm"}, "accuracy": {"score": 0.7, "tasks": {"mqar": {"done": 3, "planned": 3, "mean": 0.7}}}}
 
-    done: int
-    planned: int
-    mean: Number | None
-    window_octaves: Number | None = None
-
-
-@dataclass(frozen=True)
-class ModelScore:
-    """The scores of one model.
-
-    Attributes:
-        model: the flags that distinguish it from the others.
-        tasks: for each metric, its score on each task.
-    """
-
-    model: Mapping[str, Any]
-    tasks: Mapping[str, Mapping[str, TaskScore]]
-
-    def total(self, metric: str) -> Number | None:
-        """Return the mean over the tasks; None until every grid point is done."""
-        scores = list(self.tasks[metric].values())
-        if any(score.mean is None or score.done < score.planned for score in scores):
-            return None
-        return statistics.mean(score.mean for score in scores if score.mean is not None)
+"model" has the flags that distinguish it from the others. By each metric, "score" is the mean over the tasks, null
+until every grid point is done; of a task's grid points so many are planned and done, and "mean" is over the latter.
+"""
 
 
 def model_flags(points: Sequence[Point]) -> list[str]:
@@ -94,70 +66,61 @@ def model_flags(points: Sequence[Point]) -> list[str]:
     return [flag for flag in flags if any(len(found) > 1 for (name, _), found in values.items() if name == flag)]
 
 
-def scores(points: Sequence[Point], metrics: Sequence[str]) -> list[ModelScore]:
+def scores(points: Sequence[Point], metrics: Sequence[str]) -> list[Scored]:
     """Return each model's scores by these metrics, in the order of the grid."""
     flags = model_flags(points)
     by_model: dict[str, list[Point]] = {}
     for point in points:
         by_model.setdefault(json.dumps({f: point.options[f] for f in flags if f in point.options}), []).append(point)
     return [
-        ModelScore(json.loads(text), {metric: _by_task(own, metric) for metric in metrics})
+        {"model": json.loads(text), **{metric: _over_tasks(own, metric) for metric in metrics}}
         for text, own in by_model.items()
     ]
 
 
-def _by_task(points: Iterable[Point], metric: str) -> dict[str, TaskScore]:
-    by_task: dict[str, list[Point]] = {}
+def _over_tasks(points: Iterable[Point], metric: str) -> dict[str, Any]:
+    values: dict[str, list[float | None]] = {}
     for point in points:
-        by_task.setdefault(point.task, []).append(point)
-    found = {}
-    for task, every in by_task.items():
-        done = [value for point in every if (value := point.value(metric)) is not None]
-        octaves = [point.window["octaves"] for point in every if point.window]
-        mean, middle = statistics.mean(done) if done else None, statistics.median(octaves) if octaves else None
-        found[task] = TaskScore(len(done), len(every), mean, middle)
-    return found
+        values.setdefault(point.task, []).append(point.value(metric))
+    tasks = {}
+    for task, every in values.items():
+        done = [value for value in every if value is not None]
+        tasks[task] = {"done": len(done), "planned": len(every), "mean": statistics.mean(done) if done else None}
+    complete = all(each["done"] == each["planned"] for each in tasks.values())
+    return {"score": statistics.mean(each["mean"] for each in tasks.values()) if complete else None, "tasks": tasks}
 
 
-def scores_as_json(found: Sequence[ModelScore], metrics: Sequence[str]) -> str:
-    """Return the scores as JSON: each model's score by metric, the mean of each task, the number of grid points."""
-    models = [
-        {
-            "model": score.model,
-            **{
-                metric: {
-                    "score": score.total(metric),
-                    "tasks": {task: vars(each) for task, each in score.tasks[metric].items()},
-                }
-                for metric in metrics
-            },
-        }
-        for score in found
-    ]
-    return as_json({"metrics": metrics, "models": models})
-
-
-def score_table(found: Sequence[ModelScore], metrics: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+def score_table(found: Sequence[Scored], metrics: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """Return heads and rows: what tells the models apart, each task by the first metric, the score by each.
 
     A mean over a part of the grid shows its number of points; the score stays empty until all are done.
     """
-    flags = list(dict.fromkeys(flag for score in found for flag in score.model))
-    tasks = list(dict.fromkeys(task for score in found for task in score.tasks[metrics[0]]))
+    flags = list(dict.fromkeys(flag for each in found for flag in each["model"]))
+    tasks = list(dict.fromkeys(task for each in found for task in each[metrics[0]]["tasks"]))
     heads = [*(flag.removeprefix("mixer.") for flag in flags), *tasks]
     heads += [metric.replace("_", " ") for metric in metrics]
     rows = []
-    for score in found:
-        cells = [plain(score.model[flag]) if flag in score.model else "" for flag in flags]
-        cells += [_mean(metrics[0], score.tasks[metrics[0]].get(task)) for task in tasks]
-        totals = {metric: score.total(metric) for metric in metrics}
-        rows.append(cells + ["" if total is None else score_text(metric, total) for metric, total in totals.items()])
+    for each in found:
+        cells = [plain(each["model"][flag]) if flag in each["model"] else "" for flag in flags]
+        cells += [_mean(metrics[0], each[metrics[0]]["tasks"].get(task)) for task in tasks]
+        rows.append([*cells, *(_text(metric, each[metric]["score"]) for metric in metrics)])
     return heads, rows
+
+
+def _mean(metric: str, task: Mapping[str, Any] | None) -> str:
+    if task is None:
+        return ""
+    part = "" if task["done"] == task["planned"] else f"({task['done']} of {task['planned']})"
+    return f"{_text(metric, task['mean'])} {part}".strip()
+
+
+def _text(metric: str, value: Number | None) -> str:
+    return "" if value is None else score_text(metric, value)
 
 
 def scores_as_markdown(
     name: str,
-    found: Sequence[ModelScore],
+    found: Sequence[Scored],
     metrics: Sequence[str],
     configurations: tuple[Sequence[str], Sequence[Sequence[str]], str],
 ) -> str:
@@ -167,10 +130,3 @@ def scores_as_markdown(
     said = f"Each task: {metric} in the test split, a mean over its grid. The last columns: the mean over the tasks."
     each = ["## Configurations", "", "Mean ± standard deviation over seeds.", "", *table(*configurations)]
     return "\n".join([f"# {name}", "", said, "", *table(heads, rows), "", *each, ""])
-
-
-def _mean(metric: str, score: TaskScore | None) -> str:
-    if score is None:
-        return ""
-    mean = "" if score.mean is None else score_text(metric, score.mean)
-    return mean if score.done == score.planned else f"{mean} ({score.done} of {score.planned})".strip()

@@ -24,10 +24,10 @@ from lab.sweep.command import HELP, PROGRAM, Request
 from lab.sweep.engine import Job, Outcome, Stop, require_ray, run_local, run_ray, slot_environments
 from lab.sweep.grid import Configuration, Experiment, Grid, arguments, expand, label, product
 from lab.sweep.matching import TOLERANCE
-from lab.sweep.scores import SCORES_JSON, SCORES_MD, Point, score_table, scores, scores_as_json, scores_as_markdown
+from lab.sweep.scores import SCORES_JSON, SCORES_MD, Point, score_table, scores, scores_as_markdown
 from lab.sweep.tuning import RATE, Window, better_half, usual_rungs, window
 from zoo.naming import UsageError
-from zoo.report.files import as_json, write_atomically
+from zoo.report.files import as_json, write_all, write_atomically
 from zoo.report.numbers import count, duration, number, plain
 from zoo.report.terminal import ends_unread, fail, make_console, make_table, say
 from zoo.signals import CTRL_C, SCHEDULER, handled
@@ -340,10 +340,9 @@ class Sweep:
         found = scores([self._point(*row, self.windows.get(key)) for key, row in rows], metrics)
         title = f"{self.experiment.name}: means over the grid of each task, and over the tasks"
         console.print(make_table(*score_table(found, metrics), title=title))
-        write_atomically(self.folder / SCORES_JSON, scores_as_json(found, metrics))
-        write_atomically(
-            self.folder / SCORES_MD, scores_as_markdown(self.experiment.name, found, metrics, self._summary())
-        )
+        data = as_json({"metrics": metrics, "models": found})
+        page = scores_as_markdown(self.experiment.name, found, metrics, self._summary())
+        write_all(self.folder, {SCORES_JSON: data, SCORES_MD: page})
         say(console, str(self.folder / SCORES_MD))
 
     def _point(self, configuration: Configuration, seeds: Sequence[int], window: Mapping[str, Any] | None) -> Point:
@@ -396,15 +395,13 @@ class Sweep:
     def _rung_scores(self, key: str, trial: Configuration) -> dict[str, Any]:
         """Each rung that a trial reached, with its score and loss by validation there, or why it diverged."""
         names = dict.fromkeys((self._score(key), "loss"))
-        return {
-            str(rung): {"step": found.get("step")}
-            | (
-                {"diverged": found["diverged"]}
-                if "diverged" in found
-                else {n: number_at(found, "val", n) for n in names}
+        told = {}
+        for rung, found in self._rungs(key, trial).items():
+            scores = {name: number_at(found, "val", name) for name in names}
+            told[str(rung)] = {"step": found.get("step")} | (
+                {"diverged": found["diverged"]} if "diverged" in found else scores
             )
-            for rung, found in self._rungs(key, trial).items()
-        }
+        return told
 
     def _entry(self, configuration: Configuration, seed: int, kind: str) -> dict[str, Any]:
         folder = configuration.folder(seed).path

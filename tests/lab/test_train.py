@@ -240,7 +240,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_the_same_command_goes_on(
     assert f"stopped by SIGINT at step {step}: go on from {path}" in stopped
     assert go_on == f"to go on: {train.resume_command(long)}"
     assert not (path / "metrics.json").exists()
-    session = train.Session.build(cli.parse(long), run_folder.RunFolder.of(cli.parse(long)))
+    session = train.Session(cli.parse(long), run_folder.RunFolder.of(cli.parse(long)))
     assert (session.checkpoint, session.step) == (path / "checkpoints" / "last.ckpt", step)
 
 
