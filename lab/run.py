@@ -208,11 +208,8 @@ class RunFolder:
         Raises:
             UsageError: other data.
         """
-        try:
-            there = read_json(self.path / ENVIRONMENT)["data"]
-        except (OSError, ValueError, KeyError, TypeError):  # not begun, or by an older version
-            return
-        if there != json.loads(as_json(fingerprint)):
+        there = read_fields(self.path / ENVIRONMENT).get("data")  # nothing before it is begun, or by an older version
+        if there not in (None, json.loads(as_json(fingerprint))):
             raise UsageError(
                 f"{self.path} was begun with other data: put that back, or give another --run_dir, or --overwrite"
             )
@@ -330,8 +327,7 @@ def read_metrics(folder: Path) -> Metrics | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
-        said = getattr(error, "strerror", None) or error
-        raise ValueError(f"{METRICS} cannot be read: {' '.join(str(said).split())}") from None
+        raise ValueError(f"{METRICS} cannot be read: {said_by(error)}") from None
     if not isinstance(found, dict) or "params" not in found:
         raise ValueError(f"{METRICS} is not one of train.py: it has no params")
     found = _numbers(found)
@@ -339,12 +335,22 @@ def read_metrics(folder: Path) -> Metrics | None:
 
 
 def read_rungs(folder: Path) -> dict[str, Metrics]:
-    """Read what `RunFolder.write_rung` has noted; nothing where there is no such file, or none that can be read."""
+    """Read what `RunFolder.write_rung` has noted."""
+    return read_fields(folder / RUNGS)
+
+
+def read_fields(file: Path) -> dict[str, Any]:
+    """Return the mapping that a JSON file holds; empty where there is no such file, or none that can be read."""
     try:
-        found = read_json(folder / RUNGS)
+        found = read_json(file)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def said_by(error: Exception) -> str:
+    """Return on one line, without a file's name, why a file cannot be read."""
+    return " ".join(str(getattr(error, "strerror", None) or error).split())
 
 
 def _numbers(value: Any) -> Any:

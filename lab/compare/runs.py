@@ -21,7 +21,9 @@ from lab.run import (
     State,
     deciding_options,
     nested_metrics,
+    read_fields,
     read_metrics,
+    said_by,
     state_of,
 )
 from zoo.naming import flatten, require_extra
@@ -35,10 +37,6 @@ _OTHER_RESULTS = {"claims.json", "compare.csv", "measure.json"}
 
 Curve: TypeAlias = list[tuple[int, float]]
 """(step, value), by step."""
-
-
-class UnreadableRunError(ValueError):
-    """A folder that is no run, or a broken one; the message says why, without its name."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +155,7 @@ class _Search:
             try:
                 self.runs.append(_read_run(folder, self._entries.get(real, {})))
                 return True
-            except UnreadableRunError as why:
+            except ValueError as why:
                 self._skip(folder, str(why))
                 files = set()  # once is enough
         found = {each: self.visit(each) for each in inner}
@@ -173,7 +171,7 @@ class _Search:
             index = read_json(folder / INDEX)
             return {(folder / entry["folder"]).resolve(): entry for entry in index["runs"]}
         except (OSError, ValueError, KeyError, TypeError) as error:
-            self._skip(folder / INDEX, f"cannot be read: {_line(error)}")
+            self._skip(folder / INDEX, f"cannot be read: {said_by(error)}")
             return {}
 
     def _skip(self, path: Path, why: str) -> None:
@@ -195,19 +193,15 @@ def _read_run(folder: Path, entry: Mapping[str, Any]) -> Run:
     """Return a run; `entry` is what a sweep says of it.
 
     Raises:
-        UnreadableRunError: no configuration, or files that are not a run's.
+        ValueError: no configuration, or files that are not a run's; the message says why, without the folder's name.
     """
-    config = read_config(folder)
-    try:
-        metrics = read_metrics(folder)
-    except ValueError as error:
-        raise UnreadableRunError(str(error)) from None
+    config, metrics = read_config(folder), read_metrics(folder)
+    commit = str(read_fields(folder / ENVIRONMENT).get("git") or "")
     trial = entry.get("kind") == "trial"
     if metrics is not None:
-        window = entry.get("window")
-        return Run(folder, config, metrics, state_of(metrics), trial, window=window, commit=_read_commit(folder))
+        return Run(folder, config, metrics, state_of(metrics), trial, window=entry.get("window"), commit=commit)
     message = str(entry.get("message") or "") if entry.get("state") == "failed" else ""
-    run = Run(folder, config, {}, "unfinished", trial, message, commit=_read_commit(folder))
+    run = Run(folder, config, {}, "unfinished", trial, message, commit=commit)
     planned = {name: entry[name] for name in ("params", "state_bytes") if isinstance(entry.get(name), int)}
     logged = {tag: curve[-1][1] for tag, curve in run.curves.items() if tag.count("/") == 1}
     run.metrics.update(planned | nested_metrics(logged))
@@ -218,29 +212,21 @@ def read_config(folder: Path) -> dict[str, Any]:
     """config.yaml of a run.
 
     Raises:
-        UnreadableRunError: there is none, or it is not one of train.py.
+        ValueError: there is none, or it is not one of train.py; the message says why, without the folder's name.
     """
     import yaml
 
     try:
         config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UnreadableRunError(f"no {CONFIG}") from None
+        raise ValueError(f"no {CONFIG}") from None
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UnreadableRunError(f"{CONFIG} cannot be read: {_line(error)}") from None
+        raise ValueError(f"{CONFIG} cannot be read: {said_by(error)}") from None
     values = dict(flatten(config)) if isinstance(config, dict) else {}
     for name, kind in (("mixer.name", str), ("task.name", str), ("seed", int)):
         if not isinstance(values.get(name), kind):
-            raise UnreadableRunError(f"{CONFIG} is not one of train.py: it has no {name}")
+            raise ValueError(f"{CONFIG} is not one of train.py: it has no {name}")
     return config
-
-
-def _read_commit(folder: Path) -> str:
-    """Read metrics about the environment, without which a run is a run all the same."""
-    try:
-        return str(read_json(folder / ENVIRONMENT)["git"] or "")
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
 
 
 def read_curves(folder: Path) -> dict[str, Curve]:
@@ -261,11 +247,5 @@ def read_curves(folder: Path) -> dict[str, Curve]:
             for tag in events.Tags()[SCALARS]
         }
     except Exception as error:  # noqa: BLE001 (what it raises on foreign bytes is no one type)
-        logger.warning("no curves of %s: its events cannot be read: %s", folder, _line(error))
+        logger.warning("no curves of %s: its events cannot be read: %s", folder, said_by(error))
         return {}
-
-
-def _line(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return " ".join(str(error).split())

@@ -179,8 +179,8 @@ def is_before(first: str, second: str) -> bool:
     return git("merge-base", "--is-ancestor", first, second) is not None
 
 
-def read_stored(file: Path) -> dict[str, dict[str, Any]]:
-    """Return the verdicts that earlier commands kept, by name; none where there is no file.
+def read_stored(file: Path) -> Any:
+    """Return what earlier commands kept in a file, such as the verdicts by name; nothing where there is no file.
 
     Raises:
         UsageError: the file is not JSON.

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from lab.config import parse
+from lab.experiments.judge import read_stored
 from lab.leaderboard.cells import FILE, ROOT, Cell, Record, in_order, read_cells, run_cell, task_names
 from lab.leaderboard.pages import as_html, as_markdown, tables
 from lab.sweep.command import Request
@@ -17,7 +18,7 @@ from lab.sweep.engine import Stop
 from lab.sweep.grid import arguments, read_experiment
 from zoo.naming import UsageError
 from zoo.registry import MIXERS
-from zoo.report.files import as_json, read_json, write_all
+from zoo.report.files import as_json, write_all
 from zoo.report.numbers import count, duration
 from zoo.report.terminal import fail, make_console, make_table, say
 from zoo.signals import CTRL_C, SCHEDULER, handled
@@ -121,12 +122,7 @@ class Board:
     def _read(self) -> dict[tuple[str, str], Record]:
         if not self.out.is_dir():
             raise UsageError(f"there is no folder {self.out} to write {STORED} into")
-        file = self.out / STORED
-        try:
-            found = read_json(file) if file.is_file() else []
-        except ValueError as error:
-            raise UsageError(f"{file} cannot be read: {error}") from None
-        return {(record["mixer"], record["task"]): record for record in found}
+        return {(record["mixer"], record["task"]): record for record in read_stored(self.out / STORED)}
 
     def get(self, cell: Cell) -> Record | None:
         """Return the record of a cell, of whatever configuration."""

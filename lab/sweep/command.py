@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.config import read_flags
-from lab.sweep.grid import Experiment, read_experiment, values_of
+from lab.sweep.grid import Experiment, read_experiment, usual_flag, values_of
 from lab.sweep.matching import target
 from lab.sweep.tuning import rungs_of
 from zoo.naming import UsageError, unknown
@@ -122,8 +122,7 @@ class Request:
             # Every file is part of every run; paths hold wherever a run is started.
             self.flags.setdefault("config", [[]])[0].append(str(Path(value).resolve()))
         else:
-            flag = flag.removesuffix(".name") if flag in ("mixer.name", "task.name") else flag
-            self.flags[flag] = values_of("", f"--{flag}", value)
+            self.flags[usual_flag(flag)] = values_of("", f"--{flag}", value)
 
     def experiments(self) -> list[Experiment]:
         """Return the experiments of the files, each overridden by the command's flags; or one made only of the flags.

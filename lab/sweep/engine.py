@@ -22,11 +22,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any, Literal, cast
 
-from lab.run import DONE, LOG, METRICS, Metrics, is_tested, read_metrics, read_rungs
+from lab.run import DONE, LOG, METRICS, Metrics, is_tested, read_fields, read_metrics, read_rungs
 from lab.sweep.forks import Fork, can_fork
 from lab.train import REQUEUE
-from zoo.naming import UsageError
-from zoo.report.files import as_json, read_json, write_atomically
+from zoo.naming import UsageError, require_extra
+from zoo.report.files import as_json, write_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = ROOT / "train.py"
@@ -74,10 +74,7 @@ class Job:
 
     def seconds(self) -> float:
         """Return the seconds that the run took by `done.json`; 0 where there is none."""
-        try:
-            return float(read_json(self.folder / DONE)["seconds"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return 0.0
+        return read_fields(self.folder / DONE).get("seconds", 0.0)
 
     def touched_since(self, moment: float) -> bool:
         """Return whether anything was logged since a moment of `time.time()`: the run has started."""
@@ -324,9 +321,10 @@ def run_ray(
         use_gpus: whether the runs would take a GPU.
 
     Raises:
-        UsageError: Ray is not installed, or no cluster answers.
+        MissingExtraError: Ray is not installed.
+        UsageError: no cluster answers.
     """
-    ray = require_ray()
+    ray = require_extra("ray", "ray")
     threads = 1 if address else int(slots[0]["OMP_NUM_THREADS"])
     here = {} if address else {"num_cpus": threads * len(slots), "include_dashboard": False}
     try:
@@ -365,16 +363,3 @@ def _outcome(ray: Any, reference: Any, job: Job) -> Outcome:
     except ray.exceptions.RayError as error:
         why = str(error).strip().splitlines()[-1]
         return Outcome(job, "failed", 0.0, f"lost by Ray: {why}", tuple(tail_lines(job.folder / LOG)))
-
-
-def require_ray() -> Any:
-    """Return the module ray.
-
-    Raises:
-        UsageError: it is not installed; names the extra.
-    """
-    try:
-        import ray
-    except ModuleNotFoundError:
-        raise UsageError("--engine ray needs ray: pip install 'mixer-zoo[ray]'") from None
-    return ray

@@ -175,11 +175,13 @@ def _mapping(source: str, key: str, value: Any) -> dict[str, Any]:
 
 
 def _flags(source: str, key: str, value: Any) -> dict[str, Any]:
-    """Flatten nested or dotted flags to dotted ones; mixer.name is mixer."""
-    flat = dict(flatten(_mapping(source, key, value)))
-    return {
-        (name.removesuffix(".name") if name in ("mixer.name", "task.name") else name): v for name, v in flat.items()
-    }
+    """Flatten nested or dotted flags to dotted ones, by their usual names."""
+    return {usual_flag(name): each for name, each in flatten(_mapping(source, key, value))}
+
+
+def usual_flag(name: str) -> str:
+    """Return mixer for mixer.name, and task for task.name; any other flag as it is."""
+    return name.removesuffix(".name") if name in ("mixer.name", "task.name") else name
 
 
 def values_of(source: str, flag: str, value: Any) -> list[Any]:

@@ -47,10 +47,12 @@ class Point:
 Scored: TypeAlias = dict[str, Any]
 """What scores.json holds of one model:
 
-    {"model": {"mixer": "lstm"}, "accuracy": {"score": 0.7, "tasks": {"mqar": {"done": 3, "planned": 3, "mean": 0.7}}}}
+    {"model": {"mixer": "lstm"},
+     "accuracy": {"score": 0.7, "tasks": {"mqar": {"done": 3, "planned": 3, "mean": 0.7, "window_octaves": 3.3}}}}
 
 "model" has the flags that distinguish it from the others. By each metric, "score" is the mean over the tasks, null
-until every grid point is done; of a task's grid points so many are planned and done, and "mean" is over the latter.
+until every grid point is done. Of a task's grid points so many are done and planned; "mean" is over the former,
+"window_octaves" the median over those whose learning rate was tuned, null where there are none.
 """
 
 
@@ -79,13 +81,19 @@ def scores(points: Sequence[Point], metrics: Sequence[str]) -> list[Scored]:
 
 
 def _over_tasks(points: Iterable[Point], metric: str) -> dict[str, Any]:
-    values: dict[str, list[float | None]] = {}
+    by_task: dict[str, list[Point]] = {}
     for point in points:
-        values.setdefault(point.task, []).append(point.value(metric))
+        by_task.setdefault(point.task, []).append(point)
     tasks = {}
-    for task, every in values.items():
-        done = [value for value in every if value is not None]
-        tasks[task] = {"done": len(done), "planned": len(every), "mean": statistics.mean(done) if done else None}
+    for task, every in by_task.items():
+        done = [value for point in every if (value := point.value(metric)) is not None]
+        octaves = [point.window["octaves"] for point in every if point.window]
+        tasks[task] = {
+            "done": len(done),
+            "planned": len(every),
+            "mean": statistics.mean(done) if done else None,
+            "window_octaves": statistics.median(octaves) if octaves else None,
+        }
     complete = all(each["done"] == each["planned"] for each in tasks.values())
     return {"score": statistics.mean(each["mean"] for each in tasks.values()) if complete else None, "tasks": tasks}
 

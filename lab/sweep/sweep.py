@@ -21,12 +21,12 @@ from lab.run import INDEX, Metrics, number_at, read_rungs
 from lab.score import FACTS, WINDOW, fact_text, score_of, score_text, window_text
 from lab.sweep.board import Board, heading, judged, range_text
 from lab.sweep.command import HELP, PROGRAM, Request
-from lab.sweep.engine import Job, Outcome, Stop, require_ray, run_local, run_ray, slot_environments
+from lab.sweep.engine import Job, Outcome, Stop, run_local, run_ray, slot_environments
 from lab.sweep.grid import Configuration, Experiment, Grid, arguments, expand, label, product
 from lab.sweep.matching import TOLERANCE
 from lab.sweep.scores import SCORES_JSON, SCORES_MD, Point, score_table, scores, scores_as_markdown
 from lab.sweep.tuning import RATE, Window, better_half, usual_rungs, window
-from zoo.naming import UsageError
+from zoo.naming import MissingExtraError, UsageError, require_extra
 from zoo.report.files import as_json, write_all, write_atomically
 from zoo.report.numbers import count, duration, number, plain
 from zoo.report.terminal import ends_unread, fail, make_console, make_table, say
@@ -44,9 +44,9 @@ def main(argv: Sequence[str]) -> int:
             print(HELP, end="")
             return 0
         if request.engine == "ray":
-            require_ray()
+            require_extra("ray", "ray")
         planned = [Sweep.plan(experiment, request) for experiment in request.experiments()]
-    except UsageError as error:
+    except (UsageError, MissingExtraError) as error:
         return fail(PROGRAM, error, 2)
     for sweep in planned:
         sweep.show_grid()

@@ -769,9 +769,14 @@ def test_a_score_is_the_mean_over_tasks_of_the_mean_over_a_tasks_grid() -> None:
     assert lstm["accuracy"]["score"] == pytest.approx(0.75)
     assert lstm["accuracy_macro"]["score"] == pytest.approx(0.375)
     assert ssd["accuracy"]["score"] == pytest.approx(0.3)
-    assert lstm["accuracy"]["tasks"]["mqar"] == {"done": 3, "planned": 3, "mean": pytest.approx(0.5)}
+    assert lstm["accuracy"]["tasks"]["mqar"] == {
+        "done": 3,
+        "planned": 3,
+        "mean": pytest.approx(0.5),
+        "window_octaves": None,
+    }
     wide = [replace(each, window={"octaves": octaves}) for octaves, each in enumerate(points[:3])]
-    assert scores(wide, ["accuracy"])[0].tasks["accuracy"]["mqar"].window_octaves == 1
+    assert scores(wide, ["accuracy"])[0]["accuracy"]["tasks"]["mqar"]["window_octaves"] == 1
     heads, rows = score_table([lstm, ssd], ["accuracy_macro", "accuracy"])
     assert heads == ["mixer", "mqar", "parity", "accuracy macro", "accuracy"]
     assert rows == [["lstm", "0.2500", "0.5000", "0.3750", "0.7500"], ["ssd", "0.1000", "0.2000", "0.1500", "0.3000"]]
