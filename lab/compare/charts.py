@@ -6,6 +6,7 @@ The page and the picture draw the same charts.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -197,7 +198,8 @@ def _at_lengths(run: Run, row: Row) -> dict[Number, Number]:
 def _lines(group: Group, points: Callable[[Row], Sequence[Mapping[Any, Number]]]) -> tuple[Series, ...]:
     """Return a line for each configuration, from the points {x: y} of each of its seeds."""
     found = []
-    for row, variant in _variants(group.rows):
+    rows = sorted(group.rows, key=lambda row: row.label)
+    for row, variant in zip(rows, _numbered(row.mixer for row in rows), strict=True):
         seeds = points(row)
         at = {x: [seed[x] for seed in seeds if x in seed] for x in sorted({x for seed in seeds for x in seed})}
         if at:
@@ -214,9 +216,8 @@ def _by_size(group: Group, size: Callable[[Row], Number | None], without: str = 
         if row.tested and x is not None and values:
             label = row.label_without(without) if without else row.mixer
             lines.setdefault((row.mixer, label), []).append((x, *_mean_and_spread(values), row.label))
-    found, n_before = [], {}
-    for (mixer, label), points in lines.items():
-        variant = n_before[mixer] = n_before.get(mixer, -1) + 1
+    found = []
+    for ((mixer, label), points), variant in zip(lines.items(), _numbered(mixer for mixer, _ in lines), strict=True):
         x, y, spread, names = zip(*sorted(points), strict=True)
         found.append(Series(label, mixer, variant, x, y, spread, names))
     return tuple(found)
@@ -228,12 +229,12 @@ def _mean_and_spread(values: Sequence[Number]) -> tuple[Number, Number]:
     return mean, spread or 0.0
 
 
-def _variants(rows: Iterable[Row]) -> Iterator[tuple[Row, int]]:
-    """Yield the rows by name, each numbered among those of its mixer."""
-    n_before: dict[str, int] = {}
-    for row in sorted(rows, key=lambda row: row.label):
-        n_before[row.mixer] = n_before.get(row.mixer, -1) + 1
-        yield row, n_before[row.mixer]
+def _numbered(mixers: Iterable[str]) -> Iterator[int]:
+    """Yield the number of each line, given by its mixer, among the lines of that mixer."""
+    n_before: Counter[str] = Counter()
+    for mixer in mixers:
+        yield n_before[mixer]
+        n_before[mixer] += 1
 
 
 def _floor(group: Group) -> dict[Number, Number]:

@@ -86,6 +86,11 @@ class Experiment:
     changed: str = ""
     score: tuple[str, ...] = ()
 
+    @property
+    def flags(self) -> set[str]:
+        """The flags that it gives values, those that are tuned left out."""
+        return {*self.fixed, *(key for grid in self.grids for key in grid)}
+
     def overridden(self, flags: Mapping[str, list[Any]]) -> Experiment:
         """Return the same experiment with some flags overridden."""
 

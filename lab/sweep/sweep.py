@@ -100,7 +100,7 @@ class Sweep:
         """
         folder = request.run_dir.expanduser().resolve() / experiment.name / (experiment.setting or "")
         for key in experiment.tune:
-            if key == "seed" or key in experiment.fixed or any(key in grid for grid in experiment.grids):
+            if key in experiment.flags | {"seed"}:
                 raise UsageError(f"--tune {key}: {key} has values in the grid already, or is the seed; leave one out")
         grid = expand(experiment, folder)
         trials = {
@@ -115,9 +115,12 @@ class Sweep:
                         each.folder(seed).check_config(each.command.config | {"seed": seed})
         options = [configuration.options for configuration in grid.configurations.values()]
         keys = dict.fromkeys(key for each in options for key in each)
-        given = {*experiment.fixed, *(key for each in experiment.grids for key in each)}
         # What is matched is shown even where it comes out alike for all.
-        varying = [key for key in keys if key not in given or len({json.dumps(each.get(key)) for each in options}) > 1]
+        varying = [
+            key
+            for key in keys
+            if key not in experiment.flags or len({json.dumps(each.get(key)) for each in options}) > 1
+        ]
         return cls(experiment, request, folder, grid, varying, trials)
 
     # Carrying out
@@ -129,11 +132,9 @@ class Sweep:
             self._tune(stop)
             if stop.soft.is_set():
                 return
-            rest = [key for key in self.grid.seeds if key in self.picked]
-            runs = [(self.picked[key], seed) for key in rest for seed in self.grid.seeds[key]]
-            jobs = [self._job(configuration, seed) for configuration, seed in runs]
-        else:
-            jobs = [self._job(configuration, seed) for configuration, seeds in self.grid for seed in seeds]
+        chosen = self.picked if self.trials else self.grid.configurations
+        seeds = {key: seeds for key, seeds in self.grid.seeds.items() if key in chosen}
+        jobs = [self._job(chosen[key], seed) for key in seeds for seed in seeds[key]]
         # Every configuration's first seed comes before any second one: an unfinished sweep compares all.
         order = {key: i for i, key in enumerate(dict.fromkeys(job.folder.name for job in jobs))}
         self._carry_out(sorted(jobs, key=lambda job: order[job.folder.name]), stop, "runs")
@@ -347,9 +348,7 @@ class Sweep:
 
     def _point(self, configuration: Configuration, seeds: Sequence[int], window: Mapping[str, Any] | None) -> Point:
         # What is matched or tuned follows from the model and the grid point.
-        experiment = self.experiment
-        given = {*experiment.fixed, *(key for grid in experiment.grids for key in grid)}
-        options = {key: value for key, value in configuration.options.items() if key in given}
+        options = {key: value for key, value in configuration.options.items() if key in self.experiment.flags}
         task = configuration.command.config["task"]["name"]
         return Point(task, options, len(seeds), self._metrics(configuration, seeds), window)
 
@@ -366,18 +365,16 @@ class Sweep:
         runs = []
         for key, configuration in self.grid.configurations.items():
             trials = self.trials.get(key, [])
-            chosen = self.picked.get(key)
-            first = self.grid.seeds[key][:1]
+            chosen, seeds = self.picked.get(key), self.grid.seeds[key]
             runs += [
-                self._entry(trial, seed, "trial") | {"rungs": self._rung_scores(key, trial)}
+                self._entry(trial, seeds[0], "trial") | {"rungs": self._rung_scores(key, trial)}
                 for trial in trials
                 if trial is not chosen
-                for seed in first
             ]
             final = chosen if trials else configuration
             if final is not None:
                 told = {"rungs": self._rung_scores(key, final), "window": self.windows.get(key)} if trials else {}
-                runs += [self._entry(final, seed, "run") | told for seed in self.grid.seeds[key]]
+                runs += [self._entry(final, seed, "run") | told for seed in seeds]
         index = {
             "name": self.experiment.name,
             "setting": self.experiment.setting,
