@@ -17,7 +17,8 @@ class Copying(Task):
 
     Definition, with V = vocab_size, M = n_copied: M tokens drawn uniformly from 1 ... V - 2, then blanks (token 0) up
     to the last M positions, which hold the marker V - 1. The labels at the markers are the tokens in order, so each of
-    them has to be kept for seq_len - M positions.
+    them has to be kept for seq_len - M positions. With echo only the first of the last M positions holds the marker and
+    the others the token to be said before, as a model that writes a string reads what it has written.
 
     Source: Arjovsky, Shah and Bengio, "Unitary Evolution Recurrent Neural Networks", arXiv 1511.06464, in the form and
     shape of state-spaces/s4: 10 tokens of an alphabet of 10 (8 to copy), 100 blanks, 10 markers.
@@ -35,6 +36,7 @@ class Copying(Task):
         vocab_size: tokens, blank and marker included.
         seq_len: length of a sequence, at least twice n_copied.
         n_copied: tokens to copy.
+        echo: after the first marker, the inputs are the tokens that have been said.
     """
 
     name: ClassVar[str] = "copying"
@@ -49,10 +51,11 @@ class Copying(Task):
     )
     sources: ClassVar[tuple[str, ...]] = ("tasks.placing",)
 
-    def __init__(self, vocab_size: int = 10, seq_len: int = 120, n_copied: int = 10) -> None:
+    def __init__(self, vocab_size: int = 10, seq_len: int = 120, n_copied: int = 10, echo: bool = False) -> None:
         self.vocab_size = self._whole("vocab_size", vocab_size, 4)
         self.seq_len = self._whole("seq_len", seq_len, 1)
         self.n_copied = self._whole("n_copied", n_copied, 1)
+        self.echo = bool(echo)
         self._demand(2 * self.n_copied <= self.seq_len, "2 * n_copied must be <= seq_len", "n_copied", "seq_len")
 
     @property
@@ -73,6 +76,8 @@ class Copying(Task):
         inputs = np.zeros((n, self.seq_len), dtype=np.int64)
         inputs[:, : self.n_copied] = tokens
         inputs[:, -self.n_copied :] = self.vocab_size - 1
+        if self.echo:
+            inputs[:, self.seq_len - self.n_copied + 1 :] = tokens[:, :-1]
         delay = self.seq_len - self.n_copied
         asked = np.broadcast_to(np.arange(delay, self.seq_len), tokens.shape)
         return {

@@ -19,9 +19,10 @@ from lab import __main__ as application
 from lab.compare.runs import Run
 from lab.config import parse
 from lab.experiments import judge as experiments
-from lab.experiments.predictions import PREDICTIONS
+from lab.experiments.predictions import PREDICTIONS, horizon
 from lab.experiments.predictions.functional_heads_trained import working
 from lab.experiments.predictions.gradient_highway import gradient_at_initialisation
+from lab.experiments.predictions.skill_to_loss import synthetic_cells
 from lab.experiments.predictions.trainability import gradient_at_initialisation as layer_gradient
 from lab.experiments.vocabulary import Runs, correlated
 from lab.run import nested_metrics
@@ -43,6 +44,9 @@ N_RUNS = {
     "gates": {"small": 60, "full": 60},
     "placement": {"small": 60, "full": 120},
     "real_text": {"small": 35, "full": 85},
+    "horizon": {"small": 40, "full": 140},
+    "copying": {"small": 77, "full": 199},
+    "skill_to_loss": {"small": 75, "full": 75},
     "mad": {"small": 24, "full": 396},
 }
 
@@ -393,6 +397,95 @@ def test_hybrid_ratio_judges_both_ways() -> None:
     assert untrained == [f"{t}: accuracy without attention?" for t in ("mqar", "needle")]
 
 
+def copied(
+    small: float = 0.3, large: float = 0.9, easy: float = 1.0, longer: float = 0.3, further: float = 1.0
+) -> Metrics:
+    """Fixed states of two sizes on the longest string; the shortest one; four times the training; attention's reach."""
+
+    def metrics(options: Mapping[str, Any]) -> dict[str, float | None]:
+        if options["mixer.name"] == "attention":
+            return {"test/accuracy": 1.0, "test/by_segment/seq_len=96,n_copied=48/accuracy": further}
+        held = longer if options["trainer.max_steps"] > 600 else large if options["mixer.d_head"] > 4 else small
+        return {"test/accuracy": {6: easy, 12: (easy + held) / 2, 24: held}[options["task.n_copied"]]}
+
+    return metrics
+
+
+def test_copying_judges_both_ways() -> None:
+    assert failed("copying", copied()) == []
+    assert judged("copying", copied(further=0.5)) == ["attention trained on 24 tokens: accuracy on 48"]
+    held = [f"{name}, heads of 4: accuracy on 24 tokens" for name in ("delta_net", "linear_attention")]
+    assert judged("copying", copied(small=0.85))[:1] == held[:1]
+    assert judged("copying", copied(easy=0.8), "undecided") == held
+    assert judged("copying", copied(longer=0.8), "undecided") == held
+    assert len(judged("copying", copied(large=0.3))) >= 2  # more state holds no more
+
+
+def skilled(bits: Callable[[int], float]) -> Metrics:
+    """Bits of text by the place of the mixer among those of the leaderboard."""
+    order = grid_of("skill_to_loss")
+    names = list(dict.fromkeys(configuration.command.config["mixer"]["name"] for configuration, _ in order))
+    return lambda options: {"test/bits_per_token": bits(names.index(options["mixer.name"]))}
+
+
+def board(*lost: tuple[str, str]) -> Callable[[], tuple[list[str], dict[tuple[str, str], dict[str, Any]]]]:
+    """Two tasks, of which the first mixers are the best at one and have the least error of the other."""
+    names = list(
+        dict.fromkeys(configuration.command.config["mixer"]["name"] for configuration, _ in grid_of("skill_to_loss"))
+    )
+    cells = {}
+    for at, name in enumerate(names):
+        cells[name, "mqar"] = {"metric": "accuracy", "score": 1 - at / 100}
+        cells[name, "in_context_regression"] = {"metric": "relative_squared_error", "score": at / 100}
+    return lambda: (["mqar", "in_context_regression"], {key: cell for key, cell in cells.items() if key not in lost})
+
+
+def test_skill_to_loss_judges_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = "lab.experiments.predictions.skill_to_loss.synthetic_cells"
+    correlation, apart = "rank correlation of skill and fewer bits of text, over mixers", "bits between the best mixer"
+    monkeypatch.setattr(place, board())
+    assert failed("skill_to_loss", skilled(lambda at: 2 + 0.1 * at)) == []
+    assert judged("skill_to_loss", skilled(lambda at: 3 - 0.1 * at)) == [correlation]
+    half = skilled(lambda at: 2 + at + 14 * (at % 2))  # a rank correlation of 0.5
+    assert judged("skill_to_loss", half, "undecided") == [correlation]
+    alike = skilled(lambda at: 2 + 0.001 * at)
+    assert judged("skill_to_loss", alike, "undecided") == [correlation]
+    assert judged("skill_to_loss", alike)[0].startswith(apart)
+    monkeypatch.setattr(place, board(("lstm", "mqar")))
+    (check, _) = PREDICTIONS["skill_to_loss"].judge(made_up("skill_to_loss", skilled(lambda at: 2 + 0.1 * at))).checks
+    assert (check.verdict, check.reason) == ("undecided", "the leaderboard lacks 1 cell: lstm on mqar")
+
+
+def test_the_synthetic_tasks_are_those_of_the_leaderboard() -> None:
+    tasks, _ = synthetic_cells()
+    assert len(tasks) == 8
+    assert "text" not in tasks
+
+
+def test_a_horizon_is_where_spread_that_grows_meets_the_distance(generator: torch.Generator) -> None:
+    """Two elements ten apart; each step adds noise of variance one, so that 10 / (2 sqrt(t)) falls to 1.28 at 15.2."""
+    labels = torch.randint(2, (4000, 8), generator=generator)
+    walk = torch.randn(4000, 8, 3, generator=generator).cumsum(1)
+    states = walk + torch.stack([10.0 * labels, 0.0 * labels, 0.0 * labels], 2)
+    found = horizon.separations(states, labels)
+    assert found == pytest.approx([5 / math.sqrt(t) for t in range(1, 9)], rel=0.05)
+    assert horizon.extrapolated(found, 8) == pytest.approx((5 / horizon.READABLE) ** 2, rel=0.15)
+    assert horizon.extrapolated(found[::-1], 8) == math.inf  # they part
+    assert horizon.separations(states[:, :1], 0 * labels[:, :1]) == [0]  # a single element has no other
+
+
+def test_horizon_judges_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_seed(measured: Callable[[int], float]) -> list[str]:
+        monkeypatch.setattr(horizon, "horizons", lambda run: (10.0 + run.seed, measured(run.seed)))
+        (check,) = PREDICTIONS["horizon"].judge(made_up("horizon", lambda _: {})).checks
+        return [check.verdict, check.reason]
+
+    assert by_seed(lambda seed: 10 + 2 * seed) == ["holds", ""]
+    assert by_seed(lambda seed: 40 - seed) == ["fails", ""]
+    assert by_seed(lambda seed: 10 + (2, 0, 1, 4, 3)[seed - 5])[0] == "undecided"  # 0.6, 0.3 to 0.8
+    assert by_seed(lambda seed: 3)[1] == "0 runs of the 15 that must hold the state up to length 8"
+
+
 def gated(by_channel: Callable[[int], float]) -> Metrics:
     """Gates per channel with so much of the error of those per head at rank k."""
 
@@ -447,6 +540,7 @@ def test_real_text_judges_both_ways() -> None:
 def test_runs_without_a_score_never_hold(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("gradient_highway", "trainability"):
         monkeypatch.setattr(f"lab.experiments.predictions.{module}.gradient_at_initialisation", lambda config: 1e-6)
+    monkeypatch.setattr(horizon, "horizons", lambda run: (1.0, 1.0))
     for module in ("functional_heads", "functional_heads_trained"):
         monkeypatch.setattr(f"lab.experiments.predictions.{module}.layers_of", layers())
     checks = PREDICTIONS[name].judge(made_up(name, lambda options: {})).checks

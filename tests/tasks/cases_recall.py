@@ -125,7 +125,7 @@ CASES = {
         other_length=31,
     ),
     "copying": TaskCase(
-        options=copying_options(),
+        options=st.builds(lambda options, echo: options | {"echo": echo}, copying_options(), st.booleans()),
         solve=solvers.solve_copying,
         facts={"distance": solvers.copying_distance},
         refused=[

@@ -145,13 +145,14 @@ def fuzzy_distance(options: Options, inputs: list[int], asked: list[int]) -> Ans
 
 
 def solve_copying(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Say what is neither blank nor marker, in order."""
-    tokens = [token for token in inputs if 0 < token < options["vocab_size"] - 1]
+    """Say what is neither blank nor marker before the first marker, in order."""
+    before = inputs[: inputs.index(options["vocab_size"] - 1)]
+    tokens = [token for token in before if token > 0]
     return dict(zip(asked, tokens, strict=True))
 
 
 def copying_distance(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    places = [i for i, token in enumerate(inputs) if 0 < token < options["vocab_size"] - 1]
+    places = range(options["n_copied"])
     return {i: i - place for i, place in zip(asked, places, strict=True)}
 
 

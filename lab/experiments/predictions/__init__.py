@@ -22,11 +22,13 @@ PREDICTIONS = Registry(
             "which starts of Mamba learn recall, told before training",
         ),
         "recall": (f"{_HERE}.recall:PREDICTION", "recall grows with the state"),
+        "copying": (f"{_HERE}.copying:PREDICTION", "a fixed state copies what it holds, attention any length"),
         "state_tracking": (
             f"{_HERE}.state_tracking:PREDICTION",
             "who keeps a group's element beyond the trained length",
         ),
         "reflections": (f"{_HERE}.reflections:PREDICTION", "what a second reflection per token gains on S3"),
+        "horizon": (f"{_HERE}.horizon:PREDICTION", "how long a state is kept, told by the states of training"),
         "functional_heads": (
             f"{_HERE}.functional_heads:PREDICTION",
             "a trained layer needs few of the operators that it spans",
@@ -42,5 +44,6 @@ PREDICTIONS = Registry(
             "where the only attention layer stands matters more than the seed",
         ),
         "real_text": (f"{_HERE}.real_text:PREDICTION", "near symbols carry most of text, recall the rest"),
+        "skill_to_loss": (f"{_HERE}.skill_to_loss:PREDICTION", "skill on synthetic tasks ranks mixers as text does"),
     },
 )
