@@ -161,6 +161,14 @@ def cases(*, variants: bool | Literal["slow"] = True, names: Container[str] | No
     return pytest.mark.parametrize("case", params)
 
 
+KINDS = ("attention", "sliding_attention", "linear_attention", "selective_ssm", "conv", "lstm", "hybrid")
+"""A mixer for each kind of state: what is built of mixers is tested with these by default, with all when slow."""
+
+every_kind = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in KINDS else pytest.mark.slow) for name in list_mixers()]
+)
+
+
 def by_name(table: dict[str, Any], name: str) -> Any:
     """The reference of a mixer, or a failure that says what to write."""
     if name not in table:

@@ -146,9 +146,9 @@ def _uninitialised_memory_is_nan(request: pytest.FixtureRequest) -> Iterator[Non
     if request.node.get_closest_marker("gpu"):
         yield
         return
-    torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error")  # as use_deterministic_algorithms, which imports Inductor: two seconds
     yield
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
 
 
 @pytest.fixture

@@ -354,14 +354,12 @@ def sliding_attention_weights(
     weights = np.zeros((n_heads, seq, seq))
     for h in range(n_heads):
         for i in range(seq):
-            seen = range(max(0, i - window + 1), i + 1)
-            logits = np.zeros(len(seen))
-            for place, j in enumerate(seen):
-                logits[place] = q[i, h] @ k[j, h] / np.sqrt(d_head)
-                if position == "alibi":
-                    logits[place] -= p["slopes"][h] * (i - j)
+            seen = np.arange(max(0, i - window + 1), i + 1)
+            logits = k[seen, h] @ q[i, h] / np.sqrt(d_head)
+            if position == "alibi":
+                logits -= p["slopes"][h] * (i - seen)
             exponentials = np.exp(logits - logits.max())
-            weights[h, i, list(seen)] = exponentials / exponentials.sum()
+            weights[h, i, seen] = exponentials / exponentials.sum()
     return weights
 
 

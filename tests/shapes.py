@@ -18,8 +18,8 @@ import torch
 from beartype import beartype
 
 _decorate = jaxtyping.jaxtyped
-_ARRAYS = torch.Tensor, np.ndarray
-_PLAIN = int, str, type, torch.dtype, torch.device
+_KINDS: dict[type, str] = {}
+"""How values of a type are outlined, as it is first met: this is asked a million times in a run."""
 
 
 def install() -> None:
@@ -51,7 +51,7 @@ def jaxtyped(*, typechecker: Callable[..., Any]) -> Callable[[Any], Any]:
             __tracebackhide__ = True
             if jaxtyping.config.jaxtyping_disable:
                 return decorated(*args, **kwargs)
-            given = outline(args), outline(kwargs)
+            given = *[outline(each) for each in args], outline(kwargs) if kwargs else None
             try:
                 known = passed.get(given)
             except TypeError:  # symbolic sizes have no hash
@@ -74,15 +74,26 @@ def jaxtyped(*, typechecker: Callable[..., Any]) -> Callable[[Any], Any]:
 def outline(value: Any) -> Hashable:
     """All of a value that an annotation can ask for; of a container, of what it holds."""
     kind = type(value)
-    if kind is torch.Tensor or isinstance(value, _ARRAYS):
+    how = _KINDS.get(kind) or _KINDS.setdefault(kind, _how(kind))
+    if how == "array":
         return kind, value.shape, value.dtype
-    if value is None or isinstance(value, _PLAIN):
+    if how == "plain":
         return kind, value
-    if isinstance(value, (tuple, list)):
-        return kind, *map(outline, value)
-    if isinstance(value, dict):
-        return kind, *((key, outline(each)) for key, each in value.items())
+    if how == "sequence":
+        return kind, *[outline(each) for each in value]
+    if how == "mapping":
+        return kind, *[(key, outline(each)) for key, each in value.items()]
     return kind
+
+
+def _how(kind: type) -> str:
+    if issubclass(kind, (torch.Tensor, np.ndarray)):
+        return "array"
+    if issubclass(kind, (int, str, type, torch.dtype, torch.device, types.NoneType)):
+        return "plain"
+    if issubclass(kind, (tuple, list)):
+        return "sequence"
+    return "mapping" if issubclass(kind, dict) else "opaque"
 
 
 def _returning(outcome: list[Any], function: types.FunctionType) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tests import reference
-from tests.cases import Case, cases, draw, parameters, randomise
+from tests.cases import KINDS, Case, draw, every_kind, parameters, randomise
 from tests.tolerances import assert_close
 from zoo import Backbone, list_mixers, reorder_state, state_nbytes
 from zoo.blocks import ResidualBlock, RMSNorm, ShortConv, Stack
@@ -32,6 +32,7 @@ def tokens(*shape: int, generator: torch.Generator) -> Tensor:
 
 
 SHAPES = [{}, {"d_channel": 0}, {"d_conv": 3}, {"backbone": "bare"}, {"backbone": "bare", "d_conv": 2}]
+IN_TURN = {(place % len(SHAPES), name) for place, name in enumerate(KINDS)}
 shapes = pytest.mark.parametrize(
     ("shape", "name"),
     [
@@ -41,6 +42,15 @@ shapes = pytest.mark.parametrize(
     ],
 )
 """Every mixer in every shape; by default in one of them, in turn."""
+shapes_of_kinds = pytest.mark.parametrize(
+    ("shape", "name"),
+    [
+        pytest.param(shape, name, id=f"{shape}-{name}", marks=[] if (number, name) in IN_TURN else pytest.mark.slow)
+        for number, shape in enumerate(SHAPES)
+        for name in list_mixers()
+    ],
+)
+"""The same; by default one mixer for each kind of state."""
 
 
 # The map.
@@ -106,7 +116,7 @@ def test_any_chunks_give_the_same_logits(name: str, shape: dict[str, Any], gener
     assert_close(torch.cat(outputs, dim=1), model(x))
 
 
-@shapes
+@shapes_of_kinds
 def test_selected_positions_equal_the_full_output(name: str, shape: dict[str, Any], generator: torch.Generator) -> None:
     model = model_of(Case(name, {}), generator, **shape)
     x, lengths = tokens(3, 9, generator=generator), torch.tensor([9, 4, 6])
@@ -124,16 +134,16 @@ def test_no_position_selected_gives_no_rows(generator: torch.Generator) -> None:
     assert model(tokens(2, 5, generator=generator), at=torch.zeros(2, 5, dtype=torch.bool)).shape == (0, VOCAB)
 
 
-@cases(variants=False)
-def test_padding_tokens_change_nothing(case: Case, generator: torch.Generator) -> None:
-    model = model_of(case, generator)
+@every_kind
+def test_padding_tokens_change_nothing(name: str, generator: torch.Generator) -> None:
+    model = model_of(Case(name, {}), generator)
     x, lengths = tokens(3, 9, generator=generator), torch.tensor([9, 1, 5])
     y = model(x, lengths)
     for row, length in enumerate(lengths.tolist()):
         assert_close(y[row, :length], model(x[row : row + 1, :length])[0])
 
 
-@pytest.mark.parametrize("name", list_mixers())
+@every_kind
 def test_the_operator_of_a_backbone_reproduces_its_output(name: str, generator: torch.Generator) -> None:
     model = model_of(Case(name, {}), generator, n_layers=2, n_outputs=3)
     x = model.embed(tokens(2, 3, generator=generator)).detach()
@@ -255,7 +265,7 @@ def test_weight_decay_spares_norms_biases_embedding_dt_and_a() -> None:
 # Decoding.
 
 
-@shapes
+@shapes_of_kinds
 def test_greedy_generation_is_recomputation_from_the_start(
     name: str, shape: dict[str, Any], generator: torch.Generator
 ) -> None:
@@ -289,7 +299,7 @@ def test_sampled_frequencies_are_the_softmax(generator: torch.Generator) -> None
     assert ((counts - chances).abs() < 5 * error).all()
 
 
-@pytest.mark.parametrize("name", list_mixers())
+@every_kind
 def test_a_reordered_state_serves_beam_search(name: str, generator: torch.Generator) -> None:
     model, x = model_of(Case(name, {}), generator), tokens(3, 6, generator=generator)
     _, state = model.stream(x[:, :4])
@@ -299,7 +309,7 @@ def test_a_reordered_state_serves_beam_search(name: str, generator: torch.Genera
 
 
 @pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16])
-@pytest.mark.parametrize("name", list_mixers())
+@every_kind
 def test_state_bytes_is_what_stream_returns(name: str, dtype: torch.dtype, generator: torch.Generator) -> None:
     model = model_of(Case(name, {}), generator, d_conv=3).to(dtype)
     for batch_size, seq_len in ((1, 1), (2, 9)):

@@ -337,6 +337,7 @@ def test_a_layer_has_their_outputs_and_gradients(
 # Models.
 
 
+@pytest.mark.slow  # in float32; in float64, more strictly, below
 @every_config
 def test_a_model_has_their_logits_and_gradients(kind: str, options: dict[str, Any], generator: torch.Generator) -> None:
     theirs = build(kind, generator, **options)

@@ -143,18 +143,6 @@ def test_a_second_derivative_of_selective_scan_raises(generator: torch.Generator
         gradient.sum().backward()
 
 
-@pytest.mark.usefixtures("unchecked_shapes")  # symbolic sizes are no integers
-@pytest.mark.parametrize("seq_len", [5, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 300))])
-def test_the_custom_ops_are_registered_as_they_behave(seq_len: int, generator: torch.Generator) -> None:
-    """Schema, fake tensors against real ones, autograd registration, and tracing with dynamic shapes."""
-    x, dt, A, B, C, _, state = scan_inputs(generator, seq_len)
-    forward = torch.ops.zoo.selective_scan.default
-    torch.library.opcheck(forward, (*differentiable(x, dt, A, B, C, state), "torch", True))
-    y, final, entering = forward(x, dt, A, B, C, state, "torch", True)
-    backward = (torch.ones_like(y), torch.ones_like(final), x, dt, A, B, C, entering, "torch")
-    torch.library.opcheck(torch.ops.zoo.selective_scan_backward.default, backward)
-
-
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (0, 2, 1), (2, 1, 0)])
 def test_selective_scan_takes_any_memory_layout(order: tuple[int, int, int], generator: torch.Generator) -> None:
     def relayed(t: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ class Import:
     by_string: bool = False  # import_module("a.b")
 
 
-_parsed = functools.cache(ast.parse)
+parsed = functools.cache(ast.parse)
 
 
 def imports(source: str, module: str, *, package: bool) -> list[Import]:
@@ -123,7 +123,7 @@ def imports(source: str, module: str, *, package: bool) -> list[Import]:
         for child in ast.iter_child_nodes(node):
             visit(child, lazy, typing)
 
-    visit(_parsed(source), False, False)
+    visit(parsed(source), False, False)
     return found
 
 
@@ -144,7 +144,7 @@ def broken_doors(source: str, module: str, *, package: bool = False) -> list[str
         f"{module}, line {each.line}: {why}" for each in found for why in check(each, root, ".".join(inner), package)
     ]
     if root in {"zoo", "tasks"} and module not in MAY_IMPORT_BY_STRING:
-        calls = [n for n in ast.walk(_parsed(source)) if isinstance(n, ast.Call) and _imports_by_string(n)]
+        calls = [n for n in ast.walk(parsed(source)) if isinstance(n, ast.Call) and _imports_by_string(n)]
         complaints += [f"{module}, line {n.lineno}: an import by string belongs in the registry" for n in calls]
     return complaints
 
@@ -206,7 +206,7 @@ RUN_PREFIXES = ("task.", "trainer.")
 
 def run_format_strings(source: str, prefixes: tuple[str, ...] = RUN_PREFIXES) -> list[str]:
     """String literals that spell a run's file format: names of its files, its options. Docstrings may speak of them."""
-    tree = _parsed(source)
+    tree = parsed(source)
     said = {
         id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
@@ -247,7 +247,7 @@ def banned_names(source: str) -> list[str]:
     Calling `x.sum(dim=1)` is torch's choice of word, not ours.
     """
     given: list[tuple[str, int]] = []
-    for node in ast.walk(_parsed(source)):
+    for node in ast.walk(parsed(source)):
         match node:
             case (
                 ast.arg(arg=name)

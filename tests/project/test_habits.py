@@ -107,7 +107,7 @@ REUSE = [part for part in (ROOT / "docs/reuse.md").read_text().split("\n## ")[1:
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param((ROOT / "README.md").read_text(), id="README"),
+        pytest.param((ROOT / "README.md").read_text(), id="README", marks=pytest.mark.slow),
         *(
             pytest.param(part, id=title, marks=pytest.mark.slow if title in TRAINED else ())
             for part in REUSE

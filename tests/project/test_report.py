@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from tests import ROOT
+from tests.project.test_doors import parsed
 from zoo.report import markdown, plots, terminal
 from zoo.report.files import as_json, read_json, write_atomically
 from zoo.report.numbers import NOTHING, number, plain, size
@@ -274,11 +275,15 @@ SUBJECTS: dict[str, tuple[Finder, set[str], str]] = {
 """What it is, how it is found, where alone it stands, an example. The names in a run's folder: `test_doors.py`."""
 
 
+KINDS = ast.Expr, ast.Constant, ast.Attribute, ast.Name, ast.keyword, ast.ClassDef, ast.FunctionDef, ast.Call, ast.IfExp
+"""What the finders look at."""
+
+
 def _nodes(text: str) -> list[ast.AST]:
     """All but docstrings, which may speak of anything."""
-    nodes = [*ast.walk(ast.parse(text))]
+    nodes = [node for node in ast.walk(parsed(text)) if isinstance(node, KINDS)]
     said = {id(node.value) for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
-    return [node for node in nodes if id(node) not in said]
+    return [node for node in nodes if id(node) not in said and not isinstance(node, ast.Expr)]
 
 
 @pytest.fixture(scope="module")

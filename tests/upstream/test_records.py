@@ -384,7 +384,13 @@ def test_every_record_is_compared_and_says_where_it_is_from() -> None:
 
 
 @every_record
-@pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
+@pytest.mark.parametrize(
+    "cuts",
+    [
+        pytest.param(cuts, id=name, marks=() if name in ("whole", "in parts") else pytest.mark.slow)
+        for name, cuts in CUTS.items()
+    ],
+)
 def test_the_mixer_is_upstreams_layer(name: str, length: int, cuts: Sequence[int]) -> None:
     twin, record = TWINS[name], np.load(RECORDS / f"{name}-{length}.npz")
     x, y, dy, dx = (torch.from_numpy(record[key]) for key in ("x", "y", "dy", "dx"))
