@@ -770,6 +770,7 @@ def test_tensorboard_is_served_until_it_is_stopped(number: int, status: int, var
         while not layout.get("category") and time.monotonic() < deadline:
             with urllib.request.urlopen(f"{address}/data/plugin/custom_scalars/layout") as answer:
                 layout = json.load(answer)
+            time.sleep(0.1)  # it has runs to read
         process.send_signal(number)
         assert process.wait(60) == status
     assert not list(tmp_path.glob("zoo-compare-*"))

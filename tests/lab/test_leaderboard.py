@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,6 @@ from lab.leaderboard.pages import as_html, as_markdown, tables
 from lab.sweep.grid import read_experiment
 from tasks import create_task
 from tasks.groups import multiplication_table
-from tests import ROOT
 from tests.lab.runs import error_line
 
 MIXERS, TASKS = ("lstm", "gru"), ("mqar", "parity")
@@ -171,7 +168,9 @@ def test_a_bad_command_is_one_line(argv: list[str], said: str, capsys: pytest.Ca
 
 
 @pytest.mark.slow
-def test_cells_are_run_once_and_further_seeds_take_the_rate_that_was_picked(tmp_path: Path) -> None:
+def test_cells_are_run_once_and_further_seeds_take_the_rate_that_was_picked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "tiny.yaml"
     tiny = "trainer.max_steps: 4, trainer.val_check_interval: 2, trainer.accelerator: cpu, figures_every: 0"
     sizes = "task.n_train: 64, task.n_val: 16, task.n_test: 16, batch_size: 16"
@@ -181,18 +180,13 @@ def test_cells_are_run_once_and_further_seeds_take_the_rate_that_was_picked(tmp_
         "settings: {parity: {fixed: {task: parity, task.seq_len: 8}}}\n",
         encoding="utf-8",
     )
-    start = "import sys, pathlib, lab.leaderboard.cells as cells, lab.leaderboard.command as command\n"
-    start += f"path = pathlib.Path({str(file)!r})\n"
-    start += "command.FILE, command.task_names = path, lambda: cells.task_names(path)\n"
-    start += (
-        "read = cells.read_cells\ncommand.read_cells = lambda *a: read(*a, path)\nsys.exit(command.main(sys.argv[1:]))"
-    )
+    monkeypatch.setattr(command, "FILE", file)
+    monkeypatch.setattr(command, "task_names", lambda: task_names(file))
+    monkeypatch.setattr(command, "read_cells", lambda *given: read_cells(*given, file))
 
     def go(*argv: str) -> str:
-        line = [sys.executable, "-c", start, "--out", str(tmp_path), "--run_dir", str(tmp_path / "runs"), *argv]
-        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        assert command.main(["--out", str(tmp_path), "--run_dir", str(tmp_path / "runs"), *argv]) == 0
+        return capsys.readouterr().out
 
     assert "0 cells done, 2 to do" in go()
     stored = json.loads((tmp_path / "leaderboard.json").read_text(encoding="utf-8"))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.cases import KINDS
 from tests.tolerances import assert_close
 from zoo.backbone import Backbone
 from zoo.blocks import ResidualBlock, RMSNorm, ShortConv, Stack, SwiGLU
@@ -47,11 +48,20 @@ LAYERS = {
     ),
 }
 
+every_layer = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in list_mixers() and name not in KINDS else ())
+        for name in LAYERS
+    ],
+)
+"""The contract suite reads the operator of each mixer by default; here it stands for layers of any kind."""
+
 
 @pytest.mark.parametrize(
     ("dtype", "limit"), [(torch.float64, 1e-12), pytest.param(torch.float32, 1e-5, marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("name", LAYERS)
+@every_layer
 def test_reproduces_the_output(name: str, dtype: torch.dtype, limit: float, generator: torch.Generator) -> None:
     layer = LAYERS[name]().to(dtype).eval()
     x = draw(generator, 2, SEQ, WIDTH, dtype=dtype)
@@ -334,7 +344,7 @@ def test_several_dtypes_are_named() -> None:
         interaction(Layer(lambda x, _: x.float()), four_wide())
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@every_layer
 def test_the_backward_pass_is_the_transpose_of_the_forward_pass(name: str, generator: torch.Generator) -> None:
     """<W^T u, x> + <u, c> = <u, y>, for every row and three draws of u, to the last digits."""
     layer = LAYERS[name]().double()
