@@ -302,7 +302,9 @@ def page(found: Mapping[Case, Report], printed: Mapping[tuple[str, str], str]) -
 def main() -> int:
     """Check, print, and write the page if every failure has a remark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="names of cases")
+    parser.add_argument(
+        "--only", nargs="+", default=[], choices=[case.name for case in CASES], metavar="NAME", help="names of cases"
+    )
     chosen = [case for case in CASES if case.name in (only := parser.parse_args().only) or not only]
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)

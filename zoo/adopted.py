@@ -26,6 +26,9 @@ TRIAL = 64
 CLOSE = 1e-6, 1e-4
 """How far its chunks may be from the whole there, against the largest output: in float64; of what refuses float64."""
 
+NUDGE = 0.1
+"""Noise on parameters that start constant (biases, norms, closed gates): at zero or one an error would not show."""
+
 
 class Adopted(SequenceMixer):
     """A module of another contract. No law says its rank.
@@ -80,7 +83,7 @@ class Adopted(SequenceMixer):
     def mix(self, x: Tensor, state: Carried, lengths: Tensor | None) -> tuple[Tensor, Carried]:
         past = state.past
         if past.shape[1] and not past.shape[2]:
-            why = self._why_whole or "rows of several lengths"
+            why = self._why_whole or "these had rows of several lengths"
             raise ValueError(
                 f"{short(self.name)} reads whole sequences only ({why}) and cannot go on from a state: to stream, "
                 "write it as a zoo.SequenceMixer"
@@ -160,6 +163,7 @@ class Adopted(SequenceMixer):
         cut, close, said = TRIAL // 2, CLOSE[1], ""
         with suppress(Exception):  # in float64 even a state that adds little is seen to be lost
             other = copy.deepcopy(module).double()
+            nudge(other)
             whole, close = self._adapter.whole(other, x.double()), CLOSE[0]
             module, x = other, x.double()
         for longest in dict.fromkeys((self._adapter.longest, 1)):  # some caches go on by one position only
@@ -262,6 +266,17 @@ def settle(module: nn.Module, x: Tensor) -> None:
     if any(is_lazy(p) for p in module.parameters()):
         with torch.no_grad():
             find_adapter(module, x).whole(module, x)
+
+
+def nudge(module: nn.Module) -> bool:
+    """Move the parameters that are constant by noise; return whether there were any."""
+    generator, nudged = torch.Generator().manual_seed(2), False
+    for p in module.parameters():
+        if p.is_floating_point() and p.requires_grad and p.numel() and bool((p == p.flatten()[0]).all()):
+            noise = torch.randn(p.shape, generator=generator, dtype=torch.float64, device="cpu")
+            p.data += NUDGE * noise.to(p)
+            nudged = True
+    return nudged
 
 
 def require_batch_first(module: nn.Module) -> None:

@@ -130,11 +130,27 @@ def test_what_needs_a_stream_says_so() -> None:
         model.generate(tokens, 2)
 
 
+class Closed(Stepper):
+    """An output that is zero at the start of training, as of a closed gate."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__(d_model)
+        self.gate = nn.Parameter(torch.zeros(d_model))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gate * super().forward(x)
+
+    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        y, state = super().step(x, state)
+        return self.gate * y, state
+
+
 STREAMING: dict[str, tuple[dict[str, Any], int]] = {
     "torch.nn:LSTM": ({"hidden_size": 8, "num_layers": 2, "batch_first": True}, 2 * 2 * 8),
     "torch.nn:GRU": ({"hidden_size": 8, "batch_first": True}, 8),
     f"{PLANTED}:Recurrence": ({}, 2 * 8 + 8),
     f"{PLANTED}:Attention": ({}, 2 * 9 * 8),
+    f"{__name__}:Closed": ({}, 8),
     f"{PLANTED}:EmptyMemory": ({}, 2 * 8 + 8),  # wrong by several positions, right by one
     "tests.conformance.test_answers:Named": ({}, 8),
     "tests.conformance.test_answers:Several": ({}, 8 + 1),
@@ -196,7 +212,7 @@ def test_a_module_whose_chunks_are_wrong_is_read_whole(name: str, options: dict[
 
 def test_rows_of_several_lengths_are_not_continued() -> None:
     mixer, x = zoo.create_mixer("torch.nn:GRU", 8, hidden_size=8, batch_first=True), torch.randn(2, 5, 8)
-    with pytest.raises(ValueError, match=r"nn\.GRU reads whole sequences only \(rows of several lengths\)"):
+    with pytest.raises(ValueError, match=r"nn\.GRU reads whole sequences only \(these had rows of several lengths\)"):
         mixer.stream(x, mixer.stream(x, lengths=torch.tensor([5, 3]))[1])
 
 

@@ -15,13 +15,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _STYLE = """\
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 76em; padding: 0 1em; color: #222; }
+:root { color-scheme: light dark; }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 76em; padding: 0 1em; }
 table { border-collapse: collapse; width: 100%; }
-td { border-top: 1px solid #ddd; padding: .3em .6em; vertical-align: top; }
-td:first-child { color: #777; white-space: nowrap; }
-.passed { color: #00734f; } .failed { color: #b00020; font-weight: bold; } .not_applicable { color: #999; }
-pre { background: #f6f6f6; padding: .8em; overflow-x: auto; font-size: 13px; }
-figure { display: inline-block; margin: 0 1em 1em 0; } img { max-width: 34em; }
+td { border-top: 1px solid light-dark(#ddd, #444); padding: .3em .6em; vertical-align: top; }
+td:first-child { color: light-dark(#666, #aaa); white-space: nowrap; } td:last-child { overflow-wrap: anywhere; }
+.passed { color: light-dark(#00734f, #5fd3a0); } .not_applicable { color: light-dark(#777, #aaa); }
+.failed { color: light-dark(#b00020, #ff8a95); font-weight: bold; }
+pre { background: light-dark(#f6f6f6, #2a2a2a); padding: .8em; white-space: pre-wrap; font-size: 13px; }
+figure { display: inline-block; margin: 0 1em 1em 0; } img { max-width: min(34em, 100%); }
 """
 
 MARKS = {"passed": "✓", "failed": "✗", "not_applicable": "–"}

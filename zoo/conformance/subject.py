@@ -13,14 +13,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from zoo.adopted import Factory, require_batch_first, settle, with_width
+from zoo.adopted import NUDGE, Factory, nudge, require_batch_first, settle, with_width
 from zoo.conformance.finding import NotApplicableError, describe_error
 from zoo.contract import require_positive
 from zoo.protocols.adapter import Adapter
 from zoo.protocols.known import find_adapter
-
-NUDGE = 0.1
-"""Noise on parameters that start constant (biases, norms, closed gates): at zero or one an error would not show."""
 
 
 class Subject:
@@ -201,13 +198,7 @@ class Subject:
             raise ValueError(f"{self.name} cannot be built: {describe_error(error)}") from error
         module = module.to(self.device, self.dtype).eval()
         settle(module, self.draw())
-        generator = torch.Generator().manual_seed(2)
-        self._nudged = False
-        for p in module.parameters():
-            if p.is_floating_point() and p.requires_grad and p.numel() and bool((p == p.flatten()[0]).all()):
-                noise = torch.randn(p.shape, generator=generator, dtype=torch.float64)
-                p.data += NUDGE * noise.to(p)
-                self._nudged = True
+        self._nudged = nudge(module)
         return module
 
     def _adapter(self, given: Adapter | None) -> Adapter:

@@ -166,9 +166,10 @@ def heads_page(rows: Sequence[LayerHeads], reading: Reading) -> str:
         (
             '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">',
             f"<title>Heads of {escape(reading.model)}</title>",
-            "<style>body{font-family:sans-serif;margin:2em auto;max-width:75em;padding:0 1em}"
-            "table{border-collapse:collapse}"
-            "th,td{border-bottom:1px solid #ccc;padding:.3em .8em;text-align:right}th:first-child{text-align:left}"
+            "<style>:root{color-scheme:light dark}"
+            "body{font-family:sans-serif;margin:2em auto;max-width:75em;padding:0 1em}"
+            "table{border-collapse:collapse;display:block;overflow-x:auto}"
+            "th,td{border-bottom:1px solid #888;padding:.3em .8em;text-align:right}th:first-child{text-align:left}"
             "img{max-width:100%}dt{font-weight:bold}</style></head><body>",
             f"<h1>Heads of {escape(reading.model)}</h1>",
             *(f"<p>{escape(line)}</p>" for line in describe(rows, reading)),
