@@ -15,6 +15,7 @@ from zoo.backbone import Backbone
 from zoo.blocks import RMSNorm, ShortConv
 from zoo.contract import SequenceMixer
 from zoo.registry import create_mixer
+from zoo.theory.figures import gradient_comparison_figure
 from zoo.theory.gradients import (
     GradientProfile,
     OffersHighway,
@@ -23,6 +24,7 @@ from zoo.theory.gradients import (
     gradient_profile,
     highway_profile,
 )
+from zoo.theory.measure import fitted
 
 WIDTH, SEQ = 8, 96
 
@@ -399,3 +401,10 @@ def test_on_a_gpu(name: str) -> None:
     torch.testing.assert_close(
         highway_profile(layer, [5, 20], seeds=2, seq_len=32).values, highway.values, rtol=1e-6, atol=0
     )
+
+
+def test_a_mixer_that_mixes_no_positions_has_a_picture() -> None:
+    profile = gradient_profile(create_mixer("identity", WIDTH), distances=(1, 2, 4), seeds=5, seq_len=8)
+    assert not profile.values.any()
+    figure = gradient_comparison_figure({"identity": (fitted(profile), None)})
+    assert figure.axes[0].get_title() == "Gradient on random input"

@@ -166,7 +166,8 @@ def _draw_gradients(noise: Axes, highway: Axes, gradients: Mapping[str, tuple[Gr
             highway.plot(*_medians(offered.profile), **style, marker="o", label=name)
     _name_gradient_axes(noise, "Gradient on random input")
     _name_gradient_axes(highway, "Gradient on highway input (dotted: random input)")
-    noise.set_ylim(max(least / 3, most * _LEAST_GRADIENT), most * 5)
+    if most:  # of mixers that mix no positions there is nothing to see
+        noise.set_ylim(max(least / 3, most * _LEAST_GRADIENT), most * 5)
     legend_beside(noise, "mixer")
     if highway.lines:
         legend_beside(highway, "highway known")
