@@ -427,7 +427,7 @@ def test_a_missing_extra_is_named(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_two_figures(measured: dict[str, Verdict]) -> None:
+def test_the_two_figures() -> None:
     (axes,) = paper.staircase_figure(settings=dataclasses.replace(SMALL, steps=5)).axes
     assert axes.get_yscale() == "log"
     assert axes.get_xlabel() == "heads H"
@@ -436,7 +436,9 @@ def test_the_two_figures(measured: dict[str, Verdict]) -> None:
     exact = head_count_bound(balanced_teacher(2, 6, 32), 1)
     assert list(bound.get_ydata()) == pytest.approx([exact, 1e-14, 1e-14])  # the step to zero at H = 2
     names = ("gradient_lti", "gradient_attention", "gradient_closed_gates", "gradient_hybrid")
-    figure = paper.gradient_figure(dict.fromkeys(names, measured["gradient_lti"].evidence))
+    figure = paper.gradient_figure(
+        {name: CLAIMS[name].measure(dataclasses.replace(SMALL, seq_len=32)) for name in names}
+    )
     assert len(figure.axes) == 4
     for axes in figure.axes:
         assert "tokens" in axes.get_xlabel()
