@@ -54,9 +54,9 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit status.
 
-    0: done. 1: a claim fails, a slogan is not refuted, a checked property fails, or a file cannot be written. 2: the
-    command line cannot be followed, or a package that it needs is not installed. 3: claims are undecided, and none
-    fails. 130: interrupted.
+    0: done. 1: a claim fails, a slogan is not refuted, a checked property fails, a file cannot be written, or memory is
+    short. 2: the command line cannot be followed, or a package that it needs is not installed. 3: claims are undecided,
+    and none fails. 130: interrupted.
     """
     try:
         argv = sys.argv[1:] if argv is None else argv
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return arguments.run(arguments)
     except (ValueError, ImportError) as error:
         return fail(PROGRAM, error, 2)
-    except OSError as error:
+    except (OSError, MemoryError) as error:
         return fail(PROGRAM, error, 1)
     except KeyboardInterrupt:
         return fail(PROGRAM, "interrupted", 130)
@@ -166,6 +166,12 @@ def _declare_heads(parser: argparse.ArgumentParser) -> None:
         choices=("auto", "always", "never"),
         default="auto",
         help="count functional heads by cutting layers; default auto: where that takes fifteen minutes on two cores",
+    )
+    add(
+        "--processes",
+        type=int,
+        metavar="N",
+        help="that share the layers, each with memory of its own; default: the cores",
     )
     add("--html", type=Path, metavar="PAGE", help="write a page with the plots")
     add("--json", type=Path, metavar="FILE", help="write all that was measured")
@@ -315,7 +321,10 @@ def _heads(arguments: argparse.Namespace) -> int:
     from zoo.theory.model_heads import BUDGET, QUANTITIES, measure_heads, memory_needed, seconds_needed
     from zoo.theory.model_heads_page import COLUMNS, Reading, describe, heads_as_json, heads_page
     from zoo.theory.model_inputs import model_inputs
+    from zoo.theory.processes import cores
 
+    if arguments.processes is not None and arguments.processes < 1:
+        raise ValueError(f"--processes must be at least 1, got {arguments.processes}")
     for path in (arguments.json, arguments.html):
         if path is not None:
             check_place(path)
@@ -326,21 +335,24 @@ def _heads(arguments: argparse.Namespace) -> int:
     seq_len, n_inputs = found.inputs.shape[1], len(found.inputs)
     seconds = seconds_needed(model, seq_len, n_inputs, len(found.others))
     cut = arguments.functional == "always" or (arguments.functional == "auto" and seconds <= BUDGET)
-    n_others = len(found.others) if cut else 0
-    memory = memory_needed(model, seq_len, n_inputs, n_others)
+    n_others, n_layers = len(found.others) if cut else 0, len(model.layers.chain())
+    processes = min(n_layers, cores() if arguments.processes is None else arguments.processes)
+    memory = memory_needed(model, seq_len, n_inputs, n_others, processes)
     console = make_console()
     console.print(
         f"Measuring needs about {size(memory)} of memory besides the model, and "
-        f"{duration(seconds_needed(model, seq_len, n_inputs, n_others))} of one core.",
+        f"{duration(seconds_needed(model, seq_len, n_inputs, n_others))} of one core"
+        + (f", which {processes} processes share." if processes > 1 else "."),
         highlight=False,
     )
-    with progress(len(model.layers.chain()) * len(QUANTITIES)) as advance:
+    with progress(n_layers * len(QUANTITIES)) as advance:
         rows = measure_heads(
             model,
             found.inputs,
             found.others if cut else None,
             found.score,
             progress=lambda row, quantity: advance(f"{row}: {quantity}"),
+            processes=processes,
         )
     reading = Reading(arguments.model, found.where, found.scored if cut else "", found.chance)
     cells = [[row.name, *(column.cell(row) for column in COLUMNS)] for row in rows]

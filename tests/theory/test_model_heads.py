@@ -57,6 +57,17 @@ def test_a_row_per_layer_and_the_whole_span_keeps_the_model(backbone: str, gener
     assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
 
 
+def test_processes_share_the_layers(generator: torch.Generator) -> None:
+    model, x, others = model_of(generator), tokens(generator), tokens(generator, 4)
+    seen: list[str] = []
+    given = {"grid": (0, 1, 64), "progress": lambda row, what: seen.append(f"{row}: {what}")}
+    alone, shared = (measure_heads(model, x, others, **given, processes=n) for n in (1, 2))
+    assert sorted(seen[:8]) == sorted(seen[8:])
+    for one, other in zip(alone, shared, strict=True):
+        assert (one.name, one.rank, one.heads, one.cut) == (other.name, other.rank, other.heads, other.cut)
+    assert memory_needed(model, 10, 3, 4) < memory_needed(model, 10, 3, 4, processes=2)
+
+
 @pytest.mark.parametrize("norm", ["input", "output"])
 def test_a_layer_cut_to_nothing_adds_what_does_not_depend_on_its_input(norm: str, generator: torch.Generator) -> None:
     """Attention has no bias: with no operators left the layer gives zero, as one with zero outputs does."""

@@ -36,6 +36,7 @@ from zoo.theory.measure import (
     read_spectrum,
 )
 from zoo.theory.operator import interaction, positions_at_once
+from zoo.theory.processes import measured
 from zoo.theory.rank import heads_needed, spectrum_rank
 from zoo.theory.state_size import StateSize, effective_state_size
 from zoo.theory.truncation import SPARE, Basis, cut, span_basis
@@ -130,6 +131,7 @@ def measure_heads(
     score: Score | None = None,
     grid: Sequence[int] = GRID,
     progress: Progress | None = None,
+    processes: int = 1,
 ) -> list[LayerHeads]:
     """Return one row per layer of a model, which stays as it is.
 
@@ -145,8 +147,10 @@ def measure_heads(
         score: of the model's outputs at `others`; by default `agreement` with what the whole model answers.
         grid: numbers of operators to which a layer is cut.
         progress: called with the row and the quantity that is measured next.
+        processes: that share the layers, with a thread and one step's memory each; of a model on the CPU.
 
     Raises:
+        MemoryError: a process was killed.
         ValueError: inputs that the model does not take.
     """
     _check_grid(grid)
@@ -162,39 +166,37 @@ def measure_heads(
             outputs = light.read_out(streams[-1])
             score = agreement(outputs) if score is None else score
             whole = score(outputs)
-    rows = []
-    for at, (name, mixer, x) in enumerate(layer_inputs(model, inputs)):
+    layers = layer_inputs(model, inputs)
 
-        def now(quantity: str, name: str = name) -> None:
-            if progress is not None:
-                progress(name, quantity)
-
-        now("spectrum")
+    def measure(at: int, progress: Progress) -> LayerHeads:
+        name, mixer, x = layers[at]
+        progress(name, "spectrum")
         read = read_spectrum(mixer, x[:1])
         spectrum, limit, sources = (None, None, None) if read is None else read
-        now("state size")
+        progress(name, "state size")
         state_size = None if spectrum is None else _state_size(mixer, x[:1])
-        now("gradient")
+        progress(name, "gradient")
         gradient = fitted(layer_profile(mixer, x))
-        now("functional heads")
+        progress(name, "functional heads")
         scores = None
         if spectrum is not None and streams is not None and score is not None:
             few = slice(None) if mixer.d_out * mixer.d_model <= EXACT_WIDTH else slice(_READ_OF_WIDE)
             scores = cut_scores(light, at, reached[at].x[few], streams[at], score, grid, whole)
-        rows.append(
-            LayerHeads(
-                name=name,
-                n_heads=_n_heads(mixer),
-                rank=None if spectrum is None else int(spectrum_rank(spectrum)),
-                rank_limit=limit,
-                sources=sources,
-                heads={} if spectrum is None else {e: int(heads_needed(spectrum, e)) for e in REL_ERRORS},
-                state_size=state_size,
-                gradient=gradient,
-                cut=scores,
-            )
+        return LayerHeads(
+            name=name,
+            n_heads=_n_heads(mixer),
+            rank=None if spectrum is None else int(spectrum_rank(spectrum)),
+            rank_limit=limit,
+            sources=sources,
+            heads={} if spectrum is None else {e: int(heads_needed(spectrum, e)) for e in REL_ERRORS},
+            state_size=state_size,
+            gradient=gradient,
+            cut=scores,
         )
-    return rows
+
+    if device.type != "cpu":
+        processes = 1
+    return measured(measure, len(layers), processes, progress or (lambda row, quantity: None))
 
 
 def cut_scores(
@@ -370,10 +372,11 @@ def _passes(mixer: SequenceMixer, seq_len: int, n_inputs: int) -> tuple[int, int
         return _TO_HOLD + min(PASSES, every), held * _TO_HOLD + min(PASSES, held * every), _TO_HOLD + every
 
 
-def memory_needed(model: Backbone, seq_len: int, n_inputs: int, n_others: int) -> int:
+def memory_needed(model: Backbone, seq_len: int, n_inputs: int, n_others: int, processes: int = 1) -> int:
     """Estimate the bytes that `measure_heads` needs: its copies of the model, what reaches each layer, and one step.
 
-    An estimate, since what a pass keeps differs between mixers. The arguments are those of `seconds_needed`.
+    An estimate, since what a pass keeps differs between mixers. The arguments are those of `seconds_needed`, and the
+    processes, each of which takes a step of its own.
     """
     layers = model.layers.chain()
     width = max(layer.d_model for layer in layers)
@@ -387,7 +390,7 @@ def memory_needed(model: Backbone, seq_len: int, n_inputs: int, n_others: int) -
     outputs = 4 * len(GRID) * n_others * seq_len * width
     parts = 4 * 4 * max(_LARGEST_PARTS, max(GRID) * seq_len * (seq_len + 2 * width)) if width**2 > EXACT_WIDTH else 0
     one_pass = 8 * max(seq_len, positions_at_once(width)) * (_KEPT_OF_A_POSITION * width + 2 * n_heads * seq_len)
-    return copies + streams + max(operator, basis, one_pass, outputs + cut * parts)
+    return copies + streams + processes * max(operator, basis, one_pass, outputs + cut * parts)
 
 
 def _n_heads(mixer: SequenceMixer) -> int | None:

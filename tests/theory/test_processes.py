@@ -1,0 +1,44 @@
+"""Measurements that processes share."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from zoo.theory import processes
+from zoo.theory.measure import Progress
+from zoo.theory.processes import cores, measured
+
+several = pytest.mark.skipif(cores() == 1 and not hasattr(os, "fork"), reason="processes do not fork here")
+
+
+@pytest.mark.parametrize("n_processes", [1, pytest.param(2, marks=several)])
+def test_results_come_in_order_and_progress_is_heard(n_processes: int) -> None:
+    heard: list[tuple[str, str]] = []
+
+    def measure(k: int, progress: Progress) -> tuple[int, bool]:
+        progress(str(k), "square")
+        return k * k, processes._work is None
+
+    found = measured(measure, 5, n_processes, lambda *of: heard.append(of))
+    assert found == [(k * k, n_processes == 1) for k in range(5)]
+    assert sorted(heard) == [(str(k), "square") for k in range(5)]
+
+
+@several
+def test_an_error_is_raised_and_a_killed_process_is_said() -> None:
+    def refuse(k: int, progress: Progress) -> int:
+        if k == 1:
+            raise ValueError("number 1")
+        return k
+
+    def die(k: int, progress: Progress) -> int:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return k
+
+    with pytest.raises(ValueError, match="number 1"):
+        measured(refuse, 3, 2, lambda *_: None)
+    with pytest.raises(MemoryError, match="killed; fewer processes"):
+        measured(die, 3, 2, lambda *_: None)

@@ -1,0 +1,72 @@
+"""Measurements that several processes share: threads cannot, since coefficients are marked for the whole process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.queues import SimpleQueue
+from typing import Any, TypeVar
+
+import torch
+
+from zoo.theory.measure import Progress
+
+Result = TypeVar("Result")
+Measure = Callable[[int, Progress], Result]
+"""What is measured of number k; it calls the function that it is given with the row and the quantity of each part."""
+
+_EVERY = 0.2  # seconds between two looks at the progress
+_work: tuple[Measure[Any], Progress] | None = None  # of a process that measures
+
+
+def cores() -> int:
+    """Count the cores that this process may use; one where processes cannot share a model by forking."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+
+
+def measured(measure: Measure[Result], count: int, processes: int, progress: Progress) -> list[Result]:
+    """Return `measure(k, progress)` for k from 0 to `count` - 1, each in one of as many processes, a thread each.
+
+    The processes are forks, which share what is in memory. One process is this one, with its threads.
+
+    Raises:
+        MemoryError: a process was killed, as the system does where memory is short.
+    """
+    processes = min(processes, count)
+    if processes <= 1:
+        return [measure(k, progress) for k in range(count)]
+    context = multiprocessing.get_context("fork")
+    said: SimpleQueue[tuple[str, str]] = context.SimpleQueue()
+    given = (measure, lambda *of: said.put(of))
+    with ProcessPoolExecutor(processes, context, initializer=_begin, initargs=given) as pool:
+        results = [pool.submit(_measure, k) for k in range(count)]
+        try:
+            waiting = set(results)
+            while waiting:
+                done, waiting = wait(waiting, _EVERY, FIRST_EXCEPTION)
+                for result in done:
+                    result.result()  # raises what it met, before others have ended
+                while not said.empty():
+                    progress(*said.get())
+            return [result.result() for result in results]
+        except BrokenProcessPool as error:
+            raise MemoryError("a process that measured was killed; fewer processes need less memory") from error
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _begin(measure: Measure[Any], progress: Progress) -> None:
+    global _work
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word; the parent says what there is to say
+    torch.set_num_threads(1)
+    _work = measure, progress
+
+
+def _measure(k: int) -> Any:
+    assert _work is not None
+    return _work[0](k, _work[1])
