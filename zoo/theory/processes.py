@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import sys
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
@@ -62,7 +61,6 @@ def measured(measure: Measure[Result], count: int, processes: int, progress: Pro
 
 def _begin(measure: Measure[Any], progress: Progress) -> None:
     global _work
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word; the parent says what there is to say
     torch.set_num_threads(1)
     _work = measure, progress
 
