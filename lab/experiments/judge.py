@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from lab.compare.runs import Run, read_runs
 from lab.experiments.predictions import PREDICTIONS
 from lab.experiments.vocabulary import Runs
@@ -168,10 +170,25 @@ def record(verdict: Verdict, sweep: SweptRuns) -> dict[str, Any]:
 
 
 def prediction_commit(name: str) -> str | None:
-    """Return the last commit of an experiment's file or of its checks; None where they changed since."""
-    files = [EXPERIMENTS / f"{name}.yaml", Path(__file__).parent / "predictions" / f"{name}.py"]
-    changed = git("status", "--porcelain", "--", *map(str, files))
-    return None if changed else git("log", "-1", "--format=%h", "--abbrev=9", "--", *map(str, files)) or None
+    """Return the commit since which an experiment's file and its checks say the same; None where none does.
+
+    What the file says was changed after results had been seen is no part of the prediction, nor are comments.
+    """
+    files = [f"configs/experiment/{name}.yaml", f"lab/experiments/predictions/{name}.py"]
+    now = _predicted((ROOT / file).read_text(encoding="utf-8") for file in files)
+    since = None
+    for commit in (git("log", "--format=%h", "--abbrev=9", "--", *(str(ROOT / file) for file in files)) or "").split():
+        if _predicted(git("show", f"{commit}:{file}") for file in files) != now:
+            break
+        since = commit
+    return since
+
+
+def _predicted(texts: Iterable[str | None]) -> tuple[Any, str]:
+    """Return what an experiment's file and its checks predict; either may be missing."""
+    file, checks = texts
+    values = yaml.safe_load(file or "") or {}
+    return {key: value for key, value in values.items() if key != "changed"}, (checks or "").strip()
 
 
 def is_before(first: str, second: str) -> bool:

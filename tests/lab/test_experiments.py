@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -676,12 +677,37 @@ def test_nothing_is_decided_while_runs_are_missing(tmp_path: Path) -> None:
     assert "| attention: share of the best gain | 1 | – | ≥ 0.5 | **undecided**: 2 seeds of the" in page
 
 
-def test_the_commit_of_a_prediction_is_that_of_its_file_and_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = {"status": "", "log": "0123abc"}
-    monkeypatch.setattr(experiments, "git", lambda verb, *_: said.get(verb))
-    assert experiments.prediction_commit("recall") == "0123abc"
-    said["status"] = " M configs/experiment/recall.yaml"
-    assert experiments.prediction_commit("recall") is None
+def test_the_commit_of_a_prediction_is_the_first_that_says_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, checks = tmp_path / "configs/experiment/own.yaml", tmp_path / "lab/experiments/predictions/own.py"
+
+    def git(*arguments: str) -> str:
+        name = ["-c", "user.name=one", "-c", "user.email=one@example.org"]
+        done = subprocess.run(["git", *name, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    def commit(said: str, changed: str = "", judged: str = "pass") -> str:
+        for path, text in ((file, f"prediction: {said}\nchanged: {changed}\n"), (checks, judged)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        git("add", ".")
+        git("commit", "-m", "one")
+        return git("rev-parse", "--short=9", "HEAD")
+
+    monkeypatch.setattr(experiments, "ROOT", tmp_path)
+    monkeypatch.setattr(experiments, "git", git)
+    git("init", "-q")
+    commit("it rises")
+    falls = commit("it falls")
+    commit("it falls", "two more seeds")
+    assert experiments.prediction_commit("own") == falls
+    judged = commit("it falls", "two more seeds", "1 < 2")
+    assert experiments.prediction_commit("own") == judged
+    again = commit("it rises")
+    assert experiments.prediction_commit("own") == again
+    checks.write_text("3 < 4", encoding="utf-8")
+    assert experiments.prediction_commit("own") is None
 
 
 @pytest.mark.parametrize(
