@@ -18,7 +18,8 @@ ABOUT = (
     "learning rate is picked by validation with the first seed, as docs/tuning.md says. A score is the median over "
     "seeds on the test split, with its 95 % interval in brackets, which takes five seeds; the best of a task is bold. "
     "Relative squared errors and perplexities are better where they are less. An empty cell has not been run. Chance "
-    "ignores the input; the best guess without order, given where it is known, counts the tokens that were read."
+    "ignores the input; the best guess without order, given where it is known, counts the tokens that were read. "
+    "Tokens per second are those of training while other runs share the machine."
 )
 BASELINE = "guess without order"
 
