@@ -24,6 +24,7 @@ from typing import Any, Literal, TypeAlias
 
 from lab.config import Command, read_layer, write_yaml
 from lab.config.layers import put
+from zoo.interop.names import BEST, FOLDER, LAST, PREVIOUS
 from zoo.naming import UsageError, flatten
 from zoo.report.files import as_json, read_json, write_atomically
 from zoo.report.numbers import Number
@@ -37,8 +38,8 @@ HEADS = "heads.json"
 """What `zoo heads` says of the run's model, where an experiment asked for it."""
 LOG, DONE, INDEX = "log.txt", "done.json", "sweep.json"
 """What sweep.py adds: a run's output, its mark when it needs nothing more; in its own folder, which runs it has."""
-CHECKPOINTS, EVENTS, BY_LENGTH = "checkpoints", "events.out.tfevents.", "_by_length.png"
-"""A folder; how files of TensorBoard begin; how figures of a score against length end."""
+EVENTS, BY_LENGTH = "events.out.tfevents.", "_by_length.png"
+"""How files of TensorBoard begin; how figures of a score against length end."""
 HPARAMS = f"{EVENTS}0.hparams"
 """Of these the first in the alphabet: what the HParams tab knows the run by."""
 
@@ -133,24 +134,18 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        return self.path / CHECKPOINTS
+        return self.path / FOLDER
 
     @property
     def best(self) -> Path:
-        from zoo.interop.saved import BEST
-
         return self.checkpoints / BEST
 
     @property
     def last(self) -> Path:
-        from zoo.interop.saved import LAST
-
         return self.checkpoints / LAST
 
     @property
     def previous(self) -> Path:
-        from zoo.interop.saved import PREVIOUS
-
         return self.checkpoints / PREVIOUS
 
     @contextlib.contextmanager

@@ -382,7 +382,8 @@ def _trained(path: str, taker: str = "--ckpt_path") -> Backbone:
     Raises:
         ValueError: neither; what `zoo.load` and `zoo.load_transformers` refuse.
     """
-    from zoo.interop.saved import FOLDER, load
+    from zoo.interop.names import FOLDER
+    from zoo.interop.saved import load
     from zoo.pretrained import FILE
 
     folder = Path(path)

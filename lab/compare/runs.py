@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from lab.run import (
-    CHECKPOINTS,
     CONFIG,
     ENVIRONMENT,
     EVENTS,
@@ -26,6 +25,7 @@ from lab.run import (
     said_by,
     state_of,
 )
+from zoo.interop.names import FOLDER
 from zoo.naming import flatten, require_extra
 from zoo.report.files import read_json
 from zoo.targets import short
@@ -183,7 +183,7 @@ def _contents(folder: Path) -> tuple[list[Path], set[str]]:
     """Return the inner folders worth a visit, and the names of the files."""
     with os.scandir(folder) as entries:
         known = sorted((entry.name, entry.is_dir()) for entry in entries)
-    hidden = {CHECKPOINTS} | {name for name, _ in known if name.startswith(".")}
+    hidden = {FOLDER} | {name for name, _ in known if name.startswith(".")}
     return [folder / name for name, inner in known if inner and name not in hidden], {
         name for name, inner in known if not inner and name not in hidden
     }

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from lab.run import (
-    CHECKPOINTS,
     METRICS,
     RunFolder,
     at_lengths,
@@ -108,12 +107,6 @@ def test_metrics_that_are_not_there_and_those_that_are_not_ours(tmp_path: Path) 
         (tmp_path / METRICS).write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match=rf"^metrics\.json .*{said}"):
             read_metrics(tmp_path)
-
-
-def test_a_run_keeps_its_checkpoints_where_the_zoo_looks_for_them() -> None:
-    from zoo.interop.saved import FOLDER
-
-    assert CHECKPOINTS == FOLDER
 
 
 # Scores

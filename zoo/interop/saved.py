@@ -18,15 +18,10 @@ from torch import Tensor
 from zoo import pretrained
 from zoo.backbone import Backbone
 from zoo.contract import SequenceMixer
+from zoo.interop.names import FOLDER
 from zoo.pretrained import build, misfit, require_allowed
 from zoo.registry import MIXERS
 from zoo.report.files import write_atomically
-
-FOLDER = "checkpoints"
-"""Where in its folder a run keeps its checkpoints."""
-
-BEST, LAST, PREVIOUS = "best.ckpt", "last.ckpt", "previous.ckpt"
-"""The best on validation; where training stood; the `LAST` before that one."""
 
 BACKBONE_OPTIONS = tuple(inspect.signature(Backbone).parameters)
 
