@@ -78,8 +78,7 @@ def measured() -> dict[str, Verdict]:
 
 
 LONG = {"head_count", "softmax_heads", "softmax_floor", "differential_floor", "rank_of_mixers", "write_gate"}
-LONG |= {"gradient_attention", "gradient_closed_gates", "gradient_hybrid", "gradient_residuals"}
-LONG |= {"slogan_ssm_attenuates"}
+LONG |= {"gradient_attention", "gradient_closed_gates", "gradient_hybrid", "slogan_ssm_attenuates"}
 """Claims that train, search from many starts, measure every mixer or take gradients over many positions."""
 CLAIM_BY_CLAIM = [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in list_claims()]
 
@@ -440,7 +439,6 @@ def test_a_missing_extra_is_named(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_the_two_figures() -> None:
     (axes,) = paper.staircase_figure(settings=dataclasses.replace(SMALL, steps=5)).axes
     assert axes.get_yscale() == "log"
