@@ -68,15 +68,13 @@ HELD_BY_EVERY_CASE = (
 )
 
 
-OF_EACH_KIND = ("inputs_unchanged", "one_by_one", "float32", "bfloat16", "deep_copy", "state_dict")
+OF_EACH_KIND = ("inputs_unchanged", "one_by_one", "float32", "deep_copy", "state_dict")
 """Properties of what mixers share: by default one mixer of each kind of state is asked."""
 
 
 def held_by_default(case: Case, each: Property) -> bool:
-    """Variants are read in chunks by the test of padding; W is asked where no paper's form judges it."""
-    if case.options or (each.name == "operator" and case.name in reference.OPERATORS):
-        return False
-    return case.name in KINDS or each.name not in OF_EACH_KIND
+    """Variants are read in chunks by the test of padding, and some have W from the papers."""
+    return not case.options and (case.name in KINDS or each.name not in OF_EACH_KIND)
 
 
 HELD_BY_DEFAULTS = ("deterministic", "no_global_draws", "eval_without_dropout", "lengths", "tiny_inputs", "pickled")
