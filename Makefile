@@ -42,6 +42,8 @@ $(TRAIN_STAMP): pyproject.toml constraints.txt
 $(STAMP): $(TRAIN_STAMP)
 	@echo "adding to $(VENV) what tests and checks need"
 	$(INSTALL) -e '.[train,dev]'
+	@# What tests import is compiled here, once; it would be in every process of the first run.
+	@$(BIN)/python -m pytest --collect-only --quiet >/dev/null || true
 	@touch $@
 
 train: ARGS ?= --mixer hybrid
