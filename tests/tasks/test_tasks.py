@@ -208,8 +208,8 @@ def test_long_sequences_are_drawn_in_smaller_shards(monkeypatch: pytest.MonkeyPa
     assert len(np.unique(many, axis=0)) == 25
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("split", ["test", *(pytest.param(s, marks=pytest.mark.slow) for s in ("train", "validation"))])
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("split", sorted(SPLITS))
 @every_task
 def test_examples_are_those_of_the_committed_digests(
     name: str, split: str, seed: int, request: pytest.FixtureRequest
