@@ -67,9 +67,8 @@ def test_a_copy_with_a_mixer_more(project: Path) -> None:
     run(project, "-m", "zoo", "pages")
     assert "fixed decays" in run(project, "-m", "zoo", "mixers")
     assert "n_heads" in run(project, "-m", "zoo", "mixers", "retention")
-    ran = run(
-        project, "-m", "pytest", "-q", "-p", "no:xdist", "-k", "retention", "tests", "--ignore=tests/project/additions"
-    )
+    of_all = ("-m", "slow or not slow", "-k", "retention", "tests", "--ignore=tests/project/additions")
+    ran = run(project, "-m", "pytest", "-q", "-p", "no:xdist", *of_all)
     assert int(ran.split(" passed")[0].split()[-1]) > 60
     # What holds of all mixers together.
     whole = (
