@@ -6,6 +6,7 @@ Only this module spells them: train.py writes them, sweeps and comparisons read 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
@@ -458,6 +459,7 @@ def deciding_options(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in flatten(config) if not _is_incidental(key)}
 
 
+@functools.cache
 def _is_incidental(key: str) -> bool:
     """Tell whether an option, or one that it belongs to, is: trainer.logger.init_args.save_dir is trainer.logger's."""
     parts = key.split(".")

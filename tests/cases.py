@@ -144,25 +144,52 @@ def label(case: Case) -> str:
     return "-".join([case.name, *options, *pattern])
 
 
-def cases(*, variants: bool | Literal["slow"] = True, names: Container[str] | None = None) -> pytest.MarkDecorator:
+KINDS = ("attention", "sliding_attention", "linear_attention", "selective_ssm", "conv", "lstm", "hybrid")
+"""A mixer for each kind of state: what is built of mixers is tested with these by default, with all when slow."""
+
+ALIKE = {
+    **dict.fromkeys(("gated_attention", "differential_attention", "forgetting_attention"), "attention"),
+    **dict.fromkeys(("linear_attention", "hgrn2"), "gated_linear_attention"),
+    **dict.fromkeys(("lru", "s5"), "diagonal_ssm"),
+    "lightning_attention": "retnet",
+    "capped_mlstm": "mlstm",
+    "gated_delta_net": "delta_product",
+    "gdn2": "kda",
+    "min_lstm": "min_gru",
+    "gated_conv": "conv",
+    **dict.fromkeys(("hybrid", "parallel_hybrid", "head_hybrid"), "their members"),
+}
+"""Mixers that mix positions by the op of another one."""
+
+OF_THEIR_OWN_OP = tuple(name for name in list_mixers() if name not in ALIKE)
+"""For what takes long and depends on the op: Inductor needs half a minute for each."""
+
+
+def cases(
+    *,
+    variants: bool | Literal["slow"] = True,
+    names: Container[str] | None = None,
+    by_default: Container[str] | None = None,
+) -> pytest.MarkDecorator:
     """Parametrise a test over every registered mixer, or over `names` alone.
 
     Args:
         variants: whether over the variants too; "slow" where their options can hardly matter.
         names: of mixers; default all.
+        by_default: mixers that the default run has, all others being slow; for what the base class does; default all.
     """
     table = [Case(name, {}) for name in list_mixers()] + (VARIANTS if variants else [])
-    slow = pytest.mark.slow if variants == "slow" else ()
+
+    def is_slow(case: Case) -> bool:
+        return bool(case.options and variants == "slow") or (by_default is not None and case.name not in by_default)
+
     params = [
-        pytest.param(case, marks=slow if case.options else (), id=label(case))
+        pytest.param(case, marks=pytest.mark.slow if is_slow(case) else (), id=label(case))
         for case in table
         if names is None or case.name in names
     ]
     return pytest.mark.parametrize("case", params)
 
-
-KINDS = ("attention", "sliding_attention", "linear_attention", "selective_ssm", "conv", "lstm", "hybrid")
-"""A mixer for each kind of state: what is built of mixers is tested with these by default, with all when slow."""
 
 every_kind = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in KINDS else pytest.mark.slow) for name in list_mixers()]

@@ -290,7 +290,7 @@ class Configuration:
             raise UsageError(f"{label(found.options)}: cannot match {', '.join(missed)}: other options hold the width")
         return found
 
-    @property
+    @functools.cached_property
     def key(self) -> str:
         """Return a key that is equal for configurations with the same runs."""
         return RunFolder.of(self.command).name

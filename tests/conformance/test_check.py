@@ -51,6 +51,7 @@ def test_a_protocol_is_found(make: Any, protocol: str) -> None:
     assert streams == ["not_applicable" if protocol == "forward alone" else "passed"]
 
 
+@pytest.mark.slow
 def test_every_property_of_torchs_lstm_passes_or_says_why_not() -> None:
     # torch's LSTM in bfloat16 needs a processor that knows it.
     fast = [p.name for p in properties() if not p.slow and p.name not in ("bfloat16", "autocast")]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from tests.cases import D_MODEL, Case, assert_states_close, cases, draw, randomise
+from tests.cases import D_MODEL, KINDS, OF_THEIR_OWN_OP, Case, assert_states_close, cases, draw, randomise
 from tests.tolerances import assert_close
 from zoo import Backbone, create_mixer, list_mixers
 from zoo.coefficient import recording
@@ -66,6 +66,7 @@ def test_a_backbone_agrees_with_eager(generator: torch.Generator) -> None:
     assert_agrees(torch.compile(model, backend="aot_eager", fullgraph=True), model, tokens, torch.tensor([5, 3]))
 
 
+@pytest.mark.slow
 def test_recording_after_compilation_is_seen(generator: torch.Generator) -> None:
     """The mode of `coefficient` is guarded on: code compiled outside a mode does not run inside one."""
     mixer, x = Case("attention", {}).create(generator), draw(2, 5, D_MODEL, generator=generator)
@@ -107,7 +108,7 @@ def test_an_exported_program_takes_sequences_of_any_length(name: str, generator:
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # sizes become constants: a trace is of its own shapes
-@cases(variants=False)
+@cases(variants=False, by_default=KINDS)
 def test_a_trace_agrees_with_eager_at_its_own_shape(case: Case, generator: torch.Generator) -> None:
     mixer = case.create(generator)
     x, other = (draw(2, 40, D_MODEL, generator=generator) for _ in range(2))
@@ -115,25 +116,10 @@ def test_a_trace_agrees_with_eager_at_its_own_shape(case: Case, generator: torch
     assert_close(traced(other), mixer(other))
 
 
-ALIKE = {
-    **dict.fromkeys(("gated_attention", "differential_attention", "forgetting_attention"), "attention"),
-    **dict.fromkeys(("linear_attention", "hgrn2"), "gated_linear_attention"),
-    **dict.fromkeys(("lru", "s5"), "diagonal_ssm"),
-    "lightning_attention": "retnet",
-    "capped_mlstm": "mlstm",
-    "gated_delta_net": "delta_product",
-    "gdn2": "kda",
-    "min_lstm": "min_gru",
-    "gated_conv": "conv",
-    **dict.fromkeys(("hybrid", "parallel_hybrid", "head_hybrid"), "their members"),
-}
-"""Mixers that mix positions by the op of another one: Inductor takes half a minute for each and gets only the other."""
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own
 @pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex:UserWarning")
-@cases(variants=False, names=[name for name in list_mixers() if name not in ALIKE])
+@cases(variants=False, names=OF_THEIR_OWN_OP)
 def test_inductor_agrees_with_eager(case: Case, generator: torch.Generator) -> None:
     mixer = case.create(generator)
     x = draw(2, 5, D_MODEL, generator=generator).requires_grad_()

@@ -24,7 +24,9 @@ from torch.utils.checkpoint import checkpoint
 from tests import reference
 from tests.cases import (
     D_MODEL,
+    KINDS,
     LONGEST,
+    OF_THEIR_OWN_OP,
     VARIANTS,
     Case,
     assert_states_close,
@@ -66,11 +68,17 @@ HELD_BY_EVERY_CASE = (
 )
 
 
+OF_EACH_KIND = ("one_by_one", "float32", "bfloat16", "deep_copy", "state_dict")
+"""Properties of what mixers share: by default one mixer of each kind of state is asked."""
+
+
 def held_by_default(case: Case, each: Property) -> bool:
-    """Of variants, what options can break by themselves: how they stream, and W where no paper's form judges it."""
-    return (
-        not case.options or each.name == "chunked" or (each.name == "operator" and case.name not in reference.OPERATORS)
-    )
+    """Of variants, what options can break by themselves: how they stream; W only where no paper's form judges it."""
+    if each.name == "operator":
+        return not case.options and case.name not in reference.OPERATORS
+    if each.name in OF_EACH_KIND:
+        return not case.options and case.name in KINDS
+    return not case.options or each.name == "chunked"
 
 
 HELD_BY_DEFAULTS = ("deterministic", "no_global_draws", "eval_without_dropout", "lengths", "tiny_inputs", "pickled")
@@ -134,7 +142,7 @@ def test_forward_is_the_reference(case: Case, generator: torch.Generator) -> Non
         assert_close(mixer(x), case.reference(mixer, x))
 
 
-@cases(variants=False)
+@cases(variants=False, by_default=OF_THEIR_OWN_OP)
 def test_forward_and_stream_are_the_reference_at_length_1000(case: Case, generator: torch.Generator) -> None:
     mixer, x = case.create(generator), draw(1, 1000, D_MODEL, generator=generator)
     expected = case.reference(mixer, x)
@@ -167,7 +175,7 @@ def test_the_property_holds(case: Case, each: Property) -> None:
 
 
 @pytest.mark.parametrize("each", properties(*HELD_BY_DEFAULTS), ids=str)
-@cases(variants=False)
+@cases(variants=False, by_default=KINDS)
 def test_the_property_holds_of_defaults(case: Case, each: Property) -> None:
     each.find(subject(label(case))).raise_if_failed()
 
@@ -216,7 +224,7 @@ def test_gradients_of_input_state_and_parameters_pass_gradcheck(case: Case, gene
     assert torch.autograd.gradcheck(call, (*values, x, *floats), fast_mode=True)
 
 
-@cases(variants="slow")
+@cases(variants="slow", by_default=KINDS)
 def test_what_is_not_in_the_operator_comes_from_biases(case: Case, generator: torch.Generator) -> None:
     """No part of the value stream is marked as a coefficient: with biases at zero the offset is exactly zero.
 
@@ -237,7 +245,7 @@ def test_the_operator_is_the_one_of_the_papers(case: Case, generator: torch.Gene
     assert_close(interaction(mixer, x).operator, np.stack(expected))
 
 
-@cases(variants="slow")
+@cases(variants="slow", by_default=KINDS)
 def test_replayed_the_mixer_is_affine(case: Case, generator: torch.Generator) -> None:
     mixer, x = case.create(generator), draw(2, 7, D_MODEL, generator=generator)
     operator, offset = interaction(mixer, x)
@@ -267,7 +275,8 @@ def test_the_operator_has_no_entry_in_the_future(case: Case, generator: torch.Ge
 @pytest.mark.parametrize(
     ("case", "padding"),
     crossed(
-        [1e9, math.nan, math.inf], lambda case, padding: padding == 1e9 or (not case.options and padding != math.inf)
+        [1e9, math.nan, math.inf],
+        lambda case, padding: padding == 1e9 or (not case.options and case.name in KINDS and padding != math.inf),
     ),
 )
 def test_padding_leaks_into_nothing(case: Case, padding: float, generator: torch.Generator) -> None:
@@ -320,7 +329,7 @@ def test_forward_takes_lengths(case: Case, generator: torch.Generator) -> None:
 
 
 @pytest.mark.usefixtures("unchecked_shapes")  # the annotation asks for signed integers, the code does not
-@cases(variants=False)
+@cases(variants=False, by_default=KINDS)
 def test_lengths_of_any_integer_type_are_the_same(case: Case, generator: torch.Generator) -> None:
     """120 positions of a chunk of 300 after 140: neither sums nor differences fit into 8 bits."""
     mixer, x = case.create(generator, torch.float32), draw(2, 440, D_MODEL, generator=generator, dtype=torch.float32)
@@ -341,7 +350,7 @@ def test_an_empty_batch_passes(case: Case, generator: torch.Generator) -> None:
     assert mixer(x, torch.zeros(0, dtype=torch.int64)).shape == (0, 5, D_MODEL)
 
 
-@cases(variants="slow")
+@cases(variants="slow", by_default=KINDS)
 def test_activation_checkpointing_changes_nothing(case: Case, generator: torch.Generator) -> None:
     """What a pass keeps for the backward pass is dropped and computed again: same outputs, same gradients."""
     mixer, past = case.create(generator), draw(2, 3, D_MODEL, generator=generator)
@@ -356,7 +365,7 @@ def test_activation_checkpointing_changes_nothing(case: Case, generator: torch.G
         assert_all_close(gradients(y, weights, x, mixer), gradients(expected, weights, x, mixer))
 
 
-@cases(variants="slow")
+@cases(variants="slow", by_default=KINDS)
 def test_functional_call_takes_other_parameters(case: Case, generator: torch.Generator) -> None:
     """As the mixer that holds them computes, gradients too, and the mixer's own parameters stay out of it."""
     mixer, other = case.create(generator), case.create(generator)
@@ -371,7 +380,7 @@ def test_functional_call_takes_other_parameters(case: Case, generator: torch.Gen
 # Transforms of torch.func.
 
 
-@cases(variants="slow")
+@cases(variants="slow", by_default=KINDS)
 def test_functional_gradients_are_those_of_autograd(case: Case, generator: torch.Generator) -> None:
     mixer, x = case.create(generator), draw(2, 40, D_MODEL, generator=generator)
     weights = draw(*mixer(x).shape, generator=generator)
@@ -386,7 +395,7 @@ def test_functional_gradients_are_those_of_autograd(case: Case, generator: torch
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop.* aten:UserWarning")  # torch's own kernels
-@cases(variants="slow")
+@cases(variants="slow", by_default=KINDS)
 def test_gradients_of_each_sample_are_those_of_its_own(case: Case, generator: torch.Generator) -> None:
     mixer, x = case.create(generator), draw(3, 40, D_MODEL, generator=generator)
     lengths = torch.tensor([40, 7, 33])
@@ -413,7 +422,7 @@ ONCE_DIFFERENTIABLE = {
 """Their kernel, torch's attention or the selective scan, has no second derivative."""
 
 
-@cases(variants=False)
+@cases(variants=False, by_default=KINDS)
 def test_gradients_can_be_differentiated_again_or_say_that_they_cannot(case: Case, generator: torch.Generator) -> None:
     mixer, x = case.create(generator), draw(1, 34, D_MODEL, generator=generator).requires_grad_()
 
@@ -433,7 +442,7 @@ def test_gradients_can_be_differentiated_again_or_say_that_they_cannot(case: Cas
 # Parameters.
 
 
-@cases()
+@cases(variants="slow")
 def test_defaults_give_every_parameter_a_gradient_from_the_start(case: Case, generator: torch.Generator) -> None:
     """As initialised: what starts at zero must not cut off what lies behind it."""
     mixer = create_mixer(case.name, D_MODEL, **case.options).double()
@@ -465,7 +474,7 @@ def test_no_weight_decay_names_parameters(case: Case) -> None:
 # States.
 
 
-@cases(variants="slow")
+@cases(variants="slow", by_default=KINDS)
 def test_state_bytes_is_what_stream_returns(case: Case, generator: torch.Generator) -> None:
     mixer = case.create(generator)
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
@@ -494,7 +503,7 @@ def test_an_initial_state_can_be_learned(case: Case, generator: torch.Generator)
     assert all(t.grad.any() for t in state_tensors(learned) if _differentiable(t) and t.numel())
 
 
-@cases(variants="slow")
+@cases(variants="slow", by_default=KINDS)
 def test_a_detached_state_is_cut_from_the_past(case: Case, generator: torch.Generator) -> None:
     mixer = case.create(generator)
     past, x = (draw(2, 4, D_MODEL, generator=generator).requires_grad_() for _ in range(2))
@@ -521,7 +530,7 @@ def test_a_state_moves(case: Case, generator: torch.Generator) -> None:
         assert (there.shape, there.dtype) == (here.shape, here.dtype)
 
 
-@cases(variants="slow")
+@cases(variants="slow", by_default=KINDS)
 def test_a_state_is_saved_and_loaded(case: Case, generator: torch.Generator) -> None:
     mixer = case.create(generator)
     past, x = (draw(2, 4, D_MODEL, generator=generator) for _ in range(2))
@@ -534,7 +543,7 @@ def test_a_state_is_saved_and_loaded(case: Case, generator: torch.Generator) -> 
     assert torch.equal(mixer.stream(x, loaded)[0], mixer.stream(x, state)[0])
 
 
-@cases(variants="slow")
+@cases(variants="slow", by_default=KINDS)
 def test_a_reordered_state_continues_as_its_rows(case: Case, generator: torch.Generator) -> None:
     mixer = case.create(generator)
     past, x = (draw(3, 4, D_MODEL, generator=generator) for _ in range(2))
@@ -552,7 +561,7 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     return float((actual.double() - expected.double()).detach().norm() / expected.double().detach().norm())
 
 
-@cases(variants="slow")
+@cases(variants="slow", by_default=KINDS)
 def test_autocast_stays_finite_and_near(case: Case, generator: torch.Generator) -> None:
     mixer = case.create(generator, torch.float32)
     x = draw(2, 63, D_MODEL, generator=generator, dtype=torch.float32).requires_grad_()
@@ -985,7 +994,9 @@ FLAWS = [
 ]
 
 
-@pytest.mark.parametrize("flaw", FLAWS, ids=str)
+@pytest.mark.parametrize(
+    "flaw", [pytest.param(flaw, id=str(flaw), marks=() if flaw.mixer in KINDS else pytest.mark.slow) for flaw in FLAWS]
+)
 def test_a_planted_flaw_is_seen(flaw: Flaw, monkeypatch: pytest.MonkeyPatch, generator: torch.Generator) -> None:
     given_by_pytest = {"padding": 1e9, "generator": generator}
     wanted = inspect.signature(flaw.test).parameters

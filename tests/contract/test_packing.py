@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.cases import D_MODEL, Case, cases, draw
+from tests.cases import D_MODEL, KINDS, Case, cases, draw
 from tests.tolerances import assert_close
 from zoo import Bidirectional, run_left_padded, run_packed
 
@@ -19,7 +19,7 @@ def boundaries_of(lengths: list[int]) -> Tensor:
     return torch.tensor([0, *lengths]).cumsum(0)
 
 
-@cases(variants="slow")
+@cases(variants="slow", by_default=KINDS)
 def test_packed_sequences_equal_the_separate_ones(case: Case, generator: torch.Generator) -> None:
     mixer = case.create(generator)
     x = draw(sum(LENGTHS), D_MODEL, generator=generator).requires_grad_()
@@ -33,7 +33,7 @@ def test_packed_sequences_equal_the_separate_ones(case: Case, generator: torch.G
 
 
 @pytest.mark.parametrize("padding", [float("nan"), 1e9])
-@cases(variants="slow")
+@cases(variants="slow", by_default=KINDS)
 def test_left_padding_leaks_into_nothing(case: Case, padding: float, generator: torch.Generator) -> None:
     mixer, lengths = case.create(generator), torch.tensor(LENGTHS)
     x = draw(len(LENGTHS), 7, D_MODEL, generator=generator)

@@ -60,6 +60,7 @@ def loss_of(mixer: SequenceMixer, x: Tensor, *, carry: bool, optimizer: torch.op
 
 
 # Those that fit the target in a second; that gradients are right is tested for all above.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -733,6 +733,7 @@ def test_tensorboard_gets_runs_that_sort_and_means_with_bands(varied: Path, tmp_
     assert (tmp_path / "mqar" / "attention n_heads=1" / "seed0" / later.name).is_symlink()
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_tensorboard_and_its_folder(varied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders, said, naps = [], [], iter([None, KeyboardInterrupt])
 
@@ -780,6 +781,7 @@ def test_tensorboard_is_served_until_it_is_stopped(number: int, status: int, var
     assert sorted(varied.rglob("*")) == before  # nothing is left where the runs are
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:html5lib's sanitizer:DeprecationWarning")  # of TensorBoard's own imports
 def test_what_tensorboard_cannot_do_is_one_line(varied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("localhost", 0)) as taken:

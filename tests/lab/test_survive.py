@@ -167,6 +167,7 @@ def stopped(
     return folder(run_dir)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "names", "source"),
     [(cut, ["last"], "previous"), (zero, ["last"], "previous"), (cut, ["last", "previous"], "best")],
@@ -194,6 +195,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     assert_same_run(path, whole)
 
 
+@pytest.mark.slow
 def test_a_run_in_float64_goes_on_in_float64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     double = ("--trainer.precision", "64-true")
     assert go(tmp_path / "whole", *double) == 0
@@ -216,6 +218,7 @@ def test_a_kill_between_the_renames_of_a_save_loses_nothing(
     assert not (checkpoints / ".last.ckpt.tmp").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [["best"], ["last", "previous", "best"]])
 def test_where_no_checkpoint_brings_the_run_back_it_is_refused(
     tmp_path: Path, names: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -259,6 +262,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["at step 3", "outside training"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_scheduler_that_asks_finds_a_checkpoint_and_a_status_of_its_own(
@@ -368,6 +372,7 @@ def events(path: Path) -> Path:
     return next(path.glob("events.out.tfevents.*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("full_for", "room"),
     [("checkpoints", lambda path: 20_000), ("curves", lambda path: events(path).stat().st_size + 30)],
@@ -396,6 +401,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_the_checkpoint_before_stays(
     assert_same_run(path, whole)
 
 
+@pytest.mark.slow
 def test_a_full_disk_at_the_very_end_costs_the_table_alone(
     tmp_path: Path,
     whole: Path,
@@ -478,6 +484,7 @@ def test_a_finished_run_in_a_read_only_folder_is_shown(
     assert capsys.readouterr().out.startswith("this run is finished")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("obey_permissions")
 def test_a_folder_that_becomes_read_only_keeps_its_checkpoint(
     tmp_path: Path,

@@ -206,6 +206,7 @@ def test_parameters_are_matched(mixer: str, tmp_path: Path) -> None:
     assert configuration.command.config["d_model"] == configuration.options["d_model"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixer", ["ssd", "delta_net"])
 def test_state_and_parameters_are_matched_together(mixer: str, tmp_path: Path) -> None:
     wanted = {"params": 3e5, "state": 65536.0}
@@ -475,6 +476,7 @@ def waiting(path: Path, n: int) -> bool:
     return len(list(path.rglob("ready"))) >= n
 
 
+@pytest.mark.slow
 def test_ctrl_c_lets_the_runs_save_and_says_how_to_go_on(
     tmp_path: Path, stand_in: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

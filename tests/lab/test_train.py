@@ -188,6 +188,7 @@ def test_of_every_option_of_the_trainer_it_is_known_whether_it_decides() -> None
     assert not decides & watches
 
 
+@pytest.mark.slow
 def test_who_watches_changes_no_result_and_no_name(finished: Path, tmp_path: Path) -> None:
     argv = (
         "--trainer.logger CSVLogger --trainer.logger.save_dir elsewhere --trainer.callbacks LearningRateMonitor "
@@ -317,6 +318,7 @@ def test_a_run_of_steps_is_one_epoch_that_stops_early_where_it_is_asked_to(tmp_p
     assert (last["global_step"], last["epoch"]) == (4, 1)  # after two validations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("interval", "validated"), [("3", [2, 5]), ("0.5", [3, 7]), ("99", [])])
 def test_what_is_validated_after_is_steps_or_a_share_of_the_run(
     tmp_path: Path, interval: str, validated: list[int]
@@ -327,6 +329,7 @@ def test_what_is_validated_after_is_steps_or_a_share_of_the_run(
     assert [step for step, _ in points] == (validated or [8])  # none: at the end
 
 
+@pytest.mark.slow
 def test_epochs_asked_for_are_passes(tmp_path: Path) -> None:
     argv = ("--trainer.max_epochs", "2", "--trainer.max_steps", "-1")
     assert go(tmp_path, *argv) == 0

@@ -33,15 +33,6 @@ def tokens(*shape: int, generator: torch.Generator) -> Tensor:
 
 SHAPES = [{}, {"d_channel": 0}, {"d_conv": 3}, {"backbone": "bare"}, {"backbone": "bare", "d_conv": 2}]
 IN_TURN = {(place % len(SHAPES), name) for place, name in enumerate(KINDS)}
-shapes = pytest.mark.parametrize(
-    ("shape", "name"),
-    [
-        pytest.param(shape, name, id=f"{shape}-{name}", marks=[] if number == place % 5 else pytest.mark.slow)
-        for number, shape in enumerate(SHAPES)
-        for place, name in enumerate(list_mixers())
-    ],
-)
-"""Every mixer in every shape; by default in one of them, in turn."""
 shapes_of_kinds = pytest.mark.parametrize(
     ("shape", "name"),
     [
@@ -50,7 +41,7 @@ shapes_of_kinds = pytest.mark.parametrize(
         for name in list_mixers()
     ],
 )
-"""The same; by default one mixer for each kind of state."""
+"""Every mixer in every shape; by default one mixer for each kind of state, each in one shape."""
 
 
 # The map.
@@ -105,7 +96,7 @@ def test_canon_layers_start_as_a_convolution_beside_the_identity() -> None:
         assert 0.45 < layer.weight.detach().abs().max() <= 0.5
 
 
-@shapes
+@shapes_of_kinds
 def test_any_chunks_give_the_same_logits(name: str, shape: dict[str, Any], generator: torch.Generator) -> None:
     model = model_of(Case(name, {}), generator, **shape)
     x = tokens(2, 12, generator=generator)
@@ -152,7 +143,7 @@ def test_the_operator_of_a_backbone_reproduces_its_output(name: str, generator: 
     assert_close(read.apply(x), model.from_embeddings(x))
 
 
-@shapes
+@shapes_of_kinds
 def test_every_parameter_receives_a_gradient(name: str, shape: dict[str, Any], generator: torch.Generator) -> None:
     model = model_of(Case(name, {}), generator, **shape)
     model(tokens(2, 9, generator=generator)).square().sum().backward()

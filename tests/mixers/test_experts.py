@@ -101,6 +101,7 @@ def test_gradients_are_those_of_the_definition(generator: torch.Generator) -> No
         assert_close(actual, wanted)
 
 
+@pytest.mark.slow
 def test_grouped_products_pass_gradcheck_with_empty_groups(generator: torch.Generator) -> None:
     x, weight = draw(5, 3, generator=generator), draw(4, 2, 3, generator=generator)
     counts = torch.tensor([0, 3, 0, 2])

@@ -6,6 +6,7 @@ import copy
 import os
 import re
 import sys
+from collections.abc import Container
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -200,15 +201,24 @@ KINDS = {
         {"hidden_size": 128, "num_heads": 2, "use_cache": False, "chunk_size": 4, "output_logit_soft_cap": 2.0},
     ],
 }
-every_config = pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        pytest.param(kind, options, id=f"{kind}{n}", marks=[pytest.mark.slow] * (n > 0))
+DIFFERENT = ("Mamba", "Mamba2", "Jamba", "Qwen3Next", "RecurrentGemma", "xLSTM")
+"""Between them they have every kind of layer; what rests on the layers only is asked of the others when slow."""
+
+
+def configs(default: Container[str]) -> pytest.MarkDecorator:
+    """Parametrise a test over every class and its options; slow but for the first options of those named."""
+    params = [
+        pytest.param(kind, options, id=f"{kind}{n}", marks=() if n == 0 and kind in default else pytest.mark.slow)
         for kind, configs in KINDS.items()
         for n, options in enumerate(configs)
-    ],
+    ]
+    return pytest.mark.parametrize(("kind", "options"), params)
+
+
+every_config, different_configs = configs(KINDS), configs(DIFFERENT)
+different_kinds = pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in DIFFERENT else pytest.mark.slow) for kind in KINDS]
 )
-every_kind = pytest.mark.parametrize("kind", KINDS)
 FOLDERS = {  # where the name is written in another way than the class's
     "FalconMamba": "falcon_mamba",
     "Qwen3Moe": "qwen3_moe",
@@ -354,7 +364,7 @@ def test_a_model_has_their_logits_and_gradients(kind: str, options: dict[str, An
         assert_same(grad, wanted)
 
 
-@every_config
+@different_configs
 def test_in_float64_the_agreement_is_that_of_float64(
     kind: str, options: dict[str, Any], in_float64: None, generator: torch.Generator
 ) -> None:
@@ -402,7 +412,7 @@ def cache_of(theirs: Any) -> Any:
     return cache
 
 
-@every_config
+@different_configs
 def test_their_cache_is_our_state(kind: str, options: dict[str, Any], generator: torch.Generator) -> None:
     """A prompt at once, then token by token, on both sides."""
     theirs = build(kind, generator, **options)
@@ -495,7 +505,7 @@ def test_tying_is_read_from_the_weights(tied: bool, generator: torch.Generator) 
     assert_same(ours(tokens), theirs(tokens).logits)
 
 
-@every_kind
+@different_kinds
 @pytest.mark.parametrize(
     "dtype",
     [torch.bfloat16, *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in (torch.float64, torch.float16))],
@@ -834,7 +844,7 @@ def test_a_change_by_hand_that_is_not_read_shows_in_the_run(path: str, generator
     assert isinstance(load_transformers(theirs, verify=False), Backbone)
 
 
-@every_kind
+@different_kinds
 def test_a_changed_layer_alone_shows_in_the_run(kind: str, generator: torch.Generator) -> None:
     theirs = layers_of(build(kind, generator, **KINDS[kind][0]))[0]
     theirs.register_forward_hook(lambda m, x, y: (y[0] * 1.01, *y[1:]) if isinstance(y, tuple) else y * 1.01)

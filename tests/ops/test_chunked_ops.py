@@ -160,6 +160,7 @@ def test_gradients(name: str, seq_len: int, generator: torch.Generator) -> None:
     assert gradcheck(op, given, fast_mode=True)
 
 
+@pytest.mark.slow
 @EACH
 def test_second_derivatives(name: str, generator: torch.Generator) -> None:
     op, _, inputs = RECURRENCES[name]

@@ -67,6 +67,7 @@ def test_the_loop_is_the_reference(generator: torch.Generator) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape",
     [

@@ -308,6 +308,7 @@ def test_the_ops_are_registered_as_they_behave(
     torch.library.opcheck(torch.ops.zoo.selective_scan_backward.default, backward)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own
 @pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])

@@ -106,6 +106,7 @@ def test_the_section_of_chunked_maps_has_a_line_for_each_pass() -> None:
     assert {row[3] for row in section.tables[0].rows} == {2.0}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_tuning_prints_a_line_for_each_tile_and_leaves_the_scan_as_it_was(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

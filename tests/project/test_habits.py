@@ -73,6 +73,7 @@ def _imported(*parts: str) -> Iterator[tuple[str, str]]:
                     yield top, f"{path.relative_to(ROOT)}:{each.line}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parts", "extras"),
     [

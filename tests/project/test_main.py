@@ -168,6 +168,7 @@ def test_measure_reads_the_layers_of_a_checkpoint(
     assert "heads, operators" not in out  # the flag's default is not the model's number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Llama", pytest.param("Mamba", marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("unpainted")
 def test_measure_reads_the_layers_of_a_transformers_model(

@@ -36,6 +36,7 @@ def test_draws_without_replacement_are_uniform_over_ordered_tuples(
     assert chi_square(counts, np.full(n_tuples, 1 / n_tuples)) < {24: 73.3, 6: 35.9}[n_tuples]
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(population=st.integers(1, 60), data=st.data())
 def test_draws_without_replacement_are_distinct(population: int, data: st.DataObject) -> None:

@@ -143,6 +143,7 @@ def test_the_slow_solver_agrees_with_every_label(name: str, data: st.DataObject)
             np.testing.assert_array_equal(arrays[fact][row], values)
 
 
+@pytest.mark.slow  # thousands of examples of each task
 @pytest.mark.parametrize("name", CLASSIFICATION)
 def test_chance_is_what_the_majority_guesser_scores(name: str) -> None:
     chance = base_task(name).of_split("validation").spec.chance
@@ -160,9 +161,10 @@ def test_chance_is_what_the_majority_guesser_scores(name: str) -> None:
 # Seeds and splits
 
 
+@pytest.mark.parametrize("shards", [1, pytest.param(4, marks=pytest.mark.slow)])
 @every_task
-def test_splits_share_no_example(name: str) -> None:
-    sizes = {"train": 4 * SHARD_ROWS, "validation": SHARD_ROWS, "test": SHARD_ROWS}
+def test_splits_share_no_example(name: str, shards: int) -> None:
+    sizes = {"train": shards * SHARD_ROWS, "validation": SHARD_ROWS, "test": SHARD_ROWS}
     rows = {split: {row.tobytes() for row in base_split(name, split, n)["inputs"]} for split, n in sizes.items()}
     shared = any(rows[a] & rows[b] for a, b in [("train", "validation"), ("train", "test"), ("validation", "test")])
     assert shared == (CASES[name].overlap is not None)
@@ -194,7 +196,7 @@ def test_long_sequences_are_drawn_in_smaller_shards(monkeypatch: pytest.MonkeyPa
     assert len(np.unique(many, axis=0)) == 25
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("split", sorted(SPLITS))
 @every_task
 def test_examples_are_those_of_the_committed_digests(

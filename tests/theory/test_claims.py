@@ -77,8 +77,9 @@ def measured() -> dict[str, Verdict]:
     return Measured()
 
 
-LONG = {"head_count", "softmax_heads", "softmax_floor", "differential_floor", "rank_of_mixers"}
-LONG |= {"gradient_attention", "gradient_closed_gates", "slogan_ssm_attenuates"}
+LONG = {"head_count", "softmax_heads", "softmax_floor", "differential_floor", "rank_of_mixers", "write_gate"}
+LONG |= {"gradient_attention", "gradient_closed_gates", "gradient_hybrid", "gradient_residuals"}
+LONG |= {"slogan_ssm_attenuates"}
 """Claims that train, search from many starts, measure every mixer or take gradients over many positions."""
 CLAIM_BY_CLAIM = [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in list_claims()]
 
@@ -254,6 +255,7 @@ def test_names_are_listed_without_torch() -> None:
     assert done.stdout.split() == [str(len(CLAIMS)), "False"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gradient_lti", "one_head_gap"])
 def test_the_same_seed_measures_the_same_and_another_does_not(name: str) -> None:
     def values(seed: int) -> list[float]:

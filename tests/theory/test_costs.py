@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.cases import every_kind
 from zoo.backbone import Backbone
 from zoo.blocks import RMSNorm, ShortConv
 from zoo.coefficient import coefficient, recording
-from zoo.registry import create_mixer, list_mixers
+from zoo.registry import create_mixer
 from zoo.theory import costs
 from zoo.theory.costs import complexity, input_dependence
 from zoo.theory.operator import interaction
@@ -116,7 +117,7 @@ def test_backbones_and_norms() -> None:
     assert complexity(RMSNorm(8), (16, 32), d_in=8, repeats=1).memory_exponent == pytest.approx(1, abs=0.1)
 
 
-@pytest.mark.parametrize("name", list_mixers())
+@every_kind
 def test_input_dependence_from_whole_operators(
     name: str, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

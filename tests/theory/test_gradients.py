@@ -169,6 +169,7 @@ def test_highways_are_flat(name: str, options: dict[str, Any]) -> None:
     assert profile.values[:, -1].min() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["attention", "selective_ssm"])
 def test_highways_in_float32(name: str) -> None:
     layer = create_mixer(name, 16)

@@ -109,6 +109,7 @@ def test_without_scipy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         intervals.of_median(range(5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 4.0])
 def test_the_interval_of_a_ratio_of_variances_covers_it(ratio: float, rng: np.random.Generator) -> None:
     groups = rng.normal(size=(1000, 6, 5)) + math.sqrt(ratio) * rng.normal(size=(1000, 6, 1))

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.cases import randomise
+from tests.cases import every_kind, randomise
 from zoo.backbone import Backbone
 from zoo.blocks import Canon, ResidualBlock, ShortConv, Stack
 from zoo.contract import SequenceMixer
-from zoo.registry import create_mixer, list_mixers
+from zoo.registry import create_mixer
 from zoo.theory.comparison import (
     GROUPS,
     describe_misses,
@@ -141,7 +141,7 @@ def test_the_predicted_rank_is_the_measured_one(name: str, generator: torch.Gene
     assert layer.predicted_rank(seq_len) == interaction_rank(interaction(layer, x).operator[0])
 
 
-@pytest.mark.parametrize("name", list_mixers())
+@every_kind
 def test_no_mixer_exceeds_its_prediction(name: str, generator: torch.Generator) -> None:
     layer = create_mixer(name, 4).double()
     x = torch.randn(1, 10, 4, generator=generator, dtype=torch.float64)
@@ -221,6 +221,7 @@ def test_gradients_alone_are_those_of_the_rows(rows: list[Measurement]) -> None:
     assert torch.equal(highway.profile.values, rows[0].highway.profile.values)
 
 
+@pytest.mark.slow
 def test_progress_names_each_row_and_quantity() -> None:
     seen: list[tuple[str, str]] = []
     (row,) = measure_mixers(["selective_ssm"], SMALL, lambda row, quantity: seen.append((row, quantity)))

@@ -142,6 +142,7 @@ def test_the_sketchs_energy_is_right_on_average(side: str, generator: torch.Gene
         assert spread < 0.1 * exact.square().sum()
 
 
+@pytest.mark.slow
 def test_a_wide_sketch_approaches_the_spectrum(generator: torch.Generator) -> None:
     layer = create_mixer("attention", WIDTH, n_heads=3).double()
     x = torch.randn(SEQ, WIDTH, generator=generator, dtype=torch.float64)
@@ -221,6 +222,7 @@ def test_many_rows_of_float32_keep_the_digits_of_small_values(generator: torch.G
     np.testing.assert_allclose(found.double().numpy(), expected.numpy(), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seq", "least", "most"), [(8, 22, 30), (32, 28, 32)])
 def test_how_much_a_sketch_understates_a_slow_spectrum(
     seq: int, least: int, most: int, generator: torch.Generator

@@ -69,6 +69,7 @@ def small_loader(folder: Path) -> Any:
     return data.val_dataloader()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unpainted")
 def test_along_training_heads_become_curves_and_a_figure(tmp_path: Path) -> None:
     callback = TheoryFigures(every_n_steps=4, max_seq_len=8, n_examples=2)

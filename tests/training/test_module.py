@@ -399,6 +399,7 @@ def test_bf16_mixed_runs_and_judges_in_float32(tmp_path: Path) -> None:
     assert torch.isfinite(trainer.callback_metrics["val/loss"])
 
 
+@pytest.mark.slow
 @INDUCTOR_WARNING
 def test_compile_leaves_the_names_of_the_weights(unchecked_shapes: None) -> None:
     plain, compiled = small.module(), small.module(compile=True)
@@ -484,6 +485,7 @@ def test_same_seed_same_losses(tmp_path: Path) -> None:
     assert losses[0] == losses[1]
 
 
+@pytest.mark.slow
 def test_generates_what_it_was_taught(tmp_path: Path) -> None:
     class Count(small.Echo):
         """Each token is followed by the next number."""

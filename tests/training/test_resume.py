@@ -118,6 +118,7 @@ def test_resuming_from_any_step_gives_the_same_run(tmp_path: Path, case: str, mo
         assert (trainer.global_step, trainer.current_epoch) == (whole_trainer.global_step, whole_trainer.current_epoch)
 
 
+@pytest.mark.slow
 def test_without_reseeding_the_resumed_run_would_differ(tmp_path: Path) -> None:
     # Guards the test above: its module must notice draws that are not those of the uninterrupted run.
     whole, *_ = fit(tmp_path / "whole", Keep(tmp_path / "whole/checkpoints/last.ckpt", tmp_path / "kept"))

@@ -150,15 +150,17 @@ def test_examples_look_like_those_of_who_published_the_task(name: str, what: str
     assert apart(ours, theirs) < 1, f"ours {ours}, theirs {theirs}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "what"),
-    [pytest.param(*wrong, marks=() if number % 4 == 0 else pytest.mark.slow) for number, wrong in enumerate(WRONG)],
+    WRONG,
 )
 def test_another_law_is_told_from_the_published_one(name: str, options: dict[str, Any], what: str) -> None:
     found = numbers(name, json.dumps(options))
     assert apart(counts(found[what]), histograms(name)[what]) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "fewer"), [("fuzzy_recall", 1), ("fuzzy_recall-train", 2)])
 def test_rows_that_ask_for_what_they_never_showed_are_few_and_padded_alike(name: str, fewer: float) -> None:
     theirs = histograms(name)
