@@ -26,7 +26,6 @@ from tests.cases import (
     D_MODEL,
     KINDS,
     LONGEST,
-    OF_THEIR_OWN_OP,
     VARIANTS,
     Case,
     assert_states_close,
@@ -68,7 +67,7 @@ HELD_BY_EVERY_CASE = (
 )
 
 
-OF_EACH_KIND = ("one_by_one", "float32", "bfloat16", "deep_copy", "state_dict")
+OF_EACH_KIND = ("inputs_unchanged", "one_by_one", "float32", "bfloat16", "deep_copy", "state_dict")
 """Properties of what mixers share: by default one mixer of each kind of state is asked."""
 
 
@@ -142,7 +141,7 @@ def test_forward_is_the_reference(case: Case, generator: torch.Generator) -> Non
         assert_close(mixer(x), case.reference(mixer, x))
 
 
-@cases(variants=False, by_default=OF_THEIR_OWN_OP)
+@cases(variants=False, by_default=KINDS)
 def test_forward_and_stream_are_the_reference_at_length_1000(case: Case, generator: torch.Generator) -> None:
     mixer, x = case.create(generator), draw(1, 1000, D_MODEL, generator=generator)
     expected = case.reference(mixer, x)
@@ -238,7 +237,7 @@ def test_what_is_not_in_the_operator_comes_from_biases(case: Case, generator: to
         check_offset(mixer, x)
 
 
-@cases(names=reference.OPERATORS)  # not a nonlinear recurrence or a stack, which have no closed form
+@cases(variants="slow", names=reference.OPERATORS)  # not a nonlinear recurrence or a stack, which have no closed form
 def test_the_operator_is_the_one_of_the_papers(case: Case, generator: torch.Generator) -> None:
     mixer, x = case.create(generator), draw(2, 7, D_MODEL, generator=generator)
     expected = [reference.OPERATORS[case.name](parameters(mixer), row, **case.options) for row in x.numpy()]
@@ -260,7 +259,7 @@ def test_replayed_the_mixer_is_affine(case: Case, generator: torch.Generator) ->
 # Causality, batches, padding.
 
 
-@cases(variants="slow")
+@cases(variants="slow", by_default=KINDS)
 def test_the_operator_has_no_entry_in_the_future(case: Case, generator: torch.Generator) -> None:
     """Nor where a window or a kernel ends: its entries are where an output has a gradient, the diagonal among them."""
     mixer, x = case.create(generator), draw(1, 7, D_MODEL, generator=generator).requires_grad_()

@@ -430,6 +430,7 @@ def test_splits_may_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "test loss" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_regression_reports_its_error_and_no_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = (
         "--mixer factorized --task ssm_teacher --batch_size 8 --task.n_train 64 --task.n_val 8 --task.n_test 8 "

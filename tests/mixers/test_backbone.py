@@ -65,7 +65,7 @@ def test_canon_layers_stand_where_the_reference_has_them(name: str, canon: str, 
     assert_close(model(x), np.stack(expected))
 
 
-@pytest.mark.parametrize("name", ["hybrid", "gated_delta_net"])
+@pytest.mark.parametrize("name", ["hybrid", pytest.param("gated_delta_net", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("options", [{"canon": "ACD"}, {"canon": "CA", "n_experts": 2}, {"canon": "D"}], ids=str)
 def test_canon_layers_stream(name: str, options: dict[str, Any], generator: torch.Generator) -> None:
     """In chunks, with lengths, at selected positions, as an operator, and to the byte of the state."""
@@ -409,7 +409,9 @@ def test_what_is_decoded_is_the_reference(name: str, generator: torch.Generator)
             assert_close(logits[row, place], decoded(model, code, asked))
 
 
-@pytest.mark.parametrize("name", ["attention", "selective_ssm", "lstm", "conv"])
+@pytest.mark.parametrize(
+    "name", ["attention", "lstm", *(pytest.param(n, marks=pytest.mark.slow) for n in ("selective_ssm", "conv"))]
+)
 def test_an_autoencoder_streams_selects_and_has_rows_of_any_length(name: str, generator: torch.Generator) -> None:
     model = model_of(Case(name, {}), generator, decode_from=4)
     x = tokens(3, 9, generator=generator)

@@ -324,7 +324,7 @@ def our_gradients(ours: nn.Module, theirs: nn.Module) -> list[tuple[str, Tensor,
 # Layers.
 
 
-@every_config
+@different_configs
 def test_a_layer_has_their_outputs_and_gradients(
     kind: str, options: dict[str, Any], generator: torch.Generator
 ) -> None:

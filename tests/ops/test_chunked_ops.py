@@ -168,6 +168,7 @@ def test_second_derivatives(name: str, generator: torch.Generator) -> None:
     assert gradgradcheck(op, given, fast_mode=True)
 
 
+@pytest.mark.slow
 @EACH
 def test_float32_loses_nothing_to_decays_of_all_sizes(name: str, generator: torch.Generator) -> None:
     """Steps that clear the state stand beside steps that hardly change it: sums before them must not cost digits."""

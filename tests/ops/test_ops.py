@@ -358,7 +358,7 @@ def attend_by_loops(
         (63, 0, [0, 0]),
         (1, 5, [5, 2]),
         (7, 4, [0, 3]),
-        (1000, 0, [0, 0]),
+        pytest.param(1000, 0, [0, 0], marks=pytest.mark.slow),
     ],
 )
 def test_attend_is_the_softmax_over_what_is_seen(
@@ -465,7 +465,8 @@ def test_lstm_scan_gradients(generator: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize(
-    ("slots", "seq_len"), [(1, 1), (7, 7), (7, 2), (64, 64), (200, 1), (200, 64), (200, 129), (300, 300)]
+    ("slots", "seq_len"),
+    [(1, 1), (7, 7), (7, 2), (64, 64), (200, 1), (200, 64), (200, 129), pytest.param(300, 300, marks=pytest.mark.slow)],
 )
 def test_long_conv_is_the_double_sum(slots: int, seq_len: int, generator: torch.Generator) -> None:
     x, kernel = draw(2, slots, 3, generator=generator), draw(3, slots, generator=generator)

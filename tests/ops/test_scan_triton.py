@@ -83,6 +83,7 @@ def test_any_shape_gives_the_numbers_of_the_loop(shape: tuple[int, ...], generat
     _check(_inputs(*shape, generator), generator)
 
 
+@pytest.mark.slow
 def test_inputs_in_bfloat16_have_a_state_in_float32(generator: torch.Generator) -> None:
     _check(_inputs(2, 18, 3, 5, generator, torch.bfloat16), generator)
 

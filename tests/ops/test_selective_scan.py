@@ -260,6 +260,7 @@ def test_a_backend_in_float32_refuses_float64(generator: torch.Generator) -> Non
         selective_scan(*scan_inputs(generator, 5), backend="numba")
 
 
+@pytest.mark.slow
 @ON_CPU
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_signs_are_looked_at_in_compiled_code_and_in_a_single_step(backend: str, generator: torch.Generator) -> None:
@@ -376,6 +377,7 @@ class Large(TorchDispatchMode):
         return done
 
 
+@pytest.mark.slow
 def test_no_step_of_torchs_is_shared_out_among_threads(two_threads: None, generator: torch.Generator) -> None:
     """Whole arrays are, a dozen times whatever the length: what waits for a busy core at each step takes for ever."""
     counts = []

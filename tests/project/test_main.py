@@ -282,6 +282,7 @@ def test_a_real_claim_runs_from_the_command(tmp_path: Path, capsys: pytest.Captu
     assert (tmp_path / "claims.md").is_file()
 
 
+@pytest.mark.slow
 def test_the_figure_of_gradients_draws_the_mixers_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "new" / "figure.png"
     argv = ["figure", "gradients", "--mixer", "attention", "lstm", "--seq_len", "16", "--seeds", "5"]
@@ -316,6 +317,7 @@ def test_a_missing_extra_is_named_before_anything_is_measured(
     assert "pip install 'mixer-zoo[report]'" in refused(capsys, *argv)
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     argv = ["measure", "--mixer", "identity", *SMALL, "--out", str(tmp_path / "file" / "below")]

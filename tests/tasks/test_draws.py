@@ -73,6 +73,7 @@ def test_one_of_the_eligible_is_chosen_evenly(rng: np.random.Generator) -> None:
     assert (chosen[9_000:] == 0).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(rows=st.lists(st.lists(st.integers(0, 5), min_size=7, max_size=7), min_size=0, max_size=4))
 def test_occurrences_are_those_that_a_loop_finds(rows: list[list[int]]) -> None:

@@ -56,6 +56,7 @@ def test_a_wide_layer_is_cut_as_on_the_slow_road(
     assert_close(truncate(layer, fast)(other), expected)
 
 
+@pytest.mark.slow
 def test_a_sample_of_positions_estimates_the_spectrum(
     generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

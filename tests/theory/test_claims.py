@@ -429,6 +429,7 @@ def test_a_missing_extra_is_named(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_two_figures() -> None:
     (axes,) = paper.staircase_figure(settings=dataclasses.replace(SMALL, steps=5)).axes
     assert axes.get_yscale() == "log"

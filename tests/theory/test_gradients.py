@@ -150,8 +150,8 @@ def test_one_attention_layer_puts_a_floor_under_a_hybrid() -> None:
 
 HIGHWAYS = [
     ("attention", {}),
-    ("attention", {"n_kv_heads": 1, "position": "rope"}),
-    ("attention", {"position": "alibi", "sink": "bos"}),
+    pytest.param("attention", {"n_kv_heads": 1, "position": "rope"}, marks=pytest.mark.slow),
+    pytest.param("attention", {"position": "alibi", "sink": "bos"}, marks=pytest.mark.slow),
     ("attention", {"position": "relative", "sink": "position", "max_seq_len": SEQ}),
     pytest.param("selective_ssm", {}, marks=pytest.mark.slow),
     ("selective_ssm", {"dt_min": 0.1, "dt_max": 0.5, "d_conv": 2}),
@@ -276,6 +276,7 @@ def test_zeros_of_half_of_the_seeds_leave_the_rate_of_the_others() -> None:
     assert decay_rate(GradientProfile(values, tau, 200)).rate == pytest.approx(-0.1)
 
 
+@pytest.mark.slow
 def test_the_interval_covers_as_often_as_it_says(rng: np.random.Generator) -> None:
     """80 % intervals over 12 seeds: a percentile bootstrap of medians covers somewhat loosely, but not by chance."""
     covered = 0

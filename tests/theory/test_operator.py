@@ -358,6 +358,7 @@ def test_the_backward_pass_is_the_transpose_of_the_forward_pass(name: str, gener
         assert_close((held.rmatvec(u) * v).sum((2, 3)), (held.matvec(v) * u).sum((2, 3)))
 
 
+@pytest.mark.slow
 def test_the_share_of_the_output_that_is_not_in_the_operator(generator: torch.Generator) -> None:
     x = draw(generator, 1, 64, 16)
     layer = create_mixer("selective_ssm", 16).double()

@@ -51,6 +51,7 @@ def test_the_error_of_few_heads_is_the_tail_of_the_spectrum(n_heads: int, genera
     assert_close(truncate(layer, basis, n_heads)(x), expected)
 
 
+@pytest.mark.slow
 def test_a_limit_keeps_the_leading_operators(generator: torch.Generator) -> None:
     """Of a layer of 34 x 34 channels that spans 68 operators, 72 random vectors see all; 16 see the leading ones."""
     layer, x = layer_of("selective_ssm", generator, 34), draw(1, 16, 34, generator=generator)

@@ -39,6 +39,7 @@ class Rates(L.Callback):
         self.rates.append(optimizer.param_groups[0]["lr"])
 
 
+@pytest.mark.slow
 def test_learns_one_batch_by_heart(tmp_path: Path) -> None:
     # Attention that sees lags: without them some answers cannot be told apart, and luck decides how many are right.
     mixer = {"name": "attention", "n_heads": 2, "position": "relative", "max_seq_len": small.SEQ_LEN}

@@ -51,6 +51,9 @@ OURS: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 """The task, its options and the split that each record is of."""
 
+QUICK = ("mqar-basic", "in_context_recall", "selective_copying", "copying", "adding", "even_pairs", "delay")
+"""Records of tasks that are drawn at once; the others take a second each."""
+
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("mqar-basic", {"power_a": 0.2}, "mean place"),
     ("mqar-basic", {"random_non_queries": False}, "zeros"),
@@ -143,7 +146,12 @@ def apart(ours: Counts, theirs: Counts) -> float:
 
 @pytest.mark.parametrize(
     ("name", "what"),
-    [(name, what) for name in SUMMARIES for what in recorded(name)["counts"] if what != "padding of all"],
+    [
+        pytest.param(name, what, marks=() if name in QUICK else pytest.mark.slow)
+        for name in SUMMARIES
+        for what in recorded(name)["counts"]
+        if what != "padding of all"
+    ],
 )
 def test_examples_look_like_those_of_who_published_the_task(name: str, what: str) -> None:
     ours, theirs = counts(numbers(name)[what]), histograms(name)[what]
@@ -179,6 +187,7 @@ def test_rows_that_ask_for_what_they_never_showed_are_few_and_padded_alike(name:
     assert usual - mean_of_all == pytest.approx(fewer, abs=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in SUMMARIES if "constant guess" in recorded(name)])
 def test_the_best_constant_guess_scores_what_it_scored_there_by_both_accuracies(name: str) -> None:
     task_name, options, split = OURS[name]
