@@ -342,7 +342,7 @@ def test_lengths_of_any_integer_type_are_the_same(case: Case, generator: torch.G
             assert_states_close(after, expected_state)
 
 
-@cases(variants=False)
+@cases(variants=False, by_default=KINDS)
 def test_an_empty_batch_passes(case: Case, generator: torch.Generator) -> None:
     mixer, x = case.create(generator), draw(0, 5, D_MODEL, generator=generator)
     assert mixer(x).shape == (0, 5, D_MODEL)
@@ -485,14 +485,14 @@ def test_state_bytes_is_what_stream_returns(case: Case, generator: torch.Generat
         assert all(parameter.dtype == dtype for parameter in mixer.parameters())
 
 
-@cases(variants="slow")
+@cases(variants="slow", by_default=KINDS)
 def test_an_empty_state_is_the_start(case: Case, generator: torch.Generator) -> None:
     mixer, x = case.create(generator), draw(2, 5, D_MODEL, generator=generator)
     y, _ = mixer.stream(x, mixer.empty_state(2, torch.float64, "cpu"))
     assert torch.equal(y, mixer(x))
 
 
-@cases(variants="slow")
+@cases(variants="slow", by_default=KINDS)
 def test_an_initial_state_can_be_learned(case: Case, generator: torch.Generator) -> None:
     mixer, x = case.create(generator), draw(2, 5, D_MODEL, generator=generator).requires_grad_()
     _, state = mixer.stream(x)
@@ -518,7 +518,7 @@ def test_a_detached_state_is_cut_from_the_past(case: Case, generator: torch.Gene
     assert torch.autograd.grad(detached.sum(), past, allow_unused=True)[0] is None
 
 
-@cases(variants="slow")
+@cases(variants="slow", by_default=KINDS)
 def test_a_state_moves(case: Case, generator: torch.Generator) -> None:
     mixer = case.create(generator)
     _, state = mixer.stream(draw(2, 4, D_MODEL, generator=generator))
@@ -602,7 +602,7 @@ def assert_refused(call: Callable[[], object], word: str, *words: str) -> None:
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
-@cases(variants=False)
+@cases(variants=False, by_default=KINDS)
 def test_wrong_input_is_refused(case: Case, generator: torch.Generator) -> None:
     mixer = case.create(generator)
     for shape in ((5, D_MODEL), (2, 5, D_MODEL + 1), (2, 0, D_MODEL), (1, 2, 5, D_MODEL)):
@@ -612,7 +612,7 @@ def test_wrong_input_is_refused(case: Case, generator: torch.Generator) -> None:
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
-@cases(variants=False)
+@cases(variants=False, by_default=KINDS)
 def test_wrong_lengths_are_refused(case: Case, generator: torch.Generator) -> None:
     mixer, x = case.create(generator), draw(2, 5, D_MODEL, generator=generator)
     for values in ([5, 6], [-1, 5]):
@@ -634,7 +634,7 @@ def state_of(name: str) -> Any:
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
-@cases(variants=False)
+@cases(variants=False, by_default=KINDS)
 def test_wrong_states_are_refused(case: Case, generator: torch.Generator) -> None:
     mixer, x = case.create(generator), draw(2, 5, D_MODEL, generator=generator)
     _, state = mixer.stream(x)
@@ -655,7 +655,7 @@ def test_wrong_states_are_refused(case: Case, generator: torch.Generator) -> Non
         assert_refused(lambda value=value: mixer.stream(x, value), type(mixer).__name__)
 
 
-@cases(variants=False)
+@cases(variants=False, by_default=KINDS)
 def test_a_state_of_the_precision_before_is_refused(case: Case, generator: torch.Generator) -> None:
     """What is kept of the check of one call must not answer for a call in another precision."""
     mixer, x = case.create(generator).float(), draw(2, 5, D_MODEL, generator=generator)

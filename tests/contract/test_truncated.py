@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.cases import D_MODEL, Case, cases, draw
+from tests.cases import D_MODEL, KINDS, Case, cases, draw
 from tests.tolerances import assert_close
 from zoo import create_mixer, detach_state
 from zoo.contract import SequenceMixer, map_state, state_tensors
@@ -14,7 +14,7 @@ from zoo.contract import SequenceMixer, map_state, state_tensors
 CHUNK, N_CHUNKS, STEPS = 4, 6, 60
 
 
-@cases(variants="slow")
+@cases(variants="slow", by_default=KINDS)
 def test_a_gradient_handed_over_at_a_cut_is_the_whole_gradient(case: Case, generator: torch.Generator) -> None:
     """Backward through the second chunk as far as its first state, and from there on through the first chunk."""
     mixer, x = case.create(generator), draw(2, 9, D_MODEL, generator=generator).requires_grad_()
