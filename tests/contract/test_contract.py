@@ -26,6 +26,7 @@ from tests.cases import (
     D_MODEL,
     KINDS,
     LONGEST,
+    OF_THEIR_OWN_OP,
     VARIANTS,
     Case,
     assert_states_close,
@@ -204,7 +205,7 @@ def _fill(state: Any, tensors: Any) -> Any:
     return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
 
 
-@cases(variants="slow")
+@cases(variants="slow", by_default=OF_THEIR_OWN_OP)
 def test_gradients_of_input_state_and_parameters_pass_gradcheck(case: Case, generator: torch.Generator) -> None:
     mixer = case.create(generator)
     x = draw(2, 4, D_MODEL, generator=generator).requires_grad_()
@@ -992,7 +993,11 @@ FLAWS = [
 
 
 @pytest.mark.parametrize(
-    "flaw", [pytest.param(flaw, id=str(flaw), marks=() if flaw.mixer in KINDS else pytest.mark.slow) for flaw in FLAWS]
+    "flaw",
+    [
+        pytest.param(flaw, id=str(flaw), marks=() if flaw.mixer in ("lstm", "linear_attention") else pytest.mark.slow)
+        for flaw in FLAWS
+    ],
 )
 def test_a_planted_flaw_is_seen(flaw: Flaw, monkeypatch: pytest.MonkeyPatch, generator: torch.Generator) -> None:
     given_by_pytest = {"padding": 1e9, "generator": generator}

@@ -19,6 +19,7 @@ from lab import config as cli
 from lab.config.layers import Text
 from lab.config.options import fit
 from tests import ROOT
+from tests.cases import KINDS
 
 SHIPPED = sorted((ROOT / "configs").glob("mixer/*.yaml")) + sorted((ROOT / "configs").glob("task/*.yaml"))
 
@@ -222,8 +223,14 @@ def test_numbers_without_a_point_are_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "argv",
     [
-        *(["--mixer", name] for name in zoo.list_mixers()),
-        *(["--task", name] for name in tasks.list_tasks()),
+        *(
+            pytest.param(["--mixer", name], marks=() if name in KINDS else pytest.mark.slow)
+            for name in zoo.list_mixers()
+        ),
+        *(
+            pytest.param(["--task", name], marks=() if name == "mqar" else pytest.mark.slow)
+            for name in tasks.list_tasks()
+        ),
         ["--mixer.pattern", "[lstm, {name: attention, n_heads: 2}, attention]", "--mixer.n_kv_heads", "1"],
         ["--mixer", "attention", "--lr", "1e-05", "--d_channel", "0", "--trainer.precision", "bf16-mixed"],
         ["--run_dir", "1e3", "--trainer.callbacks", "LearningRateMonitor"],

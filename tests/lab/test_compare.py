@@ -781,7 +781,6 @@ def test_tensorboard_is_served_until_it_is_stopped(number: int, status: int, var
     assert sorted(varied.rglob("*")) == before  # nothing is left where the runs are
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:html5lib's sanitizer:DeprecationWarning")  # of TensorBoard's own imports
 def test_what_tensorboard_cannot_do_is_one_line(varied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("localhost", 0)) as taken:

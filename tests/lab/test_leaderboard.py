@@ -167,7 +167,6 @@ def test_a_bad_command_is_one_line(argv: list[str], said: str, capsys: pytest.Ca
     assert said in error_line(capsys, "lab leaderboard")
 
 
-@pytest.mark.slow
 def test_cells_are_run_once_and_further_seeds_take_the_rate_that_was_picked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

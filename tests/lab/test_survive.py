@@ -218,7 +218,6 @@ def test_a_kill_between_the_renames_of_a_save_loses_nothing(
     assert not (checkpoints / ".last.ckpt.tmp").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("names", [["best"], ["last", "previous", "best"]])
 def test_where_no_checkpoint_brings_the_run_back_it_is_refused(
     tmp_path: Path, names: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -262,9 +261,8 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return log
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("where", ["at step 3", "outside training"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
 def test_a_scheduler_that_asks_finds_a_checkpoint_and_a_status_of_its_own(
     tmp_path: Path,
     whole: Path,
@@ -372,7 +370,6 @@ def events(path: Path) -> Path:
     return next(path.glob("events.out.tfevents.*"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("full_for", "room"),
     [("checkpoints", lambda path: 20_000), ("curves", lambda path: events(path).stat().st_size + 30)],

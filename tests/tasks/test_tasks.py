@@ -119,10 +119,7 @@ def labelled_positions(labels: np.ndarray) -> list[int]:
     return np.flatnonzero(known).tolist()
 
 
-@every_task
-@settings(max_examples=25)
-@given(data=st.data())
-def test_the_slow_solver_agrees_with_every_label(name: str, data: st.DataObject) -> None:
+def assert_solved(name: str, data: st.DataObject) -> None:
     case, split = CASES[name], data.draw(st.sampled_from(sorted(SPLITS)))
     task = drawn_task(name, data).of_split(split)
     assert set(case.facts) == set(task.spec.facts)
@@ -141,6 +138,21 @@ def test_the_slow_solver_agrees_with_every_label(name: str, data: st.DataObject)
             for position, value in count(task.options(), inputs, asked).items():
                 values[position] = value
             np.testing.assert_array_equal(arrays[fact][row], values)
+
+
+@every_task
+@settings(max_examples=8)
+@given(data=st.data())
+def test_the_slow_solver_agrees_with_every_label(name: str, data: st.DataObject) -> None:
+    assert_solved(name, data)
+
+
+@pytest.mark.slow
+@every_task
+@settings(max_examples=40)
+@given(data=st.data())
+def test_the_slow_solver_agrees_with_more_labels(name: str, data: st.DataObject) -> None:
+    assert_solved(name, data)
 
 
 @pytest.mark.slow  # thousands of examples of each task
@@ -197,7 +209,7 @@ def test_long_sequences_are_drawn_in_smaller_shards(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("split", sorted(SPLITS))
+@pytest.mark.parametrize("split", ["test", *(pytest.param(s, marks=pytest.mark.slow) for s in ("train", "validation"))])
 @every_task
 def test_examples_are_those_of_the_committed_digests(
     name: str, split: str, seed: int, request: pytest.FixtureRequest

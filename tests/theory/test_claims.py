@@ -84,6 +84,17 @@ LONG |= {"slogan_ssm_attenuates"}
 CLAIM_BY_CLAIM = [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in list_claims()]
 
 
+BRIEF = {"gradient_attention": 64, "gradient_closed_gates": 64, "slogan_ssm_attenuates": 64}
+BRIEF |= {"differential_floor": 32, "softmax_heads": 32, "write_gate": 32, "rank_of_mixers": 32}
+"""Claims that are slow at their length, and how few positions show them as well."""
+
+
+@pytest.mark.parametrize("name", BRIEF)
+def test_claims_of_many_positions_hold_at_few(name: str) -> None:
+    (verdict,) = run_claims([name], dataclasses.replace(SMALL, seq_len=BRIEF[name]))
+    assert verdict.status == ("refuted as predicted" if name.startswith("slogan_") else "holds")
+
+
 @pytest.mark.parametrize("name", CLAIM_BY_CLAIM)
 def test_claims_hold_and_slogans_do_not(name: str, measured: dict[str, Verdict]) -> None:
     verdict = measured[name]
