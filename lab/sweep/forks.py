@@ -15,6 +15,9 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 
+_ONE_AT_A_TIME = threading.Lock()
+"""Held while a fork starts or its status is read: a start asks all others how they ended, and each can say so once."""
+
 PRELOADED = ("lab.train", "rich.table", "torch.utils.tensorboard", "tasks.datamodule", "zoo.training.module")
 
 
@@ -34,7 +37,8 @@ class Fork:
         context.set_forkserver_preload(list(PRELOADED))
         settings = {**os.environ, **environment}
         self._process = context.Process(target=_run, args=(list(argv), str(cwd), str(log), settings))
-        self._process.start()
+        with _ONE_AT_A_TIME:
+            self._process.start()
         self.terminate, self.kill = self._process.terminate, self._process.kill
 
     def wait(self, timeout: float | None = None) -> int:
@@ -43,10 +47,13 @@ class Fork:
         Raises:
             TimeoutExpired: it has not ended by then.
         """
-        self._process.join(timeout)
-        if self._process.exitcode is None:
+        if not wait([self._process.sentinel], timeout):
             raise subprocess.TimeoutExpired("train.py", timeout or 0.0)
-        return self._process.exitcode
+        with _ONE_AT_A_TIME:
+            self._process.join()
+            status = self._process.exitcode
+        assert status is not None
+        return status
 
 
 def can_fork(environment: Mapping[str, str]) -> bool:

@@ -13,7 +13,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ from lab.sweep.engine import (
     slot_environments,
     tail_lines,
 )
+from lab.sweep.forks import Fork
 from lab.sweep.grid import Experiment, Grid, expand, read_experiment, values_of
 from lab.sweep.matching import TOLERANCE, target
 from lab.sweep.scores import Point, model_flags, score_table, scores
@@ -839,3 +842,25 @@ def test_a_scored_sweep_prints_and_writes_one_number_for_each_mixer(tmp_path: Pa
     before = (folder / "scores.json").read_bytes()
     assert sweep.main([str(file), "--run_dir", str(tmp_path / "runs")]) == 0
     assert (folder / "scores.json").read_bytes() == before
+
+
+@pytest.mark.slow
+def test_a_fork_that_ends_while_another_starts_still_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, reading, delays = forkserver.read_signed, threading.Event(), [0.0, 1.0]
+
+    def slowly(sentinel: int) -> int:
+        reading.set()
+        time.sleep(delays.pop(0) if delays else 0.0)
+        return read(sentinel)
+
+    def start() -> Fork:
+        return Fork(["--mixer", "none"], tmp_path, tmp_path / "log.txt", {})
+
+    monkeypatch.setattr(forkserver, "read_signed", slowly)  # a fork's number is read first, at its end its status
+    first = start()
+    reading.clear()
+    with ThreadPoolExecutor() as threads:
+        ended = threads.submit(first.wait)
+        assert reading.wait(60)
+        assert start().wait(60) == 2
+        assert ended.result(60) == 2
