@@ -45,8 +45,8 @@ class Backbone(Pretrained):
             2512.17351): letters of A (before each mixer, after its norm), C (before the channel mixer, after
             its norm) and D (inside the SwiGLU), or none.
         backbone: residual or bare.
-        decode_from: the first position that sees of the sequence no more than the blocks' output at the position before
-            it, by a decoder; 0 for none.
+        decode_from: from this position on, a decoder sees nothing of the positions before it but the blocks' output at
+            the last of them; 0 for no decoder.
         n_experts: experts in the channel mixer of each expert layer; 0 for a single SwiGLU in every layer.
         top_k: how many experts serve a position.
         expert_period, expert_offset: layers expert_offset, expert_offset + expert_period, ... have experts.

@@ -62,8 +62,8 @@ def gated_average(
 ) -> tuple[Float[Tensor, "batch seq channels"], Float[Tensor, "batch channels"]]:
     """h_t = (1 - z_t) h_{t-1} + z_t target_t with z = sigmoid(logit): `linear_recurrence` of an update gate.
 
-    1 - z is sigmoid(-logit), which keeps its digits however near to one z is. Both are coefficients. One position is
-    one interpolation, in which the factor 1 - z is never made.
+    1 - z is computed as sigmoid(-logit), which is exact even where z is close to one. Both are coefficients. One
+    position is one interpolation, in which the factor 1 - z is never made.
 
     Args:
         logit: of the share of the state that is replaced.

@@ -48,7 +48,7 @@ Table = dict[str, Take]
 
 
 def take(**paths: str) -> Table:
-    """Make a table: our name, with `__` for its dots, and their paths."""
+    """Return a table from our names, in which `__` stands for a dot, to the paths in their model."""
     return {name.replace("__", "."): Take(tuple(path.split())) for name, path in paths.items()}
 
 
