@@ -1,9 +1,7 @@
 """The checker behind zoo's shape and type annotations while the tests run: jaxtyping and beartype, with a memory.
 
 Whether a call fits a signature follows from the types of its arguments and of its result, from the shapes and dtypes of
-their arrays and from numbers, not from what the arrays hold. Calls of one outline are checked once. Where a signature
-gives sizes by name only, as most do, it matters which numbers are equal, not which they are: of such calls one is
-checked for each pattern.
+their arrays and from numbers, not from what the arrays hold. Calls of one outline are checked once.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-import typing
 from collections.abc import Callable, Hashable
 from typing import Any, Self
 
@@ -45,11 +42,9 @@ def jaxtyped(*, typechecker: Callable[..., Any]) -> Callable[[Any], Any]:
         if not inspect.isfunction(decorated):
             return _decorate(decorated, typechecker=typechecker)
         passed: dict[Hashable, set[Hashable]] = {}
-        patterns: set[Hashable] = set()
         whole = functools.cache(lambda: _decorate(decorated, typechecker=typechecker))
         outcome: list[Any] = []
         result_alone = functools.cache(lambda: _decorate(_returning(outcome, decorated), typechecker=typechecker))
-        pattern = functools.cache(lambda: _same if _names_numbers(decorated) else _pattern)
 
         @functools.wraps(decorated)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -61,21 +56,13 @@ def jaxtyped(*, typechecker: Callable[..., Any]) -> Callable[[Any], Any]:
                 known = passed.get(given)
             except TypeError:  # symbolic sizes have no hash
                 return whole()(*args, **kwargs)
-            if known is None and (arguments := pattern()(given)) not in patterns:
-                result = whole()(*args, **kwargs)
-                returned = outline(result)
-                patterns.update((arguments, pattern()((given, returned))))
-                passed[given] = {returned}
-                return result
-            result = decorated(*args, **kwargs)
+            result = whole()(*args, **kwargs) if known is None else decorated(*args, **kwargs)
             returned = outline(result)
             if known is None:
-                known = passed[given] = set()
-            if returned not in known:
-                if (both := pattern()((given, returned))) not in patterns:
-                    outcome.append(result)
-                    result_alone()(*args, **kwargs)
-                    patterns.add(both)
+                passed[given] = {returned}
+            elif returned not in known:
+                outcome.append(result)
+                result_alone()(*args, **kwargs)
                 known.add(returned)
             return result
 
@@ -97,42 +84,6 @@ def outline(value: Any) -> Hashable:
     if how == "mapping":
         return kind, *[(key, outline(each)) for key, each in value.items()]
     return kind
-
-
-def _same(outlined: Hashable) -> Hashable:
-    return outlined
-
-
-def _pattern(outlined: Hashable) -> Hashable:
-    """An outline in which numbers are told by where each came first: all that an annotation by names can ask for.
-
-    Zero and one are kept: sizes of one are broadcast.
-    """
-    places: dict[int, str] = {}
-
-    def of(each: Any) -> Any:
-        if type(each) is int:
-            return each if each in (0, 1) else places.setdefault(each, f"number {len(places)}")
-        return tuple([of(part) for part in each]) if isinstance(each, tuple) else each
-
-    return of(outlined)
-
-
-def _names_numbers(function: types.FunctionType) -> bool:
-    """Tell whether a signature asks for numbers: sizes that are not named, or one of given values."""
-    try:
-        hints = list(typing.get_type_hints(function).values())
-    except NameError:  # of what is imported for the type checker only
-        return True
-    while hints:
-        hint = hints.pop()
-        if typing.get_origin(hint) is typing.Literal:
-            return True
-        sizes = [size.lstrip("*#?_") for size in str(getattr(hint, "dim_str", "")).split()]
-        if not all(size in ("", "...") or size.isidentifier() for size in sizes):
-            return True
-        hints += [each for each in typing.get_args(hint) if not isinstance(each, list)]
-    return False
 
 
 def _how(kind: type) -> str:

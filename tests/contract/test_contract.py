@@ -73,7 +73,7 @@ OF_EACH_KIND = ("inputs_unchanged", "one_by_one", "float32", "deep_copy", "state
 
 
 def held_by_default(case: Case, each: Property) -> bool:
-    """Variants are read in chunks by the test of padding, and some have W from the papers."""
+    """Variants are asked when slow: by default they are read against the reference, and in chunks with padding."""
     return not case.options and (case.name in KINDS or each.name not in OF_EACH_KIND)
 
 

@@ -312,7 +312,7 @@ def test_the_ops_are_registered_as_they_behave(
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own
-@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
 @ON_CPU
 def test_compiled_it_is_one_graph_and_the_same_numbers(backend: str, compiler: str, generator: torch.Generator) -> None:
     inputs = differentiable(*narrowed(scan_inputs(generator, 40)))

@@ -169,7 +169,7 @@ def test_measure_reads_the_layers_of_a_checkpoint(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["Llama", pytest.param("Mamba", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["Llama", "Mamba"])
 @pytest.mark.usefixtures("unpainted")
 def test_measure_reads_the_layers_of_a_transformers_model(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

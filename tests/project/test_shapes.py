@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import jaxtyping
 import pytest
@@ -52,43 +52,3 @@ def test_what_zoo_computes_is_checked() -> None:
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_the_checker_can_be_left_out(scaled: Function) -> None:
     assert scaled(torch.ones(2, 3), 3.0).shape == (2, 2)
-
-
-def test_sizes_by_name_are_checked_by_which_are_equal() -> None:
-    @shapes.jaxtyped(typechecker=shapes.checked)
-    def product(
-        a: Float[Tensor, "rows inner"], b: Float[Tensor, "inner columns"], cut: int = 0
-    ) -> Float[Tensor, "rows columns"]:
-        return (a @ b)[cut:]
-
-    ones = torch.ones
-    for rows, inner, columns in ((2, 3, 4), (5, 6, 7), (3, 3, 3), (1, 2, 3)):
-        assert product(ones(rows, inner), ones(inner, columns)).shape == (rows, columns)
-        with pytest.raises(jaxtyping.TypeCheckError, match="parameters"):
-            product(ones(rows, inner), ones(inner + 1, columns))
-        with pytest.raises(jaxtyping.TypeCheckError, match="return value"):
-            product(ones(rows, inner), ones(inner, columns), 1)
-
-
-@pytest.mark.parametrize("sizes", ["4 n", "n n+1", "*batch 4", "n {k}"])
-def test_sizes_by_number_are_checked_by_number(sizes: str) -> None:
-    shape = {"4 n": (4, 5), "n n+1": (4, 5), "*batch 4": (3, 4), "n {k}": (4, 5)}[sizes]
-
-    def given(x: Tensor, k: int = 5) -> Tensor:
-        return x
-
-    given.__annotations__["x"] = Float[Tensor, sizes]
-    first = shapes.jaxtyped(typechecker=shapes.checked)(given)
-    assert first(torch.ones(shape)).shape == shape
-    with pytest.raises(jaxtyping.TypeCheckError):
-        first(torch.ones([2 * size for size in shape]))
-
-
-def test_values_of_which_one_is_asked_for_are_checked_by_value() -> None:
-    @shapes.jaxtyped(typechecker=shapes.checked)
-    def power(x: Float[Tensor, "batch n"], exponent: Literal[2, 3]) -> Float[Tensor, "batch n"]:
-        return x**exponent
-
-    assert power(torch.ones(2, 3), 2).shape == (2, 3)
-    with pytest.raises(jaxtyping.TypeCheckError):
-        power(torch.ones(2, 3), 4)  # type: ignore[arg-type]

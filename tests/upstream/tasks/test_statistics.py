@@ -159,10 +159,7 @@ def test_examples_look_like_those_of_who_published_the_task(name: str, what: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "options", "what"),
-    WRONG,
-)
+@pytest.mark.parametrize(("name", "options", "what"), WRONG)
 def test_another_law_is_told_from_the_published_one(name: str, options: dict[str, Any], what: str) -> None:
     found = numbers(name, json.dumps(options))
     assert apart(counts(found[what]), histograms(name)[what]) > 1
