@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from zoo.contract import SequenceMixer
+from zoo.contract import Device, DType, SequenceMixer
 from zoo.naming import UsageError
 from zoo.protocols.adapter import Adapter, Forward, first_tensor
 from zoo.protocols.carried import Carried, Part, parts_of, run
@@ -74,9 +74,7 @@ class Adopted(SequenceMixer):
             if callable(reset := getattr(module, "reset_parameters", None)):
                 reset()
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> Carried:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> Carried:
         past = torch.empty(batch_size, 0, 0, dtype=dtype, device=device)
         return Carried((past, *(part.empty(batch_size, dtype, device) for part in self._parts)))
 

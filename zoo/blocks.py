@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, no_weight_decay, require_choice, require_positive
+from zoo.contract import Device, DType, SequenceMixer, no_weight_decay, require_choice, require_positive
 from zoo.ops.activation import gelu, gelu_gate, rms_norm, silu_gate
 from zoo.ops.conv import causal_conv
 from zoo.ops.experts import balance, grouped_linear, route
@@ -218,9 +218,7 @@ class ShortConv(SequenceMixer):
     def rank_law(self, seq_len: int) -> int:
         return min(*self.weight.shape, seq_len)
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> Tensor:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> Tensor:
         return torch.zeros(batch_size, self.weight.shape[1] - 1, self.d_model, dtype=dtype, device=device)
 
     def mix(self, x: Tensor, state: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -263,10 +261,6 @@ class Stack(SequenceMixer):
         """Return the layers, first one first."""
         return cast(list[SequenceMixer], list(self.layers))
 
-    def reset_parameters(self) -> None:
-        for layer in self.chain():
-            layer.reset_parameters()
-
     def rank_law(self, seq_len: int) -> int | None:
         # Composition: W = W_2 W_1 spans the products of the two spans.
         product = 1
@@ -277,9 +271,7 @@ class Stack(SequenceMixer):
             product = min(product * rank, layer.d_out * self.d_model)
         return product
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> tuple[Any, ...]:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> tuple[Any, ...]:
         return tuple(layer.empty_state(batch_size, dtype, device) for layer in self.chain())
 
     def mix(self, x: Tensor, state: tuple[Any, ...], lengths: Tensor | None) -> tuple[Tensor, tuple[Any, ...]]:
@@ -367,12 +359,6 @@ class ResidualBlock(SequenceMixer):
         """Whether the second half treats each position by itself."""
         return self.canon_before is None and self.canon_inside is None
 
-    def reset_parameters(self) -> None:
-        canon = (self.canon_before, self.canon_inside)
-        for layer in (self.mixer_norm, self.mixer, self.channel_norm, self.channel, *canon):
-            if layer is not None:
-                layer.reset_parameters()
-
     def rank_law(self, seq_len: int) -> int | None:
         rank = self.mixer.predicted_rank(seq_len)
         if rank is None or isinstance(self.channel, Experts):
@@ -384,9 +370,7 @@ class ResidualBlock(SequenceMixer):
             width *= self.canon_before.predicted_rank(seq_len) or 1
         return min(rank + 1, self.d_model**2) * (width + 1)
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> Any:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> Any:
         mixer = self.mixer.empty_state(batch_size, dtype, device)
         if self.by_position:
             return mixer
@@ -528,16 +512,10 @@ class Autoencoder(SequenceMixer):
         self.norms = nn.ModuleList(RMSNorm(self.d_model, norm_eps) for _ in range(2))
         self.projections = nn.ModuleList(nn.Linear(self.d_model, self.d_model) for _ in range(2))
 
-    def reset_parameters(self) -> None:
-        for layer in (self.mixer, *self.norms, *self.projections):
-            cast(Any, layer).reset_parameters()
-
     def rank_law(self, seq_len: int) -> int | None:
         return None
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> tuple[Any, Tensor, Tensor]:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> tuple[Any, Tensor, Tensor]:
         code = torch.zeros(batch_size, self.d_model, dtype=dtype, device=device)
         count = torch.zeros(batch_size, dtype=torch.int64, device=device)
         return self.mixer.empty_state(batch_size, dtype, device), code, count

@@ -29,6 +29,8 @@ from zoo.ops.transforms import followed
 S = TypeVar("S")
 M = TypeVar("M", bound=nn.Module)
 
+DType: TypeAlias = torch.dtype | None
+Device: TypeAlias = torch.device | str | None
 State: TypeAlias = Tensor | tuple[Any, ...]
 """What a mixer carries from chunk to chunk: tensors with the batch first, in (named) tuples, nested at will."""
 
@@ -93,6 +95,12 @@ def no_weight_decay(module: nn.Module) -> set[str]:
     }
 
 
+def reset_submodules(module: nn.Module) -> None:
+    """Call `reset_parameters` of all submodules that have it, in the order in which they were added."""
+    for child in module.children():
+        getattr(child, "reset_parameters", functools.partial(reset_submodules, child))()
+
+
 class Configured(nn.Module):
     """A module that knows the options it was built from.
 
@@ -142,8 +150,8 @@ def _is_plain(value: object) -> bool:
 class SequenceMixer(Configured, ABC):
     """Causal map (batch, seq, d_model) -> (batch, seq, d_out) that mixes positions.
 
-    A subclass writes `empty_state`, `mix` and `reset_parameters`, says in `rank_law` which interaction rank its algebra
-    gives, and names in `undecayed` the parameters that weight decay must spare.
+    A subclass writes `empty_state` and `mix`, says in `reset_parameters` how parameters of its own start and in
+    `rank_law` which interaction rank its algebra gives, and names in `undecayed` what weight decay must spare.
     """
 
     undecayed: ClassVar[tuple[str, ...]] = ()
@@ -180,18 +188,23 @@ class SequenceMixer(Configured, ABC):
         return [cls.create(d_model, options) for _ in range(n_layers)]
 
     @abstractmethod
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> Any:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> Any:
         """Return the state before the first position; `dtype` is that of the activations."""
 
     @abstractmethod
     def mix(self, x: Tensor, state: Any, lengths: Tensor | None) -> tuple[Tensor, Any]:
         """Return the map itself, on checked input: `x` is zero and the output is ignored from `lengths` on, per row."""
 
-    @abstractmethod
     def reset_parameters(self) -> None:
-        """Draw all own parameters anew from torch's generator."""
+        """Draw all parameters anew from torch's generator, here those of the submodules.
+
+        Raises:
+            NotImplementedError: parameters of its own, of which the subclass does not say how they start.
+        """
+        own = [name for name, _ in self.named_parameters(recurse=False)]
+        if own and type(self).reset_parameters is SequenceMixer.reset_parameters:
+            raise NotImplementedError(f"{type(self).__name__}.reset_parameters must say how {', '.join(own)} start")
+        reset_submodules(self)
 
     def forward(
         self, x: Float[Tensor, "batch seq d_model"], lengths: Lengths | None = None

@@ -90,6 +90,12 @@ def test_reset_parameters_reaches_everything_below(generator: torch.Generator) -
     assert torch.equal(block.channel_norm.weight, torch.ones(8))
 
 
+def test_parameters_of_its_own_need_a_reset_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(ShortConv, "reset_parameters")
+    with pytest.raises(NotImplementedError, match="must say how weight, bias start"):
+        ShortConv(8, 4, bias=True)
+
+
 def test_norms_and_biases_are_spared_from_weight_decay() -> None:
     block = ResidualBlock(Stack([ShortConv(8, 4, bias=True), create_mixer("selective_ssm", 8)]), 12)
     assert block.no_weight_decay() == {

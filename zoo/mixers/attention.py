@@ -13,7 +13,16 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm, ShortConv
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, head_width, require_choice, require_distance, require_positive, shared_heads
+from zoo.contract import (
+    Device,
+    DType,
+    SequenceMixer,
+    head_width,
+    require_choice,
+    require_distance,
+    require_positive,
+    shared_heads,
+)
 from zoo.ops.attention import (
     alibi_slopes,
     attend,
@@ -151,9 +160,7 @@ class Attention(SequenceMixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        for layer in (self.qkv_proj, self.conv, self.q_norm, self.k_norm, self.out_proj):
-            if layer is not None:
-                layer.reset_parameters()
+        super().reset_parameters()
         with torch.no_grad():
             if self.slopes is not None:
                 self.slopes.copy_(alibi_slopes(self.n_heads))
@@ -168,9 +175,7 @@ class Attention(SequenceMixer):
         free = softmax_freedom(seq_len, seq_len, normalized=self.conv is None and self.sink == "none")
         return shared_values_rank(self.n_heads * taps, self.n_kv_heads, self.d_model, self.d_head, free)
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> AttentionState:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> AttentionState:
         slots = torch.zeros(batch_size, self.n_kv_heads, 0, self.d_head, dtype=dtype, device=device)
         seen = torch.zeros(batch_size, dtype=torch.int64, device=device)
         conv = () if self.conv is None else self.conv.empty_state(batch_size, dtype, device)

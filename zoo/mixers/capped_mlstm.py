@@ -11,7 +11,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, head_width, require_positive
+from zoo.contract import Device, DType, SequenceMixer, accumulator, head_width, require_positive
 from zoo.ops.activation import group_norm, sigmoid_gate
 from zoo.ops.mlstm import mlstm
 from zoo.ops.time import valid_positions
@@ -105,9 +105,7 @@ class CappedMLSTM(SequenceMixer):
     def rank_law(self, seq_len: int) -> int:
         return self.n_heads * self.d_head  # a gate on channels
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> CappedMLSTMState:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> CappedMLSTMState:
         rows, given = (batch_size, self.n_heads), {"dtype": accumulator(dtype), "device": device}
         C, n = torch.zeros(*rows, self.d_key, self.d_head, **given), torch.zeros(*rows, self.d_key, **given)
         return CappedMLSTMState(C, n, torch.zeros(*rows, **given))

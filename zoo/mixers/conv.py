@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from zoo.blocks import ShortConv
-from zoo.contract import SequenceMixer, accumulator, require_choice, require_positive
+from zoo.contract import Device, DType, SequenceMixer, accumulator, require_choice, require_positive, reset_submodules
 from zoo.ops.long_conv import long_conv
 from zoo.ops.precision import full_precision
 from zoo.ops.time import right_align
@@ -43,8 +43,7 @@ class ImplicitFilter(nn.Module):
         self.log_rate = nn.Parameter(torch.empty(channels))
 
     def reset_parameters(self) -> None:
-        for layer in self._linears():
-            layer.reset_parameters()
+        reset_submodules(self)
         with torch.no_grad():
             rate = torch.linspace(_FASTEST, _SLOWEST, len(self.log_rate), dtype=torch.float64)
             self.log_rate.copy_(rate.log())
@@ -128,9 +127,7 @@ class Conv(SequenceMixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        for part in (self.in_proj, self.out_proj, self.conv, self.filter):
-            if part is not None:
-                part.reset_parameters()
+        super().reset_parameters()
         if self.D is not None:
             nn.init.ones_(self.D)
 
@@ -138,9 +135,7 @@ class Conv(SequenceMixer):
         # A kernel per channel.
         return min(self.d_model, seq_len if self.conv is None else min(seq_len, self.conv.weight.shape[1]))
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> ConvState:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> ConvState:
         if self.conv is not None:
             return ConvState(self.conv.empty_state(batch_size, dtype, device))
         return ConvState(torch.zeros(batch_size, 0, self.d_model, dtype=dtype, device=device))

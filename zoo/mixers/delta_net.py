@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm, ShortConv
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, head_width, require_positive
+from zoo.contract import Device, DType, SequenceMixer, accumulator, head_width, require_positive
 from zoo.ops.delta_rule import delta_inputs, delta_rule, require_stable
 from zoo.ops.time import valid_positions
 
@@ -76,19 +76,12 @@ class DeltaNet(SequenceMixer):
         self.norm = RMSNorm(self.d_head)
         self.out_proj = nn.Linear(n_inner, d_model, bias=False)
 
-    def reset_parameters(self) -> None:
-        for layer in (self.qkv_proj, self.conv, self.beta_proj, self.norm, self.out_proj):
-            layer.reset_parameters()
-
     def rank_law(self, seq_len: int) -> int:
         # One per head for the recurrence; convolution and SiLU act on the channels of its values.
         return self.n_heads * self.d_head
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> DeltaNetState:
-        shape = (batch_size, self.n_heads, self.d_head, self.d_head)
-        S = torch.zeros(shape, dtype=accumulator(dtype), device=device)
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> DeltaNetState:
+        S = torch.zeros(batch_size, self.n_heads, self.d_head, self.d_head, dtype=accumulator(dtype), device=device)
         return DeltaNetState(self.conv.empty_state(batch_size, dtype, device), S)
 
     def mix(self, x: Tensor, state: DeltaNetState, lengths: Tensor | None) -> tuple[Tensor, DeltaNetState]:

@@ -9,7 +9,16 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm, ShortConv
-from zoo.contract import SequenceMixer, accumulator, head_width, require_positive, require_range, shared_heads
+from zoo.contract import (
+    Device,
+    DType,
+    SequenceMixer,
+    accumulator,
+    head_width,
+    require_positive,
+    require_range,
+    shared_heads,
+)
 from zoo.ops.activation import silu_gate
 from zoo.ops.delta_rule import delta_inputs, delta_product, delta_strengths, require_stable
 from zoo.ops.step_size import draw_rate_log, draw_step_bias
@@ -107,9 +116,7 @@ class DeltaProduct(SequenceMixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        projections = (self.qkv_proj, self.conv, self.beta_proj, self.dt_proj, self.gate_proj)
-        for layer in (*projections, self.norm, self.out_proj):
-            layer.reset_parameters()
+        super().reset_parameters()
         with torch.no_grad():
             self.dt_bias.copy_(draw_step_bias(self.n_heads, self.dt_min, self.dt_max))
             self.A_log.copy_(draw_rate_log(self.n_heads))
@@ -118,11 +125,8 @@ class DeltaProduct(SequenceMixer):
         # n_householder per head for the recurrence; convolution, SiLU and gate act on the channels of the values.
         return self.n_heads * self.n_householder * self.d_value
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> DeltaProductState:
-        shape = (batch_size, self.n_heads, self.d_head, self.d_value)
-        S = torch.zeros(shape, dtype=accumulator(dtype), device=device)
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> DeltaProductState:
+        S = torch.zeros(batch_size, self.n_heads, self.d_head, self.d_value, dtype=accumulator(dtype), device=device)
         return DeltaProductState(self.conv.empty_state(batch_size, dtype, device), S)
 
     def mix(self, x: Tensor, state: DeltaProductState, lengths: Tensor | None) -> tuple[Tensor, DeltaProductState]:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from zoo.contract import (
+    Device,
+    DType,
     SequenceMixer,
     accumulator,
     complex_accumulator,
@@ -174,9 +176,7 @@ class DiagonalSSM(SequenceMixer):
         # One direction per pole (two per conjugate pair) and one for D; seq_len lag operators in all.
         return min((self.poles if self.real else 2 * self.poles) + 1, seq_len)
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> DiagonalState:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> DiagonalState:
         kind = accumulator(dtype) if self.real else complex_accumulator(dtype)
         return DiagonalState(torch.zeros(batch_size, self.poles, dtype=kind, device=device))
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, require_positive
+from zoo.contract import Device, DType, SequenceMixer, accumulator, require_positive
 from zoo.ops.attention import attend, grow_cache, settle_cache
 from zoo.ops.rope import require_turned, rotate_first
 
@@ -106,17 +106,14 @@ class DifferentialAttention(SequenceMixer):
         return [cls.create(d_model, {"depth": layer, **options}) for layer in range(n_layers)]
 
     def reset_parameters(self) -> None:
-        for layer in (self.qkv_proj, self.norm, self.out_proj):
-            layer.reset_parameters()
+        super().reset_parameters()
         for vectors in (self.lambda_q, self.lambda_k):
             nn.init.normal_(vectors, std=LAMBDA_STD)
 
     def rank_law(self, seq_len: int) -> int:
         return self.n_heads
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> DifferentialAttentionState:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> DifferentialAttentionState:
         keys = torch.zeros(batch_size, 2 * self.n_heads, 0, self.d_head, dtype=dtype, device=device)
         values = torch.zeros(batch_size, self.n_heads, 0, 2 * self.d_head, dtype=dtype, device=device)
         return DifferentialAttentionState(keys, values, torch.zeros(batch_size, dtype=torch.int64, device=device))

@@ -9,7 +9,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, require_choice, require_positive
+from zoo.contract import Device, DType, SequenceMixer, accumulator, require_choice, require_positive
 from zoo.ops.dplr import dplr
 from zoo.ops.time import right_align, valid_positions
 from zoo.ops.toeplitz import toeplitz_mix
@@ -87,9 +87,7 @@ class Factorized(SequenceMixer):
     def rank_law(self, seq_len: int) -> int:
         return min(self.n_heads, seq_len) if self.kernel == "toeplitz" else self.n_heads
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> ToeplitzState | BilinearState:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> ToeplitzState | BilinearState:
         if self.kernel == "toeplitz":
             return ToeplitzState(torch.zeros(batch_size, 0, self.d_model, dtype=dtype, device=device))
         shape = (batch_size, self.n_heads, self.d_head, self.d_model)

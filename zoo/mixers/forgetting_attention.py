@@ -10,7 +10,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, head_width, require_positive, shared_heads
+from zoo.contract import Device, DType, SequenceMixer, accumulator, head_width, require_positive, shared_heads
 from zoo.ops.attention import attend, forgetting_bias, grow_cache, settle_cache, shared_values_rank, softmax_freedom
 from zoo.ops.time import valid_positions
 
@@ -73,17 +73,11 @@ class ForgettingAttention(SequenceMixer):
         self.out_proj = nn.Linear(self.widths[0], d_model, bias=False)
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        for layer in (self.qkv_proj, self.forget_proj, self.out_proj):
-            layer.reset_parameters()
-
     def rank_law(self, seq_len: int) -> int:
         free = softmax_freedom(seq_len, seq_len, normalized=True)
         return shared_values_rank(self.n_heads, self.n_kv_heads, self.d_model, self.d_head, free)
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> ForgettingAttentionState:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> ForgettingAttentionState:
         slots = torch.zeros(batch_size, self.n_kv_heads, 0, self.d_head, dtype=dtype, device=device)
         forgotten = torch.zeros(batch_size, self.n_heads, 0, 1, dtype=accumulator(dtype), device=device)
         seen = torch.zeros(batch_size, dtype=torch.int64, device=device)

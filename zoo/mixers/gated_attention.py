@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, head_width, require_choice, require_positive, shared_heads
+from zoo.contract import Device, DType, SequenceMixer, head_width, require_choice, require_positive, shared_heads
 from zoo.ops.attention import attend, grow_cache, settle_cache
 from zoo.ops.rope import require_turned, rotate_first
 
@@ -89,10 +89,6 @@ class GatedAttention(SequenceMixer):
         self.out_proj = nn.Linear(self.widths[0], d_model, bias=False)
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        for layer in (self.qkv_proj, self.q_norm, self.k_norm, self.gate_proj, self.out_proj):
-            layer.reset_parameters()
-
     def rank_law(self, seq_len: int) -> int:
         shared = self.n_heads // self.n_kv_heads
         if self.gate == "head":  # as without a gate: it scales a head's rows, which no longer sum to one
@@ -102,9 +98,7 @@ class GatedAttention(SequenceMixer):
         weights = sum(min(i, self.n_heads) for i in range(1, seq_len + 1))
         return min(self.n_kv_heads * self.d_head * min(shared, self.d_model), weights)
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> GatedAttentionState:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> GatedAttentionState:
         slots = torch.zeros(batch_size, self.n_kv_heads, 0, self.d_head, dtype=dtype, device=device)
         return GatedAttentionState(slots, slots.clone(), torch.zeros(batch_size, dtype=torch.int64, device=device))
 

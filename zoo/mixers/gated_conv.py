@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from zoo.blocks import ShortConv
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, require_positive
+from zoo.contract import Device, DType, SequenceMixer, require_positive
 
 
 class GatedConvState(NamedTuple):
@@ -49,17 +48,11 @@ class GatedConv(SequenceMixer):
         self.out_proj = nn.Linear(d_model, d_model, bias=False)
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        for layer in (self.in_proj, self.conv, self.out_proj):
-            layer.reset_parameters()
-
     def rank_law(self, seq_len: int) -> int:
         pairs = sum(min(i, self.conv.weight.shape[1]) for i in range(1, seq_len + 1))
         return min(self.d_model, pairs)
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> GatedConvState:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> GatedConvState:
         return GatedConvState(self.conv.empty_state(batch_size, dtype, device))
 
     def mix(self, x: Tensor, state: GatedConvState, lengths: Tensor | None) -> tuple[Tensor, GatedConvState]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, head_width, require_positive
+from zoo.contract import Device, DType, SequenceMixer, accumulator, head_width, require_positive
 from zoo.ops.activation import silu_gate
 from zoo.ops.dplr import dplr
 from zoo.ops.time import valid_positions
@@ -80,18 +80,11 @@ class GatedLinearAttention(SequenceMixer):
         self.norm = RMSNorm(self.d_head)
         self.out_proj = nn.Linear(n_values, d_model, bias=False)
 
-    def reset_parameters(self) -> None:
-        for layer in (self.qkv_proj, self.decay_down, self.decay_up, self.gate_proj, self.norm, self.out_proj):
-            if layer is not None:
-                layer.reset_parameters()
-
     def rank_law(self, seq_len: int) -> int:
         # One per head for the recurrence; the gate acts on the channels of its outputs.
         return self.n_heads * (1 if self.gate_proj is None else self.d_head)
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> GatedLinearAttentionState:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> GatedLinearAttentionState:
         shape = (batch_size, self.n_heads, self.d_key, self.d_head)
         return GatedLinearAttentionState(torch.zeros(shape, dtype=accumulator(dtype), device=device))
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zoo.contract import SequenceMixer, require_positive
+from zoo.contract import Device, DType, SequenceMixer, require_positive
 from zoo.ops.gru import gru
 from zoo.ops.time import valid_positions
 
@@ -58,8 +58,7 @@ class GRU(SequenceMixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        self.in_proj.reset_parameters()
-        self.out_proj.reset_parameters()
+        super().reset_parameters()
         bound = self.d_inner**-0.5
         nn.init.uniform_(self.recurrent, -bound, bound)
         nn.init.zeros_(self.bias)
@@ -69,9 +68,7 @@ class GRU(SequenceMixer):
         # Products of gates and dense matrices fill the space between the two projections.
         return min(self.d_inner, self.d_model) ** 2
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> GRUState:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> GRUState:
         return GRUState(torch.zeros(batch_size, self.d_inner, dtype=dtype, device=device))
 
     def mix(self, x: Tensor, state: GRUState, lengths: Tensor | None) -> tuple[Tensor, GRUState]:

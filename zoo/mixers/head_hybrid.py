@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, head_width, require_positive, require_range
+from zoo.contract import Device, DType, SequenceMixer, accumulator, head_width, require_positive, require_range
 from zoo.ops.attention import attend, grow_cache, settle_cache
 from zoo.ops.delta_rule import delta_rule, delta_strengths, require_stable, unit_length
 from zoo.ops.step_size import draw_rate_log, draw_step_bias
@@ -99,8 +99,7 @@ class HeadHybrid(SequenceMixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        for layer in (self.qkv_proj, self.beta_proj, self.dt_proj, self.norm, self.out_proj):
-            layer.reset_parameters()
+        super().reset_parameters()
         with torch.no_grad():
             self.dt_bias.copy_(draw_step_bias(self.n_linear_heads, self.dt_min, self.dt_max))
             self.A_log.copy_(draw_rate_log(self.n_linear_heads))
@@ -108,9 +107,7 @@ class HeadHybrid(SequenceMixer):
     def rank_law(self, seq_len: int) -> int:
         return self.n_heads
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> HeadHybridState:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> HeadHybridState:
         slots = torch.zeros(batch_size, self.n_softmax_heads, 0, self.d_head, dtype=dtype, device=device)
         shape = (batch_size, self.n_linear_heads, self.d_head, self.d_head)
         S = torch.zeros(shape, dtype=accumulator(dtype), device=device)

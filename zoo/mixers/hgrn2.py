@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, head_width, require_positive
+from zoo.contract import Device, DType, SequenceMixer, accumulator, head_width, require_positive
 from zoo.ops.dplr import dplr
 from zoo.ops.retention import bounded_decay
 from zoo.ops.time import valid_positions
@@ -66,16 +66,10 @@ class HGRN2(SequenceMixer):
         self.norm = RMSNorm(d_inner)
         self.out_proj = nn.Linear(d_inner, d_model, bias=False)
 
-    def reset_parameters(self) -> None:
-        for layer in (self.in_proj, self.norm, self.out_proj):
-            layer.reset_parameters()
-
     def rank_law(self, seq_len: int) -> int:
         return self.n_heads
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> HGRN2State:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> HGRN2State:
         shape = (batch_size, self.n_heads, self.d_head, self.d_head)
         return HGRN2State(torch.zeros(shape, dtype=accumulator(dtype), device=device))
 

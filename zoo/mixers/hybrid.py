@@ -6,11 +6,10 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-import torch
 from torch import Tensor
 
 from zoo.blocks import ResidualBlock, Stack
-from zoo.contract import SequenceMixer, require_positive
+from zoo.contract import Device, DType, SequenceMixer, require_positive
 from zoo.naming import unknown
 from zoo.registry import MIXERS, create_mixer, mixer_class
 from zoo.targets import label
@@ -128,15 +127,10 @@ class Hybrid(SequenceMixer):
         rest = dict(options)
         return cls.distribute(rest.pop("pattern", DEFAULT_PATTERN), rest)
 
-    def reset_parameters(self) -> None:
-        self.blocks.reset_parameters()
-
     def rank_law(self, seq_len: int) -> int | None:
         return self.blocks.predicted_rank(seq_len)
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> tuple[Any, ...]:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> tuple[Any, ...]:
         return self.blocks.empty_state(batch_size, dtype, device)
 
     def mix(self, x: Tensor, state: tuple[Any, ...], lengths: Tensor | None) -> tuple[Tensor, tuple[Any, ...]]:

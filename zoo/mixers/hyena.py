@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from zoo.blocks import ShortConv
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, require_positive
+from zoo.contract import Device, DType, SequenceMixer, accumulator, require_positive, reset_submodules
 from zoo.mixers.conv import ConvState
 from zoo.ops.long_conv import long_conv
 from zoo.ops.precision import full_precision
@@ -45,8 +45,7 @@ class HyenaFilter(nn.Module):
         self.out_proj = nn.Linear(d_filter, channels, bias=False)
 
     def reset_parameters(self) -> None:
-        for layer in (*self._linears(), self.out_proj):
-            layer.reset_parameters()
+        reset_submodules(self)
         nn.init.ones_(self.frequency)
 
     def forward(self, n_lags: int) -> Float[Tensor, "channels n_lags"]:
@@ -123,16 +122,13 @@ class Hyena(SequenceMixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        for part in (self.in_proj, self.conv, self.filter, self.out_proj):
-            part.reset_parameters()
+        super().reset_parameters()
         nn.init.normal_(self.D)
 
     def rank_law(self, seq_len: int) -> int:
         return self.d_model
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> HyenaState:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> HyenaState:
         inputs = torch.zeros(batch_size, 0, self.d_model, dtype=dtype, device=device)
         return HyenaState(self.conv.empty_state(batch_size, dtype, device), ConvState(inputs))
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from zoo.contract import SequenceMixer
+from zoo.contract import Device, DType, SequenceMixer
 
 
 class Identity(SequenceMixer):
@@ -39,9 +38,7 @@ class Identity(SequenceMixer):
     def rank_law(self, seq_len: int) -> int:
         return 1
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> tuple[()]:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> tuple[()]:
         return ()
 
     def mix(self, x: Tensor, state: tuple[()], lengths: Tensor | None) -> tuple[Tensor, tuple[()]]:

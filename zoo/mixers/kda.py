@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from zoo.blocks import RMSNorm, ShortConv
 from zoo.coefficient import coefficient
 from zoo.contract import (
+    Device,
+    DType,
     SequenceMixer,
     accumulator,
     head_width,
@@ -116,9 +118,7 @@ class KimiDelta(SequenceMixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        inner = (self.qkv_proj, self.conv, self.decay_down, self.decay_up, self.strength_proj)
-        for layer in (*inner, self.gate_down, self.gate_up, self.norm, self.out_proj):
-            layer.reset_parameters()
+        super().reset_parameters()
         with torch.no_grad():
             self.dt_bias.copy_(draw_step_bias(len(self.dt_bias), self.dt_min, self.dt_max))
             self.A_log.uniform_(1, 16).log_()
@@ -127,11 +127,8 @@ class KimiDelta(SequenceMixer):
         # One per head for the recurrence; convolution, SiLU and gates act on the channels of its values.
         return self.n_heads * self.d_value
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> KimiDeltaState:
-        shape = (batch_size, self.n_heads, self.d_head, self.d_value)
-        S = torch.zeros(shape, dtype=accumulator(dtype), device=device)
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> KimiDeltaState:
+        S = torch.zeros(batch_size, self.n_heads, self.d_head, self.d_value, dtype=accumulator(dtype), device=device)
         return KimiDeltaState(self.conv.empty_state(batch_size, dtype, device), S)
 
     def mix(self, x: Tensor, state: KimiDeltaState, lengths: Tensor | None) -> tuple[Tensor, KimiDeltaState]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, head_width, require_positive
+from zoo.contract import Device, DType, SequenceMixer, accumulator, head_width, require_positive
 from zoo.ops.activation import sigmoid_gate, silu
 from zoo.ops.attention import alibi_slopes
 from zoo.ops.retention import retention
@@ -67,17 +67,11 @@ class LightningAttention(SequenceMixer):
         self.norm = RMSNorm(d_inner, eps=1e-6)
         self.out_proj = nn.Linear(d_inner, d_model, bias=False)
 
-    def reset_parameters(self) -> None:
-        for layer in (self.qkv_proj, self.gate_proj, self.norm, self.out_proj):
-            layer.reset_parameters()
-
     def rank_law(self, seq_len: int) -> int:
         # One per head for the recurrence; SiLU and gate act on the channels of its values.
         return self.n_heads * self.d_head
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> LightningAttentionState:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> LightningAttentionState:
         shape = (batch_size, self.n_heads, self.d_head, self.d_head)
         return LightningAttentionState(torch.zeros(shape, dtype=accumulator(dtype), device=device))
 

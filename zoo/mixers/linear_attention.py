@@ -10,7 +10,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, head_width, require_choice, require_positive
+from zoo.contract import Device, DType, SequenceMixer, accumulator, head_width, require_choice, require_positive
 from zoo.ops.dplr import dplr
 from zoo.ops.time import valid_positions
 
@@ -68,16 +68,10 @@ class LinearAttention(SequenceMixer):
         self.qkv_proj = nn.Linear(d_model, 3 * n_heads * self.d_head, bias=False)
         self.out_proj = nn.Linear(n_heads * self.d_head, d_model, bias=False)
 
-    def reset_parameters(self) -> None:
-        self.qkv_proj.reset_parameters()
-        self.out_proj.reset_parameters()
-
     def rank_law(self, seq_len: int) -> int:
         return self.n_heads
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> LinearAttentionState:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> LinearAttentionState:
         shape = (batch_size, self.n_heads, self.d_head, self.d_head + self.normalize)
         return LinearAttentionState(torch.zeros(shape, dtype=accumulator(dtype), device=device))
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, require_choice, require_positive, require_range
+from zoo.contract import Device, DType, SequenceMixer, accumulator, require_choice, require_positive, require_range
 from zoo.ops.activation import heavy_tail, silu_gate
 from zoo.ops.step_size import draw_step_bias
 from zoo.ops.time import valid_positions
@@ -133,8 +133,7 @@ class Mamba3(SequenceMixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        for layer in (self.in_proj, self.B_norm, self.C_norm, self.out_proj):
-            layer.reset_parameters()
+        super().reset_parameters()
         with torch.no_grad():
             self.dt_bias.copy_(draw_step_bias(self.n_heads, self.dt_min, self.dt_max))
             for parameter in (self.B_bias, self.C_bias, self.D):
@@ -146,9 +145,7 @@ class Mamba3(SequenceMixer):
         # The gate acts on the channels between two fixed projections.
         return self.d_inner
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> Mamba3State:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> Mamba3State:
         shapes = ((self.d_state, self.d_head), (self.rank, self.d_state), (self.d_head,), (self.angles,))
         wide = accumulator(dtype)
         return Mamba3State(

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.contract import SequenceMixer, accumulator, require_choice, require_positive
+from zoo.contract import Device, DType, SequenceMixer, accumulator, require_choice, require_positive
 from zoo.ops.linear_recurrence import min_gru
 from zoo.ops.time import valid_positions
 
@@ -61,17 +61,11 @@ class MinimalRecurrence(SequenceMixer):
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        self.in_proj.reset_parameters()
-        self.out_proj.reset_parameters()
-
     def rank_law(self, seq_len: int) -> int:
         # A column of out_proj times a row of W_h for each channel.
         return self.d_inner
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> MinimalRecurrenceState:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> MinimalRecurrenceState:
         return MinimalRecurrenceState(torch.zeros(batch_size, self.d_inner, dtype=accumulator(dtype), device=device))
 
     def mix(

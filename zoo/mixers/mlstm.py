@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from zoo.blocks import ShortConv
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, require_positive
+from zoo.contract import Device, DType, SequenceMixer, accumulator, require_positive
 from zoo.ops.activation import group_norm, silu, silu_gate
 from zoo.ops.mlstm import mlstm
 from zoo.ops.time import valid_positions
@@ -100,9 +100,7 @@ class MLSTM(SequenceMixer):
         # A gate on channels, for two maps of them: what the norm has centred, and the skip.
         return 2 * self.d_inner
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> MLSTMState:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> MLSTMState:
         rows, given = (batch_size, self.n_heads), {"dtype": accumulator(dtype), "device": device}
         C, n = torch.zeros(*rows, self.d_head, self.d_head, **given), torch.zeros(*rows, self.d_head, **given)
         return MLSTMState(self.conv.empty_state(batch_size, dtype, device), C, n, torch.zeros(*rows, **given))

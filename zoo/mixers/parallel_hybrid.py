@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm
-from zoo.contract import SequenceMixer, require_choice
+from zoo.contract import Device, DType, SequenceMixer, require_choice
 from zoo.mixers.hybrid import DEFAULT_PATTERN, Hybrid, Pattern
 from zoo.registry import create_mixer
 
@@ -70,18 +70,12 @@ class ParallelHybrid(SequenceMixer):
         """Return the members, in order."""
         return cast(list[SequenceMixer], list(self.members))
 
-    def reset_parameters(self) -> None:
-        for part in (*self.mixers(), *cast(list[RMSNorm], list(self.norms))):
-            part.reset_parameters()
-
     def rank_law(self, seq_len: int) -> int | None:
         ranks = [mixer.predicted_rank(seq_len) for mixer in self.mixers()]
         known = [rank for rank in ranks if rank is not None]
         return sum(known) if len(known) == len(ranks) else None
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> ParallelState:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> ParallelState:
         return ParallelState(tuple(member.empty_state(batch_size, dtype, device) for member in self.mixers()))
 
     def mix(self, x: Tensor, state: ParallelState, lengths: Tensor | None) -> tuple[Tensor, ParallelState]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from zoo.blocks import ShortConv
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, head_width, require_positive, shared_heads
+from zoo.contract import Device, DType, SequenceMixer, accumulator, head_width, require_positive, shared_heads
 from zoo.ops.attention import attend_by, forgetting_bias, grow_cache, settle_cache, shared_values_rank, softmax_freedom
 from zoo.ops.delta_rule import unit_length
 from zoo.ops.path import path_logits
@@ -96,19 +96,11 @@ class PathAttention(SequenceMixer):
         self.out_proj = nn.Linear(self.widths[0], d_model, bias=False)
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        maps = (self.qkv_proj, self.w_down, self.w_up, self.conv, self.beta_proj, self.forget_proj, self.out_proj)
-        for layer in maps:
-            if layer is not None:
-                layer.reset_parameters()
-
     def rank_law(self, seq_len: int) -> int:
         free = softmax_freedom(seq_len, seq_len, normalized=True)
         return shared_values_rank(self.n_heads, self.n_kv_heads, self.d_model, self.d_head, free)
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> PathAttentionState:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> PathAttentionState:
         wide, shape = accumulator(dtype), (batch_size, self.n_kv_heads, 0, self.d_head)
         return PathAttentionState(
             torch.zeros(shape, dtype=wide, device=device),

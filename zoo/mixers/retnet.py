@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, head_width, require_positive
+from zoo.contract import Device, DType, SequenceMixer, accumulator, head_width, require_positive
 from zoo.ops.activation import silu_gate
 from zoo.ops.retention import retention, retention_rates
 from zoo.ops.rope import require_pairs, rotate
@@ -67,19 +67,12 @@ class RetNet(SequenceMixer):
         self.norm = RMSNorm(self.d_value)
         self.out_proj = nn.Linear(n_values, d_model, bias=False)
 
-    def reset_parameters(self) -> None:
-        for layer in (self.qkv_proj, self.gate_proj, self.norm, self.out_proj):
-            layer.reset_parameters()
-
     def rank_law(self, seq_len: int) -> int:
         # One per head for the recurrence; the gate acts on the channels of its outputs.
         return self.n_heads * self.d_value
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> RetNetState:
-        shape = (batch_size, self.n_heads, self.d_head, self.d_value)
-        S = torch.zeros(shape, dtype=accumulator(dtype), device=device)
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> RetNetState:
+        S = torch.zeros(batch_size, self.n_heads, self.d_head, self.d_value, dtype=accumulator(dtype), device=device)
         return RetNetState(S, torch.zeros(batch_size, dtype=torch.int64, device=device))
 
     def mix(self, x: Tensor, state: RetNetState, lengths: Tensor | None) -> tuple[Tensor, RetNetState]:

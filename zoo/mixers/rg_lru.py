@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from zoo.blocks import ShortConv
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, require_positive, require_range
+from zoo.contract import Device, DType, SequenceMixer, accumulator, require_positive, require_range
 from zoo.ops.activation import gelu_gate
 from zoo.ops.linear_recurrence import linear_recurrence
 from zoo.ops.time import valid_positions
@@ -114,9 +114,7 @@ class RGLRU(SequenceMixer):
         # A column of out_proj times a row of W_x for each channel: convolution and recurrence act on channels.
         return self.d_inner
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> RGLRUState:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> RGLRUState:
         h = torch.zeros(batch_size, self.d_inner, dtype=accumulator(dtype), device=device)
         seen = torch.zeros(batch_size, dtype=torch.int64, device=device)
         return RGLRUState(self.conv.empty_state(batch_size, dtype, device), h, seen)

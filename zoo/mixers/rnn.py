@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zoo.contract import SequenceMixer, accumulator, require_choice, require_positive
+from zoo.contract import Device, DType, SequenceMixer, accumulator, require_choice, require_positive
 from zoo.ops.rnn import linear_rnn, rnn
 from zoo.ops.time import valid_positions
 
@@ -62,8 +62,7 @@ class RNN(SequenceMixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        self.in_proj.reset_parameters()
-        self.out_proj.reset_parameters()
+        super().reset_parameters()
         bound = self.d_inner**-0.5
         nn.init.uniform_(self.recurrent, -bound, bound)
         nn.init.zeros_(self.bias)
@@ -73,9 +72,7 @@ class RNN(SequenceMixer):
         linear = self.nonlinearity == "linear"
         return min(self.d_inner, seq_len) if linear else min(self.d_inner, self.d_model) ** 2
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> RNNState:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> RNNState:
         kind = accumulator(dtype) if self.nonlinearity == "linear" else dtype
         return RNNState(torch.zeros(batch_size, self.d_inner, dtype=kind, device=device))
 

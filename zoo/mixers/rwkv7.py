@@ -11,7 +11,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, head_width, require_positive
+from zoo.contract import Device, DType, SequenceMixer, accumulator, head_width, require_positive
 from zoo.ops.activation import group_norm
 from zoo.ops.conv import causal_conv
 from zoo.ops.delta_rule import relaxed_delta_rule
@@ -127,9 +127,7 @@ class RWKV7(SequenceMixer):
         # Two taps of the shift, two maps of the values (centred and not), and a gate on channels.
         return 4 * self.d_model
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> RWKV7State:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> RWKV7State:
         last = torch.zeros(batch_size, 1, self.d_model, dtype=dtype, device=device)
         shape = (batch_size, self.n_heads, self.d_head, self.d_head)
         return RWKV7State(last, torch.zeros(shape, dtype=accumulator(dtype), device=device))

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
 from zoo.contract import (
+    Device,
+    DType,
     SequenceMixer,
     accumulator,
     complex_accumulator,
@@ -104,9 +106,7 @@ class S4D(SequenceMixer):
         # An SSM per channel; after the output map a gate acts on channels once more.
         return min(self.d_model, seq_len) if self.out_proj is None else self.d_model**2
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> S4DState:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> S4DState:
         kind = complex_accumulator(dtype)
         return S4DState(torch.zeros(batch_size, self.d_model, self.poles, dtype=kind, device=device))
 

@@ -13,7 +13,16 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm, ShortConv
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, require_choice, require_distance, require_positive, require_range
+from zoo.contract import (
+    Device,
+    DType,
+    SequenceMixer,
+    accumulator,
+    require_choice,
+    require_distance,
+    require_positive,
+    require_range,
+)
 from zoo.ops.activation import silu, silu_gate
 from zoo.ops.precision import widest
 from zoo.ops.scan import selective_scan
@@ -129,9 +138,7 @@ class SelectiveSSM(SequenceMixer):
         # Decay, convolution and gate act on the channels between two fixed projections.
         return self.d_inner
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> SelectiveState:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> SelectiveState:
         h = torch.zeros(batch_size, self.d_inner, self.d_state, dtype=accumulator(dtype), device=device)
         return SelectiveState(self.conv.empty_state(batch_size, dtype, device), h)
 

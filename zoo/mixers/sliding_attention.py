@@ -9,7 +9,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, head_width, require_choice, require_positive, shared_heads
+from zoo.contract import Device, DType, SequenceMixer, head_width, require_choice, require_positive, shared_heads
 from zoo.ops.attention import alibi_slopes, grow_cache, settle_cache, shared_values_rank, softmax_freedom
 from zoo.ops.rope import require_pairs, require_turned, rotate_first
 from zoo.ops.sliding import sliding_attend
@@ -91,8 +91,7 @@ class SlidingAttention(SequenceMixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        self.qkv_proj.reset_parameters()
-        self.out_proj.reset_parameters()
+        super().reset_parameters()
         if self.slopes is not None:
             with torch.no_grad():
                 self.slopes.copy_(alibi_slopes(self.n_heads))
@@ -101,9 +100,7 @@ class SlidingAttention(SequenceMixer):
         free = softmax_freedom(seq_len, self.window, normalized=True)
         return shared_values_rank(self.n_heads, self.n_kv_heads, self.d_model, self.d_head, free)
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> SlidingState:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> SlidingState:
         slots = torch.zeros(batch_size, self.n_kv_heads, self.window - 1, self.d_head, dtype=dtype, device=device)
         return SlidingState(slots, slots.clone(), torch.zeros(batch_size, dtype=torch.int64, device=device))
 

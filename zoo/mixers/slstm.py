@@ -10,7 +10,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.blocks import ShortConv
-from zoo.contract import SequenceMixer, accumulator, head_width, require_positive
+from zoo.contract import Device, DType, SequenceMixer, accumulator, head_width, require_positive
 from zoo.ops.activation import rms_norm
 from zoo.ops.slstm import slstm_scan
 from zoo.ops.time import valid_positions
@@ -91,9 +91,7 @@ class SLSTM(SequenceMixer):
     def rank_law(self, seq_len: int) -> int:
         return self.n_heads * self.d_head * (self.d_head - 1)
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> SLSTMState:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> SLSTMState:
         h = torch.zeros(batch_size, self.n_heads, self.d_head, dtype=accumulator(dtype), device=device)
         conv = self.conv.empty_state(batch_size, dtype, device)
         return SLSTMState(conv, h, h.clone(), h.clone(), torch.full_like(h, -torch.inf))

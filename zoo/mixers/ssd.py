@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm, ShortConv
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, require_choice, require_positive, require_range
+from zoo.contract import Device, DType, SequenceMixer, accumulator, require_choice, require_positive, require_range
 from zoo.ops.activation import silu, silu_gate
 from zoo.ops.ssd import ssd
 from zoo.ops.step_size import draw_step_bias
@@ -131,9 +131,7 @@ class SSD(SequenceMixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        for layer in (self.in_proj, self.conv, self.norm, self.out_proj):
-            if layer is not None:
-                layer.reset_parameters()
+        super().reset_parameters()
         with torch.no_grad():
             self.dt_bias.copy_(draw_step_bias(self.n_heads, self.dt_min, self.dt_max))
             self.A_log.uniform_(*self.rates).log_()
@@ -143,11 +141,8 @@ class SSD(SequenceMixer):
         # Convolution and gate act on the channels between two fixed projections.
         return self.d_inner
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> SSDState:
-        shape = (batch_size, self.n_heads, self.d_state, self.d_head)
-        h = torch.zeros(shape, dtype=accumulator(dtype), device=device)
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> SSDState:
+        h = torch.zeros(batch_size, self.n_heads, self.d_state, self.d_head, dtype=accumulator(dtype), device=device)
         return SSDState(self.conv.empty_state(batch_size, dtype, device), h)
 
     def mix(self, x: Tensor, state: SSDState, lengths: Tensor | None) -> tuple[Tensor, SSDState]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, head_width, require_positive
+from zoo.contract import Device, DType, SequenceMixer, accumulator, head_width, require_positive
 from zoo.ops.activation import silu_gate
 from zoo.ops.dplr import dplr
 from zoo.ops.time import valid_positions
@@ -53,16 +53,10 @@ class Retention(SequenceMixer):
         self.norm = RMSNorm(self.d_head)
         self.out_proj = nn.Linear(n_heads * self.d_head, d_model, bias=False)
 
-    def reset_parameters(self) -> None:
-        for layer in (self.qkv_proj, self.gate_proj, self.norm, self.out_proj):
-            layer.reset_parameters()
-
     def rank_law(self, seq_len: int) -> int:
         return self.n_heads * self.d_head
 
-    def empty_state(
-        self, batch_size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> RetentionState:
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> RetentionState:
         shape = (batch_size, self.n_heads, self.d_head, self.d_head)
         return RetentionState(torch.zeros(shape, dtype=accumulator(dtype), device=device))
 
