@@ -17,7 +17,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -391,24 +391,19 @@ def flat_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for name, value in metrics.items():
-        found |= {f"{name}/{each}": v for each, v in _flat(value)} if isinstance(value, Mapping) else {name: value}
-    return found
-
-
-def _flat(group: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in group.items():
         match value:
             case list():
                 for entry in value:
                     bound = f"{name}/<={entry['at_most']}"
-                    yield from ((f"{score}_{bound}", each) for score, each in entry.items() if score != "at_most")
+                    found |= {f"{score}_{bound}": each for score, each in entry.items() if score != "at_most"}
             case Mapping() if name == "at_length":
                 for length, scores in value.items():
-                    yield from ((f"{score}_at_length/{length}", each) for score, each in scores.items())
+                    found |= {f"{score}_at_length/{length}": each for score, each in scores.items()}
             case Mapping():
-                yield from ((f"{name}/{inner}", each) for inner, each in _flat(value))
+                found |= {f"{name}/{inner}": each for inner, each in flat_metrics(value).items()}
             case _:
-                yield name, value
+                found[name] = value
+    return found
 
 
 def number_at(metrics: Mapping[str, Any], *path: str) -> Number | None:
@@ -417,6 +412,11 @@ def number_at(metrics: Mapping[str, Any], *path: str) -> Number | None:
     for name in path:
         found = found.get(name) if isinstance(found, Mapping) else None
     return found
+
+
+def numbers_at(several: Iterable[Mapping[str, Any]], *path: str) -> list[Number]:
+    """Return `number_at` of those metrics that have it."""
+    return [value for metrics in several if (value := number_at(metrics, *path)) is not None]
 
 
 def at_lengths(metrics: Mapping[str, Any], score: str) -> dict[int, Number]:
@@ -449,7 +449,9 @@ def deciding_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that decide a run's result, with the seed, by dotted name."""
     trainer = dict(config.get("trainer") or {})
     if "callbacks" in trainer:
-        trainer["callbacks"] = _deciding_callbacks(trainer["callbacks"])
+        given = trainer["callbacks"]
+        each = given if isinstance(given, list) else [] if given is None else [given]
+        trainer["callbacks"] = [one for one in each if _class_name(one) not in WATCHING] or None
         config = {**config, "trainer": trainer}
     return {key: value for key, value in flatten(config) if not _is_incidental(key)}
 
@@ -459,12 +461,6 @@ def _is_incidental(key: str) -> bool:
     """Tell whether an option, or one that it belongs to, is: trainer.logger.init_args.save_dir is trainer.logger's."""
     parts = key.split(".")
     return any(".".join(parts[:n]) in INCIDENTAL for n in range(1, len(parts) + 1))
-
-
-def _deciding_callbacks(given: Any) -> list[Any] | None:
-    """Return those of --trainer.callbacks that may change a result; None where there are none."""
-    each = given if isinstance(given, list) else [] if given is None else [given]
-    return [one for one in each if _class_name(one) not in WATCHING] or None
 
 
 def _class_name(callback: Any) -> str:

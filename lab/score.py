@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lab.run import number_at
+from lab.run import number_at, numbers_at
 from zoo.report.numbers import Number, number
 
 SCORES = {
@@ -46,11 +46,7 @@ def score_of(runs: Iterable[Mapping[str, Any]], *splits: str) -> str:
     'perplexity'
     """
     found = list(runs)
-    some = (
-        name
-        for name in SCORES
-        if any(number_at(metrics, split, name) is not None for metrics in found for split in splits)
-    )
+    some = (name for name in SCORES if any(numbers_at(found, split, name) for split in splits))
     return next(some, "loss")
 
 

@@ -17,17 +17,18 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from lab.build import declared, model_options, task_options
 from lab.config import PROGRAM, Command, parse
 from lab.hparams import compare_options, compared_results
 from lab.run import BY_LENGTH, Metrics, RunFolder, is_tested, nested_metrics, number_at, read_rungs
 from lab.score import SCORES, level, score_text
+from zoo import training
 from zoo.naming import UsageError
 from zoo.report.numbers import duration, number
 from zoo.report.terminal import ends_unread, make_console, make_facts
@@ -64,7 +65,6 @@ def main(argv: Sequence[str]) -> int:
 def _status(argv: Sequence[str]) -> int:
     try:
         command = parse(argv)
-        from zoo.training import Interrupted, NonFiniteLossError
     except UsageError as error:
         return _fail(error, 2)
     except KeyboardInterrupt:
@@ -75,11 +75,11 @@ def _status(argv: Sequence[str]) -> int:
         run(command)
     except UsageError as error:
         return _fail(error, 2)
-    except (Interrupted, Terminated) as stop:
+    except (training.Interrupted, Terminated) as stop:
         return _stopped(stop, argv, 130 if stop.signal == CTRL_C else REQUEUE)
     except KeyboardInterrupt:
         return _stopped("interrupted outside training", argv, 130)
-    except NonFiniteLossError as error:  # in all processes at once
+    except training.NonFiniteLossError as error:  # in all processes at once
         return _fail(error, 1) if is_first_process() else 0
     except BrokenPipeError:
         raise  # of standard output: see `ends_unread`
@@ -101,9 +101,9 @@ def run(command: Command) -> Metrics:
         NonFiniteLossError: the loss, or a weight, is nan or infinite; the checkpoints are of earlier steps.
         Interrupted: a signal asked the run to stop.
     """
-    from zoo.training import CurveLogger, NonFiniteLossError, Paused, log_result
-
-    _quiet()
+    # Without Lightning's notes on hardware, tips and worker counts; what a person must know stays.
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", module=r"lightning\.")
     stop_at = command.stop_at
     folder, metrics = RunFolder.of(command), None
     if command.test_only:
@@ -133,25 +133,25 @@ def run(command: Command) -> Metrics:
                 for aside in folder.set_aside_damaged():
                     _say(f"{aside.stem} is damaged; it is now {aside}, and the run goes on from {session.checkpoint}")
             folder.prepare(command.config, session.checkpoint, session.data.task.fingerprint())
-            if any(isinstance(logger, CurveLogger) for logger in session.trainer.loggers):
+            if any(isinstance(logger, training.CurveLogger) for logger in session.trainer.loggers):
                 compare_options(folder)
         try:
             session.fit()
-        except Paused:
+        except training.Paused:
             assert stop_at is not None
             rung = session.evaluate(folder.last, test=False, log=False)
             if session.trainer.is_global_zero:
                 folder.write_rung(stop_at, rung)
                 show(rung, folder.path)
             return rung
-        except NonFiniteLossError as error:
+        except training.NonFiniteLossError as error:
             if stop_at is not None and session.trainer.is_global_zero:
                 folder.write_rung(stop_at, {"diverged": str(error), "step": error.step})
             raise
         # Of a run that was trained with --no_test, training cost what it cost then.
         cost = {key: metrics[key] for key in ("tokens_per_second", "seconds") if metrics and key in metrics}
         metrics = session.evaluate(folder.best, test=not command.no_test and stop_at is None) | cost
-        log_result(session.trainer, compared_results(metrics))
+        training.log_result(session.trainer, compared_results(metrics))
         if session.trainer.is_global_zero:
             folder.write_metrics(metrics)
             if stop_at is not None:
@@ -176,6 +176,7 @@ class Session:
         progress: whether bars are shown.
         data: the task's.
         model: with the backbone, to be trained.
+        n_params: how many of its numbers are trained.
         state_bytes: of the model's state after the task's sequence, batch of one; None of a mixer that does not stream.
         throughput: what measures the training's speed.
         reached: what notes the step at which a task is learned.
@@ -194,7 +195,6 @@ class Session:
         from tasks.datamodule import TaskDataModule
         from zoo.backbone import Backbone
         from zoo.interop.saved import check_checkpoint
-        from zoo.training import Reached, SequenceModule, Throughput
 
         self.folder, self.begun, config = folder, time.perf_counter(), command.config
         try:
@@ -202,19 +202,22 @@ class Session:
             options = declared(config["task"], TaskDataModule)
             self.data = data = TaskDataModule(task_options(config), **options, **shared)
             task = data.task
-            self.model = model = SequenceModule(**model_options(config, task, Backbone, SequenceModule))
+            options = model_options(config, task, Backbone, training.SequenceModule)
+            self.model = model = training.SequenceModule(**options)
+            self.n_params = sum(p.numel() for p in model.parameters() if p.requires_grad)
             self.checkpoint = folder.checkpoint_for(command)
             if self.checkpoint is not None and command.ckpt_path is None:
                 folder.check_data(task.fingerprint())
-            of_model = model_options(config, task, Backbone)
-            self.step = None if self.checkpoint is None else check_checkpoint(self.checkpoint, **of_model)
+            options = model_options(config, task, Backbone)
+            self.step = None if self.checkpoint is None else check_checkpoint(self.checkpoint, **options)
             for segment in data.segments:
                 model.backbone.state_bytes(segment.task.spec.seq_len)  # refuses a sequence that the mixer cannot take
             self.state_bytes = model.backbone.state_bytes(task.spec.seq_len)
             self.progress = command.trainer["enable_progress_bar"] is not False
             score = model.score_name
             goal = None if task.spec.perplexity else level(score, data.chance)
-            self.throughput, self.reached = Throughput(), Reached(f"val/{score}", goal, SCORES[score])
+            self.throughput = training.Throughput()
+            self.reached = training.Reached(f"val/{score}", goal, SCORES[score])
             self.trainer = build_trainer(command, folder, [self.throughput, self.reached], self.step)
             if isinstance(self.trainer.precision_plugin, DoublePrecision):
                 # Lightning converts after it has read a checkpoint, whose float64 weights would be rounded on the way.
@@ -233,10 +236,8 @@ class Session:
         """Train, from the checkpoint if there is one, and make sure that a best checkpoint exists."""
         if self.trainer.is_global_zero:
             resumed = "" if self.checkpoint is None else f", going on from step {self.step} ({self.checkpoint})"
-            print(
-                f"{self.folder.path}: {self.n_params:,} parameters on {self.trainer.strategy.root_device}{resumed}",
-                flush=True,
-            )
+            where = f"on {self.trainer.strategy.root_device}{resumed}"
+            print(f"{self.folder.path}: {self.n_params:,} parameters {where}", flush=True)
         with _ctrl_c():
             self.trainer.fit(self.model, self.data, ckpt_path=self.checkpoint, weights_only=True)
         if self.trainer.strategy.broadcast(not self.folder.best.is_file()):
@@ -256,9 +257,12 @@ class Session:
         trainer, options = self.trainer, {"ckpt_path": checkpoint, "weights_only": True, "verbose": False}
         splits = ("test", "val") if test else ("val",)
         with _ctrl_c():
-            # The curve of the validation metrics has its points from training: no further one, but where there is none.
+            # The curve of the validation metrics has its points from training, perhaps before it was last resumed: no
+            # further one, but where there is none.
             loggers = trainer.loggers
-            trainer.loggers = loggers if log and not self._has_validated() else []
+            kept = (each for each in trainer.checkpoint_callbacks if isinstance(each, training.Checkpoints))
+            has_validated = any(each.best_score is not None for each in kept)
+            trainer.loggers = loggers if log and not has_validated else []
             validated = trainer.validate(self.model, self.data, **options)
             trainer.loggers = loggers
             tested = trainer.test(self.model, self.data, **options) if test else []
@@ -280,13 +284,6 @@ class Session:
         }
         return nested_metrics(flat)
 
-    def _has_validated(self) -> bool:
-        """Return whether training reached its first validation, perhaps before it was last resumed."""
-        from zoo.training import Checkpoints
-
-        kept = (each for each in self.trainer.checkpoint_callbacks if isinstance(each, Checkpoints))
-        return any(each.best_score is not None for each in kept)
-
     def _test_at_lengths(self, score: float | None) -> dict[str, float | None]:
         """Return scores at the task's test lengths by their flat names, drawn where the run's curves are.
 
@@ -294,26 +291,23 @@ class Session:
             score: at the length of training, which the figure shows too.
         """
         from zoo.report.plots import save_png
-        from zoo.training import length_figure, log_lengths, scores_at_lengths
 
         name, spec = self.model.score_name, self.data.task.spec
         batches = self._with_bars(self.data.length_batches(), "testing at length {}")
-        scores = scores_at_lengths(self.trainer, self.model, batches)
+        scores = training.scores_at_lengths(self.trainer, self.model, batches)
         if scores and self.trainer.loggers and self.trainer.is_global_zero:
             chance = {spec.seq_len: spec.chance} | {n: task.spec.chance for n, task in self.data.at_lengths.items()}
             title = f"{self.data.task.name}, {short(self.model.hparams['mixer']['name'])}, seed {self.folder.seed}"
-            figure = length_figure({spec.seq_len: score} | scores, name, spec.seq_len, chance, title)
-            log_lengths(self.trainer, name, scores, figure)
+            figure = training.length_figure({spec.seq_len: score} | scores, name, spec.seq_len, chance, title)
+            training.log_lengths(self.trainer, name, scores, figure)
             save_png(figure, self.folder.path / f"{name}{BY_LENGTH}")
         return {f"test/{name}_at_length/{length}": found for length, found in scores.items()}
 
     def _test_segments(self) -> dict[str, float | None]:
         """Return scores of the segments by their flat names, drawn where the run's curves are."""
-        from zoo.training import log_apart, scores_apart
-
         batches = self._with_bars(self.data.segment_batches(), "testing at {}")
-        scores = scores_apart(self.trainer, self.model, batches)
-        log_apart(self.trainer, "segment", scores)
+        scores = training.scores_apart(self.trainer, self.model, batches)
+        training.log_apart(self.trainer, "segment", scores)
         for segment in self.data.segments:
             scores[segment.name] |= {"chance": segment.task.of_split("test").spec.chance}
         return {f"test/by_segment/{name}/{score}": v for name, found in scores.items() for score, v in found.items()}
@@ -325,11 +319,6 @@ class Session:
         disable = None if self.progress and self.trainer.is_global_zero else True
         for key, each in batches:
             yield key, tqdm(each, title.format(key), unit=" batches", delay=2, leave=False, disable=disable)
-
-    @property
-    def n_params(self) -> int:
-        """The number of trainable parameters."""
-        return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
 
 
 def build_trainer(command: Command, folder: RunFolder, measuring: Sequence[Callback], step: int | None) -> L.Trainer:
@@ -343,16 +332,6 @@ def build_trainer(command: Command, folder: RunFolder, measuring: Sequence[Callb
     """
     from lightning.pytorch import Trainer
     from lightning.pytorch.callbacks import LambdaCallback
-
-    from zoo.training import (
-        AtomicCheckpointIO,
-        Checkpoints,
-        CurveLogger,
-        Interrupt,
-        NonFiniteLoss,
-        Pause,
-        ReseedEachStep,
-    )
 
     options: dict[str, Any] = dict(command.trainer)
     config = command.config
@@ -369,24 +348,17 @@ def build_trainer(command: Command, folder: RunFolder, measuring: Sequence[Callb
         options |= {"logger": False, "enable_checkpointing": False}
         return Trainer(**options, callbacks=callbacks, plugins=plugins)
     if options["logger"] in (None, True):
-        options["logger"] = CurveLogger(
+        options["logger"] = training.CurveLogger(
             folder.run_dir, folder.name, f"seed{folder.seed}", default_hp_metric=False, purge_step=step
         )
-    checkpoints = Checkpoints(folder.checkpoints, every_n_steps=CHECKPOINT_EVERY)
-    callbacks += [
-        ReseedEachStep(config["seed"]),
-        NonFiniteLoss(),
-        *measuring,
-        Interrupt(checkpoints),
-        checkpoints,
-    ]
+    checkpoints = training.Checkpoints(folder.checkpoints, every_n_steps=CHECKPOINT_EVERY)
+    callbacks += [training.ReseedEachStep(config["seed"]), training.NonFiniteLoss(), *measuring]
+    callbacks += [training.Interrupt(checkpoints), checkpoints]
     if command.stop_at is not None:
-        callbacks.append(Pause(checkpoints, command.stop_at))
+        callbacks.append(training.Pause(checkpoints, command.stop_at))
     if config["figures_every"] != 0:
-        from zoo.training import TheoryFigures
-
-        callbacks.append(TheoryFigures(config["figures_every"]))
-    return Trainer(**options, callbacks=callbacks, plugins=[*plugins, AtomicCheckpointIO()])
+        callbacks.append(training.TheoryFigures(config["figures_every"]))
+    return Trainer(**options, callbacks=callbacks, plugins=[*plugins, training.AtomicCheckpointIO()])
 
 
 def _in_one_epoch(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -449,37 +421,21 @@ def _as_list(value: Any) -> list[Any]:
     return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
 
 
-class Titles(logging.Handler):
-    """Pass messages of `zoo.ops`, such as that it compiles for some seconds, to `show`, until closed."""
+class Progress(logging.Handler):
+    """One bar over the optimizer steps of the whole run, with loss and accuracy every so many steps.
 
-    LOGGER = logging.getLogger("zoo.ops")
-
-    def __init__(self, show: Callable[[str], None]) -> None:
-        super().__init__()
-        self.show = show
-        self.LOGGER.addHandler(self)
-        self.LOGGER.setLevel(logging.INFO)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.show(record.getMessage())
-
-    def close(self) -> None:
-        self.LOGGER.removeHandler(self)
-        self.LOGGER.setLevel(logging.NOTSET)
-        super().close()
-
-
-class Progress:
-    """One bar over the optimizer steps of the whole run, with loss and accuracy every so many steps."""
+    Its title, during a step, is what `zoo.ops` logs, such as that it compiles for some seconds.
+    """
 
     TITLE = "training"
-    """Before the bar, unless the step that is under way has something to say."""
+    LOGGER = logging.getLogger("zoo.ops")
 
     def __init__(self, every: int) -> None:
-        self.every = every
-        self._bar: Any = None
-        self._titles: Titles | None = None
-        self._title = self.TITLE
+        super().__init__()
+        self.every, self._bar, self._title = every, cast(Any, None), self.TITLE
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._entitle(record.getMessage())
 
     def _entitle(self, title: str) -> None:
         if title != self._title:
@@ -500,7 +456,8 @@ class Progress:
             mininterval=0.1 if sys.stderr.isatty() else 3,
             disable=not trainer.is_global_zero,
         )
-        self._titles = Titles(self._entitle)
+        self.LOGGER.addHandler(self)
+        self.LOGGER.setLevel(logging.INFO)
 
     def step(self, trainer: L.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self._entitle(self.TITLE)
@@ -513,9 +470,11 @@ class Progress:
         self._bar.update(done)
 
     def close(self, *_: Any) -> None:
-        if self._titles is not None:
-            self._titles.close()
+        if self._bar is not None:
+            self.LOGGER.removeHandler(self)
+            self.LOGGER.setLevel(logging.NOTSET)
             self._bar.close()
+        super().close()
 
 
 def show(metrics: Mapping[str, Any], where: Path) -> None:
@@ -527,16 +486,13 @@ def show(metrics: Mapping[str, Any], where: Path) -> None:
         facts.append(("test accuracy", f"{score_text('accuracy', accuracy)}   (chance {level})"))
     elif not test and validated is not None:
         facts.append(("validation accuracy", f"{score_text('accuracy', validated)}   (not tested)"))
-    for name in SHOWN:
-        if (value := test.get(name)) is not None:
-            facts.append((f"test {name.replace('_', ' ')}", score_text(name, value)))
+    told = [("", name, test.get(name)) for name in SHOWN]
     for segment, scores in test.get("by_segment", {}).items():
-        for name in ("accuracy", "relative_squared_error"):
-            if (score := scores.get(name)) is not None:
-                facts.append((f"test {name.replace('_', ' ')} at {segment}", score_text(name, score)))
+        told += [(f" at {segment}", name, scores.get(name)) for name in ("accuracy", "relative_squared_error")]
+    told = [each for each in told if each[-1] is not None]
     for length, scores in test.get("at_length", {}).items():
-        for name, score in scores.items():
-            facts.append((f"test {name.replace('_', ' ')} at length {length}", score_text(name, score)))
+        told += [(f" at length {length}", name, score) for name, score in scores.items()]
+    facts += [(f"test {name.replace('_', ' ')}{at}", score_text(name, value)) for at, name, value in told]
     state = metrics["state_bytes"]
     facts.append(("parameters", number(metrics["params"])))
     facts.append(("state", "unknown: the mixer does not stream" if state is None else f"{number(state)} bytes"))
@@ -573,9 +529,3 @@ def _stopped(how: object, argv: Sequence[str], status: int) -> int:
 def _say(message: object) -> None:
     with suppress(OSError):  # a log on the disk that is full
         print(f"{PROGRAM}: {message}", file=sys.stderr, flush=True)
-
-
-def _quiet() -> None:
-    """Hide Lightning's notes on hardware, tips and worker counts; leave what a person must know."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", module=r"lightning\.")

@@ -5,14 +5,15 @@ The page and the picture draw the same charts.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lab.compare.runs import Run
-from lab.compare.table import Group, Row
+from lab.compare.table import Group, Row, label_of
 from lab.run import at_lengths, by_facts, number_at
 from lab.score import SCORES, mean_and_spread
 from zoo.report import numbers, plots
@@ -149,30 +150,28 @@ def charts_of(group: Group) -> list[Chart]:
         title, x_label = f"{said.capitalize()} by {fact.replace('_', ' ')}", f"{fact.replace('_', ' ')}, at most"
         return Chart("fact", title, x_label, f"test {said}", lines, True, log_y=part != "accuracy", chance=chance)
 
-    curves, losses = (_curves(group, tag) for tag in (f"val/{group.score}", "train/loss"))
+    def curves(tag: str) -> tuple[Series, ...]:
+        return _lines(group, lambda row: [dict(run.curves.get(tag, [])) for run in row.runs])
+
     lengths = _lines(group, lambda row: [_at_lengths(run, row) for run in row.judged])
+    trained_at = next((row.options["task.seq_len"] for row in group.rows if "task.seq_len" in row.options), None)
     states = _by_size(group, lambda row: row.mean("state_bytes") or None)  # no state has no place on the axis
     rates = _lines(group, lambda row: [_by_rate(row.window)])
     against, x_of_rates = f"{score.capitalize()} against", "learning rate, each at the last rung that its trial reached"
+    x_of_lengths, x_of_states = "length of the test sequences (positions)", "state after the sequence, batch of one"
+    validated = curves(f"val/{group.score}")
     found = [
-        scored("curve", "Learning curves", "optimizer steps", curves, split="validation", log_x=False),
-        Chart("loss", "Training loss", "optimizer steps", "training loss", losses, log_y=True),
-        scored(
-            "length",
-            f"{against} length",
-            "length of the test sequences (positions)",
-            lengths,
-            trained_at=next((r.options["task.seq_len"] for r in group.rows if "task.seq_len" in r.options), None),
-        ),
+        scored("curve", "Learning curves", "optimizer steps", validated, split="validation", log_x=False),
+        Chart("loss", "Training loss", "optimizer steps", "training loss", curves("train/loss"), log_y=True),
+        scored("length", f"{against} length", x_of_lengths, lengths, trained_at=trained_at),
         *map(by_fact, sorted({f for row in group.rows for run in row.judged for f in by_facts(run.metrics, part)})),
-        scored("state", f"{against} state", "state after the sequence, batch of one", states, joined=False),
+        scored("state", f"{against} state", x_of_states, states, joined=False),
         scored("rate", f"{against} learning rate", x_of_rates, rates, split="validation"),
     ]
     if any("mixer.n_heads" in row.telling for row in group.rows):
         heads = _by_size(group, lambda row: row.options.get("mixer.n_heads"), "mixer.n_heads")
-        found.append(
-            scored("heads", f"{against} heads", "heads H", heads, log_x=False, floor=_floor(group), joined=False)
-        )
+        options = {"log_x": False, "floor": _floor(group), "joined": False}
+        found.append(scored("heads", f"{against} heads", "heads H", heads, **options))
     return [chart for chart in found if chart.series and (chart.kind in ("curve", "loss") or len(chart.abscissae) > 1)]
 
 
@@ -182,14 +181,10 @@ def _by_rate(window: Mapping[str, Any] | None) -> dict[Number, Number]:
     return {rate["lr"]: rate["score"] for rate in rates if rate["score"] is not None}
 
 
-def _curves(group: Group, tag: str) -> tuple[Series, ...]:
-    return _lines(group, lambda row: [dict(run.curves.get(tag, [])) for run in row.runs])
-
-
 def _at_lengths(run: Run, row: Row) -> dict[Number, Number]:
     """{length: score}, with the score at the length of training where there are others."""
     found: dict[Number, Number] = {**at_lengths(run.metrics, row.score)}
-    length, score = row.options.get("task.seq_len"), number_at(run.metrics, *row.score_path)
+    length, score = row.options.get("task.seq_len"), number_at(run.metrics, row.split, row.score)
     if found and length is not None and score is not None:
         found.setdefault(length, score)
     return found
@@ -197,10 +192,9 @@ def _at_lengths(run: Run, row: Row) -> dict[Number, Number]:
 
 def _lines(group: Group, points: Callable[[Row], Sequence[Mapping[Any, Number]]]) -> tuple[Series, ...]:
     """Return a line for each configuration, from the points {x: y} of each of its seeds."""
-    found = []
-    rows = sorted(group.rows, key=lambda row: row.label)
-    for row, variant in zip(rows, _numbered(row.mixer for row in rows), strict=True):
-        seeds = points(row)
+    found, variants = [], defaultdict(itertools.count)
+    for row in sorted(group.rows, key=lambda row: row.label):
+        seeds, variant = points(row), next(variants[row.mixer])
         at = {x: [seed[x] for seed in seeds if x in seed] for x in sorted({x for seed in seeds for x in seed})}
         if at:
             y, spread = zip(*map(_mean_and_spread, at.values()), strict=True)
@@ -212,14 +206,14 @@ def _by_size(group: Group, size: Callable[[Row], Number | None], without: str = 
     """Return a line per mixer over the scores of its tested configurations; with `without`, over all other scores."""
     lines: dict[tuple[str, str], list[tuple[Number, Number, Number, str]]] = {}
     for row in group.rows:
-        x, values = size(row), row.values(*row.score_path)
+        x, values = size(row), row.values()
         if row.tested and x is not None and values:
-            label = row.label_without(without) if without else row.mixer
+            label = label_of(row.mixer, row.options, row.telling - {without}) if without else row.mixer
             lines.setdefault((row.mixer, label), []).append((x, *_mean_and_spread(values), row.label))
-    found = []
-    for ((mixer, label), points), variant in zip(lines.items(), _numbered(mixer for mixer, _ in lines), strict=True):
+    found, variants = [], defaultdict(itertools.count)
+    for (mixer, label), points in lines.items():
         x, y, spread, names = zip(*sorted(points), strict=True)
-        found.append(Series(label, mixer, variant, x, y, spread, names))
+        found.append(Series(label, mixer, next(variants[mixer]), x, y, spread, names))
     return tuple(found)
 
 
@@ -227,14 +221,6 @@ def _mean_and_spread(values: Sequence[Number]) -> tuple[Number, Number]:
     mean, spread = mean_and_spread(values)
     assert mean is not None  # there are values
     return mean, spread or 0.0
-
-
-def _numbered(mixers: Iterable[str]) -> Iterator[int]:
-    """Yield the number of each line, given by its mixer, among the lines of that mixer."""
-    n_before: Counter[str] = Counter()
-    for mixer in mixers:
-        yield n_before[mixer]
-        n_before[mixer] += 1
 
 
 def _floor(group: Group) -> dict[Number, Number]:

@@ -38,7 +38,7 @@ def compare(arguments: argparse.Namespace) -> int:
         MissingExtraError: a package of the extra `report` is not installed.
     """
     from lab.compare import group_runs, read_runs
-    from lab.compare.table import tables
+    from lab.compare.table import table_of
 
     if arguments.port is not None and not arguments.tensorboard:
         raise UsageError("--port is of --tensorboard")
@@ -52,8 +52,8 @@ def compare(arguments: argparse.Namespace) -> int:
         raise UsageError(f"{arguments.folder} holds only trials of sweep.py --tune; --trials shows them")
     groups = group_runs(runs)
     console = make_console()
-    for table in tables(groups, console.width):
-        console.print(table)
+    for group in groups:
+        console.print(table_of(group, console.width))
     if len(found) > len(runs):
         console.print(f"left out: trials of --tune ({len(found) - len(runs)}); --trials shows them", highlight=False)
     if arguments.tensorboard:

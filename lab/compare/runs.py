@@ -140,7 +140,10 @@ class _Search:
         """
         try:
             real = folder.resolve()
-            inner, files = _contents(folder)
+            with os.scandir(folder) as entries:
+                kept = [entry for entry in entries if entry.name != FOLDER and not entry.name.startswith(".")]
+                inner = sorted(folder / entry.name for entry in kept if entry.is_dir())
+            files = {entry.name for entry in kept} - {each.name for each in inner}
         except OSError as error:
             self._skip(folder, str(error.strerror))
             return None
@@ -177,16 +180,6 @@ class _Search:
     def _skip(self, path: Path, why: str) -> None:
         self.n_skipped += 1
         logger.warning("skipped %s: %s", path, why)
-
-
-def _contents(folder: Path) -> tuple[list[Path], set[str]]:
-    """Return the inner folders worth a visit, and the names of the files."""
-    with os.scandir(folder) as entries:
-        known = sorted((entry.name, entry.is_dir()) for entry in entries)
-    hidden = {FOLDER} | {name for name, _ in known if name.startswith(".")}
-    return [folder / name for name, inner in known if inner and name not in hidden], {
-        name for name, inner in known if not inner and name not in hidden
-    }
 
 
 def _read_run(folder: Path, entry: Mapping[str, Any]) -> Run:

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from lab.compare.runs import Run
-from lab.run import flat_metrics, number_at
+from lab.run import flat_metrics, numbers_at
 from lab.score import FACTS, SCORES, WINDOW, fact_text, mean_and_spread, merit, score_of, score_text, window_text
 from zoo.naming import require_extra
 from zoo.report import markdown, terminal
@@ -70,21 +70,21 @@ class Row:
         return "test" if self.tested else "val"
 
     def values(self, *path: str) -> list[Number]:
-        """Return a metric of the runs that count, where they have it; `path` as for `lab.run.number_at`."""
-        found = (number_at(run.metrics, *path) for run in self.judged)
-        return [value for value in found if value is not None]
+        """Return a metric, by default the score, of the runs that count, where they have it.
+
+        Args:
+            path: as for `lab.run.number_at`.
+        """
+        return numbers_at((run.metrics for run in self.judged), *(path or (self.split, self.score)))
 
     def mean(self, *path: str) -> float | None:
-        """Return a metric's mean over the runs that count."""
+        """Return the mean of `values`."""
         return mean_and_spread(self.values(*path))[0]
 
-    def spread(self, *path: str) -> float | None:
-        """Return a metric's standard deviation over the runs that count; None for less than two."""
-        return mean_and_spread(self.values(*path))[1]
-
-    def label_without(self, key: str) -> str:
-        """Return the label if it did not say one of the options."""
-        return _label(self.mixer, self.options, self.telling - {key})
+    @property
+    def spread(self) -> float | None:
+        """The score's standard deviation over the runs that count; None for less than two."""
+        return mean_and_spread(self.values())[1]
 
     @property
     def window(self) -> Mapping[str, Any] | None:
@@ -92,14 +92,9 @@ class Row:
         return next((run.window for run in self.runs if run.window), None)
 
     @property
-    def score_path(self) -> tuple[str, str]:
-        """Where the metrics have the score."""
-        return self.split, self.score
-
-    @property
     def seeds(self) -> str:
         """How many runs the score is of, of how many there are."""
-        n, of = len(self.values(*self.score_path)), len(self.runs)
+        n, of = len(self.values()), len(self.runs)
         return str(n) if n == of else f"{n} of {of}"
 
     @property
@@ -109,17 +104,14 @@ class Row:
         for run in self.runs:
             if run.state == "unfinished":
                 how = f"failed: {run.message}" if run.message else "unfinished"
-                notes.append(f"seed {run.seed} {how} at step {run.step:,}{_of_steps(run)}")
+                steps = run.config.get("trainer", {}).get("max_steps", -1)
+                of = f" of {steps:,}" if isinstance(steps, int) and steps > 0 else ""
+                notes.append(f"seed {run.seed} {how} at step {run.step:,}{of}")
             elif run.state == "trained" and self.tested:
                 notes.append(f"seed {run.seed} not tested")
         if len(commits := {run.commit for run in self.runs if run.commit}) > 1:
             notes.append(f"runs of {len(commits)} versions of the code")
         return "; ".join(notes)
-
-
-def _of_steps(run: Run) -> str:
-    steps = run.config.get("trainer", {}).get("max_steps", -1)
-    return f" of {steps:,}" if isinstance(steps, int) and steps > 0 else ""
 
 
 @dataclass(frozen=True)
@@ -141,7 +133,7 @@ class Group:
     @property
     def best(self) -> set[str]:
         """Labels of the tested rows with the best mean: several where equal, none where only one is tested."""
-        means = {row.label: mean for row in self.rows if row.tested and (mean := row.mean(*row.score_path)) is not None}
+        means = {row.label: mean for row in self.rows if row.tested and (mean := row.mean()) is not None}
         best = max((merit(self.score, mean) for mean in means.values()), default=None)
         return {label for label, mean in means.items() if merit(self.score, mean) == best} if len(means) > 1 else set()
 
@@ -169,7 +161,7 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
         first = members[0]
         rivals = [run.options for run in tasks if run.task == first.task]
         telling = {key for key in _differing(rivals) if key.startswith("task.") and key not in _OF_THE_DATA}
-        groups.append(_group(_label(first.task, first.options, telling), members))
+        groups.append(_group(label_of(first.task, first.options, telling), members))
     return sorted(groups, key=lambda group: group.title)
 
 
@@ -186,14 +178,11 @@ def _group(title: str, runs: Sequence[Run]) -> Group:
         first = members[0]
         telling = _telling([each[0].options for each in configurations if each[0].mixer == first.mixer])
         named |= telling
-        rows.append(Row(_label(first.mixer, first.options, telling), first.options, members, score, frozenset(telling)))
-
-    def order(row: Row) -> tuple[Any, ...]:
-        return not row.tested, -merit(score, row.mean(*row.score_path)), row.label
-
+        label = label_of(first.mixer, first.options, telling)
+        rows.append(Row(label, first.options, members, score, frozenset(telling)))
+    rows.sort(key=lambda row: (not row.tested, -merit(score, row.mean()), row.label))
     differing = _differing([row.options for row in rows]) - named
-    unnamed = sorted(key for key in differing if not key.startswith("mixer."))
-    return Group(title, score, tuple(sorted(rows, key=order)), tuple(unnamed))
+    return Group(title, score, tuple(rows), tuple(sorted(key for key in differing if not key.startswith("mixer."))))
 
 
 def _telling(options: Sequence[Mapping[str, Any]]) -> set[str]:
@@ -214,7 +203,7 @@ def _differing(options: Sequence[Mapping[str, Any]]) -> set[str]:
     return {key for key in keys if any(each.get(key, _ABSENT) != options[0].get(key, _ABSENT) for each in options)}
 
 
-def _label(name: str, options: Mapping[str, Any], telling: Set[str]) -> str:
+def label_of(name: str, options: Mapping[str, Any], telling: Set[str]) -> str:
     """`attention n_heads=2`: without the prefixes mixer., task. and trainer., where the rest is no other option."""
     parts = []
     for key in sorted(telling & options.keys()):
@@ -258,11 +247,11 @@ COLUMNS = (
     Column("configuration", lambda row: row.label, lambda row: row.label, right=False, stays=True),
     Column(
         "score",
-        lambda row: score_text(row.score, row.mean(*row.score_path), row.spread(*row.score_path)),
-        lambda row: row.mean(*row.score_path),
+        lambda row: score_text(row.score, row.mean(), row.spread),
+        lambda row: row.mean(),
         stays=True,
     ),
-    Column("seeds", lambda row: row.seeds, lambda row: len(row.values(*row.score_path)), more_first=True),
+    Column("seeds", lambda row: row.seeds, lambda row: len(row.values()), more_first=True),
     *(_fact(heading, name) for heading, name in FACTS.items()),
     Column(
         WINDOW,
@@ -286,8 +275,8 @@ def unnamed_text(group: Group) -> str:
     return f"The rows differ also in {', '.join(group.unnamed)}: see compare.csv." if group.unnamed else ""
 
 
-def tables(groups: Sequence[Group], width: int) -> list[Table]:
-    """Return a rich table for each task, the best row marked.
+def table_of(group: Group, width: int) -> Table:
+    """Return a task's rich table, the best row marked.
 
     What does not fit into `width` characters is left out, numbers from the right first, and named below; the
     configuration is wrapped and always whole.
@@ -295,10 +284,6 @@ def tables(groups: Sequence[Group], width: int) -> list[Table]:
     Raises:
         MissingExtraError: rich is not installed.
     """
-    return [_table(group, width) for group in groups]
-
-
-def _table(group: Group, width: int) -> Table:
     columns = columns_of(group)
     texts = [[column.heading, *map(column.cell, group.rows)] for column in columns]
     if group.best:
@@ -387,8 +372,8 @@ def as_csv(groups: Sequence[Group]) -> str:
             "best": int(row.label in group.best),
             "score": row.score,
             "split": row.split,
-            "mean": row.mean(*row.score_path),
-            "standard deviation": row.spread(*row.score_path),
+            "mean": row.mean(),
+            "standard deviation": row.spread,
             "seeds": " ".join(str(run.seed) for run in row.judged),
             "runs": len(row.runs),
             "remark": row.remark,

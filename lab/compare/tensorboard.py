@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 from urllib.parse import quote
 
-from lab.compare.charts import Chart, Series, chart_figure, charts_of, colours
-from lab.compare.runs import Run
+from lab.compare.charts import Chart, chart_figure, charts_of, colours
 from lab.compare.table import Group
 from lab.run import EVENTS
 from zoo.naming import require_extra
@@ -91,16 +90,18 @@ def lay_out(groups: Sequence[Group], folder: Path) -> Callable[[], None]:
     """
     from torch.utils.tensorboard import SummaryWriter
 
-    homes = [
-        (run, folder / _name(group.title) / _name(row.label) / f"seed{run.seed}")
-        for group in groups
-        for row in group.rows
-        for run in row.runs
-    ]
+    def home(group: Group, label: str, run: str) -> Path:
+        return folder / group.title.replace("/", "_") / label.replace("/", "_") / run
+
+    rows = [(group, row) for group in groups for row in group.rows]
+    homes = [(run, home(group, row.label, f"seed{run.seed}")) for group, row in rows for run in row.runs]
 
     def link() -> None:
-        for run, home in homes:
-            _link(run, home)
+        for run, own in homes:
+            own.mkdir(parents=True, exist_ok=True)
+            for events in run.folder.glob(f"{EVENTS}*"):
+                if not (there := own / events.name).is_symlink():
+                    there.symlink_to(events.resolve())
 
     link()
     known, layout = colours(groups), {}
@@ -114,32 +115,16 @@ def lay_out(groups: Sequence[Group], folder: Path) -> Callable[[], None]:
             layout[group.title] = {chart.title: ["Margin", _tags(group, chart)] for chart in drawn}
             for chart in drawn:
                 for each in chart.series:
-                    with SummaryWriter(folder / _name(group.title) / _name(each.label) / "mean") as writer:
-                        _write_means(writer, _tags(group, chart), each, chart.log_y)
+                    low, high = each.band(chart.log_y)
+                    with SummaryWriter(home(group, each.label, "mean")) as writer:
+                        for tag, values in zip(_tags(group, chart), (each.y, low, high), strict=True):
+                            for x, value in zip(each.x, values, strict=True):
+                                writer.add_scalar(tag, value, int(x))
         pictures.add_custom_scalars(layout)
     return link
-
-
-def _link(run: Run, home: Path) -> None:
-    home.mkdir(parents=True, exist_ok=True)
-    for events in run.folder.glob(f"{EVENTS}*"):
-        there = home / events.name
-        if not there.is_symlink():
-            there.symlink_to(events.resolve())
 
 
 def _tags(group: Group, chart: Chart) -> list[str]:
     """Return mean, lower and upper end of the band."""
     tag = f"{group.title}/{chart.title}"
     return [tag, f"spread of {tag}/low", f"spread of {tag}/high"]
-
-
-def _write_means(writer: Any, tags: Sequence[str], each: Series, log: bool) -> None:
-    low, high = each.band(log)
-    for x, *values in zip(each.x, each.y, low, high, strict=True):
-        for tag, value in zip(tags, values, strict=True):
-            writer.add_scalar(tag, value, int(x))
-
-
-def _name(text: str) -> str:
-    return text.replace("/", "_")

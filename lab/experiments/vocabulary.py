@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lab.compare.runs import Run
-from lab.run import number_at
+from lab.run import number_at, numbers_at
 from zoo.report.numbers import count
 from zoo.theory.claims.claim import Check, Curve, Evidence, Panel, Samples, at_least, at_most, controlled, paired
 from zoo.theory.intervals import FEWEST_PAIRS, of_rank_correlation
@@ -77,7 +77,7 @@ class Runs:
 
     def scores(self, metric: Sequence[str]) -> list[float]:
         """Return a metric of each run that has it; see `lab.run.number_at`."""
-        return [value for run in self.runs if (value := number_at(run.metrics, *metric)) is not None]
+        return numbers_at((run.metrics for run in self.runs), *metric)
 
     def samples(self, metric: Sequence[str]) -> Samples:
         """Return a metric by seed, NaN where the run has none.

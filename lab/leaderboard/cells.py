@@ -159,7 +159,7 @@ def run_cell(cell: Cell, record: Record | None, request: Request, stop: Stop) ->
     sweep.run(stop)
     if stop.soft.is_set() or sweep.unpicked:
         return None
-    ((configuration, _),) = sweep.rows()
+    ((_, configuration, _),) = sweep.rows()
     done = {seed: metrics for seed in seeds if (metrics := sweep.metrics(configuration, seed)) is not None}
     score = score_of(done.values(), "test")
     scores = {seed: value for seed, each in done.items() if (value := number_at(each, "test", score)) is not None}

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.run import number_at
+from lab.run import numbers_at
 from lab.score import mean_and_spread, score_of, score_text
 from lab.sweep.engine import NOT_STARTED, Job, Outcome, progress
 from zoo.report.numbers import duration
@@ -88,21 +88,15 @@ class Board:
         score = judged(found, job.split) if outcome.state == "done" else ""
         return f"{job.split} {score}" if score else outcome.message
 
-    def _row(self, job: Job) -> tuple[str, str, str, str, str]:
+    def _row(self, job: Job) -> tuple[str, ...]:
         outcome = self.outcomes.get(job.folder)
         if outcome is not None:
             return job.name, outcome.state, "", self._result(outcome), f"took {duration(outcome.seconds)}"
         if not job.touched_since(self.start):
             return job.name, "waiting", "", "", ""
         now = progress(job)
-        if now is None:
-            return job.name, "running", "", "", ""
-        return job.name, "running", f"{now.step:,}/{now.steps:,}", now.metrics, now.left
-
-
-def heading(option: str) -> str:
-    """Return a flag as the head of a column."""
-    return option.removeprefix("mixer.")
+        told = (f"{now.step:,}/{now.steps:,}", now.metrics, now.left) if now else ("", "", "")
+        return job.name, "running", *told
 
 
 def range_text(seeds: Sequence[int]) -> str:
@@ -114,5 +108,5 @@ def range_text(seeds: Sequence[int]) -> str:
 def judged(found: Sequence[Mapping[str, Any]], split: str) -> str:
     """Return the score of the runs in a split: mean, and spread if there are several; empty without numbers."""
     name = score_of(found, split)
-    values = [value for metrics in found if (value := number_at(metrics, split, name)) is not None]
+    values = numbers_at(found, split, name)
     return f"{name.replace('_', ' ')} {score_text(name, *mean_and_spread(values))}" if values else ""

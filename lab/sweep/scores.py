@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from lab.run import number_at
+from lab.run import numbers_at
 from lab.score import score_text
 from zoo.report.markdown import table
 from zoo.report.numbers import Number, plain
@@ -40,7 +40,7 @@ class Point:
 
     def value(self, metric: str) -> float | None:
         """Return the mean over the seeds in the test split; None until all seeds are done."""
-        values = [value for metrics in self.found if (value := number_at(metrics, "test", metric)) is not None]
+        values = numbers_at(self.found, "test", metric)
         return statistics.mean(values) if len(values) == self.planned else None
 
 

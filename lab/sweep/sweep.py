@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab.run import INDEX, Metrics, number_at, read_rungs
+from lab.run import INDEX, Metrics, number_at, numbers_at, read_rungs
 from lab.score import FACTS, WINDOW, fact_text, score_of, score_text, window_text
-from lab.sweep.board import Board, heading, judged, range_text
+from lab.sweep.board import Board, judged, range_text
 from lab.sweep.command import HELP, PROGRAM, Request
 from lab.sweep.engine import Job, Outcome, Stop, run_local, run_ray, slot_environments
 from lab.sweep.grid import Configuration, Experiment, Grid, arguments, expand, label, product
@@ -259,19 +259,20 @@ class Sweep:
         """Return the runs that failed, and those that do not have the matched size."""
         return [outcome for outcome in self.outcomes.values() if outcome.state == "failed"]
 
-    def rows(self) -> Iterator[tuple[Configuration, list[int]]]:
-        """Return the configurations as they were run: with --tune the picked ones."""
-        return ((self.picked.get(key, each), self.grid.seeds[key]) for key, each in self.grid.configurations.items())
+    def rows(self) -> Iterator[tuple[str, Configuration, list[int]]]:
+        """Return by its key each configuration as it was run, with --tune the picked one, and its seeds."""
+        for key, each in self.grid.configurations.items():
+            yield key, self.picked.get(key, each), self.grid.seeds[key]
 
     def show_grid(self) -> None:
         """Print the grid: configurations, seeds, sizes, how many runs."""
         console, experiment = make_console(), self.experiment
         title = f"{experiment.name}{f' ({experiment.setting})' if experiment.setting else ''}"
         rows = [
-            (*self._cells(configuration, self.varying), range_text(seeds), *_sizes(configuration))
-            for configuration, seeds in self.grid
+            (*self._cells(each, self.varying), range_text(seeds), number(each.params), number(each.state_bytes))
+            for each, seeds in self.grid
         ]
-        headings = (*map(heading, self.varying), "seeds", *SIZES)
+        headings = (*(key.removeprefix("mixer.") for key in self.varying), "seeds", *SIZES)
         console.print(make_table(headings, rows, "l" * (len(headings) - len(SIZES)) + "r" * len(SIZES), title=title))
         for line in self.grid.left_out:
             say(console, line)
@@ -279,16 +280,13 @@ class Sweep:
             say(console, f"matched: {quantity} = {wanted:,.0f} within {TOLERANCE:.0%}")
         if experiment.prediction:
             say(console, f"prediction: {experiment.prediction}")
-        trials = sum(map(len, self.trials.values()))
-        if trials:
-            more = self.grid.n_runs
-            each = len(next(iter(self.trials.values())))
-            of = f"{count(len(self.trials), 'configuration')} x {count(each, 'trial')}"
+        runs, configurations = count(self.grid.n_runs, "run"), count(len(self.grid.configurations), "configuration")
+        text = f"{runs} of {configurations}"
+        if self.trials:
+            trials = count(len(next(iter(self.trials.values()))), "trial")
             rungs = ", ".join(f"{rung:.4g}" for rung in self.rungs)
-            text = f"{of} on the first seed, halved after {rungs} of the steps, then {count(more, 'run')} of the picked"
-        else:
-            configurations = count(len(self.grid.configurations), "configuration")
-            text = f"{count(self.grid.n_runs, 'run')} of {configurations}"
+            text = f"{configurations} x {trials} on the first seed, halved after {rungs} of the steps, then {runs}"
+            text += " of the picked"
         say(console, f"{text}, kept in {self.folder}")
 
     def _cells(self, configuration: Configuration, keys: Iterable[str]) -> list[str]:
@@ -301,13 +299,13 @@ class Sweep:
         keys = [*self.varying, *self.experiment.tune]
         wide = RATE in self.experiment.tune
         rows = []
-        for key, (configuration, seeds) in zip(self.grid.configurations, self.rows(), strict=True):
+        for key, configuration, seeds in self.rows():
             found = self._metrics(configuration, seeds)
-            facts = {name: [v for each in found if (v := number_at(each, name)) is not None] for name in FACTS.values()}
+            facts = {name: numbers_at(found, name) for name in FACTS.values()}
             # The sizes are known before any run is done, but for the state of a mixer that does not stream.
             sizes = {"params": configuration.params, "state_bytes": configuration.state_bytes}
             facts |= {name: [] if size is None else [size] for name, size in sizes.items()}
-            seconds = [metrics["seconds"] for metrics in found if metrics.get("seconds")]
+            seconds = numbers_at(found, "seconds")
             rows.append(
                 [
                     *self._cells(configuration, keys),
@@ -320,7 +318,7 @@ class Sweep:
                 ]
             )
         numbers = [*FACTS, *([WINDOW] if wide else []), "time"]
-        headings = [*map(heading, keys), "done", "test", "validation", *numbers]
+        headings = [*(key.removeprefix("mixer.") for key in keys), "done", "test", "validation", *numbers]
         return headings, rows, "l" * (len(headings) - len(numbers)) + "r" * len(numbers)
 
     def show_summary(self) -> None:
@@ -336,21 +334,19 @@ class Sweep:
 
     def _show_scores(self) -> None:
         """Print each model's score over all tasks, and write it next to the index."""
-        metrics, console = self.experiment.score, make_console()
-        rows = zip(self.grid.configurations, self.rows(), strict=True)
-        found = scores([self._point(*row, self.windows.get(key)) for key, row in rows], metrics)
+        metrics, console, points = self.experiment.score, make_console(), []
+        for key, each, seeds in self.rows():
+            # What is matched or tuned follows from the model and the grid point.
+            options = {flag: value for flag, value in each.options.items() if flag in self.experiment.flags}
+            task, done = each.command.config["task"]["name"], self._metrics(each, seeds)
+            points.append(Point(task, options, len(seeds), done, self.windows.get(key)))
+        found = scores(points, metrics)
         title = f"{self.experiment.name}: means over the grid of each task, and over the tasks"
         console.print(make_table(*score_table(found, metrics), title=title))
         data = as_json({"metrics": metrics, "models": found})
         page = scores_as_markdown(self.experiment.name, found, metrics, self._summary())
         write_all(self.folder, {SCORES_JSON: data, SCORES_MD: page})
         say(console, str(self.folder / SCORES_MD))
-
-    def _point(self, configuration: Configuration, seeds: Sequence[int], window: Mapping[str, Any] | None) -> Point:
-        # What is matched or tuned follows from the model and the grid point.
-        options = {key: value for key, value in configuration.options.items() if key in self.experiment.flags}
-        task = configuration.command.config["task"]["name"]
-        return Point(task, options, len(seeds), self._metrics(configuration, seeds), window)
 
     def metrics(self, configuration: Configuration, seed: int) -> Metrics | None:
         """Return the metrics of a run that is done."""
@@ -395,9 +391,8 @@ class Sweep:
         told = {}
         for rung, found in self._rungs(key, trial).items():
             scores = {name: number_at(found, "val", name) for name in names}
-            told[str(rung)] = {"step": found.get("step")} | (
-                {"diverged": found["diverged"]} if "diverged" in found else scores
-            )
+            said = {"diverged": found["diverged"]} if "diverged" in found else scores
+            told[str(rung)] = {"step": found.get("step")} | said
         return told
 
     def _entry(self, configuration: Configuration, seed: int, kind: str) -> dict[str, Any]:
@@ -414,7 +409,3 @@ class Sweep:
             "params": configuration.params,
             "state_bytes": configuration.state_bytes,
         }
-
-
-def _sizes(configuration: Configuration) -> tuple[str, str]:
-    return number(configuration.params), number(configuration.state_bytes)

@@ -32,7 +32,7 @@ from lab.compare.charts import Series, charts_of, comparison_figure
 from lab.compare.command import write_comparison
 from lab.compare.page import as_page
 from lab.compare.runs import EVENTS, read_curves
-from lab.compare.table import columns_of, tables
+from lab.compare.table import columns_of, table_of
 from lab.compare.tensorboard import CONFIGURATION, lay_out, show_in_tensorboard
 from lab.run import RunFolder, nested_metrics
 from tests import ROOT
@@ -214,13 +214,13 @@ def test_seeds_are_put_together_and_the_best_is_marked(tmp_path: Path) -> None:
     attention, lstm = group.rows
     assert (attention.label, lstm.label, group.title, group.chance) == ("attention", "lstm", "mqar", 0.125)
     assert attention.mean("test", "accuracy") == pytest.approx(0.7)
-    assert attention.spread("test", "accuracy") == pytest.approx(0.2)  # of the sample: sqrt((0.04 + 0 + 0.04) / 2)
-    assert lstm.spread("test", "accuracy") is None
+    assert attention.spread == pytest.approx(0.2)  # of the sample: sqrt((0.04 + 0 + 0.04) / 2)
+    assert lstm.spread is None
     assert attention.seeds == "3"
     assert group.best == {"attention"}
     console = Console(width=120)
     with console.capture() as captured:
-        console.print(*tables([group], 120))
+        console.print(table_of(group, 120))
     starred = [line.split()[0] for line in captured.get().splitlines() if " *" in line]
     assert (starred, captured.get().split("\n* ")[1].strip()) == (["attention"], "the best mean of the task.")
 
@@ -307,11 +307,11 @@ def test_unfinished_runs_are_marked_and_never_best(tmp_path: Path) -> None:
     rows = {row.label: row for row in group.rows}
     assert list(rows) == ["attention", "rnn", "lstm"]
     assert group.best == {"attention"}
-    assert rows["attention"].mean(*rows["attention"].score_path) == 0.2
+    assert rows["attention"].mean() == 0.2
     assert rows["attention"].mean("val", "accuracy") == 0.2  # what the unfinished one has logged so far does not count
     assert rows["attention"].seeds == "1 of 2"
     assert rows["attention"].remark == "seed 1 unfinished at step 10 of 40"
-    assert rows["lstm"].score_path == ("val", "accuracy")
+    assert (rows["lstm"].split, rows["lstm"].score) == ("val", "accuracy")
     assert rows["lstm"].remark == "validation; seed 9 unfinished at step 40 of 40"
 
 
@@ -390,8 +390,8 @@ def test_at_any_width_configurations_and_scores_are_whole(width: int, tmp_path: 
     write_run(tmp_path, "mqar/attention-4", 1, None, {"mixer.n_heads": 4, "trainer.max_steps": 80}, steps=1)
     write_run(tmp_path, "mqar/gated_linear_attention", 0, 0.5)
     console = Console(width=width, record=True, file=io.StringIO())
-    (table,) = tables(group_runs(read_runs(tmp_path)), width)
-    console.print(table)
+    (group,) = group_runs(read_runs(tmp_path))
+    console.print(table_of(group, width))
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= width
     for word in ("gated_linear_attention", "n_heads=2", "max_steps=40", "n_heads=4", "0.1230", "0.6250 *", "0.5000"):
