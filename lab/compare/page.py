@@ -6,13 +6,14 @@ import html
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from lab.compare.charts import Chart, Series, charts_of, colours
+from lab.compare.runs import Run
 from lab.compare.table import Column, Group, Row, columns_of, unnamed_text
 from zoo.naming import require_extra
 from zoo.report.numbers import Number, plain
@@ -32,10 +33,19 @@ def fill(template: Path, **parts: str) -> str:
     return Template(template.read_text(encoding="utf-8")).substitute(parts, **texts)
 
 
-def head_cell(name: str, right: bool, more_first: bool) -> str:
-    """Return a heading of a table that can be sorted; the first click puts the most or the least on top."""
-    first = "descending" if more_first else "ascending"
-    return f'<th{_align(right)} data-first="{first}"><button>{html.escape(name)}</button></th>'
+def sortable(heads: Iterable[tuple[str, bool, bool]], rows: Iterable[str]) -> str:
+    """Return a table that can be sorted.
+
+    Args:
+        heads: of each column its name, whether it stands on the right, whether the first click puts the most on top.
+        rows: as HTML.
+    """
+    cells = (
+        f'<th{_align(right)} data-first="{"descending" if more_first else "ascending"}">'
+        f"<button>{html.escape(name)}</button></th>"
+        for name, right, more_first in heads
+    )
+    return f"<table><thead><tr>{''.join(cells)}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
 def body_cell(content: str, value: Number | str | None, right: bool) -> str:
@@ -103,12 +113,14 @@ def _select(key: str, values: Sequence[str]) -> str:
 
 
 def _section(at: int, group: Group, n_charts: int, options: Mapping[str, Sequence[str]], folder: Path) -> str:
-    note = unnamed_text(group)
+    note, columns = unnamed_text(group), columns_of(group)
+    heads = ((column.heading, column.right, column.more_first) for column in columns)
+    rows = (_row(group, row, columns, options, folder) for row in group.rows)
     return "\n".join(
         [
             f'<section data-figures="{at}" data-task="{html.escape(group.title)}">',
             f"<h2>{html.escape(group.title)}</h2>",
-            f'<div class="table">{_table(group, options, folder)}</div>',
+            f'<div class="table">{sortable(heads, rows)}</div>',
             f"<p>{html.escape(note)}</p>" if note else "",
             '<div class="charts">',
             *(f'<div class="chart" data-chart="{number}"></div>' for number in range(n_charts)),
@@ -118,13 +130,6 @@ def _section(at: int, group: Group, n_charts: int, options: Mapping[str, Sequenc
     )
 
 
-def _table(group: Group, options: Mapping[str, Sequence[str]], folder: Path) -> str:
-    columns = columns_of(group)
-    head = "".join(head_cell(column.heading, column.right, column.more_first) for column in columns)
-    body = "".join(_row(group, row, columns, options, folder) for row in group.rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
 def _row(group: Group, row: Row, columns: Sequence[Column], options: Mapping[str, Sequence[str]], folder: Path) -> str:
     best = row.label in group.best
     kind = "best" if best else "" if row.tested else "open"
@@ -132,7 +137,7 @@ def _row(group: Group, row: Row, columns: Sequence[Column], options: Mapping[str
     for at, column in enumerate(columns):
         text = html.escape(column.cell(row)) + (' <b title="best">★</b>' if best and at == 1 else "")
         if column.heading == "seeds":
-            text += f" <small>{_links(row, folder)}</small>"
+            text += f" <small>{' '.join(_link(run, folder) for run in row.runs)}</small>"
         cells.append(body_cell(text, column.value(row), column.right))
     chosen = json.dumps({key: plain(row.options[key]) for key in options if key in row.options})
     data = {"label": row.label, "mixer": row.mixer, "options": chosen}
@@ -140,20 +145,14 @@ def _row(group: Group, row: Row, columns: Sequence[Column], options: Mapping[str
     return f'<tr class="{kind}"{attributes}>{"".join(cells)}</tr>'
 
 
-def _links(row: Row, folder: Path) -> str:
-    """Return the seeds of a configuration, each a link to its run's folder."""
-    return " ".join(
-        f'<a href="{html.escape(_address(run.folder, folder))}" title="{html.escape(str(run.folder))}">{run.seed}</a>'
-        for run in row.runs
-    )
-
-
-def _address(run: Path, folder: Path) -> str:
-    """Relative, so that it holds where runs and page are moved together."""
+def _link(run: Run, folder: Path) -> str:
+    """Return a run's seed, a link to its folder: relative, so that it holds where runs and page are moved together."""
+    there = run.folder.resolve()
     try:
-        return quote(Path(os.path.relpath(run.resolve(), folder.resolve())).as_posix()) + "/"
+        address = quote(Path(os.path.relpath(there, folder.resolve())).as_posix()) + "/"
     except ValueError:  # on another drive
-        return run.resolve().as_uri()
+        address = there.as_uri()
+    return f'<a href="{html.escape(address)}" title="{html.escape(str(run.folder))}">{run.seed}</a>'
 
 
 def _align(right: bool) -> str:

@@ -79,8 +79,7 @@ class SweptRuns:
     """The results of sweep.py for one experiment in one setting.
 
     Attributes:
-        prediction: the prediction of the experiment's file, in words.
-        changed: what was changed of it after results had been seen.
+        experiment: what its file says.
         command: the command that made the runs.
         missing: folders of planned runs that are not done.
         runs: the finished ones.
@@ -94,8 +93,7 @@ class SweptRuns:
 
     def __init__(self, name: str, setting: str, run_dir: Path) -> None:
         self.name, self.setting = name, setting
-        experiment = read_experiment(EXPERIMENTS / f"{name}.yaml", setting)
-        self.prediction, self.changed = experiment.prediction, experiment.changed
+        self.experiment = read_experiment(EXPERIMENTS / f"{name}.yaml", setting)
         folder = (run_dir.expanduser() / name / setting).resolve()
         if not (folder / INDEX).is_file():
             command = f"python sweep.py configs/experiment/{name}.yaml --setting {setting}"
@@ -113,16 +111,6 @@ class SweptRuns:
         marks = [_read_json(run.folder / DONE) for run in self.runs]
         self.dates = sorted({mark["finished"][:10] for mark in marks})
         self.seconds = sum(mark["seconds"] for mark in marks)
-
-    @property
-    def seeds(self) -> list[int]:
-        """Of the runs, ascending."""
-        return sorted({run.seed for run in self.runs})
-
-    @property
-    def machine(self) -> str:
-        """Where the runs were made, in one phrase; several where they were."""
-        return "; ".join(dict.fromkeys(map(machine_of, self.environments)))
 
 
 def _read_json(file: Path) -> Any:
@@ -146,7 +134,8 @@ def judge(sweep: SweptRuns) -> Verdict:
     nothing = Evidence((Check("anything", math.nan, reason="no run is done"),))
     found = expected.judge(Runs(tuple(sweep.runs))) if sweep.runs else nothing
     evidence = replace(found, missing=sweep.missing)
-    claim = Claim(sweep.name, sweep.prediction, expected.source, expected.refuted_by, lambda _: evidence)
+    prediction = sweep.experiment.prediction
+    claim = Claim(sweep.name, prediction, expected.source, expected.refuted_by, lambda _: evidence)
     return Verdict(claim, evidence, claim.judge(evidence), sweep.seconds)
 
 
@@ -156,15 +145,18 @@ def record(verdict: Verdict, sweep: SweptRuns) -> dict[str, Any]:
 
     commits = sorted({str(environment["git"])[:9] for environment in sweep.environments})
     predicted = prediction_commit(sweep.name)
+    is_before = predicted is not None and all(
+        git("merge-base", "--is-ancestor", predicted, commit) is not None for commit in commits
+    )
     return verdict_record(verdict) | {
         "setting": sweep.setting,
-        "changed": sweep.changed,
+        "changed": sweep.experiment.changed,
         "command": sweep.command,
-        "seeds": sweep.seeds,
-        "machine": sweep.machine,
+        "seeds": sorted({run.seed for run in sweep.runs}),
+        "machine": "; ".join(dict.fromkeys(map(machine_of, sweep.environments))),
         "dates": sweep.dates,
         "prediction_commit": predicted,
-        "predicted_before_runs": bool(predicted) and all(is_before(predicted, commit) for commit in commits),
+        "predicted_before_runs": is_before,
         "commits": commits,
     }
 
@@ -189,11 +181,6 @@ def _predicted(texts: Iterable[str | None]) -> tuple[Any, str]:
     file, checks = texts
     values = yaml.safe_load(file or "") or {}
     return {key: value for key, value in values.items() if key != "changed"}, (checks or "").strip()
-
-
-def is_before(first: str, second: str) -> bool:
-    """Tell whether one commit is the other or an ancestor of it."""
-    return git("merge-base", "--is-ancestor", first, second) is not None
 
 
 def read_stored(file: Path) -> Any:
@@ -235,7 +222,7 @@ def page(records: Mapping[str, Mapping[str, Any]]) -> str:
         "budget.",
         "",
     ]
-    for verdict in ("holds", "fails", "undecided"):
+    for verdict in (verdicts := ("holds", "fails", "undecided")):
         names = [f"[{name}](#{name})" for name, each in records.items() if each["verdict"] == verdict]
         lines += [f"- {verdict}: {_listed(names) or 'none'}"]
     lines += ["", "The same commands make the runs and this page again:", "", "```sh"]
@@ -245,20 +232,18 @@ def page(records: Mapping[str, Mapping[str, Any]]) -> str:
     rows = []
     for name, each in records.items():
         found = [check["verdict"] for check in each["checks"]]
-        counts = [str(found.count(verdict)) for verdict in ("holds", "fails", "undecided")]
-        cells = [f"[{name}](#{name})", each["verdict"], *counts, each["setting"], _listed(each["seeds"])]
-        rows.append([*cells, duration(each["seconds"])])
+        cells = [f"[{name}](#{name})", each["verdict"], *(str(found.count(verdict)) for verdict in verdicts)]
+        rows.append([*cells, each["setting"], _listed(each["seeds"]), duration(each["seconds"])])
     checks = ("checks that hold", "fail", "are undecided")
     headings = ("experiment", "verdict", *checks, "setting", "seeds", "all runs, one by one")
     lines += ["```", "", *table(headings, rows, "llrrrllr"), ""]
     for name, each in records.items():
         lines += section(each, [_figure(name)])
         dates = " to ".join(dict.fromkeys((each["dates"][0], each["dates"][-1]))) if each["dates"] else "never"
+        order = "before the runs" if each["predicted_before_runs"] else "after the runs: exploratory"
+        predicted = f"prediction of commit {each['prediction_commit']}, {order}"
         if each["prediction_commit"] is None:
             predicted = "prediction not committed: exploratory"
-        else:
-            order = "before the runs" if each["predicted_before_runs"] else "after the runs: exploratory"
-            predicted = f"prediction of commit {each['prediction_commit']}, {order}"
         origin = f"Seeds {_listed(each['seeds'])}; {dates}; {each['machine']}; {predicted}; runs of commit "
         lines += [f"Changed after results had been seen: {each['changed']}", ""] if each["changed"] else []
         lines += [f"{origin}{_listed(each['commits'])}: `{each['command']}`", ""]

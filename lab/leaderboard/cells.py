@@ -150,11 +150,10 @@ def run_cell(cell: Cell, record: Record | None, request: Request, stop: Stop) ->
     """
     seeds, experiment = cell.missing(record), cell.experiment
     place = f"{cell.mixer}-{cell.digest}"
-    if (kept := record) is not None and len(seeds) < len(cell.seeds):
+    kept = record if len(seeds) < len(cell.seeds) else None
+    if kept is not None:
         experiment = replace(experiment.overridden({"seed": seeds, RATE: [kept["lr"]]}), tune={})
         place += "-more"
-    else:
-        kept = None
     sweep = Sweep.plan(replace(experiment, name=cell.task, setting=place), request)
     sweep.run(stop)
     if stop.soft.is_set() or sweep.unpicked:
@@ -195,8 +194,7 @@ def run_cell(cell: Cell, record: Record | None, request: Request, stop: Stop) ->
 
 def merged(record: Record, runs: Sequence[Record], commits: Sequence[str], machines: Sequence[str]) -> Record:
     """Return a record with further runs: medians over seeds, and the interval of the score from five seeds on."""
-    every = sorted({run["seed"]: run for run in [*record["runs"], *runs]}.items())
-    found = [run for _, run in every]
+    found = sorted({run["seed"]: run for run in [*record["runs"], *runs]}.values(), key=lambda run: run["seed"])
 
     def median(name: str) -> float | None:
         values = [run[name] for run in found if run[name] is not None]

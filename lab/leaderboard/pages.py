@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from lab.compare.page import body_cell, fill, head_cell
+from lab.compare.page import body_cell, fill, sortable
 from lab.leaderboard.cells import Record, best_of
 from lab.score import FACTS, SCORES, WINDOW, score_text, window_text
 from zoo.report import markdown
@@ -24,8 +24,7 @@ ABOUT = (
 BASELINE = "guess without order"
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A cell of a table: what it says, what it is sorted by, whether it is the best."""
 
     text: str
@@ -33,14 +32,12 @@ class Entry:
     best: bool = False
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table under a title; of each column but the first, whether the first click puts the most on top."""
+class Table(NamedTuple):
+    """A table under a title; of each column, by its heading, whether the first click puts the most on top."""
 
     title: str
-    headings: tuple[str, ...]
+    columns: dict[str, bool]
     rows: list[list[Entry]]
-    more_first: tuple[bool, ...]
 
 
 def tables(records: Sequence[Record], tasks: Sequence[str], baselines: Mapping[str, float | None]) -> list[Table]:
@@ -51,25 +48,22 @@ def tables(records: Sequence[Record], tasks: Sequence[str], baselines: Mapping[s
         tasks: columns of the table of all.
         baselines: the best guess on a task that ignores order, where it is known.
     """
-    of_task = {task: [record for record in records if record["task"] == task] for task in tasks}
-    best = {task: best_of(found) for task, found in of_task.items() if found}
+    of_task = {task: {each["mixer"]: each for each in records if each["task"] == task} for task in tasks}
+    best = {task: best_of(list(found.values())) for task, found in of_task.items() if found}
     mixers = dict.fromkeys(record["mixer"] for record in records)
-    rows = []
-    for mixer in mixers:
-        row = [Entry(mixer, mixer)]
-        for task in tasks:
-            found = next((each for each in of_task[task] if each["mixer"] == mixer), None)
-            row.append(Entry("") if found is None else _score(found, best[task]))
-        rows.append(row)
-    guesses = [_guess(best.get(task)) for task in tasks]
-    rows.append([Entry("guessing"), *(Entry(guess) for guess in guesses)])
+    rows = [
+        [Entry(name, name), *(_score(of_task[task].get(name), best.get(task)) for task in tasks)] for name in mixers
+    ]
+    rows.append([Entry("guessing"), *(Entry(_guess(best.get(task))) for task in tasks)])
     rows.append([Entry(BASELINE), *(Entry(_baseline(baselines.get(task))) for task in tasks)])
-    more = tuple(SCORES[best[task]["metric"]] if task in best else True for task in tasks)
-    details = [_detail(task, of_task[task], best[task], baselines.get(task)) for task in best]
-    return [Table("All tasks", ("mixer", *tasks), rows, more), *details]
+    columns = {task: SCORES[best[task]["metric"]] if task in best else True for task in tasks}
+    details = [_detail(task, of_task[task].values(), best[task], baselines.get(task)) for task in best]
+    return [Table("All tasks", {"mixer": False, **columns}, rows), *details]
 
 
-def _score(record: Record, best: Record) -> Entry:
+def _score(record: Record | None, best: Record | None) -> Entry:
+    if record is None:
+        return Entry("")
     interval = record["interval"]
     ends = f" [{', '.join(score_text(record['metric'], end) for end in interval)}]" if interval else ""
     return Entry(score_text(record["metric"], record["score"]) + ends, record["score"], record is best)
@@ -83,9 +77,8 @@ def _baseline(value: float | None) -> str:
     return "" if value is None else score_text("chance", value)
 
 
-def _detail(task: str, records: Sequence[Record], best: Record, baseline: float | None) -> Table:
-    metric = best["metric"]
-    rows = []
+def _detail(task: str, records: Iterable[Record], best: Record, baseline: float | None) -> Table:
+    metric, rows = best["metric"], []
     for record in sorted(records, key=lambda each: each["score"], reverse=SCORES[metric]):
         octaves = record["window_octaves"]
         window = {"octaves": octaves, "at_least": record["window_at_least"]} if octaves is not None else None
@@ -104,10 +97,10 @@ def _detail(task: str, records: Sequence[Record], best: Record, baseline: float 
             ]
         )
     chance, *others = FACTS
-    scored = ("mixer", metric.replace("_", " "), WINDOW, "learning rate", "seeds", chance, BASELINE)
-    headings = (*scored, *others, "time of the runs")
-    more = (SCORES[metric], True, False, True, True, True, False, False, True, False, False)
-    return Table(task, headings, rows, more)
+    columns = {"mixer": False, metric.replace("_", " "): SCORES[metric], WINDOW: True, "learning rate": False}
+    columns |= {"seeds": True, chance: True, BASELINE: True}
+    columns |= {name: name == "tokens/s" for name in (*others, "time of the runs")}
+    return Table(task, columns, rows)
 
 
 def as_markdown(found: Sequence[Table], origin: str) -> str:
@@ -122,8 +115,8 @@ def as_markdown(found: Sequence[Table], origin: str) -> str:
     ]
     for table in found:
         rows = [[f"**{cell.text}**" if cell.best else cell.text for cell in row] for row in table.rows]
-        align = "l" + "r" * len(table.more_first)
-        lines += [f"## {table.title}", "", *markdown.table(table.headings, rows, align), ""]
+        align = "l" + "r" * (len(table.columns) - 1)
+        lines += [f"## {table.title}", "", *markdown.table([*table.columns], rows, align), ""]
     command = ["```sh", "python -m lab leaderboard  # runs what is missing", "```", ""]
     return "\n".join([*lines, origin, "", *command])
 
@@ -132,18 +125,12 @@ def as_html(found: Sequence[Table], origin: str) -> str:
     """Return the page; it needs no network."""
     sections = []
     for table in found:
-        first = (False, *table.more_first)
-        head = "".join(head_cell(name, at > 0, first[at]) for at, name in enumerate(table.headings))
-        body = "".join(
-            f"<tr>{''.join(body_cell(_shown(cell), cell.value, at > 0) for at, cell in enumerate(row))}</tr>"
-            for row in table.rows
-        )
-        content = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        rows = []
+        for row in table.rows:
+            texts = (f"<b>{html.escape(cell.text)}</b>" if cell.best else html.escape(cell.text) for cell in row)
+            rows.append("".join(body_cell(text, row[at].value, at > 0) for at, text in enumerate(texts)))
+        heads = [(name, at > 0, more_first) for at, (name, more_first) in enumerate(table.columns.items())]
+        content = sortable(heads, (f"<tr>{row}</tr>" for row in rows))
         sections.append(f'<h2>{html.escape(table.title)}</h2>\n<div class="table">{content}</div>')
     template = Path(__file__).with_name("page.html")
     return fill(template, about=html.escape(f"{ABOUT} {origin}"), sections="\n".join(sections))
-
-
-def _shown(cell: Entry) -> str:
-    text = html.escape(cell.text)
-    return f"<b>{text}</b>" if cell.best else text

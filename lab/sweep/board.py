@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,19 +32,13 @@ class Board:
         self.outcomes: dict[Path, Outcome] = {}
         self.start = time.time()
 
-    def say(self, text: str, style: str | None = None) -> None:
-        """Print a line, above the live table if there is one."""
-        say(self.console, text, style)
-
     @contextmanager
     def live(self) -> Iterator[None]:
         """Show the table for the duration."""
         from rich.live import Live
 
-        if not self.console.is_terminal:
-            yield
-            return
-        with Live(get_renderable=self.table, console=self.console, refresh_per_second=1, transient=True):
+        table = Live(get_renderable=self.table, console=self.console, refresh_per_second=1, transient=True)
+        with table if self.console.is_terminal else nullcontext():
             yield
 
     def take(self, outcome: Outcome) -> None:
@@ -53,14 +47,14 @@ class Board:
         count = f"[{len(self.outcomes)}/{len(self.jobs)}]"
         if outcome.state == "done":
             words = [self._result(outcome), duration(outcome.seconds), self.time_left()]
-            self.say(f"{count} done     {outcome.job.name}   {', '.join(filter(None, words))}")
+            say(self.console, f"{count} done     {outcome.job.name}   {', '.join(filter(None, words))}")
             return
         if outcome.message == NOT_STARTED:
             return
-        self.say(f"{count} {outcome.state:<8} {outcome.job.name}   {outcome.message}", "red")
+        say(self.console, f"{count} {outcome.state:<8} {outcome.job.name}   {outcome.message}", "red")
         if outcome.state == "failed":
             for line in outcome.tail:
-                self.say(f"    {line}")
+                say(self.console, f"    {line}")
 
     def time_left(self) -> str:
         """Estimate the time left from the runs that are done."""
@@ -88,15 +82,13 @@ class Board:
         score = judged(found, job.split) if outcome.state == "done" else ""
         return f"{job.split} {score}" if score else outcome.message
 
-    def _row(self, job: Job) -> tuple[str, ...]:
+    def _row(self, job: Job) -> tuple[str, str, str, str, str]:
         outcome = self.outcomes.get(job.folder)
         if outcome is not None:
             return job.name, outcome.state, "", self._result(outcome), f"took {duration(outcome.seconds)}"
         if not job.touched_since(self.start):
             return job.name, "waiting", "", "", ""
-        now = progress(job)
-        told = (f"{now.step:,}/{now.steps:,}", now.metrics, now.left) if now else ("", "", "")
-        return job.name, "running", *told
+        return job.name, "running", *progress(job)
 
 
 def range_text(seeds: Sequence[int]) -> str:

@@ -8,6 +8,7 @@ each has a process of its own.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import re
 import shlex
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
@@ -176,28 +178,22 @@ def _start(job: Job, environment: Mapping[str, str], log: IO[bytes]) -> subproce
     )
 
 
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
-
-
-def _end_with_parent() -> None:
-    # A sweep (or a Ray worker) that is killed outright asks nobody to stop; on Linux the kernel does it instead, so
-    # that the same command finds no run still at work in a folder that it goes on with.
-    assert _LIBC is not None
-    _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
-
-
-_END_WITH_PARENT = None if _LIBC is None else _end_with_parent  # Windows refuses any function to run before the program
+# A sweep (or a Ray worker) that is killed outright asks nobody to stop; on Linux the kernel does it instead, so that
+# the same command finds no run still at work in a folder that it goes on with. Windows refuses any function here.
+_END_WITH_PARENT = (
+    functools.partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, int(signal.SIGTERM))
+    if sys.platform == "linux"
+    else None
+)
 
 
 def _wait(process: subprocess.Popen[bytes] | Fork, stop: Stop | None) -> int:
     asked = False
     try:
         while True:
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 return process.wait(0.2)
-            except subprocess.TimeoutExpired:
-                pass
             if stop is not None and stop.hard.is_set():
                 process.kill()
             elif stop is not None and stop.soft.is_set() and not asked:
@@ -216,11 +212,10 @@ def reason(status: int) -> str:
     if status == REQUEUE:
         return "stopped by a signal from elsewhere, its checkpoint saved"
     number = -status if status < 0 else status - 128
-    if number in {int(each) for each in signal.Signals}:
-        name = signal.Signals(number).name
-        memory = " (out of memory?)" if name == "SIGKILL" else ""
-        return f"killed by {name}{memory}"
-    return f"exit status {status}"
+    if number not in set(signal.Signals):
+        return f"exit status {status}"
+    name = signal.Signals(number).name
+    return f"killed by {name}{' (out of memory?)' * (name == 'SIGKILL')}"
 
 
 def tail_lines(log: Path, begin: int = 0, n: int = TAIL_LINES) -> list[str]:
@@ -235,28 +230,18 @@ def tail_lines(log: Path, begin: int = 0, n: int = TAIL_LINES) -> list[str]:
     return [line for line in lines if line.strip()][-n:]
 
 
-@dataclass(frozen=True)
-class Progress:
-    """The progress of a running job, as its bar shows it."""
-
-    step: int
-    steps: int
-    left: str
-    metrics: str
-
-
 _BAR = re.compile(r"training: .*?(\d+)/(\d+) \[[\d:]+<([\d:?]+), [^,\]]*(?:, ([^\]]*))?")
 
 
-def progress(job: Job) -> Progress | None:
-    """Read the last state of the bar from the job's log; None before training."""
+def progress(job: Job) -> tuple[str, str, str]:
+    """Return step, metrics and time left as the bar in a job's log last showed them; empty before training."""
     for line in reversed(tail_lines(job.folder / LOG)):
         if found := _BAR.search(line):
-            step, steps, left, metrics = found.groups()
-            return Progress(int(step), int(steps), left, metrics or "")
+            step, steps, left, metrics = found.groups("")
+            return f"{int(step):,}/{int(steps):,}", metrics, left
         if line.startswith("$ "):
-            return None
-    return None
+            break
+    return "", "", ""
 
 
 # Engines
@@ -326,15 +311,10 @@ def run_ray(
     """
     ray = require_extra("ray", "ray")
     threads = 1 if address else int(slots[0]["OMP_NUM_THREADS"])
-    here = {} if address else {"num_cpus": threads * len(slots), "include_dashboard": False}
+    options = {"address": address, "logging_level": "ERROR", "log_to_driver": False}
+    options |= {} if address else {"num_cpus": threads * len(slots), "include_dashboard": False}
     try:
-        ray.init(
-            address=address,
-            logging_level="ERROR",
-            log_to_driver=False,
-            runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
-            **here,
-        )
+        ray.init(runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}}, **options)
     except Exception as error:  # noqa: BLE001 - Ray raises a plain one where it does not start in time
         raise UsageError(f"no Ray cluster at {address or 'this machine'}: {error}") from None
     try:
@@ -359,7 +339,7 @@ def _outcome(ray: Any, reference: Any, job: Job) -> Outcome:
     try:
         return ray.get(reference)
     except (ray.exceptions.TaskCancelledError, KeyboardInterrupt):
-        return Outcome(job, "stopped", 0.0, "stopped", tuple(tail_lines(job.folder / LOG)))
+        state, why = "stopped", "stopped"
     except ray.exceptions.RayError as error:
-        why = str(error).strip().splitlines()[-1]
-        return Outcome(job, "failed", 0.0, f"lost by Ray: {why}", tuple(tail_lines(job.folder / LOG)))
+        state, why = "failed", f"lost by Ray: {str(error).strip().splitlines()[-1]}"
+    return Outcome(job, state, 0.0, why, tuple(tail_lines(job.folder / LOG)))

@@ -39,20 +39,8 @@ from lab.sweep.matching import matched, misses, sizes, target
 from lab.sweep.tuning import rungs_of
 from zoo.naming import UsageError, flatten, unknown
 
-KEYS = (
-    "name",
-    "prediction",
-    "changed",
-    "fixed",
-    "grid",
-    "grids",
-    "tune",
-    "rungs",
-    "match",
-    "score",
-    "settings",
-    "setting",
-)
+OF_A_SETTING = ("prediction", "changed", "fixed", "grid", "grids", "tune", "rungs", "match", "score")
+KEYS = ("name", *OF_A_SETTING, "settings", "setting")
 # A sweep decides these for each run, or they make no sense for many.
 NOT_SWEPT = {"run_dir", "test_only", "no_test", "print_config", "ckpt_path", "stop_at", "overwrite"}
 
@@ -118,7 +106,7 @@ def read_experiment(path: str | Path, setting: str | None = None) -> Experiment:
         if setting not in settings:
             raise UsageError(f"{source}: {unknown('setting', setting, settings or ['none: the file has no settings'])}")
         over = _mapping(source, f"settings.{setting}", settings[setting])
-        _check_keys(f"{source}: settings.{setting}", over, KEYS[1:-2])
+        _check_keys(f"{source}: settings.{setting}", over, OF_A_SETTING)
     elif settings:
         raise UsageError(f"{source} has settings: give --setting {' or '.join(settings)}")
     if "grids" in over:
@@ -128,13 +116,16 @@ def read_experiment(path: str | Path, setting: str | None = None) -> Experiment:
         for key in ("fixed", "grid", "tune", "match")
     )
     values |= over
-    listed, rungs = values.get("grids", [{}]), values.get("rungs")
+    listed, rungs, score = values.get("grids", [{}]), values.get("rungs"), values.get("score", [])
     if not isinstance(listed, list) or not listed:
         raise UsageError(f"{source}: grids must be a list of mappings of flags to values, got {listed!r}")
     grids = [_flags(source, "grids", grid) for grid in listed]
     for flag in shared:
         if any(flag in grid for grid in grids):
             raise UsageError(f"{source}: {flag} has values in grid and in grids; leave one out")
+    for metric in (score := score if isinstance(score, list) else [score]):
+        if metric not in SCORES:
+            raise UsageError(f"{source}: {unknown('score', str(metric), SCORES)}")
 
     def with_values(flags: Mapping[str, Any]) -> dict[str, list[Any]]:
         return {key: values_of(source, key, value) for key, value in flags.items()}
@@ -147,22 +138,13 @@ def read_experiment(path: str | Path, setting: str | None = None) -> Experiment:
         rungs=None if rungs is None else rungs_of(f"{source}: rungs", rungs),
         match={key: target(key, value) for key, value in match.items()},
         setting=setting,
-        score=_score(source, values.get("score", [])),
+        score=tuple(score),
         **{key: " ".join(str(values.get(key, "")).split()) for key in ("prediction", "changed")},
     )
-    if not experiment.fixed and not any(experiment.grids):
-        raise UsageError(
-            f"{source}: the grid is empty: give it flags and values, such as 'grid: {{mixer: [attention]}}'"
-        )
+    if not experiment.flags:
+        example = "'grid: {mixer: [attention]}'"
+        raise UsageError(f"{source}: the grid is empty: give it flags and values, such as {example}")
     return experiment
-
-
-def _score(source: str, value: Any) -> tuple[str, ...]:
-    metrics = value if isinstance(value, list) else [value]
-    for metric in metrics:
-        if metric not in SCORES:
-            raise UsageError(f"{source}: {unknown('score', str(metric), SCORES)}")
-    return tuple(metrics)
 
 
 def _check_keys(source: str, values: Mapping[str, Any], valid: Sequence[str] = KEYS) -> None:
@@ -355,8 +337,10 @@ def expand(experiment: Experiment, run_dir: Path) -> Grid:
         if text not in by_options:
             by_options[text] = Configuration.of(options, run_dir).matched(experiment.match, there, run_dir)
         configuration = found.setdefault(by_options[text].key, by_options[text])
-        seed = _seed(cell.get("seed", configuration.command.config["seed"]))
-        if seed not in (known_seeds := seeds.setdefault(configuration.key, [])):
+        seed = cell.get("seed", configuration.command.config["seed"])
+        if not re.fullmatch(r"\d+", str(seed)):
+            raise UsageError(f"seed must be whole numbers >= 0, such as 0,1,2 or 0-4, got {seed!r}")
+        if (seed := int(seed)) not in (known_seeds := seeds.setdefault(configuration.key, [])):
             known_seeds.append(seed)
     return Grid(seeds, found, list(left_out))
 
@@ -364,12 +348,6 @@ def expand(experiment: Experiment, run_dir: Path) -> Grid:
 def product(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     """Return all combinations of the values, a mapping each."""
     return (dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
-
-
-def _seed(value: Any) -> int:
-    if not re.fullmatch(r"\d+", str(value)):
-        raise UsageError(f"seed must be whole numbers >= 0, such as 0,1,2 or 0-4, got {value!r}")
-    return int(value)
 
 
 def arguments(options: Mapping[str, Any]) -> list[str]:

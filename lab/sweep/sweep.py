@@ -168,7 +168,7 @@ class Sweep:
         # Threads are shared among all slots even where the last runs leave some empty: results depend on their number.
         slots = slot_environments(self.request.slots, self.use_gpus)[: len(waiting)]
         board = Board(waiting, len(slots))
-        board.say(f"{what}: {len(waiting)} to do, {len(done)} done already, {len(slots)} at a time")
+        say(board.console, f"{what}: {len(waiting)} to do, {len(done)} done already, {len(slots)} at a time")
         if self.request.engine == "ray":
             coming = run_ray(waiting, slots, stop, self.request.address, self.use_gpus)
         else:

@@ -29,7 +29,6 @@ from lab.sweep.board import Board
 from lab.sweep.engine import (
     Job,
     Outcome,
-    Progress,
     Stop,
     progress,
     reason,
@@ -396,17 +395,16 @@ def test_done_is_what_has_both_its_mark_and_its_metrics(tmp_path: Path) -> None:
 
 def test_a_running_job_says_where_it_stands(tmp_path: Path) -> None:
     job = Job("x", (), tmp_path)
-    assert progress(job) is None
+    assert progress(job) == ("", "", "")
     bar = "training:  50%|=====  | {}/2000 [00:10<01:09, 3.1 steps/s, loss=0.5, accuracy=0.75]"
     (tmp_path / "log.txt").write_bytes(
         ("$ train.py\npath\n" + "\r".join(["", bar.format(10), bar.format(990)])).encode()
     )
-    now = progress(job)
-    assert now == Progress(990, 2000, "01:09", "loss=0.5, accuracy=0.75")
+    assert progress(job) == ("990/2,000", "loss=0.5, accuracy=0.75", "01:09")
     # Started anew: the bar of the attempt before says nothing.
     with (tmp_path / "log.txt").open("a") as log:
         log.write("\n$ train.py\nwarming up\n")
-    assert progress(job) is None
+    assert progress(job) == ("", "", "")
     assert tail_lines(tmp_path / "log.txt", n=2) == ["$ train.py", "warming up"]
 
 
