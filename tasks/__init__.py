@@ -36,15 +36,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "TASKS": "tasks.registry",
-    "Task": "tasks.base",
-    "TaskSpec": "tasks.spec",
-    "create_task": "tasks.registry",
-    "list_tasks": "tasks.registry",
-    "materialise": "tasks.cache",
-    "sample_split": "tasks.splits",
-    "split_rng": "tasks.splits",
-    "task_class": "tasks.registry",
+    "tasks.base": "Task",
+    "tasks.cache": "materialise",
+    "tasks.registry": "TASKS create_task list_tasks task_class",
+    "tasks.spec": "TaskSpec",
+    "tasks.splits": "sample_split split_rng",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -16,25 +16,13 @@ if TYPE_CHECKING:
     from zoo.registry import create_layers, create_mixer, list_mixers, register
 
 _HOMES = {
-    "Backbone": "zoo.backbone",
-    "Bidirectional": "zoo.blocks",
-    "SequenceMixer": "zoo.contract",
-    "State": "zoo.contract",
-    "create_layers": "zoo.registry",
-    "create_mixer": "zoo.registry",
-    "detach_state": "zoo.contract",
-    "list_mixers": "zoo.registry",
-    "load": "zoo.interop.saved",
-    "load_mixer": "zoo.interop.saved",
-    "load_transformers": "zoo.interop.transformers",
-    "map_state": "zoo.contract",
-    "move_state": "zoo.contract",
-    "register": "zoo.registry",
-    "reorder_state": "zoo.contract",
-    "run_left_padded": "zoo.interop.packing",
-    "run_packed": "zoo.interop.packing",
-    "save": "zoo.interop.saved",
-    "state_nbytes": "zoo.contract",
+    "zoo.backbone": "Backbone",
+    "zoo.blocks": "Bidirectional",
+    "zoo.contract": "SequenceMixer State detach_state map_state move_state reorder_state state_nbytes",
+    "zoo.interop.packing": "run_left_padded run_packed",
+    "zoo.interop.saved": "load load_mixer save",
+    "zoo.interop.transformers": "load_transformers",
+    "zoo.registry": "create_layers create_mixer list_mixers register",
 }
 
 __all__ = [

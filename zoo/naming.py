@@ -17,16 +17,17 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
 
     Args:
         package: the package's `__name__`.
-        homes: public name -> module that defines it.
+        homes: module -> the public names that it defines, with spaces between them.
     """
+    home_of = {name: module for module, defined in homes.items() for name in defined.split()}
 
     def get(name: str) -> Any:
-        if name not in homes:
+        if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(homes[name]), name)
+        return getattr(import_module(home_of[name]), name)
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *homes})
+        return sorted({*vars(sys.modules[package]), *home_of})
 
     return get, names
 

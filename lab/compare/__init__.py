@@ -14,11 +14,8 @@ if TYPE_CHECKING:
     from lab.compare.table import Group, Row, group_runs
 
 _HOMES = {
-    "Group": "lab.compare.table",
-    "Row": "lab.compare.table",
-    "Run": "lab.compare.runs",
-    "group_runs": "lab.compare.table",
-    "read_runs": "lab.compare.runs",
+    "lab.compare.runs": "Run read_runs",
+    "lab.compare.table": "Group Row group_runs",
 }
 
 __all__ = ["Group", "Row", "Run", "group_runs", "read_runs"]

@@ -112,7 +112,7 @@ _SPOILT: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "head_count": (heads, "head_count_bound", lambda true: lambda lags, h: 0.9 * true(lags, h)),
     "heads_for_an_error": (heads, "_real_poles", lambda _: lambda n, seq_len, device: torch.linspace(-0.99, 0.99, n)),
     "outputs_need_fewer": (heads, "turning_layer", lambda true: lambda lags: true(1.001 * lags)),
-    "softmax_floor": (softmax, "softmax_floor", lambda true: lambda lags: 1.1 * true(lags)),
+    "softmax_floor": (softmax, "least_floor", lambda true: lambda lags: 1.1 * true(lags)),
     "differential_floor": (softmax, "differential_heads_at_the_floor", lambda true: lambda lags: true(1.001 * lags)),
     "softmax_heads": (softmax, "to_softmax_heads", lambda true: lambda lags: true(1.001 * lags)),
     "alibi_ema": (softmax, "ema_as_alibi", lambda true: lambda poles, *maps: true(0.99 * poles, *maps)),

@@ -15,13 +15,10 @@ if TYPE_CHECKING:
 __all__ = ["Adapter", "ConformanceError", "Finding", "Property", "Report", "check", "properties"]
 
 _HOMES = {
-    "Adapter": "zoo.protocols.adapter",
-    "ConformanceError": "zoo.conformance.finding",
-    "Finding": "zoo.conformance.finding",
-    "Property": "zoo.conformance.catalogue",
-    "Report": "zoo.conformance.finding",
-    "check": "zoo.conformance.checker",
-    "properties": "zoo.conformance.catalogue",
+    "zoo.conformance.catalogue": "Property properties",
+    "zoo.conformance.checker": "check",
+    "zoo.conformance.finding": "ConformanceError Finding Report",
+    "zoo.protocols.adapter": "Adapter",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -9,7 +9,7 @@ from zoo.naming import lazy_names
 if TYPE_CHECKING:
     from zoo.ops.scan import selective_scan
 
-_HOMES = {"selective_scan": "zoo.ops.scan"}
+_HOMES = {"zoo.ops.scan": "selective_scan"}
 
 __all__ = ["selective_scan"]
 

@@ -74,7 +74,7 @@ def verdict_record(verdict: Verdict) -> dict[str, Any]:
                 "title": panel.title,
                 "x": panel.x_label,
                 "y": panel.y_label,
-                "curves": [{"label": curve.label, "x": curve.x, "y": curve.y} for curve in panel.curves],
+                "curves": [{"label": each.label, "x": [*each.x], "y": [*each.y]} for each in panel.curves],
             }
             for panel in verdict.evidence.panels
         ],

@@ -16,27 +16,13 @@ if TYPE_CHECKING:
     from zoo.training.module import SequenceModule
 
 _HOMES = {
-    "AtomicCheckpointIO": "zoo.training.checkpoints",
-    "Checkpoints": "zoo.training.checkpoints",
-    "CurveLogger": "zoo.training.events",
-    "Interrupt": "zoo.training.checkpoints",
-    "Interrupted": "zoo.training.checkpoints",
-    "NonFiniteLoss": "zoo.training.callbacks",
-    "NonFiniteLossError": "zoo.training.callbacks",
-    "Pause": "zoo.training.checkpoints",
-    "Paused": "zoo.training.checkpoints",
-    "Reached": "zoo.training.callbacks",
-    "ReseedEachStep": "zoo.training.callbacks",
-    "SequenceModule": "zoo.training.module",
-    "TheoryFigures": "zoo.training.figures",
-    "Throughput": "zoo.training.callbacks",
-    "length_figure": "zoo.training.lengths",
-    "log_apart": "zoo.training.apart",
-    "log_lengths": "zoo.training.lengths",
-    "log_result": "zoo.training.events",
-    "scores_apart": "zoo.training.apart",
-    "scores_at_lengths": "zoo.training.lengths",
-    "write_hparams": "zoo.training.events",
+    "zoo.training.apart": "log_apart scores_apart",
+    "zoo.training.callbacks": "NonFiniteLoss NonFiniteLossError Reached ReseedEachStep Throughput",
+    "zoo.training.checkpoints": "AtomicCheckpointIO Checkpoints Interrupt Interrupted Pause Paused",
+    "zoo.training.events": "CurveLogger log_result write_hparams",
+    "zoo.training.figures": "TheoryFigures",
+    "zoo.training.lengths": "length_figure log_lengths scores_at_lengths",
+    "zoo.training.module": "SequenceModule",
 }
 
 __all__ = [

@@ -17,51 +17,40 @@ from zoo.naming import Registry
 if TYPE_CHECKING:
     from zoo.theory.claims.claim import Settings, Verdict
 
-_HERE = "zoo.theory.claims"
+_SUMMARIES = {
+    "rank_of_cores": ("ranks", "interaction rank of each core, exact integers"),
+    "rank_of_mixers": ("ranks", "interaction rank of each mixer as configured"),
+    "gates_and_depth": ("ranks", "a gate multiplies the rank, two layers square it"),
+    "write_gate": ("ranks", "a write gate per channel: from H operators to H d_value"),
+    "one_head_gap": ("heads", "one factorized head against an SSM of rank k"),
+    "head_count": ("heads", "error against heads: the bound below k, exact from k on"),
+    "heads_for_an_error": ("heads", "real poles need few heads, oscillation many"),
+    "outputs_need_fewer": ("heads", "two heads reproduce rank four on unit inputs"),
+    "softmax_floor": ("softmax", "sink-free softmax stops at a floor, at any head count"),
+    "differential_floor": ("softmax", "two softmaxes a head: rank H and the same floor"),
+    "softmax_heads": ("softmax", "with a sink: k heads where positive, else k + 1"),
+    "alibi_ema": ("softmax", "ALiBi with a first token is the exact moving average"),
+    "gradient_lti": ("gradients", "the gradient decays by log rho per token"),
+    "gradient_attention": ("gradients", "attention: flat in distance, level 1/n"),
+    "gradient_closed_gates": ("gradients", "closed gates are a highway too"),
+    "gradient_hybrid": ("gradients", "one attention layer puts a floor under a stack"),
+    "gradient_residuals": ("gradients", "residuals keep the exponent"),
+    "polarised_channels": ("gradients", "a channel with A = 1 and one with A = 0"),
+    "state_size": ("memory", "what a recurrence carries is bounded, what softmax carries grows"),
+    "key_removal": ("memory", "a delta rule's weights are not q . k between the decays"),
+    "recall_by_weights": ("retrieval", "recall written down: how wide keys must be"),
+    "nearest_neighbour": ("retrieval", "one head of full rank, not many of low rank"),
+    "slogan_heads_for_outputs": ("heads", "'outputs of rank k need k heads'"),
+    "slogan_heads_per_pole": ("heads", "'N poles need about N heads'"),
+    "slogan_enough_softmax": ("softmax", "'enough softmax heads make any SSM'"),
+    "slogan_linear_rank": ("ranks", "'a wider linear attention head has more rank'"),
+    "slogan_rank_is_power": ("ranks", "'rank one cannot track a state'"),
+    "slogan_ssm_attenuates": ("gradients", "'SSMs attenuate'"),
+    "slogan_selective_between": ("gradients", "'selective is between a fixed SSM and attention'"),
+}
+"""For each claim the module of this package that holds it, under its name, and a line about it."""
 
-CLAIMS = Registry(
-    "claim",
-    {
-        "rank_of_cores": (f"{_HERE}.ranks:RANK_OF_CORES", "interaction rank of each core, exact integers"),
-        "rank_of_mixers": (f"{_HERE}.ranks:RANK_OF_MIXERS", "interaction rank of each mixer as configured"),
-        "gates_and_depth": (f"{_HERE}.ranks:GATES_AND_DEPTH", "a gate multiplies the rank, two layers square it"),
-        "write_gate": (f"{_HERE}.ranks:WRITE_GATE", "a write gate per channel: from H operators to H d_value"),
-        "one_head_gap": (f"{_HERE}.heads:ONE_HEAD_GAP", "one factorized head against an SSM of rank k"),
-        "head_count": (f"{_HERE}.heads:HEAD_COUNT", "error against heads: the bound below k, exact from k on"),
-        "heads_for_an_error": (f"{_HERE}.heads:HEADS_FOR_AN_ERROR", "real poles need few heads, oscillation many"),
-        "outputs_need_fewer": (f"{_HERE}.heads:OUTPUTS_NEED_FEWER", "two heads reproduce rank four on unit inputs"),
-        "softmax_floor": (f"{_HERE}.softmax:SOFTMAX_FLOOR", "sink-free softmax stops at a floor, at any head count"),
-        "differential_floor": (
-            f"{_HERE}.softmax:DIFFERENTIAL_FLOOR",
-            "two softmaxes a head: rank H and the same floor",
-        ),
-        "softmax_heads": (f"{_HERE}.softmax:SOFTMAX_HEADS", "with a sink: k heads where positive, else k + 1"),
-        "alibi_ema": (f"{_HERE}.softmax:ALIBI_EMA", "ALiBi with a first token is the exact moving average"),
-        "gradient_lti": (f"{_HERE}.gradients:GRADIENT_LTI", "the gradient decays by log rho per token"),
-        "gradient_attention": (f"{_HERE}.gradients:GRADIENT_ATTENTION", "attention: flat in distance, level 1/n"),
-        "gradient_closed_gates": (f"{_HERE}.gradients:GRADIENT_CLOSED_GATES", "closed gates are a highway too"),
-        "gradient_hybrid": (f"{_HERE}.gradients:GRADIENT_HYBRID", "one attention layer puts a floor under a stack"),
-        "gradient_residuals": (f"{_HERE}.gradients:GRADIENT_RESIDUALS", "residuals keep the exponent"),
-        "polarised_channels": (f"{_HERE}.gradients:POLARISED_CHANNELS", "a channel with A = 1 and one with A = 0"),
-        "state_size": (
-            f"{_HERE}.memory:STATE_SIZE",
-            "what a recurrence carries is bounded, what softmax carries grows",
-        ),
-        "key_removal": (f"{_HERE}.memory:KEY_REMOVAL", "a delta rule's weights are not q . k between the decays"),
-        "recall_by_weights": (f"{_HERE}.retrieval:RECALL_BY_WEIGHTS", "recall written down: how wide keys must be"),
-        "nearest_neighbour": (f"{_HERE}.retrieval:NEAREST_NEIGHBOUR", "one head of full rank, not many of low rank"),
-        "slogan_heads_for_outputs": (f"{_HERE}.heads:SLOGAN_HEADS_FOR_OUTPUTS", "'outputs of rank k need k heads'"),
-        "slogan_heads_per_pole": (f"{_HERE}.heads:SLOGAN_HEADS_PER_POLE", "'N poles need about N heads'"),
-        "slogan_enough_softmax": (f"{_HERE}.softmax:SLOGAN_ENOUGH_SOFTMAX", "'enough softmax heads make any SSM'"),
-        "slogan_linear_rank": (f"{_HERE}.ranks:SLOGAN_LINEAR_RANK", "'a wider linear attention head has more rank'"),
-        "slogan_rank_is_power": (f"{_HERE}.ranks:SLOGAN_RANK_IS_POWER", "'rank one cannot track a state'"),
-        "slogan_ssm_attenuates": (f"{_HERE}.gradients:SLOGAN_SSM_ATTENUATES", "'SSMs attenuate'"),
-        "slogan_selective_between": (
-            f"{_HERE}.gradients:SLOGAN_SELECTIVE_BETWEEN",
-            "'selective is between a fixed SSM and attention'",
-        ),
-    },
-)
+CLAIMS = Registry("claim", {name: (f"{__name__}.{home}:{name}", line) for name, (home, line) in _SUMMARIES.items()})
 
 
 def list_claims() -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal, TypeAlias
@@ -192,8 +192,8 @@ class Curve:
     """One line of a plot."""
 
     label: str
-    x: tuple[Number, ...]
-    y: tuple[Number, ...]
+    x: Sequence[Number]
+    y: Sequence[Number]
     style: CurveStyle = "line"
 
     def __post_init__(self) -> None:
@@ -208,7 +208,7 @@ class Panel:
     title: str
     x_label: str
     y_label: str
-    curves: tuple[Curve, ...]
+    curves: Sequence[Curve]
     log_x: bool = False
     log_y: bool = True
     whole_x: bool = False  # the abscissa counts: ticks at integers only
@@ -263,6 +263,26 @@ class Claim:
         if self.slogan:
             return "not refuted" if "holds" in found else "refuted as predicted" if found == {"fails"} else "undecided"
         return "fails" if "fails" in found else "holds" if found == {"holds"} else "undecided"
+
+
+Findings: TypeAlias = Iterator[Check | Panel]
+"""What a measurement yields: checks, and plots of what they are about."""
+
+
+def claim(
+    statement: str, source: str, refuted_by: str, slogan: bool = False
+) -> Callable[[Callable[[Settings], Findings]], Claim]:
+    """Make the function that measures a claim that claim, by its own name; for the arguments see `Claim`."""
+
+    def named(measure: Callable[[Settings], Findings]) -> Claim:
+        def gathered(settings: Settings) -> Evidence:
+            found = list(measure(settings))
+            checks = tuple(each for each in found if isinstance(each, Check))
+            return Evidence(checks, tuple(each for each in found if isinstance(each, Panel)))
+
+        return Claim(measure.__name__, statement, source, refuted_by, gathered, slogan)
+
+    return named
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from zoo.contract import SequenceMixer
 from zoo.ops.activation import rms_norm, tanh
 from zoo.ops.scan import selective_scan
 from zoo.theory.claims.claim import Settings
+from zoo.theory.lags import lag_operators
 
 M = TypeVar("M", bound=nn.Module)
 Rule = Callable[[Float[Tensor, "batch seq d_in"]], Float[Tensor, "batch seq d_out"]]
@@ -63,6 +64,27 @@ class Draw:
     def square(self, width: int, d_in: int) -> Tensor:
         """(width, d_in) that keeps the size of a vector."""
         return self(width, d_in) / d_in**0.5
+
+
+def drawn_system(draw: Draw, poles: Tensor, d_out: int, d_in: int, seq_len: int) -> Tensor:
+    """Lag operators with these poles and drawn residues; complex poles are completed by their conjugates."""
+    n = len(poles)
+    b, c = draw(n, d_in), draw(d_out, n)
+    if not poles.is_complex():
+        return lag_operators(poles, b, c, seq_len)
+    return conjugated(poles, torch.complex(b, draw(n, d_in)), torch.complex(c, draw(d_out, n)), seq_len)
+
+
+def conjugated(poles: Tensor, b: Tensor, c: Tensor, seq_len: int) -> Tensor:
+    """Lag operators of complex poles and maps together with their conjugates."""
+    poles, b, c = torch.cat((poles, poles.conj())), torch.cat((b, b.conj())), torch.cat((c, c.conj()), dim=1)
+    return lag_operators(poles, b, c, seq_len)
+
+
+def toeplitz(sequence: Float[Tensor, "*shape seq"]) -> Float[Tensor, "*shape seq seq"]:
+    """Return the causal matrix whose entry (i, j) is that of lag i - j."""
+    lag = torch.arange(sequence.shape[-1], device=sequence.device)
+    return sequence[..., (lag[:, None] - lag).clamp(min=0)].tril()
 
 
 def gated_linear_attention(draw: Draw, d_model: int, d_key: int) -> Core:
@@ -162,14 +184,26 @@ def state_space_duality(draw: Draw, d_model: int, n_heads: int, d_state: int) ->
 def selective_core(draw: Draw, d_inner: int, d_state: int) -> Core:
     """Mamba-1's scan by itself: a decay per channel and state (Gu and Dao 2312.00752)."""
     to_dt = draw.square(d_inner, d_inner)
+    return _scan(draw, d_inner, d_state, lambda x: x @ to_dt.T - 2)
+
+
+def switched_core(draw: Draw, d_inner: int, d_state: int, dt: tuple[float, float]) -> Core:
+    """Mamba-1's scan with a switch: dt = softplus(x[0] + b), b such that dt lies in the range `dt` when x[0] = 0."""
+    log_steps = torch.linspace(math.log(dt[0]), math.log(dt[1]), d_inner, dtype=torch.float64, device=draw.device)
+    offset = log_steps.exp().expm1().log()
+    return _scan(draw, d_inner, d_state, lambda x: x[..., :1] + offset)
+
+
+def _scan(draw: Draw, d_inner: int, d_state: int, step: Rule) -> Core:
+    """Mamba-1's scan with dt = softplus(step(x))."""
     to_b, to_c = draw.square(d_state, d_inner), draw.square(d_state, d_inner)
     rates = -torch.arange(1, d_state + 1, dtype=torch.float64, device=draw.device).repeat(d_inner, 1)
 
     def rule(x: Tensor) -> Tensor:
-        dt = coefficient(nn.functional.softplus(x @ to_dt.T - 2))
+        dt = coefficient(nn.functional.softplus(step(x)))
         return selective_scan(x, dt, rates, coefficient(x @ to_b.T), coefficient(x @ to_c.T))[0]
 
-    return Core(d_inner, rule, like=to_dt)
+    return Core(d_inner, rule, like=to_b)
 
 
 def recurrent_network(draw: Draw, d_model: int, d_state: int) -> Core:
@@ -207,10 +241,8 @@ def moving_average(to_value: Tensor, rho: float) -> Core:
     """y_i = (1 - rho) sum_tau rho^tau V x_{i - tau}."""
 
     def rule(x: Tensor) -> Tensor:
-        lag = torch.arange(x.shape[1], dtype=x.dtype, device=x.device)
-        lag = lag[:, None] - lag
-        weights = torch.where(lag >= 0, (1 - rho) * rho ** lag.clamp(min=0), 0.0)
-        return weights @ (x @ to_value.T)
+        weights = (1 - rho) * rho ** torch.arange(x.shape[1], dtype=x.dtype, device=x.device)
+        return toeplitz(weights) @ (x @ to_value.T)
 
     return Core(to_value.shape[1], rule, like=to_value)
 
@@ -224,7 +256,7 @@ def averaging_stack(poles: Tensor, maps: Sequence[Tensor]) -> Core:
     def rule(x: Tensor) -> Tensor:
         lag = torch.arange(x.shape[1], device=x.device)
         shares = (1 - poles).clamp(min=1 / len(lag))[:, None] * poles[:, None] ** lag
-        weights = shares[:, (lag[:, None] - lag).clamp(min=0)].tril()
+        weights = toeplitz(shares)
         for each in maps:
             x = torch.einsum("dij,bjd->bid", weights, x @ each.T)
         return x
@@ -242,17 +274,3 @@ def normed_stack(layers: Sequence[SequenceMixer | Core], residual: bool) -> Core
         return x
 
     return Core(layers[0].d_model, rule, layers)
-
-
-def switched_core(draw: Draw, d_inner: int, d_state: int, dt: tuple[float, float]) -> Core:
-    """Mamba-1's scan with a switch: dt = softplus(x[0] + b), b such that dt lies in the range `dt` when x[0] = 0."""
-    to_b, to_c = draw.square(d_state, d_inner), draw.square(d_state, d_inner)
-    log_steps = torch.linspace(math.log(dt[0]), math.log(dt[1]), d_inner, dtype=torch.float64, device=draw.device)
-    offset = log_steps.exp().expm1().log()
-    rates = -torch.arange(1, d_state + 1, dtype=torch.float64, device=draw.device).repeat(d_inner, 1)
-
-    def rule(x: Tensor) -> Tensor:
-        step = coefficient(nn.functional.softplus(x[..., :1] + offset))
-        return selective_scan(x, step, rates, coefficient(x @ to_b.T), coefficient(x @ to_c.T))[0]
-
-    return Core(d_inner, rule, like=to_b)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +12,14 @@ from zoo.mixers.attention import Attention
 from zoo.mixers.diagonal_ssm import DiagonalSSM
 from zoo.mixers.selective_ssm import SelectiveSSM
 from zoo.theory.claims.claim import (
-    Claim,
     Curve,
-    Evidence,
+    Findings,
     Panel,
     Samples,
     Settings,
     at_least,
     at_most,
+    claim,
     near,
     paired,
     within,
@@ -59,15 +59,14 @@ def profile_of(
     )
 
 
-def median_curve(label: str, profile: GradientProfile) -> Curve:
+def _panel(title: str, profiles: Mapping[str, GradientProfile]) -> Panel:
     """J against distance, the median of the seeds, from distance one on."""
-    medians = profile.values.double().quantile(0.5, dim=0)
-    beyond = (profile.distances >= 1) & (medians > 0)
-    return Curve(label, tuple(profile.distances[beyond].double().tolist()), tuple(medians[beyond].tolist()))
-
-
-def _panel(title: str, curves: Sequence[Curve]) -> Panel:
-    return Panel(title, "distance tau (tokens)", "gradient norm J(tau)", tuple(curves))
+    curves = []
+    for label, profile in profiles.items():
+        medians = profile.values.double().quantile(0.5, dim=0)
+        beyond = (profile.distances >= 1) & (medians > 0)
+        curves.append(Curve(label, profile.distances[beyond].tolist(), medians[beyond].tolist()))
+    return Panel(title, "distance tau (tokens)", "gradient norm J(tau)", curves)
 
 
 def _level(profile: GradientProfile, beyond: float = 0.25) -> Samples:
@@ -107,16 +106,20 @@ def real_poles(poles: Tensor) -> DiagonalSSM:
     return mixer
 
 
-def measure_lti(settings: Settings) -> Evidence:
+@claim(
+    "The gradient through a time-invariant SSM decays exponentially, at log rho per token for spectral radius rho.",
+    _SOURCE,
+    "A tail rate whose interval leaves log rho by more than 1 %.",
+)
+def gradient_lti(settings: Settings) -> Findings:
     """Measure rates of SSMs with a known spectral radius."""
-    checks, curves = [], []
+    profiles = {}
     for rho in (0.9, 0.99, 0.999):
         poles = rho * torch.tensor([0.25, 0.5, 0.75, 1.0], dtype=torch.float64)
-        profile = profile_of(settings, lambda _, p=poles: real_poles(p))
+        profile = profiles[f"SSM, largest pole {rho}"] = profile_of(settings, lambda _, p=poles: real_poles(p))
         quantity = f"largest pole {rho}: rate per token, log rho = {math.log(rho):.5f}"
-        checks.append(near(quantity, _rate(profile), math.log(rho), 0.01))
-        curves.append(median_curve(f"SSM, largest pole {rho}", profile))
-    return Evidence(tuple(checks), (_panel("Time-invariant SSMs: J falls by log rho per token", curves),))
+        yield near(quantity, _rate(profile), math.log(rho), 0.01)
+    yield _panel("Time-invariant SSMs: J falls by log rho per token", profiles)
 
 
 def needle_for_attention(seq_len: int) -> MakeInput:
@@ -139,7 +142,14 @@ def needle_attention_of(_: int) -> Core:
     return needle_attention(torch.randn(_D_MODEL, _D_MODEL, dtype=torch.float64) / _D_MODEL**0.5, _SHARPNESS)
 
 
-def measure_attention(settings: Settings) -> Evidence:
+@claim(
+    "The gradient through attention does not depend on distance: a selected position reaches the end whole, an "
+    "unselected one at a level proportional to 1/n.",
+    _SOURCE,
+    "An interval of the rate that leaves ±0.1/n on a needle or ±1/n on noise, or a level on noise that is not about "
+    "n^-1.",
+)
+def gradient_attention(settings: Settings) -> Findings:
     """Measure attention on a needle and on noise."""
     n = settings.seq_len
     needle = profile_of(settings, needle_attention_of, needle_for_attention(n))
@@ -147,16 +157,13 @@ def measure_attention(settings: Settings) -> Evidence:
     levels = {length: _level(profile) for length, profile in noise.items()}
     kept, ratio = _end_over_start(needle)
     over = paired(lambda a, b: a / b, _level(needle), levels[n])
-    checks = (
-        within(f"needle, n = {n}: rate per token", _rate(needle), -0.1 / n, 0.1 / n),
-        within(f"noise, n = {n}: rate per token", _rate(noise[n]), -1 / n, 1 / n),
-        within(f"needle: {kept}", ratio, 0.95, 1.05),
-        within(f"noise: exponent of the level of J in n, from {n // 4} to {n}", _exponent(levels), -1.2, -0.8),
-        at_least(f"needle over noise: level of J at n = {n}", over, n / 10),
-    )
-    curves = [median_curve("attention, selected needle", needle)]
-    curves += [median_curve(f"attention, noise of {length} tokens", profile) for length, profile in noise.items()]
-    return Evidence(checks, (_panel("Attention: flat in distance, 1/n unless selected", curves),))
+    yield within(f"needle, n = {n}: rate per token", _rate(needle), -0.1 / n, 0.1 / n)
+    yield within(f"noise, n = {n}: rate per token", _rate(noise[n]), -1 / n, 1 / n)
+    yield within(f"needle: {kept}", ratio, 0.95, 1.05)
+    yield within(f"noise: exponent of the level of J in n, from {n // 4} to {n}", _exponent(levels), -1.2, -0.8)
+    yield at_least(f"needle over noise: level of J at n = {n}", over, n / 10)
+    on_noise = {f"attention, noise of {length} tokens": profile for length, profile in noise.items()}
+    yield _panel("Attention: flat in distance, 1/n unless selected", {"attention, selected needle": needle} | on_noise)
 
 
 def needle_between_gates(seq_len: int, between: float) -> MakeInput:
@@ -179,20 +186,24 @@ def switched_of(settings: Settings) -> Callable[[int], Core]:
     return lambda seed: switched_core(Draw(settings, 70, seed), _D_MODEL, 4, (0.1, 0.5))
 
 
-def measure_closed_gates(settings: Settings) -> Evidence:
+@claim(
+    "A selective SSM whose gates close between (dt to 0) carries the gradient over about 1/dt tokens, here 10^5: a "
+    "highway that attention does not own.",
+    "h_t = exp(dt A) h_{t-1} + dt B u with dt near zero; Gu and Dao, arXiv 2312.00752",
+    "An interval of the rate that leaves ±0.1/n with gates closed; no decay with gates open.",
+)
+def gradient_closed_gates(settings: Settings) -> Findings:
     """Measure a selective core between closed gates and between open ones."""
     n = settings.seq_len
     closed, open_ = (
         profile_of(settings, switched_of(settings), needle_between_gates(n, between)) for between in (_CLOSED, 0.0)
     )
     kept, ratio = _end_over_start(closed)
-    checks = (
-        within(f"gates closed between, n = {n}: rate per token", _rate(closed), -0.1 / n, 0.1 / n),
-        within(f"gates closed: {kept}", ratio, 0.9, 1.1),
-        at_most("gates open: rate per token", _rate(open_), -0.08),
-    )
-    curves = [median_curve("selective, gates closed", closed), median_curve("selective, gates open", open_)]
-    return Evidence(checks, (_panel("Selective SSM: closed gates are a highway", curves),))
+    yield within(f"gates closed between, n = {n}: rate per token", _rate(closed), -0.1 / n, 0.1 / n)
+    yield within(f"gates closed: {kept}", ratio, 0.9, 1.1)
+    yield at_most("gates open: rate per token", _rate(open_), -0.08)
+    profiles = {"selective, gates closed": closed, "selective, gates open": open_}
+    yield _panel("Selective SSM: closed gates are a highway", profiles)
 
 
 def _average() -> Core:
@@ -205,7 +216,14 @@ def averages(n_layers: int, residual: bool, attention_at: int | None = None) -> 
     return normed_stack(layers, residual)
 
 
-def measure_hybrid(settings: Settings) -> Evidence:
+@claim(
+    "One attention layer puts a floor of order 1/n under the gradient of a stack of decaying layers.",
+    _SOURCE,
+    "A rate outside ±1/n, a level below 0.1/n or not about n^-1, or a stack without attention that comes within 1 % of "
+    "it. Levels are those of the far quarter: over the far three quarters, the window first measured, they go as "
+    "n^-1.36.",
+)
+def gradient_hybrid(settings: Settings) -> Findings:
     """Measure four residual layers of moving averages, with one attention layer and without."""
     n = settings.seq_len
     alone = profile_of(settings, lambda _: averages(4, residual=True))
@@ -215,32 +233,34 @@ def measure_hybrid(settings: Settings) -> Evidence:
     }
     hybrid, levels = hybrids[n], {length: _level(profile, 0.75) for length, profile in hybrids.items()}
     far, without = levels[n], _level(alone, 0.75)
-    checks = (
-        within(f"one attention layer of four, n = {n}: rate per token", _rate(hybrid), -1 / n, 1 / n),
-        # The window was chosen after a measurement: over the far three quarters, where the averages have not decayed at
-        # the shorter lengths, the exponent came out at -1.36 (interval -1.42 to -1.26), outside of these limits.
-        at_least(f"level of J at the far quarter, times n = {n}", paired(lambda level: level * n, far), 0.1),
-        within(f"its exponent in n, from {n // 4} to {n}", _exponent(levels), -1.2, -0.8),
-        at_most("the same without attention, over the level with it", paired(lambda a, b: a / b, without, far), 1e-2),
-    )
-    curves = [median_curve("4 averages", alone), median_curve("3 averages, 1 attention", hybrid)]
-    return Evidence(checks, (_panel("One attention layer puts a floor under a stack", curves),))
+    yield within(f"one attention layer of four, n = {n}: rate per token", _rate(hybrid), -1 / n, 1 / n)
+    # The window was chosen after a measurement: over the far three quarters, where the averages have not decayed at
+    # the shorter lengths, the exponent came out at -1.36 (interval -1.42 to -1.26), outside of these limits.
+    yield at_least(f"level of J at the far quarter, times n = {n}", paired(lambda level: level * n, far), 0.1)
+    yield within(f"its exponent in n, from {n // 4} to {n}", _exponent(levels), -1.2, -0.8)
+    yield at_most("the same without attention, over the level with it", paired(lambda a, b: a / b, without, far), 1e-2)
+    profiles = {"4 averages": alone, "3 averages, 1 attention": hybrid}
+    yield _panel("One attention layer puts a floor under a stack", profiles)
 
 
-def measure_residuals(settings: Settings) -> Evidence:
+@claim(
+    "Residuals keep the exponent: L layers that decay at log rho give tau^(L-1) rho^tau with residuals or without.",
+    "Binomial expansion of (I + A)^L",
+    "A rate whose interval is more than 6 % off the rate of tau^(L-1) rho^tau on the same window, L = 1, 2, 4.",
+)
+def gradient_residuals(settings: Settings) -> Findings:
     """Measure stacks of moving averages of growing depth, with residuals and without."""
-    checks, curves = [], []
+    profiles = {}
     for n_layers in (1, 2, 4):
         for residual in (False, True):
-            profile = profile_of(settings, lambda _, n=n_layers, r=residual: averages(n, r))
+            name = f"{n_layers} averages, {'residual' if residual else 'plain'}"
+            profile = profiles[name] = profile_of(settings, lambda _, n=n_layers, r=residual: averages(n, r))
             # L averages in a row weigh lag tau by about tau^(L - 1) rho^tau: the power bends the line in this window.
             taus = profile.distances.double()
             law = (taus.clamp(min=1).log() * (n_layers - 1) + taus * math.log(_RHO)).exp()
             predicted = decay_rate(profile._replace(values=law.expand(FEWEST_SEEDS, -1))).rate
-            name = f"{n_layers} averages, {'residual' if residual else 'plain'}"
-            checks.append(near(f"{name}: rate per token, rho = {_RHO}", _rate(profile), predicted, 0.06))
-            curves.append(median_curve(name, profile))
-    return Evidence(tuple(checks), (_panel("Residuals keep the exponent", curves),))
+            yield near(f"{name}: rate per token, rho = {_RHO}", _rate(profile), predicted, 0.06)
+    yield _panel("Residuals keep the exponent", profiles)
 
 
 def likeness(layer: Core, x: Tensor) -> float:
@@ -250,10 +270,18 @@ def likeness(layer: Core, x: Tensor) -> float:
     return (directions[:, 1:] * directions[:, :-1]).sum(2).mean().item()
 
 
-def measure_polarised(settings: Settings) -> Evidence:
+@claim(
+    "In a stack of averages a channel with A = 1 keeps the gradient from falling with distance, one with A = 0 keeps "
+    "neighbouring tokens from becoming alike, and neither does the other's work. If the layers mix channels (drawn "
+    "orthogonal maps, no residual), A = 1 still does its work and A = 0 does not.",
+    "Wang et al., arXiv 2501.00658; four layers of linear averages over 8 channels",
+    "A gradient that falls with A = 1, tokens with a cosine above 0.5 with A = 0 and channels apart, below 0.9 with "
+    "channels mixed, or a stack without these channels that does as well.",
+)
+def polarised_channels(settings: Settings) -> Findings:
     """Measure four layers of averages with a channel of pole one, one of pole zero, both and neither."""
     n, d_model, n_layers = 128, 8, 4
-    checks, curves = [], []
+    profiles = {}
     for mixed in (False, True):
         for label, ends in (
             ("no such channel", {}),
@@ -271,19 +299,25 @@ def measure_polarised(settings: Settings) -> Evidence:
                 return averaging_stack(poles, turn)
 
             case = f"channels {'mixed' if mixed else 'apart'}, {label}"
-            profile = profile_of(settings, stack, seq_len=n)
+            profile = profiles[case] = profile_of(settings, stack, seq_len=n)
             alike = {
                 seed: likeness(stack(seed), Draw(settings, 96, seed)(8, n, d_model)) for seed in range(settings.n_seeds)
             }
             quantity, rate = f"{case}: rate of the gradient per token", _rate(profile)
-            checks.append(at_least(quantity, rate, -1 / n) if 0 in ends else at_most(quantity, rate, -0.1))
+            yield at_least(quantity, rate, -1 / n) if 0 in ends else at_most(quantity, rate, -0.1)
             quantity, apart = f"{case}: cosine of neighbouring tokens", -1 in ends and not mixed
-            checks.append(at_most(quantity, alike, 0.5) if apart else at_least(quantity, alike, 0.9))
-            curves.append(median_curve(case, profile))
-    return Evidence(tuple(checks), (_panel("Four layers of averages, poles from .5 to .8", curves),))
+            yield at_most(quantity, alike, 0.5) if apart else at_least(quantity, alike, 0.9)
+    yield _panel("Four layers of averages, poles from .5 to .8", profiles)
 
 
-def measure_attenuates(settings: Settings) -> Evidence:
+@claim(
+    "'SSMs attenuate: over a long window their gradient vanishes' (J at its end below 1 % of J(1), windows of up to "
+    "1,024 tokens).",
+    "The dichotomy of attention and SSMs read as a law",
+    "SSMs whose gradient stays: poles near one, the usual initialisation, closed gates.",
+    slogan=True,
+)
+def slogan_ssm_attenuates(settings: Settings) -> Findings:
     """Measure three SSMs whose gradients hardly fall over the window."""
     n = min(settings.seq_len, _WINDOW)
     slow = torch.full((4,), 1 - 1 / (4 * n), dtype=torch.float64)
@@ -292,91 +326,25 @@ def measure_attenuates(settings: Settings) -> Evidence:
         "diagonal_ssm as initialised": profile_of(settings, lambda _: DiagonalSSM(_D_MODEL), seq_len=n),
         "selective, gates closed": profile_of(settings, switched_of(settings), needle_between_gates(n, _CLOSED), n),
     }
-    ratios = {name: _end_over_start(profile) for name, profile in profiles.items()}
-    checks = tuple(at_most(f"{name}: {kept}", ratio, 0.01) for name, (kept, ratio) in ratios.items())
-    curves = [median_curve(name, profile) for name, profile in profiles.items()]
-    return Evidence(checks, (_panel("SSMs that do not attenuate over the window", curves),))
+    for name, profile in profiles.items():
+        kept, ratio = _end_over_start(profile)
+        yield at_most(f"{name}: {kept}", ratio, 0.01)
+    yield _panel("SSMs that do not attenuate over the window", profiles)
 
 
-def measure_between(settings: Settings) -> Evidence:
+@claim(
+    "'A selective SSM lies between a fixed SSM and attention' (here: in how its gradient decays, step sizes alike).",
+    "The usual ordering of the three; for recall it depends on state size, initialisation and schedule",
+    "A selective SSM whose gradient decays faster than the fixed one's.",
+    slogan=True,
+)
+def slogan_selective_between(settings: Settings) -> Findings:
     """Measure rates of a fixed SSM, a selective one and attention, the SSMs with the same step sizes."""
     fixed = profile_of(settings, lambda _: DiagonalSSM(_D_MODEL, dt_min=0.1, dt_max=0.5))
     selective = profile_of(settings, lambda _: SelectiveSSM(_D_MODEL, dt_min=0.1, dt_max=0.5))
     attention = profile_of(settings, lambda _: Attention(_D_MODEL, 1))
     fastest, flat = _rate(fixed).low, _rate(attention).high  # as wide as the intervals of the two allow
     quantity = "rate per token of selective_ssm on noise, between those of the other two"
-    check = within(quantity, _rate(selective), fastest, flat)
-    curves = [
-        median_curve(name, profile)
-        for name, profile in (("diagonal_ssm", fixed), ("selective_ssm", selective), ("attention", attention))
-    ]
-    return Evidence((check,), (_panel("Step sizes .1 to .5, noise", curves),))
-
-
-GRADIENT_LTI = Claim(
-    "gradient_lti",
-    "The gradient through a time-invariant SSM decays exponentially, at log rho per token for spectral radius rho.",
-    _SOURCE,
-    "A tail rate whose interval leaves log rho by more than 1 %.",
-    measure_lti,
-)
-GRADIENT_ATTENTION = Claim(
-    "gradient_attention",
-    "The gradient through attention does not depend on distance: a selected position reaches the end whole, an "
-    "unselected one at a level proportional to 1/n.",
-    _SOURCE,
-    "An interval of the rate that leaves ±0.1/n on a needle or ±1/n on noise, or a level on noise that is not about "
-    "n^-1.",
-    measure_attention,
-)
-GRADIENT_CLOSED_GATES = Claim(
-    "gradient_closed_gates",
-    "A selective SSM whose gates close between (dt to 0) carries the gradient over about 1/dt tokens, here 10^5: a "
-    "highway that attention does not own.",
-    "h_t = exp(dt A) h_{t-1} + dt B u with dt near zero; Gu and Dao, arXiv 2312.00752",
-    "An interval of the rate that leaves ±0.1/n with gates closed; no decay with gates open.",
-    measure_closed_gates,
-)
-GRADIENT_HYBRID = Claim(
-    "gradient_hybrid",
-    "One attention layer puts a floor of order 1/n under the gradient of a stack of decaying layers.",
-    _SOURCE,
-    "A rate outside ±1/n, a level below 0.1/n or not about n^-1, or a stack without attention that comes within 1 % of "
-    "it. Levels are those of the far quarter: over the far three quarters, the window first measured, they go as "
-    "n^-1.36.",
-    measure_hybrid,
-)
-GRADIENT_RESIDUALS = Claim(
-    "gradient_residuals",
-    "Residuals keep the exponent: L layers that decay at log rho give tau^(L-1) rho^tau with residuals or without.",
-    "Binomial expansion of (I + A)^L",
-    "A rate whose interval is more than 6 % off the rate of tau^(L-1) rho^tau on the same window, L = 1, 2, 4.",
-    measure_residuals,
-)
-POLARISED_CHANNELS = Claim(
-    "polarised_channels",
-    "In a stack of averages a channel with A = 1 keeps the gradient from falling with distance, one with A = 0 keeps "
-    "neighbouring tokens from becoming alike, and neither does the other's work. If the layers mix channels (drawn "
-    "orthogonal maps, no residual), A = 1 still does its work and A = 0 does not.",
-    "Wang et al., arXiv 2501.00658; four layers of linear averages over 8 channels",
-    "A gradient that falls with A = 1, tokens with a cosine above 0.5 with A = 0 and channels apart, below 0.9 with "
-    "channels mixed, or a stack without these channels that does as well.",
-    measure_polarised,
-)
-SLOGAN_SSM_ATTENUATES = Claim(
-    "slogan_ssm_attenuates",
-    "'SSMs attenuate: over a long window their gradient vanishes' (J at its end below 1 % of J(1), windows of up to "
-    "1,024 tokens).",
-    "The dichotomy of attention and SSMs read as a law",
-    "SSMs whose gradient stays: poles near one, the usual initialisation, closed gates.",
-    measure_attenuates,
-    slogan=True,
-)
-SLOGAN_SELECTIVE_BETWEEN = Claim(
-    "slogan_selective_between",
-    "'A selective SSM lies between a fixed SSM and attention' (here: in how its gradient decays, step sizes alike).",
-    "The usual ordering of the three; for recall it depends on state size, initialisation and schedule",
-    "A selective SSM whose gradient decays faster than the fixed one's.",
-    measure_between,
-    slogan=True,
-)
+    yield within(quantity, _rate(selective), fastest, flat)
+    profiles = {"diagonal_ssm": fixed, "selective_ssm": selective, "attention": attention}
+    yield _panel("Step sizes .1 to .5, noise", profiles)

@@ -8,17 +8,7 @@ from torch import Tensor, nn
 from zoo.coefficient import coefficient
 from zoo.mixers.attention import Attention
 from zoo.ops.delta_rule import delta_rule as chunked_delta_rule
-from zoo.theory.claims.claim import (
-    Check,
-    Claim,
-    Curve,
-    Evidence,
-    Panel,
-    Settings,
-    at_least,
-    at_most,
-    equals,
-)
+from zoo.theory.claims.claim import Curve, Findings, Panel, Settings, at_least, at_most, claim, equals
 from zoo.theory.claims.cores import Core, Draw, drawn, drawn_delta_rule, gated_linear_attention, state_space_duality
 from zoo.theory.operator import interaction
 from zoo.theory.state_size import effective_state_size
@@ -34,7 +24,13 @@ def state_at_middle(layer: nn.Module, draw: Draw, seq_len: int) -> int:
     return int(effective_state_size(operator, [seq_len // 2]).rank)
 
 
-def measure_state_size(settings: Settings) -> Evidence:
+@claim(
+    "What a recurrence carries past a position is bounded by its state at any length; what softmax attention carries "
+    "is bounded by the past itself, and grows with it.",
+    "Parnichkun et al., arXiv 2504.19561; rank of W from the inputs before a position to the outputs after it",
+    "A recurrence that needs more than its state, or softmax that needs less than the past holds.",
+)
+def state_size(settings: Settings) -> Findings:
     """Measure the effective state of attention and of three recurrences at growing lengths."""
     draw = Draw(settings, 90)
     layers: dict[str, tuple[nn.Module, int | None]] = {
@@ -43,19 +39,15 @@ def measure_state_size(settings: Settings) -> Evidence:
         "delta rule, state 4 x 4": (drawn_delta_rule(draw, _D_MODEL), _D_MODEL**2),
         "Mamba-2, 2 heads, state 3 x 4": (state_space_duality(draw, _D_MODEL, 2, 3), 3 * _D_MODEL),
     }
-    checks: list[Check] = []
     curves = []
     for name, (layer, state) in layers.items():
         sizes = {n: state_at_middle(layer, draw, n) for n in _LENGTHS}
         for n, size in sizes.items():
             # What the past holds, n/2 inputs of d_model numbers, bounds every layer; its state bounds a recurrence.
             most = n // 2 * _D_MODEL
-            checks.append(
-                equals(f"{name}, n = {n}: effective state", size, min(most, most if state is None else state))
-            )
-        curves.append(Curve(name, tuple(map(float, sizes)), tuple(map(float, sizes.values())), "marked"))
-    panel = Panel("State that the operator needs at the middle", "positions n", "numbers", tuple(curves), log_y=False)
-    return Evidence(tuple(checks), (panel,))
+            yield equals(f"{name}, n = {n}: effective state", size, min(most, most if state is None else state))
+        curves.append(Curve(name, [*sizes], [*sizes.values()], "marked"))
+    yield Panel("State that the operator needs at the middle", "positions n", "numbers", curves, log_y=False)
 
 
 def effective_attention(q: Tensor, k: Tensor, beta: Tensor, log_decay: Tensor) -> Tensor:
@@ -64,7 +56,13 @@ def effective_attention(q: Tensor, k: Tensor, beta: Tensor, log_decay: Tensor) -
     return ((q @ k.T) * beta * (reached[:, None] - reached).exp()).tril()
 
 
-def measure_key_removal(settings: Settings) -> Evidence:
+@claim(
+    "The effective attention of a gated delta rule is not q_i . k_j between the decays: what each step removes under "
+    "its key belongs to the weights, except where all keys are orthogonal.",
+    "Yang et al., arXiv 2412.06464, eq. 10, unrolled",
+    "Exact weights that miss the outputs by 1e-12, or weights without the removal that miss them by less than 10 %.",
+)
+def key_removal(settings: Settings) -> Findings:
     """Compare the outputs of a gated delta rule with those of its weights, whole and without the removal of keys."""
     n, d_key, d_value = 24, 4, 3
     truncated: dict[str, dict[int, float]] = {"drawn keys": {}, "orthogonal keys": {}}
@@ -91,31 +89,10 @@ def measure_key_removal(settings: Settings) -> Evidence:
 
             weights = head_weights(Core(d_value, rule, like=v), v[None])[0, 0]
             exact[seed] = max(exact.get(seed, 0.0), _miss(weights @ v, y))
-    checks = (
-        at_most("zoo.theory.head_weights: relative error of the outputs", exact, 1e-12),
-        at_least("without the removal, drawn keys: relative error", truncated["drawn keys"], 0.1),
-        at_most("without the removal, orthogonal keys: relative error", truncated["orthogonal keys"], 1e-12),
-    )
-    return Evidence(checks)
+    yield at_most("zoo.theory.head_weights: relative error of the outputs", exact, 1e-12)
+    yield at_least("without the removal, drawn keys: relative error", truncated["drawn keys"], 0.1)
+    yield at_most("without the removal, orthogonal keys: relative error", truncated["orthogonal keys"], 1e-12)
 
 
 def _miss(made: Tensor, wanted: Tensor) -> float:
     return ((made - wanted).norm() / wanted.norm()).item()
-
-
-STATE_SIZE = Claim(
-    "state_size",
-    "What a recurrence carries past a position is bounded by its state at any length; what softmax attention carries "
-    "is bounded by the past itself, and grows with it.",
-    "Parnichkun et al., arXiv 2504.19561; rank of W from the inputs before a position to the outputs after it",
-    "A recurrence that needs more than its state, or softmax that needs less than the past holds.",
-    measure_state_size,
-)
-KEY_REMOVAL = Claim(
-    "key_removal",
-    "The effective attention of a gated delta rule is not q_i . k_j between the decays: what each step removes under "
-    "its key belongs to the weights, except where all keys are orthogonal.",
-    "Yang et al., arXiv 2412.06464, eq. 10, unrolled",
-    "Exact weights that miss the outputs by 1e-12, or weights without the removal that miss them by less than 10 %.",
-    measure_key_removal,
-)

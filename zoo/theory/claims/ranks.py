@@ -14,13 +14,14 @@ from zoo.mixers.attention import Attention
 from zoo.mixers.gated_attention import GatedAttention
 from zoo.mixers.linear_attention import LinearAttention
 from zoo.registry import MIXERS, create_mixer
-from zoo.theory.claims.claim import Check, Claim, Evidence, Settings, at_least, at_most, equals
+from zoo.theory.claims.claim import Findings, Settings, at_least, at_most, claim, equals
 from zoo.theory.claims.cores import (
     Core,
     Draw,
     delta_rule,
     drawn,
     drawn_delta_rule,
+    drawn_system,
     gated,
     gated_linear_attention,
     recurrent_network,
@@ -28,7 +29,7 @@ from zoo.theory.claims.cores import (
     state_space_duality,
     written_delta_rule,
 )
-from zoo.theory.lags import head_count, lag_operators
+from zoo.theory.lags import head_count
 from zoo.theory.operator import interaction
 from zoo.theory.rank import interaction_rank
 
@@ -41,19 +42,19 @@ def rank_at_draw(layer: nn.Module, draw: Draw, d_model: int, seq_len: int = _SEQ
     return int(interaction_rank(interaction(layer, draw(1, seq_len, d_model)).operator[0]))
 
 
-def measure_cores(settings: Settings) -> Evidence:
+@claim(
+    "The interaction rank of a mechanism is the integer that its algebra gives: distinct residues of an SSM, query "
+    "heads of attention, one per key-side decay, one per channel of a value-side decay.",
+    _SOURCE,
+    "Any core whose numerical rank (float64, relative threshold 1e-10) is another integer.",
+)
+def rank_of_cores(settings: Settings) -> Findings:
     """Measure ranks of bare mechanisms."""
     draw = Draw(settings, 1)
     d_out, d_in, n = 4, 3, 24
 
     def system(poles: Tensor, d_out: int = d_out, d_in: int = d_in) -> int:
-        """Return the rank of a system with these dynamics; complex poles are completed by their conjugates."""
-        states = poles.shape[0]
-        b, c = draw(states, d_in), draw(d_out, states)
-        if poles.is_complex():
-            b, c = torch.complex(b, draw(states, d_in)), torch.complex(c, draw(d_out, states))
-            poles, b, c = torch.cat((poles, poles.conj())), torch.cat((b, b.conj())), torch.cat((c, c.conj()), dim=1)
-        return head_count(lag_operators(poles, b, c, n))
+        return head_count(drawn_system(draw, poles, d_out, d_in, n))
 
     def real(*poles: float) -> Tensor:
         return torch.tensor(poles, dtype=torch.float64, device=draw.device)
@@ -68,35 +69,33 @@ def measure_cores(settings: Settings) -> Evidence:
     jordan = jordan + torch.diag(jordan.new_ones(4), 1)
     delay = torch.diag(jordan.new_ones(5), -1)
     kernels, per_channel = draw(7, d_out, d_in), torch.diag_embed(draw(7, 5))
-    checks = [
-        equals("SSM with one channel, 16 poles", system(real(*torch.linspace(-0.9, 0.9, 16).tolist()), 1, 1), 1),
-        equals("SSM 3 to 4 channels, 4 distinct poles", system(real(0.9, 0.5, -0.3, -0.8)), 4),
-        equals("SSM 3 to 4 channels, poles 0.5 and 0", system(real(0.5, 0.0)), 2),
-        *(equals(f"SSM, {m} complex pairs", system(ring(m)), 2 * m) for m in (1, 2, 3)),
-        equals("SSM, 8 complex pairs: min(N, n, d_out d_in)", system(ring(8)), d_out * d_in),
-        equals("SSM, A = 0.9 I, 16 states", system(real(*[0.9] * 16)), 1),
-        equals("SSM, 8 states at 0.9 and 8 at 0.5", system(real(*[0.9] * 8, *[0.5] * 8)), 2),
-        equals("SSM, one Jordan block of 5", system(jordan), 5),
-        equals("delay line of 6", system(delay), 6),
-        equals("linear recurrent network, 5 states", system(dense), 5),
-        equals("convolution of width 7, full", head_count(kernels), 7),
-        equals("convolution of width 7, depthwise, 5 channels", head_count(per_channel), 5),
-    ]
+    yield equals("SSM with one channel, 16 poles", system(real(*torch.linspace(-0.9, 0.9, 16).tolist()), 1, 1), 1)
+    yield equals("SSM 3 to 4 channels, 4 distinct poles", system(real(0.9, 0.5, -0.3, -0.8)), 4)
+    yield equals("SSM 3 to 4 channels, poles 0.5 and 0", system(real(0.5, 0.0)), 2)
+    for pairs in (1, 2, 3):
+        yield equals(f"SSM, {pairs} complex pairs", system(ring(pairs)), 2 * pairs)
+    yield equals("SSM, 8 complex pairs: min(N, n, d_out d_in)", system(ring(8)), d_out * d_in)
+    yield equals("SSM, A = 0.9 I, 16 states", system(real(*[0.9] * 16)), 1)
+    yield equals("SSM, 8 states at 0.9 and 8 at 0.5", system(real(*[0.9] * 8, *[0.5] * 8)), 2)
+    yield equals("SSM, one Jordan block of 5", system(jordan), 5)
+    yield equals("delay line of 6", system(delay), 6)
+    yield equals("linear recurrent network, 5 states", system(dense), 5)
+    yield equals("convolution of width 7, full", head_count(kernels), 7)
+    yield equals("convolution of width 7, depthwise, 5 channels", head_count(per_channel), 5)
     for n_heads in (1, 2, 4):
         layer = drawn(settings, lambda h=n_heads: Attention(8, h), 2, n_heads)
-        checks.append(equals(f"softmax attention, {n_heads} heads", rank_at_draw(layer, draw, 8), n_heads))
+        yield equals(f"softmax attention, {n_heads} heads", rank_at_draw(layer, draw, 8), n_heads)
     shared = drawn(settings, lambda: Attention(8, 4, n_kv_heads=1), 3)
-    checks.append(equals("4 query heads, one key-value head", rank_at_draw(shared, draw, 8), 4))
-    cores = (
+    yield equals("4 query heads, one key-value head", rank_at_draw(shared, draw, 8), 4)
+    for name, core, k in (
         ("gated linear attention, one head, 8 key channels", gated_linear_attention(draw, 8, 8), 1),
         ("delta rule, one head", drawn_delta_rule(draw, 8), 1),
         ("Mamba-2, 2 heads", state_space_duality(draw, 8, 2, 4), 2),
         ("Mamba-1, 8 channels", selective_core(draw, 8, 4), 8),
-    )
-    checks += [equals(name, rank_at_draw(core, draw, 8), k) for name, core, k in cores]
+    ):
+        yield equals(name, rank_at_draw(core, draw, 8), k)
     network = recurrent_network(draw, 4, 6)
-    checks.append(equals("tanh network, 4 channels, 6 units", rank_at_draw(network, draw, 4), 16))
-    return Evidence(tuple(checks))
+    yield equals("tanh network, 4 channels, 6 units", rank_at_draw(network, draw, 4), 16)
 
 
 _CONFIGURED: Mapping[str, tuple[int, Mapping[str, Any]]] = {
@@ -115,9 +114,14 @@ _DRAWN = {"capped_mlstm": "in_proj.weight"}
 """Weights that are drawn, since the published start has gates in them that do not depend on the input."""
 
 
-def measure_mixers(settings: Settings) -> Evidence:
+@claim(
+    "Every registered mixer, as configured, has the interaction rank that its parts predict: of s4d and the nonlinear "
+    "recurrences that is d_model^2, the most there is.",
+    _SOURCE,
+    "Any mixer whose measured operator has another rank.",
+)
+def rank_of_mixers(settings: Settings) -> Findings:
     """Measure ranks of all registered mixers."""
-    checks = []
     for stream, name in enumerate(MIXERS):
         d_model, options = _CONFIGURED.get(name, (4, {}))
         draw = Draw(settings, 4, stream)
@@ -129,27 +133,29 @@ def measure_mixers(settings: Settings) -> Evidence:
         predicted = mixer.predicted_rank(_SEQ_LEN)
         if predicted is None:
             raise NotImplementedError(f"{type(mixer).__name__} has no rank_law")
-        checks.append(equals(f"{name} ({described})", rank_at_draw(mixer, draw, d_model), predicted))
-    return Evidence(tuple(checks))
+        yield equals(f"{name} ({described})", rank_at_draw(mixer, draw, d_model), predicted)
 
 
-def measure_gates_and_depth(settings: Settings) -> Evidence:
+@claim(
+    "An elementwise gate multiplies the rank by the width it acts on, a scalar gate leaves it; two layers of H heads "
+    "have rank H^2, with residuals (H + 1)^2. Head counts are statements about one ungated layer.",
+    "Derived from W = g * W' and W = W2 W1",
+    "Another integer, for H in {1, 2, 4} heads gated and {1, 2, 3} heads stacked.",
+)
+def gates_and_depth(settings: Settings) -> Findings:
     """Measure ranks under gates, and of two layers."""
-    checks: list[Check] = []
     draw, d_model = Draw(settings, 6), 8
     for n_heads in (1, 2, 4):
         attention = drawn(settings, lambda h=n_heads: Attention(8, h), 7, n_heads)
         to_gate, to_scale = draw.square(d_model, d_model), draw.square(1, d_model)
         wide = gated(attention, lambda x, w=to_gate: torch.sigmoid(x @ w.T))
         narrow = gated(attention, lambda x, w=to_scale: torch.sigmoid(x @ w.T))
-        checks += [
-            equals(f"{n_heads} heads, gate on 8 channels", rank_at_draw(wide, draw, d_model), n_heads * d_model),
-            equals(f"{n_heads} heads, one scalar gate", rank_at_draw(narrow, draw, d_model), n_heads),
-        ]
+        yield equals(f"{n_heads} heads, gate on 8 channels", rank_at_draw(wide, draw, d_model), n_heads * d_model)
+        yield equals(f"{n_heads} heads, one scalar gate", rank_at_draw(narrow, draw, d_model), n_heads)
     dual = state_space_duality(draw, d_model, 2, 4)
     to_gate = draw.square(d_model, d_model)
     closed = gated(dual, lambda x: torch.sigmoid(x @ to_gate.T))
-    checks.append(equals("Mamba-2, 2 heads of 4 channels, gate on 8", rank_at_draw(closed, draw, d_model), d_model))
+    yield equals("Mamba-2, 2 heads of 4 channels, gate on 8", rank_at_draw(closed, draw, d_model), d_model)
     for n_heads in (1, 2, 3):
 
         def heads(h: int = n_heads) -> Attention:
@@ -157,18 +163,20 @@ def measure_gates_and_depth(settings: Settings) -> Evidence:
 
         plain = drawn(settings, lambda: Stack([heads(), heads()]), 8, n_heads)
         residual = drawn(settings, lambda: Stack([ResidualBlock(heads()), ResidualBlock(heads())]), 9, n_heads)
-        checks += [
-            equals(f"two layers of {n_heads} heads", rank_at_draw(plain, draw, d_model), n_heads**2),
-            equals(
-                f"two residual layers of {n_heads} heads", rank_at_draw(residual, draw, d_model), (n_heads + 1) ** 2
-            ),
-        ]
-    return Evidence(tuple(checks))
+        yield equals(f"two layers of {n_heads} heads", rank_at_draw(plain, draw, d_model), n_heads**2)
+        of_residual = rank_at_draw(residual, draw, d_model)
+        yield equals(f"two residual layers of {n_heads} heads", of_residual, (n_heads + 1) ** 2)
 
 
-def measure_write_gate(settings: Settings) -> Evidence:
+@claim(
+    "A write gate per channel, inside the recurrence, lifts the core of a delta rule from H operators to H d_value "
+    "(from Kimi Delta Attention to Gated DeltaNet 2), as an output gate per channel lifts attention; an erase gate per "
+    "channel lifts nothing, and write and output gate together no more than one of them.",
+    "Derived from W_ij = alpha_ij diag(w_j) V",
+    "Another integer, for (H, d_value) in {(1, 4), (2, 4), (3, 2)}, or for gated attention with H in {1, 2, 4}.",
+)
+def write_gate(settings: Settings) -> Findings:
     """Measure ranks of a delta rule's core as its gates become elementwise, and of attention as its gate does."""
-    checks: list[Check] = []
     draw, d_model, d_key = Draw(settings, 13), 8, 5
     for n_heads, d_value in ((1, 4), (2, 4), (3, 2)):
         wide, case = n_heads * d_value, f"{n_heads} heads of {d_value} value channels"
@@ -185,26 +193,27 @@ def measure_write_gate(settings: Settings) -> Evidence:
             ("both per channel", core(d_key, d_value), wide),
             ("both, and an output gate per channel", both, wide),
         ):
-            checks.append(equals(f"{case}, {name}", rank_at_draw(layer, draw, d_model), rank))
+            yield equals(f"{case}, {name}", rank_at_draw(layer, draw, d_model), rank)
     for n_heads in (1, 2, 4):
         case = f"gated attention, {n_heads} heads"
         narrow = drawn(settings, lambda h=n_heads: GatedAttention(d_model, h, gate="head"), 14, n_heads)
         wide = drawn(settings, lambda h=n_heads: GatedAttention(d_model, h, gate="channel"), 14, n_heads)
-        checks += [
-            equals(f"{case}, gate per head", rank_at_draw(narrow, draw, d_model), n_heads),
-            equals(f"{case}, gate per channel", rank_at_draw(wide, draw, d_model), d_model),
-        ]
-    return Evidence(tuple(checks))
+        yield equals(f"{case}, gate per head", rank_at_draw(narrow, draw, d_model), n_heads)
+        yield equals(f"{case}, gate per channel", rank_at_draw(wide, draw, d_model), d_model)
 
 
-def measure_linear_rank(settings: Settings) -> Evidence:
+@claim(
+    "'A linear-attention head of width d_head has interaction rank d_head.'",
+    "Often said of the d_head x d_head state",
+    "The width enters the scalar coefficient phi(q_i) . phi(k_j), not the span of W_ij: the rank stays one.",
+    slogan=True,
+)
+def slogan_linear_rank(settings: Settings) -> Findings:
     """Measure the rank of one linear-attention head as its state widens."""
-    checks = []
     for d_head in (2, 4, 8, 16):
         layer = drawn(settings, lambda d=d_head: LinearAttention(8, 1, d_head=d), 10, d_head)
         rank = rank_at_draw(layer, Draw(settings, 11), 8)
-        checks.append(at_least(f"rank of one head of width {d_head}", rank, d_head))
-    return Evidence(tuple(checks))
+        yield at_least(f"rank of one head of width {d_head}", rank, d_head)
 
 
 def parity_machine(settings: Settings) -> Core:
@@ -213,26 +222,24 @@ def parity_machine(settings: Settings) -> Core:
     Input (batch, seq, 2): the bit, and a one at the first position. There v = 1 and b = 1, or b = -1 when the first bit
     is set, so that the state starts at +1 or -1.
     """
-    unit = torch.tensor([[0.0, 1.0]], dtype=torch.float64, device=settings.device)
-
-    def ones(x: Tensor) -> Tensor:
-        return torch.ones_like(x[..., :1])
 
     def step(x: Tensor) -> Tensor:
-        bit, first = x[..., :1], x[..., 1:]
-        return torch.where(first > 0, ones(x) - 2 * bit, 2 * bit)
+        bit, first = x[..., :1], x[..., 1:2]
+        return torch.where(first > 0, 1 - 2 * bit, 2 * bit)
 
     # q and k read the constant that is appended to the input, v the mark of the first position.
-    core = delta_rule(
-        torch.tensor([[0.0, 0.0, 1.0]], dtype=torch.float64, device=settings.device),
-        torch.tensor([[0.0, 0.0, 1.0]], dtype=torch.float64, device=settings.device),
-        torch.cat((unit, unit.new_zeros(1, 1)), dim=1),
-        lambda x: step(x[..., :2]),
-    )
-    return Core(2, lambda x: core(torch.cat((x, ones(x)), dim=-1)), [core])
+    _, first, constant = torch.eye(3, dtype=torch.float64, device=settings.device)[:, None]
+    core = delta_rule(constant, constant, first, step)
+    return Core(2, lambda x: core(nn.functional.pad(x, (0, 1), value=1.0)), [core])
 
 
-def measure_rank_is_power(settings: Settings) -> Evidence:
+@claim(
+    "'A layer of interaction rank one is too weak to track a state; it guesses at parity.'",
+    "Reading the rank as expressive power; steps of two: Grazzi et al., arXiv 2411.12537",
+    "A delta rule with one number of state and step 0 or 2 has rank one and computes parity at any length.",
+    slogan=True,
+)
+def slogan_rank_is_power(settings: Settings) -> Findings:
     """Parity by a map of interaction rank one."""
     n_rows = 64
     bits = torch.randint(0, 2, (n_rows, settings.seq_len), generator=settings.generator(12)).double()
@@ -244,55 +251,4 @@ def measure_rank_is_power(settings: Settings) -> Evidence:
     accuracy = (odd.cpu() == (bits.cumsum(1) % 2 == 1)).double().mean().item()
     rank = int(interaction_rank(interaction(machine, x[:1, :_SEQ_LEN]).operator[0]))
     quantity = f"accuracy on parity over {settings.seq_len} positions, interaction rank {rank}"
-    return Evidence((at_most(quantity, accuracy if rank == 1 else math.nan, 0.6),))
-
-
-RANK_OF_CORES = Claim(
-    "rank_of_cores",
-    "The interaction rank of a mechanism is the integer that its algebra gives: distinct residues of an SSM, query "
-    "heads of attention, one per key-side decay, one per channel of a value-side decay.",
-    _SOURCE,
-    "Any core whose numerical rank (float64, relative threshold 1e-10) is another integer.",
-    measure_cores,
-)
-RANK_OF_MIXERS = Claim(
-    "rank_of_mixers",
-    "Every registered mixer, as configured, has the interaction rank that its parts predict: of s4d and the nonlinear "
-    "recurrences that is d_model^2, the most there is.",
-    _SOURCE,
-    "Any mixer whose measured operator has another rank.",
-    measure_mixers,
-)
-GATES_AND_DEPTH = Claim(
-    "gates_and_depth",
-    "An elementwise gate multiplies the rank by the width it acts on, a scalar gate leaves it; two layers of H heads "
-    "have rank H^2, with residuals (H + 1)^2. Head counts are statements about one ungated layer.",
-    "Derived from W = g * W' and W = W2 W1",
-    "Another integer, for H in {1, 2, 4} heads gated and {1, 2, 3} heads stacked.",
-    measure_gates_and_depth,
-)
-WRITE_GATE = Claim(
-    "write_gate",
-    "A write gate per channel, inside the recurrence, lifts the core of a delta rule from H operators to H d_value "
-    "(from Kimi Delta Attention to Gated DeltaNet 2), as an output gate per channel lifts attention; an erase gate per "
-    "channel lifts nothing, and write and output gate together no more than one of them.",
-    "Derived from W_ij = alpha_ij diag(w_j) V",
-    "Another integer, for (H, d_value) in {(1, 4), (2, 4), (3, 2)}, or for gated attention with H in {1, 2, 4}.",
-    measure_write_gate,
-)
-SLOGAN_LINEAR_RANK = Claim(
-    "slogan_linear_rank",
-    "'A linear-attention head of width d_head has interaction rank d_head.'",
-    "Often said of the d_head x d_head state",
-    "The width enters the scalar coefficient phi(q_i) . phi(k_j), not the span of W_ij: the rank stays one.",
-    measure_linear_rank,
-    slogan=True,
-)
-SLOGAN_RANK_IS_POWER = Claim(
-    "slogan_rank_is_power",
-    "'A layer of interaction rank one is too weak to track a state; it guesses at parity.'",
-    "Reading the rank as expressive power; steps of two: Grazzi et al., arXiv 2411.12537",
-    "A delta rule with one number of state and step 0 or 2 has rank one and computes parity at any length.",
-    measure_rank_is_power,
-    slogan=True,
-)
+    yield at_most(quantity, accuracy if rank == 1 else math.nan, 0.6)

@@ -13,19 +13,7 @@ from zoo.mixers.attention import Attention
 from zoo.mixers.delta_net import DeltaNet
 from zoo.mixers.linear_attention import LinearAttention
 from zoo.mixers.ssd import SSD
-from zoo.theory.claims.claim import (
-    Check,
-    Claim,
-    Curve,
-    Evidence,
-    Panel,
-    Settings,
-    at_least,
-    at_most,
-    equals,
-    near,
-    within,
-)
+from zoo.theory.claims.claim import Curve, Findings, Panel, Settings, at_least, at_most, claim, equals, near, within
 from zoo.theory.claims.cores import Draw
 
 _N_KEYS = 12
@@ -83,12 +71,20 @@ def recalled(layer: SequenceMixer, keys: Tensor, values: Tensor, asked: Tensor) 
         return layer(torch.cat((x, before), dim=2))[:, -asked.shape[1] :, :n]
 
 
-def measure_recall(settings: Settings) -> Evidence:
+@claim(
+    "With weights written down, linear attention, DeltaNet and Mamba-2 recall the values of K keys exactly if keys are "
+    "K wide. With d < K they miss K - d of the K values in sum of squares, and with two pairs per sequence some value "
+    "by sqrt(K - d) / K. For the right value to score highest, where no value is written twice, width 2 is enough for "
+    "any K, at a margin of 1 - cos(2 pi / K), and width 1 is not from K = 3 on.",
+    "Question of Huang et al., arXiv 2506.11891; sizes from Q K^T = I, Eckart and Young, and convex position",
+    "A written layer that errs by 1e-12, narrower keys that leave less, a circle of keys that misses, or a third key "
+    "recalled with width 1.",
+)
+def recall_by_weights(settings: Settings) -> Findings:
     """Measure written layers with keys as wide as there are keys, and narrower ones."""
     n, draw = _N_KEYS, Draw(settings, 100)
     one = torch.eye(n, dtype=torch.float64, device=settings.device)
     every = torch.arange(n, device=settings.device)[None]
-    checks: list[Check] = []
     for name, mixer in {"linear attention": LinearAttention, "DeltaNet": DeltaNet, "Mamba-2": SSD}.items():
         layer, miss = written_recall(mixer, one, one), dict[int, float]()
         for seed in range(settings.n_seeds):
@@ -97,21 +93,21 @@ def measure_recall(settings: Settings) -> Evidence:
             values = torch.randint(n, (1, n), generator=generator).to(one.device)
             wanted = one[torch.empty_like(keys).scatter(1, keys, values).gather(1, asked)]
             miss[seed] = (recalled(layer, keys, values, asked) - wanted).abs().max().item()
-        checks.append(at_most(f"{name}, {n} keys of width {n}: largest error of a value", miss, 1e-12))
+        yield at_most(f"{name}, {n} keys of width {n}: largest error of a value", miss, 1e-12)
     for width in (n // 2, n - 1):
         left = dict[int, float]()
         for seed in range(settings.n_seeds):
             keys = draw(n, width)
             layer = written_recall(LinearAttention, torch.linalg.pinv(keys).T, keys)
             left[seed] = (recalled(layer, every, every, every)[0] - one).square().sum().item()
-        checks.append(near(f"{n} drawn keys of width {width}, best queries: squared error", left, n - width, 1e-9))
+        yield near(f"{n} drawn keys of width {width}, best queries: squared error", left, n - width, 1e-9)
     # The nearest table of rank n - 1, by the largest entry as by the sum of squares.
     table = torch.linalg.svd(one - 1 / n).U[:, : n - 1]
     first, second = (~one.bool()).nonzero().T
     pair = torch.stack((first, second), dim=1)
     found = recalled(written_recall(LinearAttention, table, table), pair, pair, pair)
     worst = (found - one[pair]).abs().max().item()
-    checks.append(near(f"all sequences of two pairs, width {n - 1}: largest error of a value", worst, 1 / n, 1e-9))
+    yield near(f"all sequences of two pairs, width {n - 1}: largest error of a value", worst, 1 / n, 1e-9)
     for n_keys in (n, 4 * n):
         angles = 2 * math.pi * torch.arange(n_keys, device=one.device).double() / n_keys
         circle = torch.stack((angles.cos(), angles.sin()), dim=1)
@@ -120,18 +116,15 @@ def measure_recall(settings: Settings) -> Evidence:
         best, second_best = scores.topk(2, dim=1).values.T
         right = (scores.argmax(1) == every[0]).double().mean().item()
         margin = (best - second_best).min().item()
-        checks += [
-            equals(f"{n_keys} keys of width 2, on a circle: share whose own value scores highest", right, 1),
-            near(f"{n_keys} keys of width 2: margin of the score", margin, 1 - math.cos(2 * math.pi / n_keys), 1e-9),
-        ]
+        yield equals(f"{n_keys} keys of width 2, on a circle: share whose own value scores highest", right, 1)
+        yield near(f"{n_keys} keys of width 2: margin of the score", margin, 1 - math.cos(2 * math.pi / n_keys), 1e-9)
     every, reached = torch.arange(n, device=one.device)[None], dict[int, float]()
     for seed in range(settings.n_seeds):
         keys = draw(n, 1)
         layers = (written_recall(LinearAttention, sign * torch.ones_like(keys), keys) for sign in (1, -1))
         right = [recalled(layer, every, every, every)[0].argmax(1) == every[0] for layer in layers]
         reached[seed] = int((right[0] | right[1]).sum())
-    checks.append(within(f"{n} drawn keys of width 1: keys that some query recalls", reached, 2, 2))
-    return Evidence(tuple(checks))
+    yield within(f"{n} drawn keys of width 1: keys that some query recalls", reached, 2, 2)
 
 
 @cache
@@ -211,9 +204,17 @@ def fitted_left(draw: Draw, d: int, rank: int, sharpness: float, n_draws: int = 
     return ((heads @ to_value - wanted)[n_draws:].square().sum() / wanted[n_draws:].square().sum()).item()
 
 
-def measure_nearest(settings: Settings) -> Evidence:
+@claim(
+    "One head of full rank finds the nearest of several points on a sphere in d dimensions. Heads of rank r < d, "
+    "whatever functions they are of the r numbers that they see of the query point, do not: d/r of them, even two of "
+    "rank d/2, leave at least 29 % of what the query decides between two points (d = 16 and 64), and the number of "
+    "heads of rank one for an error grows as a power of d that rises as the error falls. It is not the head count that "
+    "decides.",
+    "Amsel et al., arXiv 2407.16153; spherical harmonics of sign(y . z) that a head of rank r can have",
+    "A head of full rank that errs by 0.1 %, a bound below 29 %, fitted heads below the bound, or a slower growth.",
+)
+def nearest_neighbour(settings: Settings) -> Findings:
     """Measure one head of full rank, and what heads of low rank must leave and do leave."""
-    checks: list[Check] = []
     for n_points in (2, 16):
         left = dict[int, float]()
         for seed in range(settings.n_seeds):
@@ -224,51 +225,24 @@ def measure_nearest(settings: Settings) -> Evidence:
             with torch.no_grad():
                 given = nearest_head(16, 1e5).to(x.device)(marked)[:, -1, :-1]
             left[seed] = ((given - wanted).square().sum() / (wanted - x.mean(1)).square().sum()).item()
-        checks.append(at_most(f"d = 16, one head of full rank, nearest of {n_points} points: error", left, 1e-3))
+        yield at_most(f"d = 16, one head of full rank, nearest of {n_points} points: error", left, 1e-3)
     for d in (16, 64):
-        checks.append(at_most(f"d = {d}, one head of rank {d}: error that must be left", least_left(d, 1, d), 0))
+        yield at_most(f"d = {d}, one head of rank {d}: error that must be left", least_left(d, 1, d), 0)
         for rank in (d // 2, d // 4, 1):
             case = f"d = {d}, {d // rank} heads of rank {rank}"
-            checks.append(at_least(f"{case}: error that must be left", least_left(d, d // rank, rank), 0.29))
+            yield at_least(f"{case}: error that must be left", least_left(d, d // rank, rank), 0.29)
             if d == 16:
                 found = {
                     seed: min(fitted_left(Draw(settings, 103, rank, seed), d, rank, s) for s in (1.0, 5.0))
                     for seed in range(settings.n_seeds)
                 }
-                checks.append(at_least(f"{case}, fitted: error", found, least_left(d, d // rank, rank)))
+                yield at_least(f"{case}, fitted: error", found, least_left(d, d // rank, rank))
     widths = (8, 16, 32, 64)
     counts = {left: [heads_for(d, 1, left) for d in widths] for left in (0.3, 0.2)}
     for left, least in ((0.3, 2.5), (0.2, 4.5)):
         growth = math.log(counts[left][-1] / counts[left][1]) / math.log(widths[-1] / widths[1])
         quantity = f"heads of rank one for an error of {left:g}: exponent of d, from 16 to 64"
-        checks.append(at_least(quantity, growth, least))
-    curves = [
-        Curve(f"error of {left:g}", tuple(map(float, widths)), tuple(map(float, found)), "marked")
-        for left, found in counts.items()
-    ]
+        yield at_least(quantity, growth, least)
+    curves = [Curve(f"error of {left:g}", widths, found, "marked") for left, found in counts.items()]
     title = "Nearest of two points: heads of rank one that are needed"
-    return Evidence(tuple(checks), (Panel(title, "dimension d", "heads, at least", tuple(curves), log_x=True),))
-
-
-RECALL_BY_WEIGHTS = Claim(
-    "recall_by_weights",
-    "With weights written down, linear attention, DeltaNet and Mamba-2 recall the values of K keys exactly if keys are "
-    "K wide. With d < K they miss K - d of the K values in sum of squares, and with two pairs per sequence some value "
-    "by sqrt(K - d) / K. For the right value to score highest, where no value is written twice, width 2 is enough for "
-    "any K, at a margin of 1 - cos(2 pi / K), and width 1 is not from K = 3 on.",
-    "Question of Huang et al., arXiv 2506.11891; sizes from Q K^T = I, Eckart and Young, and convex position",
-    "A written layer that errs by 1e-12, narrower keys that leave less, a circle of keys that misses, or a third key "
-    "recalled with width 1.",
-    measure_recall,
-)
-NEAREST_NEIGHBOUR = Claim(
-    "nearest_neighbour",
-    "One head of full rank finds the nearest of several points on a sphere in d dimensions. Heads of rank r < d, "
-    "whatever functions they are of the r numbers that they see of the query point, do not: d/r of them, even two of "
-    "rank d/2, leave at least 29 % of what the query decides between two points (d = 16 and 64), and the number of "
-    "heads of rank one for an error grows as a power of d that rises as the error falls. It is not the head count that "
-    "decides.",
-    "Amsel et al., arXiv 2407.16153; spherical harmonics of sign(y . z) that a head of rank r can have",
-    "A head of full rank that errs by 0.1 %, a bound below 29 %, fitted heads below the bound, or a slower growth.",
-    measure_nearest,
-)
+    yield Panel(title, "dimension d", "heads, at least", curves, log_x=True)

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from zoo.mixers.attention import Attention
 from zoo.mixers.differential_attention import DifferentialAttention
-from zoo.theory.claims.claim import Check, Claim, Curve, Evidence, Panel, Settings, at_least, at_most, equals, near
-from zoo.theory.claims.cores import Draw, drawn
-from zoo.theory.claims.heads import toeplitz_matrix
+from zoo.theory.claims.claim import Curve, Findings, Panel, Settings, at_least, at_most, claim, equals, near
+from zoo.theory.claims.cores import Draw, conjugated, drawn, toeplitz
+from zoo.theory.claims.heads import minimised, toeplitz_matrix
 from zoo.theory.lags import head_count, lag_operators, weighted_rows
 from zoo.theory.operator import interaction
 from zoo.theory.rank import interaction_rank
-from zoo.theory.softmax import ema_as_alibi, softmax_floor, to_softmax_heads
+from zoo.theory.softmax import ema_as_alibi, to_softmax_heads
+from zoo.theory.softmax import softmax_floor as least_floor
 
 _SOURCE = "Rows of softmax sum to one; question of head counts: Ghodsi, arXiv 2512.15115"
 _SEQ_LEN, _D_MODEL = 10, 5
@@ -29,9 +30,7 @@ def system(draw: Draw, seq_len: int, *poles: complex | float) -> Float[Tensor, "
     b = torch.complex(draw(len(poles), _D_MODEL), draw(len(poles), _D_MODEL))
     c = torch.complex(draw(_D_MODEL, len(poles)), draw(_D_MODEL, len(poles)))
     # A real pole and its conjugate are one pole, with twice the real part of the residue.
-    return lag_operators(
-        torch.cat((given, given.conj())), torch.cat((b, b.conj())), torch.cat((c, c.conj()), dim=1), seq_len
-    )
+    return conjugated(given, b, c, seq_len)
 
 
 def pair(radius: float, angle: float) -> complex:
@@ -52,42 +51,33 @@ def _coordinates(stack: Float[Tensor, "rows columns"], k: int) -> Float[Tensor, 
 
 def _best(loss: Callable[[Tensor], Tensor], draw: Draw, starts: int, *shape: int) -> float:
     """Return the least that L-BFGS makes of `loss` from several drawn starts."""
-    reached = []
-    for _ in range(starts):
-        point = draw(*shape).requires_grad_()
-        optimizer = torch.optim.LBFGS(
-            [point],
-            max_iter=300,
-            history_size=20,
-            tolerance_grad=1e-11,
-            tolerance_change=1e-14,
-            line_search_fn="strong_wolfe",
-        )
+    options = {"max_iter": 300, "history_size": 20, "tolerance_grad": 1e-11, "tolerance_change": 1e-14}
+    points = (draw(*shape).requires_grad_() for _ in range(starts))
+    return min(minimised([point], lambda at=point: loss(at), **options) for point in points)
 
-        def step(point: Tensor = point, optimizer: torch.optim.Optimizer = optimizer) -> Tensor:
-            optimizer.zero_grad()
-            value = loss(point)
-            value.backward()
-            return value
 
-        optimizer.step(step)
-        with torch.no_grad():
-            reached.append(loss(point).item())
-    return min(reached)
+def _by_pair(lags: Tensor) -> Float[Tensor, "pairs k"]:
+    """Return the coordinates of the operator of each pair of positions i >= j, row by row."""
+    i, j = torch.tril_indices(len(lags), len(lags), device=lags.device)
+    return _coordinates(lags.flatten(1), head_count(lags))[i - j]
+
+
+def _softmax_by_pair(logits: Float[Tensor, "n_heads pairs"], n: int) -> Float[Tensor, "pairs n_heads"]:
+    """Return the sink-free weights of heads with a free logit for each pair of positions i >= j."""
+    i, j = torch.tril_indices(n, n, device=logits.device)
+    square = logits.new_full((len(logits), n, n), -torch.inf)
+    square[:, i, j] = logits
+    return torch.softmax(square, dim=-1)[:, i, j].T
 
 
 def best_without_sink(lags: Tensor, n_heads: int, draw: Draw, starts: int) -> float:
     """Return the least relative squared error found for sink-free softmax heads with a free logit for every i, j."""
-    n = len(lags)
-    i, j = torch.tril_indices(n, n, device=lags.device)
-    head = torch.arange(n_heads, device=lags.device)[:, None]
-    target = _coordinates(lags.flatten(1), head_count(lags))[i - j]
+    target = _by_pair(lags)
 
     def loss(logits: Tensor) -> Tensor:
-        square = logits.new_full((n_heads, n, n), -torch.inf).index_put((head, i, j), logits)
-        return _unexplained(torch.softmax(square, dim=-1)[:, i, j].T, target)
+        return _unexplained(_softmax_by_pair(logits, len(lags)), target)
 
-    return _best(loss, draw, starts, n_heads, len(i))
+    return _best(loss, draw, starts, n_heads, len(target))
 
 
 def best_with_sink(lags: Tensor, n_heads: int, draw: Draw, starts: int) -> float:
@@ -111,15 +101,13 @@ def nearest_with_equal_sums(lags: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
         Signed weights w_h (k, seq, seq), value maps V_h (k, d_out * d_in), what the rows of each w_h sum to (k,), and
         the even average over the past (seq, seq).
     """
-    n = len(lags)
     directions = torch.linalg.svd(lags.flatten(1), full_matrices=False).Vh[: head_count(lags)]
     sequences = (lags.flatten(1) @ directions.T).T
-    lag = torch.arange(n, device=lags.device)[:, None] - torch.arange(n, device=lags.device)
-    past = lag >= 0
-    even = past.to(lags.dtype) / past.sum(1, keepdim=True)
+    past = toeplitz(lags.new_ones(len(lags)))
+    even = past / past.sum(1, keepdim=True)
     reached, share = sequences.cumsum(1), even[:, 0]
     shared = (reached * share).sum(1, keepdim=True) / share.sum()
-    signed = torch.where(past, sequences[:, lag.clamp(min=0)], 0.0) + (shared - reached)[:, :, None] * even
+    signed = toeplitz(sequences) + (shared - reached)[:, :, None] * even
     return signed, directions, shared.squeeze(1), even
 
 
@@ -168,20 +156,20 @@ def differential_heads_at_the_floor(lags: Tensor) -> tuple[Tensor, Tensor]:
 
 def best_differential(lags: Tensor, n_heads: int, draw: Draw, starts: int) -> float:
     """Return the least relative squared error found for differential heads with free logits and a lambda for each."""
-    n = len(lags)
-    i, j = torch.tril_indices(n, n, device=lags.device)
-    head = torch.arange(n_heads, device=lags.device)[:, None]
-    target = _coordinates(lags.flatten(1), head_count(lags))[i - j]
-
-    def weights(logits: Tensor) -> Tensor:
-        square = logits.new_full((n_heads, n, n), -torch.inf).index_put((head, i, j), logits)
-        return torch.softmax(square, dim=-1)[:, i, j].T
+    target = _by_pair(lags)
 
     def loss(point: Tensor) -> Tensor:
-        first, second = point[:, :-1].chunk(2, dim=1)
-        return _unexplained(weights(first) - point[:, -1] * weights(second), target)
+        first, second = (_softmax_by_pair(logits, len(lags)) for logits in point[:, :-1].chunk(2, dim=1))
+        return _unexplained(first - point[:, -1] * second, target)
 
-    return _best(loss, draw, starts, n_heads, 2 * len(i) + 1)
+    return _best(loss, draw, starts, n_heads, 2 * len(target) + 1)
+
+
+def error_of(weights: Float[Tensor, "n_heads n n"], values: Tensor, lags: Tensor) -> float:
+    """Return the relative squared error of heads with these weights and value maps."""
+    wanted = toeplitz_matrix(lags)
+    made = torch.einsum("hij,hpd->ipjd", weights, values).reshape_as(wanted)
+    return ((made - wanted).square().sum() / wanted.square().sum()).item()
 
 
 def output_error(layer: Attention, lags: Tensor, draw: Draw) -> float:
@@ -192,10 +180,15 @@ def output_error(layer: Attention, lags: Tensor, draw: Draw) -> float:
         return ((layer(x) - wanted).norm() / wanted.norm()).item()
 
 
-def measure_floor(settings: Settings) -> Evidence:
+@claim(
+    "Sink-free softmax sends a constant sequence to a constant sequence, so no number of its heads gives an SSM with "
+    "memory: with input-independent logits the error stops at a known floor, which k + 1 heads attain.",
+    _SOURCE,
+    "Heads below the floor, a construction that misses it, or sink-free row sums that vary.",
+)
+def softmax_floor(settings: Settings) -> Findings:
     """Measure sink-free heads against the floor, and the row sums from which it follows."""
     draw = Draw(settings, 80)
-    checks: list[Check] = []
     curves = []
     cases = {
         "pole 0.9": system(draw, _SEQ_LEN, 0.9),
@@ -203,36 +196,34 @@ def measure_floor(settings: Settings) -> Evidence:
         "a complex pair": system(draw, _SEQ_LEN, pair(0.9, 0.7)),
     }
     for name, lags in cases.items():
-        floor, wanted = softmax_floor(lags), toeplitz_matrix(lags)
-        weights, values = heads_at_the_floor(lags)
-        made = torch.einsum("hij,hpd->ipjd", weights, values).reshape_as(wanted)
-        attained = ((made - wanted).square().sum() / wanted.square().sum()).item()
+        floor, (weights, values) = least_floor(lags), heads_at_the_floor(lags)
+        attained = error_of(weights, values, lags)
         heads = range(1, len(weights) + 2)
         errors = [best_without_sink(lags, h, draw, settings.starts) for h in heads]
-        checks += [
-            at_least(f"{name}: floor", floor, 1e-3),
-            near(f"{name}: {len(weights)} sink-free heads, constructed / floor", attained / floor, 1, 1e-9),
-            at_least(f"{name}: best trained of up to {heads[-1]} / floor", min(errors) / floor, 1 - 1e-9),
-        ]
-        counts = tuple(float(h) for h in heads)
-        curves += [Curve(f"{name}: trained", counts, tuple(errors), "points")]
-        curves += [Curve(f"{name}: constructed", (float(len(weights)),), (attained,), "stars")]
-        curves += [Curve(f"{name}: floor", counts, (floor,) * len(counts), "dashed")]
+        yield at_least(f"{name}: floor", floor, 1e-3)
+        yield near(f"{name}: {len(weights)} sink-free heads, constructed / floor", attained / floor, 1, 1e-9)
+        yield at_least(f"{name}: best trained of up to {heads[-1]} / floor", min(errors) / floor, 1 - 1e-9)
+        curves += [Curve(f"{name}: trained", heads, errors, "points")]
+        curves += [Curve(f"{name}: constructed", [len(weights)], [attained], "stars")]
+        curves += [Curve(f"{name}: floor", heads, [floor] * len(heads), "dashed")]
     attention = drawn(settings, lambda: Attention(_D_MODEL, 4, d_head=_D_MODEL, position="alibi"), 81)
     sums = interaction(attention, draw(1, _SEQ_LEN, _D_MODEL)).operator[0].sum(1)
     steps = cases["pole 0.9"].cumsum(0)
     spread_of_attention, spread_of_ssm = (
         ((s - s[-1]).norm(dim=(1, 2)).max() / s[-1].norm()).item() for s in (sums, steps)
     )
-    checks += [
-        at_most("row sums of sink-free attention: spread over positions", spread_of_attention, 1e-12),
-        at_least("row sums of the SSM with pole 0.9: spread over positions", spread_of_ssm, 0.1),
-    ]
-    panel = Panel("Softmax without a sink", "heads", "relative squared error", tuple(curves), whole_x=True)
-    return Evidence(tuple(checks), (panel,))
+    yield at_most("row sums of sink-free attention: spread over positions", spread_of_attention, 1e-12)
+    yield at_least("row sums of the SSM with pole 0.9: spread over positions", spread_of_ssm, 0.1)
+    yield Panel("Softmax without a sink", "heads", "relative squared error", curves, whole_x=True)
 
 
-def measure_differential(settings: Settings) -> Evidence:
+@claim(
+    "Differential attention has two softmax maps per head and one operator: rank H, not 2H. Its rows sum to 1 - lambda "
+    "everywhere, so that it stops at the floor of sink-free softmax, which k of its heads attain.",
+    "Rows of softmax sum to one; differential attention: Ye et al., arXiv 2410.05258",
+    "A rank other than H, a constant sequence that comes out varying, or heads below the floor.",
+)
+def differential_floor(settings: Settings) -> Findings:
     """Measure differential heads: how many operators they span, what they do to a constant, and the floor."""
     draw, n_heads = Draw(settings, 85), 2
     layer = drawn(settings, lambda: DifferentialAttention(8, n_heads, d_rope=0), 86)
@@ -244,31 +235,31 @@ def measure_differential(settings: Settings) -> Evidence:
         maps = int(torch.linalg.matrix_rank(torch.softmax(logits, dim=-1).flatten(1)))
         constant = layer(x[:, :1].expand(-1, _SEQ_LEN, -1))[0]
         spread = ((constant - constant[0]).norm(dim=1).max() / constant[0].norm()).item()
-    checks = [
-        equals(f"{n_heads} heads: softmax maps that are independent", maps, 2 * n_heads),
-        equals(f"{n_heads} heads: interaction rank", operators, n_heads),
-        at_most("a constant sequence: spread of the output over positions", spread, 1e-12),
-    ]
+    yield equals(f"{n_heads} heads: softmax maps that are independent", maps, 2 * n_heads)
+    yield equals(f"{n_heads} heads: interaction rank", operators, n_heads)
+    yield at_most("a constant sequence: spread of the output over positions", spread, 1e-12)
     cases = {
         "pole 0.9": system(draw, _SEQ_LEN, 0.9),
         "a complex pair": system(draw, _SEQ_LEN, pair(0.9, 0.7)),
     }
     for name, lags in cases.items():
-        floor, wanted, k = softmax_floor(lags), toeplitz_matrix(lags), head_count(lags)
+        floor, k = least_floor(lags), head_count(lags)
         weights, values = differential_heads_at_the_floor(lags)
-        made = torch.einsum("hij,hpd->ipjd", weights, values).reshape_as(wanted)
-        attained = ((made - wanted).square().sum() / wanted.square().sum()).item()
+        attained = error_of(weights, values, lags)
         best = min(best_differential(lags, h, draw, settings.starts) for h in (k, k + 1))
-        checks += [
-            at_least(f"{name}: floor", floor, 1e-3),
-            equals(f"{name}: differential heads constructed", len(weights), k),
-            near(f"{name}: their error / floor", attained / floor, 1, 1e-9),
-            at_least(f"{name}: best trained of {k} and {k + 1} / floor", best / floor, 1 - 1e-9),
-        ]
-    return Evidence(tuple(checks))
+        yield at_least(f"{name}: floor", floor, 1e-3)
+        yield equals(f"{name}: differential heads constructed", len(weights), k)
+        yield near(f"{name}: their error / floor", attained / floor, 1, 1e-9)
+        yield at_least(f"{name}: best trained of {k} and {k + 1} / floor", best / floor, 1 - 1e-9)
 
 
-def measure_heads(settings: Settings) -> Evidence:
+@claim(
+    "With a zero-value sink, k softmax heads equal an SSM of rank k if its coefficient sequences hold a positive one; "
+    "otherwise k + 1 heads do, and in the two cases that are searched k do not.",
+    _SOURCE,
+    "A construction that errs by 1e-12, two heads within 0.1 of a complex pair, or three trained heads above 1e-8.",
+)
+def softmax_heads(settings: Settings) -> Findings:
     """Measure constructed and trained softmax heads with a sink."""
     draw, n = Draw(settings, 82), 48
     cases = {
@@ -279,31 +270,29 @@ def measure_heads(settings: Settings) -> Evidence:
         "2 complex pairs": ((pair(0.9, 0.7), pair(0.85, 1.9)), 1),
         "4 complex pairs": ((pair(0.9, 0.5), pair(0.85, 1.1), pair(0.95, 1.8), pair(0.8, 2.5)), 1),
     }
-    checks: list[Check] = []
     for name, (poles, more) in cases.items():
         lags = system(draw, n, *poles)
         k, layer = head_count(lags), to_softmax_heads(lags)
-        checks += [
-            equals(f"{name}, k = {k}: softmax heads", layer.n_heads, k + more),
-            at_most(f"{name}, k = {k}: relative error of the output", output_error(layer, lags, draw), 1e-12),
-        ]
+        yield equals(f"{name}, k = {k}: softmax heads", layer.n_heads, k + more)
+        yield at_most(f"{name}, k = {k}: relative error of the output", output_error(layer, lags, draw), 1e-12)
     starts = settings.starts * settings.n_seeds
     negative, turning = system(draw, _SEQ_LEN, -0.8), system(draw, _SEQ_LEN, pair(0.9, 1.0))
-    checks += [
-        at_least("pole -0.8: best error of one head", best_with_sink(negative, 1, draw, starts), 0.1),
-        at_most("pole -0.8: best error of two heads", best_with_sink(negative, 2, draw, starts), 1e-8),
-    ]
+    yield at_least("pole -0.8: best error of one head", best_with_sink(negative, 1, draw, starts), 0.1)
+    yield at_most("pole -0.8: best error of two heads", best_with_sink(negative, 2, draw, starts), 1e-8)
     errors = [best_with_sink(turning, h, draw, starts) for h in (1, 2, 3)]
-    checks += [
-        at_least("a complex pair: best error of two heads", errors[1], 0.1),
-        at_most("a complex pair: best error of three heads", errors[2], 1e-8),
-    ]
-    curve = Curve("a complex pair (k = 2), best of all starts", (1.0, 2.0, 3.0), tuple(errors), "points")
-    panel = Panel("Softmax with a sink", "heads", "relative squared error", (curve,), whole_x=True)
-    return Evidence(tuple(checks), (panel,))
+    yield at_least("a complex pair: best error of two heads", errors[1], 0.1)
+    yield at_most("a complex pair: best error of three heads", errors[2], 1e-8)
+    curve = Curve("a complex pair (k = 2), best of all starts", (1, 2, 3), errors, "points")
+    yield Panel("Softmax with a sink", "heads", "relative squared error", (curve,), whole_x=True)
 
 
-def measure_alibi(settings: Settings) -> Evidence:
+@claim(
+    "A linear bias of the lag and a zero-value first token make a softmax head the exact exponential moving average; "
+    "a diagonal SSM with N poles in (0, 1) is N such heads of width one.",
+    "Z_i = sum_{t <= i} lambda^t + lambda^(i+1) / (1 - lambda) = 1 / (1 - lambda)",
+    "An output error above 1e-13.",
+)
+def alibi_ema(settings: Settings) -> Findings:
     """Measure averages by ALiBi heads, at the length of the settings."""
     draw, n = Draw(settings, 83), settings.seq_len
     poles = torch.tensor([0.05, 0.5, 0.8, 0.9, 0.99, 0.999], dtype=torch.float64, device=draw.device)
@@ -311,64 +300,22 @@ def measure_alibi(settings: Settings) -> Evidence:
     alone = lag_operators(poles, torch.diag(1 - poles), torch.eye(len(poles)).to(poles), n)
     mixed = lag_operators(poles, b, c, n)
     layer = ema_as_alibi(poles, b, c)
-    return Evidence(
-        (
-            at_most(f"6 averages, n = {n}: relative error", output_error(ema_as_alibi(poles), alone, draw), 1e-13),
-            at_most(f"SSM with these poles, n = {n}: relative error", output_error(layer, mixed, draw), 1e-13),
-            equals("heads for 6 poles", layer.n_heads, 6),
-            equals("width of a head", layer.d_head, 1),
-        )
-    )
+    yield at_most(f"6 averages, n = {n}: relative error", output_error(ema_as_alibi(poles), alone, draw), 1e-13)
+    yield at_most(f"SSM with these poles, n = {n}: relative error", output_error(layer, mixed, draw), 1e-13)
+    yield equals("heads for 6 poles", layer.n_heads, 6)
+    yield equals("width of a head", layer.d_head, 1)
 
 
-def measure_enough(settings: Settings) -> Evidence:
-    """Measure sink-free heads of growing number on one pole."""
-    draw = Draw(settings, 84)
-    lags = system(draw, _SEQ_LEN, 0.9)
-    checks = [
-        at_most(f"pole 0.9: best error of {h} sink-free heads", best_without_sink(lags, h, draw, settings.starts), 1e-6)
-        for h in (2, 4, 8)
-    ]
-    return Evidence(tuple(checks))
-
-
-SOFTMAX_FLOOR = Claim(
-    "softmax_floor",
-    "Sink-free softmax sends a constant sequence to a constant sequence, so no number of its heads gives an SSM with "
-    "memory: with input-independent logits the error stops at a known floor, which k + 1 heads attain.",
-    _SOURCE,
-    "Heads below the floor, a construction that misses it, or sink-free row sums that vary.",
-    measure_floor,
-)
-DIFFERENTIAL_FLOOR = Claim(
-    "differential_floor",
-    "Differential attention has two softmax maps per head and one operator: rank H, not 2H. Its rows sum to 1 - lambda "
-    "everywhere, so that it stops at the floor of sink-free softmax, which k of its heads attain.",
-    "Rows of softmax sum to one; differential attention: Ye et al., arXiv 2410.05258",
-    "A rank other than H, a constant sequence that comes out varying, or heads below the floor.",
-    measure_differential,
-)
-SOFTMAX_HEADS = Claim(
-    "softmax_heads",
-    "With a zero-value sink, k softmax heads equal an SSM of rank k if its coefficient sequences hold a positive one; "
-    "otherwise k + 1 heads do, and in the two cases that are searched k do not.",
-    _SOURCE,
-    "A construction that errs by 1e-12, two heads within 0.1 of a complex pair, or three trained heads above 1e-8.",
-    measure_heads,
-)
-ALIBI_EMA = Claim(
-    "alibi_ema",
-    "A linear bias of the lag and a zero-value first token make a softmax head the exact exponential moving average; "
-    "a diagonal SSM with N poles in (0, 1) is N such heads of width one.",
-    "Z_i = sum_{t <= i} lambda^t + lambda^(i+1) / (1 - lambda) = 1 / (1 - lambda)",
-    "An output error above 1e-13.",
-    measure_alibi,
-)
-SLOGAN_ENOUGH_SOFTMAX = Claim(
-    "slogan_enough_softmax",
+@claim(
     "'With enough heads, softmax attention represents any SSM.'",
     "Counting heads without looking at row sums",
     "Sink-free heads whose error on a single pole stays where it is as their number grows.",
-    measure_enough,
     slogan=True,
 )
+def slogan_enough_softmax(settings: Settings) -> Findings:
+    """Measure sink-free heads of growing number on one pole."""
+    draw = Draw(settings, 84)
+    lags = system(draw, _SEQ_LEN, 0.9)
+    for h in (2, 4, 8):
+        error = best_without_sink(lags, h, draw, settings.starts)
+        yield at_most(f"pole 0.9: best error of {h} sink-free heads", error, 1e-6)
