@@ -11,7 +11,7 @@ its output, and what was found must give what the layer gives. Layers of another
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any
@@ -22,6 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from zoo.theory.operator import AFFINE_RTOL, Map, OperatorError, Replayed, check_input, evaluated
+from zoo.theory.rank import triangle
 
 PASSES = 32
 """Passes of one sequence in which weights are sampled."""
@@ -163,22 +164,6 @@ class Channels:
         for found, wanted in ((expected, true), (again, output)):
             if not bool((found - wanted).abs().max() <= AFFINE_RTOL[z.dtype] * wanted.abs().max()):
                 raise OperatorError("inner channels are mixed")
-
-
-def triangle(blocks: Iterable[Float[Tensor, "rows columns"]]) -> Float[Tensor, "few columns"]:
-    """Return a matrix with the Gram matrix of all rows: the triangle of their QR decomposition, or the few rows."""
-    kept: Tensor | None = None
-    waiting: list[Tensor] = []
-    for block in blocks:
-        waiting.append(block)
-        if sum(map(len, waiting)) >= 4 * block.shape[1]:
-            kept, waiting = _merged(kept, waiting), []
-    return _merged(kept, waiting)
-
-
-def _merged(above: Tensor | None, below: list[Tensor]) -> Tensor:
-    rows = torch.cat([*([] if above is None else [above]), *below])
-    return torch.linalg.qr(rows, mode="r")[1] if len(rows) > rows.shape[1] else rows
 
 
 def channel_spectrum(channels: Channels, generator: torch.Generator) -> tuple[Float[Tensor, " singular"], int]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import statistics
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from zoo.contract import SequenceMixer, require_positive, state_tensors
-from zoo.theory.operator import check_input, evaluated, replayed
+from zoo.theory.operator import check_input, draw_input, evaluated, replayed
 
 
 class Complexity(NamedTuple):
@@ -94,6 +96,7 @@ def input_dependence(
         OperatorError, ValueError: see `interaction`; also fewer than two inputs, or an operator that is zero.
     """
     if x is None:
+        require_positive(n_inputs=n_inputs, seq_len=seq_len)
         x = _draw(layer, n_inputs, seq_len, None, generator)
     if len(x) < 2:
         raise ValueError(f"input dependence compares at least two inputs, got {len(x)}")
@@ -114,13 +117,8 @@ def input_dependence(
 def _draw(
     layer: nn.Module, batch_size: int, seq_len: int, d_in: int | None, generator: torch.Generator | None
 ) -> Float[Tensor, "batch seq d_in"]:
-    require_positive(n_inputs=batch_size, seq_len=seq_len)
-    width = getattr(layer, "d_model", None) if d_in is None else d_in
-    if width is None:
-        raise ValueError(f"{type(layer).__name__} has no d_model to draw an input from: give the input or its width")
     source = torch.Generator().manual_seed(0) if generator is None else generator
-    like = next((p for p in layer.parameters() if p.is_floating_point()), torch.empty(0))
-    x = torch.randn(batch_size, seq_len, width, generator=source, dtype=torch.float64).to(like)
+    x = draw_input(layer, batch_size, seq_len, source, "the input or its width", d_in)
     check_input(layer, x)
     return x
 
@@ -171,6 +169,4 @@ def _wait(x: Tensor) -> None:
 
 def _exponent(lengths: Sequence[int], costs: Sequence[int] | Sequence[float]) -> float:
     """Fit the slope of log cost on log length, by least squares."""
-    at, cost = (torch.as_tensor(list(v), dtype=torch.float64).log() for v in (lengths, costs))
-    centred = at - at.mean()
-    return float((cost * centred).sum() / centred.square().sum())
+    return statistics.linear_regression([*map(math.log, lengths)], [*map(math.log, costs)]).slope

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from zoo.contract import require_positive
 from zoo.theory.intervals import FEWEST_SEEDS
-from zoo.theory.operator import Map, check_input, evaluated, positions_at_once, separate_rows
+from zoo.theory.operator import Map, check_input, draw_input, evaluated, like, positions_at_once, separate_rows
 
 MakeInput: TypeAlias = Callable[[torch.Generator, int], Tensor]
 """(generator, distance) -> input (seq, d_in); drawn anew for each distance from the same seed, so that all but what
@@ -27,9 +27,9 @@ depends on the distance stays."""
 Layer: TypeAlias = nn.Module | Callable[[int], nn.Module]
 """A layer, or a function of the seed that makes one (torch's global generator is seeded for it)."""
 
-_N_DISTANCES = 16
-_FEWEST_DISTANCES = 3  # below, a line through them says nothing
+M = TypeVar("M", bound=nn.Module)
 
+_FEWEST_DISTANCES = 3  # below, a line through them says nothing
 _TAIL = 0.25  # the fit starts at this fraction of the range
 _FLOOR = 8.0  # times the dtype's eps, relative to the largest J: below, float32 decays are known to be wrong
 
@@ -100,7 +100,10 @@ def gradient_profile(
             depend on its input.
         OperatorError: the layer does not repeat itself, or rows of the batch are coupled (inputs are stacked there).
     """
-    return _profile(layer, None if make_input is None else lambda _: make_input, distances, seeds, seq_len, sketch)
+    found = _profile(layer, None if make_input is None else lambda _: make_input, distances, seeds, seq_len, sketch)
+    if found is None:
+        raise ValueError(f"make_input must give (seq_len={seq_len}, d_in), got None")
+    return found
 
 
 def highway_profile(
@@ -112,35 +115,23 @@ def highway_profile(
         ValueError: see `gradient_profile`.
     """
 
-    def make_input_of(made: nn.Module) -> MakeInput:
-        if not isinstance(made, OffersHighway):
-            raise _NoHighwayError
-        return lambda generator, distance: _offered(made.highway_input(seq_len, distance, generator))
+    def offered(made: nn.Module) -> Callable[[torch.Generator, int], Tensor | None]:
+        if isinstance(made, OffersHighway):
+            return lambda generator, distance: made.highway_input(seq_len, distance, generator)
+        return lambda generator, distance: None
 
-    try:
-        return _profile(layer, make_input_of, distances, seeds, seq_len)
-    except _NoHighwayError:
-        return None
-
-
-class _NoHighwayError(Exception):
-    pass
-
-
-def _offered(x: Tensor | None) -> Tensor:
-    if x is None:
-        raise _NoHighwayError
-    return x
+    return _profile(layer, offered, distances, seeds, seq_len)
 
 
 def _profile(
     layer: Layer,
-    make_input_of: Callable[[nn.Module], MakeInput] | None,
+    make_input_of: Callable[[nn.Module], Callable[[torch.Generator, int], Tensor | None]] | None,
     distances: Sequence[int] | None,
     seeds: int | Sequence[int],
     seq_len: int,
     sketch: int | None = None,
-) -> GradientProfile:
+) -> GradientProfile | None:
+    """`gradient_profile`; None where an input that moves is None."""
     require_positive(seq_len=seq_len, sketch=sketch)
     if isinstance(seeds, int):
         require_positive(seeds=seeds)
@@ -150,31 +141,36 @@ def _profile(
     if distances is not None:
         taus = _check_distances(distances, seq_len)
     else:
-        taus = torch.arange(seq_len) if make_input_of is None else _spaced(seq_len)
+        taus = torch.arange(seq_len) if make_input_of is None else spaced(seq_len)
     rows, sketched_by = [], torch.Generator().manual_seed(0)
     for seed in seeds:
-        made = layer if isinstance(layer, nn.Module) else _make(layer, seed)
+        made = layer if isinstance(layer, nn.Module) else drawn_from(seed, layer)
         if make_input_of is None:
-            x, where = _random_input(made, seed, seq_len), torch.zeros_like(taus)
+            x = draw_input(made, 1, seq_len, torch.Generator().manual_seed(seed), "make_input")
+            where = torch.zeros_like(taus)
         else:
             make_input = make_input_of(made)
             inputs = [make_input(torch.Generator().manual_seed(seed), int(tau)) for tau in taus]
-            x, where = _stacked(made, inputs, seq_len), torch.arange(len(taus))
+            some = [x for x in inputs if x is not None]
+            if len(some) < len(inputs):
+                return None
+            x, where = _stacked(made, some, seq_len), torch.arange(len(taus))
         with evaluated(made) as f:
             norms = _last_row_norms(f, x, _width_out(f, x), type(made).__name__, sketch, sketched_by)
             rows.append(norms.cpu()[where, taus])
     return GradientProfile(torch.stack(rows), taus, seq_len)
 
 
-def _spaced(seq_len: int) -> Int[Tensor, " distances"]:
-    farthest = max(1, seq_len - 1 - seq_len // _N_DISTANCES)
-    return torch.linspace(1, farthest, _N_DISTANCES).round().long().unique()
+def spaced(seq_len: int, count: int = 16) -> Int[Tensor, " distances"]:
+    """Return distances evenly spaced; the farthest is short of the start by a sixteenth of the sequence."""
+    return torch.linspace(1, max(1, seq_len - 1 - seq_len // 16), count).round().long().unique()
 
 
-def _make(make_layer: Callable[[int], nn.Module], seed: int) -> nn.Module:
+def drawn_from(seed: int, make: Callable[[int], M]) -> M:
+    """Return what `make` builds of the seed; torch's global generator is seeded for it, and put back."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return make_layer(seed)
+        return make(seed)
 
 
 def _check_distances(distances: Sequence[int], seq_len: int) -> Tensor:
@@ -186,23 +182,11 @@ def _check_distances(distances: Sequence[int], seq_len: int) -> Tensor:
     return taus
 
 
-def _like(layer: nn.Module) -> Tensor:
-    return next((p for p in layer.parameters() if p.is_floating_point()), torch.empty(0))
-
-
-def _random_input(layer: nn.Module, seed: int, seq_len: int) -> Float[Tensor, "1 seq d_in"]:
-    width = getattr(layer, "d_model", None)
-    if width is None:
-        raise ValueError(f"{type(layer).__name__} has no d_model to draw an input from: give make_input")
-    draw = torch.randn(1, seq_len, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return draw.to(_like(layer))
-
-
 def _stacked(layer: nn.Module, inputs: Sequence[Tensor], seq_len: int) -> Float[Tensor, "inputs seq d_in"]:
     for x in inputs:
         if x.ndim != 2 or len(x) != seq_len or not x.is_floating_point() or x.shape != inputs[0].shape:
             raise ValueError(f"make_input must give (seq_len={seq_len}, d_in), got {x.dtype} {tuple(x.shape)}")
-    stacked = torch.stack([x.detach().to(_like(layer)) for x in inputs])
+    stacked = torch.stack([x.detach().to(like(layer)) for x in inputs])
     check_input(layer, stacked)
     return stacked
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import bisect
 import copy
+import functools
 import inspect
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -35,9 +36,11 @@ from zoo.theory.gradients import (
     Layer,
     decay_rate,
     draw_seeds,
+    drawn_from,
     gradient_profile,
     highway_profile,
     profile_at,
+    spaced,
 )
 from zoo.theory.operator import OperatorError, offset_share, replayed
 from zoo.theory.rank import effective_rank, heads_needed, span_spectrum, spectrum_rank
@@ -67,9 +70,6 @@ WIDE = 128
 """Channels beyond which it is."""
 
 _NORM_PROBES = 8
-_HIGHWAY_SEEDS = (
-    FEWEST_SEEDS  # the needle is moved to each distance: a pass for every one of them, where noise needs one for all
-)
 _HIGHWAY_DISTANCES = 8
 
 
@@ -253,7 +253,7 @@ def measure_mixer(
     layer = drawn(draw_seeds(sizes.seed, 1)[0])
     generator = torch.Generator().manual_seed(sizes.seed)
     x = torch.randn(2, sizes.seq_len, layer.d_model, generator=generator, dtype=torch.float64).to(sizes.device)
-    return _measure(name, layer, x, lambda: _profile(drawn, sizes), lambda: _highway(drawn, sizes), sizes, progress)
+    return _measure(name, layer, x, drawn, lambda: _profile(drawn, sizes), sizes, progress)
 
 
 def _makers(names: Iterable[str] | None, sizes: Sizes) -> dict[str, Callable[[int], SequenceMixer]]:
@@ -267,13 +267,7 @@ def _makers(names: Iterable[str] | None, sizes: Sizes) -> dict[str, Callable[[in
 
 def _drawn(make: Callable[[int], SequenceMixer], sizes: Sizes) -> Callable[[int], SequenceMixer]:
     """Return the maker with its parameters drawn from the seed, in float64 on the sizes' device."""
-
-    def draw(seed: int) -> SequenceMixer:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return make(seed).double().to(sizes.device)
-
-    return draw
+    return lambda seed: drawn_from(seed, make).double().to(sizes.device)
 
 
 def _profile(layer: Layer, sizes: Sizes) -> GradientProfile:
@@ -356,15 +350,9 @@ def measure_backbone(
     inputs = inputs.to(sizes.device)
     noise = random_inputs(model, sizes.n_seeds, sizes.gradient_len, torch.Generator().manual_seed(sizes.seed + 1))
     rows = []
-    for (name, layer, x), reaching in zip(layer_inputs(model, inputs), layer_inputs(model, noise), strict=True):
-
-        def profile(layer: SequenceMixer = layer, at: Tensor = reaching.x) -> GradientProfile:
-            return layer_profile(layer, at)
-
-        def highway(layer: SequenceMixer = layer) -> GradientProfile | None:
-            return _highway(layer, sizes)
-
-        rows.append(_measure(name, layer, x, profile, highway, sizes, progress))
+    for (name, layer, x), (*_, at) in zip(layer_inputs(model, inputs), layer_inputs(model, noise), strict=True):
+        profile = functools.partial(layer_profile, layer, at)
+        rows.append(_measure(name, layer, x, layer, profile, sizes, progress))
     return rows
 
 
@@ -376,15 +364,23 @@ def layer_inputs(backbone: Backbone, inputs: Shaped[Tensor, "batch seq *d_input"
         inputs: tokens, or vectors, which take the model's dtype.
     """
     found = []
-    if inputs.is_floating_point():
-        inputs = inputs.to(next(backbone.parameters()).dtype)
     with torch.no_grad():
-        x = backbone.embed(inputs)
-        for at, layer in enumerate(backbone.layers.chain()):
+        for at, (layer, x) in enumerate(zip(backbone.layers.chain(), streams(backbone, inputs), strict=False)):
             mixer, reaching = (layer.mixer, layer.mixer_input(x)) if isinstance(layer, ResidualBlock) else (layer, x)
             found.append(LayerInput(f"layer {at}: {_mixer_name(mixer)}", mixer, reaching))
-            x = layer(x)
     return found
+
+
+@torch.no_grad()
+def streams(backbone: Backbone, inputs: Shaped[Tensor, "batch seq *d_input"]) -> Iterator[Tensor]:
+    """Yield what reaches each layer, then what the last one gives; see `layer_inputs`."""
+    if inputs.is_floating_point():
+        inputs = inputs.to(next(backbone.parameters()).dtype)
+    x = backbone.embed(inputs)
+    yield x
+    for layer in backbone.layers.chain():
+        x = layer(x)
+        yield x
 
 
 def random_inputs(
@@ -402,7 +398,7 @@ class SpectrumRead(NamedTuple):
     """Singular values of an operator span, and how they were read.
 
     Attributes:
-        values: largest first.
+        values: largest first; none where the operator cannot be read.
         limit: the largest rank that they can show; None for every rank there is.
         sources: the source positions that they are estimated from; None where no position is left out.
     """
@@ -410,6 +406,16 @@ class SpectrumRead(NamedTuple):
     values: Float[Tensor, " singular"]
     limit: int | None = None
     sources: int | None = None
+
+    @property
+    def rank(self) -> int | None:
+        """See `spectrum_rank`; None where the operator cannot be read."""
+        return int(spectrum_rank(self.values)) if len(self.values) else None
+
+    @property
+    def heads(self) -> dict[float, int]:
+        """The heads needed for each of `REL_ERRORS`; none where the operator cannot be read."""
+        return {error: int(heads_needed(self.values, error)) for error in REL_ERRORS if len(self.values)}
 
 
 def spectrum_at(
@@ -433,12 +439,12 @@ def spectrum_at(
     return SpectrumRead(spectrum, len(spectrum))
 
 
-def read_spectrum(layer: SequenceMixer, x: Tensor, seed: int = 0) -> SpectrumRead | None:
-    """`spectrum_at`; None of a layer whose operator cannot be read, as of a module that marks no coefficients."""
+def read_spectrum(layer: SequenceMixer, x: Tensor, seed: int = 0) -> SpectrumRead:
+    """`spectrum_at`; no values of a layer whose operator cannot be read, as of a module that marks no coefficients."""
     try:
         return spectrum_at(layer, x, seed)
     except OperatorError:
-        return None
+        return SpectrumRead(torch.empty(0))
 
 
 def operator_norms(layer: SequenceMixer, x: Float[Tensor, "1 seq d_model"]) -> Float[Tensor, "seq seq"]:
@@ -469,19 +475,17 @@ def layer_profile(layer: SequenceMixer, x: Float[Tensor, "seeds seq d_model"]) -
 
 
 def _highway(layer: Layer, sizes: Sizes) -> GradientProfile | None:
-    seeds = draw_seeds(sizes.seed, min(sizes.n_seeds, _HIGHWAY_SEEDS))
-    # The farthest stays short of the start: what moves keeps some past before it.
-    farthest = sizes.gradient_len - 1 - sizes.gradient_len // 16
-    distances = torch.linspace(1, farthest, _HIGHWAY_DISTANCES).round().long().unique().tolist()
-    return highway_profile(layer, distances, seeds, seq_len=sizes.gradient_len)
+    # The needle is moved to each distance: a pass for every one of them, where noise needs one for all.
+    distances = spaced(sizes.gradient_len, _HIGHWAY_DISTANCES).tolist()
+    return highway_profile(layer, distances, draw_seeds(sizes.seed, FEWEST_SEEDS), seq_len=sizes.gradient_len)
 
 
 def _measure(
     name: str,
     layer: SequenceMixer,
     x: Tensor,
+    made: Layer,
     profile: Callable[[], GradientProfile],
-    highway: Callable[[], GradientProfile | None],
     sizes: Sizes,
     progress: Progress | None,
 ) -> Measurement:
@@ -492,26 +496,25 @@ def _measure(
     start = time.perf_counter()
     now("spectrum")
     read = read_spectrum(layer, x[:1], sizes.seed)
-    spectrum, limit, sources = SpectrumRead(torch.empty(0)) if read is None else read
     now("offset")
-    aside = None if read is None else offset_share(layer, x[:1])
+    aside = None if read.rank is None else offset_share(layer, x[:1])
     now("gradient")
     noise = fitted(profile())
     now("highway")
-    offered = highway()
+    offered = _highway(made, sizes)
     now("cost")
     # In float32, as models run; what else is measured needs the digits of float64.
     cost = complexity(copy.deepcopy(layer).float(), sizes.lengths, repeats=sizes.repeats)
     now("input dependence")
-    moved = None if read is None else input_dependence(layer, x[:2])
+    moved = None if read.rank is None else input_dependence(layer, x[:2])
     return Measurement(
         name=name,
-        spectrum=tuple(spectrum.tolist()),
-        rank=None if read is None else int(spectrum_rank(spectrum)),
-        rank_limit=limit,
+        spectrum=tuple(read.values.tolist()),
+        rank=read.rank,
+        rank_limit=read.limit,
         predicted_rank=layer.predicted_rank(sizes.seq_len),
-        heads={} if read is None else {error: int(heads_needed(spectrum, error)) for error in REL_ERRORS},
-        effective_rank=None if read is None else float(effective_rank(spectrum)),
+        heads=read.heads,
+        effective_rank=None if read.rank is None else float(effective_rank(read.values)),
         offset_share=aside,
         noise=noise,
         highway=None if offered is None else fitted(offered),
@@ -520,7 +523,7 @@ def _measure(
         n_params=sum(p.numel() for p in layer.parameters() if p.requires_grad),
         state_bytes={length: _state_bytes(layer, length) for length in STATE_LENGTHS},
         seconds=time.perf_counter() - start,
-        sources=sources,
+        sources=read.sources,
     )
 
 

@@ -25,7 +25,6 @@ from zoo.theory.channels import PASSES, channelwise
 from zoo.theory.measure import (
     EXACT_WIDTH,
     GRADIENT_SKETCH,
-    REL_ERRORS,
     SKETCH,
     WIDE,
     Gradient,
@@ -34,10 +33,10 @@ from zoo.theory.measure import (
     layer_inputs,
     layer_profile,
     read_spectrum,
+    streams,
 )
 from zoo.theory.operator import interaction, positions_at_once
 from zoo.theory.processes import measured
-from zoo.theory.rank import heads_needed, spectrum_rank
 from zoo.theory.state_size import StateSize, effective_state_size
 from zoo.theory.truncation import SPARE, Basis, cut, span_basis
 
@@ -158,12 +157,12 @@ def measure_heads(
     device = next(model.parameters()).device
     inputs = inputs.to(device)
     light = copy.deepcopy(backbone).float().eval()
-    streams = None if others is None else _streams(light, others.to(device))
-    reached = [] if streams is None else layer_inputs(light, inputs)
+    scored = None if others is None else list(streams(light, others.to(device)))
+    reached = [] if scored is None else layer_inputs(light, inputs)
     whole = 1.0
-    if streams is not None:
+    if scored is not None:
         with torch.no_grad():
-            outputs = light.read_out(streams[-1])
+            outputs = light.read_out(scored[-1])
             score = agreement(outputs) if score is None else score
             whole = score(outputs)
     layers = layer_inputs(model, inputs)
@@ -172,23 +171,22 @@ def measure_heads(
         name, mixer, x = layers[at]
         progress(name, "spectrum")
         read = read_spectrum(mixer, x[:1])
-        spectrum, limit, sources = (None, None, None) if read is None else read
         progress(name, "state size")
-        state_size = None if spectrum is None else _state_size(mixer, x[:1])
+        state_size = None if read.rank is None else _state_size(mixer, x[:1])
         progress(name, "gradient")
         gradient = fitted(layer_profile(mixer, x))
         progress(name, "functional heads")
         scores = None
-        if spectrum is not None and streams is not None and score is not None:
+        if read.rank is not None and scored is not None and score is not None:
             few = slice(None) if mixer.d_out * mixer.d_model <= EXACT_WIDTH else slice(_READ_OF_WIDE)
-            scores = cut_scores(light, at, reached[at].x[few], streams[at], score, grid, whole)
+            scores = cut_scores(light, at, reached[at].x[few], scored[at], score, grid, whole)
         return LayerHeads(
             name=name,
             n_heads=_n_heads(mixer),
-            rank=None if spectrum is None else int(spectrum_rank(spectrum)),
-            rank_limit=limit,
-            sources=sources,
-            heads={} if spectrum is None else {e: int(heads_needed(spectrum, e)) for e in REL_ERRORS},
+            rank=read.rank,
+            rank_limit=read.limit,
+            sources=read.sources,
+            heads=read.heads,
             state_size=state_size,
             gradient=gradient,
             cut=scores,
@@ -313,17 +311,6 @@ def explained(labels: Tensor) -> Score:
         return float(1 - left / (wanted - wanted.mean()).square().sum())
 
     return score
-
-
-def _streams(model: Backbone, inputs: Tensor) -> list[Tensor]:
-    """Return what reaches each layer, and what the last one gives."""
-    if inputs.is_floating_point():
-        inputs = inputs.to(next(model.parameters()).dtype)
-    with torch.no_grad():
-        found = [model.embed(inputs)]
-        for layer in model.layers.chain():
-            found.append(layer(found[-1]))
-    return found
 
 
 def seconds_needed(model: Backbone, seq_len: int, n_inputs: int, n_others: int) -> float:

@@ -182,25 +182,26 @@ class Replayed:
 
     def rows(self) -> Iterator[tuple[slice, Float[Tensor, "batch rows seq d_out d_in"]]]:
         """W_ij for a few output positions i at a time, and which these are; read from the output side."""
-        for now in self._blocks(self.d_out):
-            units = _units(now, self.seq_len, self.d_out, self._x).unsqueeze(1).expand(-1, self.batch, -1, -1)
-            read = self.rmatvec(units)
-            yield now, rearrange(read, "(i out) batch j d_in -> batch i j out d_in", out=self.d_out)
+        for now, units in self._units(self.d_out):
+            yield now, rearrange(self.rmatvec(units), "(i out) batch j d_in -> batch i j out d_in", out=self.d_out)
 
     def columns(self) -> Iterator[tuple[slice, Float[Tensor, "batch columns seq d_out d_in"]]]:
         """W_ij for a few source positions j at a time (second axis; the third is i); read from the input side."""
-        for now in self._blocks(self.d_in):
-            units = _units(now, self.seq_len, self.d_in, self._x).unsqueeze(1).expand(-1, self.batch, -1, -1)
-            read = self.matvec(units)
-            yield now, rearrange(read, "(j d_in) batch i out -> batch j i out d_in", d_in=self.d_in)
+        for now, units in self._units(self.d_in):
+            yield now, rearrange(self.matvec(units), "(j d_in) batch i out -> batch j i out d_in", d_in=self.d_in)
 
     def probes_at_once(self) -> int:
         """Return how many probes one stacked pass takes."""
         return max(1, positions_at_once(self.d_in) // (self.batch * self.seq_len))
 
-    def _blocks(self, width: int) -> Iterator[slice]:
+    def _units(self, width: int) -> Iterator[tuple[slice, Float[Tensor, "probes batch seq width"]]]:
+        """One-hot probes for every channel of a few positions at a time, position by position."""
         step = max(1, self.probes_at_once() // width)
-        return (slice(start, min(start + step, self.seq_len)) for start in range(0, self.seq_len, step))
+        for start in range(0, self.seq_len, step):
+            now = slice(start, min(start + step, self.seq_len))
+            units = self._x.new_zeros((now.stop - start) * width, self.seq_len * width)
+            units.diagonal(start * width).fill_(1.0)
+            yield now, units.unflatten(1, (self.seq_len, width)).unsqueeze(1).expand(-1, self.batch, -1, -1)
 
     def _record(self, x: Tensor) -> tuple[Tape, Tensor]:
         with torch.no_grad(), recording() as tape:
@@ -397,17 +398,28 @@ def check_input(layer: nn.Module, x: Tensor) -> None:
         raise ValueError(f"x must be (batch, seq, d_in), float32 or float64, not empty; got {x.dtype} {tuple(x.shape)}")
     if not x.isfinite().all():
         raise ValueError("x must be finite")
-    like = next((p for p in layer.parameters() if p.is_floating_point()), x)
-    if (like.dtype, like.device) != (x.dtype, x.device):
+    own = like(layer, x)
+    if (own.dtype, own.device) != (x.dtype, x.device):
         raise ValueError(
-            f"x is {x.dtype} on {x.device}, the layer {like.dtype} on {like.device}: convert one to match the other"
+            f"x is {x.dtype} on {x.device}, the layer {own.dtype} on {own.device}: convert one to match the other"
         )
 
 
-def _units(now: slice, seq_len: int, width: int, like: Tensor) -> Float[Tensor, "probes seq width"]:
-    """One-hot probes for every channel of the positions `now`, position by position."""
-    count = now.stop - now.start
-    units = like.new_zeros(count, width, seq_len, width)
-    position, channel = torch.arange(count, device=like.device), torch.arange(width, device=like.device)
-    units[position[:, None], channel, now.start + position[:, None], channel] = 1.0
-    return units.flatten(0, 1)
+def like(layer: nn.Module, default: Tensor | None = None) -> Tensor:
+    """Return a tensor of the dtype and on the device that the layer computes in."""
+    usual = torch.empty(0) if default is None else default
+    return next((p for p in layer.parameters() if p.is_floating_point()), usual)
+
+
+def draw_input(
+    layer: nn.Module, batch_size: int, seq_len: int, generator: torch.Generator, instead: str, d_in: int | None = None
+) -> Float[Tensor, "batch seq d_in"]:
+    """Draw standard normal vectors for the layer, in its dtype and on its device.
+
+    Raises:
+        ValueError: neither d_in nor a layer with a d_model; the message says what to give instead.
+    """
+    width = getattr(layer, "d_model", None) if d_in is None else d_in
+    if width is None:
+        raise ValueError(f"{type(layer).__name__} has no d_model to draw an input from: give {instead}")
+    return torch.randn(batch_size, seq_len, width, generator=generator, dtype=torch.float64).to(like(layer))

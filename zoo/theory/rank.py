@@ -127,7 +127,7 @@ def span_spectrum(
         else:
             source = torch.Generator().manual_seed(0) if generator is None else generator
             blocks = _sketches(held, sketch, side, channels, source)
-        spectrum = _streamed_spectrum(block.flatten(-2).flatten(1, -2) for block in blocks).to(x.dtype)
+        spectrum = torch.linalg.svdvals(triangle(block.flatten(-2).flatten(1, -2) for block in blocks)).to(x.dtype)
     return spectrum if x.ndim == 3 else spectrum[0]
 
 
@@ -151,27 +151,22 @@ def _sketches(
         yield rearrange(image, "(few near) batch seq far -> batch few seq near far", few=len(some))
 
 
-def _streamed_spectrum(blocks: Iterable[Float[Tensor, "batch rows columns"]]) -> Float[Tensor, "batch singular"]:
-    """Return singular values of the blocks stacked over their rows, in float64, with one triangle in memory.
+def triangle(blocks: Iterable[Float[Tensor, "*batch _rows columns"]]) -> Float[Tensor, "*batch few columns"]:
+    """Return a matrix with the Gram matrix of all rows, float64: the triangle of their QR decomposition, or few rows.
 
-    Rows are gathered until there are as many as columns: fewer, larger factorisations. There are never more singular
-    values than rows, so a short stack is not padded.
+    Rows are gathered until they are four times as many as columns: fewer, larger factorisations.
     """
-    triangle: Tensor | None = None
+
+    def merged() -> Tensor:
+        stacked = torch.cat(waiting, dim=-2)
+        return torch.linalg.qr(stacked, mode="r")[1] if stacked.shape[-2] > stacked.shape[-1] else stacked
+
     waiting: list[Tensor] = []
     for block in blocks:
         waiting.append(block.double())
-        if sum(b.shape[1] for b in waiting) >= block.shape[2]:
-            triangle, waiting = _triangle(triangle, waiting), []
-    if waiting:
-        triangle = _triangle(triangle, waiting)
-    assert triangle is not None
-    return torch.linalg.svdvals(triangle)
-
-
-def _triangle(above: Tensor | None, below: list[Tensor]) -> Tensor:
-    stacked = torch.cat(below if above is None else [above, *below], dim=1)
-    return stacked if stacked.shape[1] <= stacked.shape[2] else torch.linalg.qr(stacked, mode="r")[1]
+        if sum(rows.shape[-2] for rows in waiting) >= 4 * block.shape[-1]:
+            waiting = [merged()]
+    return merged()
 
 
 def spectrum_rank(spectrum: Float[Tensor, "*batch singular"], rtol: float | None = None) -> int | Int[Tensor, " batch"]:

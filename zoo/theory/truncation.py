@@ -17,9 +17,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from zoo.contract import require_positive
-from zoo.theory.channels import Channels, channelwise, sampled_triangle, triangle
+from zoo.theory.channels import Channels, channelwise, sampled_triangle
 from zoo.theory.lags import RANK_RTOL
 from zoo.theory.operator import Replayed, replayed
+from zoo.theory.rank import triangle
 
 SPARE = 4
 """Random vectors for each operator that is asked for."""
