@@ -35,10 +35,6 @@ class Adding(Task):
     """
 
     name: ClassVar[str] = "adding"
-    source: ClassVar[str] = (
-        "Hochreiter and Schmidhuber, Long Short-Term Memory, Neural Computation 9(8), 1997; "
-        "as in Arjovsky, Shah and Bengio, arXiv 1511.06464, and state-spaces/s4"
-    )
     prediction: ClassVar[str] = (
         "Which numbers must be kept depends on the input, which gates (LSTM, selective SSMs) and attention can see and "
         "a linear time-invariant mixer cannot, except through the nonlinearity between its layers; a plain RNN's "

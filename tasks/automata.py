@@ -52,9 +52,6 @@ class Automata(Task):
     """
 
     name: ClassVar[str] = "automata"
-    source: ClassVar[str] = (
-        "Akyürek et al., In-Context Language Learning: Architectures and Algorithms (RegBench), arXiv 2401.12973"
-    )
     reported: ClassVar[str] = (
         "RegBench reports the share of best guesses that the automaton allows, over all positions; `accuracy` is of "
         "the positions where it is known to allow only one."

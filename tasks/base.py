@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tasks.spec import TaskSpec
+from zoo.docstrings import paragraphs
 
 Arrays = dict[str, np.ndarray]
 """One array per name, all of the same first axis (examples)."""
@@ -30,7 +31,7 @@ class Task(ABC):
     """The registered name; begins every error message."""
 
     source: ClassVar[str] = ""
-    """Where the definition comes from: authors, title, arXiv number."""
+    """Where the definition comes from: authors, title, arXiv number; by default what the docstring says of it."""
 
     reported: ClassVar[str] = ""
     """Which score the source reports, where that is not `accuracy`."""
@@ -49,6 +50,11 @@ class Task(ABC):
 
     libraries: ClassVar[tuple[str, ...]] = ("numpy",)
     """Installed packages whose version keys the cache."""
+
+    def __init_subclass__(cls) -> None:
+        if "source" not in vars(cls):
+            said = next((p for p in paragraphs(cls) if p.startswith("Source: ")), cls.source)
+            cls.source = " ".join(said.removeprefix("Source: ").split())
 
     @property
     @abstractmethod

@@ -39,10 +39,6 @@ class Bracket(Task):
     """
 
     name: ClassVar[str] = "bracket"
-    source: ClassVar[str] = (
-        "Hewitt et al., RNNs can generate bounded hierarchical languages with optimal memory, arXiv 2010.07515; "
-        "Yao et al., Self-Attention Networks Can Process Bounded Hierarchical Languages, arXiv 2105.11115"
-    )
     prediction: ClassVar[str] = (
         "The depth is a sum of +1 and -1: one linear state with its pole at 1 counts it, as does attention that "
         "averages and knows the position. A decay in (0, 1) forgets the beginning, so its error grows with the length."

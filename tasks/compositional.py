@@ -24,7 +24,8 @@ class Compositional(LookUp):
     `mqar`. The label, at the second token, is the value. A model that looks at only one of the two tokens is
     left with G values to guess from.
 
-    Source: `compositional_mqar` of HazyResearch/zoology, after Arora, Eyuboglu et al., arXiv 2312.04927.
+    Source: `compositional_mqar` of HazyResearch/zoology, after Arora, Eyuboglu et al., "Zoology: Measuring and
+    Improving Recall in Efficient Language Models", arXiv 2312.04927.
 
     `distance` is the position of the label minus that of the value in the context, `pairs` is K; both are -1 where
     there is no label.
@@ -48,10 +49,6 @@ class Compositional(LookUp):
 
     name: ClassVar[str] = "compositional"
     worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 30, "seq_len": 24, "n_pairs": 4, "random_non_queries": False}
-    source: ClassVar[str] = (
-        "HazyResearch/zoology, compositional_mqar, after Arora, Eyuboglu et al., Zoology: Measuring and Improving "
-        "Recall in Efficient Language Models, arXiv 2312.04927"
-    )
     prediction: ClassVar[str] = (
         "A layer must first bind the two tokens of a key, by a short convolution or a shift of its own; from there on "
         "it is mqar: attention solves it, a fixed state is limited by the number of pairs."

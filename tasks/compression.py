@@ -47,7 +47,6 @@ class Compression(Task):
 
     name: ClassVar[str] = "compression"
     worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 6, "seq_len": 13}
-    source: ClassVar[str] = mad.SOURCE
     reported: ClassVar[str] = mad.REPORTED
     prediction: ClassVar[str] = (
         "The state must hold (seq_len - 1) / 2 tokens and return them by place: accuracy falls once there are more "

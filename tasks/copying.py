@@ -41,10 +41,6 @@ class Copying(Task):
 
     name: ClassVar[str] = "copying"
     worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 5, "seq_len": 8, "n_copied": 2}
-    source: ClassVar[str] = (
-        "Arjovsky, Shah and Bengio, Unitary Evolution Recurrent Neural Networks, arXiv 1511.06464, "
-        "as in state-spaces/s4"
-    )
     prediction: ClassVar[str] = (
         "The delay is fixed: a linear time-invariant mixer with poles near the unit circle solves it, as does "
         "attention with positions; recurrences whose gradient decays with distance fail as the delay grows."

@@ -21,7 +21,7 @@ class CycleNavigation(Regular):
     and its inverse.
 
     Source: Delétang et al., "Neural Networks and the Chomsky Hierarchy", arXiv 2207.02098, with five places, trained on
-    lengths up to 40 and tested up to 500; the only label is at the end.
+    lengths up to 40 and tested up to 500; the only label is at the end. Also in Beck et al., "xLSTM", arXiv 2405.04517.
 
         >>> task = CycleNavigation(seq_len=8, every_position=True)
         >>> example = task.sample(np.random.default_rng(0), 1)

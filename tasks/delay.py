@@ -43,9 +43,6 @@ class Delay(Task):
     """
 
     name: ClassVar[str] = "delay"
-    source: ClassVar[str] = (
-        "Gu, Johnson, Timalsina, Rudra and Ré, How to Train Your HiPPO, arXiv 2206.12037; shape of state-spaces/s4"
-    )
     prediction: ClassVar[str] = (
         "A delay is linear and time-invariant: an SSM needs a state of 2 * cutoff * lag numbers to hold the last `lag` "
         "positions of the signal, and below that its error falls with the size of its state; a window or convolution "

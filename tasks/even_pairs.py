@@ -20,7 +20,7 @@ class EvenPairs(Regular):
     the task asks less than parity does, and tells models that count from models that compare.
 
     Source: Delétang et al., "Neural Networks and the Chomsky Hierarchy", arXiv 2207.02098, trained on lengths up to 40
-    and tested up to 500; the only label is at the end.
+    and tested up to 500; the only label is at the end. Also in Beck et al., "xLSTM", arXiv 2405.04517.
 
         >>> task = EvenPairs(seq_len=8, every_position=True)
         >>> example = task.sample(np.random.default_rng(0), 1)

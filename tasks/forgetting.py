@@ -21,7 +21,8 @@ class Forgetting(LookUp):
     key's first one. All K keys are asked for after that context of 2 (K + U) tokens, at positions drawn as in `mqar`;
     the label is the value that was given last.
 
-    Source: `forgetting_mqar` of HazyResearch/zoology, after Arora, Eyuboglu et al., arXiv 2312.04927.
+    Source: `forgetting_mqar` of HazyResearch/zoology, after Arora, Eyuboglu et al., "Zoology: Measuring and
+    Improving Recall in Efficient Language Models", arXiv 2312.04927.
 
     Unlike there, an update never repeats the value that it updates: zoology keeps the new value from being that of the
     key of the same number in the list, not of the key that is updated.
@@ -53,10 +54,6 @@ class Forgetting(LookUp):
         "n_updates": 1,
         "random_non_queries": False,
     }
-    source: ClassVar[str] = (
-        "HazyResearch/zoology, forgetting_mqar, after Arora, Eyuboglu et al., Zoology: Measuring and Improving Recall "
-        "in Efficient Language Models, arXiv 2312.04927"
-    )
     prediction: ClassVar[str] = (
         "The delta rule replaces what a key held and keeps its accuracy on re-assigned keys; a state that only adds, "
         "or forgets only by age, returns a mixture of old and new value; attention must learn to prefer the later one."

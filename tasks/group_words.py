@@ -40,10 +40,6 @@ class GroupWords(Task):
     """
 
     name: ClassVar[str] = "group_words"
-    source: ClassVar[str] = (
-        "Merrill, Petty and Sabharwal, The Illusion of State in State-Space Models, arXiv 2404.08819; "
-        "lengths of Siems et al., DeltaProduct, arXiv 2502.10297"
-    )
     prediction: ClassVar[str] = (
         "A group that is not solvable (A5, S5) is complete for NC1: attention and SSMs with diagonal or fixed "
         "transitions need a depth that grows with the length, an RNN or LSTM one layer. The delta rule with "

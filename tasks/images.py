@@ -27,6 +27,9 @@ class Images(FiniteTask):
     of images in a split is limited: asked for more, it gives each of them once. The same picture may occur twice in a
     data set.
 
+    Source: pixel sequences of Le, Jaitly and Hinton, "A Simple Way to Initialize Recurrent Networks", arXiv 1504.00941,
+    and Tay et al., "Long Range Arena", arXiv 2011.04006; digits of Alpaydin and Kaynak, UCI 1998, by scikit-learn.
+
         >>> task = Images()
         >>> example = task.of_split("train").take(np.array([0]))
         >>> print(*(f"{pixel:3d}" for pixel in example["inputs"][0][:16]))
@@ -45,10 +48,6 @@ class Images(FiniteTask):
     """
 
     name: ClassVar[str] = "images"
-    source: ClassVar[str] = (
-        "pixel sequences: Le, Jaitly, Hinton, 'A Simple Way to Initialize Recurrent Networks', arXiv 1504.00941, and "
-        "Tay et al., 'Long Range Arena', arXiv 2011.04006; digits: Alpaydin, Kaynak, UCI 1998, by scikit-learn"
-    )
     prediction: ClassVar[str] = (
         "Neighbouring rows lie a row's width apart: state space models with slow poles carry them smoothly; attention "
         "needs positions, and reaches all of them at once."

@@ -43,9 +43,6 @@ class InContextRegression(Task):
     """
 
     name: ClassVar[str] = "in_context_regression"
-    source: ClassVar[str] = (
-        "Garg et al., What Can Transformers Learn In-Context? A Case Study of Simple Function Classes, arXiv 2208.01066"
-    )
     reported: ClassVar[str] = "The paper reports the squared error by number of pairs, divided by d_x."
     prediction: ClassVar[str] = (
         "A layer of linear attention takes one step of gradient descent, the delta rule a step for each pair: both "

@@ -37,9 +37,6 @@ class InductionHeads(Task):
 
     name: ClassVar[str] = "induction_heads"
     worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 8, "seq_len": 10}
-    source: ClassVar[str] = (
-        "Fu et al., Hungry Hungry Hippos, arXiv 2212.14052; shape of Gu and Dao, Mamba, arXiv 2312.00752"
-    )
     prediction: ClassVar[str] = (
         "Attention finds the trigger but does not extrapolate beyond the lengths its positions have seen; a selective "
         "state keeps the one token that it needs, at any length; a linear time-invariant mixer does neither."

@@ -24,8 +24,9 @@ class KHop(Task):
 
     With k = 1 this is associative recall, in which every token is a key and a value.
 
-    Source: Depo of Allen-Zhu, "Physics of Language Models: Part 4.1", SSRN 5240330, where names are words of several
-    tokens, the number of nodes is drawn for each sequence, and the answers stand in the text.
+    Source: Depo of Allen-Zhu, "Physics of Language Models: Part 4.1, Architecture Design and the Magic of Canon
+    Layers", SSRN 5240330, where names are words of several tokens, the number of nodes is drawn for each sequence, and
+    the answers stand in the text.
 
     `hops` is k where there is a label, -1 elsewhere.
 
@@ -44,10 +45,6 @@ class KHop(Task):
     """
 
     name: ClassVar[str] = "k_hop"
-    source: ClassVar[str] = (
-        "after Depo of Allen-Zhu, Physics of Language Models: Part 4.1, Architecture Design and the Magic of Canon "
-        "Layers, SSRN 5240330"
-    )
     prediction: ClassVar[str] = (
         "A layer of attention looks up one hop, or doubles the hops that the layer before it knows: accuracy falls "
         "with k at a depth of about log2 k. A mixer of fixed state must hold all edges before the question comes; for "

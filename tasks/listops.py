@@ -59,10 +59,6 @@ class ListOps(Task):
 
     name: ClassVar[str] = "listops"
     slow: ClassVar[bool] = True
-    source: ClassVar[str] = (
-        "Nangia and Bowman, ListOps, arXiv 1804.06028; grammar and shape of Tay et al., Long Range Arena, "
-        "arXiv 2011.04006"
-    )
     prediction: ClassVar[str] = (
         "An expression needs a stack; a fixed state holds one of bounded depth and attention of fixed depth follows a "
         "few levels, so all get the shallow part right: S4 reaches 59.5 %, attention about 37 %, against some 17 % by "

@@ -1,8 +1,6 @@
-"""What the six tasks of MAD share: their source, and how their accuracy is counted there."""
+"""How the accuracy of the six tasks of MAD is counted there."""
 
 from __future__ import annotations
-
-SOURCE = "Poli et al., Mechanistic Design and Scaling of Hybrid Architectures (MAD), arXiv 2403.17844"
 
 REPORTED = (
     "MAD reports `accuracy_macro` (torchmetrics' macro average over the vocabulary, ignore_index -100), here over the "

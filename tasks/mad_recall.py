@@ -27,7 +27,6 @@ class MadRecall(Task):
     Source: Poli et al., "Mechanistic Design and Scaling of Hybrid Architectures", arXiv 2403.17844 (MAD).
     """
 
-    source: ClassVar[str] = mad.SOURCE
     reported: ClassVar[str] = mad.REPORTED
     sources: ClassVar[tuple[str, ...]] = ("tasks.draws", "tasks.occurrences")
 

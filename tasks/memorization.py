@@ -41,7 +41,6 @@ class Memorization(Task):
 
     name: ClassVar[str] = "memorization"
     worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 8, "seq_len": 10}
-    source: ClassVar[str] = mad.SOURCE
     reported: ClassVar[str] = mad.REPORTED
     prediction: ClassVar[str] = (
         "The answer depends only on the token before: what counts is the number of parameters, in channel mixers and "

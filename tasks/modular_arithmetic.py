@@ -25,7 +25,7 @@ class ModularArithmetic(Regular):
 
     Source: Delétang et al., "Neural Networks and the Chomsky Hierarchy", arXiv 2207.02098, modulo 5, trained on lengths
     up to 40 (odd ones, so 39) and tested up to 500; the only label is at the end. Their blank token, which never
-    occurs, is left out here.
+    occurs, is left out here. Also in Beck et al., "xLSTM", arXiv 2405.04517.
 
         >>> task = ModularArithmetic(seq_len=9, every_position=True)
         >>> example = task.sample(np.random.default_rng(1), 1)

@@ -51,9 +51,6 @@ class MQAR(LookUp):
 
     name: ClassVar[str] = "mqar"
     worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 20, "seq_len": 12, "n_pairs": 2, "random_non_queries": False}
-    source: ClassVar[str] = (
-        "Arora, Eyuboglu et al., Zoology: Measuring and Improving Recall in Efficient Language Models, arXiv 2312.04927"
-    )
     prediction: ClassVar[str] = (
         "Attention solves it at any width that tells the keys apart; a mixer of fixed state fails once the pairs are "
         "more than its state can hold, and the delta rule holds more pairs in the same state than decay without it."

@@ -27,8 +27,10 @@ class Needle(Task):
 
     At another length the distance stays the same: there is more noise at the beginning.
 
-    Source: this project, for gradient propagation against distance (Ghodsi, arXiv 2512.15115). The splits share no
-    example at the default shape; at a small distance with few noise tokens there are not enough sequences for that.
+    The splits share no example at the default shape; at a small distance with few noise tokens there are not enough
+    sequences for that.
+
+    Source: this project, for gradient propagation against distance (Ghodsi, arXiv 2512.15115).
 
     `distance` is `distance` at the last position, -1 elsewhere.
 
@@ -50,7 +52,6 @@ class Needle(Task):
     name: ClassVar[str] = "needle"
     sources: ClassVar[tuple[str, ...]] = ("tasks.draws",)
     worked: ClassVar[Mapping[str, Any]] = {"distance": 5, "n_classes": 4, "n_noise": 6, "seq_len": 8}
-    source: ClassVar[str] = "this project's, for gradient propagation against distance (Ghodsi, arXiv 2512.15115)"
     prediction: ClassVar[str] = (
         "Attention's gradient does not depend on the distance; a stable linear time-invariant mixer's decays with it, "
         "unless its poles lie at the unit circle; a gated recurrence keeps it if it learns to shut its gate on noise. "

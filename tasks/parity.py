@@ -17,9 +17,10 @@ class Parity(Task):
     Definition: bits x_1 ... x_L, independent and fair; the label at position i is x_1 + ... + x_i modulo 2. It is the
     word problem of the group of two elements, the smallest for which a state has to be turned around and not just kept.
 
-    Source: Hahn, arXiv 1906.06755, for attention; Grazzi et al., "Unlocking State-Tracking in Linear RNNs Through
-    Negative Eigenvalues", arXiv 2411.12037, for linear recurrences, trained up to length 40 and tested up to 256. Both
-    ask for the parity of the whole sequence; here it is asked for at every position, one answer a bit.
+    Source: Hahn, "Theoretical Limitations of Self-Attention", arXiv 1906.06755; Grazzi et al., "Unlocking
+    State-Tracking in Linear RNNs Through Negative Eigenvalues", arXiv 2411.12037, for linear recurrences, trained up to
+    length 40 and tested up to 256. Both ask for the parity of the whole sequence; here it is asked for at every
+    position, one answer a bit.
 
         >>> task = Parity(seq_len=8)
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -33,10 +34,6 @@ class Parity(Task):
     """
 
     name: ClassVar[str] = "parity"
-    source: ClassVar[str] = (
-        "Hahn, Theoretical Limitations of Self-Attention, arXiv 1906.06755; Grazzi et al., Unlocking State-Tracking in "
-        "Linear RNNs Through Negative Eigenvalues, arXiv 2411.12037"
-    )
     prediction: ClassVar[str] = (
         "One bit of state that the input flips: an RNN or LSTM learns it and keeps it at any length; a linear "
         "recurrence needs an input-dependent transition with a negative eigenvalue (delta rule with beta up to 2), and "

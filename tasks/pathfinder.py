@@ -39,9 +39,10 @@ class Pathfinder(Task):
 
     At another length, which must be a square number, the picture is larger or smaller and the paths keep their sizes.
 
-    Source: Linsley et al., arXiv 1805.08315; 32 x 32 pixels as in Tay et al., "Long Range Arena", arXiv 2011.04006,
-    whose numbers of paths and dashes are the defaults. There the paths are smooth curves drawn in grey levels and dots
-    are discs; here several thousand pictures are made per second, and the label can be checked.
+    Source: Linsley et al., "Learning long-range spatial dependencies with horizontal gated recurrent units", arXiv
+    1805.08315; 32 x 32 pixels as in Tay et al., "Long Range Arena", arXiv 2011.04006, whose numbers of paths and dashes
+    are the defaults. There the paths are smooth curves drawn in grey levels and dots are discs; here several thousand
+    pictures are made per second, and the label can be checked.
 
         >>> task = Pathfinder(image_size=11, path_length=2, distractor_length=1, n_distractors=0)
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -70,10 +71,6 @@ class Pathfinder(Task):
 
     name: ClassVar[str] = "pathfinder"
     slow: ClassVar[bool] = True
-    source: ClassVar[str] = (
-        "Linsley et al., Learning long-range spatial dependencies with horizontal gated recurrent units, arXiv "
-        "1805.08315; shape of Tay et al., Long Range Arena, arXiv 2011.04006; the drawing is this project's"
-    )
     prediction: ClassVar[str] = (
         "Neighbours in the picture are far apart in the sequence: a mixer must carry what it saw over rows of "
         "image_size positions and join it step by step, so depth and a long memory count; S4 reaches 94 % on the "

@@ -17,10 +17,6 @@ class Regular(Task):
     `tasks/regular` of google-deepmind/neural_networks_chomsky_hierarchy; there only the answer at the end is asked for.
     """
 
-    source: ClassVar[str] = (
-        "Delétang et al., Neural Networks and the Chomsky Hierarchy, arXiv 2207.02098; also in Beck et al., xLSTM, "
-        "arXiv 2405.04517"
-    )
     sources: ClassVar[tuple[str, ...]] = ("tasks.regular",)
 
     seq_len: int

@@ -46,10 +46,6 @@ class SelectiveCopying(Task):
 
     name: ClassVar[str] = "selective_copying"
     worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 6, "seq_len": 14, "n_copied": 3}
-    source: ClassVar[str] = (
-        "Gu and Dao, Mamba: Linear-Time Sequence Modeling with Selective State Spaces, arXiv 2312.00752; "
-        "form and default shape of Poli et al. (MAD), arXiv 2403.17844"
-    )
     prediction: ClassVar[str] = (
         "Distances vary, so a linear time-invariant mixer cannot tell what to keep; a mixer with input-dependent "
         "transitions writes tokens and skips blanks; attention solves it by counting."

@@ -18,10 +18,11 @@ class SSMTeacher(Task):
     Inputs are white: x_j ~ N(0, I). Labels are y_i = sum over lags tau = 0 ... i of G_tau x_{i - tau}, with G the
     balanced teacher of `zoo.theory.teacher`: k orthonormal matrices, each times a Fourier mode times rho^tau. A
     student that is a sum of H heads, each a scalar function of the lag times one matrix, has a least relative squared
-    error known in closed form (`zoo.theory.head_count_bound`), zero from H = k on.
+    error known in closed form (`zoo.theory.head_count_bound`), zero from H = k on. Every position is labelled.
+    Predicting zero has relative squared error 1.
 
     Source: the head-count theorem of Ghodsi, arXiv 2512.15115, in the weighted Eckart-Young form; the teacher is this
-    project's. Every position is labelled. Predicting zero has relative squared error 1.
+    project's.
 
         >>> task = SSMTeacher(k=1, seq_len=3, d_input=1, d_output=1, rho=0.5)  # G_tau = 0.5^tau
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -40,7 +41,6 @@ class SSMTeacher(Task):
     """
 
     name: ClassVar[str] = "ssm_teacher"
-    source: ClassVar[str] = "this project's, after the head-count theorem of Ghodsi, arXiv 2512.15115"
     prediction: ClassVar[str] = (
         "A sum of H heads, each a function of the lag times one matrix, has the relative squared error of the best "
         "rank-H approximation of the lag operators: zero from H = k on."

@@ -26,8 +26,9 @@ class StackedMQAR(Task):
     In `mqar` a value follows its key, and a mixer must first bring the two to one position (by a shift, a short
     convolution or a layer of attention). Here nothing has to be shifted: the task measures only the memory.
 
-    Source: continuous_mqar of HazyResearch/zoology, zoology/data/stacked_mqar.py, with a pairing of its own for each
-    sequence (per_sequence_mapping). Its vectors come from the caller.
+    Source: `continuous_mqar` of HazyResearch/zoology, zoology/data/stacked_mqar.py, with a pairing of its own for each
+    sequence (per_sequence_mapping), after Arora, Eyuboglu et al., "Zoology", arXiv 2312.04927. Its vectors come from
+    the caller.
 
     `distance` is the query's position minus that of its pair in the last pass, -1 where there is no label.
 
@@ -50,10 +51,6 @@ class StackedMQAR(Task):
     """
 
     name: ClassVar[str] = "stacked_mqar"
-    source: ClassVar[str] = (
-        "continuous MQAR of HazyResearch/zoology, zoology/data/stacked_mqar.py; after Arora, Eyuboglu et al., Zoology, "
-        "arXiv 2312.04927"
-    )
     prediction: ClassVar[str] = (
         "One layer is enough, without a short convolution: attention recalls any number of pairs, linear attention "
         "about as many as its keys have channels, and the delta rule more pairs in the same state."

@@ -30,6 +30,8 @@ class Text(Task):
     kept. Chance is the share of the commonest symbol among a split's labels. Perplexity is exp(loss), bits per symbol
     loss / ln 2.
 
+    Source: the data's own; character models as in Graves, "Generating Sequences", arXiv 1308.0850.
+
         >>> task = Text(seq_len=12)
         >>> example = task.of_split("train").sample(np.random.default_rng(0), 1)
         >>> bytes(example["inputs"][0].tolist())
@@ -49,7 +51,6 @@ class Text(Task):
     """
 
     name: ClassVar[str] = "text"
-    source: ClassVar[str] = "the data's own; character models as in Graves, 'Generating Sequences', arXiv 1308.0850"
     prediction: ClassVar[str] = (
         "Nearby symbols carry most of the information, so every mixer with a local view comes close; those that recall "
         "(attention, gated and delta rules, hybrids) gain where names and phrases come back."

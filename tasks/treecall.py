@@ -68,9 +68,6 @@ class Treecall(Task):
     """
 
     name: ClassVar[str] = "treecall"
-    source: ClassVar[str] = (
-        "after Arora et al., Mechanistic evaluation of Transformers and state space models, arXiv 2505.15105"
-    )
     prediction: ClassVar[str] = (
         "In mqar a value follows its key, where a short convolution finds it; here the parent may be anywhere to the "
         "left, so that one layer must bind child and parent before another looks the child up. A mixer of fixed state "

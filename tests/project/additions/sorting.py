@@ -17,6 +17,8 @@ class Sorting(Task):
     Definition, with V = vocab_size, L = seq_len: L/2 numbers, independent and uniform on 1 ... V - 1, then L/2 zeros.
     The label at the i-th zero is the i-th smallest of the numbers.
 
+    Source: a task of this test.
+
         >>> task = Sorting(vocab_size=9, seq_len=8)
         >>> example = task.sample(np.random.default_rng(0), 1)
         >>> print(*example["inputs"][0])
@@ -30,7 +32,6 @@ class Sorting(Task):
     """
 
     name: ClassVar[str] = "sorting"
-    source: ClassVar[str] = "a task of this test"
     prediction: ClassVar[str] = "Counting is enough: a state of vocab_size - 1 counts holds all that is asked for."
     worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 9, "seq_len": 8}
 
