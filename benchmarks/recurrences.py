@@ -32,19 +32,28 @@ def _heads_first(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(t.transpose(1, 2) for t in tensors)
 
 
-def _empty_memory(v: Tensor) -> Tensor:
-    return v.new_zeros(v.shape[0], v.shape[2], v.shape[3], v.shape[3])
+def _whole(step: Step, empty: Callable[..., tuple[Tensor, ...]]) -> Form:
+    """Return the form of a step that takes any length: from the state that `empty` makes of the inputs."""
+    return lambda *inputs: step(*inputs, *empty(*inputs))[0]
 
 
-def zoo_gated_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
-    """Compute the gated delta rule (2412.06464) as `gated_delta_net` calls it."""
-    return zoo_gated_delta_step(q, k, v, log_decay, beta, _empty_memory(v))[0]
+def _no_memory(q: Tensor, k: Tensor, v: Tensor, *_: Tensor) -> tuple[Tensor]:
+    return (v.new_zeros(v.shape[0], v.shape[2], v.shape[3], v.shape[3]),)
 
 
-def zoo_gated_delta_step(
+def _no_mlstm(*inputs: Tensor) -> tuple[Tensor, ...]:
+    (memory,) = _no_memory(*inputs[:3])
+    return memory, memory[..., 0], memory[..., 0, 0]
+
+
+def _no_channels(x: Tensor, *_: Tensor) -> tuple[Tensor]:
+    return (x.new_zeros(len(x), x.shape[2]),)
+
+
+def zoo_gated_delta(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute the same from a state."""
+    """Compute the gated delta rule (2412.06464) as `gated_delta_net` calls it, from a state."""
     q, k, v, log_decay, beta = _heads_first(q * q.shape[3] ** -0.5, k, v, log_decay, beta)
     y, state = delta_rule(q, k, v, beta, log_decay, state)
     return y.transpose(1, 2), state
@@ -64,15 +73,10 @@ def transformers_gated_delta_step(
     return module.torch_recurrent_gated_delta_rule(q, k, v, log_decay, beta, state, output_final_state=True)
 
 
-def zoo_kimi_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
-    """Compute the delta rule with a decay for each key channel (2510.26692) as `kda` calls it."""
-    return zoo_kimi_delta_step(q, k, v, log_decay, beta, _empty_memory(v))[0]
-
-
-def zoo_kimi_delta_step(
+def zoo_kimi_delta(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute the same from a state."""
+    """Compute the delta rule with a decay for each key channel (2510.26692) as `kda` calls it, from a state."""
     q, k, v, log_decay, key = _heads_first(q * q.shape[3] ** -0.5, k, v, log_decay, beta.unsqueeze(3) * k)
     y, state = dplr(q, key, v, log_decay, key, k, state)
     return y.transpose(1, 2), state
@@ -92,16 +96,10 @@ def transformers_kimi_delta_step(
     return module.recurrent_kimi_delta_attention(q, k, v, log_decay, beta, state, True)
 
 
-def zoo_mlstm(q: Tensor, k: Tensor, v: Tensor, log_input: Tensor, logit: Tensor) -> Tensor:
-    """Compute the matrix memory of xLSTM (2405.04517) as `mlstm` calls it."""
-    memory = _empty_memory(v)
-    return zoo_mlstm_step(q, k, v, log_input, logit, memory, memory[..., 0], memory[..., 0, 0])[0]
-
-
-def zoo_mlstm_step(
+def zoo_mlstm(
     q: Tensor, k: Tensor, v: Tensor, log_input: Tensor, logit: Tensor, C: Tensor, n: Tensor, m: Tensor
 ) -> tuple[Tensor, ...]:
-    """Compute the same from a state."""
+    """Compute the matrix memory of xLSTM (2405.04517) as `mlstm` calls it, from a state."""
     q, k, v, log_input, logit = _heads_first(q * q.shape[3] ** -0.5, k, v, log_input, logit)
     y, *state = mlstm(q, k, v, log_input, F.logsigmoid(logit), C, n, m)
     return y.transpose(1, 2), *state
@@ -126,7 +124,7 @@ def transformers_mlstm_step(
 
 def loop_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, kappa: Tensor, rate: Tensor) -> Tensor:
     """RWKV-7's recurrence (2503.14456, eq. 17) as a loop over `unbind`."""
-    S, outputs = _empty_memory(v), []
+    (S,), outputs = _no_memory(q, k, v), []
     steps = (t.unbind(1) for t in (q, k, v, log_decay.exp(), kappa, rate * kappa))
     for qt, kt, vt, at, look, erase in zip(*steps, strict=True):
         found = look.unsqueeze(2) @ S
@@ -139,38 +137,18 @@ def loop_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, kappa: Tensor
 def zoo_relaxed_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, kappa: Tensor, rate: Tensor) -> Tensor:
     """Compute the same as `rwkv7` calls it."""
     given = _heads_first(q, k, v, log_decay, kappa, rate)
-    return relaxed_delta_rule(*given, _empty_memory(v))[0].transpose(1, 2)
+    return relaxed_delta_rule(*given, *_no_memory(q, k, v))[0].transpose(1, 2)
 
 
-def zoo_linear_recurrence(decay: Tensor, written: Tensor) -> Tensor:
-    """h_t = decay_t h_{t-1} + written_t per channel, as `rg_lru` calls it; (batch, seq, d_inner) both."""
-    return zoo_linear_recurrence_step(decay, written, written.new_zeros(len(written), written.shape[2]))[0]
-
-
-def zoo_linear_recurrence_step(decay: Tensor, written: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the same from a state."""
-    return linear_recurrence(decay, written, state)
-
-
-def transformers_rg_lru(decay: Tensor, written: Tensor) -> Tensor:
-    """Run the recurrence of transformers' RecurrentGemma: a loop over positions, indexed one by one."""
-    return transformers_rg_lru_step(decay, written, written.new_zeros(len(written), written.shape[2]))[0]
-
-
-def transformers_rg_lru_step(decay: Tensor, written: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the same from a state."""
+def transformers_rg_lru(decay: Tensor, written: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Run h_t = decay_t h_{t-1} + written_t as transformers' RecurrentGemma: a loop over positions, one by one."""
     unit = installed("transformers.models.recurrent_gemma.modeling_recurrent_gemma").RecurrentGemmaRglru
     reset = torch.zeros(1, 1, 1, dtype=torch.bool)
     return unit._rnn_scan(None, written, decay, reset, state, acc_dtype=written.dtype)
 
 
-def zoo_min_gru(hidden: Tensor, gate: Tensor) -> Tensor:
+def zoo_min_gru(hidden: Tensor, gate: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """h_t = (1 - z) h_{t-1} + z g(hidden_t), z = sigmoid(gate_t) (2410.01201) as `min_gru` computes it."""
-    return zoo_min_gru_step(hidden, gate, hidden.new_zeros(len(hidden), hidden.shape[2]))[0]
-
-
-def zoo_min_gru_step(hidden: Tensor, gate: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the same from a state."""
     return min_gru(gate, hidden, state)
 
 
@@ -189,40 +167,23 @@ def lerp_min_gru_step(hidden: Tensor, gate: Tensor, state: Tensor) -> tuple[Tens
     return h, h[:, -1]
 
 
-def zoo_slstm(x: Tensor, in_weight: Tensor, recurrent: Tensor) -> Tensor:
-    """sLSTM (2405.04517) with a dense map of the input, as wide as that of an LSTM."""
-    h = x.new_zeros(len(x), *recurrent.shape[1:3])
-    return zoo_slstm_step(x, in_weight, recurrent, h, h, h, h - torch.inf)[0]
-
-
-def zoo_slstm_step(
+def zoo_slstm(
     x: Tensor, in_weight: Tensor, recurrent: Tensor, h: Tensor, c: Tensor, n: Tensor, m: Tensor
 ) -> tuple[Tensor, ...]:
-    """Compute the same from a state."""
+    """sLSTM (2405.04517) with a dense map of the input, as wide as that of an LSTM."""
     u = rearrange(F.linear(x, in_weight), "batch seq (head gate d) -> batch head seq gate d", gate=4, d=h.shape[2])
     y, last = slstm_scan(u, recurrent, (h, c, n, m))
     return rearrange(y, "batch head seq d -> batch seq (head d)"), *last
 
 
-def torch_lstm(x: Tensor, in_weight: Tensor, dense: Tensor) -> Tensor:
+def torch_lstm(x: Tensor, in_weight: Tensor, dense: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """torch's own LSTM of the same width, whose map of h is dense."""
-    h = x.new_zeros(1, len(x), dense.shape[1])
-    return torch_lstm_step(x, in_weight, dense, h, h)[0]
-
-
-def torch_lstm_step(x: Tensor, in_weight: Tensor, dense: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the same from a state."""
     bias = in_weight.new_zeros(len(in_weight))
     return torch.lstm(x, (h, c), [in_weight, dense, bias, bias], True, 1, 0.0, torch.is_grad_enabled(), False, True)
 
 
-def zoo_retention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def zoo_retention(q: Tensor, k: Tensor, v: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Linear attention with a fixed decay for each head (2307.08621) as `retnet` calls it."""
-    return zoo_retention_step(q, k, v, _empty_memory(v))[0]
-
-
-def zoo_retention_step(q: Tensor, k: Tensor, v: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the same from a state."""
     q, k, v = _heads_first(q, k, v)
     y, state = retention(q, k, v, retention_rates(q.shape[1], q.dtype), state)
     return y.transpose(1, 2), state
@@ -231,7 +192,7 @@ def zoo_retention_step(q: Tensor, k: Tensor, v: Tensor, state: Tensor) -> tuple[
 def loop_retention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Compute the same as a loop over `unbind`."""
     decay = torch.exp(-retention_rates(q.shape[2], q.dtype)).view(1, -1, 1, 1)
-    S, outputs = _empty_memory(v), []
+    (S,), outputs = _no_memory(q, k, v), []
     for qt, kt, vt in zip(*(t.unbind(1) for t in (q, k, v)), strict=True):
         S = torch.addcmul(decay * S, kt.unsqueeze(3), vt.unsqueeze(2))
         outputs.append((qt.unsqueeze(2) @ S).squeeze(2))
@@ -282,16 +243,20 @@ class Problem(NamedTuple):
 
     forms: dict[str, Form]
     inputs: Inputs
-    steps: dict[str, Step]
-    state: Inputs
+    steps: dict[str, Step] = {}  # noqa: RUF012 (a tuple's default, which nobody changes)
+    state: Inputs = lambda n, g: ()
 
 
 def _qkv(n: Sizes, g: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     return n.per_key(g), unit_length(n.per_key(g)), n.per_key(g)
 
 
-def _memory(n: Sizes, g: torch.Generator) -> Tensor:
-    return n.draw(g, n.batch, n.heads, n.d_head, n.d_head)
+def _memory(n: Sizes, g: torch.Generator) -> tuple[Tensor]:
+    return (n.draw(g, n.batch, n.heads, n.d_head, n.d_head),)
+
+
+def _channels(n: Sizes, g: torch.Generator) -> tuple[Tensor]:
+    return (n.draw(g, n.batch, n.heads * n.d_head).abs(),)
 
 
 def _slowly(t: Tensor) -> Tensor:
@@ -299,52 +264,40 @@ def _slowly(t: Tensor) -> Tensor:
     return -F.softplus(t - 4)
 
 
-def _mlstm_state(n: Sizes, g: torch.Generator) -> tuple[Tensor, ...]:
-    return _memory(n, g), n.draw(g, n.batch, n.heads, n.d_head), n.draw(g, n.batch, n.heads)
-
-
-def _channels(n: Sizes, g: torch.Generator) -> tuple[Tensor, ...]:
-    return (n.draw(g, n.batch, n.heads * n.d_head).abs(),)
-
-
 PROBLEMS: dict[str, Problem] = {
     "gated_delta_net": Problem(
-        {"zoo": zoo_gated_delta, "transformers": transformers_gated_delta},
+        {"zoo": _whole(zoo_gated_delta, _no_memory), "transformers": transformers_gated_delta},
         lambda n, g: (*_qkv(n, g), _slowly(n.per_head(g)), torch.sigmoid(n.per_head(g))),
-        {"zoo": zoo_gated_delta_step, "transformers": transformers_gated_delta_step},
-        lambda n, g: (_memory(n, g),),
+        {"zoo": zoo_gated_delta, "transformers": transformers_gated_delta_step},
+        _memory,
     ),
     "kda": Problem(
-        {"zoo": zoo_kimi_delta, "transformers": transformers_kimi_delta},
+        {"zoo": _whole(zoo_kimi_delta, _no_memory), "transformers": transformers_kimi_delta},
         lambda n, g: (*_qkv(n, g), _slowly(n.per_key(g)), torch.sigmoid(n.per_head(g))),
-        {"zoo": zoo_kimi_delta_step, "transformers": transformers_kimi_delta_step},
-        lambda n, g: (_memory(n, g),),
+        {"zoo": zoo_kimi_delta, "transformers": transformers_kimi_delta_step},
+        _memory,
     ),
     "mlstm": Problem(
-        {"zoo": zoo_mlstm, "transformers": transformers_mlstm},
+        {"zoo": _whole(zoo_mlstm, _no_mlstm), "transformers": transformers_mlstm},
         lambda n, g: (*_qkv(n, g), n.per_head(g), n.per_head(g) + 4),
-        {"zoo": zoo_mlstm_step, "transformers": transformers_mlstm_step},
-        _mlstm_state,
+        {"zoo": zoo_mlstm, "transformers": transformers_mlstm_step},
+        lambda n, g: (*_memory(n, g), n.draw(g, n.batch, n.heads, n.d_head), n.draw(g, n.batch, n.heads)),
     ),
     "rwkv7": Problem(
         {"zoo": zoo_relaxed_delta, "loop over unbind": loop_delta},
         lambda n, g: (*_qkv(n, g), _slowly(n.per_key(g)), unit_length(n.per_key(g)), torch.sigmoid(n.per_key(g))),
-        {},
-        lambda n, g: (_memory(n, g),),
     ),
-    "retnet": Problem(
-        {"zoo": zoo_retention, "loop over unbind": loop_retention}, _qkv, {}, lambda n, g: (_memory(n, g),)
-    ),
+    "retnet": Problem({"zoo": _whole(zoo_retention, _no_memory), "loop over unbind": loop_retention}, _qkv),
     "rg_lru": Problem(
-        {"zoo": zoo_linear_recurrence, "transformers": transformers_rg_lru},
+        {"zoo": _whole(linear_recurrence, _no_channels), "transformers": _whole(transformers_rg_lru, _no_channels)},
         lambda n, g: (torch.sigmoid(n.per_channel(g) + 4), n.per_channel(g)),
-        {"zoo": zoo_linear_recurrence_step, "transformers": transformers_rg_lru_step},
+        {"zoo": linear_recurrence, "transformers": transformers_rg_lru},
         _channels,
     ),
     "min_gru": Problem(
-        {"zoo": zoo_min_gru, "in log space": log_space_min_gru},
+        {"zoo": _whole(zoo_min_gru, _no_channels), "in log space": log_space_min_gru},
         lambda n, g: (n.per_channel(g), n.per_channel(g)),
-        {"zoo": zoo_min_gru_step, "lerp": lerp_min_gru_step},
+        {"zoo": zoo_min_gru, "lerp": lerp_min_gru_step},
         _channels,
     ),
 }
@@ -358,7 +311,9 @@ def cells(n: Sizes, generator: torch.Generator) -> dict[str, tuple[Form, Step, t
     dense = n.draw(generator, 4 * d_inner, d_inner) / d_inner**0.5
     ones = torch.ones(n.batch, n.heads, n.d_head, dtype=n.dtype)
     row = torch.zeros(1, n.batch, d_inner, dtype=n.dtype)
+    zeros = torch.zeros_like(ones)
+    from_zeros = _whole(zoo_slstm, lambda *_: (zeros, zeros, zeros, zeros - torch.inf))
     return {
-        "zoo": (zoo_slstm, zoo_slstm_step, (x, in_weight, blocks), (ones, ones, ones, ones)),
-        "torch LSTM": (torch_lstm, torch_lstm_step, (x, in_weight, dense), (row, row)),
+        "zoo": (from_zeros, zoo_slstm, (x, in_weight, blocks), (ones, ones, ones, ones)),
+        "torch LSTM": (_whole(torch_lstm, lambda *_: (row, row)), torch_lstm, (x, in_weight, dense), (row, row)),
     }
