@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -15,12 +16,15 @@ from torch import Tensor
 from benchmarks import peers, recurrences
 from benchmarks.page import Section, Table, Target
 from benchmarks.timing import (
+    Run,
     all_cores,
+    compared,
     forward_and_backward,
     forward_only,
     interleaved,
     isolated,
     peak_bytes,
+    repeated,
     threads,
 )
 from zoo.ops.delta_rule import delta_rule
@@ -96,25 +100,14 @@ def _runs(name: str, n: recurrences.Sizes) -> dict[str, tuple[peers.Form, tuple[
     return {who: (form, inputs) for who, form in problem.forms.items()}
 
 
-def _steps(name: str, n: recurrences.Sizes, count: int) -> dict[str, Callable[[], None]]:
+def _steps(name: str, n: recurrences.Sizes, count: int) -> dict[str, Run]:
     """Return `count` steps by implementation, ours first."""
     if name == "slstm":
         cells = recurrences.cells(n, _generator()).items()
-        return {who: _decoding(step, inputs, state, count) for who, (_, step, inputs, state) in cells}
+        return {who: repeated(partial(step, *inputs), state, count) for who, (_, step, inputs, state) in cells}
     problem = recurrences.PROBLEMS[name]
     inputs, state = problem.inputs(n, _generator()), problem.state(n, _generator())
-    return {who: _decoding(step, inputs, state, count) for who, step in problem.steps.items()}
-
-
-def _decoding(
-    step: recurrences.Step, inputs: tuple[Tensor, ...], state: tuple[Tensor, ...], count: int
-) -> Callable[[], None]:
-    def run() -> None:
-        now = state
-        for _ in range(count):
-            _, *now = step(*inputs, *now)
-
-    return run
+    return {who: repeated(partial(step, *inputs), state, count) for who, step in problem.steps.items()}
 
 
 def _peak(name: str, who: str, sizes: Sizes) -> int:
@@ -139,9 +132,7 @@ def before(sizes: Sizes) -> Section:
             empty = torch.zeros(1, 4, sizes.family_width, sizes.family_width)
             forms = {"now": _from_empty(_NOW[name], empty), "before": _from_empty(then, empty)}
             row, ratio = [name, seq_len], 0.0
-            for wrap in (forward_only, forward_and_backward):
-                with threads(1):
-                    seconds = interleaved({who: wrap(form, given) for who, form in forms.items()}, 3 * sizes.rounds)
+            for _, seconds in compared(forms, given, 3 * sizes.rounds):
                 ratio = seconds["now"] / seconds["before"]
                 row += [1e3 * seconds["now"], ratio]
             table.rows.append(row)

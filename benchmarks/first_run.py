@@ -16,14 +16,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.machine import describe_machine  # noqa: E402
+from benchmarks.page import describe_machine  # noqa: E402
+from benchmarks.timing import finished  # noqa: E402
 from zoo.report.files import write_atomically  # noqa: E402
 from zoo.report.markdown import replace_part, table  # noqa: E402
 
@@ -61,14 +61,7 @@ def measure(road: str, uv: str) -> FirstRun:
         # What this process itself runs in is nothing to the clone.
         unwanted = {"VIRTUAL_ENV", "PYTHONPATH", "MAKEFLAGS", "MAKELEVEL", "VENV", "ARGS", "UV", "NUMBA_CACHE_DIR"}
         environment = {name: value for name, value in os.environ.items() if name not in unwanted} | fresh
-        seconds = []
-        for target in (SET_UP, "train"):
-            command = ["make", target, f"UV={uv}"]
-            start = time.perf_counter()
-            done = subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True, check=False)
-            seconds.append(time.perf_counter() - start)
-            if done.returncode:
-                sys.exit(f"{' '.join(command)} failed:\n{done.stdout}\n{done.stderr}")
+        seconds = [finished(["make", target, f"UV={uv}"], cwd=clone, env=environment) for target in (SET_UP, "train")]
         (metrics,) = clone.glob("runs/**/metrics.json")
         return FirstRun(road, *seconds, json.loads(metrics.read_text())["test"]["accuracy"])
 

@@ -14,10 +14,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import statistics
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -33,6 +32,7 @@ from benchmarks.page import Cell, Section, Table, Target, render_section  # noqa
 from benchmarks.peers import mambapy_scan, scan_inputs  # noqa: E402
 from benchmarks.performance import describe_run, tests_pass  # noqa: E402
 from benchmarks.sections import FULL, training_step  # noqa: E402
+from benchmarks.timing import Run, forward_only, interleaved, trained  # noqa: E402
 from zoo.ops.delta_rule import delta_rule, unit_length  # noqa: E402
 from zoo.ops.dplr import dplr  # noqa: E402
 from zoo.ops.scan import selective_scan  # noqa: E402
@@ -48,9 +48,6 @@ ROUNDS = 21
 DEVICE = "cuda"
 COPY_BYTES = 4 << 30
 TYPES = (torch.float32, torch.bfloat16)
-
-Run = Callable[[], Any]
-
 
 # Counting and timing.
 
@@ -69,19 +66,18 @@ def scan_bytes(batch: int, seq_len: int, d_inner: int, d_state: int, size: int) 
 
 def timed(candidates: Mapping[str, Run], rounds: int = ROUNDS) -> dict[str, float]:
     """Return the median seconds of each candidate on the device; in every round each has its turn."""
-    for run in candidates.values():  # compiles, fills the allocator
+    for run in candidates.values():  # compiles; the first turn, which is not measured, fills the allocator
         run()
-        run()
-    seconds: dict[str, list[float]] = {name: [] for name in candidates}
-    for _ in range(rounds):
-        for name, run in candidates.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            run()
-            end.record()
-            end.synchronize()
-            seconds[name].append(start.elapsed_time(end) / 1e3)
-    return {name: statistics.median(each) for name, each in seconds.items()}
+    return interleaved(candidates, rounds, math.inf, _device_seconds)
+
+
+def _device_seconds(run: Run) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    run()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3
 
 
 def copy_bandwidth() -> float:
@@ -112,12 +108,7 @@ def passes(form: Callable[..., Tensor], inputs: Sequence[Tensor]) -> tuple[Run, 
     leaves = [t.detach().clone().requires_grad_() for t in inputs]
     y = form(*leaves)
     cotangent = torch.randn_like(y)
-
-    def forward() -> None:
-        with torch.no_grad():
-            form(*inputs)
-
-    return forward, lambda: torch.autograd.grad(y, leaves, cotangent, retain_graph=True)
+    return forward_only(form, inputs), lambda: torch.autograd.grad(y, leaves, cotangent, retain_graph=True)
 
 
 def difference(ours: Tensor, theirs: Tensor) -> float:
@@ -282,7 +273,11 @@ def end_to_end() -> Section:
     rates: dict[tuple[str, str], list[float]] = {variant: [] for variant in variants}
     for _ in range(3):
         for variant in variants:
-            rates[variant].append(_tokens_per_second(*variant))
+            precision, compiled = variant
+            flags = ["--mixer", "hybrid", "--d_model", "256", "--batch_size", "64", "--compile", compiled]
+            flags += ["--trainer.accelerator", "gpu", "--trainer.precision", precision]
+            metrics, _ = trained(*flags, "--trainer.max_steps", "300", "--figures_every", "0")
+            rates[variant].append(metrics["tokens_per_second"])
     eager = statistics.median(rates["32", "false"])
     table = Table("", ["precision", "compiled", "tokens/s", "times the first line"])
     for (precision, compiled), each in rates.items():
@@ -292,17 +287,6 @@ def end_to_end() -> Section:
         "What `python train.py --mixer hybrid --d_model 256 --batch_size 64` reports on MQAR; medians of three runs."
     )
     return Section(about, [table])
-
-
-def _tokens_per_second(precision: str, compiled: str) -> float:
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "train.py", "--mixer", "hybrid", "--d_model", "256", "--batch_size", "64"]
-        command += ["--trainer.accelerator", "gpu", "--trainer.precision", precision, "--compile", compiled]
-        command += ["--trainer.max_steps", "300", "--figures_every", "0"]
-        command += ["--run_dir", f"{folder}/runs", "--task.cache_dir", f"{folder}/cache"]
-        subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-        (metrics,) = Path(folder).glob("runs/**/metrics.json")
-        return json.loads(metrics.read_text())["tokens_per_second"]
 
 
 SECTIONS: dict[str, tuple[str, Callable[[], Section]]] = {

@@ -12,10 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
-import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +20,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.machine import describe_machine  # noqa: E402
-from lab.run import flat_metrics, read_metrics  # noqa: E402
+from benchmarks.page import describe_machine  # noqa: E402
+from benchmarks.timing import trained  # noqa: E402
+from lab.run import flat_metrics  # noqa: E402
 from zoo.report.files import as_json, write_atomically  # noqa: E402
 from zoo.report.markdown import replace_part, table  # noqa: E402
 from zoo.report.numbers import duration  # noqa: E402
@@ -71,16 +69,8 @@ EXPERIMENTS = [
 
 def run(experiment: Experiment, seed: int) -> dict[str, Any]:
     """Run one process; return its metrics and its whole wall time in seconds."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "train.py", "--task", experiment.task, *experiment.flags.split()]
-        command += ["--seed", str(seed), "--run_dir", f"{folder}/runs", "--task.cache_dir", f"{folder}/cache"]
-        start = time.perf_counter()
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        seconds = time.perf_counter() - start
-        if done.returncode:
-            sys.exit(f"{' '.join(command)} failed:\n{done.stdout}\n{done.stderr}")
-        (metrics,) = Path(folder).glob("runs/**/metrics.json")
-        return flat_metrics(read_metrics(metrics.parent) or {}) | {"wall_seconds": seconds}
+    metrics, seconds = trained("--task", experiment.task, *experiment.flags.split(), "--seed", str(seed))
+    return flat_metrics(metrics) | {"wall_seconds": seconds}
 
 
 def bounds() -> dict[int, float]:

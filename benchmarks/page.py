@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from zoo.report import markdown
+from zoo.report import machine, markdown
 from zoo.report.numbers import number
 
 Cell = str | float | int | None
@@ -57,6 +58,11 @@ class Section:
         tables = [Table(**table) for table in plain["tables"]]
         targets = [Target(**target) for target in plain["targets"]]
         return cls(plain["about"], tables, targets, list(plain["figures"]))
+
+
+def describe_machine() -> str:
+    """Return processor, cores, Python, torch and date in one phrase: where every committed number was measured."""
+    return f"{machine.describe_machine()}, {datetime.datetime.now(datetime.UTC).date()}"
 
 
 def show(cell: Cell) -> str:

@@ -26,8 +26,7 @@ sys.path.insert(0, str(ROOT))
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as train.py does
 
 from benchmarks import timing  # noqa: E402
-from benchmarks.machine import describe_machine  # noqa: E402
-from benchmarks.page import Section, render_section, show  # noqa: E402
+from benchmarks.page import Section, describe_machine, render_section, show  # noqa: E402
 from benchmarks.sections import FULL, QUICK, SECTIONS  # noqa: E402
 from zoo.report.files import as_json, write_atomically  # noqa: E402
 from zoo.report.markdown import replace_part, table  # noqa: E402

@@ -7,16 +7,11 @@ of its own. `benchmarks/performance.py` runs the sections and writes the page.
 from __future__ import annotations
 
 import inspect
-import json
 import math
-import subprocess
-import sys
-import tempfile
-import time
+import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,14 +20,17 @@ from torch.utils._pytree import tree_leaves
 from benchmarks import family, peers
 from benchmarks.page import Cell, Section, Table, Target
 from benchmarks.timing import (
+    ROOT,
     all_cores,
     busy_cores,
+    compared,
     forward_and_backward,
-    forward_only,
     interleaved,
     isolated,
     peak_bytes,
+    repeated,
     threads,
+    trained,
 )
 from zoo import create_mixer, list_mixers
 from zoo.backbone import Backbone
@@ -41,8 +39,6 @@ from zoo.ops.delta_rule import delta_rule, unit_length
 from zoo.ops.dplr import dplr
 from zoo.registry import MIXERS, mixer_class
 from zoo.report import plots
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True)
@@ -133,9 +129,7 @@ def scan(sizes: Sizes) -> Section:
         for shape in sizes.scan_shapes:
             inputs = peers.scan_inputs(*shape, 16, _generator())
             forms = scan_forms(shape[1], sizes)
-            for title, wrap in (("forward", forward_only), ("forward + backward", forward_and_backward)):
-                with threads(count):
-                    seconds = interleaved({name: wrap(form, inputs) for name, form in forms.items()}, sizes.rounds)
+            for title, seconds in compared(forms, inputs, sizes.rounds, count):
                 ours = seconds["zoo torch"]
                 row: list[Cell] = [", ".join(map(str, shape)), title, 1e3 * seconds["zoo numba"], 1e3 * ours]
                 row += [ours / seconds["zoo numba"], *(seconds[o] / ours if o in seconds else None for o in others)]
@@ -253,9 +247,7 @@ def ssd(sizes: Sizes) -> Section:
     table = Table("", ["N", "pass", "zoo ms", *(f"{name} / zoo" for name in others)])
     for d_state in sizes.ssd_states:
         inputs = peers.ssd_inputs(1, sizes.long, 4, 64, d_state, _generator())
-        for title, wrap in (("forward", forward_only), ("forward + backward", forward_and_backward)):
-            with threads(1):
-                seconds = interleaved({name: wrap(form, inputs) for name, form in peers.SSDS.items()}, sizes.rounds)
+        for title, seconds in compared(peers.SSDS, inputs, sizes.rounds):
             ratios = [seconds[name] / seconds["zoo"] for name in others]
             table.rows.append([d_state, title, 1e3 * seconds["zoo"], *ratios])
             if title != "forward" and d_state in (64, sizes.ssd_states[-1]):
@@ -275,9 +267,7 @@ def lti(sizes: Sizes) -> Section:
     table = Table("", ["length", "pass", "zoo ms", "Vandermonde in full / zoo"])
     for seq_len in dict.fromkeys((min(256, sizes.long), sizes.long)):
         inputs = peers.bank_inputs(1, seq_len, sizes.bank_channels, 64, _generator())
-        for title, wrap in (("forward", forward_only), ("forward + backward", forward_and_backward)):
-            with threads(1):
-                seconds = interleaved({name: wrap(form, inputs) for name, form in peers.BANKS.items()}, sizes.rounds)
+        for title, seconds in compared(peers.BANKS, inputs, sizes.rounds):
             ratio = seconds["Vandermonde in full"] / seconds["zoo"]
             table.rows.append([seq_len, title, 1e3 * seconds["zoo"], ratio])
     section.tables.append(table)
@@ -285,9 +275,7 @@ def lti(sizes: Sizes) -> Section:
     matrix = Table(f"4 heads, 64 × 64 states, length {sizes.long}", ["op", "pass", "zoo ms", "loop / zoo"])
     for name, (ours, loop) in _MATRIX_STATES.items():
         inputs = _matrix_inputs(sizes.long, name)
-        for title, wrap in (("forward", forward_only), ("forward + backward", forward_and_backward)):
-            with threads(1):
-                seconds = interleaved({"zoo": wrap(ours, inputs), "loop": wrap(loop, inputs)}, min(sizes.rounds, 5))
+        for title, seconds in compared({"zoo": ours, "loop": loop}, inputs, min(sizes.rounds, 5)):
             matrix.rows.append([name, title, 1e3 * seconds["zoo"], seconds["loop"] / seconds["zoo"]])
     section.tables.append(matrix)
     return section
@@ -344,7 +332,8 @@ def decode(sizes: Sizes) -> Section:
         "backend numba, through the op": {"backend": "numba"},
         "backend torch, through the op": {"backend": "torch"},
     }
-    cores = {way: _decoding(x, dt, A, B, C, state, options, sizes) for way, options in ways.items()}
+    steps = {way: partial(selective_scan, x, dt, A, B, C, None, **options) for way, options in ways.items()}
+    cores = {way: repeated(step, [state], sizes.decode_steps) for way, step in steps.items()}
     with threads(1), torch.no_grad():
         seconds = interleaved(cores, max(sizes.rounds, 1))
     table = Table("The core: one step of the selective scan", ["call", "µs a token"])
@@ -367,17 +356,6 @@ def decode(sizes: Sizes) -> Section:
     return section
 
 
-def _decoding(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, h: Tensor, options: dict[str, Any], sizes: Sizes
-) -> Callable[[], None]:
-    def run() -> None:
-        state = h
-        for _ in range(sizes.decode_steps):
-            _, state = selective_scan(x, dt, A, B, C, None, state, **options)
-
-    return run
-
-
 def _decode_mixer(name: str, sizes: Sizes) -> list[float]:
     torch.manual_seed(0)
     mixer = create_mixer(name, d_model=128, **_reaching(name, max(sizes.decode_at) + sizes.decode_steps)).eval()
@@ -386,18 +364,9 @@ def _decode_mixer(name: str, sizes: Sizes) -> list[float]:
     with threads(1), torch.no_grad():
         for seen in sizes.decode_at:
             _, state = mixer.stream(torch.randn(1, seen, 128, generator=_generator()))
-            runs[str(seen)] = _streaming(mixer, token, state, sizes.decode_steps)
+            runs[str(seen)] = repeated(partial(mixer.stream, token), [state], sizes.decode_steps)
         seconds = interleaved(runs, max(3, sizes.rounds // 2))
     return [1e6 * seconds[str(seen)] / sizes.decode_steps for seen in sizes.decode_at]
-
-
-def _streaming(mixer: Any, token: Tensor, state: Any, steps: int) -> Callable[[], None]:
-    def run() -> None:
-        now = state
-        for _ in range(steps):
-            _, now = mixer.stream(token, now)
-
-    return run
 
 
 def scaling(sizes: Sizes) -> Section:
@@ -434,7 +403,7 @@ def _training_passes(name: str, sizes: Sizes) -> list[float]:
     runs = {}
     for seq_len in sizes.lengths:
         x = torch.randn(1, seq_len, sizes.scaling_width, generator=_generator(), requires_grad=True)
-        runs[str(seq_len)] = _training_pass(mixer, x)
+        runs[str(seq_len)] = lambda x=x: mixer(x).square().mean().backward()
     seconds = interleaved(runs, sizes.scaling_rounds, patience=5)
     return [seconds[str(seq_len)] for seq_len in sizes.lengths]
 
@@ -446,17 +415,8 @@ def _reaching(name: str, seq_len: int) -> dict[str, int]:
     return {"max_seq_len": seq_len} if limited else {}
 
 
-def _training_pass(mixer: torch.nn.Module, x: Tensor) -> Callable[[], None]:
-    def run() -> None:
-        mixer(x).square().mean().backward()
-
-    return run
-
-
 def _exponent(lengths: tuple[int, ...], seconds: list[float]) -> float:
-    logs = [(math.log(n), math.log(s)) for n, s in zip(lengths, seconds, strict=True)]
-    mean_x, mean_y = (sum(each) / len(logs) for each in zip(*logs, strict=True))
-    return sum((x - mean_x) * (y - mean_y) for x, y in logs) / sum((x - mean_x) ** 2 for x, _ in logs)
+    return statistics.linear_regression([math.log(n) for n in lengths], [math.log(s) for s in seconds]).slope
 
 
 @plots.styled
@@ -596,14 +556,9 @@ def end_to_end(sizes: Sizes) -> Section:
 
 
 def _train(mixer: str, sizes: Sizes) -> tuple[float, float]:
-    with tempfile.TemporaryDirectory() as folder:
-        flags = ["--mixer", mixer, "--trainer.max_steps", str(sizes.train_steps), "--figures_every", "0"]
-        flags += ["--run_dir", f"{folder}/runs", "--task.cache_dir", f"{folder}/cache", "--task.n_train", "2000"]
-        start = time.perf_counter()
-        subprocess.run([sys.executable, "train.py", *flags], cwd=ROOT, check=True, capture_output=True, text=True)
-        seconds = time.perf_counter() - start
-        (metrics,) = Path(folder).glob("runs/**/metrics.json")
-        return json.loads(metrics.read_text())["tokens_per_second"], seconds
+    flags = ["--mixer", mixer, "--trainer.max_steps", str(sizes.train_steps), "--figures_every", "0"]
+    metrics, seconds = trained(*flags, "--task.n_train", "2000")
+    return metrics["tokens_per_second"], seconds
 
 
 SECTIONS: dict[str, tuple[str, Callable[[Sizes], Section]]] = {

@@ -26,8 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.machine import describe_machine  # noqa: E402
-from benchmarks.page import Cell, Table, render_table  # noqa: E402
+from benchmarks.page import Cell, Table, describe_machine, render_table  # noqa: E402
 from zoo.report.files import write_atomically  # noqa: E402
 
 TABLE = ROOT / "benchmarks" / "task_generation.md"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import json
 import multiprocessing
 import os
 import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -20,28 +22,74 @@ from typing import Any
 import torch
 from torch import Tensor
 
+ROOT = Path(__file__).resolve().parent.parent
 SPIN = "while True: pass"
 
+Run = Callable[[], object]
 
-def interleaved(candidates: Mapping[str, Callable[[], object]], rounds: int, patience: float = 1.0) -> dict[str, float]:
+
+def seconds_of(run: Run) -> float:
+    """Run once and return the seconds that passed."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def interleaved(
+    candidates: Mapping[str, Run], rounds: int, patience: float = 1.0, clock: Callable[[Run], float] = seconds_of
+) -> dict[str, float]:
     """Return the median seconds of each candidate; each has its turn in every round, so that a disturbance meets all.
 
     Each runs once beforehand, unmeasured. One that took longer than `patience` seconds then sits out all rounds but
     the first three.
     """
-    slow = {name for name, run in candidates.items() if _seconds(run) > patience}
+    slow = {name for name, run in candidates.items() if clock(run) > patience}
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     for turn in range(max(rounds, 1)):
         for name, run in candidates.items():
             if turn < 3 or name not in slow:
-                seconds[name].append(_seconds(run))
+                seconds[name].append(clock(run))
     return {name: statistics.median(each) for name, each in seconds.items()}
 
 
-def _seconds(run: Callable[[], object]) -> float:
+def compared(
+    forms: Mapping[str, Callable[..., Tensor]], inputs: Sequence[Tensor], rounds: int, n_threads: int = 1
+) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yield the name of each pass, and the median seconds that the forms take in turns for it on the same inputs."""
+    for title, wrap in (("forward", forward_only), ("forward + backward", forward_and_backward)):
+        with threads(n_threads):
+            seconds = interleaved({name: wrap(form, inputs) for name, form in forms.items()}, rounds)
+        yield title, seconds
+
+
+def repeated(step: Callable[..., tuple[Any, ...]], state: Sequence[Any], count: int) -> Run:
+    """Return so many calls of a step, each on the state that the one before returned behind its output."""
+
+    def run() -> None:
+        now = state
+        for _ in range(count):
+            _, *now = step(*now)
+
+    return run
+
+
+def trained(*flags: str) -> tuple[dict[str, Any], float]:
+    """Run `train.py` in a folder of its own; return its metrics, and the seconds of the whole process from cold."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "train.py", *flags]
+        seconds = finished([*command, "--run_dir", f"{folder}/runs", "--task.cache_dir", f"{folder}/cache"], cwd=ROOT)
+        (metrics,) = Path(folder).glob("runs/**/metrics.json")
+        return json.loads(metrics.read_text()), seconds
+
+
+def finished(command: Sequence[str], **options: Any) -> float:
+    """Return the seconds that a process takes; where it fails, exit with what it printed."""
     start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    seconds = time.perf_counter() - start
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{done.stdout}\n{done.stderr}")
+    return seconds
 
 
 def forward_only(form: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Callable[[], None]:
