@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,6 +18,15 @@ from zoo.docstrings import paragraphs
 
 Arrays = dict[str, np.ndarray]
 """One array per name, all of the same first axis (examples)."""
+
+
+@contextlib.contextmanager
+def named(name: object) -> Iterator[None]:
+    """Begin what a ValueError says with a name, unless that is empty."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}" if name else str(error)) from error.__cause__
 
 
 class Task(ABC):
@@ -210,8 +219,5 @@ def _state_of(path: Path) -> str | list[Any]:
     if path.is_dir():
         found = sorted((file.relative_to(path).as_posix(), file.stat()) for file in path.rglob("*") if file.is_file())
         return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in found]
-    sha = hashlib.sha256()
     with path.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            sha.update(block)
-    return sha.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()

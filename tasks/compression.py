@@ -84,7 +84,7 @@ class Compression(Task):
         inputs[:, :n_tokens] = tokens
         inputs[:, n_tokens] = self.vocab_size - 1
         inputs[:, n_tokens + 1 :] = self.vocab_size + places
-        asked = np.broadcast_to(np.arange(n_tokens + 1, self.seq_len), places.shape)
+        asked = np.arange(n_tokens + 1, self.seq_len)
         return {
             "inputs": inputs,
             "labels": labels_at(asked, np.take_along_axis(tokens, places, axis=1), self.seq_len),

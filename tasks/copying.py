@@ -75,9 +75,9 @@ class Copying(Task):
         if self.echo:
             inputs[:, self.seq_len - self.n_copied + 1 :] = tokens[:, :-1]
         delay = self.seq_len - self.n_copied
-        asked = np.broadcast_to(np.arange(delay, self.seq_len), tokens.shape)
+        asked = np.arange(delay, self.seq_len)
         return {
             "inputs": inputs,
             "labels": labels_at(asked, tokens, self.seq_len),
-            "distance": fact_at(asked, np.array(delay), self.seq_len),
+            "distance": fact_at(asked, np.full_like(tokens, delay), self.seq_len),
         }

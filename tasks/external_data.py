@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import hashlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 
-from tasks.base import HELD_OUT, HELD_OUT_SHARE, Arrays, FiniteTask
+from tasks.base import HELD_OUT, HELD_OUT_SHARE, Arrays, FiniteTask, named
 from tasks.external_arrays import OWN, conform, majority, measure, require
-from tasks.real_data import OWN_NAMES, content_hash, divide
+from tasks.real_data import OWN_NAMES, OfSplits, content_hash, divide
 from tasks.registry import SUFFIXES
 from tasks.spec import IGNORED, TaskSpec
 from tasks.splits import SPLITS
 
-T = TypeVar("T")
 WHOLE = ""
 """The name of data that is not divided."""
 
@@ -31,7 +29,7 @@ SPLIT_OF = {own: split for split, names in OWN_NAMES.items() for own in names}
 TABLES = (".parquet", ".arrow", ".feather")
 
 
-class Data(FiniteTask):
+class Data(OfSplits, FiniteTask):
     """The examples of a file or a folder.
 
     Its columns (in an npz file its arrays) are `inputs`, per example (seq,) integers or (seq, features) floats, and
@@ -53,7 +51,7 @@ class Data(FiniteTask):
 
     path: ClassVar[Path]
     """What is read."""
-    sources: ClassVar[tuple[str, ...]] = ("tasks.external_arrays", "tasks.real_data", "tasks.arrow")
+    sources: ClassVar[tuple[str, ...]] = ("tasks.external_arrays", "tasks.arrow")
 
     def __init__(
         self,
@@ -68,11 +66,8 @@ class Data(FiniteTask):
         self.vocab_size = None if vocab_size is None else self._whole("vocab_size", vocab_size, 1)
         self.n_classes = None if n_classes is None else self._whole("n_classes", n_classes, 1)
         self.split_seed = self._whole("split_seed", split_seed, 0)
-        self._split = "train"
-        try:
+        with named(self.path):
             self._splits, spec = self._read()
-        except ValueError as error:
-            raise ValueError(f"{self.path}: {error}") from None
         self._specs = {
             split: spec if spec.chance is None else replace(spec, chance=majority(arrays["labels"]))
             for split, arrays in self._splits.items()
@@ -90,13 +85,15 @@ class Data(FiniteTask):
         columns_of = _arrays if path.suffix == ".npz" else functools.partial(_tables, asked=(self.inputs, self.labels))
         found: dict[str, Arrays] = {}
         for name, columns in columns_of(path).items():
-            found[name or "train"] = _of_part(name, conform, self._named(columns))
+            with named(name):
+                found[name or "train"] = conform(self._named(columns))
         if "train" not in found:
             raise ValueError(f"there is no split train; there are: {', '.join(found)}")
         splits = _aligned({split: found[split] for split in SPLITS if split in found})
         spec = measure(splits.values(), self.vocab_size, self.n_classes)
         for split, arrays in splits.items():
-            _of_part(split, require, arrays, spec)
+            with named(split):
+                require(arrays, spec)
         if not self.allow_shared:
             _refuse_shared(splits)
         return _cut(splits, self.split_seed), spec
@@ -113,11 +110,6 @@ class Data(FiniteTask):
             if name == "lengths" or (is_fact and name not in {self.inputs, self.labels, *OWN}):
                 given[name] = array
         return given
-
-    def of_split(self, split: str) -> Self:
-        part = copy.copy(self)
-        part._split = split
-        return part
 
     def at_length(self, seq_len: int) -> Self:
         if seq_len != self.spec.seq_len:
@@ -232,10 +224,8 @@ def _columns(files: list[Path], asked: tuple[str, str]) -> dict[str, np.ndarray]
         while hasattr(innermost, "value_type"):
             innermost = innermost.value_type
         if field.name in asked or pa.types.is_integer(innermost) or pa.types.is_floating(innermost):
-            try:
+            with named(field.name):
                 arrays[field.name], ends[field.name] = read_column(table.column(field.name))
-            except ValueError as error:
-                raise ValueError(f"{field.name}: {error}") from None
     return _with_lengths(arrays, ends, *asked)
 
 
@@ -314,11 +304,3 @@ def _row_keys(arrays: Arrays) -> np.ndarray:
     inputs, ends = arrays["inputs"], arrays.get("lengths")
     rows = (row.tobytes() + (b"" if ends is None else ends[i].tobytes()) for i, row in enumerate(inputs))
     return np.array([hashlib.sha256(row).hexdigest()[:32] for row in rows])
-
-
-def _of_part(name: str, made: Callable[..., T], *arguments: Any) -> T:
-    """Return what is made of a split, whose name an error then begins with."""
-    try:
-        return made(*arguments)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}" if name else str(error)) from None

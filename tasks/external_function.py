@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Task
+from tasks.base import Arrays, Task, named
 from tasks.external_arrays import conform, measure, require
 from tasks.real_data import content_hash
 from tasks.spec import IGNORED, TaskSpec
@@ -45,7 +44,7 @@ class Generated(Task):
         probe, again = (self.sample(np.random.default_rng(PROBE_SEED), SHARD_ROWS) for _ in range(2))
         if content_hash(*probe.values()) != content_hash(*again.values()):
             raise ValueError(f"{self.name}: equal generators gave different examples; take every draw from rng")
-        with self._named():
+        with named(self.name):
             spec = measure([probe], *(getattr(self, name, None) for name in MEASURED))
             chance = None if spec.chance is None else _chance(probe["labels"], spec.n_outputs)
             self._spec = replace(spec, chance=chance)
@@ -58,7 +57,7 @@ class Generated(Task):
         return self._spec
 
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:
-        with self._named():
+        with named(self.name):
             try:
                 drawn = type(self).function(rng, n, **{name: getattr(self, name) for name in self.own})
             except Exception as error:
@@ -82,14 +81,6 @@ class Generated(Task):
 
     def fingerprint(self) -> dict[str, Any]:
         return self._fingerprint
-
-    @contextlib.contextmanager
-    def _named(self) -> Iterator[None]:
-        """Begin errors with the task's name."""
-        try:
-            yield
-        except ValueError as error:
-            raise ValueError(f"{self.name}: {error}") from error.__cause__
 
 
 def generated(function: Callable[..., Any], name: str, source: str) -> type[Generated]:

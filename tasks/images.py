@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 
-from tasks.base import Arrays, FiniteTask
-from tasks.real_data import content_hash, divide, load_dataset
+from tasks.base import DIVISION_SEED, Arrays, FiniteTask, named
+from tasks.real_data import OfSplits, content_hash, load_dataset
 from tasks.spec import IGNORED, TaskSpec
 
 Colour = Literal["grey", "rgb"]
-DIVISION_SEED = 0
-"""Of the order in which images are dealt out to the splits; data sets often come sorted by label."""
 
 
-class Images(FiniteTask):
+class Images(OfSplits, FiniteTask):
     """Say what an image shows after reading its pixels one by one, row after row.
 
     `grey`: a position is a pixel's brightness as a token (256 levels; 17 for the digits below). `rgb`: a position is a
@@ -52,7 +49,6 @@ class Images(FiniteTask):
         "Neighbouring rows lie a row's width apart: state space models with slow poles carry them smoothly; attention "
         "needs positions, and reaches all of them at once."
     )
-    sources: ClassVar[tuple[str, ...]] = ("tasks.real_data",)
 
     def __init__(
         self,
@@ -67,31 +63,21 @@ class Images(FiniteTask):
         self.dataset, self.config = dataset, config
         self.image_column, self.label_column = image_column, label_column
         self.colour: Colour = colour
-        self.validation, self.test = float(validation), float(test)
         self._demand(colour in get_args(Colour), f"colour must be one of {', '.join(get_args(Colour))}", "colour")
         self._demand(
             dataset is not None or colour == "grey", "the digits are grey; rgb needs a dataset", "colour", "dataset"
         )
-        self._demand(
-            self.validation > 0 and self.test > 0 and self.validation + self.test < 1,
-            "validation and test must be positive shares with a sum below 1",
-            "validation",
-            "test",
-        )
-        self._split: str | None = None
+        self._keep_shares(validation, test)
 
     @cached_property
     def _divided(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Pixels (n, seq_len) or (n, seq_len, 3), uint8, and classes (n,) of each split."""
-        try:
+        with named(self.name):
             found = self._digits() if self.dataset is None else self._loaded(self.dataset)
-        except ValueError as error:
-            raise ValueError(f"images: {error}") from None
-        shares = {"validation": self.validation, "test": self.test}
         pixels, classes = found["train"]
         order = np.random.default_rng(DIVISION_SEED).permutation(len(pixels))
-        parts = divide(len(pixels), {split: share for split, share in shares.items() if split not in found})
-        return found | {split: (pixels[order[part]], classes[order[part]]) for split, part in parts.items()}
+        parts = self._parts(len(pixels), found).items()
+        return found | {split: (pixels[order[part]], classes[order[part]]) for split, part in parts}
 
     def _digits(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         try:
@@ -115,12 +101,7 @@ class Images(FiniteTask):
 
     @property
     def _here(self) -> tuple[np.ndarray, np.ndarray]:
-        return self._divided[self._split or "train"]
-
-    def of_split(self, split: str) -> Self:
-        part = copy.copy(self)
-        part._split = split
-        return part
+        return self._divided[self._split]
 
     def at_length(self, seq_len: int) -> Self:
         if seq_len != self._here[0].shape[1]:

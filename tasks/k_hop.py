@@ -92,6 +92,6 @@ class KHop(Task):
         listed = 2 * self.n_nodes
         inputs[:, 0:listed:2], inputs[:, 1:listed:2] = node(edges), node(edges + 1)
         inputs[:, listed::2], inputs[:, listed + 1 :: 2] = self.n_names + hops - 1, node(asked)
-        positions = np.broadcast_to(np.arange(listed + 1, self.seq_len, 2), asked.shape)
+        positions = np.arange(listed + 1, self.seq_len, 2)
         labels = labels_at(positions, node(asked + hops), self.seq_len)
         return {"inputs": inputs, "labels": labels, "hops": fact_at(positions, hops, self.seq_len)}

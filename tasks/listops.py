@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from tasks.base import Arrays, FiniteTask, Task
+from tasks.base import Arrays, FiniteTask, Task, named
 from tasks.expressions import BLANK, CLOSE, OPERATORS, WORDS, kept_trees, length_share, majority_share
-from tasks.placing import labels_at
+from tasks.placing import LAST, labels_at
 from tasks.real_data import content_hash, divide, read_files
 from tasks.spec import TaskSpec
 
@@ -129,10 +129,8 @@ class ListOps(Task):
     @cached_property
     def _files(self) -> dict[str, ListedExpressions]:
         """The expressions of each split, read from the user's files."""
-        try:
+        with named(self.name):
             found = read_tsv(Path(str(self.tsv)).expanduser())
-        except ValueError as error:
-            raise ValueError(f"{self.name}: {error}") from None
         files = {split: ListedExpressions(self.seq_len, *expressions) for split, expressions in found.items()}
         longest = max(int(np.diff(file.starts).max()) for file in files.values())
         if longest > self.seq_len:
@@ -162,9 +160,7 @@ class ListOps(Task):
 
 def labelled_at_the_end(inputs: np.ndarray, values: np.ndarray) -> Arrays:
     """Return what `sample` does, with each expression's value as the label at its last position."""
-    seq_len = inputs.shape[1]
-    last = np.full((len(inputs), 1), seq_len - 1)
-    return {"inputs": inputs, "labels": labels_at(last, values[:, None], seq_len)}
+    return {"inputs": inputs, "labels": labels_at(LAST, values[:, None], inputs.shape[1])}
 
 
 def listops_spec(seq_len: int, chance: float) -> TaskSpec:

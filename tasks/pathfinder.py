@@ -11,7 +11,7 @@ import numpy as np
 
 from tasks.base import Arrays, Task
 from tasks.draws import one_of, shuffled
-from tasks.placing import labels_at
+from tasks.placing import LAST, labels_at
 from tasks.spec import TaskSpec
 
 DARK, DASH, DOT = range(3)
@@ -143,8 +143,7 @@ class Pathfinder(Task):
         paths, pairs = self._fitted_paths(rng, n)
         labels = rng.integers(2, size=n)
         pictures = self._drawn(rng, paths, dots=pairs[np.arange(n), labels])
-        last = np.full((n, 1), self.image_size**2 - 1)
-        return {"inputs": pictures, "labels": labels_at(last, labels[:, None], self.image_size**2)}
+        return {"inputs": pictures, "labels": labels_at(LAST, labels[:, None], self.image_size**2)}
 
     def _fitted_paths(self, rng: np.random.Generator, n: int) -> tuple[list[np.ndarray], np.ndarray]:
         """Return the points of every path, int64 (n, dashes + 1) each, and the ends that each label marks, (n, 2, 2).

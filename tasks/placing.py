@@ -6,17 +6,22 @@ import numpy as np
 
 from tasks.spec import IGNORED
 
+LAST = np.array([-1])
+"""The position that ends every row."""
+
 
 def labels_at(positions: np.ndarray, values: np.ndarray, seq_len: int) -> np.ndarray:
-    """Return labels, int64 (n, seq_len): `values`, broadcast to `positions` (n, k), at those; -100 elsewhere."""
-    return _scattered(np.full((len(positions), seq_len), IGNORED, dtype=np.int64), positions, values)
+    """Return labels, int64 (n, seq_len): `values` (n, k) at `positions`; -100 elsewhere. Both broadcast to (n, k)."""
+    return _scattered(IGNORED, np.int64, positions, values, seq_len)
 
 
 def fact_at(positions: np.ndarray, values: np.ndarray, seq_len: int) -> np.ndarray:
-    """Return a fact, int32 (n, seq_len): `values`, broadcast to `positions` (n, k), at those; -1 elsewhere."""
-    return _scattered(np.full((len(positions), seq_len), -1, dtype=np.int32), positions, values)
+    """Return a fact, int32 (n, seq_len): `values` (n, k) at `positions`; -1 elsewhere. Both broadcast to (n, k)."""
+    return _scattered(-1, np.int32, positions, values, seq_len)
 
 
-def _scattered(array: np.ndarray, positions: np.ndarray, values: np.ndarray) -> np.ndarray:
-    np.put_along_axis(array, positions, np.broadcast_to(values, positions.shape), axis=1)
+def _scattered(nothing: int, dtype: type, positions: np.ndarray, values: np.ndarray, seq_len: int) -> np.ndarray:
+    positions, values = np.broadcast_arrays(positions, values)
+    array = np.full((len(positions), seq_len), nothing, dtype)
+    np.put_along_axis(array, positions, values, axis=1)
     return array

@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
+from tasks.base import HELD_OUT, Task
+
 OWN_NAMES = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 """What data sets call each split."""
+
+
+class OfSplits(Task):
+    """A task whose data is divided up: `of_split` gives a copy that knows which part it is drawn from."""
+
+    validation: float
+    test: float
+    _split: str = "train"
+
+    def _keep_shares(self, validation: float, test: float) -> None:
+        """Check and keep the shares of the data that go to the splits which it does not have."""
+        self.validation, self.test = float(validation), float(test)
+        fit = self.validation > 0 and self.test > 0 and self.validation + self.test < 1
+        self._demand(fit, "validation and test must be positive shares with a sum below 1", "validation", "test")
+
+    def _parts(self, n: int, found: Container[str]) -> dict[str, slice]:
+        """Divide `n` items of training data among it and the splits that are not found in the data."""
+        return divide(n, {split: getattr(self, split) for split in HELD_OUT if split not in found})
+
+    def of_split(self, split: str) -> Self:
+        part = copy.copy(self)
+        part._split = split
+        return part
 
 
 def read_files(path: Path) -> bytes:

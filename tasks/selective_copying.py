@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tasks import mad
-from tasks.base import Arrays, Task
+from tasks.base import Arrays
+from tasks.copying import Copying
 from tasks.draws import distinct
 from tasks.placing import fact_at, labels_at
-from tasks.spec import TaskSpec
 
 
-class SelectiveCopying(Task):
+class SelectiveCopying(Copying):
     """Tokens scattered among blanks, then a marker: say the tokens in order, without the blanks.
 
     Definition, with V = vocab_size, L = seq_len, M = n_copied: M tokens drawn uniformly from 0 ... V - 3 stand in order
@@ -62,16 +62,6 @@ class SelectiveCopying(Task):
         self.as_published = bool(as_published)
         self._demand(2 * self.n_copied < self.seq_len, "2 * n_copied must be < seq_len", "n_copied", "seq_len")
 
-    @property
-    def spec(self) -> TaskSpec:
-        return TaskSpec.tokens(
-            self.seq_len,
-            self.vocab_size,
-            chance=1 / (self.vocab_size - 2),
-            labelled=self.n_copied,
-            facts=("distance",),
-        )
-
     def input_text(self, token: int) -> str:
         return {self.vocab_size - 2: "_", self.vocab_size - 1: ">"}.get(token, str(token))
 
@@ -83,7 +73,7 @@ class SelectiveCopying(Task):
         inputs = np.full((n, self.seq_len), blank, dtype=np.int64)
         np.put_along_axis(inputs, places, tokens, axis=1)
         inputs[:, marked] = marker
-        asked = np.broadcast_to(np.arange(marked + 1, self.seq_len), tokens.shape)
+        asked = np.arange(marked + 1, self.seq_len)
         return {
             "inputs": inputs,
             "labels": labels_at(asked, tokens, self.seq_len),

@@ -106,7 +106,7 @@ class StackedMQAR(Task):
         inputs[:, :listed, self.d_key :] = self.vectors[1, np.take_along_axis(values, pair[:, :listed], axis=1)]
 
         asked = orders[-1]
-        positions = np.broadcast_to(np.arange(listed, self.seq_len), asked.shape)
+        positions = np.arange(listed, self.seq_len)
         read = listed - self.n_pairs + np.take_along_axis(orders[-2].argsort(axis=1), asked, axis=1)
         return {
             "inputs": inputs,

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from tasks.base import Arrays, Task
-from tasks.real_data import content_hash, divide, load_dataset, read_files
+from tasks.base import Arrays, named
+from tasks.real_data import OfSplits, content_hash, load_dataset, read_files
 from tasks.spec import TaskSpec
 
 Unit = Literal["bytes", "characters"]
@@ -20,7 +19,7 @@ DEFAULT = ("torch", "_torch_docs.py")
 """Some 440 kB of English and code that stand on every machine with this version of torch."""
 
 
-class Text(Task):
+class Text(OfSplits):
     """Predict the next symbol at every position of a window of text.
 
     The text is a sequence of symbols s_1, s_2, ... An example is s_t ... s_{t+L-1} with the labels s_{t+1} ... s_{t+L},
@@ -56,7 +55,6 @@ class Text(Task):
         "(attention, gated and delta rules, hybrids) gain where names and phrases come back."
     )
     worked: ClassVar[Mapping[str, Any]] = {"seq_len": 32}
-    sources: ClassVar[tuple[str, ...]] = ("tasks.real_data",)
 
     def __init__(
         self,
@@ -72,16 +70,9 @@ class Text(Task):
         self.path, self.dataset, self.config, self.column = path, dataset, config, column
         self.unit: Unit = unit
         self.seq_len = self._whole("seq_len", seq_len, 1)
-        self.validation, self.test = float(validation), float(test)
         self._demand(path is None or dataset is None, "give path or dataset, not both", "path", "dataset")
         self._demand(unit in get_args(Unit), f"unit must be one of {', '.join(get_args(Unit))}", "unit")
-        self._demand(
-            self.validation > 0 and self.test > 0 and self.validation + self.test < 1,
-            "validation and test must be positive shares with a sum below 1",
-            "validation",
-            "test",
-        )
-        self._split: str | None = None
+        self._keep_shares(validation, test)
         for split, symbols in self._symbols.items():
             if len(symbols) <= self.seq_len:
                 raise ValueError(
@@ -92,13 +83,11 @@ class Text(Task):
     @cached_property
     def _texts(self) -> dict[str, bytes]:
         """The text of each split that the data has; only "train" where it is to be divided."""
-        try:
+        with named(self.name):
             if self.dataset is not None:
                 splits = load_dataset(self.dataset, self.config, (self.column,))
                 return {split: "\n".join(rows[self.column]).encode() for split, rows in splits.items()}
             return {"train": read_files(default_file() if self.path is None else Path(self.path).expanduser())}
-        except ValueError as error:
-            raise ValueError(f"text: {error}") from None
 
     @cached_property
     def _alphabet(self) -> np.ndarray:
@@ -111,10 +100,8 @@ class Text(Task):
     def _symbols(self) -> dict[str, np.ndarray]:
         """The symbols of each split."""
         found = {split: np.searchsorted(self._alphabet, self._codes(text)) for split, text in self._texts.items()}
-        shares = {"validation": self.validation, "test": self.test}
         whole = found["train"]
-        parts = divide(len(whole), {split: share for split, share in shares.items() if split not in found})
-        return found | {split: whole[part] for split, part in parts.items()}
+        return found | {split: whole[part] for split, part in self._parts(len(whole), found).items()}
 
     def _codes(self, text: bytes) -> np.ndarray:
         if self.unit == "bytes":
@@ -127,12 +114,7 @@ class Text(Task):
     @property
     def _here(self) -> np.ndarray:
         """The symbols that windows are drawn from: those of the split, or of the training part."""
-        return self._symbols[self._split or "train"]
-
-    def of_split(self, split: str) -> Self:
-        part = copy.copy(self)
-        part._split = split
-        return part
+        return self._symbols[self._split]
 
     def fingerprint(self) -> dict[str, Any]:
         return {"content": content_hash(self._alphabet, *(self._symbols[split] for split in sorted(self._symbols)))}
