@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeAlias
 
 from lab.config import Command, read_layer, write_yaml
 from lab.config.layers import put
-from zoo.interop.names import BEST, FOLDER, LAST, PREVIOUS
+from zoo.interop.names import BEST, CHECKPOINTS, LAST, PREVIOUS
 from zoo.naming import UsageError, flatten
 from zoo.report.files import as_json, read_json, write_atomically
 from zoo.report.numbers import Number
@@ -134,7 +134,7 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        return self.path / FOLDER
+        return self.path / CHECKPOINTS
 
     @property
     def best(self) -> Path:

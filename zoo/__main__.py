@@ -382,16 +382,16 @@ def _trained(path: str, taker: str = "--ckpt_path") -> Backbone:
     Raises:
         ValueError: neither; what `zoo.load` and `zoo.load_transformers` refuse.
     """
-    from zoo.interop.names import FOLDER
+    from zoo.interop.names import CHECKPOINTS
     from zoo.interop.saved import load
     from zoo.pretrained import FILE
 
     folder = Path(path)
-    if not folder.is_dir() or (folder / FOLDER).is_dir():
+    if not folder.is_dir() or (folder / CHECKPOINTS).is_dir():
         return load(path)
     if not (folder / "config.json").is_file():
         raise ValueError(
-            f"{path} is neither a run, with a folder {FOLDER}, nor a transformers model, with a config.json; "
+            f"{path} is neither a run, with a folder {CHECKPOINTS}, nor a transformers model, with a config.json; "
             f"{taker} takes one of them, or a .ckpt file"
         )
     if (folder / FILE).is_file() and '"model_type"' not in (folder / "config.json").read_text(encoding="utf-8"):

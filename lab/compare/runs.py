@@ -25,7 +25,7 @@ from lab.run import (
     said_by,
     state_of,
 )
-from zoo.interop.names import FOLDER
+from zoo.interop.names import CHECKPOINTS
 from zoo.naming import flatten, require_extra
 from zoo.report.files import read_json
 from zoo.targets import short
@@ -141,7 +141,7 @@ class _Search:
         try:
             real = folder.resolve()
             with os.scandir(folder) as entries:
-                kept = [entry for entry in entries if entry.name != FOLDER and not entry.name.startswith(".")]
+                kept = [entry for entry in entries if entry.name != CHECKPOINTS and not entry.name.startswith(".")]
                 inner = sorted(folder / entry.name for entry in kept if entry.is_dir())
             files = {entry.name for entry in kept} - {each.name for each in inner}
         except OSError as error:

@@ -1,6 +1,6 @@
 """How checkpoints and their folder are called; imports nothing, since a command line asks for no more."""
 
-FOLDER = "checkpoints"
+CHECKPOINTS = "checkpoints"
 """Where in its folder a run keeps its checkpoints."""
 
 BEST, LAST, PREVIOUS = "best.ckpt", "last.ckpt", "previous.ckpt"

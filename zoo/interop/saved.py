@@ -18,7 +18,7 @@ from torch import Tensor
 from zoo import pretrained
 from zoo.backbone import Backbone
 from zoo.contract import SequenceMixer
-from zoo.interop.names import FOLDER
+from zoo.interop.names import CHECKPOINTS
 from zoo.pretrained import build, misfit, require_allowed
 from zoo.registry import MIXERS
 from zoo.report.files import write_atomically
@@ -154,10 +154,10 @@ def find_checkpoint(run_dir: str | os.PathLike[str], checkpoint: str = "best") -
         return run
     if not run.is_dir():
         raise ValueError(f"no run at {run}")
-    path = run / FOLDER / f"{checkpoint}.ckpt"
+    path = run / CHECKPOINTS / f"{checkpoint}.ckpt"
     if not path.is_file():
-        there = ", ".join(sorted(p.stem for p in (run / FOLDER).glob("*.ckpt"))) or "none"
-        raise ValueError(f"no checkpoint {checkpoint!r} in {run / FOLDER}; there: {there}")
+        there = ", ".join(sorted(p.stem for p in (run / CHECKPOINTS).glob("*.ckpt"))) or "none"
+        raise ValueError(f"no checkpoint {checkpoint!r} in {run / CHECKPOINTS}; there: {there}")
     return path
 
 

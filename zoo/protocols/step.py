@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from zoo.protocols.adapter import REFUSALS, Adapter
@@ -45,9 +44,8 @@ class Step(Adapter):
             for start in (*starts, None):
                 found = cls(flat, start)
                 try:
-                    with torch.no_grad():
-                        _, state = found.chunk(module, x[:, :1], None)
-                        y, state = found.chunk(module, x[:, :1], state)
+                    _, state = found.chunk(module, x[:, :1], None)
+                    y, state = found.chunk(module, x[:, :1], state)
                 except REFUSALS:
                     continue
                 if y.ndim == 3 and y.shape[:2] == (len(x), 1):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from zoo.protocols.adapter import REFUSALS, Adapter, first_tensor
+from zoo.protocols.adapter import Adapter, first_tensor
 
 CACHES = ("past_key_values", "cache_params")
 
@@ -42,11 +41,7 @@ class TransformersCache(Adapter):
         if argument is None or ("use_cache" not in takes and "kwargs" not in takes):
             return None
         found = cls(argument, "inputs_embeds" if "inputs_embeds" in takes else None)
-        try:
-            with torch.no_grad():
-                _, state = found.chunk(module, x[:, :2], None)
-        except REFUSALS:
-            return None
+        _, state = found.chunk(module, x[:, :2], None)
         return None if state is None else found
 
     def whole(self, module: nn.Module, x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from zoo.backbone import Backbone
 from zoo.contract import require_positive
-from zoo.interop.names import FOLDER
+from zoo.interop.names import CHECKPOINTS
 from zoo.naming import find_module, require_extra
 from zoo.report.numbers import count
 from zoo.theory.measure import random_inputs
@@ -62,7 +62,7 @@ def model_inputs(
     """
     require_positive(seq_len=seq_len, n_inputs=n_inputs, n_others=n_others)
     length = USUAL_LENGTH if seq_len is None else seq_len
-    lab = find_module(_EXAMPLES) if text is None and (Path(path) / FOLDER).is_dir() else None
+    lab = find_module(_EXAMPLES) if text is None and (Path(path) / CHECKPOINTS).is_dir() else None
     if lab is not None:
         return _of_task(lab, path, model, seq_len, n_inputs, n_others)
     if text is not None:
