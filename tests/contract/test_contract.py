@@ -904,7 +904,7 @@ PLAIN_GLA = {"n_heads": 1, "output_gate": False}
 FLAWS = [
     Flaw("queries negated", "attention", "attend", argument(0, torch.neg), REFERENCE),
     Flaw("bias negated", "attention", "attend", argument(4, torch.neg), REFERENCE, {"position": "alibi"}),
-    Flaw("squared positions", "attention", "rotate_first", argument(2, torch.square), REFERENCE, {"position": "rope"}),
+    Flaw("squared positions", "attention", "rotate", argument(1, torch.square), REFERENCE, {"position": "rope"}),
     Flaw(
         "no mask", "attention", "attend", lambda _: lambda *a: F.scaled_dot_product_attention(*a[:3]), held("causality")
     ),
@@ -931,8 +931,8 @@ FLAWS = [
     Flaw(
         "positions that start anew in each chunk",
         "sliding_attention",
-        "rotate_first",
-        argument(2, anew),
+        "rotate",
+        argument(1, anew),
         CHUNKS,
         {"position": "rope", "d_head": 4},
     ),

@@ -33,7 +33,7 @@ from zoo.ops.attention import (
     softmax_freedom,
 )
 from zoo.ops.precision import widest
-from zoo.ops.rope import complete_scaling, gain, require_pairs, require_turned, rotate_first
+from zoo.ops.rope import complete_scaling, gain, require_pairs, require_turned, rotate
 
 Position = Literal["none", "rope", "alibi", "relative"]
 Sink = Literal["none", "constant", "position", "bos"]
@@ -220,7 +220,7 @@ class Attention(SequenceMixer):
         return self.rope_scaling is not None and self.rope_scaling["rope_type"] == "dynamic"
 
     def _rotate(self, t: Tensor, positions: Tensor, total: Tensor) -> Tensor:
-        return rotate_first(self.d_rope, t, positions, self.rope_base, self.rope_scaling, total)
+        return rotate(t, positions, self.rope_base, self.rope_scaling, total, self.d_rope)
 
     @torch.no_grad()
     def highway_input(

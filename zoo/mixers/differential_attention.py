@@ -14,7 +14,7 @@ from zoo.blocks import RMSNorm
 from zoo.coefficient import coefficient
 from zoo.contract import Device, DType, SequenceMixer, accumulator, require_positive
 from zoo.ops.attention import attend, grow_cache, settle_cache
-from zoo.ops.rope import require_turned, rotate_first
+from zoo.ops.rope import require_turned, rotate
 
 LAMBDA_STD = 0.1
 
@@ -132,7 +132,7 @@ class DifferentialAttention(SequenceMixer):
         q, k = (rearrange(t, "batch seq (head d) -> batch head seq d", d=self.d_head) for t in (q, k))
         v = rearrange(v, "batch seq (head d) -> batch head seq d", head=self.n_heads)
         positions = state.seen.unsqueeze(1) + torch.arange(seq_len, device=x.device)
-        q, k = (coefficient(rotate_first(self.d_rope, t, positions, self.rope_base)) for t in (q, k))
+        q, k = (coefficient(rotate(t, positions, self.rope_base, d_rope=self.d_rope)) for t in (q, k))
         keys, values = grow_cache(state.keys, k), grow_cache(state.values, v)
         both = attend(q, keys, values.repeat_interleave(2, dim=1), state.seen)
         kept, taken_off = both.unflatten(1, (self.n_heads, 2)).unbind(2)

@@ -12,7 +12,7 @@ from zoo.blocks import RMSNorm
 from zoo.coefficient import coefficient
 from zoo.contract import Device, DType, SequenceMixer, head_width, require_choice, require_positive, shared_heads
 from zoo.ops.attention import attend, grow_cache, settle_cache
-from zoo.ops.rope import require_turned, rotate_first
+from zoo.ops.rope import require_turned, rotate
 
 Gate = Literal["head", "channel"]
 
@@ -108,7 +108,7 @@ class GatedAttention(SequenceMixer):
         q, k, v = (rearrange(t, "batch seq (head d) -> batch head seq d", d=self.d_head) for t in parts)
         positions = state.seen.unsqueeze(1) + torch.arange(seq_len, device=x.device)
         q, k = (
-            coefficient(rotate_first(self.d_rope, norm(t), positions, self.rope_base))
+            coefficient(rotate(norm(t), positions, self.rope_base, d_rope=self.d_rope))
             for t, norm in ((q, self.q_norm), (k, self.k_norm))
         )
         keys, values = grow_cache(state.keys, k), grow_cache(state.values, v)

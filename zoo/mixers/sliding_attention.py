@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from zoo.coefficient import coefficient
 from zoo.contract import Device, DType, SequenceMixer, head_width, require_choice, require_positive, shared_heads
 from zoo.ops.attention import alibi_slopes, grow_cache, settle_cache, shared_values_rank, softmax_freedom
-from zoo.ops.rope import require_pairs, require_turned, rotate_first
+from zoo.ops.rope import require_pairs, require_turned, rotate
 from zoo.ops.sliding import sliding_attend
 
 Position = Literal["none", "rope", "alibi"]
@@ -110,7 +110,7 @@ class SlidingAttention(SequenceMixer):
         q, k, v = heads.split((self.n_heads, self.n_kv_heads, self.n_kv_heads), dim=1)
         if self.position == "rope":
             positions = state.seen.unsqueeze(1) + torch.arange(seq_len, device=x.device)
-            q, k = (rotate_first(self.d_rope, t, positions, self.rope_base) for t in (q, k))
+            q, k = (rotate(t, positions, self.rope_base, d_rope=self.d_rope) for t in (q, k))
         q, k = coefficient(q), coefficient(k)
         keys, values = grow_cache(state.keys, k), grow_cache(state.values, v)
         y = sliding_attend(q, keys, values, state.seen.clamp(max=self.window - 1), self.slopes)

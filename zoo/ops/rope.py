@@ -28,18 +28,25 @@ def rotate(
     base: float = 1e4,
     scaling: Scaling | None = None,
     total: Int[Tensor, " batch"] | None = None,
+    d_rope: int | None = None,
 ) -> Float[Tensor, "batch heads seq d_head"]:
     """Apply rotary position encoding (Su et al. 2104.09864, eq. 34).
 
-    The pair (c, c + d_head / 2) is turned by the angle position * frequency_c, and multiplied by `gain(scaling)`.
+    The pair (c, c + d_rope / 2) is turned by the angle position * frequency_c, and multiplied by `gain(scaling)`.
 
     Args:
         t: queries or keys.
         positions: of each query or key in its row.
-        base: frequency_c is base^(-2c / d_head) where nothing is scaled.
+        base: frequency_c is base^(-2c / d_rope) where nothing is scaled.
         scaling: what `complete_scaling` returned.
         total: length of each row's sequence so far, which scaling by type dynamic depends on.
+        d_rope: how many channels are turned, the first ones (Qwen3-Next); default all.
     """
+    if d_rope == 0:
+        return t
+    if d_rope not in (None, t.shape[-1]):
+        turned, still = t.split((d_rope, t.shape[-1] - d_rope), dim=-1)
+        return torch.cat((rotate(turned, positions, base, scaling, total), still), dim=-1)
     half = t.shape[-1] // 2
     wide = torch.promote_types(t.dtype, torch.float32)
     frequency = frequencies(2 * half, base, scaling, total, wide, t.device).unsqueeze(1)
@@ -51,31 +58,11 @@ def rotate(
 
 
 def require_turned(d_rope: int, d_head: int, base: float) -> None:
-    """Raise ValueError unless `rotate_first` can turn d_rope of a head's channels with wavelengths of that base."""
+    """Raise ValueError unless `rotate` can turn d_rope of a head's channels by wavelengths that are powers of base."""
     if isinstance(d_rope, bool) or not isinstance(d_rope, int) or d_rope % 2 or not 0 <= d_rope <= d_head:
         raise ValueError(f"d_rope must be an even number from 0 to d_head={d_head}, got {d_rope!r}")
-    require_base(base)
-
-
-def require_base(base: float) -> None:
-    """Raise ValueError unless wavelengths can grow by powers of that base."""
     if not 1 < base < math.inf:
         raise ValueError(f"rope_base must be above 1 and finite, got {base}")
-
-
-def rotate_first(
-    d_rope: int,
-    t: Float[Tensor, "batch heads seq d_head"],
-    positions: Int[Tensor, "batch seq"],
-    base: float = 1e4,
-    scaling: Scaling | None = None,
-    total: Int[Tensor, " batch"] | None = None,
-) -> Float[Tensor, "batch heads seq d_head"]:
-    """`rotate` of only the first d_rope channels, whose frequencies are base^(-2c / d_rope) (Qwen3-Next)."""
-    if d_rope in (0, t.shape[-1]):
-        return rotate(t, positions, base, scaling, total) if d_rope else t
-    turned, still = t.split((d_rope, t.shape[-1] - d_rope), dim=-1)
-    return torch.cat((rotate(turned, positions, base, scaling, total), still), dim=-1)
 
 
 def frequencies(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -104,25 +105,24 @@ def _require_fit(
     if A.ndim != 2 or A.shape[0] != d_inner or A.shape[1] == 0:
         raise ValueError(f"A must be (d_inner={d_inner}, d_state >= 1), got {tuple(A.shape)}")
     directions = (batch, seq_len, A.shape[1])
-    _require("dt", dt, x.shape, x, wide)
-    _require("A", A, A.shape, x, wide)
-    _require("B", B, directions, x, wide)
-    _require("C", C, directions, x, wide)
-    if D is not None:
-        _require("D", D, (d_inner,), x, wide)
-    if state is not None:
-        _require("state", state, (batch, *A.shape), x, wide)
-        if state.dtype != wide:
-            raise ValueError(f"state must be {wide} for x in {x.dtype}, got {state.dtype}")
-
-
-def _require(name: str, t: Tensor, shape: tuple[int, ...], x: Tensor, wide: torch.dtype) -> None:
-    if t.shape != shape:
-        raise ValueError(f"{name} must be {tuple(shape)}, got {tuple(t.shape)}")
-    if t.dtype != wide and (not t.is_floating_point() or torch.promote_types(t.dtype, wide) != wide):
-        raise ValueError(f"{name} must be floating point and no wider than {wide}, got {t.dtype}")
-    if t.device != x.device:
-        raise ValueError(f"{name} is on {t.device}, x on {x.device}")
+    for name, t, shape in (
+        ("dt", dt, x.shape),
+        ("A", A, A.shape),
+        ("B", B, directions),
+        ("C", C, directions),
+        ("D", D, (d_inner,)),
+        ("state", state, (batch, *A.shape)),
+    ):
+        if t is None:
+            continue
+        if t.shape != shape:
+            raise ValueError(f"{name} must be {tuple(shape)}, got {tuple(t.shape)}")
+        if t.dtype != wide and (not t.is_floating_point() or torch.promote_types(t.dtype, wide) != wide):
+            raise ValueError(f"{name} must be floating point and no wider than {wide}, got {t.dtype}")
+        if t.device != x.device:
+            raise ValueError(f"{name} is on {t.device}, x on {x.device}")
+    if state is not None and state.dtype != wide:
+        raise ValueError(f"state must be {wide} for x in {x.dtype}, got {state.dtype}")
 
 
 def _is_watched(tensors: tuple[Tensor | None, ...]) -> bool:
@@ -204,24 +204,15 @@ def _scan(
 
 
 @torch.library.custom_op("zoo::selective_scan_backward", mutates_args=(), schema=_BACKWARD_SCHEMA)
-def _scan_backward(
-    grad_y: Tensor,
-    grad_final: Tensor,
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    entering: Tensor,
-    backend: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _scan_backward(*given: Any) -> tuple[Tensor, ...]:
     """Return gradients of x, dt, A, B, C and the initial state, each in its own dtype.
 
     With g_t the gradient that reaches h_t:  g_t = C_t grad_y_t + exp(dt_{t+1} A) g_{t+1}.
     """
-    given = (grad_y, grad_final, x, dt, A, B, C, entering)
+    *tensors, backend = given
+    _, _, x, dt, A, B, C, _ = tensors
     with full_precision(x.device):
-        grads = _module(backend).scan_backward(*(t.contiguous() for t in given))
+        grads = _module(backend).scan_backward(*(t.contiguous() for t in tensors))
     return tuple(grad.to(t.dtype).contiguous() for grad, t in zip(grads, (x, dt, A, B, C, A), strict=True))
 
 
@@ -237,18 +228,9 @@ def _(
 
 
 @_scan_backward.register_fake
-def _(
-    grad_y: Tensor,
-    grad_final: Tensor,
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    entering: Tensor,
-    backend: str,
-) -> tuple[Tensor, ...]:
-    return (*(t.new_empty(t.shape) for t in (x, dt, A, B, C)), A.new_empty(x.shape[0], *A.shape))
+def _(*given: Any) -> tuple[Tensor, ...]:
+    x, A = given[2], given[4]
+    return (*(t.new_empty(t.shape) for t in given[2:7]), A.new_empty(x.shape[0], *A.shape))
 
 
 def _keep(ctx, inputs: tuple, output: tuple[Tensor, ...]) -> None:
