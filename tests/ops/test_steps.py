@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.ops.as_python import run_as_python
 from tests.tolerances import assert_close
-from zoo.ops import steps_numba, transforms
+from zoo.ops import steps_numba
 from zoo.ops.dplr import dplr, dplr_step
 from zoo.ops.linear_recurrence import min_gru
 from zoo.ops.mlstm import mlstm
@@ -117,30 +117,25 @@ def test_the_loops_read_and_write_within_their_arrays(
 ) -> None:
     """Arrays of NumPy in the place of addresses: Python raises where an index passes an end."""
     run_as_python(monkeypatch, steps_numba)
+    monkeypatch.setattr(steps_numba, "_floats", lambda array: array)
+    monkeypatch.setattr(steps_numba, "carray", lambda array, shape: array.reshape(shape))
     for batch, value_heads, d_decay, erases in (case.values for case in DPLR):
         q, k, v, decay, p, r, state = draw_dplr(generator, batch, value_heads, d_decay or 1, erases)
         absent = torch.empty(0, 3, 1, 5)
         arrays = [t.numpy() for t in (q, k, v, decay, absent if p is None else p, absent if r is None else r, state)]
         y, after = torch.full((batch, 3, 1, 4), torch.nan), torch.full((batch, 3, 5, 4), torch.nan)
-        steps_numba._dplr(0, 3 * batch, *arrays, y.numpy(), after.numpy())
+        sizes = batch, 3, value_heads, 5, 4, d_decay or 1, erases
+        steps_numba._dplr(0, 3 * batch, *sizes, *arrays, y.numpy(), after.numpy())
         with torch.no_grad():
             right = dplr_step(*(None if t is None else t.double() for t in (q, k, v, decay, p, r, state)))
         assert_close(y, right[0])
         assert_close(after, right[1])
     given = draw_mlstm(generator)
     made = [torch.full(shape, torch.nan) for shape in ((2, 3, 1, 4), (2, 3, 5, 4), (2, 3, 5), (2, 3))]
-    steps_numba._mlstm(0, 6, *(t.numpy() for t in given), 1e-6, 80.0, *(t.numpy() for t in made))
+    steps_numba._mlstm(0, 6, 2, 3, 5, 4, 1e-6, 80.0, *(t.numpy() for t in (*given, *made)))
     for mine, right in zip(made, mlstm(*(t.double() for t in given)), strict=True):
         assert_close(mine, right)
     logit, u, state = draw_gru(generator)
     h = torch.full((3, 5), torch.nan)
-    steps_numba._min_gru(0, 3, *(t.numpy() for t in (logit, u, state, h)))
+    steps_numba._min_gru(0, 3, 3, 5, *(t.numpy() for t in (logit, u, state, h)))
     assert_close(h, min_gru(logit.double(), u.double(), state.double())[1])
-
-
-def test_without_numba_torch_computes_the_step(
-    monkeypatch: pytest.MonkeyPatch, loops: list[object], generator: torch.Generator
-) -> None:
-    monkeypatch.setattr(transforms, "_NUMBA", False)
-    assert_same(mlstm, draw_mlstm(generator))
-    assert not loops

@@ -34,7 +34,7 @@ def dplr(
     erasure = (q, q) if p is None or r is None else (p, r)
     given = _ready(q, k, v, decay, *erasure, state, y, after)
     sizes = batch, heads, v.shape[1], d_key, d_value, decay.shape[2], p is not None
-    _run(_dplr_at, batch * heads, state.numel(), *sizes, *(t.data_ptr() for t in given))
+    _run(_dplr, batch * heads, state.numel(), *sizes, *(t.data_ptr() for t in given))
     return y, after
 
 
@@ -56,7 +56,7 @@ def mlstm(
     after = torch.empty(memory.shape), torch.empty(normaliser.shape), torch.empty(largest.shape)
     given = _ready(q, k, v, log_input, log_forget, memory, normaliser, largest, y, *after)
     sizes = batch, heads, d_key, d_value, eps, ceiling
-    _run(_mlstm_at, batch * heads, memory.numel(), *sizes, *(t.data_ptr() for t in given))
+    _run(_mlstm, batch * heads, memory.numel(), *sizes, *(t.data_ptr() for t in given))
     return y, *after
 
 
@@ -64,7 +64,7 @@ def min_gru(logit: Tensor, u: Tensor, state: Tensor) -> Tensor:
     """h = (1 - z) state + z g(u), (batch, channels), z = sigmoid(logit), g as `zoo.ops.activation.half_linear`."""
     h = torch.empty(state.shape)
     given = _ready(logit, u, state, h)
-    _run(_min_gru_at, len(state), state.numel(), *state.shape, *(t.data_ptr() for t in given))
+    _run(_min_gru, len(state), state.numel(), *state.shape, *(t.data_ptr() for t in given))
     return h
 
 
@@ -83,93 +83,10 @@ def _run(kernel: Any, n_tasks: int, size: int, *given: Any) -> None:
         share_out(kernel, n_tasks, *given)
 
 
-# The loops. A task is a head of one row; in minGRU a row.
+# The loops. A task is a head of one row; in minGRU a row. Arrays come as addresses: to make one of a tensor and have
+# numba look at it takes as long as two heads of a step.
 
 _F0, _F1, _HALF = (np.float32(value) for value in (0, 1, 0.5))
-
-
-@compiled
-def _dplr(
-    first: Any, last: Any, q: Any, k: Any, v: Any, decay: Any, p: Any, r: Any, state: Any, y: Any, after: Any
-) -> None:
-    heads, d_key, d_value = state.shape[1:]
-    own_values, own_decays, erases = v.shape[1] > 1, decay.shape[2] > 1, len(p) > 0
-    erased = np.zeros(d_value, np.float32)
-    for task in range(first, last):
-        b, h = task // heads, task % heads
-        before, now, out = state[b, h], after[b, h], y[b, h, 0]
-        value = v[b, h if own_values else 0, 0]
-        for j in range(d_value):
-            out[j] = _F0
-            erased[j] = _F0
-        if erases:
-            for i in range(d_key):
-                reads = r[b, h, 0, i] * decay[b, h, i if own_decays else 0, 0]
-                for j in range(d_value):
-                    erased[j] += reads * before[i, j]
-        for i in range(d_key):
-            kept, key, query = decay[b, h, i if own_decays else 0, 0], k[b, h, 0, i], q[b, h, 0, i]
-            erases_by = p[b, h, 0, i] if erases else _F0
-            for j in range(d_value):
-                s = kept * before[i, j] + (key * value[j] - erases_by * erased[j])
-                now[i, j] = s
-                out[j] += query * s
-
-
-@compiled
-def _mlstm(
-    first: Any,
-    last: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    log_input: Any,
-    log_forget: Any,
-    memory: Any,
-    normaliser: Any,
-    largest: Any,
-    eps: Any,
-    ceiling: Any,
-    y: Any,
-    memory_after: Any,
-    normaliser_after: Any,
-    largest_after: Any,
-) -> None:
-    heads, d_key, d_value = memory.shape[1:]
-    for task in range(first, last):
-        b, h = task // heads, task % heads
-        before, now, out, value = memory[b, h], memory_after[b, h], y[b, h, 0], v[b, h, 0]
-        log_kept = log_forget[b, h, 0] + largest[b, h]
-        m = max(log_kept, log_input[b, h, 0])
-        kept, written = np.float32(math.exp(log_kept - m)), np.float32(math.exp(log_input[b, h, 0] - m))
-        largest_after[b, h] = m
-        along = _F0
-        for j in range(d_value):
-            out[j] = _F0
-        for i in range(d_key):
-            key, query = written * k[b, h, 0, i], q[b, h, 0, i]
-            n = kept * normaliser[b, h, i] + key
-            normaliser_after[b, h, i] = n
-            along += query * n
-            for j in range(d_value):
-                s = kept * before[i, j] + key * value[j]
-                now[i, j] = s
-                out[j] += query * s
-        scale = _F1 / (max(abs(along), np.float32(math.exp(min(-m, ceiling)))) + eps)
-        for j in range(d_value):
-            out[j] *= scale
-
-
-@compiled
-def _min_gru(first: Any, last: Any, logit: Any, u: Any, state: Any, after: Any) -> None:
-    for b in range(first, last):
-        for c in range(state.shape[1]):
-            x = u[b, 0, c]
-            target = x + _HALF if x >= _F0 else sigmoid(x)
-            after[b, c] = state[b, c] + sigmoid(logit[b, 0, c]) * (target - state[b, c])
-
-
-# The same from addresses: to make an array of a tensor and have numba look at it takes as long as two heads of a step.
 
 
 def _at(_: Any, address: Any) -> Any:
@@ -185,7 +102,7 @@ _floats: Any = intrinsic(_at)  # in compiled code a function of the address only
 
 
 @compiled
-def _dplr_at(
+def _dplr(
     first: Any,
     last: Any,
     batch: Any,
@@ -205,25 +122,40 @@ def _dplr_at(
     y: Any,
     after: Any,
 ) -> None:
-    by_key, by_state = (batch, heads, 1, d_key), (batch, heads, d_key, d_value)
-    erased = (batch if erases else 0, heads, 1, d_key)
-    _dplr(
-        first,
-        last,
+    by_key, by_state, by_erased = (batch, heads, d_key), (batch, heads, d_key, d_value), (batch * erases, heads, d_key)
+    q, k, p, r = (
         carray(_floats(q), by_key),
         carray(_floats(k), by_key),
-        carray(_floats(v), (batch, value_heads, 1, d_value)),
-        carray(_floats(decay), (batch, heads, d_decay, 1)),
-        carray(_floats(p), erased),
-        carray(_floats(r), erased),
-        carray(_floats(state), by_state),
-        carray(_floats(y), (batch, heads, 1, d_value)),
-        carray(_floats(after), by_state),
+        carray(_floats(p), by_erased),
+        carray(_floats(r), by_erased),
     )
+    v, y = carray(_floats(v), (batch, value_heads, d_value)), carray(_floats(y), (batch, heads, d_value))
+    decay = carray(_floats(decay), (batch, heads, d_decay))
+    state, after = carray(_floats(state), by_state), carray(_floats(after), by_state)
+    erased = np.zeros(d_value, np.float32)
+    for task in range(first, last):
+        b, h = task // heads, task % heads
+        before, now, out = state[b, h], after[b, h], y[b, h]
+        value = v[b, h if value_heads > 1 else 0]
+        for j in range(d_value):
+            out[j] = _F0
+            erased[j] = _F0
+        if erases:
+            for i in range(d_key):
+                reads = r[b, h, i] * decay[b, h, i if d_decay > 1 else 0]
+                for j in range(d_value):
+                    erased[j] += reads * before[i, j]
+        for i in range(d_key):
+            kept, key, query = decay[b, h, i if d_decay > 1 else 0], k[b, h, i], q[b, h, i]
+            erases_by = p[b, h, i] if erases else _F0
+            for j in range(d_value):
+                s = kept * before[i, j] + (key * value[j] - erases_by * erased[j])
+                now[i, j] = s
+                out[j] += query * s
 
 
 @compiled
-def _mlstm_at(
+def _mlstm(
     first: Any,
     last: Any,
     batch: Any,
@@ -245,34 +177,45 @@ def _mlstm_at(
     normaliser_after: Any,
     largest_after: Any,
 ) -> None:
-    by_key, by_state = (batch, heads, 1, d_key), (batch, heads, d_key, d_value)
-    _mlstm(
-        first,
-        last,
-        carray(_floats(q), by_key),
-        carray(_floats(k), by_key),
-        carray(_floats(v), (batch, heads, 1, d_value)),
-        carray(_floats(log_input), (batch, heads, 1)),
-        carray(_floats(log_forget), (batch, heads, 1)),
-        carray(_floats(memory), by_state),
-        carray(_floats(normaliser), (batch, heads, d_key)),
-        carray(_floats(largest), (batch, heads)),
-        np.float32(eps),
-        np.float32(ceiling),
-        carray(_floats(y), (batch, heads, 1, d_value)),
-        carray(_floats(memory_after), by_state),
-        carray(_floats(normaliser_after), (batch, heads, d_key)),
-        carray(_floats(largest_after), (batch, heads)),
-    )
+    by_head, by_key, by_value = (batch, heads), (batch, heads, d_key), (batch, heads, d_value)
+    by_state = (batch, heads, d_key, d_value)
+    q, k = carray(_floats(q), by_key), carray(_floats(k), by_key)
+    v, y = carray(_floats(v), by_value), carray(_floats(y), by_value)
+    log_input, log_forget = carray(_floats(log_input), by_head), carray(_floats(log_forget), by_head)
+    memory, memory_after = carray(_floats(memory), by_state), carray(_floats(memory_after), by_state)
+    normaliser, normaliser_after = carray(_floats(normaliser), by_key), carray(_floats(normaliser_after), by_key)
+    largest, largest_after = carray(_floats(largest), by_head), carray(_floats(largest_after), by_head)
+    eps, ceiling = np.float32(eps), np.float32(ceiling)
+    for task in range(first, last):
+        b, h = task // heads, task % heads
+        before, now, out, value = memory[b, h], memory_after[b, h], y[b, h], v[b, h]
+        log_kept = log_forget[b, h] + largest[b, h]
+        m = max(log_kept, log_input[b, h])
+        kept, written = np.float32(math.exp(log_kept - m)), np.float32(math.exp(log_input[b, h] - m))
+        largest_after[b, h] = m
+        along = _F0
+        for j in range(d_value):
+            out[j] = _F0
+        for i in range(d_key):
+            key, query = written * k[b, h, i], q[b, h, i]
+            n = kept * normaliser[b, h, i] + key
+            normaliser_after[b, h, i] = n
+            along += query * n
+            for j in range(d_value):
+                s = kept * before[i, j] + key * value[j]
+                now[i, j] = s
+                out[j] += query * s
+        scale = _F1 / (max(abs(along), np.float32(math.exp(min(-m, ceiling)))) + eps)
+        for j in range(d_value):
+            out[j] *= scale
 
 
 @compiled
-def _min_gru_at(first: Any, last: Any, batch: Any, channels: Any, logit: Any, u: Any, state: Any, after: Any) -> None:
-    _min_gru(
-        first,
-        last,
-        carray(_floats(logit), (batch, 1, channels)),
-        carray(_floats(u), (batch, 1, channels)),
-        carray(_floats(state), (batch, channels)),
-        carray(_floats(after), (batch, channels)),
-    )
+def _min_gru(first: Any, last: Any, batch: Any, channels: Any, logit: Any, u: Any, state: Any, after: Any) -> None:
+    shape = (batch, channels)
+    logit, u = carray(_floats(logit), shape), carray(_floats(u), shape)
+    state, after = carray(_floats(state), shape), carray(_floats(after), shape)
+    for b in range(first, last):
+        for c in range(channels):
+            target = u[b, c] + _HALF if u[b, c] >= _F0 else sigmoid(u[b, c])
+            after[b, c] = state[b, c] + sigmoid(logit[b, c]) * (target - state[b, c])
