@@ -140,21 +140,9 @@ def _ask_for(row: Any) -> None:
 
 
 @partial(compiled, said="the scan")
-def _forward(
-    first: int,
-    last: int,
-    exp2: Any,
-    x: Any,
-    dt: Any,
-    A: Any,
-    B: Any,
-    C: Any,
-    state: Any,
-    y: Any,
-    final: Any,
-    entering: Any,
-) -> None:
+def _forward(first: int, last: int, exp2: Any, *arrays: Any) -> None:
     """Fill y, final and entering for the tasks from `first` to before `last`."""
+    x, dt, A, B, C, state, y, final, entering = arrays
     _, seq_len, d_inner = x.shape
     d_state = A.shape[1]
     n_blocks = (d_inner + _BLOCK - 1) // _BLOCK
@@ -197,31 +185,15 @@ def _forward(
 
 
 @partial(compiled, said="the scan")
-def _backward(
-    first: int,
-    last: int,
-    exp2: Any,
-    grad_y: Any,
-    grad_final: Any,
-    x: Any,
-    dt: Any,
-    A: Any,
-    B: Any,
-    C: Any,
-    entering: Any,
-    grad_x: Any,
-    grad_dt: Any,
-    grad_A: Any,
-    grad_B: Any,
-    grad_C: Any,
-    grad_state: Any,
-) -> None:
+def _backward(first: int, last: int, exp2: Any, *arrays: Any) -> None:
     """Fill the gradients for the tasks from `first` to before `last`.
 
     grad_A is a row's share (batch, d_inner, d_state) in float64; grad_B and grad_C are a block's (blocks, batch, seq,
     d_state). Chunk by chunk from the end, and in a chunk state by state: its values again, then the gradients back
     through them while they lie in cache.
     """
+    grad_y, grad_final, x, dt, A, B, C, entering = arrays[:8]
+    grad_x, grad_dt, grad_A, grad_B, grad_C, grad_state = arrays[8:]
     _, seq_len, d_inner = x.shape
     d_state = A.shape[1]
     n_blocks = (d_inner + _BLOCK - 1) // _BLOCK

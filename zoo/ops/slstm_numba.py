@@ -169,20 +169,9 @@ def _step(w: Any) -> None:
 
 
 @partial(compiled, said="the sLSTM")
-def _forward(
-    first: int,
-    last: int,
-    u: Any,
-    from_h: Any,
-    valid: Any,
-    y: Any,
-    entering: Any,
-    h: Any,
-    c: Any,
-    n: Any,
-    m: Any,
-) -> None:
+def _forward(first: int, last: int, *arrays: Any) -> None:
     """Fill y and entering, and move the state, for the tasks from `first` to before `last`."""
+    u, from_h, valid, y, entering, h, c, n, m = arrays
     batch, _, seq_len, _, d_head = u.shape
     gates = np.empty(4 * d_head, np.float32)
     w = np.zeros((_ROWS, _WIDTH), np.float32)
@@ -219,23 +208,9 @@ def _forward(
 
 
 @partial(compiled, said="the sLSTM")
-def _backward(
-    first: int,
-    last: int,
-    grad_y: Any,
-    u: Any,
-    from_h: Any,
-    to_h: Any,
-    before: Any,
-    valid: Any,
-    entering: Any,
-    grad_u: Any,
-    grad_h: Any,
-    grad_c: Any,
-    grad_n: Any,
-    grad_m: Any,
-) -> None:
+def _backward(first: int, last: int, *arrays: Any) -> None:
     """Fill grad_u, and move the gradients of the last state to those of the first."""
+    grad_y, u, from_h, to_h, before, valid, entering, grad_u, grad_h, grad_c, grad_n, grad_m = arrays
     batch, _, seq_len, d_head = grad_y.shape
     n_blocks = (d_head + _WIDTH - 1) // _WIDTH
     gates = np.empty(4 * d_head, np.float32)
