@@ -102,26 +102,8 @@ _floats: Any = intrinsic(_at)  # in compiled code a function of the address only
 
 
 @compiled
-def _dplr(
-    first: Any,
-    last: Any,
-    batch: Any,
-    heads: Any,
-    value_heads: Any,
-    d_key: Any,
-    d_value: Any,
-    d_decay: Any,
-    erases: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    decay: Any,
-    p: Any,
-    r: Any,
-    state: Any,
-    y: Any,
-    after: Any,
-) -> None:
+def _dplr(first: int, last: int, *given: Any) -> None:
+    batch, heads, value_heads, d_key, d_value, d_decay, erases, q, k, v, decay, p, r, state, y, after = given
     by_key, by_state, by_erased = (batch, heads, d_key), (batch, heads, d_key, d_value), (batch * erases, heads, d_key)
     q, k, p, r = (
         carray(_floats(q), by_key),
@@ -155,28 +137,9 @@ def _dplr(
 
 
 @compiled
-def _mlstm(
-    first: Any,
-    last: Any,
-    batch: Any,
-    heads: Any,
-    d_key: Any,
-    d_value: Any,
-    eps: Any,
-    ceiling: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    log_input: Any,
-    log_forget: Any,
-    memory: Any,
-    normaliser: Any,
-    largest: Any,
-    y: Any,
-    memory_after: Any,
-    normaliser_after: Any,
-    largest_after: Any,
-) -> None:
+def _mlstm(first: int, last: int, *given: Any) -> None:
+    batch, heads, d_key, d_value, eps, ceiling, q, k, v, log_input, log_forget, memory, normaliser, largest = given[:14]
+    y, memory_after, normaliser_after, largest_after = given[14:]
     by_head, by_key, by_value = (batch, heads), (batch, heads, d_key), (batch, heads, d_value)
     by_state = (batch, heads, d_key, d_value)
     q, k = carray(_floats(q), by_key), carray(_floats(k), by_key)
