@@ -8,7 +8,7 @@ import torch
 
 from zoo.conformance.finding import NotApplicableError, Observation, describe_error
 from zoo.conformance.subject import Subject
-from zoo.protocols.carried import tensors_of
+from zoo.protocols.carried import run, tensors_of
 from zoo.theory.costs import complexity
 from zoo.theory.gradients import FEWEST_SEEDS, decay_rate, gradient_profile
 from zoo.theory.operator import OperatorError
@@ -44,10 +44,7 @@ def state_size(subject: Subject) -> Observation:
     module, sizes = subject.module(), {}
     with torch.no_grad():
         for n in _STATE_LENGTHS:
-            state = None
-            x = subject.draw(1, n)
-            for part in x.split(1 if subject.adapter.longest == 1 else n, dim=1):
-                _, state = subject.adapter.chunk(module, part, state)
+            _, state = run(subject.adapter, module, subject.draw(1, n))
             own = {id(p) for p in module.parameters()}
             held = {id(t): t.numel() * t.element_size() for t in tensors_of(state) if id(t) not in own}
             sizes[n] = sum(held.values())

@@ -154,8 +154,7 @@ def _packed(subject: Subject, module: nn.Module, argument: str) -> Observation:
 
 
 def _outputs(subject: Subject, module: nn.Module, x: Tensor, arguments: dict[str, Tensor]) -> Tensor:
-    keyword = subject.adapter.input_keyword
-    return first_tensor(module(x, **arguments) if keyword is None else module(**{keyword: x}, **arguments))
+    return first_tensor(subject.adapter.call(module, x, **arguments))
 
 
 def _call(subject: Subject, form: Form) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, cast
 
 import torch
@@ -25,7 +26,27 @@ class ConvState(NamedTuple):
     inputs: Tensor  # (batch, slots, d_model) projected inputs, right-aligned: d_conv - 1 of them, or all so far
 
 
-class ImplicitFilter(nn.Module):
+class LagFilter(nn.Module):
+    """A kernel as long as the sequence, made of the lag and of sines and cosines of it by layers of these widths."""
+
+    def __init__(self, widths: Sequence[int], n_frequencies: int, max_seq_len: int) -> None:
+        super().__init__()
+        self.n_frequencies, self.max_seq_len = n_frequencies, max_seq_len
+        pairs = itertools.pairwise((1 + 2 * n_frequencies, *widths))
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairs)
+
+    def convolve(self, u: Tensor, past: Tensor, D: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the convolution of all inputs with the kernel at the positions of u, D u added, and all inputs."""
+        inputs = torch.cat((past.to(u.dtype), u), dim=1)
+        if inputs.shape[1] > self.max_seq_len:
+            raise ValueError(f"sequence of {inputs.shape[1]} exceeds max_seq_len={self.max_seq_len}")
+        with full_precision(u.device):
+            kernel = self(inputs.shape[1])
+            y = long_conv(inputs.to(kernel.dtype), kernel, u.shape[1]).to(u.dtype) + D.to(u.dtype) * u
+        return y, inputs if lengths is None else right_align(inputs, lengths + past.shape[1])
+
+
+class ImplicitFilter(LagFilter):
     """A kernel that is a function of the lag (Hyena, Poli et al. 2302.10866, section 3.3), in at least float32.
 
     kernel_c(tau) = sqrt(2 r_c / max_seq_len) exp(-r_c u) f_c(u) at u = tau / max_seq_len, where f has two hidden layers
@@ -36,10 +57,7 @@ class ImplicitFilter(nn.Module):
     undecayed = ("log_rate",)
 
     def __init__(self, channels: int, d_filter: int, n_frequencies: int, max_seq_len: int) -> None:
-        super().__init__()
-        self.n_frequencies, self.max_seq_len = n_frequencies, max_seq_len
-        widths = (1 + 2 * n_frequencies, d_filter, d_filter, channels)
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
+        super().__init__((d_filter, d_filter, channels), n_frequencies, max_seq_len)
         self.log_rate = nn.Parameter(torch.empty(channels))
 
     def reset_parameters(self) -> None:
@@ -54,14 +72,11 @@ class ImplicitFilter(nn.Module):
         u = torch.arange(n_lags, device=self.log_rate.device, dtype=wide).unsqueeze(1) / self.max_seq_len
         angle = 2 * math.pi * u * torch.arange(1, self.n_frequencies + 1, device=u.device, dtype=wide)
         features = torch.cat((u, angle.cos(), angle.sin()), dim=1)
-        for number, layer in enumerate(self._linears()):
+        for number, layer in enumerate(cast(list[nn.Linear], self.layers)):
             features = features if number == 0 else torch.sin(_OMEGA * features)
             features = nn.functional.linear(features, layer.weight.to(wide), layer.bias.to(wide))
         rate = self.log_rate.to(wide).exp()
         return (features * (2 * rate / self.max_seq_len).sqrt() * torch.exp(-rate * u)).t()
-
-    def _linears(self) -> list[nn.Linear]:
-        return cast(list[nn.Linear], list(self.layers))
 
 
 class Conv(SequenceMixer):
@@ -145,18 +160,7 @@ class Conv(SequenceMixer):
         if self.conv is not None:
             y, inputs = self.conv.mix(u, state.inputs, lengths)
         else:
-            y, inputs = self._mix_lags(u, state.inputs, lengths)
+            assert self.filter is not None
+            assert self.D is not None
+            y, inputs = self.filter.convolve(u, state.inputs, self.D, lengths)
         return self.out_proj(y), ConvState(inputs)
-
-    def _mix_lags(self, u: Tensor, past: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-        assert self.filter is not None
-        assert self.D is not None
-        inputs = torch.cat((past.to(u.dtype), u), dim=1)
-        if inputs.shape[1] > self.max_seq_len:
-            raise ValueError(f"sequence of {inputs.shape[1]} exceeds max_seq_len={self.max_seq_len}")
-        with full_precision(u.device):
-            kernel = self.filter(inputs.shape[1])
-            y = long_conv(inputs.to(kernel.dtype), kernel, u.shape[1]).to(u.dtype) + self.D.to(u.dtype) * u
-        if lengths is not None:
-            inputs = right_align(inputs, lengths + past.shape[1])
-        return y, inputs

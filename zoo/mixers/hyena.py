@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import NamedTuple, cast
 
@@ -14,10 +13,7 @@ from torch import Tensor, nn
 from zoo.blocks import ShortConv
 from zoo.coefficient import coefficient
 from zoo.contract import Device, DType, SequenceMixer, accumulator, require_positive, reset_submodules
-from zoo.mixers.conv import ConvState
-from zoo.ops.long_conv import long_conv
-from zoo.ops.precision import full_precision
-from zoo.ops.time import right_align
+from zoo.mixers.conv import ConvState, LagFilter
 
 _SLOWEST, _FASTEST = -math.log(1e-2) / 1.5, -math.log(1e-2) / 0.3  # to 1 % within 1.5 or 0.3 of max_seq_len
 
@@ -27,7 +23,7 @@ class HyenaState(NamedTuple):
     past: ConvState  # what the long convolution has been given so far
 
 
-class HyenaFilter(nn.Module):
+class HyenaFilter(LagFilter):
     """kernel_c(tau) = exp(-r_c u) f_c(tau), u = tau / (max_seq_len - 1), in at least float32.
 
     f is a network of three layers of sines with learned frequencies, on u and n_frequencies cosines and sines of
@@ -37,10 +33,8 @@ class HyenaFilter(nn.Module):
     undecayed = ("frequency",)
 
     def __init__(self, channels: int, d_filter: int, n_frequencies: int, max_seq_len: int) -> None:
-        super().__init__()
-        self.channels, self.n_frequencies, self.max_seq_len = channels, n_frequencies, max_seq_len
-        widths = (1 + 2 * n_frequencies, d_filter, d_filter, d_filter)
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
+        super().__init__((d_filter,) * 3, n_frequencies, max_seq_len)
+        self.channels = channels
         self.frequency = nn.Parameter(torch.empty(d_filter))
         self.out_proj = nn.Linear(d_filter, channels, bias=False)
 
@@ -56,14 +50,11 @@ class HyenaFilter(nn.Module):
         bands = torch.linspace(1e-4, self.n_frequencies - 1, self.n_frequencies, device=device, dtype=wide)
         angle = 2 * math.pi * lag / self.max_seq_len * bands
         features = torch.cat((u, angle.cos(), -angle.sin()), dim=1)
-        for layer in self._linears():
+        for layer in cast(list[nn.Linear], self.layers):
             features = F.linear(features, layer.weight.to(wide), layer.bias.to(wide))
             features = torch.sin(self.frequency.to(wide) * features)
         rate = torch.linspace(_SLOWEST, _FASTEST, self.channels, device=device, dtype=wide)
         return (features @ self.out_proj.weight.to(wide).t() * torch.exp(-rate * u)).t()
-
-    def _linears(self) -> list[nn.Linear]:
-        return cast(list[nn.Linear], list(self.layers))
 
 
 class Hyena(SequenceMixer):
@@ -133,17 +124,7 @@ class Hyena(SequenceMixer):
         return HyenaState(self.conv.empty_state(batch_size, dtype, device), ConvState(inputs))
 
     def mix(self, x: Tensor, state: HyenaState, lengths: Tensor | None) -> tuple[Tensor, HyenaState]:
-        past = state.past.inputs
-        total = past.shape[1] + x.shape[1]
-        if total > self.max_seq_len:
-            raise ValueError(f"sequence of {total} exceeds max_seq_len={self.max_seq_len}")
         convolved, conv = self.conv.mix(self.in_proj(x), state.conv, lengths)
         before, after, v = convolved.chunk(3, dim=2)
-        v = coefficient(before) * v
-        inputs = torch.cat((past.to(v.dtype), v), dim=1)
-        with full_precision(x.device):
-            kernel = self.filter(total)
-            y = long_conv(inputs.to(kernel.dtype), kernel, x.shape[1]).to(v.dtype) + self.D.to(v.dtype) * v
-        if lengths is not None:
-            inputs = right_align(inputs, lengths + past.shape[1])
+        y, inputs = self.filter.convolve(coefficient(before) * v, state.past.inputs, self.D, lengths)
         return self.out_proj(coefficient(after) * y), HyenaState(conv, ConvState(inputs))

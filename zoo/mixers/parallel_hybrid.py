@@ -79,12 +79,9 @@ class ParallelHybrid(SequenceMixer):
         return ParallelState(tuple(member.empty_state(batch_size, dtype, device) for member in self.mixers()))
 
     def mix(self, x: Tensor, state: ParallelState, lengths: Tensor | None) -> tuple[Tensor, ParallelState]:
-        outputs, states = [], []
-        for member, before in zip(self.mixers(), state.members, strict=True):
-            y, after = member.stream(x, before, lengths)
-            outputs.append(y)
-            states.append(after)
+        streamed = (m.stream(x, before, lengths) for m, before in zip(self.mixers(), state.members, strict=True))
+        outputs, states = zip(*streamed, strict=True)
         if not self.norms:
-            return torch.stack(outputs).sum(0), ParallelState(tuple(states))
+            return torch.stack(outputs).sum(0), ParallelState(states)
         outputs = [norm(y) for norm, y in zip(self.norms, outputs, strict=True)]
-        return torch.stack(outputs).mean(0), ParallelState(tuple(states))
+        return torch.stack(outputs).mean(0), ParallelState(states)

@@ -65,32 +65,21 @@ def scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) 
     entering = x.new_empty(-(-seq_len // size), batch, A.shape[1], d_inner)
     for i, d, piece in _blocks(x, A.shape[1]):
         given = (x[i, :, d], dt[i, :, d], A[d], B[i], C[i], state[i, d])
-        _forward(*given, y[i, :, d], final[i, d], entering[:, i, :, d], size, piece)
+        _forward(given, (y[i, :, d], final[i, d], entering[:, i, :, d]), size, piece)
     return y, final, entering
 
 
-def _forward(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    state: Tensor,
-    y: Tensor,
-    final: Tensor,
-    entering: Tensor,
-    size: int,
-    piece: int,
-) -> None:
+def _forward(given: Tensors, found: Tensors, size: int, piece: int) -> None:
     """Write y, the final state and the states that enter the chunks of a block."""
+    (x, dt, A, B, C, state), (y, final, entering) = given, found
     x, dt, B, C = (_swap(t) for t in (x, dt, B, C))
     A2 = (A.t() * _LOG2_E).contiguous()
     out = torch.empty_like(x)
     h, decay, work = _buffers(x, A2, piece, piece, piece)
     after, states, decays = h[1:], h.unbind(0), decay.unbind(0)  # views are made once: each takes as long as a step
     states[0].copy_(state.transpose(1, 2))
-    given = (dt.unsqueeze(2), (dt * x).unsqueeze(2), B.unsqueeze(3), C.unsqueeze(3))
-    parts = zip(*(t.split(piece) for t in (*given, out)), strict=True)
+    inputs = (dt.unsqueeze(2), (dt * x).unsqueeze(2), B.unsqueeze(3), C.unsqueeze(3))
+    parts = zip(*(t.split(piece) for t in (*inputs, out)), strict=True)
     for number, (dts, us, Bs, Cs, ys) in enumerate(parts):
         start, steps = number * piece, len(ys)
         if start % size == 0:
@@ -126,29 +115,14 @@ def scan_backward(
     for i, d, piece in _blocks(x, A.shape[1]):
         given = (grad_y[i, :, d], grad_final[i, d], x[i, :, d], dt[i, :, d], A[d], B[i], C[i], entering[:, i, :, d])
         found = (grad_x[i, :, d], grad_dt[i, :, d], grad_A[d], grad_B[i], grad_C[i], grad_state[i, d])
-        _backward(*given, *found, size, piece)
+        _backward(given, found, size, piece)
     return grad_x, grad_dt, grad_A, grad_B, grad_C, grad_state
 
 
-def _backward(
-    grad_y: Tensor,
-    grad_final: Tensor,
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    entering: Tensor,
-    grad_x: Tensor,
-    grad_dt: Tensor,
-    grad_A: Tensor,
-    grad_B: Tensor,
-    grad_C: Tensor,
-    grad_state: Tensor,
-    size: int,
-    piece: int,
-) -> None:
+def _backward(given: Tensors, found: Tensors, size: int, piece: int) -> None:
     """Write a block's gradients of x, dt and the initial state; add its shares to those of A, B and C."""
+    grad_y, grad_final, x, dt, A, B, C, entering = given
+    grad_x, grad_dt, grad_A, grad_B, grad_C, grad_state = found
     x, dt, B, C, grad_y = (_swap(t) for t in (x, dt, B, C, grad_y))
     At = A.t().contiguous()
     A2 = At * _LOG2_E
@@ -157,8 +131,8 @@ def _backward(
     work, over_A = torch.empty_like(g), torch.zeros_like(g)
     states, gradients, decays = h.unbind(0), g.unbind(0), decay.unbind(0)
     buffers = [*zip(h[:-1].split(piece), h[1:].split(piece), decay.split(piece), strict=True)]
-    given = (dt.unsqueeze(2), (dt * x).unsqueeze(2), B.unsqueeze(3), C.unsqueeze(3), grad_y.unsqueeze(2))
-    parts = [*zip(*(t.split(piece) for t in (*given, grad_u, grad_step, over_B, over_C)), strict=True)]
+    inputs = (dt.unsqueeze(2), (dt * x).unsqueeze(2), B.unsqueeze(3), C.unsqueeze(3), grad_y.unsqueeze(2))
+    parts = [*zip(*(t.split(piece) for t in (*inputs, grad_u, grad_step, over_B, over_C)), strict=True)]
     per_chunk = -(-size // piece)
     # What reaches a chunk's last state from later chunks; a copy, since it is written to.
     arriving = grad_final.transpose(1, 2).clone(memory_format=torch.contiguous_format)

@@ -58,7 +58,11 @@ class Adapter:
 
     def whole(self, module: nn.Module, x: Tensor) -> Tensor:
         """Return the outputs for whole sequences, (batch, seq, d_out)."""
-        return first_tensor(module(x))
+        return first_tensor(self.call(module, x))
+
+    def call(self, module: nn.Module, x: Tensor, **arguments: Any) -> Any:
+        """Call the module on x, by `input_keyword` where there is one."""
+        return module(x, **arguments) if self.input_keyword is None else module(**{self.input_keyword: x}, **arguments)
 
     def chunk(self, module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Return the outputs for the next chunk and the state after it; `state` is None before the first."""

@@ -45,19 +45,16 @@ class TransformersCache(Adapter):
         return None if state is None else found
 
     def whole(self, module: nn.Module, x: Tensor) -> Tensor:
-        return first_tensor(self._call(module, x, use_cache=False))
+        return first_tensor(self.call(module, x, use_cache=False))
 
     def chunk(self, module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        output = self._call(module, x, use_cache=True, **{self.argument: state})
+        output = self.call(module, x, use_cache=True, **{self.argument: state})
         if (cache := getattr(output, self.argument, None)) is None and isinstance(output, tuple):
             cache = output[-1]
         return first_tensor(output), cache
 
     def bypassed(self, module: nn.Module) -> list[nn.Parameter]:
         return [] if self.input_keyword is None else _embeddings(module)
-
-    def _call(self, module: nn.Module, x: Tensor, **arguments: Any) -> Any:
-        return module(x, **arguments) if self.input_keyword is None else module(inputs_embeds=x, **arguments)
 
 
 class Embeddings(Adapter):
@@ -71,9 +68,6 @@ class Embeddings(Adapter):
     def find(cls, module: nn.Module, x: Tensor) -> Adapter | None:
         """Return the adapter if the module takes embeddings by that name."""
         return cls() if "inputs_embeds" in inspect.signature(module.forward).parameters else None
-
-    def whole(self, module: nn.Module, x: Tensor) -> Tensor:
-        return first_tensor(module(inputs_embeds=x))
 
     def bypassed(self, module: nn.Module) -> list[nn.Parameter]:
         return _embeddings(module)
