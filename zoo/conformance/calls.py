@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from zoo.conformance.comparison import compared, first_failure, miss
+from zoo.conformance.comparison import compared, first_failure
 from zoo.conformance.finding import NotApplicableError, Observation, attempting
 from zoo.conformance.subject import Subject, undrawn
 
@@ -214,27 +214,21 @@ def eval_without_dropout(subject: Subject) -> Observation:
 
 def lengths(subject: Subject) -> Observation:
     """Check lengths 1, 2, 7, 63 and those around powers of two: outputs are the beginning of a longer sequence's."""
-    if not subject.causal:
-        return first_failure(_lengths_run(subject))
-    module, x = subject.module(), subject.draw(seq_len=max(LENGTHS) + 1)
-    d, line = subject.d_model, subject.adapter.whole_line
+    return first_failure(_beginnings(subject) if subject.causal else _lengths_run(subject))
+
+
+def _beginnings(subject: Subject) -> Iterator[Observation]:
+    longest, line = max(LENGTHS) + 1, subject.adapter.whole_line
+    module, x = subject.module(), subject.draw(seq_len=longest)
     with torch.no_grad():
         whole = subject.whole(module, x)
-        seen = []
-        for n in LENGTHS:
-            lines = [
-                f"x = draw(2, {max(LENGTHS) + 1}, {d})",
-                f"b = {line}[:, :{n}]",
-                f"x = x[:, :{n}]",
-                f"a = {line}",
-            ]
-            did = f"the first {n} of {x.shape[1]} positions went through by themselves"
-            with attempting(did, "the beginning of the longer output", lines):
-                y = subject.whole(module, x[:, :n])
-            seen.append(compared(did, y, whole[:, :n], lines))
-            if miss(y, whole[:, :n]) > 1:
-                break
-    return seen[-1]
+    for n in LENGTHS:
+        draw = f"x = draw(2, {longest}, {subject.d_model})"
+        lines = [draw, f"b = {line}[:, :{n}]", f"x = x[:, :{n}]", f"a = {line}"]
+        did = f"the first {n} of {longest} positions went through by themselves"
+        with torch.no_grad(), attempting(did, "the beginning of the longer output", lines):
+            y = subject.whole(module, x[:, :n])
+        yield compared(did, y, whole[:, :n], lines)
 
 
 def _lengths_run(subject: Subject) -> Iterator[Observation]:

@@ -88,10 +88,8 @@ PRINT_DIFFERENCE = (
 def compared(did: str, actual: Tensor, expected: Tensor, lines: Sequence[str], **measured: Any) -> Observation:
     """Return an observation that passes if the two agree; `lines` make the `a` and `b` that are compared."""
     if actual.shape != expected.shape:
-        found, passed = f"shape {tuple(actual.shape)}", False
-        return Observation(
-            passed, did, found, f"{tuple(expected.shape)}", [*lines, "print(a.shape, b.shape)"], measured
-        )
+        found, lines = f"shape {tuple(actual.shape)}", [*lines, "print(a.shape, b.shape)"]
+        return Observation(False, did, found, f"{tuple(expected.shape)}", lines, measured)
     return Observation(
         miss(actual, expected) <= 1,
         did,

@@ -7,7 +7,7 @@ import io
 import pickle
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from zoo.conformance.comparison import compared
 from zoo.conformance.finding import NotApplicableError, Observation, attempting
@@ -34,36 +34,24 @@ def parameters_trained(subject: Subject) -> Observation:
     did = "the gradient of a random sum of the outputs was taken"
     if not y.requires_grad:
         return Observation(False, did, "the output has no gradient at all", "one for every parameter", lines)
-    found = torch.autograd.grad((y * weights).sum(), list(named.values()), allow_unused=True)
-    dead = [name for name, g in zip(named, found, strict=True) if g is None or not g.any()]
-    broken = [name for name, g in zip(named, found, strict=True) if g is not None and not g.isfinite().all()]
-    said = [f"no gradient for {', '.join(dead)}"] * bool(dead) + [f"NaN or infinity for {', '.join(broken)}"] * bool(
-        broken
-    )
-    return Observation(
-        not said,
-        did,
-        "; ".join(said) or f"all {len(named)} parameters get one",
-        "a finite gradient that is not zero for every parameter",
-        lines,
-    )
+    gradients = torch.autograd.grad((y * weights).sum(), list(named.values()), allow_unused=True)
+    dead = [name for name, g in zip(named, gradients, strict=True) if g is None or not g.any()]
+    broken = [name for name, g in zip(named, gradients, strict=True) if g is not None and not g.isfinite().all()]
+    found = {"no gradient": dead, "NaN or infinity": broken}
+    said = "; ".join(f"{what} for {', '.join(names)}" for what, names in found.items() if names)
+    asked = "a finite gradient that is not zero for every parameter"
+    return Observation(not said, did, said or f"all {len(named)} parameters get one", asked, lines)
 
 
 def deep_copy(subject: Subject) -> Observation:
     """Check that copy.deepcopy gives a module with the same outputs and with parameters of its own."""
-    original, x = subject.original, subject.draw()
-    lines = [
-        "import copy",
-        f"x = draw(2, {subject.seq_len}, {subject.d_model})",
-        f"b = {subject.adapter.whole_line}",
-        "original, module = module, copy.deepcopy(module)",
-        f"a = {subject.adapter.whole_line}",
-    ]
-    with attempting("the module was copied by copy.deepcopy", "a copy", lines):
+    original, did, x = subject.original, "the module was copied by copy.deepcopy", subject.draw()
+    lines = _before_and_after(subject, "original, module = module, copy.deepcopy(module)", begin="import copy")
+    with attempting(did, "a copy", lines):
         other = copy.deepcopy(original)
     with torch.no_grad():
         expected = subject.whole(original, x)
-        seen = compared("the module was copied by copy.deepcopy", subject.whole(other, x), expected, lines)
+        seen = compared(did, subject.whole(other, x), expected, lines)
         if not seen.passed:
             return seen
         disturb(other)
@@ -72,15 +60,8 @@ def deep_copy(subject: Subject) -> Observation:
 
 def pickled(subject: Subject) -> Observation:
     """Check that pickle restores the module with the same outputs."""
-    x, did = subject.draw(), "the module went through pickle"
-    lines = [
-        "import pickle",
-        f"x = draw(2, {subject.seq_len}, {subject.d_model})",
-        f"b = {subject.adapter.whole_line}",
-        "module = pickle.loads(pickle.dumps(module))",
-        f"a = {subject.adapter.whole_line}",
-    ]
-    module = subject.module()
+    module, did, x = subject.module(), "the module went through pickle", subject.draw()
+    lines = _before_and_after(subject, "module = pickle.loads(pickle.dumps(module))", begin="import pickle")
     with attempting(did, "the same module", lines):
         other = pickle.loads(pickle.dumps(module))
     with torch.no_grad():
@@ -92,13 +73,8 @@ def state_dict(subject: Subject) -> Observation:
     x, did = subject.draw(), "state_dict was saved and loaded into another module"
     first, other = subject.module(), _another(subject)
     make = [] if subject.factory is None else [*subject.source, f"module = module.to({subject.dtype!s}).eval()"]
-    lines = [
-        f"x = draw(2, {subject.seq_len}, {subject.d_model})",
-        f"b, saved = {subject.adapter.whole_line}, module.state_dict()",
-        *(line.replace("manual_seed(0)", "manual_seed(5)") for line in make),
-        "module.load_state_dict(saved)",
-        f"a = {subject.adapter.whole_line}",
-    ]
+    made = (line.replace("manual_seed(0)", "manual_seed(5)") for line in make)
+    lines = _before_and_after(subject, "saved = module.state_dict()", *made, "module.load_state_dict(saved)")
     with attempting(did, "the same outputs", lines):
         file = io.BytesIO()
         torch.save(first.state_dict(), file)
@@ -106,6 +82,12 @@ def state_dict(subject: Subject) -> Observation:
         other.load_state_dict(torch.load(file, weights_only=True))
     with torch.no_grad():
         return compared(did, subject.whole(other, x), subject.whole(first, x), lines)
+
+
+def _before_and_after(subject: Subject, *change: str, begin: str = "") -> list[str]:
+    """Return Python lines that make `b`, the outputs before a change of `module`, and `a`, those after it."""
+    x, y = f"x = draw(2, {subject.seq_len}, {subject.d_model})", subject.adapter.whole_line
+    return [*filter(None, [begin]), x, f"b = {y}", *change, f"a = {y}"]
 
 
 def _another(subject: Subject) -> nn.Module:
@@ -120,10 +102,7 @@ def _another(subject: Subject) -> nn.Module:
 
 
 def disturb(module: nn.Module) -> None:
-    """Change every parameter by a small random amount."""
-
-    def moved(p: Tensor) -> Tensor:
-        return p + 1 if p.is_floating_point() else p
-
+    """Change every parameter."""
     for p in module.parameters():
-        p.data = moved(p.data)
+        if p.is_floating_point():
+            p.data = p.data + 1

@@ -10,7 +10,7 @@ import torch
 
 from zoo.conformance.comparison import compared, first_failure, root_mean_square
 from zoo.conformance.finding import NotApplicableError, Observation, attempting
-from zoo.conformance.subject import Subject, copied
+from zoo.conformance.subject import Subject
 from zoo.protocols.carried import tensors_of
 
 _ROUNDOFF = 8  # times eps of the outputs' size
@@ -151,12 +151,12 @@ def states_unchanged(subject: Subject) -> Observation:
         state = None
         for part in past.split(1, dim=1):
             _, state = subject.adapter.chunk(module, part, state)
-        before, kept = (None, copy.deepcopy(state)) if cache else (copied(state), state)
+        before, kept = [t.clone() for t in tensors_of(state)], copy.deepcopy(state) if cache else state
         first, _ = subject.adapter.chunk(module, x, state)
         first = first.clone()
         again, _ = subject.adapter.chunk(module, x, kept)
     seen = compared("a state was continued twice with the same position", again, first, lines)
-    same = cache or all(torch.equal(a, b) for a, b in zip(tensors_of(state), tensors_of(before), strict=True))
+    same = cache or all(torch.equal(a, b) for a, b in zip(tensors_of(state), before, strict=True))
     if seen.passed and not same:
         return Observation(False, seen.did, "the state's tensors hold other numbers", "the state is unchanged", lines)
     return seen

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from zoo.adopted import NUDGE, Factory, nudge, require_batch_first, settle, with_width
+from zoo.adopted import NUDGE, Factory, nudge, require_batch_first, settle, signature_of, with_width
 from zoo.conformance.finding import NotApplicableError, describe_error
 from zoo.contract import require_positive
 from zoo.protocols.adapter import Adapter
@@ -95,10 +95,7 @@ class Subject:
     def signature(self) -> inspect.Signature:
         """Return the parameters of the factory; empty if it does not say them."""
         told = self._options_of or self.factory
-        try:
-            return inspect.signature(told) if told is not None else inspect.Signature()
-        except (TypeError, ValueError):
-            return inspect.Signature()
+        return inspect.Signature() if told is None else signature_of(told)
 
     def hints(self) -> dict[str, Any]:
         """Return the types of the factory's parameters, as far as they can be resolved."""
@@ -255,14 +252,3 @@ def undrawn() -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
-
-
-def copied(state: Any) -> Any:
-    """Copy a state: clone its tensors, with their graph; deep-copy an object that holds a cache."""
-    if isinstance(state, Tensor):
-        return state.clone()
-    if isinstance(state, Mapping):
-        return {key: copied(value) for key, value in state.items()}
-    if isinstance(state, (list, tuple)):
-        return [copied(value) for value in state]
-    return copy.deepcopy(state)

@@ -95,7 +95,8 @@ class RWKV7(SequenceMixer):
     def reset_parameters(self) -> None:
         for projection, gain in ((self.r_proj, 1.0), (self.k_proj, 0.1), (self.v_proj, 1.0)):
             nn.init.orthogonal_(projection.weight, gain)
-        for down, up in self._low_rank():
+        gate = self.gate_down, self.gate_up
+        for down, up in ((self.decay_down, self.decay_up), (self.rate_down, self.rate_up), gate):
             down.reset_parameters()
             nn.init.orthogonal_(up.weight, 0.1 * max(1, up.in_features / up.out_features) ** 0.5)
         channel = torch.arange(self.d_model)
@@ -115,13 +116,6 @@ class RWKV7(SequenceMixer):
         ):
             nn.init.constant_(parameter, value)
         self.out_proj.reset_parameters()
-
-    def _low_rank(self) -> tuple[tuple[nn.Linear, nn.Linear], ...]:
-        return (
-            (self.decay_down, self.decay_up),
-            (self.rate_down, self.rate_up),
-            (self.gate_down, self.gate_up),
-        )
 
     def rank_law(self, seq_len: int) -> int:
         # Two taps of the shift, two maps of the values (centred and not), and a gate on channels.

@@ -49,7 +49,8 @@ class Step(Adapter):
                 except REFUSALS:
                     continue
                 if y.ndim == 3 and y.shape[:2] == (len(x), 1):
-                    found._say("**state" if isinstance(state, Mapping) else "*state" if _several(state) else "state")
+                    several = isinstance(state, _Several)
+                    found._say("**state" if isinstance(state, Mapping) else "*state" if several else "state")
                     return found
         return None
 
@@ -62,7 +63,7 @@ class Step(Adapter):
             output = step(given)
         elif isinstance(state, Mapping):
             output = step(given, **state)
-        elif _several(state):
+        elif isinstance(state, _Several):
             output = step(given, *state)
         else:
             output = step(given, state)
@@ -85,7 +86,3 @@ class Step(Adapter):
 
 class _Several(tuple):
     """Several states that a step returned as separate values."""
-
-
-def _several(state: Any) -> bool:
-    return isinstance(state, _Several)
