@@ -6,7 +6,7 @@ Only this module spells them: train.py writes them, sweeps and comparisons read 
 from __future__ import annotations
 
 import contextlib
-import functools
+
 import hashlib
 import itertools
 import json
@@ -80,7 +80,8 @@ INCIDENTAL = {
     "trainer.num_sanity_val_steps",
     "trainer.profiler",
 }
-"""These decide where results go and what is shown, not what they are: runs that differ only in them are the same."""
+"""These, and what belongs to them (trainer.logger.init_args.save_dir), decide where results go and what is shown, not
+what they are: runs that differ only in them are the same."""
 
 WATCHING = {
     "DeviceStatsMonitor",
@@ -166,9 +167,8 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             lock.acquire()
         except Timeout:
-            raise UsageError(
-                f"{self.path} is in use by {_holder(file)}; wait for it to end, or give another --run_dir"
-            ) from None
+            by = _holder(file)
+            raise UsageError(f"{self.path} is in use by {by}; wait for it to end, or give another --run_dir") from None
         except OSError as error:
             raise self._unwritable(error) from None
         try:
@@ -206,9 +206,8 @@ class RunFolder:
         """
         there = read_fields(self.path / ENVIRONMENT).get("data")  # nothing before it is begun, or by an older version
         if there not in (None, json.loads(as_json(fingerprint))):
-            raise UsageError(
-                f"{self.path} was begun with other data: put that back, or give another --run_dir, or --overwrite"
-            )
+            instead = "put that back, or give another --run_dir, or --overwrite"
+            raise UsageError(f"{self.path} was begun with other data: {instead}")
 
     def metrics(self) -> Metrics | None:
         """Return the metrics of a finished run; None if there are none.
@@ -453,14 +452,8 @@ def deciding_options(config: Mapping[str, Any]) -> dict[str, Any]:
         each = given if isinstance(given, list) else [] if given is None else [given]
         trainer["callbacks"] = [one for one in each if _class_name(one) not in WATCHING] or None
         config = {**config, "trainer": trainer}
-    return {key: value for key, value in flatten(config) if not _is_incidental(key)}
-
-
-@functools.cache
-def _is_incidental(key: str) -> bool:
-    """Tell whether an option, or one that it belongs to, is: trainer.logger.init_args.save_dir is trainer.logger's."""
-    parts = key.split(".")
-    return any(".".join(parts[:n]) in INCIDENTAL for n in range(1, len(parts) + 1))
+    incidental = tuple(f"{key}." for key in INCIDENTAL)
+    return {key: value for key, value in flatten(config) if not f"{key}.".startswith(incidental)}
 
 
 def _class_name(callback: Any) -> str:
