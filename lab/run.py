@@ -6,7 +6,6 @@ Only this module spells them: train.py writes them, sweeps and comparisons read 
 from __future__ import annotations
 
 import contextlib
-
 import hashlib
 import itertools
 import json

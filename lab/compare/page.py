@@ -6,17 +6,16 @@ import html
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from string import Template
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from lab.compare.charts import Chart, Series, charts_of, colours
 from lab.compare.runs import Run
-from lab.compare.table import Column, Group, Row, columns_of, unnamed_text
+from lab.compare.table import Group, Row, columns_of, unnamed_text
 from zoo.naming import require_extra
-from zoo.report.numbers import Number, plain
+from zoo.report.numbers import plain
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -26,31 +25,21 @@ _DASHES = ("solid", "dash", "dot", "dashdot")
 _MARKERS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "x", "cross", "star")
 
 
-def fill(template: Path, **parts: str) -> str:
-    """Return a page with these parts, the style, and the script that sorts its tables by a click on a heading."""
-    shared = {name: Path(__file__).with_name(file) for name, file in (("style", "style.css"), ("sort", "sort.js"))}
-    texts = {name: file.read_text(encoding="utf-8") for name, file in shared.items()}
-    return Template(template.read_text(encoding="utf-8")).substitute(parts, **texts)
+def render(template: Path, **parts: Any) -> str:
+    """Return a page made by a Jinja template, which may use the style and the tables that can be sorted.
 
-
-def sortable(heads: Iterable[tuple[str, bool, bool]], rows: Iterable[str]) -> str:
-    """Return a table that can be sorted.
-
-    Args:
-        heads: of each column its name, whether it stands on the right, whether the first click puts the most on top.
-        rows: as HTML.
+    Raises:
+        MissingExtraError: jinja2 is not installed.
     """
-    cells = (
-        f'<th{_align(right)} data-first="{"descending" if more_first else "ascending"}">'
-        f"<button>{html.escape(name)}</button></th>"
-        for name, right, more_first in heads
+    jinja2 = require_extra("jinja2")
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([template.parent, Path(__file__).parent]),
+        autoescape=True,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        undefined=jinja2.StrictUndefined,
     )
-    return f"<table><thead><tr>{''.join(cells)}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-
-
-def body_cell(content: str, value: Number | str | None, right: bool) -> str:
-    """Return a cell: what it shows, as HTML, and what it is sorted by."""
-    return f'<td{_align(right)} data-value="{"" if value is None else html.escape(str(value))}">{content}</td>'
+    return environment.get_template(template.name).render(parts)
 
 
 def as_page(groups: Sequence[Group], sources: str, folder: Path) -> str:
@@ -65,24 +54,35 @@ def as_page(groups: Sequence[Group], sources: str, folder: Path) -> str:
         folder: where the page is kept, from which its links to runs lead.
 
     Raises:
-        MissingExtraError: plotly is not installed.
+        MissingExtraError: plotly or jinja2 is not installed.
     """
-    known = colours(groups)
-    figures = [[json.loads(str(figure_of(chart, known).to_json())) for chart in charts_of(group)] for group in groups]
-    options = filter_options(groups)
-    return fill(
+    known, options = colours(groups), filter_options(groups)
+
+    def chosen(row: Row) -> dict[str, str]:
+        return {key: plain(row.options[key]) for key in options if key in row.options}
+
+    def address(run: Run) -> str:
+        # Relative, so that it holds where runs and page are moved together.
+        there = run.folder.resolve()
+        try:
+            return quote(Path(os.path.relpath(there, folder.resolve())).as_posix()) + "/"
+        except ValueError:  # on another drive
+            return there.as_uri()
+
+    return render(
         Path(__file__).with_name("page.html"),
-        sources=html.escape(sources),
-        tasks="".join(f"<option>{html.escape(group.title)}</option>" for group in groups),
-        mixers="".join(_checkbox(mixer, colour) for mixer, colour in known.items()),
-        options="".join(_select(key, values) for key, values in options.items()),
-        sections="\n".join(
-            _section(at, group, len(each), options, folder)
-            for at, (group, each) in enumerate(zip(groups, figures, strict=True))
-        ),
-        # Within a script element only the end of it has a meaning.
-        figures=json.dumps(figures).replace("</", "<\\/"),
+        groups=groups,
+        sources=sources,
+        colours=known,
+        options=options,
+        figures=[
+            [json.loads(str(figure_of(chart, known).to_json())) for chart in charts_of(group)] for group in groups
+        ],
         plotly=require_extra("plotly.offline").get_plotlyjs(),
+        columns_of=columns_of,
+        unnamed_text=unnamed_text,
+        chosen=chosen,
+        address=address,
     )
 
 
@@ -95,68 +95,6 @@ def filter_options(groups: Sequence[Group]) -> dict[str, list[str]]:
         numbers = all(isinstance(value, int | float) for value in values)
         found[key] = list(dict.fromkeys(map(plain, sorted(values, key=None if numbers else str))))
     return {key: values for key, values in found.items() if len(values) > 1}
-
-
-def _checkbox(mixer: str, colour: str) -> str:
-    name = html.escape(mixer)
-    swatch = f'<i style="--colour:{colour}"></i>'
-    return f'<label><input type="checkbox" name="mixer" value="{name}" checked>{swatch}{name}</label>'
-
-
-def _select(key: str, values: Sequence[str]) -> str:
-    name = html.escape(key)
-    choices = "".join(f"<option>{html.escape(value)}</option>" for value in values)
-    return (
-        f'<label title="configurations without this option stay">{name} '
-        f'<select data-option="{name}"><option value="">all</option>{choices}</select></label>'
-    )
-
-
-def _section(at: int, group: Group, n_charts: int, options: Mapping[str, Sequence[str]], folder: Path) -> str:
-    note, columns = unnamed_text(group), columns_of(group)
-    heads = ((column.heading, column.right, column.more_first) for column in columns)
-    rows = (_row(group, row, columns, options, folder) for row in group.rows)
-    return "\n".join(
-        [
-            f'<section data-figures="{at}" data-task="{html.escape(group.title)}">',
-            f"<h2>{html.escape(group.title)}</h2>",
-            f'<div class="table">{sortable(heads, rows)}</div>',
-            f"<p>{html.escape(note)}</p>" if note else "",
-            '<div class="charts">',
-            *(f'<div class="chart" data-chart="{number}"></div>' for number in range(n_charts)),
-            "</div>",
-            "</section>",
-        ]
-    )
-
-
-def _row(group: Group, row: Row, columns: Sequence[Column], options: Mapping[str, Sequence[str]], folder: Path) -> str:
-    best = row.label in group.best
-    kind = "best" if best else "" if row.tested else "open"
-    cells = []
-    for at, column in enumerate(columns):
-        text = html.escape(column.cell(row)) + (' <b title="best">★</b>' if best and at == 1 else "")
-        if column.heading == "seeds":
-            text += f" <small>{' '.join(_link(run, folder) for run in row.runs)}</small>"
-        cells.append(body_cell(text, column.value(row), column.right))
-    chosen = json.dumps({key: plain(row.options[key]) for key in options if key in row.options})
-    data = {"label": row.label, "mixer": row.mixer, "options": chosen}
-    attributes = "".join(f' data-{name}="{html.escape(text)}"' for name, text in data.items())
-    return f'<tr class="{kind}"{attributes}>{"".join(cells)}</tr>'
-
-
-def _link(run: Run, folder: Path) -> str:
-    """Return a run's seed, a link to its folder: relative, so that it holds where runs and page are moved together."""
-    there = run.folder.resolve()
-    try:
-        address = quote(Path(os.path.relpath(there, folder.resolve())).as_posix()) + "/"
-    except ValueError:  # on another drive
-        address = there.as_uri()
-    return f'<a href="{html.escape(address)}" title="{html.escape(str(run.folder))}">{run.seed}</a>'
-
-
-def _align(right: bool) -> str:
-    return ' class="right"' if right else ""
 
 
 def figure_of(chart: Chart, known: Mapping[str, str]) -> Figure:

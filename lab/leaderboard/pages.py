@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lab.compare.page import body_cell, fill, sortable
+from lab.compare.page import render
 from lab.leaderboard.cells import Record, best_of
 from lab.score import FACTS, SCORES, WINDOW, score_text, window_text
 from zoo.report import markdown
@@ -123,14 +122,4 @@ def as_markdown(found: Sequence[Table], origin: str) -> str:
 
 def as_html(found: Sequence[Table], origin: str) -> str:
     """Return the page; it needs no network."""
-    sections = []
-    for table in found:
-        rows = []
-        for row in table.rows:
-            texts = (f"<b>{html.escape(cell.text)}</b>" if cell.best else html.escape(cell.text) for cell in row)
-            rows.append("".join(body_cell(text, row[at].value, at > 0) for at, text in enumerate(texts)))
-        heads = [(name, at > 0, more_first) for at, (name, more_first) in enumerate(table.columns.items())]
-        content = sortable(heads, (f"<tr>{row}</tr>" for row in rows))
-        sections.append(f'<h2>{html.escape(table.title)}</h2>\n<div class="table">{content}</div>')
-    template = Path(__file__).with_name("page.html")
-    return fill(template, about=html.escape(f"{ABOUT} {origin}"), sections="\n".join(sections))
+    return render(Path(__file__).with_name("page.html"), about=f"{ABOUT} {origin}", tables=found)
