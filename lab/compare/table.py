@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -364,7 +365,7 @@ def as_csv(groups: Sequence[Group]) -> str:
     rows = [(group, row) for group in groups for row in group.rows]
     options = sorted(_differing([row.options for _, row in rows]))
     measured = [[flat_metrics(run.metrics) for run in row.judged] for _, row in rows]
-    names = sorted({name for found in measured for each in found for name in each})
+    names = sorted(set().union(*itertools.chain(*measured)))
     lines = [
         {
             "task": group.title,
@@ -384,8 +385,7 @@ def as_csv(groups: Sequence[Group]) -> str:
     ]
     for line, found in zip(lines, measured, strict=True):
         for name in names:
-            values = [value for each in found if (value := each.get(name)) is not None]
-            line[name], line[f"{name} standard deviation"] = mean_and_spread(values)
+            line[name], line[f"{name} standard deviation"] = mean_and_spread(numbers_at(found, name))
     out = io.StringIO()
     writer = csv.DictWriter(out, lines[0], lineterminator="\n")
     writer.writeheader()

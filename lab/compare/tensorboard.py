@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -48,12 +48,10 @@ def show_in_tensorboard(groups: Sequence[Group], port: int | None, say: Callable
         # The server is up before the charts are drawn: a port that is taken is known at once.
         link = lay_out(groups, Path(folder))
         say(f"TensorBoard at {address}?runColorGroup={quote(f'regex:{CONFIGURATION}')} (Ctrl-C ends it)")
-        try:
+        with suppress(KeyboardInterrupt):
             while True:
                 time.sleep(_EVERY)
                 link()
-        except KeyboardInterrupt:
-            return
 
 
 def _exit(number: int, frame: FrameType | None) -> NoReturn:

@@ -152,10 +152,9 @@ def _width(config: Mapping[str, Any], knob: str, size: str, wanted: float) -> in
             high = middle
         else:
             low = valid + 1
-    around = [w for w in (*range(low, max(0, low - 513), -1), *range(low, low + 513)) if w <= WIDEST]
-    below = next((w for w in around if w < low and at(w) is not None), None)
-    above = next((w for w in around if w >= low and at(w) is not None), None)
-    candidates = [width for width in (below, above) if width is not None]
+    around = range(low - 1, max(0, low - 513), -1), range(low, min(low + 513, WIDEST + 1))
+    valid = (next((width for width in side if at(width) is not None), None) for side in around)
+    candidates = [width for width in valid if width is not None]
     if not candidates:
         raise UsageError(f"{config['mixer']['name']}: no {knob} is valid: {refusal}")
     return min(candidates, key=lambda width: abs((at(width) or 0) - wanted))
@@ -164,9 +163,7 @@ def _width(config: Mapping[str, Any], knob: str, size: str, wanted: float) -> in
 def _with_width(config: Mapping[str, Any], knob: str, width: int) -> dict[str, Any]:
     if "." not in knob:
         return dict(config) | {knob: width}
-    option = knob.removeprefix("mixer.")
-    mixer = dict(config["mixer"])
-    members = [name for name, value in mixer.items() if isinstance(value, Mapping) and option in value]
-    for member in members:
-        mixer[member] = mixer[member] | {option: width}
-    return dict(config) | {"mixer": mixer if members else mixer | {option: width}}
+    option, mixer = knob.removeprefix("mixer."), config["mixer"]
+    having = {name: own for name, own in mixer.items() if isinstance(own, Mapping) and option in own}
+    widened = {name: {**own, option: width} for name, own in having.items()} or {option: width}
+    return {**config, "mixer": {**mixer, **widened}}

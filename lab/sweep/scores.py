@@ -110,16 +110,13 @@ def score_table(found: Sequence[Scored], metrics: Sequence[str]) -> tuple[list[s
     rows = []
     for each in found:
         cells = [plain(each["model"][flag]) if flag in each["model"] else "" for flag in flags]
-        cells += [_mean(metrics[0], each[metrics[0]]["tasks"].get(task)) for task in tasks]
+        for task in tasks:
+            of_task = each[metrics[0]]["tasks"].get(task, {"done": 0, "planned": 0, "mean": None})
+            done, planned = of_task["done"], of_task["planned"]
+            part = "" if done == planned else f"({done} of {planned})"
+            cells.append(f"{_text(metrics[0], of_task['mean'])} {part}".strip())
         rows.append([*cells, *(_text(metric, each[metric]["score"]) for metric in metrics)])
     return heads, rows
-
-
-def _mean(metric: str, task: Mapping[str, Any] | None) -> str:
-    if task is None:
-        return ""
-    part = "" if task["done"] == task["planned"] else f"({task['done']} of {task['planned']})"
-    return f"{_text(metric, task['mean'])} {part}".strip()
 
 
 def _text(metric: str, value: Number | None) -> str:
