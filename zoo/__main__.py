@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import inspect
 import os
 import sys
@@ -118,28 +119,20 @@ def _declare_measure(parser: argparse.ArgumentParser) -> None:
         "Measure each mixer: interaction rank and the predicted one, heads for an error, gradient decay, cost "
         "against length, input dependence, sizes. Prints tables; writes measure.md, measure.json and measure.png."
     )
-    add = parser.add_argument
+    add, number = parser.add_argument, _number(parser)
     add("--mixer", nargs="+", action="extend", metavar="NAME", help="which mixers; default all")
     add(
         "--ckpt_path",
         metavar="RUN",
         help="a run folder, a .ckpt file or the folder of a transformers model: one row per layer of what was trained",
     )
-    add("--d_model", type=int, metavar="N", help="width of the mixers; default 16")
-    add("--n_heads", "--heads", type=int, metavar="N", help="heads of the mixers that have them; default 4")
-    add("--seq_len", type=int, metavar="N", help="positions of the operators; default 64")
-    add("--gradient_len", type=int, metavar="N", help="positions of the gradient profiles; default 256")
-    add(
-        "--lengths", type=int, nargs="+", metavar="N", help="lengths at which costs are measured; default 512 1024 2048"
-    )
-    add("--seed", type=int, metavar="N", help="seed of every draw; default 0")
-    add(
-        "--seeds",
-        type=int,
-        metavar="N",
-        dest="n_seeds",
-        help="draws for the gradient's interval, at least 5; default 8",
-    )
+    number("--d_model", help="width of the mixers; default 16")
+    number("--n_heads", "--heads", help="heads of the mixers that have them; default 4")
+    number("--seq_len", help="positions of the operators; default 64")
+    number("--gradient_len", help="positions of the gradient profiles; default 256")
+    number("--lengths", nargs="+", help="lengths at which costs are measured; default 512 1024 2048")
+    number("--seed", help="seed of every draw; default 0")
+    number("--seeds", dest="n_seeds", help="draws for the gradient's interval, at least 5; default 8")
     add("--device", metavar="DEVICE", help="cpu or cuda; default cpu")
     _declare_out(parser, "runs/measure")
     parser.set_defaults(run=_measure)
@@ -150,29 +143,20 @@ def _declare_heads(parser: argparse.ArgumentParser) -> None:
         "How many heads a model has, spans and uses: a row per layer. Functional heads: the layer cut to its best "
         "operators, read on some sequences; the fewest that keep the model's score on others."
     )
-    add = parser.add_argument
+    add, number = parser.add_argument, _number(parser)
     add("model", metavar="MODEL", help="a run folder, a .ckpt file or the folder of a transformers model")
     add("--text", type=Path, metavar="FILE", help="text to read, for a transformers model with a tokenizer")
-    add("--seq_len", type=int, metavar="N", help="positions of a sequence; default 64, of a run those of its task")
-    add("--sequences", type=int, default=8, metavar="N", help="sequences on which operators are read; default 8")
-    add(
-        "--others",
-        type=int,
-        metavar="N",
-        help="sequences on which a cut model is scored; default 24, of a large model as many as the time allows",
-    )
+    number("--seq_len", help="positions of a sequence; default 64, of a run those of its task")
+    number("--sequences", default=8, help="sequences on which operators are read; default 8")
+    scored = "sequences on which a cut model is scored; default 24, of a large model as many as the time allows"
+    number("--others", help=scored)
     add(
         "--functional",
         choices=("auto", "always", "never"),
         default="auto",
         help="count functional heads by cutting layers; default auto: where that takes fifteen minutes on two cores",
     )
-    add(
-        "--processes",
-        type=int,
-        metavar="N",
-        help="that share the layers, each with memory of its own; default: the cores",
-    )
+    number("--processes", help="that share the layers, each with memory of its own; default: the cores")
     add("--html", type=Path, metavar="PAGE", help="write a page with the plots")
     add("--json", type=Path, metavar="FILE", help="write all that was measured")
     parser.set_defaults(run=_heads)
@@ -191,8 +175,9 @@ def _declare_claims(parser: argparse.ArgumentParser) -> None:
     add("--page", type=Path, metavar="FILE", help="write the list of claims by paper, and measure nothing")
     add("--full", action="store_true", help="larger sizes, on a GPU if there is one")
     _declare_settings(parser)
-    add("--ranks", type=int, nargs="+", metavar="N", help="interaction ranks of the teachers, 1 to 16; default 1 2 4 8")
-    add("--starts", type=int, metavar="N", help="starts of an optimiser of a loss that is not convex; default 2")
+    number = _number(parser)
+    number("--ranks", nargs="+", help="interaction ranks of the teachers, 1 to 16; default 1 2 4 8")
+    number("--starts", help="starts of an optimiser of a loss that is not convex; default 2")
     _declare_out(parser, "runs/claims")
     parser.set_defaults(run=_claims)
 
@@ -211,13 +196,17 @@ def _declare_figure(parser: argparse.ArgumentParser) -> None:
 
 
 def _declare_settings(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seed", type=int, metavar="N", help="seed of every draw; default 0")
-    parser.add_argument(
-        "--seeds", type=int, metavar="N", dest="n_seeds", help="repetitions, of which medians are taken"
-    )
-    parser.add_argument("--seq_len", type=int, metavar="N", help="positions of the gradient profiles")
-    parser.add_argument("--steps", type=int, metavar="N", help="training steps, where something is trained")
+    number = _number(parser)
+    number("--seed", help="seed of every draw; default 0")
+    number("--seeds", dest="n_seeds", help="repetitions, of which medians are taken")
+    number("--seq_len", help="positions of the gradient profiles")
+    number("--steps", help="training steps, where something is trained")
     parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda")
+
+
+def _number(parser: argparse.ArgumentParser) -> Callable[..., argparse.Action]:
+    """Return what adds a flag that takes a whole number."""
+    return functools.partial(parser.add_argument, type=int, metavar="N")
 
 
 def _folder(text: str) -> Path:
@@ -250,8 +239,9 @@ FROM_CLONE = {
 
 
 def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """Return the flags among `names` that were given."""
-    return {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    """Return the flags among `names` that were given; of several values a tuple."""
+    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
 
 
 def _mixers(arguments: argparse.Namespace) -> int:
@@ -295,19 +285,17 @@ def _measure(arguments: argparse.Namespace) -> int:
     from zoo.theory.measure import QUANTITIES, Sizes, measure_backbone, measure_mixers, sizes_within
 
     flags = _given(arguments, "d_model", "n_heads", "seq_len", "gradient_len", "lengths", "seed", "n_seeds", "device")
-    if "lengths" in flags:
-        flags["lengths"] = tuple(flags["lengths"])
     sizes = Sizes(**flags)
     _check_device(sizes.device)
     if arguments.ckpt_path is not None:
         model = _trained(arguments.ckpt_path)
         sizes = sizes_within(model, replace(sizes, d_model=model.d_model, n_heads=None))
-        with progress(len(model.layers.chain()) * len(QUANTITIES)) as advance:
-            rows = measure_backbone(model, sizes, progress=lambda row, quantity: advance(f"{row}: {quantity}"))
+        n_rows, measure = len(model.layers.chain()), functools.partial(measure_backbone, model, sizes)
     else:
         names = named or list(MIXERS)
-        with progress(len(names) * len(QUANTITIES)) as advance:
-            rows = measure_mixers(names, sizes, lambda row, quantity: advance(f"{row}: {quantity}"))
+        n_rows, measure = len(names), functools.partial(measure_mixers, names, sizes)
+    with progress(n_rows * len(QUANTITIES)) as advance:
+        rows = measure(progress=lambda row, quantity: advance(f"{row}: {quantity}"))
     files = write_measurements(rows, arguments.out, sizes, describe_machine(sizes.device))
     _print_measurements(rows, sizes)
     _print_files(files)
@@ -318,6 +306,7 @@ def _heads(arguments: argparse.Namespace) -> int:
     _check_report()
     from zoo.report.files import check_place, write_atomically
     from zoo.report.numbers import duration, size
+    from zoo.theory.comparison import cells
     from zoo.theory.model_heads import BUDGET, QUANTITIES, measure_heads, memory_needed, seconds_needed
     from zoo.theory.model_heads_page import COLUMNS, Reading, describe, heads_as_json, heads_page
     from zoo.theory.model_inputs import model_inputs
@@ -355,9 +344,7 @@ def _heads(arguments: argparse.Namespace) -> int:
             processes=processes,
         )
     reading = Reading(arguments.model, found.where, found.scored if cut else "", found.chance)
-    cells = [[row.name, *(column.cell(row) for column in COLUMNS)] for row in rows]
-    headings = ["", *(column.heading for column in COLUMNS)]
-    console.print(make_table(headings, cells, "l" + "r" * len(COLUMNS), title=f"Heads of {arguments.model}"))
+    console.print(make_table(*cells(COLUMNS, rows), title=f"Heads of {arguments.model}"))
     for line in describe(rows, reading):
         console.print(line, highlight=False)
     if not cut and arguments.functional == "auto":
@@ -405,14 +392,13 @@ def _trained(path: str, taker: str = "--ckpt_path") -> Backbone:
 
 
 def _print_measurements(rows: Sequence[Measurement], sizes: Sizes) -> None:
-    from zoo.theory.comparison import GROUPS, describe_sizes, remarks
+    from zoo.theory.comparison import GROUPS, cells, describe_sizes, remarks
 
     console = make_console()
     for title, columns in GROUPS.items():
-        cells = [[row.name, *(column.cell(row) for column in columns)] for row in rows]
-        headings = ["", *(column.heading for column in columns)]
-        table = make_table(headings, cells, "l" + "r" * len(columns), title=title)
-        for column, texts in zip(table.columns, zip(*cells, strict=True), strict=True):
+        headings, shown, align = cells(columns, rows)
+        table = make_table(headings, shown, align, title=title)
+        for column, texts in zip(table.columns, zip(*shown, strict=True), strict=True):
             column.min_width = max(map(len, texts))  # a heading may wrap, a number must not
         console.print(table)
     for remark in (*remarks(rows), describe_sizes(sizes)):
@@ -439,10 +425,7 @@ def _claims(arguments: argparse.Namespace) -> int:
         of_paper = known[arguments.paper]
     _check_report("scipy.stats")
     names = list(dict.fromkeys([*arguments.names, *of_paper])) or list(CLAIMS)
-    flags = _given(arguments, "ranks", "starts")
-    if "ranks" in flags:
-        flags["ranks"] = tuple(flags["ranks"])
-    settings = replace(_settings(arguments, arguments.full), **flags)
+    settings = replace(_settings(arguments, arguments.full), **_given(arguments, "ranks", "starts"))
     with progress(len(names)) as advance:
         verdicts = run_claims(names, settings, lambda name, *_: advance(name) if name else None)
     files = write_report(verdicts, arguments.out)

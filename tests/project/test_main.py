@@ -299,7 +299,7 @@ def test_a_figure_of_claims_is_drawn_with_the_flags_given(
 
     def draw(settings: Settings) -> Any:
         seen.append(settings)
-        return verdicts.panel_figure(Panel("title", "x", "y", ()))
+        return verdicts.panels_figure([Panel("title", "x", "y", ())])
 
     monkeypatch.setattr(verdicts, function, draw)
     monkeypatch.chdir(tmp_path)

@@ -421,7 +421,7 @@ def test_the_table_shows_the_check_that_decides() -> None:
     [
         (lambda: paper.verdict_table([]), "rich"),
         (lambda: paper.write_report([_verdict()], "never"), "matplotlib"),
-        (lambda: paper.panel_figure(_verdict().evidence.panels[0]), "matplotlib"),
+        (lambda: paper.panels_figure(_verdict().evidence.panels), "matplotlib"),
     ],
 )
 def test_a_missing_extra_is_named(
@@ -447,10 +447,7 @@ def test_the_two_figures() -> None:
     assert bound.get_color() == trained.get_color()
     exact = head_count_bound(balanced_teacher(2, 6, 32), 1)
     assert list(bound.get_ydata()) == pytest.approx([exact, 1e-14, 1e-14])  # the step to zero at H = 2
-    names = ("gradient_lti", "gradient_attention", "gradient_closed_gates", "gradient_hybrid")
-    figure = paper.gradient_figure(
-        {name: CLAIMS[name].measure(dataclasses.replace(SMALL, seq_len=32)) for name in names}
-    )
+    figure = paper.gradient_figure(dataclasses.replace(SMALL, seq_len=32))
     assert len(figure.axes) == 4
     for axes in figure.axes:
         assert "tokens" in axes.get_xlabel()

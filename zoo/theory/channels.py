@@ -233,10 +233,9 @@ def _projections(layer: nn.Module, f: Map, x: Tensor) -> tuple[Sequence[nn.Linea
     def note(module: nn.Linear, arguments: tuple[Any, ...], result: Tensor) -> None:
         calls.append((module, arguments[0], result))
 
-    hooks = [module.register_forward_hook(note) for module in layer.modules() if type(module) is nn.Linear]
-    try:
+    with ExitStack() as stack:
+        for module in layer.modules():
+            if type(module) is nn.Linear:
+                stack.enter_context(module.register_forward_hook(note))
         y = f(x)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return [m for m, given, _ in calls if given is x], [m for m, _, result in calls if result is y], y

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from zoo.report.files import as_json, write_all
 from zoo.report.markdown import table
-from zoo.report.numbers import NOTHING, size
+from zoo.report.numbers import NOTHING, Number, size
 from zoo.report.plots import as_png
-from zoo.theory.figures import comparison_figure, decay_text, heads_text, rank_text
+from zoo.theory.figures import comparison_figure, heads_text, rank_text, rate_text
 from zoo.theory.measure import REL_ERRORS, SKETCH, STATE_LENGTHS, Gradient, Measurement, Sizes
 
 if TYPE_CHECKING:
     from zoo.theory.model_heads import LayerHeads
+
+    Row: TypeAlias = Measurement | LayerHeads
 
 BELOW = (
     "The prediction counts directions in exact arithmetic; those below 1e-10 of the largest are not told from roundoff."
@@ -28,18 +30,17 @@ class Column(NamedTuple):
 
     heading: str
     meaning: str
-    cell: Callable[[Measurement], str]
+    cell: Callable[[Any], str]
 
 
-def _rate(gradient: Gradient | None) -> str:
-    if gradient is None:
-        return NOTHING
-    if gradient.reach is not None:
-        return f"0 beyond τ = {gradient.reach}"
-    return NOTHING if gradient.decay is None else decay_text(gradient.decay)
+def cells(columns: Sequence[Column], rows: Sequence[Row]) -> tuple[list[str], list[list[str]], str]:
+    """Return headings, rows and alignment of a table whose first column is the names of the rows."""
+    texts = [[row.name, *(column.cell(row) for column in columns)] for row in rows]
+    return ["", *(column.heading for column in columns)], texts, "l" + "r" * len(columns)
 
 
-def _or_nothing(value: float | None, digits: int) -> str:
+def or_nothing(value: Number | None, digits: int = 0) -> str:
+    """Write a number that there may not be."""
     return NOTHING if value is None else f"{value:.{digits}f}"
 
 
@@ -48,45 +49,46 @@ def _state(length: int) -> Column:
     return Column(f"state at {length // 1024}k", meaning, lambda row: size(row.state_bytes[length]))
 
 
+HEADS = Column(
+    f"heads, {'/'.join(f'{100 * error:g}' for error in REL_ERRORS)} %",
+    "fewest heads that leave that relative error of the operator; ≥ where only some source positions are read",
+    heads_text,
+)
 GROUPS: Mapping[str, tuple[Column, ...]] = {
     "Operator": (
         Column("rank", "interaction rank k = dim span{W_ij}, measured", rank_text),
         Column(
             "predicted",
             "the rank that the mixer's algebra gives, in exact arithmetic",
-            lambda row: NOTHING if row.predicted_rank is None else str(row.predicted_rank),
+            lambda row: or_nothing(row.predicted_rank),
         ),
-        Column(
-            f"heads, {'/'.join(f'{100 * error:g}' for error in REL_ERRORS)} %",
-            "fewest heads that leave that relative error of the operator; ≥ where only some source positions are read",
-            heads_text,
-        ),
+        HEADS,
         Column(
             "effective rank",
             "exp of the entropy of the spectrum's energies",
-            lambda row: _or_nothing(row.effective_rank, 1),
+            lambda row: or_nothing(row.effective_rank, 1),
         ),
         Column(
             "‖c‖/‖y‖",
             "share of the output that is in c (biases) and not in W: the other columns here say nothing about it",
-            lambda row: _or_nothing(row.offset_share, 2),
+            lambda row: or_nothing(row.offset_share, 2),
         ),
         Column(
             "input dependence",
             "how far W moves between two random inputs: 0 fixed, 1.41 orthogonal",
-            lambda row: _or_nothing(row.input_dependence, 2),
+            lambda row: or_nothing(row.input_dependence, 2),
         ),
     ),
     "Gradient": (
         Column(
             "rate on random input",
             "slope of log J(τ) per token, 95 % interval; negative where gradients vanish; 0 beyond τ: none arrives",
-            lambda row: _rate(row.noise),
+            lambda row: rate_text(row.noise),
         ),
         Column(
             "rate on highway input",
             "the same on the mixer's own input that opens a highway; – where none is known",
-            lambda row: _rate(row.highway),
+            lambda row: rate_text(row.highway),
         ),
     ),
     "Cost": (
@@ -141,11 +143,7 @@ def measurements_as_markdown(rows: Sequence[Measurement], sizes: Sizes, machine:
         "",
         f"{describe_sizes(sizes)} Measured in {sum(row.seconds for row in rows):.0f} s on {machine}.",
         "",
-        *table(
-            ["", *(column.heading for column in columns)],
-            [[row.name, *(column.cell(row) for column in columns)] for row in rows],
-            "l" + "r" * len(columns),
-        ),
+        *table(*cells(columns, rows)),
         "",
         *(line for remark in remarks(rows) for line in (remark, "")),
         *(f"- **{column.heading}**: {column.meaning}" for column in columns),
@@ -167,7 +165,7 @@ def describe_misses(rows: Sequence[Measurement]) -> str:
     return f"Rank other than predicted: {', '.join(missed)}. {BELOW}" if missed else ""
 
 
-def describe_unread(rows: Sequence[Measurement | LayerHeads]) -> str:
+def describe_unread(rows: Sequence[Row]) -> str:
     """Say which rows have no operator that could be read, and what to do; empty where every row has one."""
     unread = [row.name for row in rows if row.rank is None]
     if not unread:
@@ -178,7 +176,7 @@ def describe_unread(rows: Sequence[Measurement | LayerHeads]) -> str:
     )
 
 
-def describe_sketches(rows: Sequence[Measurement | LayerHeads]) -> str:
+def describe_sketches(rows: Sequence[Row]) -> str:
     """Return which rows were read by a sketch or a sample, and what that means; empty where none was."""
     sketched = [row.name for row in rows if row.rank_limit is not None and row.sources is None]
     sampled: dict[int, list[str]] = {}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from zoo.report.numbers import NOTHING
 from zoo.report.plots import legend_beside, legend_columns, line_style, new_figure, styled, whole_numbers
-from zoo.theory.gradients import DecayRate, GradientProfile
+from zoo.theory.gradients import DecayRate, GradientProfile, fit_window
 from zoo.theory.measure import Gradient, Measurement
 
 if TYPE_CHECKING:
@@ -46,9 +46,7 @@ def operator_figure(norms: Float[Tensor, "seq seq"], title: str) -> Figure:
     axes.grid(visible=False)
     bar = figure.colorbar(image, ax=axes, extend="min")
     bar.set_label(rf"$\log_{{10}}$ of $\Vert W_{{ij}} \Vert_F$ / {largest:.2g} (the largest)")
-    axes.set_title(title)
-    axes.set_xlabel("source position j (tokens)")
-    axes.set_ylabel("output position i (tokens)")
+    axes.set(title=title, xlabel="source position j (tokens)", ylabel="output position i (tokens)")
     return figure
 
 
@@ -69,12 +67,9 @@ def spectrum_figure(spectrum: Sequence[float], rank: int, title: str, limit: int
     axes.semilogy(range(1, shown + 1), values, marker="o", linewidth=1, color="C0")
     bound = "at least " if limit is not None and rank == limit else ""
     axes.axvline(rank + 0.5, color="C3", linestyle="--", linewidth=1.4, label=f"interaction rank k = {bound}{rank}")
-    axes.set_xlim(0.5, shown + 0.5)
-    axes.set_ylim(top=3)
-    axes.xaxis.set_major_locator(whole_numbers())
-    axes.set_title(title)
-    axes.set_xlabel("index s of the singular value")
+    axes.set(xlim=(0.5, shown + 0.5), ylim=(None, 3), title=title, xlabel="index s of the singular value")
     axes.set_ylabel(r"singular value $\sigma_s / \sigma_1$ of the operator span")
+    axes.xaxis.set_major_locator(whole_numbers())
     axes.legend()
     return figure
 
@@ -108,12 +103,9 @@ def heads_over_training_figure(steps: Sequence[int], heads: Mapping[float, Seque
     figure, (axes,) = new_figure()
     for at, (error, counts) in enumerate(heads.items()):
         axes.plot(steps, counts, marker="o", color=f"C{at}", label=f"for an error of {100 * error:g} %")
-    axes.set_ylim(bottom=0)
+    axes.set(ylim=(0, None), title=title, xlabel="training step", ylabel="heads needed")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(whole_numbers())
-    axes.set_title(title)
-    axes.set_xlabel("training step")
-    axes.set_ylabel("heads needed")
     axes.legend()
     return figure
 
@@ -132,10 +124,9 @@ def comparison_figure(rows: Sequence[Measurement]) -> Figure:
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
-        errors.set(ylim=(_LEAST_ERROR, 2), xlabel="heads H", ylabel="relative error of the best H heads")
-    errors.set_title("Error against number of heads")
-    costs.set(xlabel="length (tokens)", ylabel="forward and backward pass (s)")
-    costs.set_title("Time against length")
+    errors.set(title="Error against number of heads", xlabel="heads H", ylabel="relative error of the best H heads")
+    errors.set_ylim(_LEAST_ERROR, 2)
+    costs.set(title="Time against length", xlabel="length (tokens)", ylabel="forward and backward pass (s)")
     legend_beside(errors, "interaction rank")
     legend_beside(costs, "exponent")
     _draw_gradients(noise, highway, {row.name: (row.noise, row.highway) for row in rows})
@@ -176,9 +167,7 @@ def _draw_gradients(noise: Axes, highway: Axes, gradients: Mapping[str, tuple[Gr
 
 
 def _name_gradient_axes(axes: Axes, title: str) -> None:
-    axes.set_yscale("log")
-    axes.set_title(title)
-    axes.set_xlabel("distance τ (tokens)")
+    axes.set(yscale="log", title=title, xlabel="distance τ (tokens)")
     axes.set_ylabel(r"gradient norm $J(\tau) = \Vert\partial y_n / \partial x_{n-\tau}\Vert_F$")
 
 
@@ -200,13 +189,9 @@ def _drawable(profile: GradientProfile) -> tuple[Tensor, Tensor]:
 
 
 def fitted_line(profile: GradientProfile, decay: DecayRate) -> tuple[Tensor, Tensor]:
-    """Return the exponential of rate `decay.rate` through the medians of the far distances: (taus, values)."""
-    taus, values = _drawable(profile)
-    median = values.quantile(0.5, dim=0)
-    believed = (median > 8 * torch.finfo(profile.values.dtype).eps * median.max()).long().cumprod(0).bool()
-    taus, log_j = taus[believed].double(), median[believed].log()
-    far = taus >= taus[-1] / 4
-    taus, log_j = taus[far], log_j[far]
+    """Return the exponential of rate `decay.rate` through the medians that it was fitted to: (taus, values)."""
+    window, _ = fit_window(profile)
+    taus, log_j = profile.distances[window].double(), profile.values[:, window].double().quantile(0.5, dim=0).log()
     return taus, (log_j.mean() + decay.rate * (taus - taus.mean())).exp()
 
 
@@ -231,6 +216,15 @@ def rank_text(row: Measurement | LayerHeads) -> str:
 def heads_text(row: Measurement | LayerHeads) -> str:
     """Return the heads for each error; with ≥ where the spectrum is that of some source positions."""
     return f"{'' if row.sources is None else '≥ '}{'/'.join(map(str, row.heads.values()))}" or NOTHING
+
+
+def rate_text(gradient: Gradient | None) -> str:
+    """Return the rate with its interval, or the distance beyond which no gradient arrives."""
+    if gradient is None:
+        return NOTHING
+    if gradient.reach is not None:
+        return f"0 beyond τ = {gradient.reach}"
+    return NOTHING if gradient.decay is None else decay_text(gradient.decay)
 
 
 def decay_text(decay: DecayRate) -> str:

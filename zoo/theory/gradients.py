@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from zoo.contract import require_positive
@@ -280,9 +280,7 @@ def decay_rate(
         raise ValueError(f"a profile needs finite, non-negative values (seed, {len(taus)}), got {tuple(values.shape)}")
     if len(values) < FEWEST_SEEDS:  # resampled from four, nominal 95 % cover 86 to 91 %, from two about half
         raise ValueError(f"an interval needs at least {FEWEST_SEEDS} seeds, got {len(values)}")
-    reach, n = _reach(profile)
-    taus = taus[:reach].double()
-    window = taus >= max(1.0, _TAIL * n)
+    window, n = fit_window(profile)
     if int(window.sum()) < _FEWEST_DISTANCES:
         raise ValueError(
             f"only {int(window.sum())} distances between {_TAIL * n:.0f} and {n}, where J sinks to the floor or the "
@@ -290,7 +288,7 @@ def decay_rate(
         )
     source = torch.Generator().manual_seed(0) if generator is None else generator
     picks = torch.randint(len(values), (n_resamples, len(values)), generator=source)
-    taus, values = taus[window], values[:, :reach][:, window]
+    taus, values = taus[window].double(), values[:, window]
     rates = _slope(taus, _log_median(values[picks], 1))
     edge = (1 - confidence) / 2
     low, high = (float(rates.quantile(q)) for q in (edge, 1 - edge))
@@ -302,12 +300,13 @@ def decay_rate(
     return DecayRate(rate, (low, high), -math.log(2) / rate if falls else None, r2_exponential, r2_power)
 
 
-def _reach(profile: GradientProfile) -> tuple[int, int]:
-    """Return how many distances, from the first on, have a median J above the floor; and the n of the window."""
+def fit_window(profile: GradientProfile) -> tuple[Bool[Tensor, " distances"], int]:
+    """Return over which distances a rate is fitted, and the n that they end before; see `decay_rate`."""
     median = _median(profile.values.double(), 0)
     above = median > _FLOOR * torch.finfo(profile.values.dtype).eps * median.max()
-    reach = int(above.long().cumprod(0).sum())
-    return reach, profile.seq_len if reach == len(median) else int(profile.distances[reach])
+    reached = above.long().cumprod(0).bool()
+    n = profile.seq_len if bool(reached.all()) else int(profile.distances[int(reached.sum())])
+    return reached & (profile.distances >= max(1.0, _TAIL * n)), n
 
 
 def _median(values: Tensor, axis: int) -> Tensor:

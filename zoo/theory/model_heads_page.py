@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from zoo.report.files import as_json
 from zoo.report.numbers import NOTHING
 from zoo.report.plots import as_png, legend_beside, legend_columns, line_style, new_figure, styled
-from zoo.theory.comparison import describe_sketches, describe_unread
-from zoo.theory.figures import decay_text, heads_text, rank_text
-from zoo.theory.measure import GRADIENT_SKETCH, REL_ERRORS, WIDE
+from zoo.theory.comparison import HEADS, Column, cells, describe_sketches, describe_unread, or_nothing
+from zoo.theory.figures import rank_text, rate_text
+from zoo.theory.measure import GRADIENT_SKETCH, WIDE
 from zoo.theory.model_heads import KEPT, LayerHeads
 
 if TYPE_CHECKING:
@@ -37,14 +37,6 @@ class Reading:
     chance: float
 
 
-class Column(NamedTuple):
-    """A column of the table: its heading, what it is, and its cell in a row."""
-
-    heading: str
-    meaning: str
-    cell: Callable[[LayerHeads], str]
-
-
 def _functional(row: LayerHeads) -> str:
     if row.cut is None or row.cut.whole <= 0:
         return NOTHING
@@ -56,26 +48,16 @@ def _state(row: LayerHeads) -> str:
     return NOTHING if row.state_size is None else "/".join(str(rank) for rank in row.state_size.rank.tolist())
 
 
-def _rate(row: LayerHeads) -> str:
-    if row.gradient.reach is not None:
-        return f"0 beyond τ = {row.gradient.reach}"
-    return NOTHING if row.gradient.decay is None else decay_text(row.gradient.decay)
-
-
 _TICKS = (0, 1, 2, 4, 8, 16, 32, 64)
 
 COLUMNS = (
-    Column("heads", "heads that the mixer has", lambda row: NOTHING if row.n_heads is None else str(row.n_heads)),
+    Column("heads", "heads that the mixer has", lambda row: or_nothing(row.n_heads)),
     Column(
         "rank",
         "interaction rank: heads that copy the layer exactly; ≥ where a sketch could see no more",
         rank_text,
     ),
-    Column(
-        f"heads, {'/'.join(f'{100 * error:g}' for error in REL_ERRORS)} %",
-        "fewest heads that leave that relative error of the operator; ≥ where only some source positions are read",
-        heads_text,
-    ),
+    HEADS,
     Column(
         "functional heads",
         f"the layer cut to its best operators: how many keep {100 * KEPT:g} % of the model's score",
@@ -86,22 +68,14 @@ COLUMNS = (
         "gradient rate",
         "slope of log J(τ) per token, 95 % interval; 0 beyond τ: none arrives; of layers wider than "
         f"{WIDE} channels J(τ) is estimated from {GRADIENT_SKETCH} random directions of the output",
-        _rate,
+        lambda row: rate_text(row.gradient),
     ),
 )
 
 
 def heads_as_json(rows: Sequence[LayerHeads], reading: Reading) -> str:
     """Return all that was measured, as JSON text."""
-    return as_json(
-        {
-            "model": reading.model,
-            "where": reading.where,
-            "score": reading.score,
-            "chance": reading.chance,
-            "layers": [*map(_record, rows)],
-        }
-    )
+    return as_json({**asdict(reading), "layers": [*map(_record, rows)]})
 
 
 def _record(row: LayerHeads) -> dict[str, Any]:
@@ -142,13 +116,8 @@ def heads_figure(rows: Sequence[LayerHeads], reading: Reading) -> Figure:
     scores.set_xlim(-0.3, 1.1 * most + 0.3)
     scores.set_xticks(ticks, [str(count) for count in ticks], minor=False)
     scores.set_xticks([], minor=True)
-    scores.set_title("the model with one layer cut")
-    scores.set_xlabel("operators left of the layer")
-    scores.set_ylabel("score")
-    gradients.set_yscale("log")
-    gradients.set_title("gradient of a layer")
-    gradients.set_xlabel("distance τ (tokens)")
-    gradients.set_ylabel("J(τ)")
+    scores.set(title="the model with one layer cut", xlabel="operators left of the layer", ylabel="score")
+    gradients.set(yscale="log", title="gradient of a layer", xlabel="distance τ (tokens)", ylabel="J(τ)")
     legend_beside(gradients, "layer")
     return figure
 
@@ -156,10 +125,10 @@ def heads_figure(rows: Sequence[LayerHeads], reading: Reading) -> Figure:
 def heads_page(rows: Sequence[LayerHeads], reading: Reading) -> str:
     """Return one HTML page: what was read, the table, what its columns are, and the plots, which are part of it."""
     picture = base64.b64encode(as_png(heads_figure(rows, reading))).decode()
-    headings = "".join(f"<th>{escape(column.heading)}</th>" for column in COLUMNS)
-    cells = (
-        f"<tr><th>{escape(row.name)}</th>{''.join(f'<td>{escape(column.cell(row))}</td>' for column in COLUMNS)}</tr>"
-        for row in rows
+    headings, lines, _ = cells(COLUMNS, rows)
+    body = (
+        f"<tr><th>{escape(name)}</th>{''.join(f'<td>{escape(text)}</td>' for text in texts)}</tr>"
+        for name, *texts in lines
     )
     meanings = (f"<dt>{escape(column.heading)}</dt><dd>{escape(column.meaning)}</dd>" for column in COLUMNS)
     return "\n".join(
@@ -173,8 +142,8 @@ def heads_page(rows: Sequence[LayerHeads], reading: Reading) -> str:
             "img{max-width:100%}dt{font-weight:bold}</style></head><body>",
             f"<h1>Heads of {escape(reading.model)}</h1>",
             *(f"<p>{escape(line)}</p>" for line in describe(rows, reading)),
-            f"<table><tr><th></th>{headings}</tr>",
-            *cells,
+            f"<table><tr>{''.join(f'<th>{escape(heading)}</th>' for heading in headings)}</tr>",
+            *body,
             f'</table>\n<p><img alt="Scores of cut layers, gradients" src="data:image/png;base64,{picture}"></p>\n<dl>',
             *meanings,
             "</dl></body></html>\n",

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from zoo.theory.rank import check_operator, spectrum_rank
+from zoo.theory.rank import check_operator, effective_rank, spectrum_rank
 
 
 class StateSize(NamedTuple):
@@ -58,12 +58,6 @@ def effective_state_size(
         torch.linalg.svdvals(rows[..., i:, :, :i, :].flatten(-2).flatten(-3, -2)).to(operator.dtype) for i in chosen
     ]
     ranks = [torch.as_tensor(spectrum_rank(spectrum, rtol)) for spectrum in spectra]
-    return StateSize(
-        torch.tensor(chosen), torch.stack(ranks, dim=-1), torch.stack([_entropy_size(s) for s in spectra], dim=-1)
-    )
-
-
-def _entropy_size(spectrum: Float[Tensor, "*batch singular"]) -> Float[Tensor, "*batch"]:
-    total = spectrum.sum(-1, keepdim=True)
-    share = spectrum / torch.where(total > 0, total, 1.0)
-    return torch.where(total[..., 0] > 0, torch.special.entr(share).sum(-1).exp(), 0.0)
+    # The shares of the square roots' energies are those of the values.
+    sizes = [torch.as_tensor(effective_rank(spectrum.sqrt()), dtype=operator.dtype) for spectrum in spectra]
+    return StateSize(torch.tensor(chosen), torch.stack(ranks, dim=-1), torch.stack(sizes, dim=-1))

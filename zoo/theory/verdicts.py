@@ -14,7 +14,7 @@ from zoo.report.numbers import number
 from zoo.report.plots import as_png, new_figure, styled, whole_numbers
 from zoo.report.terminal import make_table
 from zoo.theory.claims import CLAIMS, claims_by_paper
-from zoo.theory.claims.claim import QUICK, Check, Evidence, Panel, Settings, Verdict
+from zoo.theory.claims.claim import QUICK, Check, Panel, Settings, Verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -124,11 +124,7 @@ def write_report(verdicts: Sequence[Verdict], folder: str | Path) -> list[Path]:
         MissingExtraError: matplotlib is not installed; before anything is written.
         OSError: the folder cannot be written.
     """
-    plots = {
-        f"{verdict.claim.name}{'' if at == 0 else f'-{at + 1}'}.png": as_png(panel_figure(panel))
-        for verdict in verdicts
-        for at, panel in enumerate(verdict.evidence.panels)
-    }
+    plots = {name: as_png(panels_figure([panel])) for verdict in verdicts for name, panel in _plots(verdict).items()}
     pages = {"claims.md": verdicts_as_markdown(verdicts), "claims.json": verdicts_as_json(verdicts)}
     return write_all(folder, pages | plots)
 
@@ -151,10 +147,14 @@ def verdicts_as_markdown(verdicts: Sequence[Verdict]) -> str:
         "",
     ]
     for verdict in verdicts:
-        name, panels = verdict.claim.name, verdict.evidence.panels
-        plots = [f"{name}{'' if at == 0 else f'-{at + 1}'}.png" for at in range(len(panels))]
-        lines += section(verdict_record(verdict), plots)
+        lines += section(verdict_record(verdict), list(_plots(verdict)))
     return "\n".join(lines)
+
+
+def _plots(verdict: Verdict) -> dict[str, Panel]:
+    """Return the panels by the names of their files."""
+    name, panels = verdict.claim.name, verdict.evidence.panels
+    return {f"{name}{'' if at == 0 else f'-{at + 1}'}.png": panel for at, panel in enumerate(panels)}
 
 
 def claims_page() -> str:
@@ -216,23 +216,14 @@ def _read_check(record: Mapping[str, Any]) -> Check:
     return Check(record["quantity"], value, low, high, interval, tuple(record["seeds"]), record["reason"])
 
 
-def panel_figure(panel: Panel) -> Figure:
-    """Draw one plot as a matplotlib figure.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
-    return panels_figure((panel,))
-
-
 @styled
-def panels_figure(panels: Sequence[Panel]) -> Figure:
-    """Draw plots next to each other as one matplotlib figure.
+def panels_figure(panels: Sequence[Panel], n_rows: int = 1) -> Figure:
+    """Draw plots next to each other, in rows, as one matplotlib figure.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    figure, places = new_figure(len(panels), width=_WIDTH)
+    figure, places = new_figure(len(panels) // n_rows, n_rows, width=_WIDTH)
     for axes, panel in zip(places, panels, strict=True):
         _draw(axes, panel)
     return figure
@@ -244,9 +235,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
         y = [max(value, panel.lowest) for value in curve.y] if panel.log_y else curve.y
         colour = f"C{families.index(_family(curve.label)) % 10}"
         axes.plot(curve.x, y, label=curve.label, color=colour, **_STYLES[curve.style])
-    axes.set_title(panel.title)
-    axes.set_xlabel(panel.x_label)
-    axes.set_ylabel(panel.y_label)
+    axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     if panel.log_x:
         axes.set_xscale("log")
         places = sorted({x for curve in panel.curves for x in curve.x})
@@ -273,37 +262,21 @@ def _family(label: str) -> str:
     return label.partition(":")[0]
 
 
-def staircase_figure(evidence: Evidence | None = None, settings: Settings = QUICK) -> Figure:
-    """Draw error against heads: the bound, training on it, and the step to zero at H = k.
-
-    Args:
-        evidence: of the claim `head_count`; default measured here.
-        settings: sizes of that measurement.
+def staircase_figure(settings: Settings = QUICK) -> Figure:
+    """Measure the claim `head_count` and draw error against heads: the bound, training on it, zero from H = k on.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    measured: Evidence = evidence or CLAIMS["head_count"].measure(settings)
-    return panel_figure(measured.panels[0])
+    return panels_figure(CLAIMS["head_count"].measure(settings).panels)
 
 
-@styled
-def gradient_figure(evidence: dict[str, Evidence] | None = None, settings: Settings = QUICK) -> Figure:
-    """Draw gradient against distance in three plots: time-invariant SSMs, attention and gates, stacks.
-
-    Args:
-        evidence: by name, of the claims gradient_lti, gradient_attention, gradient_closed_gates and gradient_hybrid;
-            what is absent is measured here.
-        settings: sizes of those measurements.
+def gradient_figure(settings: Settings = QUICK) -> Figure:
+    """Measure and draw gradient against distance in four plots: time-invariant SSMs, attention, gates, a stack.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
     names = ("gradient_lti", "gradient_attention", "gradient_closed_gates", "gradient_hybrid")
-    given = evidence or {}
-    figure, places = new_figure(2, 2, width=_WIDTH)
-    for axes, name in zip(places, names, strict=True):
-        measured: Evidence = given.get(name) or CLAIMS[name].measure(settings)
-        (panel,) = measured.panels
-        _draw(axes, panel)
-    return figure
+    panels = [panel for name in names for panel in CLAIMS[name].measure(settings).panels]
+    return panels_figure(panels, n_rows=2)

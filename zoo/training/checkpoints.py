@@ -9,10 +9,10 @@ training. What Lightning records of its progress at these moments is exact, so c
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -243,7 +243,7 @@ class Interrupt(BetweenSteps):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # Not on_fit_start: after that Lightning notes all handlers, and at the end puts back what it noted.
         self._asked = None
-        self._handlers.enter_context(handled((CTRL_C, *SCHEDULER), self._handler(trainer)))
+        self._handlers.enter_context(handled((CTRL_C, *SCHEDULER), functools.partial(self._ask, trainer)))
 
     def between_steps(self, trainer: L.Trainer) -> None:
         if self.checkpoints.at_rest(trainer):
@@ -267,13 +267,10 @@ class Interrupt(BetweenSteps):
             self.checkpoints.save_last(trainer)
             raise self._interrupted(asked, trainer)
 
-    def _handler(self, trainer: L.Trainer) -> Callable[[int, FrameType | None], None]:
-        def handle(number: int, frame: FrameType | None) -> None:
-            if self._asked is not None:
-                raise self._interrupted(number, trainer)
-            self._asked = number
-
-        return handle
+    def _ask(self, trainer: L.Trainer, number: int, frame: FrameType | None) -> None:
+        if self._asked is not None:
+            raise self._interrupted(number, trainer)
+        self._asked = number
 
     def _interrupted(self, number: int, trainer: L.Trainer) -> Interrupted:
         last = self.checkpoints.last

@@ -21,9 +21,8 @@ from zoo.theory.figures import (
     spectrum_figure,
 )
 from zoo.theory.gradients import FEWEST_SEEDS
-from zoo.theory.measure import REL_ERRORS, LayerInput, fitted, layer_inputs, layer_profile, operator_norms, spectrum_at
+from zoo.theory.measure import LayerInput, fitted, layer_inputs, layer_profile, operator_norms, spectrum_at
 from zoo.theory.operator import OperatorError
-from zoo.theory.rank import heads_needed, spectrum_rank
 
 _LOG = logging.getLogger(__name__)
 _SKETCH = 8  # of wide layers: a reading must be quick
@@ -96,22 +95,22 @@ class TheoryFigures(Callback):
     ) -> None:
         name, mixer, x = layer
         try:
-            spectrum, limit, _ = spectrum_at(mixer, x[:1], sketch=_SKETCH)
+            read = spectrum_at(mixer, x[:1], sketch=_SKETCH)
         except OperatorError as error:
             _LOG.warning("%s: no figures of its operator: %s", name, error)
             return
-        rank = int(spectrum_rank(spectrum))
-        history = self.heads.setdefault(name, {error: [] for error in REL_ERRORS})
-        scalars = {f"{tag}/interaction rank": rank}
+        assert read.rank is not None
+        scalars = {f"{tag}/interaction rank": read.rank}
+        scalars |= {f"{tag}/heads for {100 * error:g} %": count for error, count in read.heads.items()}
+        history = self.heads.setdefault(name, {error: [] for error in read.heads})
         for error, counts in history.items():
             if not again:
-                counts.append(int(heads_needed(spectrum, error)))
-            scalars[f"{tag}/heads for {100 * error:g} %"] = counts[-1]
+                counts.append(read.heads[error])
         pictures = {}
         if figures:
             pictures = {
                 "operator": operator_figure(operator_norms(mixer, x[:1]), f"{name}, operator"),
-                "spectrum": spectrum_figure(spectrum.tolist(), rank, f"{name}, spectrum", limit),
+                "spectrum": spectrum_figure(read.values.tolist(), read.rank, f"{name}, spectrum", read.limit),
                 "gradient": gradient_decay_figure(fitted(layer_profile(mixer, x)), f"{name}, gradient"),
             }
             if len(self.steps) > 1:

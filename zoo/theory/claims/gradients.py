@@ -122,16 +122,19 @@ def gradient_lti(settings: Settings) -> Findings:
     yield _panel("Time-invariant SSMs: J falls by log rho per token", profiles)
 
 
-def needle_for_attention(seq_len: int) -> MakeInput:
-    """Draw noise, channel 0 (the key) zero except at one position, which the last position asks for (channel 1)."""
+def needle_in_noise(seq_len: int, others: float, channel: int, last: float) -> MakeInput:
+    """Draw noise and a needle: channel 0 is one at the needle and `others` elsewhere; the last position has `last`.
+
+    Attention takes channel 0 for the key and channel 1 of the last position for the query; a switched core takes
+    channel 0 for the switch.
+    """
 
     def make(generator: torch.Generator, distance: int) -> Tensor:
         x = torch.randn(seq_len, _D_MODEL, generator=generator, dtype=torch.float64)
-        x[:, 0] = 0
-        x[-1, 1] = 1
-        needle = torch.randn(_D_MODEL, generator=generator, dtype=torch.float64)
-        needle[0] = 1
-        x[-1 - distance] = needle
+        x[:, 0] = others
+        x[-1 - distance] = torch.randn(_D_MODEL, generator=generator, dtype=torch.float64)
+        x[-1 - distance, 0] = 1
+        x[-1, channel] = last
         return x
 
     return make
@@ -152,7 +155,7 @@ def needle_attention_of(_: int) -> Core:
 def gradient_attention(settings: Settings) -> Findings:
     """Measure attention on a needle and on noise."""
     n = settings.seq_len
-    needle = profile_of(settings, needle_attention_of, needle_for_attention(n))
+    needle = profile_of(settings, needle_attention_of, needle_in_noise(n, 0.0, channel=1, last=1.0))
     noise = {at: profile_of(settings, lambda _: Attention(_D_MODEL, 1), seq_len=at) for at in (n // 4, n // 2, n)}
     levels = {length: _level(profile) for length, profile in noise.items()}
     kept, ratio = _end_over_start(needle)
@@ -166,24 +169,13 @@ def gradient_attention(settings: Settings) -> Findings:
     yield _panel("Attention: flat in distance, 1/n unless selected", {"attention, selected needle": needle} | on_noise)
 
 
-def needle_between_gates(seq_len: int, between: float) -> MakeInput:
-    """Draw a needle, its switch (channel 0) at one; the switch of all others is `between`, of the last zero."""
+def between_gates(settings: Settings, seq_len: int, between: float) -> GradientProfile:
+    """Profile selective cores with a switch, `between` from needle to end; step sizes .1 to .5 where it is neutral."""
 
-    def make(generator: torch.Generator, distance: int) -> Tensor:
-        x = torch.randn(seq_len, _D_MODEL, generator=generator, dtype=torch.float64)
-        needle = torch.randn(_D_MODEL, generator=generator, dtype=torch.float64)
-        x[:, 0] = between
-        x[-1 - distance] = needle
-        x[-1 - distance, 0] = 1
-        x[-1, 0] = 0
-        return x
+    def make(seed: int) -> Core:
+        return switched_core(Draw(settings, 70, seed), _D_MODEL, 4, (0.1, 0.5))
 
-    return make
-
-
-def switched_of(settings: Settings) -> Callable[[int], Core]:
-    """Build selective cores with a switch, step sizes .1 to .5 when it is neutral."""
-    return lambda seed: switched_core(Draw(settings, 70, seed), _D_MODEL, 4, (0.1, 0.5))
+    return profile_of(settings, make, needle_in_noise(seq_len, between, channel=0, last=0.0), seq_len)
 
 
 @claim(
@@ -195,9 +187,7 @@ def switched_of(settings: Settings) -> Callable[[int], Core]:
 def gradient_closed_gates(settings: Settings) -> Findings:
     """Measure a selective core between closed gates and between open ones."""
     n = settings.seq_len
-    closed, open_ = (
-        profile_of(settings, switched_of(settings), needle_between_gates(n, between)) for between in (_CLOSED, 0.0)
-    )
+    closed, open_ = (between_gates(settings, n, between) for between in (_CLOSED, 0.0))
     kept, ratio = _end_over_start(closed)
     yield within(f"gates closed between, n = {n}: rate per token", _rate(closed), -0.1 / n, 0.1 / n)
     yield within(f"gates closed: {kept}", ratio, 0.9, 1.1)
@@ -324,7 +314,7 @@ def slogan_ssm_attenuates(settings: Settings) -> Findings:
     profiles = {
         f"pole {slow[0].item():.4f}": profile_of(settings, lambda _: real_poles(slow), seq_len=n),
         "diagonal_ssm as initialised": profile_of(settings, lambda _: DiagonalSSM(_D_MODEL), seq_len=n),
-        "selective, gates closed": profile_of(settings, switched_of(settings), needle_between_gates(n, _CLOSED), n),
+        "selective, gates closed": between_gates(settings, n, _CLOSED),
     }
     for name, profile in profiles.items():
         kept, ratio = _end_over_start(profile)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from functools import cache
 
 import torch
@@ -163,13 +164,10 @@ def least_left(d: int, n_heads: int, rank: int) -> float:
 
 def heads_for(d: int, rank: int, left: float) -> int:
     """Return the fewest heads whose `least_left` is no more than `left`."""
-    low, high = 0, 1
-    while least_left(d, high, rank) > left:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if least_left(d, middle, rank) > left else (low, middle)
-    return high
+    most = 1
+    while least_left(d, most, rank) > left:
+        most *= 2
+    return bisect_left(range(most), True, lo=most // 2, key=lambda n_heads: least_left(d, n_heads, rank) <= left)
 
 
 def nearest_head(d: int, sharpness: float) -> Attention:
