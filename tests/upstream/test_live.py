@@ -5,9 +5,10 @@ Whole models of transformers with their caches: tests/mixers/test_transformers.p
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -24,8 +25,8 @@ from zoo import create_mixer
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 D_MODEL, LENGTHS = 12, (7, 70)
-every_cut = pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
 every_length = pytest.mark.parametrize("length", LENGTHS)
+Compare = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
@@ -35,24 +36,27 @@ def _float64() -> Iterator[None]:
         yield
 
 
-def compare(
-    layer: nn.Module,
-    run: Callable[[Tensor], Tensor],
-    mixer: nn.Module,
-    translate: Callable[[Weights], Weights],
-    length: int,
-    cuts: Sequence[int],
-    generator: torch.Generator,
-) -> Any:
+@pytest.fixture(params=CUTS.values(), ids=CUTS)
+def compare(request: pytest.FixtureRequest, generator: torch.Generator) -> Compare:
     """Assert the same outputs and gradients on random weights; returns the zoo's last state, and the input."""
-    randomise(layer, generator).eval()
-    x = draw(2, length, D_MODEL, generator=generator).requires_grad_()
-    y = run(x)
-    dy = draw(*y.shape, generator=generator)
-    weights = dict(layer.named_parameters())
-    dx, *grads = torch.autograd.grad(y, [x, *weights.values()], dy)
-    state = assert_same(mixer, translate, weights, cuts, x, y.detach(), dy, dx, dict(zip(weights, grads, strict=True)))
-    return state, x
+
+    def compare(
+        layer: nn.Module,
+        run: Callable[[Tensor], Tensor],
+        mixer: nn.Module,
+        translate: Callable[[Weights], Weights],
+        length: int = 7,
+    ) -> Any:
+        randomise(layer, generator).eval()
+        x = draw(2, length, D_MODEL, generator=generator).requires_grad_()
+        y = run(x)
+        dy = draw(*y.shape, generator=generator)
+        weights = dict(layer.named_parameters())
+        dx, *grads = torch.autograd.grad(y, [x, *weights.values()], dy)
+        given = x, y.detach(), dy, dx, dict(zip(weights, grads, strict=True))
+        return assert_same(mixer, translate, weights, request.param, *given), x
+
+    return compare
 
 
 def joined(w: Weights) -> Weights:
@@ -73,50 +77,45 @@ def mask(length: int, window: int | None = None) -> Tensor:
     return torch.zeros(length, length).masked_fill(~visible, -torch.inf)[None, None]
 
 
-def build(kind: str, **options: Any) -> tuple[Any, Any]:
+def build(kind: str, layer_idx: int = 0, **options: Any) -> tuple[Any, Any]:
     """An attention layer of transformers in plain Python, and its rotary embedding."""
     import transformers
 
     sizes = {"hidden_size": D_MODEL, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1}
-    config = getattr(transformers, f"{kind}Config")(**sizes, head_dim=4, attn_implementation="eager", **options)
-    file = getattr(transformers.models, kind.lower() if kind != "GptOss" else "gpt_oss")
-    file = getattr(file, f"modeling_{file.__name__.rpartition('.')[2]}")
-    return getattr(file, f"{kind}Attention")(config, layer_idx=0), getattr(file, f"{kind}RotaryEmbedding")(config)
+    sizes |= {"head_dim": 4, "attn_implementation": "eager", **options}
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    name = {"GptOss": "gpt_oss", "Qwen3Next": "qwen3_next"}.get(kind, kind.lower())
+    file = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    return getattr(file, f"{kind}Attention")(config, layer_idx), getattr(file, f"{kind}RotaryEmbedding")(config)
+
+
+ROPE = {"rope_type": "default", "rope_theta": 50.0}
 
 
 # Attention.
 
 
-@every_cut
-def test_attention_is_torchs(cuts: Sequence[int], generator: torch.Generator) -> None:
+def test_attention_is_torchs(compare: Compare) -> None:
     layer = nn.MultiheadAttention(D_MODEL, 3, bias=False, batch_first=True)
     compare(
         layer,
         lambda x: layer(x, x, x, attn_mask=mask(7)[0, 0], need_weights=False)[0],
         create_mixer("attention", D_MODEL, n_heads=3),
         lambda w: {"qkv_proj.weight": w["in_proj_weight"], "out_proj.weight": w["out_proj.weight"]},
-        7,
-        cuts,
-        generator,
     )
 
 
-@every_cut
-def test_rope_and_shared_heads_are_llamas(cuts: Sequence[int], generator: torch.Generator) -> None:
-    layer, rope = build("Llama", rope_parameters={"rope_type": "default", "rope_theta": 50.0})
+def test_rope_and_shared_heads_are_llamas(compare: Compare) -> None:
+    layer, rope = build("Llama", rope_parameters=ROPE)
     compare(
         layer,
         lambda x: layer(x, rope(x, torch.arange(7)[None]), mask(7))[0],
         create_mixer("attention", D_MODEL, n_heads=4, n_kv_heads=2, d_head=4, position="rope", rope_base=50.0),
         joined,
-        7,
-        cuts,
-        generator,
     )
 
 
-@every_cut
-def test_the_constant_sink_is_gpt_oss(cuts: Sequence[int], generator: torch.Generator) -> None:
+def test_the_constant_sink_is_gpt_oss(compare: Compare) -> None:
     layer, _ = build("GptOss", attention_bias=False)
     nn.init.zeros_(layer.sinks)
     still = torch.ones(1, 7, 2), torch.zeros(1, 7, 2)  # no rotation
@@ -125,15 +124,11 @@ def test_the_constant_sink_is_gpt_oss(cuts: Sequence[int], generator: torch.Gene
         lambda x: layer(x, still, mask(7))[0],
         create_mixer("attention", D_MODEL, n_heads=4, n_kv_heads=2, d_head=4, sink="constant"),
         lambda w: {**joined(w), "sink_logit": w["sinks"].unsqueeze(1)},
-        7,
-        cuts,
-        generator,
     )
 
 
-@every_cut
 @every_length
-def test_the_sliding_window_is_mistrals(length: int, cuts: Sequence[int], generator: torch.Generator) -> None:
+def test_the_sliding_window_is_mistrals(length: int, compare: Compare) -> None:
     layer, rope = build("Mistral")
     compare(
         layer,
@@ -141,15 +136,12 @@ def test_the_sliding_window_is_mistrals(length: int, cuts: Sequence[int], genera
         create_mixer("sliding_attention", D_MODEL, n_heads=4, n_kv_heads=2, d_head=4, window=5, position="rope"),
         joined,
         length,
-        cuts,
-        generator,
     )
 
 
-@every_cut
 @pytest.mark.parametrize("n_heads", [4, 6])
 @pytest.mark.parametrize("name", ["attention", "sliding_attention"])
-def test_alibi_is_blooms(name: str, n_heads: int, cuts: Sequence[int], generator: torch.Generator) -> None:
+def test_alibi_is_blooms(name: str, n_heads: int, compare: Compare) -> None:
     from transformers.models.bloom import BloomConfig, modeling_bloom
 
     layer = modeling_bloom.BloomAttention(BloomConfig(hidden_size=D_MODEL, n_head=n_heads), layer_idx=0)
@@ -165,25 +157,12 @@ def test_alibi_is_blooms(name: str, n_heads: int, cuts: Sequence[int], generator
         slopes = mixer.slopes.detach()  # the published ones, as both start
         return {"qkv_proj.weight": heads.flatten(0, 2), "out_proj.weight": w["dense.weight"], "slopes": slopes}
 
-    compare(layer, run, mixer, translate, 7, cuts, generator)
+    compare(layer, run, mixer, translate)
 
 
-@every_cut
 @every_length
-def test_gated_attention_is_qwen3_nexts(length: int, cuts: Sequence[int], generator: torch.Generator) -> None:
-    from transformers.models.qwen3_next import Qwen3NextConfig, modeling_qwen3_next
-
-    config = Qwen3NextConfig(
-        hidden_size=D_MODEL,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_hidden_layers=1,
-        head_dim=8,
-        rope_parameters={"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.5},
-        attn_implementation="eager",
-    )
-    layer = modeling_qwen3_next.Qwen3NextAttention(config, layer_idx=0)
-    rope = modeling_qwen3_next.Qwen3NextRotaryEmbedding(config)
+def test_gated_attention_is_qwen3_nexts(length: int, compare: Compare) -> None:
+    layer, rope = build("Qwen3Next", head_dim=8, rope_parameters={**ROPE, "partial_rotary_factor": 0.5})
 
     def translate(w: Weights) -> Weights:
         q, gate = (t.flatten(0, 1) for t in w["q_proj.weight"].unflatten(0, (4, 2, 8)).unbind(1))
@@ -199,29 +178,19 @@ def test_gated_attention_is_qwen3_nexts(length: int, cuts: Sequence[int], genera
         create_mixer("gated_attention", D_MODEL, n_heads=4, n_kv_heads=2, d_head=8, d_rope=4, rope_base=50.0),
         translate,
         length,
-        cuts,
-        generator,
     )
 
 
 # Linear attention.
 
 
-@every_cut
 @pytest.mark.parametrize(("length", "layer_idx"), [(7, 0), (7, 2), (70, 1)])
-def test_lightning_attention_is_minimaxs(
-    length: int, layer_idx: int, cuts: Sequence[int], generator: torch.Generator
-) -> None:
+def test_lightning_attention_is_minimaxs(length: int, layer_idx: int, compare: Compare) -> None:
     from transformers.models.minimax import MiniMaxConfig, modeling_minimax
 
-    sizes = {
-        "hidden_size": D_MODEL,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "head_dim": 3,
-        "block_size": 16,
-    }
-    config = MiniMaxConfig(**sizes, num_hidden_layers=4, layer_types=["linear_attention"] * 4)
+    sizes = {"hidden_size": D_MODEL, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 3}
+    kinds = {"num_hidden_layers": 4, "layer_types": ["linear_attention"] * 4}
+    config = MiniMaxConfig(**sizes, **kinds, block_size=16)
     layer = modeling_minimax.MiniMaxLightningAttention(config, layer_idx=layer_idx)
     scale = float(layer.slope_rate[0] / 0.25)
     assert math.isclose(scale, 1 - layer_idx / 3, rel_tol=1e-4)
@@ -232,27 +201,14 @@ def test_lightning_attention_is_minimaxs(
         return {"qkv_proj.weight": qkv, **gate, **{f"{n}.weight": w[f"{n}.weight"] for n in ("norm", "out_proj")}}
 
     mixer = create_mixer("lightning_attention", D_MODEL, n_heads=4, slope_scale=scale)
-    state, x = compare(layer, lambda x: layer(x, None, None)[0], mixer, translate, length, cuts, generator)
+    state, x = compare(layer, lambda x: layer(x, None, None)[0], mixer, translate, length)
     assert_close(state.S, layer(x, None, None)[1])
 
 
-@every_cut
 @every_length
-def test_differential_attention_is_diffllamas(length: int, cuts: Sequence[int], generator: torch.Generator) -> None:
-    from transformers.models.diffllama import DiffLlamaConfig, modeling_diffllama
-
-    config = DiffLlamaConfig(
-        hidden_size=D_MODEL,
-        num_attention_heads=6,
-        num_key_value_heads=6,
-        num_hidden_layers=3,
-        head_dim=4,
-        rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 50.0},
-        attn_implementation="eager",
-    )
-    layer = modeling_diffllama.DiffLlamaAttention(config, layer_idx=2)
-    rope = modeling_diffllama.DiffLlamaRotaryEmbedding(config)
+def test_differential_attention_is_diffllamas(length: int, compare: Compare) -> None:
+    sizes = {"num_attention_heads": 6, "num_key_value_heads": 6, "num_hidden_layers": 3, "rms_norm_eps": 1e-5}
+    layer, rope = build("DiffLlama", 2, **sizes, rope_parameters=ROPE)
 
     def translate(w: Weights) -> Weights:
         # Theirs has the first softmax of every head, then the second; likewise the halves of the values.
@@ -272,19 +228,14 @@ def test_differential_attention_is_diffllamas(length: int, cuts: Sequence[int], 
         create_mixer("differential_attention", D_MODEL, n_heads=3, d_head=4, depth=2, rope_base=50.0),
         translate,
         length,
-        cuts,
-        generator,
     )
 
 
 # Nonlinear recurrence.
 
 
-@every_cut
 @pytest.mark.parametrize(("name", "kind"), [("lstm", nn.LSTM), ("gru", nn.GRU), ("rnn", nn.RNN)])
-def test_recurrent_nets_are_torchs(
-    name: str, kind: type[nn.RNNBase], cuts: Sequence[int], generator: torch.Generator
-) -> None:
+def test_recurrent_nets_are_torchs(name: str, kind: type[nn.RNNBase], compare: Compare) -> None:
     layer = kind(D_MODEL, D_MODEL, batch_first=True)
 
     def translate(w: Weights) -> Weights:
@@ -296,7 +247,7 @@ def test_recurrent_nets_are_torchs(
         return {**ours, "out_proj.weight": torch.eye(D_MODEL)}
 
     mixer = create_mixer(name, D_MODEL)
-    state, x = compare(layer, lambda x: layer(x)[0], mixer, translate, 7, cuts, generator)
+    state, x = compare(layer, lambda x: layer(x)[0], mixer, translate)
     last = layer(x)[1]
     for held, theirs in zip(state, last if name == "lstm" else (last,), strict=True):
         assert_close(held, theirs[0])
@@ -305,23 +256,21 @@ def test_recurrent_nets_are_torchs(
 # Convolution.
 
 
-@every_cut
 @every_length
-def test_the_gated_convolution_is_lfm2s(length: int, cuts: Sequence[int], generator: torch.Generator) -> None:
+def test_the_gated_convolution_is_lfm2s(length: int, compare: Compare) -> None:
     from transformers.models.lfm2 import Lfm2Config, modeling_lfm2
 
     config = Lfm2Config(hidden_size=D_MODEL, num_hidden_layers=1, layer_types=["conv"])
     layer = modeling_lfm2.Lfm2ShortConv(config, layer_idx=0)
     mixer = create_mixer("gated_conv", D_MODEL)
-    compare(layer, layer, mixer, lambda w: w | {"conv.weight": w["conv.weight"].squeeze(1)}, length, cuts, generator)
+    compare(layer, layer, mixer, lambda w: w | {"conv.weight": w["conv.weight"].squeeze(1)}, length)
 
 
 # Linear recurrence.
 
 
-@every_cut
 @every_length
-def test_the_real_gated_unit_is_recurrent_gemmas(length: int, cuts: Sequence[int], generator: torch.Generator) -> None:
+def test_the_real_gated_unit_is_recurrent_gemmas(length: int, compare: Compare, generator: torch.Generator) -> None:
     from transformers.models.recurrent_gemma import RecurrentGemmaConfig, modeling_recurrent_gemma
 
     config = RecurrentGemmaConfig(hidden_size=D_MODEL, lru_width=15, num_attention_heads=3, conv1d_width=4)
@@ -347,16 +296,15 @@ def test_the_real_gated_unit_is_recurrent_gemmas(length: int, cuts: Sequence[int
         return layer(x, torch.arange(length)[None], None, use_cache=False)[0]
 
     mixer = create_mixer("rg_lru", D_MODEL, d_inner=15, n_heads=3)
-    state, _ = compare(layer, run, mixer, translate, length, cuts, generator)
+    state, _ = compare(layer, run, mixer, translate, length)
     assert_close(state.h, layer.rg_lru.recurrent_states)
 
 
 # The gated delta rule.
 
 
-@every_cut
 @every_length
-def test_the_gated_delta_rule_is_qwen3_nexts(length: int, cuts: Sequence[int], generator: torch.Generator) -> None:
+def test_the_gated_delta_rule_is_qwen3_nexts(length: int, compare: Compare) -> None:
     from transformers.models.qwen3_next import Qwen3NextConfig, modeling_qwen3_next
 
     heads, d_head, d_value = 2, 5, 10
@@ -386,5 +334,5 @@ def test_the_gated_delta_rule_is_qwen3_nexts(length: int, cuts: Sequence[int], g
         }
 
     mixer = create_mixer("gated_delta_net", D_MODEL, n_heads=heads, d_head=d_head)
-    compare(layer, lambda x: layer(x), mixer, translate, length, cuts, generator)
+    compare(layer, lambda x: layer(x), mixer, translate, length)
     assert math.isclose(mixer.norm.eps, layer.norm.variance_epsilon)
