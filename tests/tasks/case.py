@@ -31,7 +31,8 @@ class TaskCase:
     Attributes:
         options: draws options of shapes that exist, small enough for a slow solver.
         solve: answers every labelled position.
-        refused: (options, regular expression of the whole message behind "name: ") for every rule of the constructor.
+        least: the smallest value of options that are whole numbers.
+        refused: (options, regular expression of the whole message behind "name: ") for every further rule.
         facts: for each fact of the spec, its solver; what it leaves out must be -1 in the array.
         base: options at which digests, chance, splits and seeds are tested: the defaults, unless they are large.
         published: options of the published shapes; each must exist.
@@ -43,7 +44,8 @@ class TaskCase:
 
     options: SearchStrategy[Options]
     solve: Solver
-    refused: Sequence[tuple[Options, str]]
+    least: Mapping[str, int] = field(default_factory=dict)
+    refused: Sequence[tuple[Options, str]] = ()
     facts: Mapping[str, Solver] = field(default_factory=dict)
     base: Options = field(default_factory=dict)
     published: Sequence[Options] = ()
@@ -51,6 +53,12 @@ class TaskCase:
     fixed_length: str | None = None
     other_length: int | None = None
     examples: int = 8_192
+
+    @property
+    def refusals(self) -> list[tuple[Options, str]]:
+        """All of `refused`, and the number below each of `least`."""
+        whole = "{0} must be an integer >= {1}, got {0}={2}"
+        return [*self.refused, *(({o: n - 1}, whole.format(o, n, n - 1)) for o, n in self.least.items())]
 
 
 def all_cases() -> dict[str, TaskCase]:

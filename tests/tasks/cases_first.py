@@ -58,15 +58,14 @@ CASES = {
         options=mqar_options(),
         solve=solvers.solve_mqar,
         facts={"distance": solvers.mqar_distance, "pairs": solvers.mqar_pairs},
+        least={"n_pairs": 1, "min_pairs": 1},
         refused=[
             ({"n_pairs": 20, "seq_len": 64}, r"4 \* n_pairs must be <= seq_len, got n_pairs=20, seq_len=64"),
             ({"vocab_size": 64}, "vocab_size must be > seq_len, got vocab_size=64, seq_len=64"),
             ({"seq_len": 63}, "seq_len must be even, got seq_len=63"),
-            ({"n_pairs": 0}, "n_pairs must be an integer >= 1, got n_pairs=0"),
             ({"n_pairs": 2.5}, "n_pairs must be an integer >= 1, got n_pairs=2.5"),
             ({"n_pairs": True}, "n_pairs must be an integer >= 1, got n_pairs=True"),
             ({"n_pairs": None, "seq_len": 2}, r"4 \* n_pairs must be <= seq_len, got n_pairs=None, seq_len=2"),
-            ({"min_pairs": 0}, "min_pairs must be an integer >= 1, got min_pairs=0"),
             ({"min_pairs": 5}, "min_pairs must be <= n_pairs, got min_pairs=5, n_pairs=4, seq_len=64"),
             ({"power_a": 0.0}, "power_a must be positive, got power_a=0.0"),
             ({"power_a": float("nan")}, "power_a must be positive, got power_a=nan"),
@@ -82,12 +81,9 @@ CASES = {
         options=needle_options(),
         solve=solvers.solve_needle,
         facts={"distance": solvers.needle_distance},
+        least={"distance": 1, "n_classes": 2, "n_noise": 1, "n_distractors": 0},
         refused=[
-            ({"distance": 0}, "distance must be an integer >= 1, got distance=0"),
             ({"seq_len": 128}, "seq_len must be > distance, got seq_len=128, distance=128"),
-            ({"n_classes": 1}, "n_classes must be an integer >= 2, got n_classes=1"),
-            ({"n_noise": 0}, "n_noise must be an integer >= 1, got n_noise=0"),
-            ({"n_distractors": -1}, "n_distractors must be an integer >= 0, got n_distractors=-1"),
             (
                 {"n_distractors": 1, "seq_len": 129},
                 r"with distractors seq_len must be > distance \+ 1, got seq_len=129, distance=128",
@@ -98,6 +94,7 @@ CASES = {
     "ssm_teacher": TaskCase(
         options=ssm_teacher_options(),
         solve=solvers.solve_ssm_teacher,
+        least={"teacher_seed": 0, "period": 1},
         refused=[
             ({"k": 33}, "k must be <= period, got k=33, period=32"),
             (
@@ -105,8 +102,6 @@ CASES = {
                 r"k must be <= d_input \* d_output, got k=5, d_input=2, d_output=2",
             ),
             ({"rho": 1.01}, r"rho must lie in \(0, 1\], got rho=1.01"),
-            ({"teacher_seed": -1}, "teacher_seed must be an integer >= 0, got teacher_seed=-1"),
-            ({"period": 0}, "period must be an integer >= 1, got period=0"),
         ],
     ),
 }

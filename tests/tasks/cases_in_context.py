@@ -51,12 +51,8 @@ CASES = {
         options=automata_options(),
         solve=solvers.solve_automata,
         facts={"depth": solvers.symbols_read},
+        least={"seq_len": 2, "n_symbols": 2, "max_states": 2, "max_edges": 1, "max_word": 1},
         refused=[
-            ({"seq_len": 1}, "seq_len must be an integer >= 2, got seq_len=1"),
-            ({"n_symbols": 1}, "n_symbols must be an integer >= 2, got n_symbols=1"),
-            ({"max_states": 1}, "max_states must be an integer >= 2, got max_states=1"),
-            ({"max_edges": 0}, "max_edges must be an integer >= 1, got max_edges=0"),
-            ({"max_word": 0}, "max_word must be an integer >= 1, got max_word=0"),
             ({"n_symbols": 3}, FEWER_EDGES % (3, 8)),
             ({"max_states": 3}, FEWER_EDGES % (18, 3)),
             ({"max_word": 128}, "max_word must be < seq_len, got max_word=128, seq_len=128"),
@@ -69,10 +65,9 @@ CASES = {
         ),
         solve=solvers.solve_in_context_regression,
         facts={"pairs": solvers.pairs_before},
+        least={"seq_len": 2, "d_x": 1},
         refused=[
             ({"seq_len": 41}, "seq_len must be even, got seq_len=41"),
-            ({"seq_len": 0}, "seq_len must be an integer >= 2, got seq_len=0"),
-            ({"d_x": 0}, "d_x must be an integer >= 1, got d_x=0"),
         ],
         published=[{"seq_len": 82, "d_x": 20}],
     ),
@@ -80,11 +75,10 @@ CASES = {
         options=k_hop_options(),
         solve=solvers.solve_k_hop,
         facts={"hops": solvers.k_hop_hops},
+        least={"n_questions": 1, "max_hops": 1},
         refused=[
             ({"seq_len": 63}, "seq_len must be even, got seq_len=63"),
             ({"n_questions": 17}, r"4 \* n_questions must be <= seq_len, got n_questions=17, seq_len=64"),
-            ({"n_questions": 0}, "n_questions must be an integer >= 1, got n_questions=0"),
-            ({"max_hops": 0}, "max_hops must be an integer >= 1, got max_hops=0"),
             (
                 {"max_hops": 24},
                 "max_hops must be < seq_len / 2 - n_questions, got max_hops=24, seq_len=64, n_questions=8",
@@ -99,11 +93,9 @@ CASES = {
         options=stacked_mqar_options(),
         solve=solvers.solve_stacked_mqar,
         facts={"distance": solvers.stacked_mqar_distance},
+        least={"seq_len": 1, "n_passes": 1, "d_key": 1},
         refused=[
-            ({"seq_len": 0}, "seq_len must be an integer >= 1, got seq_len=0"),
             ({"seq_len": 31}, r"seq_len must be a multiple of n_passes \+ 1, got seq_len=31, n_passes=1"),
-            ({"n_passes": 0}, "n_passes must be an integer >= 1, got n_passes=0"),
-            ({"d_key": 0}, "d_key must be an integer >= 1, got d_key=0"),
             (
                 {"n_symbols": 15},
                 r"n_symbols must be >= seq_len / \(n_passes \+ 1\), got n_symbols=15, seq_len=32, n_passes=1",

@@ -49,8 +49,8 @@ CASES = {
             }
         ),
         solve=solve_text,
+        least={"seq_len": 1},
         refused=[
-            ({"seq_len": 0}, "seq_len must be an integer >= 1, got seq_len=0"),
             ({"unit": "words"}, "unit must be one of bytes, characters, got unit='words'"),
             ({"path": "a", "dataset": "b"}, "give path or dataset, not both, got path='a', dataset='b'"),
             ({"path": "no/such/file"}, "cannot read no/such/file: No such file or directory"),

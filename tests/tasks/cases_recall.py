@@ -103,12 +103,12 @@ CASES = {
         options=compositional_options(),
         solve=solvers.solve_compositional,
         facts={"distance": solvers.compositional_distance, "pairs": solvers.all_pairs},
+        least={"n_pairs": 1},
         refused=[
             ({"n_pairs": 8}, "n_pairs must be a square number, got n_pairs=8"),
             ({"n_pairs": 16}, r"6 \* n_pairs must be <= seq_len, got n_pairs=16, seq_len=64"),
             ({"vocab_size": 64}, "vocab_size must be > seq_len, got vocab_size=64, seq_len=64"),
             ({"power_a": -1}, "power_a must be positive, got power_a=-1.0"),
-            ({"n_pairs": 0}, "n_pairs must be an integer >= 1, got n_pairs=0"),
         ],
         published=[{"vocab_size": 8192, "seq_len": seq, "n_pairs": k} for seq, k in [(64, 4), (256, 36), (2048, 256)]],
     ),
@@ -116,10 +116,10 @@ CASES = {
         options=compression_options(),
         solve=solvers.solve_compression,
         facts={"distance": solvers.compression_distance},
+        least={"vocab_size": 3},
         refused=[
             ({"seq_len": 64}, "seq_len must be odd, got seq_len=64"),
             ({"max_seq_len": 31}, "seq_len must be <= max_seq_len, got seq_len=63, max_seq_len=31"),
-            ({"vocab_size": 2}, "vocab_size must be an integer >= 3, got vocab_size=2"),
         ],
         published=[{}],
         other_length=31,
@@ -128,10 +128,9 @@ CASES = {
         options=st.builds(lambda options, echo: options | {"echo": echo}, copying_options(), st.booleans()),
         solve=solvers.solve_copying,
         facts={"distance": solvers.copying_distance},
+        least={"vocab_size": 4, "n_copied": 1},
         refused=[
             ({"n_copied": 61}, r"2 \* n_copied must be <= seq_len, got n_copied=61, seq_len=120"),
-            ({"vocab_size": 3}, "vocab_size must be an integer >= 4, got vocab_size=3"),
-            ({"n_copied": 0}, "n_copied must be an integer >= 1, got n_copied=0"),
         ],
         published=[{}, {"seq_len": 1020}],
     ),
@@ -143,6 +142,7 @@ CASES = {
             "pairs": solvers.all_pairs,
             "assignments": solvers.forgetting_assignments,
         },
+        least={"n_updates": 0},
         refused=[
             ({"n_updates": 9}, "n_updates must be <= n_pairs, got n_updates=9, n_pairs=8"),
             (
@@ -151,7 +151,6 @@ CASES = {
             ),
             ({"seq_len": 63}, "seq_len must be even, got seq_len=63"),
             ({"vocab_size": 64}, "vocab_size must be > seq_len, got vocab_size=64, seq_len=64"),
-            ({"n_updates": -1}, "n_updates must be an integer >= 0, got n_updates=-1"),
         ],
         published=[{"vocab_size": 8192, "seq_len": seq, "n_pairs": k} for seq, k in [(64, 4), (256, 36), (2048, 256)]],
     ),
@@ -186,9 +185,9 @@ CASES = {
         options=in_context_recall_options(),
         solve=solvers.solve_recall,
         facts={"distance": solvers.recall_distance},
+        least={"vocab_size": 4},
         refused=[
             ({"seq_len": 127}, "seq_len must be even, got seq_len=127"),
-            ({"vocab_size": 3}, "vocab_size must be an integer >= 4, got vocab_size=3"),
             ({"train_targets": "all"}, "train_targets must be one of every_token, answers, got train_targets='all'"),
         ],
         published=[{}, {"vocab_size": 128}, {"seq_len": 1024}],
@@ -197,10 +196,7 @@ CASES = {
         options=st.fixed_dictionaries({"vocab_size": st.integers(3, 30), "seq_len": st.integers(3, 80)}),
         solve=solvers.solve_induction,
         facts={"distance": solvers.induction_distance},
-        refused=[
-            ({"seq_len": 2}, "seq_len must be an integer >= 3, got seq_len=2"),
-            ({"vocab_size": 2}, "vocab_size must be an integer >= 3, got vocab_size=2"),
-        ],
+        least={"seq_len": 3, "vocab_size": 3},
         published=[{}, {"seq_len": 2**20}],
     ),
     "memorization": TaskCase(
@@ -212,10 +208,9 @@ CASES = {
             }
         ),
         solve=solvers.solve_memorization,
+        least={"vocab_size": 5, "map_seed": 0},
         refused=[
             ({"seq_len": 31}, "seq_len must be even, got seq_len=31"),
-            ({"vocab_size": 4}, "vocab_size must be an integer >= 5, got vocab_size=4"),
-            ({"map_seed": -1}, "map_seed must be an integer >= 0, got map_seed=-1"),
         ],
         published=[{}, {"vocab_size": 8192}],
     ),
@@ -239,9 +234,9 @@ CASES = {
         options=selective_copying_options(),
         solve=solvers.solve_selective,
         facts={"distance": solvers.selective_distance},
+        least={"vocab_size": 4},
         refused=[
             ({"seq_len": 32}, r"2 \* n_copied must be < seq_len, got n_copied=16, seq_len=32"),
-            ({"vocab_size": 3}, "vocab_size must be an integer >= 4, got vocab_size=3"),
         ],
         published=[{"as_published": True}, {"seq_len": 4096}, {"n_copied": 96, "as_published": True}],
     ),

@@ -82,18 +82,16 @@ CASES = {
     "adding": TaskCase(
         options=st.fixed_dictionaries({"seq_len": st.integers(2, 80)}),
         solve=solvers.solve_adding,
-        refused=[({"seq_len": 1}, "seq_len must be an integer >= 2, got seq_len=1")],
+        least={"seq_len": 2},
         base={"seq_len": 100},
         published=[{}],
     ),
     "bracket": TaskCase(
         options=bracket_options(),
         solve=solvers.solve_bracket,
+        least={"n_types": 1, "max_depth": 1, "seq_len": 2},
         refused=[
-            ({"n_types": 0}, "n_types must be an integer >= 1, got n_types=0"),
-            ({"max_depth": 0}, "max_depth must be an integer >= 1, got max_depth=0"),
             ({"seq_len": 5}, "seq_len must be even, got seq_len=5"),
-            ({"seq_len": 0}, "seq_len must be an integer >= 2, got seq_len=0"),
         ],
         published=[{"seq_len": 700}],
     ),
@@ -102,19 +100,16 @@ CASES = {
             {"seq_len": st.integers(1, 40), "cycle_length": st.integers(3, 9), "every_position": st.booleans()}
         ),
         solve=solvers.solve_cycle_navigation,
-        refused=[
-            ({"seq_len": 0}, "seq_len must be an integer >= 1, got seq_len=0"),
-            ({"cycle_length": 2}, "cycle_length must be an integer >= 3, got cycle_length=2"),
-        ],
+        least={"seq_len": 1, "cycle_length": 3},
         base={"seq_len": 24, "every_position": True},
         published=[{}],
     ),
     "delay": TaskCase(
         options=delay_options(),
         solve=solvers.solve_delay,
+        least={"lag": 1},
         refused=[
             ({"lag": 4000}, "lag must be < seq_len, got lag=4000, seq_len=4000"),
-            ({"lag": 0}, "lag must be an integer >= 1, got lag=0"),
             ({"cutoff": 0.6}, r"cutoff must lie in \[1 / seq_len, 0.5\], got cutoff=0.6, seq_len=4000"),
             ({"cutoff": 0.0002}, r"cutoff must lie in \[1 / seq_len, 0.5\], got cutoff=0.0002, seq_len=4000"),
             ({"cutoff": float("nan")}, r"cutoff must lie in \[1 / seq_len, 0.5\], got cutoff=nan, seq_len=4000"),
@@ -125,7 +120,7 @@ CASES = {
     "even_pairs": TaskCase(
         options=st.fixed_dictionaries({"seq_len": st.integers(2, 80), "every_position": st.booleans()}),
         solve=solvers.solve_even_pairs,
-        refused=[({"seq_len": 1}, "seq_len must be an integer >= 2, got seq_len=1")],
+        least={"seq_len": 2},
         base={"seq_len": 40, "every_position": True},
         published=[{}],
     ),
@@ -137,22 +132,21 @@ CASES = {
             }
         ),
         solve=solvers.solve_group_words,
+        least={"seq_len": 1},
         refused=[
             ({"group": "D4"}, NO_GROUP + "'D4'"),
             ({"group": "S3x"}, NO_GROUP + "'S3x'"),
             ({"group": "S7"}, "the group must have 2 ... 1000 elements, got group='S7'"),
             ({"group": "Z1"}, "the group must have 2 ... 1000 elements, got group='Z1'"),
-            ({"seq_len": 0}, "seq_len must be an integer >= 1, got seq_len=0"),
         ],
         published=[{"group": group} for group in ("Z60", "A4xZ5", "A5", "S3", "S5")],
     ),
     "listops": TaskCase(
         options=st.sampled_from(LISTOPS_SHAPES),
         solve=solvers.solve_listops,
+        least={"max_depth": 2, "max_args": 2},
         refused=[
             ({"max_length": 2049}, "max_length must be <= seq_len, got max_length=2049, seq_len=2048"),
-            ({"max_depth": 1}, "max_depth must be an integer >= 2, got max_depth=1"),
-            ({"max_args": 1}, "max_args must be an integer >= 2, got max_args=1"),
             (
                 {"max_depth": 3},
                 "less than one in 10,000 expressions has such a length, "
@@ -173,10 +167,9 @@ CASES = {
             }
         ),
         solve=solvers.solve_modular_arithmetic,
+        least={"seq_len": 1, "modulus": 2},
         refused=[
             ({"seq_len": 40}, "seq_len must be odd, got seq_len=40"),
-            ({"seq_len": 0}, "seq_len must be an integer >= 1, got seq_len=0"),
-            ({"modulus": 1}, "modulus must be an integer >= 2, got modulus=1"),
             ({"operators": ""}, r"operators must be some of \+-\*, each once, got operators=''"),
             ({"operators": "+/"}, r"operators must be some of \+-\*, each once, got operators='\+/'"),
             ({"operators": "++"}, r"operators must be some of \+-\*, each once, got operators='\+\+'"),
@@ -188,16 +181,14 @@ CASES = {
     "parity": TaskCase(
         options=st.fixed_dictionaries({"seq_len": st.integers(1, 80)}),
         solve=solvers.solve_parity,
-        refused=[({"seq_len": 0}, "seq_len must be an integer >= 1, got seq_len=0")],
+        least={"seq_len": 1},
         published=[{}, {"seq_len": 256}],
     ),
     "pathfinder": TaskCase(
         options=pathfinder_options(),
         solve=solvers.solve_pathfinder,
+        least={"image_size": 9, "path_length": 1, "n_distractors": 0},
         refused=[
-            ({"image_size": 8}, "image_size must be an integer >= 9, got image_size=8"),
-            ({"path_length": 0}, "path_length must be an integer >= 1, got path_length=0"),
-            ({"n_distractors": -1}, "n_distractors must be an integer >= 0, got n_distractors=-1"),
             (
                 {"path_length": 21},
                 r"lengths must be distractor_length <= path_length <= 2 \* \(image_size // 3\), "
@@ -217,14 +208,16 @@ CASES = {
         options=TREECALL_OPTIONS,
         solve=solvers.solve_treecall,
         facts={"distance": solvers.treecall_distance, "depth": solvers.treecall_depth},
+        least={
+            "seq_len": 6,
+            "n_terminals": 2,
+            "n_nonterminals": 1,
+            "n_levels": 1,
+            "max_rules": 1,
+            "max_rhs": 1,
+            "grammar_seed": 0,
+        },
         refused=[
-            ({"seq_len": 5}, "seq_len must be an integer >= 6, got seq_len=5"),
-            ({"n_terminals": 1}, "n_terminals must be an integer >= 2, got n_terminals=1"),
-            ({"n_nonterminals": 0}, "n_nonterminals must be an integer >= 1, got n_nonterminals=0"),
-            ({"n_levels": 0}, "n_levels must be an integer >= 1, got n_levels=0"),
-            ({"max_rules": 0}, "max_rules must be an integer >= 1, got max_rules=0"),
-            ({"max_rhs": 0}, "max_rhs must be an integer >= 1, got max_rhs=0"),
-            ({"grammar_seed": -1}, "grammar_seed must be an integer >= 0, got grammar_seed=-1"),
             (
                 {"seq_len": 12},
                 "of the sentences 5% at least must have 3 to seq_len - 3 tokens: take another grammar, "

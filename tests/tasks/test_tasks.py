@@ -264,7 +264,7 @@ def test_a_split_is_refused_by_its_rule() -> None:
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
-    [(name, options, message) for name in NAMES for options, message in CASES[name].refused],
+    [(name, options, message) for name in NAMES for options, message in CASES[name].refusals],
 )
 def test_what_cannot_exist_is_refused_in_one_line(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=rf"^{name}: {message}\Z"):
@@ -273,7 +273,7 @@ def test_what_cannot_exist_is_refused_in_one_line(name: str, options: dict[str, 
 
 @every_task
 def test_every_task_says_what_it_refuses(name: str) -> None:
-    assert CASES[name].refused
+    assert CASES[name].refusals
 
 
 @every_task
