@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import datasets
@@ -160,83 +161,39 @@ def test_an_edited_generator_never_meets_its_old_file(tmp_path: Path, monkeypatc
         assert (materialise("constant", task, "train", 2, 0, tmp_path / "cache")["inputs"] == value).all()
 
 
-def truncate(cache: Path) -> Path:
-    path = the_file(cache)
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    return path
+def flip_a_bit(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
 
 
-def truncate_between_messages(cache: Path) -> Path:
-    """A valid Arrow stream up to its missing end: only the checksum shows it."""
-    path = the_file(cache)
-    path.write_bytes(path.read_bytes()[:-8])
-    return path
-
-
-def flip_a_bit(cache: Path) -> Path:
-    path = the_file(cache)
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    return path
-
-
-def put_text_in_its_place(cache: Path) -> Path:
-    path = the_file(cache)
-    path.write_text("not Arrow")
-    return path
-
-
-def alter_the_description(cache: Path) -> Path:
-    path = the_file(cache, "dataset_info.json")
-    path.write_text(path.read_text() + " ")
-    return path
-
-
-def remove_the_data(cache: Path) -> Path:
-    path = the_file(cache)
-    path.unlink()
-    return path
-
-
-def remove_the_seal(cache: Path) -> Path:
-    path = the_file(cache, SEAL)
-    path.unlink()
-    return path
-
-
-def garble_the_seal(cache: Path) -> Path:
-    path = the_file(cache, SEAL)
-    path.write_text("{")
-    return path
-
-
-def describe_other_data(cache: Path) -> Path:
-    path = the_file(cache, SEAL)
-    seal = json.loads(path.read_text())
+def describe_other_data(content: bytes) -> bytes:
+    seal = json.loads(content)
     seal["key"]["seed"] = 99
-    path.write_text(json.dumps(seal))
-    return path
+    return json.dumps(seal).encode()
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        truncate,
-        truncate_between_messages,
-        flip_a_bit,
-        put_text_in_its_place,
-        alter_the_description,
-        remove_the_data,
-        remove_the_seal,
-        garble_the_seal,
-        describe_other_data,
-    ],
-)
-def test_a_damaged_file_is_named_and_made_anew(damage, tmp_path: Path, logged: list[str]) -> None:
+DAMAGES: dict[str, tuple[str, Callable[[bytes], bytes | None]]] = {
+    "truncated": ("*.arrow", lambda content: content[: len(content) // 2]),
+    # A valid Arrow stream up to its missing end: only the checksum shows it.
+    "truncated between messages": ("*.arrow", lambda content: content[:-8]),
+    "a bit flipped": ("*.arrow", flip_a_bit),
+    "text in its place": ("*.arrow", lambda _: b"not Arrow"),
+    "the data removed": ("*.arrow", lambda _: None),
+    "the description altered": ("dataset_info.json", lambda content: content + b" "),
+    "the seal removed": (SEAL, lambda _: None),
+    "the seal garbled": (SEAL, lambda _: b"{"),
+    "the seal of other data": (SEAL, describe_other_data),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_named_and_made_anew(damage: str, tmp_path: Path, logged: list[str]) -> None:
     task = tasks.create_task("needle", distance=5)
     materialise("needle", task, "train", 50, 0, tmp_path)
-    path = damage(tmp_path)
+    pattern, change = DAMAGES[damage]
+    path = the_file(tmp_path, pattern)
+    changed = change(path.read_bytes())
+    path.unlink() if changed is None else path.write_bytes(changed)
     assert_same(materialise("needle", task, "train", 50, 0, tmp_path), sample_split(task, "train", 50, 0))
     [message] = logged
     assert str(path) in message
