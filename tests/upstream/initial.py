@@ -47,12 +47,12 @@ GRIFFIN = "google-deepmind/recurrentgemma 2efa84d, recurrentgemma/torch/modules.
 DIFFERENTIAL = "microsoft/unilm 3aca927, Diff-Transformer/multihead_diffattn.py"
 PATH = "fla-org/flash-linear-attention bc3b101, fla/layers/path_attn.py"
 FOX = "fla-org/flash-linear-attention bc3b101, fla/layers/forgetting_attn.py"
-XLSTM = "NX-AI/xlstm 032a6fb, xlstm/blocks/slstm/layer.py, cell.py"
+SLSTM = "NX-AI/xlstm 032a6fb, xlstm/blocks/slstm/layer.py, cell.py"
 LFM2 = "transformers 5.23.0, models/lfm2/modeling_lfm2.py; linear maps and convolutions as torch starts them"
 HYENA = "HazyResearch/zoology d88d6f5, zoology/mixers/hyena.py"
 TORCH = "torch.nn.LSTM, GRU, RNN"
 JOZEFOWICZ = "Jozefowicz, Zaremba, Sutskever 2015, section 2.2 (a forget bias of 1)"
-HYENA = "Poli et al. 2302.10866; HazyResearch/safari, src/models/sequence/hyena.py, ExponentialModulation"
+IMPLICIT = "Poli et al. 2302.10866; HazyResearch/safari, src/models/sequence/hyena.py, ExponentialModulation"
 OWN = "this project"
 
 
@@ -275,7 +275,7 @@ TABLE = [
         "decays",
         lambda m: m.filter.log_rate.exp() / math.log(100),
         [1 / 0.3, (1 / 0.3 + 1 / 1.5) / 2, 1 / 1.5],
-        HYENA,
+        IMPLICIT,
         {"kernel": "implicit"},
         3,
     ),
@@ -359,12 +359,12 @@ TABLE = [
         {"d_inner": 2048},
     ),
     # Nonlinear recurrence.
-    Initial("slstm", "weight", named("weight"), normal((2 / 5 / 64) ** 0.5), XLSTM),
-    Initial("slstm", "recurrent", named("recurrent"), 0.0, XLSTM),
-    Initial("slstm", "norm_weight", named("norm_weight"), 1.0, XLSTM),
-    Initial("slstm", "bias of i, z, o", lambda m: m.bias[[0, 2, 3]], 0.0, XLSTM),
-    Initial("slstm", "bias of f", lambda m: m.bias[1], [5.0, 5 - 12 * 0.5**0.3, -7.0], XLSTM, {"n_heads": 2}, 6),
-    *[Initial("slstm", name, named(name), within(4), XLSTM, {}, 1024) for name in ("conv.weight", "conv.bias")],
+    Initial("slstm", "weight", named("weight"), normal((2 / 5 / 64) ** 0.5), SLSTM),
+    Initial("slstm", "recurrent", named("recurrent"), 0.0, SLSTM),
+    Initial("slstm", "norm_weight", named("norm_weight"), 1.0, SLSTM),
+    Initial("slstm", "bias of i, z, o", lambda m: m.bias[[0, 2, 3]], 0.0, SLSTM),
+    Initial("slstm", "bias of f", lambda m: m.bias[1], [5.0, 5 - 12 * 0.5**0.3, -7.0], SLSTM, {"n_heads": 2}, 6),
+    *[Initial("slstm", name, named(name), within(4), SLSTM, {}, 1024) for name in ("conv.weight", "conv.bias")],
     Initial("lstm", "bias, i f g o", lambda m: m.bias.view(4, -1).T, [0.0, 1.0, 0.0, 0.0], JOZEFOWICZ),
     Initial(
         "lstm", "bias, i f g o", lambda m: m.bias.view(4, -1).T, [0.0, 3.0, 0.0, 0.0], JOZEFOWICZ, {"forget_bias": 3.0}
