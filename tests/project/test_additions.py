@@ -96,18 +96,5 @@ def test_both_train_in_the_copy(project: Path) -> None:
     numbers = ("--task.n_train", "64", "--task.n_val", "32", "--task.n_test", "32")
     small = ("--d_model", "16", "--n_layers", "1", "--trainer.max_steps", "3", "--run_dir", "runs")
     assert "retention" in run(project, "train.py", *flags, *numbers, *small)
-    run(
-        project,
-        "-m",
-        "zoo",
-        "measure",
-        "--mixer",
-        "retention",
-        "--seq_len",
-        "8",
-        "--d_model",
-        "8",
-        "--lengths",
-        "8",
-        "16",
-    )
+    sizes = ("--seq_len", "8", "--d_model", "8", "--lengths", "8", "16")
+    run(project, "-m", "zoo", "measure", "--mixer", "retention", *sizes)

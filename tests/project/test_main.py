@@ -20,21 +20,8 @@ from zoo.theory import verdicts
 from zoo.theory.claims import CLAIMS, list_claims
 from zoo.theory.claims.claim import FULL, QUICK, Check, Claim, Evidence, Panel, Settings, Verdict
 
-SMALL = (
-    "--d_model",
-    "4",
-    "--heads",
-    "2",
-    "--seq_len",
-    "8",
-    "--gradient_len",
-    "16",
-    "--lengths",
-    "4",
-    "8",
-    "--seeds",
-    "5",
-)
+SHORT = ("--seq_len", "8", "--gradient_len", "16", "--lengths", "4", "8", "--seeds", "5")
+SMALL = ("--d_model", "4", "--heads", "2", *SHORT)
 
 
 def test_compare_is_a_verb_of_a_clone_alone(
@@ -157,9 +144,7 @@ def test_measure_reads_the_layers_of_a_checkpoint(
 
     model = Backbone({"name": "attention", "n_heads": 2}, 4, 2, vocab_size=5, n_outputs=5)
     monkeypatch.setattr(saved, "load", lambda path: {"runs/x": model}[path])
-    sizes = [flag for flag in SMALL if flag not in ("--d_model", "--heads")]
-    sizes = sizes[2:]  # and their values
-    assert command.main(["measure", "--ckpt_path", "runs/x", *sizes, "--out", str(tmp_path)]) == 0
+    assert command.main(["measure", "--ckpt_path", "runs/x", *SHORT, "--out", str(tmp_path)]) == 0
     content = json.loads((tmp_path / "measure.json").read_text())
     assert [row["name"] for row in content["rows"]] == ["layer 0: attention", "layer 1: attention"]
     assert content["sizes"]["d_model"] == 4
@@ -185,8 +170,7 @@ def test_measure_reads_the_layers_of_a_transformers_model(
         theirs = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**shape))
     theirs.bfloat16().save_pretrained(tmp_path / "model")
     capsys.readouterr()
-    sizes = SMALL[SMALL.index("--seq_len") :]
-    assert command.main(["measure", "--ckpt_path", str(tmp_path / "model"), *sizes, "--out", str(tmp_path)]) == 0
+    assert command.main(["measure", "--ckpt_path", str(tmp_path / "model"), *SHORT, "--out", str(tmp_path)]) == 0
     rows = json.loads((tmp_path / "measure.json").read_text())["rows"]
     name = {"Llama": "attention", "Mamba": "selective_ssm"}[kind]
     assert [row["name"] for row in rows] == [f"layer 0: {name}", f"layer 1: {name}"]

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from hypothesis.strategies import SearchStrategy
+from scipy import stats
 
 from tasks.base import Arrays
 from zoo.report.files import write_atomically
@@ -116,7 +117,12 @@ def assert_same_digest(found: str, committed: str) -> None:
     np.testing.assert_allclose([float(s) for s in found_sums], [float(s) for s in sums], rtol=0, atol=1e-6)
 
 
-def chi_square(counts: np.ndarray, probabilities: np.ndarray) -> float:
-    """Pearson's statistic of counts against the probabilities they should follow."""
-    expected = probabilities * counts.sum()
-    return float(((counts - expected) ** 2 / expected).sum())
+def assert_law(counts: np.ndarray, law: np.ndarray) -> None:
+    """Assert by Pearson's test, at one in a million, that counts follow these probabilities."""
+    assert stats.chisquare(counts, law * counts.sum()).pvalue > 1e-6
+
+
+def assert_even(counts: np.ndarray, n: int) -> None:
+    """Assert that all of `n` are equally likely."""
+    assert len(counts) == n
+    assert_law(counts, np.full(n, 1 / n))

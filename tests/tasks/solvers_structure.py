@@ -230,7 +230,7 @@ def treecall_rules(text: str) -> dict[tuple[int, int], list[int]]:
 
 
 def treecall_tree(options: Options, inputs: list[int]) -> tuple[list[int], list[int], int]:
-    """The sentence, the place of each token's parent (of the first one -1), and the token asked about."""
+    """The sentence, the place of each token's parent (of the first one -1), and of what is asked about the last one."""
     v, end = options["n_terminals"], inputs.index(options["n_terminals"] + 1)
     sentence = inputs[1:end]
     assert inputs[0] == v
@@ -250,28 +250,26 @@ def treecall_tree(options: Options, inputs: list[int]) -> tuple[list[int], list[
 
     read(v, -1)
     assert len(parents) == len(sentence)
-    return sentence, parents, inputs[end + 1]
+    return sentence, parents, max(i for i, each in enumerate(sentence) if each == inputs[end + 1])
 
 
 def solve_treecall(options: Options, inputs: list[int], asked: list[int]) -> Answers:
     """Find the token where it stands last, and its parent."""
-    sentence, parents, token = treecall_tree(options, inputs)
+    sentence, parents, place = treecall_tree(options, inputs)
     assert asked == [len(sentence) + 2]
-    place = max(i for i, each in enumerate(sentence) if each == token)
     return {asked[0]: sentence[parents[place]]}
 
 
 def treecall_distance(options: Options, inputs: list[int], asked: list[int]) -> Answers:
     """Back to where the parent stands: a token is one place behind the start."""
-    sentence, parents, token = treecall_tree(options, inputs)
-    place = max(i for i, each in enumerate(sentence) if each == token)
+    _, parents, place = treecall_tree(options, inputs)
     return {asked[0]: asked[0] - (1 + parents[place])}
 
 
 def treecall_depth(options: Options, inputs: list[int], asked: list[int]) -> Answers:
     """Up to the first token."""
-    sentence, parents, token = treecall_tree(options, inputs)
-    place, depth = max(i for i, each in enumerate(sentence) if each == token), 0
+    _, parents, place = treecall_tree(options, inputs)
+    depth = 0
     while place > 0:
         place, depth = parents[place], depth + 1
     return {asked[0]: depth}
