@@ -11,7 +11,7 @@ zoo's convention of what is a coefficient and what is a value.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -134,6 +134,15 @@ def members(p: Parameters, prefix: str) -> Parameters:
     return {name.removeprefix(prefix): value for name, value in p.items() if name.startswith(prefix)}
 
 
+def causal(seq: int, block: Callable[[int, int], Array]) -> Array:
+    """W (seq, seq, d_out, d_in) of blocks W_ij, which are zero where j > i."""
+    operator = np.zeros((seq, seq, *block(0, 0).shape))
+    for i in range(seq):
+        for j in range(i + 1):
+            operator[i, j] = block(i, j)
+    return operator
+
+
 def output_normed_block(p: Parameters, x: Array, name: str, **options: object) -> Array:
     """x + norm(mixer(x)), then x + norm(channel(x)) (OLMo 2, 2501.00656, eqs. 1 and 2)."""
     x = x + rms_norm(REFERENCES[name](members(p, "mixer."), x, **options), p["mixer_norm.weight"])
@@ -175,19 +184,31 @@ def backbone(p: Parameters, inputs: Array, name: str, n_layers: int, **options: 
 # Softmax attention.
 
 
-def rotate(v: Array, position: int, base: float = 10_000, frequency: Array | None = None) -> Array:
+def turn(t: Array, angles: Array) -> Array:
+    """The pair (m, m + n) turned by the m-th of n angles; channels beyond 2 n stay."""
+    n = len(angles)
+    turned = t.copy()
+    for m in range(n):
+        turned[m] = t[m] * np.cos(angles[m]) - t[m + n] * np.sin(angles[m])
+        turned[m + n] = t[m] * np.sin(angles[m]) + t[m + n] * np.cos(angles[m])
+    return turned
+
+
+def rotate(v: Array, position: int, base: float = 10_000) -> Array:
     """RoPE (Su et al. 2104.09864, eq. 34): the m-th pair turned by the angle position * base^(-2m / d_head).
 
     The m-th pair is (m, m + d_head / 2), as most code has it; the paper's (2m, 2m + 1) is the same up to the order of
     the features.
     """
-    half = len(v) // 2
-    turned = np.empty_like(v)
-    for m in range(half):
-        angle = position * (base ** (-2 * m / len(v)) if frequency is None else frequency[m])
-        a, b = v[m], v[m + half]
-        turned[m] = a * np.cos(angle) - b * np.sin(angle)
-        turned[m + half] = a * np.sin(angle) + b * np.cos(angle)
+    return turn(v, position * base ** (-2 * np.arange(len(v) // 2) / len(v)))
+
+
+def rope(heads: Array, d_rope: int, base: float = 10_000) -> Array:
+    """Heads (seq, n_heads, d_head), the first d_rope channels of each turned by its position."""
+    turned = heads.copy()
+    for i, row in enumerate(turned):
+        for head in row:
+            head[:d_rope] = rotate(head[:d_rope], i, base)
     return turned
 
 
@@ -264,58 +285,81 @@ def attention_heads(
     return q, k[:, group], v[:, group]
 
 
-def attention_weights(
-    p: Parameters, x: Array, n_heads: int = 4, position: str = "none", sink: str = "none", **options: object
+def softmax_weights(
+    q: Array,
+    k: Array,
+    bias: Callable[[int, int], Array | float] = lambda h, i: 0.0,
+    sink: Callable[[int, int], float] = lambda h, i: -np.inf,
 ) -> Array:
-    """a_h(i, j), (n_heads, seq, seq): a softmax over j <= i and, where there is one, the sink, which is left out."""
+    """A softmax over j <= i of q_i . k_j / sqrt(d_head) + bias, (n_heads, seq, seq); the sink's share is left out."""
+    seq, n_heads, d_head = q.shape
+    weights = np.zeros((n_heads, seq, seq))
+    for h in range(n_heads):
+        for i in range(seq):
+            logits = np.append(k[: i + 1, h] @ q[i, h] / np.sqrt(d_head) + bias(h, i), sink(h, i))
+            exponentials = np.exp(logits - logits.max())
+            weights[h, i, : i + 1] = exponentials[:-1] / exponentials.sum()
+    return weights
+
+
+def weighted(weights: Array, values: Array) -> Array:
+    """sum_j a_h(i, j) v_j of each head, from a_h (n_heads, seq, seq) and values (seq, n_heads, d_value)."""
+    return np.stack([weights[h] @ values[:, h] for h in range(len(weights))], axis=1)
+
+
+def attention_weights(
+    p: Parameters,
+    x: Array,
+    n_heads: int = 4,
+    position: str = "none",
+    sink: str = "none",
+    window: int | None = None,
+    **options: object,
+) -> Array:
+    """a_h(i, j) over j <= i, and over i - window < j alone where there is a window (Beltagy et al. 2004.05150)."""
     q, k, _ = attention_heads(p, x, n_heads, **options)
-    seq, _, d_head = q.shape
-    if position == "rope":
-        base = options.get("rope_base", 10_000)
-        frequency, size, turned = None, 1.0, options.get("d_rope") or d_head
-        if options.get("rope_scaling"):
-            frequency, size = stretched_rope(d_head, base, options["rope_scaling"], seq)
-        q, k = q.copy(), k.copy()
-        for part in (q, k):
-            for i in range(seq):
-                for head in part[i]:
-                    head[:turned] = size * rotate(head[:turned], i, base, frequency)
+    base, d_rope, size = options.get("rope_base", 10_000), options.get("d_rope") or q.shape[2], 1.0
+    if options.get("rope_scaling"):
+        frequency, size = stretched_rope(d_rope, base, options["rope_scaling"], len(x))
+        q, k = (np.array([[turn(head, i * frequency) for head in row] for i, row in enumerate(t)]) for t in (q, k))
+    elif position == "rope":
+        q, k = rope(q, d_rope, base), rope(k, d_rope, base)
 
     def bias(h: int, lag: NDArray[np.int64] | int) -> Array | float:
         if position == "alibi":
             return -p["slopes"][h] * lag
         return p["relative_bias"][h, lag] if position == "relative" else 0.0
 
-    weights = np.zeros((n_heads, seq, seq))
-    for h in range(n_heads):
-        for i in range(seq):
-            logits = k[: i + 1, h] @ q[i, h] / np.sqrt(d_head) + bias(h, i - np.arange(i + 1))
-            if sink == "constant":
-                logits = np.append(logits, p["sink_logit"][h, 0])
-            elif sink == "position":
-                logits = np.append(logits, p["sink_logit"][h, i])
-            elif sink == "bos":  # one position before the first, where the token would stand
-                logits = np.append(logits, p["sink_logit"][h, 0] + bias(h, i + 1))
-            exponentials = np.exp(logits - logits.max())
-            weights[h, i, : i + 1] = (exponentials / exponentials.sum())[: i + 1]
-    return weights
+    def seen(h: int, i: int) -> Array:
+        lag = i - np.arange(i + 1)
+        return np.where(lag < (window or len(x)), bias(h, lag), -np.inf)
+
+    sinks = {
+        "none": lambda h, i: -np.inf,
+        "constant": lambda h, i: p["sink_logit"][h, 0],
+        "position": lambda h, i: p["sink_logit"][h, i],
+        "bos": lambda h, i: p["sink_logit"][h, 0] + bias(h, i + 1),  # one position before the first, as the token's
+    }
+    return softmax_weights(size * q, size * k, seen, sinks[sink])
 
 
 def attention(p: Parameters, x: Array, n_heads: int = 4, **options: object) -> Array:
-    """Vaswani et al. 1706.03762, with causal mask, biases and zero-value sinks."""
-    weights = attention_weights(p, x, n_heads, **options)
+    """Vaswani et al. 1706.03762, with causal mask, biases, windows and zero-value sinks."""
     values = attention_heads(p, x, n_heads, **options)[2]
-    mixed = np.stack([weights[h] @ values[:, h] for h in range(n_heads)], axis=1)
-    return joined(mixed) @ p["out_proj.weight"].T
+    mixed = weighted(attention_weights(p, x, n_heads, **options), values)
+    return joined(mixed) @ p["out_proj.weight"].T + p.get("out_proj.bias", 0.0)
 
 
 def attention_operator(p: Parameters, x: Array, n_heads: int = 4, **options: object) -> Array:
+    return heads_operator(p, attention_weights(p, x, n_heads, **options), options.get("n_kv_heads"))
+
+
+def heads_operator(p: Parameters, weights: Array, n_kv_heads: int | None = None) -> Array:
     """W_ij = sum_h a_h(i, j) W_O^h W_V^h; with a value convolution, sum_h sum_tau a_h(i, j + tau) W_O^h K_tau W_V^h."""
-    seq, d_model = x.shape
-    weights = attention_weights(p, x, n_heads, **options)
-    _, n_inner = p["out_proj.weight"].shape
+    n_heads, seq, _ = weights.shape
+    n_kv_heads = n_kv_heads or n_heads
+    d_model, n_inner = p["out_proj.weight"].shape
     d_head = n_inner // n_heads
-    n_kv_heads = options.get("n_kv_heads") or n_heads
     first_value = n_inner + n_kv_heads * d_head
     kernel = p.get("conv.weight", np.ones((len(p["qkv_proj.weight"]), 1)))
     d_conv = kernel.shape[1]
@@ -332,58 +376,6 @@ def attention_operator(p: Parameters, x: Array, n_heads: int = 4, **options: obj
     return operator
 
 
-def sliding_attention_weights(
-    p: Parameters,
-    x: Array,
-    n_heads: int = 4,
-    window: int = 64,
-    position: str = "none",
-    rope_base: float = 10_000,
-    d_rope: int | None = None,
-    **options: object,
-) -> Array:
-    """Attention's a_h(i, j), the softmax taken over i - window < j <= i alone (Beltagy et al. 2004.05150)."""
-    q, k, _ = attention_heads(p, x, n_heads, **options)
-    seq, _, d_head = q.shape
-    if position == "rope":
-        turned = d_rope or d_head
-        for part in (q, k):
-            for i, heads in enumerate(part):
-                for head in heads:
-                    head[:turned] = rotate(head[:turned], i, rope_base)
-    weights = np.zeros((n_heads, seq, seq))
-    for h in range(n_heads):
-        for i in range(seq):
-            seen = np.arange(max(0, i - window + 1), i + 1)
-            logits = k[seen, h] @ q[i, h] / np.sqrt(d_head)
-            if position == "alibi":
-                logits -= p["slopes"][h] * (i - seen)
-            exponentials = np.exp(logits - logits.max())
-            weights[h, i, seen] = exponentials / exponentials.sum()
-    return weights
-
-
-def sliding_attention(p: Parameters, x: Array, n_heads: int = 4, **options: object) -> Array:
-    weights = sliding_attention_weights(p, x, n_heads, **options)
-    values = attention_heads(p, x, n_heads, **options)[2]
-    mixed = np.stack([weights[h] @ values[:, h] for h in range(n_heads)], axis=1)
-    return joined(mixed) @ p["out_proj.weight"].T + p.get("out_proj.bias", 0.0)
-
-
-def sliding_attention_operator(p: Parameters, x: Array, n_heads: int = 4, **options: object) -> Array:
-    """W_ij = sum_h a_h(i, j) W_O^h W_V^h."""
-    weights = sliding_attention_weights(p, x, n_heads, **options)
-    d_head = p["out_proj.weight"].shape[1] // n_heads
-    n_kv_heads = options.get("n_kv_heads") or n_heads
-    w_value = p["qkv_proj.weight"][-n_kv_heads * d_head :]
-    operator = 0.0
-    for h in range(n_heads):
-        start = h // (n_heads // n_kv_heads) * d_head
-        value_map = p["out_proj.weight"][:, h * d_head : (h + 1) * d_head] @ w_value[start : start + d_head]
-        operator = operator + weights[h][:, :, None, None] * value_map
-    return operator
-
-
 def gated_attention(
     p: Parameters,
     x: Array,
@@ -394,25 +386,12 @@ def gated_attention(
     **_sizes: object,
 ) -> Array:
     """Qwen3-Next's attention: 2505.06708 with norms of queries and keys, and rope on some of a head's channels."""
-    seq = len(x)
     d_head = p["out_proj.weight"].shape[1] // n_heads
     n_kv_heads = (len(p["qkv_proj.weight"]) // d_head - n_heads) // 2
-    heads = rearrange(x @ p["qkv_proj.weight"].T, "seq (head d) -> seq head d", d=d_head)
-    q, k, v = np.split(heads, [n_heads, n_heads + n_kv_heads], axis=1)
+    q, k, v = attention_heads(p, x, n_heads, n_kv_heads, norm_eps)
     turned = max(2, 2 * (d_head // 8)) if d_rope is None else d_rope
-    q, k = rms_norm(q, p["q_norm.weight"], norm_eps), rms_norm(k, p["k_norm.weight"], norm_eps)
-    for part in (q, k):
-        for i in range(seq):
-            for head in part[i]:
-                head[:turned] = rotate(head[:turned], i, rope_base)
-    gates = heads_of(sigmoid(x @ p["gate_proj.weight"].T), n_heads)
-    o = np.zeros((seq, n_heads, d_head))
-    for h in range(n_heads):
-        g = h // (n_heads // n_kv_heads)
-        for i in range(seq):
-            weights = np.exp(k[: i + 1, g] @ q[i, h] / np.sqrt(d_head))
-            o[i, h] = gates[i, h] * (weights @ v[: i + 1, g] / weights.sum())
-    return joined(o) @ p["out_proj.weight"].T
+    o = weighted(softmax_weights(rope(q, turned, rope_base), rope(k, turned, rope_base)), v)
+    return joined(heads_of(sigmoid(x @ p["gate_proj.weight"].T), n_heads) * o) @ p["out_proj.weight"].T
 
 
 def differential_attention(
@@ -425,40 +404,25 @@ def differential_attention(
     **_sizes: object,
 ) -> Array:
     """(softmax_1 - lambda softmax_2) V, each head normed (Ye et al. 2410.05258, eq. 1 to 3)."""
-    seq = len(x)
     q, k, v = np.split(x @ p["qkv_proj.weight"].T, 3, axis=1)
-    q, k = (rearrange(part, "seq (head pair d) -> seq head pair d", head=n_heads, pair=2) for part in (q, k))
-    v = heads_of(v, n_heads)
-    d_head = q.shape[3]
-    turned = 2 * (d_head // 2) if d_rope is None else d_rope
-    for part in (q, k):
-        for i in range(seq):
-            for head in part[i].reshape(-1, d_head):
-                head[:turned] = rotate(head[:turned], i, rope_base)
+    q, k, v = heads_of(q, 2 * n_heads), heads_of(k, 2 * n_heads), heads_of(v, n_heads)
+    turned = 2 * (q.shape[2] // 2) if d_rope is None else d_rope
+    weights = softmax_weights(rope(q, turned, rope_base), rope(k, turned, rope_base))
     start = 0.8 - 0.6 * np.exp(-0.3 * depth)
     lam = np.exp(p["lambda_q"][0] @ p["lambda_k"][0]) - np.exp(p["lambda_q"][1] @ p["lambda_k"][1]) + start
-    o = np.zeros_like(v)
-    for h in range(n_heads):
-        for i in range(seq):
-            exponentials = [np.exp(k[: i + 1, h, m] @ q[i, h, m] / np.sqrt(d_head)) for m in range(2)]
-            first, second = (e / e.sum() for e in exponentials)
-            o[i, h] = (first - lam * second) @ v[: i + 1, h]
+    o = weighted(weights[::2] - lam * weights[1::2], v)
     return (1 - start) * joined(rms_norm(o, p["norm.weight"])) @ p["out_proj.weight"].T
 
 
 def forgetting_attention(p: Parameters, x: Array, n_heads: int = 4, **options: object) -> Array:
     """FoX (Lin et al. 2503.02130, section 3): the weight of j in i is exp(q . k) times every f between them."""
-    seq = len(x)
     q, k, v = attention_heads(p, x, n_heads, **options)
-    f = sigmoid(x @ p["forget_proj.weight"].T + p["forget_proj.bias"])
-    o = np.zeros_like(q)
-    for h in range(n_heads):
-        kept = np.zeros(0)  # of each j, the product of every f between j and i
-        for i in range(seq):
-            kept = np.append(kept * f[i, h], 1.0)
-            weights = np.exp(k[: i + 1, h] @ q[i, h] / np.sqrt(q.shape[2])) * kept
-            o[i, h] = weights @ v[: i + 1, h] / weights.sum()
-    return joined(o) @ p["out_proj.weight"].T
+    log_f = np.log(sigmoid(x @ p["forget_proj.weight"].T + p["forget_proj.bias"]))
+
+    def kept(h: int, i: int) -> Array:  # of each j, the sum over the positions after it
+        return np.append(np.cumsum(log_f[i:0:-1, h])[::-1], 0.0)
+
+    return joined(weighted(softmax_weights(q, k, kept), v)) @ p["out_proj.weight"].T
 
 
 def path_attention(p: Parameters, x: Array, n_heads: int = 4, n_kv_heads: int | None = None, **_sizes: object) -> Array:
@@ -508,21 +472,26 @@ def linear_attention_weights(
 def linear_attention(p: Parameters, x: Array, n_heads: int = 4, **options: object) -> Array:
     weights = linear_attention_weights(p, x, n_heads, **options)
     values = heads_of(np.split(x @ p["qkv_proj.weight"].T, 3, axis=-1)[2], n_heads)
-    mixed = np.stack([weights[h] @ values[:, h] for h in range(n_heads)], axis=1)
-    return joined(mixed) @ p["out_proj.weight"].T
+    return joined(weighted(weights, values)) @ p["out_proj.weight"].T
 
 
 def linear_attention_operator(p: Parameters, x: Array, n_heads: int = 4, **options: object) -> Array:
-    """W_ij = sum_h (phi(q_i) . phi(k_j) / z_i) W_O^h W_V^h."""
-    weights = linear_attention_weights(p, x, n_heads, **options)
-    w_value = np.split(p["qkv_proj.weight"], 3)[2]
-    maps = [
-        w_out @ w_in
-        for w_out, w_in in zip(
-            np.split(p["out_proj.weight"], n_heads, axis=1), np.split(w_value, n_heads, axis=0), strict=True
-        )
-    ]
-    return sum(weights[h][:, :, None, None] * maps[h] for h in range(n_heads))
+    return heads_operator(p, linear_attention_weights(p, x, n_heads, **options))
+
+
+def matrix_states(
+    q: Array, k: Array, v: Array, decay: Array, erased: Array | None = None, where: Array | None = None
+) -> Array:
+    """S_t = (diag(decay_t) - erased_t where_t^T) S_{t-1} + k_t v_t^T; returns S_t^T q_t, (seq, n_heads, d_value)."""
+    seq, n_heads, d_key = k.shape
+    o = np.zeros_like(v)
+    for h in range(n_heads):
+        s = np.zeros((d_key, v.shape[2]))
+        for t in range(seq):
+            removed = 0.0 if erased is None else np.outer(erased[t, h], where[t, h] @ s)
+            s = decay[t, h][:, None] * s - removed + np.outer(k[t, h], v[t, h])
+            o[t, h] = q[t, h] @ s
+    return o
 
 
 def gated_linear_attention_parts(p: Parameters, x: Array, n_heads: int) -> tuple[Array, Array, Array, Array]:
@@ -536,18 +505,6 @@ def gated_linear_attention_parts(p: Parameters, x: Array, n_heads: int) -> tuple
     return q / np.sqrt(q.shape[2]), k, v, alpha
 
 
-def gated_linear_attention_heads(p: Parameters, x: Array, n_heads: int) -> Array:
-    """S_t^T q_t of each head before norm and gate, (seq, n_heads, d_head)."""
-    q, k, v, alpha = gated_linear_attention_parts(p, x, n_heads)
-    o = np.zeros_like(v)
-    for h in range(n_heads):
-        s = np.zeros((k.shape[2], v.shape[2]))
-        for t in range(len(x)):
-            s = alpha[t, h][:, None] * s + np.outer(k[t, h], v[t, h])
-            o[t, h] = q[t, h] @ s
-    return o
-
-
 def output_gate(p: Parameters, x: Array) -> Array | float:
     """silu(W_g x + b_g), or one where there is no gate."""
     return silu(x @ p["gate_proj.weight"].T + p.get("gate_proj.bias", 0.0)) if "gate_proj.weight" in p else 1.0
@@ -555,8 +512,7 @@ def output_gate(p: Parameters, x: Array) -> Array | float:
 
 def gated_linear_attention(p: Parameters, x: Array, n_heads: int = 2, **_options: object) -> Array:
     """Yang et al. 2312.06635: S_t = diag(alpha_t) S_{t-1} + k_t v_t^T, RMSNorm per head, SiLU gate."""
-    o = gated_linear_attention_heads(p, x, n_heads)
-    normed = joined(rms_norm(o, p["norm.weight"]))
+    normed = joined(rms_norm(matrix_states(*gated_linear_attention_parts(p, x, n_heads)), p["norm.weight"]))
     return (normed * output_gate(p, x)) @ p["out_proj.weight"].T
 
 
@@ -575,79 +531,69 @@ def gated_heads_operator(p: Parameters, x: Array, weights: Array, heads: Array, 
 
 def gated_linear_attention_operator(p: Parameters, x: Array, n_heads: int = 2, **_options: object) -> Array:
     """a_h(i, j) = sum_c q_ic k_jc alpha_{j+1, c} ... alpha_{i, c}."""
-    q, k, _, alpha = gated_linear_attention_parts(p, x, n_heads)
+    q, k, v, alpha = gated_linear_attention_parts(p, x, n_heads)
     seq = len(x)
     weights = np.zeros((n_heads, seq, seq))
     for i in range(seq):
         for j in range(i + 1):
             weights[:, i, j] = (q[i] * k[j] * alpha[j + 1 : i + 1].prod(axis=0)).sum(axis=1)
-    heads = gated_linear_attention_heads(p, x, n_heads)
     w_value = p["qkv_proj.weight"][-p["out_proj.weight"].shape[1] :]
-    return gated_heads_operator(p, x, weights, heads, w_value)
+    return gated_heads_operator(p, x, weights, matrix_states(q, k, v, alpha), w_value)
 
 
 def delta_parts(
-    p: Parameters, x: Array, n_heads: int, beta_max: float, n_key_heads: int | None = None
+    p: Parameters,
+    x: Array,
+    n_heads: int,
+    beta_max: float = 1.0,
+    n_key_heads: int | None = None,
+    n_householder: int = 1,
+    **_sizes: object,
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """DeltaNet up to its recurrence: q of length 1 / sqrt(d_key), k of length one (seq, n_heads, d_key), the convolved
-    values before SiLU (seq, n_heads, d_value), beta and alpha (seq, n_heads); alpha is one without a decay.
+    """DeltaNet up to its recurrence, of n_householder steps for each position: q of length 1 / sqrt(d_key), k of length
+    one (steps, n_heads, d_key), the convolved values before SiLU (steps, n_heads, d_value), beta and alpha (steps,
+    n_heads); alpha is one without a decay, and after the first step of a position.
     """
-    seq, n_values = len(x), p["out_proj.weight"].shape[1]
+    n_values, n_key_heads = p["out_proj.weight"].shape[1], n_key_heads or n_heads
     qkv = short_conv(x @ p["qkv_proj.weight"].T, p["conv.weight"])
-    n_keys = (qkv.shape[1] - n_values) // 2
-    q, k, v = np.split(qkv, [n_keys, 2 * n_keys], axis=-1)
-    v, group = heads_of(v, n_heads), [h * (n_key_heads or n_heads) // n_heads for h in range(n_heads)]
-    q, k = (heads_of(t, n_key_heads or n_heads)[:, group] for t in (q, k))
-    q, k = (silu(t) / np.sqrt((silu(t) ** 2).sum(axis=-1, keepdims=True) + 1e-6) for t in (q, k))
-    beta, alpha = beta_max * sigmoid(x @ p["beta_proj.weight"].T), np.ones((seq, n_heads))
+    n_keys = (qkv.shape[1] - n_householder * n_values) // (1 + n_householder)
+    q, k, v = np.split(qkv, [n_keys, (1 + n_householder) * n_keys], axis=-1)
+    beta = beta_max * sigmoid(x @ p["beta_proj.weight"].T)
+    k, v, beta = (
+        rearrange(t, "seq (step head d) -> (seq step) head d", step=n_householder, head=heads)
+        for t, heads in ((k, n_key_heads), (v, n_heads), (beta, n_heads))
+    )
+    q, group = heads_of(np.repeat(q, n_householder, axis=0), n_key_heads), np.arange(n_heads) * n_key_heads // n_heads
+    q, k = (unit(silu(t))[:, group] for t in (q, k))
+    beta = beta[:, :, 0]
+    alpha = np.ones_like(beta)
     if "A_log" in p:
-        alpha = np.exp(-np.exp(p["A_log"]) * softplus(x @ p["dt_proj.weight"].T + p["dt_bias"]))
+        alpha[::n_householder] = np.exp(-np.exp(p["A_log"]) * softplus(x @ p["dt_proj.weight"].T + p["dt_bias"]))
     return q / np.sqrt(q.shape[2]), k, v, beta, alpha
 
 
 def delta_heads(q: Array, k: Array, v: Array, beta: Array, alpha: Array) -> Array:
     """S_t = alpha_t (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T; returns S_t^T q_t, (seq, n_heads, d_value)."""
-    seq, n_heads, d_key = k.shape
-    o = np.zeros_like(v)
-    for h in range(n_heads):
-        s = np.zeros((d_key, v.shape[2]))
-        for t in range(seq):
-            reflection = np.eye(d_key) - beta[t, h] * np.outer(k[t, h], k[t, h])
-            s = alpha[t, h] * reflection @ s + beta[t, h] * np.outer(k[t, h], v[t, h])
-            o[t, h] = q[t, h] @ s
-    return o
+    beta, alpha = beta[:, :, None], alpha[:, :, None]
+    return matrix_states(q, k, beta * v, alpha, alpha * beta * k, k)
 
 
 def delta_net(
-    p: Parameters,
-    x: Array,
-    n_heads: int = 2,
-    beta_max: float = 1.0,
-    n_key_heads: int | None = None,
-    norm_eps: float = 1e-5,
-    **_sizes: object,
+    p: Parameters, x: Array, n_heads: int = 2, n_householder: int = 1, norm_eps: float = 1e-5, **options: object
 ) -> Array:
-    """Yang et al. 2406.06484; with alpha and an output gate 2412.06464."""
-    q, k, v, beta, alpha = delta_parts(p, x, n_heads, beta_max, n_key_heads)
-    normed = joined(rms_norm(delta_heads(q, k, silu(v), beta, alpha), p["norm.weight"], norm_eps))
-    return (normed * output_gate(p, x)) @ p["out_proj.weight"].T
+    """Yang et al. 2406.06484; with alpha and an output gate 2412.06464; n_householder steps: Siems et al. 2502.10297."""
+    q, k, v, beta, alpha = delta_parts(p, x, n_heads, n_householder=n_householder, **options)
+    heads = delta_heads(q, k, silu(v), beta, alpha)[n_householder - 1 :: n_householder]
+    return (joined(rms_norm(heads, p["norm.weight"], norm_eps)) * output_gate(p, x)) @ p["out_proj.weight"].T
 
 
-def delta_net_operator(
-    p: Parameters,
-    x: Array,
-    n_heads: int = 2,
-    beta_max: float = 1.0,
-    n_key_heads: int | None = None,
-    norm_eps: float = 1e-5,
-    **_sizes: object,
-) -> Array:
+def delta_net_operator(p: Parameters, x: Array, n_heads: int = 2, norm_eps: float = 1e-5, **options: object) -> Array:
     """W_ij = W_O diag(gate_i) diag(w / rms_i) [sum_m a_h(i, m) diag(sigmoid(v_m)) K_{m-j}] W_V.
 
     a_h(i, m) = q_i^T P_i ... P_{m+1} beta_m k_m with P_t = alpha_t (I - beta_t k_t k_t^T); v is the convolved value and
     K_tau its taps.
     """
-    q, k, v, beta, alpha = delta_parts(p, x, n_heads, beta_max, n_key_heads)
+    q, k, v, beta, alpha = delta_parts(p, x, n_heads, **options)
     seq, _, d_value = v.shape
     n_values, d_conv = n_heads * d_value, p["conv.weight"].shape[1]
     w_value, taps = p["qkv_proj.weight"][-n_values:], p["conv.weight"][-n_values:]
@@ -673,17 +619,12 @@ def head_hybrid(
 ) -> Array:
     """2606.20097: the first heads attend, the others follow the gated delta rule, each normed by itself."""
     q, k, v = attention_heads(p, x, n_heads)
-    scale, attending = np.sqrt(q.shape[2]), range(n_softmax_heads)
-    o = np.zeros_like(v)
-    for h in attending:
-        for i in range(len(x)):
-            weights = np.exp(k[: i + 1, h] @ q[i, h] / scale)
-            o[i, h] = weights @ v[: i + 1, h] / weights.sum()
-    q, k, v = (t[:, n_softmax_heads:] for t in (unit(q) / scale, unit(k), v))
+    attending = weighted(softmax_weights(q[:, :n_softmax_heads], k[:, :n_softmax_heads]), v)
+    q, k, v = (t[:, n_softmax_heads:] for t in (unit(q) / np.sqrt(q.shape[2]), unit(k), v))
     beta = beta_max * sigmoid(x @ p["beta_proj.weight"].T)
     alpha = np.exp(-np.exp(p["A_log"]) * softplus(x @ p["dt_proj.weight"].T + p["dt_bias"]))
-    o[:, n_softmax_heads:] = delta_heads(q, k, v, beta, alpha)
-    return grouped_norm(joined(o), p["norm.weight"], n_heads) @ p["out_proj.weight"].T
+    o = joined(np.concatenate((attending, delta_heads(q, k, v, beta, alpha)), axis=1))
+    return grouped_norm(o, p["norm.weight"], n_heads) @ p["out_proj.weight"].T
 
 
 def unit(t: Array) -> Array:
@@ -692,9 +633,8 @@ def unit(t: Array) -> Array:
 
 def kda(p: Parameters, x: Array, n_heads: int = 2, beta_max: float = 1.0, **_sizes: object) -> Array:
     """Kimi Delta Attention (2510.26692); with a strength per channel Gated DeltaNet 2 (2605.22791)."""
-    seq, n_values = len(x), p["out_proj.weight"].shape[1]
     qkv = silu(short_conv(x @ p["qkv_proj.weight"].T, p["conv.weight"]))
-    n_keys = (qkv.shape[1] - n_values) // 2
+    n_keys = (qkv.shape[1] - p["out_proj.weight"].shape[1]) // 2
     q, k, v = (heads_of(part, n_heads) for part in np.split(qkv, [n_keys, 2 * n_keys], axis=-1))
     q, k = unit(q) / np.sqrt(q.shape[2]), unit(k)
     strengths = sigmoid(x @ p["strength_proj.weight"].T)
@@ -704,62 +644,9 @@ def kda(p: Parameters, x: Array, n_heads: int = 2, beta_max: float = 1.0, **_siz
         erase, write = beta_max * heads_of(strengths[:, :n_keys], n_heads), heads_of(strengths[:, n_keys:], n_heads)
     dt = softplus(x @ p["decay_down.weight"].T @ p["decay_up.weight"].T + p["dt_bias"])
     decay = np.exp(-np.exp(p["A_log"])[:, None] * heads_of(dt, n_heads))
-    o = np.zeros_like(v)
-    for h in range(n_heads):
-        s = np.zeros((k.shape[2], v.shape[2]))
-        for t in range(seq):
-            s = decay[t, h][:, None] * s
-            s = s - np.outer(k[t, h], (erase[t, h] * k[t, h]) @ s) + np.outer(k[t, h], write[t, h] * v[t, h])
-            o[t, h] = q[t, h] @ s
+    o = matrix_states(q, k, write * v, decay, k, decay * erase * k)
     gate = sigmoid(x @ p["gate_down.weight"].T @ p["gate_up.weight"].T + p["gate_up.bias"])
     return (joined(rms_norm(o, p["norm.weight"])) * gate) @ p["out_proj.weight"].T
-
-
-def delta_product(
-    p: Parameters,
-    x: Array,
-    n_heads: int = 2,
-    n_householder: int = 2,
-    beta_max: float = 2.0,
-    n_key_heads: int | None = None,
-    **_sizes: object,
-) -> Array:
-    """Gated DeltaProduct (Siems et al. 2502.10297): n_householder steps for each position."""
-    seq, n_values = len(x), p["out_proj.weight"].shape[1]
-    qkv = silu(short_conv(x @ p["qkv_proj.weight"].T, p["conv.weight"]))
-    n_keys = (qkv.shape[1] - n_householder * n_values) // (1 + n_householder)
-    q, k, v = np.split(qkv, [n_keys, (1 + n_householder) * n_keys], axis=-1)
-    group = [h * (n_key_heads or n_heads) // n_heads for h in range(n_heads)]
-    k, v = (
-        rearrange(t, "seq (step head d) -> seq step head d", step=n_householder, head=heads)
-        for t, heads in ((k, n_key_heads or n_heads), (v, n_heads))
-    )
-    q, k = heads_of(q, n_key_heads or n_heads)[:, group], k[:, :, group]
-    q, k = unit(q) / np.sqrt(q.shape[2]), unit(k)
-    beta = beta_max * sigmoid(x @ p["beta_proj.weight"].T)
-    beta = rearrange(beta, "seq (step head) -> seq step head", step=n_householder)
-    alpha = np.exp(-np.exp(p["A_log"]) * softplus(x @ p["dt_proj.weight"].T + p["dt_bias"]))
-    o = np.zeros((seq, n_heads, v.shape[3]))
-    for h in range(n_heads):
-        s = np.zeros((k.shape[3], v.shape[3]))
-        for t in range(seq):
-            s = alpha[t, h] * s
-            for m in range(n_householder):
-                s = s + beta[t, m, h] * np.outer(k[t, m, h], v[t, m, h] - k[t, m, h] @ s)
-            o[t, h] = q[t, h] @ s
-    return (joined(rms_norm(o, p["norm.weight"])) * output_gate(p, x)) @ p["out_proj.weight"].T
-
-
-def decayed_heads(q: Array, k: Array, v: Array, decay: Array) -> Array:
-    """S_t = diag(decay_t) S_{t-1} + k_t v_t^T; returns S_t^T q_t, (seq, n_heads, d_value)."""
-    seq, n_heads, d_key = k.shape
-    o = np.zeros_like(v)
-    for h in range(n_heads):
-        s = np.zeros((d_key, v.shape[2]))
-        for t in range(seq):
-            s = decay[t, h][:, None] * s + np.outer(k[t, h], v[t, h])
-            o[t, h] = q[t, h] @ s
-    return o
 
 
 def retnet(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
@@ -768,10 +655,10 @@ def retnet(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array
     qkv = x @ p["qkv_proj.weight"].T
     n_keys = (qkv.shape[1] - n_values) // 2
     q, k, v = (heads_of(part, n_heads) for part in np.split(qkv, [n_keys, 2 * n_keys], axis=-1))
-    q, k = (np.array([[rotate(head, t) for head in part[t]] for t in range(seq)]) for part in (q, k))
+    q, k = rope(q, q.shape[2]), rope(k, k.shape[2])
     gamma = np.array([1 - 2.0 ** (-5 - h) for h in range(n_heads)])
     decay = np.ones((seq, n_heads, k.shape[2])) * gamma[:, None]
-    normed = joined(rms_norm(decayed_heads(q / np.sqrt(k.shape[2]), k, v, decay), p["norm.weight"]))
+    normed = joined(rms_norm(matrix_states(q / np.sqrt(k.shape[2]), k, v, decay), p["norm.weight"]))
     return (normed * silu(x @ p["gate_proj.weight"].T)) @ p["out_proj.weight"].T
 
 
@@ -781,7 +668,7 @@ def lightning_attention(p: Parameters, x: Array, n_heads: int = 2, slope_scale: 
     q, k, v = (heads_of(part, n_heads) for part in np.split(silu(x @ p["qkv_proj.weight"].T), 3, axis=-1))
     slopes = np.array([2 ** (-8 * (h + 1) / n_heads) for h in range(n_heads)])
     decay = np.ones_like(k) * np.exp(-slope_scale * slopes)[:, None]
-    normed = rms_norm(joined(decayed_heads(q, k, v, decay)), p["norm.weight"], eps=1e-6)
+    normed = rms_norm(joined(matrix_states(q, k, v, decay)), p["norm.weight"], eps=1e-6)
     return (normed * sigmoid(x @ p["gate_proj.weight"].T)) @ p["out_proj.weight"].T
 
 
@@ -789,7 +676,7 @@ def hgrn2(p: Parameters, x: Array, n_heads: int = 2, lower_bound: float = 0.0, *
     """Qin et al. 2404.07904, section 3."""
     q, logit, v = (heads_of(part, n_heads) for part in np.split(x @ p["in_proj.weight"].T, 3, axis=-1))
     decay = lower_bound + (1 - lower_bound) * sigmoid(logit)
-    heads = decayed_heads(silu(q) / np.sqrt(q.shape[2]), 1 - decay, v, decay)
+    heads = matrix_states(silu(q) / np.sqrt(q.shape[2]), 1 - decay, v, decay)
     return rms_norm(joined(heads), p["norm.weight"]) @ p["out_proj.weight"].T
 
 
@@ -802,8 +689,7 @@ def group_norm(x: Array, n_groups: int, weight: Array, eps: float) -> Array:
 
 def rwkv7(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
     """Peng et al. 2503.14456, section 4, a first layer."""
-    seq, d_model = x.shape
-    before = np.concatenate((np.zeros((1, d_model)), x[:-1]))
+    before = np.concatenate((np.zeros((1, x.shape[1])), x[:-1]))
     shifted = dict(zip("rwkvag", (x + mu * (before - x) for mu in p["shift"]), strict=True))
     r, k, v = (shifted[name] @ p[f"{name}_proj.weight"].T for name in "rkv")
     w = np.tanh(shifted["w"] @ p["decay_down.weight"].T) @ p["decay_up.weight"].T + p["decay_up.bias"]
@@ -812,14 +698,7 @@ def rwkv7(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
     kappa, k = heads_of(k * p["kappa_scale"], n_heads), heads_of(k * (1 + (a - 1) * p["key_rate"]), n_heads)
     kappa = kappa / np.sqrt((kappa**2).sum(axis=-1, keepdims=True))
     r, v, a, w = (heads_of(t, n_heads) for t in (r, v, a, np.exp(-sigmoid(w) / np.sqrt(np.e))))
-    o, bonus = np.zeros_like(v), np.zeros_like(v)
-    for h in range(n_heads):
-        s = np.zeros((v.shape[2], v.shape[2]))
-        for t in range(seq):
-            transition = np.diag(w[t, h]) - np.outer(a[t, h] * kappa[t, h], kappa[t, h])
-            s = transition @ s + np.outer(k[t, h], v[t, h])
-            o[t, h] = r[t, h] @ s
-            bonus[t, h] = (r[t, h] * p["bonus"][h]) @ k[t, h] * v[t, h]
+    o, bonus = matrix_states(r, k, v, w, a * kappa, kappa), (r * p["bonus"] * k).sum(axis=2, keepdims=True) * v
     normed = group_norm(joined(o), n_heads, p["norm_weight"], 1e-5 * v.shape[2]) + p["norm_bias"]
     return ((normed + joined(bonus)) * g) @ p["out_proj.weight"].T
 
@@ -921,29 +800,27 @@ def diagonal_matrices(p: Parameters, init: str) -> tuple[NDArray[np.complex128],
     return p["B"] @ [1, 1j], 2 * (p["C"] @ [1, 1j])
 
 
+def recurrence(decay: NDArray[Any], written: NDArray[Any]) -> NDArray[Any]:
+    """h_t = decay_t h_{t-1} + written_t from zero, elementwise; every h_t."""
+    h, states = np.zeros_like(written[0]), []
+    for a, b in zip(np.broadcast_to(decay, written.shape), written, strict=True):
+        h = a * h + b
+        states.append(h)
+    return np.stack(states)
+
+
 def diagonal_ssm(p: Parameters, x: Array, init: str = "s4d_lin", **_sizes: object) -> Array:
     """h_t = lambda h_{t-1} + gain B x_t, y_t = Re(C h_t) + D x_t."""
     poles, gain = diagonal_dynamics(p, init)
     b, c = diagonal_matrices(p, init)
-    h = np.zeros(len(poles), dtype=complex)
-    y = np.zeros_like(x)
-    for t in range(len(x)):
-        h = poles * h + gain * (b @ x[t])
-        y[t] = (c @ h).real + p["D"] * x[t]
-    return y
+    return (recurrence(poles, gain * (x @ b.T)) @ c.T).real + p["D"] * x
 
 
 def diagonal_ssm_operator(p: Parameters, x: Array, init: str = "s4d_lin", **_sizes: object) -> Array:
     """W_ij = Re(C diag(lambda^(i - j) gain) B), and diag(D) on top at i = j."""
-    seq, d_model = x.shape
     poles, gain = diagonal_dynamics(p, init)
     b, c = diagonal_matrices(p, init)
-    operator = np.zeros((seq, seq, d_model, d_model))
-    for i in range(seq):
-        for j in range(i + 1):
-            operator[i, j] = (c @ np.diag(poles ** (i - j) * gain) @ b).real
-        operator[i, i] += np.diag(p["D"])
-    return operator
+    return causal(len(x), lambda i, j: (c @ np.diag(poles ** (i - j) * gain) @ b).real + (i == j) * np.diag(p["D"]))
 
 
 def s4d_kernels(p: Parameters) -> tuple[NDArray[np.complex128], NDArray[np.complex128], NDArray[np.complex128]]:
@@ -956,13 +833,7 @@ def s4d_kernels(p: Parameters) -> tuple[NDArray[np.complex128], NDArray[np.compl
 def s4d_channels(p: Parameters, x: Array) -> Array:
     """u_t = Re(C . h_t) + D x_t of each channel's own SSM."""
     poles, gain, c = s4d_kernels(p)
-    u = np.zeros_like(x)
-    for channel in range(x.shape[1]):
-        h = np.zeros(poles.shape[1], dtype=complex)
-        for t in range(len(x)):
-            h = poles[channel] * h + gain[channel] * x[t, channel]
-            u[t, channel] = (c[channel] @ h).real + p["D"][channel] * x[t, channel]
-    return u
+    return (c * recurrence(poles, gain * x[:, :, None])).sum(axis=2).real + p["D"] * x
 
 
 def normal_distribution(u: Array) -> Array:
@@ -1018,14 +889,8 @@ def selective_coefficients(
 
 def selective_scan(u: Array, dt: Array, a: Array, b: Array, c: Array, d: Array) -> Array:
     """h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t, y_t = h_t C_t + D u_t (Gu and Dao 2312.00752, eq. 2)."""
-    h = np.zeros_like(a)
-    y = np.zeros_like(u)
-    for t in range(len(u)):
-        for channel in range(u.shape[1]):
-            decay = np.exp(dt[t, channel] * a[channel])
-            h[channel] = decay * h[channel] + dt[t, channel] * b[t] * u[t, channel]
-            y[t, channel] = h[channel] @ c[t] + d[channel] * u[t, channel]
-    return y
+    h = recurrence(np.exp(dt[:, :, None] * a), (dt * u)[:, :, None] * b[:, None])
+    return (h * c[:, None]).sum(axis=2) + d * u
 
 
 def selective_ssm(p: Parameters, x: Array, out_norm_eps: float | None = None, **options: object) -> Array:
@@ -1095,14 +960,8 @@ def gated_norm(p: Parameters, x: Array, options: Mapping[str, Any]) -> Array:
 def ssd(p: Parameters, x: Array, **options: object) -> Array:
     """The block of Mamba-2 (Dao and Gu 2405.21060): per head h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t^T."""
     u, z, dt, b, c, a = ssd_coefficients(p, x, **options)
-    seq, n_heads = dt.shape
-    u = heads_of(silu(u), n_heads)
-    o = np.zeros_like(u)
-    for head in range(n_heads):
-        h = np.zeros((b.shape[2], u.shape[2]))
-        for t in range(seq):
-            h = np.exp(dt[t, head] * a[head]) * h + dt[t, head] * np.outer(b[t, head], u[t, head])
-            o[t, head] = c[t, head] @ h + p["D"][head] * u[t, head]
+    u, dt = heads_of(silu(u), len(a)), dt[:, :, None]
+    o = matrix_states(c, dt * b, u, np.exp(dt * a[:, None])) + p["D"][:, None] * u
     return gated_norm(p, joined(o) * silu(z), options) @ p["out_proj.weight"].T
 
 
@@ -1155,33 +1014,15 @@ def conv_kernel(p: Parameters, lag: int, max_seq_len: int = 1024) -> Array:
 
 def conv(p: Parameters, x: Array, max_seq_len: int = 1024, **_sizes: object) -> Array:
     """y_i = W_out sum_tau K_tau * (W_in x)_{i - tau}."""
-    kernel = [conv_kernel(p, lag, max_seq_len) for lag in range(len(x))]
-    u = x @ p["in_proj.weight"].T
-    mixed = np.zeros_like(u)
-    for i in range(len(x)):
-        for j in range(i + 1):
-            mixed[i] += kernel[i - j] * u[j]
-    return mixed @ p["out_proj.weight"].T
+    kernel = np.array([conv_kernel(p, lag, max_seq_len) for lag in range(len(x))])
+    return short_conv(x @ p["in_proj.weight"].T, kernel[::-1].T) @ p["out_proj.weight"].T
 
 
 def conv_operator(p: Parameters, x: Array, max_seq_len: int = 1024, **_sizes: object) -> Array:
     """W_ij = W_out diag(K_{i - j}) W_in."""
-    seq, d_model = x.shape
-    operator = np.zeros((seq, seq, d_model, d_model))
-    for i in range(seq):
-        for j in range(i + 1):
-            operator[i, j] = p["out_proj.weight"] @ np.diag(conv_kernel(p, i - j, max_seq_len)) @ p["in_proj.weight"]
-    return operator
-
-
-def turn(t: Array, angles: Array) -> Array:
-    """The pair (m, m + n) turned by the m-th of n angles; channels beyond 2 n stay."""
-    n = len(angles)
-    turned = t.copy()
-    for m in range(n):
-        turned[m] = t[m] * np.cos(angles[m]) - t[m + n] * np.sin(angles[m])
-        turned[m + n] = t[m] * np.sin(angles[m]) + t[m + n] * np.cos(angles[m])
-    return turned
+    return causal(
+        len(x), lambda i, j: p["out_proj.weight"] @ np.diag(conv_kernel(p, i - j, max_seq_len)) @ p["in_proj.weight"]
+    )
 
 
 def mamba3_coefficients(
@@ -1251,25 +1092,25 @@ def mamba3_operator(p: Parameters, x: Array, **options: object) -> Array:
     """
     z, _, q, k, dt, alpha, trap = mamba3_coefficients(p, x, **options)
     of_u, of_z, readout = rank_vectors(p)
-    seq, n_heads, rank, _ = k.shape
-    d_inner, d_model = z[0].size, x.shape[1]
+    _, n_heads, rank, _ = k.shape
+    d_inner = z[0].size
     w_u = p["in_proj.weight"][d_inner : 2 * d_inner]
-    operator = np.zeros((seq, seq, d_model, d_model))
-    for i in range(seq):
-        for j in range(i + 1):
-            weight = trap[j] * dt[j]
-            if j < i:
-                weight = alpha[j + 1 : i + 1].prod(axis=0) * (weight + (1 - trap[j + 1]) * dt[j + 1])
-            diagonal = np.zeros((n_heads, z.shape[2]))
-            for h in range(n_heads):
-                for s in range(rank):
-                    left = readout[h, s] * silu(of_z[h, s] * z[i, h])
-                    if i == j:
-                        diagonal[h] += left * p["D"][h] * of_u[h, s]
-                    for r in range(rank):
-                        diagonal[h] += left * weight[h] * (q[i, h, s] @ k[j, h, r]) * of_u[h, r]
-            operator[i, j] = p["out_proj.weight"] @ (diagonal.reshape(-1, 1) * w_u)
-    return operator
+
+    def block(i: int, j: int) -> Array:
+        weight = trap[j] * dt[j]
+        if j < i:
+            weight = alpha[j + 1 : i + 1].prod(axis=0) * (weight + (1 - trap[j + 1]) * dt[j + 1])
+        diagonal = np.zeros((n_heads, z.shape[2]))
+        for h in range(n_heads):
+            for s in range(rank):
+                left = readout[h, s] * silu(of_z[h, s] * z[i, h])
+                if i == j:
+                    diagonal[h] += left * p["D"][h] * of_u[h, s]
+                for r in range(rank):
+                    diagonal[h] += left * weight[h] * (q[i, h, s] @ k[j, h, r]) * of_u[h, r]
+        return p["out_proj.weight"] @ (diagonal.reshape(-1, 1) * w_u)
+
+    return causal(len(x), block)
 
 
 # Nonlinear recurrence.
@@ -1289,50 +1130,39 @@ def minimal_gates(p: Parameters, x: Array, cell: str) -> tuple[Array, Array, Arr
 def minimal_recurrence(p: Parameters, x: Array, cell: str = "gru", **_sizes: object) -> Array:
     """minGRU: h = (1 - z) h + z g(u); minLSTM: h = (f h + i g(u)) / (f + i) (Feng et al. 2410.01201, app. B)."""
     u, keeps, writes = minimal_gates(p, x, cell)
-    h, states = np.zeros(u.shape[1]), []
-    for t in range(len(x)):
-        h = keeps[t] * h + writes[t] * np.where(u[t] >= 0, u[t] + 0.5, sigmoid(u[t]))
-        states.append(h)
-    return np.stack(states) @ p["out_proj.weight"].T
+    return recurrence(keeps, writes * np.where(u >= 0, u + 0.5, sigmoid(u))) @ p["out_proj.weight"].T
 
 
 def minimal_recurrence_operator(p: Parameters, x: Array, cell: str = "gru", **_sizes: object) -> Array:
     """W_ij = W_out diag(a_i ... a_{j+1} (1 - a_j) (g(u_j) - 1/2) / u_j) W_h."""
     u, keeps, writes = minimal_gates(p, x, cell)
     slope = np.where(u >= 0, 1.0, (sigmoid(u) - 0.5) / u)
-    seq, d_model = x.shape
-    operator = np.zeros((seq, seq, d_model, d_model))
-    for i in range(seq):
-        for j in range(i + 1):
-            diagonal = keeps[j + 1 : i + 1].prod(axis=0) * writes[j] * slope[j]
-            operator[i, j] = (p["out_proj.weight"] * diagonal) @ p["in_proj.weight"][: u.shape[1]]
-    return operator
+
+    def block(i: int, j: int) -> Array:
+        diagonal = keeps[j + 1 : i + 1].prod(axis=0) * writes[j] * slope[j]
+        return (p["out_proj.weight"] * diagonal) @ p["in_proj.weight"][: u.shape[1]]
+
+    return causal(len(x), block)
 
 
 def minimal_recurrence_offset(p: Parameters, x: Array, cell: str = "gru", **_sizes: object) -> Array:
     """c_i = W_out h_i of the same gates on g = 1/2 throughout."""
     _, keeps, writes = minimal_gates(p, x, cell)
-    h, states = np.zeros(keeps.shape[1]), []
-    for t in range(len(x)):
-        h = keeps[t] * h + writes[t] / 2
-        states.append(h)
-    return np.stack(states) @ p["out_proj.weight"].T
+    return recurrence(keeps, writes / 2) @ p["out_proj.weight"].T
 
 
 def rg_lru(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
     """The recurrent block of Griffin (De et al. 2402.19427): eq. 1 to 4, behind a convolution, beside a GELU."""
     gate, u = np.split(x @ p["in_proj.weight"].T + p["in_proj.bias"], 2, axis=-1)
     u = short_conv(u, p["conv.weight"], p["conv.bias"])
-    h, states = np.zeros(u.shape[1]), []
-    for t, u_t in enumerate(u):
-        i, r = (
-            sigmoid(np.concatenate([part @ w for part, w in zip(np.split(u_t, n_heads), weight, strict=True)]) + bias)
-            for weight, bias in zip(p["gate_weight"], p["gate_bias"], strict=True)
-        )
-        a = sigmoid(-p["rate"]) ** (8 * r)  # softplus(rate) = -log(sigmoid(-rate))
-        h = a * h + (1.0 if t == 0 else np.sqrt(1 - a**2)) * i * u_t
-        states.append(h)
-    return (gelu_tanh(gate) * np.stack(states)) @ p["out_proj.weight"].T + p["out_proj.bias"]
+    i, r = (
+        sigmoid(np.hstack([part @ w for part, w in zip(np.split(u, n_heads, axis=1), weight, strict=True)]) + bias)
+        for weight, bias in zip(p["gate_weight"], p["gate_bias"], strict=True)
+    )
+    a = sigmoid(-p["rate"]) ** (8 * r)  # softplus(rate) = -log(sigmoid(-rate))
+    scale = np.sqrt(1 - a**2)
+    scale[0] = 1.0
+    return (gelu_tanh(gate) * recurrence(a, scale * i * u)) @ p["out_proj.weight"].T + p["out_proj.bias"]
 
 
 def gated_conv(p: Parameters, x: Array, **_sizes: object) -> Array:
@@ -1344,13 +1174,13 @@ def gated_conv(p: Parameters, x: Array, **_sizes: object) -> Array:
 def gated_conv_operator(p: Parameters, x: Array, **_sizes: object) -> Array:
     """W_ij = W_out diag(C_i K_{i-j} B_j) W_u."""
     before, after, _ = np.split(x @ p["in_proj.weight"].T, 3, axis=1)
-    (seq, d_model), d_conv = x.shape, p["conv.weight"].shape[1]
-    operator = np.zeros((seq, seq, d_model, d_model))
-    for i in range(seq):
-        for j in range(max(0, i - d_conv + 1), i + 1):
-            diagonal = after[i] * p["conv.weight"][:, d_conv - 1 - (i - j)] * before[j]
-            operator[i, j] = (p["out_proj.weight"] * diagonal) @ p["in_proj.weight"][2 * d_model :]
-    return operator
+
+    w_u = np.split(p["in_proj.weight"], 3)[2]
+
+    def block(i: int, j: int) -> Array:
+        return (p["out_proj.weight"] * (after[i] * conv_kernel(p, i - j) * before[j])) @ w_u
+
+    return causal(len(x), block)
 
 
 def hyena(p: Parameters, x: Array, max_seq_len: int = 1024, n_frequencies: int = 1, **_sizes: object) -> Array:
@@ -1367,10 +1197,7 @@ def hyena(p: Parameters, x: Array, max_seq_len: int = 1024, n_frequencies: int =
             features = np.sin(p["filter.frequency"] * (weight @ features + bias))
         rate = np.linspace(np.log(100) / 1.5, np.log(100) / 0.3, d_model)
         kernel[tau] = p["filter.out_proj.weight"] @ features * np.exp(-rate * tau / (max_seq_len - 1))
-    o = p["D"] * k * v
-    for i in range(seq):
-        for tau in range(i + 1):
-            o[i] += kernel[tau] * k[i - tau] * v[i - tau]
+    o = p["D"] * k * v + short_conv(k * v, kernel[::-1].T)
     return (q * o) @ p["out_proj.weight"].T + p["out_proj.bias"]
 
 
@@ -1477,7 +1304,7 @@ def identity_operator(_: Parameters, x: Array) -> Array:
 
 REFERENCES = {
     "attention": attention,
-    "sliding_attention": sliding_attention,
+    "sliding_attention": partial(attention, window=64),
     "gated_attention": gated_attention,
     "differential_attention": differential_attention,
     "forgetting_attention": forgetting_attention,
@@ -1489,7 +1316,7 @@ REFERENCES = {
     "gated_delta_net": delta_net,
     "kda": kda,
     "gdn2": kda,
-    "delta_product": delta_product,
+    "delta_product": partial(delta_net, n_householder=2, beta_max=2.0),
     "retnet": retnet,
     "lightning_attention": lightning_attention,
     "hgrn2": hgrn2,
@@ -1519,7 +1346,7 @@ REFERENCES = {
     "identity": identity,
 }
 OPERATORS = {
-    "sliding_attention": sliding_attention_operator,
+    "sliding_attention": partial(attention_operator, window=64),
     "attention": attention_operator,
     "factorized": factorized_operator,
     "linear_attention": linear_attention_operator,
