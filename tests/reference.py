@@ -581,7 +581,7 @@ def delta_heads(q: Array, k: Array, v: Array, beta: Array, alpha: Array) -> Arra
 def delta_net(
     p: Parameters, x: Array, n_heads: int = 2, n_householder: int = 1, norm_eps: float = 1e-5, **options: object
 ) -> Array:
-    """Yang et al. 2406.06484; with alpha and an output gate 2412.06464; n_householder steps: Siems et al. 2502.10297."""
+    """Yang et al. 2406.06484; with alpha and an output gate 2412.06464; n_householder steps: Siems 2502.10297."""
     q, k, v, beta, alpha = delta_parts(p, x, n_heads, n_householder=n_householder, **options)
     heads = delta_heads(q, k, silu(v), beta, alpha)[n_householder - 1 :: n_householder]
     return (joined(rms_norm(heads, p["norm.weight"], norm_eps)) * output_gate(p, x)) @ p["out_proj.weight"].T
@@ -1174,7 +1174,6 @@ def gated_conv(p: Parameters, x: Array, **_sizes: object) -> Array:
 def gated_conv_operator(p: Parameters, x: Array, **_sizes: object) -> Array:
     """W_ij = W_out diag(C_i K_{i-j} B_j) W_u."""
     before, after, _ = np.split(x @ p["in_proj.weight"].T, 3, axis=1)
-
     w_u = np.split(p["in_proj.weight"], 3)[2]
 
     def block(i: int, j: int) -> Array:

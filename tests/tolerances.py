@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from collections.abc import Iterable
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -26,10 +27,14 @@ def tolerance(dtype: torch.dtype) -> Tolerance:
     return TOLERANCES[dtype]
 
 
-def assert_close(actual: Tensor, expected: Tensor | np.ndarray) -> None:
-    """Assert equal shapes and equal values, to the tolerance of `actual`'s dtype.
+def assert_close(actual: Tensor | Iterable[Tensor], expected: Tensor | np.ndarray | Iterable[Any]) -> None:
+    """Assert equal shapes and equal values, to the tolerance of `actual`'s dtype; of several tensors one by one.
 
     `expected` may be a reference in another (wider) dtype, or a NumPy array; NaN equals nothing.
     """
+    if not isinstance(actual, Tensor):
+        for one, other in zip(actual, expected, strict=True):
+            assert_close(one, other)
+        return
     expected = torch.as_tensor(expected).to(actual)
     torch.testing.assert_close(actual, expected, **tolerance(actual.dtype))

@@ -113,8 +113,7 @@ def gradients(y: Tensor, weights: Tensor, x: Tensor, module: nn.Module) -> list[
 
 def assert_all_close(actual: list[Tensor], expected: list[Tensor]) -> None:
     assert len(actual) == len(expected)
-    for a, b in zip(actual, expected, strict=True):
-        assert_close(a, b)
+    assert_close(actual, expected)
 
 
 # One map, three views.

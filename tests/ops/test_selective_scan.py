@@ -154,8 +154,7 @@ def test_the_same_numbers_twice(backend: str, generator: torch.Generator) -> Non
     inputs = narrowed(scan_inputs(generator, 100, d_inner=300))
     weights = draw_weights(inputs, generator)
     first = results(inputs, weights, backend)
-    for a, b in zip(results(inputs, weights, backend), first, strict=True):
-        assert torch.equal(a, b)
+    torch.testing.assert_close(results(inputs, weights, backend), first, rtol=0, atol=0)
 
 
 @ON_CPU
@@ -175,15 +174,13 @@ def test_the_fast_backend_is_chosen_by_itself(generator: torch.Generator) -> Non
     assert scan._choose(None, x, torch.float64) == "torch"
     assert scan._choose(None, x.to("meta"), torch.float32) == "torch"
     inputs = narrowed(scan_inputs(generator, 40))
-    for mine, numba in zip(selective_scan(*inputs), selective_scan(*inputs, backend="numba"), strict=True):
-        assert torch.equal(mine, numba)
+    torch.testing.assert_close(selective_scan(*inputs), selective_scan(*inputs, backend="numba"), rtol=0, atol=0)
 
 
 def test_without_numba_the_scan_runs_in_torch(monkeypatch: pytest.MonkeyPatch, generator: torch.Generator) -> None:
     monkeypatch.setitem(scan._INSTALLED, "numba", False)
     inputs = narrowed(scan_inputs(generator, 40))
-    for mine, plain in zip(selective_scan(*inputs), selective_scan(*inputs, backend="torch"), strict=True):
-        assert torch.equal(mine, plain)
+    torch.testing.assert_close(selective_scan(*inputs), selective_scan(*inputs, backend="torch"), rtol=0, atol=0)
     with pytest.raises(ImportError, match=r"^backend 'numba' is not installed: pip install 'mixer-zoo\[fast\]'$"):
         selective_scan(*inputs, backend="numba")
 
@@ -342,8 +339,7 @@ def test_any_number_of_threads_computes_the_same_bits(two_threads: None, generat
     weights = draw_weights(inputs, generator)
     several = results(inputs, weights, "numba")
     torch.set_num_threads(1)
-    for a, b in zip(results(inputs, weights, "numba"), several, strict=True):
-        assert torch.equal(a, b)
+    torch.testing.assert_close(results(inputs, weights, "numba"), several, rtol=0, atol=0)
 
 
 def test_threads_of_the_caller_do_not_disturb_each_other(two_threads: None, generator: torch.Generator) -> None:
@@ -408,8 +404,7 @@ def test_blocks_of_torch_are_the_reference(
         y.append((h * C[:, t, None]).sum(2) + D * x[:, t])
     outputs = torch.stack(y, dim=1), h
     gradients = torch.autograd.grad(sum((o * w).sum() for o, w in zip(outputs, weights, strict=True)), leaves)
-    for found, exact in zip(results(inputs, weights, "torch"), (*outputs, *gradients), strict=True):
-        assert_close(found, exact)
+    assert_close(results(inputs, weights, "torch"), (*outputs, *gradients))
 
 
 @pytest.mark.slow
