@@ -1,11 +1,38 @@
 """Tests, in folders as the rooms they test. Shared parts are imported as `tests.reference`, `tests.tolerances`."""
 
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 """The project's folder."""
+
+
+def slow(*values: Any, unless: bool = False, id: str | None = None) -> Any:  # noqa: A002 - as pytest calls it
+    """A case of a parametrised test that the default run leaves out, or not."""
+    return pytest.param(*values, marks=() if unless else pytest.mark.slow, id=id)
+
+
+@contextmanager
+def refused(match: str, kind: type[Exception] = ValueError) -> Iterator[None]:
+    """What runs inside raises an error whose message is one line and holds the pattern."""
+    with pytest.raises(kind, match=match) as caught:
+        yield
+    assert "\n" not in str(caught.value)
+
+
+def python(*argv: str, status: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run Python at the project's root in a process of its own, which must end with this status."""
+    options = {"cwd": ROOT, "capture_output": True, "text": True} | options
+    done = subprocess.run([sys.executable, *argv], check=False, **options)
+    assert done.returncode == status, done.stderr
+    return done
 
 
 def run_python(text: str, scope: dict[str, Any]) -> None:

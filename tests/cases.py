@@ -6,7 +6,7 @@ variant of its options.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests import reference
+from tests import reference, slow
 from tests.tolerances import assert_close
 from zoo import create_mixer, list_mixers
 from zoo.contract import SequenceMixer, state_tensors
@@ -183,17 +183,11 @@ def cases(
     def is_slow(case: Case) -> bool:
         return bool(case.options and variants == "slow") or (by_default is not None and case.name not in by_default)
 
-    params = [
-        pytest.param(case, marks=pytest.mark.slow if is_slow(case) else (), id=label(case))
-        for case in table
-        if names is None or case.name in names
-    ]
-    return pytest.mark.parametrize("case", params)
+    chosen = (case for case in table if names is None or case.name in names)
+    return pytest.mark.parametrize("case", [slow(case, unless=not is_slow(case), id=label(case)) for case in chosen])
 
 
-every_kind = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in KINDS else pytest.mark.slow) for name in list_mixers()]
-)
+every_kind = pytest.mark.parametrize("name", [slow(name, unless=name in KINDS) for name in list_mixers()])
 
 
 def by_name(table: dict[str, Any], name: str) -> Any:
@@ -224,6 +218,15 @@ def assert_states_close(actual: Any, expected: Any) -> None:
         if a.is_complex():
             a, b = torch.view_as_real(a), torch.view_as_real(b)
         assert_close(a, b) if a.is_floating_point() else torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def in_chunks(mixer: Any, x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Any]:
+    """The outputs of `stream`, chunk after chunk, and the last state."""
+    outputs, state = [], None
+    for chunk in x.split(sizes, dim=1):
+        y, state = mixer.stream(chunk, state)
+        outputs.append(y)
+    return torch.cat(outputs, dim=1), state
 
 
 def draw(*shape: int, generator: torch.Generator, dtype: torch.dtype = torch.float64) -> Tensor:
