@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests import refused
 from zoo import create_layers, create_mixer, list_mixers
 from zoo.contract import SequenceMixer
 from zoo.naming import Registry, UnknownNameError
@@ -25,18 +26,12 @@ def test_every_name_is_a_mixer_with_a_summary_and_a_docstring(name: str) -> None
     assert "d_model:" in type(mixer).__doc__
 
 
-def test_the_published_names_are_there() -> None:
-    expected = {"attention", "factorized", "linear_attention", "diagonal_ssm", "selective_ssm", "lstm", "hybrid"}
-    assert expected <= set(list_mixers())
-
-
 @pytest.mark.parametrize(
     ("given", "nearest"), [("atention", "attention"), ("lstn", "lstm"), ("selective-ssm", "selective_ssm")]
 )
 def test_an_unknown_name_is_answered_with_the_nearest(given: str, nearest: str) -> None:
-    message = (
-        rf"^unknown mixer '{given}' \(did you mean '{nearest}'\?\); choose from: {', '.join(list_mixers())}; or give "
-    )
+    names = ", ".join(list_mixers())
+    message = rf"^unknown mixer '{given}' \(did you mean '{nearest}'\?\); choose from: {names}; or give "
     for call in (
         lambda: mixer_class(given),
         lambda: create_mixer(given, 8),
@@ -156,9 +151,8 @@ def test_an_option_in_the_pattern_wins_over_all() -> None:
     ],
 )
 def test_options_that_fit_no_member_are_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message) as caught:
+    with refused(message):
         MIXERS["hybrid"].create(8, options)
-    assert "\n" not in str(caught.value)
 
 
 def test_an_entry_may_set_options_of_its_class() -> None:

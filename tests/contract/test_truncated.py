@@ -31,8 +31,7 @@ def test_a_gradient_handed_over_at_a_cut_is_the_whole_gradient(case: Case, gener
     first = [(y * weights[:, :5]).sum(), *(a for a, _ in ends)]
     before = torch.autograd.grad(first, inputs, [torch.ones_like(first[0]), *handed_over])
     truncated = torch.autograd.grad(second, inputs)
-    for a, b, target in zip(before, truncated, expected, strict=True):
-        assert_close(a + b, target)
+    assert_close([a + b for a, b in zip(before, truncated, strict=True)], expected)
 
 
 def leaky_sum(x: Tensor) -> Tensor:
@@ -63,10 +62,7 @@ def loss_of(mixer: SequenceMixer, x: Tensor, *, carry: bool, optimizer: torch.op
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [
-        *("attention", "diagonal_ssm", "conv", "lstm"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("sliding_attention", "gru", "rnn")),
-    ],
+    ["attention", "sliding_attention", "diagonal_ssm", "conv", "lstm", "gru", "rnn"],
 )
 def test_a_mixer_trains_with_it(name: str, generator: torch.Generator) -> None:
     """Trained with no gradient beyond a chunk, it uses what the state brings from the chunks before."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import zoo
-from tests import ROOT, run_python
+from tests import ROOT, refused, run_python
 from tests.conformance.planted import Stepper
 from zoo.conformance import check
 from zoo.contract import SequenceMixer
@@ -266,9 +266,8 @@ def test_a_checkpoint_that_may_name_no_class_imports_none(tmp_path: Path) -> Non
     ],
 )
 def test_what_is_no_mixer_is_said_on_one_line(name: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message) as caught:
+    with refused(message):
         zoo.create_mixer(name, 8, **options)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_registered_name_is_a_mixer_like_any_other(registry: Any) -> None:

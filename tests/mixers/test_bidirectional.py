@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 
+from tests import slow
 from tests.cases import D_MODEL, KINDS, Case, draw
 from tests.tolerances import assert_close
 from zoo import Bidirectional, SequenceMixer, create_mixer, list_mixers
@@ -16,8 +17,7 @@ from zoo.theory.rank import span_spectrum, spectrum_rank
 
 NAMES = list_mixers()
 PAIRS = [  # each mixer forwards and backwards; by default those whose first has a state of its own kind
-    pytest.param(names, id="-".join(names), marks=() if names[0] in KINDS else pytest.mark.slow)
-    for names in itertools.pairwise([*NAMES, NAMES[0]])
+    slow(names, unless=names[0] in KINDS, id="-".join(names)) for names in itertools.pairwise([*NAMES, NAMES[0]])
 ]
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests import reference
-from tests.cases import draw, parameters, randomise
+from tests.cases import draw, in_chunks, parameters, randomise
 from tests.tolerances import assert_close
 from zoo import create_mixer
 from zoo.blocks import ResidualBlock, RMSNorm, ShortConv, Stack, SwiGLU
@@ -40,11 +40,8 @@ def test_short_conv_is_the_reference_in_any_chunks(d_conv: int, bias: bool, gene
     p = parameters(conv)
     expected = np.stack([reference.short_conv(row, p["weight"], p.get("bias", 0.0)) for row in x.numpy()])
     assert_close(conv(x), expected)
-    state, outputs = None, []
-    for chunk in x.split([1, 2, 6], dim=1):
-        y, state = conv.stream(chunk, state)
-        outputs.append(y)
-    assert_close(torch.cat(outputs, dim=1), expected)
+    chunks, state = in_chunks(conv, x, [1, 2, 6])
+    assert_close(chunks, expected)
     assert state.shape == (2, d_conv - 1, 3)
 
 
@@ -64,8 +61,7 @@ def test_a_block_that_norms_outputs_is_the_reference_and_an_operator(generator: 
     p = parameters(block)
     expected = np.stack([reference.output_normed_block(p, row, "attention") for row in x.numpy()])
     assert_close(block(x), expected)
-    y, state = block.stream(x[:, :3])
-    assert_close(torch.cat((y, block.stream(x[:, 3:], state)[0]), dim=1), expected)
+    assert_close(in_chunks(block, x, [3, 4])[0], expected)
     assert_close(interaction(block, x).apply(x), block(x))
 
 
@@ -74,9 +70,7 @@ def test_a_stack_is_its_layers_one_after_the_other(generator: torch.Generator) -
     stack, x = Stack([first, second]).double(), draw(2, 7, 8, generator=generator)
     assert (stack.d_model, stack.d_out) == (8, 5)
     assert torch.equal(stack(x), second(first(x)))
-    y, state = stack.stream(x[:, :3])
-    again, _ = stack.stream(x[:, 3:], state)
-    assert_close(torch.cat((y, again), dim=1), stack(x))
+    assert_close(in_chunks(stack, x, [3, 4])[0], stack(x))
 
 
 def test_reset_parameters_reaches_everything_below(generator: torch.Generator) -> None:
