@@ -3,7 +3,7 @@
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,15 @@ def refused(match: str, kind: type[Exception] = ValueError) -> Iterator[None]:
     with pytest.raises(kind, match=match) as caught:
         yield
     assert "\n" not in str(caught.value)
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    """A function that raises this, whatever it is given."""
+
+    def function(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return function
 
 
 def python(*argv: str, status: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -13,14 +13,11 @@ from lab import config as cli
 from lab import run as run_folder
 from lab.hparams import NAMING, compare_options, differing
 from lab.sweep import sweep
-from tests.lab.runs import TinyRuns
+from tests.lab.runs import TINY, TinyRuns
 from tests.training.board import hparams_tab
 
-TINY = (
-    "--d_model 16 --n_layers 1 --batch_size 8 --task.n_train 64 --task.n_val 16 --task.n_test 16 --task.seq_len 16 "
-    "--task.n_pairs 2 --task.vocab_size 32 --trainer.max_steps 2 --trainer.accelerator cpu --figures_every 0"
-)
-RUNS = TinyRuns(f"{TINY} --trainer.enable_progress_bar false")
+SHORT = f"{TINY} --n_layers 1 --trainer.max_steps 2"
+RUNS = TinyRuns(f"{SHORT} --trainer.enable_progress_bar false")
 
 
 def begin(run_dir: Path, argv: str) -> run_folder.RunFolder:
@@ -60,9 +57,8 @@ def test_runs_started_one_by_one_are_compared_by_what_differs_so_far(tmp_path: P
 
 def test_what_each_mixer_and_each_task_has_of_its_own_is_no_difference() -> None:
     def run(mixer: str, task: str, **options: Any) -> dict[str, Any]:
-        return {"mixer.name": mixer, "task.name": task, "seed": 0} | {
-            k.replace("__", "."): v for k, v in options.items()
-        }
+        named = {"mixer.name": mixer, "task.name": task, "seed": 0}
+        return named | {k.replace("__", "."): v for k, v in options.items()}
 
     runs = [
         run("lstm", "mqar", task__seq_len=64),
@@ -106,8 +102,8 @@ def test_a_run_beside_it_that_cannot_be_read_costs_nothing(tmp_path: Path) -> No
 def test_finished_runs_and_sweeps_have_no_column_in_which_all_agree(tmp_path: Path) -> None:
     """Runs started one by one, by a sweep one after another, and by a sweep at once."""
     for argv in ("--mixer lstm", "--mixer attention --mixer.n_heads 2", "--mixer attention --mixer.n_heads 4"):
-        assert RUNS.go(tmp_path / "single", *shlex.split(argv)) == 0
-    grid = shlex.split(f"--mixer attention,lstm --mixer.n_heads 2,4 --lr 0.1 {TINY}")
+        RUNS.trained(tmp_path / "single", *shlex.split(argv))
+    grid = shlex.split(f"--mixer attention,lstm --mixer.n_heads 2,4 --lr 0.1 {SHORT}")
     for slots in ("1", "2"):
         assert sweep.main([*grid, "--run_dir", str(tmp_path), "--name", f"by {slots}", "--slots", slots]) == 0
     for name, n in (("single", 3), ("by 1", 3), ("by 2", 3)):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,7 @@ from lab import train
 from lab.compare import read_runs
 from lab.examples import examples
 from lab.sweep.sweep import main as sweep
-from tests import ROOT
+from tests import ROOT, python
 from tests.lab.runs import TinyRuns, error_line, results
 
 FUNCTION = """
@@ -45,8 +43,7 @@ def test_a_run_of_ones_own_task(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     argv = RUNS.command(tmp_path / "runs", "--task", make(tmp_path, name, late=0))
-    done = subprocess.run([sys.executable, str(ROOT / "train.py"), *argv], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    python(str(ROOT / "train.py"), *argv, cwd=tmp_path)
     [folder] = (tmp_path / "runs").glob("*/*/seed0")
     first = results(folder)
     assert examples(folder, "test", 3).inputs.shape == (3, 8)

@@ -13,9 +13,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -24,9 +26,9 @@ import torch
 from lab import config as cli
 from lab import run as run_folder
 from lab import train
-from tests import ROOT
+from tests import ROOT, python, slow
 from tests.lab import kills
-from tests.lab.runs import MEASURED, TinyRuns, error_line, results
+from tests.lab.runs import MEASURED, TINY, TinyRuns, error_line, results, wait_until
 from tests.tolerances import tolerance
 from tests.training import small
 from tests.training.small import assert_identical
@@ -35,11 +37,10 @@ from zoo.signals import SCHEDULER, handled
 from zoo.training import SequenceModule, Throughput
 
 RUNS = TinyRuns(
-    "--mixer lstm --d_model 16 --n_layers 1 --batch_size 8 --task.n_train 64 --task.n_val 16 --task.n_test 16 "
-    "--task.seq_len 16 --task.n_pairs 2 --task.vocab_size 32 --trainer.max_steps 8 --trainer.val_check_interval 2 "
-    "--trainer.accelerator cpu --trainer.log_every_n_steps 1 --figures_every 0 --trainer.enable_progress_bar false"
+    f"--mixer lstm --n_layers 1 {TINY} --trainer.max_steps 8 --trainer.val_check_interval 2 "
+    "--trainer.log_every_n_steps 1 --trainer.enable_progress_bar false"
 )
-command, go, folder = RUNS.command, RUNS.go, RUNS.folder
+command, go, folder, trained = RUNS.command, RUNS.go, RUNS.folder, RUNS.trained
 
 
 # Two processes on one folder
@@ -69,11 +70,10 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_a_folder_in_use_is_refused_until_its_holder_ends(
     tmp_path: Path, holder: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    said = f"{folder(tmp_path)} is in use by process {holder.pid} on {os.uname().nodename}; wait"
     for switch in ((), ("--overwrite",)):
         assert go(tmp_path, *switch) == 2
-        assert f"{folder(tmp_path)} is in use by process {holder.pid} on {os.uname().nodename}; wait" in error_line(
-            capsys
-        )
+        assert said in error_line(capsys)
     holder.kill()  # SIGKILL: nothing of ours can tidy up
     holder.wait()
     assert (folder(tmp_path) / "lock").exists()
@@ -120,9 +120,7 @@ def weights(path: Path, checkpoint: str) -> dict[str, torch.Tensor]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that nothing disturbed."""
-    run_dir = tmp_path_factory.mktemp("whole")
-    assert go(run_dir) == 0
-    return folder(run_dir)
+    return trained(tmp_path_factory.mktemp("whole"))
 
 
 def curves(path: Path) -> dict[str, list[tuple[int, float]]]:
@@ -145,8 +143,8 @@ def assert_same_run(path: Path, expected: Path) -> None:
         assert found[tag] == usual[tag], tag
 
 
-def at_step(step: int, act: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
-    """Do something after an optimizer step."""
+def at_step(step: int, act: Callable[[], None]) -> AbstractContextManager[Any]:
+    """Runs inside do something after an optimizer step."""
     after = Throughput.on_train_batch_end
 
     def acting(self: Throughput, trainer: Any, *rest: Any) -> None:
@@ -154,17 +152,14 @@ def at_step(step: int, act: Callable[[], None], patch: pytest.MonkeyPatch) -> No
         if trainer.global_step == step:
             act()
 
-    patch.setattr(Throughput, "on_train_batch_end", acting)
+    return patch.object(Throughput, "on_train_batch_end", acting)
 
 
-def stopped(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, step: int = 5, number: int = signal.SIGINT, status: int = 130
-) -> Path:
-    """The folder of a run that was asked to stop after an optimizer step."""
-    with monkeypatch.context() as patch:
-        at_step(step, lambda: signal.raise_signal(number), patch)
-        assert go(run_dir) == status
-    return folder(run_dir)
+def stopped(run_dir: Path, *argv: str) -> Path:
+    """The folder of a run that was asked to stop after its fifth step."""
+    with at_step(5, lambda: signal.raise_signal(signal.SIGINT)):
+        assert go(run_dir, *argv) == 130
+    return folder(run_dir, *argv)
 
 
 @pytest.mark.slow
@@ -178,10 +173,9 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     damage: Callable[[Path], None],
     names: list[str],
     source: str,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    path = stopped(tmp_path, monkeypatch)
+    path = stopped(tmp_path)
     capsys.readouterr()
     for name in names:
         damage(path / "checkpoints" / f"{name}.ckpt")
@@ -196,20 +190,14 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
 
 
 @pytest.mark.slow
-def test_a_run_in_float64_goes_on_in_float64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_in_float64_goes_on_in_float64(tmp_path: Path) -> None:
     double = ("--trainer.precision", "64-true")
-    assert go(tmp_path / "whole", *double) == 0
-    with monkeypatch.context() as patch:
-        at_step(5, lambda: signal.raise_signal(signal.SIGINT), patch)
-        assert go(tmp_path / "run", *double) == 130
-    assert go(tmp_path / "run", *double) == 0
-    assert_same_run(folder(tmp_path / "run", *double), folder(tmp_path / "whole", *double))
+    stopped(tmp_path / "run", *double)
+    assert_same_run(trained(tmp_path / "run", *double), trained(tmp_path / "whole", *double))
 
 
-def test_a_kill_between_the_renames_of_a_save_loses_nothing(
-    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = stopped(tmp_path, monkeypatch)
+def test_a_kill_between_the_renames_of_a_save_loses_nothing(tmp_path: Path, whole: Path) -> None:
+    path = stopped(tmp_path)
     checkpoints = path / "checkpoints"
     (checkpoints / "last.ckpt").replace(checkpoints / "previous.ckpt")
     (checkpoints / ".last.ckpt.tmp").write_bytes(b"half")
@@ -220,9 +208,9 @@ def test_a_kill_between_the_renames_of_a_save_loses_nothing(
 
 @pytest.mark.parametrize("names", [["best"], ["last", "previous", "best"]])
 def test_where_no_checkpoint_brings_the_run_back_it_is_refused(
-    tmp_path: Path, names: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, names: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = stopped(tmp_path, monkeypatch)
+    path = stopped(tmp_path)
     capsys.readouterr()
     files = [path / "checkpoints" / f"{name}.ckpt" for name in names]
     for file in files:
@@ -262,23 +250,22 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("where", ["at step 3", "outside training"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, slow(signal.SIGUSR1)])
 def test_a_scheduler_that_asks_finds_a_checkpoint_and_a_status_of_its_own(
     tmp_path: Path,
     whole: Path,
     slurm: Path,
     number: int,
     where: str,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run_dir, before = tmp_path / "runs", signal.getsignal(number)
     last = folder(run_dir) / "checkpoints" / "last.ckpt"
-    with monkeypatch.context() as patch:
-        if where == "at step 3":
-            at_step(3, lambda: signal.raise_signal(number), patch)
-        else:
-            patch.setattr(SequenceModule, "test_step", lambda *_: signal.raise_signal(number))
+
+    def ask(*_: Any) -> None:
+        signal.raise_signal(number)
+
+    with at_step(3, ask) if where == "at step 3" else patch.object(SequenceModule, "test_step", ask):
         assert go(run_dir) == train.REQUEUE
     assert signal.getsignal(number) == before
     assert capsys.readouterr().err == (
@@ -319,10 +306,8 @@ sys.exit(train.main(sys.argv[1:]))
 
 @pytest.mark.slow
 def test_a_platform_without_sigusr1_trains_and_stops(tmp_path: Path) -> None:
-    for act, status in (("stop", train.REQUEUE), ("go on", 0)):
-        argv = [sys.executable, "-c", ELSEWHERE, act, *command(tmp_path)]
-        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert done.returncode == status, done.stderr
+    python("-c", ELSEWHERE, "stop", *command(tmp_path), status=train.REQUEUE)
+    done = python("-c", ELSEWHERE, "go on", *command(tmp_path))
     assert "going on from step 3" in done.stdout
 
 
@@ -380,12 +365,10 @@ def test_a_full_disk_ends_the_run_in_one_line_and_the_checkpoint_before_stays(
     full_for: str,
     room: Callable[[Path], int],
     limit: Callable[[int], None],
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = folder(tmp_path)
-    with monkeypatch.context() as patch:
-        at_step(5, lambda: limit(room(path)), patch)
+    with at_step(5, lambda: limit(room(path))):
         assert go(tmp_path) == 1
     limit(resource.RLIM_INFINITY)
     line = error_line(capsys)
@@ -400,11 +383,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_the_checkpoint_before_stays(
 
 @pytest.mark.slow
 def test_a_full_disk_at_the_very_end_costs_the_table_alone(
-    tmp_path: Path,
-    whole: Path,
-    limit: Callable[[int], None],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, whole: Path, limit: Callable[[int], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     write, path = run_folder.RunFolder.write_metrics, folder(tmp_path)
 
@@ -412,8 +391,7 @@ def test_a_full_disk_at_the_very_end_costs_the_table_alone(
         limit(100)
         write(self, metrics)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(run_folder.RunFolder, "write_metrics", full)
+    with patch.object(run_folder.RunFolder, "write_metrics", full):
         assert go(tmp_path) == 1
     limit(resource.RLIM_INFINITY)
     assert error_line(capsys) == f"train.py: error: cannot write to {path}: File too large\n"
@@ -456,12 +434,9 @@ def read_only() -> Iterator[Callable[[Path], None]]:
 
 @pytest.mark.usefixtures("obey_permissions")
 def test_a_read_only_folder_is_refused_before_the_run(
-    tmp_path: Path,
-    read_only: Callable[[Path], None],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, read_only: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    new, begun = tmp_path / "new", stopped(tmp_path / "begun", monkeypatch)
+    new, begun = tmp_path / "new", stopped(tmp_path / "begun")
     new.mkdir()
     capsys.readouterr()
     for run_dir, locked in ((new, new), (tmp_path / "begun", begun)):
@@ -484,15 +459,10 @@ def test_a_finished_run_in_a_read_only_folder_is_shown(
 @pytest.mark.slow
 @pytest.mark.usefixtures("obey_permissions")
 def test_a_folder_that_becomes_read_only_keeps_its_checkpoint(
-    tmp_path: Path,
-    whole: Path,
-    read_only: Callable[[Path], None],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, whole: Path, read_only: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoints = folder(tmp_path) / "checkpoints"
-    with monkeypatch.context() as patch:
-        at_step(5, lambda: read_only(checkpoints), patch)
+    with at_step(5, lambda: read_only(checkpoints)):
         assert go(tmp_path) == 1
     assert re.search(rf"cannot write checkpoint {checkpoints}/\w+\.ckpt: .*Permission denied", error_line(capsys))
     checkpoints.chmod(0o755)
@@ -575,7 +545,7 @@ def test_a_run_killed_again_and_again_ends_as_if_it_never_was(
 def test_a_run_that_stops_on_its_way_ends_as_if_it_never_had(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert go(tmp_path / "whole") == 0
+    whole = trained(tmp_path / "whole")
     # In between validations, at one by its share of the steps, again where it has been.
     for stop_at in ("3", "0.5", "0.5", "6"):
         assert go(tmp_path / "stopped", "--stop_at", stop_at) == 0
@@ -584,15 +554,13 @@ def test_a_run_that_stops_on_its_way_ends_as_if_it_never_had(
     assert "the run is at step 6 already and cannot stop at 5" in capsys.readouterr().err
     rungs = run_folder.read_rungs(folder(tmp_path / "stopped"))
     assert {at: found["step"] for at, found in rungs.items()} == {"3": 3, "0.5": 4, "6": 6}
-    assert go(tmp_path / "stopped") == 0
-    assert results(folder(tmp_path / "stopped")) == results(folder(tmp_path / "whole"))
+    path = trained(tmp_path / "stopped")
+    assert results(path) == results(whole)
     for name in ("best", "last"):
-        kept = [folder(tmp_path / each) / "checkpoints" / f"{name}.ckpt" for each in ("whole", "stopped")]
-        whole, stopped = (torch.load(file, weights_only=True) for file in kept)
-        assert_identical(stopped["state_dict"], whole["state_dict"])
-        moments, there = (each["optimizer_states"][0]["state"] for each in (stopped, whole))
-        assert_identical(moments[0], there[0])
-        assert stopped["loops"] == whole["loops"]
+        kept = [torch.load(each / "checkpoints" / f"{name}.ckpt", weights_only=True) for each in (path, whole)]
+        assert_identical(*(each["state_dict"] for each in kept))
+        assert_identical(*(each["optimizer_states"][0]["state"][0] for each in kept))
+        assert kept[0]["loops"] == kept[1]["loops"]
     assert go(tmp_path / "diverged", "--lr", "1e30", "--stop_at", "6") == 1
     (found,) = run_folder.read_rungs(folder(tmp_path / "diverged", "--lr", "1e30")).values()
     assert "is not finite" in found["diverged"]
@@ -643,7 +611,7 @@ def test_two_processes_train_as_one_with_their_batches_together_and_survive_the_
     """Stopped by a signal to one of them, then killed: in the end the metrics and curves of the one process."""
     whole = [*ALIKE, "--batch_size", "16"]
     split = [*ALIKE, "--batch_size", "8", "--trainer.devices", "2", "--trainer.strategy", "ddp"]
-    assert go(tmp_path, *whole) == 0
+    alone = trained(tmp_path, *whole)
     path, log = folder(tmp_path, *split), tmp_path / "log"
     last = path / "checkpoints" / "last.ckpt"
     for number, status in ((signal.SIGTERM, train.REQUEUE), (signal.SIGKILL, -signal.SIGKILL), (None, 0)):
@@ -656,16 +624,12 @@ def test_two_processes_train_as_one_with_their_batches_together_and_survive_the_
                 time.sleep(0.002)
             process.send_signal(number)
         assert process.wait() == status, log.read_text()
-        until = time.monotonic() + 60
-        while not gone(process.pid):
-            assert time.monotonic() < until, "the other process lives on"
-            time.sleep(0.05)
-    found, expected = results(path), results(folder(tmp_path, *whole))
-    found, expected = dict(leaves(found)), dict(leaves(expected))
+        wait_until(lambda group=process.pid: gone(group))  # the other process too
+    found, expected = dict(leaves(results(path))), dict(leaves(results(alone)))
     absent = [name for name, value in expected.items() if value is None]  # not learned: no steps to 90 %
     assert [found.pop(name) for name in absent] == [expected.pop(name) for name in absent]
     assert found == pytest.approx(expected, rel=tolerance(torch.float64)["rtol"], abs=tolerance(torch.float64)["atol"])
-    assert curves(path).keys() == curves(folder(tmp_path, *whole)).keys()
-    for tag, points in curves(folder(tmp_path, *whole)).items():
+    assert curves(path).keys() == curves(alone).keys()
+    for tag, points in curves(alone).items():
         np.testing.assert_allclose(curves(path)[tag], points, **tolerance(torch.float32), err_msg=tag)
     assert log.read_text().count("to go on: ") == 1

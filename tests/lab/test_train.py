@@ -9,9 +9,9 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -24,16 +24,13 @@ from lab import config as cli
 from lab import run as run_folder
 from lab import train
 from lab.run import INCIDENTAL, flat_metrics
-from tests import ROOT
-from tests.lab.runs import TinyRuns, error_line, metrics, results
+from tests import ROOT, python, raising
+from tests.lab.runs import TINY, TinyRuns, error_line, metrics, results, wait_until
 from tests.training import small
+from zoo.training import SequenceModule
 
-RUNS = TinyRuns(
-    "--d_model 16 --batch_size 8 --task.n_train 64 --task.n_val 16 --task.n_test 16 --task.seq_len 16 --task.n_pairs 2 "
-    "--task.vocab_size 32 --trainer.max_steps 6 --trainer.val_check_interval 2 --trainer.accelerator cpu "
-    "--figures_every 0"
-)
-command, go, folder = RUNS.command, RUNS.go, RUNS.folder
+RUNS = TinyRuns(f"{TINY} --trainer.max_steps 6 --trainer.val_check_interval 2")
+command, go, folder, trained = RUNS.command, RUNS.go, RUNS.folder, RUNS.trained
 
 
 def contents(path: Path) -> dict[str, tuple[int, int]]:
@@ -42,26 +39,17 @@ def contents(path: Path) -> dict[str, tuple[int, int]]:
     return {str(file): (file.stat().st_mtime_ns, file.stat().st_size) for file in files}
 
 
-def without(argv: list[str], *flags: str) -> list[str]:
-    """The flags but some, each with its value."""
-    return [
-        word for flag, value in zip(argv[::2], argv[1::2], strict=True) for word in (flag, value) if flag not in flags
-    ]
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run_dir of a finished run."""
     run_dir = tmp_path_factory.mktemp("finished")
-    assert go(run_dir) == 0
+    trained(run_dir)
     return run_dir
 
 
 @pytest.mark.slow
 def test_a_run_prints_its_progress_and_one_table(tmp_path: Path) -> None:
-    argv = [sys.executable, "train.py", *command(tmp_path)]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = python("train.py", *command(tmp_path))
     path, found = folder(tmp_path), metrics(folder(tmp_path))
     first, *table, last = done.stdout.splitlines()
     assert first == f"{path}: {found['params']:,} parameters on cpu"
@@ -146,8 +134,7 @@ def test_a_finished_run_is_shown_and_tested_but_not_touched(finished: Path, caps
 
 
 def test_overwrite_starts_anew(tmp_path: Path) -> None:
-    assert go(tmp_path) == 0
-    path = folder(tmp_path)
+    path = trained(tmp_path)
     before, n_events = results(path), len(list(path.glob("events.*")))
     (path / "metrics.json").write_text("{}", encoding="utf-8")
     assert go(tmp_path, "--overwrite") == 0
@@ -197,8 +184,7 @@ def test_who_watches_changes_no_result_and_no_name(finished: Path, tmp_path: Pat
         "--trainer.limit_predict_batches 1 --figures_every 3 --trainer.default_root_dir"
     )
     argv = [*argv.replace("elsewhere", str(tmp_path / "csv")).split(), str(tmp_path)]
-    assert go(tmp_path, *argv) == 0
-    path = folder(tmp_path, *argv)
+    path = trained(tmp_path, *argv)
     assert path.relative_to(tmp_path) == folder(finished).relative_to(finished)
     assert results(path) == results(folder(finished))
     assert go(tmp_path) == 0  # finished, without them too
@@ -230,9 +216,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_the_same_command_goes_on(
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     path = run_folder.RunFolder.of(cli.parse(long)).path
-    until = time.monotonic() + 60
-    while not (path / "checkpoints" / "last.ckpt").exists() and process.poll() is None and time.monotonic() < until:
-        time.sleep(0.05)
+    wait_until(lambda: (path / "checkpoints" / "last.ckpt").exists() or process.poll() is not None)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
@@ -245,10 +229,8 @@ def test_ctrl_c_leaves_a_checkpoint_and_the_same_command_goes_on(
     assert (session.checkpoint, session.step) == (path / "checkpoints" / "last.ckpt", step)
 
 
-def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert go(tmp_path / "whole") == 0
+def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = trained(tmp_path / "whole")
     step = train.Progress.step
 
     def stop_at_three(self: train.Progress, trainer: Any, *rest: Any) -> None:
@@ -256,20 +238,16 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(
         if trainer.global_step == 3:
             signal.raise_signal(signal.SIGINT)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(train.Progress, "step", stop_at_three)
+    with patch.object(train.Progress, "step", stop_at_three):
         assert go(tmp_path / "stopped") == 130
     assert "stopped by SIGINT at step 3: go on from" in capsys.readouterr().err
-    assert go(tmp_path / "stopped") == 0
+    assert results(trained(tmp_path / "stopped")) == results(whole)
     assert "going on from step 3" in capsys.readouterr().out
-    assert results(folder(tmp_path / "stopped")) == results(folder(tmp_path / "whole"))
 
 
 def test_the_bar_says_what_its_step_waits_for_once_and_not_for_long(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from zoo.training import SequenceModule
-
     training_step, logger = SequenceModule.training_step, logging.getLogger("zoo.ops.anything")
 
     def compiling(self: Any, *rest: Any) -> Any:
@@ -287,25 +265,16 @@ def test_the_bar_says_what_its_step_waits_for_once_and_not_for_long(
     assert (ops.handlers, ops.level) == ([], logging.NOTSET)
 
 
-def test_ctrl_c_during_evaluation_says_how_to_go_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from zoo.training import SequenceModule
-
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
+def test_ctrl_c_during_evaluation_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = signal.getsignal(signal.SIGINT)
     try:
-        with monkeypatch.context() as patch:
-            patch.setattr(SequenceModule, "test_step", interrupted)
+        with patch.object(SequenceModule, "test_step", raising(KeyboardInterrupt())):
             assert go(tmp_path) == 130
     finally:
         signal.signal(signal.SIGINT, before)  # Lightning leaves it ignored: its process would end here
     assert capsys.readouterr().err.endswith(f"to go on: {train.resume_command(command(tmp_path))}\n")
     assert not (folder(tmp_path) / "metrics.json").exists()
-    assert go(tmp_path) == 0
-    assert metrics(folder(tmp_path))["test"]["loss"] > 0
+    assert metrics(trained(tmp_path))["test"]["loss"] > 0
 
 
 EARLY = "--trainer.callbacks EarlyStopping --trainer.callbacks.monitor val/loss --trainer.callbacks.min_delta 1e9"
@@ -313,8 +282,7 @@ EARLY = "--trainer.callbacks EarlyStopping --trainer.callbacks.monitor val/loss 
 
 def test_a_run_of_steps_is_one_epoch_that_stops_early_where_it_is_asked_to(tmp_path: Path) -> None:
     argv = f"{EARLY} --trainer.callbacks.patience 1 --trainer.max_steps 40 --trainer.min_steps 3".split()
-    assert go(tmp_path, *argv) == 0
-    last = torch.load(folder(tmp_path, *argv) / "checkpoints" / "last.ckpt", weights_only=True)
+    last = torch.load(trained(tmp_path, *argv) / "checkpoints" / "last.ckpt", weights_only=True)
     assert (last["global_step"], last["epoch"]) == (4, 1)  # after two validations
 
 
@@ -324,22 +292,19 @@ def test_what_is_validated_after_is_steps_or_a_share_of_the_run(
     tmp_path: Path, interval: str, validated: list[int]
 ) -> None:
     epoch = ("--trainer.check_val_every_n_epoch", "1", "--trainer.max_steps", "8", "--trainer.val_check_interval")
-    assert go(tmp_path, *epoch, interval) == 0
-    points = small.curves(folder(tmp_path, *epoch, interval))["val/loss"]
+    points = small.curves(trained(tmp_path, *epoch, interval))["val/loss"]
     assert [step for step, _ in points] == (validated or [8])  # none: at the end
 
 
 @pytest.mark.slow
 def test_epochs_asked_for_are_passes(tmp_path: Path) -> None:
-    argv = ("--trainer.max_epochs", "2", "--trainer.max_steps", "-1")
-    assert go(tmp_path, *argv) == 0
-    last = torch.load(folder(tmp_path, *argv) / "checkpoints" / "last.ckpt", weights_only=True)
+    path = trained(tmp_path, "--trainer.max_epochs", "2", "--trainer.max_steps", "-1")
+    last = torch.load(path / "checkpoints" / "last.ckpt", weights_only=True)
     assert last["global_step"] == 16  # eight batches a pass
 
 
 def test_a_run_too_short_to_validate_still_has_a_best_checkpoint(tmp_path: Path) -> None:
-    assert go(tmp_path, "--trainer.max_steps", "1") == 0
-    path = folder(tmp_path, "--trainer.max_steps", "1")
+    path = trained(tmp_path, "--trainer.max_steps", "1")
     assert metrics(path)["step"] == 1
     assert (path / "checkpoints" / "best.ckpt").exists()
     # One point of validation, at its end.
@@ -349,9 +314,8 @@ def test_a_run_too_short_to_validate_still_has_a_best_checkpoint(tmp_path: Path)
 @pytest.mark.slow
 def test_ckpt_path_goes_on_from_another_run(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = folder(finished) / "checkpoints" / "last.ckpt"
-    assert go(tmp_path, "--trainer.max_steps", "8", "--ckpt_path", str(source)) == 0
+    checkpoints = trained(tmp_path, "--trainer.max_steps", "8", "--ckpt_path", str(source)) / "checkpoints"
     assert "going on from step 6" in capsys.readouterr().out
-    checkpoints = folder(tmp_path, "--trainer.max_steps", "8") / "checkpoints"
     assert torch.load(checkpoints / "last.ckpt", weights_only=True)["global_step"] == 8
     assert (checkpoints / "best.ckpt").exists()
 
@@ -368,16 +332,8 @@ def test_the_best_checkpoint_comes_along_into_another_folder(finished: Path, tmp
 
 
 def test_resume_command_is_the_same_without_what_starts_anew() -> None:
-    argv = [
-        "--mixer.pattern",
-        "[lstm, attention]",
-        "--overwrite",
-        "--ckpt_path",
-        "a.ckpt",
-        "--ckpt_path=b.ckpt",
-        "--lr",
-        "1",
-    ]
+    argv = ["--mixer.pattern", "[lstm, attention]", "--overwrite", "--ckpt_path", "a.ckpt", "--ckpt_path=b.ckpt"]
+    argv += ["--lr", "1"]
     assert train.resume_command(argv) == "python train.py --mixer.pattern '[lstm, attention]' --lr 1"
 
 
@@ -386,45 +342,31 @@ def test_resume_command_is_the_same_without_what_starts_anew() -> None:
 
 @pytest.mark.slow
 def test_figures_of_the_theory_are_drawn_at_the_end_unless_told_otherwise(tmp_path: Path) -> None:
-    assert go(tmp_path / "none") == 0
-    assert go(tmp_path / "end", "--figures_every", "null") == 0
-    images = {}
-    for name in ("none", "end"):
-        events = EventAccumulator(str(folder(tmp_path / name)), {"images": 0})
-        images[name] = events.Reload().Tags()["images"]
-    assert images["none"] == []
-    assert {f"theory/layer {layer}/{kind}" for layer in (0, 1) for kind in ("operator", "spectrum", "gradient")} <= set(
-        images["end"]
-    )
-    assert results(folder(tmp_path / "none")) == results(folder(tmp_path / "end"))
+    none, end = trained(tmp_path / "none"), trained(tmp_path / "end", "--figures_every", "null")
+    without, images = (EventAccumulator(str(path), {"images": 0}).Reload().Tags()["images"] for path in (none, end))
+    assert without == []
+    kinds = ("operator", "spectrum", "gradient")
+    assert {f"theory/layer {layer}/{kind}" for layer in (0, 1) for kind in kinds} <= set(images)
+    assert results(none) == results(end)
 
 
 @pytest.mark.slow
 def test_a_run_without_its_test_is_tested_later_as_if_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert go(tmp_path / "once") == 0
-    from tasks.datamodule import TaskDataModule
-
-    def unread(*_: Any) -> None:
-        raise AssertionError("the test split was read")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TaskDataModule, "test_dataloader", unread)
+    once = trained(tmp_path / "once")
+    with patch("tasks.datamodule.TaskDataModule.test_dataloader", raising(AssertionError("the test split was read"))):
         for _ in range(2):  # the second finds it finished
-            assert go(tmp_path / "later", "--no_test") == 0
-    untested = metrics(folder(tmp_path / "later"))
+            later = trained(tmp_path / "later", "--no_test")
+    untested = metrics(later)
     assert "test" not in untested
     assert "(not tested)" in capsys.readouterr().out
-    assert go(tmp_path / "later") == 0
-    tested = metrics(folder(tmp_path / "later"))
-    assert results(folder(tmp_path / "later")) == results(folder(tmp_path / "once"))
-    assert {name: tested[name] for name in untested} == untested
+    assert results(trained(tmp_path / "later")) == results(once)
+    assert metrics(later) | untested == metrics(later)
 
 
 def test_splits_may_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert go(tmp_path, "--trainer.limit_val_batches", "0", "--trainer.limit_test_batches", "0") == 0
-    found = metrics(folder(tmp_path, "--trainer.limit_val_batches", "0", "--trainer.limit_test_batches", "0"))
+    found = metrics(trained(tmp_path, "--trainer.limit_val_batches", "0", "--trainer.limit_test_batches", "0"))
     assert found["test"]["accuracy"] is found["val"]["loss"] is None
     assert found["params"] > 0
     assert "test loss" not in capsys.readouterr().out
@@ -432,12 +374,11 @@ def test_splits_may_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 @pytest.mark.slow
 def test_regression_reports_its_error_and_no_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = (
+    runs = TinyRuns(
         "--mixer factorized --task ssm_teacher --batch_size 8 --task.n_train 64 --task.n_val 8 --task.n_test 8 "
-        f"--trainer.max_steps 2 --trainer.accelerator cpu --run_dir {tmp_path}"
-    ).split()
-    assert train.main(argv) == 0
-    found = metrics(run_folder.RunFolder.of(cli.parse(argv)).path)
+        "--trainer.max_steps 2 --trainer.accelerator cpu"
+    )
+    found = metrics(runs.trained(tmp_path))
     assert found["test"]["accuracy"] is found["val"]["accuracy"] is found["chance"] is None
     assert found["test"]["relative_squared_error"] > 0
     assert 1 > found["floor_at_heads"]["1"] > found["floor_at_heads"]["3"] > 1e-3 > 1e-20 > found["floor_at_heads"]["4"]
@@ -451,10 +392,7 @@ def test_other_lengths_are_tested_drawn_and_shown(
 ) -> None:
     lengths = ("--task", "needle", "--task.distance", "9", "--task.test_lengths", "24,12,40")
     mixer = ("--mixer", "factorized", "--mixer.kernel", "toeplitz", "--mixer.max_seq_len", "32", "--lr", "0.01")
-    argv = [*without(RUNS.options, "--task.seq_len", "--task.n_pairs", "--task.vocab_size"), *lengths, *mixer]
-    argv += ["--run_dir", str(tmp_path)]
-    assert train.main(argv) == 0
-    path = run_folder.RunFolder.of(cli.parse(argv)).path
+    path = RUNS.without("--task.seq_len", "--task.n_pairs", "--task.vocab_size").trained(tmp_path, *lengths, *mixer)
     found = metrics(path)
     at = {length: found["test"]["at_length"][str(length)]["accuracy"] for length in (12, 24, 40)}
     assert at[40] is None
@@ -465,9 +403,8 @@ def test_other_lengths_are_tested_drawn_and_shown(
     assert re.search(r"test accuracy at length 40 .* –", table)
     assert (path / "accuracy_by_length.png").stat().st_size > 1000
     events = EventAccumulator(str(path), size_guidance={"images": 0}).Reload()
-    assert {e.step: e.value for e in events.Scalars("test_by_length/accuracy")} == pytest.approx(
-        {12: at[12], 24: at[24]}
-    )
+    logged_at = {e.step: e.value for e in events.Scalars("test_by_length/accuracy")}
+    assert logged_at == pytest.approx({12: at[12], 24: at[24]})
     assert len(events.Images("test/accuracy_by_length")) == 1
     # The HParams tab reads every scalar's tag, and fails at one that is a picture's too.
     assert not {*events.Tags()["scalars"]} & {*events.Tags()["images"]}
@@ -479,10 +416,8 @@ def test_a_mixture_is_trained_together_and_each_segment_tested(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mixture = ("--task.mixture", "{seq_len: 16, n_pairs: 2, weight: 3}, {seq_len: 24}")
-    argv = [*without(RUNS.options, "--task.seq_len"), *mixture, "--task.test_segments", "{seq_len: 30, n_pairs: 7}"]
-    argv += ["--run_dir", str(tmp_path)]
-    assert train.main(argv) == 0
-    path = run_folder.RunFolder.of(cli.parse(argv)).path
+    tested = ("--task.test_segments", "{seq_len: 30, n_pairs: 7}")
+    path = RUNS.without("--task.seq_len").trained(tmp_path, *mixture, *tested)
     assert path.parent.parent.name.startswith("mqar-mixture_seq_len16.n_pairs2")
     found = metrics(path)["test"]
     names = [f"seq_len={length},n_pairs={pairs}" for length, pairs in ((16, 2), (24, 2), (30, 7))]
@@ -505,8 +440,8 @@ def test_a_mixture_is_trained_together_and_each_segment_tested(
 def test_a_segment_that_the_mixer_cannot_take_is_refused_before_anything_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = [*RUNS.options, "--mixer", "factorized", "--mixer.max_seq_len", "20", "--run_dir", str(tmp_path)]
-    assert train.main([*argv, "--task.test_segments", "{seq_len: 24}"]) == 2
+    argv = ("--mixer", "factorized", "--mixer.max_seq_len", "20", "--task.test_segments", "{seq_len: 24}")
+    assert go(tmp_path, *argv) == 2
     assert error_line(capsys) == "train.py: error: sequence of 24 exceeds max_seq_len=20\n"
     assert not list(tmp_path.iterdir())
 
@@ -538,10 +473,7 @@ def test_a_segment_that_the_mixer_cannot_take_is_refused_before_anything_is_writ
         ("--mixer factorized --mixer.max_seq_len 15", "sequence of 16 exceeds max_seq_len=15"),
         ("--mixer conv --mixer.kernel implicit --mixer.max_seq_len 15", "max_seq_len=15"),
         ("--trainer.max_steps -1 --trainer.max_epochs -1", "the learning rate schedule needs an end"),
-        (
-            "--trainer.check_val_every_n_epoch 2",
-            "=2: a run of trainer.max_steps is one epoch; give",
-        ),
+        ("--trainer.check_val_every_n_epoch 2", "=2: a run of trainer.max_steps is one epoch; give"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(
@@ -629,10 +561,7 @@ def test_run_names_say_what_differs(argv: str, name: str) -> None:
             "--task.n_val 80 --task.test_lengths 64,128 --task.n_pairs 8",
             "mqar-n_pairs8-n_train640-",
         ),
-        (
-            "--batch_size 8 --beta1 0.8 --n_layers 3 --mixer.attention.n_heads 2",
-            "mqar/hybrid-attention.n_heads2-",
-        ),
+        ("--batch_size 8 --beta1 0.8 --n_layers 3 --mixer.attention.n_heads 2", "mqar/hybrid-attention.n_heads2-"),
     ],
 )
 def test_what_of_a_long_name_is_cut_tells_least(argv: str, begins: str) -> None:
@@ -647,17 +576,8 @@ def test_names_are_short_safe_and_distinct() -> None:
         return run_folder.run_name({"mixer": {"name": mixer, "x": option}, "task": {"name": "t"}}, {})
 
     strange = [
-        name("a/b"),
-        name("a:b"),
-        name("a b"),
-        name("../.."),
-        name("x" * 300),
-        name("x" * 299 + "y"),
-        name([{"a": 1}, {"a": 2}]),
-        name(1, "/a/m.npz"),
-        name(1, "/b/m.npz"),
-        name(1, "/b/m.py:Class"),
-        name(1, "/c/m.py:Class"),
+        *map(name, ("a/b", "a:b", "a b", "../..", "x" * 300, "x" * 299 + "y", [{"a": 1}, {"a": 2}])),
+        *(name(1, mixer) for mixer in ("/a/m.npz", "/b/m.npz", "/b/m.py:Class", "/c/m.py:Class")),
         run_folder.run_name({"mixer": {"name": "/a/m b"}, "task": {"name": "t"}}, {}),
     ]
     assert len(set(strange)) == len(strange)

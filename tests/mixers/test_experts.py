@@ -232,7 +232,7 @@ def test_a_block_with_experts_is_its_reference_and_an_operator(generator: torch.
     block, x = block_of(generator), draw(2, 7, D_MODEL, generator=generator)
     p = parameters(block)
     mixer, channel = (reference.members(p, f"{part}.") for part in ("mixer", "channel"))
-    halfway = x + np.stack(
+    halfway = x.numpy() + np.stack(
         [reference.selective_ssm(mixer, reference.rms_norm(row, p["mixer_norm.weight"])) for row in x.numpy()]
     )
     normed = reference.rms_norm(halfway, p["channel_norm.weight"])
