@@ -34,12 +34,14 @@ from lab.compare.page import as_page
 from lab.compare.runs import EVENTS, read_curves
 from lab.compare.table import columns_of, table_of
 from lab.compare.tensorboard import CONFIGURATION, lay_out, show_in_tensorboard
+from lab.config.layers import put
 from lab.run import RunFolder, nested_metrics
-from tests import ROOT
+from tests import ROOT, python
 from zoo import __main__ as command
 from zoo.report.plots import as_png
 
 SIZES = {"chance": 0.125, "params": 1000, "state_bytes": 512, "tokens_per_second": 1e4, "step": 40, "seconds": 3.0}
+ERROR = {"test/accuracy": None, "val/accuracy": None, "test/relative_squared_error": 1e-3}
 LABELS = ("attention n_heads=1", "attention n_heads=2", "lstm")
 
 
@@ -62,16 +64,10 @@ def write_run(
         "lr": 0.001,
         "trainer": {"max_steps": 40, "enable_progress_bar": True},
         "seed": seed,
-        "run_dir": str(run_dir),
     }
     for key, value in (options or {}).items():
-        *groups, last = key.split(".")
-        inner = config
-        for group in groups:
-            inner = inner.setdefault(group, {})
-        inner[last] = value
+        put(config, key.split("."), value)
     folder.path.mkdir(parents=True)
-    config.pop("run_dir")
     (folder.path / "config.yaml").write_text(yaml.safe_dump(config))
     with SummaryWriter(folder.path) as writer:
         for step in range(10, 10 * steps + 10, 10):
@@ -122,15 +118,10 @@ def test_a_run_that_has_logged_nothing_yet_is_there(tmp_path: Path) -> None:
     assert group.rows[0].remark == "validation; seed 0 unfinished at step 0 of 40"
 
 
-def _truncate(folder: Path, name: str) -> None:
-    file = folder / name
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-
-
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (lambda folder: _truncate(folder, "metrics.json"), "metrics.json cannot be read"),
+        (lambda folder: (folder / "metrics.json").write_text('{"test": {"acc'), "metrics.json cannot be read"),
         (lambda folder: (folder / "metrics.json").write_text("[1, 2]"), "metrics.json is not one of train.py"),
         (lambda folder: (folder / "metrics.json").write_text('{"epochs": 3}'), "it has no params"),
         (lambda folder: (folder / "config.yaml").unlink(), "no config.yaml"),
@@ -227,11 +218,7 @@ def test_seeds_are_put_together_and_the_best_is_marked(tmp_path: Path) -> None:
 
 def test_of_errors_the_least_is_best(tmp_path: Path) -> None:
     for name, error in (("attention", 0.4), ("lstm", 0.1)):
-        write_run(
-            tmp_path,
-            f"ssm_teacher/{name}",
-            metrics={"test/accuracy": None, "val/accuracy": None, "test/relative_squared_error": error},
-        )
+        write_run(tmp_path, f"ssm_teacher/{name}", metrics=ERROR | {"test/relative_squared_error": error})
     (group,) = group_runs(read_runs(tmp_path))
     assert group.score == "relative_squared_error"
     assert group.best == {"lstm"} == {group.rows[0].label}
@@ -252,10 +239,8 @@ def test_configurations_of_one_name_that_differ_stay_apart(key: str, tmp_path: P
     write_run(tmp_path / "b", options={key: 2}, accuracy=0.9)
     (group,) = group_runs(read_runs(tmp_path))
     short = key.rpartition(".")[2]
-    assert [row.label for row in group.rows] == [
-        f"attention {short}=2",
-        f"attention {short}=1" if first else "attention",
-    ]
+    other = f"attention {short}=1" if first else "attention"
+    assert [row.label for row in group.rows] == [f"attention {short}=2", other]
 
 
 def test_options_that_come_with_another_are_not_named(tmp_path: Path) -> None:
@@ -264,11 +249,7 @@ def test_options_that_come_with_another_are_not_named(tmp_path: Path) -> None:
         inner = {"mixer.lstm.bias": True} if "lstm" in pattern else {}
         write_run(tmp_path, f"mqar/hybrid-{at}", options={"mixer.pattern": pattern, **inner})
     (group,) = group_runs(read_runs(tmp_path))
-    assert {row.label for row in group.rows} == {
-        "hybrid pattern=2×lstm",
-        "hybrid pattern=lstm+2×conv",
-        "hybrid pattern=gru",
-    }
+    assert {row.label for row in group.rows} == {f"hybrid pattern={p}" for p in ("2×lstm", "lstm+2×conv", "gru")}
 
 
 def test_what_differs_between_mixers_alone_is_said(tmp_path: Path) -> None:
@@ -426,18 +407,16 @@ def varied(tmp_path_factory: pytest.TempPathFactory) -> Path:
             more = lengths | facts | {"state_bytes": 512 * n_heads}
             write_run(run_dir, f"mqar/attention-n_heads{n_heads}", seed, 0.4 * n_heads, options, more)
         write_run(run_dir, "mqar/lstm", seed, 0.3, {"task.seq_len": 16})
-    error = {"test/accuracy": None, "val/accuracy": None, "test/relative_squared_error": 1e-3}
     floors = {"floor_at_heads/1": 1e-1, "floor_at_heads/2": 1e-4, "floor_at_heads/3": 1e-31}
     for n_heads in (1, 2, 3):
         options = {"mixer.n_heads": n_heads}
-        write_run(run_dir, f"ssm_teacher/factorized-n_heads{n_heads}", 0, 0.5, options, error | floors)
+        write_run(run_dir, f"ssm_teacher/factorized-n_heads{n_heads}", 0, 0.5, options, ERROR | floors)
     return run_dir
 
 
 def test_an_error_is_drawn_by_the_facts_of_its_task(tmp_path: Path) -> None:
-    error = {"test/accuracy": None, "val/accuracy": None, "test/relative_squared_error": 0.1}
     split = {f"test/relative_squared_error_by_pairs/<={n}": 1 / n for n in (1, 2, 4)}
-    write_run(tmp_path, "in_context_regression/lstm", 0, 0.5, {}, error | split)
+    write_run(tmp_path, "in_context_regression/lstm", 0, 0.5, {}, ERROR | split)
     (group,) = group_runs(read_runs(tmp_path))
     (chart,) = [chart for chart in charts_of(group) if chart.kind == "fact"]
     assert (chart.title, chart.x_label) == ("Relative squared error by pairs", "pairs, at most")
@@ -550,24 +529,24 @@ class Page:
         """Wait until the charts show so many traces."""
         self.until(lambda: self.traces("trace.visible === true") == list(counts))
 
-    def shown(self, selector: str) -> list[str]:
+    def find(self, selector: str) -> list[Any]:
         from selenium.webdriver.common.by import By
 
-        return [each.text for each in self.browser.find_elements(By.CSS_SELECTOR, selector) if each.is_displayed()]
+        return self.browser.find_elements(By.CSS_SELECTOR, selector)
+
+    def shown(self, selector: str) -> list[str]:
+        return [each.text for each in self.find(selector) if each.is_displayed()]
 
     def rows(self) -> list[str]:
         return self.shown("tbody tr td:first-child")
 
     def click(self, selector: str) -> None:
-        from selenium.webdriver.common.by import By
-
-        self.browser.find_element(By.CSS_SELECTOR, selector).click()
+        self.find(selector)[0].click()
 
     def choose(self, selector: str, value: str) -> None:
-        from selenium.webdriver.common.by import By
         from selenium.webdriver.support.select import Select
 
-        Select(self.browser.find_element(By.CSS_SELECTOR, selector)).select_by_visible_text(value)
+        Select(self.find(selector)[0]).select_by_visible_text(value)
 
     def address(self) -> dict[str, list[str]]:
         return parse_qs(urlsplit(self.browser.current_url).fragment)
@@ -794,10 +773,8 @@ def test_what_tensorboard_cannot_do_is_one_line(varied: Path, capsys: pytest.Cap
 
 def test_reading_needs_no_torch(tmp_path: Path) -> None:
     write_run(tmp_path)
-    program = (
-        f"import sys, lab.compare as c; c.group_runs(c.read_runs({str(tmp_path)!r})); assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+    read = f"c.group_runs(c.read_runs({str(tmp_path)!r}))"
+    python("-c", f"import sys, lab.compare as c; {read}; assert 'torch' not in sys.modules")
 
 
 @pytest.mark.parametrize("module", ["yaml", "tensorboard", "rich.table", "matplotlib.figure", "plotly.graph_objects"])

@@ -43,12 +43,9 @@ from lab.sweep.matching import TOLERANCE, target
 from lab.sweep.scores import Point, model_flags, score_table, scores
 from lab.sweep.tuning import better_half, window
 from tests import ROOT
-from tests.lab.runs import error_line
+from tests.lab.runs import TINY, error_line, wait_until
 
-SMALL = shlex.split(
-    "--d_model 16 --batch_size 8 --task.n_train 64 --task.n_val 16 --task.n_test 16 --task.seq_len 16 --task.n_pairs 2 "
-    "--task.vocab_size 32 --trainer.val_check_interval 2 --trainer.accelerator cpu --figures_every 0"
-)
+SMALL = shlex.split(f"{TINY} --trainer.val_check_interval 2")
 # A run in a hundredth of the time: it writes what train.py writes, or ends as train.py may end.
 STAND_IN = """
 import json, os, pathlib, signal, sys, time
@@ -87,12 +84,7 @@ else:
 with (folder / "starts").open("a") as file:
     file.write("x")
 """
-FOUND = {
-    "test": {"loss": 0.5, "accuracy": 0.75},
-    "val": {"loss": 0.4, "accuracy": 0.8},
-    "params": 1,
-    "seconds": 1.0,
-}
+FOUND = {"test": {"loss": 0.5, "accuracy": 0.75}, "val": {"loss": 0.4, "accuracy": 0.8}, "params": 1, "seconds": 1.0}
 ONE_SLOT, TWO_SLOTS = [{}], [{}, {}]
 
 
@@ -116,6 +108,11 @@ def go(run_dir: Path, *argv: str) -> int:
     return sweep.main([*argv, *SMALL, "--run_dir", str(run_dir)])
 
 
+def runs_of(folder: Path) -> list[dict[str, Any]]:
+    """The runs of a sweep, as its file has them."""
+    return json.loads((folder / "sweep.json").read_text(encoding="utf-8"))["runs"]
+
+
 def options(found: Grid) -> list[dict[str, Any]]:
     return [configuration.options for configuration, _ in found]
 
@@ -137,10 +134,7 @@ def options(found: Grid) -> list[dict[str, Any]]:
         ("null,true", [None, True]),
         ([1, "2-3"], [1, 2, 3]),
         (5, [5]),
-        (
-            "[{seq_len: 8}, {seq_len: 16, n_pairs: 2}],[[1,2],3]",
-            [[{"seq_len": 8}, {"seq_len": 16, "n_pairs": 2}], [[1, 2], 3]],
-        ),
+        ("[{seq_len: 8}, {a: 1, b: 2}],[[1,2],3]", [[{"seq_len": 8}, {"a": 1, "b": 2}], [[1, 2], 3]]),
     ],
 )
 def test_values_of_a_flag(value: Any, values: list[Any]) -> None:
@@ -190,7 +184,6 @@ def test_the_sizes_are_those_that_a_run_reports(tmp_path: Path) -> None:
     from zoo.backbone import Backbone
 
     ((configuration, _),) = expand(Experiment("x", fixed={"mixer": "hybrid", "d_model": 32}), tmp_path)
-    model = Backbone({"name": "hybrid"}, d_model=32, vocab_size=256, n_outputs=256)
     # The recipe of the hybrid's attention (rope, a short convolution) comes from configs/mixer/hybrid.yaml.
     given = configuration.command.config["mixer"]
     model = Backbone(given, d_model=32, vocab_size=256, n_outputs=256)
@@ -350,9 +343,7 @@ def test_what_fails_is_reported_and_stops_no_other(tmp_path: Path, stand_in: Any
     names = [good, "raises", "is killed", "segfaults", "leaves nothing", good, good]
     jobs = [Job(name, (), tmp_path / str(i)) for i, name in enumerate(names)]
     outcomes = {outcome.job.folder.name: outcome for outcome in run_local(jobs, TWO_SLOTS, Stop())}
-    assert {i: outcomes[str(i)].state for i in range(7)} == {
-        i: "done" if name == good else "failed" for i, name in enumerate(names)
-    }
+    assert [outcomes[str(i)].state for i in range(7)] == ["done" if name == good else "failed" for name in names]
     assert outcomes["1"].message == "exit status 1"
     assert outcomes["1"].tail[-1] == "RuntimeError: the reason"
     assert outcomes["2"].message == "killed by SIGKILL (out of memory?)"
@@ -397,9 +388,7 @@ def test_a_running_job_says_where_it_stands(tmp_path: Path) -> None:
     job = Job("x", (), tmp_path)
     assert progress(job) == ("", "", "")
     bar = "training:  50%|=====  | {}/2000 [00:10<01:09, 3.1 steps/s, loss=0.5, accuracy=0.75]"
-    (tmp_path / "log.txt").write_bytes(
-        ("$ train.py\npath\n" + "\r".join(["", bar.format(10), bar.format(990)])).encode()
-    )
+    (tmp_path / "log.txt").write_bytes(f"$ train.py\npath\n\r{bar.format(10)}\r{bar.format(990)}".encode())
     assert progress(job) == ("990/2,000", "loss=0.5, accuracy=0.75", "01:09")
     # Started anew: the bar of the attempt before says nothing.
     with (tmp_path / "log.txt").open("a") as log:
@@ -428,21 +417,14 @@ def test_the_same_command_goes_on_where_it_stopped(
 ) -> None:
     argv = shlex.split("--mixer gru,lstm --seed 0,1 --name grid --slots 2")
     broken = True
-    stand_in(
-        lambda job: "raises" if "lstm" in job.name and broken else json.dumps(FOUND | dict(job.expected)),
-    )
+    stand_in(lambda job: "raises" if "lstm" in job.name and broken else json.dumps(FOUND | dict(job.expected)))
     assert go(tmp_path, *argv) == 1
     said = capsys.readouterr().out
     assert "runs: 4 to do, 0 done already, 2 at a time" in said
     assert said.count("RuntimeError: the reason") == 2
     assert re.search(r"gru +2/2 +accuracy 0\.7500 ± 0 ", said)
-    index = json.loads((tmp_path / "grid" / "sweep.json").read_text(encoding="utf-8"))
-    assert [(each["options"]["mixer"], each["seed"], each["state"]) for each in index["runs"]] == [
-        ("gru", 0, "done"),
-        ("gru", 1, "done"),
-        ("lstm", 0, "failed"),
-        ("lstm", 1, "failed"),
-    ]
+    found = [(each["options"]["mixer"], each["seed"], each["state"]) for each in runs_of(tmp_path / "grid")]
+    assert found == [("gru", 0, "done"), ("gru", 1, "done"), ("lstm", 0, "failed"), ("lstm", 1, "failed")]
     broken = False
     assert go(tmp_path, *argv) == 0
     assert "runs: 2 to do, 2 done already" in capsys.readouterr().out
@@ -458,10 +440,10 @@ def when(condition: Callable[[], bool], then: Callable[[], None]) -> threading.T
     """A thread that acts once something has come about."""
 
     def wait() -> None:
-        until = time.monotonic() + 300
-        while not condition() and time.monotonic() < until:
-            time.sleep(0.02)
-        then()
+        try:
+            wait_until(condition, 300)
+        finally:
+            then()
 
     thread = threading.Thread(target=wait)
     thread.start()
@@ -487,8 +469,7 @@ def test_ctrl_c_lets_the_runs_save_and_says_how_to_go_on(
     err = capsys.readouterr().err
     assert "sweep.py: stopped; to go on: python sweep.py --mixer lstm --seed 0-4 --name stopped" in err
     assert "--overwrite" not in err
-    index = json.loads((tmp_path / "stopped" / "sweep.json").read_text(encoding="utf-8"))
-    assert [run["state"] for run in index["runs"]] == ["stopped"] * 5
+    assert [run["state"] for run in runs_of(tmp_path / "stopped")] == ["stopped"] * 5
     stand_in(lambda job: json.dumps(FOUND | dict(job.expected)))
     assert go(tmp_path, *argv[:-1]) == 0
 
@@ -587,11 +568,11 @@ def test_a_learning_rate_is_picked_by_validation_and_the_others_are_never_tested
 ) -> None:
     # The best on the test split is not the best on validation.
     judged = {0.001: (0.5, 0.99), 0.01: (0.9, 0.6), 0.1: (0.7, 0.7)}
-    file, states = tmp_path / "tuned" / "sweep.json", []
+    states = []
 
     def found(job: Job) -> str:
         if job.stop_at is None:
-            states.append([run["state"] for run in json.loads(file.read_text())["runs"] if run["kind"] == "run"])
+            states.append([run["state"] for run in runs_of(tmp_path / "tuned") if run["kind"] == "run"])
         splits = {
             split: {"loss": 0.5, "accuracy": a} for split, a in zip(("val", "test"), judged[rate(job)], strict=True)
         }
@@ -612,16 +593,11 @@ def test_a_learning_rate_is_picked_by_validation_and_the_others_are_never_tested
     assert "3 trials on the first seed, halved after 0.25, 0.5 of the steps, then 2 runs of the picked" in printed
     assert f"picked lr=0.01 by validation on seed 3 after 0.5 of the steps among 3: {said}; window " in printed
     assert states[0] == ["waiting"] * 2  # the first seed has stopped at the last rung, and is not done
-    index = json.loads(file.read_text(encoding="utf-8"))
-    for run in index["runs"]:
+    runs = runs_of(tmp_path / "tuned")
+    for run in runs:
         tested = (tmp_path / "tuned" / run["folder"] / "metrics.json").is_file()
         assert tested == (run["kind"] == "run") == (run["options"]["lr"] == 0.01)
-    assert sorted((run["kind"], run["seed"]) for run in index["runs"]) == [
-        ("run", 3),
-        ("run", 4),
-        ("trial", 3),
-        ("trial", 3),
-    ]
+    assert sorted((run["kind"], run["seed"]) for run in runs) == [("run", 3), ("run", 4), ("trial", 3), ("trial", 3)]
     assert go(tmp_path, *argv) == 0
     assert "runs: all 2 are done already" in capsys.readouterr().out
 
@@ -649,11 +625,10 @@ def test_a_tuned_sweep_that_is_killed_ends_as_one_that_was_not(engine: str, mome
     assert any(go(killed, *argv) == 0 for _ in range(3))
     found = []
     for run_dir in (whole, killed):
-        index = json.loads((run_dir / "x" / "sweep.json").read_text(encoding="utf-8"))
         metrics = {str(f.relative_to(run_dir)): json.loads(f.read_text()) for f in run_dir.rglob("metrics.json")}
         for each in metrics.values():
             del each["seconds"], each["tokens_per_second"]
-        found.append((metrics, [{**run, "seconds": None} for run in index["runs"]]))
+        found.append((metrics, [{**run, "seconds": None} for run in runs_of(run_dir / "x")]))
     assert len(found[0][0]) == 2
     assert found[0] == found[1]
 
@@ -677,7 +652,7 @@ def test_halving_trains_each_trial_once_and_diverged_ones_no_further(
     said = capsys.readouterr().out
     assert "lstm: every trial failed or diverged, nothing to pick" in said
     assert "gru: picked lr=0.01 by validation on seed 0 after 0.5 of the steps among 5" in said
-    runs = json.loads((tmp_path / "halved" / "sweep.json").read_text(encoding="utf-8"))["runs"]
+    runs = runs_of(tmp_path / "halved")
     reached = {run["options"]["lr"]: list(run["rungs"]) for run in runs if run["options"]["mixer"] == "gru"}
     assert reached == {
         0.001: ["0.125"],
@@ -770,12 +745,8 @@ def test_a_score_is_the_mean_over_tasks_of_the_mean_over_a_tasks_grid() -> None:
     assert lstm["accuracy"]["score"] == pytest.approx(0.75)
     assert lstm["accuracy_macro"]["score"] == pytest.approx(0.375)
     assert ssd["accuracy"]["score"] == pytest.approx(0.3)
-    assert lstm["accuracy"]["tasks"]["mqar"] == {
-        "done": 3,
-        "planned": 3,
-        "mean": pytest.approx(0.5),
-        "window_octaves": None,
-    }
+    mqar = {"done": 3, "planned": 3, "mean": pytest.approx(0.5), "window_octaves": None}
+    assert lstm["accuracy"]["tasks"]["mqar"] == mqar
     wide = [replace(each, window={"octaves": octaves}) for octaves, each in enumerate(points[:3])]
     assert scores(wide, ["accuracy"])[0]["accuracy"]["tasks"]["mqar"]["window_octaves"] == 1
     heads, rows = score_table([lstm, ssd], ["accuracy_macro", "accuracy"])
