@@ -1,4 +1,4 @@
-"""The three modes of `coefficient`, and that an unmarked coefficient is caught."""
+"""The three modes of `coefficient`; that an unmarked one is caught stands in tests/theory/test_operator.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from tests.cases import draw
 from tests.tolerances import assert_close
 from zoo.coefficient import coefficient, recording, replaying
-from zoo.theory.operator import NotAffineError, interaction
+from zoo.theory.operator import interaction
 
 
 def gate(x: Tensor) -> Tensor:
@@ -102,30 +102,11 @@ def test_an_error_inside_leaves_no_mode_behind() -> None:
     assert torch.equal(other.kept[0], x)
 
 
-class Square(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * x
-
-
-class DetachedSquare(nn.Module):
-    """Its Jacobian is diag(x), and y - J x = 0 everywhere: cutting the graph would hide what is not marked."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * x.detach()
-
-
-class MarkedSquare(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return coefficient(x) * x
-
-
-@pytest.mark.parametrize("layer", [Square(), DetachedSquare(), nn.Sequential(MarkedSquare(), Square())])
-def test_an_unmarked_coefficient_is_caught(layer: nn.Module, generator: torch.Generator) -> None:
-    with pytest.raises(NotAffineError, match="not affine under replay"):
-        interaction(layer, draw(1, 3, 2, generator=generator))
-
-
 def test_a_marked_coefficient_is_the_operator(generator: torch.Generator) -> None:
+    class MarkedSquare(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return coefficient(x) * x
+
     x = draw(2, 3, 4, generator=generator)
     operator, offset = interaction(MarkedSquare(), x)
     expected = torch.zeros(2, 3, 3, 4, 4, dtype=x.dtype)

@@ -59,36 +59,33 @@ def delta_inputs(generator: torch.Generator, seq_len: int) -> tuple[Tensor, ...]
 
 
 def loop(
-    q: Tensor, k: Tensor, v: Tensor, state: Tensor, decay: Tensor | None = None, beta: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, p: Tensor | None, r: Tensor | None, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """S_t = diag(decay_t) (I - beta_t k k^T) S_{t-1} + beta_t k v^T, y_t = S_t^T q_t; no erasure without beta."""
+    """S_t = (I - p r^T) diag(exp(log_decay)) S_{t-1} + k v^T, y_t = S_t^T q_t; no erasure without p and r."""
     outputs = []
     for t in range(q.shape[2]):
-        key = k[:, :, t, :, None]
-        if beta is not None:
-            strength = beta[:, :, t, None, None]
-            state = state - strength * key @ (key.transpose(2, 3) @ state)
-            key = strength * key
-        if decay is not None:
-            state = decay[:, :, t, :, None] * state
-        state = state + key @ v[:, :, t, None, :]
+        state = log_decay[:, :, t, :, None].exp() * state
+        if p is not None and r is not None:
+            state = state - p[:, :, t, :, None] @ (r[:, :, t, None, :] @ state)
+        state = state + k[:, :, t, :, None] @ v[:, :, t, None, :]
         outputs.append((q[:, :, t, None, :] @ state).squeeze(2))
     return torch.stack(outputs, dim=2), state
 
 
 def ssd_loop(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     q, k = (t.expand(-1, HEADS, -1, -1) for t in (q, k))
-    return loop(q, k, v, state, decay=log_decay.exp().unsqueeze(3))
+    return loop(q, k, v, log_decay.unsqueeze(3), None, None, state)
 
 
 def gated_loop(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    return loop(q, k, v, state, decay=log_decay.exp())
+    return loop(q, k, v, log_decay, None, None, state)
 
 
 def delta_loop(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    return loop(q, k, v, state, decay=log_decay.exp().unsqueeze(3), beta=beta)
+    written = beta.unsqueeze(3) * k
+    return loop(q, written, v, log_decay.unsqueeze(3), written, k, state)
 
 
 def gated_linear_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,19 +98,6 @@ def erasing_inputs(generator: torch.Generator, seq_len: int, columns: int) -> tu
     p = unit_length(draw(2, HEADS, seq_len, D_KEY, generator=generator))
     r = 2 * torch.sigmoid(2 * draw(2, HEADS, seq_len, 1, generator=generator)) * p
     return q, k, v, log_decays(generator, 2, HEADS, seq_len, columns), p, r, state
-
-
-def erasing_loop(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, p: Tensor, r: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """S_t = (I - p r^T) diag(exp(log_decay)) S_{t-1} + k v^T, y_t = S_t^T q_t."""
-    outputs = []
-    for t in range(q.shape[2]):
-        state = log_decay[:, :, t, :, None].exp() * state
-        state = state - p[:, :, t, :, None] @ (r[:, :, t, None, :] @ state)
-        state = state + k[:, :, t, :, None] @ v[:, :, t, None, :]
-        outputs.append((q[:, :, t, None, :] @ state).squeeze(2))
-    return torch.stack(outputs, dim=2), state
 
 
 def gated_delta_inputs(generator: torch.Generator, seq_len: int) -> tuple[Tensor, ...]:
@@ -129,15 +113,15 @@ def gated_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, r: Tensor, s
 def gated_delta_loop(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, r: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    return erasing_loop(q, k, v, log_decay, k, r, state)
+    return loop(q, k, v, log_decay, k, r, state)
 
 
 RECURRENCES: dict[str, tuple[Recurrence, Recurrence, Callable[..., tuple[Tensor, ...]]]] = {
     "ssd": (ssd, ssd_loop, ssd_inputs),
     "gated_linear_attention": (gated_linear_attention, gated_loop, gated_inputs),
     "delta_rule": (delta_rule, delta_loop, delta_inputs),
-    "dplr, a decay per channel": (dplr, erasing_loop, lambda g, seq_len: erasing_inputs(g, seq_len, D_KEY)),
-    "dplr, one decay": (dplr, erasing_loop, lambda g, seq_len: erasing_inputs(g, seq_len, 1)),
+    "dplr, a decay per channel": (dplr, loop, lambda g, seq_len: erasing_inputs(g, seq_len, D_KEY)),
+    "dplr, one decay": (dplr, loop, lambda g, seq_len: erasing_inputs(g, seq_len, 1)),
     "dplr, erased as written": (gated_delta, gated_delta_loop, gated_delta_inputs),
 }
 EACH = pytest.mark.parametrize("name", RECURRENCES)
@@ -314,7 +298,7 @@ def test_a_key_that_repeats_costs_no_digits(columns: int, generator: torch.Gener
     k = F.normalize(k[:, :, :1], dim=3).expand_as(k)
     strength = (p * r).sum(3, keepdim=True)
     given = (q, k, v, 1e-2 * log_decay, k, strength * k, state)
-    for narrow, wide in zip(dplr(*given), erasing_loop(*(t.double() for t in given)), strict=True):
+    for narrow, wide in zip(dplr(*given), loop(*(t.double() for t in given)), strict=True):
         assert (narrow.double() - wide).norm() <= 1e-6 * wide.norm()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests import reference
+from tests import reference, refused
 from tests.cases import D_MODEL, Case, draw
 from tests.tolerances import assert_close
 from zoo import create_mixer
@@ -66,9 +66,8 @@ def test_stretched_rope_is_the_reference(scaling: dict[str, Any]) -> None:
     ],
 )
 def test_a_scaling_without_sense_is_refused(scaling: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(words)) as caught:
+    with refused(re.escape(words)):
         complete_scaling(scaling, 8)
-    assert "\n" not in str(caught.value)
 
 
 def test_dynamic_rope_needs_two_pairs_and_lengths(generator: torch.Generator) -> None:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import zoo.ops
-from tests import ROOT, reference
+from tests import python, reference, slow
 from tests.cases import draw
 from tests.ops.as_python import run_as_python
 from tests.ops.test_ops import differentiable, rows, scan_inputs
@@ -200,7 +198,7 @@ def test_neither_torch_nor_numba_is_loaded_before_it_is_needed() -> None:
         "zoo.ops.selective_scan(t, t, -t[0].T, t[..., :2], t[..., :2])\n"
         "assert 'numba' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+    python("-c", program)
 
 
 # Refusals.
@@ -289,7 +287,7 @@ def test_unlooked_at_a_nan_goes_through_to_the_outputs(backend: str, generator: 
 @ON_CPU
 @pytest.mark.parametrize(
     ("seq_len", "d_state"),
-    [(5, 4), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((1, 4), (300, 4), (5, 1)))],
+    [(5, 4), slow(1, 4), slow(300, 4), slow(5, 1)],
 )
 def test_the_ops_are_registered_as_they_behave(
     backend: str, seq_len: int, d_state: int, generator: torch.Generator
@@ -422,7 +420,7 @@ def test_a_forked_process_scans_too() -> None:
         "    os._exit(0 if torch.equal(run(), y) else 1)\n"
         "assert os.waitpid(child, 0)[1] == 0\n"
     )
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=120)
+    python("-c", program, timeout=120)
 
 
 SCAN = (
@@ -440,9 +438,7 @@ def test_compiling_is_said_once_and_its_code_is_found_again(tmp_path: Path) -> N
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "code")}
     said = []
     for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-c", SCAN], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
-        )
+        done = python("-c", SCAN, env=environment)
         assert done.stderr == ""
         said.append(done.stdout.splitlines())
     (line,), second = said
@@ -455,7 +451,7 @@ def test_compiling_is_said_once_and_its_code_is_found_again(tmp_path: Path) -> N
 def test_without_a_folder_for_its_code_it_is_compiled_each_time(tmp_path: Path) -> None:
     """A package that was installed read-only, in a home that is: numba has no place to keep the code."""
     program = f"import numba.core.caching as caching\ncaching.CacheImpl._locator_classes = []\n{SCAN}"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = python("-c", program)
     assert done.stdout == "compiling the scan (for this process: no folder can hold the code)\n"
 
 

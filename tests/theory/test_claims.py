@@ -6,8 +6,6 @@ import dataclasses
 import json
 import math
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from tests import ROOT
+from tests import ROOT, python, raising, refused, slow
 from zoo import naming
 from zoo.contract import SequenceMixer
 from zoo.mixers.attention import Attention
@@ -80,7 +78,7 @@ def measured() -> dict[str, Verdict]:
 LONG = {"head_count", "softmax_heads", "softmax_floor", "differential_floor", "rank_of_mixers", "write_gate"}
 LONG |= {"gradient_attention", "gradient_closed_gates", "gradient_hybrid", "slogan_ssm_attenuates"}
 """Claims that train, search from many starts, measure every mixer or take gradients over many positions."""
-CLAIM_BY_CLAIM = [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in list_claims()]
+CLAIM_BY_CLAIM = [slow(name, unless=name not in LONG) for name in list_claims()]
 
 
 BRIEF = {"gradient_attention": 64, "gradient_closed_gates": 64, "slogan_ssm_attenuates": 64}
@@ -261,8 +259,7 @@ def test_the_page_of_claims_is_up_to_date_and_has_each_of_them() -> None:
 
 def test_names_are_listed_without_torch() -> None:
     code = "import sys; from zoo.theory.claims import list_claims; print(len(list_claims()), 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [str(len(CLAIMS)), "False"]
+    assert python("-c", code).stdout.split() == [str(len(CLAIMS)), "False"]
 
 
 @pytest.mark.slow
@@ -396,10 +393,7 @@ def test_a_report_that_cannot_be_finished_leaves_the_old_one(tmp_path: Path, mon
     paper.write_report([_verdict()], tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
-    def broken(*_: object) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(os, "replace", broken)
+    monkeypatch.setattr(os, "replace", raising(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         paper.write_report([_verdict(name="new")], tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -427,14 +421,9 @@ def test_the_table_shows_the_check_that_decides() -> None:
 def test_a_missing_extra_is_named(
     call: Callable[[], object], package: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def absent(name: str) -> None:
-        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(naming, "import_module", absent)
-    with pytest.raises(
-        naming.MissingExtraError, match=rf"{package} is not installed: pip install 'mixer-zoo\[report\]'"
-    ):
+    monkeypatch.setattr(naming, "import_module", raising(ModuleNotFoundError(name=package)))
+    with refused(rf"{package} is not installed: pip install 'mixer-zoo\[report\]'", naming.MissingExtraError):
         call()
     assert list(tmp_path.iterdir()) == []
 

@@ -183,11 +183,3 @@ def test_on_a_gpu() -> None:
     layer = create_mixer("selective_ssm", 8).cuda()
     assert complexity(layer, (32, 64), repeats=1).memory_exponent == pytest.approx(1, abs=0.1)
     assert input_dependence(create_mixer("diagonal_ssm", 8).cuda()) < 1e-6
-
-
-def test_no_module_hides_the_exported_name() -> None:
-    """A module called like its function would take its place in the package once imported."""
-    import zoo.theory
-
-    assert zoo.theory.complexity is complexity
-    assert zoo.theory.complexity is complexity

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests import slow
 from tests.tolerances import assert_close
 from zoo.backbone import Backbone
 from zoo.blocks import RMSNorm, ShortConv
@@ -150,10 +151,10 @@ def test_one_attention_layer_puts_a_floor_under_a_hybrid() -> None:
 
 HIGHWAYS = [
     ("attention", {}),
-    pytest.param("attention", {"n_kv_heads": 1, "position": "rope"}, marks=pytest.mark.slow),
-    pytest.param("attention", {"position": "alibi", "sink": "bos"}, marks=pytest.mark.slow),
+    slow("attention", {"n_kv_heads": 1, "position": "rope"}),
+    slow("attention", {"position": "alibi", "sink": "bos"}),
     ("attention", {"position": "relative", "sink": "position", "max_seq_len": SEQ}),
-    pytest.param("selective_ssm", {}, marks=pytest.mark.slow),
+    slow("selective_ssm", {}),
     ("selective_ssm", {"dt_min": 0.1, "dt_max": 0.5, "d_conv": 2}),
 ]
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from tests import raising, slow
 from zoo import naming
 from zoo.theory import intervals
 
@@ -62,10 +63,7 @@ def correlated(rng: np.random.Generator, n: int, rho: float) -> tuple[list[float
 
 @pytest.mark.parametrize(
     ("n", "rho", "n_draws"),
-    [
-        (10, 0.6, 400),
-        *(pytest.param(n, rho, 4000, marks=pytest.mark.slow) for n in (6, 10, 15) for rho in (0, 0.6, 0.9)),
-    ],
+    [(10, 0.6, 400), *(slow(n, rho, 4000) for n in (6, 10, 15) for rho in (0, 0.6, 0.9))],
 )
 def test_the_interval_of_a_rank_correlation_covers_it(
     n: int, rho: float, n_draws: int, rng: np.random.Generator
@@ -101,10 +99,7 @@ def test_rankings() -> None:
 
 
 def test_without_scipy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(name: str) -> None:
-        raise ModuleNotFoundError(name=name)
-
-    monkeypatch.setattr(naming, "import_module", absent)
+    monkeypatch.setattr(naming, "import_module", raising(ModuleNotFoundError(name="scipy")))
     with pytest.raises(naming.MissingExtraError, match=r"scipy is not installed: pip install 'mixer-zoo\[report\]'"):
         intervals.of_median(range(5))
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import zoo.theory
+from tests import refused
 from tests.tolerances import assert_close
 from zoo.theory import balanced_teacher, head_count, head_count_bound, lag_operators
 
@@ -188,13 +189,12 @@ def test_head_count_takes_a_tolerance() -> None:
     ],
 )
 def test_bad_input_is_one_line(call: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message) as refusal:
+    with refused(message):
         call(torch.ones)
-    assert "\n" not in str(refusal.value)
 
 
 def test_public_names_resolve() -> None:
-    for name in zoo.theory.__all__:
+    for name in 2 * list(zoo.theory.__all__):  # a module called like its function would be there the second time
         assert callable(getattr(zoo.theory, name))
         assert name in dir(zoo.theory)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):

@@ -36,11 +36,8 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_text_is_cut_into_pieces(text: Path) -> None:
     found = model_inputs(str(text.parent), MODEL, text, 4, 2, 1)
-    assert ["".join(map(chr, row)) for row in (*found.inputs.tolist(), *found.others.tolist())] == [
-        "abcd",
-        "efgh",
-        "ijkl",
-    ]
+    pieces = ["".join(map(chr, row)) for row in (*found.inputs.tolist(), *found.others.tolist())]
+    assert pieces == ["abcd", "efgh", "ijkl"]
     assert found.score is None
     assert found.where == f"2 pieces of 4 tokens of {text}"
 

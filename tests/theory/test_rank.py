@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests import slow
 from tests.tolerances import assert_close
 from zoo.blocks import ShortConv, Stack
 from zoo.contract import SequenceMixer
@@ -83,7 +84,7 @@ def test_rank_table(name: str, generator: torch.Generator) -> None:
         assert spectrum_rank(span_spectrum(layer.float(), x.float())) == rank
 
 
-@pytest.mark.parametrize("at_once", [pytest.param(1, marks=pytest.mark.slow), 40, 10_000])
+@pytest.mark.parametrize("at_once", [slow(1), 40, 10_000])
 @pytest.mark.parametrize("side", ["output", "input"])
 @pytest.mark.parametrize("name", ["mamba", "SSM and D", "two layers", "depthwise conv"])
 def test_streaming_equals_brute_force(

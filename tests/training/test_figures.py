@@ -10,6 +10,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests import slow
 from tests.training import small
 from zoo.theory.measure import layer_inputs, spectrum_at
 from zoo.theory.operator import interaction
@@ -82,7 +83,7 @@ def test_along_training_heads_become_curves_and_a_figure(tmp_path: Path) -> None
     assert [image.step for image in found.Images("theory/layer 1/heads")] == [8]
 
 
-@pytest.mark.parametrize("mixer", ["attention", pytest.param("selective_ssm", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mixer", ["attention", slow("selective_ssm")])
 @pytest.mark.usefixtures("unpainted")
 def test_training_does_not_notice(tmp_path: Path, mixer: str) -> None:
     """The same weights to the last bit, with steps that draw from torch's generator."""

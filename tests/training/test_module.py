@@ -21,6 +21,7 @@ from torchmetrics.utilities.data import dim_zero_sum
 import zoo
 from tasks.base import Arrays
 from tasks.spec import TaskSpec
+from tests import refused
 from tests.tolerances import assert_close
 from tests.training import small
 from zoo.training import SequenceModule
@@ -382,9 +383,8 @@ def test_metrics_add_up_over_batches(generator: torch.Generator) -> None:
     ],
 )
 def test_bad_options_are_one_line(option: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message) as caught:
+    with refused(message):
         small.module(**option)
-    assert "\n" not in str(caught.value)
 
 
 def test_an_unknown_loss_is_refused(unchecked_shapes: None) -> None:

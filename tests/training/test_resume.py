@@ -10,6 +10,7 @@ import lightning as L
 import pytest
 from lightning.pytorch.callbacks import EarlyStopping
 
+from tests import slow
 from tests.training import small
 from zoo.interop.saved import check_checkpoint
 from zoo.training import Checkpoints, ReseedEachStep
@@ -96,9 +97,7 @@ def fit(
     return module, record, checkpoints, trainer
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=() if case == QUICK else pytest.mark.slow) for case in CASES]
-)
+@pytest.mark.parametrize("case", [slow(case, unless=case == QUICK) for case in CASES])
 def test_resuming_from_any_step_gives_the_same_run(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasks.splits.SHARD_ROWS", 24)  # fresh examples: blocks of three batches
     options, kept = CASES[case], tmp_path / "kept"
@@ -160,14 +159,9 @@ def test_best_can_be_resumed_too(tmp_path: Path) -> None:
     [
         (6, {"val_check_interval": 2, "every_n_steps": 5}),  # of a validation
         (5, {"val_check_interval": 4, "every_n_steps": 5, "log_every_n_steps": 2}),  # between two steps
-        *(
-            pytest.param(step, options, marks=pytest.mark.slow)
-            for step, options in (
-                (5, {"val_check_interval": 3, "every_n_steps": 5, "limit_val_batches": 0}),
-                (5, {"val_check_interval": 4, "every_n_steps": 5}),
-                (6, {"val_check_interval": 7, "every_n_steps": 2, "accumulate_grad_batches": 2}),
-            )
-        ),
+        slow(5, {"val_check_interval": 3, "every_n_steps": 5, "limit_val_batches": 0}),
+        slow(5, {"val_check_interval": 4, "every_n_steps": 5}),
+        slow(6, {"val_check_interval": 7, "every_n_steps": 2, "accumulate_grad_batches": 2}),
     ],
 )
 def test_curves_of_a_killed_and_resumed_run_are_those_of_the_whole(

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import zoo
+from tests import refused
 from tests.tolerances import assert_close
 from tests.training import small
 from zoo.interop.saved import check_checkpoint, load
@@ -135,9 +136,8 @@ def test_a_file_that_is_no_checkpoint_is_one_line(run: Path, tmp_path: Path, con
         torch.save({"weights": torch.ones(2)} | ({"name": "x"} if content == "foreign" else {}), path)
     else:
         path.write_bytes({"": b"", "text": b"not a checkpoint\n", "truncated": whole[: len(whole) // 2]}[content])
-    with pytest.raises(ValueError, match=f"^{path} is ") as caught:
+    with refused(f"^{path} is "):
         load(path)
-    assert "\n" not in str(caught.value)
 
 
 def test_check_checkpoint_gives_the_step_of_one_that_fits(run: Path) -> None:
