@@ -158,6 +158,15 @@ def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Torch computes with two threads, or as many as the test says, until it ends."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def unchecked_shapes() -> Iterator[None]:
     """Switch the shape checker off for one test: for torch.compile, and for a reader of tracebacks."""
     jaxtyping.config.update("jaxtyping_disable", True)

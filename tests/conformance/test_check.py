@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tests import refused
 from tests.conformance.planted import Attention, Recurrence, Stepper
 from tests.tolerances import TOLERANCES as SUITE
 from zoo import create_mixer
-from zoo.conformance import Adapter, ConformanceError, check, properties
+from zoo.conformance import ConformanceError, check, properties
 from zoo.conformance.comparison import TOLERANCES, miss
-from zoo.protocols.example import EXAMPLE
 
 CALLS = ("causality", "chunked", "one_by_one")
 
@@ -101,27 +100,6 @@ def test_a_failure_is_raised_with_its_lines() -> None:
 def test_properties_parametrise_a_test(each: Any) -> None:
     each.check(Recurrence, d_model=8).raise_if_failed()
     each.check(create_mixer("lstm", 8).double(), d_model=8, dtype=torch.float64).raise_if_failed()
-
-
-def test_an_adapter_teaches_a_protocol() -> None:
-    """The one that the help shows, on a module that speaks so."""
-
-    class Memory(nn.Module):
-        def __init__(self, d_model: int) -> None:
-            super().__init__()
-            self.inner = nn.GRU(d_model, d_model, batch_first=True)
-
-        def forward(self, x: Tensor, *, memory: Tensor | None = None, return_memory: bool = False) -> Any:
-            y, memory = self.inner(x, memory)
-            return (y, memory) if return_memory else y
-
-    assert len(EXAMPLE.strip().splitlines()) <= 12
-    space: dict[str, Any] = {}
-    exec(EXAMPLE, space)
-    taught = space["MyAdapter"]()
-    assert isinstance(taught, Adapter)
-    assert verdicts(Memory, d_model=8, only=CALLS)["chunked"] == "not_applicable"
-    assert set(verdicts(Memory, d_model=8, only=CALLS, adapter=taught).values()) == {"passed"}
 
 
 def test_an_encoder_may_look_ahead() -> None:

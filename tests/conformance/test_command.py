@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests import ROOT
+from tests import python
 from zoo.__main__ import main
+from zoo.protocols.example import EXAMPLE
 
-FAST = ["--only", "causality", "chunked", "parameters_trained", "--d_model", "8"]
+FAST = ["--d_model", "8", "--only", "causality", "chunked", "parameters_trained"]
 
 MIXER = """\
 import torch
@@ -65,23 +64,24 @@ def test_a_failure_is_told_with_its_lines_and_status_1(
     found = {f["property"]: f for f in json.loads(written.read_text())["findings"]}
     assert found["parameters_trained"]["verdict"] == "failed"
     assert "no gradient for dead" in found["parameters_trained"]["detail"]
-    run = subprocess.run(
-        [sys.executable, "-c", found["parameters_trained"]["reproduce"]], capture_output=True, text=True, check=True
-    )
-    assert run.stdout.strip() == "no gradient: ['dead']"
+    assert python("-c", found["parameters_trained"]["reproduce"]).stdout.strip() == "no gradient: ['dead']"
 
 
 def test_a_module_of_a_file(file: Path) -> None:
     assert main(["check", f"{file}:module", *FAST]) == 0
 
 
-def test_an_adapter_of_a_file(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from zoo.protocols.example import EXAMPLE
-
+def test_an_adapter_of_a_file_teaches_a_protocol(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one that the help shows."""
     adapter = tmp_path / "adapter.py"
     adapter.write_text(EXAMPLE)
-    assert main(["check", f"{file}:Mixer", *FAST, "--adapter", f"{adapter}:MyAdapter"]) == 0
-    assert "3 passed" in capsys.readouterr().out
+    assert len(EXAMPLE.strip().splitlines()) <= 12
+    assert main(["check", f"{file}:Mixer", *FAST, "one_by_one"]) == 0
+    assert "2 passed, 0 failed, 2 not applicable" in capsys.readouterr().out
+    assert main(["check", f"{file}:Mixer", *FAST, "one_by_one", "--adapter", f"{adapter}:MyAdapter"]) == 0
+    assert "4 passed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -125,6 +125,6 @@ def test_the_help_needs_no_torch_and_shows_an_adapter() -> None:
         "from zoo.__main__ import main\n"
         "try:\n    main(['check', '--help'])\nexcept SystemExit as done:\n    assert done.code == 0"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert "class MyAdapter(Adapter):" in run.stdout
-    assert "past_key_values" in run.stdout
+    said = python("-c", code).stdout
+    assert "class MyAdapter(Adapter):" in said
+    assert "past_key_values" in said

@@ -159,24 +159,17 @@ class Streaming(nn.Module):
         super().__init__()
         self.mixer = mixer
         self.whole = list(state_tensors(state))
-        self.rebuild = lambda tensors: _fill(state, iter(tensors))
+        self.state = state
 
     def forward(self, x: Tensor, *floats: Tensor) -> tuple[Tensor, ...]:
         given = iter(floats)
-        state = self.rebuild([next(given) if _differentiable(t) else t for t in self.whole])
+        state = map_state(lambda t: next(given) if _differentiable(t) else t, self.state)
         y, state = self.mixer.stream(x, state)
         return y, *(t for t in state_tensors(state) if _differentiable(t))
 
 
 def _differentiable(t: Tensor) -> bool:
     return t.is_floating_point() or t.is_complex()
-
-
-def _fill(state: Any, tensors: Any) -> Any:
-    if isinstance(state, Tensor):
-        return next(tensors)
-    parts = [_fill(part, tensors) for part in state]
-    return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
 
 
 @cases(variants="slow", by_default=OF_THEIR_OWN_OP)

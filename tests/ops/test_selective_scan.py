@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +63,6 @@ def errors(inputs: list[Tensor], generator: torch.Generator, backend: str) -> li
     x, dt, A, *rest = wide
     magnitudes = results([x.abs(), dt, A, *(t.abs() for t in rest)], [w.abs() for w in weights], None)
     return [float((a.double() - e).norm() / m.norm()) for a, e, m in zip(narrow, exact, magnitudes, strict=True)]
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 # Numbers.

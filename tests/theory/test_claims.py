@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -63,16 +64,11 @@ SHORT = {"gradient_attention", "gradient_closed_gates", "slogan_ssm_attenuates"}
 """Claims that 128 positions show as well."""
 
 
-@pytest.fixture(scope="module")
-def measured() -> dict[str, Verdict]:
-    """Verdicts by name, each measured once, when it is first asked for."""
-
-    class Measured(dict[str, Verdict]):
-        def __missing__(self, name: str) -> Verdict:
-            (self[name],) = run_claims([name], dataclasses.replace(SMALL, seq_len=128) if name in SHORT else SMALL)
-            return self[name]
-
-    return Measured()
+@functools.cache
+def measured(name: str) -> Verdict:
+    """The verdict of a claim, measured once."""
+    (verdict,) = run_claims([name], dataclasses.replace(SMALL, seq_len=128) if name in SHORT else SMALL)
+    return verdict
 
 
 LONG = {"head_count", "softmax_heads", "softmax_floor", "differential_floor", "rank_of_mixers", "write_gate"}
@@ -93,8 +89,8 @@ def test_claims_of_many_positions_hold_at_few(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CLAIM_BY_CLAIM)
-def test_claims_hold_and_slogans_do_not(name: str, measured: dict[str, Verdict]) -> None:
-    verdict = measured[name]
+def test_claims_hold_and_slogans_do_not(name: str) -> None:
+    verdict = measured(name)
     right = "fails" if verdict.claim.slogan else "holds"
     assert [check for check in verdict.evidence.checks if check.verdict != right] == []
     assert verdict.status == ("refuted as predicted" if name.startswith("slogan_") else "holds")
@@ -365,8 +361,8 @@ def _verdict(slogan: bool = False, name: str = "made_up") -> Verdict:
 
 
 @pytest.mark.usefixtures("unpainted")
-def test_the_report_is_complete_and_nothing_else_is_left(tmp_path: Path, measured: dict[str, Verdict]) -> None:
-    verdicts = [_verdict(), _verdict(True, "other"), measured["gradient_lti"]]
+def test_the_report_is_complete_and_nothing_else_is_left(tmp_path: Path) -> None:
+    verdicts = [_verdict(), _verdict(True, "other"), measured("gradient_lti")]
     files = paper.write_report(verdicts, tmp_path / "deep" / "folder")
     names = ["claims.md", "claims.json", "made_up.png", "other.png", "gradient_lti.png"]
     assert [file.name for file in files] == names

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import lightning as L
 import pytest
 import torch
 from torch import Tensor
 
+from tests import refused
 from tests.training import small
-from zoo.interop.saved import check_checkpoint, load
+from zoo.interop.saved import check_checkpoint
 from zoo.training import Checkpoints, NonFiniteLossError, Reached, ReseedEachStep, SequenceModule, Throughput
 
 
@@ -28,70 +31,31 @@ class BreaksAt(SequenceModule):
         return loss * self.value if self.trainer.global_step == self.step else loss
 
 
-class BadGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad * float("inf")
-
-
-class BadGradientAt(SequenceModule):
-    """Its loss is fine and its gradient is not, at step 6: the weights are spoilt before any loss shows it."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        return BadGradient.apply(loss) if self.trainer.global_step == 6 else loss
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_loss_that_is_not_finite_stops_before_the_step(tmp_path: Path, value: float) -> None:
     module = small.module(BreaksAt)
     module.value = value
     trainer = small.trainer(tmp_path, Checkpoints(tmp_path / "checkpoints", every_n_steps=4), max_steps=20)
-    with pytest.raises(NonFiniteLossError, match=f"the loss is {value} at step 6") as caught:
+    with refused(f"the loss is {value} at step 6", NonFiniteLossError):
         trainer.fit(module, datamodule=small.data(tmp_path))
-    assert caught.value.step == 6
-    assert "\n" not in str(caught.value)
     assert all(p.isfinite().all() for p in module.parameters())
     assert check_checkpoint(tmp_path / "checkpoints/last.ckpt", {"name": "attention"}) == 5  # after the validation
 
 
-def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
-    trainer = small.trainer(
-        tmp_path, Checkpoints(tmp_path / "checkpoints", every_n_steps=1), max_steps=20, val_check_interval=1
-    )
-    with pytest.raises(NonFiniteLossError, match="is not finite at step 7") as caught:
-        trainer.fit(small.module(BadGradientAt), datamodule=small.data(tmp_path))
-    assert caught.value.step == 7
-    for name in ("best", "last"):
-        model = load(tmp_path, name)
-        assert all(p.isfinite().all() for p in model.parameters())
-    assert check_checkpoint(tmp_path / "checkpoints/last.ckpt", {"name": "attention"}) == 6
-
-
 def place(index: int, rank: int = 0, world_size: int = 1) -> Any:
-    progress = SimpleNamespace(total=SimpleNamespace(completed=index))
-    fit_loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress))
-    return SimpleNamespace(fit_loop=fit_loop, global_rank=rank, world_size=world_size)
+    trainer = MagicMock(global_rank=rank, world_size=world_size)
+    trainer.fit_loop.epoch_loop.batch_progress.total.completed = index
+    return trainer
 
 
 def test_each_place_has_a_stream_of_its_own(unchecked_shapes: None) -> None:
     module: Any = SimpleNamespace(device=torch.device("cpu"))
     draws = {}
-    for seed in (0, 1):
-        reseed = ReseedEachStep(seed)
-        for index in (0, 1, 2):
-            for rank, world in ((0, 1), (0, 2), (1, 2)):
-                trainer = place(index, rank, world)
-                reseed.on_train_batch_start(trainer, module, None, 0)
-                draws["train", seed, index, rank, world] = torch.rand(()).item()
-                reseed.on_validation_batch_start(trainer, module, None, index)
-                draws["val", seed, index, rank, world] = torch.rand(()).item()
-                reseed.on_test_batch_start(trainer, module, None, index)
-                draws["test", seed, index, rank, world] = torch.rand(()).item()
+    for seed, index, (rank, world) in itertools.product((0, 1), (0, 1, 2), ((0, 1), (0, 2), (1, 2))):
+        reseed, trainer = ReseedEachStep(seed), place(index, rank, world)
+        for stage, at in (("train", 0), ("validation", index), ("test", index)):
+            getattr(reseed, f"on_{stage}_batch_start")(trainer, module, None, at)
+            draws[stage, seed, index, rank, world] = torch.rand(()).item()
     assert len(set(draws.values())) == len(draws) == 54
     torch.rand(5)
     ReseedEachStep(1).on_train_batch_start(place(2), module, None, 0)

@@ -211,19 +211,6 @@ def test_slow_tasks_are_kept_and_whatever_is_asked_to_be(
     assert (tmp_path / "cache/echo").exists() == is_kept
 
 
-def test_overfitting_repeats_the_same_batches(tmp_path: Path) -> None:
-    seen = []
-
-    class Watch(small.L.Callback):
-        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-            seen.append(batch["inputs"])
-
-    trainer = small.trainer(tmp_path, Watch(), overfit_batches=1, max_steps=3)
-    trainer.fit(small.module(), datamodule=small.data(tmp_path))
-    assert len(seen) == 3
-    assert all(torch.equal(seen[0], other) for other in seen)
-
-
 class Taken(small.L.Callback):
     """Each batch with the optimizer step and the epoch that it was for."""
 
@@ -232,6 +219,14 @@ class Taken(small.L.Callback):
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self.taken.append((trainer.global_step, trainer.current_epoch, batch["inputs"]))
+
+
+def test_overfitting_repeats_the_same_batches(tmp_path: Path) -> None:
+    watch = Taken()
+    trainer = small.trainer(tmp_path, watch, overfit_batches=1, max_steps=3)
+    trainer.fit(small.module(), datamodule=small.data(tmp_path))
+    assert len(watch.taken) == 3
+    assert all(torch.equal(watch.taken[0][2], seen) for *_, seen in watch.taken)
 
 
 def test_a_run_of_steps_is_one_epoch_each_step_of_which_is_whole(tmp_path: Path) -> None:
@@ -268,28 +263,18 @@ def test_bad_sizes_are_one_line(tmp_path: Path, options: dict[str, int], message
 
 
 def test_each_test_length_has_its_examples_in_batches_of_as_many_positions(tmp_path: Path) -> None:
-    options = {"name": "needle", "distance": 7}
-    data = TaskDataModule(
-        options,
-        n_train=40,
-        n_val=5,
-        n_test=40,
-        batch_size=8,
-        cache=True,
-        cache_dir=tmp_path,
-        test_lengths=[64, 10, 16, 64],
-    )
+    task = create_task("needle", distance=7)
+    data = small.data(tmp_path, task, n_test=40, cache=True, test_lengths=[64, 10, 16, 64])
     assert list(data.at_lengths) == [10, 16, 64]
     data.setup("test")
     # of 8 positions, of 10, of 16, the least at 64
-    assert kept(tmp_path / "needle") == ["test-16", "test-20", "test-32", "test-40"]
+    assert kept(tmp_path / "cache/needle") == ["test-16", "test-20", "test-32", "test-40"]
     for length, loader in data.length_batches():
-        task = create_task("needle", distance=7, seq_len=length)
         batches = [batch["inputs"] for batch in loader]
-        expected = sample_split(task, "test", {10: 32, 16: 20, 64: 16}[length], 0)["inputs"]
+        expected = sample_split(task.at_length(length), "test", {10: 32, 16: 20, 64: 16}[length], 0)["inputs"]
         assert np.array_equal(torch.cat(batches).numpy(), expected)
         assert len(batches[0]) == {10: 6, 16: 4, 64: 1}[length]
-    alone = TaskDataModule(options, n_train=5, n_val=5, n_test=5, batch_size=1, cache_dir=tmp_path, test_lengths=[64])
+    alone = small.data(tmp_path, task, n_test=5, batch_size=1, test_lengths=[64])
     assert [len(batch["inputs"]) for _, loader in alone.length_batches() for batch in loader] == [1] * 16
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+
+from tests import python, slow
 
 ABSENT = """
 import sys
@@ -24,16 +23,13 @@ except ModuleNotFoundError as error:
 """
 
 
-@pytest.mark.parametrize("package", ["lightning", pytest.param("torchmetrics", marks=pytest.mark.slow)])
-def test_what_to_install_is_said_in_one_line(package: str) -> None:
-    code = ABSENT.format(package=package)
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout == f"zoo.training needs {package}: pip install 'mixer-zoo[train]'\n"
-
-
-@pytest.mark.slow
-def test_any_other_missing_module_is_named_itself() -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", ABSENT.format(package="jaxtyping")], capture_output=True, text=True, check=True
-    )
-    assert run.stdout == "No module named 'jaxtyping'\n"
+@pytest.mark.parametrize(
+    ("package", "said"),
+    [
+        ("lightning", "zoo.training needs lightning: pip install 'mixer-zoo[train]'"),
+        slow("torchmetrics", "zoo.training needs torchmetrics: pip install 'mixer-zoo[train]'"),
+        slow("jaxtyping", "No module named 'jaxtyping'"),
+    ],
+)
+def test_what_to_install_is_said_in_one_line(package: str, said: str) -> None:
+    assert python("-c", ABSENT.format(package=package)).stdout == f"{said}\n"

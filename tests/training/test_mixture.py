@@ -49,10 +49,8 @@ def test_a_segment_is_the_task_with_other_options() -> None:
 def test_a_segment_draws_what_it_draws_whatever_stands_beside_it() -> None:
     first, second = segments("mqar", PAIRS)
     assert len({first.seed(0), second.seed(0), first.seed(1), second.seed(1), 0, 1}) == 6
-    assert [each.seed(5) for each in segments("mqar", [{"n_pairs": 1}, PAIRS[1], PAIRS[0]])][1:] == [
-        second.seed(5),
-        first.seed(5),
-    ]
+    _, *moved = segments("mqar", [{"n_pairs": 1}, PAIRS[1], PAIRS[0]])
+    assert [each.seed(5) for each in moved] == [second.seed(5), first.seed(5)]
     (tested,) = segments("mqar", None, [{"seq_len": 32}])
     assert (tested.seed(5), tested.share) == (second.seed(5), 0)
 
@@ -86,10 +84,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"mixture": [{}, {"vocab_size": 128}]},
         "mqar: vocab_size is 128 in mixture, segment 2, 256 in mixture, segment 1",
     ),
-    (
-        {"test_segments": [{"vocab_size": 128}]},
-        "mqar: vocab_size is 128 in test_segments, segment 1, 256 in training",
-    ),
+    ({"test_segments": [{"vocab_size": 128}]}, "mqar: vocab_size is 128 in test_segments, segment 1, 256 in training"),
     ({"mixture": [{}, {"seq_len": 64}]}, "mqar: mixture, segment 2 is the same shape as mixture, segment 1"),
     (
         {"mixture": [{}, {"seq_len": 32}], "test_segments": [{"seq_len": 32}]},
@@ -215,10 +210,8 @@ def test_splits_are_shared_out_by_weight_and_every_segment_has_a_whole_test(tmp_
     mixed.setup("fit")
     mixed.setup("test")
     first, second = (each.name for each in mixed.segments[:2])
-    sizes = {
-        split: [len(mixed.split(split, name)["inputs"]) for name in (first, second)] for split in ("train", "test")
-    }
-    assert sizes == {"train": [30, 10], "test": [6, 6]}
+    for split, sizes in (("train", [30, 10]), ("test", [6, 6])):
+        assert [len(mixed.split(split, name)["inputs"]) for name in (first, second)] == sizes
     assert [len(batch["inputs"]) for batch in mixed.val_dataloader()] == [6, 2]
     assert sum(len(batch["inputs"]) for batch in mixed.test_dataloader()) == 12  # what is only tested is not in it
     assert [name for name, _ in mixed.segment_batches()] == [each.name for each in mixed.segments]
