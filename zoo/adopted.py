@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from zoo.contract import Device, DType, SequenceMixer
+from zoo.contract import SequenceMixer
 from zoo.naming import UsageError
+from zoo.ops.precision import Device, DType
 from zoo.protocols.adapter import Adapter, Forward, first_tensor
 from zoo.protocols.carried import Carried, Part, parts_of, run
 from zoo.protocols.known import find_adapter
@@ -65,9 +66,6 @@ class Adopted(SequenceMixer):
     def __reduce__(self) -> Any:
         # The class is made at run time: pickle finds it by what it was made of.
         return _blank, (self.name, self.made), self.__dict__
-
-    def rank_law(self, seq_len: int) -> int | None:
-        return None
 
     def reset_parameters(self) -> None:
         for module in self.module.modules():

@@ -12,10 +12,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
-from zoo.contract import Device, DType, SequenceMixer, no_weight_decay, require_choice, require_positive
+from zoo.contract import SequenceMixer, no_weight_decay, require_choice, require_positive
 from zoo.ops.activation import gelu, gelu_gate, rms_norm, silu_gate
 from zoo.ops.conv import causal_conv
 from zoo.ops.experts import balance, grouped_linear, route
+from zoo.ops.precision import Device, DType
 from zoo.ops.time import Lengths, as_lengths, reverse, valid_positions
 
 CANON_WIDTH = 4
@@ -511,9 +512,6 @@ class Autoencoder(SequenceMixer):
         self.mixer, self.decode_from = mixer, decode_from
         self.norms = nn.ModuleList(RMSNorm(self.d_model, norm_eps) for _ in range(2))
         self.projections = nn.ModuleList(nn.Linear(self.d_model, self.d_model) for _ in range(2))
-
-    def rank_law(self, seq_len: int) -> int | None:
-        return None
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> tuple[Any, Tensor, Tensor]:
         code = torch.zeros(batch_size, self.d_model, dtype=dtype, device=device)

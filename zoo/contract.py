@@ -23,14 +23,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from zoo.naming import unknown
+from zoo.ops.precision import Device, DType
 from zoo.ops.time import Lengths, as_lengths, valid_positions
 from zoo.ops.transforms import followed
 
 S = TypeVar("S")
 M = TypeVar("M", bound=nn.Module)
 
-DType: TypeAlias = torch.dtype | None
-Device: TypeAlias = torch.device | str | None
 State: TypeAlias = Tensor | tuple[Any, ...]
 """What a mixer carries from chunk to chunk: tensors with the batch first, in (named) tuples, nested at will."""
 

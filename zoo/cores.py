@@ -52,7 +52,7 @@ class Reading:
         for part in range(n_parts):
             units = torch.zeros_like(v).unflatten(0, (n_copies, -1))
             units[copy, :, :, past + self.sources, part] = 1.0
-            given.arguments[values] = _as_given(units.flatten(0, 1), axes)
+            given.arguments[values] = rearrange(units.flatten(0, 1), " -> ".join(reversed(_patterns(axes))))
             found.append(_canonical(_first(op(*given.args, **given.kwargs)), out_axes)[..., 0])
         weights = rearrange(
             torch.stack(found, -1), "(copy batch) h i out part -> copy batch h out i part", copy=n_copies
@@ -125,18 +125,10 @@ def _first(answer: Any) -> Tensor:
 
 def _canonical(t: Tensor, axes: str) -> Tensor:
     """Return the tensor with all of `AXES`, those that it lacks of length one."""
-    given = _names(axes)
-    return rearrange(t, f"{' '.join(given)} -> {_all_axes(given)}")
+    return rearrange(t, " -> ".join(_patterns(axes)))
 
 
-def _as_given(t: Tensor, axes: str) -> Tensor:
-    given = _names(axes)
-    return rearrange(t, f"{_all_axes(given)} -> {' '.join(given)}")
-
-
-def _names(axes: str) -> list[str]:
-    return axes.replace("channel", "head").split()
-
-
-def _all_axes(given: list[str]) -> str:
-    return " ".join(name if name in given else "1" for name in AXES)
+def _patterns(axes: str) -> tuple[str, str]:
+    """Return the axes that are given and all of `AXES`, as einops writes them."""
+    given = axes.replace("channel", "head").split()
+    return " ".join(given), " ".join(name if name in given else "1" for name in AXES)

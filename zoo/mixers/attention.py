@@ -13,16 +13,7 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm, ShortConv
 from zoo.coefficient import coefficient
-from zoo.contract import (
-    Device,
-    DType,
-    SequenceMixer,
-    head_width,
-    require_choice,
-    require_distance,
-    require_positive,
-    shared_heads,
-)
+from zoo.contract import SequenceMixer, head_width, require_choice, require_distance, require_positive, shared_heads
 from zoo.ops.attention import (
     alibi_slopes,
     attend,
@@ -32,7 +23,7 @@ from zoo.ops.attention import (
     shared_values_rank,
     softmax_freedom,
 )
-from zoo.ops.precision import widest
+from zoo.ops.precision import Device, DType, widest
 from zoo.ops.rope import complete_scaling, gain, require_pairs, require_turned, rotate
 
 Position = Literal["none", "rope", "alibi", "relative"]

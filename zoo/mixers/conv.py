@@ -12,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from zoo.blocks import ShortConv
-from zoo.contract import Device, DType, SequenceMixer, accumulator, require_choice, require_positive, reset_submodules
+from zoo.contract import SequenceMixer, accumulator, require_choice, require_positive, reset_submodules
 from zoo.ops.long_conv import long_conv
-from zoo.ops.precision import full_precision
+from zoo.ops.precision import Device, DType, full_precision
 from zoo.ops.time import right_align
 
 Kernel = Literal["short", "implicit"]

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm, ShortConv
 from zoo.coefficient import coefficient
-from zoo.contract import Device, DType, SequenceMixer, accumulator, head_width, require_positive
+from zoo.contract import SequenceMixer, accumulator, head_width, require_positive
 from zoo.ops.delta_rule import delta_inputs, delta_rule, require_stable
+from zoo.ops.precision import Device, DType
 from zoo.ops.time import valid_positions
 
 

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from zoo.contract import (
-    Device,
-    DType,
     SequenceMixer,
     accumulator,
     complex_accumulator,
@@ -19,7 +17,7 @@ from zoo.contract import (
     require_range,
 )
 from zoo.ops.diagonal import diagonal_scan, hippo_modes, ring_gain, zero_order_hold
-from zoo.ops.precision import full_precision
+from zoo.ops.precision import Device, DType, full_precision
 
 Init = Literal["s4d_lin", "real_log", "ring", "lru", "s5"]
 TRUNCATED_STD = 0.87962566103423978  # of a standard normal number between -2 and 2

@@ -9,8 +9,9 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
-from zoo.contract import Device, DType, SequenceMixer, accumulator, require_choice, require_positive
+from zoo.contract import SequenceMixer, accumulator, require_choice, require_positive
 from zoo.ops.dplr import dplr
+from zoo.ops.precision import Device, DType
 from zoo.ops.time import right_align, valid_positions
 from zoo.ops.toeplitz import toeplitz_mix
 

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from zoo.blocks import ShortConv
 from zoo.coefficient import coefficient
-from zoo.contract import Device, DType, SequenceMixer, require_positive
+from zoo.contract import SequenceMixer, require_positive
+from zoo.ops.precision import Device, DType
 
 
 class GatedConvState(NamedTuple):

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm
 from zoo.coefficient import coefficient
-from zoo.contract import Device, DType, SequenceMixer, accumulator, head_width, require_positive
+from zoo.contract import SequenceMixer, accumulator, head_width, require_positive
 from zoo.ops.activation import silu_gate
 from zoo.ops.dplr import dplr
+from zoo.ops.precision import Device, DType
 from zoo.ops.time import valid_positions
 
 _TEMPERATURE = 16  # decays are sigmoids to the power 1/16, near one from the start

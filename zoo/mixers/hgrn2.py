@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm
 from zoo.coefficient import coefficient
-from zoo.contract import Device, DType, SequenceMixer, accumulator, head_width, require_positive
+from zoo.contract import SequenceMixer, accumulator, head_width, require_positive
 from zoo.ops.dplr import dplr
+from zoo.ops.precision import Device, DType
 from zoo.ops.retention import bounded_decay
 from zoo.ops.time import valid_positions
 

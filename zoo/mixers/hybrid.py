@@ -9,8 +9,9 @@ from typing import Any, Self
 from torch import Tensor
 
 from zoo.blocks import ResidualBlock, Stack
-from zoo.contract import Device, DType, SequenceMixer, require_positive
+from zoo.contract import SequenceMixer, require_positive
 from zoo.naming import unknown
+from zoo.ops.precision import Device, DType
 from zoo.registry import MIXERS, create_mixer, mixer_class
 from zoo.targets import label
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from zoo.contract import Device, DType, SequenceMixer
+from zoo.contract import SequenceMixer
+from zoo.ops.precision import Device, DType
 
 
 class Identity(SequenceMixer):
@@ -31,9 +32,6 @@ class Identity(SequenceMixer):
 
     def __init__(self, d_model: int) -> None:
         super().__init__(d_model)
-
-    def reset_parameters(self) -> None:
-        """There is nothing to draw."""
 
     def rank_law(self, seq_len: int) -> int:
         return 1

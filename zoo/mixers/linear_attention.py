@@ -10,8 +10,9 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
-from zoo.contract import Device, DType, SequenceMixer, accumulator, head_width, require_choice, require_positive
+from zoo.contract import SequenceMixer, accumulator, head_width, require_choice, require_positive
 from zoo.ops.dplr import dplr
+from zoo.ops.precision import Device, DType
 from zoo.ops.time import valid_positions
 
 FeatureMap = Literal["elu", "identity"]

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zoo.contract import Device, DType, SequenceMixer, require_positive
+from zoo.contract import SequenceMixer, require_positive
 from zoo.ops.lstm import lstm
+from zoo.ops.precision import Device, DType
 from zoo.ops.time import valid_positions
 
 

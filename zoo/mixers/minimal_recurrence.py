@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.contract import Device, DType, SequenceMixer, accumulator, require_choice, require_positive
+from zoo.contract import SequenceMixer, accumulator, require_choice, require_positive
 from zoo.ops.linear_recurrence import min_gru
+from zoo.ops.precision import Device, DType
 from zoo.ops.time import valid_positions
 
 Cell = Literal["gru", "lstm"]

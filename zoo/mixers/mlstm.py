@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from zoo.blocks import ShortConv
 from zoo.coefficient import coefficient
-from zoo.contract import Device, DType, SequenceMixer, accumulator, require_positive
+from zoo.contract import SequenceMixer, accumulator, require_positive
 from zoo.ops.activation import group_norm, silu, silu_gate
 from zoo.ops.mlstm import mlstm
+from zoo.ops.precision import Device, DType
 from zoo.ops.time import valid_positions
 
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm
-from zoo.contract import Device, DType, SequenceMixer, require_choice
+from zoo.contract import SequenceMixer, require_choice
 from zoo.mixers.hybrid import DEFAULT_PATTERN, Hybrid, Pattern
+from zoo.ops.precision import Device, DType
 from zoo.registry import create_mixer
 
 Merge = Literal["mean", "sum"]

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from zoo.blocks import ShortConv
 from zoo.coefficient import coefficient
-from zoo.contract import Device, DType, SequenceMixer, accumulator, require_positive, require_range
+from zoo.contract import SequenceMixer, accumulator, require_positive, require_range
 from zoo.ops.activation import gelu_gate
 from zoo.ops.linear_recurrence import linear_recurrence
+from zoo.ops.precision import Device, DType
 from zoo.ops.time import valid_positions
 
 SHARPNESS = 8.0  # c of eq. 3

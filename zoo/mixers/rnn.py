@@ -7,7 +7,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zoo.contract import Device, DType, SequenceMixer, accumulator, require_choice, require_positive
+from zoo.contract import SequenceMixer, accumulator, require_choice, require_positive
+from zoo.ops.precision import Device, DType
 from zoo.ops.rnn import linear_rnn, rnn
 from zoo.ops.time import valid_positions
 

@@ -11,10 +11,11 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
-from zoo.contract import Device, DType, SequenceMixer, accumulator, head_width, require_positive
+from zoo.contract import SequenceMixer, accumulator, head_width, require_positive
 from zoo.ops.activation import group_norm
 from zoo.ops.conv import causal_conv
 from zoo.ops.delta_rule import relaxed_delta_rule
+from zoo.ops.precision import Device, DType
 from zoo.ops.time import valid_positions
 
 _FASTEST = math.exp(-0.5)  # no decay is below exp(-exp(-1/2)) = 0.545

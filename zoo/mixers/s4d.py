@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
 from zoo.contract import (
-    Device,
-    DType,
     SequenceMixer,
     accumulator,
     complex_accumulator,
@@ -22,6 +20,7 @@ from zoo.contract import (
 from zoo.ops.activation import gelu
 from zoo.ops.channel_ssm import channel_ssm
 from zoo.ops.diagonal import zero_order_hold
+from zoo.ops.precision import Device, DType
 
 Output = Literal["glu", "none"]
 

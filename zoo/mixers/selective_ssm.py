@@ -13,18 +13,9 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm, ShortConv
 from zoo.coefficient import coefficient
-from zoo.contract import (
-    Device,
-    DType,
-    SequenceMixer,
-    accumulator,
-    require_choice,
-    require_distance,
-    require_positive,
-    require_range,
-)
+from zoo.contract import SequenceMixer, accumulator, require_choice, require_distance, require_positive, require_range
 from zoo.ops.activation import silu, silu_gate
-from zoo.ops.precision import widest
+from zoo.ops.precision import Device, DType, widest
 from zoo.ops.scan import selective_scan
 from zoo.ops.step_size import draw_step_bias
 from zoo.ops.time import valid_positions

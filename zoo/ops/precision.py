@@ -1,11 +1,15 @@
-"""Where reduced precision must not reach, and where it does: recurrences accumulate in at least float32."""
+"""Types of tensors; where reduced precision must not reach, and where it does: recurrences want at least float32."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
+
+DType: TypeAlias = torch.dtype | None
+Device: TypeAlias = torch.device | str | None
 
 _NO_CHANGE = nullcontext()  # to make one takes half a microsecond, in every op of every decoding step
 
