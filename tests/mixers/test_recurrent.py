@@ -13,17 +13,12 @@ from tests.cases import D_MODEL, Case, assert_states_close, cases, draw
 from tests.tolerances import assert_close, tolerance
 from zoo.coefficient import active, recording, replaying
 from zoo.contract import detach_state, state_tensors
-from zoo.ops import gru as gru_op
-from zoo.ops import lstm as lstm_op
 from zoo.ops import recurrent as recurrent_op
-from zoo.ops import rnn as rnn_op
-from zoo.ops.gru import gru_scan
-from zoo.ops.rnn import linear_rnn, rnn_scan
+from zoo.ops.recurrent import gru_scan, linear_rnn, rnn_scan
 from zoo.theory.operator import interaction
 from zoo.theory.rank import span_spectrum, spectrum_rank
 
 NAMES = ("lstm", "gru", "rnn")
-OPS = (lstm_op, gru_op, rnn_op)
 fused_cases = cases(variants=False, names=NAMES)
 
 
@@ -31,17 +26,15 @@ fused_cases = cases(variants=False, names=NAMES)
 def fused(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The fused kernels called so far, by name."""
     calls: list[str] = []
-    for op in OPS:
-        kernel = op.fused_recurrence
-        monkeypatch.setattr(
-            op, "fused_recurrence", lambda name, *a, k=kernel, **b: calls.append(name) or k(name, *a, **b)
-        )
+    kernel = recurrent_op.fused_recurrence
+    monkeypatch.setattr(
+        recurrent_op, "fused_recurrence", lambda name, *a, **b: calls.append(name) or kernel(name, *a, **b)
+    )
     return calls
 
 
 def loops_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    for op in OPS:
-        monkeypatch.setattr(op, "fused_suffices", lambda *_: False)
+    monkeypatch.setattr(recurrent_op, "fused_suffices", lambda *_: False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -103,8 +96,6 @@ def test_a_cpu_without_the_kernel_runs_the_loop(
     x = draw(2, 9, D_MODEL, generator=generator, dtype=torch.float32).requires_grad_()
     expected = mixer(x)
     monkeypatch.setattr(recurrent_op, "fused_recurrence", missing)
-    for op in OPS:
-        monkeypatch.setattr(op, "fused_recurrence", missing)
     recurrent_op._exists_on_cpu.cache_clear()
     try:
         with torch.autocast("cpu", dtype=autocast_to):

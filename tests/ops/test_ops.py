@@ -18,9 +18,8 @@ from zoo.ops.conv import causal_conv
 from zoo.ops.diagonal import diagonal_scan, ring_gain, zero_order_hold
 from zoo.ops.dplr import dplr
 from zoo.ops.long_conv import long_conv
-from zoo.ops.lstm import lstm_scan
 from zoo.ops.precision import widest
-from zoo.ops.rnn import linear_rnn
+from zoo.ops.recurrent import linear_rnn, lstm_scan
 from zoo.ops.rope import rotate
 from zoo.ops.scan import selective_scan
 from zoo.ops.sliding import sliding_attend

@@ -352,7 +352,7 @@ def test_a_broken_door_is_seen(module: str, source: str, complaint: str) -> None
     [
         (
             "zoo.mixers.lstm",
-            "import math\nimport torch\nfrom zoo.ops.lstm import lstm_scan\nfrom zoo.blocks import RMSNorm",
+            "import math\nimport torch\nfrom zoo.ops.recurrent import lstm_scan\nfrom zoo.blocks import RMSNorm",
         ),
         ("zoo.mixers.hybrid", "from zoo.mixers.lstm import LSTM"),
         ("zoo.naming", "from importlib import import_module\nimport_module(name)"),

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from zoo.contract import SequenceMixer, require_positive
-from zoo.ops.gru import gru
 from zoo.ops.precision import Device, DType
+from zoo.ops.recurrent import gru
 from zoo.ops.time import valid_positions
 
 

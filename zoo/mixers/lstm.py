@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from zoo.contract import SequenceMixer, require_positive
-from zoo.ops.lstm import lstm
 from zoo.ops.precision import Device, DType
+from zoo.ops.recurrent import lstm
 from zoo.ops.time import valid_positions
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from zoo.contract import SequenceMixer, accumulator, require_choice, require_positive
 from zoo.ops.precision import Device, DType
-from zoo.ops.rnn import linear_rnn, rnn
+from zoo.ops.recurrent import linear_rnn, rnn
 from zoo.ops.time import valid_positions
 
 Nonlinearity = Literal["tanh", "linear"]

@@ -1,4 +1,4 @@
-"""Torch's fused recurrent kernels, and when they may stand in for the loops that mark their coefficients."""
+"""Recurrent nets: loops that mark every gate as a coefficient, and torch's fused kernels where nothing needs these."""
 
 from __future__ import annotations
 
@@ -6,14 +6,203 @@ from functools import cache
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from zoo import coefficient
-from zoo.ops.precision import linear_dtype
+from zoo.coefficient import active, coefficient
+from zoo.ops.activation import tanh
+from zoo.ops.precision import full_precision, linear_dtype
 from zoo.ops.transforms import followed
 
+CHUNK = 32  # of `linear_rnn`
+
 Kernel = Literal["lstm", "gru", "rnn_tanh"]
+
+
+def lstm(
+    x: Float[Tensor, "batch seq d_model"],
+    in_weight: Float[Tensor, "four_d_inner d_model"],
+    recurrent: Float[Tensor, "four_d_inner d_inner"],
+    bias: Float[Tensor, " four_d_inner"],
+    h: Float[Tensor, "batch d_inner"],
+    c: Float[Tensor, "batch d_inner"],
+    valid: Bool[Tensor, "batch seq"] | None = None,
+) -> tuple[Float[Tensor, "batch seq d_inner"], Float[Tensor, "batch d_inner"], Float[Tensor, "batch d_inner"]]:
+    """`lstm_scan` of in_weight x + bias; torch's fused kernel where that is enough."""
+    if fused_suffices("lstm", x, valid):
+        y, h, c = fused_recurrence("lstm", x, in_weight, recurrent, bias, h, c)
+        return y, h, c
+    return lstm_scan(F.linear(x, in_weight) + bias, recurrent, h, c, valid)
+
+
+def lstm_scan(
+    u: Float[Tensor, "batch seq four_d_inner"],
+    recurrent: Float[Tensor, "four_d_inner d_inner"],
+    h: Float[Tensor, "batch d_inner"],
+    c: Float[Tensor, "batch d_inner"],
+    valid: Bool[Tensor, "batch seq"] | None = None,
+) -> tuple[Float[Tensor, "batch seq d_inner"], Float[Tensor, "batch d_inner"], Float[Tensor, "batch d_inner"]]:
+    """c_t = f c_{t-1} + i tanh(g), h_t = o tanh(c_t), gates [i f g o] = u_t + recurrent h_{t-1}.
+
+    Hochreiter and Schmidhuber 1997 with the forget gate of Gers et al. 2000. sigmoid(i), sigmoid(f), sigmoid(o) are
+    coefficients, and so are tanh(g)/g and tanh(c)/c.
+
+    Args:
+        u: input part of the four gates, bias included.
+        recurrent: matrix that maps h to the four gates.
+        h, c: state before the first position.
+        valid: positions at which the state moves; it stands still elsewhere.
+
+    Returns:
+        h at every position, and the last h and c.
+    """
+    outputs = []
+    for t, u_t in enumerate(u.unbind(1)):
+        i, f, g, o = (u_t + F.linear(h, recurrent)).chunk(4, dim=-1)
+        i, f, o = coefficient(torch.sigmoid(torch.stack((i, f, o)))).unbind(0)
+        c_next = f * c + i * tanh(g)
+        h_next = o * tanh(c_next)
+        if valid is not None:
+            moves = valid[:, t].unsqueeze(-1)
+            h_next, c_next = torch.where(moves, h_next, h), torch.where(moves, c_next, c)
+        h, c = h_next, c_next
+        outputs.append(h)
+    return torch.stack(outputs, dim=1), h, c
+
+
+def gru(
+    x: Float[Tensor, "batch seq d_model"],
+    in_weight: Float[Tensor, "three_d_inner d_model"],
+    recurrent: Float[Tensor, "three_d_inner d_inner"],
+    bias: Float[Tensor, " three_d_inner"],
+    recurrent_bias: Float[Tensor, " d_inner"],
+    h: Float[Tensor, "batch d_inner"],
+    valid: Bool[Tensor, "batch seq"] | None = None,
+) -> tuple[Float[Tensor, "batch seq d_inner"], Float[Tensor, "batch d_inner"]]:
+    """`gru_scan` of in_weight x + bias; torch's fused kernel where that is enough."""
+    if fused_suffices("gru", x, valid):
+        padded = F.pad(recurrent_bias, (2 * len(recurrent_bias), 0))
+        y, h = fused_recurrence("gru", x, in_weight, recurrent, bias, h, recurrent_bias=padded)
+        return y, h
+    return gru_scan(F.linear(x, in_weight) + bias, recurrent, recurrent_bias, h, valid)
+
+
+def gru_scan(
+    u: Float[Tensor, "batch seq three_d_inner"],
+    recurrent: Float[Tensor, "three_d_inner d_inner"],
+    recurrent_bias: Float[Tensor, " d_inner"],
+    h: Float[Tensor, "batch d_inner"],
+    valid: Bool[Tensor, "batch seq"] | None = None,
+) -> tuple[Float[Tensor, "batch seq d_inner"], Float[Tensor, "batch d_inner"]]:
+    """h_t = z h_{t-1} + (1 - z) tanh(u_n + r (R_n h_{t-1} + b)), gates r, z = sigmoid(u_{r,z} + R_{r,z} h_{t-1}).
+
+    Cho et al. 1406.1078 with the reset after the matrix product, as cuDNN and torch have it. r, z and tanh(n)/n are
+    coefficients.
+
+    Args:
+        u: input part of [r z n], bias included.
+        recurrent: matrix that maps h to [r z n].
+        recurrent_bias: b, which the reset gate reaches.
+        h: state before the first position.
+        valid: positions at which the state moves; it stands still elsewhere.
+
+    Returns:
+        h at every position, and the last.
+    """
+    outputs = []
+    d_inner = h.shape[1]
+    for t, u_t in enumerate(u.unbind(1)):
+        gates, candidate = F.linear(h, recurrent).split((2 * d_inner, d_inner), dim=-1)
+        u_gates, u_candidate = u_t.split((2 * d_inner, d_inner), dim=-1)
+        r, z = coefficient(torch.sigmoid(u_gates + gates)).chunk(2, dim=-1)
+        h_next = z * h + (1 - z) * tanh(u_candidate + r * (candidate + recurrent_bias))
+        h = h_next if valid is None else torch.where(valid[:, t].unsqueeze(-1), h_next, h)
+        outputs.append(h)
+    return torch.stack(outputs, dim=1), h
+
+
+def rnn(
+    x: Float[Tensor, "batch seq d_model"],
+    in_weight: Float[Tensor, "d_inner d_model"],
+    recurrent: Float[Tensor, "d_inner d_inner"],
+    bias: Float[Tensor, " d_inner"],
+    h: Float[Tensor, "batch d_inner"],
+    valid: Bool[Tensor, "batch seq"] | None = None,
+) -> tuple[Float[Tensor, "batch seq d_inner"], Float[Tensor, "batch d_inner"]]:
+    """`rnn_scan` of in_weight x + bias; torch's fused kernel where that is enough."""
+    if fused_suffices("rnn_tanh", x, valid):
+        y, h = fused_recurrence("rnn_tanh", x, in_weight, recurrent, bias, h)
+        return y, h
+    return rnn_scan(F.linear(x, in_weight) + bias, recurrent, h, valid)
+
+
+def rnn_scan(
+    u: Float[Tensor, "batch seq d_inner"],
+    recurrent: Float[Tensor, "d_inner d_inner"],
+    h: Float[Tensor, "batch d_inner"],
+    valid: Bool[Tensor, "batch seq"] | None = None,
+) -> tuple[Float[Tensor, "batch seq d_inner"], Float[Tensor, "batch d_inner"]]:
+    """h_t = tanh(u_t + R h_{t-1}) (Elman 1990); tanh(a)/a is a coefficient, a the value.
+
+    Args:
+        u: input part, bias included.
+        recurrent: R.
+        h: state before the first position.
+        valid: positions at which the state moves; it stands still elsewhere.
+
+    Returns:
+        h at every position, and the last.
+    """
+    outputs = []
+    for t, u_t in enumerate(u.unbind(1)):
+        h_next = tanh(u_t + F.linear(h, recurrent))
+        h = h_next if valid is None else torch.where(valid[:, t].unsqueeze(-1), h_next, h)
+        outputs.append(h)
+    return torch.stack(outputs, dim=1), h
+
+
+def linear_rnn(
+    u: Float[Tensor, "batch seq d_inner"],
+    recurrent: Float[Tensor, "d_inner d_inner"],
+    h: Float[Tensor, "batch d_inner"],
+    lengths: Int[Tensor, " batch"] | None = None,
+) -> tuple[Float[Tensor, "batch seq d_inner"], Float[Tensor, "batch d_inner"]]:
+    """h_t = u_t + R h_{t-1}: within a chunk by doubling, one carry between chunks.
+
+    After step k of the doubling, position t holds the sum of R^s u_{t-s} over s < 2^k, so a chunk takes log2(CHUNK)
+    products with the powers R^(2^k). The carry enters as part of the chunk's first input. All of it is computed in the
+    type of the state, under autocast too: nothing bounds what the sum can lose.
+
+    Args:
+        u: input part, bias included.
+        recurrent: R, dense.
+        h: state before the first position.
+        lengths: valid positions of each row.
+
+    Returns:
+        h at every position, and the one after `lengths` positions, by default the last.
+    """
+    with full_precision(u.device):
+        u, recurrent = u.to(h.dtype), recurrent.to(h.dtype)
+        powers, span = [recurrent], 2
+        while span < min(CHUNK, u.shape[1]):
+            powers.append(powers[-1] @ powers[-1])
+            span *= 2
+        before, states = h, []
+        for chunk in u.split(CHUNK, dim=1):
+            first = chunk[:, :1] + F.linear(before, recurrent).unsqueeze(1)
+            held = torch.cat((first, chunk[:, 1:]), dim=1)
+            for k, power in enumerate(powers):
+                shifted = F.pad(held, (0, 0, 2**k, 0))[:, : held.shape[1]]
+                held = held + F.linear(shifted, power)
+            before = held[:, -1]
+            states.append(held)
+        states = torch.cat(states, dim=1)
+    if lengths is None:
+        return states, states[:, -1]
+    reached = torch.cat((h.unsqueeze(1), states), dim=1)
+    return states, reached[torch.arange(len(u), device=u.device), lengths]
 
 
 def fused_suffices(kernel: Kernel, x: Tensor, valid: Bool[Tensor, "batch seq"] | None) -> bool:
@@ -21,7 +210,7 @@ def fused_suffices(kernel: Kernel, x: Tensor, valid: Bool[Tensor, "batch seq"] |
 
     And the kernel exists: below float32 not every CPU has it.
     """
-    if coefficient.active() or followed() or x.is_meta or valid is not None or len(x) == 0:
+    if active() or followed() or x.is_meta or valid is not None or len(x) == 0:
         return False
     kind = linear_dtype(x)
     return x.device.type != "cpu" or kind.itemsize >= torch.float32.itemsize or _exists_on_cpu(kernel, x.dtype, kind)
