@@ -304,7 +304,7 @@ def _measure(arguments: argparse.Namespace) -> int:
 
 def _heads(arguments: argparse.Namespace) -> int:
     _check_report()
-    from zoo.report.files import check_place, write_atomically
+    from zoo.report.files import check_place, write_all
     from zoo.report.numbers import duration, size
     from zoo.theory.comparison import cells
     from zoo.theory.model_heads import BUDGET, QUANTITIES, measure_heads, memory_needed, seconds_needed
@@ -352,14 +352,8 @@ def _heads(arguments: argparse.Namespace) -> int:
             f"Layers were not cut: that may take {duration(seconds)} of one core; --functional always does it all the "
             "same, sooner with fewer --others."
         )
-    files = {
-        path: write(rows, reading)
-        for path, write in ((arguments.json, heads_as_json), (arguments.html, heads_page))
-        if path is not None
-    }
-    for path, text in files.items():
-        write_atomically(path, text)
-    _print_files(list(files))
+    wanted = ((arguments.json, heads_as_json), (arguments.html, heads_page))
+    _print_files(write_all("", {str(path): write(rows, reading) for path, write in wanted if path is not None}))
     return 0
 
 

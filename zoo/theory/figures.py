@@ -17,6 +17,7 @@ from zoo.report.numbers import NOTHING
 from zoo.report.plots import legend_beside, legend_columns, line_style, new_figure, styled, whole_numbers
 from zoo.theory.gradients import DecayRate, GradientProfile, fit_window
 from zoo.theory.measure import Gradient, Measurement
+from zoo.theory.rank import tail_energies
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -197,13 +198,9 @@ def fitted_line(profile: GradientProfile, decay: DecayRate) -> tuple[Tensor, Ten
 
 def error_by_heads(spectrum: Sequence[float]) -> tuple[list[int], list[float]]:
     """H = 1, 2, ... and the relative error (in norm) of the best H heads, as far as the axis of errors shows it."""
-    sigma = torch.tensor(spectrum, dtype=torch.float64)
-    energy = sigma.square() / sigma.square().sum()
-    # tail[s] is what the heads before s leave: the last one leaves nothing.
-    tail = torch.cat((energy.flip(0).cumsum(0).flip(0)[1:], energy.new_zeros(1))).sqrt()
-    counts = [h for h, left in enumerate(tail.tolist(), start=1) if left > _LEAST_ERROR]
-    shown = [*counts, len(counts) + 1] if len(counts) < len(tail) else counts
-    return shown, tail[: len(shown)].clamp(min=_LEAST_ERROR / 10).tolist()
+    left = [*tail_energies(torch.tensor(spectrum, dtype=torch.float64)).sqrt()[1:].tolist(), 0.0]
+    shown = 1 + sum(error > _LEAST_ERROR for error in left)
+    return list(range(1, shown + 1)), [max(error, _LEAST_ERROR / 10) for error in left[:shown]]
 
 
 def rank_text(row: Measurement | LayerHeads) -> str:

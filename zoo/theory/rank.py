@@ -213,9 +213,17 @@ def heads_needed(spectrum: Float[Tensor, "*batch singular"], rel_error: float) -
             f"rel_error {rel_error:g} is below the roundoff of a {spectrum.dtype} spectrum, {roundoff:.1e}: "
             "compute it in float64, or ask for a larger error"
         )
-    energy = _energy(spectrum)
-    tail = energy.flip(-1).cumsum(-1).flip(-1)  # tail[H] is what H heads leave
+    tail = tail_energies(spectrum)
     return _integers((tail > rel_error**2).sum(-1))
+
+
+def tail_energies(spectrum: Float[Tensor, "*batch singular"]) -> Float[Tensor, "*batch singular"]:
+    """Return sum_{s > H} sigma_s^2 / sum_s sigma_s^2, what the best H heads leave, for H = 0, 1, ...
+
+    Raises:
+        ValueError: a spectrum that is empty, negative or not finite.
+    """
+    return _energy(spectrum).flip(-1).cumsum(-1).flip(-1)
 
 
 def effective_rank(spectrum: Float[Tensor, "*batch singular"]) -> float | Float[Tensor, " batch"]:

@@ -78,17 +78,17 @@ def span_basis(layer: nn.Module, x: Float[Tensor, "batch seq d_in"], n_heads: in
                 seen += torch.randn(few, len(rows), generator=generator, dtype=torch.float64).to(rows.device) @ rows
             within = torch.linalg.qr(seen.t())[0]
             few_rows = triangle(rows @ within for rows in _rows(held))
-        _, spectrum, directions = torch.linalg.svd(few_rows, full_matrices=False)
+    spectrum, directions = _leading(few_rows, x.dtype, n_heads)
     if within is not None:
         directions = directions @ within.t()
-    directions = directions[: _kept(spectrum, x.dtype, n_heads)]
-    operators = directions.unflatten(1, (held.d_out, held.d_in))
-    return Basis(operators.to(x.dtype), spectrum[: len(directions)].to(x.dtype), energy)
+    return Basis(directions.unflatten(1, (held.d_out, held.d_in)).to(x.dtype), spectrum, energy)
 
 
-def _kept(spectrum: Tensor, dtype: torch.dtype, n_heads: int | None) -> int:
-    above = int((spectrum > RANK_RTOL[dtype] * spectrum[:1]).sum())
-    return above if n_heads is None else min(above, n_heads)
+def _leading(rows: Tensor, dtype: torch.dtype, n_heads: int | None) -> tuple[Tensor, Tensor]:
+    """Return the singular values above roundoff in a dtype, at most `n_heads`, in it, and their right vectors."""
+    _, spectrum, directions = torch.linalg.svd(rows, full_matrices=False)
+    above = spectrum > RANK_RTOL[dtype] * spectrum[:1]
+    return spectrum[above][:n_heads].to(dtype), directions[above][:n_heads]
 
 
 def _wide_basis(layer: nn.Module, x: Float[Tensor, "batch seq d_in"], n_heads: int) -> Basis | None:
@@ -97,10 +97,8 @@ def _wide_basis(layer: nn.Module, x: Float[Tensor, "batch seq d_in"], n_heads: i
         if found is None:
             return None
         rows, _ = sampled_triangle(found, torch.Generator().manual_seed(0))
-        _, spectrum, directions = torch.linalg.svd(rows, full_matrices=False)
-        directions = directions[: _kept(spectrum, x.dtype, n_heads)]
-        kept = spectrum[: len(directions)].to(x.dtype)
-        return Basis(found.operators(directions @ found.coordinates[1]), kept, float(spectrum.square().sum()))
+        spectrum, directions = _leading(rows, x.dtype, n_heads)
+        return Basis(found.operators(directions @ found.coordinates[1]), spectrum, float(rows.square().sum()))
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from zoo.contract import SequenceMixer
 from zoo.ops.activation import rms_norm, tanh
 from zoo.ops.scan import selective_scan
 from zoo.theory.claims.claim import Settings
+from zoo.theory.gradients import drawn_from
 from zoo.theory.lags import lag_operators
 
 M = TypeVar("M", bound=nn.Module)
@@ -47,9 +48,8 @@ class Core(nn.Module):
 
 def drawn(settings: Settings, build: Callable[[], M], *stream: int) -> M:
     """Build the module, its parameters drawn from the settings' seed, in float64 on their device."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.generator(*stream).initial_seed())
-        return build().double().to(settings.device)
+    seed = settings.generator(*stream).initial_seed()
+    return drawn_from(seed, lambda _: build()).double().to(settings.device)
 
 
 class Draw:

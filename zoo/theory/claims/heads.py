@@ -32,7 +32,7 @@ from zoo.theory.convert import to_heads
 from zoo.theory.lags import head_count as count_heads
 from zoo.theory.lags import head_count_bound, lag_operators, weighted_rows
 from zoo.theory.operator import interaction
-from zoo.theory.rank import heads_needed, interaction_rank
+from zoo.theory.rank import heads_needed, interaction_rank, tail_energies
 from zoo.theory.teacher import balanced_teacher
 
 _SOURCE = "Ghodsi, arXiv 2512.15115 (head counts); weighted Eckart-Young theorem"
@@ -83,15 +83,15 @@ def population_optimum(lags: Tensor, n_heads: int, generator: torch.Generator) -
     )
 
 
-def trained_error(lags: Tensor, n_heads: int, steps: int, settings: Settings, stream: int) -> float:
+def trained_error(lags: Tensor, n_heads: int, settings: Settings, stream: int) -> float:
     """Return the exact relative error of a `factorized` mixer after Adam on fresh white sequences, cosine schedule."""
     n, d_out, d_in = lags.shape
     mixer = drawn(settings, lambda: Factorized(d_in, n_heads, d_out, max_seq_len=n), 20, n_heads, stream)
     optimizer = torch.optim.Adam(mixer.parameters(), lr=_LR)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, eta_min=_LR / 100)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.steps, eta_min=_LR / 100)
     teacher, inputs = toeplitz_matrix(lags), Draw(settings, 21, n_heads, stream)
     size = _BATCH * teacher.square().sum()
-    for _ in range(steps):
+    for _ in range(settings.steps):
         x = inputs(_BATCH, n, d_in)
         y = (x.flatten(1) @ teacher.T).view(_BATCH, n, d_out)
         loss = (mixer(x) - y).square().sum() / size
@@ -120,10 +120,7 @@ def head_count(settings: Settings) -> Findings:
         trained = []
         for h, bound in zip(heads, bounds, strict=True):
             best = population_optimum(lags, h, settings.generator(22, k, h))
-            by_adam = {
-                repeat: trained_error(lags, h, settings.steps, settings, 100 * k + repeat)
-                for repeat in range(settings.n_seeds)
-            }
+            by_adam = {repeat: trained_error(lags, h, settings, 100 * k + repeat) for repeat in range(settings.n_seeds)}
             trained.append(median(by_adam.values()))
             if h < k:
                 over = {repeat: error / bound for repeat, error in by_adam.items()}
@@ -224,8 +221,7 @@ def heads_for_an_error(settings: Settings) -> Findings:
                 yield at_least(quantity, needed, math.ceil(share * states))
     curves = []
     for name, spectrum in spectra.items():
-        tail = spectrum.square().flip(0).cumsum(0).flip(0)
-        error = (tail / tail[0]).sqrt().clamp(min=1e-16).tolist()[: states + 1]
+        error = tail_energies(spectrum).sqrt().clamp(min=1e-16).tolist()[: states + 1]
         curves.append(Curve(name, range(len(error)), error))
     yield Panel(f"{states} states, as many as heads would be exact", "heads", "relative error (norm)", curves)
 
