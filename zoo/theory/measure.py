@@ -213,7 +213,14 @@ def measure_mixers(
         ValueError: an unknown name, or sizes that a mixer refuses; before anything is measured.
     """
     sizes = sizes or Sizes()
-    return [measure_mixer(name, make, sizes, progress) for name, make in _makers(names, sizes).items()]
+    rows = []
+    for name, make in _makers(names, sizes).items():
+        # The first of the draws is read as an operator, the gradient is over all of them.
+        layer = drawn_from(draw_seeds(sizes.seed, 1)[0], make)
+        generator = torch.Generator().manual_seed(sizes.seed)
+        x = torch.randn(2, sizes.seq_len, layer.d_model, generator=generator, dtype=torch.float64).to(sizes.device)
+        rows.append(_measure(name, layer, x, make, functools.partial(_profile, make, sizes), sizes, progress))
+    return rows
 
 
 def measure_gradients(
@@ -229,31 +236,8 @@ def measure_gradients(
     for name, make in _makers(names, sizes).items():
         if progress is not None:
             progress(name, "gradient")
-        drawn = _drawn(make, sizes)
-        offered = _highway(drawn, sizes)
-        found[name] = (fitted(_profile(drawn, sizes)), None if offered is None else fitted(offered))
+        found[name] = (fitted(_profile(make, sizes)), _highway(make, sizes))
     return found
-
-
-def measure_mixer(
-    name: str,
-    make: Callable[[int], SequenceMixer],
-    sizes: Sizes,
-    progress: Progress | None = None,
-) -> Measurement:
-    """Return a row for mixers made from a seed: the first of them is read as an operator, the gradient is over several.
-
-    Args:
-        name: of the row.
-        make: seed -> mixer; torch's generator is seeded for it. It is converted to float64 on the sizes' device.
-        sizes: of the measurements.
-        progress: see `Progress`.
-    """
-    drawn = _drawn(make, sizes)
-    layer = drawn(draw_seeds(sizes.seed, 1)[0])
-    generator = torch.Generator().manual_seed(sizes.seed)
-    x = torch.randn(2, sizes.seq_len, layer.d_model, generator=generator, dtype=torch.float64).to(sizes.device)
-    return _measure(name, layer, x, drawn, lambda: _profile(drawn, sizes), sizes, progress)
 
 
 def _makers(names: Iterable[str] | None, sizes: Sizes) -> dict[str, Callable[[int], SequenceMixer]]:
@@ -261,13 +245,8 @@ def _makers(names: Iterable[str] | None, sizes: Sizes) -> dict[str, Callable[[in
     chosen = list(MIXERS) if names is None else [MIXERS.check(name) for name in names]
     makers = {short(name): _maker(name, sizes) for name in chosen}
     for make in makers.values():
-        _drawn(make, sizes)(sizes.seed)
+        drawn_from(sizes.seed, make)
     return makers
-
-
-def _drawn(make: Callable[[int], SequenceMixer], sizes: Sizes) -> Callable[[int], SequenceMixer]:
-    """Return the maker with its parameters drawn from the seed, in float64 on the sizes' device."""
-    return lambda seed: drawn_from(seed, make).double().to(sizes.device)
 
 
 def _profile(layer: Layer, sizes: Sizes) -> GradientProfile:
@@ -282,7 +261,7 @@ def _maker(name: str, sizes: Sizes) -> Callable[[int], SequenceMixer]:
     longest = max(*sizes.lengths, sizes.gradient_len, sizes.seq_len)
     offered = {"n_heads": sizes.n_heads, "max_seq_len": longest}
     options = {key: value for key, value in offered.items() if key in declared and value is not None}
-    return lambda _: create_mixer(name, sizes.d_model, **options)
+    return lambda _: create_mixer(name, sizes.d_model, **options).double().to(sizes.device)
 
 
 def sizes_within(backbone: Backbone, sizes: Sizes) -> Sizes:
@@ -474,10 +453,11 @@ def layer_profile(layer: SequenceMixer, x: Float[Tensor, "seeds seq d_model"]) -
     return profile_at(layer, x, GRADIENT_SKETCH if layer.d_out > WIDE else None)
 
 
-def _highway(layer: Layer, sizes: Sizes) -> GradientProfile | None:
+def _highway(layer: Layer, sizes: Sizes) -> Gradient | None:
     # The needle is moved to each distance: a pass for every one of them, where noise needs one for all.
     distances = spaced(sizes.gradient_len, _HIGHWAY_DISTANCES).tolist()
-    return highway_profile(layer, distances, draw_seeds(sizes.seed, FEWEST_SEEDS), seq_len=sizes.gradient_len)
+    offered = highway_profile(layer, distances, draw_seeds(sizes.seed, FEWEST_SEEDS), seq_len=sizes.gradient_len)
+    return None if offered is None else fitted(offered)
 
 
 def _measure(
@@ -501,7 +481,7 @@ def _measure(
     now("gradient")
     noise = fitted(profile())
     now("highway")
-    offered = _highway(made, sizes)
+    highway = _highway(made, sizes)
     now("cost")
     # In float32, as models run; what else is measured needs the digits of float64.
     cost = complexity(copy.deepcopy(layer).float(), sizes.lengths, repeats=sizes.repeats)
@@ -517,7 +497,7 @@ def _measure(
         effective_rank=None if read.rank is None else float(effective_rank(read.values)),
         offset_share=aside,
         noise=noise,
-        highway=None if offered is None else fitted(offered),
+        highway=highway,
         cost=cost,
         input_dependence=moved,
         n_params=sum(p.numel() for p in layer.parameters() if p.requires_grad),

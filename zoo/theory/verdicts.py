@@ -39,13 +39,8 @@ _WIDTH = 6.4  # inches, of a panel
 _MOST_TICKS = 6
 
 
-def verdicts_as_json(verdicts: Iterable[Verdict]) -> str:
-    """Return all that was measured as JSON text; the open end of an interval, and what is not finite, is null."""
-    return as_json([verdict_record(verdict) for verdict in verdicts])
-
-
 def verdict_record(verdict: Verdict) -> dict[str, Any]:
-    """Return a verdict as plain data, as it stands in claims.json."""
+    """Return a verdict as plain data, as it stands in claims.json; an open end, and what is not finite, is None."""
     claim = verdict.claim
     record = {
         "name": claim.name,
@@ -125,7 +120,7 @@ def write_report(verdicts: Sequence[Verdict], folder: str | Path) -> list[Path]:
         OSError: the folder cannot be written.
     """
     plots = {name: as_png(panels_figure([panel])) for verdict in verdicts for name, panel in _plots(verdict).items()}
-    pages = {"claims.md": verdicts_as_markdown(verdicts), "claims.json": verdicts_as_json(verdicts)}
+    pages = {"claims.md": verdicts_as_markdown(verdicts), "claims.json": as_json([*map(verdict_record, verdicts)])}
     return write_all(folder, pages | plots)
 
 

@@ -207,11 +207,9 @@ def heads_for_an_error(settings: Settings) -> Findings:
         "oscillating poles near the unit circle": ring,
         "S4D-Lin, one step size": s4d,
     }
-    spectra = {
-        name: torch.linalg.svdvals(weighted_rows(drawn_system(draw, poles, 16, 16, n)))
-        for name, poles in families.items()
-    }
-    for name, spectrum in spectra.items():
+    curves = []
+    for name, poles in families.items():
+        spectrum = torch.linalg.svdvals(weighted_rows(drawn_system(draw, poles, 16, 16, n)))
         for error, logs, share in ((0.1, 1, 0.6), (0.01, 1.5, 0.8), (0.001, 2, 0.85)):
             quantity = f"{name}, {states} states, n = {n}: heads for {100 * error:g} %"
             needed = int(heads_needed(spectrum, error))
@@ -219,10 +217,8 @@ def heads_for_an_error(settings: Settings) -> Findings:
                 yield at_most(quantity, needed, math.ceil(logs * math.log(n)))
             else:
                 yield at_least(quantity, needed, math.ceil(share * states))
-    curves = []
-    for name, spectrum in spectra.items():
-        error = tail_energies(spectrum).sqrt().clamp(min=1e-16).tolist()[: states + 1]
-        curves.append(Curve(name, range(len(error)), error))
+        errors = tail_energies(spectrum).sqrt().clamp(min=1e-16).tolist()[: states + 1]
+        curves.append(Curve(name, range(len(errors)), errors))
     yield Panel(f"{states} states, as many as heads would be exact", "heads", "relative error (norm)", curves)
 
 
