@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from lab.compare import group_runs, read_runs  # noqa: E402
 from lab.compare.command import write_comparison  # noqa: E402
-from lab.compare.tensorboard import lay_out, serving  # noqa: E402
+from lab.compare.tensorboard import lay_out, serve  # noqa: E402
 from zoo.report.files import write_atomically  # noqa: E402
 
 SWEEPS = {
@@ -77,8 +77,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_comparison(groups, Path(folder, "page"))
         write_atomically(PAGE, photograph(Path(folder, "page", "compare.html").as_uri(), 1400, 1400, 8))
         lay_out(groups, Path(folder, "board"))
-        with serving(Path(folder, "board"), None) as address:
-            write_atomically(BOARD, photograph(f"{address}#custom_scalars", 1500, 900, 30))
+        address = serve(Path(folder, "board"), None)
+        write_atomically(BOARD, photograph(f"{address}#custom_scalars", 1500, 900, 30))
 
 
 if __name__ == "__main__":

@@ -109,23 +109,19 @@ def run(command: Command) -> Metrics:
     if command.test_only:
         session = Session(command, folder)
         assert session.checkpoint is not None
-        metrics = session.evaluate(session.checkpoint)
-        show(metrics, session.checkpoint)
-        return metrics
+        return show(session.evaluate(session.checkpoint), session.checkpoint)
     if not command.overwrite:
         folder.check_config(command.config)
         metrics = folder.metrics() if command.ckpt_path is None else None
         rung = read_rungs(folder.path).get(str(stop_at), {})
         if "val" in rung:
             print(f"this run has been at step {rung['step']} before; without --stop_at it goes on")
-            show(rung, folder.path)
-            return rung
+            return show(rung, folder.path)
         if metrics is not None and stop_at is not None:
             raise UsageError(f"{folder.path} is finished and has not stopped at {stop_at} on its way; --overwrite it")
         if metrics is not None and (command.no_test or is_tested(metrics)):
             print("this run is finished; --overwrite starts it anew")
-            show(metrics, folder.path)
-            return metrics
+            return show(metrics, folder.path)
     with folder.lock() if is_first_process() else nullcontext():
         session = Session(command, folder)
         if session.trainer.is_global_zero:
@@ -477,8 +473,8 @@ class Progress(logging.Handler):
         super().close()
 
 
-def show(metrics: Mapping[str, Any], where: Path) -> None:
-    """Print the result as one table."""
+def show(metrics: Metrics, where: Path) -> Metrics:
+    """Print the result as one table, and return it."""
     facts = []
     test, validated = metrics.get("test", {}), number_at(metrics, "val", "accuracy")
     if (accuracy := test.get("accuracy")) is not None:
@@ -501,6 +497,7 @@ def show(metrics: Mapping[str, Any], where: Path) -> None:
     facts.append(("time", duration(metrics["seconds"])))
     make_console().print(make_facts(facts))
     print(where)
+    return metrics
 
 
 def resume_command(argv: Sequence[str]) -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -43,8 +43,8 @@ def show_in_tensorboard(groups: Sequence[Group], port: int | None, say: Callable
     with (
         handled(SCHEDULER, _exit),
         tempfile.TemporaryDirectory(prefix="zoo-compare-") as folder,
-        serving(Path(folder), port) as address,
     ):
+        address = serve(Path(folder), port)
         # The server is up before the charts are drawn: a port that is taken is known at once.
         link = lay_out(groups, Path(folder))
         say(f"TensorBoard at {address}?runColorGroup={quote(f'regex:{CONFIGURATION}')} (Ctrl-C ends it)")
@@ -58,9 +58,8 @@ def _exit(number: int, frame: FrameType | None) -> NoReturn:
     sys.exit(128 + number)
 
 
-@contextmanager
-def serving(folder: Path, port: int | None) -> Iterator[str]:
-    """TensorBoard over a folder; gives its address.
+def serve(folder: Path, port: int | None) -> str:
+    """Start TensorBoard over a folder, until this process ends, and return its address.
 
     Raises:
         ValueError: the port is taken, or none.
@@ -71,10 +70,9 @@ def serving(folder: Path, port: int | None) -> Iterator[str]:
     where = [] if port is None else ["--port", str(port)]
     server.configure(argv=[None, "--logdir", str(folder), "--reload_interval", "5", "--load_fast", "false", *where])
     try:
-        address = server.launch()
+        return server.launch()
     except (program.TensorBoardServerException, OverflowError) as error:
         raise ValueError(f"TensorBoard cannot serve: {' '.join(str(error).split())}") from None
-    yield address
 
 
 def lay_out(groups: Sequence[Group], folder: Path) -> Callable[[], None]:

@@ -138,11 +138,8 @@ class Board:
         tasks = task_names()
         shapes = {task: Cell.shape_of(read_experiment(FILE, task)) for task in tasks}
         place = {name: at for at, name in enumerate(MIXERS)}
-
-        def order(record: Record) -> tuple[int, str, str]:
-            return place.get(record["mixer"], len(place)), record["mixer"], record["task"]
-
-        kept = sorted(self.records.values(), key=order)
+        kept = [each for _, each in sorted(self.records.items())]  # by mixer and task
+        kept.sort(key=lambda each: place.get(each["mixer"], len(place)))
         shown = [record for record in kept if record["shape"] == shapes.get(record["task"])]
         found, origin = tables(shown, tasks, {task: baseline(task) for task in tasks}), _origin(shown)
         content = {STORED: as_json(kept), PAGE: as_markdown(found, origin), SORTABLE: as_html(found, origin)}

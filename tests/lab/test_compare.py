@@ -16,7 +16,6 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -716,17 +715,16 @@ def test_tensorboard_gets_runs_that_sort_and_means_with_bands(varied: Path, tmp_
 def test_ctrl_c_ends_tensorboard_and_its_folder(varied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders, said, naps = [], [], iter([None, KeyboardInterrupt])
 
-    @contextmanager
-    def serving(folder: Path, port: int | None) -> Iterator[str]:
+    def serve(folder: Path, port: int | None) -> str:
         folders.append(folder)
-        yield f"http://localhost:{port}/"
+        return f"http://localhost:{port}/"
 
     def sleep(seconds: float) -> None:
         assert list(folders[0].rglob(f"{EVENTS}*"))
         if interrupt := next(naps):
             raise interrupt
 
-    monkeypatch.setattr("lab.compare.tensorboard.serving", serving)
+    monkeypatch.setattr("lab.compare.tensorboard.serve", serve)
     monkeypatch.setattr("lab.compare.tensorboard.time", SimpleNamespace(sleep=sleep))
     show_in_tensorboard(group_runs(read_runs(varied)), 6006, said.append)
     assert [line.partition("?")[0] for line in said] == ["TensorBoard at http://localhost:6006/"]
