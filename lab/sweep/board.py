@@ -78,9 +78,9 @@ class Board:
     @staticmethod
     def _result(outcome: Outcome) -> str:
         """Return the score, or what there is to say of a run without one."""
-        job, found = outcome.job, [metrics] if (metrics := outcome.job.metrics()) else []
-        score = judged(found, job.split) if outcome.state == "done" else ""
-        return f"{job.split} {score}" if score else outcome.message
+        split = "test" if outcome.job.stop_at is None else "val"
+        score = judged([outcome.job.metrics() or {}], split) if outcome.state == "done" else ""
+        return f"{split} {score}" if score else outcome.message
 
     def _row(self, job: Job) -> tuple[str, str, str, str, str]:
         outcome = self.outcomes.get(job.folder)

@@ -24,7 +24,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any, Literal, cast
 
-from lab.run import DONE, LOG, METRICS, Metrics, is_tested, read_fields, read_metrics, read_rungs
+from lab.run import DONE, LOG, METRICS, Metrics, is_tested, read_metrics, read_rungs
 from lab.sweep.forks import Fork, can_fork
 from lab.train import REQUEUE
 from zoo.naming import UsageError, require_extra
@@ -74,10 +74,6 @@ class Job:
         except ValueError:
             return None
 
-    def seconds(self) -> float:
-        """Return the seconds that the run took by `done.json`; 0 where there is none."""
-        return read_fields(self.folder / DONE).get("seconds", 0.0)
-
     def touched_since(self, moment: float) -> bool:
         """Return whether anything was logged since a moment of `time.time()`: the run has started."""
         try:
@@ -92,11 +88,6 @@ class Job:
             return self.metrics() is not None
         metrics = self.metrics() if (self.folder / DONE).is_file() else None
         return metrics is not None and is_tested(metrics)
-
-    @property
-    def split(self) -> str:
-        """The split that the job is judged by."""
-        return "test" if self.stop_at is None else "val"
 
 
 @dataclass(frozen=True)

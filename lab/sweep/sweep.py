@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab.run import INDEX, Metrics, number_at, numbers_at, read_rungs
+from lab.run import DONE, INDEX, Metrics, number_at, numbers_at, read_fields, read_rungs
 from lab.score import FACTS, WINDOW, fact_text, score_of, score_text, window_text
 from lab.sweep.board import Board, judged, range_text
 from lab.sweep.command import HELP, PROGRAM, Request
@@ -157,7 +157,7 @@ class Sweep:
     def _carry_out(self, jobs: Sequence[Job], stop: Stop, what: str) -> None:
         done = [job for job in jobs if job.is_done and "--overwrite" not in job.arguments]
         for job in done:
-            self.outcomes[job.folder] = Outcome(job, "done", job.seconds())
+            self.outcomes[job.folder] = Outcome(job, "done", read_fields(job.folder / DONE).get("seconds", 0.0))
         waiting = [job for job in jobs if job not in done]
         self.write_index()
         if not jobs:
