@@ -186,23 +186,12 @@ def values_of(source: str, flag: str, value: Any) -> list[Any]:
         UsageError: no value at all, ends that are not in order.
     """
     if isinstance(value, str):
-        value = [read_yaml(part, flag) for part in _between_commas(value) if part.strip()]
+        value = read_yaml(f"[{value.strip(' ,')}]", flag)
     values = [each for item in (value if isinstance(value, list) else [value]) for each in _range(item, flag)]
     if not values:
         raise UsageError(f"{source}: {flag} has no values" if source else f"{flag} has no values")
     return values
 
-
-def _between_commas(text: str) -> list[str]:
-    """Split at commas, except those within brackets."""
-    parts, depth = [""], 0
-    for letter in text:
-        depth += (letter in "[{") - (letter in "]}")
-        if letter == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return parts
 
 
 def _range(value: Any, flag: str) -> list[Any]:
