@@ -417,7 +417,7 @@ def _as_list(value: Any) -> list[Any]:
     return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
 
 
-class Progress(logging.Handler):
+class Progress:
     """One bar over the optimizer steps of the whole run, with loss and accuracy every so many steps.
 
     Its title, during a step, is what `zoo.ops` logs, such as that it compiles for some seconds.
@@ -427,11 +427,7 @@ class Progress(logging.Handler):
     LOGGER = logging.getLogger("zoo.ops")
 
     def __init__(self, every: int) -> None:
-        super().__init__()
         self.every, self._bar, self._title = every, cast(Any, None), self.TITLE
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._entitle(record.getMessage())
 
     def _entitle(self, title: str) -> None:
         if title != self._title:
@@ -452,7 +448,9 @@ class Progress(logging.Handler):
             mininterval=0.1 if sys.stderr.isatty() else 3,
             disable=not trainer.is_global_zero,
         )
-        self.LOGGER.addHandler(self)
+        self._handler = logging.Handler()
+        self._handler.emit = lambda record: self._entitle(record.getMessage())
+        self.LOGGER.addHandler(self._handler)
         self.LOGGER.setLevel(logging.INFO)
 
     def step(self, trainer: L.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -467,10 +465,9 @@ class Progress(logging.Handler):
 
     def close(self, *_: Any) -> None:
         if self._bar is not None:
-            self.LOGGER.removeHandler(self)
+            self.LOGGER.removeHandler(self._handler)
             self.LOGGER.setLevel(logging.NOTSET)
             self._bar.close()
-        super().close()
 
 
 def show(metrics: Metrics, where: Path) -> Metrics:

@@ -193,7 +193,6 @@ def values_of(source: str, flag: str, value: Any) -> list[Any]:
     return values
 
 
-
 def _range(value: Any, flag: str) -> list[Any]:
     if not isinstance(value, str):
         return [value]
