@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import textwrap
 import tomllib
 import warnings
 from collections.abc import Iterator, Mapping
@@ -256,8 +257,7 @@ def reproduce(script: str) -> str:
 def page(found: Mapping[Case, Report], printed: Mapping[tuple[str, str], str]) -> Iterator[str]:
     """Yield the lines of docs/conformance.md."""
     packages = dict.fromkeys(case.package for case in found)
-    yield "# The contract on released packages"
-    yield ""
+    yield "# The contract on released packages\n"
     versions = ", ".join(f"{name} {version(name)}" for name in packages)
     yield INTRODUCTION.format(packages=versions, machine=describe_machine())
     subjects = dict.fromkeys(p.subject for p in properties() if not p.measures)
@@ -269,26 +269,18 @@ def page(found: Mapping[Case, Report], printed: Mapping[tuple[str, str], str]) -
             rows.append([f"{case.package} {case.name}", *(verdicts[name] for name in names)])
         yield from table([subject, *(f"`{name}`" for name in names)], rows, "l" + "c" * len(names))
         yield ""
-    yield "## Each ✗ explained"
-    yield ""
+    yield "## Each ✗ explained\n"
     yield (
         "The lines of each finding were run again in a process of their own, whose output is quoted; "
-        "then the code was read."
+        "then the code was read.\n"
     )
-    yield ""
     for case, report in found.items():
         for finding in report.failed:
-            yield f"### {case.package} {case.name}: `{finding.property}`"
-            yield ""
-            yield f"{REMARKS[case.name, finding.property]}"
-            yield ""
-            yield f"Found: {finding.detail}."
-            yield f"The lines print: `{printed[case.name, finding.property]}`"
-            yield ""
-            yield from (f"    {line}".rstrip() for line in finding.reproduce.rstrip().splitlines())
-            yield ""
-    yield "## Further measurements"
-    yield ""
+            key = case.name, finding.property
+            yield f"### {case.package} {case.name}: `{finding.property}`\n\n{REMARKS[key]}\n"
+            yield f"Found: {finding.detail}.\nThe lines print: `{printed[key]}`\n"
+            yield textwrap.indent(finding.reproduce.rstrip(), "    ") + "\n"
+    yield "## Further measurements\n"
     rows = []
     for case, report in found.items():
         # A detail begins with what was done.

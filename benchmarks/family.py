@@ -125,12 +125,12 @@ def before(sizes: Sizes) -> Section:
         f" repository: 4 heads of width {sizes.family_width}, one thread, now / before. No more than 5 % may be lost."
     )
     table = Table("", ["op", "length", "forward ms", "now / before", "forward + backward ms", "now / before"])
-    for name, (module, inputs) in _REWIRED.items():
-        then = _old_op(module, name)
+    for name, (now, inputs) in _REWIRED.items():
+        then = _old_op(name)
         for seq_len in dict.fromkeys((min(256, sizes.family_length), sizes.family_length)):
             given = inputs(recurrences.Sizes(1, seq_len, 4, sizes.family_width), _generator())
             empty = torch.zeros(1, 4, sizes.family_width, sizes.family_width)
-            forms = {"now": _from_empty(_NOW[name], empty), "before": _from_empty(then, empty)}
+            forms = {"now": _from_empty(now, empty), "before": _from_empty(then, empty)}
             row, ratio = [name, seq_len], 0.0
             for _, seconds in compared(forms, given, 3 * sizes.rounds):
                 ratio = seconds["now"] / seconds["before"]
@@ -152,30 +152,17 @@ def _qkv(n: recurrences.Sizes, g: torch.Generator) -> tuple[Tensor, Tensor, Tens
     return q / n.d_head**0.5, k / k.norm(dim=3, keepdim=True), v
 
 
-def _linear_attention(q: Tensor, k: Tensor, v: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    return dplr(q, k, v, None, None, None, state)
-
-
-def _gated_linear_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    return dplr(q, k, v, log_decay, None, None, state)
-
-
-_NOW: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
-    "linear_attention": _linear_attention,
-    "gated_linear_attention": _gated_linear_attention,
-    "delta_rule": delta_rule,
-}
-_REWIRED: dict[str, tuple[str, recurrences.Inputs]] = {
-    "linear_attention": ("linear_attention", _qkv),
+_REWIRED: dict[str, tuple[Callable[..., tuple[Tensor, Tensor]], recurrences.Inputs]] = {
+    "linear_attention": (lambda q, k, v, state: dplr(q, k, v, None, None, None, state), _qkv),
     "gated_linear_attention": (
-        "gated_linear_attention",
+        lambda q, k, v, log_decay, state: dplr(q, k, v, log_decay, None, None, state),
         lambda n, g: (
             *_qkv(n, g),
             torch.nn.functional.logsigmoid(n.draw(g, n.batch, n.heads, n.seq_len, n.d_head)) / 16,
         ),
     ),
     "delta_rule": (
-        "delta_rule",
+        delta_rule,
         lambda n, g: (
             *_qkv(n, g),
             torch.sigmoid(n.draw(g, n.batch, n.heads, n.seq_len)),
@@ -185,17 +172,17 @@ _REWIRED: dict[str, tuple[str, recurrences.Inputs]] = {
 }
 
 
-def _old_op(module: str, name: str) -> Callable[..., tuple[Tensor, Tensor]]:
+def _old_op(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
     """Return the op as it was before, from the history.
 
     Raises:
         FileNotFoundError: the history does not reach back to it (a shallow clone, an unpacked archive).
     """
-    command = ["git", "show", f"{BEFORE_ONE_OP}:zoo/ops/{module}.py"]
+    command = ["git", "show", f"{BEFORE_ONE_OP}:zoo/ops/{name}.py"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if found.returncode:
         raise FileNotFoundError(f"the history does not hold {command[-1]}: this section needs a full clone")
-    old = ModuleType(f"before_{module}")
+    old = ModuleType(f"before_{name}")
     exec(compile(found.stdout, command[-1], "exec"), old.__dict__)
     return getattr(old, name)
 
@@ -229,8 +216,7 @@ def tricks(sizes: Sizes) -> Section:
         for shape in shapes:
             given = (*peers.scan_inputs(*shape, 16, _generator()), torch.zeros(1, shape[2], 16))
             for run in (_scan_forward, _scan_both):
-                runs = {who: run(module, given) for who, module in modules.items()}
-                seconds = interleaved(runs, 3 * sizes.rounds)
+                seconds = interleaved({who: run(each, given) for who, each in modules.items()}, 3 * sizes.rounds)
                 for trick in _TRICKS:
                     found[trick].append(seconds[trick] / seconds["with"])
     for trick, ratios in found.items():

@@ -171,7 +171,7 @@ def test_a_trick_that_is_no_longer_there_is_refused(monkeypatch: pytest.MonkeyPa
 
 def test_an_op_that_the_history_does_not_hold_is_refused() -> None:
     with pytest.raises(FileNotFoundError, match=r"zoo/ops/never.py: this section needs a full clone$"):
-        family._old_op("never", "never")
+        family._old_op("never")
 
 
 @pytest.mark.parametrize("name", ["retnet", "mlstm", "kda", "delta_product", "rwkv7", "ssd", "mamba3"])
