@@ -158,51 +158,14 @@ def _show(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
         print(f"recipe: {file}")
 
 
-def _number(task: Task, arguments: argparse.Namespace) -> int:
-    """Return how many examples are asked for."""
+def _sized_task(arguments: argparse.Namespace, flags: Sequence[str]) -> Task:
+    """Return the task that is named, and settle how many of its examples are asked for."""
     from tasks.splits import at_most, split_rng
 
-    split_rng(arguments.seed, arguments.split, 0)  # refuses an unknown split
-    return at_most(task, arguments.split, USUAL_N) if arguments.n is None else arguments.n
-
-
-def _stats(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
-    import numpy as np
-
-    from tasks.spec import IGNORED
-
     task = _task(arguments, flags)
-    arguments.n = _number(task, arguments)
-    start = time.perf_counter()
-    arrays = _examples(task, arguments)
-    seconds = time.perf_counter() - start
-    labels, spec = arrays["labels"], task.of_split(arguments.split).spec
-    facts: list[tuple[str, str]] = []
-
-    def fact(name: str, text: str) -> None:
-        facts.append((name, text))
-
-    fact("examples", f"{len(labels):,} of {arguments.split}, {len(labels) / seconds:,.0f} a second")
-    different = len({row.tobytes() for row in arrays["inputs"]})
-    fact("different inputs", f"{different:,}")
-    known = labels != IGNORED if labels.dtype.kind == "i" else ~np.isnan(labels[:, :, 0])
-    count = known.sum(axis=1)
-    fact("labels a sequence", f"{count.min():,} to {count.max():,}, mean {count.mean():.4g}")
-    if spec.chance is None:
-        values = labels[known]
-        fact("labels", f"mean {values.mean():.4g}, variance {values.var():.4g}")
-    else:
-        share = np.bincount(labels[known], minlength=spec.n_outputs) / known.sum()
-        entropy = -(share[share > 0] * np.log2(share[share > 0])).sum()
-        fact("classes that occur", f"{np.count_nonzero(share):,} of {spec.n_outputs:,}")
-        fact("entropy of the labels", f"{entropy:.4g} bits")
-        fact("majority guesser", f"{share.max():.4f}   (chance {spec.chance:.4f})")
-        for label in np.argsort(-share, kind="stable")[:5]:
-            fact(f"label {task.label_text(int(label))}", f"{100 * share[label]:.2f} %")
-    for name in spec.facts:
-        values = arrays[name][known]
-        fact(name, f"{values.min():,} to {values.max():,}, mean {values.mean():.4g}")
-    make_console().print(make_facts(facts))
+    split_rng(arguments.seed, arguments.split, 0)  # refuses an unknown split
+    arguments.n = at_most(task, arguments.split, USUAL_N) if arguments.n is None else arguments.n
+    return task
 
 
 def _examples(task: Task, arguments: argparse.Namespace) -> Arrays:
@@ -211,11 +174,45 @@ def _examples(task: Task, arguments: argparse.Namespace) -> Arrays:
     return sample_split(task, arguments.split, arguments.n, arguments.seed)
 
 
+def _stats(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
+    import numpy as np
+
+    from tasks.external_arrays import known
+
+    task = _sized_task(arguments, flags)
+    start = time.perf_counter()
+    arrays = _examples(task, arguments)
+    seconds = time.perf_counter() - start
+    labels, spec = arrays["labels"], task.of_split(arguments.split).spec
+    labelled = known(labels)
+    answers, count = labels[labelled], labelled.sum(axis=1)
+    facts = [
+        ("examples", f"{len(labels):,} of {arguments.split}, {len(labels) / seconds:,.0f} a second"),
+        ("different inputs", f"{len({row.tobytes() for row in arrays['inputs']}):,}"),
+        ("labels a sequence", f"{count.min():,} to {count.max():,}, mean {count.mean():.4g}"),
+    ]
+    if spec.chance is None:
+        facts.append(("labels", f"mean {answers.mean():.4g}, variance {answers.var():.4g}"))
+    else:
+        share = np.bincount(answers, minlength=spec.n_outputs) / len(answers)
+        entropy = -(share[share > 0] * np.log2(share[share > 0])).sum()
+        facts += [
+            ("classes that occur", f"{np.count_nonzero(share):,} of {spec.n_outputs:,}"),
+            ("entropy of the labels", f"{entropy:.4g} bits"),
+            ("majority guesser", f"{share.max():.4f}   (chance {spec.chance:.4f})"),
+        ]
+        for label in np.argsort(-share, kind="stable")[:5]:
+            facts.append((f"label {task.label_text(int(label))}", f"{100 * share[label]:.2f} %"))
+    for name in spec.facts:
+        values = arrays[name][labelled]
+        facts.append((name, f"{values.min():,} to {values.max():,}, mean {values.mean():.4g}"))
+    make_console().print(make_facts(facts))
+
+
 def _export(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
     from tasks import export
 
-    task = _task(arguments, flags)
-    arguments.n = _number(task, arguments)
+    task = _sized_task(arguments, flags)
     if arguments.format == "hub":
         if arguments.out is None:
             raise UsageError("--format hub needs the data set's name: --out USER/NAME")
