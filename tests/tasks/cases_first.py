@@ -8,20 +8,15 @@ from hypothesis import strategies as st
 
 from tests.tasks import solvers
 from tests.tasks.case import Options, TaskCase
+from tests.tasks.cases_recall import lookup_options
 
 
 @st.composite
 def mqar_options(draw: st.DrawFn) -> Options:
     n_pairs = draw(st.integers(1, 12))
     seq_len = 4 * n_pairs + 2 * draw(st.integers(0, 30))
-    return {
-        "vocab_size": seq_len + draw(st.integers(1, 300)),
-        "seq_len": seq_len,
-        "n_pairs": n_pairs,
-        "power_a": draw(st.sampled_from([0.01, 0.5, 1.0, 3.0])),
-        "random_non_queries": draw(st.booleans()),
-        "min_pairs": draw(st.none() | st.integers(1, n_pairs)),
-    } | draw(st.sampled_from([{}, {"n_pairs": None}]))
+    options = lookup_options(draw, n_pairs, seq_len) | {"min_pairs": draw(st.none() | st.integers(1, n_pairs))}
+    return options | draw(st.sampled_from([{}, {"n_pairs": None}]))
 
 
 @st.composite

@@ -10,32 +10,28 @@ from tests.tasks.case import Options, TaskCase
 TRAIN_TARGETS = st.sampled_from(["every_token", "answers"])
 
 
+def lookup_options(draw: st.DrawFn, n_pairs: int, seq_len: int) -> Options:
+    return {
+        "vocab_size": seq_len + draw(st.integers(1, 300)),
+        "seq_len": seq_len,
+        "n_pairs": n_pairs,
+        "power_a": draw(st.sampled_from([0.01, 0.5, 1.0, 3.0])),
+        "random_non_queries": draw(st.booleans()),
+    }
+
+
 @st.composite
 def forgetting_options(draw: st.DrawFn) -> Options:
     n_pairs = draw(st.integers(1, 10))
     n_updates = draw(st.integers(0, n_pairs))
     seq_len = 4 * n_pairs + 2 * n_updates + 2 * draw(st.integers(0, 20))
-    return {
-        "vocab_size": seq_len + draw(st.integers(1, 100)),
-        "seq_len": seq_len,
-        "n_pairs": n_pairs,
-        "n_updates": n_updates,
-        "power_a": draw(st.sampled_from([0.01, 1.0, 3.0])),
-        "random_non_queries": draw(st.booleans()),
-    }
+    return lookup_options(draw, n_pairs, seq_len) | {"n_updates": n_updates}
 
 
 @st.composite
 def compositional_options(draw: st.DrawFn) -> Options:
     n_pairs = draw(st.integers(1, 4)) ** 2
-    seq_len = 6 * n_pairs + draw(st.integers(0, 20))
-    return {
-        "vocab_size": seq_len + draw(st.integers(1, 100)),
-        "seq_len": seq_len,
-        "n_pairs": n_pairs,
-        "power_a": draw(st.sampled_from([0.01, 1.0, 3.0])),
-        "random_non_queries": draw(st.booleans()),
-    }
+    return lookup_options(draw, n_pairs, 6 * n_pairs + draw(st.integers(0, 20)))
 
 
 @st.composite

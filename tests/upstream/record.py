@@ -81,14 +81,7 @@ def linear_attention() -> Layer:
 
 
 def gated_linear_attention() -> Layer:
-    file, naive = _fla("layers.gla"), _fla("ops.gla.naive").naive_recurrent_gla
-    state: State = {}
-
-    def kernel(q: Tensor, k: Tensor, v: Tensor, gk: Tensor | None = None, g: Tensor | None = None, **_: Any) -> Any:
-        y, state["S"] = naive(q, k, v, g if gk is None else gk, output_final_state=True)
-        return y, state["S"]
-
-    file.fused_recurrent_gla = file.chunk_gla = kernel
+    file, state = _with_naive_gla("layers.gla")
     file.FusedRMSNormGated = _GatedNorm
     layer = file.GatedLinearAttention(hidden_size=8, num_heads=2, gate_low_rank_dim=3)
     return layer, lambda x: (layer(x)[0], state), ("fla/layers/gla.py", "fla/ops/gla/naive.py")
@@ -197,14 +190,7 @@ def retnet() -> Layer:
 
 
 def hgrn2() -> Layer:
-    file, naive = _fla("layers.hgrn2"), _fla("ops.gla.naive").naive_recurrent_gla
-    state: State = {}
-
-    def kernel(q: Tensor, k: Tensor, v: Tensor, gk: Tensor | None = None, g: Tensor | None = None, **_: Any) -> Any:
-        y, state["S"] = naive(q, k, v, g if gk is None else gk, output_final_state=True)
-        return y, state["S"]
-
-    file.fused_recurrent_gla = file.chunk_gla = kernel
+    file, state = _with_naive_gla("layers.hgrn2")
     norm = _fla("modules.layernorm").rms_norm_ref
     file.swish = F.silu
     file.rms_norm_linear = lambda x, weight, bias, w, b: F.linear(norm(x, weight, bias, eps=1e-5), w, b)
@@ -481,6 +467,19 @@ def _fla(name: str) -> Any:
     triton = importlib.import_module("triton")
     triton.autotune = triton.heuristics = lambda *_, **__: lambda kernel: kernel
     return importlib.import_module(f"fla.{name}")
+
+
+def _with_naive_gla(name: str) -> tuple[Any, State]:
+    """A file of layers whose kernel is the reference of gated linear attention, and where that leaves its state."""
+    file, naive = _fla(name), _fla("ops.gla.naive").naive_recurrent_gla
+    state: State = {}
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, gk: Tensor | None = None, g: Tensor | None = None, **_: Any) -> Any:
+        y, state["S"] = naive(q, k, v, g if gk is None else gk, output_final_state=True)
+        return y, state["S"]
+
+    file.fused_recurrent_gla = file.chunk_gla = kernel
+    return file, state
 
 
 def _mamba_test(folder: str, name: str) -> Any:
