@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Task
+from tasks.base import Arrays, Options, Task
 from tasks.spec import TaskSpec
 
 
@@ -40,7 +39,7 @@ class Adding(Task):
         "a linear time-invariant mixer cannot, except through the nonlinearity between its layers; a plain RNN's "
         "gradient is gone over a few hundred positions."
     )
-    worked: ClassVar[Mapping[str, Any]] = {"seq_len": 8}
+    worked: ClassVar[Options] = {"seq_len": 8}
 
     def __init__(self, seq_len: int = 1000) -> None:
         self.seq_len = self._whole("seq_len", seq_len, 2)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Task
+from tasks.base import Arrays, Options, Task
 from tasks.draws import weighted_distinct
 from tasks.spec import IGNORED, TaskSpec
 
@@ -63,13 +62,7 @@ class Automata(Task):
         "it."
     )
     sources: ClassVar[tuple[str, ...]] = ("tasks.draws",)
-    worked: ClassVar[Mapping[str, Any]] = {
-        "seq_len": 20,
-        "n_symbols": 4,
-        "max_states": 3,
-        "max_edges": 2,
-        "max_word": 4,
-    }
+    worked: ClassVar[Options] = {"seq_len": 20, "n_symbols": 4, "max_states": 3, "max_edges": 2, "max_word": 4}
 
     def __init__(
         self, seq_len: int = 128, n_symbols: int = 18, max_states: int = 8, max_edges: int = 3, max_word: int = 8

@@ -19,6 +19,9 @@ from zoo.docstrings import paragraphs
 Arrays = dict[str, np.ndarray]
 """One array per name, all of the same first axis (examples)."""
 
+Options = Mapping[str, Any]
+"""Plain values by the names of a constructor's arguments."""
+
 
 @contextlib.contextmanager
 def named(name: object) -> Iterator[None]:
@@ -48,7 +51,7 @@ class Task(ABC):
     prediction: ClassVar[str] = ""
     """What the theory predicts for which mixer, in a sentence or two."""
 
-    worked: ClassVar[Mapping[str, Any]] = {}
+    worked: ClassVar[Options] = {}
     """Options of a shape small enough to look at, for the example on the task's page."""
 
     slow: ClassVar[bool] = False

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Task
+from tasks.base import Arrays, Options, Task
 from tasks.spec import TaskSpec
 
 
@@ -43,7 +42,7 @@ class Bracket(Task):
         "The depth is a sum of +1 and -1: one linear state with its pole at 1 counts it, as does attention that "
         "averages and knows the position. A decay in (0, 1) forgets the beginning, so its error grows with the length."
     )
-    worked: ClassVar[Mapping[str, Any]] = {"n_types": 2, "max_depth": 4, "seq_len": 16}
+    worked: ClassVar[Options] = {"n_types": 2, "max_depth": 4, "seq_len": 16}
 
     def __init__(self, n_types: int = 8, max_depth: int = 10, seq_len: int = 256) -> None:
         self.n_types = self._whole("n_types", n_types, 1)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays
+from tasks.base import Arrays, Options
 from tasks.draws import distinct, shuffled
 from tasks.lookup import LookUp
 from tasks.spec import TaskSpec
@@ -48,7 +47,7 @@ class Compositional(LookUp):
     """
 
     name: ClassVar[str] = "compositional"
-    worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 30, "seq_len": 24, "n_pairs": 4, "random_non_queries": False}
+    worked: ClassVar[Options] = {"vocab_size": 30, "seq_len": 24, "n_pairs": 4, "random_non_queries": False}
     prediction: ClassVar[str] = (
         "A layer must first bind the two tokens of a key, by a short convolution or a shift of its own; from there on "
         "it is mqar: attention solves it, a fixed state is limited by the number of pairs."

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from tasks import mad
-from tasks.base import Arrays, Task
+from tasks.base import Arrays, Options, Task
 from tasks.draws import shuffled
 from tasks.placing import fact_at, labels_at
 from tasks.spec import TaskSpec
@@ -46,7 +45,7 @@ class Compression(Task):
     """
 
     name: ClassVar[str] = "compression"
-    worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 6, "seq_len": 13}
+    worked: ClassVar[Options] = {"vocab_size": 6, "seq_len": 13}
     reported: ClassVar[str] = mad.REPORTED
     prediction: ClassVar[str] = (
         "The state must hold (seq_len - 1) / 2 tokens and return them by place: accuracy falls once there are more "

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Task
+from tasks.base import Arrays, Options, Task
 from tasks.placing import fact_at, labels_at
 from tasks.spec import TaskSpec
 
@@ -40,7 +39,7 @@ class Copying(Task):
     """
 
     name: ClassVar[str] = "copying"
-    worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 5, "seq_len": 8, "n_copied": 2}
+    worked: ClassVar[Options] = {"vocab_size": 5, "seq_len": 8, "n_copied": 2}
     prediction: ClassVar[str] = (
         "The delay is fixed: a linear time-invariant mixer with poles near the unit circle solves it, as does "
         "attention with positions; recurrences whose gradient decays with distance fail as the delay grows."

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays
+from tasks.base import Arrays, Options
 from tasks.regular import Regular
 from tasks.spec import TaskSpec
 
@@ -42,7 +41,7 @@ class CycleNavigation(Regular):
         "depend on the input, or two reflections per step (delta_product), where one reflection, real decays and "
         "attention fail on longer sequences."
     )
-    worked: ClassVar[Mapping[str, Any]] = {"seq_len": 12, "every_position": True}
+    worked: ClassVar[Options] = {"seq_len": 12, "every_position": True}
 
     def __init__(self, seq_len: int = 40, cycle_length: int = 5, every_position: bool = False) -> None:
         self.seq_len = self._whole("seq_len", seq_len, 1)

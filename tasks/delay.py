@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Task
+from tasks.base import Arrays, Options, Task
 from tasks.spec import TaskSpec
 
 RMS = 0.5
@@ -48,7 +47,7 @@ class Delay(Task):
         "positions of the signal, and below that its error falls with the size of its state; a window or convolution "
         "shorter than the lag fails, attention solves it with positions."
     )
-    worked: ClassVar[Mapping[str, Any]] = {"seq_len": 16, "lag": 4}
+    worked: ClassVar[Options] = {"seq_len": 16, "lag": 4}
 
     def __init__(self, seq_len: int = 4000, lag: int = 1000, cutoff: float = 0.25) -> None:
         self.seq_len = self._whole("seq_len", seq_len, 3)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays
+from tasks.base import Arrays, Options
 from tasks.regular import Regular
 from tasks.spec import TaskSpec
 
@@ -39,7 +38,7 @@ class EvenPairs(Regular):
         "The first bit and the last decide: attention solves it once it can find the first position, an RNN, LSTM or "
         "gated recurrence by keeping one bit for good, and none needs a negative eigenvalue as parity does."
     )
-    worked: ClassVar[Mapping[str, Any]] = {"seq_len": 12, "every_position": True}
+    worked: ClassVar[Options] = {"seq_len": 12, "every_position": True}
 
     def __init__(self, seq_len: int = 40, every_position: bool = False) -> None:
         self.seq_len = self._whole("seq_len", seq_len, 2)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays
+from tasks.base import Arrays, Options
 from tasks.draws import distinct, shuffled
 from tasks.lookup import LookUp
 from tasks.spec import TaskSpec
@@ -47,7 +46,7 @@ class Forgetting(LookUp):
     """
 
     name: ClassVar[str] = "forgetting"
-    worked: ClassVar[Mapping[str, Any]] = {
+    worked: ClassVar[Options] = {
         "vocab_size": 20,
         "seq_len": 14,
         "n_pairs": 2,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from tasks.base import Arrays
+from tasks.base import Arrays, Options
 from tasks.draws import distinct, one_of
 from tasks.mad_recall import MadRecall
 from tasks.occurrences import first_and_previous
@@ -78,7 +77,7 @@ class FuzzyRecall(MadRecall):
     """
 
     name: ClassVar[str] = "fuzzy_recall"
-    worked: ClassVar[Mapping[str, Any]] = {
+    worked: ClassVar[Options] = {
         "vocab_size": 9,
         "seq_len": 16,
         "k_motif_size": 2,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Task
+from tasks.base import Arrays, Options, Task
 from tasks.groups import group_elements, group_order, multiplication_table
 from tasks.spec import TaskSpec
 
@@ -47,7 +46,7 @@ class GroupWords(Task):
         "reflections."
     )
     sources: ClassVar[tuple[str, ...]] = ("tasks.groups",)
-    worked: ClassVar[Mapping[str, Any]] = {"group": "S3", "seq_len": 12}
+    worked: ClassVar[Options] = {"group": "S3", "seq_len": 12}
 
     def __init__(self, group: str = "A5", seq_len: int = 128) -> None:
         self.group = str(group)

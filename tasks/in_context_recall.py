@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays
+from tasks.base import Arrays, Options
 from tasks.mad_recall import MadRecall, draw_pairs
 from tasks.spec import TaskSpec
 
@@ -42,7 +41,7 @@ class InContextRecall(MadRecall):
     """
 
     name: ClassVar[str] = "in_context_recall"
-    worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 8, "seq_len": 12, "train_targets": "answers"}
+    worked: ClassVar[Options] = {"vocab_size": 8, "seq_len": 12, "train_targets": "answers"}
     prediction: ClassVar[str] = (
         "Attention solves it, two layers with a shift between; so does a state that holds a value for each key, and "
         "with few keys (8 as published) a small one is enough."

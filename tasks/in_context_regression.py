@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Task
+from tasks.base import Arrays, Options, Task
 from tasks.spec import TaskSpec
 
 
@@ -50,7 +49,7 @@ class InContextRegression(Task):
         "close to least squares (Garg et al.). Fixed transitions keep no product of x and y, except through the "
         "nonlinearity between layers."
     )
-    worked: ClassVar[Mapping[str, Any]] = {"seq_len": 8, "d_x": 2}
+    worked: ClassVar[Options] = {"seq_len": 8, "d_x": 2}
 
     def __init__(self, seq_len: int = 40, d_x: int = 8) -> None:
         self.seq_len = self._whole("seq_len", seq_len, 2)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Task
+from tasks.base import Arrays, Options, Task
 from tasks.spec import IGNORED, TaskSpec
 
 
@@ -36,7 +35,7 @@ class InductionHeads(Task):
     """
 
     name: ClassVar[str] = "induction_heads"
-    worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 8, "seq_len": 10}
+    worked: ClassVar[Options] = {"vocab_size": 8, "seq_len": 10}
     prediction: ClassVar[str] = (
         "Attention finds the trigger but does not extrapolate beyond the lengths its positions have seen; a selective "
         "state keeps the one token that it needs, at any length; a linear time-invariant mixer does neither."

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Task
+from tasks.base import Arrays, Options, Task
 from tasks.draws import distinct, shuffled
 from tasks.placing import fact_at, labels_at
 from tasks.spec import TaskSpec
@@ -52,7 +51,7 @@ class KHop(Task):
         "missing layer of attention (Ye et al., arXiv 2602.01763)."
     )
     sources: ClassVar[tuple[str, ...]] = ("tasks.draws", "tasks.placing")
-    worked: ClassVar[Mapping[str, Any]] = {"seq_len": 16, "n_names": 10, "max_hops": 3, "n_questions": 2}
+    worked: ClassVar[Options] = {"seq_len": 16, "n_names": 10, "max_hops": 3, "n_questions": 2}
 
     def __init__(self, seq_len: int = 64, n_names: int = 256, max_hops: int = 8, n_questions: int = 8) -> None:
         self.seq_len = self._whole("seq_len", seq_len, 1)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from tasks.base import Arrays, FiniteTask, Task, named
+from tasks.base import Arrays, FiniteTask, Options, Task, named
 from tasks.expressions import BLANK, CLOSE, OPERATORS, WORDS, kept_trees, length_share, majority_share
 from tasks.placing import LAST, labels_at
 from tasks.real_data import content_hash, divide, read_files
@@ -65,13 +64,7 @@ class ListOps(Task):
         "chance."
     )
     sources: ClassVar[tuple[str, ...]] = ("tasks.expressions", "tasks.placing", "tasks.real_data")
-    worked: ClassVar[Mapping[str, Any]] = {
-        "seq_len": 32,
-        "min_length": 20,
-        "max_length": 32,
-        "max_depth": 4,
-        "max_args": 5,
-    }
+    worked: ClassVar[Options] = {"seq_len": 32, "min_length": 20, "max_length": 32, "max_depth": 4, "max_args": 5}
 
     def __init__(
         self,

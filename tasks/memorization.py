@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from tasks import mad
-from tasks.base import Arrays, Task
+from tasks.base import Arrays, Options, Task
 from tasks.spec import IGNORED, TaskSpec
 
 
@@ -40,7 +39,7 @@ class Memorization(Task):
     """
 
     name: ClassVar[str] = "memorization"
-    worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 8, "seq_len": 10}
+    worked: ClassVar[Options] = {"vocab_size": 8, "seq_len": 10}
     reported: ClassVar[str] = mad.REPORTED
     prediction: ClassVar[str] = (
         "The answer depends only on the token before: what counts is the number of parameters, in channel mixers and "

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays
+from tasks.base import Arrays, Options
 from tasks.regular import Regular
 from tasks.spec import IGNORED, TaskSpec
 
@@ -47,7 +46,7 @@ class ModularArithmetic(Regular):
         "it; a linear recurrence must permute and erase depending on what it reads, which reflections (delta rule with "
         "beta up to 2, delta_product) can and decays in (0, 1) cannot; attention fails on longer sequences."
     )
-    worked: ClassVar[Mapping[str, Any]] = {"seq_len": 13, "every_position": True}
+    worked: ClassVar[Options] = {"seq_len": 13, "every_position": True}
 
     def __init__(
         self, seq_len: int = 39, modulus: int = 5, operators: str = OPERATORS, every_position: bool = False

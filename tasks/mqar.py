@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays
+from tasks.base import Arrays, Options
 from tasks.draws import distinct
 from tasks.lookup import LookUp
 from tasks.spec import TaskSpec
@@ -50,7 +49,7 @@ class MQAR(LookUp):
     """
 
     name: ClassVar[str] = "mqar"
-    worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 20, "seq_len": 12, "n_pairs": 2, "random_non_queries": False}
+    worked: ClassVar[Options] = {"vocab_size": 20, "seq_len": 12, "n_pairs": 2, "random_non_queries": False}
     prediction: ClassVar[str] = (
         "Attention solves it at any width that tells the keys apart; a mixer of fixed state fails once the pairs are "
         "more than its state can hold, and the delta rule holds more pairs in the same state than decay without it."

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Task
+from tasks.base import Arrays, Options, Task
 from tasks.draws import distinct
 from tasks.spec import IGNORED, TaskSpec
 
@@ -51,7 +50,7 @@ class Needle(Task):
 
     name: ClassVar[str] = "needle"
     sources: ClassVar[tuple[str, ...]] = ("tasks.draws",)
-    worked: ClassVar[Mapping[str, Any]] = {"distance": 5, "n_classes": 4, "n_noise": 6, "seq_len": 8}
+    worked: ClassVar[Options] = {"distance": 5, "n_classes": 4, "n_noise": 6, "seq_len": 8}
     prediction: ClassVar[str] = (
         "Attention's gradient does not depend on the distance; a stable linear time-invariant mixer's decays with it, "
         "unless its poles lie at the unit circle; a gated recurrence keeps it if it learns to shut its gate on noise. "

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays
+from tasks.base import Arrays, Options
 from tasks.mad_recall import MadRecall, draw_pairs
 from tasks.spec import TaskSpec
 
@@ -45,7 +44,7 @@ class NoisyRecall(MadRecall):
     """
 
     name: ClassVar[str] = "noisy_recall"
-    worked: ClassVar[Mapping[str, Any]] = {
+    worked: ClassVar[Options] = {
         "vocab_size": 10,
         "seq_len": 18,
         "noise_vocab_size": 4,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Task
+from tasks.base import Arrays, Options, Task
 from tasks.spec import TaskSpec
 
 
@@ -39,7 +38,7 @@ class Parity(Task):
         "recurrence needs an input-dependent transition with a negative eigenvalue (delta rule with beta up to 2), and "
         "with decays in (0, 1) fails on longer sequences, as attention does."
     )
-    worked: ClassVar[Mapping[str, Any]] = {"seq_len": 16}
+    worked: ClassVar[Options] = {"seq_len": 16}
 
     def __init__(self, seq_len: int = 40) -> None:
         self.seq_len = self._whole("seq_len", seq_len, 1)

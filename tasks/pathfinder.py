@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 
-from tasks.base import Arrays, Task
+from tasks.base import Arrays, Options, Task
 from tasks.draws import one_of, shuffled
 from tasks.placing import LAST, labels_at
 from tasks.spec import TaskSpec
@@ -77,12 +76,7 @@ class Pathfinder(Task):
         "published pictures, where attention without special training stays between 70 and 80 %."
     )
     sources: ClassVar[tuple[str, ...]] = ("tasks.draws", "tasks.placing")
-    worked: ClassVar[Mapping[str, Any]] = {
-        "image_size": 11,
-        "path_length": 2,
-        "distractor_length": 1,
-        "n_distractors": 0,
-    }
+    worked: ClassVar[Options] = {"image_size": 11, "path_length": 2, "distractor_length": 1, "n_distractors": 0}
 
     def __init__(
         self,

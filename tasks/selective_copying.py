@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from tasks import mad
-from tasks.base import Arrays
+from tasks.base import Arrays, Options
 from tasks.copying import Copying
 from tasks.draws import distinct
 from tasks.placing import fact_at, labels_at
@@ -45,7 +44,7 @@ class SelectiveCopying(Copying):
     """
 
     name: ClassVar[str] = "selective_copying"
-    worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 6, "seq_len": 14, "n_copied": 3}
+    worked: ClassVar[Options] = {"vocab_size": 6, "seq_len": 14, "n_copied": 3}
     prediction: ClassVar[str] = (
         "Distances vary, so a linear time-invariant mixer cannot tell what to keep; a mixer with input-dependent "
         "transitions writes tokens and skips blanks; attention solves it by counting."

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Task
+from tasks.base import Arrays, Options, Task
 from tasks.draws import distinct, shuffled
 from tasks.placing import fact_at, labels_at
 from tasks.spec import TaskSpec
@@ -56,7 +55,7 @@ class StackedMQAR(Task):
         "about as many as its keys have channels, and the delta rule more pairs in the same state."
     )
     sources: ClassVar[tuple[str, ...]] = ("tasks.draws", "tasks.placing")
-    worked: ClassVar[Mapping[str, Any]] = {"seq_len": 8, "n_symbols": 6, "d_key": 2}
+    worked: ClassVar[Options] = {"seq_len": 8, "n_symbols": 6, "d_key": 2}
 
     def __init__(
         self, seq_len: int = 32, n_symbols: int = 64, d_key: int = 16, n_passes: int = 1, vector_seed: int = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from tasks.base import Arrays, named
+from tasks.base import Arrays, Options, named
 from tasks.real_data import OfSplits, content_hash, load_dataset, read_files
 from tasks.spec import TaskSpec
 
@@ -54,7 +53,7 @@ class Text(OfSplits):
         "Nearby symbols carry most of the information, so every mixer with a local view comes close; those that recall "
         "(attention, gated and delta rules, hybrids) gain where names and phrases come back."
     )
-    worked: ClassVar[Mapping[str, Any]] = {"seq_len": 32}
+    worked: ClassVar[Options] = {"seq_len": 32}
 
     def __init__(
         self,

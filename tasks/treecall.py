@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache, cached_property, lru_cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Task
+from tasks.base import Arrays, Options, Task
 from tasks.draws import one_of
 from tasks.occurrences import first_and_previous
 from tasks.placing import fact_at, labels_at
@@ -74,7 +73,7 @@ class Treecall(Task):
         "has to keep the parent of every terminal's last occurrence."
     )
     sources: ClassVar[tuple[str, ...]] = ("tasks.draws", "tasks.occurrences", "tasks.placing")
-    worked: ClassVar[Mapping[str, Any]] = {
+    worked: ClassVar[Options] = {
         "seq_len": 16,
         "n_terminals": 6,
         "n_nonterminals": 4,

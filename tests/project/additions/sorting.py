@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Task
+from tasks.base import Arrays, Options, Task
 from tasks.spec import IGNORED, TaskSpec
 
 
@@ -33,7 +32,7 @@ class Sorting(Task):
 
     name: ClassVar[str] = "sorting"
     prediction: ClassVar[str] = "Counting is enough: a state of vocab_size - 1 counts holds all that is asked for."
-    worked: ClassVar[Mapping[str, Any]] = {"vocab_size": 9, "seq_len": 8}
+    worked: ClassVar[Options] = {"vocab_size": 9, "seq_len": 8}
 
     def __init__(self, vocab_size: int = 16, seq_len: int = 32) -> None:
         self.vocab_size = self._whole("vocab_size", vocab_size, 3)
