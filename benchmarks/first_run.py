@@ -85,13 +85,6 @@ def summary(runs: list[FirstRun], measured: str) -> str:
     return "\n".join([*lines, f"on {measured} ([first_run.md](benchmarks/first_run.md))."]) + "\n"
 
 
-def publish(runs: list[FirstRun], measured: str) -> None:
-    """Write the page, and the lines between their marks in the README."""
-    write_atomically(TABLE, render(runs, measured))
-    page = README.read_text(encoding="utf-8")
-    write_atomically(README, replace_part(page, "first run", summary(runs, measured)))
-
-
 def main() -> None:
     """Measure each road and publish."""
     uv, load = shutil.which("uv"), os.getloadavg()[0]
@@ -101,7 +94,10 @@ def main() -> None:
         runs.append(measure(road, program))
         print(f"{road}: set-up {runs[-1].set_up:.0f} s, training {runs[-1].train:.0f} s", flush=True)
     # A figure that other work has spoilt says so by itself.
-    publish(runs, describe_machine() + (f", with other work at a load of {load:.1f}" if load > 0.5 else ""))
+    measured = describe_machine() + (f", with other work at a load of {load:.1f}" if load > 0.5 else "")
+    write_atomically(TABLE, render(runs, measured))
+    page = README.read_text(encoding="utf-8")
+    write_atomically(README, replace_part(page, "first run", summary(runs, measured)))
 
 
 if __name__ == "__main__":

@@ -94,9 +94,6 @@ def test_stats_count_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     for part in ("500 of test", "8 of 8", "1 to 1", "(chance 0.1250)", "9 to 9"):
         assert part in shown
-
-
-def test_stats_of_a_regression(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["stats", "ssm_teacher", "--n", "50"]) == 0
     assert "variance" in capsys.readouterr().out
 

@@ -662,21 +662,13 @@ def save(name: str, source: str, files: tuple[str, ...], seed: int | None, array
 
 
 def main() -> None:
-    recorders: dict[str, Callable[[Path], None]] = {
-        **{name: partial(record_lru, name) for name in ("ring", "lru")},
-        "s5": record_s5,
-        "alibi": record_slopes,
-        "canon": record_canon,
+    recorders: dict[str, tuple[str, Callable[[Path], None]]] = {
+        **{name: ("minimal-LRU", partial(record_lru, name)) for name in ("ring", "lru")},
+        "s5": ("S5", record_s5),
+        "alibi": ("attention_with_linear_biases", record_slopes),
+        "canon": ("PhysicsLM4", record_canon),
+        **{name: (source, partial(record_layer, name)) for name, (source, _) in LAYERS.items()},
     }
-    sources = {
-        "canon": "PhysicsLM4",
-        "ring": "minimal-LRU",
-        "lru": "minimal-LRU",
-        "s5": "S5",
-        "alibi": "attention_with_linear_biases",
-    }
-    for name, (source, _) in LAYERS.items():
-        recorders[name], sources[name] = (lambda checkouts, name=name: record_layer(name, checkouts)), source
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkouts", type=Path)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(recorders)}; default all")
@@ -686,12 +678,13 @@ def main() -> None:
         parser.error(f"no record {', '.join(sorted(unknown))}; there are {', '.join(recorders)}")
     names = given.names or list(recorders)
     for name in names:
-        folder, commit = given.checkouts / sources[name], SOURCES[sources[name]][1]
+        source, _ = recorders[name]
+        folder, (repository, commit) = given.checkouts / source, SOURCES[source]
         at = subprocess.run(["git", "-C", folder, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
         if at != commit:
-            parser.error(f"{folder} must be a clone of {SOURCES[sources[name]][0]} at {commit}, is {at or 'none'}")
+            parser.error(f"{folder} must be a clone of {repository} at {commit}, is {at or 'none'}")
     if len(names) == 1:
-        recorders[names[0]](given.checkouts)
+        recorders[names[0]][1](given.checkouts)
         return
     for name in names:  # modules of one name, from two commits, cannot be imported into one process
         subprocess.run([sys.executable, __file__, given.checkouts, name], check=True)

@@ -298,8 +298,9 @@ class Twin:
     states: Callable[[Any, Weights, Weights], list[tuple[Tensor, Tensor]]] = lambda *_: []
 
 
-def delta_states(state: Any, theirs: Weights, _: Weights) -> list[tuple[Tensor, Tensor]]:
-    return [(state.S, theirs["S"]), (state.conv, theirs["conv"])]
+def alike(*names: str) -> Callable[[Any, Weights, Weights], list[tuple[Tensor, Tensor]]]:
+    """Parts of the state that have the name and the shape that they have upstream."""
+    return lambda state, theirs, _: [(getattr(state, name), theirs[name]) for name in names]
 
 
 def mamba_states(state: Any, theirs: Weights, _: Weights, swap: bool) -> list[tuple[Tensor, Tensor]]:
@@ -327,23 +328,16 @@ TWINS = {
         "gated_linear_attention",
         {"n_heads": 2, "gate_rank": 3},
         gated_linear_attention,
-        lambda state, theirs, _: [(state.S, theirs["S"])],
+        alike("S"),
     ),
-    "delta_net": Twin("delta_net", {"n_heads": 2}, delta_net, delta_states),
-    "gated_delta_net": Twin("gated_delta_net", {"n_heads": 2, "beta_max": 2.0}, gated_delta_net, delta_states),
-    "kda": Twin("kda", {"n_heads": 2, "expand": 2, "beta_max": 2.0}, kda, delta_states),
-    "gdn2": Twin("gdn2", {"n_heads": 2, "expand": 2, "beta_max": 2.0}, kda, delta_states),
-    "delta_product": Twin("delta_product", {"n_heads": 2}, gated_delta_net, delta_states),
+    "delta_net": Twin("delta_net", {"n_heads": 2}, delta_net, alike("S", "conv")),
+    "gated_delta_net": Twin("gated_delta_net", {"n_heads": 2, "beta_max": 2.0}, gated_delta_net, alike("S", "conv")),
+    "kda": Twin("kda", {"n_heads": 2, "expand": 2, "beta_max": 2.0}, kda, alike("S", "conv")),
+    "gdn2": Twin("gdn2", {"n_heads": 2, "expand": 2, "beta_max": 2.0}, kda, alike("S", "conv")),
+    "delta_product": Twin("delta_product", {"n_heads": 2}, gated_delta_net, alike("S", "conv")),
     "retnet": Twin("retnet", {"n_heads": 2}, retnet),
-    "hgrn2": Twin(
-        "hgrn2", {"n_heads": 2, "lower_bound": 0.25}, hgrn2, lambda state, theirs, _: [(state.S, theirs["S"])]
-    ),
-    "rwkv7": Twin(
-        "rwkv7",
-        {"n_heads": 2, "decay_rank": 3, "gate_rank": 3},
-        rwkv7,
-        lambda state, theirs, _: [(state.S, theirs["S"]), (state.last, theirs["last"])],
-    ),
+    "hgrn2": Twin("hgrn2", {"n_heads": 2, "lower_bound": 0.25}, hgrn2, alike("S")),
+    "rwkv7": Twin("rwkv7", {"n_heads": 2, "decay_rank": 3, "gate_rank": 3}, rwkv7, alike("S", "last")),
     "mlstm": Twin("mlstm", {"n_heads": 2}, mlstm, mlstm_states),
     "selective_ssm": Twin("selective_ssm", {"d_state": 3, "dt_rank": 2}, mamba, partial(mamba_states, swap=False)),
     "ssd": Twin("ssd", {"d_state": 3, "d_head": 2, "n_groups": 2}, mamba, partial(mamba_states, swap=True)),
