@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import math
 import statistics
@@ -21,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -311,22 +313,17 @@ def tune() -> None:
     x, dt, A, B, C = (t.to(DEVICE) for t in scan_inputs(*SCAN_SHAPE, torch.Generator().manual_seed(0)))
     state = x.new_zeros(batch, d_inner, d_state)
     states = scan_triton.forward_tile(d_state).states
-    set_there = scan_triton.CHUNK, scan_triton.forward_tile, scan_triton.backward_tile
-    try:
-        for chunk in CHUNKS:
-            for channels, warps in TILES:
-                tile = scan_triton.Tile(states, channels, warps)
-                scan_triton.CHUNK = chunk
-                scan_triton.forward_tile = scan_triton.backward_tile = lambda d_state, tile=tile: tile
-                given = scan_triton.scan(x, dt, A, B, C, state)
-                runs: dict[str, Run] = {
-                    "forward": lambda: scan_triton.scan(x, dt, A, B, C, state),
-                    "backward": lambda given=given: scan_triton.scan_backward(*given[:2], x, dt, A, B, C, given[2]),
-                }
-                times = ", ".join(f"{name} {1e3 * each:.3f} ms" for name, each in timed(runs, 5).items())
-                print(f"chunk {chunk}, {channels} channels, {warps} warps: {times}", flush=True)
-    finally:
-        scan_triton.CHUNK, scan_triton.forward_tile, scan_triton.backward_tile = set_there
+    for chunk, (channels, warps) in itertools.product(CHUNKS, TILES):
+        tile = scan_triton.Tile(states, channels, warps)
+        tiles = dict.fromkeys(("forward_tile", "backward_tile"), lambda _, tile=tile: tile)
+        with mock.patch.multiple(scan_triton, CHUNK=chunk, **tiles):
+            given = scan_triton.scan(x, dt, A, B, C, state)
+            runs: dict[str, Run] = {
+                "forward": lambda: scan_triton.scan(x, dt, A, B, C, state),
+                "backward": lambda given=given: scan_triton.scan_backward(*given[:2], x, dt, A, B, C, given[2]),
+            }
+            times = ", ".join(f"{name} {1e3 * each:.3f} ms" for name, each in timed(runs, 5).items())
+        print(f"chunk {chunk}, {channels} channels, {warps} warps: {times}", flush=True)
 
 
 # The page.

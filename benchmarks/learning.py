@@ -86,11 +86,8 @@ def bounds() -> dict[int, float]:
 
 def render(results: dict[str, dict[str, Any]]) -> str:
     """Return the table in Markdown."""
-    lines = [
-        "# What is learned in a small budget",
-        "",
-        f"Made by `python benchmarks/learning.py` on {describe_machine()}.",
-    ]
+    lines = ["# What is learned in a small budget", ""]
+    lines += [f"Made by `python benchmarks/learning.py` on {describe_machine()}."]
     lines += ["Wall time is that of the whole process from cold: imports, data, training, evaluation.", ""]
     for task in dict.fromkeys(e.task for e in EXPERIMENTS):
         rows = [e for e in EXPERIMENTS if e.task == task and f"{e.task} {e.flags} 0" in results]
@@ -99,17 +96,14 @@ def render(results: dict[str, dict[str, Any]]) -> str:
         error = rows[0].metric != "test/accuracy"
         lines += [f"## {task}", ""]
         if error:
-            lines += ["The bound is the exact error of the best heads (weighted Eckart–Young): ", ""]
-            lines[-2] += ", ".join(f"{n} heads {bound:.5f}" for n, bound in bounds().items()) + "."
+            each = ", ".join(f"{n} heads {bound:.5f}" for n, bound in bounds().items())
+            lines += [f"The bound is the exact error of the best heads (weighted Eckart–Young): {each}.", ""]
         cells_of = []
         for e in rows:
-            cells = []
-            for seed in range(e.seeds):
-                result = results.get(f"{e.task} {e.flags} {seed}")
-                if result is not None:
-                    value = f"{result[e.metric]:.3g}" if error else f"{result[e.metric]:.4f}"
-                    cells.append(f"{seed}: {value}, {result['wall_seconds']:.0f}")
-            chance = f" (chance {results[f'{e.task} {e.flags} 0']['chance']:.3f})" if e.expected == "chance" else ""
+            found = {seed: run for seed in range(e.seeds) if (run := results.get(f"{e.task} {e.flags} {seed}"))}
+            shown = ".3g" if error else ".4f"
+            cells = [f"{s}: {run[e.metric]:{shown}}, {run['wall_seconds']:.0f}" for s, run in found.items()]
+            chance = f" (chance {found[0]['chance']:.3f})" if e.expected == "chance" else ""
             cells_of.append((f"{e.title}: `--task {e.task} {e.flags}`", " · ".join(cells), f"{e.expected}{chance}"))
         headings = ("command", f"seed: {'relative squared error' if error else 'accuracy'}, s", "must be")
         lines += [*table(headings, cells_of), ""]
