@@ -70,61 +70,57 @@ class Property:
         return Finding(self.name, "failed", detail, script, seen.measured)
 
 
-def _properties() -> tuple[Property, ...]:
-    table: dict[str, list[tuple[Any, ...]]] = {
-        "calls": [
-            ("causality", "later positions change nothing earlier, and get no gradient", calls.causality),
-            ("rows_independent", "the output of a row does not depend on the other rows", calls.rows_independent),
-            ("inputs_unchanged", "input and parameters are not written into", calls.inputs_unchanged),
-            ("deterministic", "the same input gives the same output again", calls.deterministic),
-            ("no_global_draws", "eval mode takes nothing from the global generator", calls.no_global_draws),
-            ("eval_without_dropout", "eval mode is the same under any seed", calls.eval_without_dropout),
-            ("lengths", "1, 2, 7, 63 positions and those around powers of two", calls.lengths),
-        ],
-        "streaming": [
-            ("chunked", "chunk by chunk equals whole, wherever it is cut", streaming.chunked),
-            ("one_by_one", "position by position equals whole", streaming.one_by_one),
-            ("stream_gradients", "gradients pass through the states", streaming.stream_gradients),
-            ("states_unchanged", "a state can be continued twice", streaming.states_unchanged),
-        ],
-        "padding": [("padding", "the content of the padding changes nothing", padding.padding)],
-        "parameters": [
-            ("parameters_trained", "every parameter gets a gradient", parameters.parameters_trained),
-            ("options_matter", "every option changes something", options.options_matter),
-            ("deep_copy", "copy.deepcopy gives an equal, separate module", parameters.deep_copy),
-            ("pickled", "pickle brings it back", parameters.pickled),
-            ("state_dict", "state_dict carries all that outputs depend on", parameters.state_dict),
-        ],
-        "precision": [
-            ("float64", "float64 in, float64 out", precision.float64),
-            ("float32", "near float64", precision.float32),
-            ("bfloat16", "finite and near float64", precision.bfloat16),
-            ("autocast", "finite and near float32", precision.autocast),
-            ("large_inputs", "inputs of size 30 and 1000 stay finite", precision.large_inputs),
-            ("tiny_inputs", "inputs of size 1e-6 and 0 stay finite", precision.tiny_inputs),
-        ],
-        "compilers": [
-            ("compiles", "torch.compile gives what eager code gives", compiled.compiles, {"slow": True}),
-            ("exports", "torch.export gives what eager code gives", compiled.exports, {"slow": True}),
-        ],
-        "operator": [
-            ("operator", "W x + c = y", operators.operator),
-            ("rank", "interaction rank, heads needed, effective state size", operators.rank, {"measures": True}),
-        ],
-        "measurements": [
-            ("costs", "time and memory against length", costs.costs, {"measures": True, "slow": True}),
-            ("state_size", "bytes of the state", costs.state_size, {"measures": True}),
-            ("gradient_decay", "gradient against distance", costs.gradient_decay, {"measures": True}),
-        ],
-    }
-    return tuple(
-        Property(name, subject, summary, observe, **(flags[0] if flags else {}))
-        for subject, lines in table.items()
-        for name, summary, observe, *flags in lines
-    )
-
-
-_ALL = _properties()
+_TABLE: dict[str, list[tuple[Any, ...]]] = {
+    "calls": [
+        ("causality", "later positions change nothing earlier, and get no gradient", calls.causality),
+        ("rows_independent", "the output of a row does not depend on the other rows", calls.rows_independent),
+        ("inputs_unchanged", "input and parameters are not written into", calls.inputs_unchanged),
+        ("deterministic", "the same input gives the same output again", calls.deterministic),
+        ("no_global_draws", "eval mode takes nothing from the global generator", calls.no_global_draws),
+        ("eval_without_dropout", "eval mode is the same under any seed", calls.eval_without_dropout),
+        ("lengths", "1, 2, 7, 63 positions and those around powers of two", calls.lengths),
+    ],
+    "streaming": [
+        ("chunked", "chunk by chunk equals whole, wherever it is cut", streaming.chunked),
+        ("one_by_one", "position by position equals whole", streaming.one_by_one),
+        ("stream_gradients", "gradients pass through the states", streaming.stream_gradients),
+        ("states_unchanged", "a state can be continued twice", streaming.states_unchanged),
+    ],
+    "padding": [("padding", "the content of the padding changes nothing", padding.padding)],
+    "parameters": [
+        ("parameters_trained", "every parameter gets a gradient", parameters.parameters_trained),
+        ("options_matter", "every option changes something", options.options_matter),
+        ("deep_copy", "copy.deepcopy gives an equal, separate module", parameters.deep_copy),
+        ("pickled", "pickle brings it back", parameters.pickled),
+        ("state_dict", "state_dict carries all that outputs depend on", parameters.state_dict),
+    ],
+    "precision": [
+        ("float64", "float64 in, float64 out", precision.float64),
+        ("float32", "near float64", precision.float32),
+        ("bfloat16", "finite and near float64", precision.bfloat16),
+        ("autocast", "finite and near float32", precision.autocast),
+        ("large_inputs", "inputs of size 30 and 1000 stay finite", precision.large_inputs),
+        ("tiny_inputs", "inputs of size 1e-6 and 0 stay finite", precision.tiny_inputs),
+    ],
+    "compilers": [
+        ("compiles", "torch.compile gives what eager code gives", compiled.compiles, {"slow": True}),
+        ("exports", "torch.export gives what eager code gives", compiled.exports, {"slow": True}),
+    ],
+    "operator": [
+        ("operator", "W x + c = y", operators.operator),
+        ("rank", "interaction rank, heads needed, effective state size", operators.rank, {"measures": True}),
+    ],
+    "measurements": [
+        ("costs", "time and memory against length", costs.costs, {"measures": True, "slow": True}),
+        ("state_size", "bytes of the state", costs.state_size, {"measures": True}),
+        ("gradient_decay", "gradient against distance", costs.gradient_decay, {"measures": True}),
+    ],
+}
+_ALL = tuple(
+    Property(name, subject, summary, observe, **(flags[0] if flags else {}))
+    for subject, lines in _TABLE.items()
+    for name, summary, observe, *flags in lines
+)
 
 
 def properties(*names: str) -> tuple[Property, ...]:

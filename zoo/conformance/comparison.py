@@ -35,7 +35,7 @@ def miss(actual: Tensor, expected: Tensor) -> float:
         raise ValueError(f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)}")
     if actual.numel() == 0:
         return 0.0
-    tolerance = TOLERANCES[_coarser(actual.dtype, expected.dtype)]
+    tolerance = max(TOLERANCES[actual.dtype], TOLERANCES[expected.dtype])  # the coarser one
     actual, expected = actual.detach().double(), expected.detach().double()
     if not actual.isfinite().all() or not expected.isfinite().all():
         return float("inf")
@@ -73,10 +73,6 @@ def allowed(dtype: torch.dtype) -> str:
     """Say in words what `miss` allows."""
     tolerance = TOLERANCES[dtype]
     return f"equal up to {tolerance.rtol:g} of each number and {tolerance.atol:g} of their size"
-
-
-def _coarser(a: torch.dtype, b: torch.dtype) -> torch.dtype:
-    return max((a, b), key=lambda dtype: TOLERANCES[dtype].rtol)
 
 
 PRINT_DIFFERENCE = (

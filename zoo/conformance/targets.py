@@ -42,7 +42,7 @@ def find_target(target: str, d_model: int, options: Mapping[str, Any]) -> Target
     place, colon, name = target.rpartition(":")
     if not colon:
         return _registered(target, d_model, options)
-    found = load(target, _is_mixer)
+    found = load(target, lambda found: isinstance(found, type) and issubclass(found, nn.Module))
     if place.endswith(".py"):
         begin = ("import runpy", f"{name} = runpy.run_path({place!r})[{name!r}]")
     else:
@@ -69,7 +69,3 @@ def _registered(name: str, d_model: int, options: Mapping[str, Any]) -> Target:
         f"module = create_mixer({name!r}, {d_model}{arguments})",
     )
     return Target(name, functools.partial(create_mixer, name), mixer_class(name), whole, lines)
-
-
-def _is_mixer(found: Any) -> bool:
-    return isinstance(found, type) and issubclass(found, nn.Module)

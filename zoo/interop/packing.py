@@ -13,7 +13,7 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from zoo.ops.time import Lengths, as_lengths, left_align, right_align, valid_positions
@@ -40,7 +40,13 @@ def run_packed(
             or lie on another device.
     """
     _check_packed(x, boundaries)
-    padded, valid = _unpack(x, boundaries.long())
+    boundaries = boundaries.long()
+    lengths = boundaries.diff()
+    longest = max(1, int(lengths.max())) if len(lengths) else 1  # a mixer takes no sequence of length zero
+    valid = valid_positions(lengths, longest)
+    source = boundaries[:-1].unsqueeze(1) + torch.arange(longest, device=x.device)
+    # One row of zeros behind the packed ones is what padding is read from.
+    padded = F.pad(x, (0, 0, 0, 1))[source.where(valid, len(x))]
     return mixer(padded, valid.sum(1))[valid]
 
 
@@ -70,17 +76,6 @@ def run_left_padded(
         raise ValueError(f"lengths must lie in 0..{x.shape[1]}, got {int(lengths.min())}..{int(lengths.max())}")
     lengths = lengths.long()
     return right_align(mixer(left_align(x, lengths), lengths), lengths)
-
-
-def _unpack(
-    x: Float[Tensor, "total d_model"], boundaries: Int[Tensor, " sequences_plus_one"]
-) -> tuple[Float[Tensor, "sequences longest d_model"], Bool[Tensor, "sequences longest"]]:
-    lengths = boundaries.diff()
-    longest = max(1, int(lengths.max())) if len(lengths) else 1  # a mixer takes no sequence of length zero
-    valid = valid_positions(lengths, longest)
-    source = boundaries[:-1].unsqueeze(1) + torch.arange(longest, device=x.device)
-    # One row of zeros behind the packed ones is what padding is read from.
-    return F.pad(x, (0, 0, 0, 1))[source.where(valid, len(x))], valid
 
 
 def _check_packed(x: Tensor, boundaries: Tensor) -> None:

@@ -182,17 +182,14 @@ def _require_signs(dt: Tensor, A: Tensor) -> None:
 
 
 # Schemas are written out: a shape checker wrapped around the functions hides the annotations that torch would read.
-_SCAN_SCHEMA = (
-    "(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor state, str backend, bool check)"
-    " -> (Tensor, Tensor, Tensor)"
-)
+_GIVEN = "(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor state, str backend, bool check)"
 _BACKWARD_SCHEMA = (
     "(Tensor grad_y, Tensor grad_final, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor entering,"
     " str backend) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
 
-@torch.library.custom_op("zoo::selective_scan", mutates_args=(), schema=_SCAN_SCHEMA)
+@torch.library.custom_op("zoo::selective_scan", mutates_args=(), schema=f"{_GIVEN} -> (Tensor, Tensor, Tensor)")
 def _scan(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, backend: str, check: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -255,7 +252,7 @@ _differentiable_scan = transformable(_scan, _keep, _differentiate)
 
 
 @whole_in_export(
-    "(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor state, str backend, bool check) -> (Tensor, Tensor)",
+    f"{_GIVEN} -> (Tensor, Tensor)",
     lambda x, dt, A, B, C, state, backend, check: (x.new_empty(x.shape), state.new_empty(state.shape)),
 )
 def _outputs(

@@ -95,7 +95,7 @@ def transformable(
     def refuse(ctx: Any, *_: Tensor) -> None:
         raise NotImplementedError(f"{op._qualname} has no derivative: what it belongs to is differentiable once")
 
-    keep, differentiate = keep or _keep_nothing, differentiate or refuse
+    keep, differentiate = keep or (lambda ctx, inputs, output: None), differentiate or refuse
     op.register_autograd(differentiate, setup_context=keep)
     op.register_vmap(partial(_slice_by_slice, op))
     rules = {"forward": op, "setup_context": keep, "backward": differentiate}
@@ -118,7 +118,3 @@ def _slice_by_slice(op: CustomOpDef, info: Any, axes: tuple[int | None, ...], *g
     if isinstance(calls[0], Tensor):
         return torch.stack(calls), 0
     return tuple(torch.stack(parts) for parts in zip(*calls, strict=True)), (0,) * len(calls[0])
-
-
-def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    pass
