@@ -834,6 +834,11 @@ def skipped(_: Any) -> Any:
     return lambda value, *_: value
 
 
+def padded(_: Any) -> Any:
+    """The function that leaves the padding as it is."""
+    return lambda _, *tensors, **__: tensors
+
+
 def anew(positions: Tensor) -> Tensor:
     return positions - positions[:, :1]
 
@@ -857,7 +862,7 @@ FLAWS = [
     Flaw("queries and keys unmarked", "attention", "coefficient", skipped, OPERATOR),
     Flaw("coefficients negated", "factorized", "toeplitz_mix", argument(0, torch.neg), REFERENCE),
     Flaw("state negated", "linear_attention", "dplr", argument(6, torch.neg), CHUNKS),
-    Flaw("padding normalises", "linear_attention", "valid_positions", result(torch.ones_like), PADDING),
+    Flaw("padding normalises", "linear_attention", "without_padding", padded, PADDING),
     Flaw("frequencies negated", "diagonal_ssm", "diagonal_scan", argument(1, torch.conj), REFERENCE),
     Flaw("input direction negated", "selective_ssm", "selective_scan", argument(3, torch.neg), REFERENCE),
     Flaw(
@@ -868,7 +873,7 @@ FLAWS = [
         GRADIENT,
         {"d_state": 2, "expand": 1},
     ),
-    Flaw("steps taken in the padding", "selective_ssm", "valid_positions", result(torch.ones_like), PADDING),
+    Flaw("steps taken in the padding", "selective_ssm", "without_padding", padded, PADDING),
     Flaw("gate unmarked", "selective_ssm", "silu_gate", lambda _: lambda z, v: v * F.silu(z), AFFINE),
     Flaw("slots that no token filled", "sliding_attention", "sliding_attend", argument(3, lambda n: n + 1), REFERENCE),
     Flaw("a cache that ignores ragged lengths", "sliding_attention", "settle_cache", skipped, PADDING, {"window": 3}),
@@ -901,7 +906,7 @@ FLAWS = [
     ),
     Flaw("norm unmarked", "parallel_hybrid", "zoo.ops.activation.coefficient", skipped, OPERATOR),
     Flaw("decay forgotten", "ssd", "ssd", argument(3, torch.zeros_like), REFERENCE),
-    Flaw("steps taken in the padding", "ssd", "valid_positions", result(torch.ones_like), PADDING),
+    Flaw("steps taken in the padding", "ssd", "without_padding", padded, PADDING),
     Flaw(
         "no state carried on",
         "gated_linear_attention",

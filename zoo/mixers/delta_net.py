@@ -13,7 +13,7 @@ from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer, accumulator, head_width, require_positive
 from zoo.ops.delta_rule import delta_inputs, delta_rule, require_stable
 from zoo.ops.precision import Device, DType
-from zoo.ops.time import valid_positions
+from zoo.ops.time import without_padding
 
 
 class DeltaNetState(NamedTuple):
@@ -92,8 +92,7 @@ class DeltaNet(SequenceMixer):
         )
         q, k, v = delta_inputs(q, k, v)
         beta = self.beta_max * torch.sigmoid(self.beta_proj(x).to(state.S.dtype))
-        if lengths is not None:
-            beta = beta * valid_positions(lengths, x.shape[1]).unsqueeze(2)  # padding writes nothing
-        y, S = delta_rule(q, k, v, coefficient(beta.transpose(1, 2)), None, state.S)
+        (beta,) = without_padding(lengths, beta.transpose(1, 2))  # padding writes nothing
+        y, S = delta_rule(q, k, v, coefficient(beta), None, state.S)
         y = rearrange(self.norm(y), "batch head seq d -> batch seq (head d)").to(x.dtype)
         return self.out_proj(y), DeltaNetState(conv, S)

@@ -14,7 +14,6 @@ from zoo.ops.activation import silu_gate
 from zoo.ops.delta_rule import delta_inputs, delta_product, delta_strengths, require_stable
 from zoo.ops.precision import Device, DType
 from zoo.ops.step_size import draw_rate_log, draw_step_bias
-from zoo.ops.time import valid_positions
 
 
 class DeltaProductState(NamedTuple):
@@ -128,9 +127,8 @@ class DeltaProduct(SequenceMixer):
         q, k, v = delta_inputs(q, self._steps(k, self.d_head), self._steps(v, self.d_value))
         if self.n_key_heads < self.n_heads:
             q, k = (t.repeat_interleave(self.n_heads // self.n_key_heads, dim=1) for t in (q, k))
-        valid = None if lengths is None else valid_positions(lengths, x.shape[1])
         beta, dt = (layer(x).to(state.S.dtype) for layer in (self.beta_proj, self.dt_proj))
-        beta, log_decay = delta_strengths(beta, dt, self.beta_max, self.A_log, self.dt_bias, valid)
+        beta, log_decay = delta_strengths(beta, dt, self.beta_max, self.A_log, self.dt_bias, lengths)
         y, S = delta_product(q, k, v, beta, log_decay, state.S)
         y = rearrange(self.norm(y), "batch head seq d -> batch seq (head d)").to(x.dtype)
         return self.out_proj(silu_gate(self.gate_proj(x), y)), DeltaProductState(conv, S)

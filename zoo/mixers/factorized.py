@@ -12,7 +12,7 @@ from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer, accumulator, require_choice, require_positive
 from zoo.ops.dplr import dplr
 from zoo.ops.precision import Device, DType
-from zoo.ops.time import right_align, valid_positions
+from zoo.ops.time import right_align, without_padding
 from zoo.ops.toeplitz import toeplitz_mix
 
 Kernel = Literal["toeplitz", "bilinear"]
@@ -117,8 +117,7 @@ class Factorized(SequenceMixer):
     def _mix_pairs(self, x: Tensor, state: BilinearState, lengths: Tensor | None) -> tuple[Tensor, BilinearState]:
         assert self.qk_proj is not None
         q, k = rearrange(self.qk_proj(x), "batch seq (part head d) -> part batch head seq d", part=2, d=self.d_head)
-        if lengths is not None:
-            k = k * valid_positions(lengths, x.shape[1])[:, None, :, None]
+        (k,) = without_padding(lengths, k)
         q, k = coefficient(q), coefficient(k)
         y, outer = dplr(q, k, x.unsqueeze(1), None, None, None, state.outer)
         return y.to(x.dtype).transpose(0, 1), BilinearState(outer)

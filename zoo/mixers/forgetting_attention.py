@@ -13,7 +13,7 @@ from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer, accumulator, head_width, require_positive, shared_heads
 from zoo.ops.attention import attend, forgetting_bias, grow_cache, settle_cache, shared_values_rank, softmax_freedom
 from zoo.ops.precision import Device, DType
-from zoo.ops.time import valid_positions
+from zoo.ops.time import without_padding
 
 
 class ForgettingAttentionState(NamedTuple):
@@ -91,8 +91,7 @@ class ForgettingAttention(SequenceMixer):
         parts = self.qkv_proj(x).split(self.widths, dim=2)
         q, k, v = (rearrange(t, "batch seq (head d) -> batch head seq d", d=self.d_head) for t in parts)
         log_forget = F.logsigmoid(self.forget_proj(x).to(state.forgotten.dtype)).transpose(1, 2)
-        if lengths is not None:
-            log_forget = log_forget * valid_positions(lengths, seq_len).unsqueeze(1)
+        (log_forget,) = without_padding(lengths, log_forget)
         q, k, log_forget = coefficient(q), coefficient(k), coefficient(log_forget)
         keys, values = grow_cache(state.keys, k), grow_cache(state.values, v)
         bias, forgotten = forgetting_bias(log_forget, state.forgotten.squeeze(3))

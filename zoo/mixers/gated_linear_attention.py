@@ -15,7 +15,7 @@ from zoo.contract import SequenceMixer, accumulator, head_width, require_positiv
 from zoo.ops.activation import silu_gate
 from zoo.ops.dplr import dplr
 from zoo.ops.precision import Device, DType
-from zoo.ops.time import valid_positions
+from zoo.ops.time import without_padding
 
 _TEMPERATURE = 16  # decays are sigmoids to the power 1/16, near one from the start
 
@@ -94,9 +94,7 @@ class GatedLinearAttention(SequenceMixer):
     ) -> tuple[Tensor, GatedLinearAttentionState]:
         q, k, v = (self._heads(t) for t in self.qkv_proj(x).split(self.widths, dim=2))
         log_decay = F.logsigmoid(self._heads(self.decay_up(self.decay_down(x))).to(state.S.dtype)) / _TEMPERATURE
-        if lengths is not None:
-            valid = valid_positions(lengths, x.shape[1])[:, None, :, None]
-            k, log_decay = k * valid, log_decay * valid  # padding writes nothing and forgets nothing
+        k, log_decay = without_padding(lengths, k, log_decay)  # padding writes nothing and forgets nothing
         q, k, log_decay = coefficient(q * self.d_key**-0.5), coefficient(k), coefficient(log_decay)
         y, S = dplr(q, k, v, log_decay, None, None, state.S)
         y = rearrange(self.norm(y), "batch head seq d -> batch seq (head d)").to(x.dtype)

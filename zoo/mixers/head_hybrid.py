@@ -15,7 +15,6 @@ from zoo.ops.attention import attend, grow_cache, settle_cache
 from zoo.ops.delta_rule import delta_rule, delta_strengths, require_stable, unit_length
 from zoo.ops.precision import Device, DType
 from zoo.ops.step_size import draw_rate_log, draw_step_bias
-from zoo.ops.time import valid_positions
 
 
 class HeadHybridState(NamedTuple):
@@ -125,9 +124,8 @@ class HeadHybrid(SequenceMixer):
 
         q, k, v = linear.to(state.S.dtype).unbind(0)
         q, k = coefficient(unit_length(q) * self.d_head**-0.5), coefficient(unit_length(k))
-        valid = None if lengths is None else valid_positions(lengths, seq_len)
         beta, dt = (layer(x).to(state.S.dtype) for layer in (self.beta_proj, self.dt_proj))
-        beta, log_decay = delta_strengths(beta, dt, self.beta_max, self.A_log, self.dt_bias, valid)
+        beta, log_decay = delta_strengths(beta, dt, self.beta_max, self.A_log, self.dt_bias, lengths)
         remembered, S = delta_rule(q, k, v, beta.squeeze(3), log_decay, state.S)
 
         y = torch.cat((attended.to(remembered.dtype), remembered), dim=1)

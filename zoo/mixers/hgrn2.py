@@ -15,7 +15,7 @@ from zoo.contract import SequenceMixer, accumulator, head_width, require_positiv
 from zoo.ops.dplr import dplr
 from zoo.ops.precision import Device, DType
 from zoo.ops.retention import bounded_decay
-from zoo.ops.time import valid_positions
+from zoo.ops.time import without_padding
 
 
 class HGRN2State(NamedTuple):
@@ -78,9 +78,7 @@ class HGRN2(SequenceMixer):
         parts = self.in_proj(x).to(state.S.dtype)
         q, logit, v = rearrange(parts, "batch seq (part head d) -> part batch head seq d", part=3, head=self.n_heads)
         log_decay, k = bounded_decay(logit, self.lower_bound)
-        if lengths is not None:
-            valid = valid_positions(lengths, x.shape[1])[:, None, :, None]
-            k, log_decay = k * valid, log_decay * valid  # padding writes nothing and forgets nothing
+        k, log_decay = without_padding(lengths, k, log_decay)  # padding writes nothing and forgets nothing
         q = coefficient(F.silu(q) * self.d_head**-0.5)
         y, S = dplr(q, coefficient(k), v, coefficient(log_decay), None, None, state.S)
         y = self.norm(rearrange(y, "batch head seq d -> batch seq (head d)")).to(x.dtype)

@@ -17,7 +17,7 @@ from zoo.ops.delta_rule import delta_inputs, require_stable
 from zoo.ops.dplr import dplr
 from zoo.ops.precision import Device, DType
 from zoo.ops.step_size import draw_step_bias
-from zoo.ops.time import valid_positions
+from zoo.ops.time import without_padding
 
 Gates = Literal["head", "channel"]
 
@@ -141,10 +141,7 @@ class KimiDelta(SequenceMixer):
         erase, *write = (torch.sigmoid(self._heads(t)) for t in each)
         dt = F.softplus(self.decay_up(self.decay_down(x)).to(dtype) + self.dt_bias)
         log_decay = -self.A_log.to(dtype).exp().view(-1, 1, 1) * self._heads(dt)
-        found = [log_decay, self.beta_max * erase, *write]
-        if lengths is not None:
-            valid = valid_positions(lengths, x.shape[1])[:, None, :, None]
-            found = [t * valid for t in found]
+        found = without_padding(lengths, log_decay, self.beta_max * erase, *write)
         return [coefficient(t) for t in found]
 
     def _heads(self, t: Tensor) -> Tensor:

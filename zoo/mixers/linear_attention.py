@@ -13,7 +13,7 @@ from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer, accumulator, head_width, require_choice, require_positive
 from zoo.ops.dplr import dplr
 from zoo.ops.precision import Device, DType
-from zoo.ops.time import valid_positions
+from zoo.ops.time import without_padding
 
 FeatureMap = Literal["elu", "identity"]
 _EPS = 1e-6
@@ -82,8 +82,7 @@ class LinearAttention(SequenceMixer):
         q, k, v = rearrange(self.qkv_proj(x), "batch seq (part head d) -> part batch head seq d", part=3, d=self.d_head)
         if self.feature_map == "elu":
             q, k = F.elu(q) + 1, F.elu(k) + 1
-        if lengths is not None:
-            k = k * valid_positions(lengths, x.shape[1])[:, None, :, None]
+        (k,) = without_padding(lengths, k)
         q, k = coefficient(q), coefficient(k)
         # The normaliser is what the same sum makes of a value that is always one.
         value = F.pad(v, (0, 1), value=1.0) if self.normalize else v

@@ -17,7 +17,7 @@ from zoo.contract import SequenceMixer, accumulator, require_choice, require_pos
 from zoo.ops.activation import heavy_tail, silu_gate
 from zoo.ops.precision import Device, DType
 from zoo.ops.step_size import draw_step_bias
-from zoo.ops.time import valid_positions
+from zoo.ops.time import without_padding
 from zoo.ops.trapezoid import advance_angles, rotate_pairs, trapezoidal_ssd
 
 Rotated = Literal["half", "all"]
@@ -182,8 +182,7 @@ class Mamba3(SequenceMixer):
         # differently.
         dt, rate, trap = rearrange(steps, "batch seq (part head) -> part batch head seq", part=3).contiguous().unbind(0)
         dt = F.softplus(dt + self.dt_bias.unsqueeze(1))
-        if lengths is not None:
-            dt = dt * valid_positions(lengths, dt.shape[2]).unsqueeze(1)
+        (dt,) = without_padding(lengths, dt)
         return dt, -dt * _RATE_MAPS[self.rate_map](rate).clamp(min=_RATE_FLOOR), dt * torch.sigmoid(trap)
 
     def _directions(self, t: Tensor, norm: RMSNorm, bias: Tensor) -> Tensor:

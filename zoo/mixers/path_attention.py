@@ -16,7 +16,7 @@ from zoo.ops.attention import attend_by, forgetting_bias, grow_cache, settle_cac
 from zoo.ops.delta_rule import unit_length
 from zoo.ops.path import path_logits
 from zoo.ops.precision import Device, DType
-from zoo.ops.time import valid_positions
+from zoo.ops.time import without_padding
 
 BETA_MAX = 2.0
 
@@ -112,21 +112,19 @@ class PathAttention(SequenceMixer):
         )
 
     def mix(self, x: Tensor, state: PathAttentionState, lengths: Tensor | None) -> tuple[Tensor, PathAttentionState]:
-        seq_len, valid = x.shape[1], None if lengths is None else valid_positions(lengths, x.shape[1]).unsqueeze(1)
+        seq_len = x.shape[1]
         q, k, v = (self._heads(t) for t in self.qkv_proj(x).split(self.widths, dim=2))
         w, conv = self.conv.mix(self.w_up(self.w_down(x)), state.conv, lengths)
         wide = state.keys.dtype
         w = unit_length(F.silu(self._heads(w).to(wide)))
         beta = BETA_MAX * torch.sigmoid(self.beta_proj(x).to(wide)).transpose(1, 2)
-        if valid is not None:
-            beta = beta * valid  # padding moves no key
+        (beta,) = without_padding(lengths, beta)  # padding moves no key
         q, k, w, beta = coefficient(q), coefficient(k), coefficient(w), coefficient(beta)
         logits, keys = path_logits(q, k, w, beta, state.keys)
         forgotten: Any = ()
         if self.forget_proj is not None:
             log_forget = F.logsigmoid(self.forget_proj(x).to(wide)).transpose(1, 2)
-            if valid is not None:
-                log_forget = log_forget * valid
+            (log_forget,) = without_padding(lengths, log_forget)
             bias, forgotten = forgetting_bias(coefficient(log_forget), state.forgotten.squeeze(3))
             logits, forgotten = logits + bias, settle_cache(forgotten.unsqueeze(3), lengths, seq_len)
         values = grow_cache(state.values, v)

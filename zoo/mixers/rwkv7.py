@@ -16,7 +16,7 @@ from zoo.ops.activation import group_norm
 from zoo.ops.conv import causal_conv
 from zoo.ops.delta_rule import relaxed_delta_rule
 from zoo.ops.precision import Device, DType
-from zoo.ops.time import valid_positions
+from zoo.ops.time import without_padding
 
 _FASTEST = math.exp(-0.5)  # no decay is below exp(-exp(-1/2)) = 0.545
 _SHIFT_POWERS = (0.2, 0.9, 0.7, 0.7, 0.9, 0.2)  # of the initial shifts of r, w, k, v, a, g
@@ -136,9 +136,7 @@ class RWKV7(SequenceMixer):
         kappa, k = self._heads(k * self.kappa_scale, state), self._heads(k + k * (rate - 1) * self.key_rate, state)
         r, v, rate, decay = (self._heads(t, state) for t in (self.r_proj(x_r), self.v_proj(x_v), rate, decay))
         log_decay = -_FASTEST * torch.sigmoid(decay)
-        if lengths is not None:
-            valid = valid_positions(lengths, x.shape[1])[:, None, :, None]
-            k, rate, log_decay = k * valid, rate * valid, log_decay * valid  # padding neither writes nor forgets
+        k, rate, log_decay = without_padding(lengths, k, rate, log_decay)  # padding neither writes nor forgets
         bonus = coefficient((r * k * self.bonus.unsqueeze(1)).sum(-1, keepdim=True))
         r, k, log_decay, rate = (coefficient(t) for t in (r, k, log_decay, rate))
         y, S = relaxed_delta_rule(r, k, v, log_decay, coefficient(F.normalize(kappa, dim=-1)), rate, state.S)

@@ -18,7 +18,7 @@ from zoo.ops.activation import silu, silu_gate
 from zoo.ops.precision import Device, DType, widest
 from zoo.ops.scan import selective_scan
 from zoo.ops.step_size import draw_step_bias
-from zoo.ops.time import valid_positions
+from zoo.ops.time import without_padding
 
 Init = Literal["published", "recall"]
 _STEPS: dict[Init, tuple[float, float]] = {"published": (1e-3, 1e-1), "recall": (0.3, 1.0)}
@@ -138,8 +138,7 @@ class SelectiveSSM(SequenceMixer):
         u, conv = self.conv.mix(u, state.conv, lengths)
         u = silu(u)
         dt, B, C = self._dynamics(u)
-        if lengths is not None:
-            dt = dt * valid_positions(lengths, x.shape[1]).unsqueeze(2)  # a step of size zero leaves the state alone
+        (dt,) = without_padding(lengths, dt, axis=1)  # a step of size zero leaves the state alone
         dt, B, C = coefficient(dt), coefficient(B), coefficient(C)
         # The signs are right by construction; a NaN, of training that diverged, goes on to the loss, which is watched.
         y, h = selective_scan(u, dt, -self.A_log.exp(), B, C, self.D, state.h, check=False)

@@ -17,7 +17,7 @@ from zoo.ops.activation import silu, silu_gate
 from zoo.ops.precision import Device, DType
 from zoo.ops.ssd import ssd
 from zoo.ops.step_size import draw_step_bias
-from zoo.ops.time import valid_positions
+from zoo.ops.time import without_padding
 
 Init = Literal["published", "recall"]
 _STARTS: dict[Init, tuple[tuple[float, float], tuple[float, float]]] = {
@@ -156,9 +156,8 @@ class SSD(SequenceMixer):
         dt = F.softplus(dt.to(wide) + self.dt_bias)
         if self.dt_floor:
             dt = dt.clamp(min=self.dt_floor)
-        if lengths is not None:
-            dt = dt * valid_positions(lengths, x.shape[1]).unsqueeze(2)  # a step of size zero leaves the state alone
-        dt, B, C = coefficient(dt.transpose(1, 2)), coefficient(B), coefficient(C)
+        (dt,) = without_padding(lengths, dt.transpose(1, 2))  # a step of size zero leaves the state alone
+        dt, B, C = coefficient(dt), coefficient(B), coefficient(C)
         log_decay = -self.A_log.to(wide).exp().unsqueeze(1) * dt
         o, h = ssd(C, B, dt.unsqueeze(3) * u, log_decay, state.h)
         o = o + self.D.view(-1, 1, 1) * u

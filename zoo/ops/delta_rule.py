@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from zoo.coefficient import coefficient
 from zoo.cores import core
 from zoo.ops.activation import silu
 from zoo.ops.dplr import dplr
+from zoo.ops.time import without_padding
 
 _EPS = 1e-6
 
@@ -35,7 +36,7 @@ def delta_strengths(
     beta_max: float,
     A_log: Float[Tensor, " heads"],
     dt_bias: Float[Tensor, " heads"],
-    valid: Bool[Tensor, "batch seq"] | None,
+    lengths: Int[Tensor, " batch"] | None,
 ) -> tuple[Float[Tensor, "batch heads seq steps"], Float[Tensor, "batch heads seq"]]:
     """beta_max sigmoid(beta) and -exp(A_log) softplus(dt + dt_bias): writing strengths and log-decays (2412.06464).
 
@@ -44,7 +45,7 @@ def delta_strengths(
         dt: logits of the step sizes.
         beta_max: upper end of the strengths.
         A_log, dt_bias: of each head.
-        valid: where it is false nothing is written and nothing decays.
+        lengths: valid positions of each row; beyond them nothing is written and nothing decays.
 
     Returns:
         Both, as coefficients, in dt's dtype.
@@ -54,9 +55,7 @@ def delta_strengths(
     # differently.
     dt = dt.transpose(1, 2).contiguous()
     log_decay = -A_log.to(dt.dtype).exp().unsqueeze(1) * F.softplus(dt + dt_bias.unsqueeze(1))
-    strength = strength.contiguous()
-    if valid is not None:
-        strength, log_decay = strength * valid[:, None, :, None], log_decay * valid.unsqueeze(1)
+    strength, log_decay = without_padding(lengths, strength.contiguous(), log_decay)
     return coefficient(strength), coefficient(log_decay)
 
 

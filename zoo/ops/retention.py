@@ -11,7 +11,7 @@ from torch import Tensor
 
 from zoo.cores import core
 from zoo.ops.dplr import dplr
-from zoo.ops.time import valid_positions
+from zoo.ops.time import without_padding
 
 
 def retention_rates(
@@ -43,9 +43,7 @@ def retention(
         Outputs, and S after the last position.
     """
     log_decay = -rates.to(state.dtype).view(1, -1, 1, 1).expand(*q.shape[:3], 1)
-    if lengths is not None:
-        valid = valid_positions(lengths, q.shape[2])[:, None, :, None]
-        k, log_decay = k * valid, log_decay * valid
+    k, log_decay = without_padding(lengths, k, log_decay)
     return dplr(q, k, v, log_decay, None, None, state)
 
 

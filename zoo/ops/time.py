@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 import torch
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 Lengths: TypeAlias = Int[Tensor, " batch"] | Sequence[int]
@@ -29,6 +29,16 @@ def as_lengths(lengths: Lengths | None, x: Tensor) -> Tensor | None:
 def valid_positions(lengths: Int[Tensor, " batch"], seq_len: int) -> Bool[Tensor, "batch seq"]:
     """Mark where a position lies inside its row's length."""
     return torch.arange(seq_len, device=lengths.device) < lengths.unsqueeze(1)
+
+
+def without_padding(
+    lengths: Int[Tensor, " batch"] | None, *tensors: Float[Tensor, "batch ..."], axis: int = 2
+) -> tuple[Float[Tensor, "batch ..."], ...]:
+    """Zero tensors beyond the length of each row, positions along `axis`: keys write nothing, log-decays keep all."""
+    if lengths is None:
+        return tensors
+    valid = valid_positions(lengths, tensors[0].shape[axis]).view(len(lengths), *(1,) * (axis - 1), -1)
+    return tuple(t * valid.view(*valid.shape, *(1,) * (t.ndim - axis - 1)) for t in tensors)
 
 
 def right_align(

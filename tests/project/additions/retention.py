@@ -14,7 +14,7 @@ from zoo.contract import SequenceMixer, accumulator, head_width, require_positiv
 from zoo.ops.activation import silu_gate
 from zoo.ops.dplr import dplr
 from zoo.ops.precision import Device, DType
-from zoo.ops.time import valid_positions
+from zoo.ops.time import without_padding
 
 
 class RetentionState(NamedTuple):
@@ -65,9 +65,7 @@ class Retention(SequenceMixer):
         q, k, v = rearrange(self.qkv_proj(x), "batch seq (qkv head d) -> qkv batch head seq d", qkv=3, d=self.d_head)
         head = torch.arange(self.n_heads, device=x.device, dtype=state.S.dtype)
         log_decay = torch.log1p(-torch.exp2(-5 - head)).view(1, -1, 1, 1).expand(len(x), -1, x.shape[1], -1)
-        if lengths is not None:
-            valid = valid_positions(lengths, x.shape[1])[:, None, :, None]
-            k, log_decay = k * valid, log_decay * valid  # padding writes nothing and forgets nothing
+        k, log_decay = without_padding(lengths, k, log_decay)  # padding writes nothing and forgets nothing
         q, k = coefficient(q * self.d_head**-0.5), coefficient(k)
         y, S = dplr(q, k, v, log_decay, None, None, state.S)
         y = rearrange(self.norm(y), "batch head seq d -> batch seq (head d)").to(x.dtype)
