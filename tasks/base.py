@@ -64,6 +64,7 @@ class Task(ABC):
     """Installed packages whose version keys the cache."""
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         if "source" not in vars(cls):
             said = next((p for p in paragraphs(cls) if p.startswith("Source: ")), cls.source)
             cls.source = " ".join(said.removeprefix("Source: ").split())
