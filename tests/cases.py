@@ -135,6 +135,10 @@ VARIANTS = [
 ]
 
 
+DEFAULTS = [Case(name, {}) for name in list_mixers()]
+ALL_CASES = DEFAULTS + VARIANTS
+
+
 def label(case: Case) -> str:
     """`attention-sink=bos-position=alibi`: how a case is called in the test report."""
     shown = {key: value for key, value in case.options.items() if key not in ("max_seq_len", "pattern")}
@@ -178,7 +182,7 @@ def cases(
         names: of mixers; default all.
         by_default: mixers that the default run has, all others being slow; for what the base class does; default all.
     """
-    table = [Case(name, {}) for name in list_mixers()] + (VARIANTS if variants else [])
+    table = ALL_CASES if variants else DEFAULTS
 
     def is_slow(case: Case) -> bool:
         return bool(case.options and variants == "slow") or (by_default is not None and case.name not in by_default)

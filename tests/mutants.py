@@ -361,13 +361,6 @@ def _measured(root: Path) -> str:
     return f"Last run on {time.strftime('%Y-%m-%d', time.gmtime())}, commit {commit}{changed}, {describe_machine()}."
 
 
-def warm_up() -> None:
-    """Import what most tests import and no mutant is planted in, so that forked processes have it."""
-    for name in WARM:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what is asked for and write verdicts and table; the exit status."""
     parser = argparse.ArgumentParser(
@@ -425,11 +418,13 @@ def run(todo: Sequence[Mutant], root: Path, options: argparse.Namespace, results
     tqdm.monitor_interval = 0  # a thread would not outlive a fork
     # In another process: this one must not import the project.
     asked = f"from pathlib import Path; from tests import mutants; print(mutants._measured(Path({str(root)!r})))"
-    measured = subprocess.run(
-        [sys.executable, "-c", asked], cwd=ROOT, capture_output=True, text=True, check=True, env=_environment(ROOT)
-    )
+    here = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", asked]
+    measured = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, env=here)
     results["measured"] = measured.stdout.strip()
-    warm_up()
+    for name in WARM:  # so that forked processes have it
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     with tqdm(judge(todo, root, options.jobs, options.limit), total=len(todo), unit="mutant") as bar:
         for mutant, verdict in bar:
             results["verdicts"][mutant.name] = asdict(verdict)
@@ -453,10 +448,6 @@ def check(root: Path, results: dict[str, Any]) -> None:
         else:
             verdicts[name]["checked"] = True
     _save(root, results)
-
-
-def _environment(tree: Path) -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(tree)}
 
 
 def _save(root: Path, results: Mapping[str, Any]) -> None:

@@ -23,11 +23,11 @@ from torch.utils.checkpoint import checkpoint
 
 from tests import reference, refused, slow
 from tests.cases import (
+    ALL_CASES,
     D_MODEL,
     KINDS,
     LONGEST,
     OF_THEIR_OWN_OP,
-    VARIANTS,
     Case,
     assert_states_close,
     by_name,
@@ -49,8 +49,6 @@ from zoo.registry import mixer_class
 from zoo.theory.operator import NotAffineError, check_offset, interaction
 
 SEED = 20_251_217
-
-ALL_CASES = [Case(name, {}) for name in list_mixers()] + VARIANTS
 
 HELD_BY_EVERY_CASE = (
     "causality",

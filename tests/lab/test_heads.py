@@ -13,6 +13,7 @@ import zoo
 from lab import config
 from lab.build import build
 from lab.examples import examples
+from tests.lab.runs import error_line
 from zoo import __main__ as command
 from zoo.theory.model_heads import accuracy
 
@@ -87,6 +88,4 @@ def test_what_cannot_be_read_is_refused_in_one_line(run: Path, capsys: pytest.Ca
         (("nowhere",), "no run at nowhere"),
     ):
         assert command.main(["heads", *flags]) == 2
-        error = capsys.readouterr().err
-        assert says in error
-        assert error.count("\n") == 1
+        assert says in error_line(capsys, "zoo")

@@ -11,22 +11,19 @@ from torch import Tensor
 
 import zoo.theory
 from tests import refused
+from tests.cases import draw
 from tests.tolerances import assert_close
 from zoo.theory import balanced_teacher, head_count, head_count_bound, lag_operators
 
 
-def randn(*shape: int, generator: torch.Generator) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=generator)
-
-
 def test_lag_operators_are_powers(generator: torch.Generator) -> None:
     poles = torch.tensor([0.9, -0.5, 0.0], dtype=torch.float64)
-    B, C = randn(3, 4, generator=generator), randn(2, 3, generator=generator)
+    B, C = draw(3, 4, generator=generator), draw(2, 3, generator=generator)
     lags = lag_operators(poles, B, C, 6)
     for tau in range(6):
         assert_close(lags[tau], C @ torch.linalg.matrix_power(torch.diag(poles), tau) @ B)
     assert_close(lag_operators(torch.diag(poles), B, C, 6), lags)
-    basis = torch.linalg.qr(randn(3, 3, generator=generator)).Q
+    basis = torch.linalg.qr(draw(3, 3, generator=generator)).Q
     assert_close(lag_operators(basis @ torch.diag(poles) @ basis.T, basis @ B, C @ basis.T, 6), lags)
 
 
@@ -92,14 +89,14 @@ def mean_squared_error(lags: Tensor, covariance: Tensor) -> Tensor:
 @pytest.mark.parametrize("correlated", [False, True])
 def test_the_bound_is_attained_and_never_beaten(correlated: bool, generator: torch.Generator) -> None:
     n, d_out, d_in, n_heads = 5, 2, 3, 2
-    lags = randn(n, d_out, d_in, generator=generator)
-    mix = randn(d_in, d_in, generator=generator)
+    lags = draw(n, d_out, d_in, generator=generator)
+    mix = draw(d_in, d_in, generator=generator)
     covariance = mix @ mix.T if correlated else torch.eye(d_in, dtype=torch.float64)
     bound = head_count_bound(lags, n_heads, covariance if correlated else None)
     energy = mean_squared_error(lags, covariance)
 
-    coefficients = randn(n_heads, n, generator=generator).requires_grad_()
-    values = randn(n_heads, d_out, d_in, generator=generator).requires_grad_()
+    coefficients = draw(n_heads, n, generator=generator).requires_grad_()
+    values = draw(n_heads, d_out, d_in, generator=generator).requires_grad_()
 
     def error() -> Tensor:
         return mean_squared_error(torch.einsum("ht,hpd->tpd", coefficients, values) - lags, covariance) / energy
@@ -125,7 +122,7 @@ def test_the_bound_is_attained_and_never_beaten(correlated: bool, generator: tor
 def test_head_counts_in_closed_form(name: str, expected: int, generator: torch.Generator) -> None:
     def system(A: Tensor, d_in: int = 4, d_out: int = 4) -> Tensor:
         d_state = A.shape[0]
-        B, C = randn(d_state, d_in, generator=generator), randn(d_out, d_state, generator=generator)
+        B, C = draw(d_state, d_in, generator=generator), draw(d_out, d_state, generator=generator)
         return lag_operators(A.double(), B, C, 16)
 
     lags = {
@@ -143,7 +140,7 @@ def test_head_counts_in_closed_form(name: str, expected: int, generator: torch.G
 
 @pytest.mark.parametrize("scale", [1e-200, 1e200])
 def test_the_bound_does_not_depend_on_scale(scale: float, generator: torch.Generator) -> None:
-    lags, mix = randn(5, 2, 3, generator=generator), randn(3, 3, generator=generator)
+    lags, mix = draw(5, 2, 3, generator=generator), draw(3, 3, generator=generator)
     covariance = mix @ mix.T
     assert head_count_bound(scale * lags, 2) == pytest.approx(head_count_bound(lags, 2))
     expected = pytest.approx(head_count_bound(lags, 2, covariance))

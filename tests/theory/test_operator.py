@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tests import refused, slow
-from tests.cases import KINDS
+from tests.cases import KINDS, draw
 from tests.tolerances import assert_close
 from zoo.backbone import Backbone
 from zoo.blocks import ResidualBlock, RMSNorm, ShortConv, Stack, SwiGLU
@@ -20,10 +20,6 @@ from zoo.registry import create_mixer, list_mixers
 from zoo.theory.operator import NotAffineError, OperatorError, check_offset, interaction, offset_share, replayed
 
 SEQ, WIDTH = 11, 8
-
-
-def draw(generator: torch.Generator, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, generator=generator, dtype=dtype)
 
 
 def hybrid_backbone() -> Backbone:
@@ -59,7 +55,7 @@ every_layer = pytest.mark.parametrize(
 @every_layer
 def test_reproduces_the_output(name: str, dtype: torch.dtype, limit: float, generator: torch.Generator) -> None:
     layer = LAYERS[name]().to(dtype).eval()
-    x = draw(generator, 2, SEQ, WIDTH, dtype=dtype)
+    x = draw(2, SEQ, WIDTH, generator=generator, dtype=dtype)
     with torch.no_grad():
         y = layer.from_embeddings(x) if isinstance(layer, Backbone) else layer(x)
     found = interaction(layer, x)
@@ -73,7 +69,7 @@ def test_reproduces_the_output(name: str, dtype: torch.dtype, limit: float, gene
 def test_attention_by_hand(generator: torch.Generator) -> None:
     heads, width = 2, WIDTH // 2
     layer = create_mixer("attention", WIDTH, n_heads=heads).double()
-    x = draw(generator, 1, SEQ, WIDTH)
+    x = draw(1, SEQ, WIDTH, generator=generator)
     W = interaction(layer, x).operator[0].numpy()
     weights = layer.qkv_proj.weight.detach().numpy().reshape(3, heads, width, WIDTH)
     out = layer.out_proj.weight.detach().numpy().reshape(WIDTH, heads, width)
@@ -89,7 +85,7 @@ def test_attention_by_hand(generator: torch.Generator) -> None:
 
 def test_diagonal_ssm_by_hand(generator: torch.Generator) -> None:
     layer = create_mixer("diagonal_ssm", 3, d_state=4, init="ring").double()
-    found = interaction(layer, draw(generator, 1, SEQ, 3))
+    found = interaction(layer, draw(1, SEQ, 3, generator=generator))
     log_decay, B, C = (t.detach().numpy() for t in layer.dynamics())
     for i in range(SEQ):
         for j in range(i + 1):
@@ -101,7 +97,7 @@ def test_diagonal_ssm_by_hand(generator: torch.Generator) -> None:
 def test_the_convolutions_bias_is_the_offset(generator: torch.Generator) -> None:
     """Mamba's offset is a good part of its output, and W x alone does not do."""
     layer = create_mixer("selective_ssm", WIDTH).double()
-    x = draw(generator, 1, SEQ, WIDTH)
+    x = draw(1, SEQ, WIDTH, generator=generator)
     found = interaction(layer, x)
     with torch.no_grad():
         y = layer(x)
@@ -114,7 +110,7 @@ def test_the_convolutions_bias_is_the_offset(generator: torch.Generator) -> None
 @pytest.mark.parametrize("name", ["attention", "selective_ssm", "lstm"])
 def test_the_jacobian_is_another_matrix(name: str, generator: torch.Generator) -> None:
     layer = create_mixer(name, WIDTH).double()
-    x = draw(generator, 1, SEQ, WIDTH)
+    x = draw(1, SEQ, WIDTH, generator=generator)
     W = interaction(layer, x).operator[0]
     jacobian = torch.autograd.functional.jacobian(lambda v: layer(v[None])[0], x[0]).permute(0, 2, 1, 3)
     assert (jacobian - W).norm() > 0.05 * W.norm()
@@ -122,14 +118,14 @@ def test_the_jacobian_is_another_matrix(name: str, generator: torch.Generator) -
 
 def test_the_jacobian_of_a_linear_layer_is_the_operator(generator: torch.Generator) -> None:
     layer = create_mixer("factorized", WIDTH).double()
-    x = draw(generator, 1, SEQ, WIDTH)
+    x = draw(1, SEQ, WIDTH, generator=generator)
     jacobian = torch.autograd.functional.jacobian(lambda v: layer(v[None])[0], x[0]).permute(0, 2, 1, 3)
     assert_close(interaction(layer, x).operator[0], jacobian)
 
 
 def test_rows_of_the_batch_are_independent(generator: torch.Generator) -> None:
     layer = create_mixer("hybrid", WIDTH).double()
-    x = draw(generator, 3, SEQ, WIDTH)
+    x = draw(3, SEQ, WIDTH, generator=generator)
     together, alone = interaction(layer, x), interaction(layer, x[1:2])
     assert_close(together.operator[1:2], alone.operator)
     assert_close(together.offset[1:2], alone.offset)
@@ -139,7 +135,7 @@ def test_both_sides_give_the_same_operator(generator: torch.Generator, monkeypat
     """In several blocks, of which the last is short."""
     monkeypatch.setattr("zoo.theory.operator.POSITIONS_AT_ONCE", 3 * 2 * SEQ * WIDTH)
     layer = create_mixer("selective_ssm", WIDTH).double()
-    with replayed(layer, draw(generator, 2, SEQ, WIDTH)) as held:
+    with replayed(layer, draw(2, SEQ, WIDTH, generator=generator)) as held:
         rows = list(held.rows())
         columns = torch.cat([block for _, block in held.columns()], dim=1)
     assert [now.stop - now.start for now, _ in rows] == [3, 3, 3, 2]
@@ -148,7 +144,7 @@ def test_both_sides_give_the_same_operator(generator: torch.Generator, monkeypat
 
 def test_a_layer_that_ignores_its_input(generator: torch.Generator) -> None:
     """A constant is its own offset; a coefficient that takes its place is refused (ALL_MARKED)."""
-    found = interaction(Layer(lambda x, _: torch.ones_like(x)), draw(generator, 1, 4, 2))
+    found = interaction(Layer(lambda x, _: torch.ones_like(x)), draw(1, 4, 2, generator=generator))
     assert not found.operator.any()
     assert (found.offset == 1).all()
 
@@ -156,7 +152,7 @@ def test_a_layer_that_ignores_its_input(generator: torch.Generator) -> None:
 def test_training_mode_and_parameters_are_left_alone(generator: torch.Generator) -> None:
     layer = nn.Sequential(nn.Dropout(0.5), create_mixer("attention", WIDTH)).double()
     layer[1].eval()
-    x = draw(generator, 1, SEQ, WIDTH)
+    x = draw(1, SEQ, WIDTH, generator=generator)
     found = interaction(layer, x)
     assert layer.training
     assert layer[0].training
@@ -176,7 +172,7 @@ class Squared(nn.Module):
 
 
 def test_an_unmarked_coefficient_is_an_error_with_its_size(generator: torch.Generator) -> None:
-    x = draw(generator, 1, SEQ, WIDTH)
+    x = draw(1, SEQ, WIDTH, generator=generator)
     interaction(Squared(0.1, marked=True), x)
     misses = []
     for share in (1e-1, 1e-5):
@@ -287,7 +283,7 @@ ACCEPTED: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def four_wide(batch: int = 2, seed: int = 0) -> Tensor:
-    return draw(torch.Generator().manual_seed(seed), batch, 6, 4)
+    return draw(batch, 6, 4, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("batch", [1, 2])
@@ -347,19 +343,19 @@ def test_several_dtypes_are_named() -> None:
 def test_the_backward_pass_is_the_transpose_of_the_forward_pass(name: str, generator: torch.Generator) -> None:
     """<W^T u, x> + <u, c> = <u, y>, for every row and three draws of u, to the last digits."""
     layer = LAYERS[name]().double()
-    with replayed(layer, draw(generator, 2, SEQ, WIDTH)) as held:
-        u = draw(generator, 3, *held.output.shape)
+    with replayed(layer, draw(2, SEQ, WIDTH, generator=generator)) as held:
+        u = draw(3, *held.output.shape, generator=generator)
         x = held._x
         left = (held.rmatvec(u) * x).sum((2, 3)) + (u * held.offset).sum((2, 3))
         size = u.flatten(2).norm(dim=2) * held.output.flatten(1).norm(dim=1)
         assert ((left - (u * held.output).sum((2, 3))).abs() <= 1e-14 * size).all()
-        v = draw(generator, 3, *x.shape)
+        v = draw(3, *x.shape, generator=generator)
         assert_close((held.rmatvec(u) * v).sum((2, 3)), (held.matvec(v) * u).sum((2, 3)))
 
 
 @pytest.mark.slow
 def test_the_share_of_the_output_that_is_not_in_the_operator(generator: torch.Generator) -> None:
-    x = draw(generator, 1, 64, 16)
+    x = draw(1, 64, 16, generator=generator)
     layer = create_mixer("selective_ssm", 16).double()
     found = interaction(layer, x)
     assert offset_share(layer, x) == pytest.approx((found.offset.norm() / layer(x).norm()).item())
@@ -378,7 +374,7 @@ def test_a_part_of_the_values_that_is_marked_is_found_in_the_offset(generator: t
         check_offset(halves, x)
     layer = create_mixer("selective_ssm", WIDTH).double()
     before = {name: value.clone() for name, value in layer.state_dict().items()}
-    x = draw(generator, 1, SEQ, WIDTH)
+    x = draw(1, SEQ, WIDTH, generator=generator)
     check_offset(layer, x)
     assert offset_share(layer, x) > 0.05
     assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
@@ -424,7 +420,7 @@ def test_a_layer_that_is_no_sequence_map() -> None:
 @pytest.mark.gpu
 def test_on_a_gpu(generator: torch.Generator) -> None:
     layer = hybrid_backbone().cuda()
-    x = draw(generator, 1, SEQ, WIDTH, dtype=torch.float32).cuda()
+    x = draw(1, SEQ, WIDTH, generator=generator, dtype=torch.float32).cuda()
     y = layer.from_embeddings(x).detach()
     found = interaction(layer, x)
     assert found.operator.device == x.device
