@@ -17,14 +17,13 @@ from zoo.ops.attention import attend, lag_matrix
 from zoo.ops.conv import causal_conv
 from zoo.ops.diagonal import diagonal_scan, ring_gain, zero_order_hold
 from zoo.ops.dplr import dplr
-from zoo.ops.long_conv import long_conv
 from zoo.ops.precision import widest
 from zoo.ops.recurrent import linear_rnn, lstm_scan
 from zoo.ops.rope import rotate
 from zoo.ops.scan import selective_scan
 from zoo.ops.sliding import sliding_attend
 from zoo.ops.time import right_align, valid_positions
-from zoo.ops.toeplitz import toeplitz_mix
+from zoo.ops.toeplitz import long_conv, toeplitz_mix
 
 LENGTHS = pytest.mark.parametrize("seq_len", [1, 2, 7, 63, 1000])
 

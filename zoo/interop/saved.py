@@ -108,7 +108,8 @@ def load(
     if found := misfit(model.state_dict(), weights):
         raise ValueError(f"{path} does not fit mixer {options['mixer']['name']!r} as this version builds it: {found}")
     model.load_state_dict({name: w.clone() for name, w in weights.items()}, assign=True)
-    if _are_tied(weights):
+    embedding, head = weights.get("embedding.weight"), weights.get("head.weight")
+    if embedding is not None and head is not None and embedding.data_ptr() == head.data_ptr():  # kept once in the file
         assert model.head is not None
         assert model.embedding is not None
         model.head.weight = model.embedding.weight
@@ -135,12 +136,6 @@ def _read(path: str | os.PathLike[str], kind: type[M], allow: Iterable[str]) -> 
         loads = "zoo.load" if isinstance(found, Backbone) else "zoo.load_mixer"
         raise ValueError(f"{path} holds {type(found).__name__}, which {loads} reads")
     return found
-
-
-def _are_tied(weights: Mapping[str, Tensor]) -> bool:
-    """Return whether the head's weight is the embedding's: a file keeps what two names share once."""
-    embedding, head = weights.get("embedding.weight"), weights.get("head.weight")
-    return embedding is not None and head is not None and embedding.data_ptr() == head.data_ptr()
 
 
 def find_checkpoint(run_dir: str | os.PathLike[str], checkpoint: str = "best") -> Path:

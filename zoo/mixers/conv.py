@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from zoo.blocks import ShortConv
 from zoo.contract import SequenceMixer, accumulator, require_choice, require_positive, reset_submodules
-from zoo.ops.long_conv import long_conv
 from zoo.ops.precision import Device, DType, full_precision
 from zoo.ops.time import right_align
+from zoo.ops.toeplitz import long_conv
 
 Kernel = Literal["short", "implicit"]
 _OMEGA = 10.0  # of the sines between the filter's layers, as published for language

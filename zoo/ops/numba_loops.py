@@ -36,12 +36,7 @@ def compiled(function: Callable[..., Any], fastmath: tuple[str, ...] = ("contrac
         said: what the logger calls it when it is compiled; default None: nothing is said.
     """
     function = inspect.unwrap(function)  # out of the shape checker that the tests put around everything in zoo
-    options: dict[str, Any] = {
-        "nogil": True,
-        "fastmath": set(fastmath),
-        "error_model": "numpy",
-        "boundscheck": False,
-    }
+    options: Any = {"nogil": True, "fastmath": set(fastmath), "error_model": "numpy", "boundscheck": False}
     try:
         kernel = numba.njit(cache=True, **options)(function)
     except RuntimeError:  # no folder that could hold the code: compile it in each process

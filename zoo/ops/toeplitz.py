@@ -1,13 +1,17 @@
-"""Matrices whose entries are coefficients of the lag."""
+"""Products with matrices whose entries are coefficients of the lag: long convolutions among them."""
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Inexact
 from torch import Tensor
 
 from zoo.cores import core
 from zoo.ops.attention import lag_matrix
+from zoo.ops.transforms import whole_in_export
+
+BLOCK = 128  # of `long_conv`
 
 
 def causal_toeplitz(kernel: Inexact[Tensor, "*batch size"]) -> Inexact[Tensor, "*batch size size"]:
@@ -24,3 +28,31 @@ def toeplitz_mix(
     lag = lag_matrix(seq_len, x.shape[1], x.device)
     matrix = coefficients[:, lag.clamp(min=0)].masked_fill(lag < 0, 0.0)
     return matrix.unsqueeze(1) @ x
+
+
+@core("x", "batch seq channel")
+@whole_in_export(
+    "(Tensor x, Tensor kernel, SymInt seq_len) -> Tensor",
+    lambda x, kernel, seq_len: x.new_empty(x.shape[0], seq_len, x.shape[2]),
+)
+def long_conv(
+    x: Float[Tensor, "batch slots channels"], kernel: Float[Tensor, "channels slots"], seq_len: int
+) -> Float[Tensor, "batch seq channels"]:
+    """y_i = sum_{j <= i} kernel[:, i - j] x_j for the last `seq_len` slots, each channel by itself.
+
+    One Toeplitz product for all blocks of outputs. A Fourier transform would be faster for long sequences, but lets
+    roundoff of the future into the past.
+
+    Args:
+        x: all inputs so far.
+        kernel: value at each lag, from zero.
+        seq_len: how many outputs, counted from the right.
+    """
+    slots = x.shape[1]
+    size = min(BLOCK, seq_len)
+    n_blocks = -(-seq_len // size)
+    # The Toeplitz rows of the last block: each a window of the reversed kernel, one step left of the row before. For an
+    # earlier block they hold too, once zeros stand in front of its inputs.
+    rows = F.pad(kernel.flip(1), (0, size - 1)).unfold(1, slots, 1).flip(1)  # (channels, size, slots)
+    inputs = F.pad(x, (0, 0, (n_blocks - 1) * size, 0)).unfold(1, slots, size)  # (batch, n_blocks, channels, slots)
+    return torch.einsum("bncs,crs->bnrc", inputs, rows).flatten(1, 2)[:, -seq_len:]
