@@ -85,15 +85,21 @@ def pairs_before(options: Options, inputs: list[list[float]], asked: list[int]) 
     return {position: len(inputs[:position]) // 2 for position in asked}
 
 
-def words_so_far(options: Options, inputs: list[int], position: int) -> list[list[int]]:
-    """The words up to and with a position; the last one is the current word, empty behind a separator."""
+def words_of(tokens: list[int], separator: int) -> list[list[int]]:
+    """The words; the last one is not ended, and empty after a separator."""
     words: list[list[int]] = [[]]
-    for token in inputs[: position + 1]:
-        if token == options["n_symbols"]:
-            assert 1 <= len(words[-1]) <= options["max_word"]
+    for token in tokens:
+        if token == separator:
             words.append([])
         else:
             words[-1].append(token)
+    return words
+
+
+def words_so_far(options: Options, inputs: list[int], position: int) -> list[list[int]]:
+    """The words up to and with a position; the last one is the current word."""
+    words = words_of(inputs[: position + 1], options["n_symbols"])
+    assert all(1 <= len(word) <= options["max_word"] for word in words[:-1])
     return words
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 import tasks
 from tests.tasks.case import assert_even, assert_law
+from tests.tasks.solvers_in_context import words_of
 
 
 def test_hops_and_cycles_are_drawn_evenly(rng: np.random.Generator) -> None:
@@ -79,13 +80,3 @@ def test_automata_have_from_more_than_their_edges_up_to_the_most_states(rng: np.
     # From the fourth symbol on a walk repeats itself with a period of 2, 3 or 4.
     periods = {next(p for p in range(1, 5) if word[4:] == word[4 - p : len(word) - p]) for word in walks}
     assert {2, 3} <= periods
-
-
-def words_of(row: list[int], separator: int) -> list[list[int]]:
-    words: list[list[int]] = [[]]
-    for token in row:
-        if token == separator:
-            words.append([])
-        else:
-            words[-1].append(token)
-    return words
