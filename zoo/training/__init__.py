@@ -7,21 +7,19 @@ from typing import TYPE_CHECKING, Any
 from zoo.naming import lazy_names
 
 if TYPE_CHECKING:
-    from zoo.training.apart import log_apart, scores_apart
     from zoo.training.callbacks import NonFiniteLoss, NonFiniteLossError, Reached, ReseedEachStep, Throughput
     from zoo.training.checkpoints import AtomicCheckpointIO, Checkpoints, Interrupt, Interrupted, Pause, Paused
     from zoo.training.events import CurveLogger, log_result, write_hparams
     from zoo.training.figures import TheoryFigures
-    from zoo.training.lengths import length_figure, log_lengths, scores_at_lengths
+    from zoo.training.lengths import length_figure, log_apart, log_lengths, scores_apart, scores_at_lengths
     from zoo.training.module import SequenceModule
 
 _HOMES = {
-    "zoo.training.apart": "log_apart scores_apart",
     "zoo.training.callbacks": "NonFiniteLoss NonFiniteLossError Reached ReseedEachStep Throughput",
     "zoo.training.checkpoints": "AtomicCheckpointIO Checkpoints Interrupt Interrupted Pause Paused",
     "zoo.training.events": "CurveLogger log_result write_hparams",
     "zoo.training.figures": "TheoryFigures",
-    "zoo.training.lengths": "length_figure log_lengths scores_at_lengths",
+    "zoo.training.lengths": "length_figure log_apart log_lengths scores_apart scores_at_lengths",
     "zoo.training.module": "SequenceModule",
 }
 

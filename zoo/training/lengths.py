@@ -1,17 +1,16 @@
-"""Length generalisation: test a trained model on sequences of other lengths; report numbers, a curve and a figure."""
+"""Test a trained model on sets of batches, each by itself, such as other lengths; numbers, curves and a figure."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, TypeVar
 
 import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from zoo.report.plots import new_figure, styled
-from zoo.training.apart import scores_apart
 from zoo.training.module import Batch, SequenceModule
 
 if TYPE_CHECKING:
@@ -19,8 +18,47 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+Key = TypeVar("Key", bound=Hashable)
+
 Scores = dict[int, float | None]
 """{length: score}, None for a length that the model cannot take or that was not tested."""
+
+
+def scores_apart(
+    trainer: L.Trainer, module: SequenceModule, batches: Iterable[tuple[Key, Iterable[Batch]]]
+) -> dict[Key, dict[str, float | None]]:
+    """Test the module on each set of batches and return its scores; no points are added to its curves.
+
+    Args:
+        trainer: runs the tests.
+        module: tested with its current weights; no checkpoint is read.
+        batches: pairs of the name of a set and its test batches.
+
+    Returns:
+        Per set {score: value}, without the scores that are split by facts.
+    """
+    loggers, trainer.loggers = trainer.loggers, []
+    by_fact = module.test_score_by
+    scores: dict[Key, dict[str, float | None]] = {}
+    try:
+        for key, loader in batches:
+            found = trainer.test(module, loader, verbose=False)  # pyright: ignore[reportArgumentType]
+            # Nothing is found where --trainer.limit_test_batches is zero.
+            named = {name.removeprefix("test/"): score for each in found for name, score in each.items()}
+            scores[key] = {name: score for name, score in named.items() if "/" not in name}
+    finally:
+        trainer.loggers, module.test_score_by = loggers, by_fact
+    return scores
+
+
+def log_apart(trainer: L.Trainer, kind: str, scores: Mapping[str, Mapping[str, float | None]]) -> None:
+    """Write what `scores_apart` found to TensorBoard as `test_<score>_by_<kind>/<key>`."""
+    for each in trainer.loggers:
+        if isinstance(each, TensorBoardLogger) and trainer.is_global_zero:
+            for key, found in scores.items():
+                for name, score in found.items():
+                    if score is not None:
+                        each.experiment.add_scalar(f"test_{name}_by_{kind}/{key}", score, trainer.global_step)
 
 
 def scores_at_lengths(
@@ -89,8 +127,6 @@ def length_figure(scores: Mapping[int, float | None], name: str, trained: int, c
         axes.set_ylim(-0.03, 1.03)
     elif any(0 < value < math.inf for value in values):
         axes.set_yscale("log")
-    axes.set_title(title)
-    axes.set_xlabel("length of the test sequences (positions)")
-    axes.set_ylabel(f"test {name.replace('_', ' ')}")
+    axes.set(title=title, xlabel="length of the test sequences (positions)", ylabel=f"test {name.replace('_', ' ')}")
     axes.legend()
     return figure
