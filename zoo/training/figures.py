@@ -87,7 +87,10 @@ class TheoryFigures(Callback):
             again = step in self.steps
             if not again:
                 self.steps.append(step)
-            for at, layer in enumerate(layer_inputs(_copied(module), inputs)):
+            backbone = module.backbone
+            assert isinstance(backbone, Backbone)
+            model = copy.deepcopy(backbone).cpu().double().eval()
+            for at, layer in enumerate(layer_inputs(model, inputs)):
                 self._log_layer(loggers, step, f"theory/layer {at}", layer, again, figures)
 
     def _log_layer(
@@ -133,9 +136,3 @@ class TheoryFigures(Callback):
                 return None
             self._inputs = batch["inputs"][: self.n_examples, : self.max_seq_len].cpu()
         return self._inputs
-
-
-def _copied(module: L.LightningModule) -> Backbone:
-    backbone = module.backbone
-    assert isinstance(backbone, Backbone)
-    return copy.deepcopy(backbone).cpu().double().eval()

@@ -140,11 +140,6 @@ def needle_in_noise(seq_len: int, others: float, channel: int, last: float) -> M
     return make
 
 
-def needle_attention_of(_: int) -> Core:
-    """Build attention that finds the needle, values as drawn."""
-    return needle_attention(torch.randn(_D_MODEL, _D_MODEL, dtype=torch.float64) / _D_MODEL**0.5, _SHARPNESS)
-
-
 @claim(
     "The gradient through attention does not depend on distance: a selected position reaches the end whole, an "
     "unselected one at a level proportional to 1/n.",
@@ -155,7 +150,11 @@ def needle_attention_of(_: int) -> Core:
 def gradient_attention(settings: Settings) -> Findings:
     """Measure attention on a needle and on noise."""
     n = settings.seq_len
-    needle = profile_of(settings, needle_attention_of, needle_in_noise(n, 0.0, channel=1, last=1.0))
+    needle = profile_of(
+        settings,
+        lambda _: needle_attention(torch.randn(_D_MODEL, _D_MODEL, dtype=torch.float64) / _D_MODEL**0.5, _SHARPNESS),
+        needle_in_noise(n, 0.0, channel=1, last=1.0),
+    )
     noise = {at: profile_of(settings, lambda _: Attention(_D_MODEL, 1), seq_len=at) for at in (n // 4, n // 2, n)}
     levels = {length: _level(profile) for length, profile in noise.items()}
     kept, ratio = _end_over_start(needle)
