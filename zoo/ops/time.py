@@ -37,8 +37,9 @@ def without_padding(
     """Zero tensors beyond the length of each row, positions along `axis`: keys write nothing, log-decays keep all."""
     if lengths is None:
         return tensors
-    valid = valid_positions(lengths, tensors[0].shape[axis]).view(len(lengths), *(1,) * (axis - 1), -1)
-    return tuple(t * valid.view(*valid.shape, *(1,) * (t.ndim - axis - 1)) for t in tensors)
+    seq_len = tensors[0].shape[axis]
+    valid, before = valid_positions(lengths, seq_len), (1,) * (axis - 1)
+    return tuple(t * valid.view(-1, *before, seq_len, *(1,) * (t.ndim - axis - 1)) for t in tensors)
 
 
 def right_align(
