@@ -57,14 +57,19 @@ class Level:
 
 
 class Trees:
-    """Expressions whose outermost part is an operator."""
+    """Expressions whose outermost part is an operator.
 
-    def __init__(self, n_trees: int, levels: list[Level]) -> None:
-        self.n_trees, self.levels = n_trees, levels
+    Attributes:
+        levels: their nodes, from the outermost on.
+        lengths: tokens of each, int64 (trees,).
+    """
+
+    def __init__(self, levels: list[Level], lengths: np.ndarray) -> None:
+        self.levels, self.lengths = levels, lengths
 
     @classmethod
     def drawn(cls, rng: np.random.Generator, n_trees: int, too_long: int, max_depth: int, max_args: int) -> Trees:
-        """Draw expressions as defined; those of `too_long` or more tokens may lack deeper levels: discard them."""
+        """Draw expressions as defined, but where `lengths` says `too_long` or more: these are cut off, discard them."""
         levels: list[Level] = []
         tree, lengths = np.arange(n_trees), np.zeros(n_trees, dtype=np.int64)
         for depth in range(1, max_depth + 1):
@@ -84,21 +89,11 @@ class Trees:
             if not n_nested:
                 break
             tree = np.repeat(tree[nested], n_args)
-        return cls(n_trees, levels)
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Tokens of each tree, int64 (trees,)."""
-        counts = [
-            np.bincount(level.tree, minlength=self.n_trees)
-            + np.bincount(level.tree[level.nested], minlength=self.n_trees)
-            for level in self.levels
-        ]
-        return np.sum(counts, axis=0)
+        return cls(levels, lengths)
 
     def of_trees(self, kept: np.ndarray) -> Trees:
         levels = [level.of_trees(kept) for level in self.levels]
-        return Trees(int(np.count_nonzero(kept)), [level for level in levels if len(level.tree)])
+        return Trees([level for level in levels if len(level.tree)], self.lengths[kept])
 
     def values(self) -> np.ndarray:
         """Return the value of each tree, int64 (trees,)."""

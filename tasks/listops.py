@@ -144,7 +144,7 @@ class ListOps(Task):
         values = np.empty(n, dtype=np.int64)
         filled = 0
         for trees in kept_trees(rng, self.min_length, self.max_length, self.max_depth, self.max_args, n):
-            rows = inputs[filled : filled + trees.n_trees]
+            rows = inputs[filled : filled + len(trees.lengths)]
             trees.write(rows)
             values[filled : filled + len(rows)] = trees.values()
             filled += len(rows)

@@ -83,7 +83,7 @@ def test_a_folder_or_a_header_that_is_not_lras_is_refused(tmp_path: Path) -> Non
         tasks.create_task("listops", tsv=str(tmp_path / "mine.tsv"))
 
 
-@pytest.mark.parametrize("shape", [(500, 2000, 10, 10), (10, 40, 6, 5), (3, 12, 3, 4)])
+@pytest.mark.parametrize("shape", [(500, 2000, 10, 10), (30, 120, 10, 10), (10, 40, 6, 5), (3, 12, 3, 4)])
 def test_lengths_are_as_likely_as_calculated(shape: tuple[int, int, int, int], rng: np.random.Generator) -> None:
     low, high, max_depth, max_args = shape
     n = 4_000
