@@ -63,7 +63,7 @@ def compared(
 
 
 def repeated(step: Callable[..., tuple[Any, ...]], state: Sequence[Any], count: int) -> Run:
-    """Return so many calls of a step, each on the state that the one before returned after its output."""
+    """Return a run of so many steps; a step returns its output and the state that the next one takes."""
 
     def run() -> None:
         now = state

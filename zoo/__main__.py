@@ -205,7 +205,7 @@ def _declare_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def _number(parser: argparse.ArgumentParser) -> Callable[..., argparse.Action]:
-    """Return what adds a flag that takes a whole number."""
+    """Return a function that declares a flag with a whole number."""
     return functools.partial(parser.add_argument, type=int, metavar="N")
 
 

@@ -40,7 +40,7 @@ def cells(columns: Sequence[Column], rows: Sequence[Row]) -> tuple[list[str], li
 
 
 def or_nothing(value: Number | None, digits: int = 0) -> str:
-    """Write a number that there may not be."""
+    """Write a number with so many decimals, and None as a dash."""
     return NOTHING if value is None else f"{value:.{digits}f}"
 
 

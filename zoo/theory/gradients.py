@@ -131,7 +131,7 @@ def _profile(
     seq_len: int,
     sketch: int | None = None,
 ) -> GradientProfile | None:
-    """`gradient_profile`; None where an input that moves is None."""
+    """Return `gradient_profile`, or None where `make_input_of` gives no input."""
     require_positive(seq_len=seq_len, sketch=sketch)
     if isinstance(seeds, int):
         require_positive(seeds=seeds)
@@ -162,12 +162,12 @@ def _profile(
 
 
 def spaced(seq_len: int, count: int = 16) -> Int[Tensor, " distances"]:
-    """Return distances evenly spaced; the farthest is short of the start by a sixteenth of the sequence."""
+    """Return evenly spaced distances; the farthest ends a sixteenth of the sequence after its start."""
     return torch.linspace(1, max(1, seq_len - 1 - seq_len // 16), count).round().long().unique()
 
 
 def drawn_from(seed: int, make: Callable[[int], M]) -> M:
-    """Return what `make` builds of the seed; torch's global generator is seeded for it, and put back."""
+    """Return `make(seed)`, with torch's global generator seeded by it and restored afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make(seed)
@@ -301,7 +301,7 @@ def decay_rate(
 
 
 def fit_window(profile: GradientProfile) -> tuple[Bool[Tensor, " distances"], int]:
-    """Return over which distances a rate is fitted, and the n that they end before; see `decay_rate`."""
+    """Return which distances `decay_rate` fits, and the first that no gradient reaches, at most the length."""
     median = _median(profile.values.double(), 0)
     above = median > _FLOOR * torch.finfo(profile.values.dtype).eps * median.max()
     reached = above.long().cumprod(0).bool()

@@ -419,7 +419,7 @@ def spectrum_at(
 
 
 def read_spectrum(layer: SequenceMixer, x: Tensor, seed: int = 0) -> SpectrumRead:
-    """`spectrum_at`; no values of a layer whose operator cannot be read, as of a module that marks no coefficients."""
+    """Return `spectrum_at`, or an empty spectrum where a layer's operator cannot be read, as without coefficients."""
     try:
         return spectrum_at(layer, x, seed)
     except OperatorError:

@@ -272,7 +272,7 @@ Findings: TypeAlias = Iterator[Check | Panel]
 def claim(
     statement: str, source: str, refuted_by: str, slogan: bool = False
 ) -> Callable[[Callable[[Settings], Findings]], Claim]:
-    """Make the function that measures a claim that claim, by its own name; for the arguments see `Claim`."""
+    """Return what turns the function that measures a claim into a `Claim` of its name, with these attributes."""
 
     def named(measure: Callable[[Settings], Findings]) -> Claim:
         def gathered(settings: Settings) -> Evidence:

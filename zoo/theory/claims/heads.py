@@ -53,7 +53,7 @@ def toeplitz_matrix(lags: Float[Tensor, "seq d_out d_in"]) -> Float[Tensor, "row
 
 
 def minimised(points: Sequence[Tensor], loss: Callable[[], Tensor], **options: Any) -> float:
-    """Return what L-BFGS with a line search makes of the loss, from where the points stand."""
+    """Minimise the loss over the points by L-BFGS with a line search, in place, and return it."""
     optimizer = torch.optim.LBFGS(points, line_search_fn="strong_wolfe", **options)
 
     def step() -> Tensor:
