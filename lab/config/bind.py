@@ -10,7 +10,7 @@ from typing import Any
 
 from lab.config.choice import GROUPS, REGISTRIES, TOP, Choice
 from lab.config.layers import Layer, UsageError, nested
-from lab.config.objects import names_object, read_objects
+from lab.config.objects import Objects, names_object, read_objects
 from lab.config.options import NO_DEFAULT, Option, fit, options_of
 from zoo.registry import MIXERS
 from zoo.targets import label
@@ -75,8 +75,8 @@ class Options:
             config |= self._handed_out(values, config) if self.members else values
         return config
 
-    def objects(self, choice: Choice) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """Return the Trainer's options that some layer gives as objects; see `read_objects`.
+    def objects(self, choice: Choice) -> Objects:
+        """Return the Trainer's options that some layer gives as objects.
 
         Raises:
             UsageError: no such class, an argument that it does not take.

@@ -57,19 +57,19 @@ def parse(argv: Sequence[str]) -> Command:
         print(describe(options.declared.values(), recipe), end="")
         raise SystemExit(0)
     options = Options(choice)
-    default_objects, given_objects, built = options.objects(choice)
+    objects = options.objects(choice)
     defaults = options.layered(choice.shipped, options.defaults())
     config = nested(options.layered(choice.given, defaults))
     defaults = nested(defaults)
-    defaults["trainer"] |= default_objects
-    config["trainer"] |= given_objects
+    defaults["trainer"] |= objects.defaults
+    config["trainer"] |= objects.config
     if "print_config" in choice.switches:
         print(write_yaml(config), end="")
         raise SystemExit(0)
     return Command(
         config=config,
         defaults=defaults,
-        trainer=config["trainer"] | built,
+        trainer=config["trainer"] | objects.built,
         ckpt_path=choice.ckpt_path,
         stop_at=choice.stop_at,
         test_only="test_only" in choice.switches,

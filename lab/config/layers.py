@@ -85,10 +85,14 @@ def read_flags(
             others.append(word)
             continue
         name, equals, value = word.removeprefix("--").partition("=")
-        if name in switches and equals:
-            raise UsageError(f"--{name} takes no value, got {value}")
-        has_value = name not in switches and (equals or (words and not words[-1].startswith("--")))
-        flags.append((name, Text(value if equals else words.pop()) if has_value else None))
+        if name in switches:
+            if equals:
+                raise UsageError(f"--{name} takes no value, got {value}")
+            flags.append((name, None))
+        elif equals or (words and not words[-1].startswith("--")):
+            flags.append((name, Text(value if equals else words.pop())))
+        else:
+            flags.append((name, None))
     return flags
 
 
@@ -105,9 +109,10 @@ def read_layer(path: str | Path, flag: str = "") -> Layer:
     source = f"{flag}{path}"
     try:
         values = read_yaml(Path(path).read_text(encoding="utf-8"), source)
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise UsageError(f"{source}: cannot be read: {why}") from None
+    except OSError as error:
+        raise UsageError(f"{source}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{source}: cannot be read: not UTF-8 text") from None
     values = {} if values is None else values
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise UsageError(f"{source}: must hold a mapping of options, for example 'mixer: {{name: hybrid}}'")

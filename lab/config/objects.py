@@ -14,6 +14,7 @@ import inspect
 import re
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 from lab.config.layers import Layer, Text, UsageError, read_yaml
@@ -34,13 +35,28 @@ def names_object(key: str, value: Any) -> bool:
     return isinstance(value, list) and any(names_object(key, each) for each in value)
 
 
+@dataclass(frozen=True)
+class Objects:
+    """Options of the Trainer that are objects, by name.
+
+    Attributes:
+        defaults: as the lower layers have them, as plain data.
+        config: as all layers have them, as plain data.
+        built: the objects of `config`.
+    """
+
+    defaults: dict[str, Any]
+    config: dict[str, Any]
+    built: dict[str, Any]
+
+
 def read_objects(
     names: Iterable[str],
     shipped: Iterable[Layer],
     given: Iterable[Layer],
     flags: Iterable[tuple[str, Text | None]],
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return some options of the Trainer, as the lower layers and as all have them, as plain data, and the objects.
+) -> Objects:
+    """Return what the layers say of some options of the Trainer, that are objects.
 
     Args:
         names: of the options, such as logger.
@@ -53,7 +69,7 @@ def read_objects(
     """
     names = set(names)
     if not names:
-        return {}, {}, {}
+        return Objects({}, {}, {})
     import jsonargparse
     from lightning.pytorch import Trainer
 
@@ -79,7 +95,7 @@ def read_objects(
         if name.startswith("trainer.") and name.rstrip("+").split(".")[1] in names
     ]
     upper = _checked("", parser.parse_args, words, layered(given, lower))
-    return defaults, plain(upper), parser.instantiate(upper).trainer.as_dict()
+    return Objects(defaults, plain(upper), parser.instantiate(upper).trainer.as_dict())
 
 
 def _checked(source: str, parse: Any, given: Any, below: Any) -> Any:

@@ -76,11 +76,13 @@ def _others(now: Any, hint: Any) -> Iterator[Any]:
 def _matters_beside_another(subject: Subject, name: str, others: Mapping[str, list[Any]]) -> bool:
     """Tell whether the option changes something once another one is changed: a rotary base needs rotation."""
     for beside, values in others.items():
-        for value in values if beside != name else ():
+        if beside == name:
+            continue
+        for value in values:
             base = _fingerprint(subject, {beside: value})
-            if base is not None and any(
-                _differs(_fingerprint(subject, {beside: value, name: own}), base) for own in others[name]
-            ):
+            if base is None:
+                continue
+            if any(_differs(_fingerprint(subject, {beside: value, name: own}), base) for own in others[name]):
                 return True
     return False
 
