@@ -222,7 +222,8 @@ def page(records: Mapping[str, Mapping[str, Any]]) -> str:
         "budget.",
         "",
     ]
-    for verdict in (verdicts := ("holds", "fails", "undecided")):
+    verdicts = ("holds", "fails", "undecided")
+    for verdict in verdicts:
         names = [f"[{name}](#{name})" for name, each in records.items() if each["verdict"] == verdict]
         lines += [f"- {verdict}: {_listed(names) or 'none'}"]
     lines += ["", "The same commands make the runs and this page again:", "", "```sh"]

@@ -206,7 +206,8 @@ def reason(status: int) -> str:
     if number not in set(signal.Signals):
         return f"exit status {status}"
     name = signal.Signals(number).name
-    return f"killed by {name}{' (out of memory?)' * (name == 'SIGKILL')}"
+    memory = " (out of memory?)" if name == "SIGKILL" else ""
+    return f"killed by {name}{memory}"
 
 
 def tail_lines(log: Path, begin: int = 0, n: int = TAIL_LINES) -> list[str]:

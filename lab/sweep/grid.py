@@ -123,7 +123,8 @@ def read_experiment(path: str | Path, setting: str | None = None) -> Experiment:
     for flag in shared:
         if any(flag in grid for grid in grids):
             raise UsageError(f"{source}: {flag} has values in grid and in grids; leave one out")
-    for metric in (score := score if isinstance(score, list) else [score]):
+    metrics = score if isinstance(score, list) else [score]
+    for metric in metrics:
         if metric not in SCORES:
             raise UsageError(f"{source}: {unknown('score', str(metric), SCORES)}")
 
@@ -138,7 +139,7 @@ def read_experiment(path: str | Path, setting: str | None = None) -> Experiment:
         rungs=None if rungs is None else rungs_of(f"{source}: rungs", rungs),
         match={key: target(key, value) for key, value in match.items()},
         setting=setting,
-        score=tuple(score),
+        score=tuple(metrics),
         **{key: " ".join(str(values.get(key, "")).split()) for key in ("prediction", "changed")},
     )
     if not experiment.flags:
