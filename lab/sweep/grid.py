@@ -187,7 +187,10 @@ def values_of(source: str, flag: str, value: Any) -> list[Any]:
         UsageError: no value at all, ends that are not in order.
     """
     if isinstance(value, str):
-        value = read_yaml(f"[{value.strip(' ,')}]", flag)
+        try:
+            value = read_yaml(f"[{value.strip(' ,')}]", flag)
+        except UsageError:
+            raise UsageError(f"{flag}: give values with one comma between them, such as 1,2,4, got {value!r}") from None
     values = [each for item in (value if isinstance(value, list) else [value]) for each in _range(item, flag)]
     if not values:
         raise UsageError(f"{source}: {flag} has no values" if source else f"{flag} has no values")
