@@ -12,7 +12,8 @@ from pathlib import Path
 from lab.config import parse
 from lab.experiments.judge import read_stored
 from lab.leaderboard.cells import FILE, ROOT, Cell, Record, in_order, read_cells, run_cell, task_names
-from lab.leaderboard.pages import as_html, as_markdown, tables
+from lab.leaderboard.pages import PICTURE, as_html, as_markdown, tables
+from lab.leaderboard.picture import leaderboard_figure
 from lab.sweep.command import Request
 from lab.sweep.engine import Stop
 from lab.sweep.grid import arguments, read_experiment
@@ -20,6 +21,7 @@ from zoo.naming import UsageError
 from zoo.registry import MIXERS
 from zoo.report.files import as_json, write_all
 from zoo.report.numbers import count, duration
+from zoo.report.plots import as_png
 from zoo.report.terminal import fail, make_console, make_table, say
 from zoo.signals import CTRL_C, SCHEDULER, handled
 
@@ -141,9 +143,11 @@ class Board:
         kept = [each for _, each in sorted(self.records.items())]  # by mixer and task
         kept.sort(key=lambda each: place.get(each["mixer"], len(place)))
         shown = [record for record in kept if record["shape"] == shapes.get(record["task"])]
-        found, origin = tables(shown, tasks, {task: baseline(task) for task in tasks}), _origin(shown)
-        content = {STORED: as_json(kept), PAGE: as_markdown(found, origin), SORTABLE: as_html(found, origin)}
-        return write_all(self.out, content)
+        baselines, origin = {task: baseline(task) for task in tasks}, _origin(shown)
+        found = tables(shown, tasks, baselines)
+        pages = {STORED: as_json(kept), PAGE: as_markdown(found, origin), SORTABLE: as_html(found, origin)}
+        picture = {PICTURE: as_png(leaderboard_figure(shown, tasks, baselines))} if shown else {}
+        return write_all(self.out, pages | picture)
 
 
 @cache

@@ -15,12 +15,13 @@ from zoo.report.numbers import NOTHING, Number, duration, number
 ABOUT = (
     "On a task every mixer has as many parameters (within 5 %), the same short convolution and the same steps. Its "
     "learning rate is picked by validation with the first seed, as docs/tuning.md says. A score is the median over "
-    "seeds on the test split, with its 95 % interval in brackets, which takes five seeds; the best of a task is bold. "
+    "seeds on the test split, with its 95 % interval in brackets, which takes five seeds; the best of a task are bold. "
     "Relative squared errors and perplexities are better where they are less. An empty cell has not been run. Chance "
     "ignores the input; the best guess without order, given where it is known, counts the tokens that were read. "
     "Tokens per second are those of training while other runs share the machine."
 )
 BASELINE = "guess without order"
+PICTURE = "figures/leaderboard.png"
 
 
 class Entry(NamedTuple):
@@ -64,8 +65,9 @@ def _score(record: Record | None, best: Record | None) -> Entry:
     if record is None:
         return Entry("")
     interval = record["interval"]
+    is_best = best is not None and record["score"] == best["score"]
     ends = f" [{', '.join(score_text(record['metric'], end) for end in interval)}]" if interval else ""
-    return Entry(score_text(record["metric"], record["score"]) + ends, record["score"], record is best)
+    return Entry(score_text(record["metric"], record["score"]) + ends, record["score"], is_best)
 
 
 def _guess(record: Record | None) -> str:
@@ -112,6 +114,8 @@ def as_markdown(found: Sequence[Table], origin: str) -> str:
         "[leaderboard.html](leaderboard.html) has the same tables, to be sorted.",
         "",
     ]
+    if len(found) > 1:
+        lines += [f"![Mixers against tasks, from guessing to a perfect score]({PICTURE})", ""]
     for table in found:
         rows = [[f"**{cell.text}**" if cell.best else cell.text for cell in row] for row in table.rows]
         align = "l" + "r" * (len(table.columns) - 1)

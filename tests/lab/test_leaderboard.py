@@ -14,7 +14,8 @@ import pytest
 from lab.leaderboard import command
 from lab.leaderboard.cells import Cell, in_order, merged, read_cells, task_names
 from lab.leaderboard.guesses import without_order
-from lab.leaderboard.pages import as_html, as_markdown, tables
+from lab.leaderboard.pages import PICTURE, as_html, as_markdown, tables
+from lab.leaderboard.picture import leaderboard_figure, share
 from lab.sweep.grid import read_experiment
 from tasks import create_task
 from tasks.groups import multiplication_table
@@ -116,6 +117,41 @@ def test_the_pages_show_what_was_run_and_leave_the_rest_empty() -> None:
     assert "http" not in html
 
 
+def test_equally_good_mixers_are_all_bold() -> None:
+    found = tables([record("lstm", "mqar", 1.0), record("gru", "mqar", 1.0)], ["mqar"], {})
+    assert as_markdown(found, "Here.").count("**1.0000**") == 4  # in the table of all, and in that of the task
+
+
+def test_a_share_counts_from_guessing_to_a_perfect_score() -> None:
+    half = record("lstm", "mqar", 0.55)  # chance is 0.1
+    assert share(half, half) == pytest.approx(0.5)
+    assert share(half, half, 1.0) == 1
+    assert share(half, half, 0.05) == 0
+    error = record("lstm", "in_context_regression", 0.25, metric="relative_squared_error")
+    assert share(error, error) == 0.75
+    best, other = (record("lstm", "text", value, metric="perplexity") for value in (2.0, 4.0))
+    assert (share(best, best), share(other, best)) == (1, pytest.approx(0.5))
+
+
+def test_the_picture_has_the_scores_of_what_was_run_and_the_better_mixers_on_top() -> None:
+    records = [record("lstm", "mqar", 0.2), record("gru", "mqar", 0.9), record("gru", "parity", 1.0)]
+    axes, _ = leaderboard_figure(records, ["mqar", "parity", "text"], {"mqar": 0.25, "parity": None}).axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["mqar", "parity"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["gru", "lstm", "guess without order"]
+    texts = {text.get_position(): (text.get_text(), text.get_weight()) for text in axes.texts}
+    assert texts == {
+        (0, 0): ("0.9000", "bold"),
+        (1, 0): ("1.0000", "bold"),
+        (0, 1): ("0.2000", "normal"),
+        (0, 2): ("0.2500", "normal"),
+    }
+
+
+def test_without_cells_there_is_no_picture(tmp_path: Path) -> None:
+    assert {file.name for file in command.Board(tmp_path).write()} == {command.STORED, command.PAGE, command.SORTABLE}
+    assert "![" not in (tmp_path / command.PAGE).read_text(encoding="utf-8")
+
+
 def test_the_file_keeps_what_another_command_has_merged_and_the_pages_leave_other_shapes_out(tmp_path: Path) -> None:
     one, other = command.Board(tmp_path), command.Board(tmp_path)
     one.merge(record("lstm", "mqar", 0.5))
@@ -125,6 +161,8 @@ def test_the_file_keeps_what_another_command_has_merged_and_the_pages_leave_othe
     page = (tmp_path / "leaderboard.md").read_text(encoding="utf-8")
     assert "| lstm |" in page
     assert "| gru |" not in page
+    assert f"]({PICTURE})" in page
+    assert (tmp_path / PICTURE).read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_best_guess_without_order_is_the_commonest_answer_to_the_tokens_that_were_read() -> None:
