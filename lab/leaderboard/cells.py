@@ -6,7 +6,7 @@ import hashlib
 import json
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,12 @@ def _digest(content: Any) -> str:
 def task_names(file: Path = FILE) -> list[str]:
     """Return the tasks of the file, in its order."""
     return list(read_layer(file).values["settings"])
+
+
+def of_today(records: Iterable[Record]) -> list[Record]:
+    """Return the records whose task still has the shape at which they were run."""
+    shapes = {task: Cell.shape_of(read_experiment(FILE, task)) for task in task_names()}
+    return [record for record in records if record["shape"] == shapes.get(record["task"])]
 
 
 def read_cells(mixers: Sequence[str], tasks: Sequence[str], n_seeds: int | None, file: Path = FILE) -> list[Cell]:

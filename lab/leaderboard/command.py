@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lab.config import parse
 from lab.experiments.judge import read_stored
-from lab.leaderboard.cells import FILE, ROOT, Cell, Record, in_order, read_cells, run_cell, task_names
+from lab.leaderboard.cells import FILE, ROOT, Cell, Record, in_order, of_today, read_cells, run_cell, task_names
 from lab.leaderboard.pages import PICTURE, as_html, as_markdown, tables
 from lab.leaderboard.picture import leaderboard_figure
 from lab.sweep.command import Request
@@ -138,11 +138,10 @@ class Board:
     def write(self) -> list[Path]:
         """Write file and pages: those cells whose task has the shape of today; return the files."""
         tasks = task_names()
-        shapes = {task: Cell.shape_of(read_experiment(FILE, task)) for task in tasks}
         place = {name: at for at, name in enumerate(MIXERS)}
         kept = [each for _, each in sorted(self.records.items())]  # by mixer and task
         kept.sort(key=lambda each: place.get(each["mixer"], len(place)))
-        shown = [record for record in kept if record["shape"] == shapes.get(record["task"])]
+        shown = of_today(kept)
         baselines, origin = {task: baseline(task) for task in tasks}, _origin(shown)
         found = tables(shown, tasks, baselines)
         pages = {STORED: as_json(kept), PAGE: as_markdown(found, origin), SORTABLE: as_html(found, origin)}
