@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +15,7 @@ from lab.run import ENVIRONMENT, deciding_options, number_at
 from lab.score import level, merit, score_of
 from lab.sweep.command import Request
 from lab.sweep.engine import Stop
-from lab.sweep.grid import Experiment, arguments, read_experiment
+from lab.sweep.grid import Experiment, arguments, digest, read_experiment
 from lab.sweep.sweep import Sweep
 from lab.sweep.tuning import RATE
 from zoo.naming import UsageError, unknown
@@ -42,15 +40,13 @@ class Cell:
     Attributes:
         task: the name of the file's setting.
         mixer: as tables show it.
-        experiment: tunes it, and has all its seeds.
-        shape: a digest of what all mixers of the task share: a table has cells of one shape only.
+        experiment: tunes it, and has all its seeds. Its `shape` is that of the task: a table has cells of one only.
         digest: of everything that decides the results; a cell is run again where it has changed.
     """
 
     task: str
     mixer: str
     experiment: Experiment
-    shape: str
     digest: str
 
     @classmethod
@@ -66,14 +62,8 @@ class Cell:
         source = own.read_text(encoding="utf-8") if own and own.is_file() else None
         config = deciding_options(parse(arguments(experiment.fixed | {"mixer": mixer})).config)
         decided = {key: value for key, value in config.items() if key not in ("seed", *experiment.tune)}
-        shape = cls.shape_of(experiment)
-        content = [shape, decided | {"mixer.name": short(mixer)}, source]
-        return cls(task, short(mixer), experiment, shape, _digest(content))
-
-    @staticmethod
-    def shape_of(experiment: Experiment) -> str:
-        """Return the digest of what the mixers of an experiment share."""
-        return _digest([experiment.fixed, experiment.match, experiment.tune, experiment.rungs])
+        content = [experiment.shape, decided | {"mixer.name": short(mixer)}, source]
+        return cls(task, short(mixer), experiment, digest(content))
 
     @property
     def seeds(self) -> list[int]:
@@ -86,10 +76,6 @@ class Cell:
         return [seed for seed in self.seeds if seed not in there]
 
 
-def _digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:12]
-
-
 def task_names(file: Path = FILE) -> list[str]:
     """Return the tasks of the file, in its order."""
     return list(read_layer(file).values["settings"])
@@ -97,7 +83,7 @@ def task_names(file: Path = FILE) -> list[str]:
 
 def of_today(records: Iterable[Record]) -> list[Record]:
     """Return the records whose task still has the shape at which they were run."""
-    shapes = {task: Cell.shape_of(read_experiment(FILE, task)) for task in task_names()}
+    shapes = {task: read_experiment(FILE, task).shape for task in task_names()}
     return [record for record in records if record["shape"] == shapes.get(record["task"])]
 
 
@@ -186,7 +172,7 @@ def run_cell(cell: Cell, record: Record | None, request: Request, stop: Stop) ->
             "window_at_least": measured and measured["at_least"],
             "params": configuration.params,
             "state_bytes": configuration.state_bytes,
-            "shape": cell.shape,
+            "shape": cell.experiment.shape,
             "digest": cell.digest,
             "runs": [],
             "commits": [],

@@ -23,6 +23,7 @@ starts.
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import json
 import math
@@ -79,6 +80,11 @@ class Experiment:
         """The flags that it gives values, those that are tuned left out."""
         return {*self.fixed, *(key for grid in self.grids for key in grid)}
 
+    @property
+    def shape(self) -> str:
+        """A digest of all that decides its results besides the grid."""
+        return digest([self.fixed, self.match, self.tune, self.rungs])
+
     def overridden(self, flags: Mapping[str, list[Any]]) -> Experiment:
         """Return the same experiment with some flags overridden."""
 
@@ -87,6 +93,11 @@ class Experiment:
 
         grids = tuple(rest(grid) | dict(flags) for grid in self.grids)
         return replace(self, grids=grids, fixed=rest(self.fixed), tune=rest(self.tune))
+
+
+def digest(content: Any) -> str:
+    """Return twelve hexadecimal digits that stand for plain data."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
 def read_experiment(path: str | Path, setting: str | None = None) -> Experiment:

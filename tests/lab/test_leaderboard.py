@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lab.leaderboard import command
-from lab.leaderboard.cells import Cell, in_order, merged, read_cells, task_names
+from lab.leaderboard.cells import in_order, merged, read_cells, task_names
 from lab.leaderboard.guesses import without_order
 from lab.leaderboard.pages import PICTURE, as_html, as_markdown, tables
 from lab.leaderboard.picture import leaderboard_figure, share
@@ -26,7 +26,7 @@ MIXERS, TASKS = ("lstm", "gru"), ("mqar", "parity")
 
 def record(mixer: str, task: str, *scores: float, metric: str = "accuracy", digest: str = "") -> dict[str, Any]:
     """A cell whose seeds have these scores."""
-    shape = Cell.shape_of(read_experiment(command.FILE, task))
+    shape = read_experiment(command.FILE, task).shape
     facts = {"metric": metric, "chance": 0.1, "lr": 0.01, "window_octaves": 1.7, "window_at_least": True}
     sizes = {"params": 50_000, "state_bytes": 320, "shape": shape, "digest": digest}
     begun = {"mixer": mixer, "task": task, **facts, **sizes, "runs": [], "commits": [], "machines": []}
@@ -48,7 +48,7 @@ def test_a_cell_is_run_again_only_where_its_configuration_has_changed(tmp_path: 
     changed.write_text(command.FILE.read_text(encoding="utf-8").replace("n_pairs: 4", "n_pairs: 2"), encoding="utf-8")
     (other,) = read_cells(["lstm"], ["mqar"], 3, changed)
     assert other.digest != cell.digest
-    assert other.shape != cell.shape
+    assert other.experiment.shape != cell.experiment.shape
 
 
 def test_a_mixer_of_ones_own_counts_by_what_its_file_says(tmp_path: Path) -> None:

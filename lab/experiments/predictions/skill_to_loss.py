@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from lab.config import read_layer
 from lab.experiments.vocabulary import BITS, Prediction, Runs, correlated, curve, panel
 from lab.score import merit
+from lab.sweep.grid import read_experiment
 from zoo.report.files import read_json
 from zoo.report.numbers import count
 from zoo.theory.claims.claim import Check, Evidence, at_least, controlled, paired
 
+ROOT = Path(__file__).resolve().parents[3]
 TEXT = "text"
 """The task of the leaderboard that is no synthetic one."""
 APART = 0.05
@@ -23,11 +27,12 @@ NAMED = 6
 
 def synthetic_cells() -> tuple[list[str], dict[tuple[str, str], dict[str, Any]]]:
     """Return the synthetic tasks of the leaderboard, and what was run at their shapes of today, by mixer and task."""
-    from lab.leaderboard.cells import ROOT, of_today, task_names
-
+    board = ROOT / "configs" / "leaderboard.yaml"
+    tasks = [task for task in read_layer(board).values["settings"] if task != TEXT]
+    shapes = {task: read_experiment(board, task).shape for task in tasks}
     file = ROOT / "docs" / "leaderboard.json"
-    records = of_today(read_json(file)) if file.is_file() else []
-    return [task for task in task_names() if task != TEXT], {(each["mixer"], each["task"]): each for each in records}
+    records = read_json(file) if file.is_file() else []
+    return tasks, {(each["mixer"], each["task"]): each for each in records if each["shape"] == shapes.get(each["task"])}
 
 
 def skills(mixers: list[str], tasks: list[str], cells: Mapping[tuple[str, str], Mapping[str, Any]]) -> dict[str, float]:
