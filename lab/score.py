@@ -22,6 +22,8 @@ SCORES = {
 
 GOOD = 0.9
 """The part of the best score from which another one is good, and of a perfect one from which a task is learned."""
+LEFT = 0.1
+"""The part of the way from a guess to a perfect score from which guessing has been left behind."""
 FACTS = {
     "chance": "chance",
     "parameters": "params",

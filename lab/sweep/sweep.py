@@ -25,7 +25,7 @@ from lab.sweep.engine import Job, Outcome, Stop, run_local, run_ray, slot_enviro
 from lab.sweep.grid import Configuration, Experiment, Grid, arguments, expand, label, product
 from lab.sweep.matching import TOLERANCE
 from lab.sweep.scores import SCORES_JSON, SCORES_MD, Point, score_table, scores, scores_as_markdown
-from lab.sweep.tuning import RATE, Window, better_half, usual_rungs, window
+from lab.sweep.tuning import END, RATE, Window, going_on, usual_rungs, window
 from zoo.naming import MissingExtraError, UsageError, require_extra
 from zoo.report.files import as_json, write_all, write_atomically
 from zoo.report.numbers import count, duration, number, plain
@@ -193,8 +193,8 @@ class Sweep:
 
     def _tune(self, stop: Stop) -> None:
         """Choose each configuration's best trial by validation, rung by rung (`lab.sweep.tuning`)."""
-        left = dict(self.trials)
-        for rung in self.rungs:
+        left, console = dict(self.trials), make_console()
+        for rung in self._stops:
             # A single trial has nothing to be compared with: it goes on as the run.
             compared = {key: trials for key, trials in left.items() if len(trials) > 1 or rung == self.rungs[0]}
             jobs = [self._job(trial, self.grid.seeds[key][0], rung) for key, each in compared.items() for trial in each]
@@ -205,9 +205,7 @@ class Sweep:
                 return
             for key, trials in compared.items():
                 found = [self._rungs(key, trial).get(rung) for trial in trials]
-                kept = better_half(found, self._score(key), rung == self.rungs[-1])
-                left[key] = [trials[i] for i in kept]
-        console = make_console()
+                left[key] = [trials[i] for i in going_on(found, self._score(key), rung, self.rungs[-1])]
         for key, trials in left.items():
             name = self.describe(self.grid.configurations[key].options) or "the configuration"
             if not trials:
@@ -216,6 +214,11 @@ class Sweep:
                 continue
             self.picked[key] = trials[0]
             say(console, f"{name}: {self._measure(key, trials[0])}")
+
+    @property
+    def _stops(self) -> tuple[float, ...]:
+        """The rungs, and the end for trials that they could not tell apart."""
+        return tuple(dict.fromkeys((*self.rungs, END)))
 
     def _measure(self, key: str, best: Configuration) -> str:
         """Measure the window of learning rates around the trial that was picked, and say what was found."""
@@ -240,7 +243,7 @@ class Sweep:
         if folder not in self._read:
             self._read[folder] = read_rungs(folder)
         found = self._read[folder]
-        return {rung: found[str(rung)] for rung in self.rungs if str(rung) in found}
+        return {rung: found[str(rung)] for rung in self._stops if str(rung) in found}
 
     def _score(self, key: str) -> str:
         """Return the name of the score that the trials of a configuration are judged by."""

@@ -1,23 +1,25 @@
 """Successive halving on validation, and the window of good learning rates that it measures.
 
 All trials of a configuration train up to the first rung, a share of all steps; the better half goes on from its
-checkpoints to the next one, and so on. A rung is a stop, no shorter schedule: the last trial left is the run of its
-seed, which goes on to the end and is tested. Nothing is trained twice.
+checkpoints to the next one, and so on, or all of them while none has left guessing. A rung is a stop, no shorter
+schedule: the last trial left is the run of its seed, which goes on to the end and is tested. Nothing is trained twice.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, TypeAlias
 
 from lab.run import number_at
-from lab.score import GOOD, merits, worth
+from lab.score import GOOD, LEFT, level, merit, merits, worth
 from zoo.naming import UsageError
 
 RUNGS = (0.125, 0.25, 0.5)
 """Of these as many of the last as it takes to halve the trials down to one."""
+END = 1.0
+"""The rung of those that none of the others could tell apart."""
 RATE = "lr"
 """The option that a window is of."""
 
@@ -50,13 +52,35 @@ def usual_rungs(n_trials: int) -> tuple[float, ...]:
     return RUNGS[-max(1, math.ceil(math.log2(max(2, n_trials)))) :]
 
 
-def better_half(metrics: Sequence[Mapping[str, Any] | None], score: str, last: bool) -> list[int]:
-    """Return which trials go on, the best first: half of them, rounded up, or after the last rung one.
+def going_on(metrics: Sequence[Mapping[str, Any] | None], score: str, rung: float, last: float) -> list[int]:
+    """Return which trials go on after a rung, the best first: half of them, rounded up, from the last rung on one.
 
-    Of equals the first goes on. Trials that diverged, or that failed (None), never do.
+    Of equals the first goes on. Trials that diverged, or that failed (None), never do. Where none has left guessing,
+    there is nothing to choose by: all go on, at most to the end.
+
+    Args:
+        metrics: of each trial, at the rung.
+        score: what they are judged by.
+        rung: the share of the steps that they have been trained for.
+        last: the last of the rungs.
     """
-    found = {i: merits(each, score, "val") for i, each in enumerate(metrics) if each and "diverged" not in each}
-    return sorted(found, key=lambda i: found[i], reverse=True)[: 1 if last else (len(metrics) + 1) // 2]
+    found = {i: each for i, each in enumerate(metrics) if each and "diverged" not in each}
+    order = sorted(found, key=lambda i: merits(found[i], score, "val"), reverse=True)
+    if rung < END and not left_guessing(found.values(), score):
+        return order
+    return order[: 1 if rung >= last else (len(metrics) + 1) // 2]
+
+
+def left_guessing(metrics: Iterable[Mapping[str, Any]], score: str) -> bool:
+    """Return whether any has come a tenth of the way from a guess to a perfect score by validation.
+
+    A loss or a perplexity has no such way: there it always is so.
+    """
+    for each in metrics:
+        goal, value = level(score, each.get("chance"), LEFT), number_at(each, "val", score)
+        if goal is None or (value is not None and merit(score, value) >= merit(score, goal)):
+            return True
+    return False
 
 
 Window: TypeAlias = dict[str, Any]
@@ -67,7 +91,7 @@ Window: TypeAlias = dict[str, Any]
 
 "rates" are ascending, each at the last rung that its trial reached, a share of the steps: "score" is by validation
 there, null for one that diverged; "good" is whether it is within 90 % of the best at the same rung
-(`lab.score.worth`), null where no rate had left chance there, so that it cannot be said. "octaves" lie between the
+(`lab.score.worth`), null where no rate had left guessing there, so that it cannot be said. "octaves" lie between the
 least and the greatest of the good ones next to each other around the best; "at_least" is whether they reach an end of
 the grid, or a rate of which nothing can be said, so that the window may be wider.
 """
@@ -86,15 +110,16 @@ def window(found: Mapping[float, Mapping[float, Mapping[str, Any]]], best: float
         return number_at(metrics, "val", score)
 
     chance = next((each["chance"] for by in found.values() for each in by.values() if "chance" in each), None)
-    worths: dict[float, float] = {}
+    at: dict[float, list[Mapping[str, Any]]] = {}
     for by_rung in found.values():
         for rung, metrics in by_rung.items():
-            worths[rung] = max(worths.get(rung, 0.0), worth(score, value(metrics), chance))
+            at.setdefault(rung, []).append(metrics)
+    best_worth = {rung: max(worth(score, value(each), chance) for each in there) for rung, there in at.items()}
     rates = []
     for lr, by_rung in sorted(found.items()):
         rung, metrics = max(by_rung.items())
-        level = worths[rung]
-        good = worth(score, value(metrics), chance) >= GOOD * level if level > 0 else None
+        told = left_guessing(at[rung], score)
+        good = worth(score, value(metrics), chance) >= GOOD * best_worth[rung] if told else None
         rates.append({"lr": lr, "rung": rung, "score": value(metrics), "good": good})
     low = high = [rate["lr"] for rate in rates].index(best)
     while low > 0 and rates[low - 1]["good"]:

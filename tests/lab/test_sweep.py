@@ -41,7 +41,7 @@ from lab.sweep.forks import Fork
 from lab.sweep.grid import Experiment, Grid, expand, read_experiment, values_of
 from lab.sweep.matching import TOLERANCE, target
 from lab.sweep.scores import Point, model_flags, score_table, scores
-from lab.sweep.tuning import better_half, window
+from lab.sweep.tuning import going_on, window
 from tests import ROOT
 from tests.lab.runs import TINY, error_line, wait_until
 
@@ -642,7 +642,7 @@ def test_halving_trains_each_trial_once_and_diverged_ones_no_further(
         if lr > 0.05 or "lstm" in job.name:
             return json.dumps({"diverged": "the loss is nan", "step": 3})
         # At the last rung the order turns round.
-        accuracy = 0.9 - lr if job.stop_at == 0.5 else lr
+        accuracy = 0.9 - lr if job.stop_at == 0.5 else 10 * lr
         scores_ = {"accuracy": accuracy, "loss": 1.0}
         return json.dumps(FOUND | dict(job.expected) | {"val": scores_, "test": scores_, "step": 1, "chance": 0.0})
 
@@ -669,12 +669,53 @@ def test_halving_trains_each_trial_once_and_diverged_ones_no_further(
     assert starts == {file.parent: file.read_text(encoding="utf-8") for file in tmp_path.rglob("starts")}
 
 
+@pytest.mark.slow
+def test_trials_that_no_rung_tells_apart_all_train_to_the_end(
+    tmp_path: Path, stand_in: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def found(job: Job) -> str:
+        lr = float(re.search(r"--lr=(\S+)", " ".join(job.arguments))[1])  # pyright: ignore[reportOptionalSubscript]
+        accuracy = 0.12 + lr if job.stop_at in (0.25, 0.5) else 0.9 - lr
+        scores_ = {"accuracy": accuracy, "loss": 1.0}
+        return json.dumps(FOUND | dict(job.expected) | {"val": scores_, "test": scores_, "step": 1, "chance": 0.125})
+
+    stand_in(found)
+    argv = shlex.split("--mixer gru --seed 0,1 --tune lr=1e-3,1e-2,3e-2 --name blind --slots 2")
+    assert go(tmp_path, *argv) == 0
+    assert "picked lr=0.001 by validation on seed 0 after 1 of the steps among 3" in capsys.readouterr().out
+    runs = runs_of(tmp_path / "blind")
+    assert {(run["options"]["lr"], *run["rungs"]) for run in runs} == {
+        (lr, "0.25", "0.5", "1.0") for lr in (0.001, 0.01, 0.03)
+    }
+    assert [rate["good"] for rate in runs[-1]["window"]["rates"]] == [True, True, True]
+    assert [run["options"]["lr"] for run in runs if run["kind"] == "run"] == [0.001, 0.001]
+
+
 def test_of_trials_the_better_half_goes_on_and_of_equals_the_first() -> None:
     found = [{"val": {"accuracy": a, "loss": 1.0}} for a in (0.2, 0.5, 0.5, 0.1)] + [{"diverged": "nan"}, None]
-    assert better_half(found, "accuracy", last=False) == [1, 2, 0]
-    assert better_half(found, "accuracy", last=True) == [1]
-    assert better_half(found[3:], "accuracy", last=False) == [0]
-    assert better_half(found[4:], "accuracy", last=False) == []
+    assert going_on(found, "accuracy", 0.25, 0.5) == [1, 2, 0]
+    assert going_on(found, "accuracy", 0.5, 0.5) == [1]
+    assert going_on(found[3:], "accuracy", 0.25, 0.5) == [0]
+    assert going_on(found[4:], "accuracy", 0.25, 0.5) == []
+
+
+@pytest.mark.parametrize(
+    ("score", "chance", "values", "told"),
+    [
+        ("accuracy", 0.5, [0.52, 0.549, 0.4], False),  # a tenth of the way is 0.55
+        ("accuracy", 0.5, [0.52, 0.551, 0.4], True),
+        ("relative_squared_error", None, [1.1, 0.91, 1.0], False),
+        ("relative_squared_error", None, [1.1, 0.89, 1.0], True),
+        ("perplexity", 0.1, [50.0, 40.0, 60.0], True),
+    ],
+)
+def test_while_no_trial_has_left_guessing_all_go_on_but_at_the_end_one(
+    score: str, chance: float | None, values: list[float], told: bool
+) -> None:
+    found = [{"val": {score: value, "loss": 1.0}, "chance": chance} for value in values]
+    assert len(going_on([*found, {"diverged": "nan"}], score, 0.25, 0.5)) == (2 if told else 3)
+    assert len(going_on(found, score, 0.5, 0.5)) == (1 if told else 3)
+    assert going_on(found, score, 1.0, 0.5) == going_on(found, score, 1.0, 1.0) == going_on(found, score, 0.5, 0.5)[:1]
 
 
 @pytest.mark.parametrize(
