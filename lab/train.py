@@ -117,6 +117,10 @@ def run(command: Command) -> Metrics:
         if "val" in rung:
             print(f"this run has been at step {rung['step']} before; without --stop_at it goes on")
             return show(rung, folder.path)
+        if metrics is not None and isinstance(stop_at, float) and stop_at == 1:  # where it has ended
+            rung = {name: value for name, value in metrics.items() if name != "test"}
+            folder.write_rung(stop_at, rung)
+            return show(rung, folder.path)
         if metrics is not None and stop_at is not None:
             raise UsageError(f"{folder.path} is finished and has not stopped at {stop_at} on its way; --overwrite it")
         if metrics is not None and (command.no_test or is_tested(metrics)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
 import resource
@@ -561,6 +562,11 @@ def test_a_run_that_stops_on_its_way_ends_as_if_it_never_had(
         assert_identical(*(each["state_dict"] for each in kept))
         assert_identical(*(each["optimizer_states"][0]["state"][0] for each in kept))
         assert kept[0]["loops"] == kept[1]["loops"]
+    assert go(tmp_path / "stopped", "--stop_at", "0.75") == 2
+    assert "is finished and has not stopped at 0.75 on its way" in capsys.readouterr().err
+    assert go(tmp_path / "stopped", "--stop_at", "1.0") == 0  # the end of a finished run is a stop too
+    finished = json.loads((path / "metrics.json").read_text(encoding="utf-8"))
+    assert run_folder.read_rungs(path)["1.0"] == {key: each for key, each in finished.items() if key != "test"}
     assert go(tmp_path / "diverged", "--lr", "1e30", "--stop_at", "6") == 1
     (found,) = run_folder.read_rungs(folder(tmp_path / "diverged", "--lr", "1e30")).values()
     assert "is not finite" in found["diverged"]
