@@ -193,7 +193,7 @@ class Sweep:
 
     def _tune(self, stop: Stop) -> None:
         """Choose each configuration's best trial by validation, rung by rung (`lab.sweep.tuning`)."""
-        left, console = dict(self.trials), make_console()
+        left = dict(self.trials)
         for rung in self._stops:
             # A single trial has nothing to be compared with: it goes on as the run.
             compared = {key: trials for key, trials in left.items() if len(trials) > 1 or rung == self.rungs[0]}
@@ -206,6 +206,7 @@ class Sweep:
             for key, trials in compared.items():
                 found = [self._rungs(key, trial).get(rung) for trial in trials]
                 left[key] = [trials[i] for i in going_on(found, self._score(key), rung, self.rungs[-1])]
+        console = make_console()
         for key, trials in left.items():
             name = self.describe(self.grid.configurations[key].options) or "the configuration"
             if not trials:

@@ -104,6 +104,11 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Calla
     return replace
 
 
+def rate(job: Job) -> float:
+    """The learning rate of a job."""
+    return float(next(flag for flag in job.arguments if flag.startswith("--lr=")).removeprefix("--lr="))
+
+
 def go(run_dir: Path, *argv: str) -> int:
     return sweep.main([*argv, *SMALL, "--run_dir", str(run_dir)])
 
@@ -584,9 +589,6 @@ def test_a_learning_rate_is_picked_by_validation_and_the_others_are_never_tested
 
     stand_in(found)
 
-    def rate(job: Job) -> float:
-        return float(next(flag for flag in job.arguments if flag.startswith("--lr=")).removeprefix("--lr="))
-
     argv = shlex.split("--mixer gru --seed 3,4 --tune lr=1e-3,1e-2,1e-1 --name tuned")
     assert go(tmp_path, *argv) == 0
     printed = capsys.readouterr().out
@@ -638,7 +640,7 @@ def test_halving_trains_each_trial_once_and_diverged_ones_no_further(
     tmp_path: Path, stand_in: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def found(job: Job) -> str:
-        lr = float(re.search(r"--lr=(\S+)", " ".join(job.arguments))[1])  # pyright: ignore[reportOptionalSubscript]
+        lr = rate(job)
         if lr > 0.05 or "lstm" in job.name:
             return json.dumps({"diverged": "the loss is nan", "step": 3})
         # At the last rung the order turns round.
@@ -674,7 +676,7 @@ def test_trials_that_no_rung_tells_apart_all_train_to_the_end(
     tmp_path: Path, stand_in: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def found(job: Job) -> str:
-        lr = float(re.search(r"--lr=(\S+)", " ".join(job.arguments))[1])  # pyright: ignore[reportOptionalSubscript]
+        lr = rate(job)
         accuracy = 0.12 + lr if job.stop_at in (0.25, 0.5) else 0.9 - lr
         scores_ = {"accuracy": accuracy, "loss": 1.0}
         return json.dumps(FOUND | dict(job.expected) | {"val": scores_, "test": scores_, "step": 1, "chance": 0.125})
