@@ -25,7 +25,7 @@ from lab.sweep.engine import Job, Outcome, Stop, run_local, run_ray, slot_enviro
 from lab.sweep.grid import Configuration, Experiment, Grid, arguments, expand, label, product
 from lab.sweep.matching import TOLERANCE
 from lab.sweep.scores import SCORES_JSON, SCORES_MD, Point, score_table, scores, scores_as_markdown
-from lab.sweep.tuning import END, RATE, Window, going_on, usual_rungs, window
+from lab.sweep.tuning import END, RATE, Window, going_on, left_guessing, usual_rungs, window
 from zoo.naming import MissingExtraError, UsageError, require_extra
 from zoo.report.files import as_json, write_all, write_atomically
 from zoo.report.numbers import count, duration, number, plain
@@ -203,9 +203,14 @@ class Sweep:
             self._carry_out(jobs, stop, f"trials on the first seed, {rung:.4g} of the steps")
             if stop.soft.is_set():
                 return
+            untold = 0
             for key, trials in compared.items():
-                found = [self._rungs(key, trial).get(rung) for trial in trials]
-                left[key] = [trials[i] for i in going_on(found, self._score(key), rung, self.rungs[-1])]
+                found, score = [self._rungs(key, trial).get(rung) for trial in trials], self._score(key)
+                left[key] = [trials[i] for i in going_on(found, score, rung, self.rungs[-1])]
+                untold += rung < END and len(left[key]) > 1 and not left_guessing(filter(None, found), score)
+            if untold:
+                where = f"{untold} of {count(len(compared), 'configuration')}"
+                say(make_console(), f"no trial has left guessing in {where}: all go on")
         console = make_console()
         for key, trials in left.items():
             name = self.describe(self.grid.configurations[key].options) or "the configuration"

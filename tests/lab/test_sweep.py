@@ -684,7 +684,9 @@ def test_trials_that_no_rung_tells_apart_all_train_to_the_end(
     stand_in(found)
     argv = shlex.split("--mixer gru --seed 0,1 --tune lr=1e-3,1e-2,3e-2 --name blind --slots 2")
     assert go(tmp_path, *argv) == 0
-    assert "picked lr=0.001 by validation on seed 0 after 1 of the steps among 3" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert said.count("no trial has left guessing in 1 of 1 configuration: all go on") == 2
+    assert "picked lr=0.001 by validation on seed 0 after 1 of the steps among 3" in said
     runs = runs_of(tmp_path / "blind")
     assert {(run["options"]["lr"], *run["rungs"]) for run in runs} == {
         (lr, "0.25", "0.5", "1.0") for lr in (0.001, 0.01, 0.03)
