@@ -424,6 +424,13 @@ def test_a_missing_extra_is_named(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_curves_of_one_point_are_named_beside_it() -> None:
+    curves = tuple(Curve(f"mixer {i}", (i,), (2.0 * i,), "points") for i in range(15))
+    (axes,) = paper.panels_figure([Panel("skill", "x", "y", curves, log_y=False)]).axes
+    assert [(text.get_text(), text.xy) for text in axes.texts] == [(f"mixer {i}", (i, 2.0 * i)) for i in range(15)]
+    assert axes.get_legend() is None
+
+
 def test_the_two_figures() -> None:
     (axes,) = paper.staircase_figure(settings=dataclasses.replace(SMALL, steps=5)).axes
     assert axes.get_yscale() == "log"
