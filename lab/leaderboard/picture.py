@@ -77,5 +77,8 @@ def leaderboard_figure(
                 look = {"color": "white" if shares[name, task] < _DARK else "black", "fontsize": 8}
                 look |= {"weight": "bold" if is_best else "normal", "ha": "center", "va": "center"}
                 axes.text(column, row, texts[name, task], look)
-    figure.colorbar(image, ax=axes).set_label("from guessing (0) to a perfect score (1)")
+    label = "from guessing (0) to a perfect score (1)"
+    if any(level(each["metric"], each["chance"]) is None for each in best.values()):
+        label += "; perplexities: to the best one (1)"
+    figure.colorbar(image, ax=axes).set_label(label)
     return figure

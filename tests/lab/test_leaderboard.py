@@ -135,7 +135,8 @@ def test_a_share_counts_from_guessing_to_a_perfect_score() -> None:
 
 def test_the_picture_has_the_scores_of_what_was_run_and_the_better_mixers_on_top() -> None:
     records = [record("lstm", "mqar", 0.2), record("gru", "mqar", 0.9), record("gru", "parity", 1.0)]
-    axes, _ = leaderboard_figure(records, ["mqar", "parity", "text"], {"mqar": 0.25, "parity": None}).axes
+    axes, colours = leaderboard_figure(records, ["mqar", "parity", "text"], {"mqar": 0.25, "parity": None}).axes
+    assert colours.get_ylabel() == "from guessing (0) to a perfect score (1)"
     assert [label.get_text() for label in axes.get_xticklabels()] == ["mqar", "parity"]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["gru", "lstm", "guess without order"]
     texts = {text.get_position(): (text.get_text(), text.get_weight()) for text in axes.texts}
@@ -145,6 +146,9 @@ def test_the_picture_has_the_scores_of_what_was_run_and_the_better_mixers_on_top
         (0, 1): ("0.2000", "normal"),
         (0, 2): ("0.2500", "normal"),
     }
+    text = record("gru", "text", 6.5, metric="perplexity")
+    _, colours = leaderboard_figure([*records, text], ["mqar", "text"], {}).axes
+    assert colours.get_ylabel().endswith("; perplexities: to the best one (1)")
 
 
 def test_without_cells_there_is_no_picture(tmp_path: Path) -> None:
