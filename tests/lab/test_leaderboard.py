@@ -147,7 +147,7 @@ def test_the_picture_has_the_scores_of_what_was_run_and_the_better_mixers_on_top
         (0, 2): ("0.2500", "normal"),
     }
     text = record("gru", "text", 6.5, metric="perplexity")
-    _, colours = leaderboard_figure([*records, text], ["mqar", "text"], {}).axes
+    _, colours = leaderboard_figure([*records, text], ["mqar", "parity", "text"], {}).axes
     assert colours.get_ylabel().endswith("; perplexities: to the best one (1)")
 
 
