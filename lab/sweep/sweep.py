@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lab.build import build_task
 from lab.run import DONE, INDEX, Metrics, number_at, numbers_at, read_fields, read_rungs
 from lab.score import FACTS, WINDOW, fact_text, score_of, score_text, window_text
 from lab.sweep.board import Board, judged, range_text
@@ -205,9 +206,9 @@ class Sweep:
                 return
             untold = 0
             for key, trials in compared.items():
-                found, score = [self._rungs(key, trial).get(rung) for trial in trials], self._score(key)
-                left[key] = [trials[i] for i in going_on(found, score, rung, self.rungs[-1])]
-                untold += rung < END and len(left[key]) > 1 and not left_guessing(filter(None, found), score)
+                found, score, guess = [self._rungs(key, each).get(rung) for each in trials], *self._judged_by(key)
+                left[key] = [trials[i] for i in going_on(found, score, rung, self.rungs[-1], guess)]
+                untold += rung < END and len(left[key]) > 1 and not left_guessing(filter(None, found), score, guess)
             if untold:
                 where = f"{untold} of {count(len(compared), 'configuration')}"
                 say(make_console(), f"no trial has left guessing in {where}: all go on")
@@ -228,14 +229,14 @@ class Sweep:
 
     def _measure(self, key: str, best: Configuration) -> str:
         """Measure the window of learning rates around the trial that was picked, and say what was found."""
-        score, tune = self._score(key), self.experiment.tune
+        (score, guess), tune = self._judged_by(key), self.experiment.tune
         rung, metrics = max(self._rungs(key, best).items())
         if RATE in tune:
             # Of several options that are tuned, the others stay as they were picked.
             kept = {option: best.options[option] for option in tune if option != RATE}
             same = [each for each in self.trials[key] if kept.items() <= each.options.items()]
             found = {float(each.options[RATE]): rungs for each in same if (rungs := self._rungs(key, each))}
-            self.windows[key] = window(found, float(best.options[RATE]), score)
+            self.windows[key] = window(found, float(best.options[RATE]), score, guess)
         chosen = " ".join(f"{option}={plain(best.options[option])}" for option in tune)
         values = {each: number_at(metrics, "val", each) for each in dict.fromkeys((score, "loss"))}
         said = ", ".join(f"{each.replace('_', ' ')} {score_text(each, value)}" for each, value in values.items())
@@ -255,6 +256,16 @@ class Sweep:
         """Return the name of the score that the trials of a configuration are judged by."""
         found = (metrics for trial in self.trials[key] for metrics in self._rungs(key, trial).values())
         return (*self.experiment.score, score_of(found, "val"))[0]
+
+    def _judged_by(self, key: str) -> tuple[str, float | None]:
+        """Return the score of `_score`, and what a guess that ignores order reaches, if that is known and not all."""
+        from lab.guesses import without_order
+
+        score = self._score(key)
+        if score != "accuracy":
+            return score, None
+        guess = without_order(build_task(self.grid.configurations[key].command.config))
+        return score, guess if guess is not None and guess < 1 else None
 
     def ended(self, configuration: Configuration, seed: int) -> Outcome | None:
         """Return how a run ended; None before, also where it has only stopped at a rung."""

@@ -52,7 +52,9 @@ def usual_rungs(n_trials: int) -> tuple[float, ...]:
     return RUNGS[-max(1, math.ceil(math.log2(max(2, n_trials)))) :]
 
 
-def going_on(metrics: Sequence[Mapping[str, Any] | None], score: str, rung: float, last: float) -> list[int]:
+def going_on(
+    metrics: Sequence[Mapping[str, Any] | None], score: str, rung: float, last: float, guess: float | None = None
+) -> list[int]:
     """Return which trials go on after a rung, the best first: half of them, rounded up, from the last rung on one.
 
     Of equals the first goes on. Trials that diverged, or that failed (None), never do. Where none has left guessing,
@@ -63,21 +65,28 @@ def going_on(metrics: Sequence[Mapping[str, Any] | None], score: str, rung: floa
         score: what they are judged by.
         rung: the share of the steps that they have been trained for.
         last: the last of the rungs.
+        guess: see `left_guessing`.
     """
     found = {i: each for i, each in enumerate(metrics) if each and "diverged" not in each}
     order = sorted(found, key=lambda i: merits(found[i], score, "val"), reverse=True)
-    if rung < END and not left_guessing(found.values(), score):
+    if rung < END and not left_guessing(found.values(), score, guess):
         return order
     return order[: 1 if rung >= last else (len(metrics) + 1) // 2]
 
 
-def left_guessing(metrics: Iterable[Mapping[str, Any]], score: str) -> bool:
+def left_guessing(metrics: Iterable[Mapping[str, Any]], score: str, guess: float | None = None) -> bool:
     """Return whether any has come a tenth of the way from a guess to a perfect score by validation.
 
     A loss or a perplexity has no such way: there it always is so.
+
+    Args:
+        metrics: of the trials that are compared.
+        score: what they are judged by.
+        guess: the accuracy of the best guess that ignores order; default that of one which ignores the input.
     """
     for each in metrics:
-        goal, value = level(score, each.get("chance"), LEFT), number_at(each, "val", score)
+        chance = each.get("chance") if guess is None else guess
+        goal, value = level(score, chance, LEFT), number_at(each, "val", score)
         if goal is None or (value is not None and merit(score, value) >= merit(score, goal)):
             return True
     return False
@@ -97,13 +106,16 @@ the grid, or a rate of which nothing can be said, so that the window may be wide
 """
 
 
-def window(found: Mapping[float, Mapping[float, Mapping[str, Any]]], best: float, score: str) -> Window:
+def window(
+    found: Mapping[float, Mapping[float, Mapping[str, Any]]], best: float, score: str, guess: float | None = None
+) -> Window:
     """Measure the window around the rate that was picked.
 
     Args:
         found: by rate and rung the metrics of its trial.
         best: the rate that was picked.
         score: what the rates are judged by.
+        guess: see `left_guessing`.
     """
 
     def value(metrics: Mapping[str, Any]) -> float | None:
@@ -118,7 +130,7 @@ def window(found: Mapping[float, Mapping[float, Mapping[str, Any]]], best: float
     rates = []
     for lr, by_rung in sorted(found.items()):
         rung, metrics = max(by_rung.items())
-        told = left_guessing(at[rung], score)
+        told = left_guessing(at[rung], score, guess)
         good = worth(score, value(metrics), chance) >= GOOD * best_worth[rung] if told else None
         rates.append({"lr": lr, "rung": rung, "score": value(metrics), "good": good})
     low = high = [rate["lr"] for rate in rates].index(best)

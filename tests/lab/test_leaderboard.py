@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from lab.guesses import without_order
 from lab.leaderboard import command
 from lab.leaderboard.cells import in_order, merged, read_cells, task_names
-from lab.leaderboard.guesses import without_order
 from lab.leaderboard.pages import PICTURE, as_html, as_markdown, tables
 from lab.leaderboard.picture import leaderboard_figure, share
 from lab.sweep.grid import read_experiment

@@ -722,6 +722,15 @@ def test_while_no_trial_has_left_guessing_all_go_on_but_at_the_end_one(
     assert going_on(found, score, 1.0, 0.5) == going_on(found, score, 1.0, 1.0) == going_on(found, score, 0.5, 0.5)[:1]
 
 
+def test_who_guesses_among_the_values_that_were_read_has_not_left_guessing() -> None:
+    found = [{"val": {"accuracy": value}, "chance": 1 / 32} for value in (0.25, 0.31, 0.3)]
+    assert going_on(found, "accuracy", 0.25, 0.5) == [1, 2]
+    assert going_on(found, "accuracy", 0.25, 0.5, guess=0.25) == [1, 2, 0]  # a tenth of the way is 0.325
+    at = {0.5: {"val": {"accuracy": 0.3}, "chance": 1 / 32}}
+    assert [rate["good"] for rate in window({1e-3: at, 1e-2: at}, 1e-2, "accuracy")["rates"]] == [True, True]
+    assert [rate["good"] for rate in window({1e-3: at, 1e-2: at}, 1e-2, "accuracy", 0.25)["rates"]] == [None, None]
+
+
 @pytest.mark.parametrize(
     ("score", "chance", "by_rung", "octaves", "at_least", "good"),
     [
