@@ -258,13 +258,13 @@ class Sweep:
         return (*self.experiment.score, score_of(found, "val"))[0]
 
     def _judged_by(self, key: str) -> tuple[str, float | None]:
-        """Return the score of `_score`, and what a guess that ignores order reaches, if that is known and not all."""
-        from lab.guesses import without_order
+        """Return the score of `_score`, and what a guess among the tokens that were read reaches, unless that is all."""
+        from lab.guesses import among_read
 
         score = self._score(key)
         if score != "accuracy":
             return score, None
-        guess = without_order(build_task(self.grid.configurations[key].command.config))
+        guess = among_read(build_task(self.grid.configurations[key].command.config))
         return score, guess if guess is not None and guess < 1 else None
 
     def ended(self, configuration: Configuration, seed: int) -> Outcome | None:

@@ -82,7 +82,7 @@ def left_guessing(metrics: Iterable[Mapping[str, Any]], score: str, guess: float
     Args:
         metrics: of the trials that are compared.
         score: what they are judged by.
-        guess: the accuracy of the best guess that ignores order; default that of one which ignores the input.
+        guess: the accuracy of guessing among the tokens that were read; default the chance of who ignores the input.
     """
     for each in metrics:
         chance = each.get("chance") if guess is None else guess
