@@ -258,7 +258,7 @@ class Sweep:
         return (*self.experiment.score, score_of(found, "val"))[0]
 
     def _judged_by(self, key: str) -> tuple[str, float | None]:
-        """Return the score of `_score`, and what a guess among the tokens that were read reaches, unless that is all."""
+        """Return the score of `_score`, and what guessing among the tokens that were read reaches."""
         from lab.guesses import among_read
 
         score = self._score(key)
