@@ -197,7 +197,7 @@ def test_a_negative_says_nothing_without_its_control() -> None:
     assert controlled(unlearned, control).verdict == "holds"
     for controls in ((weak,), (control, weak), (few,)):
         assert controlled(unlearned, *controls).verdict == "undecided"
-    said = "says nothing, because its control does not hold: easy is 0.5, predicted ≥ 0.9"
+    said = "says nothing, because its control does not hold: easy is 0.5 (0.5 to 0.5), predicted ≥ 0.9"
     assert controlled(unlearned, weak).reason == said
     assert controlled(learned, weak).verdict == "fails"  # what was learned needs no control
 

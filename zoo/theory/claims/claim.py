@@ -182,7 +182,8 @@ def controlled(negative: Check, *controls: Check) -> Check:
     for control in controls:
         if negative.verdict == "holds" and control.verdict != "holds":
             why = f", with {control.reason}" if control.reason else ""
-            missed = f"{control.quantity} is {number(control.value)}, predicted {control.predicted}{why}"
+            value = f"{number(control.value)} ({control.known})" if control.interval else number(control.value)
+            missed = f"{control.quantity} is {value}, predicted {control.predicted}{why}"
             return replace(negative, reason=f"says nothing, because its control does not hold: {missed}")
     return negative
 
