@@ -38,7 +38,8 @@ class InductionHeads(Task):
     worked: ClassVar[Options] = {"vocab_size": 8, "seq_len": 10}
     prediction: ClassVar[str] = (
         "Attention finds the trigger but does not extrapolate beyond the lengths its positions have seen; a selective "
-        "state keeps the one token that it needs, at any length; a linear time-invariant mixer does neither."
+        "state keeps the one token that it needs, at any length; a linear time-invariant mixer does neither, except "
+        "through the nonlinearity between its layers."
     )
 
     def __init__(self, vocab_size: int = 16, seq_len: int = 256) -> None:

@@ -17,7 +17,7 @@ class Parity(Task):
     word problem of the group of two elements, the smallest for which a state has to be turned around and not just kept.
 
     Source: Hahn, "Theoretical Limitations of Self-Attention", arXiv 1906.06755; Grazzi et al., "Unlocking
-    State-Tracking in Linear RNNs Through Negative Eigenvalues", arXiv 2411.12037, for linear recurrences, trained up to
+    State-Tracking in Linear RNNs Through Negative Eigenvalues", arXiv 2411.12537, for linear recurrences, trained up to
     length 40 and tested up to 256. Both ask for the parity of the whole sequence; here it is asked for at every
     position, one answer a bit.
 

@@ -46,8 +46,9 @@ class SelectiveCopying(Copying):
     name: ClassVar[str] = "selective_copying"
     worked: ClassVar[Options] = {"vocab_size": 6, "seq_len": 14, "n_copied": 3}
     prediction: ClassVar[str] = (
-        "Distances vary, so a linear time-invariant mixer cannot tell what to keep; a mixer with input-dependent "
-        "transitions writes tokens and skips blanks; attention solves it by counting."
+        "Distances vary, so a linear time-invariant mixer cannot tell what to keep, except through the nonlinearity "
+        "between its layers; a mixer with input-dependent transitions writes tokens and skips blanks; attention solves "
+        "it by counting."
     )
     reported: ClassVar[str] = mad.REPORTED
     sources: ClassVar[tuple[str, ...]] = ("tasks.draws", "tasks.placing")
