@@ -190,6 +190,7 @@ LAB_ROOMS = (
     "config",
     "run",
     "score",
+    "guesses",
     "hparams",
     "build",
     "train",

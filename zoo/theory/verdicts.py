@@ -249,10 +249,10 @@ def _draw(axes: Axes, panel: Panel) -> None:
     if panel.x_names:
         axes.set_xticks(range(len(panel.x_names)), labels=panel.x_names, rotation=20)
         return
-    if all(len(curve.x) == 1 for curve in panel.curves):  # many curves of one point share ten colours
+    if panel.curves and all(len(curve.x) == 1 for curve in panel.curves):  # many of one point share ten colours
         for curve in panel.curves:
             at = (curve.x[0], curve.y[0])
-            axes.annotate(curve.label, at, (5, 0), textcoords="offset points", va="center", fontsize="small")
+            axes.annotate(curve.label, at, (5, 0), textcoords="offset points", va="center")
         axes.margins(x=0.15)
         return
     axes.legend(ncols=1 if len(panel.curves) <= 6 else 2)
