@@ -214,8 +214,8 @@ def page(records: Mapping[str, Mapping[str, Any]]) -> str:
     lines = [
         "# What training shows of the theory",
         "",
-        "Each experiment of `configs/experiment/` was predicted, in words and in numbers, before its runs were made;",
-        "the verdict follows only from the checks. What did not come out as predicted is listed like the rest.",
+        "Each of these experiments (`configs/experiment`) was predicted, in words and in numbers, before its runs were",
+        "made; the verdict follows only from the checks. What did not come out as predicted is listed like the rest.",
         "",
         RULE,
         "That something is not learned counts only if the same mixer learns an easier task, the control, in the same",

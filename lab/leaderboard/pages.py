@@ -13,9 +13,10 @@ from zoo.report import markdown
 from zoo.report.numbers import NOTHING, Number, duration, number
 
 ABOUT = (
-    "On a task every mixer has as many parameters (within 5 %), the same short convolution and the same steps. Its "
-    "learning rate is picked by validation with the first seed, as docs/tuning.md says. A score is the median over "
-    "seeds on the test split, with its 95 % interval in brackets, which takes five seeds; the best of a task are bold. "
+    "Every mixer is within 5 % of the parameters that configs/leaderboard.yaml asks for, and has the same short "
+    "convolution and the same steps. Its learning rate is picked by validation with the first seed, as docs/tuning.md "
+    "says. A score is the median over seeds on the test split, with its 95 % interval in brackets, which takes five "
+    "seeds; the best medians of a task are bold, also where seeds are too few to tell them from the next. "
     "Relative squared errors and perplexities are better where they are less. An empty cell has not been run. Chance "
     "ignores the input; the best guess without order, given where it is known, counts the tokens that were read. "
     "Tokens per second are those of training while other runs share the machine."
