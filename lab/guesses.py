@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from functools import cache
+from typing import Any
 
 import numpy as np
 
+from lab.build import build_task
 from tasks.base import Task
+from tasks.group_words import GroupWords
 from tasks.groups import multiplication_table
+from tasks.induction_heads import InductionHeads
+from tasks.k_hop import KHop
+from tasks.mqar import MQAR
+from tasks.needle import Needle
+from tasks.parity import Parity
+from tasks.selective_copying import SelectiveCopying
 
 _EXAMPLES = 2000
 _MOST_BAGS = 10**5
@@ -17,43 +27,54 @@ _MOST_BAGS = 10**5
 
 def without_order(task: Task) -> float | None:
     """Return the accuracy of the best guess that ignores order; None where it is not known."""
-    known = vars(task)
-    match task.name:
-        case "needle":
-            return None if known["n_distractors"] else 1.0
-        case "parity":
+    match task:
+        case Needle():
+            return None if task.n_distractors else 1.0
+        case Parity():
             return 1.0
-        case "group_words":
-            return _of_words(known["group"], task.spec.seq_len)
+        case GroupWords():
+            return _of_words(task.group, task.seq_len)
         case _:
             return among_read(task)
 
 
 def among_read(task: Task) -> float | None:
-    """Return the accuracy of naming one of the tokens that were read and may be asked for; None where none is.
+    """Return the accuracy of naming one of the tokens that were read and may be asked for; None where it is not known.
 
-    Models stay there for long before they recall anything. Of MQAR it is that of one of the values that were given,
-    since the filler can only make it harder.
+    Of MQAR it is that of one of the values that were given, since the filler can only make it harder.
     """
-    known, length = vars(task), task.spec.seq_len
-    match task.name:
-        case "mqar":
-            return 1 / max(1, known["n_pairs"] or length // 4)
-        case "k_hop":
-            return 1 / (length // 2 - known["n_questions"] - 1)
-        case "selective_copying":
-            return _most_frequent(task, known["vocab_size"] - 2)
-        case "induction_heads":
-            return _most_frequent(task, known["vocab_size"] - 1)
-        case _:
-            return None
+    known = _AMONG_READ.get(type(task))
+    return known(task) if known else None
+
+
+def to_be_left(config: Mapping[str, Any]) -> float | None:
+    """Return the accuracy from which a configuration's models have to come away, if it is more than chance.
+
+    It is that of `among_read`; None where that is not known, where one token alone can be named, and for mixtures.
+    """
+    if config["task"]["name"] not in {kind.name for kind in _AMONG_READ} or config["task"].get("mixture"):
+        return None
+    guess = among_read(build_task(config))
+    return guess if guess is not None and guess < 1 else None
 
 
 def _most_frequent(task: Task, n_tokens: int) -> float:
     """Return the mean share of the most frequent among the first `n_tokens` tokens of a sequence."""
     inputs = task.sample(np.random.default_rng(0), _EXAMPLES)["inputs"]
-    counts = (inputs[:, :, None] == np.arange(n_tokens)).sum(1)
+    rows, at = np.nonzero(inputs < n_tokens)
+    counts = np.bincount(rows * n_tokens + inputs[rows, at], minlength=_EXAMPLES * n_tokens)
+    counts = counts.reshape(_EXAMPLES, n_tokens)
     return float((counts.max(1) / counts.sum(1)).mean())
+
+
+_AMONG_READ: Mapping[type[Task], Callable[[Any], float]] = {
+    # As many questions as pairs are asked: the mean over questions is one over the mean number of pairs.
+    MQAR: lambda task: 2 / (task.most_pairs + (task.min_pairs or task.most_pairs)),
+    KHop: lambda task: 1 / (task.n_nodes - 1),
+    SelectiveCopying: lambda task: _most_frequent(task, task.vocab_size - 2),
+    InductionHeads: lambda task: _most_frequent(task, task.vocab_size - 1),
+}
+"""Of the very class: one that is derived from it may ask for something else."""
 
 
 @cache

@@ -226,7 +226,7 @@ def page(records: Mapping[str, Mapping[str, Any]]) -> str:
     for verdict in verdicts:
         names = [f"[{name}](#{name})" for name, each in records.items() if each["verdict"] == verdict]
         lines += [f"- {verdict}: {_listed(names) or 'none'}"]
-    lines += ["", "The same commands make the runs and this page again:", "", "```sh"]
+    lines += ["", "These commands make the runs with the seeds of the files, and this page:", "", "```sh"]
     for setting in dict.fromkeys(each["setting"] for each in records.values()):
         lines.append(f"python sweep.py configs/experiment/*.yaml --setting {setting} && \\")
         lines.append(f"python -m lab experiments --setting {setting}")

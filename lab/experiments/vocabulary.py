@@ -136,7 +136,8 @@ def least(several: Iterable[Samples]) -> Samples:
 
 def not_learned(quantity: str, scores: Samples, most: float, control: Check, longer: Samples) -> Check:
     """Predict no more than `most`, which says something only if the control holds and longer training adds nothing."""
-    again = at_most(f"that after {LONGER} times the training", max(longer.values(), default=math.nan), most)
+    of = f", the most of {len(longer)} seeds," if len(longer) > 1 else ""
+    again = at_most(f"that after {LONGER} times the training{of}", max(longer.values(), default=math.nan), most)
     return controlled(at_most(quantity, scores, most), control, again)
 
 

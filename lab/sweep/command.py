@@ -32,9 +32,9 @@ Run train.py for every combination of the values given: on this machine, or on a
   --tune lr=1e-4..1e-2            picked for each configuration by validation on its first seed; then tested.
                                   LOW..HIGH:N are N values with equal ratios, by default two per decade; or a list
   --rungs 1/8,1/4,1/2             the shares of its steps after which the better half of what is tuned goes on, from
-                                  its checkpoints; after the last the best one, as the first seed's run. While none is
-                                  better than a guess all go on. 1: all train to the end. Default: as many of these
-                                  three, from the right, as halving takes
+                                  its checkpoints; after the last the best one, as the first seed's run. While none has
+                                  come a tenth of the way from a guess all go on. 1: all train to the end. Default: as
+                                  many of these three, from the right, as halving takes
   --match params=1e6              choose d_model so that every model has as many parameters (within 5 %)
   --match state=64KiB             choose the mixer's state size (or d_model) so that every state has as many bytes
 

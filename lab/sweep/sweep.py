@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab.build import build_task
 from lab.run import DONE, INDEX, Metrics, number_at, numbers_at, read_fields, read_rungs
 from lab.score import FACTS, WINDOW, fact_text, score_of, score_text, window_text
 from lab.sweep.board import Board, judged, range_text
@@ -91,6 +90,7 @@ class Sweep:
     outcomes: dict[Path, Outcome] = field(default_factory=dict)
     _read: dict[Path, dict[str, Metrics]] = field(default_factory=dict)
     """What the runs' rungs.json said when last read."""
+    _guesses: dict[str, float | None] = field(default_factory=dict)
 
     @classmethod
     def plan(cls, experiment: Experiment, request: Request) -> Sweep:
@@ -259,13 +259,12 @@ class Sweep:
 
     def _judged_by(self, key: str) -> tuple[str, float | None]:
         """Return the score of `_score`, and what guessing among the tokens that were read reaches."""
-        from lab.guesses import among_read
+        from lab.guesses import to_be_left
 
+        if key not in self._guesses:
+            self._guesses[key] = to_be_left(self.grid.configurations[key].command.config)
         score = self._score(key)
-        if score != "accuracy":
-            return score, None
-        guess = among_read(build_task(self.grid.configurations[key].command.config))
-        return score, guess if guess is not None and guess < 1 else None
+        return score, self._guesses[key] if score == "accuracy" else None
 
     def ended(self, configuration: Configuration, seed: int) -> Outcome | None:
         """Return how a run ended; None before, also where it has only stopped at a rung."""

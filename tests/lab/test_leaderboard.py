@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from lab.guesses import without_order
+from lab.config import parse
+from lab.guesses import among_read, to_be_left, without_order
 from lab.leaderboard import command
 from lab.leaderboard.cells import in_order, merged, read_cells, task_names
 from lab.leaderboard.pages import PICTURE, as_html, as_markdown, tables
@@ -19,6 +22,8 @@ from lab.leaderboard.picture import leaderboard_figure, share
 from lab.sweep.grid import read_experiment
 from tasks import create_task
 from tasks.groups import multiplication_table
+from tasks.mqar import MQAR
+from tasks.spec import IGNORED
 from tests.lab.runs import error_line
 
 MIXERS, TASKS = ("lstm", "gru"), ("mqar", "parity")
@@ -182,6 +187,42 @@ def test_the_best_guess_without_order_is_the_commonest_answer_to_the_tokens_that
     assert without_order(create_task("group_words", group="Z3", seq_len=5)) == 1  # a cyclic group has no order
     assert command.baseline("mqar") == 0.25
     assert command.baseline("text") is None
+
+
+def test_a_guess_among_what_was_read_is_right_as_often_as_counted() -> None:
+    rng, n = np.random.default_rng(0), 4000
+    for options, pairs in (({"n_pairs": 6}, 6), ({"n_pairs": 6, "min_pairs": 1}, 3.5), ({"n_pairs": None}, 8)):
+        mqar = create_task("mqar", seq_len=32, vocab_size=64, **options)
+        asked = (mqar.sample(rng, n)["labels"] != IGNORED).sum()
+        assert among_read(mqar) == pytest.approx(1 / pairs)
+        assert n / asked == pytest.approx(1 / pairs, rel=0.05)  # a value named throughout a row is right once
+    hops = create_task("k_hop", seq_len=16, n_names=10, max_hops=3, n_questions=2)
+    drawn = hops.sample(rng, 1)
+    nodes = set(drawn["inputs"][0, :12])
+    answers = zip(drawn["inputs"][0], drawn["labels"][0], strict=True)
+    assert all(label in nodes - {asked} for asked, label in answers if label != IGNORED)
+    assert among_read(hops) == pytest.approx(1 / (len(nodes) - 1))
+    for name, tokens in (("induction_heads", 15), ("selective_copying", 14)):
+        task = create_task(name, seq_len=32) if tokens == 15 else create_task(name, seq_len=32, n_copied=6)
+        rows = [Counter(row[row < tokens].tolist()) for row in task.sample(rng, n)["inputs"]]
+        counted = np.mean([max(row.values()) / row.total() for row in rows])
+        assert among_read(task) == pytest.approx(counted, rel=0.03)
+
+
+def test_only_what_is_more_than_chance_and_less_than_all_has_to_be_left() -> None:
+    def config(line: str) -> dict[str, Any]:
+        return parse(shlex.split(line)).config
+
+    assert to_be_left(config("--task mqar --task.n_pairs 4 --task.seq_len 32")) == 0.25
+    assert to_be_left(config("--task mqar --task.n_pairs 1 --task.seq_len 32")) is None  # one value was read
+    assert to_be_left(config("--task needle")) is None
+    assert to_be_left({"task": {"name": "./mqar.npz"}}) is None  # data of one's own
+    assert to_be_left({"task": {"name": "mqar", "mixture": [{}]}}) is None
+
+    class Mine(MQAR):
+        """May ask for anything."""
+
+    assert among_read(Mine(seq_len=32)) is None
 
 
 @pytest.mark.parametrize("task", ["mqar", "needle", "parity", "k_hop", "selective_copying", "induction_heads"])
