@@ -202,8 +202,8 @@ def test_a_guess_among_what_was_read_is_right_as_often_as_counted() -> None:
     answers = zip(drawn["inputs"][0], drawn["labels"][0], strict=True)
     assert all(label in nodes - {asked} for asked, label in answers if label != IGNORED)
     assert among_read(hops) == pytest.approx(1 / (len(nodes) - 1))
-    for name, tokens in (("induction_heads", 15), ("selective_copying", 14)):
-        task = create_task(name, seq_len=32) if tokens == 15 else create_task(name, seq_len=32, n_copied=6)
+    for name, options, tokens in (("induction_heads", {}, 15), ("selective_copying", {"n_copied": 6}, 14)):
+        task = create_task(name, seq_len=32, **options)
         rows = [Counter(row[row < tokens].tolist()) for row in task.sample(rng, n)["inputs"]]
         counted = np.mean([max(row.values()) / row.total() for row in rows])
         assert among_read(task) == pytest.approx(counted, rel=0.03)
