@@ -219,7 +219,7 @@ def page(records: Mapping[str, Mapping[str, Any]]) -> str:
         "",
         RULE,
         "That something is not learned counts only if the same mixer learns an easier task, the control, in the same",
-        "budget.",
+        "budget, and if more training does not change it.",
         "",
     ]
     verdicts = ("holds", "fails", "undecided")

@@ -10,7 +10,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lab.compare.runs import Run
@@ -135,10 +135,17 @@ def least(several: Iterable[Samples]) -> Samples:
 
 
 def not_learned(quantity: str, scores: Samples, most: float, control: Check, longer: Samples) -> Check:
-    """Predict no more than `most`, which says something only if the control holds and longer training adds nothing."""
-    of = f", the most of {len(longer)} seeds," if len(longer) > 1 else ""
-    again = at_most(f"that after {LONGER} times the training{of}", max(longer.values(), default=math.nan), most)
-    return controlled(at_most(quantity, scores, most), control, again)
+    """Predict no more than `most` of each seed's larger score: trained as usual, or longer where that was tried.
+
+    It says nothing unless the control holds and longer training was tried with one seed at least.
+    """
+    tried = [seed for seed in scores if seed in longer]
+    either = paired(lambda *both: math.nan if any(map(math.isnan, both)) else max(both), scores, longer)
+    trainings = f"the larger of once and {LONGER} times the training ({count(len(tried), 'seed')})"
+    check = at_most(f"{quantity}, {trainings}", {**scores, **either}, most)
+    if not tried:
+        return replace(check, reason=f"no seed was trained {LONGER} times as long")
+    return controlled(check, control)
 
 
 def correlated(quantity: str, cells: Sequence[tuple[float, float]], least: float) -> Check:

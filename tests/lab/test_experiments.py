@@ -26,13 +26,13 @@ from lab.experiments.predictions.functional_heads_trained import working
 from lab.experiments.predictions.gradient_highway import gradient_at_initialisation
 from lab.experiments.predictions.skill_to_loss import synthetic_cells
 from lab.experiments.predictions.trainability import gradient_at_initialisation as layer_gradient
-from lab.experiments.vocabulary import Runs, correlated
+from lab.experiments.vocabulary import Runs, correlated, not_learned
 from lab.run import nested_metrics
 from lab.sweep.grid import Grid, expand, read_experiment
 from tests import slow
 from tests.lab.runs import error_line
 from zoo.naming import flatten
-from zoo.theory.claims.claim import Check
+from zoo.theory.claims.claim import Check, Samples, at_least
 
 CONFIGS = experiments.EXPERIMENTS
 N_RUNS = {
@@ -41,7 +41,7 @@ N_RUNS = {
     "gradient_highway": {"small": 75, "full": 400},
     "trainability": {"small": 87, "full": 112},
     "recall": {"small": 66, "full": 193},
-    "state_tracking": {"small": 54, "full": 149},
+    "state_tracking": {"small": 140, "full": 149},
     "reflections": {"small": 15, "full": 30},
     "functional_heads": {"small": 30, "full": 90},
     "functional_heads_trained": {"small": 35, "full": 90},
@@ -279,6 +279,24 @@ def test_the_gradient_of_a_layer_before_training_sees_strong_writes() -> None:
     assert 0 < 10 * weak < strong < 1
 
 
+def test_a_negative_says_something_only_with_its_control_and_with_longer_training() -> None:
+    scores = dict.fromkeys(range(5), 0.2)
+    control = at_least("that with one pair", dict.fromkeys(range(5), 1.0), 0.9)
+
+    def judged(longer: Samples, scores: Samples = scores, control: Check = control) -> Check:
+        return not_learned("accuracy", scores, 0.3, control, longer)
+
+    assert judged({0: 0.25}).verdict == "holds"
+    assert judged({7: 0.25}).reason == judged({}).reason == "no seed was trained 4 times as long"
+    assert judged(dict.fromkeys(range(5), 0.5)).verdict == "fails"
+    assert judged({0: 0.5}).verdict == "undecided"
+    assert judged({0: math.nan}).reason == "no number for seed 0"
+    assert judged({0: 0.25}, scores | {0: math.nan}).reason == "no number for seed 0"
+    assert judged({0: 0.1}, dict.fromkeys(range(5), 0.5)).verdict == "fails"
+    untrained = at_least("that with one pair", dict.fromkeys(range(5), 0.5), 0.9)
+    assert "its control does not hold" in judged({0: 0.25}, control=untrained).reason
+
+
 @of_options
 def recall(
     options: Options,
@@ -295,9 +313,10 @@ def recall(
 
 def test_recall_judges_both_ways() -> None:
     assert failed("recall", recall()) == []
-    assert judged("recall", recall(diagonal=0.5)) == ["diagonal_ssm: accuracy"]
-    assert judged("recall", recall(one_pair=0.5), "undecided") == ["diagonal_ssm: accuracy"]
-    assert judged("recall", recall(longer=0.5), "undecided") == ["diagonal_ssm: accuracy"]
+    fixed = ["diagonal_ssm: accuracy, the larger of once and 4 times the training (1 seed)"]
+    assert judged("recall", recall(diagonal=0.5)) == fixed
+    assert judged("recall", recall(one_pair=0.5), "undecided") == fixed
+    assert judged("recall", recall(longer=0.5), "undecided") == fixed  # of one seed of five
     assert judged("recall", recall(delta=-0.3))[-1] == "heads of 8: delta rule's accuracy beyond linear attention's"
     less = failed("recall", recall(grows=-0.1))
     assert any("rank correlation" in quantity for quantity in less)
@@ -321,7 +340,7 @@ def test_state_tracking_judges_both_ways() -> None:
     assert failed("state_tracking", tracking()) == []
     assert len(judged("state_tracking", tracking(reflects=0.3))) == 2
     assert len(judged("state_tracking", tracking(others=0.6))) == 4
-    assert len(judged("state_tracking", tracking(longer=0.6), "undecided")) == 4
+    assert len(judged("state_tracking", tracking(longer=0.6))) == 4  # with all seeds
     assert len(judged("state_tracking", tracking(short=0.6), "undecided")) == 4
 
 
@@ -413,7 +432,8 @@ def copied(
 def test_copying_judges_both_ways() -> None:
     assert failed("copying", copied()) == []
     assert judged("copying", copied(further=0.5)) == ["attention trained on 24 tokens: accuracy on 48"]
-    held = [f"{name}, heads of 4: accuracy on 24 tokens" for name in ("delta_net", "linear_attention")]
+    trained = "the larger of once and 4 times the training (1 seed)"
+    held = [f"{name}, heads of 4: accuracy on 24 tokens, {trained}" for name in ("delta_net", "linear_attention")]
     assert judged("copying", copied(small=0.85))[:1] == held[:1]
     assert judged("copying", copied(easy=0.8), "undecided") == held
     assert judged("copying", copied(longer=0.8), "undecided") == held
