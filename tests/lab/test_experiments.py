@@ -21,7 +21,7 @@ from lab.compare.runs import Run
 from lab.config import parse
 from lab.config.layers import nested
 from lab.experiments import judge as experiments
-from lab.experiments.predictions import PREDICTIONS, horizon
+from lab.experiments.predictions import PREDICTIONS, counter, horizon
 from lab.experiments.predictions.functional_heads_trained import working
 from lab.experiments.predictions.gradient_highway import gradient_at_initialisation
 from lab.experiments.predictions.skill_to_loss import synthetic_cells
@@ -29,6 +29,8 @@ from lab.experiments.predictions.trainability import gradient_at_initialisation 
 from lab.experiments.vocabulary import Runs, correlated, not_learned
 from lab.run import nested_metrics
 from lab.sweep.grid import Grid, expand, read_experiment
+from tasks.group_words import GroupWords
+from tasks.groups import group_elements, multiplication_table
 from tests import slow
 from tests.lab.runs import error_line
 from zoo.naming import flatten
@@ -49,6 +51,7 @@ N_RUNS = {
     "gates": {"small": 60, "full": 60},
     "placement": {"small": 60, "full": 120},
     "real_text": {"small": 35, "full": 85},
+    "counter": {"small": 30, "full": 30},
     "horizon": {"small": 40, "full": 140},
     "copying": {"small": 77, "full": 199},
     "skill_to_loss": {"small": 75, "full": 75},
@@ -508,6 +511,56 @@ def test_horizon_judges_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     assert by_seed(lambda seed: 3)[1] == "0 runs of the 15 that must hold the state up to length 8"
 
 
+def test_a_counter_is_where_the_permutations_lead_from_the_centre() -> None:
+    words = GroupWords(group="S3", seq_len=32).sample(np.random.default_rng(0), 50)
+    for centre in range(3):
+        images = np.array([int(text[centre]) - 1 for text in group_elements("S3")])
+        found = counter.counters(words["inputs"], centre)
+        assert ((found - images[words["labels"]] + centre) % 3 == 0).all()
+        assert (abs(np.diff(abs(found), axis=1)) <= 1).all()
+
+
+class Knows(torch.nn.Module):
+    """Every element whose counter, from the second residue, is at most so large."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        table, product = torch.from_numpy(multiplication_table("S3")).long(), torch.zeros(len(words)).long()
+        told = torch.stack([product := table[product, token] for token in words.T], dim=1)
+        is_small = torch.from_numpy(abs(counter.counters(words.numpy(), 1)) <= self.most)
+        return torch.nn.functional.one_hot(torch.where(is_small, told, (told + 1) % 6), 6).float()
+
+
+def test_a_model_that_counts_is_told_by_what_it_has_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    configuration, _ = next(iter(grid_of("counter")))
+    run = Run(Path("x"), configuration.command.config, {}, "tested")
+
+    def leads(most: int) -> tuple[float, dict[int, float]]:
+        monkeypatch.setattr("zoo.interop.saved.load", lambda folder: Knows(most))
+        return counter.reading(run)
+
+    found, by_counter = leads(3)
+    assert found == 1
+    assert [by_counter[n] for n in (0, 3, 4)] == [1, 1, 0]
+    assert leads(100)[0] == 0
+
+
+def test_counter_judges_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    def led(one: float, others: float) -> list[str]:
+        def by_kind(run: Run) -> tuple[float, dict[int, float]]:
+            return one if run.options.get("mixer.n_householder") == 1 else others, {0: 1.0}
+
+        monkeypatch.setattr(counter, "reading", by_kind)
+        return failed("counter", lambda _: {})
+
+    assert led(0.1, 0.0) == []
+    assert [quantity.split(":")[0] for quantity in led(0.0, 0.0)] == ["S3, delta_product, n_householder 1"]
+    assert len(led(0.1, 0.1)) == 2
+
+
 @of_options
 def gated(options: Options, by_channel: Callable[[int], float]) -> dict[str, float | None]:
     """Gates per channel with so much of the error of those per head at rank k."""
@@ -567,6 +620,7 @@ def test_runs_without_a_score_never_hold(name: str, monkeypatch: pytest.MonkeyPa
     for module in ("gradient_highway", "trainability"):
         monkeypatch.setattr(f"lab.experiments.predictions.{module}.gradient_at_initialisation", lambda config: 1e-6)
     monkeypatch.setattr(horizon, "horizons", lambda run: (1.0, 1.0))
+    monkeypatch.setattr(counter, "reading", lambda run: (math.nan, {}))
     for module in ("functional_heads", "functional_heads_trained"):
         monkeypatch.setattr(f"lab.experiments.predictions.{module}.layers_of", layers())
     checks = checks_of(name, lambda options: {})

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
 from zoo.mixers.attention import Attention
+from zoo.ops.delta_rule import delta_product
 from zoo.ops.delta_rule import delta_rule as chunked_delta_rule
-from zoo.theory.claims.claim import Curve, Findings, Panel, Settings, at_least, at_most, claim, equals
+from zoo.theory.claims.claim import Curve, Findings, Panel, Settings, at_least, at_most, claim, equals, near
 from zoo.theory.claims.cores import Core, Draw, drawn, drawn_delta_rule, gated_linear_attention, state_space_duality
 from zoo.theory.operator import interaction
 from zoo.theory.state_size import effective_state_size
@@ -92,6 +95,88 @@ def key_removal(settings: Settings) -> Findings:
     yield at_most("zoo.theory.head_weights: relative error of the outputs", exact, 1e-12)
     yield at_least("without the removal, drawn keys: relative error", truncated["drawn keys"], 0.1)
     yield at_most("without the removal, orthogonal keys: relative error", truncated["orthogonal keys"], 1e-12)
+
+
+_TURNS = torch.tensor([0, 1, -1, 0, 1, -1], dtype=torch.float64)
+_SIGNS = torch.tensor([1, 1, 1, -1, -1, -1], dtype=torch.float64)
+"""S3 as the maps r -> sign r + turn of the residues of 3: turns of a triangle, after a reflection if the sign is -1."""
+_SLOW = 1e-9
+"""The strength with which a turn is added, without a reflection."""
+_KNOWN = 8
+"""The largest integer that a readout knows that has seen words of eight."""
+
+
+def multiplied_out(words: Tensor) -> Tensor:
+    """Return the residue and the sign of each prefix of words in S3, in integers: (words, positions, 2)."""
+    turns, signs = _TURNS.long().to(words.device), _SIGNS.long().to(words.device)
+    now, found = torch.tensor([0, 1], device=words.device).expand(len(words), 2), []
+    for token in words.unbind(1):
+        turned = signs[token] * now[:, 0] + turns[token]
+        now = torch.stack((turned.remainder(3), signs[token] * now[:, 1]), dim=1)
+        found.append(now)
+    return torch.stack(found, dim=1)
+
+
+def counted(words: Tensor) -> Tensor:
+    """Return the state of a delta rule with keys of width 1 after each prefix: a counter and a sign, (..., 2)."""
+    turns, signs = (t.to(words.device)[words] for t in (_TURNS, _SIGNS))
+    beta = torch.where(signs < 0, 2.0, _SLOW)
+    v = torch.stack((turns / beta, torch.zeros_like(turns)), dim=2)[:, None]
+    one = torch.ones_like(v[..., :1])
+    start = torch.tensor([[0.0, 1.0]], dtype=v.dtype, device=v.device).expand(len(words), 1, 1, 2)
+    return chunked_delta_rule(one, one, v, beta[:, None], None, start)[0][:, 0]
+
+
+def turned(words: Tensor) -> Tensor:
+    """Return the states of a delta rule of two steps that writes nothing, keys of width 2: (words, positions, 2, 2)."""
+    turns, signs = (t.to(words.device)[words] for t in (_TURNS, _SIGNS))
+    # Two reflections turn by twice the angle between their axes; without the first one, a reflection is left.
+    angles = torch.stack((torch.zeros_like(turns), math.pi / 3 * turns), dim=2)
+    k = torch.stack((angles.cos(), angles.sin()), dim=3)[:, None]
+    beta = torch.stack((1 + signs, 2 * torch.ones_like(signs)), dim=2)[:, None]
+    one = torch.eye(2, dtype=k.dtype, device=k.device)
+    start = one.expand(len(words), 1, 2, 2)
+    rows = (
+        delta_product(q.expand(*words.shape, 2)[:, None], k, torch.zeros_like(k), beta, None, start)[0] for q in one
+    )
+    return torch.cat(tuple(rows), dim=1).transpose(1, 2)
+
+
+@claim(
+    "One reflection per token multiplies out S3 at any length that its readout knows, in a state of two numbers: S3 is "
+    "the maps r -> s r + a of the residues of 3, and a delta rule with one step per token carries the integer s h + a. "
+    "The counter spreads as the square root of the length, by two thirds per token in the mean square; a readout of "
+    "the integers up to 8 loses it. Two reflections carry the element itself, in a state that does not grow.",
+    "An affine action lifted to the integers, against two reflections per token of Siems et al., arXiv 2502.10297",
+    "A prefix whose element the counter does not tell, a counter that spreads faster or slower, or two reflections "
+    "that miss an element by 1e-12.",
+)
+def reflection_counts(settings: Settings) -> Findings:
+    """Multiply words of S3 out by one reflection per token, which counts, and by two."""
+    n, n_words = settings.seq_len, 1024
+    told, square, near_zero, error = (dict[int, float]() for _ in range(4))
+    spread = torch.zeros(n, dtype=torch.float64, device=settings.device)
+    for seed in range(settings.n_seeds):
+        words = torch.randint(6, (n_words, n), generator=settings.generator(94, seed)).to(settings.device)
+        residue, sign = multiplied_out(words).unbind(2)
+        counter, carried = counted(words).unbind(2)
+        told[seed] = ((counter.round().remainder(3) == residue) & (carried.sign() == sign)).double().mean().item()
+        square[seed] = counter[:, -1].square().mean().item() / n
+        near_zero[seed] = (counter[:, -1].abs() < _KNOWN + 0.5).double().mean().item()
+        spread += counter.square().mean(0) / settings.n_seeds
+        angle = 2 * math.pi / 3 * residue.double()
+        rotation = torch.stack((angle.cos(), -angle.sin(), angle.sin(), angle.cos()), dim=2).unflatten(2, (2, 2))
+        rotation[..., 0] *= sign[..., None]  # The reflection comes first.
+        error[seed] = (turned(words) - rotation).abs().max().item()
+    yield at_least(f"one reflection, words of {n}: share of prefixes that the counter tells", told, 1)
+    yield near(f"one reflection: mean square of the counter at {n}, per token", square, 2 / 3, 0.15)
+    expected = math.erf((_KNOWN + 0.5) / math.sqrt(2 * 2 / 3 * n))
+    yield near(f"share of words whose counter is at most {_KNOWN} at {n}", near_zero, expected, 0.15)
+    yield at_most(f"two reflections, words of {n}: largest error of an element", error, 1e-12)
+    at = [2**i for i in range(n.bit_length()) if 2**i <= n]
+    one = Curve("one reflection: counter", at, [spread[i - 1].sqrt().item() for i in at], "marked")
+    two = Curve("two reflections: turned vector", at, [1.0] * len(at), "marked")
+    yield Panel("What is carried to multiply S3 out", "positions", "root mean square", (one, two), log_x=True)
 
 
 def _miss(made: Tensor, wanted: Tensor) -> float:
