@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -164,7 +164,8 @@ def record(verdict: Verdict, sweep: SweptRuns) -> dict[str, Any]:
 def prediction_commit(name: str) -> str | None:
     """Return the commit since which an experiment's file and its checks say the same; None where none does.
 
-    What the file says was changed after results had been seen is no part of the prediction, nor are comments.
+    What the file says was changed after results had been seen is no part of the prediction, nor are comments, nor the
+    seeds: more of them are more measurement.
     """
     files = [f"configs/experiment/{name}.yaml", f"lab/experiments/predictions/{name}.py"]
     now = _predicted((ROOT / file).read_text(encoding="utf-8") for file in files)
@@ -179,8 +180,14 @@ def prediction_commit(name: str) -> str | None:
 def _predicted(texts: Iterable[str | None]) -> tuple[Any, str]:
     """Return what an experiment's file and its checks predict; either may be missing."""
     file, checks = texts
-    values = yaml.safe_load(file or "") or {}
-    return {key: value for key, value in values.items() if key != "changed"}, (checks or "").strip()
+    return _without(yaml.safe_load(file or ""), {"changed", "seed"}), (checks or "").strip()
+
+
+def _without(value: Any, keys: Collection[str]) -> Any:
+    """Return plain data without the entries of these keys, at any depth."""
+    if isinstance(value, Mapping):
+        return {key: _without(each, keys) for key, each in value.items() if key not in keys}
+    return [_without(each, keys) for each in value] if isinstance(value, list) else value
 
 
 def read_stored(file: Path) -> Any:

@@ -43,7 +43,7 @@ N_RUNS = {
     "gradient_highway": {"small": 75, "full": 400},
     "trainability": {"small": 87, "full": 112},
     "recall": {"small": 66, "full": 193},
-    "state_tracking": {"small": 140, "full": 149},
+    "state_tracking": {"small": 200, "full": 149},
     "reflections": {"small": 15, "full": 30},
     "functional_heads": {"small": 30, "full": 90},
     "functional_heads_trained": {"small": 35, "full": 90},
@@ -738,8 +738,9 @@ def test_the_commit_of_a_prediction_is_the_first_that_says_the_same(
         done = subprocess.run(["git", *name, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
-    def commit(said: str, changed: str = "", judged: str = "pass") -> str:
-        for path, text in ((file, f"prediction: {said}\nchanged: {changed}\n"), (checks, judged)):
+    def commit(said: str, changed: str = "", judged: str = "pass", seeds: str = "0-4") -> str:
+        runs = f"settings: {{small: {{grids: [{{mixer: lstm, seed: {seeds}}}]}}}}"
+        for path, text in ((file, f"prediction: {said}\nchanged: {changed}\n{runs}\n"), (checks, judged)):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
         git("add", ".")
@@ -751,9 +752,9 @@ def test_the_commit_of_a_prediction_is_the_first_that_says_the_same(
     git("init", "-q")
     commit("it rises")
     falls = commit("it falls")
-    commit("it falls", "two more seeds")
+    commit("it falls", "two more seeds", seeds="0-6")
     assert experiments.prediction_commit("own") == falls
-    judged = commit("it falls", "two more seeds", "1 < 2")
+    judged = commit("it falls", "two more seeds", "1 < 2", seeds="0-6")
     assert experiments.prediction_commit("own") == judged
     again = commit("it rises")
     assert experiments.prediction_commit("own") == again
