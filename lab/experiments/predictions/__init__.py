@@ -28,7 +28,6 @@ PREDICTIONS = Registry(
             "who keeps a group's element beyond the trained length",
         ),
         "reflections": (f"{_HERE}.reflections:PREDICTION", "what a second reflection per token gains on S3"),
-        "counter": (f"{_HERE}.counter:PREDICTION", "what one reflection per token learns of S3 is a counter"),
         "horizon": (f"{_HERE}.horizon:PREDICTION", "how long a state is kept, told by the states of training"),
         "functional_heads": (
             f"{_HERE}.functional_heads:PREDICTION",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import median
 
 import torch
 from torch import Tensor, nn
@@ -101,9 +102,9 @@ _TURNS = torch.tensor([0, 1, -1, 0, 1, -1], dtype=torch.float64)
 _SIGNS = torch.tensor([1, 1, 1, -1, -1, -1], dtype=torch.float64)
 """S3 as the maps r -> sign r + turn of the residues of 3: turns of a triangle, after a reflection if the sign is -1."""
 _SLOW = 1e-9
-"""The strength with which a turn is added, without a reflection."""
-_KNOWN = 8
-"""The largest integer that a readout knows that has seen words of eight."""
+"""The strength with which a turn is added, without a reflection: the counter shrinks by this share."""
+_WORDS, _FEW = 1024, 64
+"""Words that are counted, and how many of them are turned."""
 
 
 def multiplied_out(words: Tensor) -> Tensor:
@@ -134,48 +135,48 @@ def turned(words: Tensor) -> Tensor:
     angles = torch.stack((torch.zeros_like(turns), math.pi / 3 * turns), dim=2)
     k = torch.stack((angles.cos(), angles.sin()), dim=3)[:, None]
     beta = torch.stack((1 + signs, 2 * torch.ones_like(signs)), dim=2)[:, None]
+    # A head for each row: what the query of one reads.
     one = torch.eye(2, dtype=k.dtype, device=k.device)
-    start = one.expand(len(words), 1, 2, 2)
-    rows = (
-        delta_product(q.expand(*words.shape, 2)[:, None], k, torch.zeros_like(k), beta, None, start)[0] for q in one
-    )
-    return torch.cat(tuple(rows), dim=1).transpose(1, 2)
+    q = one[:, None].expand(len(words), 2, words.shape[1], 2)
+    k, beta, start = k.expand(-1, 2, -1, -1, -1), beta.expand(-1, 2, -1, -1), one.expand(len(words), 2, 2, 2)
+    return delta_product(q, k, torch.zeros_like(k), beta, None, start)[0].transpose(1, 2)
 
 
 @claim(
-    "One reflection per token multiplies out S3 at any length that its readout knows, in a state of two numbers: S3 is "
-    "the maps r -> s r + a of the residues of 3, and a delta rule with one step per token carries the integer s h + a. "
-    "The counter spreads as the square root of the length, by two thirds per token in the mean square; a readout of "
-    "the integers up to 8 loses it. Two reflections carry the element itself, in a state that does not grow.",
+    "One reflection per token multiplies out S3 as far as its readout knows the integers, in a state of two numbers: "
+    "S3 is the maps r -> s r + a of the residues of 3, and a delta rule with one step per token carries the integer "
+    "s h + a. Over random words its mean square grows by two thirds per token. Two reflections carry the element "
+    "itself, in a state that does not grow.",
     "An affine action lifted to the integers, against two reflections per token of Siems et al., arXiv 2502.10297",
     "A prefix whose element the counter does not tell, a counter that spreads faster or slower, or two reflections "
     "that miss an element by 1e-12.",
 )
 def reflection_counts(settings: Settings) -> Findings:
     """Multiply words of S3 out by one reflection per token, which counts, and by two."""
-    n, n_words = settings.seq_len, 1024
-    told, square, near_zero, error = (dict[int, float]() for _ in range(4))
-    spread = torch.zeros(n, dtype=torch.float64, device=settings.device)
+    n, told, error = settings.seq_len, 1.0, 0.0
+    at = [2**i for i in range(n.bit_length()) if 2**i <= n]
+    squares, turned_square = {length: dict[int, float]() for length in at}, torch.zeros(n, dtype=torch.float64)
     for seed in range(settings.n_seeds):
-        words = torch.randint(6, (n_words, n), generator=settings.generator(94, seed)).to(settings.device)
+        words = torch.randint(6, (_WORDS, n), generator=settings.generator(94, seed)).to(settings.device)
         residue, sign = multiplied_out(words).unbind(2)
         counter, carried = counted(words).unbind(2)
-        told[seed] = ((counter.round().remainder(3) == residue) & (carried.sign() == sign)).double().mean().item()
-        square[seed] = counter[:, -1].square().mean().item() / n
-        near_zero[seed] = (counter[:, -1].abs() < _KNOWN + 0.5).double().mean().item()
-        spread += counter.square().mean(0) / settings.n_seeds
-        angle = 2 * math.pi / 3 * residue.double()
-        rotation = torch.stack((angle.cos(), -angle.sin(), angle.sin(), angle.cos()), dim=2).unflatten(2, (2, 2))
-        rotation[..., 0] *= sign[..., None]  # The reflection comes first.
-        error[seed] = (turned(words) - rotation).abs().max().item()
-    yield at_least(f"one reflection, words of {n}: share of prefixes that the counter tells", told, 1)
-    yield near(f"one reflection: mean square of the counter at {n}, per token", square, 2 / 3, 0.15)
-    expected = math.erf((_KNOWN + 0.5) / math.sqrt(2 * 2 / 3 * n))
-    yield near(f"share of words whose counter is at most {_KNOWN} at {n}", near_zero, expected, 0.15)
+        right = (counter.round().remainder(3) == residue) & (carried.sign() == sign)
+        told = min(told, right.double().mean().item())
+        for length in at:
+            squares[length][seed] = counter[:, length - 1].square().mean().item()
+        states = turned(words[:_FEW])
+        turned_square += states.square().sum((2, 3)).mean(0).cpu() / settings.n_seeds
+        angle = 2 * math.pi / 3 * residue[:_FEW].double()
+        elements = torch.stack((angle.cos(), -angle.sin(), angle.sin(), angle.cos()), dim=2).unflatten(2, (2, 2))
+        elements[..., 0] *= sign[:_FEW, :, None]  # The reflection comes first.
+        error = max(error, (states - elements).abs().max().item())
+    yield equals(f"one reflection, words of {n}: least share of prefixes that the counter tells", told, 1)
+    for length in at[-3:]:
+        per_token = {seed: square / length for seed, square in squares[length].items()}
+        yield near(f"one reflection: mean square of the counter at {length}, per token", per_token, 2 / 3, 0.15)
     yield at_most(f"two reflections, words of {n}: largest error of an element", error, 1e-12)
-    at = [2**i for i in range(n.bit_length()) if 2**i <= n]
-    one = Curve("one reflection: counter", at, [spread[i - 1].sqrt().item() for i in at], "marked")
-    two = Curve("two reflections: turned vector", at, [1.0] * len(at), "marked")
+    one = Curve("one reflection: counter", at, [median(squares[length].values()) ** 0.5 for length in at], "marked")
+    two = Curve("two reflections: state", at, [turned_square[length - 1].item() ** 0.5 for length in at], "marked")
     yield Panel("What is carried to multiply S3 out", "positions", "root mean square", (one, two), log_x=True)
 
 
