@@ -187,8 +187,8 @@ def _real_poles(n_poles: int, seq_len: int, device: str) -> Tensor:
 
 
 @claim(
-    "To an error of 0.1 %, SSMs with real poles need at most 2 log n heads however many poles they have (measured at "
-    "one length, with drawn residues); oscillating ones need nearly one per state.",
+    "To an error of 0.1 %, SSMs with 128 real poles need at most 2 log n heads (measured at one length, with drawn "
+    "residues); oscillating ones need nearly one per state.",
     "Observed; exact spectra of p = d = 16 systems",
     "Real poles that need more than 2 log n heads for 0.1 %, or oscillating ones that need fewer than 60 % of their "
     "states for 10 %.",
