@@ -230,8 +230,8 @@ def page(records: Mapping[str, Mapping[str, Any]]) -> str:
         "# What training shows of the theory",
         "",
         "Each of these experiments (`configs/experiment`) was predicted, in words and in numbers, before its runs were",
-        "made, but for what its section says was changed after results had been seen; the verdict follows only from the",
-        "checks. What did not come out as predicted is listed like the rest.",
+        "made, but for what its section says was changed after results had been seen. The verdict follows only from",
+        "the checks. What did not come out as predicted is listed like the rest.",
         "",
         RULE,
         "That something is not learned counts only if the same mixer learns an easier task, the control, in the same",
@@ -258,8 +258,8 @@ def page(records: Mapping[str, Mapping[str, Any]]) -> str:
     for name, each in records.items():
         lines += section(each, [_figure(name)])
         dates = " to ".join(dict.fromkeys((each["dates"][0], each["dates"][-1]))) if each["dates"] else "never"
-        order = "before the runs" if each["predicted_before_runs"] else "after the runs: exploratory"
-        order += ", but for what was changed" if each["changed"] else ""
+        but = ", but for what was changed" if each["changed"] else ""
+        order = f"before the runs{but}" if each["predicted_before_runs"] else "after the runs: exploratory"
         predicted = f"prediction of commit {each['prediction_commit']}, {order}"
         if each["prediction_commit"] is None:
             predicted = "prediction not committed: exploratory"

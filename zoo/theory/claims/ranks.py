@@ -115,8 +115,8 @@ _DRAWN = {"capped_mlstm": "in_proj.weight"}
 
 
 @claim(
-    "Every registered mixer, as configured, has the interaction rank that its parts predict: where that is d_model^2, the "
-    "most there is, as of s4d and lstm, any generic operator has it.",
+    "Every registered mixer, as configured, has the interaction rank that its parts predict: where that is d_model^2, "
+    "the most there is, as of s4d and lstm, any generic operator has it.",
     _SOURCE,
     "Any mixer whose measured operator has another rank.",
 )
