@@ -37,6 +37,10 @@ PREDICTIONS = Registry(
             f"{_HERE}.functional_heads_trained:PREDICTION",
             "the layer that does the work needs few operators",
         ),
+        "functional_heads_one_layer": (
+            f"{_HERE}.functional_heads_one_layer:PREDICTION",
+            "a layer alone needs few operators, in every mixer with a state",
+        ),
         "hybrid_ratio": (f"{_HERE}.hybrid_ratio:PREDICTION", "one attention layer in four is enough"),
         "gates": (f"{_HERE}.gates:PREDICTION", "gates per channel serve where the target spans more than the heads"),
         "placement": (

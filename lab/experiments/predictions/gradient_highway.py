@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from lab.build import build
-from lab.experiments.vocabulary import ACCURACY, GUESSED, LEARNED, Prediction, Runs, curve, panel
-from zoo.theory.claims.claim import Check, Evidence, at_least, at_most, controlled
+from lab.experiments.vocabulary import ACCURACY, GUESSED, LEARNED, Prediction, Runs, curve, not_learned, panel
+from zoo.theory.claims.claim import Check, Evidence, at_least, at_most
 from zoo.theory.intervals import of_share, of_superiority
 
 VANISHED = 1e-4
@@ -49,9 +49,10 @@ def judge(runs: Runs) -> Evidence:
     cells: list[tuple[float, float]] = []
     without: list[bool] = []
     for kind, of_kind in runs.kinds().items():
-        nearest, easy = next(of_kind.by("task.distance"))
+        usual = of_kind.usual
+        nearest, easy = next(usual.by("task.distance"))
         control = at_least(f"{kind}, distance {nearest}: accuracy", easy.samples(ACCURACY), LEARNED)
-        for distance, cell in of_kind.by("task.distance"):
+        for distance, cell in usual.by("task.distance"):
             accuracy = accuracies.setdefault(kind, {})[distance] = cell.median(ACCURACY)
             gradient = gradients.setdefault(kind, {})[distance] = gradient_at_initialisation(cell.runs[0].config)
             cells.append((gradient, accuracy))
@@ -59,7 +60,8 @@ def judge(runs: Runs) -> Evidence:
             if gradient < VANISHED / ROOM:
                 without += [score >= LEARNED for score in cell.scores(ACCURACY)]
                 quantity = f"{kind}, distance {distance} (gradient {gradient:.0e}): accuracy"
-                checks.append(controlled(at_most(quantity, cell.samples(ACCURACY), chance + GUESSED), control))
+                longer = of_kind.longer.where({"task.distance": distance}).samples(ACCURACY)
+                checks.append(not_learned(quantity, cell.samples(ACCURACY), chance + GUESSED, control, longer))
             elif cell.values("mixer.name") == ["attention"]:
                 checks.append(at_least(f"{kind}, distance {distance}: accuracy", cell.samples(ACCURACY), LEARNED))
     if without:
