@@ -255,6 +255,11 @@ COLUMNS = (
     Column("seeds", lambda row: row.seeds, lambda row: len(row.values()), more_first=True),
     *(_fact(heading, name) for heading, name in FACTS.items()),
     Column(
+        "lr",
+        lambda row: plain(row.options["lr"]) if row.window else "",
+        lambda row: row.options["lr"] if row.window else None,
+    ),
+    Column(
         WINDOW,
         lambda row: window_text(row.window),
         lambda row: row.window["octaves"] if row.window else None,
@@ -349,15 +354,20 @@ def as_markdown(groups: Sequence[Group], sources: str) -> str:
         "",
     ]
     for group in groups:
-        columns = columns_of(group)
-        rows = [[column.cell(row) for column in columns] for row in group.rows]
-        for row, cells in zip(group.rows, rows, strict=True):
-            if row.label in group.best:
-                cells[1] = f"**{cells[1]}**"
-        table = markdown.table([column.heading for column in columns], rows, _align(columns))
+        table = markdown.table(*cells_of(group))
         lines += [f"## {group.title}", "", *table, "", *([unnamed_text(group), ""] if group.unnamed else [])]
     lines += ["![Curves and scores of the tasks above](compare.png)", ""]
     return "\n".join(lines)
+
+
+def cells_of(group: Group) -> tuple[list[str], list[list[str]], str]:
+    """Return a task's table for `zoo.report.markdown.table`: headings, cells with the best score in bold, alignment."""
+    columns = columns_of(group)
+    rows = [[column.cell(row) for column in columns] for row in group.rows]
+    for row, cells in zip(group.rows, rows, strict=True):
+        if row.label in group.best:
+            cells[1] = f"**{cells[1]}**"
+    return [column.heading for column in columns], rows, _align(columns)
 
 
 def as_csv(groups: Sequence[Group]) -> str:

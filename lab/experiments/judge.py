@@ -17,8 +17,9 @@ from typing import Any
 import yaml
 
 from lab.compare.runs import Run, read_runs
+from lab.compare.table import cells_of, group_runs
 from lab.experiments.predictions import PREDICTIONS
-from lab.experiments.vocabulary import Runs
+from lab.experiments.vocabulary import LONGER, Runs
 from lab.run import DONE, ENVIRONMENT, INDEX, git
 from lab.sweep.grid import read_experiment, values_of
 from zoo.naming import UsageError
@@ -158,6 +159,7 @@ def record(verdict: Verdict, sweep: SweptRuns) -> dict[str, Any]:
         "prediction_commit": predicted,
         "predicted_before_runs": is_before,
         "commits": commits,
+        "tables": [{"title": group.title, "cells": cells_of(group)} for group in group_runs(sweep.runs)],
     }
 
 
@@ -235,7 +237,7 @@ def page(records: Mapping[str, Mapping[str, Any]]) -> str:
         "",
         RULE,
         "That something is not learned counts only if the same mixer learns an easier task, the control, in the same",
-        "budget; in `recall`, `copying`, `state_tracking` and `trainability` it was also trained four times as long.",
+        f"budget, and if {LONGER} times the training was tried as well.",
         "Where seeds were added because something was undecided, as its section says, intervals are somewhat narrow.",
         "",
     ]
@@ -266,7 +268,18 @@ def page(records: Mapping[str, Mapping[str, Any]]) -> str:
         origin = f"Seeds {_listed(each['seeds'])}; {dates}; {each['machine']}; {predicted}; runs of commit "
         lines += [f"Changed after results had been seen: {each['changed']}", ""] if each["changed"] else []
         lines += [f"{origin}{_listed(each['commits'])}: `{each['command']}`", ""]
+        lines += _folded(each.get("tables", []))
     return "\n".join(lines)
+
+
+def _folded(tables: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the runs of an experiment by configuration, a table for each task, which a click unfolds."""
+    if not tables:
+        return []
+    lines = ["<details><summary>Scores by configuration: mean ± standard deviation over seeds</summary>", ""]
+    for each in tables:
+        lines += [f"**{each['title']}**", "", *table(*each["cells"]), ""]
+    return [*lines, "</details>", ""]
 
 
 def _listed(values: Iterable[Any]) -> str:

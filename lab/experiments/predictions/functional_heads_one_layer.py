@@ -45,7 +45,8 @@ def judge(runs: Runs) -> Evidence:
                     check = at_least(quantity, counts, FEW + 1)
                 else:
                     check = at_most(quantity, counts, FEW)
-                    shares.append(paired(lambda count, copy: count / copy, counts, copies))
+                    if of_kind.median(ACCURACY) >= LEARNED:
+                        shares.append(paired(lambda count, copy: count / copy, counts, copies))
                 checks.append(controlled(check, *controls))
                 scores = [layer["score_by_heads"] for layer in layers.values()]
                 tested = sorted(map(int, set.intersection(*map(set, scores))))
@@ -61,7 +62,9 @@ def judge(runs: Runs) -> Evidence:
                 panel(f"{task}: operators of that layer", "", "operators", sizes, x_names=needs, lowest=0.5),
             ]
     share = paired(lambda *of_mixers: median(of_mixers), *shares) if shares else {}
-    quantity = "operators that keep 99 % of the accuracy / those that copy the layer to 10 %, median over mixers"
+    quantity = (
+        "operators that keep 99 % of the accuracy / those that copy the layer to 10 %, median over those that learn"
+    )
     checks.append(at_most(quantity, share, SHARE))
     return Evidence(tuple(checks), tuple(panels))
 
