@@ -145,7 +145,7 @@ def record(verdict: Verdict, sweep: SweptRuns) -> dict[str, Any]:
     from zoo.theory.verdicts import verdict_record
 
     commits = sorted({str(environment["git"])[:9] for environment in sweep.environments})
-    predicted = prediction_commit(sweep.name)
+    predicted = prediction_commit(sweep.name, sweep.setting)
     is_before = predicted is not None and all(
         git("merge-base", "--is-ancestor", predicted, commit) is not None for commit in commits
     )
@@ -163,26 +163,28 @@ def record(verdict: Verdict, sweep: SweptRuns) -> dict[str, Any]:
     }
 
 
-def prediction_commit(name: str) -> str | None:
-    """Return the commit since which an experiment's file and its checks say the same; None where none does.
+def prediction_commit(name: str, setting: str) -> str | None:
+    """Return the commit since which a setting of an experiment and its checks say the same; None where none does.
 
-    What the file says was changed after results had been seen is no part of the prediction, nor are comments, nor
-    seeds that were added.
+    What the file says was changed after results had been seen is no part of the prediction, nor are comments, other
+    settings, nor seeds that were added.
     """
     files = [f"configs/experiment/{name}.yaml", f"lab/experiments/predictions/{name}.py"]
-    now = _predicted((ROOT / file).read_text(encoding="utf-8") for file in files)
+    now = _predicted(((ROOT / file).read_text(encoding="utf-8") for file in files), setting)
     since = None
     for commit in (git("log", "--format=%h", "--abbrev=9", "--", *(str(ROOT / file) for file in files)) or "").split():
-        if not _says(now, _predicted(git("show", f"{commit}:{file}") for file in files)):
+        if not _says(now, _predicted((git("show", f"{commit}:{file}") for file in files), setting)):
             break
         since = commit
     return since
 
 
-def _predicted(texts: Iterable[str | None]) -> dict[str, Any]:
-    """Return what an experiment's file and its checks predict; either may be missing."""
+def _predicted(texts: Iterable[str | None], setting: str) -> dict[str, Any]:
+    """Return what an experiment's file in a setting and its checks predict; either may be missing."""
     file, checks = texts
     values = {key: value for key, value in (yaml.safe_load(file or "") or {}).items() if key != "changed"}
+    if "settings" in values:
+        values["settings"] = values["settings"].get(setting)
     return {"file": values, "checks": (checks or "").strip()}
 
 

@@ -6,7 +6,7 @@ import math
 from statistics import median
 
 from lab.experiments.predictions.head_count import bounds_of
-from lab.experiments.vocabulary import ERROR, NOISE, ZERO, Prediction, Runs, curve, least, panel
+from lab.experiments.vocabulary import ERROR, NOISE, ZERO, Prediction, Runs, curve, panel
 from zoo.theory.claims.claim import Check, Evidence, at_least, at_most, near
 
 
@@ -19,10 +19,8 @@ def judge(runs: Runs) -> Evidence:
     for k, of_k in runs.by("task.k"):
         (bound,) = bounds_of(of_k, [1])
         bounds[k] = bound
-        samples = {}
+        samples = {name: of_k.where({"mixer.name": name}).samples(ERROR) for name in labels}
         for name, found in errors.items():
-            by_rate = [at_rate.samples(ERROR) for _, at_rate in of_k.where({"mixer.name": name}).by("lr")]
-            samples[name] = least(by_rate)  # of several learning rates, the better one of each seed
             found[k] = median(samples[name].values() or [math.nan])
         if k == 1:
             checks.append(at_most("k=1: error of one head", samples["factorized"], ZERO))
