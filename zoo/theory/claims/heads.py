@@ -38,6 +38,7 @@ from zoo.theory.teacher import balanced_teacher
 _SOURCE = "Ghodsi, arXiv 2512.15115 (head counts); weighted Eckart-Young theorem"
 _SEQ_LEN, _D_MODEL = 32, 6
 _BATCH, _LR = 16, 5e-2
+_STEEP = 8  # real poles of a map that is not balanced
 _MOST_STATES = 128  # half of the 256 dimensions in which the lag operators of 16 channels lie
 
 
@@ -106,9 +107,11 @@ def trained_error(lags: Tensor, n_heads: int, settings: Settings, stream: int) -
 
 @claim(
     "H heads with coefficients of the lag, whatever the input, reach exactly the weighted Eckart-Young bound: above "
-    "zero for H < k, zero from H = k on. On balanced teachers training finds it.",
+    "zero for H < k, zero from H = k on. On balanced teachers training finds it. On eight real poles with drawn "
+    "residues, whose spectrum falls steeply, the same training does not, neither with six heads nor with eight.",
     _SOURCE,
-    "An optimum off the bound by 1e-3 for H < k, above 1e-12 at H = k, or Adam off by more than 2 %.",
+    "An optimum off the bound by 1e-3 for H < k, above 1e-12 at H = k, Adam off by more than 2 % on a balanced teacher "
+    "or, on the other, within a factor of two of the bound with six heads or below 1e-6 with eight.",
 )
 def head_count(settings: Settings) -> Findings:
     """Measure error against heads: bound, optimum of the expected loss, Adam."""
@@ -120,17 +123,27 @@ def head_count(settings: Settings) -> Findings:
         trained = []
         for h, bound in zip(heads, bounds, strict=True):
             best = population_optimum(lags, h, settings.generator(22, k, h))
-            by_adam = {repeat: trained_error(lags, h, settings, 100 * k + repeat) for repeat in range(settings.n_seeds)}
-            trained.append(median(by_adam.values()))
+            found = {repeat: trained_error(lags, h, settings, 100 * k + repeat) for repeat in range(settings.n_seeds)}
+            trained.append(median(found.values()))
             if h < k:
-                over = {repeat: error / bound for repeat, error in by_adam.items()}
+                over = {repeat: error / bound for repeat, error in found.items()}
                 yield near(f"k={k}, H={h}: optimum of the expected loss / bound", best / bound, 1, 1e-3)
                 yield near(f"k={k}, H={h}: Adam / bound", over, 1, 0.02)
             if h == k:
                 yield at_most(f"k={k}, H={h}: optimum of the expected loss", best, 1e-12)
-                yield at_most(f"k={k}, H={h}: Adam", by_adam, 1e-6)
+                yield at_most(f"k={k}, H={h}: Adam", found, 1e-6)
         exact = [bound if h < k else 0.0 for h, bound in zip(heads, bounds, strict=True)]
         curves += [Curve(f"k = {k}: bound", heads, exact), Curve(f"k = {k}: trained", heads, trained, "points")]
+    poles = torch.linspace(0.1, 0.95, _STEEP, dtype=torch.float64, device=settings.device)
+    steep = [drawn_system(Draw(settings, 23, n), poles, _D_MODEL, _D_MODEL, _SEQ_LEN) for n in range(settings.n_seeds)]
+
+    def by_adam(n_heads: int) -> dict[int, float]:
+        return {n: trained_error(lags, n_heads, settings, 2000 + n) for n, lags in enumerate(steep)}
+
+    fewer = _STEEP - 2
+    over = {n: error / head_count_bound(steep[n], fewer) for n, error in by_adam(fewer).items()}
+    yield at_least(f"{_STEEP} real poles, drawn residues, H={fewer}: Adam / bound", over, 2)
+    yield at_least(f"{_STEEP} real poles, drawn residues, H={_STEEP}: Adam", by_adam(_STEEP), 1e-6)
     yield Panel(
         "Balanced SSMs of rank k: the error is gone at H = k",
         "heads H",
