@@ -149,11 +149,14 @@ def record(verdict: Verdict, sweep: SweptRuns) -> dict[str, Any]:
     is_before = predicted is not None and all(
         git("merge-base", "--is-ancestor", predicted, commit) is not None for commit in commits
     )
-    return verdict_record(verdict) | {
+    found, seeds = verdict_record(verdict), sorted({run.seed for run in sweep.runs})
+    for check in found["checks"]:
+        check["seeds"] = check["seeds"] or seeds  # a share, a correlation or a ratio of variances is of all runs
+    return found | {
         "setting": sweep.setting,
         "changed": sweep.experiment.changed,
         "command": sweep.command,
-        "seeds": sorted({run.seed for run in sweep.runs}),
+        "seeds": seeds,
         "machine": "; ".join(dict.fromkeys(map(machine_of, sweep.environments))),
         "dates": sweep.dates,
         "prediction_commit": predicted,

@@ -661,6 +661,7 @@ def test_the_committed_page_is_what_the_results_say() -> None:
     assert list(stored) == [name for name in PREDICTIONS if name in stored]  # a prediction is committed before its runs
     page = (experiments.ROOT / "docs" / experiments.PAGE).read_text(encoding="utf-8")
     assert page == experiments.page(stored)
+    assert all(check["seeds"] for each in stored.values() for check in each["checks"])
 
 
 def test_the_readme_says_how_many_runs_there_are() -> None:
