@@ -231,6 +231,10 @@ def read_curves(folder: Path) -> dict[str, Curve]:
         return {}
     from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
 
+    # It warns of every run that has gone on; steps that were taken back are what is wanted here.
+    theirs = logging.getLogger("tensorboard")
+    level = theirs.level
+    theirs.setLevel(logging.ERROR)
     try:
         # Of scalars every point (0), of pictures and the rest only the last (1).
         events = EventAccumulator(str(folder), size_guidance={SCALARS: 0, "images": 1, "histograms": 1})
@@ -242,3 +246,5 @@ def read_curves(folder: Path) -> dict[str, Curve]:
     except Exception as error:  # noqa: BLE001 (what it raises on foreign bytes is no one type)
         logger.warning("no curves of %s: its events cannot be read: %s", folder, said_by(error))
         return {}
+    finally:
+        theirs.setLevel(level)

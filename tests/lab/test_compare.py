@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 import math
 import os
 import re
@@ -152,11 +153,15 @@ def test_events_that_cannot_be_read_cost_the_curves_alone(tmp_path: Path) -> Non
     assert run.metrics["test"]["accuracy"] == 0.5
 
 
-def test_of_a_step_that_was_logged_twice_the_later_value_counts(tmp_path: Path) -> None:
+def test_of_a_step_that_was_logged_twice_the_later_value_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with SummaryWriter(tmp_path) as writer:
         for step, value in ((20, 0.25), (10, 0.125), (20, 0.5)):
             writer.add_scalar("val/accuracy", value, step)
     assert read_curves(tmp_path) == {"val/accuracy": [(10, 0.125), (20, 0.5)]}
+    assert capsys.readouterr().err == ""  # TensorBoard warns of every run that was stopped and has gone on
+    assert logging.getLogger("tensorboard").getEffectiveLevel() == logging.WARNING
 
 
 def test_what_is_foreign_is_named_once_at_its_top(tmp_path: Path, logged: list[str]) -> None:
