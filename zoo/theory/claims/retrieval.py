@@ -13,12 +13,14 @@ from zoo.contract import SequenceMixer
 from zoo.mixers.attention import Attention
 from zoo.mixers.delta_net import DeltaNet
 from zoo.mixers.linear_attention import LinearAttention
+from zoo.mixers.selective_ssm import SelectiveSSM
 from zoo.mixers.ssd import SSD
 from zoo.theory.claims.claim import Curve, Findings, Panel, Settings, at_least, at_most, claim, equals, near, within
 from zoo.theory.claims.cores import Draw
 
 _N_KEYS = 12
 _LOUD = 1e6  # SiLU leaves it as it is, and the epsilon of a norm is nothing next to it
+_ONE_STEP = math.log(math.e - 1)  # where softplus is one
 
 
 def written_recall(mixer: type[SequenceMixer], queries: Tensor, keys: Tensor) -> SequenceMixer:
@@ -46,6 +48,22 @@ def written_recall(mixer: type[SequenceMixer], queries: Tensor, keys: Tensor) ->
             "beta_proj.weight": where,
             "norm.weight": keys.new_full((n,), n**-0.5),
         }
+    elif mixer is SelectiveSSM:
+        layer = SelectiveSSM(4 * n, d_state=n, d_conv=1, expand=1)
+        channels = torch.cat((value, write, read, torch.zeros_like(read)))
+        gate = torch.cat((torch.ones_like(channels[:, : 2 * n]), torch.zeros_like(channels[:, : 2 * n])), dim=1)
+        chosen = torch.eye(4 * n).to(keys)
+        weights = {
+            "in_proj.weight": _LOUD * torch.cat((channels, gate)),
+            "conv.weight": keys.new_ones(4 * n, 1),
+            "conv.bias": keys.new_zeros(4 * n),
+            "x_proj.weight": torch.cat((chosen.new_zeros(layer.dt_rank, 4 * n), chosen[n : 3 * n])),
+            "dt_proj.weight": keys.new_zeros(4 * n, layer.dt_rank),
+            "dt_proj.bias": keys.new_full((4 * n,), _ONE_STEP),
+            "A_log": keys.new_full((4 * n, n), -1e3),  # nothing decays
+            "D": keys.new_zeros(4 * n),
+        }
+        out = chosen * chosen[:, :n].sum(1) / _LOUD**4
     else:
         layer = SSD(4 * n, d_state=n, d_inner=n, d_conv=1, norm_groups=0)
         gate = torch.cat((torch.ones_like(read[:, : 2 * n]), torch.zeros_like(read[:, : 2 * n])), dim=1)
@@ -53,8 +71,8 @@ def written_recall(mixer: type[SequenceMixer], queries: Tensor, keys: Tensor) ->
             "in_proj.weight": torch.cat((_LOUD * torch.cat((gate, value, write, read)), gate.new_zeros(1, 4 * n))),
             "conv.weight": keys.new_ones(3 * n, 1),
             "conv.bias": keys.new_zeros(3 * n),
-            "dt_bias": keys.new_full((1,), math.log(math.e - 1)),  # dt is one
-            "A_log": keys.new_full((1,), -1e3),  # and nothing decays
+            "dt_bias": keys.new_full((1,), _ONE_STEP),
+            "A_log": keys.new_full((1,), -1e3),  # nothing decays
             "D": keys.new_zeros(1),
         }
         out = out / _LOUD**4
@@ -73,10 +91,10 @@ def recalled(layer: SequenceMixer, keys: Tensor, values: Tensor, asked: Tensor) 
 
 
 @claim(
-    "With weights written down, linear attention, DeltaNet and Mamba-2 recall the values of K keys exactly if keys are "
-    "K wide. With d < K they miss K - d of the K values in sum of squares, and with two pairs per sequence some value "
-    "by sqrt(K - d) / K. For the right value to score highest, where no value is written twice, width 2 is enough for "
-    "any K, at a margin of 1 - cos(2 pi / K), and width 1 is not from K = 3 on.",
+    "With weights written down, linear attention, DeltaNet, Mamba-1 and Mamba-2 recall the values of K keys exactly "
+    "if keys are K wide. With d < K they miss K - d of the K values in sum of squares, and with two pairs per "
+    "sequence some value by sqrt(K - d) / K. For the right value to score highest, where no value is written twice, "
+    "width 2 is enough for any K, at a margin of 1 - cos(2 pi / K), and width 1 is not from K = 3 on.",
     "Question of Huang et al., arXiv 2506.11891; sizes from Q K^T = I, Eckart and Young, and convex position",
     "A written layer that errs by 1e-12, narrower keys that leave less, a circle of keys that misses, or a third key "
     "recalled with width 1.",
@@ -86,7 +104,12 @@ def recall_by_weights(settings: Settings) -> Findings:
     n, draw = _N_KEYS, Draw(settings, 100)
     one = torch.eye(n, dtype=torch.float64, device=settings.device)
     every = torch.arange(n, device=settings.device)[None]
-    for name, mixer in {"linear attention": LinearAttention, "DeltaNet": DeltaNet, "Mamba-2": SSD}.items():
+    for name, mixer in {
+        "linear attention": LinearAttention,
+        "DeltaNet": DeltaNet,
+        "Mamba-1": SelectiveSSM,
+        "Mamba-2": SSD,
+    }.items():
         layer, miss = written_recall(mixer, one, one), dict[int, float]()
         for seed in range(settings.n_seeds):
             generator = settings.generator(101, seed)
