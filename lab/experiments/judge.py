@@ -56,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--setting", default="small", help="of the experiments' files (small)")
     add("--run_dir", type=Path, default=Path("runs"), metavar="DIR", help="where sweep.py kept the runs (runs)")
     add("--out", type=Path, default=ROOT / "docs", metavar="DIR", help="where the page goes (docs)")
+    add("--tables", action="store_true", help="keep the verdicts; take scores, rates and windows from these runs")
     arguments = parser.parse_args(argv)
     names = list(dict.fromkeys(arguments.names)) or list(PREDICTIONS)
     from zoo.theory.verdicts import exit_status, verdict_table
@@ -65,12 +66,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             PREDICTIONS.check(name)
         sweeps = [SweptRuns(name, arguments.setting, arguments.run_dir) for name in names]
         stored = read_stored(arguments.out / STORED)
-        verdicts = {sweep.name: judge(sweep) for sweep in sweeps}
-        records = {sweep.name: record(verdicts[sweep.name], sweep) for sweep in sweeps}
+        if arguments.tables:
+            verdicts = {}
+            records = {sweep.name: _kept(stored, sweep.name) | {"tables": tables_of(sweep)} for sweep in sweeps}
+        else:
+            verdicts = {sweep.name: judge(sweep) for sweep in sweeps}
+            records = {sweep.name: record(verdicts[sweep.name], sweep) for sweep in sweeps}
         files = write_results(verdicts, stored | records, arguments.out)
     except (ValueError, ImportError, OSError) as error:
         return fail("lab experiments", error, 2)
-    make_console().print(verdict_table(verdicts.values()))
+    if verdicts:
+        make_console().print(verdict_table(verdicts.values()))
     for file in files:
         print(file)
     return exit_status(verdicts.values())
@@ -144,7 +150,7 @@ def record(verdict: Verdict, sweep: SweptRuns) -> dict[str, Any]:
     """Return a verdict as plain data, as `zoo claims` writes it, and where it comes from."""
     from zoo.theory.verdicts import verdict_record
 
-    commits = sorted({str(environment["git"])[:9] for environment in sweep.environments})
+    commits = commits_of(sweep)
     predicted = prediction_commit(sweep.name, sweep.setting)
     is_before = predicted is not None and all(
         git("merge-base", "--is-ancestor", predicted, commit) is not None for commit in commits
@@ -162,8 +168,30 @@ def record(verdict: Verdict, sweep: SweptRuns) -> dict[str, Any]:
         "prediction_commit": predicted,
         "predicted_before_runs": is_before,
         "commits": commits,
-        "tables": [{"title": group.title, "cells": cells_of(group)} for group in group_runs(sweep.runs)],
+        "tables": tables_of(sweep),
     }
+
+
+def tables_of(sweep: SweptRuns) -> dict[str, Any]:
+    """Return scores, sizes, rates and windows by configuration as plain data, a table for each task."""
+    groups = group_runs(sweep.runs) if sweep.runs else []
+    return {
+        "groups": [{"title": group.title, "cells": cells_of(group)} for group in groups],
+        "seeds": sorted({run.seed for run in sweep.runs}),
+        "dates": sweep.dates,
+        "commits": commits_of(sweep),
+    }
+
+
+def commits_of(sweep: SweptRuns) -> list[str]:
+    """Return the commits of the code that made the runs."""
+    return sorted({str(environment["git"])[:9] for environment in sweep.environments})
+
+
+def _kept(stored: Mapping[str, Any], name: str) -> dict[str, Any]:
+    if name not in stored:
+        raise UsageError(f"no verdict on {name} is kept to add tables to: judge it first, without --tables")
+    return stored[name]
 
 
 def prediction_commit(name: str, setting: str) -> str | None:
@@ -273,16 +301,18 @@ def page(records: Mapping[str, Mapping[str, Any]]) -> str:
         origin = f"Seeds {_listed(each['seeds'])}; {dates}; {each['machine']}; {predicted}; runs of commit "
         lines += [f"Changed after results had been seen: {each['changed']}", ""] if each["changed"] else []
         lines += [f"{origin}{_listed(each['commits'])}: `{each['command']}`", ""]
-        lines += _folded(each.get("tables", []))
+        lines += _folded(each.get("tables"))
     return "\n".join(lines)
 
 
-def _folded(tables: Sequence[Mapping[str, Any]]) -> list[str]:
+def _folded(tables: Mapping[str, Any] | None) -> list[str]:
     """Return the runs of an experiment by configuration, a table for each task, which a click unfolds."""
-    if not tables:
+    if not tables or not tables["groups"]:
         return []
-    lines = ["<details><summary>Scores by configuration: mean ± standard deviation over seeds</summary>", ""]
-    for each in tables:
+    which = f"seeds {_listed(tables['seeds'])}; {_listed(tables['dates'])}; commit {_listed(tables['commits'])}"
+    means = ", mean ± standard deviation" if len(tables["seeds"]) > 1 else ""
+    lines = [f"<details><summary>Scores, rates and windows ({which}){means}</summary>", ""]
+    for each in tables["groups"]:
         lines += [f"**{each['title']}**", "", *table(*each["cells"]), ""]
     return [*lines, "</details>", ""]
 

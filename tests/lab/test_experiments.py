@@ -696,7 +696,10 @@ def test_the_page_says_what_holds_and_what_does_not(tmp_path: Path, capsys: pyte
     for name in ("real_text", "hybrid_ratio"):
         assert f"](figures/results_{name}.png)" in page
         assert (out / "figures" / f"results_{name}.png").read_bytes().startswith(b"\x89PNG")
-    assert "\n<details><summary>Scores by configuration" in page
+    assert (
+        "\n<details><summary>Scores, rates and windows (seeds 5, 6, 7, 8, 9; 2026-11-21; commit 012345678), mean"
+        in page
+    )
     assert "| lstm | **0.1 ± 0** | 5 |" in page
     stored = json.loads((out / "results.json").read_text(encoding="utf-8"))
     assert stored["real_text"]["verdict"] == "fails"
@@ -705,6 +708,21 @@ def test_the_page_says_what_holds_and_what_does_not(tmp_path: Path, capsys: pyte
     assert gain["interval"] == pytest.approx([1.3, 1.3])
     assert last["predicted"] == [None, 0]
     assert last["seeds"] == [5, 6, 7, 8, 9]
+
+
+def test_tables_are_taken_from_other_runs_than_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, again = tmp_path / "first", tmp_path / "again"
+    leave_runs(first, "real_text", text(lstm=2.7))
+    argv = ["real_text", "--out", str(tmp_path), "--run_dir"]
+    assert experiments.main([*argv, str(first), "--tables"]) == 2
+    assert "no verdict on real_text is kept" in error_line(capsys, "lab experiments")
+    experiments.main([*argv, str(first)])
+    before = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["real_text"]
+    leave_runs(again, "real_text", text(lstm=2.7), missing=30)
+    assert experiments.main([*argv, str(again), "--tables"]) == 0
+    after = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["real_text"]
+    assert after.pop("tables") != before.pop("tables")
+    assert after == before
 
 
 def test_nothing_is_decided_while_runs_are_missing(tmp_path: Path) -> None:
