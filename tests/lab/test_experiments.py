@@ -29,7 +29,7 @@ from lab.experiments.predictions.skill_to_loss import synthetic_cells
 from lab.experiments.predictions.trainability import gradient_at_initialisation as layer_gradient
 from lab.experiments.vocabulary import Runs, correlated, not_learned
 from lab.run import nested_metrics
-from lab.sweep.grid import Grid, expand, read_experiment
+from lab.sweep.grid import Grid, expand, read_experiment, values_of
 from tests import slow
 from tests.lab.runs import error_line
 from zoo.naming import flatten
@@ -106,6 +106,11 @@ def test_an_experiments_file_means_runs_that_train_takes(name: str, setting: str
     assert found.n_runs == N_RUNS[name][setting]
     experiment = read_experiment(CONFIGS / f"{name}.yaml", setting)
     assert bool(experiment.prediction) != bool(experiment.score)
+    if experiment.prediction and setting == "full":  # docs/results.md says so
+        n = math.prod(len(values_of("", option, values)) for option, values in experiment.tune.items())
+        trials = n / 4 + math.ceil(n / 2) / 4 - 1 / 2 if n > 1 else 0  # halved after a quarter and a half of the steps
+        steps = [(each.command.config["trainer"]["max_steps"], len(seeds)) for each, seeds in found]
+        assert sum(per_run * (runs + trials) for per_run, runs in steps) <= 800_000
 
 
 def test_every_file_has_a_judge_or_a_score_and_every_judge_a_file() -> None:
