@@ -259,7 +259,10 @@ def write_results(verdicts: Mapping[str, Verdict], stored: Mapping[str, Mapping[
 
     ordered = {name: stored[name] for name in PREDICTIONS if name in stored}
     shown = {name: verdict.evidence.panels for name, verdict in verdicts.items() if verdict.evidence.panels}
-    figures = {_figure(name): as_png(panels_figure(panels)) for name, panels in shown.items()}
+    figures = {
+        _figure(name): as_png(panels_figure(panels, n_rows=2 if len(panels) % 2 == 0 and len(panels) > 2 else 1))
+        for name, panels in shown.items()
+    }
     return write_all(out, {PAGE: page(ordered), STORED: as_json(ordered)} | figures)
 
 

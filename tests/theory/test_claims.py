@@ -432,6 +432,12 @@ def test_curves_of_one_point_are_named_beside_it() -> None:
     assert axes.get_legend() is None
 
 
+def test_curves_beyond_ten_differ_by_their_markers() -> None:
+    curves = tuple(Curve(f"mixer {i}", (0, 1), (1.0, 2.0), "marked") for i in range(25))
+    (axes,) = paper.panels_figure([Panel("skill", "x", "y", curves)]).axes
+    assert len({(line.get_color(), line.get_marker()) for line in axes.lines}) == 25
+
+
 def test_the_two_figures() -> None:
     (axes,) = paper.staircase_figure(settings=dataclasses.replace(SMALL, steps=5)).axes
     assert axes.get_yscale() == "log"

@@ -28,6 +28,8 @@ _STYLES: dict[str, dict[str, Any]] = {
     "stars": {"linestyle": "", "marker": "*", "markersize": 13},
     "dashed": {"linestyle": "--", "linewidth": 1.2},
 }
+_MARKERS = ("o", "s", "^")
+"""Of the first ten things, the next ten and so on, which share their colours."""
 RULE = (
     "A check holds when the whole 95 % interval lies where it is predicted, fails when all of it lies outside, and is "
     "undecided otherwise. What is measured over seeds is their median, with an interval from the order of the samples: "
@@ -228,8 +230,10 @@ def _draw(axes: Axes, panel: Panel) -> None:
     families = list(dict.fromkeys(_family(curve.label) for curve in panel.curves))
     for curve in panel.curves:
         y = [max(value, panel.lowest) for value in curve.y] if panel.log_y else curve.y
-        colour = f"C{families.index(_family(curve.label)) % 10}"
-        axes.plot(curve.x, y, label=curve.label, color=colour, **_STYLES[curve.style])
+        again, colour = divmod(families.index(_family(curve.label)), 10)  # there are ten colours
+        style = _STYLES[curve.style]
+        marker = {"marker": _MARKERS[again % len(_MARKERS)]} if again and style.get("marker") == "o" else {}
+        axes.plot(curve.x, y, label=curve.label, color=f"C{colour}", **style | marker)
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     if panel.log_x:
         axes.set_xscale("log")
