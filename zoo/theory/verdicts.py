@@ -231,9 +231,10 @@ def _draw(axes: Axes, panel: Panel) -> None:
     for curve in panel.curves:
         y = [max(value, panel.lowest) for value in curve.y] if panel.log_y else curve.y
         again, colour = divmod(families.index(_family(curve.label)), 10)  # there are ten colours
-        style = _STYLES[curve.style]
-        marker = {"marker": _MARKERS[again % len(_MARKERS)]} if again and style.get("marker") == "o" else {}
-        axes.plot(curve.x, y, label=curve.label, color=f"C{colour}", **style | marker)
+        style = dict(_STYLES[curve.style])
+        if style.get("marker") == "o":
+            style["marker"] = _MARKERS[again % len(_MARKERS)]
+        axes.plot(curve.x, y, label=curve.label, color=f"C{colour}", **style)
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     if panel.log_x:
         axes.set_xscale("log")
