@@ -35,10 +35,12 @@ NOT_HERE = """\
 
 For want of machine time: the rotations of Z3, the words of A5 and three reflections per token (`state_tracking`);
 needles over many distances with a threshold that is fitted on half of them (`trainability`; `gradient_highway` has
-three distances); gates on recall and on text (`gates`); pairs of attention layers, and k_hop (`placement`). Rates are
-tuned over a decade only in `functional_heads_trained`, `placement` and `skill_to_loss`; there is one rate for all in
-`functional_heads`, in `horizon`, and in `head_count`, which ends at a bound that is known. The full settings have never
-been run: they are for a GPU, at most 800,000 steps of training each, the trials of rates among them.
+three distances); gates on recall and on text (`gates`); pairs of attention layers, and k_hop (`placement`). Three
+experiments tune rates over one decade (`functional_heads_trained`, `placement`, `skill_to_loss`), three have one rate
+for all (`functional_heads`, `horizon`, and `head_count`, which ends at a bound that is known); the others tune over a
+decade and a half. Four times the training is of one seed in `gradient_highway`, `hybrid_ratio`, `trainability` and
+`copying`. The full settings have never been run: they are for a GPU, at most 800,000 steps of training each, the trials
+of rates among them, where some trial is dropped at each rung.
 """.splitlines()
 EXPERIMENTS = ROOT / "configs" / "experiment"
 PAGE, STORED, FIGURES = "results.md", "results.json", "figures"
