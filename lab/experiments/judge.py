@@ -103,6 +103,8 @@ class SweptRuns:
         missing: folders of planned runs that are not done.
         runs: the finished ones.
         environments: environment.json of each.
+        seeds: of the finished ones, ascending.
+        commits: of the code that made them, ascending.
         dates: days on which runs finished, ascending.
         seconds: total duration of the runs.
 
@@ -127,6 +129,8 @@ class SweptRuns:
         # A folder may hold runs of a grid that has changed since: the index says which ones count.
         self.runs: list[Run] = [run for run in read_runs(folder) if run.folder in done] if done else []
         self.environments = [_read_json(run.folder / ENVIRONMENT) for run in self.runs]
+        self.seeds = sorted({run.seed for run in self.runs})
+        self.commits = sorted({str(environment["git"])[:9] for environment in self.environments})
         marks = [_read_json(run.folder / DONE) for run in self.runs]
         self.dates = sorted({mark["finished"][:10] for mark in marks})
         self.seconds = sum(mark["seconds"] for mark in marks)
@@ -162,24 +166,23 @@ def record(verdict: Verdict, sweep: SweptRuns) -> dict[str, Any]:
     """Return a verdict as plain data, as `zoo claims` writes it, and where it comes from."""
     from zoo.theory.verdicts import verdict_record
 
-    commits = commits_of(sweep)
     predicted = prediction_commit(sweep.name, sweep.setting)
     is_before = predicted is not None and all(
-        git("merge-base", "--is-ancestor", predicted, commit) is not None for commit in commits
+        git("merge-base", "--is-ancestor", predicted, commit) is not None for commit in sweep.commits
     )
-    found, seeds = verdict_record(verdict), sorted({run.seed for run in sweep.runs})
+    found = verdict_record(verdict)
     for check in found["checks"]:
-        check["seeds"] = check["seeds"] or seeds  # a share, a correlation or a ratio of variances is of all runs
+        check["seeds"] = check["seeds"] or sweep.seeds  # a share, a correlation or a ratio of variances is of all runs
     return found | {
         "setting": sweep.setting,
         "changed": sweep.experiment.changed,
         "command": sweep.command,
-        "seeds": seeds,
+        "seeds": sweep.seeds,
         "machine": "; ".join(dict.fromkeys(map(machine_of, sweep.environments))),
         "dates": sweep.dates,
         "prediction_commit": predicted,
         "predicted_before_runs": is_before,
-        "commits": commits,
+        "commits": sweep.commits,
         "tables": tables_of(sweep),
     }
 
@@ -189,15 +192,10 @@ def tables_of(sweep: SweptRuns) -> dict[str, Any]:
     groups = group_runs(sweep.runs) if sweep.runs else []
     return {
         "groups": [{"title": group.title, "cells": cells_of(group)} for group in groups],
-        "seeds": sorted({run.seed for run in sweep.runs}),
+        "seeds": sweep.seeds,
         "dates": sweep.dates,
-        "commits": commits_of(sweep),
+        "commits": sweep.commits,
     }
-
-
-def commits_of(sweep: SweptRuns) -> list[str]:
-    """Return the commits of the code that made the runs."""
-    return sorted({str(environment["git"])[:9] for environment in sweep.environments})
 
 
 def _kept(stored: Mapping[str, Any], name: str) -> dict[str, Any]:
