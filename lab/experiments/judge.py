@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         stored = read_stored(arguments.out / STORED)
         if arguments.tables:
             verdicts = {}
-            records = {sweep.name: _kept(stored, sweep.name) | {"tables": tables_of(sweep)} for sweep in sweeps}
+            records = {sweep.name: _kept(stored, sweep) | {"tables": tables_of(sweep)} for sweep in sweeps}
         else:
             verdicts = {sweep.name: judge(sweep) for sweep in sweeps}
             records = {sweep.name: record(verdicts[sweep.name], sweep) for sweep in sweeps}
@@ -198,10 +198,14 @@ def tables_of(sweep: SweptRuns) -> dict[str, Any]:
     }
 
 
-def _kept(stored: Mapping[str, Any], name: str) -> dict[str, Any]:
-    if name not in stored:
-        raise UsageError(f"no verdict on {name} is kept to add tables to: judge it first, without --tables")
-    return stored[name]
+def _kept(stored: Mapping[str, Any], sweep: SweptRuns) -> dict[str, Any]:
+    """Return the record that tables are added to, which must be of the same setting as their runs."""
+    kept = stored.get(sweep.name)
+    if kept is None:
+        raise UsageError(f"no verdict on {sweep.name} is kept to add tables to: judge it first, without --tables")
+    if kept["setting"] != sweep.setting:
+        raise UsageError(f"the verdict on {sweep.name} is of setting {kept['setting']}, its runs of {sweep.setting}")
+    return kept
 
 
 def prediction_commit(name: str, setting: str) -> str | None:

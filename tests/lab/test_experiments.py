@@ -730,6 +730,16 @@ def test_tables_are_taken_from_other_runs_than_the_verdict(tmp_path: Path, capsy
     assert after == before
 
 
+def test_tables_are_of_the_setting_of_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    leave_runs(tmp_path, "real_text", text(lstm=2.7))
+    argv = ["real_text", "--out", str(tmp_path), "--run_dir", str(tmp_path)]
+    experiments.main(argv)
+    (tmp_path / "real_text" / "small").rename(tmp_path / "real_text" / "full")
+    capsys.readouterr()
+    assert experiments.main([*argv, "--setting", "full", "--tables"]) == 2
+    assert "the verdict on real_text is of setting small, its runs of full" in error_line(capsys, "lab experiments")
+
+
 def test_nothing_is_decided_while_runs_are_missing(tmp_path: Path) -> None:
     leave_runs(tmp_path / "runs", "real_text", text(), missing=3)
     argv = ["real_text", "--run_dir", str(tmp_path / "runs"), "--out", str(tmp_path)]
