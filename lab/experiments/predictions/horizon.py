@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from statistics import NormalDist, linear_regression
+from statistics import NormalDist, linear_regression, median
 from typing import TYPE_CHECKING, Any
 
 from lab.compare.runs import Run
@@ -24,8 +24,8 @@ READABLE = NormalDist().inv_cdf(LEARNED)
 """Half a distance between two elements, in standard deviations, from which a decoder tells them apart in 90 %."""
 RIDGE = 1e-3
 """Of the mean variance of a state's numbers, added to the variance in every direction."""
-FEWEST_KEPT = 15
-"""Runs that must hold the state at the length of training: of fewer a correlation says little."""
+FEWEST_KEPT = 10
+"""Cells that must hold the state at the length of training: of fewer a correlation says little."""
 
 
 def separations(states: Tensor, labels: Tensor) -> list[float]:
@@ -103,19 +103,19 @@ def judge(runs: Runs) -> Evidence:
     found: dict[str, list[tuple[float, float]]] = {}
     with progress(len(runs)) as advance:
         for group, of_group in runs.by("task.group"):
-            for kind, of_kind in of_group.kinds().items():
-                for run in of_kind.runs:
-                    advance(f"states of {kind} on {group}, seed {run.seed}")
-                    found.setdefault(f"{group}, {kind}", []).append(horizons(run))
-    kept = {kind: [pair for pair in pairs if pair[1] >= trained] for kind, pairs in found.items()}
-    pairs = [pair for of_kind in kept.values() for pair in of_kind]
-    quantity = "rank correlation of predicted and measured horizon, over runs"
-    check = correlated(quantity, pairs, 0.5)
-    if len(pairs) < FEWEST_KEPT:
-        reason = f"{count(len(pairs), 'run')} of the {FEWEST_KEPT} that must hold the state up to length {trained}"
+            for width, of_width in of_group.by("d_model"):
+                for kind, of_kind in of_width.kinds().items():
+                    for run in of_kind.runs:
+                        advance(f"states of {kind} on {group}, seed {run.seed}")
+                        found.setdefault(f"{group}, {kind}, width {width}", []).append(horizons(run))
+    cells = {name: tuple(map(median, zip(*pairs, strict=True))) for name, pairs in found.items()}
+    kept = {name: (predicted, measured) for name, (predicted, measured) in cells.items() if measured >= trained}
+    quantity = f"rank correlation of predicted and measured horizon, over {count(len(kept), 'cell')}"
+    check = correlated(quantity, list(kept.values()), 0.5)
+    if len(kept) < FEWEST_KEPT:
+        reason = f"{count(len(kept), 'cell')} of the {FEWEST_KEPT} that must hold the state up to length {trained}"
         check = Check(quantity, math.nan, 0.5, reason=reason)
-    points = ((kind, [x for x, _ in some], [y for _, y in some]) for kind, some in kept.items() if some)
-    curves = tuple(Curve(kind, tuple(x), tuple(y), "points") for kind, x, y in points)
+    curves = tuple(Curve(name, (x,), (y,), "points") for name, (x, y) in kept.items())
     title = f"Horizons of models trained at length {trained}"
     drawn = Panel(title, "predicted from the states of training", "measured", curves, log_x=True)
     return Evidence((check,), (drawn,))
