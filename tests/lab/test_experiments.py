@@ -400,6 +400,11 @@ def test_functional_heads_judges_both_ways(name: str, n_mixers: int, monkeypatch
     assert len(judged(name, learned_if(lambda options: False, 0.5), "undecided")) == 2 * n_mixers
 
 
+def test_functional_heads_says_nothing_of_models_that_have_not_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lab.experiments.predictions.functional_heads.layers_of", layers(None))
+    assert len(judged("functional_heads", learned_if(lambda options: False, 0.5), "undecided")) == 12
+
+
 def one_layer(
     mixing: int | None = 5, others: int | None = 1, without: float = 0.1
 ) -> Callable[[Run], list[dict[str, Any]]]:

@@ -50,6 +50,7 @@ from zoo.theory.claims.claim import (
     at_most,
     controlled,
     equals,
+    given,
     near,
     within,
 )
@@ -201,6 +202,14 @@ def test_a_negative_says_nothing_without_its_control() -> None:
     said = "says nothing, because its control does not hold: easy is 0.5 (0.5 to 0.5), predicted ≥ 0.9"
     assert controlled(unlearned, weak).reason == said
     assert controlled(learned, weak).verdict == "fails"  # what was learned needs no control
+
+
+def test_what_is_said_of_some_only_says_nothing_of_others() -> None:
+    held, refuted = (at_most("count", dict.fromkeys(range(5), float(n)), 4) for n in (1, 9))
+    learned, unlearned = (at_least("accuracy", dict.fromkeys(range(5), score), 0.9) for score in (1.0, 0.5))
+    assert [given(check, learned).verdict for check in (held, refuted)] == ["holds", "fails"]
+    for check in (held, refuted):
+        assert given(check, learned, unlearned).verdict == "undecided"
 
 
 @pytest.mark.parametrize(

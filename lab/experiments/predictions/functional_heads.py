@@ -11,7 +11,7 @@ from lab.experiments.vocabulary import ACCURACY, GUESSED, LEARNED, Prediction, R
 from lab.run import HEADS
 from zoo.report.files import read_json, write_atomically
 from zoo.report.terminal import progress
-from zoo.theory.claims.claim import Check, Evidence, at_least, at_most, controlled
+from zoo.theory.claims.claim import Check, Evidence, at_least, at_most, controlled, given
 
 FEW, SHARE = 4, 1 / 4
 """Operators of a layer that are enough: a number, and a share of those that copy it to 10 %."""
@@ -58,14 +58,15 @@ def judge(runs: Runs) -> Evidence:
             shares = {seed: count / layers[seed]["heads"]["0.1"] for seed, count in counts.items()}
             without = {seed: layer["score_by_heads"]["0"] for seed, layer in layers.items()}
             guess = 1 / of_kind.runs[0].options["task.n_pairs"] + GUESSED
-            controls = (
-                at_least(f"{kind}: accuracy", of_kind.samples(ACCURACY), LEARNED),
-                at_most(f"{kind}: accuracy without any operator of that layer", without, guess),
-            )
+            learned = at_least(f"{kind}: accuracy", of_kind.samples(ACCURACY), LEARNED)
+            needs_it = at_most(f"{kind}: accuracy without any operator of that layer", without, guess)
             enough = f"{kind}: operators that keep 99 % of the accuracy"
             checks += [
-                controlled(at_most(enough, counts, FEW), *controls),
-                controlled(at_most(f"{enough} / those that copy the layer to 10 %", shares, SHARE), *controls),
+                given(controlled(few, needs_it), learned)
+                for few in (
+                    at_most(enough, counts, FEW),
+                    at_most(f"{enough} / those that copy the layer to 10 %", shares, SHARE),
+                )
             ]
             scores = [layer["score_by_heads"] for layer in layers.values()]
             tested = sorted(set.intersection(*map(set, scores)), key=int)

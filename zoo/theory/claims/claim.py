@@ -173,19 +173,25 @@ def paired(function: Callable[..., Number], *samples: Samples) -> Samples:
     return {seed: function(*(each[seed] for each in samples)) for seed in seeds}
 
 
+def given(check: Check, *premises: Check) -> Check:
+    """Return a check of what is said only of those that meet the premises: undecided, unless each of these holds."""
+    for premise in premises:
+        if premise.verdict != "holds":
+            why = f", with {premise.reason}" if premise.reason else ""
+            value = f"{number(premise.value)} ({premise.known})" if premise.interval else number(premise.value)
+            missed = f"{premise.quantity} is {value}, predicted {premise.predicted}{why}"
+            return replace(check, reason=f"says nothing, because its control does not hold: {missed}")
+    return check
+
+
 def controlled(negative: Check, *controls: Check) -> Check:
     """Return a check that something is not learned, undecided unless each control holds: it says nothing then.
 
     A control is what the same mixer must have learned under the same budget, named before the runs: the task made
-    easier by a shorter distance, fewer pairs, a smaller group; or that four times the training changes nothing.
+    easier by a shorter distance, fewer pairs, a smaller group; or that four times the training changes nothing. What
+    was learned after all refutes, whatever its controls.
     """
-    for control in controls:
-        if negative.verdict == "holds" and control.verdict != "holds":
-            why = f", with {control.reason}" if control.reason else ""
-            value = f"{number(control.value)} ({control.known})" if control.interval else number(control.value)
-            missed = f"{control.quantity} is {value}, predicted {control.predicted}{why}"
-            return replace(negative, reason=f"says nothing, because its control does not hold: {missed}")
-    return negative
+    return given(negative, *controls) if negative.verdict == "holds" else negative
 
 
 @dataclass(frozen=True)
