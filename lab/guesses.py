@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -20,14 +21,20 @@ from tasks.mqar import MQAR
 from tasks.needle import Needle
 from tasks.parity import Parity
 from tasks.selective_copying import SelectiveCopying
+from tasks.text import Text
 
 _EXAMPLES = 2000
 _MOST_BAGS = 10**5
 
 
 def without_order(task: Task) -> float | None:
-    """Return the accuracy of the best guess that ignores order; None where it is not known."""
+    """Return what the best guess that ignores order scores; None where it is not known.
+
+    An accuracy; of text the perplexity of the frequencies of its symbols.
+    """
     match task:
+        case Text():
+            return _perplexity(task)
         case Needle():
             return None if task.n_distractors else 1.0
         case Parity():
@@ -45,6 +52,26 @@ def among_read(task: Task) -> float | None:
     """
     known = _AMONG_READ.get(type(task))
     return known(task) if known else None
+
+
+def score_without_order(config: Mapping[str, Any]) -> float | None:
+    """Return `without_order` of a configuration's task; None for mixtures, data of one's own and what is gone.
+
+    Args:
+        config: complete, nested as in config.yaml.
+    """
+    task = config.get("task", {})
+    if task.get("name") not in _KNOWN or task.get("mixture"):
+        return None
+    return _score_without_order(json.dumps(task, sort_keys=True, default=str))
+
+
+@cache
+def _score_without_order(task: str) -> float | None:
+    try:
+        return without_order(build_task({"task": json.loads(task)}))
+    except (ValueError, OSError):  # an option that there was once, a file that is gone
+        return None
 
 
 def to_be_left(config: Mapping[str, Any]) -> float | None:
@@ -75,6 +102,16 @@ _AMONG_READ: Mapping[type[Task], Callable[[Any], float]] = {
     InductionHeads: lambda task: _most_frequent(task, task.vocab_size - 1),
 }
 """Of the very class: one that is derived from it may ask for something else."""
+_KNOWN = {kind.name for kind in (Needle, Parity, GroupWords, Text, *_AMONG_READ)}
+
+
+def _perplexity(task: Text) -> float:
+    """Return the perplexity on test windows of the frequencies in training windows; no symbol has none."""
+    rng = np.random.default_rng(0)
+    seen = task.of_split("train").sample(rng, _EXAMPLES)["inputs"]
+    asked = task.of_split("test").sample(rng, _EXAMPLES)["labels"]
+    counts = 1 + np.bincount(seen.ravel(), minlength=task.spec.vocab_size)
+    return float(np.exp(-np.log(counts / counts.sum())[asked].mean()))
 
 
 @cache

@@ -33,12 +33,31 @@ FACTS = {
 }
 """What every table of scores says besides the score: its heading, and the name in the metrics."""
 WINDOW = "window (octaves)"
+BASELINE = "guess without order"
 
 
-def fact_text(name: str, values: Sequence[Number]) -> str:
-    """Return the mean of one of `FACTS` over seeds for a table."""
+def median_steps(values: Sequence[Number], of: int) -> Number | None:
+    """Return the median number of steps of the runs that came so far; None where half of all `of` runs or more did not.
+
+    >>> median_steps([300, 400, 500], of=5), median_steps([300], of=5)
+    (400, None)
+    """
+    return statistics.median(values) if 2 * len(values) > of else None
+
+
+def fact_text(name: str, values: Sequence[Number], score: str, n_runs: int) -> str:
+    """Return one of `FACTS` for a table: the mean over seeds; of chance what that is in the score, of steps the median.
+
+    Args:
+        name: as in the metrics.
+        values: of the runs that have it.
+        score: what the runs are judged by.
+        n_runs: how many were made.
+    """
     mean = mean_and_spread(values)[0]
-    return score_text("chance", mean) if name == "chance" else number(None if mean is None else round(mean))
+    if name == "chance":
+        return score_text(score, guess_level(score, mean))
+    return number(median_steps(values, n_runs) if name == "steps_to_90" else None if mean is None else round(mean))
 
 
 def score_of(runs: Iterable[Mapping[str, Any]], *splits: str) -> str:
@@ -99,6 +118,15 @@ def mean_and_spread(values: Sequence[Number]) -> tuple[float | None, float | Non
     """Return mean and standard deviation over seeds; None for those that have too few values."""
     mean = statistics.fmean(values) if values else None
     return mean, statistics.stdev(values) if len(values) > 1 else None
+
+
+def guess_level(score: str, chance: Number | None) -> float | None:
+    """Return what a guess scores that ignores the input: of an accuracy chance, of a relative squared error 1.
+
+    >>> guess_level("accuracy", 0.25), guess_level("relative_squared_error", None), guess_level("perplexity", 0.17)
+    (0.25, 1, None)
+    """
+    return None if chance is None and SCORES[score] else level(score, chance, 0.0)
 
 
 def score_text(name: str, value: Number | None, spread: Number | None = None) -> str:

@@ -14,7 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 from lab.compare.runs import Run
 from lab.run import flat_metrics, numbers_at
-from lab.score import FACTS, SCORES, WINDOW, fact_text, mean_and_spread, merit, score_of, score_text, window_text
+from lab.score import (
+    BASELINE,
+    FACTS,
+    SCORES,
+    WINDOW,
+    fact_text,
+    guess_level,
+    mean_and_spread,
+    median_steps,
+    merit,
+    score_of,
+    score_text,
+    window_text,
+)
 from zoo.naming import require_extra
 from zoo.report import markdown, terminal
 from zoo.report.numbers import NOTHING, Number, plain
@@ -91,6 +104,13 @@ class Row:
     def window(self) -> Mapping[str, Any] | None:
         """The window of learning rates that a sweep has measured for this configuration."""
         return next((run.window for run in self.runs if run.window), None)
+
+    @cached_property
+    def baseline(self) -> float | None:
+        """What the best guess without order scores, where that is known."""
+        from lab.guesses import score_without_order
+
+        return score_without_order(self.runs[0].config)
 
     @property
     def seeds(self) -> str:
@@ -238,10 +258,16 @@ class Column:
 def _fact(heading: str, name: str) -> Column:
     return Column(
         heading,
-        lambda row: fact_text(name, row.values(name)),
-        lambda row: row.mean(name),
+        lambda row: fact_text(name, row.values(name), row.score, len(row.judged)),
+        lambda row: _fact_value(row, name),
         more_first=heading == "tokens/s",
     )
+
+
+def _fact_value(row: Row, name: str) -> Number | None:
+    if name == "chance":
+        return guess_level(row.score, row.mean(name))
+    return median_steps(row.values(name), len(row.judged)) if name == "steps_to_90" else row.mean(name)
 
 
 COLUMNS = (
@@ -254,6 +280,7 @@ COLUMNS = (
     ),
     Column("seeds", lambda row: row.seeds, lambda row: len(row.values()), more_first=True),
     *(_fact(heading, name) for heading, name in FACTS.items()),
+    Column(BASELINE, lambda row: score_text(row.score, row.baseline), lambda row: row.baseline),
     Column(
         "lr",
         lambda row: plain(row.options["lr"]) if row.window else "",

@@ -12,7 +12,7 @@ from typing import Any
 from lab.config import parse, read_layer
 from lab.experiments.judge import machine_of
 from lab.run import ENVIRONMENT, deciding_options, number_at
-from lab.score import level, merit, score_of
+from lab.score import guess_level, median_steps, merit, score_of
 from lab.sweep.command import Request
 from lab.sweep.engine import Stop
 from lab.sweep.grid import Experiment, arguments, digest, read_experiment
@@ -166,7 +166,7 @@ def run_cell(cell: Cell, record: Record | None, request: Request, stop: Stop) ->
             "mixer": cell.mixer,
             "task": cell.task,
             "metric": score,
-            "chance": level(score, done[next(iter(scores))].get("chance"), 0.0),
+            "chance": guess_level(score, done[next(iter(scores))].get("chance")),
             "lr": configuration.options[RATE],
             "window_octaves": measured and measured["octaves"],
             "window_at_least": measured and measured["at_least"],
@@ -190,9 +190,9 @@ def merged(record: Record, runs: Sequence[Record], commits: Sequence[str], machi
 
     def median(name: str) -> float | None:
         values = [run[name] for run in found if run[name] is not None]
-        # Where half of the seeds never came to 90 %, there is no median.
-        missing = name == "steps_to_90" and 2 * len(values) <= len(found)
-        return statistics.median(values) if values and not missing else None
+        if name == "steps_to_90":
+            return median_steps(values, len(found))
+        return statistics.median(values) if values else None
 
     scores = [run["score"] for run in found]
     return record | {

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from lab.compare.page import render
 from lab.leaderboard.cells import Record, best_of
-from lab.score import FACTS, SCORES, WINDOW, score_text, window_text
+from lab.score import BASELINE, FACTS, SCORES, WINDOW, score_text, window_text
 from zoo.report import markdown
 from zoo.report.numbers import NOTHING, Number, duration, number
 
@@ -18,10 +18,10 @@ ABOUT = (
     "says. A score is the median over seeds on the test split, with its 95 % interval in brackets, which takes five "
     "seeds; the best medians of a task are bold, also where seeds are too few to tell them from the next. "
     "Relative squared errors and perplexities are better where they are less. An empty cell has not been run. Chance "
-    "ignores the input; the best guess without order, given where it is known, counts the tokens that were read. "
+    "ignores the input; the best guess without order, given where it is known, counts the tokens that were read; of "
+    "text it is the perplexity of the frequencies of its symbols. "
     "Tokens per second are those of training while other runs share the machine."
 )
-BASELINE = "guess without order"
 PICTURE = "figures/leaderboard.png"
 
 
@@ -56,7 +56,7 @@ def tables(records: Sequence[Record], tasks: Sequence[str], baselines: Mapping[s
         [Entry(name, name), *(_score(of_task[task].get(name), best.get(task)) for task in tasks)] for name in mixers
     ]
     rows.append([Entry("guessing"), *(Entry(_guess(best.get(task))) for task in tasks)])
-    rows.append([Entry(BASELINE), *(Entry(_baseline(baselines.get(task))) for task in tasks)])
+    rows.append([Entry(BASELINE), *(Entry(_baseline(best.get(task), baselines.get(task))) for task in tasks)])
     columns = {task: SCORES[best[task]["metric"]] if task in best else True for task in tasks}
     details = [_detail(task, of_task[task].values(), best[task], baselines.get(task)) for task in best]
     return [Table("All tasks", {"mixer": False, **columns}, rows), *details]
@@ -75,8 +75,8 @@ def _guess(record: Record | None) -> str:
     return "" if record is None or record["chance"] is None else score_text(record["metric"], record["chance"])
 
 
-def _baseline(value: float | None) -> str:
-    return "" if value is None else score_text("chance", value)
+def _baseline(record: Record | None, value: float | None) -> str:
+    return "" if record is None or value is None else score_text(record["metric"], value)
 
 
 def _detail(task: str, records: Iterable[Record], best: Record, baseline: float | None) -> Table:
@@ -93,7 +93,7 @@ def _detail(task: str, records: Iterable[Record], best: Record, baseline: float 
                 Entry(number(record["lr"]), record["lr"]),
                 Entry(str(len(record["seeds"])), len(record["seeds"])),
                 Entry(_guess(record) or NOTHING, record["chance"]),
-                Entry(_baseline(baseline) or NOTHING, baseline),
+                Entry(_baseline(record, baseline) or NOTHING, baseline),
                 *(Entry(number(fact and round(fact)), fact) for fact in facts[1:]),
                 Entry(duration(record["seconds"]), record["seconds"]),
             ]

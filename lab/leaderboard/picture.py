@@ -8,8 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from lab.leaderboard.cells import Record, best_of
-from lab.leaderboard.pages import BASELINE
-from lab.score import level, score_text, worth
+from lab.score import BASELINE, level, score_text, worth
 from zoo.report.plots import new_figure, styled
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ def leaderboard_figure(
     for task in tasks:
         if (guess := baselines.get(task)) is not None:
             shares[BASELINE, task] = share(best[task], best[task], guess)
-            texts[BASELINE, task] = score_text("chance", guess)
+            texts[BASELINE, task] = score_text(best[task]["metric"], guess)
     figure, (axes,) = new_figure()
     figure.set_size_inches(_COLUMN * len(tasks) + _MARGINS[0], _ROW * len(names) + _MARGINS[1])
     rows = [[shares.get((name, task), math.nan) for task in tasks] for name in names]

@@ -320,6 +320,7 @@ class Sweep:
         rows = []
         for key, configuration, seeds in self.rows():
             found = self._metrics(configuration, seeds)
+            score = score_of(found, "test", "val")
             facts = {name: numbers_at(found, name) for name in FACTS.values()}
             # The sizes are known before any run is done, but for the state of a mixer that does not stream.
             sizes = {"params": configuration.params, "state_bytes": configuration.state_bytes}
@@ -331,7 +332,7 @@ class Sweep:
                     f"{len(found)}/{len(seeds)}",
                     judged(found, "test"),
                     judged(found, "val"),
-                    *(fact_text(name, values) if values else "" for name, values in facts.items()),
+                    *(fact_text(name, each, score, len(found)) if each else "" for name, each in facts.items()),
                     *([window_text(self.windows.get(key))] if wide else []),
                     duration(statistics.mean(seconds)) if seconds else "",
                 ]

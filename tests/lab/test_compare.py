@@ -37,8 +37,10 @@ from lab.compare.table import columns_of, table_of
 from lab.compare.tensorboard import CONFIGURATION, lay_out, show_in_tensorboard
 from lab.config.layers import put
 from lab.run import RunFolder, nested_metrics
+from lab.score import fact_text
 from tests import ROOT, python
 from zoo import __main__ as command
+from zoo.report.numbers import NOTHING
 from zoo.report.plots import as_png
 
 SIZES = {"chance": 0.125, "params": 1000, "state_bytes": 512, "tokens_per_second": 1e4, "step": 40, "seconds": 3.0}
@@ -371,13 +373,22 @@ def test_the_files_say_what_the_table_says(tmp_path: Path, capsys: pytest.Captur
     assert "0.9000 *" in out
     page = (folder / "compare.md").read_text()
     assert "3 runs of 2 configurations: mqar." in page
-    assert "| attention n_heads=4 | **0.9000** | 1 | 0.1250 | 1,000 | 512 | 10,000 |" in page
+    assert "| attention n_heads=4 | **0.9000** | 1 | 0.1250 | 1,000 | 512 | 10,000 | 0.2500 |" in page
     best, other = csv.DictReader((folder / "compare.csv").read_text().splitlines())
     assert (best["configuration"], best["best"], best["option mixer.n_heads"]) == ("attention n_heads=4", "1", "4")
     assert (other["seeds"], other["runs"], other["best"]) == ("0 1", "2", "0")
     assert float(other["test/accuracy"]) == pytest.approx(0.6)
     assert float(other["test/loss standard deviation"]) == pytest.approx(0.02**0.5)
     assert "skipped" not in lines(capsys, tmp_path / "runs")[1]  # its own files are no foreign ones
+
+
+def test_chance_is_in_the_score_and_steps_are_of_most_seeds() -> None:
+    assert fact_text("chance", [0.25], "accuracy", 1) == "0.2500"
+    assert fact_text("chance", [0.17], "perplexity", 1) == fact_text("chance", [], "accuracy", 1) == NOTHING
+    assert fact_text("chance", [], "relative_squared_error", 1) == "1"  # the error of the mean
+    assert fact_text("steps_to_90", [200, 300, 700], "accuracy", 5) == "300"
+    assert fact_text("steps_to_90", [200, 300], "accuracy", 4) == NOTHING
+    assert fact_text("params", [100, 101], "accuracy", 5) == "100"
 
 
 @pytest.mark.parametrize("width", [140, 80, 72, 60, 40])

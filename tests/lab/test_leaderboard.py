@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from lab.config import parse
-from lab.guesses import among_read, to_be_left, without_order
+from lab.guesses import among_read, score_without_order, to_be_left, without_order
 from lab.leaderboard import command
 from lab.leaderboard.cells import in_order, merged, read_cells, task_names
 from lab.leaderboard.pages import PICTURE, as_html, as_markdown, tables
@@ -186,7 +186,7 @@ def test_the_best_guess_without_order_is_the_commonest_answer_to_the_tokens_that
     assert without_order(words) == pytest.approx(right / (3 * 6**3))
     assert without_order(create_task("group_words", group="Z3", seq_len=5)) == 1  # a cyclic group has no order
     assert command.baseline("mqar") == 0.25
-    assert command.baseline("text") is None
+    assert 16 < command.baseline("text") < 64  # bytes of English: their frequencies are worth 4 to 6 bits
 
 
 def test_a_guess_among_what_was_read_is_right_as_often_as_counted() -> None:
@@ -217,6 +217,15 @@ def test_only_what_is_more_than_chance_and_less_than_all_has_to_be_left() -> Non
     assert to_be_left(config("--task mqar --task.n_pairs 1 --task.seq_len 32")) is None  # one value was read
     assert to_be_left(config("--task needle")) is None
     assert to_be_left({"task": {"name": "./mqar.npz"}}) is None  # data of one's own
+
+
+def test_a_guess_without_order_is_not_made_up() -> None:
+    mqar = {"name": "mqar", "n_pairs": 4, "seq_len": 32}
+    assert score_without_order({"task": mqar}) == 0.25
+    assert score_without_order({"task": mqar | {"mixture": [{"seq_len": 64}]}}) is None
+    assert score_without_order({"task": mqar | {"n_pairs": 40}}) is None  # no such task can be made
+    assert score_without_order({"task": {"name": "text", "path": "/nowhere"}}) is None
+    assert score_without_order({"task": {"name": "./mqar.npz"}}) is None
     assert to_be_left({"task": {"name": "mqar", "mixture": [{}]}}) is None
 
     class Mine(MQAR):
