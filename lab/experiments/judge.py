@@ -25,7 +25,7 @@ from lab.sweep.grid import read_experiment, values_of
 from zoo.naming import UsageError
 from zoo.report.files import as_json, read_json, write_all
 from zoo.report.markdown import table
-from zoo.report.numbers import duration
+from zoo.report.numbers import NOTHING, duration
 from zoo.report.terminal import fail, make_console
 from zoo.theory.claims.claim import Check, Claim, Evidence, Verdict
 
@@ -103,10 +103,12 @@ class SweptRuns:
         missing: folders of planned runs that are not done.
         runs: the finished ones.
         environments: environment.json of each.
+        machine: what that says, in one phrase; several where runs were made on several.
         seeds: of the finished ones, ascending.
         commits: of the code that made them, ascending.
         dates: days on which runs finished, ascending.
         seconds: total duration of the runs.
+        trial_seconds: of the trials of learning rates besides.
 
     Raises:
         UsageError: no such setting, no runs, or files among them that cannot be read.
@@ -124,12 +126,14 @@ class SweptRuns:
         # As it was given: what its flags laid over the file belongs to the result.
         self.command = f"python {index['command']}"
         entries = [entry for entry in index["runs"] if entry["kind"] == "run"]
+        self.trial_seconds = sum(entry["seconds"] or 0.0 for entry in index["runs"] if entry["kind"] == "trial")
         done = {(folder / entry["folder"]).resolve() for entry in entries if entry["state"] == "done"}
         self.missing = tuple(str(entry["folder"]) for entry in entries if entry["state"] != "done")
         # A folder may hold runs of a grid that has changed since: the index says which ones count.
         self.runs: list[Run] = [run for run in read_runs(folder) if run.folder in done] if done else []
         self.environments = [_read_json(run.folder / ENVIRONMENT) for run in self.runs]
         self.seeds = sorted({run.seed for run in self.runs})
+        self.machine = "; ".join(dict.fromkeys(map(machine_of, self.environments)))
         self.commits = sorted({str(environment["git"])[:9] for environment in self.environments})
         marks = [_read_json(run.folder / DONE) for run in self.runs]
         self.dates = sorted({mark["finished"][:10] for mark in marks})
@@ -178,7 +182,7 @@ def record(verdict: Verdict, sweep: SweptRuns) -> dict[str, Any]:
         "changed": sweep.experiment.changed,
         "command": sweep.command,
         "seeds": sweep.seeds,
-        "machine": "; ".join(dict.fromkeys(map(machine_of, sweep.environments))),
+        "machine": sweep.machine,
         "dates": sweep.dates,
         "prediction_commit": predicted,
         "predicted_before_runs": is_before,
@@ -193,6 +197,8 @@ def tables_of(sweep: SweptRuns) -> dict[str, Any]:
     return {
         "groups": [{"title": group.title, "cells": cells_of(group)} for group in groups],
         "seeds": sweep.seeds,
+        "machine": sweep.machine,
+        "trial_seconds": sweep.trial_seconds,
         "dates": sweep.dates,
         "commits": sweep.commits,
     }
@@ -282,13 +288,16 @@ def page(records: Mapping[str, Mapping[str, Any]]) -> str:
         "# What training shows of the theory",
         "",
         "Each of these experiments (`configs/experiment`) was predicted, in words and in numbers, before its runs were",
-        "made, but for what its section says was changed after results had been seen. The verdict follows only from",
-        "the checks. What did not come out as predicted is listed like the rest.",
+        "made, but for what its section says was changed after results had been seen: that much is exploratory. The",
+        "commit of a prediction is that of its file and of its checks; limits that experiments share",
+        "(`lab/experiments/vocabulary.py`) are not part of it. The verdict follows only from the checks. What did not",
+        "come out as predicted is listed like the rest.",
         "",
         RULE,
         "That something is not learned counts only if the same mixer learns an easier task, the control, in the same",
         f"budget, and if {LONGER} times the training was tried as well.",
-        "Where seeds were added because something was undecided, as its section says, intervals are somewhat narrow.",
+        "Where seeds were added because something was undecided, as its section says, intervals are somewhat narrow:",
+        "of three looks, at five, ten and twenty seeds, one or another misses the median in 10 %, by simulation.",
         "",
     ]
     verdicts = ("holds", "fails", "undecided")
@@ -303,14 +312,17 @@ def page(records: Mapping[str, Mapping[str, Any]]) -> str:
     for name, each in records.items():
         found = [check["verdict"] for check in each["checks"]]
         cells = [f"[{name}](#{name})", each["verdict"], *(str(found.count(verdict)) for verdict in verdicts)]
-        rows.append([*cells, each["setting"], _listed(each["seeds"]), duration(each["seconds"])])
+        trials = each["tables"]["trial_seconds"] if "tables" in each else None
+        took = [duration(each["seconds"]), duration(trials) if trials else NOTHING]
+        rows.append([*cells, each["setting"], _listed(each["seeds"]), *took])
     checks = ("checks that hold", "fail", "are undecided")
-    headings = ("experiment", "verdict", *checks, "setting", "seeds", "all runs, one by one")
-    lines += ["```", "", *table(headings, rows, "llrrrllr"), ""]
+    times = ("all runs, one by one", "trials of rates, at least")
+    headings = ("experiment", "verdict", *checks, "setting", "seeds", *times)
+    lines += ["```", "", *table(headings, rows, "llrrrllrr"), ""]
     for name, each in records.items():
         lines += section(each, [_figure(name)])
         dates = " to ".join(dict.fromkeys((each["dates"][0], each["dates"][-1]))) if each["dates"] else "never"
-        but = ", but for what was changed" if each["changed"] else ""
+        but = "; what was changed is exploratory" if each["changed"] else ""
         order = f"before the runs{but}" if each["predicted_before_runs"] else "after the runs: exploratory"
         predicted = f"prediction of commit {each['prediction_commit']}, {order}"
         if each["prediction_commit"] is None:
@@ -328,7 +340,8 @@ def _folded(tables: Mapping[str, Any] | None) -> list[str]:
         return []
     which = f"seeds {_listed(tables['seeds'])}; {_listed(tables['dates'])}; commit {_listed(tables['commits'])}"
     means = ", mean ± standard deviation" if len(tables["seeds"]) > 1 else ""
-    lines = [f"<details><summary>Scores, rates and windows ({which}){means}</summary>", ""]
+    measured = f"Measured on {tables['machine']}; speeds are those beside other runs."
+    lines = [f"<details><summary>Scores, rates and windows ({which}){means}</summary>", "", measured, ""]
     for each in tables["groups"]:
         lines += [f"**{each['title']}**", "", *table(*each["cells"]), ""]
     return [*lines, "</details>", ""]

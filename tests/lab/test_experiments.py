@@ -189,17 +189,16 @@ def test_head_count_judges_both_ways() -> None:
 
 
 @of_options
-def rank_gap(options: Options, softmax: float, ssm: float) -> dict[str, float | None]:
-    factor = {"factorized": 1, "attention": softmax, "diagonal_ssm": ssm}[options["mixer.name"]]
+def rank_gap(options: Options, head: float, ssm: float) -> dict[str, float | None]:
+    factor = {"factorized": head, "attention": 0.5, "diagonal_ssm": ssm}[options["mixer.name"]]
     return {"test/relative_squared_error": bound(options["task.k"], 1) * factor}
 
 
 def test_rank_gap_judges_both_ways() -> None:
-    assert failed("rank_gap", rank_gap(1.2, 0.01)) == []
-    assert failed("rank_gap", rank_gap(0.5, 0.01)) == [
-        f"k={k}: error of one softmax head, as trained" for k in (2, 4, 8)
-    ]
-    assert failed("rank_gap", rank_gap(1.2, 0.5)) == [f"k={k}: error of the SSM" for k in (2, 4, 8)]
+    assert failed("rank_gap", rank_gap(1, 0.01)) == []  # of the softmax head nothing is predicted
+    for off in (0.9, 1.2):
+        assert failed("rank_gap", rank_gap(off, 0.01)) == [f"k={k}: error of one head" for k in (2, 4, 8)]
+    assert failed("rank_gap", rank_gap(1, 0.5)) == [f"k={k}: error of the SSM" for k in (2, 4, 8)]
 
 
 @of_options
@@ -220,7 +219,10 @@ def test_gradient_highway_judges_both_ways(monkeypatch: pytest.MonkeyPatch) -> N
     assert learned_all[-1].startswith("probability")
     slowly = learned_if(lambda options: gradient(options) > 9e-3 or options["trainer.max_steps"] > 400, 0.12)
     late = judged("gradient_highway", slowly, "undecided")
-    assert [quantity.split(" (")[0] for quantity in late] == ["selective_ssm, distance 128", "lstm, distance 128"]
+    cells = ["selective_ssm, distance 128", "lstm, distance 128"]
+    assert [quantity.split(" (")[0] for quantity in late[:2]] == cells
+    assert late[2].startswith("share of 10 runs")  # those that learned late are no evidence that none learns
+    assert len(late) == 3
     untrained = learned_if(lambda options: options["mixer.name"] == "attention", 0.12)
     assert not any(" distance 128 (gradient" in quantity for quantity in judged("gradient_highway", untrained, "holds"))
     turned = failed("gradient_highway", learned_if(lambda options: gradient(options) < 1e-4, 0.12))

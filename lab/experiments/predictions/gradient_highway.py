@@ -7,7 +7,7 @@ from typing import Any
 
 from lab.build import build
 from lab.experiments.vocabulary import ACCURACY, GUESSED, LEARNED, Prediction, Runs, curve, not_learned, panel
-from zoo.theory.claims.claim import Check, Evidence, at_least, at_most
+from zoo.theory.claims.claim import Check, Evidence, at_least, at_most, controlled
 from zoo.theory.intervals import of_share, of_superiority
 
 VANISHED = 1e-4
@@ -48,6 +48,7 @@ def judge(runs: Runs) -> Evidence:
     gradients: dict[str, dict[int, float]] = {}
     cells: list[tuple[float, float]] = []
     without: list[bool] = []
+    vanished: list[Check] = []
     for kind, of_kind in runs.kinds().items():
         usual = of_kind.usual
         nearest, easy = next(usual.by("task.distance"))
@@ -61,16 +62,17 @@ def judge(runs: Runs) -> Evidence:
                 without += [score >= LEARNED for score in cell.scores(ACCURACY)]
                 quantity = f"{kind}, distance {distance} (gradient {gradient:.0e}): accuracy"
                 longer = of_kind.longer.where({"task.distance": distance}).samples(ACCURACY)
-                checks.append(not_learned(quantity, cell.samples(ACCURACY), chance + GUESSED, control, longer))
+                vanished.append(not_learned(quantity, cell.samples(ACCURACY), chance + GUESSED, control, longer))
             elif cell.values("mixer.name") == ["attention"]:
                 checks.append(at_least(f"{kind}, distance {distance}: accuracy", cell.samples(ACCURACY), LEARNED))
     if without:
         share = of_share(sum(without), len(without))
-        checks.append(at_most(f"share of {len(without)} runs with a vanished gradient that learned", share, RARE))
+        rare = at_most(f"share of {len(without)} runs with a vanished gradient that learned", share, RARE)
+        checks += [*vanished, controlled(rare, *vanished)]
     learned, others = ([at for at, score in cells if (score >= LEARNED) is group] for group in (True, False))
     order = "probability that a cell that is learned has the larger gradient before training than one that is not"
     checks.append(at_least(order, of_superiority(learned, others), 0.5))
-    reach = dict.fromkeys(runs.values("task.distance"), VANISHED)
+    reach = dict.fromkeys(runs.values("task.distance"), VANISHED / ROOM)
     of, level = "distance of the needle", curve("taken for vanished", reach, "dashed")
     lines = [curve(*item) for item in gradients.items()]
     panels = (
