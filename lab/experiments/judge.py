@@ -33,14 +33,17 @@ ROOT = Path(__file__).resolve().parents[2]
 NOT_HERE = """\
 ## What is not here
 
-For want of machine time: the rotations of Z3, the words of A5 and three reflections per token (`state_tracking`);
-needles over many distances with a threshold that is fitted on half of them (`trainability`; `gradient_highway` has
-three distances); gates on recall and on text (`gates`); pairs of attention layers, and k_hop (`placement`). Three
-experiments tune rates over one decade (`functional_heads_trained`, `placement`, `skill_to_loss`), three have one rate
-for all (`functional_heads`, `horizon`, and `head_count`, which ends at a bound that is known); the others tune over a
-decade and a half. Four times the training is of one seed in `gradient_highway`, `hybrid_ratio`, `trainability` and
-`copying`. The full settings have never been run: they are for a GPU, at most 800,000 steps of training each, the trials
-of rates among them, where some trial is dropped at each rung.
+For want of machine time: recall of 8 and 16 pairs, and by every recurrent mixer (`recall` has one pair and four, and
+seven mixers); the rotations of Z3, the words of A5 and three reflections per token (`state_tracking`); ten seeds, two
+layers of width 64 from every start, and a quantity before training that sees the norm of Mamba-1's output
+(`trainability`); needles over many distances with a threshold that is fitted on half of them (`gradient_highway` has
+three distances); functional heads in the course of training, of every layer of a stack, and on further tasks (`zoo
+heads` and TensorBoard measure them of any run); gates on recall and on text (`gates`); pairs of attention layers,
+k_hop, and what would tell the best place before training (`placement`). One experiment has one rate for all,
+`head_count`, which ends at a bound that is known; the others tune over a decade and a half. Four times the training is
+of one seed in `gradient_highway`, `hybrid_ratio`, `trainability` and `copying`. The full settings have never been run:
+they are for a GPU, at most 800,000 steps of training each, the trials of rates among them, where some trial is dropped
+at each rung.
 """.splitlines()
 EXPERIMENTS = ROOT / "configs" / "experiment"
 PAGE, STORED, FIGURES = "results.md", "results.json", "figures"

@@ -17,6 +17,7 @@ from lab.leaderboard.picture import leaderboard_figure
 from lab.sweep.command import Request
 from lab.sweep.engine import Stop
 from lab.sweep.grid import arguments, read_experiment
+from lab.sweep.tuning import RATE
 from zoo.naming import UsageError
 from zoo.registry import MIXERS
 from zoo.report.files import as_json, write_all
@@ -163,4 +164,9 @@ def _origin(records: Sequence[Record]) -> str:
         return "No cell has been run."
     commits, machines = (sorted({x for each in records for x in each[key]}) for key in ("commits", "machines"))
     seconds = duration(sum(record["seconds"] for record in records))
-    return f"{count(len(records), 'cell')}, {seconds} one by one; {'; '.join(machines)}; commits {', '.join(commits)}."
+    made = f"{count(len(records), 'cell')}, {seconds} one by one; {'; '.join(machines)}; commits {', '.join(commits)}."
+    highest = max(map(float, read_experiment(FILE, task_names()[0]).tune[RATE]))
+    at_end = sum(record["lr"] >= highest for record in records)
+    ends = f"In {at_end} of them the largest rate of the grid was picked: a larger one might score more."
+    absent = [name for name in MIXERS if name not in {record["mixer"] for record in records}]
+    return " ".join([made, ends, *([f"No cell yet: {', '.join(absent)}."] if absent else [])])

@@ -171,6 +171,12 @@ def test_the_file_keeps_what_another_command_has_merged_and_the_pages_leave_othe
     assert "| lstm |" in page
     assert "| gru |" not in page
     assert f"]({PICTURE})" in page
+    assert "In 0 of them the largest rate of the grid was picked" in page
+    assert re.search(r"No cell yet: attention, .*\bgru\b.*\.", page)
+    one.merge(record("attention", "mqar", 0.5) | {"lr": 0.032})
+    page = (tmp_path / "leaderboard.md").read_text(encoding="utf-8")
+    assert "In 1 of them the largest rate" in page
+    assert "No cell yet: sliding_attention, " in page
     assert (tmp_path / PICTURE).read_bytes().startswith(b"\x89PNG")
 
 
