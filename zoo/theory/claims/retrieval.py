@@ -91,13 +91,14 @@ def recalled(layer: SequenceMixer, keys: Tensor, values: Tensor, asked: Tensor) 
 
 
 @claim(
-    "With weights written down, linear attention, DeltaNet, Mamba-1 and Mamba-2 recall the values of K keys exactly "
-    "if keys are K wide. With d < K they miss K - d of the K values in sum of squares, and with two pairs per "
-    "sequence some value by sqrt(K - d) / K. For the right value to score highest, where no value is written twice, "
-    "width 2 is enough for any K, at a margin of 1 - cos(2 pi / K), and width 1 is not from K = 3 on.",
+    "With weights written down, linear attention, DeltaNet, Mamba-1 and Mamba-2 recall the values of 12 keys exactly "
+    "if keys are 12 wide. Narrower keys are measured for linear attention only. Of 12 drawn keys of width d = 6 and 11, "
+    "the best queries miss 12 - d in sum of squares, and with two pairs per sequence the nearest table of width 11 "
+    "misses some value by 1/12. For the right value to score highest, where no value is written twice, width 2 is "
+    "enough for K = 12 and 48 keys, at a margin of 1 - cos(2 pi / K), and width 1 is enough for two of 12 drawn keys.",
     "Question of Huang et al., arXiv 2506.11891; sizes from Q K^T = I, Eckart and Young, and convex position",
-    "A written layer that errs by 1e-12, narrower keys that leave less, a circle of keys that misses, or a third key "
-    "recalled with width 1.",
+    "A written layer that errs by 1e-12, narrower keys that leave another error, a circle of keys that misses, or a "
+    "third key recalled with width 1.",
 )
 def recall_by_weights(settings: Settings) -> Findings:
     """Measure written layers with keys as wide as there are keys, and narrower ones."""
@@ -226,13 +227,14 @@ def fitted_left(draw: Draw, d: int, rank: int, sharpness: float, n_draws: int = 
 
 
 @claim(
-    "One head of full rank finds the nearest of several points on a sphere in d dimensions. Heads of rank r < d, "
+    "One head of full rank finds the nearest of 2 and of 16 points on the sphere in 16 dimensions. Heads of rank r < d, "
     "whatever functions they are of the r numbers that they see of the query point, do not: d/r of them, even two of "
-    "rank d/2, leave at least 29 % of what the query decides between two points (d = 16 and 64), and the number of "
-    "heads of rank one for an error grows as a power of d that rises as the error falls. It is not the head count that "
-    "decides.",
+    "rank d/2, leave at least 29 % of what the query decides between two points (a bound, d = 16 and 64; heads fitted at "
+    "d = 16 do not fall below it). The number of heads of rank one that an error takes is at least the one of this "
+    "bound, which from d = 16 to 64 grows faster than d^2.5 for an error of 0.3 and than d^4.5 for 0.2.",
     "Amsel et al., arXiv 2407.16153; spherical harmonics of sign(y . z) that a head of rank r can have",
-    "A head of full rank that errs by 0.1 %, a bound below 29 %, fitted heads below the bound, or a slower growth.",
+    "A head of full rank that errs by 0.1 %, a bound below 29 %, fitted heads below the bound, or a bound that grows "
+    "more slowly.",
 )
 def nearest_neighbour(settings: Settings) -> Findings:
     """Measure one head of full rank, and what heads of low rank must leave and do leave."""
@@ -248,7 +250,6 @@ def nearest_neighbour(settings: Settings) -> Findings:
             left[seed] = ((given - wanted).square().sum() / (wanted - x.mean(1)).square().sum()).item()
         yield at_most(f"d = 16, one head of full rank, nearest of {n_points} points: error", left, 1e-3)
     for d in (16, 64):
-        yield at_most(f"d = {d}, one head of rank {d}: error that must be left", least_left(d, 1, d), 0)
         for rank in (d // 2, d // 4, 1):
             case = f"d = {d}, {d // rank} heads of rank {rank}"
             yield at_least(f"{case}: error that must be left", least_left(d, d // rank, rank), 0.29)
@@ -262,7 +263,7 @@ def nearest_neighbour(settings: Settings) -> Findings:
     counts = {left: [heads_for(d, 1, left) for d in widths] for left in (0.3, 0.2)}
     for left, least in ((0.3, 2.5), (0.2, 4.5)):
         growth = math.log(counts[left][-1] / counts[left][1]) / math.log(widths[-1] / widths[1])
-        quantity = f"heads of rank one for an error of {left:g}: exponent of d, from 16 to 64"
+        quantity = f"heads of rank one for an error of {left:g}, at least: exponent of d, from 16 to 64"
         yield at_least(quantity, growth, least)
     curves = [Curve(f"error of {left:g}", widths, found, "marked") for left, found in counts.items()]
     title = "Nearest of two points: heads of rank one that are needed"
