@@ -37,9 +37,10 @@ class CycleNavigation(Regular):
 
     name: ClassVar[str] = "cycle_navigation"
     prediction: ClassVar[str] = (
-        "A rotation for each token: an RNN or LSTM learns it; a linear recurrence needs complex eigenvalues that "
-        "depend on the input, or two reflections per step (delta_product), where one reflection, real decays and "
-        "attention fail on longer sequences."
+        "A rotation for each token: an RNN or LSTM learns it; a linear recurrence that carries the place itself needs "
+        "complex eigenvalues that depend on the input, or two reflections per step (delta_product). One reflection, or "
+        "a recurrence without decay, can add the steps up instead, and is right as far as its readout reduces the sum "
+        "modulo the circle; decays below one and attention fail on longer sequences."
     )
     worked: ClassVar[Options] = {"seq_len": 12, "every_position": True}
 

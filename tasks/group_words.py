@@ -41,9 +41,10 @@ class GroupWords(Task):
     name: ClassVar[str] = "group_words"
     prediction: ClassVar[str] = (
         "A group that is not solvable (A5, S5) is complete for NC1: attention and SSMs with diagonal or fixed "
-        "transitions need a depth that grows with the length, an RNN or LSTM one layer. The delta rule with "
-        "eigenvalues down to -1 reflects once per step: one layer does swaps, two do S3, and S5 needs more layers or "
-        "reflections."
+        "transitions need a depth that grows with the length, an RNN or LSTM one layer. A layer of the delta rule with "
+        "eigenvalues down to -1 reflects once per token and carries swaps (Z2). To carry an element of S3 takes two "
+        "reflections per token; one can count instead, and is right as far as its readout knows the integers that it "
+        "reaches (`zoo claims reflection_counts`). S5 needs more layers or reflections."
     )
     sources: ClassVar[tuple[str, ...]] = ("tasks.groups",)
     worked: ClassVar[Options] = {"group": "S3", "seq_len": 12}

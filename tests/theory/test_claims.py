@@ -43,6 +43,7 @@ from zoo.theory.claims.claim import (
     Claim,
     Curve,
     Evidence,
+    Findings,
     Panel,
     Settings,
     Verdict,
@@ -52,6 +53,7 @@ from zoo.theory.claims.claim import (
     equals,
     given,
     near,
+    redrawn,
     within,
 )
 from zoo.theory.claims.cores import Core
@@ -189,6 +191,21 @@ def test_an_estimate_is_an_interval() -> None:
     assert at_least("q", Estimate(0.95, 0.5, 1.0), 0.4).verdict == "holds"
     assert at_least("q", Estimate(0.95, 0.5, 1.0), 0.9).verdict == "undecided"
     assert at_least("q", Estimate(math.nan, math.nan, math.nan), 0.9).verdict == "undecided"
+
+
+def test_what_is_redrawn_is_a_check_of_samples_by_seed() -> None:
+    def seeds(settings: Settings) -> Findings:
+        yield at_most("seed", settings.seed, 2003)
+        yield Panel(f"seed {settings.seed}", "x", "y", ())
+        yield equals("another", 1, 1)
+
+    *panels, seed, other = redrawn(seeds)(Settings(seed=2, n_seeds=5))
+    assert [panel.title for panel in panels if isinstance(panel, Panel)] == ["seed 2000"]
+    assert isinstance(seed, Check)
+    assert (seed.value, seed.interval, seed.seeds) == (2002, (2000, 2004), tuple(range(5)))
+    assert seed.verdict == "undecided"  # one draw of five is above
+    assert other == within("another", dict.fromkeys(range(5), 1), 1, 1)
+    assert redrawn(seeds).__name__ == "seeds"
 
 
 def test_a_negative_says_nothing_without_its_control() -> None:

@@ -6,12 +6,14 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from statistics import median
 from typing import Literal, TypeAlias
 
 import torch
 
 from zoo.report.numbers import NOTHING, Number, count, number
+from zoo.theory.gradients import draw_seeds
 from zoo.theory.intervals import FEWEST_SEEDS, Estimate, of_median
 
 CheckStatus: TypeAlias = Literal["holds", "fails", "undecided"]
@@ -290,6 +292,27 @@ def claim(
         return Claim(measure.__name__, statement, source, refuted_by, gathered, slogan)
 
     return named
+
+
+def redrawn(measure: Callable[[Settings], Findings]) -> Callable[[Settings], Findings]:
+    """Return a measurement whose exact checks are repeated with n_seeds seeds and become checks of samples.
+
+    Its plots are those of the first seed.
+    """
+
+    @wraps(measure)
+    def repeated(settings: Settings) -> Findings:
+        samples: dict[tuple[str, Number, Number], dict[int, Number]] = {}
+        for repeat, seed in enumerate(draw_seeds(settings.seed, settings.n_seeds)):
+            for found in measure(replace(settings, seed=seed)):
+                if isinstance(found, Check):
+                    samples.setdefault((found.quantity, found.low, found.high), {})[repeat] = found.value
+                elif repeat == 0:
+                    yield found
+        for (quantity, low, high), values in samples.items():
+            yield within(quantity, values, low, high)
+
+    return repeated
 
 
 @dataclass(frozen=True)

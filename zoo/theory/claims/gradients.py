@@ -180,9 +180,9 @@ def between_gates(settings: Settings, seq_len: int, between: float) -> GradientP
 
 @claim(
     "Through a selective SSM whose gates are closed between two tokens (dt near 0), the gradient falls as its states "
-    "do, by dt |A|: between 6.4e-7 and 1.6e-5 per token with the steps and rates of this core. The rate is measured over "
-    "the length of the settings, by default 256 tokens; that the gradient lasts for about 10^5 tokens is extrapolated "
-    "from there.",
+    "do, by dt |A|: between 6.4e-7 and 1.6e-5 per token with the steps and rates of this core. The rate is measured "
+    "over the length of the settings, by default 256 tokens; that the gradient lasts for about 10^5 tokens is "
+    "extrapolated from there.",
     "h_t = exp(dt A) h_{t-1} + dt B u with dt near zero; Gu and Dao, arXiv 2312.00752",
     "An interval of the rate that leaves the limits that dt A sets with gates closed, or no decay with gates open.",
 )

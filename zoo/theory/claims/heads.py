@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -25,6 +26,7 @@ from zoo.theory.claims.claim import (
     claim,
     equals,
     near,
+    redrawn,
     within,
 )
 from zoo.theory.claims.cores import Core, Draw, drawn, drawn_system, toeplitz
@@ -108,10 +110,12 @@ def trained_error(lags: Tensor, n_heads: int, settings: Settings, stream: int) -
 @claim(
     "H heads with coefficients of the lag, whatever the input, reach exactly the weighted Eckart-Young bound: above "
     "zero for H < k, zero from H = k on. On balanced teachers training finds it. On eight real poles with drawn "
-    "residues, whose spectrum falls steeply, the same training does not, neither with six heads nor with eight.",
+    "residues, whose spectrum falls steeply, it does not, neither with six heads nor with eight, in as many steps or "
+    "in four times as many, with which the error falls but does not reach the bound.",
     _SOURCE,
     "An optimum off the bound by 1e-3 for H < k, above 1e-12 at H = k, Adam off by more than 2 % on a balanced teacher "
-    "or, on the other, within a factor of two of the bound with six heads or below 1e-6 with eight.",
+    "or, on the other, within a factor of two of the bound with six heads or below 1e-6 with eight, in four times the "
+    "steps too.",
 )
 def head_count(settings: Settings) -> Findings:
     """Measure error against heads: bound, optimum of the expected loss, Adam."""
@@ -122,12 +126,14 @@ def head_count(settings: Settings) -> Findings:
         bounds = [head_count_bound(lags, h) for h in heads]
         trained = []
         for h, bound in zip(heads, bounds, strict=True):
-            best = population_optimum(lags, h, settings.generator(22, k, h))
+            starts = range(settings.n_seeds) if h <= k else ()
+            best = {repeat: population_optimum(lags, h, settings.generator(22, k, h, repeat)) for repeat in starts}
             found = {repeat: trained_error(lags, h, settings, 100 * k + repeat) for repeat in range(settings.n_seeds)}
             trained.append(median(found.values()))
             if h < k:
                 over = {repeat: error / bound for repeat, error in found.items()}
-                yield near(f"k={k}, H={h}: optimum of the expected loss / bound", best / bound, 1, 1e-3)
+                best_over = {repeat: error / bound for repeat, error in best.items()}
+                yield near(f"k={k}, H={h}: optimum of the expected loss / bound", best_over, 1, 1e-3)
                 yield near(f"k={k}, H={h}: Adam / bound", over, 1, 0.02)
             if h == k:
                 yield at_most(f"k={k}, H={h}: optimum of the expected loss", best, 1e-12)
@@ -137,13 +143,15 @@ def head_count(settings: Settings) -> Findings:
     poles = torch.linspace(0.1, 0.95, _STEEP, dtype=torch.float64, device=settings.device)
     steep = [drawn_system(Draw(settings, 23, n), poles, _D_MODEL, _D_MODEL, _SEQ_LEN) for n in range(settings.n_seeds)]
 
-    def by_adam(n_heads: int) -> dict[int, float]:
-        return {n: trained_error(lags, n_heads, settings, 2000 + n) for n, lags in enumerate(steep)}
-
-    fewer = _STEEP - 2
-    over = {n: error / head_count_bound(steep[n], fewer) for n, error in by_adam(fewer).items()}
-    yield at_least(f"{_STEEP} real poles, drawn residues, H={fewer}: Adam / bound", over, 2)
-    yield at_least(f"{_STEEP} real poles, drawn residues, H={_STEEP}: Adam", by_adam(_STEEP), 1e-6)
+    fewer, case = _STEEP - 2, f"{_STEEP} real poles, drawn residues"
+    for times, said in ((1, "Adam"), (4, "Adam, four times the steps")):
+        longer = replace(settings, steps=times * settings.steps)
+        below, exactly = (
+            {n: trained_error(lags, h, longer, 2000 + n) for n, lags in enumerate(steep)} for h in (fewer, _STEEP)
+        )
+        over = {n: error / head_count_bound(steep[n], fewer) for n, error in below.items()}
+        yield at_least(f"{case}, H={fewer}: {said} / bound", over, 2)
+        yield at_least(f"{case}, H={_STEEP}: {said}", exactly, 1e-6)
     yield Panel(
         "Balanced SSMs of rank k: the error is gone at H = k",
         "heads H",
@@ -160,6 +168,7 @@ def head_count(settings: Settings) -> Findings:
     _SOURCE,
     "A single head of rank above one, or one that leaves less than half of 1 - 1/k.",
 )
+@redrawn
 def one_head_gap(settings: Settings) -> Findings:
     """Compare one head with SSMs of growing rank, both read as operators."""
     errors = []
@@ -201,11 +210,12 @@ def _real_poles(n_poles: int, seq_len: int, device: str) -> Tensor:
 
 @claim(
     "To an error of 0.1 %, SSMs with 128 real poles need at most 2 log n heads (measured at one length, with drawn "
-    "residues); oscillating ones need nearly one per state.",
+    "residues); oscillating ones, of two families, need nearly one per state.",
     "Observed; exact spectra of p = d = 16 systems",
     "Real poles that need more than 2 log n heads for 0.1 %, or oscillating ones that need fewer than 60 % of their "
     "states for 10 %.",
 )
+@redrawn
 def heads_for_an_error(settings: Settings) -> Findings:
     """Measure heads for an error of 10, 1 and 0.1 per cent, real against oscillating poles."""
     n = settings.seq_len
@@ -262,6 +272,7 @@ def turning_layer(lags: Float[Tensor, "seq 2 2"]) -> Core:
     "Constructed: value maps I and J in the plane",
     "An output error above 1e-12, or an operator of another rank.",
 )
+@redrawn
 def outputs_need_fewer(settings: Settings) -> Findings:
     """Measure the counterexample {I, J}: as an operator, and on its outputs."""
     draw = Draw(settings, 50)
@@ -301,6 +312,7 @@ def _fewest_values() -> dict[str, Tensor]:
     "Heads with input-dependent coefficients whose outputs on unit inputs err less than the operator-level bound.",
     slogan=True,
 )
+@redrawn
 def slogan_heads_for_outputs(settings: Settings) -> Findings:
     """Fit outputs of drawn maps of full rank by fewer heads, coefficients solved for at each unit input."""
     for stream, (name, values) in enumerate(_fewest_values().items()):
@@ -315,8 +327,8 @@ def slogan_heads_for_outputs(settings: Settings) -> Findings:
         error = ((found - wanted).square().sum() / wanted.square().sum()).item()
         spectrum = torch.linalg.svdvals(lags.flatten(1)).square()
         bound = (spectrum[len(values) :].sum() / spectrum.sum()).item()
-        quantity = f"{name}, H = {len(values)} for k = {count_heads(lags)}: relative squared error of outputs"
-        yield at_least(quantity, error, bound)
+        quantity = f"{name}, H = {len(values)} for k = {count_heads(lags)}: relative squared error of outputs / bound"
+        yield at_least(quantity, error / bound, 1)
 
 
 @claim(
@@ -325,6 +337,7 @@ def slogan_heads_for_outputs(settings: Settings) -> Findings:
     "Real poles that need few heads, and a teacher whose error is negligible one head before k.",
     slogan=True,
 )
+@redrawn
 def slogan_heads_per_pole(settings: Settings) -> Findings:
     """Measure heads that real poles need in practice, and the step that a drawn teacher does not show."""
     n, states = settings.seq_len, min(settings.seq_len // 2, _MOST_STATES)

@@ -12,7 +12,7 @@ from zoo.coefficient import coefficient
 from zoo.mixers.attention import Attention
 from zoo.ops.delta_rule import delta_product
 from zoo.ops.delta_rule import delta_rule as chunked_delta_rule
-from zoo.theory.claims.claim import Curve, Findings, Panel, Settings, at_least, at_most, claim, equals, near
+from zoo.theory.claims.claim import Curve, Findings, Panel, Settings, at_least, at_most, claim, equals, near, redrawn
 from zoo.theory.claims.cores import Core, Draw, drawn, drawn_delta_rule, gated_linear_attention, state_space_duality
 from zoo.theory.operator import interaction
 from zoo.theory.state_size import effective_state_size
@@ -37,6 +37,7 @@ def state_at_middle(layer: nn.Module, draw: Draw, seq_len: int) -> int:
     "A recurrence that needs more than its state or less than it can hold, or softmax that needs less than the past "
     "holds.",
 )
+@redrawn
 def state_size(settings: Settings) -> Findings:
     """Measure the effective state of attention and of three recurrences at growing lengths."""
     draw = Draw(settings, 90)

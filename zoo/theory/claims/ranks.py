@@ -14,7 +14,7 @@ from zoo.mixers.attention import Attention
 from zoo.mixers.gated_attention import GatedAttention
 from zoo.mixers.linear_attention import LinearAttention
 from zoo.registry import MIXERS, create_mixer
-from zoo.theory.claims.claim import Findings, Settings, at_least, at_most, claim, equals
+from zoo.theory.claims.claim import Findings, Settings, at_least, at_most, claim, equals, redrawn
 from zoo.theory.claims.cores import (
     Core,
     Draw,
@@ -48,6 +48,7 @@ def rank_at_draw(layer: nn.Module, draw: Draw, d_model: int, seq_len: int = _SEQ
     _SOURCE,
     "Any core whose numerical rank (float64, relative threshold 1e-10) is another integer.",
 )
+@redrawn
 def rank_of_cores(settings: Settings) -> Findings:
     """Measure ranks of bare mechanisms."""
     draw = Draw(settings, 1)
@@ -120,6 +121,7 @@ _DRAWN = {"capped_mlstm": "in_proj.weight"}
     _SOURCE,
     "Any mixer whose measured operator has another rank.",
 )
+@redrawn
 def rank_of_mixers(settings: Settings) -> Findings:
     """Measure ranks of all registered mixers."""
     for stream, name in enumerate(MIXERS):
@@ -142,6 +144,7 @@ def rank_of_mixers(settings: Settings) -> Findings:
     "Derived from W = g * W' and W = W2 W1",
     "Another integer, for H in {1, 2, 4} heads gated and {1, 2, 3} heads stacked.",
 )
+@redrawn
 def gates_and_depth(settings: Settings) -> Findings:
     """Measure ranks under gates, and of two layers."""
     draw, d_model = Draw(settings, 6), 8
@@ -175,6 +178,7 @@ def gates_and_depth(settings: Settings) -> Findings:
     "Derived from W_ij = alpha_ij diag(w_j) V",
     "Another integer, for (H, d_value) in {(1, 4), (2, 4), (3, 2)}, or for gated attention with H in {1, 2, 4}.",
 )
+@redrawn
 def write_gate(settings: Settings) -> Findings:
     """Measure ranks of a delta rule's core as its gates become elementwise, and of attention as its gate does."""
     draw, d_model, d_key = Draw(settings, 13), 8, 5
@@ -208,6 +212,7 @@ def write_gate(settings: Settings) -> Findings:
     "The width enters the scalar coefficient phi(q_i) . phi(k_j), not the span of W_ij: the rank stays one.",
     slogan=True,
 )
+@redrawn
 def slogan_linear_rank(settings: Settings) -> Findings:
     """Measure the rank of one linear-attention head as its state widens."""
     for d_head in (2, 4, 8, 16):
@@ -236,9 +241,11 @@ def parity_machine(settings: Settings) -> Core:
 @claim(
     "'A layer of interaction rank one is too weak to track a state; it guesses at parity.'",
     "Reading the rank as expressive power; steps of two: Grazzi et al., arXiv 2411.12537",
-    "A delta rule with one number of state and step 0 or 2 has rank one and computes parity at any length.",
+    "A delta rule with one number of state and step 0 or 2 has rank one (at 20 positions) and computes parity of all "
+    "the bits of the settings' length, by default 256.",
     slogan=True,
 )
+@redrawn
 def slogan_rank_is_power(settings: Settings) -> Findings:
     """Parity by a map of interaction rank one."""
     n_rows = 64

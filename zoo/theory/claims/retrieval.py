@@ -92,8 +92,8 @@ def recalled(layer: SequenceMixer, keys: Tensor, values: Tensor, asked: Tensor) 
 
 @claim(
     "With weights written down, linear attention, DeltaNet, Mamba-1 and Mamba-2 recall the values of 12 keys exactly "
-    "if keys are 12 wide. Narrower keys are measured for linear attention only. Of 12 drawn keys of width d = 6 and 11, "
-    "the best queries miss 12 - d in sum of squares, and with two pairs per sequence the nearest table of width 11 "
+    "if keys are 12 wide. Narrower keys are measured for linear attention only. Of 12 drawn keys of width d = 6 and "
+    "11, the best queries miss 12 - d in sum of squares, and with two pairs per sequence the nearest table of width 11 "
     "misses some value by 1/12. For the right value to score highest, where no value is written twice, width 2 is "
     "enough for K = 12 and 48 keys, at a margin of 1 - cos(2 pi / K), and width 1 is enough for two of 12 drawn keys.",
     "Question of Huang et al., arXiv 2506.11891; sizes from Q K^T = I, Eckart and Young, and convex position",
@@ -227,11 +227,11 @@ def fitted_left(draw: Draw, d: int, rank: int, sharpness: float, n_draws: int = 
 
 
 @claim(
-    "One head of full rank finds the nearest of 2 and of 16 points on the sphere in 16 dimensions. Heads of rank r < d, "
-    "whatever functions they are of the r numbers that they see of the query point, do not: d/r of them, even two of "
-    "rank d/2, leave at least 29 % of what the query decides between two points (a bound, d = 16 and 64; heads fitted at "
-    "d = 16 do not fall below it). The number of heads of rank one that an error takes is at least the one of this "
-    "bound, which from d = 16 to 64 grows faster than d^2.5 for an error of 0.3 and than d^4.5 for 0.2.",
+    "One head of full rank finds the nearest of 2 and of 16 points on the sphere in 16 dimensions. Heads of rank r < "
+    "d, whatever functions they are of the r numbers that they see of the query point, do not: d/r of them, even two "
+    "of rank d/2, leave at least 29 % of what the query decides between two points (a bound, d = 16 and 64; heads "
+    "fitted at d = 16 do not fall below it). The number of heads of rank one that an error takes is at least the one "
+    "of this bound, which from d = 16 to 64 grows faster than d^2.5 for an error of 0.3 and than d^4.5 for 0.2.",
     "Amsel et al., arXiv 2407.16153; spherical harmonics of sign(y . z) that a head of rank r can have",
     "A head of full rank that errs by 0.1 %, a bound below 29 %, fitted heads below the bound, or a bound that grows "
     "more slowly.",
