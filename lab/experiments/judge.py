@@ -300,8 +300,8 @@ def page(records: Mapping[str, Mapping[str, Any]]) -> str:
         "That something is not learned counts only if the same mixer learns an easier task, the control, in the same",
         f"budget, and if {LONGER} times the training was tried as well.",
         "A best or a worst of several is picked on the runs that are judged. Where seeds were added because something",
-        "was undecided, as its section says, intervals are somewhat narrow: of three looks, at five, ten and twenty seeds,",
-        "one or another misses the median in 10 %, by simulation.",
+        "was undecided, as its section says, intervals are somewhat narrow: of three looks, at five, ten and twenty",
+        "seeds, one or another misses the median in 10 %, by simulation.",
         "",
     ]
     verdicts = ("holds", "fails", "undecided")
