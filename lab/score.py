@@ -124,7 +124,7 @@ def guess_level(score: str, chance: Number | None) -> float | None:
     """Return what a guess scores that ignores the input: of an accuracy chance, of a relative squared error 1.
 
     >>> guess_level("accuracy", 0.25), guess_level("relative_squared_error", None), guess_level("perplexity", 0.17)
-    (0.25, 1, None)
+    (0.25, 1.0, None)
     """
     return None if chance is None and SCORES[score] else level(score, chance, 0.0)
 
