@@ -110,7 +110,7 @@ def _perplexity(task: Text) -> float:
     rng = np.random.default_rng(0)
     seen = task.of_split("train").sample(rng, _EXAMPLES)["inputs"]
     asked = task.of_split("test").sample(rng, _EXAMPLES)["labels"]
-    counts = 1 + np.bincount(seen.ravel(), minlength=task.spec.vocab_size)
+    counts = 1 + np.bincount(seen.ravel(), minlength=task.spec.vocab_size or 0)
     return float(np.exp(-np.log(counts / counts.sum())[asked].mean()))
 
 
