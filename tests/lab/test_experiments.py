@@ -49,6 +49,7 @@ N_RUNS = {
     "functional_heads_one_layer": {"small": 150, "full": 150},
     "hybrid_ratio": {"small": 52, "full": 62},
     "gates": {"small": 60, "full": 60},
+    "gates_on_tasks": {"small": 40, "full": 40},
     "placement": {"small": 60, "full": 120},
     "real_text": {"small": 35, "full": 85},
     "horizon": {"small": 110, "full": 140},
@@ -580,6 +581,25 @@ def test_gates_judges_both_ways() -> None:
     everywhere = judged("gates", gated(lambda k: 0.9 + 0.001 * k))  # a gain that the rank does not ask for
     assert everywhere == [f"{label}: log of what is gained at k=8 / at k=1" for label in ("attention", "delta rule")]
     assert len(judged("gates", gated(lambda k: 1 + 0.05 * k))) == 6
+
+
+@of_options
+def gated_task(
+    options: Options, recalled: float = 0.98, gain: float = 0.0, saved: float = 0.1
+) -> dict[str, float | None]:
+    channel = options.get("mixer.gate") == "channel" or options["mixer.name"] == "gdn2"
+    return {"test/accuracy": recalled + channel * gain, "test/bits_per_token": 3.0 - channel * saved}
+
+
+def test_gates_on_tasks_judges_both_ways() -> None:
+    recall = [f"{label}: accuracy of recall gained by gates per channel" for label in ("attention", "delta rule")]
+    assert failed("gates_on_tasks", gated_task()) == []
+    assert judged("gates_on_tasks", gated_task(gain=-0.06)) == recall
+    assert judged("gates_on_tasks", gated_task(recalled=0.5), "undecided") == recall
+    bits = judged("gates_on_tasks", gated_task(saved=-0.01))
+    assert bits == [
+        f"{label}: bits per byte of text saved by gates per channel" for label in ("attention", "delta rule")
+    ]
 
 
 def placed(between: float, accuracy: float = 0.95, by_seed: float = 0.0) -> Metrics:

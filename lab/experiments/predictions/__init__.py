@@ -43,6 +43,10 @@ PREDICTIONS = Registry(
         ),
         "hybrid_ratio": (f"{_HERE}.hybrid_ratio:PREDICTION", "one attention layer in four is enough"),
         "gates": (f"{_HERE}.gates:PREDICTION", "gates per channel serve where the target spans more than the heads"),
+        "gates_on_tasks": (
+            f"{_HERE}.gates_on_tasks:PREDICTION",
+            "gates per channel on recall, which takes one operator, and on text",
+        ),
         "placement": (
             f"{_HERE}.placement:PREDICTION",
             "where the only attention layer stands matters more than the seed",
