@@ -44,6 +44,7 @@ N_RUNS = {
     "recall": {"small": 280, "full": 193},
     "state_tracking": {"small": 200, "full": 149},
     "reflections": {"small": 15, "full": 30},
+    "rotations": {"small": 45, "full": 77},
     "functional_heads": {"small": 30, "full": 90},
     "functional_heads_trained": {"small": 35, "full": 90},
     "functional_heads_one_layer": {"small": 150, "full": 150},
@@ -359,6 +360,31 @@ def test_state_tracking_judges_both_ways() -> None:
     assert len(judged("state_tracking", tracking(others=0.6))) == 4
     assert len(judged("state_tracking", tracking(longer=0.6))) == 4  # with all seeds
     assert len(judged("state_tracking", tracking(short=0.6), "undecided")) == 4
+
+
+@of_options
+def rotating(
+    options: Options, enough: float = 0.9, others: float = 0.2, longer: float = 0.2, easy: float = 1.0
+) -> dict[str, float | None]:
+    chance = 1 / int(options["task.group"][1])
+    kept = options["mixer.name"] == "slstm" or options.get("mixer.n_householder", 0) > 1
+    skill = enough if kept else longer if options["trainer.max_steps"] > 1000 else others
+    far, trained = (chance + each * (1 - chance) for each in (skill, easy))
+    return {"chance": chance, "test/accuracy": trained, "test/accuracy_at_length/32": far}
+
+
+def test_rotations_judges_both_ways() -> None:
+    assert failed("rotations", rotating()) == []
+    kept = ["delta_product, n_householder 2", "delta_product, n_householder 3", "slstm"]
+    of = "share of the way from chance to 1 at length 32"
+    assert judged("rotations", rotating(enough=0.5)) == [f"Z3, {each}: {of}" for each in kept]
+    lost = [
+        f"Z3, {each}: {of}, the larger of those after 1 and 4 times the training (10 seeds)"
+        for each in ("delta_product, n_householder 1", "attention")
+    ]
+    assert judged("rotations", rotating(others=0.6)) == lost
+    assert judged("rotations", rotating(longer=0.6)) == lost
+    assert judged("rotations", rotating(easy=0.6), "undecided") == lost
 
 
 @of_options

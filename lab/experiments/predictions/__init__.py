@@ -28,6 +28,7 @@ PREDICTIONS = Registry(
             "who keeps a group's element beyond the trained length",
         ),
         "reflections": (f"{_HERE}.reflections:PREDICTION", "what a second reflection per token gains on S3"),
+        "rotations": (f"{_HERE}.rotations:PREDICTION", "rotations of Z3 take two reflections per token"),
         "horizon": (f"{_HERE}.horizon:PREDICTION", "how long a state is kept, told by the states of training"),
         "functional_heads": (
             f"{_HERE}.functional_heads:PREDICTION",
