@@ -379,7 +379,7 @@ def test_rotations_judges_both_ways() -> None:
     of = "share of the way from chance to 1 at length 32"
     assert judged("rotations", rotating(enough=0.5)) == [f"Z3, {each}: {of}" for each in kept]
     lost = [
-        f"Z3, {each}: {of}, the larger of those after 1 and 4 times the training (10 seeds)"
+        f"Z3, {each}: {of}, the larger of those after 1 and 4 times the training (5 seeds)"
         for each in ("delta_product, n_householder 1", "attention")
     ]
     assert judged("rotations", rotating(others=0.6)) == lost
