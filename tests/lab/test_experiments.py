@@ -21,7 +21,7 @@ from lab.compare.runs import Run
 from lab.config import parse
 from lab.config.layers import nested
 from lab.experiments import judge as experiments
-from lab.experiments.predictions import PREDICTIONS, horizon
+from lab.experiments.predictions import PREDICTIONS, horizon, placement_of_two
 from lab.experiments.predictions.functional_heads_one_layer import MIXING
 from lab.experiments.predictions.functional_heads_trained import working
 from lab.experiments.predictions.gradient_highway import gradient_at_initialisation
@@ -42,9 +42,10 @@ N_RUNS = {
     "gradient_highway": {"small": 77, "full": 249},
     "trainability": {"small": 87, "full": 112},
     "recall": {"small": 280, "full": 193},
+    "recall_capacity": {"small": 224, "full": 334},
     "state_tracking": {"small": 200, "full": 149},
     "reflections": {"small": 15, "full": 30},
-    "rotations": {"small": 45, "full": 77},
+    "rotations": {"small": 45, "full": 91},
     "functional_heads": {"small": 30, "full": 90},
     "functional_heads_trained": {"small": 35, "full": 90},
     "functional_heads_one_layer": {"small": 150, "full": 150},
@@ -52,6 +53,7 @@ N_RUNS = {
     "gates": {"small": 60, "full": 60},
     "gates_on_tasks": {"small": 40, "full": 40},
     "placement": {"small": 60, "full": 120},
+    "placement_of_two": {"small": 210, "full": 210},
     "real_text": {"small": 35, "full": 85},
     "horizon": {"small": 110, "full": 140},
     "copying": {"small": 77, "full": 199},
@@ -339,6 +341,39 @@ def test_recall_judges_both_ways() -> None:
     less = failed("recall", recall(grows=-0.1))
     assert any("rank correlation" in quantity for quantity in less)
     assert any("linear_attention: accuracy gained" in quantity for quantity in less)
+
+
+@of_options
+def recalled(
+    options: Options,
+    fixed: float = 0.15,
+    longer: float = 0.15,
+    one_pair: float = 1.0,
+    attention: float = 0.99,
+    rises: float = 0.08,
+    lost: Mapping[str, float] = {"ssd": 0.01},
+) -> dict[str, float | None]:
+    name, n_pairs = options["mixer.name"], options["task.n_pairs"]
+    of_fixed = one_pair if n_pairs == 1 else longer if options["trainer.max_steps"] > 600 else fixed
+    of_state = 0.9 + rises * math.log2(options["state_bytes"] / 4096) / 4 - lost.get(name, 0.1) * math.log2(n_pairs / 4)
+    known = {"attention": attention} | dict.fromkeys(("diagonal_ssm", "lru", "s5", "s4d"), of_fixed)
+    return {"test/accuracy": known.get(name, of_state + 0.05)}
+
+
+def test_recall_capacity_judges_both_ways() -> None:
+    assert failed("recall_capacity", recalled()) == []
+    after = "on 8 pairs, the larger of those after 1 and 4 times the training (1 seed)"
+    lti = [f"{name}: accuracy {after}" for name in ("diagonal_ssm", "lru", "s5", "s4d")]
+    assert judged("recall_capacity", recalled(fixed=0.5)) == lti
+    assert judged("recall_capacity", recalled(longer=0.5), "undecided") == lti
+    assert judged("recall_capacity", recalled(one_pair=0.5), "undecided") == lti
+    assert judged("recall_capacity", recalled(attention=0.8)) == [
+        f"attention: accuracy on {n} pairs" for n in (4, 8, 16)
+    ]
+    falls = failed("recall_capacity", recalled(rises=-0.08))
+    assert any("of state and accuracy on 8 pairs, over mixers" in each for each in falls)
+    kept = failed("recall_capacity", recalled(lost={"ssd": 0.1, "delta_net": 0.0}))
+    assert {"delta_net: accuracy lost from 4 to 16 pairs", "ssd: accuracy lost from 4 to 16 pairs"} <= set(kept)
 
 
 @of_options
@@ -648,6 +683,50 @@ def test_placement_judges_both_ways() -> None:
     assert len(judged("placement", placed(1.0, accuracy=0.5))) == 2
 
 
+def placed_two(alone: float = 1.0, between: float = 1.0, accuracy: float = 0.95) -> Metrics:
+    """Log losses of which so much comes from the first attention layer, and noise."""
+    rng = np.random.default_rng(0)
+
+    def metrics(options: Options) -> dict[str, float | None]:
+        first, several = options["mixer.pattern"].index("attention"), options["mixer.pattern"].count("attention") > 1
+        log_loss = (alone if several else 1.0) * between * first + 0.1 * rng.normal()
+        return {"test/loss": math.exp(log_loss), "test/accuracy": accuracy}
+
+    return metrics
+
+
+def test_placement_of_two_judges_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(rises: bool) -> None:
+        def gradient(config: Any) -> float:
+            return (-1 if rises else 1) * config["mixer"]["pattern"].index("attention")
+
+        monkeypatch.setattr("lab.experiments.predictions.placement_of_two.gradient_at_initialisation", gradient)
+
+    told(rises=True)
+    assert failed("placement_of_two", placed_two()) == []
+    assert len(judged("placement_of_two", placed_two(accuracy=0.5))) == 2
+    ratios = [each for each in failed("placement_of_two", placed_two(between=0.0)) if "variance" in each]
+    assert len(ratios) == 2
+    lower = "rank correlation of a pair's loss and the lower of its two layers' alone, over pairs"
+    found = judged("placement_of_two", placed_two(alone=-1.0))
+    assert {f"{task}: {lower}" for task in ("mqar", "k_hop")} <= set(found)
+    told(rises=False)
+    wrong = judged("placement_of_two", placed_two())
+    assert wrong == [
+        f"{task}: rank correlation of the gradient before training and minus the loss, over placements"
+        for task in ("mqar", "k_hop")
+    ]
+
+
+def test_the_gradient_of_a_stack_is_larger_where_attention_comes_first() -> None:
+    first, *_, last = list(grid_of("placement_of_two"))[:6]
+    gradients = [
+        placement_of_two.gradient_at_initialisation(configuration.command.config, n_draws=1)
+        for configuration, _ in (first, last)
+    ]
+    assert gradients[0] > 2 * gradients[1] > 0
+
+
 @of_options
 def text(options: Options, **bits: float) -> dict[str, float | None]:
     return {"test/bits_per_token": ({"identity": 4.0, "attention": 2.8} | bits).get(options["mixer.name"], 3.0)}
@@ -670,7 +749,7 @@ def test_real_text_judges_both_ways() -> None:
 
 @pytest.mark.parametrize("name", PREDICTIONS)
 def test_runs_without_a_score_never_hold(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("gradient_highway", "trainability"):
+    for module in ("gradient_highway", "trainability", "placement_of_two"):
         monkeypatch.setattr(f"lab.experiments.predictions.{module}.gradient_at_initialisation", lambda config: 1e-6)
     monkeypatch.setattr(horizon, "horizons", lambda run: (1.0, 1.0))
     for module in ("functional_heads", "functional_heads_trained"):

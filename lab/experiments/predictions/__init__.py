@@ -22,6 +22,10 @@ PREDICTIONS = Registry(
             "which starts of Mamba learn recall, told before training",
         ),
         "recall": (f"{_HERE}.recall:PREDICTION", "recall grows with the state"),
+        "recall_capacity": (
+            f"{_HERE}.recall_capacity:PREDICTION",
+            "recall of more pairs by every mixer that carries a state",
+        ),
         "copying": (f"{_HERE}.copying:PREDICTION", "a fixed state copies what it holds, attention any length"),
         "state_tracking": (
             f"{_HERE}.state_tracking:PREDICTION",
@@ -51,6 +55,10 @@ PREDICTIONS = Registry(
         "placement": (
             f"{_HERE}.placement:PREDICTION",
             "where the only attention layer stands matters more than the seed",
+        ),
+        "placement_of_two": (
+            f"{_HERE}.placement_of_two:PREDICTION",
+            "where two attention layers stand, and what tells it beforehand",
         ),
         "real_text": (f"{_HERE}.real_text:PREDICTION", "near symbols carry most of text, recall the rest"),
         "skill_to_loss": (f"{_HERE}.skill_to_loss:PREDICTION", "skill on synthetic tasks ranks mixers as text does"),

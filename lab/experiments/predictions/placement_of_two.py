@@ -1,0 +1,87 @@
+"""Where two attention layers of a stack stand, and what tells it beforehand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from lab.build import build
+from lab.experiments.predictions.placement import LOSS
+from lab.experiments.vocabulary import ACCURACY, LEARNED, Prediction, Runs, correlated, panel
+from zoo.theory.claims.claim import Check, Curve, Evidence, Panel, at_least
+from zoo.theory.intervals import Estimate, of_variance_ratio
+
+RANKS = 0.5
+"""A rank correlation from which a number tells which placement to take."""
+
+
+def gradient_at_initialisation(config: Mapping[str, Any], n_draws: int = 4) -> float:
+    """Measure |d y_n / d x_{n - seq_len / 2}| / |d y_n / d x_n| of a run's untrained stack, the median over draws.
+
+    In float64, on vectors of the size that the backbone's embedding has.
+    """
+    import torch
+
+    from zoo.theory import gradient_profile
+
+    seq_len, d_model = config["task"]["seq_len"], config["d_model"]
+
+    def make(seed: int) -> torch.nn.Module:
+        return build(config)[1].double()
+
+    def embeddings(generator: torch.Generator, _: int) -> torch.Tensor:
+        return 0.02 * torch.randn(seq_len, d_model, generator=generator, dtype=torch.float64)
+
+    profile = gradient_profile(make, embeddings, [0, seq_len // 2], n_draws, seq_len=seq_len)
+    here, far = profile.values.double().unbind(1)
+    return float((far / here).median())
+
+
+def judge(runs: Runs) -> Evidence:
+    """Compare placements with seeds, and rank them by single layers and by the gradient before training."""
+    checks: list[Check] = []
+    panels: list[Panel] = []
+    for task, of_task in runs.by("task.name"):
+        places = {_places(pattern): cell for pattern, cell in of_task.by("mixer.pattern")}
+        losses = {at: [math.log(loss) for loss in cell.scores(LOSS) if loss > 0] for at, cell in places.items()}
+        log_loss = {at: _log(cell.median(LOSS)) for at, cell in places.items()}
+        pairs = [at for at in places if len(at) == 2]
+        best = max((places[at] for at in pairs), key=lambda cell: cell.median(ACCURACY))
+        checks.append(at_least(f"{task}: accuracy of the best pair", best.samples(ACCURACY), LEARNED))
+        of_pairs = [losses[at] for at in pairs]
+        whole = all(len(found) == len(of_pairs[0]) > 1 for found in of_pairs)
+        ratio = of_variance_ratio(of_pairs) if whole else Estimate(math.nan, math.nan, math.nan)
+        checks.append(at_least(f"{task}, pairs: variance of the log loss between placements / between seeds", ratio, 1))
+        singles = {at: min(log_loss[(each,)] for each in at) for at in pairs}
+        ranked = [(singles[at], log_loss[at]) for at in pairs]
+        quantity = f"{task}: rank correlation of a pair's loss and the lower of its two layers' alone, over pairs"
+        checks.append(correlated(quantity, ranked, RANKS))
+        gradients = {at: gradient_at_initialisation(cell.runs[0].config) for at, cell in places.items()}
+        told = [(gradients[at], -log_loss[at]) for at in places]
+        quantity = f"{task}: rank correlation of the gradient before training and minus the loss, over placements"
+        checks.append(correlated(quantity, told, RANKS))
+        points = [(gradients[at], places[at].median(ACCURACY), len(at)) for at in places]
+        kinds = (("one attention layer", 1), ("two attention layers", 2))
+        drawn = [
+            Curve(label, *zip(*[(x, y) for x, y, n in points if n == size], strict=True), "points")
+            for label, size in kinds
+        ]
+        panels.append(panel(task, "gradient before training", "test accuracy", drawn, log_y=False))
+    return Evidence(tuple(checks), tuple(panels))
+
+
+def _places(pattern: list[str]) -> tuple[int, ...]:
+    return tuple(at for at, name in enumerate(pattern, 1) if name == "attention")
+
+
+def _log(loss: float) -> float:
+    return math.log(loss) if loss > 0 else math.nan
+
+
+PREDICTION = Prediction(
+    "Ours; for stacks with few attention layers: Lieber et al., arXiv 2403.19887 (Jamba), and arXiv 2512.20569",
+    "a variance between placements below that between seeds, no placement that learns, or a pair that neither its "
+    "layers alone nor the gradient tells",
+    judge,
+)
