@@ -42,7 +42,7 @@ N_RUNS = {
     "gradient_highway": {"small": 77, "full": 249},
     "trainability": {"small": 87, "full": 112},
     "recall": {"small": 280, "full": 193},
-    "recall_capacity": {"small": 224, "full": 334},
+    "recall_capacity": {"small": 224, "full": 224},
     "state_tracking": {"small": 200, "full": 149},
     "reflections": {"small": 15, "full": 30},
     "rotations": {"small": 45, "full": 91},
