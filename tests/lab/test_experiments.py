@@ -41,6 +41,7 @@ N_RUNS = {
     "rank_gap": {"small": 60, "full": 75},
     "gradient_highway": {"small": 77, "full": 249},
     "trainability": {"small": 87, "full": 112},
+    "starts_of_mamba": {"small": 20, "full": 20},
     "recall": {"small": 280, "full": 193},
     "recall_capacity": {"small": 224, "full": 224},
     "state_tracking": {"small": 200, "full": 149},
@@ -287,6 +288,29 @@ def test_trainability_judges_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(longer) == 2  # more training helps: that the published starts guess says nothing
     assert all(quantity.endswith("accuracy?") for quantity in longer)
     assert "ssd, dt_max None" in "".join(failed("trainability", trains(lambda options: False)))
+
+
+@of_options
+def started(options: Options, slower: Mapping[str, float], learned: float = 0.95) -> dict[str, float | None]:
+    """So many times the steps without each of the changes to the start; none where it is never learned."""
+    kept = {
+        "writes": options["mixer.init"] == "recall",
+        "norms": options.get("mixer.norm_eps") is not None,
+        "output": options.get("mixer.out_norm_eps") is not None,
+    }
+    times = math.prod(slower[what] for what, there in kept.items() if not there)
+    return {"steps_to_90": 200 * times if times < 8 else None, "test/accuracy": learned if times < 8 else 0.3}
+
+
+def test_starts_of_mamba_judges_both_ways() -> None:
+    assert failed("starts_of_mamba", started({"writes": 9.0, "norms": 3.0, "output": 1.5})) == []
+    steps = "steps to 90 % without {} / with all three".format
+    assert judged("starts_of_mamba", started({"writes": 1.5, "norms": 1.5, "output": 0.9})) == [
+        steps(what) for what in ("strong writes", "norms of B, C and dt", "the norm of the output")
+    ]
+    needed = judged("starts_of_mamba", started({"writes": 9.0, "norms": 9.0, "output": 9.0}))
+    assert needed == ["without the norm of the output: accuracy"]
+    assert len(judged("starts_of_mamba", started({"writes": 3.0, "norms": 3.0, "output": 1.5}, learned=0.5))) == 2
 
 
 def test_the_gradient_of_a_layer_before_training_sees_strong_writes() -> None:

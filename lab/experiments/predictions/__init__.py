@@ -21,6 +21,10 @@ PREDICTIONS = Registry(
             f"{_HERE}.trainability:PREDICTION",
             "which starts of Mamba learn recall, told before training",
         ),
+        "starts_of_mamba": (
+            f"{_HERE}.starts_of_mamba:PREDICTION",
+            "what strong writes and two norms each do for recall by Mamba-1",
+        ),
         "recall": (f"{_HERE}.recall:PREDICTION", "recall grows with the state"),
         "recall_capacity": (
             f"{_HERE}.recall_capacity:PREDICTION",
