@@ -458,6 +458,17 @@ def test_curves_of_one_point_are_named_beside_it() -> None:
     assert axes.get_legend() is None
 
 
+def test_named_abscissae_have_a_legend_where_nothing_else_names_the_curves() -> None:
+    def legends(*panels: Panel) -> list[bool]:
+        return [axes.get_legend() is not None for axes in paper.panels_figure(panels).axes]
+
+    curves = (Curve("attention", (0, 1), (1.0, 2.0)), Curve("delta rule", (0, 1), (2.0, 1.0)))
+    gates = Panel("gates", "", "accuracy", curves, x_names=("per head", "per channel"))
+    assert legends(gates, gates) == [True, False]
+    assert legends(Panel("cut", "operators", "accuracy", curves), gates) == [True, False]
+    assert legends(Panel("text", "", "bits", curves, x_names=("attention", "delta rule"))) == [False]
+
+
 def test_curves_beyond_ten_differ_by_their_markers() -> None:
     curves = tuple(Curve(f"mixer {i}", (0, 1), (1.0, 2.0), "marked") for i in range(25))
     (axes,) = paper.panels_figure([Panel("skill", "x", "y", curves)]).axes

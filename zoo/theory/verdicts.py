@@ -221,8 +221,13 @@ def panels_figure(panels: Sequence[Panel], n_rows: int = 1) -> Figure:
         MissingExtraError: matplotlib is not installed.
     """
     figure, places = new_figure(len(panels) // n_rows, n_rows, width=_WIDTH)
+    explained: set[str] = set()
     for axes, panel in zip(places, panels, strict=True):
+        labels = {curve.label for curve in panel.curves}
         _draw(axes, panel)
+        if panel.x_names and not labels <= explained | set(panel.x_names):
+            axes.legend()
+        explained |= labels
     return figure
 
 

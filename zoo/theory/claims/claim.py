@@ -221,7 +221,7 @@ class Panel:
     log_x: bool = False
     log_y: bool = True
     whole_x: bool = False  # the abscissa counts: ticks at integers only
-    x_names: tuple[str, ...] = ()  # what stands at the abscissae 0, 1, ..., in place of a legend
+    x_names: tuple[str, ...] = ()  # what stands at the abscissae 0, 1, ...
     lowest: float = 1e-18  # a log axis ends somewhere: what is smaller, zero above all, is drawn here
 
 
