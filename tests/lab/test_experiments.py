@@ -21,7 +21,7 @@ from lab.compare.runs import Run
 from lab.config import parse
 from lab.config.layers import nested
 from lab.experiments import judge as experiments
-from lab.experiments.predictions import PREDICTIONS, horizon, placement_of_two
+from lab.experiments.predictions import PREDICTIONS, gradient_threshold, horizon, placement_of_two
 from lab.experiments.predictions.functional_heads_one_layer import MIXING
 from lab.experiments.predictions.functional_heads_trained import working
 from lab.experiments.predictions.gradient_highway import gradient_at_initialisation
@@ -40,6 +40,7 @@ N_RUNS = {
     "head_count": {"small": 50, "full": 160},
     "rank_gap": {"small": 60, "full": 75},
     "gradient_highway": {"small": 77, "full": 249},
+    "gradient_threshold": {"small": 240, "full": 240},
     "trainability": {"small": 87, "full": 112},
     "starts_of_mamba": {"small": 20, "full": 20},
     "recall": {"small": 280, "full": 193},
@@ -288,6 +289,40 @@ def test_trainability_judges_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(longer) == 2  # more training helps: that the published starts guess says nothing
     assert all(quantity.endswith("accuracy?") for quantity in longer)
     assert "ssd, dt_max None" in "".join(failed("trainability", trains(lambda options: False)))
+
+
+def test_gradient_threshold_judges_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gradient(config: Mapping[str, Any]) -> float:
+        reach = {"attention": 1e9, "lstm": 100.0, "selective_ssm": 300.0, "ssd": 200.0, "diagonal_ssm": 50.0}
+        return math.exp(-config["task"]["distance"] / reach.get(config["mixer"]["name"], 10.0))
+
+    def by_gradient(at: float, rises: bool = True) -> list[str]:
+        def metrics(options: Options) -> dict[str, float | None]:
+            config = {"task": {"distance": options["task.distance"]}, "mixer": {"name": options["mixer.name"]}}
+            gone = gradient(config)
+            learned = (gone > at) is rises
+            return {"test/accuracy": 1.0 if learned else 0.2, "steps_to_90": 100 - 50 * gone if learned else None}
+
+        return failed("gradient_threshold", metrics)
+
+    monkeypatch.setattr("lab.experiments.predictions.gradient_threshold.gradient_at_initialisation", gradient)
+    assert by_gradient(at=0.12) == []
+    other_way = by_gradient(at=0.12, rises=False)
+    assert len(other_way) == 4
+    assert sum(each.startswith("rank correlation") for each in other_way) == 3
+    everything = by_gradient(at=0.0)  # all are learned: the limit tells no more than the commoner outcome
+    assert any(each.endswith("the commoner outcome 1.00)?") for each in everything)
+
+
+def test_a_limit_is_fitted_where_it_errs_least() -> None:
+    cells = [
+        gradient_threshold.Cell(10.0**n, accuracy, 0.0) for n, accuracy in ((-9, 0.1), (-6, 0.1), (-2, 1.0), (0, 1.0))
+    ]
+    assert gradient_threshold.limit(cells) == pytest.approx(1e-4)
+    late = gradient_threshold.Cell(1e-7, 1.0, 0.0)
+    assert gradient_threshold.limit([*cells, late]) == pytest.approx(1e-4)
+    assert gradient_threshold.rightly_told([*cells, late], 1e-4) == 4
+    assert gradient_threshold.limit(cells[2:]) < 1e-2
 
 
 @of_options
@@ -773,7 +808,7 @@ def test_real_text_judges_both_ways() -> None:
 
 @pytest.mark.parametrize("name", PREDICTIONS)
 def test_runs_without_a_score_never_hold(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("gradient_highway", "trainability", "placement_of_two"):
+    for module in ("gradient_highway", "gradient_threshold", "trainability", "placement_of_two"):
         monkeypatch.setattr(f"lab.experiments.predictions.{module}.gradient_at_initialisation", lambda config: 1e-6)
     monkeypatch.setattr(horizon, "horizons", lambda run: (1.0, 1.0))
     for module in ("functional_heads", "functional_heads_trained"):

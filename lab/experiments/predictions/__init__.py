@@ -17,6 +17,10 @@ PREDICTIONS = Registry(
             f"{_HERE}.gradient_highway:PREDICTION",
             "the gradient before training says what is learned",
         ),
+        "gradient_threshold": (
+            f"{_HERE}.gradient_threshold:PREDICTION",
+            "a limit on the gradient before training, fitted on some mixers, told of others",
+        ),
         "trainability": (
             f"{_HERE}.trainability:PREDICTION",
             "which starts of Mamba learn recall, told before training",
