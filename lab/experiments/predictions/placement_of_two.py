@@ -61,12 +61,11 @@ def judge(runs: Runs) -> Evidence:
         told = [(gradients[at], -log_loss[at]) for at in places]
         quantity = f"{task}: rank correlation of the gradient before training and minus the loss, over placements"
         checks.append(correlated(quantity, told, RANKS))
-        points = [(gradients[at], places[at].median(ACCURACY), len(at)) for at in places]
-        kinds = (("one attention layer", 1), ("two attention layers", 2))
-        drawn = [
-            Curve(label, *zip(*[(x, y) for x, y, n in points if n == size], strict=True), "points")
-            for label, size in kinds
-        ]
+        drawn = []
+        for label, size in (("one attention layer", 1), ("two attention layers", 2)):
+            cells = [at for at in places if len(at) == size]
+            scores = tuple(places[at].median(ACCURACY) for at in cells)
+            drawn.append(Curve(label, tuple(gradients[at] for at in cells), scores, "points"))
         panels.append(panel(task, "gradient before training", "test accuracy", drawn, log_y=False))
     return Evidence(tuple(checks), tuple(panels))
 
