@@ -39,9 +39,8 @@ layers of width 64 from every start, and a quantity before training that sees th
 (`trainability`); needles over many distances with a threshold that is fitted on half of them (`gradient_highway` has
 three distances); functional heads in the course of training, of every layer of a stack, and on further tasks (`zoo
 heads` and TensorBoard measure them of any run); gates on recall and on text (`gates`); pairs of attention layers,
-k_hop, and what would tell the best place before training (`placement`). Two records are of one rate for all: that of
-`head_count`, which ends at a bound that is known, and that of `horizon`, whose file has since been written anew, with
-more mixers and tuned rates, and has not been run. The others tune over a decade and a half. Four times the training is
+k_hop, and what would tell the best place before training (`placement`). One record is of one rate for all, that of
+`head_count`, which ends at a bound that is known. The others tune over a decade and a half. Four times the training is
 of one seed in `gradient_highway`, `hybrid_ratio`, `trainability` and `copying`, and was not tried of what recalls
 nothing in `placement`. The full settings have never been run: they are for a GPU, at most 800,000 steps of training
 each, the trials of rates among them, where some trial is dropped at each rung.

@@ -458,6 +458,16 @@ def test_curves_of_one_point_are_named_beside_it() -> None:
     assert axes.get_legend() is None
 
 
+def test_points_of_long_names_have_a_legend_beside_the_axes() -> None:
+    curves = tuple(
+        Curve(f"S3, delta_product, dt_max 0.001, n_heads {i}", (i,), (2.0 * i,), "points") for i in range(15)
+    )
+    (axes,) = paper.panels_figure([Panel("horizon", "x", "y", curves, log_y=False)]).axes
+    assert not axes.texts
+    assert len(axes.get_legend().texts) == 15
+    assert len({(line.get_color(), line.get_marker()) for line in axes.lines}) == 15
+
+
 def test_named_abscissae_have_a_legend_where_nothing_else_names_the_curves() -> None:
     def legends(*panels: Panel) -> list[bool]:
         return [axes.get_legend() is not None for axes in paper.panels_figure(panels).axes]

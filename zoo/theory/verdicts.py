@@ -38,6 +38,7 @@ RULE = (
 )
 """How checks are judged, for the pages."""
 _WIDTH = 6.4  # inches, of a panel
+_NEXT_TO_POINT = 30  # characters of a name that stands next to its point; longer ones stand in a legend beside the axes
 _MOST_TICKS = 6
 
 
@@ -220,7 +221,8 @@ def panels_figure(panels: Sequence[Panel], n_rows: int = 1) -> Figure:
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    figure, places = new_figure(len(panels) // n_rows, n_rows, width=_WIDTH)
+    legends = 2 if any(map(_long_names, panels)) else 0
+    figure, places = new_figure(len(panels) // n_rows, n_rows, legends=legends, width=_WIDTH)
     explained: set[str] = set()
     for axes, panel in zip(places, panels, strict=True):
         labels = {curve.label for curve in panel.curves}
@@ -259,13 +261,24 @@ def _draw(axes: Axes, panel: Panel) -> None:
     if panel.x_names:
         axes.set_xticks(range(len(panel.x_names)), labels=panel.x_names, rotation=20)
         return
-    if panel.curves and all(len(curve.x) == 1 for curve in panel.curves):  # many of one point share ten colours
+    if _long_names(panel):
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.02))
+        return
+    if _of_points(panel):  # many of one point share ten colours
         for curve in panel.curves:
             at = (curve.x[0], curve.y[0])
             axes.annotate(curve.label, at, (5, 0), textcoords="offset points", va="center")
         axes.margins(x=0.15)
         return
     axes.legend(ncols=1 if len(panel.curves) <= 6 else 2)
+
+
+def _of_points(panel: Panel) -> bool:
+    return bool(panel.curves) and all(len(curve.x) == 1 for curve in panel.curves)
+
+
+def _long_names(panel: Panel) -> bool:
+    return _of_points(panel) and max(len(curve.label) for curve in panel.curves) > _NEXT_TO_POINT
 
 
 def _family(label: str) -> str:
