@@ -33,17 +33,16 @@ ROOT = Path(__file__).resolve().parents[2]
 NOT_HERE = """\
 ## What is not here
 
-For want of machine time: recall of 8 and 16 pairs, and by every recurrent mixer (`recall` has one pair and four, and
-seven mixers); the rotations of Z3, the words of A5 and three reflections per token (`state_tracking`); ten seeds, two
-layers of width 64 from every start, and a quantity before training that sees the norm of Mamba-1's output
-(`trainability`); needles over many distances with a threshold that is fitted on half of them (`gradient_highway` has
-three distances); functional heads in the course of training, of every layer of a stack, and on further tasks (`zoo
-heads` and TensorBoard measure them of any run); gates on recall and on text (`gates`); pairs of attention layers,
-k_hop, and what would tell the best place before training (`placement`). One record is of one rate for all, that of
-`head_count`, which ends at a bound that is known. The others tune over a decade and a half. Four times the training is
-of one seed in `gradient_highway`, `hybrid_ratio`, `trainability` and `copying`, and was not tried of what recalls
-nothing in `placement`. The full settings have never been run: they are for a GPU, at most 800,000 steps of training
-each, the trials of rates among them, where some trial is dropped at each rung.
+For want of machine time: words of A4 and A5 in the small settings (`rotations` has them in its full one; one seed each
+of two reflections per token and of sLSTM learned neither within 800 steps); two hops in stacks of six layers
+(`placement_of_two` has one); ten seeds in `trainability`; functional heads in the course of training, of every layer of
+a stack, and on further tasks (`zoo heads` and TensorBoard measure them of any run). A number before training that sees
+what a norm of the output does for Mamba-1 was looked for on untrained models, and not found. One record is of one rate
+for all, that of `head_count`, which ends at a bound that is known; the others tune over a decade and a half. Four times
+the training is of one seed in `gradient_highway`, `hybrid_ratio`, `trainability`, `copying` and `recall_capacity`, and
+was not tried of what recalls nothing in `placement` and `placement_of_two`. The full settings have never been run: they
+are for a GPU, at most 800,000 steps of training each, the trials of rates among them, where some trial is dropped at
+each rung.
 """.splitlines()
 EXPERIMENTS = ROOT / "configs" / "experiment"
 PAGE, STORED, FIGURES = "results.md", "results.json", "figures"
