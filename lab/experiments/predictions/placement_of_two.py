@@ -47,16 +47,18 @@ def judge(runs: Runs) -> Evidence:
         losses = {at: [math.log(loss) for loss in cell.scores(LOSS) if loss > 0] for at, cell in places.items()}
         log_loss = {at: _log(cell.median(LOSS)) for at, cell in places.items()}
         pairs = [at for at in places if len(at) == 2]
-        best = max((places[at] for at in pairs), key=lambda cell: cell.median(ACCURACY))
-        checks.append(at_least(f"{task}: accuracy of the best pair", best.samples(ACCURACY), LEARNED))
-        of_pairs = [losses[at] for at in pairs]
-        whole = all(len(found) == len(of_pairs[0]) > 1 for found in of_pairs)
-        ratio = of_variance_ratio(of_pairs) if whole else Estimate(math.nan, math.nan, math.nan)
-        checks.append(at_least(f"{task}, pairs: variance of the log loss between placements / between seeds", ratio, 1))
-        singles = {at: min(log_loss[(each,)] for each in at) for at in pairs}
-        ranked = [(singles[at], log_loss[at]) for at in pairs]
-        quantity = f"{task}: rank correlation of a pair's loss and the lower of its two layers' alone, over pairs"
-        checks.append(correlated(quantity, ranked, RANKS))
+        compared, named = (pairs, "pairs") if pairs else (list(places), "single layers")
+        best = max((places[at] for at in compared), key=lambda cell: cell.median(ACCURACY))
+        checks.append(at_least(f"{task}, {named}: accuracy of the best placement", best.samples(ACCURACY), LEARNED))
+        of_places = [losses[at] for at in compared]
+        whole = all(len(found) == len(of_places[0]) > 1 for found in of_places)
+        ratio = of_variance_ratio(of_places) if whole else Estimate(math.nan, math.nan, math.nan)
+        quantity = f"{task}, {named}: variance of the log loss between placements / between seeds"
+        checks.append(at_least(quantity, ratio, 1))
+        if pairs:
+            ranked = [(min(log_loss[(each,)] for each in at), log_loss[at]) for at in pairs]
+            quantity = f"{task}: rank correlation of a pair's loss and the lower of its two layers' alone, over pairs"
+            checks.append(correlated(quantity, ranked, RANKS))
         gradients = {at: gradient_at_initialisation(cell.runs[0].config) for at, cell in places.items()}
         told = [(gradients[at], -log_loss[at]) for at in places]
         quantity = f"{task}: rank correlation of the gradient before training and minus the loss, over placements"
