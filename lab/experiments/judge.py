@@ -33,13 +33,13 @@ ROOT = Path(__file__).resolve().parents[2]
 NOT_HERE = """\
 ## What is not here
 
-For want of machine time: words of A4 and A5 in the small settings (`rotations` has them in its full one; two reflections
-per token learned neither within 800 steps, in one seed); pairs of attention layers on k_hop, and its two hops
-(`placement_of_two` has single layers on one hop); ten seeds in `trainability`; functional heads in the course of
-training, of every layer of a stack, and on further tasks (`zoo heads` and TensorBoard measure them of any run). A number
-before training that sees what a norm of the output does for Mamba-1 was looked for on untrained models, and not found.
-One record is of one rate for all, that of `head_count`, which ends at a bound that is known; the others tune over a
-decade and a half. Four times the training is of one seed in `gradient_highway`, `hybrid_ratio`, `trainability`,
+For want of machine time: words of A4 and A5 in the small settings (`rotations` has them in its full one; two
+reflections per token learned neither within 800 steps, in one seed); pairs of attention layers on k_hop, and its two
+hops (`placement_of_two` has single layers on one hop); ten seeds in `trainability`; functional heads in the course of
+training, of every layer of a stack, and on further tasks (`zoo heads` and TensorBoard measure them of any run). A
+number before training that sees what a norm of the output does for Mamba-1 was looked for on untrained models, and not
+found. One record is of one rate for all, that of `head_count`, which ends at a bound that is known; the others tune
+over a decade and a half. Four times the training is of one seed in `gradient_highway`, `hybrid_ratio`, `trainability`,
 `copying` and `recall_capacity`, and was not tried of what recalls nothing in `placement` and `placement_of_two`. The
 full settings have never been run: they are for a GPU, at most 800,000 steps of training each, the trials of rates among
 them, where some trial is dropped at each rung.
