@@ -747,14 +747,15 @@ def test_placement_judges_both_ways() -> None:
     assert len(judged("placement", placed(1.0, accuracy=0.5))) == 2
 
 
-def placed_two(alone: float = 1.0, between: float = 1.0, accuracy: float = 0.95) -> Metrics:
-    """Log losses of which so much comes from the first attention layer, and noise."""
+def placed_two(between: float = 1.0, lowest: float = 0.7, with_first: float = 0.0, without: float = 0.0) -> Metrics:
+    """Losses and accuracies by the first attention layer, and what a pair gains with the first place and without it."""
     rng = np.random.default_rng(0)
 
     def metrics(options: Options) -> dict[str, float | None]:
         first, several = options["mixer.pattern"].index("attention"), options["mixer.pattern"].count("attention") > 1
-        log_loss = (alone if several else 1.0) * between * first + 0.1 * rng.normal()
-        return {"test/loss": math.exp(log_loss), "test/accuracy": accuracy}
+        gain = several * (without if first else with_first)
+        log_loss = between * first + 0.1 * rng.normal()
+        return {"test/loss": math.exp(log_loss), "test/accuracy": lowest + 0.06 * (5 - first) + gain}
 
     return metrics
 
@@ -768,14 +769,14 @@ def test_placement_of_two_judges_both_ways(monkeypatch: pytest.MonkeyPatch) -> N
 
     told(rises=True)
     assert failed("placement_of_two", placed_two()) == []
-    assert len(judged("placement_of_two", placed_two(accuracy=0.5))) == 2
+    assert len(judged("placement_of_two", placed_two(lowest=0.2))) == 2
     ratios = [each for each in failed("placement_of_two", placed_two(between=0.0)) if "variance" in each]
     assert len(ratios) == 2
-    lower = "rank correlation of a pair's loss and the lower of its two layers' alone, over pairs"
-    assert f"mqar: {lower}" in judged("placement_of_two", placed_two(alone=-1.0))
+    pairs = "mqar: accuracy of pairs {} place 1 beyond the better of their layers alone, median of pairs".format
+    assert judged("placement_of_two", placed_two(with_first=-0.06)) == [pairs("with")]
+    assert judged("placement_of_two", placed_two(without=0.06)) == [pairs("without")]
     told(rises=False)
-    wrong = judged("placement_of_two", placed_two())
-    assert wrong == [
+    assert judged("placement_of_two", placed_two()) == [
         f"{task}: rank correlation of the gradient before training and minus the loss, over placements"
         for task in ("mqar", "k_hop")
     ]

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from lab.build import build
 from lab.experiments.predictions.placement import LOSS
-from lab.experiments.vocabulary import ACCURACY, LEARNED, Prediction, Runs, correlated, panel
-from zoo.theory.claims.claim import Check, Curve, Evidence, Panel, at_least
+from lab.experiments.vocabulary import ACCURACY, LEARNED, SPREAD, Prediction, Runs, correlated, panel
+from zoo.theory.claims.claim import Check, Curve, Evidence, Panel, Samples, at_least, paired, within
 from zoo.theory.intervals import Estimate, of_variance_ratio
-
-RANKS = 0.5
-"""A rank correlation from which a number tells which placement to take."""
 
 
 def gradient_at_initialisation(config: Mapping[str, Any], n_draws: int = 4) -> float:
@@ -55,14 +53,11 @@ def judge(runs: Runs) -> Evidence:
         ratio = of_variance_ratio(of_places) if whole else Estimate(math.nan, math.nan, math.nan)
         quantity = f"{task}, {named}: variance of the log loss between placements / between seeds"
         checks.append(at_least(quantity, ratio, 1))
-        if pairs:
-            ranked = [(min(log_loss[(each,)] for each in at), log_loss[at]) for at in pairs]
-            quantity = f"{task}: rank correlation of a pair's loss and the lower of its two layers' alone, over pairs"
-            checks.append(correlated(quantity, ranked, RANKS))
+        checks += _of_layers_alone(task, {at: places[at].samples(ACCURACY) for at in places}, pairs)
         gradients = {at: gradient_at_initialisation(cell.runs[0].config) for at, cell in places.items()}
         told = [(gradients[at], -log_loss[at]) for at in places]
         quantity = f"{task}: rank correlation of the gradient before training and minus the loss, over placements"
-        checks.append(correlated(quantity, told, RANKS))
+        checks.append(correlated(quantity, told, 0))
         drawn = []
         for label, size in (("one attention layer", 1), ("two attention layers", 2)):
             cells = [at for at in places if len(at) == size]
@@ -70,6 +65,32 @@ def judge(runs: Runs) -> Evidence:
             drawn.append(Curve(label, tuple(gradients[at] for at in cells), scores, "points"))
         panels.append(panel(task, "gradient before training", "test accuracy", drawn, log_y=False))
     return Evidence(tuple(checks), tuple(panels))
+
+
+def _of_layers_alone(
+    task: str, scores: Mapping[tuple[int, ...], Samples], pairs: Sequence[tuple[int, ...]]
+) -> list[Check]:
+    """Expect of a pair what the better of its layers scores alone, with the best place among them and without."""
+    if not pairs:
+        return []
+    gains = {at: paired(_beyond, scores[at], *(scores[each,] for each in at)) for at in pairs}
+    (first,) = max((at for at in scores if len(at) == 1), key=lambda at: _middle(*scores[at].values()))
+    checks = []
+    for word in ("with", "without"):
+        gain = paired(_middle, *(gains[at] for at in pairs if (first in at) is (word == "with")))
+        quantity = (
+            f"{task}: accuracy of pairs {word} place {first} beyond the better of their layers alone, median of pairs"
+        )
+        checks.append(within(quantity, gain, -SPREAD, SPREAD))
+    return checks
+
+
+def _beyond(both: float, one: float, other: float) -> float:
+    return math.nan if math.isnan(one) or math.isnan(other) else both - max(one, other)
+
+
+def _middle(*values: float) -> float:
+    return math.nan if any(map(math.isnan, values)) else median(values)
 
 
 def _places(pattern: list[str]) -> tuple[int, ...]:
@@ -82,7 +103,7 @@ def _log(loss: float) -> float:
 
 PREDICTION = Prediction(
     "Ours; for stacks with few attention layers: Lieber et al., arXiv 2403.19887 (Jamba), and arXiv 2512.20569",
-    "a variance between placements below that between seeds, no placement that learns, or a pair that neither its "
-    "layers alone nor the gradient tells",
+    "a variance between placements below that between seeds, no placement that learns, a pair that is better or worse "
+    "than its layers alone, or a gradient that is no larger where more is learned",
     judge,
 )
