@@ -955,6 +955,13 @@ def test_nothing_is_decided_while_runs_are_missing(tmp_path: Path) -> None:
     assert "| attention: share of the best gain | 1 | – | ≥ 0.5 | **undecided**: 2 seeds of the" in page
 
 
+def test_nothing_is_decided_while_whole_cells_are_missing(tmp_path: Path) -> None:
+    leave_runs(tmp_path / "runs", "gradient_threshold", lambda _: {"test/accuracy": 1.0}, missing=239)
+    argv = ["gradient_threshold", "--run_dir", str(tmp_path / "runs"), "--out", str(tmp_path)]
+    assert experiments.main(argv) == 3
+    assert "**undecided**: a cell has no run yet" in (tmp_path / "results.md").read_text(encoding="utf-8")
+
+
 def test_the_commit_of_a_prediction_is_the_first_that_says_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
