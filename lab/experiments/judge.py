@@ -19,7 +19,7 @@ import yaml
 from lab.compare.runs import Run, read_runs
 from lab.compare.table import cells_of, group_runs
 from lab.experiments.predictions import PREDICTIONS
-from lab.experiments.vocabulary import LONGER, Runs
+from lab.experiments.vocabulary import LONGER, Prediction, Runs
 from lab.run import DONE, ENVIRONMENT, INDEX, git
 from lab.sweep.grid import read_experiment, values_of
 from zoo.naming import UsageError
