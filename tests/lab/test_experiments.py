@@ -47,7 +47,7 @@ N_RUNS = {
     "recall_capacity": {"small": 172, "full": 202},
     "state_tracking": {"small": 200, "full": 149},
     "reflections": {"small": 15, "full": 30},
-    "rotations": {"small": 45, "full": 91},
+    "rotations": {"small": 135, "full": 91},
     "functional_heads": {"small": 30, "full": 90},
     "functional_heads_trained": {"small": 35, "full": 90},
     "functional_heads_one_layer": {"small": 150, "full": 150},
@@ -478,7 +478,7 @@ def test_rotations_judges_both_ways() -> None:
     of = "share of the way from chance to 1 at length 32"
     assert judged("rotations", rotating(enough=0.5)) == [f"Z3, {each}: {of}" for each in kept]
     lost = [
-        f"Z3, {each}: {of}, the larger of those after 1 and 4 times the training (5 seeds)"
+        f"Z3, {each}: {of}, the larger of those after 1 and 4 times the training (15 seeds)"
         for each in ("delta_product, n_householder 1", "attention")
     ]
     assert judged("rotations", rotating(others=0.6)) == lost
