@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -879,6 +880,43 @@ def test_the_readme_says_how_many_runs_there_are() -> None:
     n_runs = sum(N_RUNS[name]["small"] for name in N_RUNS)
     readme = (experiments.ROOT / "README.md").read_text(encoding="utf-8")
     assert f"# {n_runs} runs besides the trials of rates" in readme
+
+
+def test_findings_name_every_record_and_its_verdict() -> None:
+    stored = experiments.read_stored(experiments.ROOT / "docs" / experiments.STORED)
+    text = " ".join((experiments.ROOT / "docs" / "findings.md").read_text(encoding="utf-8").split())
+    said = re.findall(r"\[(\w+)\]\(results\.md#(\w+)\) (holds|fails|is undecided), (none|\d+) of (\d+)", text)
+    expected = {
+        (name, name, found["verdict"], sum(check["verdict"] == "holds" for check in found["checks"]))
+        for name, found in stored.items()
+    }
+    assert {
+        (name, link, verdict.split()[-1], int(n.replace("none", "0"))) for name, link, verdict, n, _ in said
+    } == expected
+    assert {(name, int(of)) for name, *_, of in said} == {
+        (name, len(found["checks"])) for name, found in stored.items()
+    }
+
+
+@pytest.mark.parametrize(("document", "part"), [("docs/findings.md", r"\n## "), ("README.md", r"\n\d+\. ")])
+def test_an_interval_in_prose_is_one_of_a_record_named_beside_it(document: str, part: str) -> None:
+    stored = experiments.read_stored(experiments.ROOT / "docs" / experiments.STORED)
+    number = r"-?\d+(?:\.\d+)?(?:e-?\d+)?"
+    seen = 0
+    for section in re.split(part, (experiments.ROOT / document).read_text(encoding="utf-8")):
+        text = " ".join(section.split())
+        names = re.findall(r"results\.md#(\w+)", text)
+        assert set(names) <= set(stored)
+        known = [check["interval"] for name in names for check in stored[name]["checks"]]
+        for low, high in re.findall(rf"\((?:[^()]*[ ,])?({number}) to ({number})\b", text):
+            seen += 1
+            assert any(_is_rounded(low, each[0]) and _is_rounded(high, each[1]) for each in known), (low, high, names)
+    assert seen > 0
+
+
+def _is_rounded(text: str, value: float | None) -> bool:
+    """Whether a number in prose is this value at the decimals that it is given with."""
+    return value is not None and abs(float(text) - value) <= 0.501 * 10 ** -len(text.partition(".")[2])
 
 
 def test_the_page_says_what_was_changed(tmp_path: Path) -> None:
