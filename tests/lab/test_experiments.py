@@ -42,7 +42,7 @@ N_RUNS = {
     "rank_gap": {"small": 60, "full": 75},
     "gradient_highway": {"small": 77, "full": 249},
     "gradient_threshold": {"small": 240, "full": 240},
-    "trainability": {"small": 87, "full": 112},
+    "trainability": {"small": 172, "full": 112},
     "starts_of_mamba": {"small": 20, "full": 20},
     "recall": {"small": 280, "full": 193},
     "recall_capacity": {"small": 172, "full": 202},
