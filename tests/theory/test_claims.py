@@ -468,6 +468,18 @@ def test_points_of_long_names_have_a_legend_beside_the_axes() -> None:
     assert len({(line.get_color(), line.get_marker()) for line in axes.lines}) == 15
 
 
+@pytest.mark.parametrize(("n_curves", "beside"), [(20, False), (21, True)])
+def test_a_legend_of_many_curves_stands_beside_the_axes(n_curves: int, beside: bool) -> None:
+    curves = tuple(Curve(f"mixer {i}", (0, 1), (2.0 * i, i)) for i in range(n_curves))
+    figure = paper.panels_figure([Panel("recall", "x", "y", curves, log_y=False)])
+    (axes,) = figure.axes
+    figure.draw_without_rendering()
+    (legend,) = (part.get_window_extent() for part in axes.get_children() if part is axes.get_legend())
+    assert bool(legend.x0 >= axes.get_window_extent().x1) is beside
+    assert figure.bbox.x1 >= legend.x1
+    assert legend.y0 >= 0
+
+
 def test_named_abscissae_have_a_legend_where_nothing_else_names_the_curves() -> None:
     def legends(*panels: Panel) -> list[bool]:
         return [axes.get_legend() is not None for axes in paper.panels_figure(panels).axes]

@@ -39,6 +39,7 @@ RULE = (
 """How checks are judged, for the pages."""
 _WIDTH = 6.4  # inches, of a panel
 _NEXT_TO_POINT = 30  # characters of a name that stands next to its point; longer ones stand in a legend beside the axes
+_MOST_NAMES = 20  # in a legend that stands within the axes
 _MOST_TICKS = 6
 
 
@@ -221,7 +222,7 @@ def panels_figure(panels: Sequence[Panel], n_rows: int = 1) -> Figure:
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    legends = 2 if any(map(_long_names, panels)) else 0
+    legends = 2 if any(map(_named_beside, panels)) else 0
     figure, places = new_figure(len(panels) // n_rows, n_rows, legends=legends, width=_WIDTH)
     explained: set[str] = set()
     for axes, panel in zip(places, panels, strict=True):
@@ -261,8 +262,8 @@ def _draw(axes: Axes, panel: Panel) -> None:
     if panel.x_names:
         axes.set_xticks(range(len(panel.x_names)), labels=panel.x_names, rotation=20)
         return
-    if _long_names(panel):
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.02))
+    if _named_beside(panel):
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.02), ncols=-(-len(panel.curves) // _MOST_NAMES))
         return
     if _of_points(panel):  # many of one point share ten colours
         for curve in panel.curves:
@@ -277,8 +278,11 @@ def _of_points(panel: Panel) -> bool:
     return bool(panel.curves) and all(len(curve.x) == 1 for curve in panel.curves)
 
 
-def _long_names(panel: Panel) -> bool:
-    return _of_points(panel) and max(len(curve.label) for curve in panel.curves) > _NEXT_TO_POINT
+def _named_beside(panel: Panel) -> bool:
+    """Whether the names of curves take more room than there is within the axes."""
+    if _of_points(panel):
+        return max(len(curve.label) for curve in panel.curves) > _NEXT_TO_POINT
+    return len(panel.curves) > _MOST_NAMES
 
 
 def _family(label: str) -> str:
