@@ -346,17 +346,20 @@ def page(records: Mapping[str, Mapping[str, Any]]) -> str:
         origin = f"Seeds {_listed(each['seeds'])}; {dates}; {each['machine']}; {predicted}; runs of commit "
         lines += [f"Changed after results had been seen: {each['changed']}", ""] if each["changed"] else []
         lines += [f"{origin}{_listed(each['commits'])}: `{each['command']}`", ""]
-        lines += _folded(each.get("tables"))
+        lines += _folded(each)
     return "\n".join([*lines, *NOT_HERE])
 
 
-def _folded(tables: Mapping[str, Any] | None) -> list[str]:
+def _folded(record: Mapping[str, Any]) -> list[str]:
     """Return the runs of an experiment by configuration, a table for each task, which a click unfolds."""
+    tables = record.get("tables")
     if not tables or not tables["groups"]:
         return []
     which = f"seeds {_listed(tables['seeds'])}; {_listed(tables['dates'])}; commit {_listed(tables['commits'])}"
     means = ", mean ± standard deviation" if len(tables["seeds"]) > 1 else ""
     measured = f"Measured on {tables['machine']}; speeds are those beside other runs."
+    if (tables["seeds"], tables["commits"]) != (record["seeds"], record["commits"]):
+        measured += " These are further runs of the same setting: the verdict is of those named above."
     lines = [f"<details><summary>Scores, rates and windows ({which}){means}</summary>", "", measured, ""]
     for each in tables["groups"]:
         lines += [f"**{each['title']}**", "", *table(*each["cells"]), ""]

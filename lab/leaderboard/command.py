@@ -36,7 +36,7 @@ same command goes on.
 
   python -m lab leaderboard --dry_run
   python -m lab leaderboard --mixers lstm,my_mixers.py:Mine --tasks mqar,text
-  python -m lab leaderboard --seeds 5 --budget_minutes 60
+  python -m lab leaderboard --mixers all --budget_minutes 60
 
 Exit status: 0 when all that was begun is done, 1 when a cell failed, 2 for a command that is not valid, 130 when
 interrupted.

@@ -121,7 +121,7 @@ def as_markdown(found: Sequence[Table], origin: str) -> str:
         rows = [[f"**{cell.text}**" if cell.best else cell.text for cell in row] for row in table.rows]
         align = "l" + "r" * (len(table.columns) - 1)
         lines += [f"## {table.title}", "", *markdown.table([*table.columns], rows, align), ""]
-    command = ["```sh", "python -m lab leaderboard  # runs what is missing", "```", ""]
+    command = ["```sh", "python -m lab leaderboard --mixers all  # runs what is missing", "```", ""]
     return "\n".join([*lines, origin, "", *command])
 
 

@@ -966,12 +966,17 @@ def test_tables_are_taken_from_other_runs_than_the_verdict(tmp_path: Path, capsy
     assert experiments.main([*argv, str(first), "--tables"]) == 2
     assert "no verdict on real_text is kept" in error_line(capsys, "lab experiments")
     experiments.main([*argv, str(first)])
+    page, further = tmp_path / "results.md", "These are further runs of the same setting"
+    assert further not in page.read_text(encoding="utf-8")
     before = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["real_text"]
     leave_runs(again, "real_text", text(lstm=2.7), missing=30)
+    for file in again.rglob("environment.json"):
+        file.write_text(file.read_text(encoding="utf-8").replace("0123456789", "9876543210"), encoding="utf-8")
     assert experiments.main([*argv, str(again), "--tables"]) == 0
     after = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["real_text"]
     assert after.pop("tables") != before.pop("tables")
     assert after == before
+    assert further in page.read_text(encoding="utf-8")
 
 
 def test_tables_are_of_the_setting_of_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
