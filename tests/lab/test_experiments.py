@@ -882,20 +882,28 @@ def test_the_readme_says_how_many_runs_there_are() -> None:
     assert f"# {n_runs} runs besides the trials of rates" in readme
 
 
-def test_findings_name_every_record_and_its_verdict() -> None:
+@pytest.mark.parametrize("document", ["docs/findings.md", "README.md"])
+def test_prose_gives_the_verdicts_of_the_records(document: str) -> None:
     stored = experiments.read_stored(experiments.ROOT / "docs" / experiments.STORED)
-    text = " ".join((experiments.ROOT / "docs" / "findings.md").read_text(encoding="utf-8").split())
-    said = re.findall(r"\[(\w+)\]\(results\.md#(\w+)\) (holds|fails|is undecided), (none|\d+) of (\d+)", text)
-    expected = {
-        (name, name, found["verdict"], sum(check["verdict"] == "holds" for check in found["checks"]))
+    text = " ".join((experiments.ROOT / document).read_text(encoding="utf-8").split())
+    pattern = r"\[(\w+)\]\((?:docs/)?results\.md#(\w+)\) (holds|fails|is undecided), (none|\d+) of (\d+)"
+    said = {
+        (name, link, verdict, n.replace("none", "0"), of) for name, link, verdict, n, of in re.findall(pattern, text)
+    }
+    counts = {name: [check["verdict"] for check in found["checks"]] for name, found in stored.items()}
+    true = {
+        (
+            name,
+            name,
+            "is undecided" if found["verdict"] == "undecided" else found["verdict"],
+            str(counts[name].count("holds")),
+            str(len(counts[name])),
+        )
         for name, found in stored.items()
     }
-    assert {
-        (name, link, verdict.split()[-1], int(n.replace("none", "0"))) for name, link, verdict, n, _ in said
-    } == expected
-    assert {(name, int(of)) for name, *_, of in said} == {
-        (name, len(found["checks"])) for name, found in stored.items()
-    }
+    assert said <= true
+    assert said == true or document == "README.md"
+    assert {name for name, *_ in said} == set(re.findall(r"\[(\w+)\]\((?:docs/)?results", text))
 
 
 @pytest.mark.parametrize(("document", "part"), [("docs/findings.md", r"\n## "), ("README.md", r"\n\d+\. ")])
