@@ -35,9 +35,8 @@ NOT_HERE = """\
 
 For want of machine time: words of A4 and A5 in the small settings (`rotations` has them in its full one; two
 reflections per token did not learn them within 800 steps, one seed of each); pairs of attention layers on k_hop, and
-its two hops (`placement_of_two` has single layers on one hop); ten seeds in `trainability`; functional heads in the
-course of training, of every layer of a stack, and on further tasks (`zoo heads` and TensorBoard measure them of any
-run). A number before training that sees what a norm of the output does for Mamba-1 was looked for on untrained models,
+its two hops (`placement_of_two` has single layers on one hop); functional heads in the course of training, of every
+layer of a stack, and on further tasks (`zoo heads` and TensorBoard measure them of any run). A number before training that sees what a norm of the output does for Mamba-1 was looked for on untrained models,
 and not found; `starts_of_mamba` does not show that the norm is needed. One record is of one rate for all, that of
 `head_count`, which ends at a bound that is known; the others tune over a decade and a half, on the first seed and by
 score, and steps to 90 % are those at that rate. Four times the training is of one seed in `gradient_highway`,
