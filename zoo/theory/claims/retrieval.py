@@ -130,12 +130,13 @@ def recalled(layer: SequenceMixer | WrittenS4D, keys: Tensor, values: Tensor, as
 
 @claim(
     "With weights written down, linear attention, DeltaNet, Mamba-1 and Mamba-2 recall the values of 12 keys exactly "
-    "if keys are 12 wide; two layers of S4D do if they have a channel for each key and value, 144. With width 11, of "
-    "keys or in S4D of values, they miss one value of 12, and no weights miss less in sum of squares, since answers "
-    "to all keys then have rank 11. Of 12 drawn keys of width d = 6 and 11, the best queries of linear attention miss "
-    "12 - d in sum of squares, and with two pairs per sequence the nearest table of width 11 misses some value by "
-    "1/12. For the right value to score highest, where no value is written twice, width 2 is enough for K = 12 and 48 "
-    "keys, at a margin of 1 - cos(2 pi / K), and width 1 is enough for two of 12 drawn keys.",
+    "if keys are 12 wide; two layers of S4D do with 156 channels, one for each key and value and one for each key "
+    "that is asked. With keys 11 wide, and in S4D with channels for 11 of the values, the layers written here miss "
+    "one value of 12. What is read from the state alone by a linear map, as in linear attention, cannot miss less in "
+    "sum of squares. Of 12 drawn keys of width d = 6 and 11, the best queries of linear attention miss 12 - d in sum "
+    "of squares, and with two pairs per sequence the nearest table of width 11 misses some value by 1/12. For the "
+    "right value to score highest, where no value is written twice, width 2 is enough for K = 12 and 48 keys, at a "
+    "margin of 1 - cos(2 pi / K), and width 1 is enough for two of 12 drawn keys.",
     "Question of Huang et al., arXiv 2506.11891; sizes from Q K^T = I, Eckart and Young, and convex position",
     "A written layer that errs by 1e-12, narrower keys that leave another error, a circle of keys that misses, or a "
     "third key recalled with width 1.",
