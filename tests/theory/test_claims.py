@@ -121,6 +121,7 @@ _SPOILT: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "state_size": (memory, "state_space_duality", lambda true: lambda draw, d, h, state: true(draw, d, h, state + 1)),
     "key_removal": (memory, "head_weights", lambda true: lambda layer, x: true(layer, 0.5 * x).tril(-1)),
     "reflection_counts": (memory, "_SLOW", lambda _: 1e-2),
+    "reflections_rotate": (memory, "mirrors", lambda true: lambda rotations: true(rotations).flip(-2)),
     "polarised_channels": (gradients, "averaging_stack", lambda true: lambda poles, maps: true(0.9 * poles, maps)),
     "recall_by_weights": (retrieval, "written_recall", lambda true: lambda m, q, k: true(m, q, k.roll(1, 0))),
     "nearest_neighbour": (retrieval, "harmonics", lambda true: lambda d, degree: true(d, max(1, degree - 1))),

@@ -39,6 +39,7 @@ _SUMMARIES = {
     "state_size": ("memory", "what a recurrence carries is bounded, what softmax carries grows"),
     "key_removal": ("memory", "a delta rule's weights are not q . k between the decays"),
     "reflection_counts": ("memory", "one reflection per token counts, and so multiplies S3 out"),
+    "reflections_rotate": ("memory", "two reflections per token rotate: A4, S4 and A5; one step does not"),
     "recall_by_weights": ("retrieval", "recall written down: how wide keys must be"),
     "nearest_neighbour": ("retrieval", "one head of full rank, not many of low rank"),
     "slogan_heads_for_outputs": ("heads", "'outputs of rank k need k heads'"),

@@ -184,5 +184,78 @@ def reflection_counts(settings: Settings) -> Findings:
     yield Panel("What is carried to multiply S3 out", "positions", "root mean square", (one, two), log_x=True)
 
 
+def rotation_group(fold: int, axis: tuple[float, float, float]) -> Tensor:
+    """Return the rotations that a turn by 1 / `fold` about an axis makes with one by a third about (1, 1, 1).
+
+    Matrices (elements, 3, 3) in float64, the identity first. Turns by a half about z make A4, by a quarter S4, and by a
+    fifth about (0, 1, golden ratio) A5: the rotations of tetrahedron, cube and icosahedron.
+    """
+    turns = [_rotation(2 * math.pi / fold, axis), _rotation(2 * math.pi / 3, (1.0, 1.0, 1.0))]
+    found = [torch.eye(3, dtype=torch.float64)]
+    for element in found:  # grows until each product is there
+        for turn in turns:
+            if min((turn @ element - other).norm().item() for other in found) > 0.1:
+                found.append(turn @ element)
+    return torch.stack(found)
+
+
+def _rotation(angle: float, axis: tuple[float, float, float]) -> Tensor:
+    x, y, z = nn.functional.normalize(torch.tensor(axis, dtype=torch.float64), dim=0).tolist()
+    return torch.linalg.matrix_exp(angle * torch.tensor([[0, -z, y], [z, 0, -x], [-y, x, 0]], dtype=torch.float64))
+
+
+def mirrors(rotations: Tensor) -> Tensor:
+    """Return unit normals of two mirrors for each rotation (..., 3, 3), first and second: (..., 2, 3)."""
+    plane = torch.linalg.eigh(rotations + rotations.mT).eigenvectors[..., :2]  # the third is the axis
+    first, other = plane.unbind(-1)
+    turned = (rotations @ first[..., None])[..., 0]
+    half = torch.atan2((turned * other).sum(-1, True), (turned * first).sum(-1, True)) / 2
+    return torch.stack((first, half.cos() * first + half.sin() * other), dim=-2)
+
+
+def missed_by_one_step(rotations: Tensor) -> Tensor:
+    """Return the least squared distance of each rotation from I - beta k k^T, over all beta and k.
+
+    With M = I - R it is |M|^2 - max (k^T M k)^2, and k^T M k is of the symmetric part.
+    """
+    rest = torch.eye(3).to(rotations) - rotations
+    return rest.square().sum((-2, -1)) - torch.linalg.eigvalsh((rest + rest.mT) / 2)[..., -1].square()
+
+
+@claim(
+    "Two reflections per token carry every rotation: words in A4, S4 and A5, the rotations of tetrahedron, cube and "
+    "icosahedron, are multiplied out in a state of nine numbers that does not grow. One step per token, I - beta k "
+    "k^T, is no rotation but the identity: the squares that it misses sum to 15/4, 3 and 2.29 at least. A step that "
+    "keeps lengths is the identity or a reflection, whose square is the identity, and so stands for no element of "
+    "order three.",
+    "Cartan and Dieudonné; two reflections per token of Siems et al., arXiv 2502.10297",
+    "A prefix whose element the state misses by 1e-11, or a rotation nearer to one step.",
+)
+def reflections_rotate(settings: Settings) -> Findings:
+    """Multiply words of three groups of rotations out by two reflections per token, and look for one step."""
+    n, golden = settings.seq_len, (1 + 5**0.5) / 2
+    groups = {
+        "A4": (rotation_group(2, (0.0, 0.0, 1.0)), 15 / 4),
+        "S4": (rotation_group(4, (0.0, 0.0, 1.0)), 3.0),
+        "A5": (rotation_group(5, (0.0, 1.0, golden)), 4 * (1 - (golden - 1) / 2) - (1 - (golden - 1) / 2) ** 2),
+    }
+    for name, (group, least) in groups.items():
+        group, error = group.to(settings.device), 0.0
+        for seed in range(settings.n_seeds):
+            words = torch.randint(len(group), (_FEW, n), generator=settings.generator(95, seed)).to(group.device)
+            k = mirrors(group)[words][:, None].expand(-1, 3, -1, -1, -1)
+            one = torch.eye(3).to(k)
+            q, start = one[:, None].expand(len(words), 3, n, 3), one.expand(len(words), 3, 3, 3)
+            beta = torch.full_like(k[..., 0], 2)
+            states = delta_product(q, k, torch.zeros_like(k), beta, None, start)[0].transpose(1, 2)
+            element = one
+            for at in range(n):
+                element = group[words[:, at]] @ element
+                error = max(error, (states[:, at] - element).abs().max().item())
+        yield at_most(f"{name}, two reflections, words of {n}: largest error of an element", error, 1e-11)
+        missed = missed_by_one_step(group[1:]).min().item()
+        yield near(f"{name}, one step: least squared distance from a rotation", missed, least, 1e-9)
+
+
 def _miss(made: Tensor, wanted: Tensor) -> float:
     return ((made - wanted).norm() / wanted.norm()).item()
