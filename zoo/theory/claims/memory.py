@@ -137,12 +137,20 @@ def turned(words: Tensor) -> Tensor:
     turns, signs = (t.to(words.device)[words] for t in (_TURNS, _SIGNS))
     # Two reflections turn by twice the angle between their axes; without the first one, a reflection is left.
     angles = torch.stack((torch.zeros_like(turns), math.pi / 3 * turns), dim=2)
-    k = torch.stack((angles.cos(), angles.sin()), dim=3)[:, None]
-    beta = torch.stack((1 + signs, 2 * torch.ones_like(signs)), dim=2)[:, None]
+    k = torch.stack((angles.cos(), angles.sin()), dim=3)
+    return products_of_steps(k, torch.stack((1 + signs, 2 * torch.ones_like(signs)), dim=2))
+
+
+def products_of_steps(k: Tensor, beta: Tensor) -> Tensor:
+    """Return the states of a delta rule that starts at the identity and writes nothing: (words, positions, d, d).
+
+    They are the products of I - beta k k^T, for keys (words, positions, steps, d) and beta (words, positions, steps).
+    """
+    n_words, n, _, d = k.shape
     # A head for each row: what the query of one reads.
-    one = torch.eye(2, dtype=k.dtype, device=k.device)
-    q = one[:, None].expand(len(words), 2, words.shape[1], 2)
-    k, beta, start = k.expand(-1, 2, -1, -1, -1), beta.expand(-1, 2, -1, -1), one.expand(len(words), 2, 2, 2)
+    one = torch.eye(d, dtype=k.dtype, device=k.device)
+    q, start = one[:, None].expand(n_words, d, n, d), one.expand(n_words, d, d, d)
+    k, beta = (t[:, None].expand(-1, d, *t.shape[1:]) for t in (k, beta))
     return delta_product(q, k, torch.zeros_like(k), beta, None, start)[0].transpose(1, 2)
 
 
@@ -233,28 +241,21 @@ def missed_by_one_step(rotations: Tensor) -> Tensor:
 )
 def reflections_rotate(settings: Settings) -> Findings:
     """Multiply words of three groups of rotations out by two reflections per token, and look for one step."""
-    n, golden = settings.seq_len, (1 + 5**0.5) / 2
-    groups = {
-        "A4": (rotation_group(2, (0.0, 0.0, 1.0)), 15 / 4),
-        "S4": (rotation_group(4, (0.0, 0.0, 1.0)), 3.0),
-        "A5": (rotation_group(5, (0.0, 1.0, golden)), 4 * (1 - (golden - 1) / 2) - (1 - (golden - 1) / 2) ** 2),
-    }
-    for name, (group, least) in groups.items():
-        group, error = group.to(settings.device), 0.0
+    n, upright, golden = settings.seq_len, (0.0, 0.0, 1.0), (1 + 5**0.5) / 2
+    for name, fold, axis in (("A4", 2, upright), ("S4", 4, upright), ("A5", 5, (0.0, 1.0, golden))):
+        group, error = rotation_group(fold, axis).to(settings.device), 0.0
+        k = mirrors(group)
         for seed in range(settings.n_seeds):
             words = torch.randint(len(group), (_FEW, n), generator=settings.generator(95, seed)).to(group.device)
-            k = mirrors(group)[words][:, None].expand(-1, 3, -1, -1, -1)
-            one = torch.eye(3).to(k)
-            q, start = one[:, None].expand(len(words), 3, n, 3), one.expand(len(words), 3, 3, 3)
-            beta = torch.full_like(k[..., 0], 2)
-            states = delta_product(q, k, torch.zeros_like(k), beta, None, start)[0].transpose(1, 2)
-            element = one
-            for at in range(n):
-                element = group[words[:, at]] @ element
-                error = max(error, (states[:, at] - element).abs().max().item())
+            states = products_of_steps(k[words], torch.full((*words.shape, 2), 2.0).to(k))
+            elements = [torch.eye(3).to(group)]
+            for rotation in group[words].unbind(1):
+                elements.append(rotation @ elements[-1])
+            error = max(error, (states - torch.stack(elements[1:], dim=1)).abs().max().item())
         yield at_most(f"{name}, two reflections, words of {n}: largest error of an element", error, 1e-11)
         missed = missed_by_one_step(group[1:]).min().item()
-        yield near(f"{name}, one step: least squared distance from a rotation", missed, least, 1e-9)
+        rest = 1 - math.cos(2 * math.pi / max(fold, 3))  # of the least turn
+        yield near(f"{name}, one step: least squared distance from a rotation", missed, rest * (4 - rest), 1e-9)
 
 
 def _miss(made: Tensor, wanted: Tensor) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -147,13 +148,13 @@ def recall_by_weights(settings: Settings) -> Findings:
     one = torch.eye(n, dtype=torch.float64, device=settings.device)
     every = torch.arange(n, device=settings.device)[None]
     mixers = {"linear attention": LinearAttention, "DeltaNet": DeltaNet, "Mamba-1": SelectiveSSM, "Mamba-2": SSD}
-    for name in (*mixers, "S4D, two layers"):
-        whole, narrow = (
-            written_recall(mixers[name], one[:, :width], one[:, :width])
-            if name in mixers
-            else WrittenS4D(n, width).to(one.device)
-            for width in (n, n - 1)
-        )
+    made: dict[str, Callable[[int], SequenceMixer | WrittenS4D]] = {
+        f"{name}, {n} keys": lambda width, mixer=mixer: written_recall(mixer, one[:, :width], one[:, :width])
+        for name, mixer in mixers.items()
+    }
+    made[f"S4D, two layers, {n} values"] = lambda width: WrittenS4D(n, width).to(one.device)
+    for case, make in made.items():
+        whole, narrow = make(n), make(n - 1)
         miss = dict[int, float]()
         for seed in range(settings.n_seeds):
             generator = settings.generator(101, seed)
@@ -161,10 +162,9 @@ def recall_by_weights(settings: Settings) -> Findings:
             values = torch.randint(n, (1, n), generator=generator).to(one.device)
             wanted = one[torch.empty_like(keys).scatter(1, keys, values).gather(1, asked)]
             miss[seed] = (recalled(whole, keys, values, asked) - wanted).abs().max().item()
-        what = "values" if isinstance(whole, WrittenS4D) else "keys"
-        yield at_most(f"{name}, {n} {what} of width {n}: largest error of a value", miss, 1e-12)
+        yield at_most(f"{case} of width {n}: largest error of a value", miss, 1e-12)
         left = (recalled(narrow, every, every, every)[0] - one).square().sum().item()
-        yield near(f"{name}, {n} {what} of width {n - 1}: squared error", left, 1, 1e-9)
+        yield near(f"{case} of width {n - 1}: squared error", left, 1, 1e-9)
     for width in (n // 2, n - 1):
         left = dict[int, float]()
         for seed in range(settings.n_seeds):
