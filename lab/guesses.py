@@ -40,7 +40,7 @@ def without_order(task: Task) -> float | None:
         case Parity():
             return 1.0
         case GroupWords():
-            return _of_words(task.group, task.seq_len)
+            return _of_words(task.group, task.alphabet, task.seq_len)
         case _:
             return among_read(task)
 
@@ -115,19 +115,19 @@ def _perplexity(task: Text) -> float:
 
 
 @cache
-def _of_words(group: str, length: int) -> float | None:
+def _of_words(group: str, alphabet: tuple[int, ...], length: int) -> float | None:
     """Count the words of each product by what they are made of, and take the commonest product."""
     table = multiplication_table(group)
-    order = len(table)
-    if math.comb(order + length - 1, length) > _MOST_BAGS:
+    order, n = len(table), len(alphabet)
+    if math.comb(n + length - 1, length) > _MOST_BAGS:
         return None
-    ways = {(0,) * order: np.eye(order)[0]}
+    ways = {(0,) * n: np.eye(order)[0]}
     right = []
     for at in range(1, length + 1):
         longer: dict[tuple[int, ...], np.ndarray] = defaultdict(lambda: np.zeros(order))
         for bag, by_product in ways.items():
-            for x in range(order):
-                longer[*bag[:x], bag[x] + 1, *bag[x + 1 :]][table[:, x]] += by_product
+            for x, element in enumerate(alphabet):
+                longer[*bag[:x], bag[x] + 1, *bag[x + 1 :]][table[:, element]] += by_product
         ways = dict(longer)
-        right.append(sum(found.max() for found in ways.values()) / order**at)
+        right.append(sum(found.max() for found in ways.values()) / n**at)
     return float(np.mean(right))

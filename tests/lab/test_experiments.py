@@ -49,6 +49,7 @@ N_RUNS = {
     "state_tracking": {"small": 200, "full": 149},
     "reflections": {"small": 15, "full": 30},
     "rotations": {"small": 135, "full": 91},
+    "generators": {"small": 45, "full": 37},
     "functional_heads": {"small": 30, "full": 90},
     "functional_heads_trained": {"small": 35, "full": 90},
     "functional_heads_one_layer": {"small": 150, "full": 150},
@@ -485,6 +486,30 @@ def test_rotations_judges_both_ways() -> None:
     assert judged("rotations", rotating(others=0.6)) == lost
     assert judged("rotations", rotating(longer=0.6)) == lost
     assert judged("rotations", rotating(easy=0.6), "undecided") == lost
+
+
+@of_options
+def generated(
+    options: Options, enough: float = 0.95, others: float = 0.2, longer: float = 0.2, easy: float = 1.0
+) -> dict[str, float | None]:
+    swaps = options["task.group"] == "S5"
+    kept = options["mixer.name"] == "slstm" or options.get("mixer.n_householder", 0) > 1 - swaps
+    far = enough if kept else longer if options["trainer.max_steps"] > 1000 else others
+    return {"test/accuracy": easy, "test/accuracy_at_length/64": far}
+
+
+def test_generators_judges_both_ways() -> None:
+    assert failed("generators", generated()) == []
+    twice = [f"A5, delta_product, n_householder {n}" for n in (2, 3)]
+    once, of = "S5, delta_product, n_householder 1", "accuracy at length 64"
+    assert judged("generators", generated(enough=0.5)) == [f"{each}: {of}" for each in (once, *twice, "A5, slstm")]
+    lost = [
+        f"A5, {each}: {of}, the larger of those after 1 and 4 times the training (5 seeds)"
+        for each in ("delta_product, n_householder 1", "attention")
+    ]
+    assert judged("generators", generated(others=0.6)) == lost
+    assert judged("generators", generated(longer=0.6)) == lost
+    assert judged("generators", generated(easy=0.6), "undecided") == lost
 
 
 @of_options

@@ -181,15 +181,16 @@ def test_the_file_keeps_what_another_command_has_merged_and_the_pages_leave_othe
 
 
 def test_the_best_guess_without_order_is_the_commonest_answer_to_the_tokens_that_were_read() -> None:
-    words = create_task("group_words", group="S3", seq_len=3)
-    answers: dict[tuple[int, ...], Counter[int]] = {}
-    for word in itertools.product(range(6), repeat=3):
-        product = 0
-        for at, element in enumerate(word, 1):
-            product = int(multiplication_table("S3")[product, element])
-            answers.setdefault(tuple(sorted(word[:at])), Counter())[product] += 1
-    right = sum(max(found.values()) for found in answers.values())
-    assert without_order(words) == pytest.approx(right / (3 * 6**3))
+    for group, generators, alphabet in (("S3", "", range(6)), ("A4", "2314+2143", (4, 3))):
+        words = create_task("group_words", group=group, seq_len=3, generators=generators)
+        answers: dict[tuple[int, ...], Counter[int]] = {}
+        for word in itertools.product(alphabet, repeat=3):
+            product = 0
+            for at, element in enumerate(word, 1):
+                product = int(multiplication_table(group)[product, element])
+                answers.setdefault(tuple(sorted(word[:at])), Counter())[product] += 1
+        right = sum(max(found.values()) for found in answers.values())
+        assert without_order(words) == pytest.approx(right / (3 * len(alphabet) ** 3))
     assert without_order(create_task("group_words", group="Z3", seq_len=5)) == 1  # a cyclic group has no order
     assert command.baseline("mqar") == 0.25
     assert 16 < command.baseline("text") < 64  # bytes of English: their frequencies are worth 4 to 6 bits

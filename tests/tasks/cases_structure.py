@@ -73,6 +73,7 @@ TREECALL_OPTIONS = st.fixed_dictionaries(
     }
 ).filter(is_a_grammar)
 
+NO_GENERATORS = r"generators must be elements of A5 \(12345 12453 12534 13254 13425 13542 ...\), each once, got generators="
 NO_GROUP = (
     r"the group must be Z<m> \(cyclic\), S<n> \(all permutations\), A<n> \(the even ones\), or several joined by x, "
     "such as A4xZ5, got group="
@@ -130,10 +131,15 @@ CASES = {
                 "group": st.sampled_from(["Z2", "Z7", "S2", "S3", "S4", "A3", "A4", "A5", "S5", "Z2xZ2", "A4xZ5"]),
                 "seq_len": st.integers(1, 40),
             }
-        ),
+        )
+        | st.sampled_from(
+            [{"group": "A5", "generators": "23451+12453"}, {"group": "S3xZ2", "generators": "213,1"}]
+        ).map(lambda generated: generated | {"seq_len": 12}),
         solve=solvers.solve_group_words,
         least={"seq_len": 1},
         refused=[
+            ({"generators": "54321+12345+54321"}, NO_GENERATORS + r"'54321\+12345\+54321'"),
+            ({"generators": "23451 12453"}, NO_GENERATORS + "'23451 12453'"),
             ({"group": "D4"}, NO_GROUP + "'D4'"),
             ({"group": "S3x"}, NO_GROUP + "'S3x'"),
             ({"group": "S7"}, "the group must have 2 ... 1000 elements, got group='S7'"),

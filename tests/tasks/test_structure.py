@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from itertools import product
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import tasks
+from tasks.group_words import GroupWords
 from tasks.groups import group_elements, multiplication_table
 from tasks.treecall import Treecall
 from tests.tasks.case import assert_even, assert_law
@@ -146,3 +148,19 @@ def test_heads_follow_the_grammar_and_parents_are_asked_for_evenly(rng: np.rando
     assert counts.sum() == 10_000
     assert len(rest) >= 2
     assert_even(counts, len(rest))
+
+
+@pytest.mark.parametrize(("group", "generators"), [("A4", "2314+2143"), ("S3", "213+132"), ("Z5", "1")])
+def test_the_best_guess_at_words_of_generators_is_the_likeliest_product_of_their_length(
+    group: str, generators: str
+) -> None:
+    task = GroupWords(group, 6, generators)
+    table = multiplication_table(group)
+    right = 0.0
+    for length in range(1, task.seq_len + 1):
+        counts: Counter[int] = Counter()
+        for word in product(task.alphabet, repeat=length):
+            counts[functools.reduce(lambda a, b: int(table[a, b]), word, 0)] += 1
+        right += max(counts.values()) / len(task.alphabet) ** length
+    assert task.spec.chance == pytest.approx(right / task.seq_len)
+    assert task.at_length(12).options() == {"group": group, "seq_len": 12, "generators": generators}

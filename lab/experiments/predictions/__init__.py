@@ -41,6 +41,10 @@ PREDICTIONS = Registry(
         ),
         "reflections": (f"{_HERE}.reflections:PREDICTION", "what a second reflection per token gains on S3"),
         "rotations": (f"{_HERE}.rotations:PREDICTION", "rotations of Z3 take two reflections per token"),
+        "generators": (
+            f"{_HERE}.generators:PREDICTION",
+            "words of two turns of A5 take two reflections per token, words of swaps one",
+        ),
         "horizon": (f"{_HERE}.horizon:PREDICTION", "how long a state is kept, told by the states of training"),
         "functional_heads": (
             f"{_HERE}.functional_heads:PREDICTION",
