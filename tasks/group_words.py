@@ -15,9 +15,9 @@ class GroupWords(Task):
     """Multiply out a word over a finite group, prefix by prefix.
 
     Definition: elements x_1 ... x_L drawn uniformly and independently from the group, or from the generators that are
-    named, one token each; the label at position i is the product of x_1 ... x_i. Elements act in the order in which they are read: the product of a and b
-    is "first a, then b", which for permutations takes k to b(a(k)). The order matters in all groups except the cyclic
-    ones and their products.
+    named, one token each; the label at position i is the product of x_1 ... x_i. Elements act in the order in which
+    they are read: the product of a and b is "first a, then b", which for permutations takes k to b(a(k)). The order
+    matters in all groups except the cyclic ones and their products.
 
     Elements of Z<m> are numbered by residue, permutations in lexicographic order of their images (S3: 0 = 123,
     1 = 132, 2 = 213, 3 = 231, 4 = 312, 5 = 321), elements of a product likewise; 0 is always the neutral element. A

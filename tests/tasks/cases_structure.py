@@ -73,7 +73,9 @@ TREECALL_OPTIONS = st.fixed_dictionaries(
     }
 ).filter(is_a_grammar)
 
-NO_GENERATORS = r"generators must be elements of A5 \(12345 12453 12534 13254 13425 13542 ...\), each once, got generators="
+NO_GENERATORS = (
+    r"generators must be elements of A5 \(12345 12453 12534 13254 13425 13542 ...\), each once, got generators="
+)
 NO_GROUP = (
     r"the group must be Z<m> \(cyclic\), S<n> \(all permutations\), A<n> \(the even ones\), or several joined by x, "
     "such as A4xZ5, got group="

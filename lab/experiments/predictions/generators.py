@@ -40,8 +40,8 @@ def judge(runs: Runs) -> Evidence:
 
 
 PREDICTION = Prediction(
-    "Grazzi et al., arXiv 2411.12537; Siems et al., arXiv 2502.10297 (reflections per token); a turn is two reflections "
-    "(Cartan, Dieudonné), and the swaps of five things are reflections of four dimensions",
+    "Grazzi et al., arXiv 2411.12537; Siems et al., arXiv 2502.10297 (reflections per token); a turn is two "
+    "reflections (Cartan, Dieudonné), and the swaps of five things are reflections of four dimensions",
     "products of turns that are kept by one reflection per token or by attention, or lost by two or by a nonlinear "
     "recurrence, or swaps that one reflection per token loses",
     judge,
