@@ -423,6 +423,26 @@ def as_csv(groups: Sequence[Group]) -> str:
     for line, found in zip(lines, measured, strict=True):
         for name in names:
             line[name], line[f"{name} standard deviation"] = mean_and_spread(numbers_at(found, name))
+    return _csv(lines)
+
+
+def runs_as_csv(groups: Sequence[Group]) -> str:
+    """Write CSV, a line per run: configuration, seed, learning rate, commit, sizes and test metrics."""
+    runs = [(group, row, run) for group in groups for row in group.rows for run in row.judged]
+    measured = [flat_metrics(run.metrics) for _, _, run in runs]
+    tested = sorted({name for found in measured for name in found if name.startswith("test/")})
+    names = ("params", "state_bytes", "chance", "steps_to_90", *tested)
+    return _csv(
+        [
+            {"task": group.title, "configuration": row.label, "seed": run.seed, "lr": plain(row.options["lr"])}
+            | {"commit": run.commit[:9]}
+            | {name: f"{value:.7g}" if (value := found.get(name)) is not None else "" for name in names}
+            for (group, row, run), found in zip(runs, measured, strict=True)
+        ]
+    )
+
+
+def _csv(lines: Sequence[Mapping[str, Any]]) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, lines[0], lineterminator="\n")
     writer.writeheader()

@@ -1,7 +1,8 @@
 """Judge the experiments of configs/experiment/: `python -m lab experiments --setting small`; `--help` says more.
 
 `sweep.py` makes the runs. This reads them, judges each experiment by what `lab.experiments.predictions` expects, and
-keeps the verdicts in docs/results.json, from which docs/results.md is written, with a figure for each.
+keeps the verdicts in docs/results.json, from which docs/results.md is written, with a figure and a CSV file of the runs
+for each.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import yaml
 
 from lab.compare.runs import Run, read_runs
-from lab.compare.table import cells_of, group_runs
+from lab.compare.table import cells_of, group_runs, runs_as_csv
 from lab.experiments.predictions import PREDICTIONS
 from lab.experiments.vocabulary import LONGER, Prediction, Runs
 from lab.run import DONE, ENVIRONMENT, INDEX, git
@@ -48,7 +49,7 @@ they are for a GPU, at most 800,000 steps of training each, the trials of rates 
 at each rung.
 """.splitlines()
 EXPERIMENTS = ROOT / "configs" / "experiment"
-PAGE, STORED, FIGURES = "results.md", "results.json", "figures"
+PAGE, STORED, FIGURES, LISTS = "results.md", "results.json", "figures", "results"
 
 HELP = """\
 The runs come first; both commands go on where they stopped:
@@ -89,7 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             verdicts = {sweep.name: judge(sweep) for sweep in sweeps}
             records = {sweep.name: record(verdicts[sweep.name], sweep) for sweep in sweeps}
-        files = write_results(verdicts, stored | records, arguments.out)
+        lists = {_list(sweep.name): runs_as_csv(group_runs(sweep.runs)) for sweep in sweeps if sweep.runs}
+        files = write_results(verdicts, stored | records, arguments.out, lists)
     except (ValueError, ImportError, OSError) as error:
         return fail("lab experiments", error, 2)
     if verdicts:
@@ -212,6 +214,7 @@ def tables_of(sweep: SweptRuns) -> dict[str, Any]:
     groups = group_runs(sweep.runs) if sweep.runs else []
     return {
         "groups": [{"title": group.title, "cells": cells_of(group)} for group in groups],
+        "list": _list(sweep.name) if groups else None,
         "seeds": sweep.seeds,
         "machine": sweep.machine,
         "trial_seconds": sweep.trial_seconds,
@@ -278,8 +281,14 @@ def read_stored(file: Path) -> Any:
     return _read_json(file) if file.is_file() else {}
 
 
-def write_results(verdicts: Mapping[str, Verdict], stored: Mapping[str, Mapping[str, Any]], out: Path) -> list[Path]:
-    """Write all that is kept, the page made of it, and the figures of the new verdicts; returns the files."""
+def write_results(
+    verdicts: Mapping[str, Verdict], stored: Mapping[str, Mapping[str, Any]], out: Path, lists: Mapping[str, str]
+) -> list[Path]:
+    """Write all that is kept, the page made of it, the figures of the new verdicts and lists of runs, by their paths.
+
+    Returns:
+        The files.
+    """
     from zoo.report.plots import as_png
     from zoo.theory.verdicts import panels_figure
 
@@ -289,11 +298,15 @@ def write_results(verdicts: Mapping[str, Verdict], stored: Mapping[str, Mapping[
         _figure(name): as_png(panels_figure(panels, n_rows=2 if len(panels) % 2 == 0 and len(panels) > 2 else 1))
         for name, panels in shown.items()
     }
-    return write_all(out, {PAGE: page(ordered), STORED: as_json(ordered)} | figures)
+    return write_all(out, {PAGE: page(ordered), STORED: as_json(ordered)} | figures | dict(lists))
 
 
 def _figure(name: str) -> str:
     return f"{FIGURES}/results_{name}.png"
+
+
+def _list(name: str) -> str:
+    return f"{LISTS}/{name}.csv"
 
 
 def page(records: Mapping[str, Mapping[str, Any]]) -> str:
@@ -312,9 +325,10 @@ def page(records: Mapping[str, Mapping[str, Any]]) -> str:
         RULE,
         "That something is not learned counts only if the same mixer learns an easier task, the control, in the same",
         f"budget, and if {LONGER} times the training was tried as well.",
-        "A best or a worst of several is picked on the runs that are judged. Where seeds were added because something",
-        "was undecided, as its section says, intervals are somewhat narrow: of three looks, at five, ten and twenty",
-        "seeds, one or another misses the median in 10 %, by simulation; of two looks, in less.",
+        "The files in [results](results) have a line per run; a section says where they and its tables are of further",
+        "runs. A best or a worst of several is picked on the runs that are judged. Where seeds were added because",
+        "something was undecided, as its section says, intervals are somewhat narrow: of three looks, at five, ten and",
+        "twenty seeds, one or another misses the median in 10 %, by simulation; of two looks, in less.",
         "",
     ]
     verdicts = ("holds", "fails", "undecided")
@@ -361,6 +375,8 @@ def _folded(record: Mapping[str, Any]) -> list[str]:
     measured = f"Measured on {tables['machine']}; speeds are those beside other runs."
     if (tables["seeds"], tables["commits"]) != (record["seeds"], record["commits"]):
         measured += " These are further runs of the same setting: the verdict is of those named above."
+    if listed := tables.get("list"):
+        measured += f" Run by run: [{listed}]({listed})."
     lines = [f"<details><summary>Scores, rates and windows ({which}){means}</summary>", "", measured, ""]
     for each in tables["groups"]:
         lines += [f"**{each['title']}**", "", *table(*each["cells"]), ""]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import functools
 import json
 import math
@@ -983,6 +984,11 @@ def test_the_page_says_what_holds_and_what_does_not(tmp_path: Path, capsys: pyte
         in page
     )
     assert "| lstm | **0.1 ± 0** | 5 |" in page
+    assert "Run by run: [results/real_text.csv](results/real_text.csv)." in page
+    with (out / "results" / "real_text.csv").open(encoding="utf-8", newline="") as file:
+        lines = [line for line in csv.DictReader(file) if line["configuration"] == "lstm"]
+    assert [int(line["seed"]) for line in lines] == [5, 6, 7, 8, 9]
+    assert {float(line["test/bits_per_token"]) for line in lines} == {2.7}
     stored = json.loads((out / "results.json").read_text(encoding="utf-8"))
     assert stored["real_text"]["verdict"] == "fails"
     assert stored["hybrid_ratio"]["seeds"] == [5, 6, 7, 8, 9]

@@ -19,6 +19,7 @@ from lab.leaderboard import command
 from lab.leaderboard.cells import in_order, merged, read_cells, task_names
 from lab.leaderboard.pages import PICTURE, as_html, as_markdown, tables
 from lab.leaderboard.picture import leaderboard_figure, share
+from lab.run import deciding_options
 from lab.sweep.grid import read_experiment
 from tasks import create_task
 from tasks.groups import multiplication_table
@@ -54,6 +55,17 @@ def test_a_cell_is_run_again_only_where_its_configuration_has_changed(tmp_path: 
     (other,) = read_cells(["lstm"], ["mqar"], 3, changed)
     assert other.digest != cell.digest
     assert other.experiment.shape != cell.experiment.shape
+
+
+@pytest.mark.parametrize(("value", "same"), [(None, True), ("", True), (0, False), (False, False), ("none", False)])
+def test_a_cell_is_not_run_again_for_an_option_that_came_later_and_is_empty(
+    value: Any, same: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (cell,) = read_cells(["lstm"], ["mqar"], 3)
+    later = {"task.later": value}
+    monkeypatch.setattr("lab.leaderboard.cells.deciding_options", lambda config: deciding_options(config) | later)
+    (again,) = read_cells(["lstm"], ["mqar"], 3)
+    assert (again.digest == cell.digest) is same
 
 
 def test_a_mixer_of_ones_own_counts_by_what_its_file_says(tmp_path: Path) -> None:
