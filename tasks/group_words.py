@@ -47,7 +47,8 @@ class GroupWords(Task):
         "transitions need a depth that grows with the length, an RNN or LSTM one layer. A layer of the delta rule with "
         "eigenvalues down to -1 reflects once per token and carries swaps (Z2). To carry an element of S3 takes two "
         "reflections per token; one can count instead, and is right as far as its readout knows the integers that it "
-        "reaches (`zoo claims reflection_counts`). S5 needs more layers or reflections."
+        "reaches (`zoo claims reflection_counts`). A turn of A5 takes two too, an element of S5 up to four, but a swap "
+        "one: words of swaps only (`generators`) are carried by one reflection per token."
     )
     sources: ClassVar[tuple[str, ...]] = ("tasks.groups",)
     worked: ClassVar[Options] = {"group": "S3", "seq_len": 12}

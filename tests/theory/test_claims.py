@@ -453,25 +453,27 @@ def test_a_missing_extra_is_named(
 
 
 def test_curves_of_one_point_are_named_beside_it() -> None:
-    curves = tuple(Curve(f"mixer {i}", (i,), (2.0 * i,), "points") for i in range(15))
+    curves = tuple(Curve(f"mixer {i}", (i,), (2.0 * i,), "points") for i in range(10))
     (axes,) = paper.panels_figure([Panel("skill", "x", "y", curves, log_y=False)]).axes
-    assert [(text.get_text(), text.xy) for text in axes.texts] == [(f"mixer {i}", (i, 2.0 * i)) for i in range(15)]
+    assert [(text.get_text(), text.xy) for text in axes.texts] == [(f"mixer {i}", (i, 2.0 * i)) for i in range(10)]
     assert axes.get_legend() is None
 
 
-def test_points_of_long_names_have_a_legend_beside_the_axes() -> None:
-    curves = tuple(
-        Curve(f"S3, delta_product, dt_max 0.001, n_heads {i}", (i,), (2.0 * i,), "points") for i in range(15)
-    )
+@pytest.mark.parametrize(("name", "n"), [("S3, delta_product, dt_max 0.001, n_heads", 5), ("mixer", 11)])
+def test_points_of_long_or_many_names_have_a_legend_beside_the_axes(name: str, n: int) -> None:
+    curves = tuple(Curve(f"{name} {i}", (i,), (2.0 * i,), "points") for i in range(n))
     (axes,) = paper.panels_figure([Panel("horizon", "x", "y", curves, log_y=False)]).axes
     assert not axes.texts
-    assert len(axes.get_legend().texts) == 15
-    assert len({(line.get_color(), line.get_marker()) for line in axes.lines}) == 15
+    assert len(axes.get_legend().texts) == n
+    assert len({(line.get_color(), line.get_marker()) for line in axes.lines}) == n
 
 
-@pytest.mark.parametrize(("n_curves", "beside"), [(20, False), (21, True)])
-def test_a_legend_of_many_curves_stands_beside_the_axes(n_curves: int, beside: bool) -> None:
-    curves = tuple(Curve(f"mixer {i}", (0, 1), (2.0 * i, i)) for i in range(n_curves))
+@pytest.mark.parametrize(
+    ("n_curves", "style", "beside"),
+    [(20, "marked", False), (21, "marked", True), (6, "points", False), (7, "points", True)],
+)
+def test_a_legend_of_many_curves_stands_beside_the_axes(n_curves: int, style: Any, beside: bool) -> None:
+    curves = tuple(Curve(f"mixer {i}", (0, 1), (2.0 * i, i), style) for i in range(n_curves))
     figure = paper.panels_figure([Panel("recall", "x", "y", curves, log_y=False)])
     (axes,) = figure.axes
     figure.draw_without_rendering()

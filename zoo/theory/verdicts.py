@@ -39,7 +39,8 @@ RULE = (
 """How checks are judged, for the pages."""
 _WIDTH = 6.4  # inches, of a panel
 _NEXT_TO_POINT = 30  # characters of a name that stands next to its point; longer ones stand in a legend beside the axes
-_MOST_NAMES = 20  # in a legend that stands within the axes
+_MOST_POINTS = 10  # that have their names next to them
+_MOST_NAMES, _MOST_IN_A_COLUMN = 20, 6  # in a legend that stands within the axes
 _MOST_TICKS = 6
 
 
@@ -271,7 +272,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
             axes.annotate(curve.label, at, (5, 0), textcoords="offset points", va="center")
         axes.margins(x=0.15)
         return
-    axes.legend(ncols=1 if len(panel.curves) <= 6 else 2)
+    axes.legend(ncols=1 if len(panel.curves) <= _MOST_IN_A_COLUMN else 2)
 
 
 def _of_points(panel: Panel) -> bool:
@@ -280,9 +281,11 @@ def _of_points(panel: Panel) -> bool:
 
 def _named_beside(panel: Panel) -> bool:
     """Whether the names of curves take more room than there is within the axes."""
+    n = len(panel.curves)
     if _of_points(panel):
-        return max(len(curve.label) for curve in panel.curves) > _NEXT_TO_POINT
-    return len(panel.curves) > _MOST_NAMES
+        return n > _MOST_POINTS or max(len(curve.label) for curve in panel.curves) > _NEXT_TO_POINT
+    # A legend within the axes leaves a line to be seen, but not a point.
+    return n > (_MOST_IN_A_COLUMN if all(curve.style == "points" for curve in panel.curves) else _MOST_NAMES)
 
 
 def _family(label: str) -> str:
