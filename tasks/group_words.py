@@ -38,7 +38,7 @@ class GroupWords(Task):
     Args:
         group: Z<m> (cyclic), S<n> (all permutations), A<n> (the even ones), or several joined by x, such as A4xZ5.
         seq_len: length of a sequence.
-        generators: the elements that words are made of, joined by +, such as 23451+12453 of A5; all if empty.
+        generators: the elements that words are made of, joined by +, such as 23451+12453 of A5; default all.
     """
 
     name: ClassVar[str] = "group_words"
@@ -53,16 +53,16 @@ class GroupWords(Task):
     sources: ClassVar[tuple[str, ...]] = ("tasks.groups",)
     worked: ClassVar[Options] = {"group": "S3", "seq_len": 12}
 
-    def __init__(self, group: str = "A5", seq_len: int = 128, generators: str = "") -> None:
+    def __init__(self, group: str = "A5", seq_len: int = 128, generators: str | None = None) -> None:
         self.group = str(group)
         self.seq_len = self._whole("seq_len", seq_len, 1)
         try:
             self._order = group_order(self.group)
         except ValueError as error:
             raise ValueError(f"{self.name}: {error}, got group={self.group!r}") from None
-        self.generators = str(generators)
+        self.generators = None if generators is None else str(generators)
         elements = group_elements(self.group)
-        drawn = self.generators.split("+") if self.generators else elements
+        drawn = elements if self.generators is None else self.generators.split("+")
         known = len(set(drawn)) == len(drawn) and set(drawn) <= set(elements)
         some = " ".join(elements[:6])
         self._demand(known, f"generators must be elements of {self.group} ({some} ...), each once", "generators")
@@ -71,7 +71,7 @@ class GroupWords(Task):
 
     @property
     def spec(self) -> TaskSpec:
-        chance = self._chance() if self.generators else 1 / self._order
+        chance = 1 / self._order if self.generators is None else self._chance()
         return TaskSpec.tokens(self.seq_len, self._order, chance=chance, labelled=self.seq_len)
 
     def _chance(self) -> float:

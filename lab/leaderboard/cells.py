@@ -61,8 +61,8 @@ class Cell:
         # A file of one's own counts by what it says, wherever it lies.
         source = own.read_text(encoding="utf-8") if own and own.is_file() else None
         config = deciding_options(parse(arguments(experiment.fixed | {"mixer": mixer})).config)
-        # An option that is empty may be newer than the cell, which does not become another by it.
-        given = {key: value for key, value in config.items() if value not in (None, "")}
+        # One that is None may be newer than the cell, which does not become another by it.
+        given = {key: value for key, value in config.items() if value is not None}
         decided = {key: value for key, value in given.items() if key not in ("seed", *experiment.tune)}
         content = [experiment.shape, decided | {"mixer.name": short(mixer)}, source]
         return cls(task, short(mixer), experiment, digest(content))

@@ -50,7 +50,7 @@ N_RUNS = {
     "state_tracking": {"small": 200, "full": 149},
     "reflections": {"small": 15, "full": 30},
     "rotations": {"small": 135, "full": 91},
-    "generators": {"small": 45, "full": 37},
+    "generators": {"small": 60, "full": 37},
     "functional_heads": {"small": 30, "full": 90},
     "functional_heads_trained": {"small": 35, "full": 90},
     "functional_heads_one_layer": {"small": 150, "full": 150},
