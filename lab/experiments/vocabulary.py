@@ -166,5 +166,5 @@ def curve(label: str, points: Mapping[Any, float], style: Any = "marked") -> Cur
 
 
 def panel(title: str, x: str, y: str, curves: Sequence[Curve], **options: Any) -> Panel:
-    """Return a plot of the lines that have points."""
-    return Panel(title, x, y, tuple(each for each in curves if each.x), **options)
+    """Return a plot of the lines that have points, of accuracies from 0 to 1."""
+    return Panel(title, x, y, tuple(each for each in curves if each.x), share=y.endswith("accuracy"), **options)

@@ -459,6 +459,14 @@ def test_curves_of_one_point_are_named_beside_it() -> None:
     assert axes.get_legend() is None
 
 
+def test_a_plot_of_shares_reaches_from_0_to_1_however_close_they_are() -> None:
+    curves = (Curve("attention", (1, 2), (0.98, 0.99)),)
+    panels = [Panel("recall", "x", "accuracy", curves, log_y=False, share=share) for share in (False, True)]
+    near, whole = (axes.get_ylim() for axes in paper.panels_figure(panels).axes)
+    assert near[0] > 0.9
+    assert whole[0] < 0 < 1 < whole[1] < 1.1
+
+
 @pytest.mark.parametrize(("name", "n"), [("S3, delta_product, dt_max 0.001, n_heads", 5), ("mixer", 11)])
 def test_points_of_long_or_many_names_have_a_legend_beside_the_axes(name: str, n: int) -> None:
     curves = tuple(Curve(f"{name} {i}", (i,), (2.0 * i,), "points") for i in range(n))

@@ -258,6 +258,8 @@ def _draw(axes: Axes, panel: Panel) -> None:
             axes.minorticks_off()
     if panel.log_y:
         axes.set_yscale("log")
+    elif panel.share:
+        axes.set_ylim(-0.03, 1.03)
     if panel.whole_x:
         axes.xaxis.set_major_locator(whole_numbers())
     if panel.x_names:

@@ -223,6 +223,7 @@ class Panel:
     whole_x: bool = False  # the abscissa counts: ticks at integers only
     x_names: tuple[str, ...] = ()  # what stands at the abscissae 0, 1, ...
     lowest: float = 1e-18  # a log axis ends somewhere: what is smaller, zero above all, is drawn here
+    share: bool = False  # the ordinate is a share: it reaches from 0 to 1, however close the values are
 
 
 @dataclass(frozen=True)
