@@ -193,7 +193,7 @@ class RunFolder:
             return
         there, here = (deciding_options(values) for values in (read_layer(file).values, config))
         for key in sorted(there.keys() | here.keys()):
-            if key not in there or key not in here or there[key] != here[key]:
+            if there.get(key) != here.get(key):  # one that is None may have come later than the run
                 values = f"{key} is {there.get(key)!r} there, {here.get(key)!r} here"
                 raise UsageError(f"{self.path} holds another run: {values}; give another --run_dir, or --overwrite")
 

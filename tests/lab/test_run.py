@@ -148,6 +148,16 @@ def test_which_result_is_better() -> None:
     assert max(equal, key=lambda metrics: merits(metrics, "accuracy", "val")) is equal[1]
 
 
+def test_an_option_that_came_later_and_is_not_given_leaves_a_run_what_it_is(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "parity/lstm", 0)
+    folder.path.mkdir(parents=True)
+    (folder.path / "config.yaml").write_text("task: {name: parity}\nlr: 0.1\n", encoding="utf-8")
+    config: dict[str, Any] = {"task": {"name": "parity"}, "lr": 0.1}
+    folder.check_config(config | {"later": None})
+    with pytest.raises(UsageError, match="later is None there, 2 here"):
+        folder.check_config(config | {"later": 2})
+
+
 def test_a_run_goes_on_only_with_the_data_that_it_began_with(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, "task/mixer", 0)
     folder.check_data({"content": "1"})  # not begun
