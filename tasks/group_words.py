@@ -64,8 +64,8 @@ class GroupWords(Task):
         elements = group_elements(self.group)
         drawn = elements if self.generators is None else self.generators.split("+")
         known = len(set(drawn)) == len(drawn) and set(drawn) <= set(elements)
-        some = " ".join(elements[:6])
-        self._demand(known, f"generators must be elements of {self.group} ({some} ...), each once", "generators")
+        some = " ".join(elements[:6]) + (" ..." if len(elements) > 6 else "")
+        self._demand(known, f"generators must be elements of {self.group} ({some}), each once", "generators")
         self.alphabet = tuple(elements.index(each) for each in drawn)
         """Numbers of the elements that words are made of."""
 
