@@ -142,7 +142,10 @@ CASES = {
         refused=[
             ({"generators": "54321+12345+54321"}, NO_GENERATORS + r"'54321\+12345\+54321'"),
             ({"generators": "23451 12453"}, NO_GENERATORS + "'23451 12453'"),
-            ({"group": "Z2", "generators": ""}, r"generators must be elements of Z2 \(0 1\), each once, got generators=''"),
+            (
+                {"group": "Z2", "generators": ""},
+                r"generators must be elements of Z2 \(0 1\), each once, got generators=''",
+            ),
             ({"group": "D4"}, NO_GROUP + "'D4'"),
             ({"group": "S3x"}, NO_GROUP + "'S3x'"),
             ({"group": "S7"}, "the group must have 2 ... 1000 elements, got group='S7'"),
