@@ -61,7 +61,7 @@ N_RUNS = {
     "placement_of_two": {"small": 135, "full": 210},
     "real_text": {"small": 35, "full": 85},
     "horizon": {"small": 110, "full": 140},
-    "copying": {"small": 77, "full": 199},
+    "copying": {"small": 152, "full": 199},
     "skill_to_loss": {"small": 75, "full": 75},
     "mad": {"small": 24, "full": 396},
 }
