@@ -40,7 +40,6 @@ logger = logging.getLogger(__name__)
 # Options of the data that leave the task what it is: how much there is to train on, what else is tested.
 _OF_THE_DATA = {f"task.{name}" for name in ("n_train", "n_val", "n_test", "fresh", "test_lengths")}
 _RANK = {"tested": 0, "trained": 1, "unfinished": 2}
-_ABSENT = object()
 _LONGEST_WORD = 24  # that a column of text keeps whole where there is no room
 
 
@@ -219,9 +218,9 @@ def _telling(options: Sequence[Mapping[str, Any]]) -> set[str]:
 
 
 def _differing(options: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Return the keys whose values are not the same everywhere; an absent one is a value."""
+    """Return the keys whose values are not the same everywhere; one that is None may have come later than a run."""
     keys = {key for each in options for key in each}
-    return {key for key in keys if any(each.get(key, _ABSENT) != options[0].get(key, _ABSENT) for each in options)}
+    return {key for key in keys if any(each.get(key) != options[0].get(key) for each in options)}
 
 
 def label_of(name: str, options: Mapping[str, Any], telling: Set[str]) -> str:
@@ -234,7 +233,8 @@ def label_of(name: str, options: Mapping[str, Any], telling: Set[str]) -> str:
 
 
 def _text(options: Mapping[str, Any]) -> str:
-    return json.dumps(options, sort_keys=True, default=str)
+    given = {key: value for key, value in options.items() if value is not None}
+    return json.dumps(given, sort_keys=True, default=str)
 
 
 # As text
@@ -427,16 +427,17 @@ def as_csv(groups: Sequence[Group]) -> str:
 
 
 def runs_as_csv(groups: Sequence[Group]) -> str:
-    """Write CSV, a line per run: configuration, seed, learning rate, commit, sizes and test metrics."""
+    """Write CSV, a line per run: configuration, seed, commit, sizes, test metrics, options in which runs differ."""
     runs = [(group, row, run) for group in groups for row in group.rows for run in row.judged]
+    options = sorted(_differing([row.options for _, row, _ in runs]))
     measured = [flat_metrics(run.metrics) for _, _, run in runs]
     tested = sorted({name for found in measured for name in found if name.startswith("test/")})
     names = ("params", "state_bytes", "chance", "steps_to_90", *tested)
     return _csv(
         [
-            {"task": group.title, "configuration": row.label, "seed": run.seed, "lr": plain(row.options["lr"])}
-            | {"commit": run.commit[:9]}
+            {"task": group.title, "configuration": row.label, "seed": run.seed, "commit": run.commit[:9]}
             | {name: f"{value:.7g}" if (value := found.get(name)) is not None else "" for name in names}
+            | {f"option {key}": plain(row.options[key]) if key in row.options else "" for key in options}
             for (group, row, run), found in zip(runs, measured, strict=True)
         ]
     )

@@ -47,6 +47,7 @@ to 90 % are those at that rate. Four times the training is of one seed in `gradi
 `placement_of_two`, nor on sixteen pairs in `recall_capacity`. The full settings have never been run: they are for a
 GPU, at most 800,000 steps of training each, the trials of rates among them, where some trial is dropped at each rung.
 """.splitlines()
+FURTHER = " These are further runs of the same setting: the verdict is of those named above, of which no list was kept."
 EXPERIMENTS = ROOT / "configs" / "experiment"
 PAGE, STORED, FIGURES, LISTS = "results.md", "results.json", "figures", "results"
 
@@ -89,7 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             verdicts = {sweep.name: judge(sweep) for sweep in sweeps}
             records = {sweep.name: record(verdicts[sweep.name], sweep) for sweep in sweeps}
-        lists = {_list(sweep.name): runs_as_csv(group_runs(sweep.runs)) for sweep in sweeps if sweep.runs}
+        judged = [sweep for sweep in sweeps if sweep.runs and _are_judged(records[sweep.name])]
+        lists = {_list(sweep.name): runs_as_csv(group_runs(sweep.runs)) for sweep in judged}
         files = write_results(verdicts, stored | records, arguments.out, lists)
     except (ValueError, ImportError, OSError) as error:
         return fail("lab experiments", error, 2)
@@ -213,7 +215,6 @@ def tables_of(sweep: SweptRuns) -> dict[str, Any]:
     groups = group_runs(sweep.runs) if sweep.runs else []
     return {
         "groups": [{"title": group.title, "cells": cells_of(group)} for group in groups],
-        "list": _list(sweep.name) if groups else None,
         "seeds": sweep.seeds,
         "machine": sweep.machine,
         "trial_seconds": sweep.trial_seconds,
@@ -324,10 +325,10 @@ def page(records: Mapping[str, Mapping[str, Any]]) -> str:
         RULE,
         "That something is not learned counts only if the same mixer learns an easier task, the control, in the same",
         f"budget, and if {LONGER} times the training was tried as well.",
-        "The files in [results](results) have a line per run; a section says where they and its tables are of further",
-        "runs. A best or a worst of several is picked on the runs that are judged. Where seeds were added because",
-        "something was undecided, as its section says, intervals are somewhat narrow: of three looks, at five, ten and",
-        "twenty seeds, one or another misses the median in 10 %, by simulation; of two looks, in less.",
+        "The files in [results](results) have a line per run; there is none where a section's tables are of further",
+        "runs, as it says. A best or a worst of several is picked on the runs that are judged. Where seeds were added",
+        "because something was undecided, as its section says, intervals are somewhat narrow: of three looks, at five,",
+        "ten and twenty seeds, one or another misses the median in 10 %, by simulation; of two looks, in less.",
         "",
     ]
     verdicts = ("holds", "fails", "undecided")
@@ -372,14 +373,18 @@ def _folded(record: Mapping[str, Any]) -> list[str]:
     which = f"seeds {_listed(tables['seeds'])}; {_listed(tables['dates'])}; commit {_listed(tables['commits'])}"
     means = ", mean ± standard deviation" if len(tables["seeds"]) > 1 else ""
     measured = f"Measured on {tables['machine']}; speeds are those beside other runs."
-    if (tables["seeds"], tables["commits"]) != (record["seeds"], record["commits"]):
-        measured += " These are further runs of the same setting: the verdict is of those named above."
-    if listed := tables.get("list"):
-        measured += f" Run by run: [{listed}]({listed})."
+    listed = _list(record["name"])
+    measured += f" Run by run: [{listed}]({listed})." if _are_judged(record) else FURTHER
     lines = [f"<details><summary>Scores, rates and windows ({which}){means}</summary>", "", measured, ""]
     for each in tables["groups"]:
         lines += [f"**{each['title']}**", "", *table(*each["cells"]), ""]
     return [*lines, "</details>", ""]
+
+
+def _are_judged(record: Mapping[str, Any]) -> bool:
+    """Tell whether a record's tables are of the runs that its verdict is of."""
+    tables = record["tables"]
+    return (tables["seeds"], tables["commits"]) == (record["seeds"], record["commits"])
 
 
 def _listed(values: Iterable[Any]) -> str:

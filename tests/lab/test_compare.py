@@ -121,6 +121,15 @@ def test_a_run_that_has_logged_nothing_yet_is_there(tmp_path: Path) -> None:
     assert group.rows[0].remark == "validation; seed 0 unfinished at step 0 of 40"
 
 
+def test_an_option_that_came_later_and_is_none_makes_no_other_configuration() -> None:
+    config: dict[str, Any] = {"mixer": {"name": "lstm"}, "task": {"name": "parity"}, "lr": 0.1}
+    metrics: dict[str, Any] = {"test": {"accuracy": 1.0}}
+    later: list[dict[str, Any]] = [{}, {"later": None}, {"later": 2}]
+    runs = [Run(Path(str(i)), config | each | {"seed": i}, metrics, "tested") for i, each in enumerate(later)]
+    (group,) = group_runs(runs)
+    assert {row.label: [run.seed for run in row.runs] for row in group.rows} == {"lstm": [0, 1], "lstm later=2": [2]}
+
+
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [

@@ -941,10 +941,15 @@ def test_an_interval_in_prose_is_one_of_a_record_named_beside_it(document: str, 
         text = " ".join(section.split())
         names = re.findall(r"results\.md#(\w+)", text)
         assert set(names) <= set(stored)
-        known = [check["interval"] for name in names for check in stored[name]["checks"]]
-        for low, high in re.findall(rf"\((?:[^()]*[ ,])?({number}) to ({number})\b", text):
+        checks = [check for name in names for check in stored[name]["checks"] if check["interval"]]
+        # A number right before the brackets or at their beginning is the value: 0.48 (0.06 to 0.75).
+        pattern = rf"(?:({number}) )?\((?:({number}), |([^()]*[ ,]))?({number}) to ({number})\b"
+        for before, first, words, *ends in re.findall(pattern, text):
             seen += 1
-            assert any(_is_rounded(low, each[0]) and _is_rounded(high, each[1]) for each in known), (low, high, names)
+            said = [first or ("" if words else before), *ends]
+            known = [(check["value"], *check["interval"]) for check in checks]
+            alike = [[_is_rounded(*pair) for pair in zip(said, each, strict=True) if pair[0]] for each in known]
+            assert any(map(all, alike)), (said, names)
     assert seen > 0
 
 

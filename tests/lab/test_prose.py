@@ -13,6 +13,8 @@ import pytest
 
 from lab.experiments import judge
 from lab.experiments.vocabulary import LEARNED
+from lab.guesses import without_order
+from tasks import create_task
 
 WORDS = ["none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 ACCURACY, STEPS = "test/accuracy", "steps_to_90"
@@ -123,7 +125,7 @@ def steps_of_mamba_2() -> str:
 
 def starts_of_mamba_1() -> str:
     found = pooled("starts_of_mamba", "mqar", ".*")
-    return f"{min(found):.2f} to {max(found):.0f} in every seed"
+    return f"{min(found):.2f} to {round(max(found), 2):g} in every seed"
 
 
 def steps_without_a_norm_of_the_output() -> str:
@@ -153,10 +155,14 @@ def gated_delta_net_2() -> str:
 
 
 def parameters_of_two_reflections() -> str:
-    one, two = (
-        cell("state_tracking", r".*group=S3.*", rf"delta_product .* n_householder={n} max_steps=800", "params")[0]
+    of_one, of_two = (
+        [cells[headings.index("parameters")] for cells in rows if f"n_householder={n} max_steps=800" in cells[0]]
+        for group in judge.read_stored(judge.ROOT / "docs" / judge.STORED)["state_tracking"]["tables"]["groups"]
+        for headings, rows, _ in [group["cells"]]
+        if "group=S3" in group["title"]
         for n in (1, 2)
     )
+    one, two = (int(params.replace(",", "")) for (params,) in (of_one, of_two))
     return f"A model with two reflections has {two / one - 1:.0%} more parameters".replace("%", " %")
 
 
@@ -268,6 +274,48 @@ def words_of_turns() -> str:
 {WORDS[len(found) - n_learned(found)]} are below 0.9)"
 
 
+def words_that_are_not_learned() -> str:
+    one = cell("generators", ".*group=A5 seq_len=16", "delta_product .* n_householder=1 max_steps=1600")
+    attention = cell("generators", ".*group=A5 seq_len=16", "attention max_steps=1600")
+    task = create_task("group_words", group="A5", seq_len=16, generators="23451+12453")
+    return (
+        f"after four times the training {median(one):.2f} and {median(attention):.2f} are right there, where a guess \
+from the letters without their order has {without_order(task):.2f}"
+    )
+
+
+def the_likeliest_product() -> str:
+    task = create_task("group_words", group="A5", seq_len=64, generators="23451+12453")
+    return f"where the likeliest product is right in {task.spec.chance:.3f}"
+
+
+def far_words_in_readme() -> str:
+    far, names = "test/accuracy_at_length/64", ("delta_product .* n_householder=1", "attention")
+    one, attention = (
+        [max(pair) for pair in zip(*cells("generators", ".*seq_len=16", f"{name} max_steps=.*", far), strict=True)]
+        for name in names
+    )
+    swaps = cell("generators", ".*group=S5.*", "delta_product", far)
+    return (
+        f"with one reflection {median(one):.2f}, attention {median(attention):.2f}, four times the training included. \
+One is enough for swaps of S5, twice as large: {median(swaps):.2f}"
+    )
+
+
+def needles_of_nine_mixers() -> str:
+    checks = judge.read_stored(judge.ROOT / "docs" / judge.STORED)["functional_heads_one_layer"]["checks"]
+    learned = [
+        check["value"]
+        for check in checks
+        if (name := re.fullmatch("needle, (.*): operators that keep 99 % of the accuracy", check["quantity"]))
+        and not check["reason"]
+        and min(cell("functional_heads_one_layer", "needle", name[1])) > LEARNED
+    ]
+    few = [value for value in learned if value <= 4]
+    return f"the median is one to four in {WORDS[len(few)]} of the {WORDS[len(learned)]} mixers that learn it in every \
+seed and whose controls hold"
+
+
 FINDINGS: tuple[Callable[[], str], ...] = (
     needles_of_a_gru,
     needles_that_nobody_learns,
@@ -296,8 +344,11 @@ FINDINGS: tuple[Callable[[], str], ...] = (
     gradients_of_recurrent_nets,
     gradients_of_places,
     words_of_turns,
+    words_that_are_not_learned,
+    the_likeliest_product,
+    needles_of_nine_mixers,
 )
-README = (operators_on_recall, far_needles_of_a_gru, mamba_2_in_readme, places_in_readme)
+README = (operators_on_recall, far_words_in_readme, far_needles_of_a_gru, mamba_2_in_readme, places_in_readme)
 
 
 @pytest.mark.parametrize(

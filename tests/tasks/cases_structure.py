@@ -74,7 +74,8 @@ TREECALL_OPTIONS = st.fixed_dictionaries(
 ).filter(is_a_grammar)
 
 NO_GENERATORS = (
-    r"generators must be elements of A5 \(12345 12453 12534 13254 13425 13542 ...\), each once, got generators="
+    r"generators must be two or more of 12345 12453 12534 13254 13425 13542 ..., each once, joined by \+, "
+    r"got generators="
 )
 NO_GROUP = (
     r"the group must be Z<m> \(cyclic\), S<n> \(all permutations\), A<n> \(the even ones\), or several joined by x, "
@@ -135,7 +136,7 @@ CASES = {
             }
         )
         | st.sampled_from(
-            [{"group": "A5", "generators": "23451+12453"}, {"group": "S3xZ2", "generators": "213,1"}]
+            [{"group": "A5", "generators": "23451+12453"}, {"group": "S3xZ2", "generators": "213,1+132,0"}]
         ).map(lambda generated: generated | {"seq_len": 12}),
         solve=solvers.solve_group_words,
         least={"seq_len": 1},
@@ -144,8 +145,9 @@ CASES = {
             ({"generators": "23451 12453"}, NO_GENERATORS + "'23451 12453'"),
             (
                 {"group": "Z2", "generators": ""},
-                r"generators must be elements of Z2 \(0 1\), each once, got generators=''",
+                r"generators must be two or more of 0 1, each once, joined by \+, got generators=''",
             ),
+            ({"generators": "23451"}, NO_GENERATORS + "'23451'"),
             ({"group": "D4"}, NO_GROUP + "'D4'"),
             ({"group": "S3x"}, NO_GROUP + "'S3x'"),
             ({"group": "S7"}, "the group must have 2 ... 1000 elements, got group='S7'"),
