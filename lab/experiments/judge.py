@@ -45,7 +45,8 @@ which ends at a bound that is known; the others tune over a decade and a half, o
 to 90 % are those at that rate. Four times the training is of one seed in `gradient_highway`, `hybrid_ratio`,
 `trainability`, `copying` and `recall_capacity`, and was not tried on what does not recall in `placement` and
 `placement_of_two`, nor on sixteen pairs in `recall_capacity`. The full settings have never been run: they are for a
-GPU, at most 800,000 steps of training each, the trials of rates among them, where some trial is dropped at each rung.
+GPU, at most 800,000 steps of training each, the trials of rates among them, where some trial is dropped at each rung;
+in 30 minutes that is 445 steps per second, of several runs at a time together, which is not measured.
 """.splitlines()
 FURTHER = " These are further runs of the same setting: the verdict is of those named above, of which no list was kept."
 EXPERIMENTS = ROOT / "configs" / "experiment"

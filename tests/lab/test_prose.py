@@ -316,6 +316,12 @@ def needles_of_nine_mixers() -> str:
 seed and whose controls hold"
 
 
+def short_copies_of_the_delta_rule() -> str:
+    worst, second, *_ = found = sorted(cell("copying", "copying n_copied=6 .*", "delta_net .* d_head=4"))
+    assert second > LEARNED
+    return f"one seed of {WORDS[len(found)]} of the delta rule {worst:.2f}"
+
+
 FINDINGS: tuple[Callable[[], str], ...] = (
     needles_of_a_gru,
     needles_that_nobody_learns,
@@ -347,6 +353,7 @@ FINDINGS: tuple[Callable[[], str], ...] = (
     words_that_are_not_learned,
     the_likeliest_product,
     needles_of_nine_mixers,
+    short_copies_of_the_delta_rule,
 )
 README = (operators_on_recall, far_words_in_readme, far_needles_of_a_gru, mamba_2_in_readme, places_in_readme)
 
