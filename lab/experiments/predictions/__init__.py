@@ -72,6 +72,10 @@ PREDICTIONS = Registry(
             f"{_HERE}.placement_of_two:PREDICTION",
             "where two attention layers stand, and what tells it beforehand",
         ),
+        "placement_probes": (
+            f"{_HERE}.placement_probes:PREDICTION",
+            "which probe picks the place of the only attention layer",
+        ),
         "real_text": (f"{_HERE}.real_text:PREDICTION", "near symbols carry most of text, recall the rest"),
         "skill_to_loss": (f"{_HERE}.skill_to_loss:PREDICTION", "skill on synthetic tasks ranks mixers as text does"),
     },
