@@ -19,11 +19,12 @@ import torch
 import yaml
 
 from lab import __main__ as application
+from lab.build import build
 from lab.compare.runs import Run
 from lab.config import parse
 from lab.config.layers import nested
 from lab.experiments import judge as experiments
-from lab.experiments.predictions import PREDICTIONS, gradient_threshold, horizon, placement_of_two
+from lab.experiments.predictions import PREDICTIONS, gradient_threshold, horizon, placement_of_two, placement_probes
 from lab.experiments.predictions.functional_heads_one_layer import MIXING
 from lab.experiments.predictions.functional_heads_trained import working
 from lab.experiments.predictions.gradient_highway import gradient_at_initialisation
@@ -59,6 +60,7 @@ N_RUNS = {
     "gates_on_tasks": {"small": 40, "full": 40},
     "placement": {"small": 60, "full": 120},
     "placement_of_two": {"small": 135, "full": 210},
+    "placement_probes": {"small": 35, "full": 70},
     "real_text": {"small": 35, "full": 85},
     "horizon": {"small": 110, "full": 140},
     "copying": {"small": 152, "full": 199},
@@ -816,6 +818,57 @@ def test_the_gradient_of_a_stack_is_larger_where_attention_comes_first() -> None
 
 
 @of_options
+def probed(options: Options, best: float = 0.95, rest: float = 0.26) -> dict[str, float | None]:
+    return {"test/accuracy": best if options["mixer.pattern"][0] == "attention" else rest}
+
+
+def let_probes_pick(monkeypatch: pytest.MonkeyPatch, gradient: int = 1, restored: int = 1, heads: int = 4) -> None:
+    for name, measure in {
+        "gradient_at_initialisation": lambda config: config["mixer"]["pattern"].index("attention") == gradient - 1,
+        "restored_losses": lambda run, mixed: {place: place != restored for place in range(1, 7)},
+        "heads_by_place": lambda run: {place: place == heads for place in range(1, 7)},
+    }.items():
+        monkeypatch.setattr(f"lab.experiments.predictions.placement_probes.{name}", measure)
+
+
+def test_placement_probes_judges_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = "accuracy lost against the seed's best place by the one with"
+    let_probes_pick(monkeypatch)
+    assert failed("placement_probes", probed()) == []
+    assert judged("placement_probes", probed(best=0.5)) == ["mqar: accuracy of the best place"]
+    let_probes_pick(monkeypatch, gradient=2, restored=3, heads=1)
+    assert judged("placement_probes", probed()) == [
+        f"{lost} the largest gradient before training",
+        f"{lost} the least loss when its layer is restored",
+        f"{lost} most heads in a stack of attention",
+    ]
+
+
+def test_probes_are_measured_layer_by_layer_and_distilling_brings_a_stack_nearer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    teacher, mixed = (found.command.config for found, _ in list(grid_of("placement_probes"))[:2])
+    short = {"n_layers": 2, "task": teacher["task"] | {"seq_len": 16}}
+    config = teacher | short | {"mixer": teacher["mixer"] | {"pattern": ["attention"] * 2}}
+    torch.manual_seed(0)
+    _, model = build(config)
+    monkeypatch.setattr("zoo.interop.saved.load", lambda folder: model)
+    run = Run(Path("x"), config, {}, "tested")
+    found = []
+    for n_steps in (0, 40, 40):
+        monkeypatch.setattr(placement_probes, "DISTILLED", n_steps)
+        monkeypatch.setattr(placement_probes, "RESTORED", n_steps // 4)
+        found.append(placement_probes.restored_losses(run, mixed | short))
+    untrained, distilled, again = found
+    assert set(distilled) == {1, 2}
+    assert all(0 < distilled[place] < 0.5 * untrained[place] for place in distilled)
+    assert distilled == again
+    heads = placement_probes.heads_by_place(run)
+    assert set(heads) == {1, 2}
+    assert all(1 <= n <= 16 + 12 for n in heads.values())
+
+
+@of_options
 def text(options: Options, **bits: float) -> dict[str, float | None]:
     return {"test/bits_per_token": ({"identity": 4.0, "attention": 2.8} | bits).get(options["mixer.name"], 3.0)}
 
@@ -840,6 +893,7 @@ def test_runs_without_a_score_never_hold(name: str, monkeypatch: pytest.MonkeyPa
     for module in ("gradient_highway", "gradient_threshold", "trainability", "placement_of_two"):
         monkeypatch.setattr(f"lab.experiments.predictions.{module}.gradient_at_initialisation", lambda config: 1e-6)
     monkeypatch.setattr(horizon, "horizons", lambda run: (1.0, 1.0))
+    let_probes_pick(monkeypatch)
     for module in ("functional_heads", "functional_heads_trained"):
         monkeypatch.setattr(f"lab.experiments.predictions.{module}.layers_of", layers())
     monkeypatch.setattr("lab.experiments.predictions.functional_heads_one_layer.layers_of", one_layer())
