@@ -455,6 +455,11 @@ def deciding_options(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in flatten(config) if not f"{key}.".startswith(incidental)}
 
 
+def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that are not None: one that is may have come later than what was run without it."""
+    return {key: value for key, value in options.items() if value is not None}
+
+
 def _class_name(callback: Any) -> str:
     path = callback.get("class_path", "") if isinstance(callback, Mapping) else callback
     return str(path).rpartition(".")[2]

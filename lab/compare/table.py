@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from lab.compare.runs import Run
-from lab.run import flat_metrics, numbers_at
+from lab.run import flat_metrics, given_options, numbers_at
 from lab.score import (
     BASELINE,
     FACTS,
@@ -233,8 +233,7 @@ def label_of(name: str, options: Mapping[str, Any], telling: Set[str]) -> str:
 
 
 def _text(options: Mapping[str, Any]) -> str:
-    given = {key: value for key, value in options.items() if value is not None}
-    return json.dumps(given, sort_keys=True, default=str)
+    return json.dumps(given_options(options), sort_keys=True, default=str)
 
 
 # As text

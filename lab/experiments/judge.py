@@ -12,13 +12,14 @@ import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from lab.compare.runs import Run, read_runs
-from lab.compare.table import cells_of, group_runs, runs_as_csv
+from lab.compare.table import Group, cells_of, group_runs, runs_as_csv
 from lab.experiments.predictions import PREDICTIONS
 from lab.experiments.vocabulary import LONGER, Prediction, Runs
 from lab.run import DONE, ENVIRONMENT, INDEX, git
@@ -94,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             verdicts = {sweep.name: judge(sweep) for sweep in sweeps}
             records = {sweep.name: record(verdicts[sweep.name], sweep) for sweep in sweeps}
         judged = [sweep for sweep in sweeps if sweep.runs and _are_judged(records[sweep.name])]
-        lists = {_list(sweep.name): runs_as_csv(group_runs(sweep.runs)) for sweep in judged}
+        lists = {_list(sweep.name): runs_as_csv(sweep.groups) for sweep in judged}
         files = write_results(verdicts, stored | records, arguments.out, lists)
     except (ValueError, ImportError, OSError) as error:
         return fail("lab experiments", error, 2)
@@ -149,6 +150,11 @@ class SweptRuns:
         marks = [_read_json(run.folder / DONE) for run in self.runs]
         self.dates = sorted({mark["finished"][:10] for mark in marks})
         self.seconds = sum(mark["seconds"] for mark in marks)
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """The finished runs by task and configuration."""
+        return group_runs(self.runs) if self.runs else []
 
 
 def _read_json(file: Path) -> Any:
@@ -215,9 +221,8 @@ def record(verdict: Verdict, sweep: SweptRuns) -> dict[str, Any]:
 
 def tables_of(sweep: SweptRuns) -> dict[str, Any]:
     """Return scores, sizes, rates and windows by configuration as plain data, a table for each task."""
-    groups = group_runs(sweep.runs) if sweep.runs else []
     return {
-        "groups": [{"title": group.title, "cells": cells_of(group)} for group in groups],
+        "groups": [{"title": group.title, "cells": cells_of(group)} for group in sweep.groups],
         "seeds": sweep.seeds,
         "machine": sweep.machine,
         "trial_seconds": sweep.trial_seconds,

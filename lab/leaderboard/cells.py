@@ -11,7 +11,7 @@ from typing import Any
 
 from lab.config import parse, read_layer
 from lab.experiments.judge import machine_of
-from lab.run import ENVIRONMENT, deciding_options, number_at
+from lab.run import ENVIRONMENT, deciding_options, given_options, number_at
 from lab.score import guess_level, median_steps, merit, score_of
 from lab.sweep.command import Request
 from lab.sweep.engine import Stop
@@ -61,9 +61,7 @@ class Cell:
         # A file of one's own counts by what it says, wherever it lies.
         source = own.read_text(encoding="utf-8") if own and own.is_file() else None
         config = deciding_options(parse(arguments(experiment.fixed | {"mixer": mixer})).config)
-        # One that is None may be newer than the cell, which does not become another by it.
-        given = {key: value for key, value in config.items() if value is not None}
-        decided = {key: value for key, value in given.items() if key not in ("seed", *experiment.tune)}
+        decided = {key: value for key, value in given_options(config).items() if key not in ("seed", *experiment.tune)}
         content = [experiment.shape, decided | {"mixer.name": short(mixer)}, source]
         return cls(task, short(mixer), experiment, digest(content))
 

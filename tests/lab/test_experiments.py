@@ -60,7 +60,7 @@ N_RUNS = {
     "gates_on_tasks": {"small": 40, "full": 40},
     "placement": {"small": 60, "full": 120},
     "placement_of_two": {"small": 135, "full": 210},
-    "placement_probes": {"small": 35, "full": 70},
+    "placement_probes": {"small": 140, "full": 70},
     "real_text": {"small": 35, "full": 85},
     "horizon": {"small": 110, "full": 140},
     "copying": {"small": 152, "full": 199},

@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from statistics import median
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -28,6 +28,11 @@ def rows(name: str) -> tuple[Row, ...]:
         return tuple(csv.DictReader(file))
 
 
+@functools.cache
+def stored() -> Mapping[str, Any]:
+    return judge.read_stored(judge.ROOT / "docs" / judge.STORED)
+
+
 def cells(name: str, task: str, configuration: str = ".*", column: str = ACCURACY) -> list[list[float]]:
     """Return a column, a list over seeds for each configuration of the tasks; those that lack it are left out."""
     found: dict[tuple[str, str], list[float]] = {}
@@ -46,7 +51,7 @@ def cell(name: str, task: str, configuration: str, column: str = ACCURACY) -> li
 
 def curves(name: str, title: str) -> dict[str, dict[float, float]]:
     """Return the lines of a plot of a record, {label: {x: y}}."""
-    panels = judge.read_stored(judge.ROOT / "docs" / judge.STORED)[name]["panels"]
+    panels = stored()[name]["panels"]
     (panel,) = (each for each in panels if each["title"] == title)
     return {each["label"]: dict(zip(each["x"], each["y"], strict=True)) for each in panel["curves"]}
 
@@ -157,7 +162,7 @@ def gated_delta_net_2() -> str:
 def parameters_of_two_reflections() -> str:
     of_one, of_two = (
         [cells[headings.index("parameters")] for cells in rows if f"n_householder={n} max_steps=800" in cells[0]]
-        for group in judge.read_stored(judge.ROOT / "docs" / judge.STORED)["state_tracking"]["tables"]["groups"]
+        for group in stored()["state_tracking"]["tables"]["groups"]
         for headings, rows, _ in [group["cells"]]
         if "group=S3" in group["title"]
         for n in (1, 2)
@@ -303,7 +308,7 @@ One is enough for swaps of S5, twice as large: {median(swaps):.2f}"
 
 
 def needles_of_nine_mixers() -> str:
-    checks = judge.read_stored(judge.ROOT / "docs" / judge.STORED)["functional_heads_one_layer"]["checks"]
+    checks = stored()["functional_heads_one_layer"]["checks"]
     learned = [
         check["value"]
         for check in checks
