@@ -40,16 +40,15 @@ one; two reflections per token did not learn them within 1,600 steps, one seed o
 are learned, `generators`); functional heads in the course of training, of every layer of a stack, and on further tasks
 (`zoo heads` and TensorBoard measure them of any run). Pairs of attention layers were not placed on k_hop, where places
 of one differ no more than seeds do (`placement_of_two`, one hop), nor on the needle, which every place of one learns.
-Of probes that may tell the place of attention beforehand only the gradient was measured, not the heads of a trained
-stack, nor the loss when one layer is restored to a distilled one. A number before training that sees what a norm of the
-output does for Mamba-1 was looked for on untrained models, and not found; `starts_of_mamba` does not show that the norm
-is needed. One record is of one rate for all, that of `head_count`, which ends at a bound that is known; the others tune
-over a decade and a half, on the first seed and by score, and steps to 90 % are those at that rate. Four times the
-training is of one seed in `gradient_highway`, `hybrid_ratio`, `trainability`, `copying` and `recall_capacity`, and was
-not tried on what does not recall in `placement` and `placement_of_two`, nor on sixteen pairs in `recall_capacity`. The
-full settings have never been run: they are for a GPU, at most 800,000 steps of training each, the trials of rates among
-them, where some trial is dropped at each rung; in 30 minutes that is 445 steps per second, of several runs at a time
-together, which is not measured.
+`placement_probes` asks its three probes for one place, on recall only, where no place but the first learns. A number
+before training that sees what a norm of the output does for Mamba-1 was looked for on untrained models, and not found;
+`starts_of_mamba` does not show that the norm is needed. One record is of one rate for all, that of `head_count`, which
+ends at a bound that is known; the others tune over a decade and a half, on the first seed and by score, and steps to 90
+% are those at that rate. Four times the training is of one seed in `gradient_highway`, `hybrid_ratio`, `trainability`,
+`copying` and `recall_capacity`, and was not tried on what does not recall in `placement`, `placement_of_two` and
+`placement_probes`, nor on sixteen pairs in `recall_capacity`. The full settings have never been run: they are for a
+GPU, at most 800,000 steps of training each, the trials of rates among them, where some trial is dropped at each rung;
+in 30 minutes that is 445 steps per second, of several runs at a time together, which is not measured.
 """.splitlines()
 FURTHER = " These are further runs of the same setting: the verdict is of those named above, of which no list was kept."
 EXPERIMENTS = ROOT / "configs" / "experiment"
