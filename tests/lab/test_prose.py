@@ -188,10 +188,26 @@ def needles_of_a_stack_without_attention() -> str:
 
 def single_places() -> str:
     first, later = cell("placement", "mqar", FIRST), pooled("placement", "mqar", LATER)
-    again = cell("placement_of_two", "mqar", r".*pattern=attention\+5×diagonal_ssm")
+    again, probed = (
+        cell(name, "mqar", r".*pattern=attention\+5×diagonal_ssm") for name in ("placement_of_two", "placement_probes")
+    )
     assert len(later) == 5 * 5
     return f"where attention comes first ({min(first):.2f} to {max(first):.2f}; on other seeds, in `placement_of_two`, \
-in {WORDS[n_learned(again)]} of five), and left at guessing, {min(later):.2f} to {max(later):.2f}"
+in {WORDS[n_learned(again)]} of five, in `placement_probes`, in {n_learned(probed)} of {len(probed)}), and left at \
+guessing, {min(later):.2f} to {max(later):.2f}"
+
+
+def probes_of_places() -> str:
+    first = cell("placement_probes", "mqar", r".*pattern=attention\+5×diagonal_ssm")
+    n_guess = sum(score < GUESSING for score in first)
+    return f"in {WORDS[len(first) - n_learned(first)]} seeds it does not reach 0.9, in {WORDS[n_guess]} of these it \
+guesses"
+
+
+def restored_layers() -> str:
+    (panel,) = (each for each in stored()["placement_probes"]["panels"] if each["title"].endswith("restored"))
+    first, *others = panel["curves"][0]["y"]
+    return f"the first layer leaves {first:.2f} nats, each other one {min(others):.2f} to {max(others):.2f}"
 
 
 def places_in_readme() -> str:
@@ -346,6 +362,8 @@ FINDINGS: tuple[Callable[[], str], ...] = (
     places_in_findings,
     medians_of_places,
     seeds_of_the_first_place,
+    probes_of_places,
+    restored_layers,
     places_on_k_hop,
     mamba_1_in_one_layer,
     needles_in_one_layer,
