@@ -22,7 +22,7 @@ from lab.compare.runs import Run, read_runs
 from lab.compare.table import Group, cells_of, group_runs, runs_as_csv
 from lab.experiments.predictions import PREDICTIONS
 from lab.experiments.vocabulary import LONGER, Prediction, Runs
-from lab.run import DONE, ENVIRONMENT, INDEX, git
+from lab.run import DONE, ENVIRONMENT, INDEX, git, read_rungs
 from lab.sweep.grid import read_experiment, values_of
 from zoo.naming import UsageError
 from zoo.report.files import as_json, read_json, write_all
@@ -40,15 +40,16 @@ one; two reflections per token did not learn them within 1,600 steps, one seed o
 are learned, `generators`); functional heads in the course of training, of every layer of a stack, and on further tasks
 (`zoo heads` and TensorBoard measure them of any run). Pairs of attention layers were not placed on k_hop, where places
 of one differ no more than seeds do (`placement_of_two`, one hop), nor on the needle, which every place of one learns.
-`placement_probes` asks its three probes for one place, on recall only, where no place but the first learns. A number
-before training that sees what a norm of the output does for Mamba-1 was looked for on untrained models, and not found;
-`starts_of_mamba` does not show that the norm is needed. One record is of one rate for all, that of `head_count`, which
-ends at a bound that is known; the others tune over a decade and a half, on the first seed and by score, and steps to 90
-% are those at that rate. Four times the training is of one seed in `gradient_highway`, `hybrid_ratio`, `trainability`,
-`copying` and `recall_capacity`, and was not tried on what does not recall in `placement`, `placement_of_two` and
-`placement_probes`, nor on sixteen pairs in `recall_capacity`. The full settings have never been run: they are for a
-GPU, at most 800,000 steps of training each, the trials of rates among them, where some trial is dropped at each rung;
-in 30 minutes that is 445 steps per second, of several runs at a time together, which is not measured.
+`placement_probes` asks its three probes for one place, on recall only: on the needle, where places differ by more than
+seeds in loss, each has accuracy 1, and any is as good. A number before training that sees what a norm of the output
+does for Mamba-1 was looked for on untrained models, and not found; `starts_of_mamba` does not show that the norm is
+needed. One record is of one rate for all, that of `head_count`, which ends at a bound that is known; the others tune
+over a decade and a half, on the first seed and by score, and steps to 90 % are those at that rate. Four times the
+training is of one seed in `gradient_highway`, `hybrid_ratio`, `trainability`, `copying` and `recall_capacity`, and was
+not tried on what does not recall in `placement_of_two` with two layers of attention (of one layer it was, besides the
+records: docs/findings.md), nor on sixteen pairs in `recall_capacity`. The full settings have never been run: they are
+for a GPU, at most 800,000 steps of training each, the trials of rates among them, where some trial is dropped at each
+rung; in 30 minutes that is 445 steps per second, of several runs at a time together, which is not measured.
 """.splitlines()
 FURTHER = " These are further runs of the same setting: the verdict is of those named above, of which no list was kept."
 EXPERIMENTS = ROOT / "configs" / "experiment"
@@ -119,7 +120,7 @@ class SweptRuns:
         commits: of the code that made them, ascending.
         dates: days on which runs finished, ascending.
         seconds: total duration of the runs.
-        trial_seconds: of the trials of learning rates besides.
+        trial_seconds: of the trials of learning rates besides, the picked ones' until they were.
 
     Raises:
         UsageError: no such setting, no runs, or files among them that cannot be read.
@@ -137,7 +138,8 @@ class SweptRuns:
         # As it was given: what its flags laid over the file belongs to the result.
         self.command = f"python {index['command']}"
         entries = [entry for entry in index["runs"] if entry["kind"] == "run"]
-        self.trial_seconds = sum(entry["seconds"] or 0.0 for entry in index["runs"] if entry["kind"] == "trial")
+        stages = [stage for entry in index["runs"] for stage in read_rungs(folder / entry["folder"]).values()]
+        self.trial_seconds = sum(stage.get("seconds") or 0.0 for stage in stages)
         done = {(folder / entry["folder"]).resolve() for entry in entries if entry["state"] == "done"}
         self.missing = tuple(str(entry["folder"]) for entry in entries if entry["state"] != "done")
         # A folder may hold runs of a grid that has changed since: the index says which ones count.
@@ -324,10 +326,10 @@ def page(records: Mapping[str, Mapping[str, Any]]) -> str:
         "# What training shows of the theory",
         "",
         "Each of these experiments (`configs/experiment`) was predicted, in words and in numbers, before its runs were",
-        "made, but for what its section says was changed after results had been seen: that much is exploratory. The",
-        "commit of a prediction is that of its file and of its checks; limits that experiments share",
-        "(`lab/experiments/vocabulary.py`) are not part of it. The verdict follows only from the checks. What did not",
-        "come out as predicted is listed like the rest.",
+        "made, but where its section says that it was after the runs, or what was changed after results had been seen:",
+        "that much is exploratory. The commit of a prediction is that of its file and of its checks; limits that",
+        "experiments share (`lab/experiments/vocabulary.py`) are not part of it. The verdict follows only from the",
+        "checks. What did not come out as predicted is listed like the rest.",
         "",
         RULE,
         "That something is not learned counts only if the same mixer learns an easier task, the control, in the same",
@@ -354,7 +356,7 @@ def page(records: Mapping[str, Mapping[str, Any]]) -> str:
         took = [duration(each["seconds"]), duration(trials) if trials else NOTHING]
         rows.append([*cells, each["setting"], _listed(each["seeds"]), *took])
     checks = ("checks that hold", "fail", "are undecided")
-    times = ("all runs, one by one", "trials of rates, at least")
+    times = ("all runs, one by one", "trials of rates")
     headings = ("experiment", "verdict", *checks, "setting", "seeds", *times)
     lines += ["```", "", *table(headings, rows, "llrrrllrr"), ""]
     for name, each in records.items():

@@ -158,7 +158,8 @@ class Sweep:
     def _carry_out(self, jobs: Sequence[Job], stop: Stop, what: str) -> None:
         done = [job for job in jobs if job.is_done and "--overwrite" not in job.arguments]
         for job in done:
-            self.outcomes[job.folder] = Outcome(job, "done", read_fields(job.folder / DONE).get("seconds", 0.0))
+            told = read_fields(job.folder / DONE) if job.stop_at is None else job.metrics() or {}
+            self.outcomes[job.folder] = Outcome(job, "done", told.get("seconds", 0.0))
         waiting = [job for job in jobs if job not in done]
         self.write_index()
         if not jobs:

@@ -945,6 +945,22 @@ def leave_runs(run_dir: Path, name: str, metrics: Metrics, missing: int = 0) -> 
     (folder / "sweep.json").write_text(json.dumps({"command": f"sweep.py {name}.yaml", "runs": entries}), "utf-8")
 
 
+def test_the_time_of_trials_is_that_of_every_stage_of_each(tmp_path: Path) -> None:
+    leave_runs(tmp_path, "placement_probes", probed())
+    folder = tmp_path / "placement_probes" / "small"
+    # A trial that was dropped at the second rung, and the picked one, which went on from there.
+    for name, seconds in {"trial": (1.0, 2.0), "run0": (4.0, 8.0)}.items():
+        stages = {str(share): {"seconds": taken} for share, taken in zip((0.25, 0.5), seconds, strict=True)}
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "rungs.json").write_text(json.dumps(stages), encoding="utf-8")
+    index = json.loads((folder / "sweep.json").read_text("utf-8"))
+    index["runs"].append({"folder": "trial", "kind": "trial", "state": "done", "seconds": 0.0})
+    (folder / "sweep.json").write_text(json.dumps(index), encoding="utf-8")
+    swept = experiments.SweptRuns("placement_probes", "small", tmp_path)
+    assert swept.trial_seconds == 1 + 2 + 4 + 8
+    assert swept.seconds == 10 * len(swept.runs) == 10 * 140
+
+
 def test_the_committed_page_is_what_the_results_say() -> None:
     stored = experiments.read_stored(experiments.ROOT / "docs" / experiments.STORED)
     assert list(stored) == [name for name in PREDICTIONS if name in stored]  # a prediction is committed before its runs

@@ -602,6 +602,7 @@ def test_a_learning_rate_is_picked_by_validation_and_the_others_are_never_tested
     assert sorted((run["kind"], run["seed"]) for run in runs) == [("run", 3), ("run", 4), ("trial", 3), ("trial", 3)]
     assert go(tmp_path, *argv) == 0
     assert "runs: all 2 are done already" in capsys.readouterr().out
+    assert [run["seconds"] for run in runs_of(tmp_path / "tuned") if run["kind"] == "trial"] == [FOUND["seconds"]] * 2
 
 
 @pytest.mark.slow
