@@ -337,7 +337,8 @@ def page(records: Mapping[str, Mapping[str, Any]]) -> str:
         "The files in [results](results) have a line per run; there is none where a section's tables are of further",
         "runs, as it says. A best or a worst of several is picked on the runs that are judged. Where seeds were added",
         "because something was undecided, as its section says, intervals are somewhat narrow: of three looks, at five,",
-        "ten and twenty seeds, one or another misses the median in 10 %, by simulation; of two looks, in less.",
+        "ten and twenty seeds, one or another misses the median in 10 %, by simulation; of two looks, in less. Times",
+        "are sums over runs, most of which shared the cores with others.",
         "",
     ]
     verdicts = ("holds", "fails", "undecided")
