@@ -24,7 +24,14 @@ from lab.compare.runs import Run
 from lab.config import parse
 from lab.config.layers import nested
 from lab.experiments import judge as experiments
-from lab.experiments.predictions import PREDICTIONS, gradient_threshold, horizon, placement_of_two, placement_probes
+from lab.experiments.predictions import (
+    PREDICTIONS,
+    gradient_threshold,
+    horizon,
+    placement_of_two,
+    placement_on_needle,
+    placement_probes,
+)
 from lab.experiments.predictions.functional_heads_one_layer import MIXING
 from lab.experiments.predictions.functional_heads_trained import working
 from lab.experiments.predictions.gradient_highway import gradient_at_initialisation
@@ -60,6 +67,7 @@ N_RUNS = {
     "gates_on_tasks": {"small": 40, "full": 40},
     "placement": {"small": 60, "full": 120},
     "placement_of_two": {"small": 135, "full": 210},
+    "placement_on_needle": {"small": 75, "full": 75},
     "placement_probes": {"small": 140, "full": 70},
     "real_text": {"small": 35, "full": 85},
     "horizon": {"small": 110, "full": 140},
@@ -815,6 +823,33 @@ def test_the_gradient_of_a_stack_is_larger_where_attention_comes_first() -> None
         for configuration, _ in (first, last)
     ]
     assert gradients[0] > 2 * gradients[1] > 0
+
+
+def test_placement_on_needle_judges_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    gradient = "lab.experiments.predictions.placement_of_two.gradient_at_initialisation"
+    monkeypatch.setattr(gradient, lambda config: -config["mixer"]["pattern"].index("attention"))
+    assert failed("placement_on_needle", placed(1.0)) == []
+    ratio = "needle, pairs: variance of the log loss between placements / between seeds"
+    assert ratio in failed("placement_on_needle", placed(0.0))
+    assert ratio in judged("placement_on_needle", placed(0.0, by_seed=10.0))
+    learned = "needle, pairs: accuracy of the best placement"
+    assert judged("placement_on_needle", placed(1.0, accuracy=0.5)) == [learned]
+    monkeypatch.setattr(gradient, lambda config: config["mixer"]["pattern"].index("attention"))
+    rank = "needle: rank correlation of the gradient before training and minus the loss, pairs"
+    assert judged("placement_on_needle", placed(1.0)) == [rank]
+
+
+def test_the_gradient_at_a_needle_is_read_at_its_distance(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *_ = grid_of("placement_on_needle")
+    config = first[0].command.config
+    asked = []
+    gradient = "lab.experiments.predictions.placement_of_two.gradient_at_initialisation"
+    monkeypatch.setattr(gradient, lambda config: asked.append(config["task"]["seq_len"]) or 0.5)
+    assert placement_on_needle.gradient_at_the_needle(config) == 0.5
+    assert asked == [2 * 64]
+    assert config["task"]["seq_len"] is None
+    monkeypatch.undo()
+    assert 0 < placement_on_needle.gradient_at_the_needle(config) < 1
 
 
 @of_options

@@ -72,6 +72,10 @@ PREDICTIONS = Registry(
             f"{_HERE}.placement_of_two:PREDICTION",
             "where two attention layers stand, and what tells it beforehand",
         ),
+        "placement_on_needle": (
+            f"{_HERE}.placement_on_needle:PREDICTION",
+            "where two attention layers stand for a needle, against the seed",
+        ),
         "placement_probes": (
             f"{_HERE}.placement_probes:PREDICTION",
             "which probe picks the place of the only attention layer",
