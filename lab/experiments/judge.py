@@ -39,17 +39,17 @@ For want of machine time: words of all elements of A4 and A5 in the small settin
 one; two reflections per token did not learn them within 1,600 steps, one seed of each, where words of two generators
 are learned, `generators`); functional heads in the course of training, of every layer of a stack, and on further tasks
 (`zoo heads` and TensorBoard measure them of any run). Pairs of attention layers were not placed on k_hop, where places
-of one differ no more than seeds do (`placement_of_two`, one hop), nor on the needle, which every place of one learns.
-`placement_probes` asks its three probes for one place, on recall only: on the needle, where places differ by more than
-seeds in loss, each has accuracy 1, and any is as good. A number before training that sees what a norm of the output
-does for Mamba-1 was looked for on untrained models, and not found; `starts_of_mamba` does not show that the norm is
-needed. One record is of one rate for all, that of `head_count`, which ends at a bound that is known; the others tune
-over a decade and a half, on the first seed and by score, and steps to 90 % are those at that rate. Four times the
-training is of one seed in `gradient_highway`, `hybrid_ratio`, `trainability`, `copying` and `recall_capacity`, and was
-not tried on what does not recall in `placement_of_two` with two layers of attention (of one layer it was, besides the
-records: docs/findings.md), nor on sixteen pairs in `recall_capacity`. The full settings have never been run: they are
-for a GPU, at most 800,000 steps of training each, the trials of rates among them, where some trial is dropped at each
-rung; in 30 minutes that is 445 steps per second, of several runs at a time together, which is not measured.
+of one differ no more than seeds do (`placement_of_two`, one hop). `placement_probes` asks its three probes for one
+place, on recall only: on the needle, where places differ by more than seeds in loss, each has accuracy 1, and any is as
+good. A number before training that sees what a norm of the output does for Mamba-1 was looked for on untrained models,
+and not found; `starts_of_mamba` does not show that the norm is needed. One record is of one rate for all, that of
+`head_count`, which ends at a bound that is known; the others tune over a decade and a half, on the first seed and by
+score, and steps to 90 % are those at that rate. Four times the training is of one seed in `gradient_highway`,
+`hybrid_ratio`, `trainability`, `copying` and `recall_capacity`, and was not tried on what does not recall in
+`placement_of_two` with two layers of attention (of one layer it was, besides the records: docs/findings.md), nor on
+sixteen pairs in `recall_capacity`. The full settings have never been run: they are for a GPU, at most 800,000 steps of
+training each, the trials of rates among them, where some trial is dropped at each rung; in 30 minutes that is 445 steps
+per second, of several runs at a time together, which is not measured.
 """.splitlines()
 FURTHER = " These are further runs of the same setting: the verdict is of those named above, of which no list was kept."
 EXPERIMENTS = ROOT / "configs" / "experiment"

@@ -16,8 +16,8 @@ from zoo.theory.intervals import Estimate, of_variance_ratio
 def gradient_at_the_needle(config: Mapping[str, Any]) -> float:
     """Measure the gradient of a run's untrained stack at the distance of its needle against that at the last symbol."""
     task = config["task"]
-    twice = config | {"task": task | {"seq_len": 2 * task["distance"]}}  # half a sequence back is where the needle is
-    return placement_of_two.gradient_at_initialisation(twice)
+    seq_len = 2 * task["distance"]  # half a sequence back is where the needle is
+    return placement_of_two.gradient_at_initialisation({**config, "task": {**task, "seq_len": seq_len}})
 
 
 def judge(runs: Runs) -> Evidence:
