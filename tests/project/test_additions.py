@@ -73,7 +73,6 @@ def test_a_copy_with_a_mixer_more(project: Path) -> None:
     # What holds of all mixers together.
     whole = (
         "tests/project/test_pages.py",
-        "tests/project/test_doors.py",
         "tests/project/test_benchmarks.py",
         "tests/lab/test_experiments.py",
     )

@@ -1,12 +1,10 @@
-"""What results look like, and that each part of it is written in one place."""
+"""Numbers, tables, plots and files of the reports."""
 
 from __future__ import annotations
 
-import ast
 import json
 import math
 import os
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +12,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests import ROOT
-from tests.project.test_doors import parsed
 from zoo.report import markdown, plots, terminal
 from zoo.report.files import as_json, read_json, write_atomically
 from zoo.report.numbers import NOTHING, number, plain, size
@@ -176,130 +172,3 @@ def test_another_broken_pipe_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr("sys.stdout", read)
         with pytest.raises(BrokenPipeError, match="a worker's"):
             main()
-
-
-# One place each
-
-Finder = Callable[[ast.AST], bool]
-
-
-def _named(*names: str) -> Finder:
-    """An attribute or a name; `module.name` is the attribute of a module."""
-
-    def is_one(node: ast.AST) -> bool:
-        match node:
-            case ast.Attribute(value=ast.Name(id=module), attr=name) if f"{module}.{name}" in names:
-                return True
-            case ast.Attribute(attr=name) | ast.Name(id=name):
-                return name in names
-        return False
-
-    return is_one
-
-
-def _spelt(pattern: str) -> Finder:
-    found = re.compile(pattern)
-
-    def is_one(node: ast.AST) -> bool:
-        return isinstance(node, ast.Constant) and isinstance(node.value, str) and bool(found.search(node.value))
-
-    return is_one
-
-
-def _given(*names: str) -> Finder:
-    return lambda node: isinstance(node, ast.keyword) and node.arg in names
-
-
-def _defined(*names: str) -> Finder:
-    return lambda node: isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in names
-
-
-def _renamed(node: ast.AST) -> bool:
-    """`os.replace(a, b)`, and `a.replace(b)` of paths: in a text one thing is replaced by another."""
-    match node:
-        case ast.Call(func=ast.Attribute(value=ast.Name(id="os"), attr="replace" | "rename")):
-            return True
-        case ast.Call(func=ast.Attribute(attr="replace" | "rename"), args=[_], keywords=[]):
-            return True
-    return False
-
-
-def _emptied(node: ast.AST) -> bool:
-    """`None if math.isnan(x) else x`, or the other way round."""
-    if not isinstance(node, ast.IfExp) or "None" not in (ends := {ast.unparse(node.body), ast.unparse(node.orelse)}):
-        return False
-    asked = re.search(r"\bis(?:nan|finite)\((.+?)\)", ast.unparse(node.test))
-    return asked is not None and asked[1] in ends
-
-
-MUTANTS = "tests/mutants.py"
-"""Its process must import nothing of the project: no mutant would reach what a forked one has from it."""
-
-SUBJECTS: dict[str, tuple[Finder, set[str], str]] = {
-    "the rule of a Markdown table": (_spelt(r"\|\s*:?---|^-+:$"), {"zoo/report/markdown.py"}, "x = '|---|---:|'"),
-    "the row of a Markdown table": (_spelt(r"^\| "), set(), "x = f'| {a} | {b} |'"),
-    "the bar in a cell": (_spelt(r"^\\\|$"), {"zoo/report/markdown.py"}, r"x.replace('|', '\\|')"),
-    "a part of a page": (_spelt("<!-- /"), {"zoo/report/markdown.py"}, "x = '<!-- /part -->'"),
-    "the style of pictures": (
-        _named("savefig", "rcParams", "rc_context", "rcdefaults", "style.context"),
-        {"zoo/report/plots.py"},
-        "figure.savefig('x.png')",
-    ),
-    "the size of text in a picture": (
-        _given("fontsize", "title_fontsize", "labelsize", "dpi"),
-        set(),
-        "axes.set_title('x', fontsize=11)",
-    ),
-    "the style of a terminal's table": (
-        _spelt(r"^rich\.box$"),
-        {"zoo/report/terminal.py"},
-        "require_extra('rich.box')",
-    ),
-    "a file put in its place": (
-        _renamed,
-        # A checkpoint is streamed; a damaged one is set aside; a folder of the cache comes with all its files.
-        {"zoo/report/files.py", "zoo/training/checkpoints.py", "lab/run.py", "tasks/cache.py", MUTANTS},
-        "y = temporary.replace(path)",
-    ),
-    "null for what is not finite": (_emptied, {"zoo/report/files.py"}, "x = None if math.isnan(x) else x"),
-    "JSON without what is not finite": (_given("allow_nan"), {"zoo/report/files.py"}, "dumps(x, allow_nan=False)"),
-    "a command line that cannot be followed": (_defined("UsageError"), {"zoo/naming.py"}, "class UsageError: ..."),
-    "the order of scores": (_defined("merit", "merits", "score_of"), {"lab/score.py"}, "def merit(score): ..."),
-    "handlers of signals": (
-        _named("signal.signal"),
-        {"zoo/signals.py", "lab/train.py", MUTANTS},  # the second signal ends a run at once
-        "signal.signal(2, f)",
-    ),
-    "an output that nobody reads": (_named("os.devnull"), {"zoo/report/terminal.py"}, "os.open(os.devnull, 1)"),
-}
-"""What it is, how it is found, where alone it stands, an example. The names in a run's folder: `test_doors.py`."""
-
-
-KINDS = ast.Expr, ast.Constant, ast.Attribute, ast.Name, ast.keyword, ast.ClassDef, ast.FunctionDef, ast.Call, ast.IfExp
-"""What the finders look at."""
-
-
-def _nodes(text: str) -> list[ast.AST]:
-    """All but docstrings, which may speak of anything."""
-    nodes = [node for node in ast.walk(parsed(text)) if isinstance(node, KINDS)]
-    said = {id(node.value) for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
-    return [node for node in nodes if id(node) not in said and not isinstance(node, ast.Expr)]
-
-
-@pytest.fixture(scope="module")
-def sources() -> dict[str, list[ast.AST]]:
-    folders = ("zoo", "tasks", "lab", "benchmarks")
-    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
-    paths += [path for name in ("train.py", "sweep.py", MUTANTS) if (path := ROOT / name).is_file()]
-    return {path.relative_to(ROOT).as_posix(): _nodes(path.read_text(encoding="utf-8")) for path in paths}
-
-
-@pytest.mark.parametrize("subject", SUBJECTS)
-def test_each_subject_has_one_place(subject: str, sources: dict[str, list[ast.AST]]) -> None:
-    is_one, homes, example = SUBJECTS[subject]
-    assert any(map(is_one, _nodes(example)))
-    found = {
-        name: sorted({getattr(node, "lineno", 0) for node in nodes if is_one(node)}) for name, nodes in sources.items()
-    }
-    assert {name: lines for name, lines in found.items() if lines and name not in homes} == {}
-    assert [home for home in homes if home in found and not found[home]] == []
