@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeAlias
 
 from lab.config import Command, read_layer, write_yaml
 from lab.config.layers import put
-from zoo.interop.names import BEST, CHECKPOINTS, LAST, PREVIOUS
+from zoo.loading.names import BEST, CHECKPOINTS, LAST, PREVIOUS
 from zoo.naming import UsageError, flatten
 from zoo.report.files import as_json, read_json, write_atomically
 from zoo.report.numbers import Number
@@ -229,7 +229,7 @@ class RunFolder:
             ValueError: nothing to test; no checkpoint left to go on from; a damaged `best`, which no later step
                 restores.
         """
-        from zoo.interop.saved import find_checkpoint, is_whole
+        from zoo.loading.saved import find_checkpoint, is_whole
 
         if command.ckpt_path is not None:
             return Path(command.ckpt_path)
@@ -252,7 +252,7 @@ class RunFolder:
         Raises:
             UsageError: the folder cannot be written.
         """
-        from zoo.interop.saved import is_whole
+        from zoo.loading.saved import is_whole
 
         damaged = [file for file in (self.last, self.previous) if file.is_file() and not is_whole(file)]
         try:

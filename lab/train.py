@@ -194,7 +194,7 @@ class Session:
 
         from tasks.datamodule import TaskDataModule
         from zoo.backbone import Backbone
-        from zoo.interop.saved import check_checkpoint
+        from zoo.loading.saved import check_checkpoint
 
         self.folder, self.begun, config = folder, time.perf_counter(), command.config
         try:
@@ -252,7 +252,7 @@ class Session:
             test: whether to test them too.
             log: whether the run's curves may get a point.
         """
-        from zoo.interop.saved import read_checkpoint
+        from zoo.loading.saved import read_checkpoint
 
         trainer, options = self.trainer, {"ckpt_path": checkpoint, "weights_only": True, "verbose": False}
         splits = ("test", "val") if test else ("val",)

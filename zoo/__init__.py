@@ -10,18 +10,18 @@ if TYPE_CHECKING:
     from zoo.backbone import Backbone
     from zoo.blocks import Bidirectional
     from zoo.contract import SequenceMixer, State, detach_state, map_state, move_state, reorder_state, state_nbytes
-    from zoo.interop.packing import run_left_padded, run_packed
-    from zoo.interop.saved import load, load_mixer, save
-    from zoo.interop.transformers import load_transformers
+    from zoo.loading.packing import run_left_padded, run_packed
+    from zoo.loading.saved import load, load_mixer, save
+    from zoo.loading.transformers import load_transformers
     from zoo.registry import create_layers, create_mixer, list_mixers, register
 
 _HOMES = {
     "zoo.backbone": "Backbone",
     "zoo.blocks": "Bidirectional",
     "zoo.contract": "SequenceMixer State detach_state map_state move_state reorder_state state_nbytes",
-    "zoo.interop.packing": "run_left_padded run_packed",
-    "zoo.interop.saved": "load load_mixer save",
-    "zoo.interop.transformers": "load_transformers",
+    "zoo.loading.packing": "run_left_padded run_packed",
+    "zoo.loading.saved": "load load_mixer save",
+    "zoo.loading.transformers": "load_transformers",
     "zoo.registry": "create_layers create_mixer list_mixers register",
 }
 

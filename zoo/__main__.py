@@ -363,9 +363,9 @@ def _trained(path: str, taker: str = "--ckpt_path") -> Backbone:
     Raises:
         ValueError: neither; what `zoo.load` and `zoo.load_transformers` refuse.
     """
-    from zoo.interop.names import CHECKPOINTS
-    from zoo.interop.saved import load
-    from zoo.pretrained import FILE
+    from zoo.loading.names import CHECKPOINTS
+    from zoo.loading.pretrained import FILE
+    from zoo.loading.saved import load
 
     folder = Path(path)
     if not folder.is_dir() or (folder / CHECKPOINTS).is_dir():
@@ -378,7 +378,7 @@ def _trained(path: str, taker: str = "--ckpt_path") -> Backbone:
     if (folder / FILE).is_file() and '"model_type"' not in (folder / "config.json").read_text(encoding="utf-8"):
         return load(folder / FILE)
     from zoo.backbone import Backbone
-    from zoo.interop.transformers import load_transformers
+    from zoo.loading.transformers import load_transformers
 
     model = load_transformers(folder)
     assert isinstance(model, Backbone)  # layers have no folders

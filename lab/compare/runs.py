@@ -25,7 +25,7 @@ from lab.run import (
     said_by,
     state_of,
 )
-from zoo.interop.names import CHECKPOINTS
+from zoo.loading.names import CHECKPOINTS
 from zoo.naming import flatten, require_extra
 from zoo.report.files import read_json
 from zoo.targets import short

@@ -887,7 +887,7 @@ def test_probes_are_measured_layer_by_layer_and_distilling_brings_a_stack_nearer
     config = teacher | short | {"mixer": teacher["mixer"] | {"pattern": ["attention"] * 2}}
     torch.manual_seed(0)
     _, model = build(config)
-    monkeypatch.setattr("zoo.interop.saved.load", lambda folder: model)
+    monkeypatch.setattr("zoo.loading.saved.load", lambda folder: model)
     run = Run(Path("x"), config, {}, "tested")
     found = []
     for n_steps in (0, 40, 40):

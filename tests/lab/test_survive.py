@@ -33,7 +33,7 @@ from tests.lab.runs import MEASURED, TINY, TinyRuns, error_line, results, wait_u
 from tests.tolerances import tolerance
 from tests.training import small
 from tests.training.small import assert_identical
-from zoo.interop.saved import is_whole
+from zoo.loading.saved import is_whole
 from zoo.signals import SCHEDULER, handled
 from zoo.training import SequenceModule, Throughput
 

@@ -20,9 +20,9 @@ from tests import ROOT, refused, slow
 from tests.cases import draw, randomise
 from zoo import Backbone, SequenceMixer, load_transformers
 from zoo.blocks import Experts, ResidualBlock
-from zoo.interop.transformers import LAYERS, MODELS
-from zoo.interop.transformers.check import ALLOWED
-from zoo.interop.transformers.layers import ROPE_TYPES
+from zoo.loading.transformers import LAYERS, MODELS
+from zoo.loading.transformers.check import ALLOWED
+from zoo.loading.transformers.layers import ROPE_TYPES
 from zoo.ops.rope import rotate
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -845,7 +845,7 @@ def fields_of(kind: str, options: dict[str, Any]) -> set[str]:
     theirs = build(kind, torch.Generator().manual_seed(0), **options)
     with pytest.MonkeyPatch.context() as patch:
         seen: set[str] = set()
-        for module in ("zoo.interop.transformers.models.expect", "zoo.interop.transformers.expect"):
+        for module in ("zoo.loading.transformers.models.expect", "zoo.loading.transformers.expect"):
             patch.setattr(module, lambda _, fields: seen.update(fields))
         load_transformers(theirs, verify=False)
     return {re.sub(r"^eps of .*", "eps of", field) for field in seen}

@@ -140,7 +140,7 @@ def test_measure_reads_the_layers_of_a_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from zoo.backbone import Backbone
-    from zoo.interop import saved
+    from zoo.loading import saved
 
     model = Backbone({"name": "attention", "n_heads": 2}, 4, 2, vocab_size=5, n_outputs=5)
     monkeypatch.setattr(saved, "load", lambda path: {"runs/x": model}[path])
@@ -189,7 +189,7 @@ def test_a_model_of_short_sequences_is_measured_as_far_as_it_goes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from zoo.backbone import Backbone
-    from zoo.interop import saved
+    from zoo.loading import saved
 
     def model(max_seq_len: int) -> Backbone:
         mixer = {"name": "factorized", "n_heads": 2, "max_seq_len": max_seq_len}

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tests import refused
 from tests.training import small
-from zoo.interop.saved import check_checkpoint
+from zoo.loading.saved import check_checkpoint
 from zoo.training import Checkpoints, NonFiniteLossError, Reached, ReseedEachStep, SequenceModule, Throughput
 
 

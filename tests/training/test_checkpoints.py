@@ -16,7 +16,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 
 from tests import raising
 from tests.training import small
-from zoo.interop.saved import check_checkpoint, load, read_checkpoint
+from zoo.loading.saved import check_checkpoint, load, read_checkpoint
 from zoo.training import AtomicCheckpointIO, Checkpoints, Interrupt, Interrupted, NonFiniteLossError
 
 ATTENTION = {"name": "attention"}

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 
 from tests import slow
 from tests.training import small
-from zoo.interop.saved import check_checkpoint
+from zoo.loading.saved import check_checkpoint
 from zoo.training import Checkpoints, ReseedEachStep
 
 # 40 rows in batches of 8: five batches a pass, which is what is validated after unless said. Each case stops at every

@@ -12,7 +12,7 @@ import zoo
 from tests import python, refused
 from tests.tolerances import assert_close
 from tests.training import small
-from zoo.interop.saved import check_checkpoint, load
+from zoo.loading.saved import check_checkpoint, load
 
 
 @pytest.fixture(scope="module")

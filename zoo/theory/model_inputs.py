@@ -11,7 +11,7 @@ from torch import Tensor
 
 from zoo.backbone import Backbone
 from zoo.contract import require_positive
-from zoo.interop.names import CHECKPOINTS
+from zoo.loading.names import CHECKPOINTS
 from zoo.naming import find_module, require_extra
 from zoo.report.numbers import count
 from zoo.theory.measure import random_inputs

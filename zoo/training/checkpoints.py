@@ -24,7 +24,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
 from zoo.contract import require_choice, require_positive
-from zoo.interop.names import BEST, LAST, PREVIOUS
+from zoo.loading.names import BEST, LAST, PREVIOUS
 from zoo.naming import UsageError
 from zoo.signals import CTRL_C, SCHEDULER, handled
 from zoo.training.callbacks import BetweenSteps, NonFiniteLossError

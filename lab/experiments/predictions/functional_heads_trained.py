@@ -21,7 +21,7 @@ def layers_of(run: Run) -> list[dict[str, Any]]:
     """Return what `zoo heads` says of each layer of a run's model; measured once and kept in the run's folder."""
     file = run.folder / HEADS
     if not file.is_file():
-        from zoo.interop.saved import load
+        from zoo.loading.saved import load
         from zoo.theory.model_heads import measure_heads
         from zoo.theory.model_heads_page import Reading, heads_as_json
         from zoo.theory.model_inputs import model_inputs

@@ -70,7 +70,7 @@ def horizons(run: Run) -> tuple[float, float]:
     import torch
 
     from lab.build import build_task
-    from zoo.interop.saved import load
+    from zoo.loading.saved import load
 
     task, model = build_task(run.config), load(run.folder).eval()
     trained = task.spec.seq_len

@@ -30,7 +30,7 @@ def heads_by_place(run: Run) -> dict[int, int]:
     import numpy as np
     import torch
 
-    from zoo.interop.saved import load
+    from zoo.loading.saved import load
     from zoo.theory.model_heads import measure_heads
 
     inputs = build_task(run.config).sample(np.random.default_rng(run.seed), READ_AT)["inputs"]
@@ -56,7 +56,7 @@ def restored_losses(run: Run, mixed: Mapping[str, Any]) -> dict[int, float]:
     import torch
 
     from tasks.spec import IGNORED
-    from zoo.interop.saved import load
+    from zoo.loading.saved import load
 
     n_layers: int = run.config["n_layers"]
     rng = np.random.default_rng([run.seed, n_layers])

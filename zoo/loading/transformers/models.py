@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from zoo.backbone import Backbone
-from zoo.interop.transformers.channels import ACTIVATIONS, CHANNELS, granite_channels, read_channel
-from zoo.interop.transformers.layers import LAYERS, read_layer
-from zoo.interop.transformers.reading import Part, Weights, eps_of, expect, norm_weight, take
+from zoo.loading.transformers.channels import ACTIVATIONS, CHANNELS, granite_channels, read_channel
+from zoo.loading.transformers.layers import LAYERS, read_layer
+from zoo.loading.transformers.reading import Part, Weights, eps_of, expect, norm_weight, take
 
 
 class Family(NamedTuple):

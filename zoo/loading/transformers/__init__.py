@@ -10,10 +10,10 @@ from torch import nn
 
 from zoo.backbone import Backbone
 from zoo.contract import SequenceMixer
-from zoo.interop.transformers.check import verify_outputs
-from zoo.interop.transformers.layers import LAYERS, read_layer
-from zoo.interop.transformers.models import MODELS, read_model
-from zoo.interop.transformers.reading import Weights, expect, few
+from zoo.loading.transformers.check import verify_outputs
+from zoo.loading.transformers.layers import LAYERS, read_layer
+from zoo.loading.transformers.models import MODELS, read_model
+from zoo.loading.transformers.reading import Weights, expect, few
 from zoo.naming import unknown
 from zoo.registry import create_mixer
 

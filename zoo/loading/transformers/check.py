@@ -13,8 +13,8 @@ from torch import Tensor
 
 from zoo.backbone import Backbone
 from zoo.contract import SequenceMixer
-from zoo.interop.transformers.models import stages_of
-from zoo.interop.transformers.reading import join
+from zoo.loading.transformers.models import stages_of
+from zoo.loading.transformers.reading import join
 from zoo.ops.precision import widest
 
 ALLOWED = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}

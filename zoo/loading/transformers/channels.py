@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from zoo.interop.transformers.reading import Part, Table, Take, same, take
+from zoo.loading.transformers.reading import Part, Table, Take, same, take
 
 
 def _swiglu(theirs: Any, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj") -> Part:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zoo.interop.transformers.reading import ONES, Fields, Part, Table, Take, eps_of, norm_weight, same, take
+from zoo.loading.transformers.reading import ONES, Fields, Part, Table, Take, eps_of, norm_weight, same, take
 from zoo.ops.rope import SCALINGS
 
 ROPE_TYPES = ("default", *SCALINGS)

@@ -1,1 +1,0 @@
-"""How models meet what others have: checkpoints on disk, packed batches, models of transformers."""
