@@ -561,12 +561,10 @@ def _train(mixer: str, sizes: Sizes) -> tuple[float, float]:
 
 SECTIONS: dict[str, tuple[str, Callable[[Sizes], Section]]] = {
     "scan": ("Selective scan", scan),
-    "tricks": ("The scan in numba, trick by trick", family.tricks),
     "loaded": ("On a busy machine", loaded),
     "ssd": ("State space duality", ssd),
     "lti": ("Diagonal systems, delta rule, gated attention", lti),
     "family": ("Linear recurrences and sLSTM against their peers", family.family),
-    "before": ("Three ops that became one", family.before),
     "decode": ("Decoding", decode),
     "scaling": ("Scaling with length", scaling),
     "steps": ("A training step of each mixer", steps),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ import torch
 
 pytest.importorskip("benchmarks.peers", reason="the benchmarks run from a clone")
 
-from benchmarks import family, performance, sections, task_generation, timing
+from benchmarks import performance, sections, task_generation, timing
 from benchmarks.page import Section, Table, Target, render_section, show
 from benchmarks.sections import SECTIONS, Sizes
 from tasks import create_task, list_tasks
@@ -99,10 +98,6 @@ def test_every_task_is_drawn_by_the_benchmark_of_tasks_at_its_length_where_it_ha
     assert task_generation.n_examples("mqar", {}) == task_generation.EXAMPLES
 
 
-def test_the_tests_of_what_is_timed_exist() -> None:
-    assert all((ROOT / file).is_file() for file in performance.TESTS)
-
-
 def test_pages_and_readme_are_made_from_the_results(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text("before\n<!-- performance -->\nold\n<!-- /performance -->\nafter\n")
@@ -134,44 +129,6 @@ def test_shapes_of_one_length_keep_their_own_numbers(monkeypatch: pytest.MonkeyP
         assert measured[f"transformers / torch, forward + backward at ({shape}), one thread"] == rows[shape]
     assert rows["1, 8, 4"] != rows["4, 8, 2"]
     assert measured["mamba.py / torch, forward + backward at (1, 8, 4), one thread"] == rows["1, 8, 4"]
-
-
-def test_what_is_published_of_a_shape_is_what_its_row_says() -> None:
-    scan = json.loads((ROOT / performance.RESULTS).read_text())["scan"]
-    (table,) = (table for table in scan["tables"] if table["caption"] == "1 thread")
-    rows = {row[0]: dict(zip(table["columns"], row, strict=True)) for row in table["rows"] if row[1] != "forward"}
-    found = {}
-    for target in scan["targets"]:
-        if match := re.fullmatch(r"(.+ / torch), forward \+ backward at \((.+)\), one thread", target["what"]):
-            column, shape = match.groups()
-            if column in table["columns"]:
-                assert target["measured"] == rows[shape][column]
-                found.setdefault(column, []).append(shape)
-    assert found["transformers / torch"] == ["1, 1024, 256", "4, 1024, 128"]
-
-
-def test_the_committed_page_is_what_the_results_say(tmp_path: Path) -> None:
-    results = json.loads((ROOT / performance.RESULTS).read_text())
-    assert set(results) == set(SECTIONS), "every section has been measured"
-    performance.publish(results, tmp_path)
-    for page in (performance.PAGE, performance.PROFILES):
-        assert (tmp_path / page).read_text() == (ROOT / page).read_text()
-
-
-def test_every_trick_stands_in_the_source() -> None:
-    source = (ROOT / "zoo/ops/scan_numba.py").read_text()
-    assert [trick for trick, (text, _) in family._TRICKS.items() if source.count(text) != 1] == []
-
-
-def test_a_trick_that_is_no_longer_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(family._TRICKS, "gone", ("no such text", ""))
-    with pytest.raises(ValueError, match=r"^zoo/ops/scan_numba.py must hold 'no such text' once, found 0$"):
-        family._without("gone")
-
-
-def test_an_op_that_the_history_does_not_hold_is_refused() -> None:
-    with pytest.raises(FileNotFoundError, match=r"zoo/ops/never.py: this section needs a full clone$"):
-        family._old_op("never")
 
 
 @pytest.mark.parametrize("name", ["retnet", "mlstm", "kda", "delta_product", "rwkv7", "ssd", "mamba3"])
