@@ -24,9 +24,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from lab.compare import group_runs, read_runs  # noqa: E402
-from lab.compare.command import write_comparison  # noqa: E402
-from lab.compare.tensorboard import lay_out, serve  # noqa: E402
+from lab.view import group_runs, read_runs  # noqa: E402
+from lab.view.command import write_comparison  # noqa: E402
+from lab.view.tensorboard import lay_out, serve  # noqa: E402
 from zoo.report.files import write_atomically  # noqa: E402
 
 SWEEPS = {

@@ -233,7 +233,7 @@ VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
 """What each verb does, and its flags."""
 
 FROM_CLONE = {
-    "compare": ("runs side by side: tables, a page of curves and scores, TensorBoard", "lab.compare.command"),
+    "compare": ("runs side by side: tables, a page of curves and scores, TensorBoard", "lab.view.command"),
 }
 """Verbs of a clone, which knows runs of train.py as the installed library does not: module with a `declare`."""
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import yaml
 
-from lab.compare.runs import Run, read_runs
-from lab.compare.table import Group, cells_of, group_runs, runs_as_csv
 from lab.experiments.predictions import PREDICTIONS
 from lab.experiments.vocabulary import LONGER, Prediction, Runs
 from lab.run import DONE, ENVIRONMENT, INDEX, git, read_rungs
 from lab.sweep.grid import read_experiment, values_of
+from lab.view.runs import Run, read_runs
+from lab.view.table import Group, cells_of, group_runs, runs_as_csv
 from zoo.naming import UsageError
 from zoo.report.files import as_json, read_json, write_all
 from zoo.report.markdown import table

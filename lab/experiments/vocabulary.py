@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lab.compare.runs import Run
 from lab.run import number_at, numbers_at
+from lab.view.runs import Run
 from zoo.report.numbers import count
 from zoo.theory.claims.claim import Check, Curve, Evidence, Panel, Samples, at_least, at_most, controlled, paired
 from zoo.theory.intervals import FEWEST_PAIRS, of_rank_correlation

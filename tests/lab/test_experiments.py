@@ -20,7 +20,6 @@ import yaml
 
 from lab import __main__ as application
 from lab.build import build
-from lab.compare.runs import Run
 from lab.config import parse
 from lab.config.layers import nested
 from lab.experiments import judge as experiments
@@ -40,6 +39,7 @@ from lab.experiments.predictions.trainability import gradient_at_initialisation 
 from lab.experiments.vocabulary import Runs, correlated, not_learned
 from lab.run import nested_metrics
 from lab.sweep.grid import Grid, expand, read_experiment, values_of
+from lab.view.runs import Run
 from tests import slow
 from tests.lab.runs import error_line
 from zoo.naming import flatten

@@ -15,12 +15,12 @@ import pytest
 
 from lab.config import parse
 from lab.guesses import among_read, score_without_order, to_be_left, without_order
-from lab.leaderboard import command
-from lab.leaderboard.cells import in_order, merged, read_cells, task_names
-from lab.leaderboard.pages import PICTURE, as_html, as_markdown, tables
-from lab.leaderboard.picture import leaderboard_figure, share
 from lab.run import deciding_options
 from lab.sweep.grid import read_experiment
+from lab.view.leaderboard import command
+from lab.view.leaderboard.cells import in_order, merged, read_cells, task_names
+from lab.view.leaderboard.pages import PICTURE, as_html, as_markdown, tables
+from lab.view.leaderboard.picture import leaderboard_figure, share
 from tasks import create_task
 from tasks.groups import multiplication_table
 from tasks.mqar import MQAR
@@ -63,7 +63,7 @@ def test_a_cell_is_not_run_again_for_an_option_that_came_later_and_is_none(
 ) -> None:
     (cell,) = read_cells(["lstm"], ["mqar"], 3)
     later = {"task.later": value}
-    monkeypatch.setattr("lab.leaderboard.cells.deciding_options", lambda config: deciding_options(config) | later)
+    monkeypatch.setattr("lab.view.leaderboard.cells.deciding_options", lambda config: deciding_options(config) | later)
     (again,) = read_cells(["lstm"], ["mqar"], 3)
     assert (again.digest == cell.digest) is same
 

@@ -10,9 +10,9 @@ import pytest
 
 import zoo
 from lab import config, train
-from lab.compare import read_runs
 from lab.run import RunFolder
 from lab.sweep.sweep import main as sweep
+from lab.view import read_runs
 from tests import ROOT, python, refused
 from tests.lab.runs import TINY, error_line, results, shown
 from zoo.__main__ import main

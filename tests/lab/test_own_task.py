@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from lab import train
-from lab.compare import read_runs
 from lab.examples import examples
 from lab.sweep.sweep import main as sweep
+from lab.view import read_runs
 from tests import ROOT, python
 from tests.lab.runs import TinyRuns, error_line, results
 

@@ -30,7 +30,7 @@ def test_compare_is_a_verb_of_a_clone_alone(
     with pytest.raises(SystemExit):
         command.main(["--help"])
     assert "compare" in capsys.readouterr().out
-    for module in ("lab", "lab.compare", "lab.compare.command"):
+    for module in ("lab", "lab.view", "lab.view.command"):
         monkeypatch.setitem(sys.modules, module, None)
     assert "compare needs the package lab of the project's repository" in refused(capsys, "compare", "runs")
     with pytest.raises(SystemExit):

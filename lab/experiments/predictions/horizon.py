@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from statistics import NormalDist, linear_regression, median
 from typing import TYPE_CHECKING, Any
 
-from lab.compare.runs import Run
 from lab.experiments.vocabulary import LEARNED, Prediction, Runs, correlated
+from lab.view.runs import Run
 from zoo.report.numbers import count
 from zoo.report.terminal import progress
 from zoo.theory.claims.claim import Check, Curve, Evidence, Panel

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from lab.config import parse
 from lab.experiments.judge import read_stored
-from lab.leaderboard.cells import FILE, ROOT, Cell, Record, in_order, of_today, read_cells, run_cell, task_names
-from lab.leaderboard.pages import PICTURE, as_html, as_markdown, tables
-from lab.leaderboard.picture import leaderboard_figure
 from lab.sweep.command import Request
 from lab.sweep.engine import Stop
 from lab.sweep.grid import arguments, read_experiment
 from lab.sweep.tuning import RATE
+from lab.view.leaderboard.cells import FILE, ROOT, Cell, Record, in_order, of_today, read_cells, run_cell, task_names
+from lab.view.leaderboard.pages import PICTURE, as_html, as_markdown, tables
+from lab.view.leaderboard.picture import leaderboard_figure
 from zoo.naming import UsageError
 from zoo.registry import MIXERS
 from zoo.report.files import as_json, write_all

@@ -15,9 +15,9 @@ from types import FrameType
 from typing import NoReturn
 from urllib.parse import quote
 
-from lab.compare.charts import Chart, chart_figure, charts_of, colours
-from lab.compare.table import Group
 from lab.run import EVENTS
+from lab.view.charts import Chart, chart_figure, charts_of, colours
+from lab.view.table import Group
 from zoo.naming import require_extra
 from zoo.signals import SCHEDULER, handled
 

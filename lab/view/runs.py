@@ -100,7 +100,7 @@ class Run:
 def read_runs(folder: str | Path, trials: bool = False) -> list[Run]:
     """Read every run under a folder, sorted by path; the folder may be a run itself.
 
-    What is foreign or broken is skipped, with one warning each in the log (`lab.compare`) that names it.
+    What is foreign or broken is skipped, with one warning each in the log (`lab.view`) that names it.
 
     Args:
         folder: where runs were kept, such as the --run_dir of train.py or sweep.py.

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from lab.compare.charts import Chart, Series, charts_of, colours
-from lab.compare.runs import Run
-from lab.compare.table import Group, Row, columns_of, unnamed_text
+from lab.view.charts import Chart, Series, charts_of, colours
+from lab.view.runs import Run
+from lab.view.table import Group, Row, columns_of, unnamed_text
 from zoo.naming import require_extra
 from zoo.report.numbers import plain
 

@@ -11,7 +11,7 @@ from zoo.naming import UsageError, require_extra
 from zoo.report.terminal import make_console
 
 if TYPE_CHECKING:
-    from lab.compare.table import Group
+    from lab.view.table import Group
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -37,8 +37,8 @@ def compare(arguments: argparse.Namespace) -> int:
         ValueError: no run that can be read.
         MissingExtraError: a package of the extra `report` is not installed.
     """
-    from lab.compare import group_runs, read_runs
-    from lab.compare.table import table_of
+    from lab.view import group_runs, read_runs
+    from lab.view.table import table_of
 
     if arguments.port is not None and not arguments.tensorboard:
         raise UsageError("--port is of --tensorboard")
@@ -57,7 +57,7 @@ def compare(arguments: argparse.Namespace) -> int:
     if len(found) > len(runs):
         console.print(f"left out: trials of --tune ({len(found) - len(runs)}); --trials shows them", highlight=False)
     if arguments.tensorboard:
-        from lab.compare.tensorboard import show_in_tensorboard
+        from lab.view.tensorboard import show_in_tensorboard
 
         show_in_tensorboard(groups, arguments.port, lambda line: print(line, flush=True))
     else:
@@ -73,9 +73,9 @@ def write_comparison(groups: Sequence[Group], folder: Path) -> list[Path]:
         MissingExtraError: matplotlib or plotly is not installed; before anything is written.
         OSError: the folder cannot be written.
     """
-    from lab.compare.charts import comparison_figure
-    from lab.compare.page import as_page
-    from lab.compare.table import as_csv, as_markdown
+    from lab.view.charts import comparison_figure
+    from lab.view.page import as_page
+    from lab.view.table import as_csv, as_markdown
     from zoo.report.files import write_all
     from zoo.report.plots import as_png
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lab.compare.page import render
-from lab.leaderboard.cells import Record, best_of
 from lab.score import BASELINE, FACTS, SCORES, WINDOW, score_text, window_text
+from lab.view.leaderboard.cells import Record, best_of
+from lab.view.page import render
 from zoo.report import markdown
 from zoo.report.numbers import NOTHING, Number, duration, number
 

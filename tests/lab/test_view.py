@@ -28,16 +28,16 @@ import yaml
 from rich.console import Console
 from torch.utils.tensorboard import SummaryWriter
 
-from lab.compare import Run, group_runs, read_runs
-from lab.compare.charts import Series, charts_of, comparison_figure
-from lab.compare.command import write_comparison
-from lab.compare.page import as_page
-from lab.compare.runs import EVENTS, read_curves
-from lab.compare.table import columns_of, table_of
-from lab.compare.tensorboard import CONFIGURATION, lay_out, show_in_tensorboard
 from lab.config.layers import put
 from lab.run import RunFolder, nested_metrics
 from lab.score import fact_text
+from lab.view import Run, group_runs, read_runs
+from lab.view.charts import Series, charts_of, comparison_figure
+from lab.view.command import write_comparison
+from lab.view.page import as_page
+from lab.view.runs import EVENTS, read_curves
+from lab.view.table import columns_of, table_of
+from lab.view.tensorboard import CONFIGURATION, lay_out, show_in_tensorboard
 from tests import ROOT, python
 from zoo import __main__ as command
 from zoo.report.numbers import NOTHING
@@ -761,8 +761,8 @@ def test_ctrl_c_ends_tensorboard_and_its_folder(varied: Path, monkeypatch: pytes
         if interrupt := next(naps):
             raise interrupt
 
-    monkeypatch.setattr("lab.compare.tensorboard.serve", serve)
-    monkeypatch.setattr("lab.compare.tensorboard.time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr("lab.view.tensorboard.serve", serve)
+    monkeypatch.setattr("lab.view.tensorboard.time", SimpleNamespace(sleep=sleep))
     show_in_tensorboard(group_runs(read_runs(varied)), 6006, said.append)
     assert [line.partition("?")[0] for line in said] == ["TensorBoard at http://localhost:6006/"]
     assert not folders[0].exists()
@@ -809,7 +809,7 @@ def test_what_tensorboard_cannot_do_is_one_line(varied: Path, capsys: pytest.Cap
 def test_reading_needs_no_torch(tmp_path: Path) -> None:
     write_run(tmp_path)
     read = f"c.group_runs(c.read_runs({str(tmp_path)!r}))"
-    python("-c", f"import sys, lab.compare as c; {read}; assert 'torch' not in sys.modules")
+    python("-c", f"import sys, lab.view as c; {read}; assert 'torch' not in sys.modules")
 
 
 @pytest.mark.parametrize("module", ["yaml", "tensorboard", "rich.table", "matplotlib.figure", "plotly.graph_objects"])

@@ -24,7 +24,7 @@ from zoo.report.files import read_json
 from zoo.targets import is_target, short
 from zoo.theory.intervals import FEWEST_SEEDS, of_median
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FILE = ROOT / "configs" / "leaderboard.yaml"
 ALL = "all"
 """In place of names of mixers: the whole registry."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from lab.compare.runs import Run
 from lab.run import flat_metrics, given_options, numbers_at
 from lab.score import (
     BASELINE,
@@ -28,6 +27,7 @@ from lab.score import (
     score_text,
     window_text,
 )
+from lab.view.runs import Run
 from zoo.naming import require_extra
 from zoo.report import markdown, terminal
 from zoo.report.numbers import NOTHING, Number, plain

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from lab.leaderboard.cells import Record, best_of
 from lab.score import BASELINE, level, score_text, worth
+from lab.view.leaderboard.cells import Record, best_of
 from zoo.report.plots import new_figure, styled
 
 if TYPE_CHECKING:

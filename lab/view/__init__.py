@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from zoo.naming import lazy_names
 
 if TYPE_CHECKING:
-    from lab.compare.runs import Run, read_runs
-    from lab.compare.table import Group, Row, group_runs
+    from lab.view.runs import Run, read_runs
+    from lab.view.table import Group, Row, group_runs
 
 _HOMES = {
-    "lab.compare.runs": "Run read_runs",
-    "lab.compare.table": "Group Row group_runs",
+    "lab.view.runs": "Run read_runs",
+    "lab.view.table": "Group Row group_runs",
 }
 
 __all__ = ["Group", "Row", "Run", "group_runs", "read_runs"]
