@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.conformance import Adapter, Report, check, properties
+from zoo.check import Adapter, Report, check, properties
 from zoo.report.files import write_atomically
 from zoo.report.machine import describe_machine
 from zoo.report.markdown import table

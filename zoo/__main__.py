@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from zoo.conformance import command as conformance
+from zoo.check import command as checking
 from zoo.naming import UsageError, find_module, require_extra, unknown
 from zoo.registry import MIXERS
 from zoo.report.machine import describe_machine
@@ -227,7 +227,7 @@ VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "heads": ("how many heads a model of yours has, spans and uses, layer by layer", _declare_heads),
     "claims": ("predictions of the theory, measured and judged", _declare_claims),
     "figure": ("one of the figures of the theory", _declare_figure),
-    "check": (conformance.SUMMARY, conformance.declare),
+    "check": (checking.SUMMARY, checking.declare),
     "pages": ("a page for each mixer, as docs/mixers has them", _declare_pages),
 }
 """What each verb does, and its flags."""

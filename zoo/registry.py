@@ -42,7 +42,7 @@ def _describe(target: str) -> Mixer:
 
 
 def _adopt(target: str, found: Any) -> type[SequenceMixer]:
-    from zoo.adopted import adopt
+    from zoo.check.adopted import adopt
 
     return adopt(target, found)
 

@@ -40,9 +40,9 @@ from tests.cases import (
 )
 from tests.tolerances import assert_close, tolerance
 from zoo import create_mixer, detach_state, list_mixers, map_state, move_state, reorder_state, state_nbytes
+from zoo.check import ConformanceError, Property, properties
+from zoo.check.subject import Subject
 from zoo.coefficient import recording, replaying
-from zoo.conformance import ConformanceError, Property, properties
-from zoo.conformance.subject import Subject
 from zoo.contract import SequenceMixer, state_tensors
 from zoo.mixers.attention import AttentionState
 from zoo.registry import mixer_class
@@ -77,7 +77,7 @@ def held_by_default(case: Case, each: Property) -> bool:
 
 
 HELD_BY_DEFAULTS = ("deterministic", "no_global_draws", "eval_without_dropout", "lengths", "tiny_inputs", "pickled")
-"""Of `zoo.conformance`; tests below ask more of padding, compilers and lengths than it can of anyone."""
+"""Of `zoo.check`; tests below ask more of padding, compilers and lengths than it can of anyone."""
 
 
 def crossed(values: Sequence[Any], by_default: Callable[[Case, Any], bool]) -> list[Any]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from zoo import targets
-from zoo.adopted import Adopted, adopt
+from zoo.check.adopted import Adopted, adopt
 from zoo.contract import Configured
 from zoo.naming import require_extra
 from zoo.registry import MIXERS

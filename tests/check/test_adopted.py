@@ -1,0 +1,342 @@
+"""Mixers of one's own: plain modules as mixers, names for them, and what a hybrid or a backbone makes of them."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import zoo
+from tests import ROOT, refused, run_python
+from tests.check.planted import Stepper
+from zoo.check import check
+from zoo.contract import SequenceMixer
+from zoo.mixers.identity import Identity
+from zoo.registry import MIXERS, mixer_class
+
+
+class Mean(nn.Module):
+    """The mean so far of a linear map."""
+
+    def __init__(self, width: int, gain: float = 1.0, *, fails: bool = False, gives: int | None = None) -> None:
+        super().__init__()
+        if fails:
+            raise RuntimeError("over\ntwo lines")
+        self.map, self.gain = nn.Linear(width, gives or width), gain * torch.ones(1).item()
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = torch.arange(1, x.shape[1] + 1).view(-1, 1)
+        return self.gain * self.map(x).cumsum(1) / n
+
+
+class Later(nn.Module):
+    """An option before d_model, and lengths."""
+
+    def __init__(self, scale: float, d_model: int) -> None:
+        super().__init__()
+        self.scale, self.d_model = scale, d_model
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        return self.scale * x if lengths is None else lengths.view(-1, 1, 1) * x
+
+
+class FaintlyForgetful(Stepper):
+    """A step that begins anew, which the largest part of the output hides in float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 1e5 * x + super().forward(x)
+
+    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        y, state = super().step(x)
+        return 1e5 * x + y, state
+
+
+class NoRows(nn.LSTM):
+    """A state whose rows are not apart from its channels."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__(d_model, d_model, batch_first=True)
+
+    def forward(self, x: Tensor, state: Tensor | None = None) -> Any:
+        y, (h, c) = super().forward(x, None if state is None else tuple(state.view(2, 1, len(x), 8)))
+        return y, torch.stack((h, c)).flatten()
+
+
+class Demands(nn.Module):
+    """Lengths that have no default, and parameters whose shapes the input decides."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.map = nn.LazyLinear(d_model, bias=False)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        return lengths.view(-1, 1, 1) * self.map(x)
+
+
+class Exits(nn.Module):
+    def __init__(self, d_model: int) -> None:
+        raise SystemExit("no GPU, bye")
+
+
+PLANTED = "tests.check.planted"
+MEAN = f"{__name__}:Mean"
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(MIXERS, "_own", {})
+    monkeypatch.setattr(MIXERS, "_objects", {})
+    monkeypatch.setattr(MIXERS, "_looked", True)
+    return MIXERS
+
+
+def test_a_plain_module_is_a_mixer() -> None:
+    mixer = zoo.create_mixer(MEAN, 8, gain=2.0)
+    assert isinstance(mixer, SequenceMixer)
+    assert type(mixer) is mixer_class(MEAN)
+    x = torch.randn(2, 5, 8)
+    assert torch.equal(mixer(x), mixer.module(x))
+    assert mixer.module.gain == 2.0
+    for twin in (copy.deepcopy(mixer), pickle.loads(pickle.dumps(mixer))):
+        assert torch.equal(twin(x), mixer(x))
+        assert type(twin) is type(mixer)
+    padded = mixer(x, torch.tensor([5, 3]))
+    torch.testing.assert_close(padded[1, :3], mixer(x[1:, :3])[0])
+    assert not padded[1, 3:].any()
+    before = mixer.module.map.weight.clone()
+    mixer.reset_parameters()
+    assert not torch.equal(mixer.module.map.weight, before)
+    assert zoo.create_mixer("torch.nn:LSTM", 8, hidden_size=8, batch_first=True)(x).shape == x.shape
+
+
+def test_what_needs_a_stream_says_so() -> None:
+    model = zoo.Backbone({"name": "hybrid", "pattern": [MEAN, "attention"]}, 8, vocab_size=5, n_outputs=5).eval()
+    assert model.state_bytes(7) is None
+    assert model.layers.predicted_rank(7) is None
+    assert not model.layers.streams
+    assert zoo.create_mixer("hybrid", 8).streams
+    with torch.device("meta"):
+        assert zoo.create_mixer(MEAN, 8).state_bytes(7) is None
+    tokens = torch.zeros(1, 3, dtype=torch.long)
+    assert model(tokens).shape == (1, 3, 5)
+    with pytest.raises(ValueError, match=r"^test_adopted\.Mean reads whole sequences only \(it has no stream, step, "):
+        model.generate(tokens, 2)
+
+
+class Closed(Stepper):
+    """An output that is zero at the start of training, as of a closed gate."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__(d_model)
+        self.gate = nn.Parameter(torch.zeros(d_model))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gate * super().forward(x)
+
+    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        y, state = super().step(x, state)
+        return self.gate * y, state
+
+
+STREAMING: dict[str, tuple[dict[str, Any], int]] = {
+    "torch.nn:LSTM": ({"hidden_size": 8, "num_layers": 2, "batch_first": True}, 2 * 2 * 8),
+    "torch.nn:GRU": ({"hidden_size": 8, "batch_first": True}, 8),
+    f"{PLANTED}:Recurrence": ({}, 2 * 8 + 8),
+    f"{PLANTED}:Attention": ({}, 2 * 9 * 8),
+    f"{__name__}:Closed": ({}, 8),
+    f"{PLANTED}:EmptyMemory": ({}, 2 * 8 + 8),  # wrong by several positions, right by one
+    "tests.check.test_answers:Named": ({}, 8),
+    "tests.check.test_answers:Several": ({}, 8 + 1),
+    "tests.check.test_adapters:Cached": ({}, 2 * 9 * 8),
+    "tests.check.test_adapters:Hiddens": ({}, 2 * 9 * 8),
+}
+"""Modules with protocols of their own, their options, and the numbers of their states after nine positions."""
+
+
+@pytest.mark.parametrize("name", STREAMING)
+def test_a_module_streams_by_its_own_protocol(name: str, generator: torch.Generator) -> None:
+    options, size = STREAMING[name]
+    mixer, x = zoo.create_mixer(name, 8, **options).eval(), torch.randn(2, 9, 8, generator=generator)
+    with torch.device("meta"):
+        assert zoo.create_mixer(name, 8, **options).state_bytes(9) == 4 * size
+    assert mixer.state_bytes(9, batch_size=2) == 2 * 4 * size
+    with torch.no_grad():
+        first, state = mixer.stream(x[:, :4])
+        second, state = mixer.stream(x[:, 4:6], zoo.detach_state(state))
+        last, after = mixer.stream(x[:, 6:], state)
+        torch.testing.assert_close(torch.cat((first, second, last), 1), mixer(x))
+        assert zoo.state_nbytes(after) == 2 * 4 * size
+        swapped = zoo.reorder_state(pickle.loads(pickle.dumps(state)), torch.tensor([1, 0]))
+        torch.testing.assert_close(mixer.stream(x.flip(0)[:, 6:], swapped)[0], last.flip(0))
+        assert torch.equal(mixer.stream(x[:, 6:], state)[0], last)
+
+
+def test_gradients_pass_through_the_states_of_a_module(generator: torch.Generator) -> None:
+    mixer, x = zoo.create_mixer(f"{PLANTED}:Stepper", 8), torch.randn(2, 6, 8, generator=generator)
+
+    def gradient(detach: bool, *sizes: int) -> Tensor:
+        state, total = None, torch.zeros(())
+        for part in x.split(sizes, dim=1):
+            y, state = mixer.stream(part, zoo.detach_state(state) if detach and state is not None else state)
+            total = total + y.square().sum()
+        return torch.autograd.grad(total, mixer.module.rate)[0]
+
+    torch.testing.assert_close(gradient(False, 2, 3, 1), gradient(False, 6))
+    twice = [gradient(True, *sizes) for sizes in ((2, 4), (2, 3, 1))]  # the first state is read again, the second kept
+    assert not torch.allclose(twice[0], gradient(False, 6))
+    assert not torch.allclose(twice[1], twice[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "why"),
+    [
+        ("torch.nn:LSTM", {"hidden_size": 4, "batch_first": True, "bidirectional": True}, "its chunks differ from the"),
+        (f"{PLANTED}:PositionsAnew", {}, r"its chunks differ from the whole by 0\.\d+ of the largest output"),
+        (f"{__name__}:FaintlyForgetful", {}, "its chunks differ from the whole by .*e-0"),
+        (f"{__name__}:NoRows", {}, r"its state has a tensor \(48,\) without an axis of rows"),
+    ],
+)
+def test_a_module_whose_chunks_are_wrong_is_read_whole(name: str, options: dict[str, Any], why: str) -> None:
+    mixer, x = zoo.create_mixer(name, 8, **options), torch.randn(2, 5, 8)
+    assert not mixer.streams
+    with pytest.raises(ValueError, match=rf"reads whole sequences only \({why}"):
+        mixer.stream(x, mixer.stream(x)[1])
+
+
+def test_rows_of_several_lengths_are_not_continued() -> None:
+    mixer, x = zoo.create_mixer("torch.nn:GRU", 8, hidden_size=8, batch_first=True), torch.randn(2, 5, 8)
+    with pytest.raises(ValueError, match=r"nn\.GRU reads whole sequences only \(these had rows of several lengths\)"):
+        mixer.stream(x, mixer.stream(x, lengths=torch.tensor([5, 3]))[1])
+
+
+def test_d_model_goes_to_its_parameter_and_lengths_to_a_module_that_takes_them() -> None:
+    mixer = zoo.create_mixer(f"{__name__}:Later", 8, scale=3.0)
+    assert (mixer.module.scale, mixer.module.d_model) == (3.0, 8)
+    assert mixer(torch.ones(2, 4, 8), torch.tensor([4, 2])).amax((1, 2)).tolist() == [4, 2]
+
+
+def test_lazy_layers_and_lengths_without_a_default() -> None:
+    mixer, x = zoo.create_mixer(f"{__name__}:Demands", 8), torch.ones(2, 4, 8)
+    with torch.device("meta"):
+        assert [p.shape for p in zoo.create_mixer(f"{__name__}:Demands", 8).parameters()] == [(8, 8)]
+    torch.testing.assert_close(mixer(x)[:, :2], 2 * mixer(x, torch.tensor([2, 2]))[:, :2])
+    check(Demands, d_model=8, only=["causality", "inputs_unchanged"]).raise_if_failed()
+
+
+def test_a_checkpoint_that_may_name_no_class_imports_none(tmp_path: Path) -> None:
+    model = zoo.Backbone({"name": "hybrid", "pattern": [MEAN, "attention"]}, 8, vocab_size=5, n_outputs=5)
+    zoo.save(model, tmp_path / "model.ckpt")
+    with pytest.raises(ValueError, match=r"model\.ckpt names .*:Mean, which is not registered here: .* give allow=\['"):
+        zoo.load(tmp_path / "model.ckpt", allow=[])
+    for allow in (None, [MEAN]):
+        assert torch.equal(zoo.load(tmp_path / "model.ckpt", allow=allow).norm.weight, model.norm.weight)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        (
+            MEAN,
+            {"gian": 1},
+            r"unknown option of Mean 'gian' \(did you mean 'gain'\?\); choose from: gain, fails, gives",
+        ),
+        (MEAN, {"fails": True}, r"test_adopted\.Mean cannot be built: RuntimeError: over two lines$"),
+        (MEAN, {"gives": 3}, r"Mean cannot be run: .*maps \(3, 64, 8\) to \(3, 64, 3\), not to the same shape$"),
+        (f"{__name__}:Exits", {}, r"Exits cannot be built: SystemExit: no GPU, bye$"),
+        (
+            f"{__name__}:Later",
+            {},
+            "Later cannot be built: TypeError: .*missing 1 required positional argument: 'scale'",
+        ),
+        (
+            "torch.nn:LSTM",
+            {"hidden_size": 8},
+            r"nn\.LSTM cannot be built: LSTM reads \(seq, batch, d_model\): build it",
+        ),
+        ("torch.nn:functional", {}, "torch.nn:functional is of type module: a mixer is a class of torch.nn.Module"),
+        ("collections:OrderedDict", {}, "is the class OrderedDict: a mixer is a class of torch.nn.Module"),
+        ("no_such:Thing", {}, "there is no module no_such"),
+    ],
+)
+def test_what_is_no_mixer_is_said_on_one_line(name: str, options: dict[str, Any], message: str) -> None:
+    with refused(message):
+        zoo.create_mixer(name, 8, **options)
+
+
+def test_a_registered_name_is_a_mixer_like_any_other(registry: Any) -> None:
+    zoo.register("mean", Mean, summary="a mean", gain=3.0)
+    zoo.register("still", Identity, year=2026)
+    zoo.register("elsewhere", "no_such:Thing")
+    assert zoo.list_mixers()[-3:] == ["mean", "still", "elsewhere"]
+    assert "mean" not in list(registry)
+    assert registry.summary("mean") == "a mean"
+    assert mixer_class("still") is Identity
+    assert zoo.create_mixer("mean", 8).module.gain == 3.0
+    first, second = zoo.create_layers("hybrid", 2, 8, pattern=["mean", "still"], mean={"gain": 5.0})
+    assert (first.module.gain, type(second)) == (5.0, Identity)
+    zoo.register("mean", Mean)
+    for name, message in (
+        ("lstm", "mixer 'lstm' is built in: choose another name"),
+        ("mamba", "mixer 'mamba' is built in"),
+        ("mean", f"mixer 'mean' already stands for {__name__}:Mean: choose another name for .*:Identity"),
+        ("a.b", "'a.b' cannot name a mixer: give letters"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            zoo.register(name, Identity)
+    with pytest.raises(
+        ValueError, match=r"unknown mixer 'maen' \(did you mean 'mean'\?\); .*, elsewhere; or give pack"
+    ):
+        zoo.create_mixer("maen", 8)
+    with pytest.raises(ValueError, match="there is no module no_such"):
+        zoo.create_mixer("elsewhere", 8)
+    with pytest.raises(ValueError, match="builtins:int is the class int: a mixer is a class"):
+        zoo.register("three", int)
+
+
+def test_entry_points_are_found_when_a_name_is_not_built_in(
+    registry: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "other-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text(
+        f"[zoo.mixers]\ntheirs = {MEAN}\nlstm = other:LSTM\nmine = absent:Thing\n"
+    )
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    monkeypatch.setattr(registry, "_looked", False)
+    assert "lstm" in registry
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert type(zoo.create_mixer("theirs", 8)) is mixer_class(MEAN)
+    assert [str(each.message) for each in said] == [
+        "entry point lstm = other:LSTM is left out: mixer 'lstm' is built in: choose another name for other:LSTM"
+    ]
+    assert zoo.list_mixers()[-2:] == ["theirs", "mine"]
+    assert mixer_class("lstm").__module__ == "zoo.mixers.lstm"
+    with pytest.raises(ValueError, match="there is no module absent"):
+        zoo.create_mixer("mine", 8)
+
+
+def test_a_hybrids_member_has_its_options_under_its_class() -> None:
+    pattern = [MEAN, {"name": MEAN, "gain": 4.0}, "attention"]
+    layers = zoo.create_layers("hybrid", 3, 8, pattern=pattern, Mean={"gain": 2.0}, n_heads=2)
+    assert [layers[0].module.gain, layers[1].module.gain, layers[2].n_heads] == [2.0, 4.0, 2]
+    with pytest.raises(ValueError, match="two members are called LSTM: rename one of the classes"):
+        zoo.create_layers("hybrid", 2, 8, pattern=["torch.nn:LSTM", "zoo.mixers.lstm:LSTM"])
+
+
+@pytest.mark.slow
+def test_the_documentation_runs(registry: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, Any] = {}
+    run_python((ROOT / "docs" / "your_own.md").read_text(encoding="utf-8").partition("## Your task")[0], scope)
+    assert scope["model"].generate(torch.zeros(1, 3, dtype=torch.long), 2).shape == (1, 5)
+    assert zoo.create_mixer("slow_leaky", 8).decay == 0.99
+    assert zoo.create_mixer("my_mixers.py:GatedMean", 8, bias=True).module.gate.bias is not None

@@ -1,0 +1,130 @@
+"""The verb `zoo check`: what it prints and writes, its exit status, what it refuses in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import python
+from zoo.__main__ import main
+from zoo.check.adapters.example import EXAMPLE
+
+FAST = ["--d_model", "8", "--only", "causality", "chunked", "parameters_trained"]
+
+MIXER = """\
+import torch
+from torch import nn
+
+class Mixer(nn.Module):
+    def __init__(self, d_model, n_dead=0):
+        super().__init__()
+        self.inner = nn.GRU(d_model, d_model, batch_first=True)
+        self.dead = nn.Parameter(torch.ones(n_dead)) if n_dead else None
+
+    def forward(self, x, *, memory=None, return_memory=False):
+        y, memory = self.inner(x, memory)
+        return (y, memory) if return_memory else y
+
+module = Mixer(8)
+number = 3
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "strangers_mixer.py"
+    path.write_text(MIXER)
+    return path
+
+
+def test_a_registered_mixer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "lstm", *FAST]) == 0
+    out = capsys.readouterr().out
+    assert "3 passed, 0 failed, 0 not applicable" in out
+    assert "stream(x, state)" in out
+
+
+def test_a_class_that_can_be_imported(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "torch.nn:GRU", *FAST, "--option", "hidden_size=8", "--option", "batch_first=true"]) == 0
+    assert "3 passed" in capsys.readouterr().out
+
+
+def test_a_failure_is_told_with_its_lines_and_status_1(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = tmp_path / "found.json"
+    target = f"{file}:Mixer"
+    assert main(["check", target, *FAST, "--option", "n_dead=2", "--json", str(written)]) == 1
+    out = capsys.readouterr().out
+    assert "1 passed, 1 failed, 1 not applicable" in out
+    assert f"Mixer = runpy.run_path('{file}')['Mixer']" in out
+    assert "module = Mixer(8, n_dead=2)" in out
+    found = {f["property"]: f for f in json.loads(written.read_text())["findings"]}
+    assert found["parameters_trained"]["verdict"] == "failed"
+    assert "no gradient for dead" in found["parameters_trained"]["detail"]
+    assert python("-c", found["parameters_trained"]["reproduce"]).stdout.strip() == "no gradient: ['dead']"
+
+
+def test_a_module_of_a_file(file: Path) -> None:
+    assert main(["check", f"{file}:module", *FAST]) == 0
+
+
+def test_an_adapter_of_a_file_teaches_a_protocol(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one that the help shows."""
+    adapter = tmp_path / "adapter.py"
+    adapter.write_text(EXAMPLE)
+    assert len(EXAMPLE.strip().splitlines()) <= 12
+    assert main(["check", f"{file}:Mixer", *FAST, "one_by_one"]) == 0
+    assert "2 passed, 0 failed, 2 not applicable" in capsys.readouterr().out
+    assert main(["check", f"{file}:Mixer", *FAST, "one_by_one", "--adapter", f"{adapter}:MyAdapter"]) == 0
+    assert "4 passed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["attentoin"], "did you mean 'attention'"),
+        (["no_such_package:Mixer"], "there is no module no_such_package"),
+        (["torch.nn:LTSM"], "did you mean 'LSTM'"),
+        (["missing.py:Mixer"], "there is no file "),
+        (["lstm", "--option", "d_inner"], "--option takes NAME=VALUE, got 'd_inner'"),
+        (["lstm", "--option", "d_iner=3"], "did you mean 'd_inner'"),
+        (["attention", "--option", "n_heads=3"], "Attention cannot be built"),
+        (["lstm", "--dtype", "int8"], "--dtype must be one of float32"),
+        (["lstm", "--device", "nowhere"], "device 'nowhere' cannot be used"),
+        (["lstm", "--only", "causalty"], "did you mean 'causality'"),
+        (["lstm", "--d_model", "0"], "d_model must be a positive integer"),
+        (["lstm", "--seq_len", "3"], "seq_len must be at least 8"),
+        (["lstm", "--json", "no_such_folder/found.json"], "there is no folder no_such_folder"),
+        (["lstm", "--json", "tests"], "tests is a folder"),
+        (["lstm", "--html", "no_such_folder/found.html"], "there is no folder no_such_folder"),
+        (["lstm", "--adapter", "torch.nn:LSTM"], "no subclass of zoo.check.Adapter"),
+        (["lstm", "--adapter", "LSTM"], "names no class"),
+        (["torch.nn:LSTM", "--option", "hidden_size=16"], "--option batch_first=true"),
+        (["torch:pi"], "torch:pi is float"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_followed_is_said_in_one_line(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_the_help_needs_no_torch_and_shows_an_adapter() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from zoo.__main__ import main\n"
+        "try:\n    main(['check', '--help'])\nexcept SystemExit as done:\n    assert done.code == 0"
+    )
+    said = python("-c", code).stdout
+    assert "class MyAdapter(Adapter):" in said
+    assert "past_key_values" in said

@@ -1,0 +1,128 @@
+"""States of modules of other contracts, of any type: their tensors, and their shapes found by trying."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from zoo.check.adapters.adapter import Adapter
+
+
+def tensors_of(state: Any) -> Iterator[Tensor]:
+    """Return the tensors of a state of any type: search sequences, mappings and objects."""
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, Mapping):
+        for value in state.values():
+            yield from tensors_of(value)
+    elif isinstance(state, (list, tuple)):
+        for value in state:
+            yield from tensors_of(value)
+    elif hasattr(state, "__dict__") and not isinstance(state, (nn.Module, type)):
+        for value in vars(state).values():
+            yield from tensors_of(value)
+
+
+def with_tensors(state: Any, make: Callable[[int, Tensor], Tensor]) -> Any:
+    """Return a copy of a state of any type in which `make`, of its place in `tensors_of`, replaces each tensor."""
+    return copy.deepcopy(state, {id(t): make(place, t) for place, t in enumerate(tensors_of(state))})
+
+
+def run(adapter: Adapter, module: nn.Module, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+    """Continue the module over x, in chunks as long as its protocol takes; state None at the start."""
+    outputs = []
+    for part in x.split(adapter.longest or x.shape[1], dim=1):
+        y, state = adapter.chunk(module, part, state)
+        outputs.append(y)
+    return torch.cat(outputs, dim=1), state
+
+
+class Part(NamedTuple):
+    """A tensor of a state, as trials show it.
+
+    Attributes:
+        rows: its axis of rows; None where all rows share it.
+        shape: after one position, rows first and left out.
+        growth: what each further position adds to `shape`.
+        dtype: None where it follows the activations.
+    """
+
+    rows: int | None
+    shape: tuple[int, ...]
+    growth: tuple[int, ...]
+    dtype: torch.dtype | None
+
+    def empty(self, batch_size: int, dtype: torch.dtype | None, device: Any, after: int | None = None) -> Tensor:
+        """Return zeros, as many as after so many positions; by default as before the first, none along what grows."""
+        grown = zip(self.shape, self.growth, strict=True)
+        sizes = [0 if after is None and slope else size + slope * ((after or 1) - 1) for size, slope in grown]
+        return torch.zeros(batch_size, *sizes, dtype=self.dtype or dtype, device=device)
+
+
+def parts_of(adapter: Adapter, module: nn.Module, x: Tensor) -> tuple[Part, ...]:
+    """Find the parts of a module's state by running it on the first rows and positions of x, (>= 3, >= 5, d_model).
+
+    Raises:
+        ValueError: a tensor without an axis of rows, or tensors whose number or axes change.
+    """
+    first, fewer, longer = (
+        list(tensors_of(run(adapter, module, x[:rows, :n])[1])) for rows, n in ((3, 1), (2, 1), (3, 5))
+    )
+    found = []
+    if not len(first) == len(fewer) == len(longer):
+        raise ValueError("the number of tensors in its state changes")
+    for a, b, c in zip(first, fewer, longer, strict=True):
+        if not a.ndim == b.ndim == c.ndim:
+            raise ValueError("the axes of its state change")
+        differ = [axis for axis in range(a.ndim) if a.shape[axis] != b.shape[axis]]
+        if len(differ) > 1 or any((a.shape[axis], b.shape[axis]) != (3, 2) for axis in differ):
+            raise ValueError(f"its state has a tensor {tuple(a.shape)} without an axis of rows")
+        rows = differ[0] if differ else None
+        others = [axis for axis in range(a.ndim) if axis != rows]
+        growth = tuple((c.shape[axis] - a.shape[axis]) // 4 for axis in others)
+        dtype = None if a.dtype == x.dtype else a.dtype
+        found.append(Part(rows, tuple(a.shape[axis] for axis in others), growth, dtype))
+    return tuple(found)
+
+
+class Carried(tuple[Tensor, ...]):
+    """A state of a module of another contract: all rows first. `_make` makes the same of other tensors.
+
+    The first tensor is `past`, inputs that are not read yet, (batch, seq, d_model); the others are those of the
+    module's own state, and `outline` is that state without them, None where nothing has been read.
+    """
+
+    outline: Any = None
+
+    @property
+    def past(self) -> Tensor:
+        return self[0]
+
+    def _make(self, tensors: Iterable[Tensor]) -> Self:
+        made = type(self)(tensors)
+        made.outline = self.outline
+        return made
+
+    @classmethod
+    def close(cls, state: Any, parts: tuple[Part, ...], x: Tensor) -> Self:
+        """Return a module's own state after it has read x."""
+        first = [
+            t.unsqueeze(0).expand(len(x), *t.shape) if part.rows is None else t.movedim(part.rows, 0)
+            for t, part in zip(tensors_of(state), parts, strict=True)
+        ]
+        made = cls((x[:, :0], *first))
+        made.outline = with_tensors(state, lambda _, t: t.new_empty(0))
+        return made
+
+    def open(self, parts: tuple[Part, ...]) -> Any:
+        """Return the module's own state, of tensors that it may write into."""
+
+        def restored(place: int, _: Tensor) -> Tensor:
+            t, rows = self[1 + place], parts[place].rows
+            return t[0].clone() if rows is None else t.movedim(0, rows).clone()
+
+        return None if self.outline is None else with_tensors(self.outline, restored)

@@ -1,0 +1,301 @@
+"""Plain modules as mixers: any torch.nn.Module that maps (batch, seq, d_model) to the same."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, ClassVar, get_overloads
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from zoo.check.adapters.adapter import Adapter, Forward, first_tensor
+from zoo.check.adapters.carried import Carried, Part, parts_of, run
+from zoo.check.adapters.known import find_adapter
+from zoo.contract import SequenceMixer
+from zoo.naming import UsageError
+from zoo.ops.precision import Device, DType
+from zoo.targets import short
+
+Factory = Callable[..., Any]
+TRIAL = 64
+"""Positions of the sequences that a new module is tried on."""
+CLOSE = 1e-6, 1e-4
+"""How far its chunks may be from the whole there, against the largest output: in float64; of what refuses float64."""
+
+NUDGE = 0.1
+"""Noise on parameters that start constant (biases, norms, closed gates): at zero or one an error would not show."""
+
+
+class Adopted(SequenceMixer):
+    """A module of another contract. No law says its rank.
+
+    It streams if `zoo.check.adapters` knows its protocol and its chunks give the outputs of the whole. Otherwise
+    it maps whole sequences only. As nobody may ask for the state of a first chunk, that chunk is kept, and read again
+    when the next one comes.
+
+    Rows of several lengths are padded with zeros to the right, and what it gives there is dropped: it must be causal. A
+    module whose `forward` takes `lengths` gets them. Such rows cannot be continued.
+
+    `adopt` makes a subclass for each class, whose signature and docstring are those of that class.
+
+    Args:
+        d_model: goes to the parameter of that name, or to the first positional one.
+        **options: for the class.
+
+    Raises:
+        ValueError: a module that cannot be built, or does not map (batch, seq, d_model) to the same.
+    """
+
+    made: ClassVar[type[nn.Module]]
+    name: ClassVar[str]
+
+    def __init__(self, d_model: int, **options: Any) -> None:
+        super().__init__(d_model)
+        arguments, options = with_width(self.made, d_model, options)
+        with _in_one_line(f"{short(self.name)} cannot be built"):
+            self.module = self._build(arguments, options)
+            require_batch_first(self.module)
+        self._takes_lengths = "lengths" in inspect.signature(self.module.forward).parameters
+        self._try(arguments, options)
+
+    def __reduce__(self) -> Any:
+        # The class is made at run time: pickle finds it by what it was made of.
+        return _blank, (self.name, self.made), self.__dict__
+
+    def reset_parameters(self) -> None:
+        for module in self.module.modules():
+            if callable(reset := getattr(module, "reset_parameters", None)):
+                reset()
+
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> Carried:
+        past = torch.empty(batch_size, 0, 0, dtype=dtype, device=device)
+        return Carried((past, *(part.empty(batch_size, dtype, device) for part in self._parts)))
+
+    def mix(self, x: Tensor, state: Carried, lengths: Tensor | None) -> tuple[Tensor, Carried]:
+        past = state.past
+        if past.shape[1] and not past.shape[2]:
+            why = self._why_whole or "these had rows of several lengths"
+            raise ValueError(
+                f"{short(self.name)} reads whole sequences only ({why}) and cannot go on from a state: to stream, "
+                "write it as a zoo.SequenceMixer"
+            )
+        if past.shape[1] or state.outline is not None:
+            theirs = state.open(self._parts)
+            if past.shape[1]:  # of a detached state, the gradient ends here
+                with torch.set_grad_enabled(torch.is_grad_enabled() and past.requires_grad):
+                    _, theirs = run(self._adapter, self.module, past)
+            y, theirs = run(self._adapter, self.module, x, theirs)
+            return self._checked(y, x), self._carried(theirs, x, lengths)
+        if x.is_meta:  # many modules read numbers, and the shapes are known
+            y = torch.empty_like(x)
+        elif self._takes_lengths and lengths is not None:
+            y = first_tensor(self.module(x, lengths=lengths))
+        else:
+            y = self._adapter.whole(self.module, x)
+        return self._checked(y, x), self._carried(None, x, lengths)
+
+    def _carried(self, theirs: Any, x: Tensor, lengths: Tensor | None) -> Carried:
+        """Return the state after x: closed where it cannot go on, the module's own, or x to be read again."""
+        if self.whole_only or lengths is not None:
+            past = x.new_empty(x.shape[0], x.shape[1], 0)
+        elif theirs is not None:
+            return Carried.close(theirs, self._parts, x)
+        elif x.is_meta:
+            past = x[:, :0]
+        else:
+            past = x.detach().requires_grad_() if torch.is_grad_enabled() and not x.requires_grad else x
+        # Without storage, there is nothing to read again: these are the shapes of what reading it gives.
+        after = x.shape[1] if x.is_meta else None
+        return Carried((past, *(part.empty(len(x), x.dtype, x.device, after) for part in self._parts)))
+
+    def _checked(self, y: Tensor, x: Tensor) -> Tensor:
+        if y.shape != x.shape:
+            raise ValueError(f"{short(self.name)} maps {tuple(x.shape)} to {tuple(y.shape)}, not to the same shape")
+        return y
+
+    def _build(self, arguments: tuple[int, ...], options: Mapping[str, Any]) -> nn.Module:
+        try:
+            return self.made(*arguments, **options)
+        except (RuntimeError, NotImplementedError):
+            if torch.get_default_device().type != "meta":
+                raise
+        with torch.device("cpu"):  # a constructor that reads numbers, which tensors without storage have not
+            return self.made(*arguments, **options)
+
+    def _try(self, arguments: tuple[int, ...], options: Mapping[str, Any]) -> None:
+        """Run the module, and find out whether and how it streams."""
+        self._adapter: Adapter = Forward()
+        self._parts: tuple[Part, ...] = ()
+        on_meta = torch.get_default_device().type == "meta"  # tried on numbers all the same
+        device = torch.device("cpu") if on_meta else torch.get_default_device()
+        with (
+            device,
+            torch.random.fork_rng(devices=[]),
+            torch.no_grad(),
+            _in_one_line(f"{short(self.name)} cannot be run"),
+        ):
+            module = self.made(*arguments, **options) if on_meta else self.module
+            training = module.training
+            numbers = torch.randn(3, TRIAL, self.d_model, generator=torch.Generator().manual_seed(0), device="cpu")
+            x = numbers.to(next(module.parameters(), torch.empty(0)))
+            module.eval()
+            if on_meta:
+                settle(self.module, x.to("meta"))
+            self._adapter = find_adapter(module, x)
+            whole = self._checked(self._adapter.whole(module, x), x)
+            self._why_whole = self._why(module, x, whole)
+            self.whole_only = bool(self._why_whole)
+            module.train(training)
+
+    def _why(self, module: nn.Module, x: Tensor, whole: Tensor) -> str:
+        """Return why the module cannot go on from a state, nothing where it can; keep the parts of its state."""
+        if not self._adapter.streams:
+            return "it has no stream, step, state or cache that is known"
+        cut, close, said = TRIAL // 2, CLOSE[1], ""
+        with suppress(Exception):  # in float64 even a state that adds little is seen to be lost
+            other = copy.deepcopy(module).double()
+            nudge(other)
+            whole, close = self._adapter.whole(other, x.double()), CLOSE[0]
+            module, x = other, x.double()
+        for longest in dict.fromkeys((self._adapter.longest, 1)):  # some caches go on by one position only
+            self._adapter.longest = longest
+            try:
+                parts = parts_of(self._adapter, module, x)
+                y, state = run(self._adapter, module, x[:, :cut])
+                rest, _ = run(self._adapter, module, x[:, cut:], Carried.close(state, parts, x).open(parts))
+                off = float((torch.cat((y, rest), 1) - whole).abs().max() / whole.abs().max())
+            except Exception as error:  # noqa: BLE001 - a stranger's module may raise anything
+                said = " ".join(str(error).split())
+                continue
+            if off <= close:
+                self._parts = parts
+                return ""
+            said = f"its chunks differ from the whole by {off:.2g} of the largest output"
+        return said
+
+
+@functools.cache
+def adopt(name: str, found: Any) -> type[SequenceMixer]:
+    """Return the class as a mixer: itself where it is one.
+
+    Args:
+        name: the target that names it.
+        found: a class.
+
+    Raises:
+        UsageError: anything but a class of torch.nn.Module.
+    """
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        kind = f"the class {found.__name__}" if isinstance(found, type) else f"of type {type(found).__name__}"
+        raise UsageError(f"{name} is {kind}: a mixer is a class of torch.nn.Module, (batch, seq, d_model) to the same")
+    if issubclass(found, SequenceMixer):
+        return found
+
+    def build(self: Adopted, d_model: int, **options: Any) -> None:
+        Adopted.__init__(self, d_model, **options)
+
+    build.__doc__ = found.__init__.__doc__
+    signature = _signature(found)
+    content = {"__init__": build, "__doc__": found.__doc__, "__signature__": signature, "made": found, "name": name}
+    return type(found.__name__, (Adopted,), content)
+
+
+def _signature(found: type[nn.Module]) -> inspect.Signature:
+    """d_model, then the class's named options."""
+    given = signature_of(found)
+    arguments, named = with_width(found, 1, {})
+    skipped = set(named) | set(list(given.parameters)[: len(arguments)])
+    width = inspect.Parameter("d_model", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=int)
+    options = [
+        each.replace(kind=each.KEYWORD_ONLY, annotation=Any if each.annotation is each.empty else each.annotation)
+        for each in given.parameters.values()
+        if each.name not in skipped and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
+    return inspect.Signature([width, *options])
+
+
+def signature_of(factory: Factory) -> inspect.Signature:
+    """Return the parameters of a class or function; of `*args, **kwargs` those of its first overload, if it has any."""
+    for strings in (True, False):
+        try:
+            found = inspect.signature(factory, eval_str=strings)
+        except (TypeError, ValueError):
+            return inspect.Signature()
+        except Exception:  # noqa: BLE001 - annotations of names that are only imported for type checkers
+            continue
+        kinds = {each.kind for each in found.parameters.values()}
+        overloads = get_overloads(factory.__init__) if isinstance(factory, type) else ()
+        if overloads and kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+            found = inspect.signature(overloads[0], eval_str=strings)
+            return found.replace(parameters=list(found.parameters.values())[1:])
+        return found
+    return inspect.Signature()
+
+
+def with_width(factory: Factory, d_model: int, options: Mapping[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """Return arguments and keywords that make a module: d_model goes to the parameter of that name, or the first one.
+
+    An option of the parameter's name wins.
+    """
+    parameters = signature_of(factory).parameters
+    first = next(iter(parameters.values()), None)
+    named = parameters.get("d_model")
+    if (
+        named is not None
+        and named.kind is not named.POSITIONAL_ONLY
+        and (named is not first or named.kind is named.KEYWORD_ONLY)
+    ):
+        return (), {"d_model": d_model, **options}
+    takes = (
+        first is not None and first.name not in options and first.kind not in (first.KEYWORD_ONLY, first.VAR_KEYWORD)
+    )
+    return (d_model,) if takes else (), dict(options)
+
+
+def settle(module: nn.Module, x: Tensor) -> None:
+    """Run a module of lazy layers once, so that its parameters have shapes."""
+    if any(is_lazy(p) for p in module.parameters()):
+        with torch.no_grad():
+            find_adapter(module, x).whole(module, x)
+
+
+def nudge(module: nn.Module) -> bool:
+    """Move the parameters that are constant by noise; return whether there were any."""
+    generator, nudged = torch.Generator().manual_seed(2), False
+    for p in module.parameters():
+        if p.is_floating_point() and p.requires_grad and p.numel() and bool((p == p.flatten()[0]).all()):
+            noise = torch.randn(p.shape, generator=generator, dtype=torch.float64, device="cpu")
+            p.data += NUDGE * noise.to(p)
+            nudged = True
+    return nudged
+
+
+def require_batch_first(module: nn.Module) -> None:
+    """Raise ValueError for a module that reads (seq, batch, d_model), as torch.nn.LSTM does by default."""
+    if getattr(module, "batch_first", True) is False:
+        raise ValueError(
+            f"{type(module).__name__} reads (seq, batch, d_model): build it with batch_first=True (--mixer.batch_first "
+            "true, for zoo check --option batch_first=true)"
+        )
+
+
+def _blank(name: str, made: type[nn.Module]) -> SequenceMixer:
+    cls = adopt(name, made)
+    return cls.__new__(cls)
+
+
+@contextmanager
+def _in_one_line(what: str) -> Iterator[None]:
+    """Turn whatever a stranger's module raises into a ValueError of one line."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        said = " ".join(str(error).split())
+        raise ValueError(
+            f"{what}: {said if isinstance(error, ValueError) else f'{type(error).__name__}: {said}'}"
+        ) from error
