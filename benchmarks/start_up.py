@@ -42,7 +42,7 @@ def help_seconds(n: int) -> tuple[float, float]:
 def first_seconds(n: int) -> tuple[float, float]:
     """Measure CPU and elapsed seconds of a process's first command line after its imports, medians of n processes."""
     code = (
-        "import time, beartype.door, yaml, tasks.mqar, tasks.datamodule, zoo.training.module\n"
+        "import time, beartype.door, yaml, tasks.generators.recall.mqar, tasks.data.datamodule, zoo.training.module\n"
         "import zoo.mixers.hybrid, zoo.mixers.selective_ssm, zoo.mixers.attention\n"
         "from lab.config import parse\n"
         "start = time.process_time(), time.perf_counter()\n"

@@ -51,14 +51,14 @@ WITHIN = {"delay": {"seq_len": LENGTH, "lag": 64}}
 PROBE = """
 import json, sys, time
 import numpy, tasks
-from tasks.splits import narrow_split
+from tasks.data.splits import narrow_split
 cache, name, options, n = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), int(sys.argv[4])
 task = tasks.create_task(name, **options)
 task.sample(numpy.random.default_rng(0), 2)
 draw = lambda: narrow_split(task, "train", n, 0)
 if cache:
     import datasets, filelock, pyarrow
-    from tasks.cache import materialise
+    from tasks.data.cache import materialise
     draw = lambda: materialise(name, task, "train", n, 0, cache)
 wall, cpu = time.perf_counter(), time.process_time()
 rows = len(draw()["inputs"])
@@ -112,7 +112,7 @@ def shapes() -> list[tuple[str, dict[str, Any]]]:
 def n_examples(name: str, options: dict[str, Any]) -> int:
     """Return how many are asked for: `EXAMPLES`, or fewer where they are large or their number is limited."""
     from tasks import create_task
-    from tasks.splits import at_most
+    from tasks.data.splits import at_most
 
     task = create_task(name, **options)
     spec = task.spec

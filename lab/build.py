@@ -41,7 +41,7 @@ def build_task(config: Mapping[str, Any]) -> Task:
     name = options.pop("name")
     if mixture is None:
         return create_task(name, **options)
-    from tasks.mixture import create_segments, longest
+    from tasks.data.mixture import create_segments, longest
 
     return longest(create_segments(TASKS[name], options, mixture))
 

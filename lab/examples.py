@@ -44,7 +44,7 @@ def examples(run_dir: Path, split: str, n: int) -> Examples:
     """
     import torch
 
-    from tasks.splits import at_most, sample_split
+    from tasks.data.splits import at_most, sample_split
 
     config = read_config(run_dir)
     task = build_task(config)

@@ -13,15 +13,15 @@ import numpy as np
 
 from lab.build import build_task
 from tasks.base import Task
-from tasks.group_words import GroupWords
-from tasks.groups import multiplication_table
-from tasks.induction_heads import InductionHeads
-from tasks.k_hop import KHop
-from tasks.mqar import MQAR
-from tasks.needle import Needle
-from tasks.parity import Parity
-from tasks.selective_copying import SelectiveCopying
-from tasks.text import Text
+from tasks.generators.copying.selective_copying import SelectiveCopying
+from tasks.generators.in_context.induction_heads import InductionHeads
+from tasks.generators.in_context.k_hop import KHop
+from tasks.generators.memory.needle import Needle
+from tasks.generators.real.text import Text
+from tasks.generators.recall.mqar import MQAR
+from tasks.generators.tracking.group_words import GroupWords
+from tasks.generators.tracking.groups import multiplication_table
+from tasks.generators.tracking.parity import Parity
 
 _EXAMPLES = 2000
 _MOST_BAGS = 10**5

@@ -192,7 +192,7 @@ class Session:
         from lightning.fabric.utilities.exceptions import MisconfigurationException
         from lightning.pytorch.plugins import DoublePrecision
 
-        from tasks.datamodule import TaskDataModule
+        from tasks.data.datamodule import TaskDataModule
         from zoo.backbone import Backbone
         from zoo.loading.saved import check_checkpoint
 

@@ -18,10 +18,10 @@ from zoo.naming import lazy_names
 
 if TYPE_CHECKING:
     from tasks.base import Task
-    from tasks.cache import materialise
+    from tasks.data.cache import materialise
+    from tasks.data.splits import sample_split, split_rng
     from tasks.registry import TASKS, create_task, list_tasks, task_class
     from tasks.spec import TaskSpec
-    from tasks.splits import sample_split, split_rng
 
 __all__ = [
     "TASKS",
@@ -37,10 +37,10 @@ __all__ = [
 
 _HOMES = {
     "tasks.base": "Task",
-    "tasks.cache": "materialise",
+    "tasks.data.cache": "materialise",
     "tasks.registry": "TASKS create_task list_tasks task_class",
     "tasks.spec": "TaskSpec",
-    "tasks.splits": "sample_split split_rng",
+    "tasks.data.splits": "sample_split split_rng",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -160,7 +160,7 @@ def _show(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
 
 def _sized_task(arguments: argparse.Namespace, flags: Sequence[str]) -> Task:
     """Return the task that is named, and settle how many of its examples are asked for."""
-    from tasks.splits import at_most, split_rng
+    from tasks.data.splits import at_most, split_rng
 
     task = _task(arguments, flags)
     split_rng(arguments.seed, arguments.split, 0)  # refuses an unknown split
@@ -169,7 +169,7 @@ def _sized_task(arguments: argparse.Namespace, flags: Sequence[str]) -> Task:
 
 
 def _examples(task: Task, arguments: argparse.Namespace) -> Arrays:
-    from tasks.splits import sample_split
+    from tasks.data.splits import sample_split
 
     return sample_split(task, arguments.split, arguments.n, arguments.seed)
 
@@ -177,7 +177,7 @@ def _examples(task: Task, arguments: argparse.Namespace) -> Arrays:
 def _stats(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
     import numpy as np
 
-    from tasks.external_arrays import known
+    from tasks.yours.arrays import known
 
     task = _sized_task(arguments, flags)
     start = time.perf_counter()
@@ -210,7 +210,7 @@ def _stats(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
 
 
 def _export(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
-    from tasks import export
+    from tasks.data import export
 
     task = _sized_task(arguments, flags)
     if arguments.format == "hub":

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from tasks.base import Task
+from tasks.data.splits import split_rng
 from tasks.registry import TASKS, list_tasks, task_class
 from tasks.spec import IGNORED, TaskSpec
-from tasks.splits import split_rng
 from zoo.docstrings import arguments, paragraphs
 from zoo.report.markdown import sentence, table
 

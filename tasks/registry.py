@@ -1,4 +1,4 @@
-"""The tasks by name. Adding one is a class in a file of its own and a line here."""
+"""The tasks by name. A new task is a file in a folder of `tasks/generators` and a line here."""
 
 from __future__ import annotations
 
@@ -46,56 +46,50 @@ def _describe(target: str) -> tuple[str, str]:
 
 
 def _adopt(target: str, found: Any) -> type[Task]:
-    from tasks.external import adopt
+    from tasks.yours.adopt import adopt
 
     return adopt(target, found)
 
 
+GENERATORS = {
+    "memory.adding:Adding": "add the two numbers that are marked, one in each half",
+    "in_context.automata:Automata": "continue words of an automaton that is new in every sequence",
+    "tracking.bracket:Bracket": "count the open brackets at every position of a balanced word",
+    "recall.compositional:Compositional": "mqar with keys of two tokens, neither of which is enough",
+    "copying.compression:Compression": "hold a whole sequence, give its tokens back by place",
+    "copying.copying:Copying": "say tokens again, in order, after a stretch of blanks",
+    "recall.forgetting:Forgetting": "mqar where keys get a new value: the last one counts",
+    "tracking.cycle_navigation:CycleNavigation": "walk on a circle and say where the walk ends",
+    "memory.delay:Delay": "say a band-limited noise again, a fixed time later",
+    "tracking.even_pairs:EvenPairs": "say whether the changes between neighbouring bits are odd",
+    "recall.fuzzy_recall:FuzzyRecall": "recall where keys and values are words of several tokens",
+    "tracking.group_words:GroupWords": "multiply out a word over a finite group, prefix by prefix",
+    "real.images:Images": "classify images read pixel by pixel: handwritten digits, or any data set",
+    "recall.in_context_recall:InContextRecall": "name the value that a key had before",
+    "in_context.in_context_regression:InContextRegression": "predict w · x from earlier pairs, w new in every sequence",
+    "in_context.induction_heads:InductionHeads": "name the token that followed the trigger before",
+    "in_context.k_hop:KHop": "name the k-th successor of a node on a cycle of shuffled edges",
+    "structure.listops:ListOps": "compute the digit that a nested expression of lists comes to",
+    "memory.memorization:Memorization": "memorise one map from keys to values",
+    "tracking.modular_arithmetic:ModularArithmetic": "compute an expression without brackets modulo five",
+    "recall.mqar:MQAR": "multi-query associative recall: look up the value of a key seen before",
+    "memory.needle:Needle": "name the one relevant token, a fixed distance back among noise",
+    "recall.noisy_recall:NoisyRecall": "recall among pairs of noise tokens",
+    "tracking.parity:Parity": "say at every position whether the ones so far are odd",
+    "structure.pathfinder:Pathfinder": "say whether two dots are the ends of one dashed path",
+    "copying.selective_copying:SelectiveCopying": "say the tokens among blanks again, in order",
+    "memory.ssm_teacher:SSMTeacher": "regress a linear time-invariant teacher of span dimension k",
+    "recall.stacked_mqar:StackedMQAR": "mqar where a key and its value share one vector",
+    "real.text:Text": "the next byte or character of a user's files or of any data set of text",
+    "structure.treecall:Treecall": "name the parent of a token in the tree that a grammar wrote",
+}
+"""The class of each task below `tasks.generators`, and what it asks in a line; the file is named like the task."""
+
 TASKS = _Tasks(
     "task",
     {
-        "adding": ("tasks.adding:Adding", "add the two numbers that are marked, one in each half"),
-        "automata": ("tasks.automata:Automata", "continue words of an automaton that is new in every sequence"),
-        "bracket": ("tasks.bracket:Bracket", "count the open brackets at every position of a balanced word"),
-        "compositional": (
-            "tasks.compositional:Compositional",
-            "mqar with keys of two tokens, neither of which is enough",
-        ),
-        "compression": ("tasks.compression:Compression", "hold a whole sequence, give its tokens back by place"),
-        "copying": ("tasks.copying:Copying", "say tokens again, in order, after a stretch of blanks"),
-        "forgetting": ("tasks.forgetting:Forgetting", "mqar where keys get a new value: the last one counts"),
-        "cycle_navigation": ("tasks.cycle_navigation:CycleNavigation", "walk on a circle and say where the walk ends"),
-        "delay": ("tasks.delay:Delay", "say a band-limited noise again, a fixed time later"),
-        "even_pairs": ("tasks.even_pairs:EvenPairs", "say whether the changes between neighbouring bits are odd"),
-        "fuzzy_recall": ("tasks.fuzzy_recall:FuzzyRecall", "recall where keys and values are words of several tokens"),
-        "group_words": ("tasks.group_words:GroupWords", "multiply out a word over a finite group, prefix by prefix"),
-        "images": ("tasks.images:Images", "classify images read pixel by pixel: handwritten digits, or any data set"),
-        "in_context_recall": ("tasks.in_context_recall:InContextRecall", "name the value that a key had before"),
-        "in_context_regression": (
-            "tasks.in_context_regression:InContextRegression",
-            "predict w · x from pairs read before, w new in every sequence",
-        ),
-        "induction_heads": ("tasks.induction_heads:InductionHeads", "name the token that followed the trigger before"),
-        "k_hop": ("tasks.k_hop:KHop", "name the k-th successor of a node on a cycle of shuffled edges"),
-        "listops": ("tasks.listops:ListOps", "compute the digit that a nested expression of lists comes to"),
-        "memorization": ("tasks.memorization:Memorization", "memorise one map from keys to values"),
-        "modular_arithmetic": (
-            "tasks.modular_arithmetic:ModularArithmetic",
-            "compute an expression without brackets modulo five",
-        ),
-        "mqar": ("tasks.mqar:MQAR", "multi-query associative recall: look up the value of a key seen before"),
-        "needle": ("tasks.needle:Needle", "name the one relevant token, a fixed distance back among noise"),
-        "noisy_recall": ("tasks.noisy_recall:NoisyRecall", "recall among pairs of noise tokens"),
-        "parity": ("tasks.parity:Parity", "say at every position whether the ones so far are odd"),
-        "pathfinder": ("tasks.pathfinder:Pathfinder", "say whether two dots are the ends of one dashed path"),
-        "selective_copying": (
-            "tasks.selective_copying:SelectiveCopying",
-            "say the tokens among blanks again, in order",
-        ),
-        "ssm_teacher": ("tasks.ssm_teacher:SSMTeacher", "regress a linear time-invariant teacher of span dimension k"),
-        "stacked_mqar": ("tasks.stacked_mqar:StackedMQAR", "mqar where a key and its value share one vector"),
-        "text": ("tasks.text:Text", "the next byte or character of a user's files or of any data set of text"),
-        "treecall": ("tasks.treecall:Treecall", "name the parent of a token in the tree that a grammar wrote"),
+        target.partition(":")[0].rpartition(".")[2]: (f"tasks.generators.{target}", summary)
+        for target, summary in GENERATORS.items()
     },
     group="zoo.tasks",
     describe=_describe,

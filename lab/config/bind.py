@@ -151,7 +151,7 @@ class Options:
         return [Option(f"{group}.name", str, name, None, section), *options]
 
     def _task(self) -> list[Option]:
-        from tasks.datamodule import TaskDataModule
+        from tasks.data.datamodule import TaskDataModule
 
         name = self.names["task"]
         own = self._of_registry("task", name, "task.", f"task {name}")

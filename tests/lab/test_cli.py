@@ -262,7 +262,7 @@ def names_of(path: Path) -> list[str]:
 
 def task_of(config: dict[str, Any]) -> tasks.Task:
     """The task of a configuration, whose group also holds the options of the data."""
-    from tasks.datamodule import TaskDataModule
+    from tasks.data.datamodule import TaskDataModule
 
     of_data = inspect.signature(TaskDataModule).parameters
     return tasks.create_task(**{key: value for key, value in config["task"].items() if key not in of_data})

@@ -22,8 +22,8 @@ from lab.view.leaderboard.cells import in_order, merged, read_cells, task_names
 from lab.view.leaderboard.pages import PICTURE, as_html, as_markdown, tables
 from lab.view.leaderboard.picture import leaderboard_figure, share
 from tasks import create_task
-from tasks.groups import multiplication_table
-from tasks.mqar import MQAR
+from tasks.generators.recall.mqar import MQAR
+from tasks.generators.tracking.groups import multiplication_table
 from tasks.spec import IGNORED
 from tests.lab.runs import error_line
 

@@ -355,7 +355,9 @@ def test_a_run_without_its_test_is_tested_later_as_if_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     once = trained(tmp_path / "once")
-    with patch("tasks.datamodule.TaskDataModule.test_dataloader", raising(AssertionError("the test split was read"))):
+    with patch(
+        "tasks.data.datamodule.TaskDataModule.test_dataloader", raising(AssertionError("the test split was read"))
+    ):
         for _ in range(2):  # the second finds it finished
             later = trained(tmp_path / "later", "--no_test")
     untested = metrics(later)

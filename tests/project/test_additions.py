@@ -38,14 +38,14 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with (root / "tests" / "reference.py").open("a") as file:
         file.write(reference)
     shutil.copy(ADDITIONS / "retention.py", root / "zoo" / "mixers")
-    shutil.copy(ADDITIONS / "sorting.py", root / "tasks")
+    shutil.copy(ADDITIONS / "sorting.py", root / "tasks" / "generators" / "structure")
     shutil.copy(ADDITIONS / "cases_sorting.py", root / "tests" / "tasks")
     mixer = (
         '"retention": Mixer("zoo.mixers.retention:Retention", "fixed decays", "linear attention", 2023, "2307.08621"),'
     )
     _insert(root / "zoo" / "registry.py", '    "mixer",\n    {\n', mixer)
-    task = '"sorting": ("tasks.sorting:Sorting", "say a list of numbers again, the smallest first"),'
-    _insert(root / "tasks" / "registry.py", '    "task",\n    {\n', task)
+    task = '"structure.sorting:Sorting": "say a list of numbers again, the smallest first",'
+    _insert(root / "tasks" / "registry.py", "GENERATORS = {\n", task)
     return root
 
 
@@ -87,7 +87,7 @@ def test_a_copy_with_a_task_more(project: Path) -> None:
     ran = run(project, "-m", "pytest", "-q", "-p", "no:xdist", "tests/tasks", "-k", "sorting or registered or index")
     assert int(ran.split(" passed")[0].split()[-1]) > 20
     assert "the smallest first" in run(project, "-m", "tasks", "show", "sorting")
-    run(project, "-m", "pytest", "-q", "-p", "no:xdist", "--doctest-modules", "tasks/sorting.py")
+    run(project, "-m", "pytest", "-q", "-p", "no:xdist", "--doctest-modules", "tasks/generators/structure/sorting.py")
 
 
 def test_both_train_in_the_copy(project: Path) -> None:

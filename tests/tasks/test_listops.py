@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import tasks
-from tasks.cache import cache_key
-from tasks.expressions import Trees, length_share
-from tasks.splits import at_most, sample_split
+from tasks.data.cache import cache_key
+from tasks.data.splits import at_most, sample_split
+from tasks.generators.structure.expressions import Trees, length_share
 
 HEADER = "Source\tTarget"
 LINES = [

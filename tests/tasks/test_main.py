@@ -14,7 +14,7 @@ import pytest
 import tasks
 from tasks import __main__ as command
 from tasks import pages
-from tasks.splits import sample_split
+from tasks.data.splits import sample_split
 from tests import ROOT
 
 SMALL = ["--vocab_size", "20", "--seq_len", "12", "--n_pairs=2"]
@@ -115,7 +115,7 @@ def test_json_lines_hold_vectors_and_have_null_for_nan(tmp_path: Path, monkeypat
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     expected = sample_split(tasks.create_task("ssm_teacher"), "train", 3, 0)
     np.testing.assert_allclose([row["inputs"] for row in rows], expected["inputs"])
-    from tasks.export import write_jsonl
+    from tasks.data.export import write_jsonl
 
     write_jsonl(file, {"labels": np.array([[1.5, np.nan]])}, {})
     assert json.loads(file.read_text()) == {"labels": [1.5, None]}

@@ -12,9 +12,9 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import tasks
-from tasks.datamodule import TaskDataModule
-from tasks.real_data import divide
-from tasks.splits import sample_split
+from tasks.data.datamodule import TaskDataModule
+from tasks.data.real_data import divide
+from tasks.data.splits import sample_split
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import tasks
-from tasks.group_words import GroupWords
-from tasks.groups import group_elements, multiplication_table
-from tasks.treecall import Treecall
+from tasks.generators.structure.treecall import Treecall
+from tasks.generators.tracking.group_words import GroupWords
+from tasks.generators.tracking.groups import group_elements, multiplication_table
 from tests.tasks.case import assert_even, assert_law
 from tests.tolerances import tolerance
 

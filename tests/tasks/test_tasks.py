@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 import tasks
 from tasks.base import Arrays, FiniteTask, Task
+from tasks.data.splits import SHARD_ROWS, SPLITS, at_most, sample_split, split_rng
 from tasks.spec import IGNORED, TaskSpec
-from tasks.splits import SHARD_ROWS, SPLITS, at_most, sample_split, split_rng
 from tests.tasks import case
 from tests.tasks.case import (
     DIGESTED,
@@ -199,7 +199,7 @@ def test_long_sequences_are_drawn_in_smaller_shards(monkeypatch: pytest.MonkeyPa
     task, drawn = tasks.create_task("needle", distance=3, seq_len=64), []
     sample = type(task).sample
     monkeypatch.setattr(type(task), "sample", lambda self, rng, n: drawn.append(n) or sample(self, rng, n))
-    monkeypatch.setattr("tasks.splits.SHARD_POSITIONS", 10 * 64 + 63)
+    monkeypatch.setattr("tasks.data.splits.SHARD_POSITIONS", 10 * 64 + 63)
     few, many = (sample_split(task, "test", n, 0)["inputs"] for n in (7, 25))
     assert drawn == [10] * 4
     np.testing.assert_array_equal(few, many[:7])

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks import create_task, sample_split
-from tasks.batches import (
+from tasks.data.batches import (
     FRESH_STREAM,
     MIXTURE_STREAM,
     ORDER_STREAM,
@@ -24,10 +24,10 @@ from tasks.batches import (
     TrainingBatches,
     gather,
 )
-from tasks.datamodule import TaskDataModule
-from tasks.mixture import SEGMENT_STREAM
+from tasks.data.datamodule import TaskDataModule
+from tasks.data.mixture import SEGMENT_STREAM
+from tasks.data.splits import SPLITS
 from tasks.spec import TaskSpec
-from tasks.splits import SPLITS
 from tests.training import small
 
 
@@ -73,7 +73,7 @@ def test_batches_depend_on_seed_and_index_alone() -> None:
 @pytest.fixture
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of two batches of 9 or fewer, so that a few batches meet several."""
-    monkeypatch.setattr("tasks.splits.SHARD_ROWS", 19)
+    monkeypatch.setattr("tasks.data.splits.SHARD_ROWS", 19)
 
 
 @pytest.mark.usefixtures("short_blocks")
@@ -178,8 +178,8 @@ def test_a_fast_task_is_drawn_in_memory_without_what_keeps_data(
 ) -> None:
     for library in ("datasets", "filelock", "pyarrow"):
         monkeypatch.setitem(sys.modules, library, None)  # importing it would raise
-    monkeypatch.delitem(sys.modules, "tasks.cache", raising=False)
-    monkeypatch.delitem(sys.modules, "tasks.arrow", raising=False)
+    monkeypatch.delitem(sys.modules, "tasks.data.cache", raising=False)
+    monkeypatch.delitem(sys.modules, "tasks.data.arrow", raising=False)
     task = create_task("mqar", vocab_size=130, seq_len=16, n_pairs=2)
     data = small.data(tmp_path, task, test_lengths=[24])
     data.setup("fit")

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks import create_task, list_tasks, sample_split, task_class
-from tasks.batches import FreshBatches, MixedBatches, TrainingBatches
-from tasks.datamodule import TaskDataModule
-from tasks.mixture import Segment, apportion, create_segments, longest
+from tasks.data.batches import FreshBatches, MixedBatches, TrainingBatches
+from tasks.data.datamodule import TaskDataModule
+from tasks.data.mixture import Segment, apportion, create_segments, longest
 from tasks.spec import TaskSpec
 from tests import ROOT, refused
 from tests.tasks.case import all_cases
@@ -117,7 +117,7 @@ def test_the_tasks_own_shape_need_not_exist_where_every_segment_overrides_it(tmp
 
 @pytest.mark.parametrize("name", [name for name in list_tasks() if CASES[name].fixed_length is None])
 def test_every_task_that_has_lengths_has_mixtures_of_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.splits.SHARD_ROWS", 16)
+    monkeypatch.setattr("tasks.data.splits.SHARD_ROWS", 16)
     case = CASES[name]
     task = create_task(name, **case.base)
     other = task.at_length(case.other_length or 2 * task.spec.seq_len)

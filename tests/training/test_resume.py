@@ -99,7 +99,7 @@ def fit(
 
 @pytest.mark.parametrize("case", [slow(case, unless=case == QUICK) for case in CASES])
 def test_resuming_from_any_step_gives_the_same_run(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.splits.SHARD_ROWS", 24)  # fresh examples: blocks of three batches
+    monkeypatch.setattr("tasks.data.splits.SHARD_ROWS", 24)  # fresh examples: blocks of three batches
     options, kept = CASES[case], tmp_path / "kept"
     whole, expected, expected_best, whole_trainer = fit(
         tmp_path / "whole", Keep(tmp_path / "whole/checkpoints/last.ckpt", kept), **options

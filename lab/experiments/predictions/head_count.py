@@ -13,7 +13,7 @@ def bounds_of(runs: Runs, heads: Sequence[int]) -> list[float]:
     """Return the least relative squared error of so many factorized heads on these runs' teacher."""
     import torch
 
-    from tasks.ssm_teacher import SSMTeacher
+    from tasks.generators.memory.ssm_teacher import SSMTeacher
     from zoo.theory import head_count_bound
 
     if not len(runs):

@@ -1,0 +1,255 @@
+"""One data module for every task: its splits, of one shape or of several, in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+
+from tasks.base import Arrays, Task
+from tasks.data.batches import (
+    BatchesInTurn,
+    FreshBatches,
+    MixedBatches,
+    NumberedBatches,
+    OneEpoch,
+    OrderedBatches,
+    TrainingBatches,
+)
+from tasks.data.mixture import Segment, apportion, create_segments, longest
+from tasks.data.splits import at_most, narrow_split, require_rows
+from tasks.registry import create_task, task_class
+from tasks.spec import TaskSpec
+
+USUAL_SIZES = {"train": 10_000, "validation": 1_000, "test": 1_000}
+"""Examples of each split where their number is not given."""
+
+LEAST_AT_LENGTH = 16
+"""Examples at a test length, however long it is."""
+
+
+def task_at_length(task: Task, length: int) -> Task:
+    """Return the task at another length, with inputs and answers that fit the same model.
+
+    Raises:
+        ValueError: the task does not exist at this length, or only with other tokens or answers.
+    """
+    if length < 1:
+        raise ValueError(f"test_lengths must be positive integers, got {length}")
+    other = task.at_length(length)
+    for shape in ("vocab_size", "d_input", "n_outputs"):
+        here, there = getattr(task.spec, shape), getattr(other.spec, shape)
+        if here != there:
+            raise ValueError(f"{task.name}: at length {length} {shape} is {there}, in training it is {here}")
+    return other
+
+
+class TaskDataModule(L.LightningDataModule):
+    """The splits of a task, generated or read from the cache, and held in memory.
+
+    Args:
+        task: a task, or {"name": ..., **options} as `tasks.create_task` takes them.
+        n_train: training examples, or with `fresh` examples per pass; default 10,000, or all if a task of limited data
+            has fewer.
+        n_val: validation examples; default 1,000, or all.
+        n_test: test examples, per segment if there is a mixture; default 1,000, or all.
+        batch_size: examples per batch and device.
+        seed: seed of the data and of the order in which training reads it.
+        cache: keep the splits on disk, or generate them at each start; default: keep those of a slow task.
+        cache_dir: folder of the cache; default $MIXER_ZOO_CACHE or ~/.cache/mixer-zoo.
+        test_lengths: further lengths at which the trained model is tested, such as 64,256,1024; at each length so many
+            examples that their positions equal those of n_test trained ones, but at least 16.
+        fresh: draw new training examples without end, instead of going through the same n_train again and again.
+        mixture: shapes to train on together, each with the options that it overrides and its weight (default 1), by
+            which n_train and n_val are shared out: "{seq_len: 64, weight: 3}, {seq_len: 128}". A batch has one shape,
+            and each shape is also tested by itself.
+        test_segments: further shapes on which the trained model is tested, each by itself; as mixture, without
+            weights.
+
+    Raises:
+        ValueError: a size below 1, a split larger than the task's data, a training split smaller than a batch, a
+            negative seed, what the task or `tasks.data.mixture.create_segments` refuses.
+    """
+
+    def __init__(
+        self,
+        task: Task | Mapping[str, Any],
+        n_train: int | None = None,
+        n_val: int | None = None,
+        n_test: int | None = None,
+        batch_size: int = 64,
+        seed: int = 0,
+        cache: bool | None = None,
+        cache_dir: str | Path | None = None,
+        test_lengths: list[int] | None = None,
+        fresh: bool = False,
+        mixture: list[dict[str, Any]] | None = None,
+        test_segments: list[dict[str, Any]] | None = None,
+    ) -> None:
+        super().__init__()
+        sizes = {"n_train": n_train, "n_val": n_val, "n_test": n_test, "batch_size": batch_size}
+        for name, size in sizes.items():
+            if size is not None and size < 1:
+                raise ValueError(f"{name} must be a positive integer, got {size}")
+        if seed < 0:
+            raise ValueError(f"seed must be >= 0, got {seed}")
+        if mixture is not None and test_lengths:
+            raise ValueError("test_lengths are of a task of one shape; with a mixture, name shapes in test_segments")
+        if isinstance(task, Task):
+            cls, options = type(task), task.options()
+        else:
+            cls, options = task_class(task["name"]), {name: value for name, value in task.items() if name != "name"}
+        self.segments = create_segments(cls, options, mixture, test_segments)
+        """The shapes of a mixture, then those that are only tested."""
+        self.is_mixture = mixture is not None
+        if self.is_mixture:
+            self.task = longest(self.segments)
+        else:
+            self.task = task if isinstance(task, Task) else create_task(**task)
+        self.batch_size, self.seed, self.fresh = batch_size, seed, fresh
+        self.cache, self.cache_dir = self.task.slow if cache is None else cache, cache_dir
+        self._trained = [each for each in self.segments if each.share] or [Segment("", self.task, 1.0)]
+        asked = {"train": ("n_train", n_train), "validation": ("n_val", n_val), "test": ("n_test", n_test)}
+        self._sizes = {split: self._shared_out(split, name, n) for split, (name, n) in asked.items()}
+        for name, n in self._sizes["train"].items():
+            if n < batch_size:
+                got = f"n_train={n}" + (f" of {name}" if name else "")
+                raise ValueError(f"n_train must hold a batch, got {got} for batch_size={batch_size}")
+        self._splits: dict[tuple[str, str], Arrays] = {}
+        self.at_lengths = {length: task_at_length(self.task, length) for length in sorted(set(test_lengths or ()))}
+        """The task at each test length, ascending."""
+
+    def _shared_out(self, split: str, option: str, n: int | None) -> dict[str, int]:
+        """Return how many examples of a split each shape has, by its name."""
+        usual = USUAL_SIZES[split] if n is None else n
+        if split == "test":
+            sizes = {each.name: usual for each in (*self._trained, *self.segments)}
+        else:
+            shared = apportion(usual, [each.share for each in self._trained])
+            sizes = {each.name: max(1, size) for each, size in zip(self._trained, shared, strict=True)}
+        for each in (*self._trained, *self.segments):
+            if each.name in sizes and n is None:
+                sizes[each.name] = at_most(each.task, split, sizes[each.name])
+            elif each.name in sizes and not (self.fresh and split == "train"):
+                require_rows(each.task, split, sizes[each.name], option)
+        return sizes
+
+    @property
+    def spec(self) -> TaskSpec:
+        """What a model must know of the task; with a mixture at the longest shape that is trained."""
+        return self.task.spec
+
+    @property
+    def chance(self) -> float | None:
+        """The chance level of the test split; with a mixture, the mean over the labels of its segments."""
+        levels = [each.task.of_split("test").spec.chance for each in self._trained]
+        if len(set(levels)) == 1:
+            return levels[0]
+        labels = [self._sizes["test"][each.name] * (each.task.spec.labelled or 1) for each in self._trained]
+        return float(np.average([level or 0.0 for level in levels], weights=labels))
+
+    def split(self, name: str, segment: str | None = None) -> Arrays:
+        """Return the arrays of split "train", "validation" or "test", made on first use.
+
+        Args:
+            name: of the split.
+            segment: name of the segment, for a mixture or for one of `test_segments`.
+
+        Raises:
+            ValueError: a cache folder that cannot be written, no such segment.
+        """
+        found = {each.name: each for each in (*self._trained, *self.segments)}
+        if (key := segment or "") not in found:
+            raise ValueError(f"no segment {key!r}; choose from: {', '.join(found)}")
+        return self._split(name, found[key])
+
+    def _split(self, name: str, segment: Segment) -> Arrays:
+        key = name, segment.name
+        if key not in self._splits:
+            n = self._sizes[name][segment.name]
+            self._splits[key] = self._made(segment.task, name, n, segment.seed(self.seed))
+        return self._splits[key]
+
+    def setup(self, stage: str) -> None:
+        """Generate the splits that the stage reads, so that no generation is counted as part of the first step."""
+        fitted = ("validation",) if self.fresh else ("train", "validation")
+        for name in {"fit": fitted, "validate": ("validation",), "test": ("test",)}.get(stage, ()):
+            for segment in self._trained:
+                self._split(name, segment)
+        if stage == "test":
+            for segment in self.segments:
+                self._split("test", segment)
+            for length in self.at_lengths if self.cache else ():
+                self._test_split_at(length)
+
+    def train_dataloader(self) -> OneEpoch | NumberedBatches | BatchesInTurn:
+        """Return shuffled or fresh batches from the trainer's position on; in order when it overfits a few.
+
+        One epoch is the whole run if the trainer counts steps (max_steps, without max_epochs), else a pass over the
+        data.
+        """
+        if self.trainer is not None and self.trainer.overfit_batches:  # pyright: ignore[reportAttributeAccessIssue]
+            return self._in_order("train")
+        each = [self._training_batches(segment) for segment in self._trained]
+        batches = MixedBatches(each, self.seed, self._position) if self.is_mixture else each[0]
+        trainer = self.trainer
+        if trainer is None or trainer.max_steps == -1 or trainer.max_epochs not in (None, -1):
+            return batches
+        return OneEpoch(batches, trainer.max_steps * trainer.accumulate_grad_batches)
+
+    def _training_batches(self, segment: Segment) -> NumberedBatches:
+        numbered = (self.batch_size, segment.seed(self.seed), self._position, *self._place)
+        if self.fresh:
+            return FreshBatches(segment.task, self._sizes["train"][segment.name], *numbered)
+        return TrainingBatches(self._split("train", segment), *numbered)
+
+    def val_dataloader(self) -> BatchesInTurn:
+        """Return the validation split, in order."""
+        return self._in_order("validation")
+
+    def test_dataloader(self) -> BatchesInTurn:
+        """Return the test split, in order."""
+        return self._in_order("test")
+
+    def segment_batches(self) -> Iterator[tuple[str, OrderedBatches]]:
+        """Yield each segment's name with its test batches."""
+        for each in self.segments:
+            yield each.name, self._ordered(self._split("test", each))
+
+    def length_batches(self) -> Iterator[tuple[int, OrderedBatches]]:
+        """Yield each test length with its test batches, made one length at a time."""
+        for length in self.at_lengths:
+            yield length, self._ordered(self._test_split_at(length))
+
+    def _in_order(self, split: str) -> BatchesInTurn:
+        return BatchesInTurn([self._ordered(self._split(split, each)) for each in self._trained])
+
+    def _ordered(self, arrays: Arrays) -> OrderedBatches:
+        """Return batches of about as many positions as the longest of training, or of one sequence."""
+        rows = max(1, self.batch_size * self.spec.seq_len // arrays["inputs"].shape[1])
+        return OrderedBatches(arrays, rows, *self._place)
+
+    def _test_split_at(self, length: int) -> Arrays:
+        """Return the test split at another length. Not kept: a few sequences of a million positions are 100 MB."""
+        task, n = self.at_lengths[length], self._sizes["test"][""]
+        n = at_most(task, "test", max(LEAST_AT_LENGTH, n * self.spec.seq_len // length))
+        return self._made(task, "test", n, self.seed)
+
+    def _made(self, task: Task, split: str, n: int, seed: int) -> Arrays:
+        """Return the first `n` examples of a split, from the cache where the data is kept there."""
+        if not self.cache:
+            return narrow_split(task, split, n, seed)
+        # Imported here, and with it pyarrow and datasets, which a fast task does without.
+        from tasks.data.cache import materialise
+
+        return materialise(task.name, task, split, n, seed, self.cache_dir)
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+
+    def _position(self) -> int:
+        return 0 if self.trainer is None else self.trainer.fit_loop.epoch_loop.batch_progress.total.completed

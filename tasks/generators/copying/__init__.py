@@ -1,0 +1,1 @@
+"""Give back tokens that were read, in order or by their place."""

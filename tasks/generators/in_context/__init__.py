@@ -1,0 +1,1 @@
+"""Learn a rule that is new in every sequence from the examples before."""

@@ -1,0 +1,113 @@
+"""One relevant token at a fixed distance among noise."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from tasks.base import Arrays, Options, Task
+from tasks.generators.draws import distinct
+from tasks.spec import IGNORED, TaskSpec
+
+
+class Needle(Task):
+    """Name the class of the one relevant token, which lies exactly `distance` before the question.
+
+    Tokens 0 ... C - 1 (C = n_classes) are the needles, the next n_noise tokens are noise, the last token is the
+    question. The question ends the sequence, one needle drawn uniformly lies `distance` positions before it, and
+    uniform noise fills the rest. The only label, at the last position, is the needle. The task tests only whether a
+    signal survives the distance among noise: there is a single thing to remember, and its tokens occur nowhere else.
+
+    With n_distractors > 0 they do occur elsewhere: that many needle tokens, drawn uniformly, are put at positions drawn
+    uniformly without replacement before and after the needle. The needle is then the token right after a marker, which
+    occurs once and is one token more in the vocabulary (numbered after the question). Now what to keep depends on the
+    previous token.
+
+    At another length the distance stays the same: there is more noise at the beginning.
+
+    The splits share no example at the default shape; at a small distance with few noise tokens there are not enough
+    sequences for that.
+
+    Source: this project, for gradient propagation against distance (Ghodsi, arXiv 2512.15115).
+
+    `distance` is `distance` at the last position, -1 elsewhere.
+
+        >>> task = Needle(distance=5, n_classes=4, n_noise=6, seq_len=8)
+        >>> example = task.sample(np.random.default_rng(0), 1)
+        >>> print(*(f"{token:4d}" for token in example["inputs"][0]))
+           7    7    3    5    4    4    4   10
+        >>> print(*(f"{label:4d}" for label in example["labels"][0]))
+        -100 -100 -100 -100 -100 -100 -100    3
+
+    Args:
+        distance: positions between the needle and the question.
+        n_classes: needle tokens, the classes to tell apart.
+        n_noise: noise tokens.
+        seq_len: length of a sequence; default the smallest that fits the needle, its marker and the question.
+        n_distractors: needle tokens that do not count; if there are any, a marker stands before the needle.
+    """
+
+    name: ClassVar[str] = "needle"
+    sources: ClassVar[tuple[str, ...]] = ("tasks.generators.draws",)
+    worked: ClassVar[Options] = {"distance": 5, "n_classes": 4, "n_noise": 6, "seq_len": 8}
+    prediction: ClassVar[str] = (
+        "Attention's gradient does not depend on the distance; a stable linear time-invariant mixer's decays with it, "
+        "unless its poles lie at the unit circle; a gated recurrence keeps it if it learns to shut its gate on noise. "
+        "With distractors a linear time-invariant mixer cannot tell which needle counts."
+    )
+
+    def __init__(
+        self,
+        distance: int = 128,
+        n_classes: int = 8,
+        n_noise: int = 16,
+        seq_len: int | None = None,
+        n_distractors: int = 0,
+    ) -> None:
+        self.distance = self._whole("distance", distance, 1)
+        self.n_classes = self._whole("n_classes", n_classes, 2)
+        self.n_noise = self._whole("n_noise", n_noise, 1)
+        self.n_distractors = self._whole("n_distractors", n_distractors, 0)
+        self.seq_len = self._whole("seq_len", self.distance + 1 + self._marked if seq_len is None else seq_len, 1)
+        self._demand(self.seq_len > self.distance, "seq_len must be > distance", "seq_len", "distance")
+        if self._marked:
+            marker_fits = self.seq_len > self.distance + 1
+            self._demand(marker_fits, "with distractors seq_len must be > distance + 1", "seq_len", "distance")
+            free = self.n_distractors <= self.seq_len - 3
+            self._demand(free, "n_distractors must be <= seq_len - 3", "n_distractors", "seq_len")
+
+    @property
+    def _marked(self) -> bool:
+        """Whether a marker stands before the needle."""
+        return self.n_distractors > 0
+
+    @property
+    def spec(self) -> TaskSpec:
+        return TaskSpec.tokens(
+            self.seq_len,
+            self.n_classes + self.n_noise + 1 + self._marked,
+            self.n_classes,
+            labelled=1,
+            facts=("distance",),
+        )
+
+    def sample(self, rng: np.random.Generator, n: int) -> Arrays:
+        needles = rng.integers(self.n_classes, size=n)
+        first_noise, question = self.n_classes, self.n_classes + self.n_noise
+        inputs = rng.integers(first_noise, question, size=(n, self.seq_len))
+        inputs[:, -1] = question
+        inputs[:, -1 - self.distance] = needles
+        if self._marked:
+            marker = self.seq_len - 2 - self.distance
+            inputs[:, marker] = question + 1
+            # All positions but the marker's, the needle's behind it, and the question's.
+            places = distinct(rng, n, self.seq_len - 3, self.n_distractors)
+            places += 2 * (places >= marker)
+            np.put_along_axis(inputs, places, rng.integers(self.n_classes, size=places.shape), axis=1)
+
+        labels = np.full((n, self.seq_len), IGNORED, dtype=np.int64)
+        labels[:, -1] = needles
+        distance = np.full((n, self.seq_len), -1, dtype=np.int32)
+        distance[:, -1] = self.distance
+        return {"inputs": inputs, "labels": labels, "distance": distance}

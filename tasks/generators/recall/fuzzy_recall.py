@@ -1,0 +1,227 @@
+"""MAD's fuzzy in-context recall."""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from tasks.base import Arrays, Options
+from tasks.generators.draws import distinct, one_of
+from tasks.generators.occurrences import first_and_previous
+from tasks.generators.recall.mad_recall import MadRecall
+from tasks.spec import TaskSpec
+
+
+class _Pairs(NamedTuple):
+    """Pairs of each row, all arrays (n, n_pairs, ...)."""
+
+    tokens: np.ndarray
+    """Those of the key, then those of the value, each padded to the most; the padding has no meaning."""
+    key_sizes: np.ndarray
+    value_sizes: np.ndarray
+    words: np.ndarray
+    """A number for each key, the same for the same word."""
+
+    def taken(self, places: np.ndarray) -> _Pairs:
+        """Return in each row the pairs at these places (n, any number)."""
+        tokens = np.take_along_axis(self.tokens, places[:, :, None], axis=1)
+        return _Pairs(tokens, *(np.take_along_axis(array, places, axis=1) for array in self[1:]))
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return self.key_sizes + self.value_sizes
+
+
+class FuzzyRecall(MadRecall):
+    """In-context recall where keys and values are words of several tokens, with no marks at their boundaries.
+
+    Definition, with V = vocab_size, L = seq_len: token V - 1 is padding; of the others the lower half spell keys, the
+    upper half values. A key is a word of different tokens: its size is drawn uniformly from 1 ... k_motif_size in
+    training and is k_motif_size in validation and test; then it is drawn uniformly from all words of that size. A value
+    is a word of 1 ... v_motif_size tokens, the size drawn first; within a sequence each key keeps its value. Pairs
+    follow each other until less than twice the longest pair is left; then one of the pairs shown, drawn uniformly, is
+    repeated. Padding before the pairs makes the total L + 1 tokens, of which the last is only a label. The labels of a
+    key that was shown before are the tokens of its value, each at the position before it. Training labels every
+    position with its next token, padding included, unless train_targets="answers".
+
+    With as_published the repeated pair is drawn first, like any other, and a token t, uniform in the first L - 2 s, s
+    being the pair's size; the pair is placed before the first pair that begins at or after t, unless its key was drawn
+    independently earlier. Pairs follow each other until less than s and the longest pair is left. That is MAD's
+    distribution; it leaves one token of padding fewer per row in the tests, two in training.
+
+    Source: Poli et al., "Mechanistic Design and Scaling of Hybrid Architectures" (MAD), arXiv 2403.17844, in the
+    multi-query form of its benchmark.
+
+    Unlike there, the repeated pair always occurs earlier in the sequence. In MAD t may lie after the last pair: 2 % of
+    the examples of the published shape ask for a pair that they never showed. as_published draws those again and
+    follows MAD's distribution for all others.
+
+    `distance` is the position of a label minus that of the same token where the value was given last, -1 where none is
+    asked for.
+
+        >>> task = FuzzyRecall(vocab_size=9, seq_len=16, k_motif_size=2, v_motif_size=2)
+        >>> example = task.sample(np.random.default_rng(1), 1)
+        >>> print(*(f"{token:4d}" for token in example["inputs"][0]))
+           8    8    8    3    0    5    0    3    5    6    3    0    5    0    3    5
+        >>> print(*(f"{label:4d}" for label in example["labels"][0]))
+        -100 -100 -100 -100 -100 -100 -100 -100 -100 -100 -100    5 -100 -100    5    6
+
+    Args:
+        vocab_size: tokens: padding, the lower half of the others for keys, the rest for values.
+        seq_len: length of a sequence, more than twice the longest pair.
+        k_motif_size: most tokens of a key.
+        v_motif_size: most tokens of a value.
+        train_targets: what training labels, "every_token" (as published) or "answers".
+        as_published: lengths, padding and the place of the repeated pair as MAD draws them.
+    """
+
+    name: ClassVar[str] = "fuzzy_recall"
+    worked: ClassVar[Options] = {
+        "vocab_size": 9,
+        "seq_len": 16,
+        "k_motif_size": 2,
+        "v_motif_size": 2,
+        "train_targets": "answers",
+    }
+    prediction: ClassVar[str] = (
+        "As in_context_recall, once a layer binds adjacent tokens to a word: a short convolution or attention to "
+        "neighbours before the look-up; a single layer of either cannot."
+    )
+
+    def __init__(
+        self,
+        vocab_size: int = 16,
+        seq_len: int = 128,
+        k_motif_size: int = 3,
+        v_motif_size: int = 3,
+        train_targets: str = "every_token",
+        as_published: bool = False,
+    ) -> None:
+        self.vocab_size = self._whole("vocab_size", vocab_size, 5)
+        self.seq_len = self._whole("seq_len", seq_len, 1)
+        self.k_motif_size = self._whole("k_motif_size", k_motif_size, 1)
+        self.v_motif_size = self._whole("v_motif_size", v_motif_size, 1)
+        rule = "k_motif_size must be <= (vocab_size - 1) // 2, the tokens of keys"
+        self._demand(self.k_motif_size <= self._n_key_tokens, rule, "k_motif_size", "vocab_size")
+        self._demand(self._n_words <= 2**40, "keys must be at most 2^40 words", "k_motif_size", "vocab_size")
+        rule = "v_motif_size must be <= vocab_size // 2, the tokens of values"
+        self._demand(self.v_motif_size <= self._n_value_tokens, rule, "v_motif_size", "vocab_size")
+        rule = "seq_len must be > 2 * (k_motif_size + v_motif_size)"
+        self._demand(self._room > 0, rule, "seq_len", "k_motif_size", "v_motif_size")
+        self._keep_train_targets(train_targets)
+        self.as_published = bool(as_published)
+
+    @property
+    def _n_key_tokens(self) -> int:
+        return (self.vocab_size - 1) // 2
+
+    @property
+    def _n_value_tokens(self) -> int:
+        return self.vocab_size - 1 - self._n_key_tokens
+
+    @property
+    def _n_words(self) -> int:
+        """The numbers that stand for words of keys lie below it."""
+        return (self._n_key_tokens + 1) ** self.k_motif_size
+
+    @property
+    def _room(self) -> int:
+        """Places at which a pair may begin: the longest pair, and the repeated one, fit after it."""
+        return self.seq_len - 2 * self._longest
+
+    @property
+    def spec(self) -> TaskSpec:
+        return self._spec(self._n_value_tokens)
+
+    def input_text(self, token: int) -> str:
+        return "_" if token == self.vocab_size - 1 else str(token)
+
+    @property
+    def _longest(self) -> int:
+        """Tokens of the longest pair."""
+        return self.k_motif_size + self.v_motif_size
+
+    @property
+    def _smallest_key(self) -> int:
+        return 1 if self._training else self.k_motif_size
+
+    def sample(self, rng: np.random.Generator, n: int) -> Arrays:
+        pairs, shown = self._published_context(rng, n) if self.as_published else self._context(rng, n)
+        starts = np.cumsum(pairs.sizes * shown, axis=1) - pairs.sizes
+
+        # Pairs that are not shown must not be met: numbers that no word has.
+        _, previous = first_and_previous(np.where(shown, pairs.words, self._n_words + np.arange(shown.shape[1])))
+        back = starts - np.take_along_axis(starts, np.maximum(previous, 0), axis=1) - 1
+        slot = np.arange(self._longest)
+        of_value = (slot >= self.k_motif_size) & (slot < self.k_motif_size + pairs.value_sizes[:, :, None])
+        spelt = ((slot < pairs.key_sizes[:, :, None]) | of_value) & shown[:, :, None]
+        answers = of_value & (previous >= 0)[:, :, None]
+        distance = np.broadcast_to(back[:, :, None], spelt.shape)
+
+        # Row by row the tokens that are spelt, in order, fill the row's end: both masks are read in the same order.
+        length = spelt.sum(axis=(1, 2))
+        filled = np.arange(self.seq_len + 1) > self.seq_len - length[:, None]
+        packed = []
+        for array, padding in ((pairs.tokens, self.vocab_size - 1), (answers, False), (distance, -1)):
+            row = np.full(filled.shape, padding, dtype=array.dtype)
+            row[filled] = array[spelt]
+            packed.append(row)
+        return self._labelled(*packed)
+
+    def _pairs(self, rng: np.random.Generator, n: int, n_pairs: int) -> _Pairs:
+        """Draw pairs one by one; where a key comes again, so does the value that it had first."""
+        key_sizes = rng.integers(self._smallest_key, self.k_motif_size, size=(n, n_pairs), endpoint=True)
+        value_sizes = rng.integers(1, self.v_motif_size, size=(n, n_pairs), endpoint=True)
+        # The first s of different uniform tokens are a uniform word of size s.
+        keys, values = (
+            distinct(rng, n * n_pairs, tokens, size).reshape(n, n_pairs, size)
+            for tokens, size in ((self._n_key_tokens, self.k_motif_size), (self._n_value_tokens, self.v_motif_size))
+        )
+        keys[np.arange(self.k_motif_size) >= key_sizes[:, :, None]] = -1
+        # A number for each word: its tokens as digits, with 0 for none.
+        words = ((keys + 1) * (self._n_key_tokens + 1) ** np.arange(self.k_motif_size)).sum(axis=2)
+        first, _ = first_and_previous(words)
+        value_sizes = np.take_along_axis(value_sizes, first, axis=1)
+        values = self._n_key_tokens + np.take_along_axis(values, first[:, :, None], axis=1)
+        return _Pairs(np.concatenate([keys, values], axis=2), key_sizes, value_sizes, words)
+
+    def _context(self, rng: np.random.Generator, n: int) -> tuple[_Pairs, np.ndarray]:
+        """Return pairs, at the end the repeated one, and which of them the sequence shows."""
+        most = -(-self._room // (self._smallest_key + 1))  # pairs, if all were of the smallest size
+        pairs = self._pairs(rng, n, most)
+        shown = np.cumsum(pairs.sizes, axis=1) - pairs.sizes < self._room
+        repeated = one_of(rng, shown)[:, None]
+        places = np.concatenate([np.broadcast_to(np.arange(most), (n, most)), repeated], axis=1)
+        return pairs.taken(places), np.concatenate([shown, np.ones((n, 1), dtype=bool)], axis=1)
+
+    def _published_context(self, rng: np.random.Generator, n: int) -> tuple[_Pairs, np.ndarray]:
+        """Return the same by MAD's law, given that what is asked for was shown."""
+        *drawn, answered = self._attempt(rng, n)
+        while not answered.all():
+            missing = np.flatnonzero(~answered)
+            for array, again in zip((*drawn, answered), self._attempt(rng, len(missing)), strict=True):
+                array[missing] = again
+        *pairs, shown = drawn
+        return _Pairs(*pairs), shown
+
+    def _attempt(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
+        """Of MAD's examples the arrays of `_Pairs`, which of the pairs are shown, and whether the last was before."""
+        smallest = self._smallest_key + 1
+        most = -(-(self.seq_len - smallest - self._longest) // smallest)
+        # The repeated pair comes first here, so that a key drawn by itself that is the same has its value.
+        pairs = self._pairs(rng, n, 1 + most)
+        repeated_size = pairs.sizes[:, :1]
+        place = rng.integers(self.seq_len - 2 * repeated_size)
+        others = pairs.taken(np.broadcast_to(np.arange(1, 1 + most), (n, most)))
+        there = np.cumsum(others.sizes, axis=1) - others.sizes >= place
+        by_itself = (others.words == pairs.words[:, :1]) & ~there
+        # The first pair at `place` or behind it gives way; the one drawn for its place was as good as none.
+        inserted = there & (np.cumsum(there, axis=1) == 1) & ~by_itself.any(axis=1, keepdims=True)
+        places = np.where(inserted, 0, np.arange(1, 1 + most))
+        pairs = pairs.taken(np.concatenate([places, np.zeros((n, 1), dtype=np.int64)], axis=1))
+        starts = np.cumsum(pairs.sizes, axis=1) - pairs.sizes
+        shown = starts < self.seq_len - repeated_size - self._longest
+        shown[:, -1] = True
+        answered = ((pairs.words == pairs.words[:, -1:]) & shown)[:, :-1].any(axis=1)
+        return *pairs, shown, answered

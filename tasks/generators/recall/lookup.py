@@ -1,0 +1,107 @@
+"""What the MQAR family shares: a list to look things up in, questions after it, filler between them."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import numpy as np
+
+from tasks.base import Arrays, Task
+from tasks.generators.draws import weighted_distinct
+from tasks.generators.placing import fact_at, labels_at
+from tasks.spec import TaskSpec
+
+
+class LookUp(Task):
+    """A context that answers questions, then a region where each of them is asked once.
+
+    A question of w tokens takes a slot of w + 1 positions; the slots follow each other from the end of the context on.
+    Questions take theirs without replacement, slot i = 1, 2, ... with probability proportional to a i^(a-1), and are
+    labelled at their last token. What is neither context nor question is filler: uniform random tokens of the whole
+    vocabulary, or 0.
+
+    The distribution of the slots and the filler: Arora, Eyuboglu et al., arXiv 2312.04927.
+    """
+
+    sources: ClassVar[tuple[str, ...]] = ("tasks.generators.draws", "tasks.generators.placing")
+
+    vocab_size: int
+    seq_len: int
+    power_a: float
+    random_non_queries: bool
+
+    def _keep_shape(self, vocab_size: int, seq_len: int, power_a: float, random_non_queries: bool) -> None:
+        """Check and keep the options that all tasks of the family have."""
+        self.vocab_size = self._whole("vocab_size", vocab_size, 1)
+        self.seq_len = self._whole("seq_len", seq_len, 1)
+        self.power_a = float(power_a)
+        self.random_non_queries = bool(random_non_queries)
+        self._demand(self.vocab_size > self.seq_len, "vocab_size must be > seq_len", "vocab_size", "seq_len")
+        self._demand(math.isfinite(self.power_a) and self.power_a > 0, "power_a must be positive", "power_a")
+
+    def _spec(self, n_values: int, labelled: int | None, *facts: str) -> TaskSpec:
+        """Return the spec in which labels are among `n_values` equally likely tokens; facts besides `distance`."""
+        return TaskSpec.tokens(
+            self.seq_len, self.vocab_size, chance=1 / n_values, labelled=labelled, facts=("distance", *facts)
+        )
+
+    def _ask(
+        self,
+        rng: np.random.Generator,
+        context: np.ndarray,
+        questions: np.ndarray,
+        answers: np.ndarray,
+        given: np.ndarray,
+        facts: dict[str, np.ndarray],
+        counts: np.ndarray | None = None,
+        fewest: int | None = None,
+    ) -> Arrays:
+        """Place the questions, fill the rest.
+
+        Args:
+            rng: source of randomness.
+            context: tokens (n, longest context).
+            questions: tokens (n, n_questions, width).
+            answers: labels (n, n_questions).
+            given: positions in the context where the answers stand; broadcast to (n, n_questions), as are `facts`.
+            facts: what else is known of each question.
+            counts: (n,) questions that an example has, at least 1, its context being as much shorter; all if not given.
+            fewest: the least that `counts` may hold, whatever these examples drew.
+
+        Returns:
+            Inputs, labels, distance (from a label back to where its answer stands) and the facts.
+        """
+        n, n_questions, width = questions.shape
+        slot, longest = width + 1, context.shape[1]
+        per_question = longest // n_questions
+        shortest = longest if fewest is None else per_question * fewest
+        lengths = np.full(n, longest) if counts is None else per_question * counts
+        slot_law = np.arange(1, (self.seq_len - shortest) // slot + 1) ** (self.power_a - 1)
+        if counts is not None:
+            n_slots = (self.seq_len - lengths) // slot
+            slot_law = np.where(np.arange(len(slot_law)) < n_slots[:, None], slot_law, 0.0)
+        asked = lengths[:, None] + slot * weighted_distinct(rng, n, slot_law, n_questions) + width - 1
+        facts = {
+            name: np.broadcast_to(fact, asked.shape) for name, fact in {"distance": asked - given, **facts}.items()
+        }
+        if counts is not None:
+            # A surplus question repeats the first one: it is written over it and changes nothing.
+            place = np.arange(n_questions)
+            place = np.where(place < counts[:, None], place, 0)
+            asked, answers = np.take_along_axis(asked, place, axis=1), np.take_along_axis(answers, place, axis=1)
+            questions = np.take_along_axis(questions, place[:, :, None], axis=1)
+            facts = {name: np.take_along_axis(fact, place, axis=1) for name, fact in facts.items()}
+
+        if self.random_non_queries:
+            inputs = rng.integers(self.vocab_size, size=(n, self.seq_len))
+        else:
+            inputs = np.zeros((n, self.seq_len), dtype=np.int64)
+        np.copyto(inputs[:, :longest], context, where=np.arange(longest) < lengths[:, None])
+        for back in range(width):
+            np.put_along_axis(inputs, asked - back, questions[:, :, width - 1 - back], axis=1)
+        return {
+            "inputs": inputs,
+            "labels": labels_at(asked, answers, self.seq_len),
+            **{name: fact_at(asked, fact, self.seq_len) for name, fact in facts.items()},
+        }

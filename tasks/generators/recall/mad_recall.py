@@ -1,0 +1,110 @@
+"""What MAD's three recall tasks share: training asks for every next token, scoring for those that can be known."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from tasks.base import Arrays, Task
+from tasks.generators import mad
+from tasks.generators.draws import one_of
+from tasks.generators.occurrences import first_and_previous
+from tasks.spec import IGNORED, TaskSpec
+
+TRAIN_TARGETS = ("every_token", "answers")
+
+
+class MadRecall(Task):
+    """A sequence of keys, each followed by its value, in which keys come back.
+
+    An answer is a token of the value of a key that the sequence has shown before; the last pair repeats an earlier one,
+    so that each example has an answer. Validation and test label only the answers, each at the position before it. With
+    train_targets = "every_token" (as published) training labels each position with its next token, knowable or not;
+    with "answers" it labels what is scored. `spec` describes what is scored.
+
+    Source: Poli et al., "Mechanistic Design and Scaling of Hybrid Architectures", arXiv 2403.17844 (MAD).
+    """
+
+    reported: ClassVar[str] = mad.REPORTED
+    sources: ClassVar[tuple[str, ...]] = ("tasks.generators.draws", "tasks.generators.occurrences")
+
+    vocab_size: int
+    seq_len: int
+    train_targets: str
+    _training = False
+
+    def _keep_train_targets(self, train_targets: Any) -> None:
+        self.train_targets = train_targets
+        known = train_targets in TRAIN_TARGETS
+        self._demand(known, f"train_targets must be one of {', '.join(TRAIN_TARGETS)}", "train_targets")
+
+    def _spec(self, n_values: int) -> TaskSpec:
+        """Return the spec in which each answer is one of `n_values` tokens, all equally likely."""
+        return TaskSpec.tokens(self.seq_len, self.vocab_size, chance=1 / n_values, facts=("distance",))
+
+    def of_split(self, split: str) -> Self:
+        """Return the task with the labels of training, or with those that are scored."""
+        task = copy.copy(self)
+        task._training = split == "train"
+        return task
+
+    def _labelled(self, tokens: np.ndarray, answers: np.ndarray, distance: np.ndarray) -> Arrays:
+        """Return the examples: inputs, and at each position as a label the token after it.
+
+        Args:
+            tokens: (n, seq_len), or (n, seq_len + 1) where the last one is only a label.
+            answers: bool, of the tokens' shape: could be known.
+            distance: of the tokens' shape: from the position before an answer back to where it was given last.
+        """
+        inputs = np.ascontiguousarray(tokens[:, : self.seq_len])
+        labels = np.full(inputs.shape, IGNORED, dtype=np.int64)
+        distances = np.full(inputs.shape, -1, dtype=np.int32)
+        n_next = tokens.shape[1] - 1
+        every_token = self._training and self.train_targets == "every_token"
+        np.copyto(labels[:, :n_next], tokens[:, 1:], where=every_token | answers[:, 1:])
+        np.copyto(distances[:, :n_next], distance[:, 1:], where=answers[:, 1:], casting="same_kind")
+        return {"inputs": inputs, "labels": labels, "distance": distances}
+
+
+def draw_pairs(
+    rng: np.random.Generator,
+    n: int,
+    n_pairs: int,
+    n_keys: int,
+    n_values: int,
+    n_noise: int = 0,
+    frac_noise: float = 0.0,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return pairs of one token each; keys are 0 ... n_keys - 1, values follow, then noise.
+
+    Every key has one value per sequence, drawn with replacement. Keys are drawn with replacement, the last one from
+    those shown before it. A pair that is noise is two noise tokens; one pair chosen uniformly and the last never are.
+
+    Returns:
+        Tokens (n, 2 n_pairs); whether each is an answer; from the position before each answer back to where the same
+        value was given last. All of one shape, the distance -1 where there is no answer.
+    """
+    keys = rng.integers(n_keys, size=(n, n_pairs))
+    value_of = n_keys + rng.integers(n_values, size=(n, n_keys))
+    noisy = np.zeros((n, n_pairs), dtype=bool)
+    if frac_noise > 0:
+        noisy[:, :-1] = rng.random((n, n_pairs - 1)) < frac_noise
+        noisy[np.arange(n), rng.integers(n_pairs - 1, size=n)] = False
+    # A noise pair counts as a key of its own, met only there.
+    met = np.where(noisy, n_keys + np.arange(n_pairs), keys)
+    shown = np.zeros((n, n_keys + n_pairs), dtype=bool)
+    np.put_along_axis(shown, met[:, :-1], True, axis=1)
+    met[:, -1] = keys[:, -1] = one_of(rng, shown[:, :n_keys])
+
+    tokens = np.stack([keys, np.take_along_axis(value_of, keys, axis=1)], axis=2)
+    if frac_noise > 0:
+        first_noise = n_keys + n_values
+        noise = rng.integers(first_noise, first_noise + n_noise, size=tokens.shape)
+        tokens = np.where(noisy[:, :, None], noise, tokens)
+    _, previous = first_and_previous(met)
+    distance = np.full(tokens.shape, -1)
+    distance[:, :, 1] = np.where(previous >= 0, 2 * (np.arange(n_pairs) - previous) - 1, -1)
+    tokens, distance = (array.reshape(n, 2 * n_pairs) for array in (tokens, distance))
+    return tokens, distance >= 0, distance

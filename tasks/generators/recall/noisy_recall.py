@@ -1,0 +1,91 @@
+"""MAD's noisy in-context recall."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import numpy as np
+
+from tasks.base import Arrays, Options
+from tasks.generators.recall.mad_recall import MadRecall, draw_pairs
+from tasks.spec import TaskSpec
+
+
+class NoisyRecall(MadRecall):
+    """In-context recall among pairs of noise tokens that have to be ignored.
+
+    Definition: as `in_context_recall`, with keys and values of a vocabulary of V' = vocab_size - noise_vocab_size
+    tokens and noise tokens V' ... vocab_size - 1. Each pair is replaced by two uniform noise tokens with probability
+    frac_noise, except one pair chosen uniformly and the last pair. Training labels every position with its next token,
+    noise included, unless train_targets="answers"; validation and test label the keys that were shown before.
+
+    Source: Poli et al., "Mechanistic Design and Scaling of Hybrid Architectures" (MAD), arXiv 2403.17844, in the
+    multi-query form of its benchmark.
+
+    Unlike there, the pair that is never noise is one of those before the last, so that every sequence shows something
+    to ask for; and the last value is not cut off but stands, unlabelled, at the end.
+
+    `distance` is the position of the key minus that of its value's last occurrence, -1 where no value is asked for.
+
+        >>> task = NoisyRecall(vocab_size=10, seq_len=12, noise_vocab_size=4, frac_noise=0.4)
+        >>> example = task.sample(np.random.default_rng(3), 1)
+        >>> print(*(f"{token:4d}" for token in example["inputs"][0]))
+           2    3    0    5    7    8    0    5    8    9    0    5
+        >>> print(*(f"{label:4d}" for label in example["labels"][0]))
+        -100 -100 -100 -100 -100 -100    5 -100 -100 -100    5 -100
+
+    Args:
+        vocab_size: tokens, noise included; of the others the lower half are keys, the upper half values.
+        seq_len: length of a sequence, even.
+        noise_vocab_size: noise tokens.
+        frac_noise: probability that a pair is noise, in [0, 1).
+        train_targets: what training labels, "every_token" (as published) or "answers".
+    """
+
+    name: ClassVar[str] = "noisy_recall"
+    worked: ClassVar[Options] = {
+        "vocab_size": 10,
+        "seq_len": 18,
+        "noise_vocab_size": 4,
+        "frac_noise": 0.4,
+        "train_targets": "answers",
+    }
+    prediction: ClassVar[str] = (
+        "As in_context_recall for mixers that write selectively: gates and attention keep noise out; in a linear "
+        "time-invariant mixer noise overwrites what the state holds."
+    )
+
+    def __init__(
+        self,
+        vocab_size: int = 32,
+        seq_len: int = 128,
+        noise_vocab_size: int = 16,
+        frac_noise: float = 0.2,
+        train_targets: str = "every_token",
+    ) -> None:
+        self.vocab_size = self._whole("vocab_size", vocab_size, 5)
+        self.seq_len = self._whole("seq_len", seq_len, 4)
+        self.noise_vocab_size = self._whole("noise_vocab_size", noise_vocab_size, 1)
+        self.frac_noise = float(frac_noise)
+        self._demand(self.seq_len % 2 == 0, "seq_len must be even", "seq_len")
+        room = self.vocab_size - self.noise_vocab_size >= 4
+        self._demand(room, "noise_vocab_size must be <= vocab_size - 4", "noise_vocab_size", "vocab_size")
+        share = math.isfinite(self.frac_noise) and 0 <= self.frac_noise < 1
+        self._demand(share, "frac_noise must lie in [0, 1)", "frac_noise")
+        self._keep_train_targets(train_targets)
+
+    @property
+    def _n_keys(self) -> int:
+        return (self.vocab_size - self.noise_vocab_size) // 2
+
+    @property
+    def spec(self) -> TaskSpec:
+        return self._spec(self.vocab_size - self.noise_vocab_size - self._n_keys)
+
+    def sample(self, rng: np.random.Generator, n: int) -> Arrays:
+        n_values = self.vocab_size - self.noise_vocab_size - self._n_keys
+        pairs = draw_pairs(
+            rng, n, self.seq_len // 2, self._n_keys, n_values, n_noise=self.noise_vocab_size, frac_noise=self.frac_noise
+        )
+        return self._labelled(*pairs)

@@ -1,0 +1,270 @@
+"""Nested lists of digits: what is the value of the expression?"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from tasks.base import Arrays, FiniteTask, Options, Task, named
+from tasks.data.real_data import content_hash, divide, read_files
+from tasks.generators.placing import LAST, labels_at
+from tasks.generators.structure.expressions import (
+    BLANK,
+    CLOSE,
+    OPERATORS,
+    WORDS,
+    kept_trees,
+    length_share,
+    majority_share,
+)
+from tasks.spec import TaskSpec
+
+RAREST = 1e-4
+"""Least share of drawn expressions that must be of the length asked for."""
+
+FILES = {"train": "train", "validation": "val", "test": "test"}
+"""What the names of LRA's files contain."""
+
+
+class ListOps(Task):
+    """Compute the value, a digit, of a nested expression.
+
+    Definition: an expression is a digit, or an operator, two to max_args expressions and a closing bracket. Operators
+    are MIN, MAX, MED (the median, rounded down) and SM (the sum modulo 10). Each argument is an expression with an
+    operator of its own with probability 1/4, down to max_depth, else a digit; operators, digits and numbers of
+    arguments are uniform. Expressions of more than min_length and fewer than max_length tokens are kept. Tokens 0 ... 9
+    are the digits, 10 ... 13 the operators, each with its opening bracket, 14 closes, 15 is blank. Blanks come first,
+    so that the expression ends the sequence; the only label, at the last position, is its value. The chance level is
+    the share of the commonest value among 4,096 expressions.
+
+    With `tsv`, expressions come from files instead: a folder as LRA publishes it (basic_train.tsv, basic_val.tsv,
+    basic_test.tsv) or one file, which is divided 48 : 1 : 1. Columns are Source and Target; parentheses do not count.
+
+    At another length the bounds are scaled with it, so that expressions are longer or shorter; those of files are not.
+
+    Source: Nangia and Bowman, "ListOps", arXiv 1804.06028, with the numbers of Tay et al., "Long Range Arena", arXiv
+    2011.04006, whose expressions have 501 to 1,999 tokens; the published file has 96,000, 2,000 and 2,000 of them.
+
+        >>> task = ListOps(seq_len=16, min_length=8, max_length=16, max_depth=3, max_args=4)
+        >>> example = task.sample(np.random.default_rng(0), 1)
+        >>> print(*(task.input_text(token) for token in example["inputs"][0] if token < 15))
+        [SM [SM 8 3 1 ] [MIN 7 8 ] 1 ]
+        >>> int(example["labels"][0, -1])  # 2 + 7 + 1, modulo 10
+        0
+
+    Args:
+        seq_len: length of a sequence, including the blanks before the expression.
+        min_length: expressions have more tokens.
+        max_length: expressions have fewer tokens.
+        max_depth: greatest depth, where a digit inside max_depth - 1 pairs of brackets has depth max_depth.
+        max_args: most arguments of an operator.
+        tsv: a file or a folder of files with expressions to read.
+    """
+
+    name: ClassVar[str] = "listops"
+    slow: ClassVar[bool] = True
+    prediction: ClassVar[str] = (
+        "An expression needs a stack; a fixed state holds one of bounded depth and attention of fixed depth follows a "
+        "few levels, so all get the shallow part right: S4 reaches 59.5 %, attention about 37 %, against some 17 % by "
+        "chance."
+    )
+    sources: ClassVar[tuple[str, ...]] = (
+        "tasks.generators.structure.expressions",
+        "tasks.generators.placing",
+        "tasks.data.real_data",
+    )
+    worked: ClassVar[Options] = {"seq_len": 32, "min_length": 20, "max_length": 32, "max_depth": 4, "max_args": 5}
+
+    def __init__(
+        self,
+        seq_len: int = 2048,
+        min_length: int = 500,
+        max_length: int = 2000,
+        max_depth: int = 10,
+        max_args: int = 10,
+        tsv: str | None = None,
+    ) -> None:
+        self.seq_len = self._whole("seq_len", seq_len, 4)
+        self.min_length = self._whole("min_length", min_length, 1)
+        self.max_length = self._whole("max_length", max_length, 2)
+        self.max_depth = self._whole("max_depth", max_depth, 2)
+        self.max_args = self._whole("max_args", max_args, 2)
+        self.tsv = tsv
+        if tsv is not None:
+            _ = self._files  # refuses what does not hold expressions
+            return
+        fits = self.max_length <= self.seq_len
+        self._demand(fits, "max_length must be <= seq_len", "max_length", "seq_len")
+        self._demand(
+            length_share(self.min_length, self.max_length, self.max_depth, self.max_args) >= RAREST,
+            f"less than one in {1 / RAREST:,.0f} expressions has such a length",
+            "min_length",
+            "max_length",
+            "max_depth",
+            "max_args",
+        )
+
+    @property
+    def spec(self) -> TaskSpec:
+        if self.tsv is not None:
+            return self._files["train"].spec
+        return listops_spec(self.seq_len, self._majority_share)
+
+    def input_text(self, token: int) -> str:
+        return WORDS[token]
+
+    def at_length(self, seq_len: int) -> Self:
+        options: dict[str, Any] = self.options() | {"seq_len": seq_len}
+        if self.tsv is None:
+            options |= {bound: getattr(self, bound) * seq_len // self.seq_len for bound in ("min_length", "max_length")}
+        return type(self)(**options)
+
+    def of_split(self, split: str) -> Task:
+        return self if self.tsv is None else self._files[split]
+
+    def fingerprint(self) -> dict[str, Any]:
+        if self.tsv is None:
+            return {}
+        files = self._files.values()
+        return {"content": content_hash(*(array for file in files for array in (file.tokens, file.values)))}
+
+    @cached_property
+    def _files(self) -> dict[str, ListedExpressions]:
+        """The expressions of each split, read from the user's files."""
+        with named(self.name):
+            found = read_tsv(Path(str(self.tsv)).expanduser())
+        files = {split: ListedExpressions(self.seq_len, *expressions) for split, expressions in found.items()}
+        longest = max(int(np.diff(file.starts).max()) for file in files.values())
+        if longest > self.seq_len:
+            raise ValueError(
+                f"{self.name}: the longest expression has {longest} tokens, which must be <= seq_len, "
+                f"got seq_len={self.seq_len}"
+            )
+        return files
+
+    @cached_property
+    def _majority_share(self) -> float:
+        return majority_share(self.min_length, self.max_length, self.max_depth, self.max_args)
+
+    def sample(self, rng: np.random.Generator, n: int) -> Arrays:
+        if self.tsv is not None:
+            return self._files["train"].sample(rng, n)
+        inputs = np.full((n, self.seq_len), BLANK, dtype=np.int64)
+        values = np.empty(n, dtype=np.int64)
+        filled = 0
+        for trees in kept_trees(rng, self.min_length, self.max_length, self.max_depth, self.max_args, n):
+            rows = inputs[filled : filled + len(trees.lengths)]
+            trees.write(rows)
+            values[filled : filled + len(rows)] = trees.values()
+            filled += len(rows)
+        return labelled_at_the_end(inputs, values)
+
+
+def labelled_at_the_end(inputs: np.ndarray, values: np.ndarray) -> Arrays:
+    """Return what `sample` does, with each expression's value as the label at its last position."""
+    return {"inputs": inputs, "labels": labels_at(LAST, values[:, None], inputs.shape[1])}
+
+
+def listops_spec(seq_len: int, chance: float) -> TaskSpec:
+    """Return the spec, which drawn and listed expressions share."""
+    return TaskSpec.tokens(seq_len, len(WORDS), 10, chance=chance, labelled=1)
+
+
+# Expressions from files
+
+
+class ListedExpressions(FiniteTask):
+    """A split's expressions, as they stand in a file.
+
+    Args:
+        seq_len: length of a sequence.
+        tokens: of all expressions, one after the other, uint8.
+        starts: where each begins in `tokens`, and the end of the last, int64 (n + 1,).
+        values: of each, int64 (n,).
+    """
+
+    name: ClassVar[str] = ListOps.name
+
+    def __init__(self, seq_len: int, tokens: np.ndarray, starts: np.ndarray, values: np.ndarray) -> None:
+        self.seq_len, self.tokens, self.starts, self.values = seq_len, tokens, starts, values
+
+    @property
+    def spec(self) -> TaskSpec:
+        return listops_spec(self.seq_len, float(np.bincount(self.values).max() / self.size))
+
+    @property
+    def size(self) -> int:
+        return len(self.values)
+
+    def take(self, rows: np.ndarray) -> Arrays:
+        place = np.arange(self.seq_len) - self.seq_len + (self.starts[rows + 1] - self.starts[rows])[:, None]
+        source = self.starts[rows][:, None] + np.maximum(place, 0)
+        inputs = np.where(place >= 0, self.tokens[source].astype(np.int64), BLANK)
+        return labelled_at_the_end(inputs, self.values[rows])
+
+
+Expressions = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Tokens, starts and values, as `ListedExpressions` takes them."""
+
+
+def read_tsv(path: Path) -> dict[str, Expressions]:
+    """Return the expressions of each split: of a folder's files, or of one file in three parts.
+
+    Raises:
+        ValueError: a file is missing, or does not hold expressions.
+    """
+    if not path.is_dir():
+        tokens, starts, values = read_expressions(path)
+        parts = divide(len(values), {"validation": 0.02, "test": 0.02})
+        if len(values) < len(parts):
+            raise ValueError(f"{path} holds {len(values)} expressions, too few for three splits")
+        return {
+            split: (
+                tokens[starts[part.start] : starts[part.stop]],
+                starts[part.start : part.stop + 1] - starts[part.start],
+                values[part],
+            )
+            for split, part in parts.items()
+        }
+    found = {}
+    for split, word in FILES.items():
+        files = sorted(path.glob(f"*{word}*.tsv"))
+        if len(files) != 1:
+            raise ValueError(f"{path} must hold one file *{word}*.tsv, found {len(files)}")
+        found[split] = read_expressions(files[0])
+    return found
+
+
+def read_expressions(file: Path) -> Expressions:
+    """Return the lines of a TSV file with the columns Source and Target.
+
+    Raises:
+        ValueError: it cannot be read, or a line is not an expression and a digit.
+    """
+    header, *lines = read_files(file).rstrip(b"\n").replace(b"\r", b"").split(b"\n")
+    if header != b"Source\tTarget":
+        raise ValueError(f"{file} must begin with a line of the columns Source and Target")
+    tokens, values = [], []
+    for number, line in enumerate(lines, start=2):
+        source, _, target = line.partition(b"\t")
+        for place, operator in enumerate(OPERATORS):
+            source = source.replace(operator.encode(), bytes([10 + place]))
+        # Each word is a single byte now; translate makes it its token, and 255 what is none.
+        tokens.append(source.translate(_TOKEN_OF_BYTE, b" ()"))
+        if not tokens[-1] or 255 in tokens[-1] or target not in _DIGITS:
+            raise ValueError(f"{file}, line {number} must be an expression of {' '.join(WORDS).strip()} and a digit")
+        values.append(int(target))
+    if not values:
+        raise ValueError(f"{file} holds no expressions")
+    starts = np.cumsum([0, *map(len, tokens)])
+    return np.frombuffer(b"".join(tokens), dtype=np.uint8), starts, np.array(values)
+
+
+_DIGITS = [str(digit).encode() for digit in range(10)]
+_TOKEN_OF_BYTE = bytes(
+    byte if 10 <= byte < CLOSE else CLOSE if byte == ord("]") else byte - ord("0") if 48 <= byte < 58 else 255
+    for byte in range(256)
+)

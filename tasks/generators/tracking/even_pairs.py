@@ -1,0 +1,55 @@
+"""Are the changes between neighbouring bits even in number?"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from tasks.base import Arrays, Options
+from tasks.generators.tracking.regular import Regular
+from tasks.spec import TaskSpec
+
+
+class EvenPairs(Regular):
+    """Say whether the number of pairs 01 and 10 among neighbouring bits is odd.
+
+    Definition: bits x_1 ... x_L, independent and fair; the label at the last position is the number of i < L with
+    x_i != x_(i+1), modulo 2. That is x_1 + x_L modulo 2: a model that uses this keeps one bit and never flips it, so
+    the task asks less than parity does, and tells models that count from models that compare.
+
+    Source: Delétang et al., "Neural Networks and the Chomsky Hierarchy", arXiv 2207.02098, trained on lengths up to 40
+    and tested up to 500; the only label is at the end. Also in Beck et al., "xLSTM", arXiv 2405.04517.
+
+        >>> task = EvenPairs(seq_len=8, every_position=True)
+        >>> example = task.sample(np.random.default_rng(0), 1)
+        >>> print(*example["inputs"][0])
+        1 1 1 0 0 0 0 0
+        >>> print(*example["labels"][0])
+        0 0 0 1 1 1 1 1
+
+    Args:
+        seq_len: length of a sequence, at least 2.
+        every_position: ask at every position for the pairs so far, instead of at the last one.
+    """
+
+    name: ClassVar[str] = "even_pairs"
+    prediction: ClassVar[str] = (
+        "The first bit and the last decide: attention solves it once it can find the first position, an RNN, LSTM or "
+        "gated recurrence by keeping one bit for good, and none needs a negative eigenvalue as parity does."
+    )
+    worked: ClassVar[Options] = {"seq_len": 12, "every_position": True}
+
+    def __init__(self, seq_len: int = 40, every_position: bool = False) -> None:
+        self.seq_len = self._whole("seq_len", seq_len, 2)
+        self.every_position = bool(every_position)
+
+    @property
+    def spec(self) -> TaskSpec:
+        by_answer = np.full((self.seq_len, 2), 1 / 2)
+        by_answer[0] = 1, 0
+        return self._regular_spec(2, by_answer)
+
+    def sample(self, rng: np.random.Generator, n: int) -> Arrays:
+        inputs = rng.integers(2, size=(n, self.seq_len))
+        return {"inputs": inputs, "labels": self._asked(inputs ^ inputs[:, :1])}

@@ -1,0 +1,112 @@
+"""Sums, differences and products of residues, without brackets."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import ClassVar
+
+import numpy as np
+
+from tasks.base import Arrays, Options
+from tasks.generators.tracking.regular import Regular
+from tasks.spec import IGNORED, TaskSpec
+
+OPERATORS = "+-*"
+
+
+class ModularArithmetic(Regular):
+    """Compute an expression without brackets modulo m, products before sums and differences.
+
+    Definition, with m = modulus: numbers, uniform in 0 ... m - 1, at positions 0, 2, 4, ...; between them operators,
+    uniform among those of `operators`. Tokens 0 ... m - 1 are the numbers, m, m + 1 and m + 2 are +, - and *. The label
+    at the last position is the value of the expression modulo m. A product may be 0, which erases its factors: unlike
+    the steps in a group, not all steps can be undone.
+
+    Source: Delétang et al., "Neural Networks and the Chomsky Hierarchy", arXiv 2207.02098, modulo 5, trained on lengths
+    up to 40 (odd ones, so 39) and tested up to 500; the only label is at the end. Their blank token, which never
+    occurs, is left out here. Also in Beck et al., "xLSTM", arXiv 2405.04517.
+
+        >>> task = ModularArithmetic(seq_len=9, every_position=True)
+        >>> example = task.sample(np.random.default_rng(1), 1)
+        >>> print(*(f"{task.input_text(token):>4}" for token in example["inputs"][0]))
+           2    +    2    *    3    *    4    +    0
+        >>> print(*(f"{label:4d}" for label in example["labels"][0]))
+           2 -100    4 -100    3 -100    1 -100    1
+
+    Args:
+        seq_len: length of a sequence, odd.
+        modulus: what is computed modulo, at least 2.
+        operators: the operators that occur, some of "+-*"; without "*" the steps are those of the cyclic group.
+        every_position: ask at every number for the value of the expression so far, instead of at the last one.
+    """
+
+    name: ClassVar[str] = "modular_arithmetic"
+    prediction: ClassVar[str] = (
+        "The state is the sum of the finished products and the current product, both residues: an RNN or LSTM learns "
+        "it; a linear recurrence must permute and erase depending on what it reads, which reflections (delta rule with "
+        "beta up to 2, delta_product) can and decays in (0, 1) cannot; attention fails on longer sequences."
+    )
+    worked: ClassVar[Options] = {"seq_len": 13, "every_position": True}
+
+    def __init__(
+        self, seq_len: int = 39, modulus: int = 5, operators: str = OPERATORS, every_position: bool = False
+    ) -> None:
+        self.seq_len = self._whole("seq_len", seq_len, 1)
+        self.modulus = self._whole("modulus", modulus, 2)
+        self.operators = str(operators)
+        self.every_position = bool(every_position)
+        self._demand(self.seq_len % 2 == 1, "seq_len must be odd", "seq_len")
+        known = 0 < len(self.operators) == len(set(self.operators) & set(OPERATORS))
+        self._demand(known, f"operators must be some of {OPERATORS}, each once", "operators")
+
+    @property
+    def spec(self) -> TaskSpec:
+        product_share = ("*" in self.operators) / len(self.operators)
+        return self._regular_spec(self.modulus + 3, _values(self.seq_len // 2 + 1, self.modulus, product_share))
+
+    def input_text(self, token: int) -> str:
+        return str(token) if token < self.modulus else OPERATORS[token - self.modulus]
+
+    def sample(self, rng: np.random.Generator, n: int) -> Arrays:
+        m, n_numbers = self.modulus, self.seq_len // 2 + 1
+        # Positions first, so that each step reads and writes numbers that lie together.
+        numbers = rng.integers(m, size=(n_numbers, n))
+        codes = np.array([OPERATORS.index(operator) for operator in self.operators])
+        operators = codes[rng.integers(len(codes), size=(n_numbers - 1, n))]
+
+        signed = numbers.copy()
+        signed[1:][operators == 1] *= -1
+        values = np.empty_like(numbers)
+        values[0] = open_product = numbers[0]
+        for i in range(1, n_numbers):
+            # Another factor changes the open product, and the value by as much; any other operator begins a product.
+            before = np.where(operators[i - 1] == 2, open_product, 0)
+            open_product = np.where(operators[i - 1] == 2, open_product * numbers[i] % m, signed[i])
+            values[i] = (values[i - 1] - before + open_product) % m
+
+        inputs = np.empty((n, self.seq_len), dtype=np.int64)
+        inputs[:, ::2], inputs[:, 1::2] = numbers.T, m + operators.T
+        answers = np.full((n, self.seq_len), IGNORED, dtype=np.int64)
+        answers[:, ::2] = values.T
+        return {"inputs": inputs, "labels": self._asked(answers)}
+
+
+@cache
+def _values(n_numbers: int, modulus: int, product_share: float) -> np.ndarray:
+    """Return the law of an expression's value after 1 ... n_numbers numbers, (n_numbers, modulus).
+
+    Carries the joint law of what is closed and of the open product, (modulus, modulus). A sign before a number that is
+    drawn uniformly changes nothing, so sums and differences are one.
+    """
+    residues = np.arange(modulus)
+    differences = (residues[:, None] - residues) % modulus
+    # Row c: where the product c goes when a uniform factor comes.
+    times = np.zeros((modulus, modulus))
+    np.add.at(times, (residues[:, None], residues[:, None] * residues % modulus), 1 / modulus)
+    joint = np.zeros((modulus, modulus))
+    joint[0] = 1 / modulus
+    laws = np.empty((n_numbers, modulus))
+    for law in laws:
+        law[:] = joint[differences, residues].sum(axis=1)
+        joint = product_share * joint @ times + (1 - product_share) * law[:, None] / modulus
+    return laws

@@ -1,0 +1,38 @@
+"""Tasks that are not of this project: a class or a function that a user wrote, or a user's data."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+from tasks.base import Task
+from tasks.yours.files import Data
+from tasks.yours.function import generated
+from zoo.naming import UsageError
+from zoo.targets import short
+
+
+@functools.cache
+def adopt(target: str, found: Any) -> type[Task]:
+    """Return the task that a target or a path names.
+
+    Args:
+        target: what was asked for.
+        found: what it names: a class of tasks, a function `sample(rng, n)`, or an absolute path of data.
+
+    Raises:
+        UsageError: something else.
+        ValueError: a function that cannot be a task's.
+    """
+    name = short(target)
+    if isinstance(found, Path):
+        about = {"__module__": Data.__module__, "__doc__": Data.__doc__}
+        return type(name, (Data,), {**about, "path": found, "name": name, "source": target})
+    if isinstance(found, type) and issubclass(found, Task):
+        if not hasattr(found, "name"):
+            found.name = name
+        return found
+    if isinstance(found, type) or not callable(found):
+        raise UsageError(f"{target} is neither a subclass of tasks.Task nor a function sample(rng, n)")
+    return generated(found, name, target)

@@ -1,0 +1,306 @@
+"""A user's data as a task: an npz file, Parquet or Arrow files, or a data set that Hugging Face `datasets` saved."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+from zipfile import BadZipFile, is_zipfile
+
+import numpy as np
+
+from tasks.base import HELD_OUT, HELD_OUT_SHARE, Arrays, FiniteTask, named
+from tasks.data.real_data import OWN_NAMES, OfSplits, content_hash, divide
+from tasks.data.splits import SPLITS
+from tasks.registry import SUFFIXES
+from tasks.spec import IGNORED, TaskSpec
+from tasks.yours.arrays import OWN, conform, majority, measure, require
+
+WHOLE = ""
+"""The name of data that is not divided."""
+
+SPLIT_OF = {own: split for split, names in OWN_NAMES.items() for own in names}
+TABLES = (".parquet", ".arrow", ".feather")
+
+
+class Data(OfSplits, FiniteTask):
+    """The examples of a file or a folder.
+
+    Its columns (in an npz file its arrays) are `inputs`, per example (seq,) integers or (seq, features) floats, and
+    `labels`, integers for classes or floats for regression: one per position, or one per example, which is asked for at
+    the last position; -100 or NaN is no label. `lengths` says where examples end, and so do lists of several lengths in
+    Parquet and Arrow files. Further integer columns of the inputs' shape are facts, by which scores are split. Splits
+    are named train, validation (valid, val, dev) and test: by the beginning of an array's name (`test_inputs`), by the
+    name of a file or of its folder, or as `datasets` saved them. A split that is not there becomes a tenth of the
+    training data; equal inputs then stay together in one split.
+
+    Args:
+        inputs: the column of inputs.
+        labels: the column of labels.
+        vocab_size: number of tokens; default as many as occur.
+        n_classes: number of classes; default as many as occur.
+        split_seed: seed by which examples are dealt out to the splits that the data does not name.
+        allow_shared: take data in which named splits share inputs.
+    """
+
+    path: ClassVar[Path]
+    """What is read."""
+    sources: ClassVar[tuple[str, ...]] = ("tasks.yours.arrays", "tasks.data.arrow")
+
+    def __init__(
+        self,
+        inputs: str = "inputs",
+        labels: str = "labels",
+        vocab_size: int | None = None,
+        n_classes: int | None = None,
+        split_seed: int = 0,
+        allow_shared: bool = False,
+    ) -> None:
+        self.inputs, self.labels, self.allow_shared = inputs, labels, allow_shared
+        self.vocab_size = None if vocab_size is None else self._whole("vocab_size", vocab_size, 1)
+        self.n_classes = None if n_classes is None else self._whole("n_classes", n_classes, 1)
+        self.split_seed = self._whole("split_seed", split_seed, 0)
+        with named(self.path):
+            self._splits, spec = self._read()
+        self._specs = {
+            split: spec if spec.chance is None else replace(spec, chance=majority(arrays["labels"]))
+            for split, arrays in self._splits.items()
+        }
+
+    def _read(self) -> tuple[dict[str, Arrays], TaskSpec]:
+        # A run's configuration has the path of another day, or of another machine.
+        path = next((each for each in (self.path, Path.cwd() / self.path.name) if each.exists()), None)
+        if path is None:
+            raise ValueError(f"there is no such file or folder: put {self.path.name} there or into {Path.cwd()}")
+        if path.is_file() and path.suffix not in SUFFIXES:
+            raise ValueError(
+                f"no data; give {', '.join(SUFFIXES)}, a folder of {', '.join(TABLES)}, or file.py:function"
+            )
+        columns_of = _arrays if path.suffix == ".npz" else functools.partial(_tables, asked=(self.inputs, self.labels))
+        found: dict[str, Arrays] = {}
+        for name, columns in columns_of(path).items():
+            with named(name):
+                found[name or "train"] = conform(self._named(columns))
+        if "train" not in found:
+            raise ValueError(f"there is no split train; there are: {', '.join(found)}")
+        splits = _aligned({split: found[split] for split in SPLITS if split in found})
+        spec = measure(splits.values(), self.vocab_size, self.n_classes)
+        for split, arrays in splits.items():
+            with named(split):
+                require(arrays, spec)
+        if not self.allow_shared:
+            _refuse_shared(splits)
+        return _cut(splits, self.split_seed), spec
+
+    def _named(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the columns that examples are made of, by the names that they have in examples."""
+        for column in (self.inputs, self.labels):
+            if column not in columns:
+                raise ValueError(f"there is no {column!r}; there are: {', '.join(columns) or 'no columns'}")
+        inputs = columns[self.inputs]
+        given = {"inputs": inputs, "labels": columns[self.labels]}
+        for name, array in columns.items():
+            is_fact = array.dtype.kind in "iu" and array.shape == inputs.shape[:2]
+            if name == "lengths" or (is_fact and name not in {self.inputs, self.labels, *OWN}):
+                given[name] = array
+        return given
+
+    def at_length(self, seq_len: int) -> Self:
+        if seq_len != self.spec.seq_len:
+            raise ValueError(f"{self.name}: the data is of length {self.spec.seq_len}, got {seq_len}")
+        return self
+
+    def fingerprint(self) -> dict[str, Any]:
+        parts = [array for split in sorted(self._splits) for _, array in sorted(self._splits[split].items())]
+        return {"content": content_hash(*parts)}
+
+    @property
+    def spec(self) -> TaskSpec:
+        return self._specs[self._split]
+
+    @property
+    def size(self) -> int:
+        return len(self._splits[self._split]["inputs"])
+
+    def take(self, rows: np.ndarray) -> Arrays:
+        return {name: array[rows] for name, array in self._splits[self._split].items()}
+
+
+def _arrays(file: Path) -> dict[str, dict[str, np.ndarray]]:
+    """Return the arrays of an npz file by split."""
+    if not is_zipfile(file):
+        raise ValueError("cannot be read: it is no npz file")
+    try:
+        with np.load(file, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+    except (BadZipFile, EOFError, OSError, ValueError) as error:
+        why = "it has arrays of Python objects, which are never loaded" if "allow_pickle" in str(error) else error
+        raise ValueError(f"cannot be read: {why}") from None
+    splits: dict[str, dict[str, np.ndarray]] = {}
+    for name, array in arrays.items():
+        beginning, _, rest = name.partition("_")
+        split, column = (SPLIT_OF[beginning], rest) if beginning in SPLIT_OF and rest else (WHOLE, name)
+        splits.setdefault(split, {})[column] = array
+    if WHOLE in splits and len(splits) > 1:
+        raise ValueError(f"some arrays are of a split and some are not; there are: {', '.join(arrays)}")
+    return splits or {WHOLE: {}}
+
+
+def _tables(path: Path, asked: tuple[str, str]) -> dict[str, dict[str, np.ndarray]]:
+    """Return the columns of Parquet and Arrow files by split; those of numbers, and those that are asked for."""
+    try:
+        return {split: _columns(files, asked) for split, files in _files(path).items()}
+    except (OSError, KeyError, TypeError) as error:
+        raise ValueError(f"cannot be read: {error}") from None
+
+
+def _files(path: Path) -> dict[str, list[Path]]:
+    """Return the files of each split."""
+    if path.is_file():
+        return {WHOLE: [path]}
+    if (path / "state.json").is_file():
+        return {WHOLE: _saved(path)}
+    if (index := path / "dataset_dict.json").is_file():
+        names = json.loads(index.read_text())["splits"]
+        if "train" not in map(SPLIT_OF.get, names):
+            raise ValueError(f"there is no split train; there are: {', '.join(names)}")
+        return {SPLIT_OF[name]: _saved(path / name) for name in names if name in SPLIT_OF}
+    splits: dict[str, list[Path]] = {}
+    for file in sorted(path.rglob("*")):
+        if file.suffix in TABLES and file.is_file():
+            splits.setdefault(_split_of(file.relative_to(path)), []).append(file)
+    if not splits:
+        raise ValueError(f"there is no file {', '.join(f'*{suffix}' for suffix in TABLES)} in it")
+    if WHOLE in splits and len(splits) > 1:
+        raise ValueError(
+            f"{splits[WHOLE][0].relative_to(path)} names no split as other files do: {', '.join(OWN_NAMES)}"
+        )
+    return splits
+
+
+def _saved(folder: Path) -> list[Path]:
+    """Return the files of a data set that `save_to_disk` wrote, and not those that it computed later."""
+    state = json.loads((folder / "state.json").read_text())
+    if state.get("_indices_data_files"):
+        raise ValueError("it was saved by an old version of datasets, with its rows in another order: save it again")
+    return [folder / each["filename"] for each in state["_data_files"]]
+
+
+def _split_of(file: Path) -> str:
+    """Return the split that a file's or a folder's name says, such as test-00000-of-00001.parquet or dev/0.parquet."""
+    for part in (file.stem, *reversed(file.parts[:-1])):
+        for word in re.split(r"[^A-Za-z]+", part):
+            if word in SPLIT_OF:
+                return SPLIT_OF[word]
+    return WHOLE
+
+
+def _columns(files: list[Path], asked: tuple[str, str]) -> dict[str, np.ndarray]:
+    """Return the columns of some files, one after the other."""
+    try:
+        import pyarrow as pa
+
+        from tasks.data.arrow import read_column
+    except ModuleNotFoundError:
+        raise ValueError("Parquet and Arrow files need pyarrow: pip install 'mixer-zoo[train]'") from None
+
+    try:
+        tables = [_table(file) for file in files]
+        for file, each in zip(files, tables, strict=True):
+            if each.schema != tables[0].schema:
+                raise ValueError(f"{file} has other columns, or of other types, than {files[0]}")
+        table = pa.concat_tables(tables)
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"cannot be read: {str(error).splitlines()[0]}") from None
+    arrays, ends = {}, {}
+    for field in table.schema:
+        innermost = field.type
+        while hasattr(innermost, "value_type"):
+            innermost = innermost.value_type
+        if field.name in asked or pa.types.is_integer(innermost) or pa.types.is_floating(innermost):
+            with named(field.name):
+                arrays[field.name], ends[field.name] = read_column(table.column(field.name))
+    return _with_lengths(arrays, ends, *asked)
+
+
+def _table(file: Path) -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if file.suffix == ".parquet":
+        return pq.ParquetFile(file).read()
+    mapped = pa.memory_map(str(file))
+    is_file = mapped.read(6) == b"ARROW1"
+    mapped.seek(0)
+    return (pa.ipc.open_file(mapped) if is_file else pa.ipc.open_stream(mapped)).read_all()
+
+
+def _with_lengths(arrays: Arrays, ends: Mapping[str, np.ndarray | None], inputs: str, labels: str) -> Arrays:
+    """Return the columns, with `lengths` where the lists of inputs have several; without those that end elsewhere."""
+    lengths = ends.get(inputs)
+    fitting = {}
+    for name, array in arrays.items():
+        if (own := ends[name]) is None or (lengths is not None and (own == lengths).all()):
+            fitting[name] = array
+        elif name == labels:
+            row = 0 if lengths is None else int(np.flatnonzero(own != lengths)[0])
+            n = array.shape[1] if lengths is None else lengths[row]
+            raise ValueError(f"row {row} has {own[row]} {labels} and {n} {inputs}; give as many")
+    return fitting if lengths is None else {"lengths": lengths, **fitting}
+
+
+def _aligned(splits: dict[str, Arrays]) -> dict[str, Arrays]:
+    """Return the same with rows as long as the longest of all splits, where any split says where its rows end."""
+    if not any("lengths" in arrays for arrays in splits.values()):
+        return splits
+    longest = max(arrays["inputs"].shape[1] for arrays in splits.values())
+    made = {}
+    for split, arrays in splits.items():
+        n, seq_len = arrays["inputs"].shape[:2]
+        filled = {"lengths": np.full(n, seq_len)} | arrays
+        for name in filled.keys() - {"lengths"}:
+            nothing = {"inputs": 0, "labels": IGNORED if arrays["labels"].dtype.kind == "i" else np.nan}.get(name, -1)
+            edges = [(0, longest - seq_len if axis == 1 else 0) for axis in range(filled[name].ndim)]
+            filled[name] = np.pad(filled[name], edges, constant_values=nothing)
+        made[split] = filled
+    return made
+
+
+def _refuse_shared(splits: Mapping[str, Arrays]) -> None:
+    keys = {split: _row_keys(arrays) for split, arrays in splits.items()}
+    for first, second in itertools.combinations(keys, 2):
+        shared = np.isin(keys[second], keys[first])
+        if shared.any():
+            row = int(shared.argmax())
+            other = int((keys[first] == keys[second][row]).argmax())
+            raise ValueError(
+                f"{shared.sum():,} of {len(shared):,} rows of {second} have inputs that {first} has too, row {row}"
+                f" those of row {other}; divide the data anew, or take it with allow_shared=true"
+            )
+
+
+def _cut(splits: dict[str, Arrays], seed: int) -> dict[str, Arrays]:
+    """Return the splits, with those that are not there cut from training; rows with equal inputs stay together."""
+    missing = dict.fromkeys((split for split in HELD_OUT if split not in splits), HELD_OUT_SHARE)
+    if not missing:
+        return splits
+    whole = splits["train"]
+    distinct, group = np.unique(_row_keys(whole), return_inverse=True)
+    if len(distinct) <= len(missing):
+        raise ValueError(f"to cut off {' and '.join(missing)} needs more than {len(missing)} different inputs")
+    order = np.random.default_rng(seed).permutation(len(distinct))
+    parts = {split: np.isin(group, order[part]) for split, part in divide(len(distinct), missing).items()}
+    return splits | {split: {name: each[rows] for name, each in whole.items()} for split, rows in parts.items()}
+
+
+def _row_keys(arrays: Arrays) -> np.ndarray:
+    """Return a digest of each row's inputs."""
+    inputs, ends = arrays["inputs"], arrays.get("lengths")
+    rows = (row.tobytes() + (b"" if ends is None else ends[i].tobytes()) for i, row in enumerate(inputs))
+    return np.array([hashlib.sha256(row).hexdigest()[:32] for row in rows])

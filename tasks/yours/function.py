@@ -1,0 +1,168 @@
+"""A user's function `sample(rng, n) -> {"inputs": ..., "labels": ...}` as a task."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tasks.base import Arrays, Task, named
+from tasks.data.real_data import content_hash
+from tasks.data.splits import SHARD_ROWS
+from tasks.spec import IGNORED, TaskSpec
+from tasks.yours.arrays import conform, measure, require
+from zoo.docstrings import arguments, paragraphs
+
+MEASURED = {
+    "vocab_size": "number of tokens; default as many as occur among the first examples that are drawn",
+    "n_classes": "number of classes; default as many as occur among the first labels that are drawn",
+}
+"""The options that a function's task has besides the function's own, and their help."""
+
+PROBE_SEED = 0
+"""Of the examples that a function is measured by."""
+
+
+class Generated(Task):
+    """Examples that a function draws; `generated` makes a class of it for each function."""
+
+    function: ClassVar[Callable[..., Any]]
+    own: ClassVar[tuple[str, ...]]
+    """The names of the function's options."""
+
+    def __init__(self, **options: Any) -> None:
+        given = inspect.signature(type(self)).bind(**options)
+        given.apply_defaults()
+        for name, value in given.arguments.items():
+            measured = name in MEASURED and name not in self.own and value is not None
+            setattr(self, name, self._whole(name, value, 1) if measured else value)
+        self._spec: TaskSpec | None = None
+        probe, again = (self.sample(np.random.default_rng(PROBE_SEED), SHARD_ROWS) for _ in range(2))
+        if content_hash(*probe.values()) != content_hash(*again.values()):
+            raise ValueError(f"{self.name}: equal generators gave different examples; take every draw from rng")
+        with named(self.name):
+            spec = measure([probe], *(getattr(self, name, None) for name in MEASURED))
+            chance = None if spec.chance is None else _chance(probe["labels"], spec.n_outputs)
+            self._spec = replace(spec, chance=chance)
+            require(probe, self._spec)
+        self._fingerprint = {name: _identity(array) for name, array in probe.items()}
+
+    @property
+    def spec(self) -> TaskSpec:
+        assert self._spec is not None
+        return self._spec
+
+    def sample(self, rng: np.random.Generator, n: int) -> Arrays:
+        with named(self.name):
+            try:
+                drawn = type(self).function(rng, n, **{name: getattr(self, name) for name in self.own})
+            except Exception as error:
+                line = traceback.extract_tb(error.__traceback__)[-1].lineno
+                raise ValueError(f"the function fails in line {line}: {type(error).__name__}: {error}") from error
+            if not isinstance(drawn, Mapping):
+                raise ValueError(f"the function must return a dict of arrays, got {type(drawn).__name__}")
+            arrays = conform(drawn)
+            if (found := len(arrays["inputs"])) != n:
+                raise ValueError(f"the function must return as many examples as it is asked for, {n}, got {found}")
+            if self._spec is not None:
+                require(arrays, self._spec)
+        return arrays
+
+    def at_length(self, seq_len: int) -> Task:
+        if "seq_len" not in self.own:
+            raise ValueError(f"{self.name}: other lengths need an argument seq_len of the function, got {seq_len}")
+        tokens, classes = self.spec.vocab_size, self.spec.n_outputs if self.spec.loss == "cross_entropy" else None
+        fixed = {"vocab_size": tokens, "n_classes": classes, **self.options(), "seq_len": seq_len}
+        return type(self)(**fixed)
+
+    def fingerprint(self) -> dict[str, Any]:
+        return self._fingerprint
+
+
+def generated(function: Callable[..., Any], name: str, source: str) -> type[Generated]:
+    """Return the task whose examples a function draws.
+
+    Its options are the function's keyword arguments; `vocab_size` and `n_classes`, unless they are among these, default
+    to attributes of the function with these names, or else to what the first examples show.
+
+    Args:
+        function: `sample(rng, n, **options)`; what it returns is explained in `tasks.yours.arrays.conform`.
+        name: of the task.
+        source: says where the function comes from.
+
+    Raises:
+        ValueError: a function that takes no generator and number, an option without a default, or with the name of
+            something that every task has.
+    """
+    _, _, *options = _parameters(function, source)
+    for each in options:
+        if each.default is each.empty:
+            raise ValueError(f"{source}: the argument {each.name} needs a default, as every option of a task")
+        if hasattr(Generated, each.name):
+            raise ValueError(f"{source}: no option can have the name {each.name}, which every task has; rename it")
+    own = tuple(each.name for each in options)
+    measured = [name for name in MEASURED if name not in own]
+    parameters = [*options, *(_option(name, getattr(function, name, None), int | None) for name in measured)]
+    meanings = arguments(function) | {name: MEASURED[name] for name in measured}
+    said = paragraphs(function) if function.__doc__ else [f"Examples that {source} draws."]
+    lines = [f"    {each.name}: {meanings[each.name]}" for each in parameters if each.name in meanings]
+
+    def __init__(self: Generated, **options: Any) -> None:
+        Generated.__init__(self, **options)
+
+    itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    __init__.__signature__ = inspect.Signature([itself, *parameters])  # pyright: ignore[reportFunctionMemberAccess]
+    return type(
+        getattr(function, "__name__", name),
+        (Generated,),
+        {
+            "__doc__": "\n\n".join([*said, "\n".join(["Args:", *lines])]),
+            "__module__": __name__,
+            "__init__": __init__,
+            "function": staticmethod(function),
+            "own": own,
+            "name": name,
+            "source": source,
+            "sources": ("tasks.yours.arrays", function.__module__),
+        },
+    )
+
+
+def _parameters(function: Callable[..., Any], source: str) -> list[inspect.Parameter]:
+    """Return the function's parameters; the options among them as `_option` makes them."""
+    try:
+        found = inspect.signature(function, eval_str=True).parameters.values()
+    except NameError:  # an annotation that only a type checker can read
+        found = inspect.signature(function).parameters.values()
+    first, options = [*found][:2], [*found][2:]
+    if len(first) < 2 or any(each.kind not in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) for each in first):
+        raise ValueError(f"{source} must be a function sample(rng, n, ...) -> dict of arrays")
+    return [
+        *first,
+        *(_option(each.name, each.default, each.annotation) for each in options if "VAR" not in each.kind.name),
+    ]
+
+
+def _option(name: str, default: Any, hint: Any) -> inspect.Parameter:
+    """Return an argument by keyword; without an annotation it takes what its default is."""
+    if hint is inspect.Parameter.empty or isinstance(hint, str):
+        kind = type(default)
+        hint = kind if kind in (bool, int, float, str) else list[Any] if kind in (list, tuple) else Any
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def _identity(array: np.ndarray) -> str:
+    """Return what identifies an array: all integers; of floats only their size, since last digits differ by machine."""
+    return content_hash(array) if array.dtype.kind == "i" else f"{array.shape} {np.nanmean(np.abs(array)):.3g}"
+
+
+def _chance(labels: np.ndarray, n_classes: int) -> float:
+    """Return how often the commonest class of the first half of the examples is right in the other half."""
+    first, second = (half[half != IGNORED] for half in np.array_split(labels, 2))
+    if not len(first) or not len(second):
+        raise ValueError("labels: hardly any position has one")
+    return max(float((second == np.bincount(first).argmax()).mean()), 1 / n_classes)
