@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from lab.build import build_task
-from lab.view.runs import read_config
+from lab.run.record import read_config
 from zoo.report.numbers import count
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """What TensorBoard's HParams tab shows of the runs in a folder: the options in which they differ, and their results.
 
 A run does not know at its start which others will be there. So the options that the tab shows are in a file of their
-own (`lab.run.HPARAMS`), and each run that begins rewrites these files, its own and those of the other runs in the
+own (`lab.run.files.HPARAMS`), and each run that begins rewrites these files, its own and those of the other runs in the
 folder. However the runs were started, the tab then has no column in which all of them agree, except those that name a
 run.
 """
@@ -13,7 +13,10 @@ from contextlib import suppress
 from typing import Any
 
 from lab.config import read_layer
-from lab.run import CONFIG, HPARAMS, RunFolder, deciding_options, is_tested, number_at
+from lab.run.files import CONFIG, HPARAMS
+from lab.run.folder import RunFolder
+from lab.run.identity import deciding_options
+from lab.run.metrics import is_tested, number_at
 from lab.score import score_of
 from zoo.naming import UsageError
 from zoo.targets import short

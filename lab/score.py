@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lab.run import number_at, numbers_at
+from lab.run.metrics import number_at, numbers_at
 from zoo.report.numbers import Number, number
 
 SCORES = {

@@ -26,7 +26,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from lab.build import declared, model_options, task_options
 from lab.config import PROGRAM, Command, parse
 from lab.hparams import compare_options, compared_results
-from lab.run import BY_LENGTH, Metrics, RunFolder, is_tested, nested_metrics, number_at, read_rungs
+from lab.run.files import BY_LENGTH
+from lab.run.folder import RunFolder
+from lab.run.metrics import Metrics, is_tested, nested_metrics, number_at
+from lab.run.record import read_rungs
 from lab.score import SCORES, level, score_text
 from zoo import training
 from zoo.naming import UsageError

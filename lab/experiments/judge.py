@@ -20,9 +20,11 @@ import yaml
 
 from lab.experiments.predictions import PREDICTIONS
 from lab.experiments.vocabulary import LONGER, Prediction, Runs
-from lab.run import DONE, ENVIRONMENT, INDEX, git, read_rungs
+from lab.run.environment import git
+from lab.run.files import DONE, ENVIRONMENT, INDEX
+from lab.run.record import Run, read_rungs
 from lab.sweep.grid import read_experiment, values_of
-from lab.view.runs import Run, read_runs
+from lab.view.runs import read_runs
 from lab.view.table import Group, cells_of, group_runs, runs_as_csv
 from zoo.naming import UsageError
 from zoo.report.files import as_json, read_json, write_all

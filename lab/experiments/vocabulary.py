@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lab.run import number_at, numbers_at
-from lab.view.runs import Run
+from lab.run.metrics import number_at, numbers_at
+from lab.run.record import Run
 from zoo.report.numbers import count
 from zoo.theory.claims.claim import Check, Curve, Evidence, Panel, Samples, at_least, at_most, controlled, paired
 from zoo.theory.intervals import FEWEST_PAIRS, of_rank_correlation
@@ -76,7 +76,7 @@ class Runs:
         return self.where({STEPS: LONGER * min(self.values(STEPS), default=0)})
 
     def scores(self, metric: Sequence[str]) -> list[float]:
-        """Return a metric of each run that has it; see `lab.run.number_at`."""
+        """Return a metric of each run that has it; see `lab.run.metrics.number_at`."""
         return numbers_at((run.metrics for run in self.runs), *metric)
 
     def samples(self, metric: Sequence[str]) -> Samples:

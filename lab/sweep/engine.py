@@ -24,7 +24,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any, Literal, cast
 
-from lab.run import DONE, LOG, METRICS, Metrics, is_tested, read_metrics, read_rungs
+from lab.run.files import DONE, LOG, METRICS
+from lab.run.metrics import Metrics, is_tested
+from lab.run.record import read_metrics, read_rungs
 from lab.sweep.forks import Fork, can_fork
 from lab.train import REQUEUE
 from zoo.naming import UsageError, require_extra

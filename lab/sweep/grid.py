@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.config import REGISTRIES, Command, Options, choose, flag_text, parse, read_layer, read_yaml, with_members
-from lab.run import RunFolder
+from lab.run.folder import RunFolder
 from lab.score import SCORES
 from lab.sweep.matching import matched, misses, sizes, target
 from lab.sweep.tuning import rungs_of

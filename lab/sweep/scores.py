@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from lab.run import numbers_at
+from lab.run.metrics import numbers_at
 from lab.score import score_text
 from zoo.report.markdown import table
 from zoo.report.numbers import Number, plain

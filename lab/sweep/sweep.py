@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab.run import DONE, INDEX, Metrics, number_at, numbers_at, read_fields, read_rungs
+from lab.run.files import DONE, INDEX
+from lab.run.metrics import Metrics, number_at, numbers_at
+from lab.run.record import read_fields, read_rungs
 from lab.score import FACTS, WINDOW, fact_text, score_of, score_text, window_text
 from lab.sweep.board import Board, judged, range_text
 from lab.sweep.command import HELP, PROGRAM, Request

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, TypeAlias
 
-from lab.run import number_at
+from lab.run.metrics import number_at
 from lab.score import GOOD, LEFT, level, merit, merits, worth
 from zoo.naming import UsageError
 

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 from zoo.naming import lazy_names
 
 if TYPE_CHECKING:
-    from lab.view.runs import Run, read_runs
+    from lab.run.record import Run
+    from lab.view.runs import read_runs
     from lab.view.table import Group, Row, group_runs
 
 _HOMES = {
-    "lab.view.runs": "Run read_runs",
+    "lab.run.record": "Run",
+    "lab.view.runs": "read_runs",
     "lab.view.table": "Group Row group_runs",
 }
 

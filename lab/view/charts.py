@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lab.run import at_lengths, by_facts, number_at
+from lab.run.metrics import at_lengths, by_facts, number_at
+from lab.run.record import Run
 from lab.score import SCORES, mean_and_spread
-from lab.view.runs import Run
 from lab.view.table import Group, Row, label_of
 from zoo.report import numbers, plots
 from zoo.report.numbers import Number

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from lab.run.record import Run
 from lab.view.charts import Chart, Series, charts_of, colours
-from lab.view.runs import Run
 from lab.view.table import Group, Row, columns_of, unnamed_text
 from zoo.naming import require_extra
 from zoo.report.numbers import plain

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from lab.run import flat_metrics, given_options, numbers_at
+from lab.run.identity import given_options
+from lab.run.metrics import flat_metrics, numbers_at
+from lab.run.record import Run
 from lab.score import (
     BASELINE,
     FACTS,
@@ -27,7 +29,6 @@ from lab.score import (
     score_text,
     window_text,
 )
-from lab.view.runs import Run
 from zoo.naming import require_extra
 from zoo.report import markdown, terminal
 from zoo.report.numbers import NOTHING, Number, plain
@@ -86,7 +87,7 @@ class Row:
         """Return a metric, by default the score, of the runs that count, where they have it.
 
         Args:
-            path: as for `lab.run.number_at`.
+            path: as for `lab.run.metrics.number_at`.
         """
         return numbers_at((run.metrics for run in self.judged), *(path or (self.split, self.score)))
 

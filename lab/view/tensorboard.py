@@ -15,7 +15,7 @@ from types import FrameType
 from typing import NoReturn
 from urllib.parse import quote
 
-from lab.run import EVENTS
+from lab.run.files import EVENTS
 from lab.view.charts import Chart, chart_figure, charts_of, colours
 from lab.view.table import Group
 from zoo.naming import require_extra

@@ -21,8 +21,8 @@ import torch.utils.tensorboard  # noqa: F401
 import tasks.data.datamodule  # noqa: F401
 import zoo.training.checkpoints
 from lab import config as cli  # noqa: F401
-from lab import run as run_folder
 from lab import train
+from lab.run import folder as run_folder
 from zoo.training import AtomicCheckpointIO, Interrupt, SequenceModule, Throughput  # noqa: F401
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from lab import config as cli
-from lab import run as run_folder
 from lab import train
+from lab.run import folder as run_folder
 
 MEASURED = {"tokens_per_second", "seconds"}
 TINY = (

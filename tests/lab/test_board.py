@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from lab.run import LOG, METRICS
+from lab.run.files import LOG, METRICS
 from lab.sweep import board as module
 from lab.sweep.board import Board
 from lab.sweep.engine import Job, Outcome

@@ -37,9 +37,9 @@ from lab.experiments.predictions.gradient_highway import gradient_at_initialisat
 from lab.experiments.predictions.skill_to_loss import synthetic_cells
 from lab.experiments.predictions.trainability import gradient_at_initialisation as layer_gradient
 from lab.experiments.vocabulary import Runs, correlated, not_learned
-from lab.run import nested_metrics
+from lab.run.metrics import nested_metrics
+from lab.run.record import Run
 from lab.sweep.grid import Grid, expand, read_experiment, values_of
-from lab.view.runs import Run
 from tests import slow
 from tests.lab.runs import error_line
 from zoo.naming import flatten

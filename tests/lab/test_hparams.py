@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lab import config as cli
-from lab import run as run_folder
 from lab.hparams import NAMING, compare_options, differing
+from lab.run import folder as run_folder
 from lab.sweep import sweep
 from tests.lab.runs import TINY, TinyRuns
 from tests.training.board import hparams_tab

@@ -15,7 +15,7 @@ import pytest
 
 from lab.config import parse
 from lab.guesses import among_read, score_without_order, to_be_left, without_order
-from lab.run import deciding_options
+from lab.run.identity import deciding_options
 from lab.sweep.grid import read_experiment
 from lab.view.leaderboard import command
 from lab.view.leaderboard.cells import in_order, merged, read_cells, task_names

@@ -10,7 +10,7 @@ import pytest
 
 import zoo
 from lab import config, train
-from lab.run import RunFolder
+from lab.run.folder import RunFolder
 from lab.sweep.sweep import main as sweep
 from lab.view import read_runs
 from tests import ROOT, python, refused

@@ -9,18 +9,10 @@ from typing import Any
 
 import pytest
 
-from lab.run import (
-    METRICS,
-    RunFolder,
-    at_lengths,
-    by_facts,
-    flat_metrics,
-    is_tested,
-    nested_metrics,
-    number_at,
-    read_metrics,
-    state_of,
-)
+from lab.run.files import METRICS
+from lab.run.folder import RunFolder
+from lab.run.metrics import at_lengths, by_facts, flat_metrics, is_tested, nested_metrics, number_at, state_of
+from lab.run.record import read_metrics
 from lab.score import SCORES, merit, merits, score_of
 from zoo.naming import UsageError
 

@@ -25,8 +25,8 @@ import pytest
 import torch
 
 from lab import config as cli
-from lab import run as run_folder
 from lab import train
+from lab.run import folder as run_folder
 from tests import ROOT, python, slow
 from tests.lab import kills
 from tests.lab.runs import MEASURED, TINY, TinyRuns, error_line, results, wait_until
@@ -49,7 +49,8 @@ command, go, folder, trained = RUNS.command, RUNS.go, RUNS.folder, RUNS.trained
 HOLDER = """
 import sys
 from pathlib import Path
-from lab.run import RunFolder
+from lab.run.folder import RunFolder
+from lab.run.record import read_rungs
 with RunFolder(Path(sys.argv[1]), sys.argv[2], 0).lock():
     print("locked", flush=True)
     sys.stdin.read()
@@ -553,7 +554,7 @@ def test_a_run_that_stops_on_its_way_ends_as_if_it_never_had(
     assert capsys.readouterr().out.count("has been at step 4 before") == 1
     assert go(tmp_path / "stopped", "--stop_at", "5") == 2
     assert "the run is at step 6 already and cannot stop at 5" in capsys.readouterr().err
-    rungs = run_folder.read_rungs(folder(tmp_path / "stopped"))
+    rungs = read_rungs(folder(tmp_path / "stopped"))
     assert {at: found["step"] for at, found in rungs.items()} == {"3": 3, "0.5": 4, "6": 6}
     path = trained(tmp_path / "stopped")
     assert results(path) == results(whole)
@@ -566,9 +567,9 @@ def test_a_run_that_stops_on_its_way_ends_as_if_it_never_had(
     assert "is finished and has not stopped at 0.75 on its way" in capsys.readouterr().err
     assert go(tmp_path / "stopped", "--stop_at", "1.0") == 0  # the end of a finished run is a stop too
     finished = json.loads((path / "metrics.json").read_text(encoding="utf-8"))
-    assert run_folder.read_rungs(path)["1.0"] == {key: each for key, each in finished.items() if key != "test"}
+    assert read_rungs(path)["1.0"] == {key: each for key, each in finished.items() if key != "test"}
     assert go(tmp_path / "diverged", "--lr", "1e30", "--stop_at", "6") == 1
-    (found,) = run_folder.read_rungs(folder(tmp_path / "diverged", "--lr", "1e30")).values()
+    (found,) = read_rungs(folder(tmp_path / "diverged", "--lr", "1e30")).values()
     assert "is not finite" in found["diverged"]
 
 

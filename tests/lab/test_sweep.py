@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lab.run import read_rungs
+from lab.run.record import read_rungs
 from lab.score import window_text
 from lab.sweep import sweep
 from lab.sweep.board import Board

@@ -21,9 +21,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import zoo
 from lab import config as cli
-from lab import run as run_folder
 from lab import train
-from lab.run import INCIDENTAL, flat_metrics
+from lab.run import folder as run_folder
+from lab.run import identity
+from lab.run.identity import INCIDENTAL
+from lab.run.metrics import flat_metrics
 from tests import ROOT, python, raising
 from tests.lab.runs import TINY, TinyRuns, error_line, metrics, results, wait_until
 from tests.training import small
@@ -548,7 +550,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path, capsys: pytest.
 )
 def test_run_names_say_what_differs(argv: str, name: str) -> None:
     parsed = cli.parse(argv.split())
-    assert run_folder.run_name(parsed.config, parsed.defaults) == name
+    assert identity.run_name(parsed.config, parsed.defaults) == name
 
 
 @pytest.mark.parametrize(
@@ -568,21 +570,21 @@ def test_run_names_say_what_differs(argv: str, name: str) -> None:
 )
 def test_what_of_a_long_name_is_cut_tells_least(argv: str, begins: str) -> None:
     parsed = cli.parse(argv.split())
-    name = run_folder.run_name(parsed.config, parsed.defaults)
+    name = identity.run_name(parsed.config, parsed.defaults)
     assert name.startswith(begins)
-    assert all(len(part) <= run_folder.LONGEST_NAME for part in name.split("/"))
+    assert all(len(part) <= identity.LONGEST_NAME for part in name.split("/"))
 
 
 def test_names_are_short_safe_and_distinct() -> None:
     def name(option: Any, mixer: str = "m") -> str:
-        return run_folder.run_name({"mixer": {"name": mixer, "x": option}, "task": {"name": "t"}}, {})
+        return identity.run_name({"mixer": {"name": mixer, "x": option}, "task": {"name": "t"}}, {})
 
     strange = [
         *map(name, ("a/b", "a:b", "a b", "../..", "x" * 300, "x" * 299 + "y", [{"a": 1}, {"a": 2}])),
         *(name(1, mixer) for mixer in ("/a/m.npz", "/b/m.npz", "/b/m.py:Class", "/c/m.py:Class")),
-        run_folder.run_name({"mixer": {"name": "/a/m b"}, "task": {"name": "t"}}, {}),
+        identity.run_name({"mixer": {"name": "/a/m b"}, "task": {"name": "t"}}, {}),
     ]
     assert len(set(strange)) == len(strange)
     for made in strange:
         assert re.fullmatch(r"t/m[._-][A-Za-z0-9._+-]+", made)
-        assert len(made) <= run_folder.LONGEST_NAME + 2
+        assert len(made) <= identity.LONGEST_NAME + 2

@@ -29,13 +29,15 @@ from rich.console import Console
 from torch.utils.tensorboard import SummaryWriter
 
 from lab.config.layers import put
-from lab.run import RunFolder, nested_metrics
+from lab.run.files import EVENTS
+from lab.run.folder import RunFolder
+from lab.run.metrics import nested_metrics
+from lab.run.record import read_curves
 from lab.score import fact_text
 from lab.view import Run, group_runs, read_runs
 from lab.view.charts import Series, charts_of, comparison_figure
 from lab.view.command import write_comparison
 from lab.view.page import as_page
-from lab.view.runs import EVENTS, read_curves
 from lab.view.table import columns_of, table_of
 from lab.view.tensorboard import CONFIGURATION, lay_out, show_in_tensorboard
 from tests import ROOT, python

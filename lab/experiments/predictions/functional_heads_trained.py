@@ -7,8 +7,8 @@ from typing import Any
 
 from lab.experiments.predictions.functional_heads import FEW, READ_AT, SHARE, SHOWN, needed
 from lab.experiments.vocabulary import ACCURACY, GUESSED, LEARNED, Prediction, Runs, curve, panel
-from lab.run import HEADS
-from lab.view.runs import Run
+from lab.run.files import HEADS
+from lab.run.record import Run
 from zoo.report.files import read_json, write_atomically
 from zoo.report.terminal import progress
 from zoo.theory.claims.claim import Check, Evidence, at_least, at_most, controlled

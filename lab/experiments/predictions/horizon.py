@@ -8,7 +8,7 @@ from statistics import NormalDist, linear_regression, median
 from typing import TYPE_CHECKING, Any
 
 from lab.experiments.vocabulary import LEARNED, Prediction, Runs, correlated
-from lab.view.runs import Run
+from lab.run.record import Run
 from zoo.report.numbers import count
 from zoo.report.terminal import progress
 from zoo.theory.claims.claim import Check, Curve, Evidence, Panel

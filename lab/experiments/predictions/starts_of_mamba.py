@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from lab.experiments.vocabulary import ACCURACY, LEARNED, STEPS, STEPS_TO_90, Prediction, Runs, curve, panel
-from lab.run import number_at
+from lab.run.metrics import number_at
 from zoo.theory.claims.claim import Check, Evidence, Samples, at_least, paired
 
 NORM = 1e-5

@@ -17,7 +17,7 @@ from lab.experiments.vocabulary import (
     curve,
     panel,
 )
-from lab.run import number_at
+from lab.run.metrics import number_at
 from zoo.theory.claims.claim import Check, Evidence, at_least, at_most, controlled, paired
 
 ENOUGH = 1e-2

@@ -11,7 +11,9 @@ from typing import Any
 
 from lab.config import parse, read_layer
 from lab.experiments.judge import machine_of
-from lab.run import ENVIRONMENT, deciding_options, given_options, number_at
+from lab.run.files import ENVIRONMENT
+from lab.run.identity import deciding_options, given_options
+from lab.run.metrics import number_at
 from lab.score import guess_level, median_steps, merit, score_of
 from lab.sweep.command import Request
 from lab.sweep.engine import Stop

@@ -1,0 +1,43 @@
+"""The environment of a run: the commit of the code, versions of libraries, the machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+LIBRARIES = ("torch", "lightning", "numpy", "datasets", "jsonargparse", "tensorboard")
+
+
+def git(*arguments: str) -> str | None:
+    """Return what git prints of this code's repository; None where it fails, or where there is no repository."""
+    here = Path(__file__).resolve().parent
+    try:
+        done = subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def environment() -> dict[str, Any]:
+    """Return what a result depends on besides its configuration: code, versions, machine."""
+    from importlib import metadata  # slow, and --help does without
+
+    import torch
+
+    changes = git("status", "--porcelain", "--untracked-files=no")
+    return {
+        "command": shlex.join(sys.argv),
+        "git": git("rev-parse", "HEAD"),
+        "git_clean": None if changes is None else not changes,
+        "python": platform.python_version(),
+        "versions": {name: metadata.version(name) for name in LIBRARIES},
+        "machine": platform.platform(),
+        "cpus": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }

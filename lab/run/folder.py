@@ -1,0 +1,205 @@
+"""The folder of a run: its writer, and the checks before anything is written there."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lab.config import Command, read_layer, write_yaml
+from lab.run.environment import environment
+from lab.run.files import BY_LENGTH, CONFIG, ENVIRONMENT, EVENTS, HEADS, HPARAMS, METRICS, RUNGS
+from lab.run.identity import deciding_options, run_name
+from lab.run.lock import locked
+from lab.run.metrics import Metrics
+from lab.run.record import read_fields, read_metrics, read_rungs
+from zoo.loading.names import BEST, CHECKPOINTS, LAST, PREVIOUS
+from zoo.naming import UsageError
+from zoo.report.files import as_json, write_atomically
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of a run: configuration, environment, checkpoints, TensorBoard events, metrics.json once finished."""
+
+    run_dir: Path
+    name: str
+    seed: int
+
+    @classmethod
+    def of(cls, command: Command) -> RunFolder:
+        """Return the folder of a command: task and mixer, each with the options that are not default, then the seed."""
+        config = command.config
+        return cls(Path(config["run_dir"]).expanduser(), run_name(config, command.defaults), config["seed"])
+
+    @property
+    def path(self) -> Path:
+        return self.run_dir / self.name / f"seed{self.seed}"
+
+    @property
+    def trial(self) -> str:
+        """The run's name in TensorBoard, whose first characters tell configuration and seed apart."""
+        return f"{hashlib.sha256(self.name.encode()).hexdigest()[:4]}-{self.seed} {self.name}/seed{self.seed}"
+
+    def siblings(self) -> Iterator[RunFolder]:
+        """Return the other runs of the run_dir that TensorBoard knows; without those of other sweeps in that folder."""
+        for file in sorted(self.run_dir.glob(f"*/*/seed*/{HPARAMS}")):
+            name, seed = file.parent.parent.relative_to(self.run_dir), file.parent.name.removeprefix("seed")
+            if seed.isdecimal() and file.parent != self.path:
+                yield RunFolder(self.run_dir, str(name), int(seed))
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / CHECKPOINTS
+
+    @property
+    def best(self) -> Path:
+        return self.checkpoints / BEST
+
+    @property
+    def last(self) -> Path:
+        return self.checkpoints / LAST
+
+    @property
+    def previous(self) -> Path:
+        return self.checkpoints / PREVIOUS
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Lock the folder against other processes, and make it if need be; see `lab.run.lock.locked`.
+
+        Raises:
+            UsageError: another process trains there, or the folder cannot be written.
+        """
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.path))
+            except OSError as error:
+                raise self._unwritable(error) from None
+            yield
+
+    def check_config(self, config: Mapping[str, Any]) -> None:
+        """Check that the folder is new, or holds the same configuration.
+
+        Raises:
+            UsageError: another configuration; names the first key that differs.
+        """
+        file = self.path / CONFIG
+        if not file.exists():
+            return
+        there, here = (deciding_options(values) for values in (read_layer(file).values, config))
+        for key in sorted(there.keys() | here.keys()):
+            if there.get(key) != here.get(key):  # one that is None may have come later than the run
+                values = f"{key} is {there.get(key)!r} there, {here.get(key)!r} here"
+                raise UsageError(f"{self.path} holds another run: {values}; give another --run_dir, or --overwrite")
+
+    def check_data(self, fingerprint: Mapping[str, Any]) -> None:
+        """Check that the run, if it has begun, reads the data that it was begun with.
+
+        Raises:
+            UsageError: other data.
+        """
+        there = read_fields(self.path / ENVIRONMENT).get("data")  # nothing before it is begun, or by an older version
+        if there not in (None, json.loads(as_json(fingerprint))):
+            instead = "put that back, or give another --run_dir, or --overwrite"
+            raise UsageError(f"{self.path} was begun with other data: {instead}")
+
+    def metrics(self) -> Metrics | None:
+        """Return the metrics of a finished run; None if there are none.
+
+        Raises:
+            UsageError: the file was not written by train.py.
+        """
+        try:
+            return read_metrics(self.path)
+        except ValueError as error:
+            raise UsageError(f"{self.path / error.args[0]}; --overwrite starts the run anew") from None
+
+    def checkpoint_for(self, command: Command) -> Path | None:
+        """Return the checkpoint from which the command trains on, or which it tests; None for a new run.
+
+        A run goes on from `last`; where that is damaged, from `previous`; where both are, from `best`, which may be
+        many steps older. In each case the run ends as if it had never stopped.
+
+        Raises:
+            ValueError: nothing to test; no checkpoint left to go on from; a damaged `best`, which no later step
+                restores.
+        """
+        from zoo.loading.saved import find_checkpoint, is_whole
+
+        if command.ckpt_path is not None:
+            return Path(command.ckpt_path)
+        if command.test_only:
+            return find_checkpoint(self.path, "best")
+        there = [file for file in (self.last, self.previous, self.best) if file.is_file()]
+        if command.overwrite or not there:
+            return None
+        whole = [file for file in there if is_whole(file)]
+        if not whole or (self.best in there and self.best not in whole):
+            damaged = ", ".join(str(file) for file in there if file not in whole)
+            raise ValueError(f"damaged: {damaged}; --overwrite starts the run anew")
+        return whole[0]
+
+    def set_aside_damaged(self) -> list[Path]:
+        """Rename the damaged checkpoint that `checkpoint_for` skipped, and return its new path.
+
+        Under its old name, the next save would move it over the last good checkpoint.
+
+        Raises:
+            UsageError: the folder cannot be written.
+        """
+        from zoo.loading.saved import is_whole
+
+        damaged = [file for file in (self.last, self.previous) if file.is_file() and not is_whole(file)]
+        try:
+            return [file.replace(file.with_name(f"{file.name}.damaged")) for file in damaged]
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def prepare(self, config: Mapping[str, Any], checkpoint: Path | None, fingerprint: Mapping[str, Any]) -> None:
+        """Make the folder and write the files that are known before training.
+
+        Without a checkpoint to go on from, the files of an earlier run are deleted. With a checkpoint of another
+        folder, the best checkpoint of that folder is copied too: its score is the one to beat.
+
+        Args:
+            config: of the run.
+            checkpoint: where training goes on; None for a new run.
+            fingerprint: of the task's data.
+
+        Raises:
+            UsageError: the folder cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / METRICS).unlink(missing_ok=True)
+            if checkpoint is None:
+                shutil.rmtree(self.checkpoints, ignore_errors=True)
+                kept = (RUNGS, HEADS, f"{EVENTS}*", f"*{BY_LENGTH}")
+                for old in itertools.chain.from_iterable(map(self.path.glob, kept)):
+                    old.unlink()
+            elif (best := checkpoint.parent / self.best.name).is_file() and not self.best.exists():
+                self.best.parent.mkdir(exist_ok=True)
+                write_atomically(self.best, best.read_bytes())
+            result = {key: value for key, value in config.items() if key != "run_dir"}
+            write_atomically(self.path / CONFIG, write_yaml(result))
+            write_atomically(self.path / ENVIRONMENT, as_json(environment() | {"data": fingerprint}))
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def write_metrics(self, metrics: Metrics) -> None:
+        """Finish the run: write metrics.json, in which a number that is not finite is null."""
+        write_atomically(self.path / METRICS, as_json(metrics))
+
+    def write_rung(self, stop_at: float, metrics: Metrics) -> None:
+        """Note what the run has come to where it stopped for now."""
+        write_atomically(self.path / RUNGS, as_json(read_rungs(self.path) | {str(stop_at): metrics}))
+
+    def _unwritable(self, error: OSError) -> UsageError:
+        return UsageError(f"cannot write the run folder {self.path}: {error.strerror}")

@@ -1,0 +1,145 @@
+"""The identity of a run: the options that decide its result, and the folder name made from them."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from zoo.naming import flatten
+from zoo.targets import is_target
+from zoo.targets import short as short_name
+
+INCIDENTAL = {
+    "figures_every",
+    "run_dir",
+    "task.cache",
+    "task.cache_dir",
+    "trainer.default_root_dir",
+    "trainer.detect_anomaly",
+    "trainer.enable_autolog_hparams",
+    "trainer.enable_checkpointing",
+    "trainer.enable_model_summary",
+    "trainer.enable_progress_bar",
+    "trainer.inference_mode",
+    "trainer.limit_predict_batches",
+    "trainer.log_every_n_steps",
+    "trainer.logger",
+    "trainer.model_registry",
+    "trainer.num_sanity_val_steps",
+    "trainer.profiler",
+}
+"""These, and what belongs to them (trainer.logger.init_args.save_dir), decide where results go and what is shown, not
+what they are: runs that differ only in them are the same."""
+
+WATCHING = {
+    "DeviceStatsMonitor",
+    "LearningRateMonitor",
+    "ModelCheckpoint",
+    "ModelSummary",
+    "OnExceptionCheckpoint",
+    "RichModelSummary",
+    "RichProgressBar",
+    "TQDMProgressBar",
+    "ThroughputMonitor",
+}
+"""Lightning's callbacks that watch a run and do not change its result; any other, such as EarlyStopping, does."""
+
+LONGEST_NAME = 40
+"""Characters of a task's or a mixer's part: TensorBoard shows two such names next to its charts."""
+LAST_NAMED = {f"task.{name}" for name in ("n_train", "n_val", "n_test", "test_lengths", "test_segments")}
+"""Options that say how much is trained and tested on: of a name that is cut, their end is."""
+
+
+def deciding_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that decide a run's result, with the seed, by dotted name."""
+    trainer = dict(config.get("trainer") or {})
+    if "callbacks" in trainer:
+        given = trainer["callbacks"]
+        each = given if isinstance(given, list) else [] if given is None else [given]
+        trainer["callbacks"] = [one for one in each if _class_name(one) not in WATCHING] or None
+        config = {**config, "trainer": trainer}
+    incidental = tuple(f"{key}." for key in INCIDENTAL)
+    return {key: value for key, value in flatten(config) if not f"{key}.".startswith(incidental)}
+
+
+def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that are not None: one that is may have come later than what was run without it."""
+    return {key: value for key, value in options.items() if value is not None}
+
+
+def _class_name(callback: Any) -> str:
+    path = callback.get("class_path", "") if isinstance(callback, Mapping) else callback
+    return str(path).rpartition(".")[2]
+
+
+def run_name(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+    """`<task>/<mixer>`, each followed by the options that differ from `defaults`: mqar-n_pairs8/attention-n_heads2.
+
+    The mixer's own options come before those of model and training. Long names end with a digest instead.
+    """
+    values, differing = deciding_options(config), differing_options(config, defaults)
+    parts = []
+    for group in ("task", "mixer"):
+        keys = [key for key in differing if key.startswith("task.") == (group == "task")]
+        keys.sort(key=lambda key: (key in LAST_NAMED, not key.startswith(f"{group}.")))
+        short = {key: key.removeprefix(f"{group}.").removeprefix("trainer.") for key in keys}
+        # d_conv is an option of the model and of some mixers: then the mixer's keeps its prefix.
+        short = {key: key if name != key and name in values else name for key, name in short.items()}
+        parts.append(_folder_name(config[group]["name"], {short[key]: values[key] for key in keys}))
+    return "/".join(parts)
+
+
+def differing_options(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options, by sorted dotted name, in which a run differs from its defaults; no names, no seed."""
+    values, usual = deciding_options(config), deciding_options(defaults)
+    named = {"seed", "mixer.name", "task.name"}
+    absent = object()
+    return {key: values[key] for key in sorted(values.keys() - named) if values[key] != usual.get(key, absent)}
+
+
+def _folder_name(name: str, differing: Mapping[str, Any]) -> str:
+    shown = short_name(name)
+    parts = [shown, *(f"{key}{_value_name(value)}" for key, value in differing.items())]
+    whole = "-".join(parts)
+    # Files of several folders may have one short name: a digest of their paths tells them apart.
+    told_whole = shown == name and not _has_target(differing)
+    if told_whole and _safe(whole) == whole and len(whole) <= LONGEST_NAME:
+        return whole
+    told = differing if shown == name else [name, differing]
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
+    room = LONGEST_NAME - len(digest) - 1
+    kept = _safe("-".join(parts[:2]))[:room]
+    for part in map(_safe, parts[2:]):  # a number is whole or not there
+        if len(kept) + 1 + len(part) > room:
+            break
+        kept = f"{kept}-{part}"
+    return f"{kept}-{digest}"
+
+
+def _has_target(value: Any) -> bool:
+    if isinstance(value, list | Mapping):
+        return any(map(_has_target, value.values() if isinstance(value, Mapping) else value))
+    return is_target(value)
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._+-]", "_", name)
+
+
+def _value_name(value: Any) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return repr(value)
+    if isinstance(value, list):
+        items = [(text, len(list(same))) for text, same in itertools.groupby(map(_value_name, value))]
+        return "_" + "+".join(f"{n}x" * (n > 1) + text.removeprefix("_") for text, n in items)
+    if isinstance(value, Mapping) and "class_path" in value:
+        return f"_{value['class_path'].rpartition('.')[2]}({value.get('init_args')})"
+    if isinstance(value, Mapping):
+        return "_" + ".".join(f"{key}{_value_name(each)}" for key, each in value.items())
+    if value is None or isinstance(value, bool):
+        return f"_{value}".lower()
+    return f"_{short_name(value) if is_target(value) else value}"
