@@ -111,7 +111,7 @@ def render(results: dict[str, dict[str, Any]]) -> str:
         for e in rows:
             found = {seed: run for seed in range(e.seeds) if (run := results.get(f"{e.task} {e.flags} {seed}"))}
             shown = ".3g" if error else ".4f"
-            cells = [f"{s}: {run['test'][e.metric]:{shown}}, {run['wall_seconds']:.0f}" for s, run in found.items()]
+            cells = [f"{s}: {run[e.metric]:{shown}}, {run['wall_seconds']:.0f}" for s, run in found.items()]
             chance = f" (chance {found[0]['chance']:.3f})" if e.expected == "chance" else ""
             cells_of.append((f"{e.title}: `--task {e.task} {e.flags}`", " · ".join(cells), f"{e.expected}{chance}"))
         headings = ("command", f"seed: {'relative squared error' if error else 'accuracy'}, s", "must be")
