@@ -23,7 +23,7 @@ INSTALL = $(if $(UV),$(WITH_UV),$(PIP))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-slow coverage lint format types check wheel clean
+.PHONY: help setup train test test-slow mutants coverage lint format types check wheel clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -55,6 +55,9 @@ test: $(STAMP) ## run the tests: make test ARGS="-k attention"
 
 test-slow: $(STAMP) ## run the tests that take minutes
 	$(PYTEST) -m slow $(ARGS)
+
+mutants: $(STAMP) ## plant random errors and count how many the tests see: make mutants ARGS="--size 30 --seed 7"
+	$(BIN)/python tools/mutants.py $(ARGS)
 
 coverage: $(STAMP) ## the tests in one process, and which lines of zoo, tasks and lab they do not reach
 	$(BIN)/python -m coverage run -m pytest $(ARGS)
