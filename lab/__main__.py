@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from lab.experiments.judge import main as experiments
 from lab.view.leaderboard.command import main as leaderboard
-from zoo.naming import unknown
+from zoo.errors import unknown
 from zoo.report.terminal import ends_unread, fail
 
 VERBS = {"experiments": experiments, "leaderboard": leaderboard}

@@ -18,7 +18,7 @@ from lab.run.folder import RunFolder
 from lab.run.identity import deciding_options
 from lab.run.metrics import is_tested, number_at
 from lab.score import score_of
-from zoo.naming import UsageError
+from zoo.errors import UsageError
 from zoo.targets import short
 
 NAMING = {"mixer": "mixer.name", "task": "task.name", "seed": "seed"}

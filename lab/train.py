@@ -32,7 +32,7 @@ from lab.run.metrics import Metrics, is_tested, nested_metrics, number_at
 from lab.run.record import read_rungs
 from lab.score import SCORES, level, score_text
 from zoo import training
-from zoo.naming import UsageError
+from zoo.errors import UsageError
 from zoo.report.numbers import duration, number
 from zoo.report.terminal import ends_unread, make_console, make_facts
 from zoo.signals import CTRL_C, SCHEDULER, handled

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zoo.naming import lazy_names
+from zoo.lazy import lazy_names
 
 if TYPE_CHECKING:
     from tasks.base import Task

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tasks.registry import TASKS, list_tasks
-from zoo.naming import UsageError, unknown
+from zoo.errors import UsageError, unknown
 from zoo.report.terminal import ends_unread, fail, listing, make_console, make_facts
 
 if TYPE_CHECKING:

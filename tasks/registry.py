@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from zoo.naming import UnknownNameError, unknown
-from zoo.targets import OpenRegistry, short
+from zoo.errors import UnknownNameError, unknown
+from zoo.lookup import OpenRegistry
+from zoo.targets import short
 
 if TYPE_CHECKING:
     from tasks.base import Task

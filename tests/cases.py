@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from tests import reference, slow
 from tests.tolerances import assert_close
 from zoo import create_mixer, list_mixers
-from zoo.contract import SequenceMixer, state_tensors
+from zoo.contract import SequenceMixer
+from zoo.state import state_tensors
 
 D_MODEL = 8
 LONGEST = 1024  # what mixers with a longest sequence are given

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from zoo.check import command as checking
-from zoo.naming import UsageError, find_module, require_extra, unknown
+from zoo.errors import UsageError, unknown
+from zoo.extras import find_module, require_extra
 from zoo.registry import MIXERS
 from zoo.report.machine import describe_machine
 from zoo.report.terminal import ends_unread, fail, listing, make_console, make_table, progress

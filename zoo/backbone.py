@@ -12,12 +12,13 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from zoo.blocks import Autoencoder, Canon, Experts, ResidualBlock, RMSNorm, ShortConv, Stack
-from zoo.contract import no_weight_decay, require_choice, require_positive
+from zoo.errors import unknown
 from zoo.loading.pretrained import Pretrained
-from zoo.naming import unknown
+from zoo.modules import no_weight_decay
 from zoo.ops.activation import tanh
 from zoo.ops.time import Lengths, as_lengths
 from zoo.registry import create_layers
+from zoo.validate import require_choice, require_positive
 
 BackboneKind = Literal["residual", "bare"]
 BLOCK_OPTIONS = [

@@ -12,12 +12,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, no_weight_decay, require_choice, require_positive
+from zoo.contract import SequenceMixer
+from zoo.modules import no_weight_decay
 from zoo.ops.activation import gelu, gelu_gate, rms_norm, silu_gate
 from zoo.ops.conv import causal_conv
 from zoo.ops.experts import balance, grouped_linear, route
 from zoo.ops.precision import Device, DType
 from zoo.ops.time import Lengths, as_lengths, reverse, valid_positions
+from zoo.validate import require_choice, require_positive
 
 CANON_WIDTH = 4
 

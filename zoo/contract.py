@@ -9,141 +9,23 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import inspect
-import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, Self, TypeAlias, TypeVar, get_args
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
+from jaxtyping import Float
+from torch import Tensor
 
-from zoo.naming import unknown
+from zoo.errors import unknown
+from zoo.modules import Configured, no_weight_decay, on_meta, reset_submodules
 from zoo.ops.precision import Device, DType
 from zoo.ops.time import Lengths, as_lengths, valid_positions
 from zoo.ops.transforms import followed
-
-S = TypeVar("S")
-M = TypeVar("M", bound=nn.Module)
-
-State: TypeAlias = Tensor | tuple[Any, ...]
-"""What a mixer carries from chunk to chunk: tensors with the batch first, in (named) tuples, nested at will."""
-
-
-def map_state(fn: Callable[..., Tensor], state: Any, *others: Any) -> Any:
-    """Apply `fn` to every tensor of `state` (and to the tensors in the same places of `others`).
-
-    Raises:
-        TypeError, ValueError: `others` are not built as `state` is.
-    """
-    kind = Tensor if isinstance(state, Tensor) else type(state)
-    for other in others:
-        if not isinstance(other, kind):
-            raise TypeError(f"expected {kind.__name__}, got {type(other).__name__}")
-    if isinstance(state, Tensor):
-        return fn(state, *others)
-    parts = [map_state(fn, *part) for part in zip(state, *others, strict=True)]
-    return state._make(parts) if hasattr(state, "_make") else tuple(parts)
-
-
-def state_tensors(state: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a state, in order."""
-    if isinstance(state, Tensor):
-        yield state
-    else:
-        for part in state:
-            yield from state_tensors(part)
-
-
-def detach_state(state: S) -> S:
-    """Return the same state cut from the autograd graph: what truncated back-propagation carries on."""
-    return map_state(lambda t: t.detach(), state)
-
-
-def move_state(state: S, device: torch.device | str) -> S:
-    """Return the same state on another device."""
-    return map_state(lambda t: t.to(device), state)
-
-
-def reorder_state(state: S, index: Int[Tensor, " new_batch"]) -> S:
-    """Return rows of the state chosen by `index`, which may repeat: beam search."""
-    return map_state(lambda t: t.index_select(0, index), state)
-
-
-def state_nbytes(state: State) -> int:
-    """Count the bytes that the tensors of a state hold."""
-    return sum(t.numel() * t.element_size() for t in state_tensors(state))
-
-
-def no_weight_decay(module: nn.Module) -> set[str]:
-    """Return the names of the parameters below `module` that weight decay must spare.
-
-    All scalars and vectors (biases, norms, skips), and what a class lists in `undecayed`; attributes set on parameters
-    would vanish in deepcopy.
-    """
-    vectors = {name for name, parameter in module.named_parameters() if parameter.ndim < 2}
-    return vectors | {
-        f"{path}.{name}" if path else name
-        for path, child in module.named_modules()
-        for name in getattr(child, "undecayed", ())
-        if getattr(child, name) is not None
-    }
-
-
-def reset_submodules(module: nn.Module) -> None:
-    """Call `reset_parameters` of all submodules that have it, in the order in which they were added."""
-    for child in module.children():
-        getattr(child, "reset_parameters", functools.partial(reset_submodules, child))()
-
-
-class Configured(nn.Module):
-    """A module that knows the options it was built from.
-
-    `options` holds the arguments of the constructor, defaults too, as far as they are plain data: numbers, strings,
-    None, and lists, tuples and mappings of these. The module's repr shows them, resolved where an attribute of that
-    name says what an option came to.
-    """
-
-    options: dict[str, Any]
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "__init__" in vars(cls):
-            cls.__init__ = _remembering(cls.__init__)
-
-    def extra_repr(self) -> str:
-        resolved = {name: getattr(self, name, value) for name, value in self.options.items()}
-        plain = {name: found if _is_plain(found) else self.options[name] for name, found in resolved.items()}
-        return ", ".join(f"{name}={value!r}" for name, value in plain.items())
-
-
-def _remembering(init: Callable[..., None]) -> Callable[..., None]:
-    signature = inspect.signature(init)
-    keywords = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")
-
-    @functools.wraps(init)
-    def remember(self: Configured, *args: Any, **kwargs: Any) -> None:
-        if "options" not in vars(self):  # a subclass was called first
-            given = signature.bind(self, *args, **kwargs)
-            given.apply_defaults()
-            named = dict(list(given.arguments.items())[1:])
-            named |= named.pop(keywords, {})
-            vars(self)["options"] = {k: copy.deepcopy(v) for k, v in named.items() if _is_plain(v)}
-        init(self, *args, **kwargs)
-
-    return remember
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, Mapping):
-        return all(isinstance(key, str) and _is_plain(v) for key, v in value.items())
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, (str, int, float))
+from zoo.state import check_state, state_nbytes, state_tensors
+from zoo.validate import require_positive
 
 
 class SequenceMixer(Configured, ABC):
@@ -327,109 +209,10 @@ class SequenceMixer(Configured, ABC):
         asked = (x.shape[0], x.dtype)
         if self._expected is None or self._expected[0] != asked:  # kept: a fifth of the time that a token takes
             self._expected = asked, self.empty_state(*asked, "meta")
-        expected = self._expected[1]
         try:
-            map_state(_check_state_tensor, expected, state)
-            _check_growth(expected, state)
+            check_state(self._expected[1], state)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{type(self).__name__}: not a state of this mixer for this input: {error}") from None
         for tensor in state_tensors(state):
             if tensor.device != x.device:
                 raise ValueError(f"{type(self).__name__}: the state is on {tensor.device}, the input on {x.device}")
-
-
-def _check_state_tensor(expected: Tensor, given: Tensor) -> Tensor:
-    # A dimension that is empty before the first position is one that grows.
-    fits = given.ndim == expected.ndim and all(e in (g, 0) for e, g in zip(expected.shape, given.shape, strict=True))
-    if not fits:
-        raise ValueError(f"expected shape {tuple(expected.shape)} (0 grows), got {tuple(given.shape)}")
-    if given.dtype != expected.dtype and not torch.is_autocast_enabled(given.device.type):
-        raise ValueError(f"expected {expected.dtype}, got {given.dtype}")
-    return given
-
-
-def _check_growth(expected: Any, given: Any) -> None:
-    """Raise ValueError where one named tuple's tensors have grown to different lengths along the same axis."""
-    if isinstance(expected, Tensor):
-        return
-    grown: dict[int, tuple[str, int]] = {}
-    for name, before, now in zip(getattr(expected, "_fields", ()), expected, given, strict=False):
-        if not isinstance(before, Tensor):
-            continue
-        for axis in range(1, before.ndim):  # the batch may be empty too, and does not grow
-            if before.shape[axis] == 0:
-                first, size = grown.setdefault(axis, (name, now.shape[axis]))
-                if now.shape[axis] != size:
-                    raise ValueError(f"{name} has {now.shape[axis]} slots, {first} has {size}")
-    for before, now in zip(expected, given, strict=True):
-        _check_growth(before, now)
-
-
-def on_meta(module: M, dtype: torch.dtype | None = None) -> M:
-    """Return a copy of `module` whose tensors have shapes and no storage; floating ones take `dtype`."""
-    memo: dict[int, Any] = {}
-    for tensor in (*module.parameters(), *module.buffers()):
-        kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-        empty = torch.empty_like(tensor, dtype=kind, device="meta")
-        memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
-    return copy.deepcopy(module, memo)
-
-
-def require_positive(**sizes: int | None) -> None:
-    """Raise ValueError naming the first size that is not a positive integer; None means not given."""
-    for name, size in sizes.items():
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise ValueError(f"{name} must be a positive integer, got {size!r}")
-
-
-def require_choice(name: str, value: object, choices: Any) -> None:
-    """Raise ValueError unless `value` is one of the strings of a Literal type."""
-    valid = get_args(choices)
-    if value not in valid:
-        raise ValueError(unknown(name, value, valid))
-
-
-def require_range(**bounds: float) -> None:
-    """Raise ValueError unless the two keyword arguments satisfy 0 < first <= second < infinity."""
-    (low_name, low), (high_name, high) = bounds.items()
-    if not 0 < low <= high < math.inf:
-        raise ValueError(f"need 0 < {low_name} <= {high_name} < inf, got {low_name}={low}, {high_name}={high}")
-
-
-def head_width(d_model: int, n_heads: int, d_head: int | None) -> int:
-    """`d_head`, by default d_model / n_heads.
-
-    Raises:
-        ValueError: no d_head, and n_heads does not divide d_model.
-    """
-    if d_head is None and d_model % n_heads:
-        raise ValueError(f"d_model={d_model} is not divisible by n_heads={n_heads}; choose a divisor or give d_head")
-    return d_head or d_model // n_heads
-
-
-def shared_heads(n_heads: int, n_kv_heads: int | None, name: str = "n_kv_heads") -> int:
-    """`n_kv_heads`, by default n_heads: heads each of which serves an equal group of n_heads.
-
-    Raises:
-        ValueError: n_kv_heads, under its `name`, does not divide n_heads.
-    """
-    if n_kv_heads is not None and n_heads % n_kv_heads:
-        raise ValueError(f"n_heads={n_heads} is not divisible by {name}={n_kv_heads}")
-    return n_kv_heads or n_heads
-
-
-def require_distance(seq_len: int, distance: int) -> None:
-    """Raise ValueError unless `distance` before the last position lies another position of the sequence."""
-    require_positive(seq_len=seq_len)
-    if not 1 <= distance < seq_len:
-        raise ValueError(f"distance must lie in 1..{seq_len - 1} (seq_len={seq_len}), got {distance}")
-
-
-def accumulator(dtype: torch.dtype | None) -> torch.dtype:
-    """Return the type in which a recurrence accumulates for activations of `dtype`: at least float32."""
-    return torch.promote_types(dtype or torch.get_default_dtype(), torch.float32)
-
-
-def complex_accumulator(dtype: torch.dtype | None) -> torch.dtype:
-    """`accumulator` for complex states; a table, since torch.compile does not trace `dtype.to_complex`."""
-    return {torch.float32: torch.complex64, torch.float64: torch.complex128}[accumulator(dtype)]

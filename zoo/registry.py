@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zoo.targets import OpenRegistry, absolute, short
+from zoo.lookup import OpenRegistry
+from zoo.targets import absolute, short
 
 if TYPE_CHECKING:
     from zoo.contract import SequenceMixer

@@ -9,13 +9,13 @@ import functools
 import importlib.util
 import re
 import sys
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from zoo.naming import E, Registry, UnknownNameError, UsageError, find_module, unknown
+from zoo.errors import UsageError, unknown
+from zoo.extras import find_module
 
 FORMS = "package.module:Class or path/file.py:Class"
 MOST_NAMES = 24
@@ -143,98 +143,3 @@ def short(name: Any) -> Any:
 def label(name: str) -> str:
     """Return a name without dots, as the key of a hybrid's member: of a target its class, others stay."""
     return name.rpartition(":")[2]
-
-
-class OpenRegistry(Registry[E]):
-    """A registry that takes targets too, and names that others add: by `add`, or as entry points of their packages.
-
-    Iteration is over the built-in names only; `own` has what was added.
-
-    Args:
-        kind: see `Registry`.
-        entries: the built-in names.
-        aliases: see `Registry`.
-        group: of the entry points. They are looked for when a name is not built in, or for a list of all.
-        describe: the entry for a target.
-        adopt: what the object that a target names is turned into, called with the target; it refuses what does not fit.
-    """
-
-    forms = FORMS
-    """What else than a name may be given."""
-
-    def __init__(
-        self,
-        kind: str,
-        entries: Mapping[str, E],
-        aliases: Mapping[str, str] | None = None,
-        *,
-        group: str,
-        describe: Callable[[str], E],
-        adopt: Callable[[str, Any], Any],
-    ) -> None:
-        super().__init__(kind, entries, aliases)
-        self._group, self._describe, self._adopt = group, describe, adopt
-        self._own: dict[str, E] = {}
-        self._objects: dict[str, Any] = {}
-        self._looked = False
-
-    @property
-    def own(self) -> Mapping[str, E]:
-        """The entries that were added; imports none of them. A name that is taken is left out with a warning."""
-        if not self._looked:
-            self._looked = True
-            for name, target in entry_points(self._group):
-                try:
-                    self.add(name, self._describe(target))
-                except UsageError as error:
-                    warnings.warn(f"entry point {name} = {target} is left out: {error}", stacklevel=2)
-        return self._own
-
-    def add(self, name: str, entry: E, found: Any = None) -> None:
-        """Add a name for the target that the entry begins with, or for the object that is given.
-
-        Raises:
-            UsageError: no identifier, or a name that something else has.
-        """
-        if not name.isidentifier():
-            raise UsageError(f"{name!r} cannot name a {self.kind}: give letters, digits and underscores")
-        taken = None if super().__contains__(name) else self.own.get(name, entry)
-        if taken is None or taken[0] != entry[0]:
-            whose = "is built in" if taken is None else f"already stands for {taken[0]}"
-            raise UsageError(f"{self.kind} {name!r} {whose}: choose another name for {entry[0]}")
-        self._own[name] = entry
-        self._objects[name] = found
-
-    def __contains__(self, name: object) -> bool:
-        return super().__contains__(name) or is_target(name) or name in self.own
-
-    def __getitem__(self, name: str) -> Any:
-        name = self.check(name)
-        if name in self._entries:
-            return super().__getitem__(name)
-        found, target = self._objects.get(name), self.entry(name)[0]
-        return self._adopt(target, load(target) if found is None else found)
-
-    def check(self, name: object) -> str:
-        if super().__contains__(name):
-            return super().check(name)
-        if isinstance(name, str) and (is_target(name) or name in self.own):
-            return absolute(name)
-        raise UnknownNameError(f"{unknown(self.kind, name, [*self, *self.own])}; or give {self.forms}")
-
-    def entry(self, name: str) -> E:
-        name = self.check(name)
-        if name in self._entries:
-            return super().entry(name)
-        return self._describe(name) if is_target(name) else self.own[name]
-
-
-def entry_points(group: str) -> list[tuple[str, str]]:
-    """Name and target of each entry point that installed packages declare in a group; imports none of them."""
-    # importlib.metadata takes longer than train.py --help may: asked only where some package has the group.
-    files = (file for folder in sys.path for file in Path(folder).glob("*-info/entry_points.txt"))
-    if not any(f"[{group}]" in file.read_text(encoding="utf-8", errors="replace") for file in files):
-        return []
-    from importlib import metadata
-
-    return [(each.name, f"{each.module}:{each.attr}") for each in metadata.entry_points(group=group)]

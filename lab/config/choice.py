@@ -13,7 +13,7 @@ from typing import Any
 
 from lab.config.layers import Layer, Text, UsageError, read_flags, read_layer, read_yaml
 from tasks.registry import TASKS
-from zoo.naming import Registry
+from zoo.lookup import Registry
 from zoo.registry import MIXERS
 from zoo.targets import is_target, label
 

@@ -12,9 +12,9 @@ from typing import Any
 from lab.config.layers import flag_text
 from lab.config.options import NO_DEFAULT, Option, type_names
 from tasks.registry import TASKS
+from zoo.lookup import OpenRegistry
 from zoo.registry import MIXERS
 from zoo.report.terminal import listing
-from zoo.targets import OpenRegistry
 
 HELP = """\
 usage: train.py [--mixer NAME] [--task NAME] [--config FILE] [--FLAG VALUE ...]

@@ -10,7 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from zoo.naming import UsageError, flatten
+from lab.nested import flatten
+from zoo.errors import UsageError
 
 
 class Text(str):

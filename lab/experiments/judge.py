@@ -26,7 +26,7 @@ from lab.run.record import Run, read_rungs
 from lab.sweep.grid import read_experiment, values_of
 from lab.view.runs import read_runs
 from lab.view.table import Group, cells_of, group_runs, runs_as_csv
-from zoo.naming import UsageError
+from zoo.errors import UsageError
 from zoo.report.files import as_json, read_json, write_all
 from zoo.report.markdown import table
 from zoo.report.numbers import NOTHING, duration

@@ -19,8 +19,8 @@ from lab.run.identity import deciding_options, run_name
 from lab.run.lock import locked
 from lab.run.metrics import Metrics
 from lab.run.record import read_fields, read_metrics, read_rungs
+from zoo.errors import UsageError
 from zoo.loading.names import BEST, CHECKPOINTS, LAST, PREVIOUS
-from zoo.naming import UsageError
 from zoo.report.files import as_json, write_atomically
 
 

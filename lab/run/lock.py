@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lab.run.files import LOCK
-from zoo.naming import UsageError
+from zoo.errors import UsageError
 
 
 @contextlib.contextmanager

@@ -9,10 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from lab.nested import flatten
 from lab.run.files import CONFIG, ENVIRONMENT, EVENTS, METRICS, RUNGS
 from lab.run.identity import deciding_options
 from lab.run.metrics import Metrics, State, nested_metrics, state_of
-from zoo.naming import flatten
 from zoo.report.files import read_json
 from zoo.report.numbers import Number
 from zoo.targets import short

@@ -13,7 +13,7 @@ from lab.config import read_flags
 from lab.sweep.grid import Experiment, read_experiment, usual_flag, values_of
 from lab.sweep.matching import target
 from lab.sweep.tuning import rungs_of
-from zoo.naming import UsageError, unknown
+from zoo.errors import UsageError, unknown
 
 PROGRAM = "sweep.py"
 ENGINES = ("local", "ray")

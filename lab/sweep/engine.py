@@ -29,7 +29,8 @@ from lab.run.metrics import Metrics, is_tested
 from lab.run.record import read_metrics, read_rungs
 from lab.sweep.forks import Fork, can_fork
 from lab.train import REQUEUE
-from zoo.naming import UsageError, require_extra
+from zoo.errors import UsageError
+from zoo.extras import require_extra
 from zoo.report.files import as_json, write_atomically
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -34,11 +34,12 @@ from pathlib import Path
 from typing import Any
 
 from lab.config import REGISTRIES, Command, Options, choose, flag_text, parse, read_layer, read_yaml, with_members
+from lab.nested import flatten
 from lab.run.folder import RunFolder
 from lab.score import SCORES
 from lab.sweep.matching import matched, misses, sizes, target
 from lab.sweep.tuning import rungs_of
-from zoo.naming import UsageError, flatten, unknown
+from zoo.errors import UsageError, unknown
 
 OF_A_SETTING = ("prediction", "changed", "fixed", "grid", "grids", "tune", "rungs", "match", "score")
 KEYS = ("name", *OF_A_SETTING, "settings", "setting")

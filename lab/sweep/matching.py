@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lab.build import build_task, model_options
-from zoo.naming import UsageError, unknown
+from zoo.errors import UsageError, unknown
 
 TOLERANCE = 0.05
 # What is matched, and its name in metrics.json.

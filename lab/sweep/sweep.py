@@ -28,7 +28,8 @@ from lab.sweep.grid import Configuration, Experiment, Grid, arguments, expand, l
 from lab.sweep.matching import TOLERANCE
 from lab.sweep.scores import SCORES_JSON, SCORES_MD, Point, score_table, scores, scores_as_markdown
 from lab.sweep.tuning import END, RATE, Window, going_on, left_guessing, usual_rungs, window
-from zoo.naming import MissingExtraError, UsageError, require_extra
+from zoo.errors import UsageError
+from zoo.extras import MissingExtraError, require_extra
 from zoo.report.files import as_json, write_all, write_atomically
 from zoo.report.numbers import count, duration, number, plain
 from zoo.report.terminal import ends_unread, fail, make_console, make_table, say

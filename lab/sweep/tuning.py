@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from lab.run.metrics import number_at
 from lab.score import GOOD, LEFT, level, merit, merits, worth
-from zoo.naming import UsageError
+from zoo.errors import UsageError
 
 RUNGS = (0.125, 0.25, 0.5)
 """Of these as many of the last as it takes to halve the trials down to one."""

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zoo.naming import UsageError, require_extra
+from zoo.errors import UsageError
+from zoo.extras import require_extra
 from zoo.report.terminal import make_console
 
 if TYPE_CHECKING:

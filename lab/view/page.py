@@ -14,7 +14,7 @@ from urllib.parse import quote
 from lab.run.record import Run
 from lab.view.charts import Chart, Series, charts_of, colours
 from lab.view.table import Group, Row, columns_of, unnamed_text
-from zoo.naming import require_extra
+from zoo.extras import require_extra
 from zoo.report.numbers import plain
 
 if TYPE_CHECKING:

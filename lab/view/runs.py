@@ -11,8 +11,8 @@ from typing import Any
 
 from lab.run.files import CONFIG, EVENTS, INDEX, METRICS
 from lab.run.record import Run, read_run, said_by
+from zoo.extras import require_extra
 from zoo.loading.names import CHECKPOINTS
-from zoo.naming import require_extra
 from zoo.report.files import read_json
 
 logger = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from lab.score import (
     score_text,
     window_text,
 )
-from zoo.naming import require_extra
+from zoo.extras import require_extra
 from zoo.report import markdown, terminal
 from zoo.report.numbers import NOTHING, Number, plain
 

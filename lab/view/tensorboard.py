@@ -18,7 +18,7 @@ from urllib.parse import quote
 from lab.run.files import EVENTS
 from lab.view.charts import Chart, chart_figure, charts_of, colours
 from lab.view.table import Group
-from zoo.naming import require_extra
+from zoo.extras import require_extra
 from zoo.signals import SCHEDULER, handled
 
 _EVERY = 10.0  # seconds between two looks for new events

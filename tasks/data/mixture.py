@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tasks.base import Task
-from zoo.naming import UnknownNameError, unknown
+from zoo.errors import UnknownNameError, unknown
 
 SEGMENT_STREAM = 6
 """The word that sets the seeds of segments apart from other draws of a run's seed."""

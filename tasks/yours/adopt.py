@@ -9,7 +9,7 @@ from typing import Any
 from tasks.base import Task
 from tasks.yours.files import Data
 from tasks.yours.function import generated
-from zoo.naming import UsageError
+from zoo.errors import UsageError
 from zoo.targets import short
 
 

@@ -43,9 +43,10 @@ from zoo import create_mixer, detach_state, list_mixers, map_state, move_state, 
 from zoo.check import ConformanceError, Property, properties
 from zoo.check.subject import Subject
 from zoo.coefficient import recording, replaying
-from zoo.contract import SequenceMixer, state_tensors
+from zoo.contract import SequenceMixer
 from zoo.mixers.attention import AttentionState
 from zoo.registry import mixer_class
+from zoo.state import state_tensors
 from zoo.theory.operator import NotAffineError, check_offset, interaction
 
 SEED = 20_251_217

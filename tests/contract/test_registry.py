@@ -11,7 +11,8 @@ from torch import nn
 from tests import refused
 from zoo import create_layers, create_mixer, list_mixers
 from zoo.contract import SequenceMixer
-from zoo.naming import Registry, UnknownNameError
+from zoo.errors import UnknownNameError
+from zoo.lookup import Registry
 from zoo.registry import MIXERS, mixer_class
 
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from tests.cases import D_MODEL, KINDS, Case, cases, draw
 from tests.tolerances import assert_close
 from zoo import create_mixer, detach_state
-from zoo.contract import SequenceMixer, map_state, state_tensors
+from zoo.contract import SequenceMixer
+from zoo.state import map_state, state_tensors
 
 CHUNK, N_CHUNKS, STEPS = 4, 6, 60
 

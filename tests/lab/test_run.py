@@ -14,7 +14,7 @@ from lab.run.folder import RunFolder
 from lab.run.metrics import at_lengths, by_facts, flat_metrics, is_tested, nested_metrics, number_at, state_of
 from lab.run.record import read_metrics
 from lab.score import SCORES, merit, merits, score_of
-from zoo.naming import UsageError
+from zoo.errors import UsageError
 
 OLD = {
     "test/accuracy": 0.75,

@@ -12,9 +12,9 @@ from tests import reference
 from tests.cases import D_MODEL, Case, assert_states_close, cases, draw
 from tests.tolerances import assert_close, tolerance
 from zoo.coefficient import active, recording, replaying
-from zoo.contract import detach_state, state_tensors
 from zoo.ops import recurrent as recurrent_op
 from zoo.ops.recurrent import gru_scan, linear_rnn, rnn_scan
+from zoo.state import detach_state, state_tensors
 from zoo.theory.operator import interaction
 from zoo.theory.rank import span_spectrum, spectrum_rank
 

@@ -11,7 +11,7 @@ import pytest
 from tests import ROOT
 from zoo import __main__ as command
 from zoo import docstrings, pages
-from zoo.naming import Registry
+from zoo.lookup import Registry
 from zoo.registry import MIXERS, Mixer, list_mixers
 
 FOLDER = ROOT / "docs" / "mixers"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from zoo.naming import UsageError
+from zoo.errors import UsageError
 from zoo.targets import absolute, is_target, load
 
 

@@ -24,7 +24,7 @@ from tasks.data.splits import sample_split
 from tasks.registry import TASKS
 from tasks.spec import IGNORED
 from tests import ROOT, run_python
-from zoo.naming import UnknownNameError, UsageError
+from zoo.errors import UnknownNameError, UsageError
 
 FUNCTIONS = '''
 import numpy as np

@@ -31,7 +31,7 @@ from tests.tasks.case import (
     digest,
 )
 from tests.tolerances import tolerance
-from zoo.naming import UnknownNameError
+from zoo.errors import UnknownNameError
 
 CASES = all_cases()
 NAMES = sorted(CASES)

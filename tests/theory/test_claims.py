@@ -17,11 +17,11 @@ import torch
 from rich.console import Console
 
 from tests import ROOT, python, raising, refused, slow
-from zoo import naming
+from zoo import extras
 from zoo.contract import SequenceMixer
+from zoo.errors import UnknownNameError
 from zoo.mixers.attention import Attention
 from zoo.mixers.diagonal_ssm import DiagonalSSM
-from zoo.naming import UnknownNameError
 from zoo.theory import verdicts as paper
 from zoo.theory.claims import (
     CLAIMS,
@@ -446,8 +446,8 @@ def test_a_missing_extra_is_named(
     call: Callable[[], object], package: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(naming, "import_module", raising(ModuleNotFoundError(name=package)))
-    with refused(rf"{package} is not installed: pip install 'mixer-zoo\[report\]'", naming.MissingExtraError):
+    monkeypatch.setattr(extras, "import_module", raising(ModuleNotFoundError(name=package)))
+    with refused(rf"{package} is not installed: pip install 'mixer-zoo\[report\]'", extras.MissingExtraError):
         call()
     assert list(tmp_path.iterdir()) == []
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests import raising, slow
-from zoo import naming
+from zoo import extras
 from zoo.theory import intervals
 
 LEAST = 0.93
@@ -113,8 +113,8 @@ def test_rankings() -> None:
 
 
 def test_without_scipy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(naming, "import_module", raising(ModuleNotFoundError(name="scipy")))
-    with pytest.raises(naming.MissingExtraError, match=r"scipy is not installed: pip install 'mixer-zoo\[report\]'"):
+    monkeypatch.setattr(extras, "import_module", raising(ModuleNotFoundError(name="scipy")))
+    with pytest.raises(extras.MissingExtraError, match=r"scipy is not installed: pip install 'mixer-zoo\[report\]'"):
         intervals.of_median(range(5))
 
 

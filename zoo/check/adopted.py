@@ -17,7 +17,7 @@ from zoo.check.adapters.adapter import Adapter, Forward, first_tensor
 from zoo.check.adapters.carried import Carried, Part, parts_of, run
 from zoo.check.adapters.known import find_adapter
 from zoo.contract import SequenceMixer
-from zoo.naming import UsageError
+from zoo.errors import UsageError
 from zoo.ops.precision import Device, DType
 from zoo.targets import short
 

@@ -17,7 +17,7 @@ from zoo.check.finding import (
     describe_error,
 )
 from zoo.check.subject import Factory, Subject
-from zoo.naming import unknown
+from zoo.errors import unknown
 
 
 @dataclass(frozen=True)

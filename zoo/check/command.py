@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zoo.check.adapters.example import EXAMPLE
-from zoo.naming import UsageError, require_extra
+from zoo.errors import UsageError
+from zoo.extras import require_extra
 from zoo.report.files import check_place, write_atomically
 from zoo.report.terminal import progress
 

@@ -17,7 +17,7 @@ from zoo.check.adapters.adapter import Adapter
 from zoo.check.adapters.known import find_adapter
 from zoo.check.adopted import NUDGE, Factory, nudge, require_batch_first, settle, signature_of, with_width
 from zoo.check.finding import NotApplicableError, describe_error
-from zoo.contract import require_positive
+from zoo.validate import require_positive
 
 
 class Subject:

@@ -10,7 +10,7 @@ from torch import nn
 
 from zoo.check.adopted import Factory
 from zoo.check.subject import written_arguments
-from zoo.naming import UsageError
+from zoo.errors import UsageError
 from zoo.registry import MIXERS, create_mixer, mixer_class
 from zoo.targets import load
 

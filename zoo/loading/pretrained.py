@@ -18,8 +18,8 @@ from torch import Tensor
 
 from zoo import targets
 from zoo.check.adopted import Adopted, adopt
-from zoo.contract import Configured
-from zoo.naming import require_extra
+from zoo.extras import require_extra
+from zoo.modules import Configured
 from zoo.registry import MIXERS
 from zoo.report.files import write_atomically
 

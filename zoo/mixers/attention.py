@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm, ShortConv
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, head_width, require_choice, require_distance, require_positive, shared_heads
+from zoo.contract import SequenceMixer
 from zoo.ops.attention import (
     alibi_slopes,
     attend,
@@ -25,6 +25,7 @@ from zoo.ops.attention import (
 )
 from zoo.ops.precision import Device, DType, widest
 from zoo.ops.rope import complete_scaling, gain, require_pairs, require_turned, rotate
+from zoo.validate import head_width, require_choice, require_distance, require_positive, shared_heads
 
 Position = Literal["none", "rope", "alibi", "relative"]
 Sink = Literal["none", "constant", "position", "bos"]

@@ -11,11 +11,12 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, head_width, require_positive
+from zoo.contract import SequenceMixer
 from zoo.ops.activation import group_norm, sigmoid_gate
 from zoo.ops.mlstm import mlstm
-from zoo.ops.precision import Device, DType
+from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.time import valid_positions
+from zoo.validate import head_width, require_positive
 
 
 class CappedMLSTMState(NamedTuple):

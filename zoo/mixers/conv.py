@@ -12,10 +12,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from zoo.blocks import ShortConv
-from zoo.contract import SequenceMixer, accumulator, require_choice, require_positive, reset_submodules
-from zoo.ops.precision import Device, DType, full_precision
+from zoo.contract import SequenceMixer
+from zoo.modules import reset_submodules
+from zoo.ops.precision import Device, DType, accumulator, full_precision
 from zoo.ops.time import right_align
 from zoo.ops.toeplitz import long_conv
+from zoo.validate import require_choice, require_positive
 
 Kernel = Literal["short", "implicit"]
 _OMEGA = 10.0  # of the sines between the filter's layers, as published for language

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm, ShortConv
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, head_width, require_positive
+from zoo.contract import SequenceMixer
 from zoo.ops.delta_rule import delta_inputs, delta_rule, require_stable
-from zoo.ops.precision import Device, DType
+from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.time import without_padding
+from zoo.validate import head_width, require_positive
 
 
 class DeltaNetState(NamedTuple):

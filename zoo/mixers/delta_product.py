@@ -9,11 +9,12 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm, ShortConv
-from zoo.contract import SequenceMixer, accumulator, head_width, require_positive, require_range, shared_heads
+from zoo.contract import SequenceMixer
 from zoo.ops.activation import silu_gate
 from zoo.ops.delta_rule import delta_inputs, delta_product, delta_strengths, require_stable
-from zoo.ops.precision import Device, DType
+from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.step_size import draw_rate_log, draw_step_bias
+from zoo.validate import head_width, require_positive, require_range, shared_heads
 
 
 class DeltaProductState(NamedTuple):

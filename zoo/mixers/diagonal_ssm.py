@@ -8,16 +8,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zoo.contract import (
-    SequenceMixer,
-    accumulator,
-    complex_accumulator,
-    require_choice,
-    require_positive,
-    require_range,
-)
+from zoo.contract import SequenceMixer
 from zoo.ops.diagonal import diagonal_scan, hippo_modes, ring_gain, zero_order_hold
-from zoo.ops.precision import Device, DType, full_precision
+from zoo.ops.precision import Device, DType, accumulator, complex_accumulator, full_precision
+from zoo.validate import require_choice, require_positive, require_range
 
 Init = Literal["s4d_lin", "real_log", "ring", "lru", "s5"]
 TRUNCATED_STD = 0.87962566103423978  # of a standard normal number between -2 and 2

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, require_positive
+from zoo.contract import SequenceMixer
 from zoo.ops.attention import attend, grow_cache, settle_cache
-from zoo.ops.precision import Device, DType
+from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.rope import require_turned, rotate
+from zoo.validate import require_positive
 
 LAMBDA_STD = 0.1
 

@@ -9,11 +9,12 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, require_choice, require_positive
+from zoo.contract import SequenceMixer
 from zoo.ops.dplr import dplr
-from zoo.ops.precision import Device, DType
+from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.time import right_align, without_padding
 from zoo.ops.toeplitz import toeplitz_mix
+from zoo.validate import require_choice, require_positive
 
 Kernel = Literal["toeplitz", "bilinear"]
 

@@ -10,10 +10,11 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, head_width, require_positive, shared_heads
+from zoo.contract import SequenceMixer
 from zoo.ops.attention import attend, forgetting_bias, grow_cache, settle_cache, shared_values_rank, softmax_freedom
-from zoo.ops.precision import Device, DType
+from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.time import without_padding
+from zoo.validate import head_width, require_positive, shared_heads
 
 
 class ForgettingAttentionState(NamedTuple):

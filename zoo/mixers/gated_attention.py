@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, head_width, require_choice, require_positive, shared_heads
+from zoo.contract import SequenceMixer
 from zoo.ops.attention import attend, grow_cache, settle_cache
 from zoo.ops.precision import Device, DType
 from zoo.ops.rope import require_turned, rotate
+from zoo.validate import head_width, require_choice, require_positive, shared_heads
 
 Gate = Literal["head", "channel"]
 

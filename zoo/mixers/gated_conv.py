@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from zoo.blocks import ShortConv
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, require_positive
+from zoo.contract import SequenceMixer
 from zoo.ops.precision import Device, DType
+from zoo.validate import require_positive
 
 
 class GatedConvState(NamedTuple):

@@ -7,10 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zoo.contract import SequenceMixer, require_positive
+from zoo.contract import SequenceMixer
 from zoo.ops.precision import Device, DType
 from zoo.ops.recurrent import gru
 from zoo.ops.time import valid_positions
+from zoo.validate import require_positive
 
 
 class GRUState(NamedTuple):

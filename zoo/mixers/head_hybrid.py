@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, head_width, require_positive, require_range
+from zoo.contract import SequenceMixer
 from zoo.ops.attention import attend, grow_cache, settle_cache
 from zoo.ops.delta_rule import delta_rule, delta_strengths, require_stable, unit_length
-from zoo.ops.precision import Device, DType
+from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.step_size import draw_rate_log, draw_step_bias
+from zoo.validate import head_width, require_positive, require_range
 
 
 class HeadHybridState(NamedTuple):

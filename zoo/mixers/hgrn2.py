@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, head_width, require_positive
+from zoo.contract import SequenceMixer
 from zoo.ops.dplr import dplr
-from zoo.ops.precision import Device, DType
+from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.retention import bounded_decay
 from zoo.ops.time import without_padding
+from zoo.validate import head_width, require_positive
 
 
 class HGRN2State(NamedTuple):

@@ -9,11 +9,12 @@ from typing import Any, Self
 from torch import Tensor
 
 from zoo.blocks import ResidualBlock, Stack
-from zoo.contract import SequenceMixer, require_positive
-from zoo.naming import unknown
+from zoo.contract import SequenceMixer
+from zoo.errors import unknown
 from zoo.ops.precision import Device, DType
 from zoo.registry import MIXERS, create_mixer, mixer_class
 from zoo.targets import label
+from zoo.validate import require_positive
 
 Pattern = Sequence[str | Mapping[str, Any]]
 DEFAULT_PATTERN: tuple[str, ...] = ("selective_ssm", "attention")

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from zoo.blocks import ShortConv
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, require_positive, reset_submodules
+from zoo.contract import SequenceMixer
 from zoo.mixers.conv import ConvState, LagFilter
-from zoo.ops.precision import Device, DType
+from zoo.modules import reset_submodules
+from zoo.ops.precision import Device, DType, accumulator
+from zoo.validate import require_positive
 
 _SLOWEST, _FASTEST = -math.log(1e-2) / 1.5, -math.log(1e-2) / 0.3  # to 1 % within 1.5 or 0.3 of max_seq_len
 

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm, ShortConv
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, head_width, require_choice, require_positive, require_range
+from zoo.contract import SequenceMixer
 from zoo.ops.activation import sigmoid_gate
 from zoo.ops.delta_rule import delta_inputs, require_stable
 from zoo.ops.dplr import dplr
-from zoo.ops.precision import Device, DType
+from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.step_size import draw_step_bias
 from zoo.ops.time import without_padding
+from zoo.validate import head_width, require_choice, require_positive, require_range
 
 Gates = Literal["head", "channel"]
 

@@ -10,10 +10,11 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, head_width, require_choice, require_positive
+from zoo.contract import SequenceMixer
 from zoo.ops.dplr import dplr
-from zoo.ops.precision import Device, DType
+from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.time import without_padding
+from zoo.validate import head_width, require_choice, require_positive
 
 FeatureMap = Literal["elu", "identity"]
 _EPS = 1e-6

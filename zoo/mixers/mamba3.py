@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, require_choice, require_positive, require_range
+from zoo.contract import SequenceMixer
 from zoo.ops.activation import heavy_tail, silu_gate
-from zoo.ops.precision import Device, DType
+from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.step_size import draw_step_bias
 from zoo.ops.time import without_padding
 from zoo.ops.trapezoid import advance_angles, rotate_pairs, trapezoidal_ssd
+from zoo.validate import require_choice, require_positive, require_range
 
 Rotated = Literal["half", "all"]
 RateMap = Literal["heavy_tail", "softplus"]

@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.contract import SequenceMixer, accumulator, require_choice, require_positive
+from zoo.contract import SequenceMixer
 from zoo.ops.linear_recurrence import min_gru
-from zoo.ops.precision import Device, DType
+from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.time import valid_positions
+from zoo.validate import require_choice, require_positive
 
 Cell = Literal["gru", "lstm"]
 

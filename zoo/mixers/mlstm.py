@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from zoo.blocks import ShortConv
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, require_positive
+from zoo.contract import SequenceMixer
 from zoo.ops.activation import group_norm, silu, silu_gate
 from zoo.ops.mlstm import mlstm
-from zoo.ops.precision import Device, DType
+from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.time import valid_positions
+from zoo.validate import require_positive
 
 
 class MLSTMState(NamedTuple):

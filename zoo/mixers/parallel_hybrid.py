@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm
-from zoo.contract import SequenceMixer, require_choice
+from zoo.contract import SequenceMixer
 from zoo.mixers.hybrid import DEFAULT_PATTERN, Hybrid, Pattern
 from zoo.ops.precision import Device, DType
 from zoo.registry import create_mixer
+from zoo.validate import require_choice
 
 Merge = Literal["mean", "sum"]
 

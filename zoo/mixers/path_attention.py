@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from zoo.blocks import ShortConv
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, head_width, require_positive, shared_heads
+from zoo.contract import SequenceMixer
 from zoo.ops.attention import attend_by, forgetting_bias, grow_cache, settle_cache, shared_values_rank, softmax_freedom
 from zoo.ops.delta_rule import unit_length
 from zoo.ops.path import path_logits
-from zoo.ops.precision import Device, DType
+from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.time import without_padding
+from zoo.validate import head_width, require_positive, shared_heads
 
 BETA_MAX = 2.0
 

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, head_width, require_positive
+from zoo.contract import SequenceMixer
 from zoo.ops.activation import silu_gate
-from zoo.ops.precision import Device, DType
+from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.retention import retention, retention_rates
 from zoo.ops.rope import require_pairs, rotate
+from zoo.validate import head_width, require_positive
 
 
 class RetNetState(NamedTuple):

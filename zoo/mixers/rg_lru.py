@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from zoo.blocks import ShortConv
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, require_positive, require_range
+from zoo.contract import SequenceMixer
 from zoo.ops.activation import gelu_gate
 from zoo.ops.linear_recurrence import linear_recurrence
-from zoo.ops.precision import Device, DType
+from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.time import valid_positions
+from zoo.validate import require_positive, require_range
 
 SHARPNESS = 8.0  # c of eq. 3
 NEARLY_ONE = -1e-30  # the largest log a whose square root has a derivative in float32

@@ -7,10 +7,11 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zoo.contract import SequenceMixer, accumulator, require_choice, require_positive
-from zoo.ops.precision import Device, DType
+from zoo.contract import SequenceMixer
+from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.recurrent import linear_rnn, rnn
 from zoo.ops.time import valid_positions
+from zoo.validate import require_choice, require_positive
 
 Nonlinearity = Literal["tanh", "linear"]
 

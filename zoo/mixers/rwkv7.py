@@ -11,12 +11,13 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, head_width, require_positive
+from zoo.contract import SequenceMixer
 from zoo.ops.activation import group_norm
 from zoo.ops.conv import causal_conv
 from zoo.ops.delta_rule import relaxed_delta_rule
-from zoo.ops.precision import Device, DType
+from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.time import without_padding
+from zoo.validate import head_width, require_positive
 
 _FASTEST = math.exp(-0.5)  # no decay is below exp(-exp(-1/2)) = 0.545
 _SHIFT_POWERS = (0.2, 0.9, 0.7, 0.7, 0.9, 0.2)  # of the initial shifts of r, w, k, v, a, g

@@ -9,18 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
-from zoo.contract import (
-    SequenceMixer,
-    accumulator,
-    complex_accumulator,
-    require_choice,
-    require_positive,
-    require_range,
-)
+from zoo.contract import SequenceMixer
 from zoo.ops.activation import gelu
 from zoo.ops.channel_ssm import channel_ssm
 from zoo.ops.diagonal import zero_order_hold
-from zoo.ops.precision import Device, DType
+from zoo.ops.precision import Device, DType, accumulator, complex_accumulator
+from zoo.validate import require_choice, require_positive, require_range
 
 Output = Literal["glu", "none"]
 

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm, ShortConv
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, require_choice, require_distance, require_positive, require_range
+from zoo.contract import SequenceMixer
 from zoo.ops.activation import silu, silu_gate
-from zoo.ops.precision import Device, DType, widest
+from zoo.ops.precision import Device, DType, accumulator, widest
 from zoo.ops.scan import selective_scan
 from zoo.ops.step_size import draw_step_bias
 from zoo.ops.time import without_padding
+from zoo.validate import require_choice, require_distance, require_positive, require_range
 
 Init = Literal["published", "recall"]
 _STEPS: dict[Init, tuple[float, float]] = {"published": (1e-3, 1e-1), "recall": (0.3, 1.0)}

@@ -9,11 +9,12 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, head_width, require_choice, require_positive, shared_heads
+from zoo.contract import SequenceMixer
 from zoo.ops.attention import alibi_slopes, grow_cache, settle_cache, shared_values_rank, softmax_freedom
 from zoo.ops.precision import Device, DType
 from zoo.ops.rope import require_pairs, require_turned, rotate
 from zoo.ops.sliding import sliding_attend
+from zoo.validate import head_width, require_choice, require_positive, shared_heads
 
 Position = Literal["none", "rope", "alibi"]
 

@@ -10,11 +10,12 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.blocks import ShortConv
-from zoo.contract import SequenceMixer, accumulator, head_width, require_positive
+from zoo.contract import SequenceMixer
 from zoo.ops.activation import rms_norm
-from zoo.ops.precision import Device, DType
+from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.slstm import slstm_scan
 from zoo.ops.time import valid_positions
+from zoo.validate import head_width, require_positive
 
 GATES = ("i", "f", "z", "o")
 

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm, ShortConv
 from zoo.coefficient import coefficient
-from zoo.contract import SequenceMixer, accumulator, require_choice, require_positive, require_range
+from zoo.contract import SequenceMixer
 from zoo.ops.activation import silu, silu_gate
-from zoo.ops.precision import Device, DType
+from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.ssd import ssd
 from zoo.ops.step_size import draw_step_bias
 from zoo.ops.time import without_padding
+from zoo.validate import require_choice, require_positive, require_range
 
 Init = Literal["published", "recall"]
 _STARTS: dict[Init, tuple[tuple[float, float], tuple[float, float]]] = {

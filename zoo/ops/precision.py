@@ -37,3 +37,13 @@ def linear_dtype(t: Tensor) -> torch.dtype:
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
     return t.dtype
+
+
+def accumulator(dtype: torch.dtype | None) -> torch.dtype:
+    """Return the type in which a recurrence accumulates for activations of `dtype`: at least float32."""
+    return torch.promote_types(dtype or torch.get_default_dtype(), torch.float32)
+
+
+def complex_accumulator(dtype: torch.dtype | None) -> torch.dtype:
+    """`accumulator` for complex states; a table, since torch.compile does not trace `dtype.to_complex`."""
+    return {torch.float32: torch.complex64, torch.float64: torch.complex128}[accumulator(dtype)]

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from zoo.naming import unknown
+from zoo.errors import unknown
 
 Scaling = Mapping[str, Any]
 """`{"rope_type": ..., **fields}`, by the names that a config.json of transformers gives them."""

@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from zoo.cores import core
-from zoo.naming import unknown
+from zoo.errors import unknown
 from zoo.ops import scan_torch
 from zoo.ops.precision import as_type, full_precision
 from zoo.ops.transforms import followed, transformable, whole_in_export

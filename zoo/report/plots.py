@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from zoo.naming import require_extra
+from zoo.extras import require_extra
 from zoo.report.files import write_atomically
 
 if TYPE_CHECKING:

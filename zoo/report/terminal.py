@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ParamSpec
 
-from zoo.naming import require_extra
+from zoo.extras import require_extra
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -13,9 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from zoo.contract import SequenceMixer, require_positive
+from zoo.contract import SequenceMixer
 from zoo.mixers.factorized import Factorized
 from zoo.theory.lags import check_lags, head_count, scaled, weighted_rows
+from zoo.validate import require_positive
 
 M = TypeVar("M", bound=SequenceMixer)
 

@@ -13,8 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from zoo.contract import SequenceMixer, require_positive, state_tensors
+from zoo.contract import SequenceMixer
+from zoo.state import state_tensors
 from zoo.theory.operator import check_input, draw_input, evaluated, replayed
+from zoo.validate import require_positive
 
 
 class Complexity(NamedTuple):

@@ -16,9 +16,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from zoo.contract import require_positive
 from zoo.theory.intervals import FEWEST_SEEDS
 from zoo.theory.operator import Map, check_input, draw_input, evaluated, like, positions_at_once, separate_rows
+from zoo.validate import require_positive
 
 MakeInput: TypeAlias = Callable[[torch.Generator, int], Tensor]
 """(generator, distance) -> input (seq, d_in); drawn anew for each distance from the same seed, so that all but what

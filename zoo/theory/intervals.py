@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from zoo.naming import require_extra
+from zoo.extras import require_extra
 from zoo.report.numbers import Number
 
 FEWEST_SEEDS = 5

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor
 
-from zoo.contract import require_positive
+from zoo.validate import require_positive
 
 RANK_RTOL = {torch.float64: 1e-10, torch.float32: 1e-5}
 """Singular values below this fraction of the largest count as zero."""

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from zoo.backbone import Backbone
 from zoo.blocks import ResidualBlock, Stack
-from zoo.contract import SequenceMixer, require_positive
+from zoo.contract import SequenceMixer
 from zoo.mixers.hybrid import DEFAULT_PATTERN, Hybrid, member_options
 from zoo.mixers.parallel_hybrid import ParallelHybrid
 from zoo.registry import MIXERS, create_mixer, mixer_class
@@ -44,6 +44,7 @@ from zoo.theory.gradients import (
 )
 from zoo.theory.operator import OperatorError, offset_share, replayed
 from zoo.theory.rank import effective_rank, heads_needed, span_spectrum, spectrum_rank
+from zoo.validate import require_positive
 
 REL_ERRORS = (0.1, 0.01, 0.001)
 """Relative errors (in norm) for which heads are counted."""

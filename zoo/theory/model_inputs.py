@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from zoo.backbone import Backbone
-from zoo.contract import require_positive
+from zoo.extras import find_module, require_extra
 from zoo.loading.names import CHECKPOINTS
-from zoo.naming import find_module, require_extra
 from zoo.report.numbers import count
 from zoo.theory.measure import random_inputs
 from zoo.theory.model_heads import Score, accuracy, explained, others_within
+from zoo.validate import require_positive
 
 USUAL_LENGTH = 64
 """Positions of a sequence that is drawn at random or cut out of a text."""

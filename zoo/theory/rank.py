@@ -18,9 +18,9 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from zoo.contract import require_positive
 from zoo.theory.lags import RANK_RTOL
 from zoo.theory.operator import Replayed, replayed
+from zoo.validate import require_positive
 
 Side = Literal["output", "input"]
 

@@ -16,11 +16,11 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from zoo.contract import require_positive
 from zoo.theory.channels import Channels, channelwise, sampled_triangle
 from zoo.theory.lags import RANK_RTOL
 from zoo.theory.operator import Replayed, replayed
 from zoo.theory.rank import triangle
+from zoo.validate import require_positive
 
 SPARE = 4
 """Random vectors for each operator that is asked for."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zoo.naming import require_extra
+from zoo.extras import require_extra
 from zoo.report.files import as_json, finite, write_all
 from zoo.report.markdown import table
 from zoo.report.numbers import number

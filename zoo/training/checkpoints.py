@@ -23,11 +23,11 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
-from zoo.contract import require_choice, require_positive
+from zoo.errors import UsageError
 from zoo.loading.names import BEST, LAST, PREVIOUS
-from zoo.naming import UsageError
 from zoo.signals import CTRL_C, SCHEDULER, handled
 from zoo.training.callbacks import BetweenSteps, NonFiniteLossError
+from zoo.validate import require_choice, require_positive
 
 Mode = Literal["min", "max"]
 

@@ -18,7 +18,6 @@ from torchmetrics.classification import MulticlassExactMatch
 
 from zoo.backbone import Backbone
 from zoo.blocks import Experts, ResidualBlock
-from zoo.contract import require_choice
 from zoo.ops.time import valid_positions
 from zoo.training.callbacks import BetweenSteps
 from zoo.training.metrics import (
@@ -30,6 +29,7 @@ from zoo.training.metrics import (
     Perplexity,
     RelativeSquaredError,
 )
+from zoo.validate import require_choice
 
 Loss = Literal["cross_entropy", "mse"]
 Batch = Mapping[str, Tensor]

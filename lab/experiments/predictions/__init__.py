@@ -4,7 +4,7 @@ A file says in words what is expected and which runs decide; its module says the
 runs are made.
 """
 
-from zoo.naming import Registry
+from zoo.lookup import Registry
 
 _HERE = "lab.experiments.predictions"
 

@@ -20,7 +20,7 @@ from lab.sweep.engine import Stop
 from lab.sweep.grid import Experiment, arguments, digest, read_experiment
 from lab.sweep.sweep import Sweep
 from lab.sweep.tuning import RATE
-from zoo.naming import UsageError, unknown
+from zoo.errors import UsageError, unknown
 from zoo.registry import MIXERS
 from zoo.report.files import read_json
 from zoo.targets import is_target, short

@@ -18,7 +18,7 @@ from lab.sweep.tuning import RATE
 from lab.view.leaderboard.cells import FILE, ROOT, Cell, Record, in_order, of_today, read_cells, run_cell, task_names
 from lab.view.leaderboard.pages import PICTURE, as_html, as_markdown, tables
 from lab.view.leaderboard.picture import leaderboard_figure
-from zoo.naming import UsageError
+from zoo.errors import UsageError
 from zoo.registry import MIXERS
 from zoo.report.files import as_json, write_all
 from zoo.report.numbers import count, duration

@@ -10,11 +10,11 @@ from torch import nn
 
 from zoo.backbone import Backbone
 from zoo.contract import SequenceMixer
+from zoo.errors import unknown
 from zoo.loading.transformers.check import verify_outputs
 from zoo.loading.transformers.layers import LAYERS, read_layer
 from zoo.loading.transformers.models import MODELS, read_model
 from zoo.loading.transformers.reading import Weights, expect, few
-from zoo.naming import unknown
 from zoo.registry import create_mixer
 
 __all__ = ["LAYERS", "MODELS", "load_transformers"]

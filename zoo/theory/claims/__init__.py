@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from zoo.naming import Registry
+from zoo.lookup import Registry
 
 if TYPE_CHECKING:
     from zoo.theory.claims.claim import Settings, Verdict

@@ -1,0 +1,27 @@
+"""Errors of a user: an unknown name, a command line that cannot be followed; messages are one line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UnknownNameError(ValueError):
+    """A name that is not in a registry; the message lists the valid ones and the nearest."""
+
+
+class UsageError(ValueError):
+    """A command line that cannot be followed; the message is one line that says what is valid."""
+
+    def __init__(self, message: object) -> None:
+        super().__init__(" ".join(str(message).split()))
+
+
+def unknown(kind: str, name: object, valid: Iterable[str], most: int | None = None) -> str:
+    """Return one line for a misspelt name: what was given, the nearest valid one, and the first `most` valid ones."""
+    valid = list(valid)
+    lower = {each.lower(): each for each in reversed(valid)}
+    near = difflib.get_close_matches(str(name).lower(), lower, 1)
+    hint = f" (did you mean {lower[near[0]]!r}?)" if near else ""
+    more = f" and {len(valid) - most} more" if most is not None and len(valid) > most else ""
+    return f"unknown {kind} {name!r}{hint}; choose from: {', '.join(valid[:most])}{more}"

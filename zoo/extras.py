@@ -1,0 +1,33 @@
+"""Packages that may be absent: those of an extra, and the project's own beside the library."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+
+class MissingExtraError(ImportError):
+    """A package of an extra is not installed."""
+
+
+def require_extra(module: str, extra: str = "report") -> Any:
+    """Import the module, of a package of an extra.
+
+    Raises:
+        MissingExtraError: it is not installed; the message says what to install.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        raise MissingExtraError(f"{package} is not installed: pip install 'mixer-zoo[{extra}]'") from error
+
+
+def find_module(name: str) -> Any:
+    """Return the module, or None where its package is not installed; what the package fails to import still raises."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        return None

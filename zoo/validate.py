@@ -1,0 +1,58 @@
+"""Arguments of constructors and functions, checked: a wrong one is a ValueError of one line that names it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, get_args
+
+from zoo.errors import unknown
+
+
+def require_positive(**sizes: int | None) -> None:
+    """Raise ValueError naming the first size that is not a positive integer; None means not given."""
+    for name, size in sizes.items():
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise ValueError(f"{name} must be a positive integer, got {size!r}")
+
+
+def require_choice(name: str, value: object, choices: Any) -> None:
+    """Raise ValueError unless `value` is one of the strings of a Literal type."""
+    valid = get_args(choices)
+    if value not in valid:
+        raise ValueError(unknown(name, value, valid))
+
+
+def require_range(**bounds: float) -> None:
+    """Raise ValueError unless the two keyword arguments satisfy 0 < first <= second < infinity."""
+    (low_name, low), (high_name, high) = bounds.items()
+    if not 0 < low <= high < math.inf:
+        raise ValueError(f"need 0 < {low_name} <= {high_name} < inf, got {low_name}={low}, {high_name}={high}")
+
+
+def require_distance(seq_len: int, distance: int) -> None:
+    """Raise ValueError unless `distance` before the last position lies another position of the sequence."""
+    require_positive(seq_len=seq_len)
+    if not 1 <= distance < seq_len:
+        raise ValueError(f"distance must lie in 1..{seq_len - 1} (seq_len={seq_len}), got {distance}")
+
+
+def head_width(d_model: int, n_heads: int, d_head: int | None) -> int:
+    """`d_head`, by default d_model / n_heads.
+
+    Raises:
+        ValueError: no d_head, and n_heads does not divide d_model.
+    """
+    if d_head is None and d_model % n_heads:
+        raise ValueError(f"d_model={d_model} is not divisible by n_heads={n_heads}; choose a divisor or give d_head")
+    return d_head or d_model // n_heads
+
+
+def shared_heads(n_heads: int, n_kv_heads: int | None, name: str = "n_kv_heads") -> int:
+    """`n_kv_heads`, by default n_heads: heads each of which serves an equal group of n_heads.
+
+    Raises:
+        ValueError: n_kv_heads, under its `name`, does not divide n_heads.
+    """
+    if n_kv_heads is not None and n_heads % n_kv_heads:
+        raise ValueError(f"n_heads={n_heads} is not divisible by {name}={n_kv_heads}")
+    return n_kv_heads or n_heads
