@@ -48,6 +48,6 @@ __all__ = [
     "save",
     "state_nbytes",
 ]
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)
