@@ -403,8 +403,10 @@ def _print_measurements(rows: Sequence[Measurement], sizes: Sizes) -> None:
 def _claims(arguments: argparse.Namespace) -> int:
     for name in arguments.names:
         CLAIMS.check(name)
+    from zoo.evidence import exit_status
+    from zoo.evidence.page import verdict_table
     from zoo.theory.claims import claims_by_paper, run_claims
-    from zoo.theory.verdicts import claims_page, exit_status, verdict_table, write_report
+    from zoo.theory.claims.page import claims_page, write_report
 
     if arguments.page is not None:
         from zoo.report.files import write_atomically
@@ -438,7 +440,8 @@ def _figure(arguments: argparse.Namespace) -> int:
     names = [MIXERS.check(name) for name in arguments.mixer or FIGURE_MIXERS]
     _check_report()
     from zoo.report.plots import save_png
-    from zoo.theory import figures, measure, verdicts
+    from zoo.theory import figures, measure
+    from zoo.theory.claims import page
 
     if gradients:
         flags = _given(arguments, "seed", "n_seeds", "device")
@@ -452,7 +455,7 @@ def _figure(arguments: argparse.Namespace) -> int:
         settings = _settings(arguments, full=False)
         with progress(1) as advance:
             advance(f"measuring {arguments.name}")
-            draw = verdicts.staircase_figure if arguments.name == "staircase" else verdicts.gradient_figure
+            draw = page.staircase_figure if arguments.name == "staircase" else page.gradient_figure
             picture = draw(settings=settings)
     _print_files([save_png(picture, arguments.out or Path(f"{arguments.name}.png"))])
     return 0

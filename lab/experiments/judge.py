@@ -27,11 +27,12 @@ from lab.sweep.grid import read_experiment, values_of
 from lab.view.runs import read_runs
 from lab.view.table import Group, cells_of, group_runs, runs_as_csv
 from zoo.errors import UsageError
+from zoo.evidence import Check, Evidence, Verdict
 from zoo.report.files import as_json, read_json, write_all
 from zoo.report.markdown import table
 from zoo.report.numbers import NOTHING, duration
 from zoo.report.terminal import fail, make_console
-from zoo.theory.claims.claim import Check, Claim, Evidence, Verdict
+from zoo.theory.claims.claim import Claim
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_HERE = """\
@@ -83,7 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--tables", action="store_true", help="keep the verdicts; take scores, rates and windows from these runs")
     arguments = parser.parse_args(argv)
     names = list(dict.fromkeys(arguments.names)) or list(PREDICTIONS)
-    from zoo.theory.verdicts import exit_status, verdict_table
+    from zoo.evidence import exit_status
+    from zoo.evidence.page import verdict_table
 
     try:
         for name in names:
@@ -199,7 +201,7 @@ def _evidence(expected: Prediction, sweep: SweptRuns) -> Evidence:
 
 def record(verdict: Verdict, sweep: SweptRuns) -> dict[str, Any]:
     """Return a verdict as plain data, as `zoo claims` writes it, and where it comes from."""
-    from zoo.theory.verdicts import verdict_record
+    from zoo.evidence.page import verdict_record
 
     predicted = prediction_commit(sweep.name, sweep.setting)
     is_before = predicted is not None and all(
@@ -300,8 +302,8 @@ def write_results(
     Returns:
         The files.
     """
+    from zoo.evidence.page import panels_figure
     from zoo.report.plots import as_png
-    from zoo.theory.verdicts import panels_figure
 
     ordered = {name: stored[name] for name in PREDICTIONS if name in stored}
     shown = {name: verdict.evidence.panels for name, verdict in verdicts.items() if verdict.evidence.panels}
@@ -322,7 +324,7 @@ def _list(name: str) -> str:
 
 def page(records: Mapping[str, Mapping[str, Any]]) -> str:
     """docs/results.md: what holds, fails and is undecided, then each experiment with its checks, figure and origin."""
-    from zoo.theory.verdicts import RULE, section
+    from zoo.evidence.page import RULE, section
 
     lines = [
         "# What training shows of the theory",

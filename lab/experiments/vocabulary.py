@@ -1,7 +1,7 @@
 """What every experiment's judge uses: the runs by option and by seed, limits that several share, lines of a plot.
 
 A judge takes the runs as they are, whatever the setting: values that the grid varies are read off the runs, never
-repeated in it. Its checks are made by `zoo.theory.claims.claim` from samples, one number for each seed.
+repeated in it. Its checks are made by `zoo.evidence` from samples, one number for each seed.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 from lab.run.metrics import number_at, numbers_at
 from lab.run.record import Run
+from zoo.evidence import Check, Curve, Evidence, Panel, Samples, at_least, at_most, controlled, paired
+from zoo.evidence.interval import FEWEST_PAIRS, of_rank_correlation
 from zoo.report.numbers import count
-from zoo.theory.claims.claim import Check, Curve, Evidence, Panel, Samples, at_least, at_most, controlled, paired
-from zoo.theory.intervals import FEWEST_PAIRS, of_rank_correlation
 
 ACCURACY, ERROR, BITS = ("test", "accuracy"), ("test", "relative_squared_error"), ("test", "bits_per_token")
 STATE, SPEED, STEPS_TO_90 = ("state_bytes",), ("tokens_per_second",), ("steps_to_90",)

@@ -43,7 +43,7 @@ from lab.run.record import Run
 from lab.sweep.grid import Grid, expand, read_experiment, values_of
 from tests import slow
 from tests.lab.runs import error_line
-from zoo.theory.claims.claim import Check, Samples, at_least
+from zoo.evidence import Check, Samples, at_least
 
 CONFIGS = experiments.EXPERIMENTS
 N_RUNS = {

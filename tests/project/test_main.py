@@ -15,10 +15,12 @@ import pytest
 
 from tests import ROOT
 from zoo import __main__ as command
+from zoo.evidence import Check, Evidence, Panel, Verdict
+from zoo.evidence.page import panels_figure
 from zoo.registry import list_mixers
-from zoo.theory import verdicts
 from zoo.theory.claims import CLAIMS, list_claims
-from zoo.theory.claims.claim import FULL, QUICK, Check, Claim, Evidence, Panel, Settings, Verdict
+from zoo.theory.claims import page as claims_page
+from zoo.theory.claims.claim import FULL, QUICK, Claim, Settings
 
 SHORT = ("--seq_len", "8", "--gradient_len", "16", "--lengths", "4", "8", "--seeds", "5")
 SMALL = ("--d_model", "4", "--heads", "2", *SHORT)
@@ -283,9 +285,9 @@ def test_a_figure_of_claims_is_drawn_with_the_flags_given(
 
     def draw(settings: Settings) -> Any:
         seen.append(settings)
-        return verdicts.panels_figure([Panel("title", "x", "y", ())])
+        return panels_figure([Panel("title", "x", "y", ())])
 
-    monkeypatch.setattr(verdicts, function, draw)
+    monkeypatch.setattr(claims_page, function, draw)
     monkeypatch.chdir(tmp_path)
     with pytest.warns(UserWarning, match="No artists with labels"):
         assert command.main(["figure", name, "--seed", "5", "--seq_len", "64"]) == 0

@@ -17,12 +17,28 @@ import torch
 from rich.console import Console
 
 from tests import ROOT, python, raising, refused, slow
+from zoo import evidence as ev
 from zoo import extras
 from zoo.contract import SequenceMixer
 from zoo.errors import UnknownNameError
+from zoo.evidence import (
+    Check,
+    Curve,
+    Estimate,
+    Evidence,
+    Panel,
+    Verdict,
+    at_least,
+    at_most,
+    controlled,
+    equals,
+    given,
+    near,
+    within,
+)
+from zoo.evidence import page as paper
 from zoo.mixers.attention import Attention
 from zoo.mixers.diagonal_ssm import DiagonalSSM
-from zoo.theory import verdicts as paper
 from zoo.theory.claims import (
     CLAIMS,
     claims_by_paper,
@@ -36,28 +52,9 @@ from zoo.theory.claims import (
     run_claims,
     softmax,
 )
-from zoo.theory.claims.claim import (
-    FULL,
-    QUICK,
-    Check,
-    Claim,
-    Curve,
-    Evidence,
-    Findings,
-    Panel,
-    Settings,
-    Verdict,
-    at_least,
-    at_most,
-    controlled,
-    equals,
-    given,
-    near,
-    redrawn,
-    within,
-)
+from zoo.theory.claims import page as claims_page
+from zoo.theory.claims.claim import FULL, QUICK, Claim, Findings, Settings, redrawn
 from zoo.theory.claims.cores import Core
-from zoo.theory.intervals import Estimate
 from zoo.theory.lags import head_count_bound
 from zoo.theory.softmax import softmax_floor
 from zoo.theory.teacher import balanced_teacher
@@ -243,7 +240,7 @@ def test_what_is_said_of_some_only_says_nothing_of_others() -> None:
 def test_verdicts(measured_values: tuple[float, ...], as_claim: str, as_slogan: str) -> None:
     evidence = Evidence(tuple(at_most("q", value, 2) for value in measured_values))
     for slogan, status in ((False, as_claim), (True, as_slogan)):
-        claim = Claim("name", "statement", "source", "refuted by", lambda _: evidence, slogan)
+        claim = Claim("name", "statement", "source", "refuted by", lambda _: evidence, slogan=slogan)
         assert claim.judge(evidence) == status
         assert claim.judge(dataclasses.replace(evidence, missing=("run3",))) == "undecided"
         assert Verdict(claim, evidence, claim.judge(evidence), 0.0).as_expected == (
@@ -260,7 +257,7 @@ def test_the_exit_status_tells_failed_from_undecided(values: tuple[float, ...], 
         claim = Claim("name", "statement", "source", "refuted by", lambda _: evidence)
         return Verdict(claim, evidence, claim.judge(evidence), 0.0)
 
-    assert paper.exit_status(map(verdict, values)) == status
+    assert ev.exit_status(map(verdict, values)) == status
 
 
 def test_running_reports_progress_and_refuses_unknown_names_first() -> None:
@@ -275,7 +272,7 @@ def test_running_reports_progress_and_refuses_unknown_names_first() -> None:
 
 
 def test_the_page_of_claims_is_up_to_date_and_has_each_of_them() -> None:
-    page = paper.claims_page()
+    page = claims_page.claims_page()
     assert (ROOT / "docs" / "claims.md").read_text(encoding="utf-8") == page, "zoo claims --page docs/claims.md"
     assert all(f"- `{name}`: " in page for name in list_claims())
     assert claims_by_paper()["2411.12537"] == ["slogan_rank_is_power"]
@@ -384,14 +381,14 @@ def test_harmonics_of_the_sign_are_those_of_fourier_and_legendre(d: int, shares:
 def _verdict(slogan: bool = False, name: str = "made_up") -> Verdict:
     panel = Panel("Title", "x (units)", "y (units)", (Curve("a: bound", (1, 2), (0.5, 0.0)), Curve("b", (1,), (2,))))
     evidence = Evidence((at_most("fine", 1, 2), Check("a|b", math.nan, 1, 2)), (panel,))
-    claim = Claim(name, "Statement.", "Source", "Something else.", lambda _: evidence, slogan)
+    claim = Claim(name, "Statement.", "Source", "Something else.", lambda _: evidence, slogan=slogan)
     return Verdict(claim, evidence, claim.judge(evidence), 1.25)
 
 
 @pytest.mark.usefixtures("unpainted")
 def test_the_report_is_complete_and_nothing_else_is_left(tmp_path: Path) -> None:
     verdicts = [_verdict(), _verdict(True, "other"), measured("gradient_lti")]
-    files = paper.write_report(verdicts, tmp_path / "deep" / "folder")
+    files = claims_page.write_report(verdicts, tmp_path / "deep" / "folder")
     names = ["claims.md", "claims.json", "made_up.png", "other.png", "gradient_lti.png"]
     assert [file.name for file in files] == names
     assert sorted(path.name for path in (tmp_path / "deep" / "folder").iterdir()) == sorted(names)
@@ -414,12 +411,12 @@ def test_the_report_is_complete_and_nothing_else_is_left(tmp_path: Path) -> None
 
 @pytest.mark.usefixtures("unpainted")
 def test_a_report_that_cannot_be_finished_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paper.write_report([_verdict()], tmp_path)
+    claims_page.write_report([_verdict()], tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
     monkeypatch.setattr(os, "replace", raising(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
-        paper.write_report([_verdict(name="new")], tmp_path)
+        claims_page.write_report([_verdict(name="new")], tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -438,7 +435,7 @@ def test_the_table_shows_the_check_that_decides() -> None:
     ("call", "package"),
     [
         (lambda: paper.verdict_table([]), "rich"),
-        (lambda: paper.write_report([_verdict()], "never"), "matplotlib"),
+        (lambda: claims_page.write_report([_verdict()], "never"), "matplotlib"),
         (lambda: paper.panels_figure(_verdict().evidence.panels), "matplotlib"),
     ],
 )
@@ -509,14 +506,14 @@ def test_curves_beyond_ten_differ_by_their_markers() -> None:
 
 
 def test_the_two_figures() -> None:
-    (axes,) = paper.staircase_figure(settings=dataclasses.replace(SMALL, steps=5)).axes
+    (axes,) = claims_page.staircase_figure(settings=dataclasses.replace(SMALL, steps=5)).axes
     assert axes.get_yscale() == "log"
     assert axes.get_xlabel() == "heads H"
     bound, trained = axes.lines
     assert bound.get_color() == trained.get_color()
     exact = head_count_bound(balanced_teacher(2, 6, 32), 1)
     assert list(bound.get_ydata()) == pytest.approx([exact, 1e-14, 1e-14])  # the step to zero at H = 2
-    figure = paper.gradient_figure(dataclasses.replace(SMALL, seq_len=32))
+    figure = claims_page.gradient_figure(dataclasses.replace(SMALL, seq_len=32))
     assert len(figure.axes) == 4
     for axes in figure.axes:
         assert "tokens" in axes.get_xlabel()

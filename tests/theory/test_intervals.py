@@ -10,7 +10,7 @@ import pytest
 
 from tests import raising, slow
 from zoo import extras
-from zoo.theory import intervals
+from zoo.evidence import interval as intervals
 
 LEAST = 0.93
 """Coverage of nominal 95 %."""

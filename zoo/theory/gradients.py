@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from zoo.theory.intervals import FEWEST_SEEDS
+from zoo.evidence.interval import FEWEST_SEEDS
 from zoo.theory.operator import Map, check_input, draw_input, evaluated, like, positions_at_once, separate_rows
 from zoo.validate import require_positive
 

@@ -13,7 +13,7 @@ from lab.experiments.vocabulary import (
     not_learned,
     panel,
 )
-from zoo.theory.claims.claim import Check, Curve, Evidence, at_least, paired
+from zoo.evidence import Check, Curve, Evidence, at_least, paired
 
 HELD = 0.75
 """An accuracy that the smallest state does not reach on the longest string."""

@@ -9,9 +9,9 @@ from typing import Any
 from lab.experiments.vocabulary import ACCURACY, GUESSED, LEARNED, Prediction, Runs, curve, panel
 from lab.run.files import HEADS
 from lab.run.record import Run
+from zoo.evidence import Check, Evidence, at_least, at_most, controlled, given
 from zoo.report.files import read_json, write_atomically
 from zoo.report.terminal import progress
-from zoo.theory.claims.claim import Check, Evidence, at_least, at_most, controlled, given
 
 FEW, SHARE = 4, 1 / 4
 """Operators of a layer that are enough: a number, and a share of those that copy it to 10 %."""

@@ -8,8 +8,8 @@ from typing import Any
 from lab.experiments.predictions.functional_heads import FEW, SHOWN, needed
 from lab.experiments.predictions.functional_heads_trained import layers_of
 from lab.experiments.vocabulary import ACCURACY, GUESSED, LEARNED, Prediction, Runs, curve, panel
+from zoo.evidence import Check, Evidence, Samples, at_least, at_most, controlled, paired
 from zoo.report.terminal import progress
-from zoo.theory.claims.claim import Check, Evidence, Samples, at_least, at_most, controlled, paired
 
 MIXING = {"rnn", "gru", "lstm", "slstm"}
 """Mixers whose recurrence mixes the channels of their state."""

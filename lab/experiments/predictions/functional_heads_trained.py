@@ -9,9 +9,9 @@ from lab.experiments.predictions.functional_heads import FEW, READ_AT, SHARE, SH
 from lab.experiments.vocabulary import ACCURACY, GUESSED, LEARNED, Prediction, Runs, curve, panel
 from lab.run.files import HEADS
 from lab.run.record import Run
+from zoo.evidence import Check, Evidence, at_least, at_most, controlled
 from zoo.report.files import read_json, write_atomically
 from zoo.report.terminal import progress
-from zoo.theory.claims.claim import Check, Evidence, at_least, at_most, controlled
 
 SCORED_ON = 256
 """Other sequences on which a cut model is scored: an accuracy of 1 is known to 0.015 then."""

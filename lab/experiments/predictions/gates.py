@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from lab.experiments.vocabulary import ERROR, NOISE, Prediction, Runs, curve, panel
-from zoo.theory.claims.claim import Check, Evidence, at_least, at_most, paired
+from zoo.evidence import Check, Evidence, at_least, at_most, paired
 
 PAIRS = {
     "attention": ({"mixer.gate": "head"}, {"mixer.gate": "channel"}),

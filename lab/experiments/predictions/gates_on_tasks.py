@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lab.experiments.predictions.gates import PAIRS
 from lab.experiments.vocabulary import ACCURACY, BITS, LEARNED, SPREAD, Prediction, Runs, curve, panel
-from zoo.theory.claims.claim import Check, Evidence, at_least, controlled, paired, within
+from zoo.evidence import Check, Evidence, at_least, controlled, paired, within
 
 GATES = ("per head", "per channel")
 

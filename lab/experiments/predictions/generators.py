@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lab.experiments.predictions.state_tracking import LOST, REACH
 from lab.experiments.vocabulary import ACCURACY, LEARNED, Prediction, Runs, at_length, curve, not_learned, panel
-from zoo.theory.claims.claim import Check, Curve, Evidence, at_least
+from zoo.evidence import Check, Curve, Evidence, at_least
 
 REFLECTIONS = {"A5": 2, "S5": 1}
 """Reflections by which each generator acts: a turn is two, a swap one."""

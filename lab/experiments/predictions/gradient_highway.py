@@ -7,8 +7,8 @@ from typing import Any
 
 from lab.build import build
 from lab.experiments.vocabulary import ACCURACY, GUESSED, LEARNED, Prediction, Runs, curve, not_learned, panel
-from zoo.theory.claims.claim import Check, Evidence, at_least, at_most, controlled
-from zoo.theory.intervals import of_share, of_superiority
+from zoo.evidence import Check, Evidence, at_least, at_most, controlled
+from zoo.evidence.interval import of_share, of_superiority
 
 VANISHED = 1e-4
 """A gradient, relative to that of the last position, which is no signal any more."""

@@ -11,9 +11,9 @@ from typing import NamedTuple
 from lab.experiments.predictions.gradient_highway import gradient_at_initialisation
 from lab.experiments.predictions.trainability import speeds
 from lab.experiments.vocabulary import ACCURACY, LEARNED, Prediction, Runs, correlated, curve, panel
+from zoo.evidence import Check, Curve, Evidence, at_least
+from zoo.evidence.interval import of_share
 from zoo.report.terminal import progress
-from zoo.theory.claims.claim import Check, Curve, Evidence, at_least
-from zoo.theory.intervals import of_share
 
 TOLD = 2 / 3
 """The share of cells that a limit must tell rightly."""

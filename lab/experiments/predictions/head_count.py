@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from lab.experiments.vocabulary import ERROR, NOISE, ZERO, Prediction, Runs, curve, panel
-from zoo.theory.claims.claim import Check, Curve, Evidence, at_most, near
+from zoo.evidence import Check, Curve, Evidence, at_most, near
 
 
 def bounds_of(runs: Runs, heads: Sequence[int]) -> list[float]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from lab.experiments.vocabulary import LEARNED, Prediction, Runs, correlated
 from lab.run.record import Run
+from zoo.evidence import Check, Curve, Evidence, Panel
 from zoo.report.numbers import count
 from zoo.report.terminal import progress
-from zoo.theory.claims.claim import Check, Curve, Evidence, Panel
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,7 +14,7 @@ from lab.experiments.vocabulary import (
     not_learned,
     panel,
 )
-from zoo.theory.claims.claim import Check, Evidence, at_least, paired
+from zoo.evidence import Check, Evidence, at_least, paired
 
 HARDNESS = {"mqar": "task.n_pairs", "needle": "task.distance"}
 """The option that makes a task harder: the control has its least value among the runs."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from lab.experiments.vocabulary import ACCURACY, LEARNED, Prediction, Runs, curve, panel
-from zoo.theory.claims.claim import Check, Curve, Evidence, at_least
-from zoo.theory.intervals import Estimate, of_variance_ratio
+from zoo.evidence import Check, Curve, Estimate, Evidence, at_least
+from zoo.evidence.interval import of_variance_ratio
 
 LOSS = ("test", "loss")
 

@@ -10,8 +10,8 @@ from typing import Any
 from lab.build import build
 from lab.experiments.predictions.placement import LOSS
 from lab.experiments.vocabulary import ACCURACY, LEARNED, SPREAD, Prediction, Runs, correlated, panel
-from zoo.theory.claims.claim import Check, Curve, Evidence, Panel, Samples, at_least, paired, within
-from zoo.theory.intervals import Estimate, of_variance_ratio
+from zoo.evidence import Check, Curve, Estimate, Evidence, Panel, Samples, at_least, paired, within
+from zoo.evidence.interval import of_variance_ratio
 
 
 def gradient_at_initialisation(config: Mapping[str, Any], n_draws: int = 4) -> float:

@@ -9,8 +9,8 @@ from typing import Any
 from lab.experiments.predictions import placement_of_two
 from lab.experiments.predictions.placement import LOSS
 from lab.experiments.vocabulary import ACCURACY, LEARNED, Prediction, Runs, correlated, panel
-from zoo.theory.claims.claim import Curve, Evidence, at_least
-from zoo.theory.intervals import Estimate, of_variance_ratio
+from zoo.evidence import Curve, Estimate, Evidence, at_least
+from zoo.evidence.interval import of_variance_ratio
 
 
 def gradient_at_the_needle(config: Mapping[str, Any]) -> float:

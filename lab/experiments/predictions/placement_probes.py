@@ -11,8 +11,8 @@ from lab.experiments.predictions.functional_heads import READ_AT
 from lab.experiments.predictions.placement_of_two import gradient_at_initialisation
 from lab.experiments.vocabulary import ACCURACY, LEARNED, SPREAD, Prediction, Runs, curve, panel
 from lab.run.record import Run
+from zoo.evidence import Check, Evidence, Samples, at_least, at_most, paired
 from zoo.report.terminal import progress
-from zoo.theory.claims.claim import Check, Evidence, Samples, at_least, at_most, paired
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,7 +7,7 @@ from statistics import median
 
 from lab.experiments.predictions.head_count import bounds_of
 from lab.experiments.vocabulary import ERROR, NOISE, ZERO, Prediction, Runs, curve, panel
-from zoo.theory.claims.claim import Check, Evidence, at_most, near
+from zoo.evidence import Check, Evidence, at_most, near
 
 
 def judge(runs: Runs) -> Evidence:

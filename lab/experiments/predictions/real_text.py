@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from lab.experiments.vocabulary import BITS, Prediction, Runs, least, panel
+from zoo.evidence import Curve, Evidence, at_least, at_most, paired
 from zoo.registry import MIXERS
 from zoo.report.numbers import Number
-from zoo.theory.claims.claim import Curve, Evidence, at_least, at_most, paired
 
 RECALLING = {"softmax", "delta rule", "hybrid"}
 """Families of mixers that can look up what followed a symbol before."""

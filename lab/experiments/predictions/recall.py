@@ -15,8 +15,8 @@ from lab.experiments.vocabulary import (
     not_learned,
     panel,
 )
+from zoo.evidence import Check, Curve, Evidence, at_least, paired
 from zoo.registry import MIXERS
-from zoo.theory.claims.claim import Check, Curve, Evidence, at_least, paired
 
 LTI = "time-invariant"
 """The family of mixers that mix positions in one way whatever the input."""

@@ -16,8 +16,8 @@ from lab.experiments.vocabulary import (
     not_learned,
     panel,
 )
+from zoo.evidence import Check, Evidence, at_least, at_most, controlled, paired
 from zoo.registry import MIXERS
-from zoo.theory.claims.claim import Check, Evidence, at_least, at_most, controlled, paired
 
 PAIRS = "task.n_pairs"
 HALF = 0.5

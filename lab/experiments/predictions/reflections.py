@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lab.experiments.vocabulary import ACCURACY, LEARNED, Prediction, Runs, at_length, curve, panel
-from zoo.theory.claims.claim import Check, Curve, Evidence, at_least, controlled, paired
+from zoo.evidence import Check, Curve, Evidence, at_least, controlled, paired
 
 LEADS = {2: 0.0, 4: 0.2}
 """The least lead in accuracy at so many times the length of training."""

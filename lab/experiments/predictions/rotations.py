@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lab.experiments.predictions.state_tracking import LOST, REACH, TRACKED
 from lab.experiments.vocabulary import ACCURACY, LEARNED, Prediction, Runs, at_length, curve, not_learned, panel
-from zoo.theory.claims.claim import Check, Curve, Evidence, Samples, at_least, paired
+from zoo.evidence import Check, Curve, Evidence, Samples, at_least, paired
 
 EASY = "Z2"
 """The group of the controls: a swap is one reflection."""

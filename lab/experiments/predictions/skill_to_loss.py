@@ -12,9 +12,9 @@ from lab.config import read_layer
 from lab.experiments.vocabulary import BITS, Prediction, Runs, correlated, curve, panel
 from lab.score import merit
 from lab.sweep.grid import read_experiment
+from zoo.evidence import Check, Evidence, at_least, controlled, paired
 from zoo.report.files import read_json
 from zoo.report.numbers import count
-from zoo.theory.claims.claim import Check, Evidence, at_least, controlled, paired
 
 ROOT = Path(__file__).resolve().parents[3]
 TEXT = "text"

@@ -6,7 +6,7 @@ import math
 
 from lab.experiments.vocabulary import ACCURACY, LEARNED, STEPS, STEPS_TO_90, Prediction, Runs, curve, panel
 from lab.run.metrics import number_at
-from zoo.theory.claims.claim import Check, Evidence, Samples, at_least, paired
+from zoo.evidence import Check, Evidence, Samples, at_least, paired
 
 NORM = 1e-5
 ALL = {"mixer.init": "recall", "mixer.norm_eps": NORM, "mixer.out_norm_eps": NORM}

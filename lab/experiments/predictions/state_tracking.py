@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lab.experiments.vocabulary import ACCURACY, LEARNED, Prediction, Runs, curve, not_learned, panel
-from zoo.theory.claims.claim import Check, Curve, Evidence, Samples, at_least, paired
+from zoo.evidence import Check, Curve, Evidence, Samples, at_least, paired
 
 REACH = 4
 """At how many times the length of training a state must have been kept."""

@@ -18,7 +18,7 @@ from lab.experiments.vocabulary import (
     panel,
 )
 from lab.run.metrics import number_at
-from zoo.theory.claims.claim import Check, Evidence, at_least, at_most, controlled, paired
+from zoo.evidence import Check, Evidence, at_least, at_most, controlled, paired
 
 ENOUGH = 1e-2
 """A gradient ratio from which recall is learned: exploratory runs learned at 1.7e-2 and guessed at 1.2e-3."""

@@ -21,10 +21,10 @@ from lab.sweep.grid import Experiment, arguments, digest, read_experiment
 from lab.sweep.sweep import Sweep
 from lab.sweep.tuning import RATE
 from zoo.errors import UsageError, unknown
+from zoo.evidence.interval import FEWEST_SEEDS, of_median
 from zoo.registry import MIXERS
 from zoo.report.files import read_json
 from zoo.targets import is_target, short
-from zoo.theory.intervals import FEWEST_SEEDS, of_median
 
 ROOT = Path(__file__).resolve().parents[3]
 FILE = ROOT / "configs" / "leaderboard.yaml"

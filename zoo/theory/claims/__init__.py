@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from zoo.lookup import Registry
 
 if TYPE_CHECKING:
-    from zoo.theory.claims.claim import Settings, Verdict
+    from zoo.evidence import Verdict
+    from zoo.theory.claims.claim import Settings
 
 _SUMMARIES = {
     "rank_of_cores": ("ranks", "interaction rank of each core, exact integers"),
@@ -88,7 +89,8 @@ def run_claims(
     Raises:
         UnknownNameError: no such claim; before anything is measured.
     """
-    from zoo.theory.claims.claim import QUICK, Verdict
+    from zoo.evidence import Verdict
+    from zoo.theory.claims.claim import QUICK
 
     chosen = list(CLAIMS if names is None else names)
     for name in chosen:

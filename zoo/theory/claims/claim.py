@@ -1,24 +1,18 @@
-"""What a claim is: a prediction as intervals, a measurement, and a verdict that follows from these two only."""
+"""A claim: a prediction with the function that measures it, and the sizes of the measurements."""
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import wraps
-from statistics import median
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import torch
 
-from zoo.report.numbers import NOTHING, Number, count, number
+from zoo.evidence import Check, Evidence, Panel, Prediction, within
+from zoo.evidence.interval import FEWEST_SEEDS
+from zoo.report.numbers import Number
 from zoo.theory.gradients import draw_seeds
-from zoo.theory.intervals import FEWEST_SEEDS, Estimate, of_median
-
-CheckStatus: TypeAlias = Literal["holds", "fails", "undecided"]
-Status: TypeAlias = Literal["holds", "fails", "refuted as predicted", "not refuted", "undecided"]
-CurveStyle: TypeAlias = Literal["line", "points", "marked", "stars", "dashed"]
 
 
 @dataclass(frozen=True)
@@ -67,212 +61,15 @@ QUICK = Settings()
 FULL = Settings(n_seeds=9, steps=600, seq_len=1024, ranks=(1, 2, 4, 8, 12), starts=4)
 
 
-Samples: TypeAlias = Mapping[int, Number]
-"""One measurement for each seed; pair what shares a seed with `paired`."""
-Measured: TypeAlias = Number | Samples | Estimate
-"""A number is exact, by algebra or by a deterministic measurement: it has no interval."""
-
-
 @dataclass(frozen=True)
-class Check:
-    """One quantity: what was measured, with its interval, and the region in which the prediction puts it.
-
-    Attributes:
-        quantity: its name.
-        value: what was measured; of samples, their median.
-        low: least predicted value.
-        high: largest predicted value.
-        interval: 95 % interval of the value; None where it is exact, or undecided for the reason given.
-        seeds: those of the samples.
-        reason: why nothing can be decided, whatever was measured.
-    """
-
-    quantity: str
-    value: Number
-    low: Number = -math.inf
-    high: Number = math.inf
-    interval: tuple[Number, Number] | None = None
-    seeds: tuple[int, ...] = ()
-    reason: str = ""
-
-    @property
-    def verdict(self) -> CheckStatus:
-        """Holds with the whole interval in the predicted region, fails with all of it outside; NaN decides nothing."""
-        low, high = self.interval or (self.value, self.value)
-        if self.reason:
-            return "undecided"
-        if self.low <= low and high <= self.high:
-            return "holds"
-        return "fails" if high < self.low or low > self.high else "undecided"
-
-    @property
-    def predicted(self) -> str:
-        """The predicted region in words."""
-        if self.low == self.high:
-            return f"= {number(self.low)}"
-        if self.low == -math.inf:
-            return f"≤ {number(self.high)}"
-        if self.high == math.inf:
-            return f"≥ {number(self.low)}"
-        middle, room = (self.low + self.high) / 2, (self.high - self.low) / 2
-        if room < 0.05 * abs(middle) or middle == 0:
-            return f"{number(middle)} ± {room:.1g}"
-        return f"{number(self.low)} to {number(self.high)}"
-
-    @property
-    def known(self) -> str:
-        """The interval in words."""
-        if self.interval is None:
-            return NOTHING if self.reason else "exact"
-        return " to ".join(map(number, self.interval))
-
-
-def within(quantity: str, measured: Measured, low: Number = -math.inf, high: Number = math.inf) -> Check:
-    """Predict no less than `low` and no more than `high`."""
-    if isinstance(measured, Estimate):
-        return Check(quantity, measured.value, low, high, measured[1:])
-    if not isinstance(measured, Mapping):
-        return Check(quantity, measured, low, high)
-    seeds, reason = tuple(sorted(measured)), ""
-    if lost := [seed for seed in seeds if not math.isfinite(measured[seed])]:
-        reason = f"no number for seed {', '.join(map(str, lost))}"
-    elif len(seeds) < FEWEST_SEEDS:
-        reason = f"{count(len(seeds), 'seed')} of the {FEWEST_SEEDS} that an interval needs"
-    if reason:
-        return Check(quantity, median(measured.values()) if seeds else math.nan, low, high, None, seeds, reason)
-    found = of_median(list(measured.values()))
-    return Check(quantity, found.value, low, high, found[1:], seeds)
-
-
-def equals(quantity: str, measured: Number, value: Number) -> Check:
-    """Predict exactly `value`."""
-    return within(quantity, measured, value, value)
-
-
-def at_most(quantity: str, measured: Measured, value: Number) -> Check:
-    """Predict no more than `value`."""
-    return within(quantity, measured, high=value)
-
-
-def at_least(quantity: str, measured: Measured, value: Number) -> Check:
-    """Predict no less than `value`."""
-    return within(quantity, measured, low=value)
-
-
-def near(quantity: str, measured: Measured, value: Number, relative: float) -> Check:
-    """Predict `value`, to within `relative` of it."""
-    room = abs(value) * relative
-    return within(quantity, measured, value - room, value + room)
-
-
-def paired(function: Callable[..., Number], *samples: Samples) -> Samples:
-    """Return what a function makes of the measurements of each seed that all samples have: a difference, a ratio.
-
-    >>> paired(lambda a, b: a - b, {0: 3.0, 1: 5.0}, {1: 4.0, 2: 0.0})
-    {1: 1.0}
-    """
-    seeds = [seed for seed in samples[0] if all(seed in each for each in samples)]
-    return {seed: function(*(each[seed] for each in samples)) for seed in seeds}
-
-
-def given(check: Check, *premises: Check) -> Check:
-    """Return a check of what is said only of those that meet the premises: undecided, unless each of these holds."""
-    for premise in premises:
-        if premise.verdict != "holds":
-            why = f", with {premise.reason}" if premise.reason else ""
-            value = f"{number(premise.value)} ({premise.known})" if premise.interval else number(premise.value)
-            missed = f"{premise.quantity} is {value}, predicted {premise.predicted}{why}"
-            return replace(check, reason=f"says nothing, because its control does not hold: {missed}")
-    return check
-
-
-def controlled(negative: Check, *controls: Check) -> Check:
-    """Return a check that something is not learned, undecided unless each control holds: it says nothing then.
-
-    A control is what the same mixer must have learned under the same budget, named before the runs: the task made
-    easier by a shorter distance, fewer pairs, a smaller group; or that four times the training changes nothing. What
-    was learned after all refutes, whatever its controls.
-    """
-    return given(negative, *controls) if negative.verdict == "holds" else negative
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One line of a plot."""
-
-    label: str
-    x: Sequence[Number]
-    y: Sequence[Number]
-    style: CurveStyle = "line"
-
-    def __post_init__(self) -> None:
-        if len(self.x) != len(self.y):
-            raise ValueError(f"curve {self.label!r} has {len(self.x)} abscissae and {len(self.y)} ordinates")
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One plot: axes with their units, and what is drawn on them."""
-
-    title: str
-    x_label: str
-    y_label: str
-    curves: Sequence[Curve]
-    log_x: bool = False
-    log_y: bool = True
-    whole_x: bool = False  # the abscissa counts: ticks at integers only
-    x_names: tuple[str, ...] = ()  # what stands at the abscissae 0, 1, ...
-    lowest: float = 1e-18  # a log axis ends somewhere: what is smaller, zero above all, is drawn here
-    share: bool = False  # the ordinate is a share: it reaches from 0 to 1, however close the values are
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What a measurement returns; `missing` names what was planned and is not there, so that nothing is decided."""
-
-    checks: tuple[Check, ...]
-    panels: tuple[Panel, ...] = ()
-    missing: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not self.checks:
-            raise ValueError("a measurement must check something")
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A prediction that can turn out false.
+class Claim(Prediction):
+    """A prediction of the theory.
 
     Args:
-        name: what `zoo claims` calls it.
-        statement: the prediction in one or two sentences.
-        source: where it comes from; `zoo claims --paper` finds it by the arXiv numbers in it.
-        refuted_by: the measurement that would refute it.
-        measure: makes that measurement.
-        slogan: a sentence that is often said and is false: its checks say what it would imply, and it is refuted as
-            predicted when all of them fail.
+        measure: makes the measurement by which the claim is judged.
     """
 
-    name: str
-    statement: str
-    source: str
-    refuted_by: str
     measure: Callable[[Settings], Evidence]
-    slogan: bool = False
-
-    @property
-    def papers(self) -> tuple[str, ...]:
-        """The arXiv numbers that the source names."""
-        return tuple(re.findall(r"\b\d{4}\.\d{4,5}\b", self.source))
-
-    def judge(self, evidence: Evidence) -> Status:
-        """Return the verdict that the evidence compels."""
-        found = {check.verdict for check in evidence.checks}
-        if evidence.missing:
-            return "undecided"
-        if self.slogan:
-            return "not refuted" if "holds" in found else "refuted as predicted" if found == {"fails"} else "undecided"
-        return "fails" if "fails" in found else "holds" if found == {"holds"} else "undecided"
 
 
 Findings: TypeAlias = Iterator[Check | Panel]
@@ -290,7 +87,7 @@ def claim(
             checks = tuple(each for each in found if isinstance(each, Check))
             return Evidence(checks, tuple(each for each in found if isinstance(each, Panel)))
 
-        return Claim(measure.__name__, statement, source, refuted_by, gathered, slogan)
+        return Claim(measure.__name__, statement, source, refuted_by, gathered, slogan=slogan)
 
     return named
 
@@ -314,18 +111,3 @@ def redrawn(measure: Callable[[Settings], Findings]) -> Callable[[Settings], Fin
             yield within(quantity, values, low, high)
 
     return repeated
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A claim after its measurement."""
-
-    claim: Claim
-    evidence: Evidence
-    status: Status
-    seconds: float
-
-    @property
-    def as_expected(self) -> bool:
-        """True for a claim that holds and for a slogan that is refuted."""
-        return self.status in ("holds", "refuted as predicted")

@@ -8,22 +8,12 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
+from zoo.evidence import Curve, Estimate, Panel, Samples, at_least, at_most, near, paired, within
+from zoo.evidence.interval import FEWEST_SEEDS
 from zoo.mixers.attention import Attention
 from zoo.mixers.diagonal_ssm import DiagonalSSM
 from zoo.mixers.selective_ssm import SelectiveSSM
-from zoo.theory.claims.claim import (
-    Curve,
-    Findings,
-    Panel,
-    Samples,
-    Settings,
-    at_least,
-    at_most,
-    claim,
-    near,
-    paired,
-    within,
-)
+from zoo.theory.claims.claim import Findings, Settings, claim
 from zoo.theory.claims.cores import (
     Core,
     Draw,
@@ -34,7 +24,6 @@ from zoo.theory.claims.cores import (
     switched_core,
 )
 from zoo.theory.gradients import GradientProfile, MakeInput, decay_rate, draw_seeds, gradient_profile
-from zoo.theory.intervals import FEWEST_SEEDS, Estimate
 
 _SOURCE = "Ghodsi, arXiv 2512.15115 (gradient highway)"
 _D_MODEL = 16

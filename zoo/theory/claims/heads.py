@@ -15,20 +15,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from zoo.coefficient import coefficient
+from zoo.evidence import Curve, Panel, at_least, at_most, equals, near, within
 from zoo.mixers.factorized import Factorized
-from zoo.theory.claims.claim import (
-    Curve,
-    Findings,
-    Panel,
-    Settings,
-    at_least,
-    at_most,
-    claim,
-    equals,
-    near,
-    redrawn,
-    within,
-)
+from zoo.theory.claims.claim import Findings, Settings, claim, redrawn
 from zoo.theory.claims.cores import Core, Draw, drawn, drawn_system, toeplitz
 from zoo.theory.convert import to_heads
 from zoo.theory.lags import head_count as count_heads

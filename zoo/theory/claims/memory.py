@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
+from zoo.evidence import Curve, Panel, at_least, at_most, equals, near
 from zoo.mixers.attention import Attention
 from zoo.ops.delta_rule import delta_product
 from zoo.ops.delta_rule import delta_rule as chunked_delta_rule
-from zoo.theory.claims.claim import Curve, Findings, Panel, Settings, at_least, at_most, claim, equals, near, redrawn
+from zoo.theory.claims.claim import Findings, Settings, claim, redrawn
 from zoo.theory.claims.cores import Core, Draw, drawn, drawn_delta_rule, gated_linear_attention, state_space_duality
 from zoo.theory.operator import interaction
 from zoo.theory.state_size import effective_state_size

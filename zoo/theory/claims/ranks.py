@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from zoo.blocks import ResidualBlock, Stack
+from zoo.evidence import at_least, at_most, equals
 from zoo.mixers.attention import Attention
 from zoo.mixers.gated_attention import GatedAttention
 from zoo.mixers.linear_attention import LinearAttention
 from zoo.registry import MIXERS, create_mixer
-from zoo.theory.claims.claim import Findings, Settings, at_least, at_most, claim, equals, redrawn
+from zoo.theory.claims.claim import Findings, Settings, claim, redrawn
 from zoo.theory.claims.cores import (
     Core,
     Draw,

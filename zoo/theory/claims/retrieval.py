@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from zoo.contract import SequenceMixer
+from zoo.evidence import Curve, Panel, at_least, at_most, equals, near, within
 from zoo.mixers.attention import Attention
 from zoo.mixers.delta_net import DeltaNet
 from zoo.mixers.linear_attention import LinearAttention
 from zoo.mixers.s4d import S4D
 from zoo.mixers.selective_ssm import SelectiveSSM
 from zoo.mixers.ssd import SSD
-from zoo.theory.claims.claim import Curve, Findings, Panel, Settings, at_least, at_most, claim, equals, near, within
+from zoo.theory.claims.claim import Findings, Settings, claim
 from zoo.theory.claims.cores import Draw
 
 _N_KEYS = 12

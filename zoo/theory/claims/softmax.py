@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from zoo.evidence import Curve, Panel, at_least, at_most, equals, near
 from zoo.mixers.attention import Attention
 from zoo.mixers.differential_attention import DifferentialAttention
-from zoo.theory.claims.claim import Curve, Findings, Panel, Settings, at_least, at_most, claim, equals, near, redrawn
+from zoo.theory.claims.claim import Findings, Settings, claim, redrawn
 from zoo.theory.claims.cores import Draw, conjugated, drawn, toeplitz
 from zoo.theory.claims.heads import minimised, toeplitz_matrix
 from zoo.theory.lags import head_count, lag_operators, weighted_rows

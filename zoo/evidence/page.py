@@ -1,20 +1,19 @@
-"""Verdicts on paper: JSON, a Markdown page with plots, a table for the terminal, and the two figures of the theory."""
+"""Verdicts on paper: plain data for JSON, a section of Markdown, a table for the terminal, a figure of panels."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zoo.evidence.check import Check
+from zoo.evidence.verdict import Panel, Verdict
 from zoo.extras import require_extra
-from zoo.report.files import as_json, finite, write_all
+from zoo.report.files import finite
 from zoo.report.markdown import table
 from zoo.report.numbers import number
-from zoo.report.plots import as_png, new_figure, styled, whole_numbers
+from zoo.report.plots import new_figure, styled, whole_numbers
 from zoo.report.terminal import make_table
-from zoo.theory.claims import CLAIMS, claims_by_paper
-from zoo.theory.claims.claim import QUICK, Check, Panel, Settings, Verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -106,71 +105,6 @@ def verdict_table(verdicts: Iterable[Verdict]) -> Table:
     for column in shown.columns[:2]:
         column.no_wrap = True
     return shown
-
-
-def exit_status(verdicts: Iterable[Verdict]) -> int:
-    """Return 0 if all is as expected, 1 if a claim fails or a slogan is not refuted, 3 if some are only undecided."""
-    against = [verdict.status for verdict in verdicts if not verdict.as_expected]
-    return 3 if against and set(against) == {"undecided"} else int(bool(against))
-
-
-def write_report(verdicts: Sequence[Verdict], folder: str | Path) -> list[Path]:
-    """Write claims.json, claims.md and a PNG for each plot into `folder`, which is made; each file at once or not.
-
-    Returns:
-        The files, claims.md first.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed; before anything is written.
-        OSError: the folder cannot be written.
-    """
-    plots = {name: as_png(panels_figure([panel])) for verdict in verdicts for name, panel in _plots(verdict).items()}
-    pages = {"claims.md": verdicts_as_markdown(verdicts), "claims.json": as_json([*map(verdict_record, verdicts)])}
-    return write_all(folder, pages | plots)
-
-
-def verdicts_as_markdown(verdicts: Sequence[Verdict]) -> str:
-    """Return a page: a summary, then each claim with its checks and its plots (as `write_report` names them)."""
-    unexpected = [f"{each.claim.name} ({each.status})" for each in verdicts if not each.as_expected]
-    lines = ["# Claims and verdicts", ""]
-    lines += [
-        f"{len(verdicts)} claims, {len(verdicts) - len(unexpected)} with the expected verdict"
-        + (f"; not so: {', '.join(unexpected)}." if unexpected else "."),
-        "",
-        RULE,
-        "",
-        *table(
-            ("claim", "verdict", "seconds"),
-            [(f"[{v.claim.name}](#{v.claim.name})", v.status, f"{v.seconds:.1f}") for v in verdicts],
-            "llr",
-        ),
-        "",
-    ]
-    for verdict in verdicts:
-        lines += section(verdict_record(verdict), list(_plots(verdict)))
-    return "\n".join(lines)
-
-
-def _plots(verdict: Verdict) -> dict[str, Panel]:
-    """Return the panels by the names of their files."""
-    name, panels = verdict.claim.name, verdict.evidence.panels
-    return {f"{name}{'' if at == 0 else f'-{at + 1}'}.png": panel for at, panel in enumerate(panels)}
-
-
-def claims_page() -> str:
-    """Return docs/claims.md: every claim by the papers that its source names, without measuring anything."""
-    intro = (
-        "What `zoo claims` measures, by paper. Each claim says what would refute it; a slogan is often said and false. "
-        "`zoo claims NAME` measures one, `zoo claims --paper NUMBER` those of a paper."
-    )
-    lines = ["# Claims", "", intro, ""]
-    for paper, names in claims_by_paper().items():
-        lines += [f"## [{paper}](https://arxiv.org/abs/{paper})" if paper else "## Of this project", ""]
-        for claim in (CLAIMS[name] for name in names):
-            refuted = f"{'Refuted' if claim.slogan else 'Would be refuted'} by: {claim.refuted_by}"
-            lines += [f"- `{claim.name}`: {claim.statement} {refuted} Source: {claim.source}."]
-        lines += [""]
-    return "\n".join([*lines, "Made by `zoo claims --page docs/claims.md`.", ""])
 
 
 def section(record: Mapping[str, Any], plots: Sequence[str]) -> list[str]:
@@ -293,23 +227,3 @@ def _named_beside(panel: Panel) -> bool:
 def _family(label: str) -> str:
     """Give curves of one thing, 'k = 4: bound' and 'k = 4: trained', one colour."""
     return label.partition(":")[0]
-
-
-def staircase_figure(settings: Settings = QUICK) -> Figure:
-    """Measure the claim `head_count` and draw error against heads: the bound, training on it, zero from H = k on.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
-    return panels_figure(CLAIMS["head_count"].measure(settings).panels)
-
-
-def gradient_figure(settings: Settings = QUICK) -> Figure:
-    """Measure and draw gradient against distance in four plots: time-invariant SSMs, attention, gates, a stack.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
-    names = ("gradient_lti", "gradient_attention", "gradient_closed_gates", "gradient_hybrid")
-    panels = [panel for name in names for panel in CLAIMS[name].measure(settings).panels]
-    return panels_figure(panels, n_rows=2)
