@@ -272,7 +272,7 @@ def _pages(arguments: argparse.Namespace) -> int:
     from zoo.pages import pages
     from zoo.report.files import write_all
 
-    _print_files(write_all(arguments.out, pages()))
+    _print_files(write_all(arguments.out, pages(arguments.out)))
     return 0
 
 

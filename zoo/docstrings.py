@@ -1,10 +1,12 @@
-"""What a class's docstring says, in parts: its definition, its titled paragraphs, its arguments."""
+"""A docstring in parts: the definition, titled paragraphs, the meaning of each argument."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Callable
+
+from zoo.extras import require_extra
 
 
 def paragraphs(cls: Callable[..., object]) -> list[str]:
@@ -17,30 +19,38 @@ def titled(cls: type, titles: tuple[str, ...]) -> tuple[list[str], dict[str, str
     """Return the paragraphs before the first that begins with one of `titles` and a full stop, and {title: text}.
 
     Raises:
-        ValueError: a paragraph without a title stands among those that have one, or a title stands twice.
+        ValueError: a paragraph without a title follows one that has a title, or a title occurs twice.
     """
     free: list[str] = []
     found: dict[str, str] = {}
     for paragraph in paragraphs(cls):
         title, stop, text = paragraph.partition(". ")
-        if not stop or title not in titles:
-            if found:
-                raise ValueError(f"{cls.__name__}: {paragraph[:40]!r} stands below {[*found][-1]!r} and has no title")
-            free.append(paragraph)
-        elif title in found:
-            raise ValueError(f"{cls.__name__} says {title!r} twice")
-        else:
+        if stop and title in titles:
+            if title in found:
+                raise ValueError(f"{cls.__name__}: two paragraphs have the title {title!r}")
             found[title] = text
+        elif found:
+            raise ValueError(f"{cls.__name__}: {paragraph[:40]!r}, below {[*found][-1]!r}, has no title")
+        else:
+            free.append(paragraph)
     return free, found
 
 
 def arguments(cls: Callable[..., object]) -> dict[str, str]:
-    """{name: meaning} of the section `Args:`; names that share an entry share its meaning."""
-    _, found, section = (inspect.getdoc(cls) or "").partition("Args:\n")
-    section = re.split(r"\n\n\S", section, maxsplit=1)[0] if found else ""
-    meanings: dict[str, str] = {}
-    for entry in re.split(r"\n(?=    \S)", section):
-        names, colon, meaning = entry.strip().partition(":")
-        if colon:
-            meanings |= dict.fromkeys((n.strip() for n in names.split(",")), " ".join(meaning.split()))
-    return meanings
+    """{name: meaning} of the section `Args:`; names that share an entry share its meaning.
+
+    A section that cannot be read explains nothing.
+
+    Raises:
+        MissingExtraError: docstring_parser is not installed.
+    """
+    parser = require_extra("docstring_parser", "train")
+    try:
+        found = parser.parse(inspect.getdoc(cls) or "", parser.DocstringStyle.GOOGLE).params
+    except parser.ParseError:
+        return {}
+    return {
+        name.strip(): " ".join((entry.description or "").split())
+        for entry in found
+        for name in entry.arg_name.split(",")
+    }

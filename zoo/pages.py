@@ -1,13 +1,14 @@
-"""What a person reads of a mixer: its equation, what is a coefficient, its state and rank, its options, its source.
+"""The page of a mixer: its equation, coefficients, state, rank, source and options; and the table of all mixers.
 
-All of it is made from the registry's entry and the class's docstring.
+Everything comes from the registry's entry and the class's docstring.
 """
 
 from __future__ import annotations
 
 import inspect
+import os
 import re
-import textwrap
+from pathlib import Path
 from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from zoo.docstrings import arguments, titled
@@ -17,23 +18,21 @@ from zoo.report.markdown import sentence, table
 SECTIONS = ("Coefficients", "State", "Interaction rank", "Source", "Not here")
 """Titled paragraphs of a mixer's docstring, in their order; the last is for what the authors have and we have not."""
 REQUIRED = SECTIONS[:-1]
-_WIDTH = 120
 _ARXIV = re.compile(r"\b\d{4}\.\d{4,5}\b")
 
 
 class Option(NamedTuple):
-    """An argument of a mixer's constructor: its default is that of the registered name, its meaning the docstring's."""
+    """An argument of a mixer's constructor; the default is that of the registered name."""
 
     name: str
     kind: str
     default: object
-    meaning: str
 
 
 def options(name: str) -> list[Option]:
-    """Return what the constructor of a registered mixer takes, in its order."""
+    """Return the arguments of the constructor of a registered mixer, in its order."""
     cls, set_here = MIXERS[name], MIXERS.entry(name).options
-    known, meanings = get_type_hints(cls.__init__), arguments(cls)
+    known = get_type_hints(cls.__init__)
 
     def option(parameter: inspect.Parameter) -> Option:
         kind = known.get(parameter.name, parameter.annotation)  # of a mixer of your own it may have none
@@ -44,7 +43,7 @@ def options(name: str) -> list[Option]:
             else getattr(parameter.annotation, "__name__", str(parameter.annotation))
         )
         default = set_here.get(parameter.name, parameter.default)
-        return Option(parameter.name, shown, default, meanings.get(parameter.name, ""))
+        return Option(parameter.name, shown, default)
 
     return [option(parameter) for parameter in inspect.signature(cls).parameters.values()]
 
@@ -53,7 +52,8 @@ def markdown(name: str) -> str:
     """Return the page of a mixer.
 
     Raises:
-        ValueError: its class's docstring has not the paragraphs that `REQUIRED` names, in that order.
+        MissingExtraError: docstring_parser is not installed.
+        ValueError: the class's docstring lacks one of the paragraphs in `REQUIRED`, or their order is another.
     """
     entry, cls = MIXERS.entry(name), MIXERS[name]
     free, sections = titled(cls, SECTIONS)
@@ -63,14 +63,25 @@ def markdown(name: str) -> str:
     blocks = [f"# {name}", f"*{sentence(MIXERS.summary(name))}*", _origin(cls, entry)]
     blocks += [_paragraph(paragraph) for paragraph in free]
     blocks += [_paragraph(f"**{title}.** {text}") for title, text in sections.items()]
-    blocks += ["## Options", "\n".join(_option(option) for option in options(name))]
+    meanings = arguments(cls)
+    blocks += ["## Options", "\n".join(_option(option, meanings.get(option.name, "")) for option in options(name))]
     blocks.append("Made by `python -m zoo pages` from the class's docstring.")
     return "\n\n".join(blocks) + "\n"
 
 
-def index() -> str:
-    """Return the page that lists all mixers, a table for each family."""
-    lines, links = ["# Mixers", ""], {name: f"{name}.md" for name in MIXERS}
+def index(folder: Path) -> str:
+    """Return the page that lists all mixers, a table for each family.
+
+    Args:
+        folder: of the page; its links lead from there to the source of each mixer.
+    """
+    lines = [
+        "# Mixers",
+        "",
+        "`zoo mixers NAME` shows one of them; `zoo pages` writes a page of each into this folder.",
+        "",
+    ]
+    links = {name: _source(MIXERS[name], folder) for name in MIXERS}
     for family in dict.fromkeys(MIXERS.entry(name).family for name in MIXERS):
         rows = []
         for name in MIXERS:
@@ -87,9 +98,14 @@ def index() -> str:
     return "\n".join([*lines, "", "Made by `python -m zoo pages`.", ""])
 
 
-def pages() -> dict[str, str]:
-    """{file name: text} of all pages."""
-    return {"README.md": index(), **{f"{name}.md": markdown(name) for name in MIXERS}}
+def pages(folder: Path) -> dict[str, str]:
+    """Return {file name: text} of all pages in a folder."""
+    return {"README.md": index(folder), **{f"{name}.md": markdown(name) for name in MIXERS}}
+
+
+def _source(cls: type, folder: Path) -> str:
+    """Return the file of a class, relative to a folder."""
+    return Path(os.path.relpath(inspect.getfile(cls), folder)).as_posix()
 
 
 def _origin(cls: type, entry: Mixer) -> str:
@@ -99,25 +115,16 @@ def _origin(cls: type, entry: Mixer) -> str:
     return _paragraph(f"Family: {entry.family}. Published: {entry.year}, {entry.source}. Class: {home}.")
 
 
-def _option(option: Option) -> str:
+def _option(option: Option, meaning: str) -> str:
     default = "" if option.default is inspect.Parameter.empty else f", {option.default!r} unless given"
-    text = f"`{option.name}` (`{option.kind}`{default}): {option.meaning}"
-    return _filled(text, first="- ", rest="  ")
+    return _paragraph(f"- `{option.name}` (`{option.kind}`{default}): {meaning}")
 
 
 def _paragraph(text: str) -> str:
-    """Break prose into lines; what is indented is code, and stays as it is."""
-    return text if text.startswith("    ") else _filled(text)
-
-
-def _filled(text: str, first: str = "", rest: str = "") -> str:
-    linked = _ARXIV.sub(lambda found: f"[{found[0]}]({_address(found[0])})", " ".join(text.split()))
-    # A line that began with a sign would be a list or a quotation.
-    glued = re.sub(r" (?=(?:[*+-]|>=?) )", "\0", linked)
-    lines = textwrap.fill(
-        glued, _WIDTH, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
-    )
-    return lines.replace("\0", " ")
+    """Return prose as one line, with links to papers; what is indented is code, and stays as it is."""
+    if text.startswith("    "):
+        return text
+    return _ARXIV.sub(lambda found: f"[{found[0]}]({_address(found[0])})", " ".join(text.split()))
 
 
 def _address(arxiv: str) -> str:
