@@ -9,9 +9,10 @@ from inspect import signature
 from typing import Any
 
 from lab.config.choice import GROUPS, REGISTRIES, TOP, Choice
-from lab.config.layers import Layer, UsageError, nested
+from lab.config.layers import Layer, UsageError
 from lab.config.objects import Objects, names_object, read_objects
 from lab.config.options import NO_DEFAULT, Option, fit, options_of
+from lab.nested import nested
 from zoo.registry import MIXERS
 from zoo.targets import label
 

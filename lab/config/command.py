@@ -9,7 +9,8 @@ from typing import Any
 from lab.config.bind import Options
 from lab.config.choice import choose, with_members
 from lab.config.help import describe, overview
-from lab.config.layers import nested, write_yaml
+from lab.config.layers import write_yaml
+from lab.nested import nested
 
 
 @dataclass(frozen=True)

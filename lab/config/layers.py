@@ -46,22 +46,6 @@ class Layer:
         return flatten(self.values, declared)
 
 
-def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Nest values by dotted name as YAML does: {"mixer.n_heads": 4} gives {"mixer": {"n_heads": 4}}."""
-    tree: dict[str, Any] = {}
-    for key, value in values.items():
-        put(tree, key.split("."), value)
-    return tree
-
-
-def put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    """Set a value under these names, one within the other; mappings that are not there are made."""
-    *groups, name = path
-    for group in groups:
-        tree = tree.setdefault(group, {})
-    tree[name] = value
-
-
 def read_flags(
     argv: Sequence[str], switches: Sequence[str], others: list[str] | None = None
 ) -> list[tuple[str, Text | None]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
-from lab.config.layers import put
+from lab.nested import put
 from zoo.report.numbers import Number
 
 State: TypeAlias = Literal["tested", "trained", "unfinished"]

@@ -28,7 +28,7 @@ import yaml
 from rich.console import Console
 from torch.utils.tensorboard import SummaryWriter
 
-from lab.config.layers import put
+from lab.nested import put
 from lab.run.files import EVENTS
 from lab.run.folder import RunFolder
 from lab.run.metrics import nested_metrics
