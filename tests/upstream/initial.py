@@ -1,7 +1,7 @@
 """The published initial distributions as figures, each with the file that draws it upstream.
 
 An entry is a model of the zoo, what to read off it (parameters as upstream has them: step sizes, not their logits) and
-the law of that. Commits are those of `tests/upstream/record.py`, and of NVlabs/GatedDeltaNet 5ddd1e4.
+the law of that. Commits are those of `tools/record_upstream.py`, and of NVlabs/GatedDeltaNet 5ddd1e4.
 """
 
 from __future__ import annotations
