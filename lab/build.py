@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from tasks.registry import TASKS, create_task
+from tasks.registry import TASKS, create_task, list_tasks
 
 if TYPE_CHECKING:
     from tasks.base import Task
@@ -44,6 +46,29 @@ def build_task(config: Mapping[str, Any]) -> Task:
     from tasks.data.mixture import create_segments, longest
 
     return longest(create_segments(TASKS[name], options, mixture))
+
+
+def trivial_guess(config: Mapping[str, Any], guess: str) -> float | None:
+    """Return what a trivial guess scores on a configuration's task.
+
+    None for mixtures, for data of one's own, for data that is gone, and for tasks that do not know it.
+
+    Args:
+        config: complete, nested as in config.yaml.
+        guess: "guess_among_read" or "guess_without_order", a method of the task.
+    """
+    task = config.get("task", {})
+    if task.get("name") not in list_tasks() or task.get("mixture"):
+        return None
+    return _trivial_guess(json.dumps(task, sort_keys=True, default=str), guess)
+
+
+@cache
+def _trivial_guess(task: str, guess: str) -> float | None:
+    try:
+        return getattr(build_task({"task": json.loads(task)}), guess)()
+    except (ValueError, OSError):  # an option that there was once, a file that is gone
+        return None
 
 
 def task_options(config: Mapping[str, Any]) -> dict[str, Any]:

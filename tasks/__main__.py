@@ -136,7 +136,7 @@ def _show(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
         print(pages.markdown(arguments.name, arguments.seed, task), end="")
         return
     cls = TASKS[arguments.name]
-    small = cls(**cls.worked) if task is None else task
+    small = pages.worked(cls) if task is None else task
     print(f"{arguments.name}: {TASKS.summary(arguments.name)}\n")
     print(pages.wrapped(pages.definition(cls), 100) + "\n")
     print(f"{small!r}, seed {arguments.seed}:\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from numbers import Integral
@@ -43,31 +44,30 @@ class Task(ABC):
     """The registered name; begins every error message."""
 
     source: ClassVar[str] = ""
-    """Where the definition comes from: authors, title, arXiv number; by default what the docstring says of it."""
+    """Authors, title and arXiv number of the definition; default: the docstring's paragraph `Source: ...`."""
 
     reported: ClassVar[str] = ""
     """Which score the source reports, where that is not `accuracy`."""
 
     prediction: ClassVar[str] = ""
-    """What the theory predicts for which mixer, in a sentence or two."""
-
-    worked: ClassVar[Options] = {}
-    """Options of a shape small enough to look at, for the example on the task's page."""
+    """Which mixers solve the task according to theory; default: the docstring's paragraph `Prediction: ...`."""
 
     slow: ClassVar[bool] = False
     """Whether splits are kept on disk because they take long to generate: seconds for ten thousand examples."""
 
     sources: ClassVar[tuple[str, ...]] = ()
-    """Further modules of this project whose code decides what `sample` returns; their text keys the cache."""
+    """Modules outside `tasks` whose code decides what `sample` returns; the cache's key includes their source text."""
 
     libraries: ClassVar[tuple[str, ...]] = ("numpy",)
     """Installed packages whose version keys the cache."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "source" not in vars(cls):
-            said = next((p for p in paragraphs(cls) if p.startswith("Source: ")), cls.source)
-            cls.source = " ".join(said.removeprefix("Source: ").split())
+        for attribute in ("source", "prediction"):
+            title = f"{attribute.capitalize()}: "
+            titled = (" ".join(p.split()) for p in paragraphs(cls) if p.startswith(title))
+            if attribute not in vars(cls) and (paragraph := next(titled, None)):
+                setattr(cls, attribute, paragraph.removeprefix(title))
 
     @property
     @abstractmethod
@@ -124,6 +124,20 @@ class Task(ABC):
         """Return the least errors that theory allows, by name; empty unless a task knows them."""
         return {}
 
+    def guess_among_read(self) -> float | None:
+        """Return the accuracy of naming one of the tokens that were read and may be the answer; None if not known.
+
+        A subclass that asks for something else overrides it.
+        """
+        return None
+
+    def guess_without_order(self) -> float | None:
+        """Return the score of the best guess that ignores the order of the tokens; None if not known.
+
+        It is an accuracy, or for text the perplexity of the symbols' frequencies.
+        """
+        return self.guess_among_read()
+
     def input_text(self, token: int) -> str:
         """Return the text of an input token, as a person would write it."""
         return str(token)
@@ -145,9 +159,11 @@ class Task(ABC):
             raise ValueError(f"{self.name}: {option} must be an integer >= {minimum}, got {option}={value!r}")
         return int(value)
 
-    def _demand(self, holds: bool, rule: str, *named: str) -> None:
-        """ValueError saying `rule` and the values of the `named` options, unless the rule `holds`."""
+    def _demand(self, holds: bool, rule: str, *further: str) -> None:
+        """Raise ValueError unless a rule holds; it shows the values of the options in the rule, and of `further`."""
         if not holds:
+            options = inspect.signature(type(self)).parameters
+            named = dict.fromkeys([*(word for word in re.findall(r"\w+", rule) if word in options), *further])
             raise ValueError(f"{self.name}: {rule}, got {', '.join(f'{k}={getattr(self, k)!r}' for k in named)}")
 
 

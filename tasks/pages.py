@@ -1,11 +1,14 @@
-"""The page of a task: its definition, its options and a worked example, all made from the class itself."""
+"""The page of a task, made from its class: definition, worked example, options, prediction; and the table of tasks."""
 
 from __future__ import annotations
 
+import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -23,8 +26,18 @@ LONGEST = 128
 
 
 def definition(cls: type[Task]) -> str:
-    """Return the class's text up to its worked example, without the line that names the source again."""
-    return "\n\n".join(p for p in paragraphs(cls) if not p.startswith("Source:"))
+    """Return the docstring up to its worked example, without the paragraphs on source and prediction."""
+    return "\n\n".join(p for p in paragraphs(cls) if not p.startswith(("Source:", "Prediction:")))
+
+
+def worked(cls: type[Task]) -> Task:
+    """Return the task in the docstring's example, `>>> task = Class(...)`; without an example, the default task."""
+    found = re.search(rf">>> task = ({cls.__name__}\(.*)", cls.__doc__ or "")
+    if found is None:
+        return cls()
+    call = cast(ast.Call, ast.parse(found[1], mode="eval").body)
+    arguments = map(ast.literal_eval, call.args)
+    return cls(*arguments, **{str(each.arg): ast.literal_eval(each.value) for each in call.keywords})
 
 
 def options(cls: type[Task]) -> list[tuple[str, str, str]]:
@@ -99,12 +112,12 @@ def markdown(name: str, seed: int = 0, task: Task | None = None) -> str:
     """Return the page of a task.
 
     Args:
-        name: as registered.
-        seed: of the worked example.
-        task: with the options of the example; default `worked` of its class.
+        name: registered name.
+        seed: seed of the worked example.
+        task: the one to draw the example from; default: the one in the docstring.
     """
     cls = task_class(name)
-    small = cls(**cls.worked) if task is None else task
+    small = worked(cls) if task is None else task
     lines = [f"# {name}", "", f"*{sentence(TASKS.summary(name))}*", "", definition(cls), ""]
     lines += ["## Example", "", f"`{small!r}`, seed {seed}:", "", "```", *example(small, seed)[:-1], "```", ""]
     lines += ["## At its defaults", "", *(f"- {title}: {text}" for title, text in facts(cls().spec)), ""]
@@ -122,14 +135,20 @@ def markdown(name: str, seed: int = 0, task: Task | None = None) -> str:
 
 
 def index() -> str:
-    """Return the page that lists all tasks."""
+    """Return the page that lists all tasks; its links lead to their sources."""
     rows = []
     for name in TASKS:
-        chance = task_class(name)().spec.chance
+        cls = task_class(name)
+        chance = cls().spec.chance
         level = "regression" if chance is None else f"{chance:.4g}"
-        rows.append((f"[{name}]({name}.md)", TASKS.summary(name), level))
-    lines = ["# Tasks", "", *table(("task", "what it asks", "chance at its defaults"), rows)]
-    lines += ["", "Any of them at several shapes at once: [mixtures.md](mixtures.md)."]
+        rows.append((f"[{name}](../../{cls.__module__.replace('.', '/')}.py)", TASKS.summary(name), level))
+    lines = [
+        "# Tasks",
+        "",
+        "`python -m tasks show NAME` shows the page of a task; `python -m tasks pages` writes all of",
+    ]
+    lines += ["them into this folder. [mixtures.md](mixtures.md) is about several shapes of a task at once.", ""]
+    lines += table(("task", "what it asks", "chance at its defaults"), rows)
     return "\n".join([*lines, "", "Made by `python -m tasks pages`.", ""])
 
 

@@ -93,7 +93,6 @@ class Sweep:
     outcomes: dict[Path, Outcome] = field(default_factory=dict)
     _read: dict[Path, dict[str, Metrics]] = field(default_factory=dict)
     """What the runs' rungs.json said when last read."""
-    _guesses: dict[str, float | None] = field(default_factory=dict)
 
     @classmethod
     def plan(cls, experiment: Experiment, request: Request) -> Sweep:
@@ -263,12 +262,12 @@ class Sweep:
 
     def _judged_by(self, key: str) -> tuple[str, float | None]:
         """Return the score of `_score`, and what guessing among the tokens that were read reaches."""
-        from lab.guesses import to_be_left
+        from lab.build import trivial_guess
 
-        if key not in self._guesses:
-            self._guesses[key] = to_be_left(self.grid.configurations[key].command.config)
         score = self._score(key)
-        return score, self._guesses[key] if score == "accuracy" else None
+        guess = trivial_guess(self.grid.configurations[key].command.config, "guess_among_read")
+        # A single token that was read can be named without fail: there is nothing to leave behind.
+        return score, guess if score == "accuracy" and guess is not None and guess < 1 else None
 
     def ended(self, configuration: Configuration, seed: int) -> Outcome | None:
         """Return how a run ended; None before, also where it has only stopped at a rung."""

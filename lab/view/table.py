@@ -108,9 +108,9 @@ class Row:
     @cached_property
     def baseline(self) -> float | None:
         """What the best guess without order scores, where that is known."""
-        from lab.guesses import score_without_order
+        from lab.build import trivial_guess
 
-        return score_without_order(self.runs[0].config)
+        return trivial_guess(self.runs[0].config, "guess_without_order")
 
     @property
     def seeds(self) -> str:

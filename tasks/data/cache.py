@@ -19,7 +19,7 @@ import os
 import shutil
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -104,20 +104,35 @@ def cache_key(task_name: str, task: Task, split: str, n: int, seed: int) -> dict
         "n": n,
         "seed": seed,
         "shard_rows": shard_rows(task),
-        "sources": {module: _source_hash(module) for module in source_modules(task)},
+        "sources": _source_hashes(task),
         "libraries": {library: metadata.version(library) for library in task.libraries},
     }
 
 
-def source_modules(task: Task) -> list[str]:
-    """Return the modules whose text decides what `task` samples: its own and inherited ones, `sources`, the splits."""
+def _source_hashes(task: Task) -> dict[str, str]:
+    """Return a hash of each source text that decides what `task` samples.
+
+    These are the package `tasks` as a whole, and the modules of the task, of its base classes and in `sources`.
+    """
     inherited = {cls.__module__ for cls in type(task).__mro__ if issubclass(cls, Task)}
-    return sorted({*inherited, *task.sources, "tasks.data.splits"})
+    others = sorted(name for name in {*inherited, *task.sources} if not name.startswith("tasks."))
+    package = Path(__file__).parents[1]
+    return {
+        "tasks": _hash(sorted(package.rglob("*.py"))),
+        **{module: _hash([_source_file(module)]) for module in others},
+    }
 
 
-def _source_hash(module: str) -> str:
+def _hash(files: Iterable[Path]) -> str:
+    sha = hashlib.sha256()
+    for file in files:
+        sha.update(file.read_bytes())
+    return sha.hexdigest()
+
+
+def _source_file(module: str) -> Path:
     spec = None
-    with contextlib.suppress(ValueError):  # a script that is run is a module without a spec
+    with contextlib.suppress(ValueError):  # the module of a script that is run has no spec
         spec = find_spec(module)
     file = getattr(sys.modules.get(module), "__file__", None) if spec is None else spec.origin
     if file is None:
@@ -125,7 +140,7 @@ def _source_hash(module: str) -> str:
             f"the source of {module!r} cannot be found, so what it generates cannot be cached; "
             "write the task into a file and import it"
         )
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    return Path(file)
 
 
 def _generate_once(folder: Path, key: dict[str, Any], task: Task) -> Arrays:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from tasks.base import Task
+
 
 def first_and_previous(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return where each entry was first and last seen before in its row; `rows` are integers >= 0, (n, size).
@@ -25,3 +27,11 @@ def first_and_previous(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     np.put_along_axis(first, place, np.take_along_axis(place, run_start, axis=1), axis=1)
     np.put_along_axis(previous, place, before, axis=1)
     return first, previous
+
+
+def most_frequent_share(task: Task, n_tokens: int, n: int = 2000) -> float:
+    """Return the mean share of the most frequent among the first `n_tokens` tokens, over `n` sequences of a task."""
+    inputs = task.sample(np.random.default_rng(0), n)["inputs"]
+    rows, at = np.nonzero(inputs < n_tokens)
+    counts = np.bincount(rows * n_tokens + inputs[rows, at], minlength=n * n_tokens).reshape(n, n_tokens)
+    return float((counts.max(1) / counts.sum(1)).mean())

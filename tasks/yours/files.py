@@ -51,7 +51,6 @@ class Data(OfSplits, FiniteTask):
 
     path: ClassVar[Path]
     """What is read."""
-    sources: ClassVar[tuple[str, ...]] = ("tasks.yours.arrays", "tasks.data.arrow")
 
     def __init__(
         self,

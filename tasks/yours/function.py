@@ -127,7 +127,7 @@ def generated(function: Callable[..., Any], name: str, source: str) -> type[Gene
             "own": own,
             "name": name,
             "source": source,
-            "sources": ("tasks.yours.arrays", function.__module__),
+            "sources": (function.__module__,),
         },
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lab.build import build, build_task, model_options
+from lab.build import build, build_task, model_options, trivial_guess
 from lab.config import parse
 from lab.experiments.predictions.gradient_highway import gradient_at_initialisation
 from lab.sweep.matching import sizes
@@ -57,3 +57,13 @@ def test_the_vocabulary_before_training_is_the_tasks(monkeypatch: pytest.MonkeyP
     task, model = made[0]
     assert task.spec.vocab_size == config["task"]["n_classes"] + config["task"]["n_noise"] + 2
     assert model.options["vocab_size"] == task.spec.vocab_size
+
+
+@pytest.mark.parametrize("guess", ["guess_among_read", "guess_without_order"])
+def test_a_guess_is_made_only_on_tasks_that_know_one(guess: str) -> None:
+    mqar = {"name": "mqar", "n_pairs": 4, "seq_len": 32}
+    assert trivial_guess({"task": mqar}, guess) == 0.25
+    assert trivial_guess({"task": mqar | {"mixture": [{"seq_len": 64}]}}, guess) is None
+    assert trivial_guess({"task": mqar | {"n_pairs": 40}}, guess) is None  # no such task can be made
+    assert trivial_guess({"task": {"name": "text", "path": "/nowhere"}}, guess) is None
+    assert trivial_guess({"task": {"name": "./mqar.npz"}}, guess) is None

@@ -73,7 +73,7 @@ CASES = {
         solve=solve_images,
         refused=[
             ({"colour": "cmyk"}, "colour must be one of grey, rgb, got colour='cmyk'"),
-            ({"colour": "rgb"}, "the digits are grey; rgb needs a dataset, got colour='rgb', dataset=None"),
+            ({"colour": "rgb"}, "colour rgb needs a dataset, the digits are grey, got colour='rgb', dataset=None"),
             ({"test": 0.0}, "validation and test must be positive shares with a sum below 1, got .*"),
         ],
         fixed_length="the length is the number of pixels",

@@ -154,9 +154,8 @@ class Board:
 def baseline(task: str) -> float | None:
     """Return the accuracy of the best guess on a task of the file that ignores order; None where it is not known."""
     from lab.build import build_task
-    from lab.guesses import without_order
 
-    return without_order(build_task(parse(arguments(read_experiment(FILE, task).fixed)).config))
+    return build_task(parse(arguments(read_experiment(FILE, task).fixed)).config).guess_without_order()
 
 
 def _origin(records: Sequence[Record]) -> str:

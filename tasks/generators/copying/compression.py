@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Options, Task
+from tasks.base import Arrays, Task
 from tasks.generators import mad
 from tasks.generators.draws import shuffled
 from tasks.generators.placing import fact_at, labels_at
@@ -30,6 +30,9 @@ class Compression(Task):
 
     `distance` is a label's position minus that of the token asked for, -1 where there is no label.
 
+    Prediction: The state must hold (seq_len - 1) / 2 tokens and return them by place: accuracy falls once there are
+    more than a fixed state can tell apart; attention, which may look back here, has no such limit.
+
         >>> task = Compression(vocab_size=6, seq_len=9)
         >>> example = task.sample(np.random.default_rng(1), 1)
         >>> print(*(f"{token:4d}" for token in example["inputs"][0]))
@@ -45,21 +48,15 @@ class Compression(Task):
     """
 
     name: ClassVar[str] = "compression"
-    worked: ClassVar[Options] = {"vocab_size": 6, "seq_len": 13}
     reported: ClassVar[str] = mad.REPORTED
-    prediction: ClassVar[str] = (
-        "The state must hold (seq_len - 1) / 2 tokens and return them by place: accuracy falls once there are more "
-        "than a fixed state can tell apart; attention, which may look back here, has no such limit."
-    )
-    sources: ClassVar[tuple[str, ...]] = ("tasks.generators.draws", "tasks.generators.placing")
 
     def __init__(self, vocab_size: int = 16, seq_len: int = 63, max_seq_len: int | None = None) -> None:
         self.vocab_size = self._whole("vocab_size", vocab_size, 3)
         self.seq_len = self._whole("seq_len", seq_len, 3)
         self.max_seq_len = self._whole("max_seq_len", self.seq_len if max_seq_len is None else max_seq_len, 3)
-        self._demand(self.seq_len % 2 == 1, "seq_len must be odd", "seq_len")
+        self._demand(self.seq_len % 2 == 1, "seq_len must be odd")
         placed = self.seq_len <= self.max_seq_len
-        self._demand(placed, "seq_len must be <= max_seq_len", "seq_len", "max_seq_len")
+        self._demand(placed, "seq_len must be <= max_seq_len")
 
     @property
     def spec(self) -> TaskSpec:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Options, Task
+from tasks.base import Arrays, Task
 from tasks.generators.placing import fact_at, labels_at
 from tasks.spec import TaskSpec
 
@@ -24,6 +24,9 @@ class Copying(Task):
 
     `distance` is a label's position minus that of the token to copy, -1 where there is no label.
 
+    Prediction: The delay is fixed: a linear time-invariant mixer with poles near the unit circle solves it, as does
+    attention with positions; recurrences whose gradient decays with distance fail as the delay grows.
+
         >>> task = Copying(vocab_size=5, seq_len=8, n_copied=2)
         >>> example = task.sample(np.random.default_rng(0), 1)
         >>> print(*(f"{token:4d}" for token in example["inputs"][0]))
@@ -39,19 +42,13 @@ class Copying(Task):
     """
 
     name: ClassVar[str] = "copying"
-    worked: ClassVar[Options] = {"vocab_size": 5, "seq_len": 8, "n_copied": 2}
-    prediction: ClassVar[str] = (
-        "The delay is fixed: a linear time-invariant mixer with poles near the unit circle solves it, as does "
-        "attention with positions; recurrences whose gradient decays with distance fail as the delay grows."
-    )
-    sources: ClassVar[tuple[str, ...]] = ("tasks.generators.placing",)
 
     def __init__(self, vocab_size: int = 10, seq_len: int = 120, n_copied: int = 10, echo: bool = False) -> None:
         self.vocab_size = self._whole("vocab_size", vocab_size, 4)
         self.seq_len = self._whole("seq_len", seq_len, 1)
         self.n_copied = self._whole("n_copied", n_copied, 1)
         self.echo = bool(echo)
-        self._demand(2 * self.n_copied <= self.seq_len, "2 * n_copied must be <= seq_len", "n_copied", "seq_len")
+        self._demand(2 * self.n_copied <= self.seq_len, "2 * n_copied must be <= seq_len")
 
     @property
     def spec(self) -> TaskSpec:

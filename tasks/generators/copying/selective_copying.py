@@ -6,10 +6,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Options
+from tasks.base import Arrays
 from tasks.generators import mad
 from tasks.generators.copying.copying import Copying
 from tasks.generators.draws import distinct
+from tasks.generators.occurrences import most_frequent_share
 from tasks.generators.placing import fact_at, labels_at
 
 
@@ -29,6 +30,10 @@ class SelectiveCopying(Copying):
 
     `distance` is a label's position minus that of the token to copy, -1 where there is no label.
 
+    Prediction: Distances vary, so a linear time-invariant mixer cannot tell what to keep, except through the
+    nonlinearity between its layers; a mixer with input-dependent transitions writes tokens and skips blanks; attention
+    solves it by counting.
+
         >>> task = SelectiveCopying(vocab_size=6, seq_len=12, n_copied=3)
         >>> example = task.sample(np.random.default_rng(0), 1)
         >>> print(*(f"{token:4d}" for token in example["inputs"][0]))
@@ -44,14 +49,7 @@ class SelectiveCopying(Copying):
     """
 
     name: ClassVar[str] = "selective_copying"
-    worked: ClassVar[Options] = {"vocab_size": 6, "seq_len": 14, "n_copied": 3}
-    prediction: ClassVar[str] = (
-        "Distances vary, so a linear time-invariant mixer cannot tell what to keep, except through the nonlinearity "
-        "between its layers; a mixer with input-dependent transitions writes tokens and skips blanks; attention solves "
-        "it by counting."
-    )
     reported: ClassVar[str] = mad.REPORTED
-    sources: ClassVar[tuple[str, ...]] = ("tasks.generators.draws", "tasks.generators.placing")
 
     def __init__(
         self, vocab_size: int = 16, seq_len: int = 256, n_copied: int = 16, as_published: bool = False
@@ -60,10 +58,13 @@ class SelectiveCopying(Copying):
         self.seq_len = self._whole("seq_len", seq_len, 1)
         self.n_copied = self._whole("n_copied", n_copied, 1)
         self.as_published = bool(as_published)
-        self._demand(2 * self.n_copied < self.seq_len, "2 * n_copied must be < seq_len", "n_copied", "seq_len")
+        self._demand(2 * self.n_copied < self.seq_len, "2 * n_copied must be < seq_len")
 
     def input_text(self, token: int) -> str:
         return {self.vocab_size - 2: "_", self.vocab_size - 1: ">"}.get(token, str(token))
+
+    def guess_among_read(self) -> float:
+        return most_frequent_share(self, self.vocab_size - 2)
 
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:
         blank, marker = self.vocab_size - 2, self.vocab_size - 1

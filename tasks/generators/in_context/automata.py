@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Options, Task
+from tasks.base import Arrays, Task
 from tasks.generators.draws import weighted_distinct
 from tasks.spec import IGNORED, TaskSpec
 
@@ -35,6 +35,10 @@ class Automata(Task):
 
     `depth` is the number of symbols of the word that are read where there is a label, -1 elsewhere.
 
+    Prediction: Attention finds the symbols that followed the same beginning, by heads that match several symbols back:
+    more with depth, as accuracy by depth shows. A mixer of fixed state has to keep the beginnings of all words; one
+    with fixed transitions adds them up without knowing which symbol stood where, unless earlier layers provide it.
+
         >>> task = Automata(seq_len=20, n_symbols=4, max_states=3, max_edges=2, max_word=4)
         >>> example = task.sample(np.random.default_rng(0), 1)
         >>> print(*(f"{task.input_text(token):>4}" for token in example["inputs"][0]))
@@ -55,14 +59,6 @@ class Automata(Task):
         "RegBench reports the share of best guesses that the automaton allows, over all positions; `accuracy` is of "
         "the positions where it is known to allow only one."
     )
-    prediction: ClassVar[str] = (
-        "Attention finds the symbols that followed the same beginning, by heads that match several symbols back: more "
-        "with depth, as accuracy by depth shows. A mixer of fixed state has to keep the beginnings of all words; one "
-        "with fixed transitions adds them up without knowing which symbol stood where, unless earlier layers provide "
-        "it."
-    )
-    sources: ClassVar[tuple[str, ...]] = ("tasks.generators.draws",)
-    worked: ClassVar[Options] = {"seq_len": 20, "n_symbols": 4, "max_states": 3, "max_edges": 2, "max_word": 4}
 
     def __init__(
         self, seq_len: int = 128, n_symbols: int = 18, max_states: int = 8, max_edges: int = 3, max_word: int = 8
@@ -73,10 +69,8 @@ class Automata(Task):
         self.max_edges = self._whole("max_edges", max_edges, 1)
         self.max_word = self._whole("max_word", max_word, 1)
         fewer = "max_edges must be < n_symbols and < max_states"
-        self._demand(
-            self.max_edges < min(self.n_symbols, self.max_states), fewer, "max_edges", "n_symbols", "max_states"
-        )
-        self._demand(self.max_word < self.seq_len, "max_word must be < seq_len", "max_word", "seq_len")
+        self._demand(self.max_edges < min(self.n_symbols, self.max_states), fewer)
+        self._demand(self.max_word < self.seq_len, "max_word must be < seq_len")
 
     @property
     def spec(self) -> TaskSpec:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Options, Task
+from tasks.base import Arrays, Task
 from tasks.spec import TaskSpec
 
 
@@ -28,6 +28,11 @@ class InContextRegression(Task):
 
     `pairs` is the number of pairs read before a label, -1 where there is no label.
 
+    Prediction: A layer of linear attention takes one step of gradient descent, the delta rule a step for each pair:
+    both come down to least squares with more layers or pairs, in a state of d by d. Attention of several layers comes
+    close to least squares (Garg et al.). Fixed transitions keep no product of x and y, except through the nonlinearity
+    between layers.
+
         >>> task = InContextRegression(seq_len=6, d_x=2)
         >>> example = task.sample(np.random.default_rng(0), 1)
         >>> print(np.round(example["inputs"][0].T, 2))
@@ -43,18 +48,11 @@ class InContextRegression(Task):
 
     name: ClassVar[str] = "in_context_regression"
     reported: ClassVar[str] = "The paper reports the squared error by number of pairs, divided by d_x."
-    prediction: ClassVar[str] = (
-        "A layer of linear attention takes one step of gradient descent, the delta rule a step for each pair: both "
-        "come down to least squares with more layers or pairs, in a state of d by d. Attention of several layers comes "
-        "close to least squares (Garg et al.). Fixed transitions keep no product of x and y, except through the "
-        "nonlinearity between layers."
-    )
-    worked: ClassVar[Options] = {"seq_len": 8, "d_x": 2}
 
     def __init__(self, seq_len: int = 40, d_x: int = 8) -> None:
         self.seq_len = self._whole("seq_len", seq_len, 2)
         self.d_x = self._whole("d_x", d_x, 1)
-        self._demand(self.seq_len % 2 == 0, "seq_len must be even", "seq_len")
+        self._demand(self.seq_len % 2 == 0, "seq_len must be even")
 
     @property
     def spec(self) -> TaskSpec:

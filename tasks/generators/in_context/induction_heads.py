@@ -6,7 +6,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Options, Task
+from tasks.base import Arrays, Task
+from tasks.generators.occurrences import most_frequent_share
 from tasks.spec import IGNORED, TaskSpec
 
 
@@ -22,6 +23,10 @@ class InductionHeads(Task):
 
     `distance` is the last position minus that of the answer, -1 elsewhere.
 
+    Prediction: Attention finds the trigger but does not extrapolate beyond the lengths its positions have seen; a
+    selective state keeps the one token that it needs, at any length; a linear time-invariant mixer does neither, except
+    through the nonlinearity between its layers.
+
         >>> task = InductionHeads(vocab_size=8, seq_len=10)
         >>> example = task.sample(np.random.default_rng(0), 1)
         >>> print(*(f"{token:4d}" for token in example["inputs"][0]))
@@ -35,12 +40,6 @@ class InductionHeads(Task):
     """
 
     name: ClassVar[str] = "induction_heads"
-    worked: ClassVar[Options] = {"vocab_size": 8, "seq_len": 10}
-    prediction: ClassVar[str] = (
-        "Attention finds the trigger but does not extrapolate beyond the lengths its positions have seen; a selective "
-        "state keeps the one token that it needs, at any length; a linear time-invariant mixer does neither, except "
-        "through the nonlinearity between its layers."
-    )
 
     def __init__(self, vocab_size: int = 16, seq_len: int = 256) -> None:
         self.vocab_size = self._whole("vocab_size", vocab_size, 3)
@@ -54,6 +53,9 @@ class InductionHeads(Task):
 
     def input_text(self, token: int) -> str:
         return "!" if token == self.vocab_size - 1 else str(token)
+
+    def guess_among_read(self) -> float:
+        return most_frequent_share(self, self.vocab_size - 1)
 
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:
         trigger, example = self.vocab_size - 1, np.arange(n)

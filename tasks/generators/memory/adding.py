@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Options, Task
+from tasks.base import Arrays, Task
 from tasks.spec import TaskSpec
 
 
@@ -21,6 +21,10 @@ class Adding(Task):
     Source: Hochreiter and Schmidhuber, "Long Short-Term Memory", Neural Computation 9(8), 1997, in the form of
     Arjovsky, Shah and Bengio, arXiv 1511.06464; the default length is that of state-spaces/s4.
 
+    Prediction: Which numbers must be kept depends on the input, which gates (LSTM, selective SSMs) and attention can
+    see and a linear time-invariant mixer cannot, except through the nonlinearity between its layers; a plain RNN's
+    gradient is gone over a few hundred positions.
+
         >>> task = Adding(seq_len=6)
         >>> example = task.sample(np.random.default_rng(0), 1)
         >>> print(np.round(example["inputs"][0].T, 2))
@@ -34,12 +38,6 @@ class Adding(Task):
     """
 
     name: ClassVar[str] = "adding"
-    prediction: ClassVar[str] = (
-        "Which numbers must be kept depends on the input, which gates (LSTM, selective SSMs) and attention can see and "
-        "a linear time-invariant mixer cannot, except through the nonlinearity between its layers; a plain RNN's "
-        "gradient is gone over a few hundred positions."
-    )
-    worked: ClassVar[Options] = {"seq_len": 8}
 
     def __init__(self, seq_len: int = 1000) -> None:
         self.seq_len = self._whole("seq_len", seq_len, 2)

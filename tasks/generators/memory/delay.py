@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Options, Task
+from tasks.base import Arrays, Task
 from tasks.spec import TaskSpec
 
 RMS = 0.5
@@ -28,6 +28,10 @@ class Delay(Task):
     4,000 steps of 1/4000 s, limited to 1,000 Hz, delayed by 1,000 steps. There a cutoff of 1/2 keeps the frequency 1/2
     too.
 
+    Prediction: A delay is linear and time-invariant: an SSM needs a state of 2 * cutoff * lag numbers to hold the last
+    `lag` positions of the signal, and below that its error falls with the size of its state; a window or convolution
+    shorter than the lag fails, attention solves it with positions.
+
         >>> task = Delay(seq_len=8, lag=3)
         >>> example = task.sample(np.random.default_rng(0), 1)
         >>> print(np.round(example["inputs"][0, :, 0], 2))
@@ -42,20 +46,14 @@ class Delay(Task):
     """
 
     name: ClassVar[str] = "delay"
-    prediction: ClassVar[str] = (
-        "A delay is linear and time-invariant: an SSM needs a state of 2 * cutoff * lag numbers to hold the last `lag` "
-        "positions of the signal, and below that its error falls with the size of its state; a window or convolution "
-        "shorter than the lag fails, attention solves it with positions."
-    )
-    worked: ClassVar[Options] = {"seq_len": 16, "lag": 4}
 
     def __init__(self, seq_len: int = 4000, lag: int = 1000, cutoff: float = 0.25) -> None:
         self.seq_len = self._whole("seq_len", seq_len, 3)
         self.lag = self._whole("lag", lag, 1)
         self.cutoff = float(cutoff)
-        self._demand(self.lag < self.seq_len, "lag must be < seq_len", "lag", "seq_len")
+        self._demand(self.lag < self.seq_len, "lag must be < seq_len")
         in_band = math.isfinite(self.cutoff) and self.cutoff <= 0.5 and self._n_frequencies >= 1
-        self._demand(in_band, "cutoff must lie in [1 / seq_len, 0.5]", "cutoff", "seq_len")
+        self._demand(in_band, "cutoff must lie in [1 / seq_len, 0.5]")
 
     @property
     def _period(self) -> int:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Options, Task
+from tasks.base import Arrays, Task
 from tasks.generators import mad
 from tasks.spec import IGNORED, TaskSpec
 
@@ -22,6 +22,9 @@ class Memorization(Task):
 
     Source: Poli et al., "Mechanistic Design and Scaling of Hybrid Architectures" (MAD), arXiv 2403.17844; published
     with 256 training examples.
+
+    Prediction: The answer depends only on the token before: what counts is the number of parameters, in channel mixers
+    and embedding; a mixer over time only has to shift by one.
 
         >>> task = Memorization(vocab_size=8, seq_len=10)
         >>> task.values
@@ -39,18 +42,13 @@ class Memorization(Task):
     """
 
     name: ClassVar[str] = "memorization"
-    worked: ClassVar[Options] = {"vocab_size": 8, "seq_len": 10}
     reported: ClassVar[str] = mad.REPORTED
-    prediction: ClassVar[str] = (
-        "The answer depends only on the token before: what counts is the number of parameters, in channel mixers and "
-        "embedding; a mixer over time only has to shift by one."
-    )
 
     def __init__(self, vocab_size: int = 256, seq_len: int = 32, map_seed: int = 0) -> None:
         self.vocab_size = self._whole("vocab_size", vocab_size, 5)
         self.seq_len = self._whole("seq_len", seq_len, 2)
         self.map_seed = self._whole("map_seed", map_seed, 0)
-        self._demand(self.seq_len % 2 == 0, "seq_len must be even", "seq_len")
+        self._demand(self.seq_len % 2 == 0, "seq_len must be even")
 
     @property
     def spec(self) -> TaskSpec:

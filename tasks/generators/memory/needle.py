@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Options, Task
+from tasks.base import Arrays, Task
 from tasks.generators.draws import distinct
 from tasks.spec import IGNORED, TaskSpec
 
@@ -33,6 +33,10 @@ class Needle(Task):
 
     `distance` is `distance` at the last position, -1 elsewhere.
 
+    Prediction: Attention's gradient does not depend on the distance; a stable linear time-invariant mixer's decays with
+    it, unless its poles lie at the unit circle; a gated recurrence keeps it if it learns to shut its gate on noise.
+    With distractors a linear time-invariant mixer cannot tell which needle counts.
+
         >>> task = Needle(distance=5, n_classes=4, n_noise=6, seq_len=8)
         >>> example = task.sample(np.random.default_rng(0), 1)
         >>> print(*(f"{token:4d}" for token in example["inputs"][0]))
@@ -49,13 +53,6 @@ class Needle(Task):
     """
 
     name: ClassVar[str] = "needle"
-    sources: ClassVar[tuple[str, ...]] = ("tasks.generators.draws",)
-    worked: ClassVar[Options] = {"distance": 5, "n_classes": 4, "n_noise": 6, "seq_len": 8}
-    prediction: ClassVar[str] = (
-        "Attention's gradient does not depend on the distance; a stable linear time-invariant mixer's decays with it, "
-        "unless its poles lie at the unit circle; a gated recurrence keeps it if it learns to shut its gate on noise. "
-        "With distractors a linear time-invariant mixer cannot tell which needle counts."
-    )
 
     def __init__(
         self,
@@ -70,12 +67,12 @@ class Needle(Task):
         self.n_noise = self._whole("n_noise", n_noise, 1)
         self.n_distractors = self._whole("n_distractors", n_distractors, 0)
         self.seq_len = self._whole("seq_len", self.distance + 1 + self._marked if seq_len is None else seq_len, 1)
-        self._demand(self.seq_len > self.distance, "seq_len must be > distance", "seq_len", "distance")
+        self._demand(self.seq_len > self.distance, "seq_len must be > distance")
         if self._marked:
             marker_fits = self.seq_len > self.distance + 1
-            self._demand(marker_fits, "with distractors seq_len must be > distance + 1", "seq_len", "distance")
+            self._demand(marker_fits, "with distractors seq_len must be > distance + 1")
             free = self.n_distractors <= self.seq_len - 3
-            self._demand(free, "n_distractors must be <= seq_len - 3", "n_distractors", "seq_len")
+            self._demand(free, "n_distractors must be <= seq_len - 3")
 
     @property
     def _marked(self) -> bool:
@@ -91,6 +88,9 @@ class Needle(Task):
             labelled=1,
             facts=("distance",),
         )
+
+    def guess_without_order(self) -> float | None:
+        return None if self.n_distractors else 1.0
 
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:
         needles = rng.integers(self.n_classes, size=n)

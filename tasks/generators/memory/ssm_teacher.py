@@ -24,6 +24,9 @@ class SSMTeacher(Task):
     Source: the head-count theorem of Ghodsi, arXiv 2512.15115, in the weighted Eckart-Young form; the teacher is this
     project's.
 
+    Prediction: A sum of H heads, each a function of the lag times one matrix, has the relative squared error of the
+    best rank-H approximation of the lag operators: zero from H = k on.
+
         >>> task = SSMTeacher(k=1, seq_len=3, d_input=1, d_output=1, rho=0.5)  # G_tau = 0.5^tau
         >>> example = task.sample(np.random.default_rng(0), 1)
         >>> print(np.round(example["inputs"][0, :, 0], 3), np.round(example["labels"][0, :, 0], 3))
@@ -41,10 +44,6 @@ class SSMTeacher(Task):
     """
 
     name: ClassVar[str] = "ssm_teacher"
-    prediction: ClassVar[str] = (
-        "A sum of H heads, each a function of the lag times one matrix, has the relative squared error of the best "
-        "rank-H approximation of the lag operators: zero from H = k on."
-    )
     sources: ClassVar[tuple[str, ...]] = ("zoo.theory.teacher", "zoo.theory.lags")
     libraries: ClassVar[tuple[str, ...]] = ("numpy", "torch")
 
@@ -65,10 +64,10 @@ class SSMTeacher(Task):
         self.rho = float(rho)
         self.teacher_seed = self._whole("teacher_seed", teacher_seed, 0)
         self.period = self._whole("period", self.seq_len if period is None else period, 1)
-        self._demand(self.k <= self.period, "k must be <= period", "k", "period")
+        self._demand(self.k <= self.period, "k must be <= period")
         fits = self.k <= self.d_input * self.d_output
-        self._demand(fits, "k must be <= d_input * d_output", "k", "d_input", "d_output")
-        self._demand(math.isfinite(self.rho) and 0 < self.rho <= 1, "rho must lie in (0, 1]", "rho")
+        self._demand(fits, "k must be <= d_input * d_output")
+        self._demand(math.isfinite(self.rho) and 0 < self.rho <= 1, "rho must lie in (0, 1]")
 
     @property
     def spec(self) -> TaskSpec:

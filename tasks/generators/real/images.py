@@ -27,6 +27,9 @@ class Images(OfSplits, FiniteTask):
     Source: pixel sequences of Le, Jaitly and Hinton, "A Simple Way to Initialize Recurrent Networks", arXiv 1504.00941,
     and Tay et al., "Long Range Arena", arXiv 2011.04006; digits of Alpaydin and Kaynak, UCI 1998, by scikit-learn.
 
+    Prediction: Neighbouring rows lie a row's width apart: state space models with slow poles carry them smoothly;
+    attention needs positions, and reaches all of them at once.
+
         >>> task = Images()
         >>> example = task.of_split("train").take(np.array([0]))
         >>> print(*(f"{pixel:3d}" for pixel in example["inputs"][0][:16]))
@@ -45,10 +48,6 @@ class Images(OfSplits, FiniteTask):
     """
 
     name: ClassVar[str] = "images"
-    prediction: ClassVar[str] = (
-        "Neighbouring rows lie a row's width apart: state space models with slow poles carry them smoothly; attention "
-        "needs positions, and reaches all of them at once."
-    )
 
     def __init__(
         self,
@@ -63,10 +62,8 @@ class Images(OfSplits, FiniteTask):
         self.dataset, self.config = dataset, config
         self.image_column, self.label_column = image_column, label_column
         self.colour: Colour = colour
-        self._demand(colour in get_args(Colour), f"colour must be one of {', '.join(get_args(Colour))}", "colour")
-        self._demand(
-            dataset is not None or colour == "grey", "the digits are grey; rgb needs a dataset", "colour", "dataset"
-        )
+        self._demand(colour in get_args(Colour), f"colour must be one of {', '.join(get_args(Colour))}")
+        self._demand(dataset is not None or colour == "grey", "colour rgb needs a dataset, the digits are grey")
         self._keep_shares(validation, test)
 
     @cached_property

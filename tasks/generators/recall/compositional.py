@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Options
+from tasks.base import Arrays
 from tasks.generators.draws import distinct, shuffled
 from tasks.generators.recall.lookup import LookUp
 from tasks.spec import TaskSpec
@@ -29,6 +29,9 @@ class Compositional(LookUp):
     `distance` is the position of the label minus that of the value in the context, `pairs` is K; both are -1 where
     there is no label.
 
+    Prediction: A layer must first bind the two tokens of a key, by a short convolution or a shift of its own; from
+    there on it is mqar: attention solves it, a fixed state is limited by the number of pairs.
+
         >>> task = Compositional(vocab_size=30, seq_len=24, n_pairs=4, random_non_queries=False)
         >>> example = task.sample(np.random.default_rng(0), 1)
         >>> print(*(f"{token:4d}" for token in example["inputs"][0, :12]))
@@ -47,11 +50,6 @@ class Compositional(LookUp):
     """
 
     name: ClassVar[str] = "compositional"
-    worked: ClassVar[Options] = {"vocab_size": 30, "seq_len": 24, "n_pairs": 4, "random_non_queries": False}
-    prediction: ClassVar[str] = (
-        "A layer must first bind the two tokens of a key, by a short convolution or a shift of its own; from there on "
-        "it is mqar: attention solves it, a fixed state is limited by the number of pairs."
-    )
 
     def __init__(
         self,
@@ -63,8 +61,8 @@ class Compositional(LookUp):
     ) -> None:
         self._keep_shape(vocab_size, seq_len, power_a, random_non_queries)
         self.n_pairs = self._whole("n_pairs", n_pairs, 1)
-        self._demand(math.isqrt(self.n_pairs) ** 2 == self.n_pairs, "n_pairs must be a square number", "n_pairs")
-        self._demand(6 * self.n_pairs <= self.seq_len, "6 * n_pairs must be <= seq_len", "n_pairs", "seq_len")
+        self._demand(math.isqrt(self.n_pairs) ** 2 == self.n_pairs, "n_pairs must be a square number")
+        self._demand(6 * self.n_pairs <= self.seq_len, "6 * n_pairs must be <= seq_len")
 
     @property
     def spec(self) -> TaskSpec:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Options
+from tasks.base import Arrays
 from tasks.generators.draws import distinct, shuffled
 from tasks.generators.recall.lookup import LookUp
 from tasks.spec import TaskSpec
@@ -29,6 +29,9 @@ class Forgetting(LookUp):
     `distance` is the query's position minus that of the value that counts, `pairs` is K, `assignments` 2 for a key
     that was re-assigned and 1 for another; all are -1 where there is no label.
 
+    Prediction: The delta rule replaces what a key held and keeps its accuracy on re-assigned keys; a state that only
+    adds, or forgets only by age, returns a mixture of old and new value; attention must learn to prefer the later one.
+
         >>> task = Forgetting(vocab_size=20, seq_len=14, n_pairs=2, n_updates=1, random_non_queries=False)
         >>> example = task.sample(np.random.default_rng(0), 1)
         >>> print(*(f"{token:4d}" for token in example["inputs"][0]))
@@ -46,17 +49,6 @@ class Forgetting(LookUp):
     """
 
     name: ClassVar[str] = "forgetting"
-    worked: ClassVar[Options] = {
-        "vocab_size": 20,
-        "seq_len": 14,
-        "n_pairs": 2,
-        "n_updates": 1,
-        "random_non_queries": False,
-    }
-    prediction: ClassVar[str] = (
-        "The delta rule replaces what a key held and keeps its accuracy on re-assigned keys; a state that only adds, "
-        "or forgets only by age, returns a mixture of old and new value; attention must learn to prefer the later one."
-    )
 
     def __init__(
         self,
@@ -70,11 +62,11 @@ class Forgetting(LookUp):
         self._keep_shape(vocab_size, seq_len, power_a, random_non_queries)
         self.n_pairs = self._whole("n_pairs", n_pairs, 1)
         self.n_updates = self._whole("n_updates", n_updates, 0)
-        self._demand(self.seq_len % 2 == 0, "seq_len must be even", "seq_len")
-        self._demand(self.n_updates <= self.n_pairs, "n_updates must be <= n_pairs", "n_updates", "n_pairs")
+        self._demand(self.seq_len % 2 == 0, "seq_len must be even")
+        self._demand(self.n_updates <= self.n_pairs, "n_updates must be <= n_pairs")
         fits = 4 * self.n_pairs + 2 * self.n_updates <= self.seq_len
         rule = "4 * n_pairs + 2 * n_updates must be <= seq_len"
-        self._demand(fits, rule, "n_pairs", "n_updates", "seq_len")
+        self._demand(fits, rule)
 
     @property
     def spec(self) -> TaskSpec:

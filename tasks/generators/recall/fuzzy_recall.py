@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from tasks.base import Arrays, Options
+from tasks.base import Arrays
 from tasks.generators.draws import distinct, one_of
 from tasks.generators.occurrences import first_and_previous
 from tasks.generators.recall.mad_recall import MadRecall
@@ -60,7 +60,10 @@ class FuzzyRecall(MadRecall):
     `distance` is the position of a label minus that of the same token where the value was given last, -1 where none is
     asked for.
 
-        >>> task = FuzzyRecall(vocab_size=9, seq_len=16, k_motif_size=2, v_motif_size=2)
+    Prediction: As in_context_recall, once a layer binds adjacent tokens to a word: a short convolution or attention to
+    neighbours before the look-up; a single layer of either cannot.
+
+        >>> task = FuzzyRecall(vocab_size=9, seq_len=16, k_motif_size=2, v_motif_size=2, train_targets="answers")
         >>> example = task.sample(np.random.default_rng(1), 1)
         >>> print(*(f"{token:4d}" for token in example["inputs"][0]))
            8    8    8    3    0    5    0    3    5    6    3    0    5    0    3    5
@@ -77,17 +80,6 @@ class FuzzyRecall(MadRecall):
     """
 
     name: ClassVar[str] = "fuzzy_recall"
-    worked: ClassVar[Options] = {
-        "vocab_size": 9,
-        "seq_len": 16,
-        "k_motif_size": 2,
-        "v_motif_size": 2,
-        "train_targets": "answers",
-    }
-    prediction: ClassVar[str] = (
-        "As in_context_recall, once a layer binds adjacent tokens to a word: a short convolution or attention to "
-        "neighbours before the look-up; a single layer of either cannot."
-    )
 
     def __init__(
         self,
@@ -103,12 +95,12 @@ class FuzzyRecall(MadRecall):
         self.k_motif_size = self._whole("k_motif_size", k_motif_size, 1)
         self.v_motif_size = self._whole("v_motif_size", v_motif_size, 1)
         rule = "k_motif_size must be <= (vocab_size - 1) // 2, the tokens of keys"
-        self._demand(self.k_motif_size <= self._n_key_tokens, rule, "k_motif_size", "vocab_size")
+        self._demand(self.k_motif_size <= self._n_key_tokens, rule)
         self._demand(self._n_words <= 2**40, "keys must be at most 2^40 words", "k_motif_size", "vocab_size")
         rule = "v_motif_size must be <= vocab_size // 2, the tokens of values"
-        self._demand(self.v_motif_size <= self._n_value_tokens, rule, "v_motif_size", "vocab_size")
+        self._demand(self.v_motif_size <= self._n_value_tokens, rule)
         rule = "seq_len must be > 2 * (k_motif_size + v_motif_size)"
-        self._demand(self._room > 0, rule, "seq_len", "k_motif_size", "v_motif_size")
+        self._demand(self._room > 0, rule)
         self._keep_train_targets(train_targets)
         self.as_published = bool(as_published)
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Options
+from tasks.base import Arrays
 from tasks.generators.recall.mad_recall import MadRecall, draw_pairs
 from tasks.spec import TaskSpec
 
@@ -27,7 +27,10 @@ class InContextRecall(MadRecall):
 
     `distance` is the position of the key minus that of its value's last occurrence, -1 where no value is asked for.
 
-        >>> task = InContextRecall(vocab_size=8, seq_len=12)
+    Prediction: Attention solves it, two layers with a shift between; so does a state that holds a value for each key,
+    and with few keys (8 as published) a small one is enough.
+
+        >>> task = InContextRecall(vocab_size=8, seq_len=12, train_targets="answers")
         >>> example = task.sample(np.random.default_rng(0), 1)
         >>> print(*(f"{token:4d}" for token in example["inputs"][0]))
            3    7    2    4    2    4    1    4    1    4    2    4
@@ -41,16 +44,11 @@ class InContextRecall(MadRecall):
     """
 
     name: ClassVar[str] = "in_context_recall"
-    worked: ClassVar[Options] = {"vocab_size": 8, "seq_len": 12, "train_targets": "answers"}
-    prediction: ClassVar[str] = (
-        "Attention solves it, two layers with a shift between; so does a state that holds a value for each key, and "
-        "with few keys (8 as published) a small one is enough."
-    )
 
     def __init__(self, vocab_size: int = 16, seq_len: int = 128, train_targets: str = "every_token") -> None:
         self.vocab_size = self._whole("vocab_size", vocab_size, 4)
         self.seq_len = self._whole("seq_len", seq_len, 4)
-        self._demand(self.seq_len % 2 == 0, "seq_len must be even", "seq_len")
+        self._demand(self.seq_len % 2 == 0, "seq_len must be even")
         self._keep_train_targets(train_targets)
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import numpy as np
 
@@ -23,8 +22,6 @@ class LookUp(Task):
 
     The distribution of the slots and the filler: Arora, Eyuboglu et al., arXiv 2312.04927.
     """
-
-    sources: ClassVar[tuple[str, ...]] = ("tasks.generators.draws", "tasks.generators.placing")
 
     vocab_size: int
     seq_len: int

@@ -28,7 +28,6 @@ class MadRecall(Task):
     """
 
     reported: ClassVar[str] = mad.REPORTED
-    sources: ClassVar[tuple[str, ...]] = ("tasks.generators.draws", "tasks.generators.occurrences")
 
     vocab_size: int
     seq_len: int
@@ -38,7 +37,7 @@ class MadRecall(Task):
     def _keep_train_targets(self, train_targets: Any) -> None:
         self.train_targets = train_targets
         known = train_targets in TRAIN_TARGETS
-        self._demand(known, f"train_targets must be one of {', '.join(TRAIN_TARGETS)}", "train_targets")
+        self._demand(known, f"train_targets must be one of {', '.join(TRAIN_TARGETS)}")
 
     def _spec(self, n_values: int) -> TaskSpec:
         """Return the spec in which each answer is one of `n_values` tokens, all equally likely."""

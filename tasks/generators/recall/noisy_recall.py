@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Options
+from tasks.base import Arrays
 from tasks.generators.recall.mad_recall import MadRecall, draw_pairs
 from tasks.spec import TaskSpec
 
@@ -28,7 +28,10 @@ class NoisyRecall(MadRecall):
 
     `distance` is the position of the key minus that of its value's last occurrence, -1 where no value is asked for.
 
-        >>> task = NoisyRecall(vocab_size=10, seq_len=12, noise_vocab_size=4, frac_noise=0.4)
+    Prediction: As in_context_recall for mixers that write selectively: gates and attention keep noise out; in a linear
+    time-invariant mixer noise overwrites what the state holds.
+
+        >>> task = NoisyRecall(10, 12, noise_vocab_size=4, frac_noise=0.4, train_targets="answers")
         >>> example = task.sample(np.random.default_rng(3), 1)
         >>> print(*(f"{token:4d}" for token in example["inputs"][0]))
            2    3    0    5    7    8    0    5    8    9    0    5
@@ -44,17 +47,6 @@ class NoisyRecall(MadRecall):
     """
 
     name: ClassVar[str] = "noisy_recall"
-    worked: ClassVar[Options] = {
-        "vocab_size": 10,
-        "seq_len": 18,
-        "noise_vocab_size": 4,
-        "frac_noise": 0.4,
-        "train_targets": "answers",
-    }
-    prediction: ClassVar[str] = (
-        "As in_context_recall for mixers that write selectively: gates and attention keep noise out; in a linear "
-        "time-invariant mixer noise overwrites what the state holds."
-    )
 
     def __init__(
         self,
@@ -68,11 +60,11 @@ class NoisyRecall(MadRecall):
         self.seq_len = self._whole("seq_len", seq_len, 4)
         self.noise_vocab_size = self._whole("noise_vocab_size", noise_vocab_size, 1)
         self.frac_noise = float(frac_noise)
-        self._demand(self.seq_len % 2 == 0, "seq_len must be even", "seq_len")
+        self._demand(self.seq_len % 2 == 0, "seq_len must be even")
         room = self.vocab_size - self.noise_vocab_size >= 4
-        self._demand(room, "noise_vocab_size must be <= vocab_size - 4", "noise_vocab_size", "vocab_size")
+        self._demand(room, "noise_vocab_size must be <= vocab_size - 4")
         share = math.isfinite(self.frac_noise) and 0 <= self.frac_noise < 1
-        self._demand(share, "frac_noise must lie in [0, 1)", "frac_noise")
+        self._demand(share, "frac_noise must lie in [0, 1)")
         self._keep_train_targets(train_targets)
 
     @property

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Options, Task
+from tasks.base import Arrays, Task
 from tasks.generators.draws import distinct, shuffled
 from tasks.generators.placing import fact_at, labels_at
 from tasks.spec import TaskSpec
@@ -31,6 +31,9 @@ class StackedMQAR(Task):
 
     `distance` is the query's position minus that of its pair in the last pass, -1 where there is no label.
 
+    Prediction: One layer is enough, without a short convolution: attention recalls any number of pairs, linear
+    attention about as many as its keys have channels, and the delta rule more pairs in the same state.
+
         >>> task = StackedMQAR(seq_len=4, n_symbols=4, d_key=2)
         >>> example = task.sample(np.random.default_rng(0), 1)
         >>> print(np.round(example["inputs"][0].T, 1))
@@ -50,12 +53,6 @@ class StackedMQAR(Task):
     """
 
     name: ClassVar[str] = "stacked_mqar"
-    prediction: ClassVar[str] = (
-        "One layer is enough, without a short convolution: attention recalls any number of pairs, linear attention "
-        "about as many as its keys have channels, and the delta rule more pairs in the same state."
-    )
-    sources: ClassVar[tuple[str, ...]] = ("tasks.generators.draws", "tasks.generators.placing")
-    worked: ClassVar[Options] = {"seq_len": 8, "n_symbols": 6, "d_key": 2}
 
     def __init__(
         self, seq_len: int = 32, n_symbols: int = 64, d_key: int = 16, n_passes: int = 1, vector_seed: int = 0
@@ -65,10 +62,9 @@ class StackedMQAR(Task):
         self.d_key = self._whole("d_key", d_key, 1)
         self.n_passes = self._whole("n_passes", n_passes, 1)
         self.vector_seed = self._whole("vector_seed", vector_seed, 0)
-        shape = ("seq_len", "n_passes")
-        self._demand(self.seq_len % (self.n_passes + 1) == 0, "seq_len must be a multiple of n_passes + 1", *shape)
+        self._demand(self.seq_len % (self.n_passes + 1) == 0, "seq_len must be a multiple of n_passes + 1")
         fits = self.n_pairs <= self.n_symbols
-        self._demand(fits, "n_symbols must be >= seq_len / (n_passes + 1)", "n_symbols", *shape)
+        self._demand(fits, "n_symbols must be >= seq_len / (n_passes + 1)")
 
     @property
     def n_pairs(self) -> int:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Options, Task
+from tasks.base import Arrays, Task
 from tasks.generators.draws import one_of
 from tasks.generators.occurrences import first_and_previous
 from tasks.generators.placing import fact_at, labels_at
@@ -49,6 +49,10 @@ class Treecall(Task):
     Where there is a label, `distance` is its position minus the parent's and `depth` is the number of edges from the
     first token to the one that is asked about; both are -1 elsewhere.
 
+    Prediction: In mqar a value follows its key, where a short convolution finds it; here the parent may be anywhere to
+    the left, so that one layer must bind child and parent before another looks the child up. A mixer of fixed state has
+    to keep the parent of every terminal's last occurrence.
+
         >>> task = Treecall(seq_len=16, n_terminals=6, n_nonterminals=4, n_levels=3, max_rules=2, grammar_seed=1)
         >>> example = task.sample(np.random.default_rng(0), 1)
         >>> print(*(f"{task.input_text(token):>4}" for token in example["inputs"][0]))
@@ -67,24 +71,6 @@ class Treecall(Task):
     """
 
     name: ClassVar[str] = "treecall"
-    prediction: ClassVar[str] = (
-        "In mqar a value follows its key, where a short convolution finds it; here the parent may be anywhere to the "
-        "left, so that one layer must bind child and parent before another looks the child up. A mixer of fixed state "
-        "has to keep the parent of every terminal's last occurrence."
-    )
-    sources: ClassVar[tuple[str, ...]] = (
-        "tasks.generators.draws",
-        "tasks.generators.occurrences",
-        "tasks.generators.placing",
-    )
-    worked: ClassVar[Options] = {
-        "seq_len": 16,
-        "n_terminals": 6,
-        "n_nonterminals": 4,
-        "n_levels": 3,
-        "max_rules": 2,
-        "grammar_seed": 1,
-    }
 
     def __init__(
         self,
@@ -104,7 +90,7 @@ class Treecall(Task):
         self.max_rhs = self._whole("max_rhs", max_rhs, 1)
         self.grammar_seed = self._whole("grammar_seed", grammar_seed, 0)
         fitting = f"of the sentences {LEAST_SHARE:.0%} at least must have 3 to seq_len - 3 tokens: take another grammar"
-        self._demand(self._share_that_fits() >= LEAST_SHARE, fitting, "seq_len", "grammar_seed")
+        self._demand(self._share_that_fits() >= LEAST_SHARE, fitting, "grammar_seed")
 
     @cached_property
     def _grammar(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Options, Task
+from tasks.base import Arrays, Task
 from tasks.spec import TaskSpec
 
 
@@ -24,6 +24,9 @@ class Bracket(Task):
     D = 10 come from. They ask for the closing bracket, and draw words from a process that favours short ones; the
     uniform draw and the question for the depth are ours.
 
+    Prediction: The depth is a sum of +1 and -1: one linear state with its pole at 1 counts it, as does attention that
+    averages and knows the position. A decay in (0, 1) forgets the beginning, so its error grows with the length.
+
         >>> task = Bracket(n_types=2, max_depth=3, seq_len=10)
         >>> example = task.sample(np.random.default_rng(0), 1)
         >>> print(*(task.input_text(token) for token in example["inputs"][0]))
@@ -38,17 +41,12 @@ class Bracket(Task):
     """
 
     name: ClassVar[str] = "bracket"
-    prediction: ClassVar[str] = (
-        "The depth is a sum of +1 and -1: one linear state with its pole at 1 counts it, as does attention that "
-        "averages and knows the position. A decay in (0, 1) forgets the beginning, so its error grows with the length."
-    )
-    worked: ClassVar[Options] = {"n_types": 2, "max_depth": 4, "seq_len": 16}
 
     def __init__(self, n_types: int = 8, max_depth: int = 10, seq_len: int = 256) -> None:
         self.n_types = self._whole("n_types", n_types, 1)
         self.max_depth = self._whole("max_depth", max_depth, 1)
         self.seq_len = self._whole("seq_len", seq_len, 2)
-        self._demand(self.seq_len % 2 == 0, "seq_len must be even", "seq_len")
+        self._demand(self.seq_len % 2 == 0, "seq_len must be even")
 
     @property
     def spec(self) -> TaskSpec:

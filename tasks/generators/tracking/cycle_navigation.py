@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Options
+from tasks.base import Arrays
 from tasks.generators.tracking.regular import Regular
 from tasks.spec import TaskSpec
 
@@ -22,6 +22,11 @@ class CycleNavigation(Regular):
     Source: Delétang et al., "Neural Networks and the Chomsky Hierarchy", arXiv 2207.02098, with five places, trained on
     lengths up to 40 and tested up to 500; the only label is at the end. Also in Beck et al., "xLSTM", arXiv 2405.04517.
 
+    Prediction: A rotation for each token: an RNN or LSTM learns it; a linear recurrence that carries the place itself
+    needs complex eigenvalues that depend on the input, or two reflections per step (delta_product). One reflection, or
+    a recurrence without decay, can add the steps up instead, and is right as far as its readout reduces the sum modulo
+    the circle; decays below one and attention fail on longer sequences.
+
         >>> task = CycleNavigation(seq_len=8, every_position=True)
         >>> example = task.sample(np.random.default_rng(0), 1)
         >>> print(*(f"{task.input_text(token):>2}" for token in example["inputs"][0]))
@@ -36,13 +41,6 @@ class CycleNavigation(Regular):
     """
 
     name: ClassVar[str] = "cycle_navigation"
-    prediction: ClassVar[str] = (
-        "A rotation for each token: an RNN or LSTM learns it; a linear recurrence that carries the place itself needs "
-        "complex eigenvalues that depend on the input, or two reflections per step (delta_product). One reflection, or "
-        "a recurrence without decay, can add the steps up instead, and is right as far as its readout reduces the sum "
-        "modulo the circle; decays below one and attention fail on longer sequences."
-    )
-    worked: ClassVar[Options] = {"seq_len": 12, "every_position": True}
 
     def __init__(self, seq_len: int = 40, cycle_length: int = 5, every_position: bool = False) -> None:
         self.seq_len = self._whole("seq_len", seq_len, 1)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Options
+from tasks.base import Arrays
 from tasks.generators.tracking.regular import Regular
 from tasks.spec import TaskSpec
 
@@ -21,6 +21,9 @@ class EvenPairs(Regular):
     Source: Delétang et al., "Neural Networks and the Chomsky Hierarchy", arXiv 2207.02098, trained on lengths up to 40
     and tested up to 500; the only label is at the end. Also in Beck et al., "xLSTM", arXiv 2405.04517.
 
+    Prediction: The first bit and the last decide: attention solves it once it can find the first position, an RNN, LSTM
+    or gated recurrence by keeping one bit for good, and none needs a negative eigenvalue as parity does.
+
         >>> task = EvenPairs(seq_len=8, every_position=True)
         >>> example = task.sample(np.random.default_rng(0), 1)
         >>> print(*example["inputs"][0])
@@ -34,11 +37,6 @@ class EvenPairs(Regular):
     """
 
     name: ClassVar[str] = "even_pairs"
-    prediction: ClassVar[str] = (
-        "The first bit and the last decide: attention solves it once it can find the first position, an RNN, LSTM or "
-        "gated recurrence by keeping one bit for good, and none needs a negative eigenvalue as parity does."
-    )
-    worked: ClassVar[Options] = {"seq_len": 12, "every_position": True}
 
     def __init__(self, seq_len: int = 40, every_position: bool = False) -> None:
         self.seq_len = self._whole("seq_len", seq_len, 2)

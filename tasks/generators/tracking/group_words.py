@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Options, Task
-from tasks.generators.tracking.groups import group_elements, group_order, multiplication_table
+from tasks.base import Arrays, Task
+from tasks.generators.tracking.groups import best_product_share, group_elements, group_order, multiplication_table
 from tasks.spec import TaskSpec
 
 
@@ -29,6 +29,13 @@ class GroupWords(Task):
     in Siems et al., "DeltaProduct", arXiv 2502.10297; words of some of the elements, such as swaps only, in Grazzi et
     al., arXiv 2411.12537.
 
+    Prediction: A group that is not solvable (A5, S5) is complete for NC1: attention and SSMs with diagonal or fixed
+    transitions need a depth that grows with the length, an RNN or LSTM one layer. A layer of the delta rule with
+    eigenvalues down to -1 reflects once per token and carries swaps (Z2). To carry an element of S3 takes two
+    reflections per token; one can count instead, and is right as far as its readout knows the integers that it reaches
+    (`zoo claims reflection_counts`). A turn of A5 takes two too, an element of S5 up to four, but a swap one: words of
+    swaps only (`generators`) are carried by one reflection per token.
+
         >>> task = GroupWords(group="S3", seq_len=8)
         >>> example = task.sample(np.random.default_rng(0), 1)
         >>> print(*(task.input_text(token) for token in example["inputs"][0]))
@@ -43,16 +50,6 @@ class GroupWords(Task):
     """
 
     name: ClassVar[str] = "group_words"
-    prediction: ClassVar[str] = (
-        "A group that is not solvable (A5, S5) is complete for NC1: attention and SSMs with diagonal or fixed "
-        "transitions need a depth that grows with the length, an RNN or LSTM one layer. A layer of the delta rule with "
-        "eigenvalues down to -1 reflects once per token and carries swaps (Z2). To carry an element of S3 takes two "
-        "reflections per token; one can count instead, and is right as far as its readout knows the integers that it "
-        "reaches (`zoo claims reflection_counts`). A turn of A5 takes two too, an element of S5 up to four, but a swap "
-        "one: words of swaps only (`generators`) are carried by one reflection per token."
-    )
-    sources: ClassVar[tuple[str, ...]] = ("tasks.generators.tracking.groups",)
-    worked: ClassVar[Options] = {"group": "S3", "seq_len": 12}
 
     def __init__(self, group: str = "A5", seq_len: int = 128, generators: str | None = None) -> None:
         self.group = str(group)
@@ -66,7 +63,7 @@ class GroupWords(Task):
         drawn = elements if self.generators is None else self.generators.split("+")
         known = 1 < len(set(drawn)) == len(drawn) and set(drawn) <= set(elements)
         some = " ".join(elements[:6]) + (" ..." if len(elements) > 6 else "")
-        self._demand(known, f"generators must be two or more of {some}, each once, joined by +", "generators")
+        self._demand(known, f"generators must be two or more of {some}, each once, joined by +")
         self.alphabet = tuple(elements.index(each) for each in drawn)
         """Numbers of the elements that words are made of."""
 
@@ -93,6 +90,9 @@ class GroupWords(Task):
 
     def label_text(self, label: int) -> str:
         return group_elements(self.group)[label]
+
+    def guess_without_order(self) -> float | None:
+        return best_product_share(self.group, self.alphabet, self.seq_len)
 
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:
         table = multiplication_table(self.group)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from functools import cache
 from itertools import combinations, permutations
 
 import numpy as np
 
 MAX_ORDER = 1000
+MAX_COMPOSITIONS = 10**5
 NAMES = "Z<m> (cyclic), S<n> (all permutations), A<n> (the even ones), or several joined by x, such as A4xZ5"
 
 
@@ -64,6 +66,29 @@ def multiplication_table(name: str) -> np.ndarray:
         pairs = table[:, None, :, None] * order + own[None, :, None, :]
         table = pairs.reshape(len(table) * order, -1)
     return table.astype(np.int16)
+
+
+@cache
+def best_product_share(name: str, alphabet: tuple[int, ...], length: int) -> float | None:
+    """Return how often the best guess at a word's product is right that knows only how often each element occurs.
+
+    The words of 1 ... `length` elements of `alphabet` are counted by their composition and product. None if there are
+    more compositions than `MAX_COMPOSITIONS`.
+    """
+    table = multiplication_table(name)
+    order, n = len(table), len(alphabet)
+    if math.comb(n + length - 1, length) > MAX_COMPOSITIONS:
+        return None
+    ways = {(0,) * n: np.eye(order)[0]}
+    right = []
+    for at in range(1, length + 1):
+        longer: dict[tuple[int, ...], np.ndarray] = defaultdict(lambda: np.zeros(order))
+        for composition, by_product in ways.items():
+            for x, element in enumerate(alphabet):
+                longer[*composition[:x], composition[x] + 1, *composition[x + 1 :]][table[:, element]] += by_product
+        ways = dict(longer)
+        right.append(sum(counts.max() for counts in ways.values()) / n**at)
+    return float(np.mean(right))
 
 
 def _factor_table(factor: str) -> np.ndarray:

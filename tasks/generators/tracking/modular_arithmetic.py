@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Options
+from tasks.base import Arrays
 from tasks.generators.tracking.regular import Regular
 from tasks.spec import IGNORED, TaskSpec
 
@@ -26,6 +26,10 @@ class ModularArithmetic(Regular):
     up to 40 (odd ones, so 39) and tested up to 500; the only label is at the end. Their blank token, which never
     occurs, is left out here. Also in Beck et al., "xLSTM", arXiv 2405.04517.
 
+    Prediction: The state is the sum of the finished products and the current product, both residues: an RNN or LSTM
+    learns it; a linear recurrence must permute and erase depending on what it reads, which reflections (delta rule with
+    beta up to 2, delta_product) can and decays in (0, 1) cannot; attention fails on longer sequences.
+
         >>> task = ModularArithmetic(seq_len=9, every_position=True)
         >>> example = task.sample(np.random.default_rng(1), 1)
         >>> print(*(f"{task.input_text(token):>4}" for token in example["inputs"][0]))
@@ -41,12 +45,6 @@ class ModularArithmetic(Regular):
     """
 
     name: ClassVar[str] = "modular_arithmetic"
-    prediction: ClassVar[str] = (
-        "The state is the sum of the finished products and the current product, both residues: an RNN or LSTM learns "
-        "it; a linear recurrence must permute and erase depending on what it reads, which reflections (delta rule with "
-        "beta up to 2, delta_product) can and decays in (0, 1) cannot; attention fails on longer sequences."
-    )
-    worked: ClassVar[Options] = {"seq_len": 13, "every_position": True}
 
     def __init__(
         self, seq_len: int = 39, modulus: int = 5, operators: str = OPERATORS, every_position: bool = False
@@ -55,9 +53,9 @@ class ModularArithmetic(Regular):
         self.modulus = self._whole("modulus", modulus, 2)
         self.operators = str(operators)
         self.every_position = bool(every_position)
-        self._demand(self.seq_len % 2 == 1, "seq_len must be odd", "seq_len")
+        self._demand(self.seq_len % 2 == 1, "seq_len must be odd")
         known = 0 < len(self.operators) == len(set(self.operators) & set(OPERATORS))
-        self._demand(known, f"operators must be some of {OPERATORS}, each once", "operators")
+        self._demand(known, f"operators must be some of {OPERATORS}, each once")
 
     @property
     def spec(self) -> TaskSpec:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
 from tasks.base import Task
@@ -16,8 +14,6 @@ class Regular(Task):
     Source: Delétang et al., "Neural Networks and the Chomsky Hierarchy", arXiv 2207.02098, the tasks under
     `tasks/regular` of google-deepmind/neural_networks_chomsky_hierarchy; there only the answer at the end is asked for.
     """
-
-    sources: ClassVar[tuple[str, ...]] = ("tasks.generators.tracking.regular",)
 
     seq_len: int
     every_position: bool

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Options, Task
+from tasks.base import Arrays, Task
 from tasks.spec import IGNORED, TaskSpec
 
 
@@ -17,6 +17,8 @@ class Sorting(Task):
     The label at the i-th zero is the i-th smallest of the numbers.
 
     Source: a task of this test.
+
+    Prediction: Counting is enough: a state of vocab_size - 1 counts holds all that is asked for.
 
         >>> task = Sorting(vocab_size=9, seq_len=8)
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -31,13 +33,11 @@ class Sorting(Task):
     """
 
     name: ClassVar[str] = "sorting"
-    prediction: ClassVar[str] = "Counting is enough: a state of vocab_size - 1 counts holds all that is asked for."
-    worked: ClassVar[Options] = {"vocab_size": 9, "seq_len": 8}
 
     def __init__(self, vocab_size: int = 16, seq_len: int = 32) -> None:
         self.vocab_size = self._whole("vocab_size", vocab_size, 3)
         self.seq_len = self._whole("seq_len", seq_len, 2)
-        self._demand(self.seq_len % 2 == 0, "seq_len must be even", "seq_len")
+        self._demand(self.seq_len % 2 == 0, "seq_len must be even")
 
     @property
     def spec(self) -> TaskSpec:
