@@ -28,7 +28,7 @@ from lab.config import PROGRAM, Command, parse
 from lab.hparams import compare_options, compared_results
 from lab.run.files import BY_LENGTH
 from lab.run.folder import RunFolder
-from lab.run.metrics import Metrics, is_tested, nested_metrics, number_at
+from lab.run.metrics import Metrics, is_tested, number_at
 from lab.run.record import read_rungs
 from lab.score import SCORES, level, score_text
 from zoo import training
@@ -266,16 +266,16 @@ class Session:
             kept = (each for each in trainer.checkpoint_callbacks if isinstance(each, training.Checkpoints))
             has_validated = any(each.best_score is not None for each in kept)
             trainer.loggers = loggers if log and not has_validated else []
-            validated = trainer.validate(self.model, self.data, **options)
+            self.model.results = results = {}
+            trainer.validate(self.model, self.data, **options)
             trainer.loggers = loggers
-            tested = trainer.test(self.model, self.data, **options) if test else []
-            score = tested[0].get(f"test/{self.model.score_name}") if tested else None
-            further = self._test_at_lengths(score) | self._test_segments() if test else {}
-        flat = {
-            **{f"{split}/{name}": None for split in splits for name in ("accuracy", "loss")},
-            # Lightning returns no metrics at all where --trainer.limit_val_batches or limit_test_batches is zero.
-            **{name: value for found in (*validated, *tested) for name, value in found.items()},
-            **further,
+            if test:
+                trainer.test(self.model, self.data, **options)
+            # A split has no results if --trainer.limit_val_batches or limit_test_batches is zero.
+            metrics: Metrics = {split: {"accuracy": None, "loss": None, **results.get(split, {})} for split in splits}
+            if test:
+                metrics["test"] |= self._test_at_lengths(metrics["test"]) | self._test_segments()
+        return metrics | {
             "chance": self.data.chance,
             **({} if self.data.is_mixture else self.data.task.floors()),
             "params": self.n_params,
@@ -285,35 +285,39 @@ class Session:
             "step": int(read_checkpoint(checkpoint)["global_step"]),
             "seconds": time.perf_counter() - self.begun,
         }
-        return nested_metrics(flat)
 
-    def _test_at_lengths(self, score: float | None) -> dict[str, float | None]:
-        """Return scores at the task's test lengths by their flat names, drawn where the run's curves are.
+    def _test_at_lengths(self, tested: Mapping[str, Any]) -> Metrics:
+        """Return scores at the task's test lengths, drawn in the same folder as the run's curves.
 
         Args:
-            score: at the length of training, which the figure shows too.
+            tested: the scores at the length of training, which the figure shows too.
         """
         from zoo.report.plots import save_png
 
         name, spec = self.model.score_name, self.data.task.spec
         batches = self._with_bars(self.data.length_batches(), "testing at length {}")
         scores = training.scores_at_lengths(self.trainer, self.model, batches)
-        if scores and self.trainer.loggers and self.trainer.is_global_zero:
+        if not scores:
+            return {}
+        if self.trainer.loggers and self.trainer.is_global_zero:
             chance = {spec.seq_len: spec.chance} | {n: task.spec.chance for n, task in self.data.at_lengths.items()}
             title = f"{self.data.task.name}, {short(self.model.hparams['mixer']['name'])}, seed {self.folder.seed}"
-            figure = training.length_figure({spec.seq_len: score} | scores, name, spec.seq_len, chance, title)
+            figure = training.length_figure(
+                {spec.seq_len: tested.get(name)} | scores, name, spec.seq_len, chance, title
+            )
             training.log_lengths(self.trainer, name, scores, figure)
             save_png(figure, self.folder.path / f"{name}{BY_LENGTH}")
-        return {f"test/{name}_at_length/{length}": found for length, found in scores.items()}
+        return {"at_length": {str(length): {name: score} for length, score in scores.items()}}
 
-    def _test_segments(self) -> dict[str, float | None]:
-        """Return scores of the segments by their flat names, drawn where the run's curves are."""
+    def _test_segments(self) -> Metrics:
+        """Return scores of the segments, drawn in the same folder as the run's curves."""
         batches = self._with_bars(self.data.segment_batches(), "testing at {}")
         scores = training.scores_apart(self.trainer, self.model, batches)
-        training.log_apart(self.trainer, "segment", scores)
-        for segment in self.data.segments:
-            scores[segment.name] |= {"chance": segment.task.of_split("test").spec.chance}
-        return {f"test/by_segment/{name}/{score}": v for name, found in scores.items() for score, v in found.items()}
+        if not scores:
+            return {}
+        training.log_split_scores(self.trainer, {"by_segment": scores})
+        chance = {segment.name: segment.task.of_split("test").spec.chance for segment in self.data.segments}
+        return {"by_segment": {name: {**found, "chance": chance[name]} for name, found in scores.items()}}
 
     def _with_bars(self, batches: Iterator[tuple[Key, Any]], title: str) -> Iterator[tuple[Key, Any]]:
         """Yield the test batches of each key; on a terminal with a bar where they take long."""

@@ -120,8 +120,8 @@ class Task(ABC):
         """
         return {str(path): _state_of(path) for path in self.files()}
 
-    def floors(self) -> dict[str, float]:
-        """Return the least errors that theory allows, by name; empty unless a task knows them."""
+    def floors(self) -> dict[str, float | dict[str, float]]:
+        """Return the least errors that theory allows, by name and size; empty unless a task knows them."""
         return {}
 
     def guess_among_read(self) -> float | None:

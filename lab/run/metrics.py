@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
-from lab.nested import put
 from zoo.report.numbers import Number
 
 State: TypeAlias = Literal["tested", "trained", "unfinished"]
@@ -21,57 +20,22 @@ Metrics: TypeAlias = dict[str, Any]
 
 "steps_to_90" is the first step whose validation stood at 90 % of the way from chance to a perfect score.
 
-A run that has not been tested has no "test". Lightning and TensorBoard know the same numbers by flat names,
-`test/loss`, `test/accuracy_by_distance/<=8`, `test/accuracy_at_length/128`, `test/by_segment/seq_len=64/loss`, and so
-did older files: see `nested_metrics` and `flat_metrics`.
+A run that has not been tested has no "test".
 """
 
 
-def nested_metrics(flat: Mapping[str, Any]) -> Metrics:
-    """Nest metrics that have flat names, as in Lightning, TensorBoard and older files.
+def by_heading(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Number | None]:
+    """Return the numbers by headings for a table, made of the names on the way to each.
 
-    >>> nested_metrics({"test/loss": 0.5, "test/accuracy_at_length/8": 0.9, "chance": 0.1})
-    {'test': {'loss': 0.5, 'at_length': {'8': {'accuracy': 0.9}}}, 'chance': 0.1}
+    >>> by_heading({"test": {"loss": 0.5, "by_distance": [{"at_most": 8, "accuracy": 0.9}]}, "chance": 0.1})
+    {'test/loss': 0.5, 'test/by_distance/8/accuracy': 0.9, 'chance': 0.1}
     """
-    metrics: Metrics = {}
-    for name, value in flat.items():
-        head, *rest = name.split("/", 2)
-        match rest:
-            case [group, bound] if bound.startswith("<="):
-                score, _, fact = group.partition("_by_")
-                entries = metrics.setdefault(head, {}).setdefault(f"by_{fact}", [])
-                entries.append({"at_most": int(bound.removeprefix("<=")), score: value})
-                entries.sort(key=lambda entry: entry["at_most"])
-            case ["by_segment", scored]:
-                segment, _, score = scored.rpartition("/")
-                put(metrics, (head, "by_segment", segment, score), value)
-            case [group, length] if group.endswith("_at_length"):
-                put(metrics, (head, "at_length", length, group.removesuffix("_at_length")), value)
-            case _:
-                put(metrics, (head, *rest), value)
-    return metrics
-
-
-def flat_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers by flat names; the inverse of `nested_metrics`.
-
-    >>> flat_metrics({"test": {"loss": 0.5, "by_distance": [{"at_most": 8, "accuracy": 0.9}]}, "chance": 0.1})
-    {'test/loss': 0.5, 'test/accuracy_by_distance/<=8': 0.9, 'chance': 0.1}
-    """
-    found: dict[str, Any] = {}
+    found: dict[str, Number | None] = {}
     for name, value in metrics.items():
-        match value:
-            case list():
-                for entry in value:
-                    bound = f"{name}/<={entry['at_most']}"
-                    found |= {f"{score}_{bound}": each for score, each in entry.items() if score != "at_most"}
-            case Mapping() if name == "at_length":
-                for length, scores in value.items():
-                    found |= {f"{score}_at_length/{length}": each for score, each in scores.items()}
-            case Mapping():
-                found |= {f"{name}/{inner}": each for inner, each in flat_metrics(value).items()}
-            case _:
-                found[name] = value
+        if isinstance(value, list):
+            value = {entry["at_most"]: {k: v for k, v in entry.items() if k != "at_most"} for entry in value}
+        heading = f"{prefix}{name}"
+        found |= by_heading(value, f"{heading}/") if isinstance(value, Mapping) else {heading: value}
     return found
 
 

@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 from lab.nested import flatten
 from lab.run.files import CONFIG, ENVIRONMENT, EVENTS, METRICS, RUNGS
 from lab.run.identity import deciding_options
-from lab.run.metrics import Metrics, State, nested_metrics, state_of
+from lab.run.metrics import Metrics, State, state_of
+from lab.score import SCORES
 from zoo.report.files import read_json
 from zoo.report.numbers import Number
 from zoo.targets import short
@@ -95,8 +96,10 @@ def read_run(folder: Path, entry: Mapping[str, Any]) -> Run:
     message = str(entry.get("message") or "") if entry.get("state") == "failed" else ""
     run = Run(folder, config, {}, "unfinished", trial, message, commit=commit)
     planned = {name: entry[name] for name in ("params", "state_bytes") if isinstance(entry.get(name), int)}
-    logged = {tag: curve[-1][1] for tag, curve in run.curves.items() if tag.count("/") == 1}
-    run.metrics.update(planned | nested_metrics(logged))
+    run.metrics.update(planned)
+    for split in ("train", "val"):
+        logged = {name: curve[-1][1] for name in SCORES if (curve := run.curves.get(f"{split}/{name}"))}
+        run.metrics.update({split: logged} if logged else {})
     return run
 
 
@@ -150,7 +153,7 @@ def read_curves(folder: Path) -> dict[str, Curve]:
 
 
 def read_metrics(folder: Path) -> Metrics | None:
-    """Read metrics.json of a run's folder, also an older file with flat names; None where the run is not finished.
+    """Read metrics.json of a run's folder; None if the run is not finished.
 
     Raises:
         ValueError: a file that cannot be read, or is not one of train.py; the message begins with its name.
@@ -163,8 +166,7 @@ def read_metrics(folder: Path) -> Metrics | None:
         raise ValueError(f"{METRICS} cannot be read: {said_by(error)}") from None
     if not isinstance(found, dict) or "params" not in found:
         raise ValueError(f"{METRICS} is not one of train.py: it has no params")
-    found = _numbers(found)
-    return nested_metrics(found) if any("/" in name for name in found) else found
+    return _numbers(found)
 
 
 def read_rungs(folder: Path) -> dict[str, Metrics]:

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from lab.run.identity import given_options
-from lab.run.metrics import flat_metrics, numbers_at
+from lab.run.metrics import by_heading, numbers_at
 from lab.run.record import Run
 from lab.score import (
     BASELINE,
@@ -401,7 +401,7 @@ def as_csv(groups: Sequence[Group]) -> str:
     """Write CSV, a line per configuration: score, sizes, all metrics (mean and standard deviation), all options."""
     rows = [(group, row) for group in groups for row in group.rows]
     options = sorted(_differing([row.options for _, row in rows]))
-    measured = [[flat_metrics(run.metrics) for run in row.judged] for _, row in rows]
+    measured = [[by_heading(run.metrics) for run in row.judged] for _, row in rows]
     names = sorted(set().union(*itertools.chain(*measured)))
     lines = [
         {
@@ -430,7 +430,7 @@ def runs_as_csv(groups: Sequence[Group]) -> str:
     """Write CSV, a line per run: configuration, seed, commit, sizes, test metrics, options in which runs differ."""
     runs = [(group, row, run) for group in groups for row in group.rows for run in row.judged]
     options = sorted(_differing([row.options for _, row, _ in runs]))
-    measured = [flat_metrics(run.metrics) for _, _, run in runs]
+    measured = [by_heading(run.metrics) for _, _, run in runs]
     tested = sorted({name for found in measured for name in found if name.startswith("test/")})
     names = ("params", "state_bytes", "chance", "steps_to_90", *tested)
     return _csv(

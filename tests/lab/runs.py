@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 
 from lab import config as cli
 from lab import train
+from lab.nested import put
 from lab.run import folder as run_folder
 
 MEASURED = {"tokens_per_second", "seconds"}
@@ -60,6 +61,14 @@ class TinyRuns:
 def metrics(path: Path) -> dict[str, Any]:
     """metrics.json of a run's folder."""
     return json.loads((path / "metrics.json").read_text(encoding="utf-8"))
+
+
+def nested_metrics(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics as metrics.json has them, from numbers by their path: {"test/at_length/8/accuracy": 0.5}."""
+    found: dict[str, Any] = {}
+    for path, value in numbers.items():
+        put(found, path.split("/"), value)
+    return found
 
 
 def results(path: Path) -> dict[str, Any]:

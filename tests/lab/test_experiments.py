@@ -37,11 +37,10 @@ from lab.experiments.predictions.skill_to_loss import synthetic_cells
 from lab.experiments.predictions.trainability import gradient_at_initialisation as layer_gradient
 from lab.experiments.vocabulary import Runs, correlated, not_learned
 from lab.nested import flatten, nested
-from lab.run.metrics import nested_metrics
 from lab.run.record import Run
 from lab.sweep.grid import Grid, expand, read_experiment, values_of
 from tests import slow
-from tests.lab.runs import error_line
+from tests.lab.runs import error_line, nested_metrics
 from zoo.evidence import Check, Samples, at_least
 
 CONFIGS = experiments.EXPERIMENTS
@@ -462,7 +461,7 @@ def tracking(
     kept = 0.9 if options["mixer.name"] == "slstm" else reflects if enough else others
     kept = longer if options["trainer.max_steps"] > 1000 else kept
     far, trained = (chance + skill * (1 - chance) for skill in (kept, short))
-    return {"chance": chance, "test/accuracy": trained, "test/accuracy_at_length/32": far}
+    return {"chance": chance, "test/accuracy": trained, "test/at_length/32/accuracy": far}
 
 
 def test_state_tracking_judges_both_ways() -> None:
@@ -481,7 +480,7 @@ def rotating(
     kept = options["mixer.name"] == "slstm" or options.get("mixer.n_householder", 0) > 1
     skill = enough if kept else longer if options["trainer.max_steps"] > 1000 else others
     far, trained = (chance + each * (1 - chance) for each in (skill, easy))
-    return {"chance": chance, "test/accuracy": trained, "test/accuracy_at_length/32": far}
+    return {"chance": chance, "test/accuracy": trained, "test/at_length/32/accuracy": far}
 
 
 def test_rotations_judges_both_ways() -> None:
@@ -505,7 +504,7 @@ def generated(
     swaps = options["task.group"] == "S5"
     kept = options["mixer.name"] == "slstm" or options.get("mixer.n_householder", 0) > 1 - swaps
     far = enough if kept else longer if options["trainer.max_steps"] > 1000 else others
-    return {"test/accuracy": easy, "test/accuracy_at_length/64": far}
+    return {"test/accuracy": easy, "test/at_length/64/accuracy": far}
 
 
 def test_generators_judges_both_ways() -> None:
@@ -524,7 +523,7 @@ def reflecting(options: Options, lead: Mapping[int, float], Z2: float = 0.99) ->
     """Two reflections per token ahead of one by so much at a length."""
     two = options["mixer.n_householder"] == 2
     scores = {n: Z2 if options["task.group"] == "Z2" else 0.4 + two * by for n, by in lead.items()}
-    return {"test/accuracy": 1.0, **{f"test/accuracy_at_length/{n}": score for n, score in scores.items()}}
+    return {"test/accuracy": 1.0, **{f"test/at_length/{n}/accuracy": score for n, score in scores.items()}}
 
 
 def test_reflections_judges_both_ways() -> None:

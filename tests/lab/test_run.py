@@ -1,4 +1,4 @@
-"""A run's metrics on disk: nested, read back, older files too; what a task is judged by, the same everywhere."""
+"""A run's metrics on disk: nested, and read back; what a task is judged by, the same everywhere."""
 
 from __future__ import annotations
 
@@ -11,35 +11,12 @@ import pytest
 
 from lab.run.files import METRICS
 from lab.run.folder import RunFolder
-from lab.run.metrics import at_lengths, by_facts, flat_metrics, is_tested, nested_metrics, number_at, state_of
+from lab.run.metrics import at_lengths, by_facts, is_tested, number_at, state_of
 from lab.run.record import read_metrics
 from lab.score import SCORES, merit, merits, score_of
 from zoo.errors import UsageError
 
-OLD = {
-    "test/accuracy": 0.75,
-    "test/loss": 0.5,
-    "val/accuracy": 0.7,
-    "val/loss": 0.6,
-    "test/accuracy_by_distance/<=16": 0.5,
-    "test/accuracy_by_distance/<=8": 0.9,
-    "test/accuracy_by_n_pairs/<=4": 1.0,
-    "test/accuracy_at_length/64": 0.7,
-    "test/accuracy_at_length/128": None,
-    "test/by_segment/seq_len=64,n_pairs=4/accuracy": 0.8,
-    "test/by_segment/seq_len=64,n_pairs=4/loss": 0.4,
-    "test/by_segment/path=a/b/accuracy": 0.6,
-    "chance": 0.125,
-    "floor_at_heads/1": 0.3,
-    "floor_at_heads/2": 0.0,
-    "params": 1000,
-    "state_bytes": 512,
-    "tokens_per_second": None,
-    "step": 40,
-    "seconds": 3.0,
-}
-"""metrics.json as it was while its names were flat."""
-NEW = {
+FOUND = {
     "test": {
         "accuracy": 0.75,
         "loss": 0.5,
@@ -59,37 +36,27 @@ NEW = {
 }
 
 
-def test_an_old_flat_file_is_read_as_a_new_one(tmp_path: Path) -> None:
-    (tmp_path / METRICS).write_text(json.dumps(OLD), encoding="utf-8")
-    assert read_metrics(tmp_path) == NEW
-
-
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, "run", 0)
     folder.path.mkdir(parents=True)
-    folder.write_metrics(nested_metrics(OLD))
-    assert json.loads((folder.path / METRICS).read_text(encoding="utf-8")) == NEW
-    assert folder.metrics() == read_metrics(folder.path) == NEW
-
-
-def test_flat_names_and_back() -> None:
-    assert flat_metrics(NEW) == OLD
-    assert nested_metrics(flat_metrics(NEW)) == NEW
+    folder.write_metrics(FOUND)
+    assert json.loads((folder.path / METRICS).read_text(encoding="utf-8")) == FOUND
+    assert folder.metrics() == read_metrics(folder.path) == FOUND
 
 
 def test_what_is_asked_of_metrics() -> None:
-    assert number_at(NEW, "test", "accuracy") == 0.75
-    assert number_at(NEW, "params") == 1000
-    assert number_at(NEW, "test", "at_length", "64", "accuracy") == 0.7
-    assert number_at(NEW, "test", "r2") is number_at(NEW, "train", "loss") is number_at(NEW, "params", "x") is None
-    assert at_lengths(NEW, "accuracy") == {64: 0.7}
-    assert at_lengths(NEW, "perplexity") == at_lengths({}, "accuracy") == {}
-    assert by_facts(NEW) == {"distance": {8: 0.9, 16: 0.5}, "n_pairs": {4: 1.0}}
-    assert by_facts(NEW, "relative_squared_error") == {}
+    assert number_at(FOUND, "test", "accuracy") == 0.75
+    assert number_at(FOUND, "params") == 1000
+    assert number_at(FOUND, "test", "at_length", "64", "accuracy") == 0.7
+    assert [number_at(FOUND, *path) for path in (("test", "r2"), ("train", "loss"), ("params", "x"))] == [None] * 3
+    assert at_lengths(FOUND, "accuracy") == {64: 0.7}
+    assert at_lengths(FOUND, "perplexity") == at_lengths({}, "accuracy") == {}
+    assert by_facts(FOUND) == {"distance": {8: 0.9, 16: 0.5}, "n_pairs": {4: 1.0}}
+    assert by_facts(FOUND, "relative_squared_error") == {}
 
 
 def test_states() -> None:
-    assert [state_of(each) for each in (NEW, {"val": {"loss": 1.0}}, None)] == ["tested", "trained", "unfinished"]
+    assert [state_of(each) for each in (FOUND, {"val": {"loss": 1.0}}, None)] == ["tested", "trained", "unfinished"]
     assert is_tested({"test": {"loss": None}})  # tested on no batch
 
 
@@ -111,7 +78,7 @@ TEXT = {"val": {"loss": 1.2, "accuracy": 0.5, "perplexity": 3.3}, "test": {"loss
     [
         ([TEXT], ("test", "val"), "perplexity"),
         ([TEXT], ("test",), "accuracy"),
-        ([{"val": {"accuracy": None, "loss": 1.0}}, NEW], ("val",), "accuracy"),
+        ([{"val": {"accuracy": None, "loss": 1.0}}, FOUND], ("val",), "accuracy"),
         (
             [{"test": {"loss": 0.1, "relative_squared_error": 0.2, "accuracy": None}}],
             ("test", "val"),

@@ -25,7 +25,7 @@ from lab import train
 from lab.run import folder as run_folder
 from lab.run import identity
 from lab.run.identity import INCIDENTAL
-from lab.run.metrics import flat_metrics
+from lab.run.metrics import number_at
 from tests import ROOT, python, raising
 from tests.lab.runs import TINY, TinyRuns, error_line, metrics, results, wait_until
 from tests.training import small
@@ -83,7 +83,7 @@ def test_a_run_leaves_what_it_was_and_what_it_found(finished: Path) -> None:
     assert found["chance"] == pytest.approx(1 / 16)
     assert found["step"] in (2, 4, 6)
     for key in ("test/accuracy", "test/loss", "val/accuracy", "val/loss", "tokens_per_second", "seconds"):
-        assert flat_metrics(found)[key] >= 0
+        assert number_at(found, *key.split("/")) >= 0
     environment = json.loads((path / "environment.json").read_text(encoding="utf-8"))
     assert environment["versions"]["torch"] == torch.__version__
     saved = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
@@ -104,7 +104,7 @@ def test_tensorboard_compares_runs_by_what_differs_and_what_they_found(finished:
     found = metrics(path)
     result = {tag: points[0][1] for tag, points in small.curves(path).items() if tag.startswith("result/")}
     names = {"accuracy": "test/accuracy", "parameters": "params", "state_bytes": "state_bytes"}
-    assert result == pytest.approx({f"result/{name}": flat_metrics(found)[of] for name, of in names.items()})
+    assert result == pytest.approx({f"result/{name}": number_at(found, *of.split("/")) for name, of in names.items()})
 
 
 def test_trials_are_told_apart_by_what_tensorboard_has_room_for() -> None:

@@ -31,7 +31,6 @@ from torch.utils.tensorboard import SummaryWriter
 from lab.nested import put
 from lab.run.files import EVENTS
 from lab.run.folder import RunFolder
-from lab.run.metrics import nested_metrics
 from lab.run.record import read_curves
 from lab.score import fact_text
 from lab.view import Run, group_runs, read_runs
@@ -41,6 +40,7 @@ from lab.view.page import as_page
 from lab.view.table import columns_of, table_of
 from lab.view.tensorboard import CONFIGURATION, lay_out, show_in_tensorboard
 from tests import ROOT, python
+from tests.lab.runs import nested_metrics
 from zoo import __main__ as command
 from zoo.report.numbers import NOTHING
 from zoo.report.plots import as_png
@@ -439,8 +439,8 @@ def varied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("varied")
     for seed in (0, 1):
         for n_heads in (1, 2):
-            lengths = {f"test/accuracy_at_length/{n}": 0.4 * n_heads + seed / 10 for n in (8, 32)}
-            facts = {f"test/accuracy_by_distance/<={n}": 1 / n for n in (1, 2)}
+            lengths = {f"test/at_length/{n}/accuracy": 0.4 * n_heads + seed / 10 for n in (8, 32)}
+            facts = {"test/by_distance": [{"at_most": n, "accuracy": 1 / n} for n in (1, 2)]}
             options = {"mixer.n_heads": n_heads, "task.seq_len": 16}
             more = lengths | facts | {"state_bytes": 512 * n_heads}
             write_run(run_dir, f"mqar/attention-n_heads{n_heads}", seed, 0.4 * n_heads, options, more)
@@ -453,7 +453,7 @@ def varied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_an_error_is_drawn_by_the_facts_of_its_task(tmp_path: Path) -> None:
-    split = {f"test/relative_squared_error_by_pairs/<={n}": 1 / n for n in (1, 2, 4)}
+    split = {"test/by_pairs": [{"at_most": n, "relative_squared_error": 1 / n} for n in (1, 2, 4)]}
     write_run(tmp_path, "in_context_regression/lstm", 0, 0.5, {}, ERROR | split)
     (group,) = group_runs(read_runs(tmp_path))
     (chart,) = [chart for chart in charts_of(group) if chart.kind == "fact"]
@@ -488,7 +488,7 @@ def test_charts_hold_means_and_spreads_over_seeds(varied: Path) -> None:
 
 def test_a_curve_is_the_mean_over_seeds(tmp_path: Path) -> None:
     for seed, accuracy in enumerate((0.0, 0.0, 3.0)):
-        lengths = {f"test/accuracy_at_length/{n}": accuracy for n in (8, 16)}
+        lengths = {f"test/at_length/{n}/accuracy": accuracy for n in (8, 16)}
         write_run(tmp_path, seed=seed, accuracy=accuracy, metrics=lengths)
     (group,) = group_runs(read_runs(tmp_path))
     (length,) = [chart for chart in charts_of(group) if chart.kind == "length"]

@@ -42,14 +42,14 @@ def test_the_floor_of_regression_is_what_least_squares_reaches(rng: np.random.Ge
     for pairs in range(7):
         weights = np.linalg.pinv(x[:, :pairs]) @ y[:, :pairs, None]
         error = np.square(y[:, pairs] - (x[:, pairs, None] @ weights)[:, 0, 0])
-        floor = floors[f"floor_at_pairs/{pairs}"]
+        floor = floors["floor_at_pairs"][str(pairs)]
         if pairs >= 4:
             # What is left is the rounding of y to float32, which a badly conditioned square of x may magnify.
             assert np.median(error) < 1e-9
             assert floor == 0
         else:
             assert abs(error.mean() / 4 - floor) < 5 * error.std() / 4 / np.sqrt(n)
-    assert floors["floor"] == np.mean([floors[f"floor_at_pairs/{pairs}"] for pairs in range(7)])
+    assert floors["floor"] == np.mean([floors["floor_at_pairs"][str(pairs)] for pairs in range(7)])
 
 
 def test_symbols_and_edges_of_automata_are_drawn_evenly(rng: np.random.Generator) -> None:

@@ -124,15 +124,15 @@ def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 def judged(
     folder: Path, task: Task, n_test: int = 11, **options: Any
-) -> tuple[SequenceModule, dict[str, float], Tensor, Arrays]:
-    """A module, what its test logs, its outputs there, and the examples."""
+) -> tuple[SequenceModule, dict[str, Any], Tensor, Arrays]:
+    """A module, the results of its test, its outputs there, and the examples."""
     model, source = module(task=task, **options), data(folder, task, n_test=n_test)
-    (result,) = trainer(folder).test(model, datamodule=source, verbose=False)
+    trainer(folder).test(model, datamodule=source, verbose=False)
     arrays = source.split("test")
     inputs = torch.from_numpy(arrays["inputs"])
     with torch.no_grad():
         outputs = model.eval()(inputs if inputs.is_floating_point() else inputs.long())
-    return model, dict(result), outputs, arrays
+    return model, model.results["test"], outputs, arrays
 
 
 def logged_by(model: Any) -> dict[str, float]:

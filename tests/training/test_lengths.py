@@ -19,9 +19,9 @@ def test_scores_are_those_of_the_task_at_each_length(tmp_path: Path) -> None:
     module, trainer = small.module(task=TASK), small.trainer(tmp_path, logger=True)
     data = small.data(tmp_path, TASK, n_test=40, test_lengths=[9, 30])
     trainer.test(module, datamodule=data, verbose=False)
-    by_fact, loggers = module.test_score_by, trainer.loggers
+    results, loggers = module.results, trainer.loggers
     scores = scores_at_lengths(trainer, module, data.length_batches())
-    assert (module.test_score_by, trainer.loggers) == (by_fact, loggers)
+    assert (module.results, trainer.loggers) == (results, loggers)
     for length in (9, 30):
         alone = small.data(tmp_path, TASK.at_length(length), n_test={9: 26, 30: 16}[length])
         found = small.trainer(tmp_path).test(module, datamodule=alone, verbose=False)[0]

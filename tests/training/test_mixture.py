@@ -239,9 +239,9 @@ def test_the_scores_of_a_segment_are_those_of_its_task_alone(tmp_path: Path) -> 
     mixture = [{}, {"seq_len": 12}]
     mixed, trainer, module = small.data(tmp_path, mixture=mixture), small.trainer(tmp_path, logger=True), small.module()
     (whole,) = trainer.test(module, datamodule=mixed, verbose=False)
-    by_fact, loggers = module.test_score_by, trainer.loggers
+    results, loggers = module.results, trainer.loggers
     scores = scores_apart(trainer, module, mixed.segment_batches())
-    assert (module.test_score_by, trainer.loggers) == (by_fact, loggers)
+    assert (module.results, trainer.loggers) == (results, loggers)
     assert set(scores["seq_len=8"]) == {"loss", "accuracy", "accuracy_macro", "sequence_accuracy"}
     for segment in mixed.segments:
         alone = small.data(tmp_path, segment.task, seed=segment.seed(0))

@@ -9,17 +9,17 @@ from zoo.lazy import lazy_names
 if TYPE_CHECKING:
     from zoo.training.callbacks import NonFiniteLoss, NonFiniteLossError, Reached, ReseedEachStep, Throughput
     from zoo.training.checkpoints import AtomicCheckpointIO, Checkpoints, Interrupt, Interrupted, Pause, Paused
-    from zoo.training.events import CurveLogger, log_result, write_hparams
+    from zoo.training.events import CurveLogger, log_result, log_split_scores, write_hparams
     from zoo.training.figures import TheoryFigures
-    from zoo.training.lengths import length_figure, log_apart, log_lengths, scores_apart, scores_at_lengths
+    from zoo.training.lengths import length_figure, log_lengths, scores_apart, scores_at_lengths
     from zoo.training.module import SequenceModule
 
 _HOMES = {
     "zoo.training.callbacks": "NonFiniteLoss NonFiniteLossError Reached ReseedEachStep Throughput",
     "zoo.training.checkpoints": "AtomicCheckpointIO Checkpoints Interrupt Interrupted Pause Paused",
-    "zoo.training.events": "CurveLogger log_result write_hparams",
+    "zoo.training.events": "CurveLogger log_result log_split_scores write_hparams",
     "zoo.training.figures": "TheoryFigures",
-    "zoo.training.lengths": "length_figure log_apart log_lengths scores_apart scores_at_lengths",
+    "zoo.training.lengths": "length_figure log_lengths scores_apart scores_at_lengths",
     "zoo.training.module": "SequenceModule",
 }
 
@@ -39,9 +39,9 @@ __all__ = [
     "TheoryFigures",
     "Throughput",
     "length_figure",
-    "log_apart",
     "log_lengths",
     "log_result",
+    "log_split_scores",
     "scores_apart",
     "scores_at_lengths",
     "write_hparams",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,19 +12,32 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from zoo.report.files import write_atomically
 
-_SPLIT_SCORE = re.compile(r"(val|test)/([^/]+/.+)")
-
 
 class CurveLogger(TensorBoardLogger):
-    """Lightning's TensorBoard logger without the curve of the epoch, which would be the first chart.
-
-    A score that is split, such as `test/accuracy_by_distance/<=8`, is in a group of charts of its own,
-    `test_accuracy_by_distance`, and not among the scores.
-    """
+    """Lightning's TensorBoard logger without the curve of the epoch, which would be the first chart."""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        shown = {_SPLIT_SCORE.sub(r"\1_\2", tag): value for tag, value in metrics.items() if tag != "epoch"}
-        super().log_metrics(shown, step)
+        super().log_metrics({tag: value for tag, value in metrics.items() if tag != "epoch"}, step)
+
+
+def log_split_scores(trainer: L.Trainer, scores: Mapping[str, Any]) -> None:
+    """Write the test scores that are split, each in a group of charts of its own, and not among the scores.
+
+    The tags are `test_<score>_by_<fact>/<=<bound>` and `test_<score>_by_<kind>/<name>`, such as by segment.
+
+    Args:
+        trainer: with the loggers.
+        scores: nested: {"by_<fact>": [{"at_most": bound, score: value}, ...], "by_<kind>": {name: {score: value}}}.
+    """
+    tags = {}
+    for group, parts in scores.items():
+        if isinstance(parts, list):
+            parts = {f"<={part['at_most']}": {k: v for k, v in part.items() if k != "at_most"} for part in parts}
+        if isinstance(parts, Mapping):
+            tags |= {f"test_{score}_{group}/{part}": v for part, each in parts.items() for score, v in each.items()}
+    if trainer.is_global_zero:
+        for logger in trainer.loggers:
+            logger.log_metrics({tag: value for tag, value in tags.items() if value is not None}, trainer.global_step)
 
 
 def write_hparams(file: Path, options: Mapping[str, Any], trial: str, started: float) -> None:

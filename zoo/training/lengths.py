@@ -38,27 +38,17 @@ def scores_apart(
         Per set {score: value}, without the scores that are split by facts.
     """
     loggers, trainer.loggers = trainer.loggers, []
-    by_fact = module.test_score_by
+    results, module.results = module.results, {}
     scores: dict[Key, dict[str, float | None]] = {}
     try:
         for key, loader in batches:
-            found = trainer.test(module, loader, verbose=False)  # pyright: ignore[reportArgumentType]
-            # Nothing is found where --trainer.limit_test_batches is zero.
-            named = {name.removeprefix("test/"): score for each in found for name, score in each.items()}
-            scores[key] = {name: score for name, score in named.items() if "/" not in name}
+            trainer.test(module, loader, verbose=False)  # pyright: ignore[reportArgumentType]
+            # There are no results if --trainer.limit_test_batches is zero.
+            found = module.results.get("test", {})
+            scores[key] = {name: score for name, score in found.items() if not isinstance(score, list)}
     finally:
-        trainer.loggers, module.test_score_by = loggers, by_fact
+        trainer.loggers, module.results = loggers, results
     return scores
-
-
-def log_apart(trainer: L.Trainer, kind: str, scores: Mapping[str, Mapping[str, float | None]]) -> None:
-    """Write what `scores_apart` found to TensorBoard as `test_<score>_by_<kind>/<key>`."""
-    for each in trainer.loggers:
-        if isinstance(each, TensorBoardLogger) and trainer.is_global_zero:
-            for key, found in scores.items():
-                for name, score in found.items():
-                    if score is not None:
-                        each.experiment.add_scalar(f"test_{name}_by_{kind}/{key}", score, trainer.global_step)
 
 
 def scores_at_lengths(

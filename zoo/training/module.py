@@ -13,22 +13,13 @@ from jaxtyping import Bool, Float, Shaped
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchmetrics import Metric
-from torchmetrics.classification import MulticlassExactMatch
 
 from zoo.backbone import Backbone
 from zoo.blocks import Experts, ResidualBlock
 from zoo.ops.time import valid_positions
 from zoo.training.callbacks import BetweenSteps
-from zoo.training.metrics import (
-    R2,
-    Bucketed,
-    BucketedAccuracy,
-    BucketedError,
-    MacroAccuracy,
-    Perplexity,
-    RelativeSquaredError,
-)
+from zoo.training.events import log_split_scores
+from zoo.training.metrics import UNLABELLED, ClassificationScores, RegressionScores, Results
 from zoo.validate import require_choice
 
 Loss = Literal["cross_entropy", "mse"]
@@ -36,8 +27,6 @@ Batch = Mapping[str, Tensor]
 """inputs: (batch, seq) int64 or (batch, seq, d_input) floating.
 labels: (batch, seq) int64, -100 where unlabelled; for mse (batch, seq, n_outputs) floating, NaN where unlabelled.
 lengths (optional): (batch,) int64, valid positions of each row. One (batch, seq) int64 array for each fact."""
-
-UNLABELLED = -100
 
 STREAM_ABOVE = 16_384
 """Longer sequences are validated and tested in chunks, in memory that does not grow with them but by the state."""
@@ -123,13 +112,17 @@ class SequenceModule(L.LightningModule):
         n_outputs = self.backbone.n_outputs
         self.loss: Loss = loss
         self.balance_weight = balance_weight
-        self.split_metrics = nn.ModuleDict(
-            {stage: nn.ModuleDict(_split_metrics(loss, n_outputs, perplexity)) for stage in ("val", "test")}
+        # Scores are split by facts at test alone.
+        self.scores = nn.ModuleDict(
+            {
+                stage: ClassificationScores(n_outputs, split_by, perplexity)
+                if loss == "cross_entropy"
+                else RegressionScores(split_by)
+                for stage, split_by in (("val", ()), ("test", facts))
+            }
         )
-        bucketed = BucketedAccuracy if loss == "cross_entropy" else BucketedError
-        self.score_by = nn.ModuleDict({fact: bucketed() for fact in facts})
-        self.test_score_by: dict[str, dict[int, float]] = {}
-        """After a test, for each fact {upper bound of the bucket: score}."""
+        self.results: dict[str, Results] = {}
+        """The scores of the last validation and test, nested, by stage: "val", "test"."""
 
     def forward(
         self, inputs: Shaped[Tensor, "batch seq *d_input"], lengths: Tensor | None = None
@@ -200,14 +193,12 @@ class SequenceModule(L.LightningModule):
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         self._evaluate("test", batch)
 
+    def on_validation_epoch_end(self) -> None:
+        self.results["val"] = self._scores("val").results()
+
     def on_test_epoch_end(self) -> None:
-        self.test_score_by = {}
-        for fact, metric in self.score_by.items():
-            assert isinstance(metric, Bucketed)
-            self.test_score_by[fact] = metric.by_bound()
-            metric.reset()
-            for bound, value in self.test_score_by[fact].items():
-                self.log(f"test/{self.score_name}_by_{fact}/<={bound}", value, rank_zero_only=True)
+        self.results["test"] = self._scores("test").results()
+        log_split_scores(self.trainer, self.results["test"])
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """Build AdamW with two groups (decayed, spared) and the schedule `warmup_cosine`.
@@ -270,62 +261,17 @@ class SequenceModule(L.LightningModule):
         error = F.mse_loss(outputs, labels)
         return error, error.detach() / labels.square().mean()
 
+    def _scores(self, stage: Literal["val", "test"]) -> ClassificationScores | RegressionScores:
+        scores = self.scores[stage]
+        assert isinstance(scores, ClassificationScores | RegressionScores)
+        return scores
+
     def _evaluate(self, stage: Literal["val", "test"], batch: Batch) -> None:
         outputs, labels, at = self.predict_labelled(batch)
-        loss, score = self._judge(outputs, labels)
-        # Means over the split weigh each batch by the number of its labels: the last batch may be short. Lightning
-        # averages these weights over the processes, and rounds down: a multiple of the processes' number stays exact.
-        weight = labels.numel() * _n_processes()
-        means = {"loss": loss}
-        if self.loss == "cross_entropy":
-            means["accuracy"] = score
-        if self.hparams["perplexity"]:
-            means["bits_per_token"] = loss / math.log(2)
-        shown = stage == "val"
-        for name, value in means.items():
-            self.log(f"{stage}/{name}", value, on_epoch=True, batch_size=weight, sync_dist=True, prog_bar=shown)
-        metrics = self.split_metrics[stage]
-        assert isinstance(metrics, nn.ModuleDict)
-        for name, metric in metrics.items():
-            assert isinstance(metric, Metric)
-            if isinstance(metric, Perplexity):
-                metric.update(loss, labels.numel())
-            elif isinstance(metric, MacroAccuracy):
-                metric.update(outputs.argmax(-1), labels)
-            elif isinstance(metric, MulticlassExactMatch):
-                assert at is not None
-                guesses, asked = _answered(outputs, batch["labels"], at)
-                if len(asked):  # torchmetrics cannot count none
-                    metric.update(guesses, asked)
-            else:
-                metric.update(outputs.reshape(-1, outputs.shape[-1]), labels.reshape(-1, outputs.shape[-1]))
-            self.log(f"{stage}/{name}", metric, on_epoch=True, batch_size=weight, prog_bar=shown)
-        if stage == "test":
-            for fact, metric in self.score_by.items():
-                known = batch[fact].flatten() if at is None else batch[fact][at]
-                if isinstance(metric, BucketedAccuracy):
-                    metric.update(outputs.argmax(-1) == labels, known)
-                else:
-                    assert isinstance(metric, BucketedError)
-                    metric.update(outputs.reshape(-1, outputs.shape[-1]), labels.reshape(-1, outputs.shape[-1]), known)
-
-
-def _split_metrics(loss: Loss, n_outputs: int, perplexity: bool) -> dict[str, Metric]:
-    """Return what is measured over a whole split and is no mean over its labels, by the name it is logged under."""
-    if loss == "mse":
-        return {"relative_squared_error": RelativeSquaredError(), "r2": R2()}
-    # It asks for at least two classes, and uses the number to check its input alone, which is left out.
-    whole = MulticlassExactMatch(max(2, n_outputs), ignore_index=UNLABELLED, validate_args=False)
-    metrics: dict[str, Metric] = {"accuracy_macro": MacroAccuracy(n_outputs), "sequence_accuracy": whole}
-    return metrics | {"perplexity": Perplexity()} if perplexity else metrics
-
-
-def _answered(outputs: Tensor, labels: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-    """Return best guesses where there are labels, and the labels, (batch, seq) each, of sequences with any label."""
-    guesses = labels.clone()
-    guesses[at] = outputs.argmax(-1)
-    asked = at.any(1)
-    return guesses[asked], labels[asked]
+        scores = self._scores(stage)
+        scores.update(self._judge(outputs, labels)[0], outputs, labels, at, batch)
+        for name, metric in scores.means():
+            self.log(f"{stage}/{name}", metric, on_epoch=True, batch_size=labels.numel(), prog_bar=stage == "val")
 
 
 def _n_processes() -> int:

@@ -58,12 +58,12 @@ class InContextRegression(Task):
     def spec(self) -> TaskSpec:
         return TaskSpec.regression(self.seq_len, self.d_x, labelled=self.seq_len // 2, facts=("pairs",))
 
-    def floors(self) -> dict[str, float]:
-        """`floor_at_pairs/k`: the least relative squared error after k pairs; `floor`: over all labels together."""
+    def floors(self) -> dict[str, float | dict[str, float]]:
+        """`floor_at_pairs` k: the least relative squared error after k pairs; `floor`: over all labels together."""
         errors = np.maximum(0.0, 1 - np.arange(self.seq_len // 2) / self.d_x)
         return {
             "floor": float(errors.mean()),
-            **{f"floor_at_pairs/{pairs}": float(error) for pairs, error in enumerate(errors)},
+            "floor_at_pairs": {str(pairs): float(error) for pairs, error in enumerate(errors)},
         }
 
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:

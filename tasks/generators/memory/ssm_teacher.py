@@ -94,14 +94,14 @@ class SSMTeacher(Task):
         """The lag operators' spectrum, transposed to act on rows: complex (seq_len + 1, d_input, d_output)."""
         return np.fft.rfft(self.lags, 2 * self.seq_len, axis=0).swapaxes(1, 2)
 
-    def floors(self) -> dict[str, float]:
-        """`floor_at_heads/H`: the relative squared error of the best H heads, for H from 1 to k, where it is zero."""
+    def floors(self) -> dict[str, float | dict[str, float]]:
+        """`floor_at_heads` H: the relative squared error of the best H heads, for H from 1 to k, where it is zero."""
         import torch
 
         from zoo.theory.lags import head_count_bound
 
         lags = torch.as_tensor(self.lags)
-        return {f"floor_at_heads/{heads}": head_count_bound(lags, heads) for heads in range(1, self.k + 1)}
+        return {"floor_at_heads": {str(heads): head_count_bound(lags, heads) for heads in range(1, self.k + 1)}}
 
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:
         inputs = rng.standard_normal((n, self.seq_len, self.d_input), dtype=np.float32)
