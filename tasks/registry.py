@@ -14,14 +14,14 @@ from zoo.targets import short
 if TYPE_CHECKING:
     from tasks.base import Task
 
-SUFFIXES = (".npz", ".parquet", ".arrow", ".feather")
+SUFFIXES = (".npz", ".parquet", ".arrow", ".feather", ".jsonl")
 """How the names of files of data end."""
 
 
 class _Tasks(OpenRegistry[tuple[str, str]]):
     """The tasks by name, those that targets name, and paths of data."""
 
-    forms = "package.module:Class, path/file.py:Class, path/file.py:function or data (.npz, .parquet, a folder)"
+    forms = "package.module:Class, path/file.py:Class, path/file.py:function or data (.npz, .parquet, .jsonl, a folder)"
 
     def is_path(self, name: object) -> TypeGuard[str]:
         """Tell whether a name, which is neither registered nor a target, is a path; imports nothing."""

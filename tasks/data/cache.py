@@ -19,7 +19,7 @@ import os
 import shutil
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +27,7 @@ from typing import Any
 
 from tasks.base import Arrays, Task
 from tasks.data.arrow import from_table, to_table
+from tasks.data.reading import quiet
 from tasks.data.splits import narrow_split, require_rows, shard_rows, split_rng
 
 logger = logging.getLogger(__name__)
@@ -169,7 +170,7 @@ def _write(folder: Path, key: dict[str, Any], task: Task) -> None:
     workshop = folder.with_name(f".{folder.name}.incomplete")
     shutil.rmtree(workshop, ignore_errors=True)  # of a writer that was killed
     try:
-        with _quiet():
+        with quiet():
             datasets.Dataset(table).save_to_disk(workshop, num_shards=1)
         seal = {"key": key, "crc32": {file.name: _checksum(file) for file in sorted(workshop.iterdir())}}
         (workshop / SEAL).write_text(json.dumps(seal, indent=1) + "\n")
@@ -204,7 +205,7 @@ def _read(folder: Path, key: dict[str, Any]) -> Arrays:
     # Imported once there is something to read.
     import datasets
 
-    with _quiet():
+    with quiet():
         return from_table(datasets.load_from_disk(folder).with_format("arrow")[:])  # pyright: ignore[reportArgumentType]
 
 
@@ -215,17 +216,3 @@ def _checksum(path: Path) -> int:
         while block := stream.read(1 << 20):
             crc32 = zlib.crc32(block, crc32)
     return crc32
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide the progress bars of the library, which appear even for the shortest split."""
-    import datasets
-
-    were_disabled = datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if not were_disabled:
-            datasets.enable_progress_bars()

@@ -1,32 +1,28 @@
-"""A user's data as a task: an npz file, Parquet or Arrow files, or a data set that Hugging Face `datasets` saved."""
+"""A user's data as a task: an npz file, or what Hugging Face `datasets` reads from a file or a folder."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import itertools
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Self
 from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 
 from tasks.base import HELD_OUT, HELD_OUT_SHARE, Arrays, FiniteTask, named
-from tasks.data.real_data import OWN_NAMES, OfSplits, content_hash, divide
+from tasks.data.reading import SPLIT_OF, OfSplits, by_split, content_hash, divide, read_splits
 from tasks.data.splits import SPLITS
 from tasks.registry import SUFFIXES
 from tasks.spec import IGNORED, TaskSpec
 from tasks.yours.arrays import OWN, conform, majority, measure, require
 
-WHOLE = ""
-"""The name of data that is not divided."""
-
-SPLIT_OF = {own: split for split, names in OWN_NAMES.items() for own in names}
-TABLES = (".parquet", ".arrow", ".feather")
+BUILDERS = {".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".jsonl": "json"}
+"""The builder of `datasets` that reads files with this suffix."""
 
 
 class Data(OfSplits, FiniteTask):
@@ -78,16 +74,13 @@ class Data(OfSplits, FiniteTask):
         if path is None:
             raise ValueError(f"there is no such file or folder: put {self.path.name} there or into {Path.cwd()}")
         if path.is_file() and path.suffix not in SUFFIXES:
-            raise ValueError(
-                f"no data; give {', '.join(SUFFIXES)}, a folder of {', '.join(TABLES)}, or file.py:function"
-            )
+            raise ValueError(f"no data; give {', '.join(SUFFIXES)}, a folder of such tables, or file.py:function")
         columns_of = _arrays if path.suffix == ".npz" else functools.partial(_tables, asked=(self.inputs, self.labels))
         found: dict[str, Arrays] = {}
         for name, columns in columns_of(path).items():
             with named(name):
-                found[name or "train"] = conform(self._named(columns))
-        if "train" not in found:
-            raise ValueError(f"there is no split train; there are: {', '.join(found)}")
+                found[name] = conform(self._named(columns))
+        found = by_split(found)
         splits = _aligned({split: found[split] for split in SPLITS if split in found})
         spec = measure(splits.values(), self.vocab_size, self.n_classes)
         for split, arrays in splits.items():
@@ -132,7 +125,7 @@ class Data(OfSplits, FiniteTask):
 
 
 def _arrays(file: Path) -> dict[str, dict[str, np.ndarray]]:
-    """Return the arrays of an npz file by split."""
+    """Return the arrays of an npz file by split; those without the name of a split are for training."""
     if not is_zipfile(file):
         raise ValueError("cannot be read: it is no npz file")
     try:
@@ -144,79 +137,35 @@ def _arrays(file: Path) -> dict[str, dict[str, np.ndarray]]:
     splits: dict[str, dict[str, np.ndarray]] = {}
     for name, array in arrays.items():
         beginning, _, rest = name.partition("_")
-        split, column = (SPLIT_OF[beginning], rest) if beginning in SPLIT_OF and rest else (WHOLE, name)
+        split, column = (SPLIT_OF[beginning], rest) if beginning in SPLIT_OF and rest else ("", name)
         splits.setdefault(split, {})[column] = array
-    if WHOLE in splits and len(splits) > 1:
+    if "" in splits and len(splits) > 1:
         raise ValueError(f"some arrays are of a split and some are not; there are: {', '.join(arrays)}")
-    return splits or {WHOLE: {}}
+    return splits if "" not in splits else {"train": splits[""]}
 
 
 def _tables(path: Path, asked: tuple[str, str]) -> dict[str, dict[str, np.ndarray]]:
-    """Return the columns of Parquet and Arrow files by split; those of numbers, and those that are asked for."""
-    try:
-        return {split: _columns(files, asked) for split, files in _files(path).items()}
-    except (OSError, KeyError, TypeError) as error:
-        raise ValueError(f"cannot be read: {error}") from None
+    """Return the columns of a file or a folder by split; those of numbers, and those that are asked for."""
+    with TemporaryDirectory() as scratch:
+        with named("cannot be read"):
+            if any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
+                found = read_splits("load_from_disk", str(path))
+            elif path.is_file():
+                found = read_splits("load_dataset", BUILDERS[path.suffix], data_files=str(path), cache_dir=scratch)
+            elif any(path.rglob("*.feather")):
+                found = read_splits("load_dataset", "arrow", data_dir=str(path), cache_dir=scratch)
+            else:
+                found = read_splits("load_dataset", str(path), cache_dir=scratch)
+        parts = by_split(found) if isinstance(found, dict) else {"train": found}
+        return {split: _columns(rows.with_format("arrow")[:], asked) for split, rows in parts.items()}
 
 
-def _files(path: Path) -> dict[str, list[Path]]:
-    """Return the files of each split."""
-    if path.is_file():
-        return {WHOLE: [path]}
-    if (path / "state.json").is_file():
-        return {WHOLE: _saved(path)}
-    if (index := path / "dataset_dict.json").is_file():
-        names = json.loads(index.read_text())["splits"]
-        if "train" not in map(SPLIT_OF.get, names):
-            raise ValueError(f"there is no split train; there are: {', '.join(names)}")
-        return {SPLIT_OF[name]: _saved(path / name) for name in names if name in SPLIT_OF}
-    splits: dict[str, list[Path]] = {}
-    for file in sorted(path.rglob("*")):
-        if file.suffix in TABLES and file.is_file():
-            splits.setdefault(_split_of(file.relative_to(path)), []).append(file)
-    if not splits:
-        raise ValueError(f"there is no file {', '.join(f'*{suffix}' for suffix in TABLES)} in it")
-    if WHOLE in splits and len(splits) > 1:
-        raise ValueError(
-            f"{splits[WHOLE][0].relative_to(path)} names no split as other files do: {', '.join(OWN_NAMES)}"
-        )
-    return splits
+def _columns(table: Any, asked: tuple[str, str]) -> dict[str, np.ndarray]:
+    """Return the columns of a table as arrays."""
+    import pyarrow as pa
 
+    from tasks.data.arrow import read_column
 
-def _saved(folder: Path) -> list[Path]:
-    """Return the files of a data set that `save_to_disk` wrote, and not those that it computed later."""
-    state = json.loads((folder / "state.json").read_text())
-    if state.get("_indices_data_files"):
-        raise ValueError("it was saved by an old version of datasets, with its rows in another order: save it again")
-    return [folder / each["filename"] for each in state["_data_files"]]
-
-
-def _split_of(file: Path) -> str:
-    """Return the split that a file's or a folder's name says, such as test-00000-of-00001.parquet or dev/0.parquet."""
-    for part in (file.stem, *reversed(file.parts[:-1])):
-        for word in re.split(r"[^A-Za-z]+", part):
-            if word in SPLIT_OF:
-                return SPLIT_OF[word]
-    return WHOLE
-
-
-def _columns(files: list[Path], asked: tuple[str, str]) -> dict[str, np.ndarray]:
-    """Return the columns of some files, one after the other."""
-    try:
-        import pyarrow as pa
-
-        from tasks.data.arrow import read_column
-    except ModuleNotFoundError:
-        raise ValueError("Parquet and Arrow files need pyarrow: pip install 'mixer-zoo[train]'") from None
-
-    try:
-        tables = [_table(file) for file in files]
-        for file, each in zip(files, tables, strict=True):
-            if each.schema != tables[0].schema:
-                raise ValueError(f"{file} has other columns, or of other types, than {files[0]}")
-        table = pa.concat_tables(tables)
-    except pa.ArrowInvalid as error:
-        raise ValueError(f"cannot be read: {str(error).splitlines()[0]}") from None
     arrays, ends = {}, {}
     for field in table.schema:
         innermost = field.type
@@ -226,18 +175,6 @@ def _columns(files: list[Path], asked: tuple[str, str]) -> dict[str, np.ndarray]
             with named(field.name):
                 arrays[field.name], ends[field.name] = read_column(table.column(field.name))
     return _with_lengths(arrays, ends, *asked)
-
-
-def _table(file: Path) -> Any:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    if file.suffix == ".parquet":
-        return pq.ParquetFile(file).read()
-    mapped = pa.memory_map(str(file))
-    is_file = mapped.read(6) == b"ARROW1"
-    mapped.seek(0)
-    return (pa.ipc.open_file(mapped) if is_file else pa.ipc.open_stream(mapped)).read_all()
 
 
 def _with_lengths(arrays: Arrays, ends: Mapping[str, np.ndarray | None], inputs: str, labels: str) -> Arrays:

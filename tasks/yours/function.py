@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tasks.base import Arrays, Task, named
-from tasks.data.real_data import content_hash
+from tasks.data.reading import content_hash
 from tasks.data.splits import SHARD_ROWS
 from tasks.spec import IGNORED, TaskSpec
 from tasks.yours.arrays import conform, measure, require

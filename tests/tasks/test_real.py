@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 
 import tasks
 from tasks.data.datamodule import TaskDataModule
-from tasks.data.real_data import divide
+from tasks.data.reading import divide
 from tasks.data.splits import sample_split
 
 
@@ -140,9 +140,9 @@ def test_images_are_dealt_out_to_the_splits_in_a_drawn_order() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("text", {"column": "tale"}, r"^text: data set '.*' has no column 'tale'; choose from: story$"),
+        ("text", {"column": "tale"}, r"^text: data set '.*': no column 'tale'; choose from: story$"),
         ("text", {"dataset": "nobody/nothing"}, r"^text: cannot load data set 'nobody/nothing': [^\n]+\Z"),
-        ("images", {}, r"^images: data set '.*' has no column 'image'; choose from: story$"),
+        ("images", {}, r"^images: data set '.*': no column 'image'; choose from: story$"),
     ],
 )
 def test_a_data_set_that_does_not_fit_is_refused_in_one_line(

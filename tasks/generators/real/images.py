@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Literal, Self, get_args
 import numpy as np
 
 from tasks.base import DIVISION_SEED, Arrays, FiniteTask, named
-from tasks.data.real_data import OfSplits, content_hash, load_dataset
+from tasks.data.reading import OfSplits, content_hash, load_dataset
 from tasks.spec import IGNORED, TaskSpec
+from zoo.extras import require_extra
 
 Colour = Literal["grey", "rgb"]
 
@@ -77,11 +78,7 @@ class Images(OfSplits, FiniteTask):
         return found | {split: (pixels[order[part]], classes[order[part]]) for split, part in parts}
 
     def _digits(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        try:
-            from sklearn.datasets import load_digits
-        except ModuleNotFoundError:
-            raise ValueError("the digits need scikit-learn: pip install 'mixer-zoo[train]'") from None
-        pixels, classes = load_digits(return_X_y=True)
+        pixels, classes = require_extra("sklearn.datasets", "train").load_digits(return_X_y=True)
         return {"train": (np.asarray(pixels, dtype=np.uint8), np.asarray(classes, dtype=np.int64))}
 
     def _loaded(self, dataset: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 
 from tasks.base import Arrays, named
-from tasks.data.real_data import OfSplits, content_hash, load_dataset, read_files
+from tasks.data.reading import OfSplits, content_hash, load_dataset, read_files
 from tasks.spec import TaskSpec
 
 Unit = Literal["bytes", "characters"]

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from tasks.base import Arrays, FiniteTask, Task, named
-from tasks.data.real_data import content_hash, divide, read_files
+from tasks.data.reading import content_hash, divide, read_files
 from tasks.generators.placing import LAST, labels_at
 from tasks.generators.structure.expressions import (
     BLANK,

@@ -1,19 +1,21 @@
-"""What tasks made of real data share: a user's files, Hugging Face data sets, and how data is divided into splits."""
+"""Reading real data: files, Hugging Face data sets, and their division into splits."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-from tasks.base import HELD_OUT, Task
+from tasks.base import HELD_OUT, Task, named
+from zoo.extras import require_extra
 
-OWN_NAMES = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
-"""What data sets call each split."""
+SPLIT_OF = {"train": "train", **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"), "test": "test"}
+"""The split that data sets mean by a name."""
 
 
 class OfSplits(Task):
@@ -56,37 +58,70 @@ def read_files(path: Path) -> bytes:
 
 
 def load_dataset(name: str, config: str | None, columns: tuple[str, ...]) -> dict[str, Any]:
-    """Load a Hugging Face data set as {split: rows}: at least "train", and those of `OWN_NAMES` that it has.
+    """Load a Hugging Face data set as {split: rows}: "train", and "validation" and "test" if it has them.
 
     Args:
-        name: name on the hub, or a local folder.
-        config: which of its configurations; None where there is one.
-        columns: that every row must have.
+        name: name on the hub, or a local file or folder.
+        config: which of its configurations; None if it has only one.
+        columns: columns that every row must have.
 
     Raises:
-        ValueError: `datasets` is missing, the data set cannot be loaded, or it lacks a training split or a column.
+        MissingExtraError: `datasets` is not installed.
+        ValueError: the data set cannot be loaded, or it lacks a training split or a column.
     """
-    try:
-        import datasets
-    except ModuleNotFoundError:
-        raise ValueError("data sets by name need datasets: pip install 'mixer-zoo[train]'") from None
-    try:
-        loaded = datasets.load_dataset(name, config)
-    except Exception as error:  # noqa: BLE001 (the library raises what its backends raise: not found, offline, broken)
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(f"cannot load data set {name!r}: {reason}") from None
-    splits = {}
-    for split, names in OWN_NAMES.items():
-        for own in names:
-            if own in loaded:
-                splits.setdefault(split, loaded[own])
-    if "train" not in splits:
-        raise ValueError(f"data set {name!r} has no split 'train'; it has: {', '.join(map(str, loaded))}")
-    for column in columns:
-        if column not in splits["train"].column_names:
-            valid = ", ".join(splits["train"].column_names)
-            raise ValueError(f"data set {name!r} has no column {column!r}; choose from: {valid}")
+    with named(f"cannot load data set {name!r}"):
+        found = read_splits("load_dataset", name, config)
+    with named(f"data set {name!r}"):
+        splits = by_split(found)
+        for column in columns:
+            if column not in splits["train"].column_names:
+                valid = ", ".join(splits["train"].column_names)
+                raise ValueError(f"no column {column!r}; choose from: {valid}")
     return splits
+
+
+def read_splits(function: str, *arguments: Any, **options: Any) -> Any:
+    """Return what a function of `datasets` reads, without its progress bars and its log.
+
+    Raises:
+        MissingExtraError: `datasets` is not installed.
+        ValueError: the function failed; one line with the reason.
+    """
+    datasets = require_extra("datasets", "train")
+    try:
+        with quiet():
+            return getattr(datasets, function)(*arguments, **options)
+    except Exception as error:  # noqa: BLE001 (the library raises what its backends raise: not found, offline, broken)
+        reason = str(error.__cause__ or error).strip() or type(error).__name__
+        raise ValueError(reason.splitlines()[0]) from None
+
+
+def by_split(found: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the parts of divided data under our names of the splits; parts with other names are left out.
+
+    Raises:
+        ValueError: there is no training split.
+    """
+    splits = {SPLIT_OF[str(own)]: part for own, part in found.items() if str(own) in SPLIT_OF}
+    if "train" not in splits:
+        raise ValueError(f"there is no split train; there are: {', '.join(map(str, found))}")
+    return splits
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Hide the progress bars of `datasets`, which appear even for the shortest split, and its log."""
+    import datasets
+
+    bars, level = not datasets.are_progress_bars_disabled(), datasets.logging.get_verbosity()
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    try:
+        yield
+    finally:
+        datasets.logging.set_verbosity(level)
+        if bars:
+            datasets.enable_progress_bars()
 
 
 def divide(n: int, missing: Mapping[str, float]) -> dict[str, slice]:
