@@ -92,19 +92,11 @@ class TrainingBatches(NumberedBatches):
 
     Args:
         arrays: arrays of one first axis.
-        batch_size, seed, position, rank, world_size: see `NumberedBatches`.
+        numbered, place: batch_size, seed, position, rank and world_size of `NumberedBatches`.
     """
 
-    def __init__(
-        self,
-        arrays: Arrays,
-        batch_size: int,
-        seed: int,
-        position: Callable[[], int] = lambda: 0,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        super().__init__(len(arrays["inputs"]), batch_size, seed, position, rank, world_size)
+    def __init__(self, arrays: Arrays, *numbered: Any, **place: Any) -> None:
+        super().__init__(len(arrays["inputs"]), *numbered, **place)
         self.arrays = arrays
         self._order: tuple[int, np.ndarray] | None = None
 
@@ -129,22 +121,13 @@ class FreshBatches(NumberedBatches):
 
     Args:
         task: draws them.
-        n_rows, batch_size, seed, position, rank, world_size: see `NumberedBatches`.
+        numbered, place: the arguments of `NumberedBatches`.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        n_rows: int,
-        batch_size: int,
-        seed: int,
-        position: Callable[[], int] = lambda: 0,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        super().__init__(n_rows, batch_size, seed, position, rank, world_size)
+    def __init__(self, task: Task, *numbered: Any, **place: Any) -> None:
+        super().__init__(*numbered, **place)
         self.task = task.of_split("train")
-        self._batches_per_block = max(1, shard_rows(task) // (batch_size * world_size))
+        self._batches_per_block = max(1, shard_rows(task) // (self.batch_size * self.world_size))
         self._drawn: tuple[int, Arrays] | None = None
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:

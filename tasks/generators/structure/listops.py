@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -9,7 +11,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from tasks.base import Arrays, FiniteTask, Task, named
-from tasks.data.reading import content_hash, divide, read_files
+from tasks.data.reading import divide, read_files
 from tasks.generators.placing import LAST, labels_at
 from tasks.generators.structure.expressions import (
     BLANK,
@@ -121,16 +123,16 @@ class ListOps(Task):
     def fingerprint(self) -> dict[str, Any]:
         if self.tsv is None:
             return {}
-        files = self._files.values()
-        return {"content": content_hash(*(array for file in files for array in (file.tokens, file.values)))}
+        lines = (line for file in self._files.values() for line in (*file.expressions, file.values.tobytes()))
+        return {"content": hashlib.sha256(b"\n".join(lines)).hexdigest()}
 
     @cached_property
     def _files(self) -> dict[str, ListedExpressions]:
         """The expressions of each split, read from the user's files."""
         with named(self.name):
             found = read_tsv(Path(str(self.tsv)).expanduser())
-        files = {split: ListedExpressions(self.seq_len, *expressions) for split, expressions in found.items()}
-        longest = max(int(np.diff(file.starts).max()) for file in files.values())
+        files = {split: ListedExpressions(self.seq_len, *listed) for split, listed in found.items()}
+        longest = max(len(expression) for file in files.values() for expression in file.expressions)
         if longest > self.seq_len:
             raise ValueError(
                 f"{self.name}: the longest expression has {longest} tokens, which must be <= seq_len, "
@@ -170,19 +172,18 @@ def listops_spec(seq_len: int, chance: float) -> TaskSpec:
 
 
 class ListedExpressions(FiniteTask):
-    """A split's expressions, as they stand in a file.
+    """The expressions of a file that belong to one split.
 
     Args:
         seq_len: length of a sequence.
-        tokens: of all expressions, one after the other, uint8.
-        starts: where each begins in `tokens`, and the end of the last, int64 (n + 1,).
-        values: of each, int64 (n,).
+        expressions: tokens of each expression, a byte per token.
+        values: value of each expression, int64 (n,).
     """
 
     name: ClassVar[str] = ListOps.name
 
-    def __init__(self, seq_len: int, tokens: np.ndarray, starts: np.ndarray, values: np.ndarray) -> None:
-        self.seq_len, self.tokens, self.starts, self.values = seq_len, tokens, starts, values
+    def __init__(self, seq_len: int, expressions: Sequence[bytes], values: np.ndarray) -> None:
+        self.seq_len, self.expressions, self.values = seq_len, expressions, values
 
     @property
     def spec(self) -> TaskSpec:
@@ -193,35 +194,25 @@ class ListedExpressions(FiniteTask):
         return len(self.values)
 
     def take(self, rows: np.ndarray) -> Arrays:
-        place = np.arange(self.seq_len) - self.seq_len + (self.starts[rows + 1] - self.starts[rows])[:, None]
-        source = self.starts[rows][:, None] + np.maximum(place, 0)
-        inputs = np.where(place >= 0, self.tokens[source].astype(np.int64), BLANK)
+        inputs = np.full((len(rows), self.seq_len), BLANK, dtype=np.int64)
+        for read, row in zip(inputs, rows, strict=True):
+            tokens = np.frombuffer(self.expressions[row], dtype=np.uint8)
+            read[self.seq_len - len(tokens) :] = tokens
         return labelled_at_the_end(inputs, self.values[rows])
 
 
-Expressions = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Tokens, starts and values, as `ListedExpressions` takes them."""
-
-
-def read_tsv(path: Path) -> dict[str, Expressions]:
-    """Return the expressions of each split: of a folder's files, or of one file in three parts.
+def read_tsv(path: Path) -> dict[str, tuple[list[bytes], np.ndarray]]:
+    """Return expressions and values of each split: of a folder's files, or of one file in three parts.
 
     Raises:
         ValueError: a file is missing, or does not hold expressions.
     """
     if not path.is_dir():
-        tokens, starts, values = read_expressions(path)
+        expressions, values = read_expressions(path)
         parts = divide(len(values), {"validation": 0.02, "test": 0.02})
         if len(values) < len(parts):
             raise ValueError(f"{path} holds {len(values)} expressions, too few for three splits")
-        return {
-            split: (
-                tokens[starts[part.start] : starts[part.stop]],
-                starts[part.start : part.stop + 1] - starts[part.start],
-                values[part],
-            )
-            for split, part in parts.items()
-        }
+        return {split: (expressions[part], values[part]) for split, part in parts.items()}
     found = {}
     for split, word in FILES.items():
         files = sorted(path.glob(f"*{word}*.tsv"))
@@ -231,8 +222,8 @@ def read_tsv(path: Path) -> dict[str, Expressions]:
     return found
 
 
-def read_expressions(file: Path) -> Expressions:
-    """Return the lines of a TSV file with the columns Source and Target.
+def read_expressions(file: Path) -> tuple[list[bytes], np.ndarray]:
+    """Return the expressions and values in a TSV file with the columns Source and Target.
 
     Raises:
         ValueError: it cannot be read, or a line is not an expression and a digit.
@@ -240,20 +231,19 @@ def read_expressions(file: Path) -> Expressions:
     header, *lines = read_files(file).rstrip(b"\n").replace(b"\r", b"").split(b"\n")
     if header != b"Source\tTarget":
         raise ValueError(f"{file} must begin with a line of the columns Source and Target")
-    tokens, values = [], []
+    expressions, values = [], []
     for number, line in enumerate(lines, start=2):
         source, _, target = line.partition(b"\t")
         for place, operator in enumerate(OPERATORS):
             source = source.replace(operator.encode(), bytes([10 + place]))
-        # Each word is a single byte now; translate makes it its token, and 255 what is none.
-        tokens.append(source.translate(_TOKEN_OF_BYTE, b" ()"))
-        if not tokens[-1] or 255 in tokens[-1] or target not in _DIGITS:
+        # Each word is a single byte now; translate makes it its token, and 255 if it is none.
+        expressions.append(source.translate(_TOKEN_OF_BYTE, b" ()"))
+        if not expressions[-1] or 255 in expressions[-1] or target not in _DIGITS:
             raise ValueError(f"{file}, line {number} must be an expression of {' '.join(WORDS).strip()} and a digit")
         values.append(int(target))
     if not values:
         raise ValueError(f"{file} holds no expressions")
-    starts = np.cumsum([0, *map(len, tokens)])
-    return np.frombuffer(b"".join(tokens), dtype=np.uint8), starts, np.array(values)
+    return expressions, np.array(values)
 
 
 _DIGITS = [str(digit).encode() for digit in range(10)]
