@@ -1,28 +1,36 @@
-"""A run's configuration: layers of plain data bound to the signatures of constructors.
+"""A run's configuration: layers of plain data bound to the parameters of constructors.
 
-`choose` finds the names in a command line without importing torch; `Options` has what the constructors of that mixer,
-that task, the model and Lightning's Trainer declare; `parse` does both and lays the values over each other.
+The road of a value: `parse` (command), layers, bind to options, a configuration; objects are Lightning's callbacks and
+loggers.
 """
 
-from lab.config.bind import Options
-from lab.config.choice import GROUPS, REGISTRIES, choose, with_members
 from lab.config.command import Command, parse
-from lab.config.layers import UsageError, flag_text, read_flags, read_layer, read_yaml, write_yaml
+from lab.config.layers import (
+    GROUPS,
+    REGISTRIES,
+    UsageError,
+    choose,
+    flag_text,
+    read_flags,
+    read_layer,
+    read_yaml,
+    write_yaml,
+)
+from lab.config.options import declared
 
 __all__ = [
     "GROUPS",
     "PROGRAM",
     "REGISTRIES",
     "Command",
-    "Options",
     "UsageError",
     "choose",
+    "declared",
     "flag_text",
     "parse",
     "read_flags",
     "read_layer",
     "read_yaml",
-    "with_members",
     "write_yaml",
 ]
 

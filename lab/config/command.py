@@ -1,4 +1,4 @@
-"""A command line, read: what to do with which configuration."""
+"""A command line, read: the complete configuration of a run, and what to do with it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lab.config.bind import Options
-from lab.config.choice import choose, with_members
+from lab.config.bind import bind, check_entries, constructor_defaults
 from lab.config.help import describe, overview
-from lab.config.layers import write_yaml
-from lab.nested import nested
+from lab.config.layers import GROUPS, choose, write_yaml
+from lab.config.objects import Objects, object_options, read_objects
+from lab.config.options import declared
+from lab.nested import flatten, nested
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Command:
     """A run, complete.
 
     Attributes:
-        config: every option as plain data, nested as in YAML; what `config.yaml` holds.
+        config: every option as plain data, nested as in YAML; the content of `config.yaml`.
         defaults: the same without --config files and flags.
         trainer: options of Lightning's Trainer, with classes instantiated.
         ckpt_path: checkpoint to resume from or to test.
@@ -39,7 +40,7 @@ class Command:
 
 
 def parse(argv: Sequence[str]) -> Command:
-    """Read the command line; prints and exits with status 0 where help or the configuration is asked for.
+    """Read the command line; prints and exits with status 0 if help or the configuration is asked for.
 
     Layers of plain data, from low to high: constructors' defaults, configs/default.yaml, configs/mixer/NAME.yaml,
     configs/task/NAME.yaml, each --config file, flags.
@@ -51,16 +52,19 @@ def parse(argv: Sequence[str]) -> Command:
     if "help" in choice.helps:
         print(overview(), end="")
         raise SystemExit(0)
-    choice = with_members(choice)
+    options = declared(choice.names, choice.entries, choice.helps or GROUPS)
     if choice.helps:
-        options = Options(choice, choice.helps)
-        recipe = dict(value for layer in choice.shipped for value in layer.leaves(options.declared))
-        print(describe(options.declared.values(), recipe), end="")
+        recipe = dict(value for layer in choice.shipped for value in flatten(layer.values, options))
+        print(describe(options.values(), recipe), end="")
         raise SystemExit(0)
-    options = Options(choice)
-    objects = options.objects(choice)
-    defaults = options.layered(choice.shipped, options.defaults())
-    config = nested(options.layered(choice.given, defaults))
+    check_entries(choice.entries, options)
+    layers = [*choice.shipped, *choice.given]
+    trainer = [item for layer in layers for item in layer.values.items() if item[0].startswith("trainer.")]
+    objects = Objects()
+    if found := object_options(trainer, options):
+        objects = read_objects(choice, found)
+    defaults = bind(choice.shipped, options, constructor_defaults(options), found)
+    config = nested(bind(choice.given, options, defaults, found))
     defaults = nested(defaults)
     defaults["trainer"] |= objects.defaults
     config["trainer"] |= objects.config

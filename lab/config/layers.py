@@ -1,49 +1,226 @@
-"""Layers of plain data, nested as in YAML: what a file says, what flags say."""
+"""Layers of plain data: the values that the recipes in configs/, the --config files and the flags set.
+
+The names of mixer and task are resolved here; `--help` and a wrong name are answered without importing torch.
+"""
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from lab.nested import flatten
+from tasks.registry import TASKS
 from zoo.errors import UsageError
+from zoo.lookup import Registry
+from zoo.registry import MIXERS
+from zoo.targets import is_target, label
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+REGISTRIES: dict[str, Registry] = {"mixer": MIXERS, "task": TASKS}
+GROUPS = ("mixer", "task", "model", "trainer")
+HELPS = {f"{group}.help": group for group in GROUPS}
+NAMING = {flag: group for group in REGISTRIES for flag in (group, f"{group}.name", f"{group}.help")}
+"""Flags that name a mixer or a task; a later one wins over an earlier one."""
+SWITCHES = ("print_config", "test_only", "no_test", "overwrite")
+VALUED = ("config", "ckpt_path", "stop_at")
+TOP = (*VALUED, *SWITCHES)
+"""Flags that are no options of a run."""
 
 
-class Text(str):
-    """A flag's value as it was typed; the type of its option decides what it means."""
+class Text(NamedTuple):
+    """The value of a flag.
 
-    __slots__ = ()
+    Attributes:
+        typed: the value as it was typed.
+        readings: its meanings as plain data, likeliest first; the type of the option picks one.
+    """
+
+    typed: str
+    readings: list[Any]
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Values from one source, nested as in YAML.
+    """Values from one source.
 
     Attributes:
-        source: names the layer in errors; flags, which name themselves, have none.
-        values: of a file nested, of flags by dotted name.
+        source: names the layer in errors; empty for flags, which name themselves.
+        values: nested as in YAML; in a `Choice`, an option of a group has a dotted name.
     """
 
     source: str
     values: dict[str, Any]
 
-    def group(self, name: str) -> dict[str, Any]:
-        """Return the values of one group; empty where the layer has none."""
-        return self.values.get(name, {})
+    @property
+    def names(self) -> dict[str, str]:
+        """The mixer and the task that it names."""
+        return {group: self.values[f"{group}.name"] for group in REGISTRIES if f"{group}.name" in self.values}
 
-    def without(self, group: str, options: Sequence[str] | set[str]) -> Layer:
-        """Return the same layer without some options of a group."""
-        kept = {key: value for key, value in self.group(group).items() if key not in options}
-        return Layer(self.source, self.values | ({group: kept} if group in self.values else {}))
+    def without(self, groups: Iterable[str]) -> Layer:
+        """Return the layer without the values below these dotted names."""
+        prefixes = tuple(f"{group}." for group in groups)
+        kept = {key: value for key, value in self.values.items() if not f"{key}.".startswith(prefixes)}
+        return Layer(self.source, kept)
 
-    def leaves(self, declared: Collection[str]) -> Iterator[tuple[str, Any]]:
-        """Return dotted names and values; what lies below a declared name is its value."""
-        return flatten(self.values, declared)
+
+@dataclass(frozen=True)
+class Choice:
+    """The content of a command line.
+
+    Attributes:
+        names: of mixer and task.
+        shipped: the layers of configs/, from low to high.
+        given: the --config files, then the flags.
+        flags: of options, in their order.
+        entries: the complete pattern of a hybrid.
+        helps: groups whose help is asked for.
+        switches: the switches that are set.
+        ckpt_path: checkpoint to resume from or to test.
+        stop_at: the step, or the share of all steps, at which training stops for now.
+    """
+
+    names: dict[str, str] = field(default_factory=dict)
+    shipped: list[Layer] = field(default_factory=list)
+    given: list[Layer] = field(default_factory=list)
+    flags: list[tuple[str, Text | None]] = field(default_factory=list)
+    entries: list[dict[str, Any]] = field(default_factory=list)
+    helps: list[str] = field(default_factory=list)
+    switches: set[str] = field(default_factory=set)
+    ckpt_path: str | None = None
+    stop_at: int | float | None = None
+
+
+def choose(argv: Sequence[str]) -> Choice:
+    """Return the mixer, the task and the layers of a command line.
+
+    Raises:
+        UsageError: unknown names, unreadable files, a hybrid's pattern that is not valid.
+    """
+    flags = read_flags(argv, ("help", *SWITCHES))
+    if any(name == "help" for name, _ in flags):
+        # The overview has no options of a class of your own: they are shown instead.
+        flags = [
+            (f"{name}.help", each) for name, each in flags if name in REGISTRIES and each and is_target(each.typed)
+        ]
+        if not flags:
+            return Choice(helps=["help"])
+    for name, text in flags:
+        if text is None and name in (*REGISTRIES, *VALUED):
+            raise UsageError(f"--{name}: expected one argument")
+        if text and HELPS.get(name, "mixer") not in REGISTRIES:
+            raise UsageError(f"--{name} takes no value, got {text.typed}")
+    typed = {name: text.typed for name, text in flags if text}
+    named = _registered({group: typed[flag] for flag, group in NAMING.items() if flag in typed})
+    options = [(name, text) for name, text in flags if name not in (*TOP, *HELPS, *NAMING)]
+    values: dict[str, Any] = dict(options)
+    if "mixer.pattern" in typed:
+        values["mixer.pattern"] = _without_aliases(read_yaml(typed["mixer.pattern"], "--mixer.pattern"))
+
+    default = _grouped(read_layer(CONFIGS / "default.yaml"))
+    files = [_grouped(read_layer(text.typed, "--config ")) for name, text in flags if name == "config" and text]
+    named = {group: name for layer in files for group, name in layer.names.items()} | named
+    recipe = _shipped("task", (default.names | named)["task"])
+    names = default.names | recipe.names | named  # the recipe of a task that is made for one mixer names it
+    layers = [default, _shipped("mixer", names["mixer"]), recipe, *files]
+    layers = [layer.without(group for group, name in layer.names.items() if name != names[group]) for layer in layers]
+
+    patterns = [*(layer.values.get("mixer.pattern") for layer in layers), values.get("mixer.pattern")]
+    entries, n_below = _pattern(names["mixer"], patterns)
+    absent = [f"mixer.{name}" for name in MIXERS.keys() - {label(entry["name"]) for entry in entries}]
+    layers = [*(layer.without(absent) for layer in layers[:n_below]), *layers[n_below:]]
+    return Choice(
+        names=names,
+        shipped=layers[:3],
+        given=[*layers[3:], Layer("", values)],
+        flags=options,
+        entries=entries,
+        helps=[HELPS[name] for name, _ in flags if name in HELPS],
+        switches={name for name, _ in flags if name in SWITCHES},
+        ckpt_path=typed.get("ckpt_path"),
+        stop_at=_stop(typed["stop_at"]) if "stop_at" in typed else None,
+    )
+
+
+def _registered(names: Mapping[str, Any], source: str = "") -> dict[str, str]:
+    """Return the registered names of mixer and task that these mean."""
+    try:
+        return {group: REGISTRIES[group].check(name) for group, name in names.items()}
+    except ValueError as error:
+        raise UsageError(f"{source}{error}") from None
+
+
+def _without_aliases(pattern: Any) -> Any:
+    """Return a hybrid's pattern with each alias replaced by the name that it means."""
+    if isinstance(pattern, str):
+        return MIXERS.check(pattern) if pattern in MIXERS else pattern
+    if isinstance(pattern, list):
+        return [_without_aliases(entry) for entry in pattern]
+    if isinstance(pattern, dict):
+        return {key: _without_aliases(each) if key == "name" else each for key, each in pattern.items()}
+    return pattern
+
+
+def _grouped(layer: Layer) -> Layer:
+    """Give the options of mixer, task and trainer dotted names, and replace aliases; `mixer: lstm` names a mixer."""
+    values: dict[str, Any] = {}
+    for key, value in layer.values.items():
+        if key not in (*REGISTRIES, "trainer"):
+            values[key] = value
+            continue
+        options = {"name": value} if isinstance(value, str) and key in REGISTRIES else {} if value is None else value
+        if not isinstance(options, dict):
+            raise UsageError(f"{layer.source}: {key} must be a mapping of options, got {value!r}")
+        values |= {f"{key}.{name}": each for name, each in options.items()}
+    names = _registered(Layer("", values).names, f"{layer.source}: ")
+    values |= {f"{group}.name": name for group, name in names.items()}
+    if "mixer.pattern" in values:
+        values["mixer.pattern"] = _without_aliases(values["mixer.pattern"])
+    return Layer(layer.source, values)
+
+
+def _shipped(group: str, name: str) -> Layer:
+    """Return the recipe in configs/ for a mixer or a task; empty if there is none."""
+    path = CONFIGS / group / f"{name}.yaml"
+    return _grouped(read_layer(path)) if path.is_file() else Layer(str(path), {})
+
+
+def _pattern(mixer: str, patterns: Sequence[Any]) -> tuple[list[dict[str, Any]], int]:
+    """Return the complete entries of a hybrid's pattern, and the number of layers below it; no entries for others.
+
+    Args:
+        mixer: its name.
+        patterns: of each layer, from low to high; None if the layer sets none.
+
+    Raises:
+        UsageError: a pattern that cannot be followed.
+    """
+    from zoo.mixers.hybrid import Hybrid
+
+    parameters = inspect.signature(MIXERS[mixer]).parameters
+    if "pattern" not in parameters:
+        return [], 0
+    n_below = max((i for i, pattern in enumerate(patterns) if pattern is not None), default=0)
+    pattern = parameters["pattern"].default if patterns[n_below] is None else patterns[n_below]
+    if not isinstance(pattern, list | tuple) or not all(isinstance(entry, str | dict) for entry in pattern):
+        raise UsageError(f"mixer.pattern must be a list of mixers, such as [selective_ssm, attention], got {pattern!r}")
+    try:
+        return Hybrid.distribute(pattern, {}), n_below
+    except ValueError as error:
+        raise UsageError(f"mixer.pattern: {error}") from None
+
+
+def _stop(text: str) -> int | float:
+    """Read a number of steps, or a share of all steps."""
+    value = read_yaml(text, "--stop_at")
+    if (type(value) is int and value >= 1) or (type(value) is float and 0 < value <= 1):
+        return value
+    raise UsageError(f"--stop_at must be a number of steps such as 100, or a share of them such as 0.25, got {text}")
 
 
 def read_flags(
@@ -54,7 +231,7 @@ def read_flags(
     Args:
         argv: the words of a command line; -h is --help.
         switches: names of flags that take no value.
-        others: where words go that belong to no flag; default refused.
+        others: receives the words that belong to no flag; by default they are refused.
 
     Raises:
         UsageError: a word that belongs to no flag, a switch with a value.
@@ -75,10 +252,25 @@ def read_flags(
                 raise UsageError(f"--{name} takes no value, got {value}")
             flags.append((name, None))
         elif equals or (words and not words[-1].startswith("--")):
-            flags.append((name, Text(value if equals else words.pop())))
+            flags.append((name, read_text(value if equals else words.pop())))
         else:
             flags.append((name, None))
     return flags
+
+
+def read_text(typed: str) -> Text:
+    """Read a flag's value as YAML, as a word, and as a list without its brackets.
+
+    >>> read_text("64,256").readings
+    ['64,256', '64,256', [64, 256]]
+    """
+    import yaml
+
+    readings: list[Any] = []
+    for spelling in (typed, f"[{typed}]"):
+        with suppress(yaml.YAMLError):
+            readings.append(yaml.load(spelling, _yaml()[0]))
+    return Text(typed, [*readings[:1], typed, *readings[1:]])
 
 
 def read_layer(path: str | Path, flag: str = "") -> Layer:
@@ -108,12 +300,12 @@ def read_yaml(text: str, source: str) -> Any:
     """Read plain data from YAML in which 5e-3 is a number, as it is for flags.
 
     Raises:
-        UsageError: text that is not YAML; says where.
+        UsageError: text that is not YAML; names the line.
     """
     import yaml
 
     try:
-        return yaml.load(str(text), _yaml()[0])  # the C loader takes no Text
+        return yaml.load(text, _yaml()[0])
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or error
         where = f" in line {mark.line + 1}" if mark else ""
@@ -121,7 +313,7 @@ def read_yaml(text: str, source: str) -> Any:
 
 
 def write_yaml(values: Mapping[str, Any]) -> str:
-    """YAML that `read_yaml` reads back: a word that looks like a number, such as 1e3, stands in quotes."""
+    """Write YAML that `read_yaml` reads back: a word that looks like a number, such as 1e3, is quoted."""
     import yaml
 
     return yaml.dump(dict(values), Dumper=_yaml()[1], sort_keys=False)

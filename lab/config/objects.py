@@ -3,8 +3,7 @@
     --trainer.logger CSVLogger --trainer.logger.save_dir elsewhere --trainer.callbacks+=LearningRateMonitor
     trainer: {callbacks: [{class_path: EarlyStopping, init_args: {monitor: val/loss}}]}
 
-Which classes there are, and what their arguments may be, jsonargparse knows; it is imported only where an option is
-given so.
+jsonargparse knows the classes and their arguments; it is imported only if an option is given in this way.
 """
 
 from __future__ import annotations
@@ -12,27 +11,14 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from lab.config.layers import Layer, Text, UsageError, read_yaml
-
-
-def names_object(key: str, value: Any) -> bool:
-    """Return whether a value names a class: a capitalised name, a mapping with class_path, or a list with such items.
-
-    Raises:
-        UsageError: a flag whose list or mapping is not YAML.
-    """
-    if isinstance(value, Text) and value[:1] in ("[", "{"):
-        value = read_yaml(value, f"--{key}")
-    if isinstance(value, str):
-        return re.fullmatch(r"(\w+\.)*[A-Z]\w*", value) is not None
-    if isinstance(value, Mapping):
-        return "class_path" in value
-    return isinstance(value, list) and any(names_object(key, each) for each in value)
+from lab.config.layers import Choice, Layer, Text, read_yaml
+from lab.config.options import Option
+from zoo.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -40,46 +26,53 @@ class Objects:
     """Options of the Trainer that are objects, by name.
 
     Attributes:
-        defaults: as the lower layers have them, as plain data.
-        config: as all layers have them, as plain data.
+        defaults: after the lower layers, as plain data.
+        config: after all layers, as plain data.
         built: the objects of `config`.
     """
 
-    defaults: dict[str, Any]
-    config: dict[str, Any]
-    built: dict[str, Any]
+    defaults: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    built: dict[str, Any] = field(default_factory=dict)
 
 
-def read_objects(
-    names: Iterable[str],
-    shipped: Iterable[Layer],
-    given: Iterable[Layer],
-    flags: Iterable[tuple[str, Text | None]],
-) -> Objects:
-    """Return what the layers say of some options of the Trainer, that are objects.
+def object_options(values: Iterable[tuple[str, Any]], options: Mapping[str, Option]) -> set[str]:
+    """Return the options, by dotted name, for which one of these values names a class or sets an argument of one."""
+    found = set()
+    for key, value in values:
+        name = ".".join(key.rstrip("+").split(".")[:2])
+        if name in options and options[name].takes_objects and (key != name or _names_class(value)):
+            found.add(name)
+    return found
 
-    Args:
-        names: of the options, such as logger.
-        shipped: the lower layers.
-        given: the upper ones, flags left out.
-        flags: of the command line, in their order, for `--trainer.callbacks+` adds to what was said before.
+
+def _names_class(value: Any) -> bool:
+    """Return whether a value is a capitalised name, a mapping with class_path, or a list with such items."""
+    if isinstance(value, Text):
+        return _names_class(value.readings[0])
+    if isinstance(value, str):
+        return re.fullmatch(r"(\w+\.)*[A-Z]\w*", value) is not None
+    if isinstance(value, Mapping):
+        return "class_path" in value
+    return isinstance(value, list) and any(map(_names_class, value))
+
+
+def read_objects(choice: Choice, names: Collection[str]) -> Objects:
+    """Return the values of some options of the Trainer, by dotted name, after all layers, and build them.
 
     Raises:
         UsageError: no such class, an argument that it does not take.
     """
-    names = set(names)
-    if not names:
-        return Objects({}, {}, {})
     import jsonargparse
     from lightning.pytorch import Trainer
 
     parser = jsonargparse.ArgumentParser(usage=argparse.SUPPRESS, add_help=False, exit_on_error=False)
-    others = inspect.signature(Trainer).parameters.keys() - names
-    parser.add_class_arguments(Trainer, "trainer", as_group=False, skip={*others}, instantiate=False)
+    others = {name for name in inspect.signature(Trainer).parameters if f"trainer.{name}" not in names}
+    parser.add_class_arguments(Trainer, "trainer", as_group=False, skip=others, instantiate=False)
 
     def layered(layers: Iterable[Layer], below: Any) -> Any:
         for layer in layers:
-            values = {key: value for key, value in layer.group("trainer").items() if key in names}
+            values = {key.removeprefix("trainer."): value for key, value in layer.values.items() if key in names}
             # Of a copy, since jsonargparse replaces mappings within it.
             below = _checked(f"{layer.source}: ", parser.parse_object, {"trainer": deepcopy(values)}, below)
         return below
@@ -87,14 +80,15 @@ def read_objects(
     def plain(config: Any) -> dict[str, Any]:
         return read_yaml(parser.dump(config, skip_unset=False), "trainer")["trainer"]
 
-    lower = layered(shipped, None)
+    lower = layered(choice.shipped, None)
     defaults = plain(lower)
+    # The flags in their order, since --trainer.callbacks+ adds to the callbacks before it.
     words = [
-        f"--{name}" if value is None else f"--{name}={value}"
-        for name, value in flags
-        if name.startswith("trainer.") and name.rstrip("+").split(".")[1] in names
+        f"--{name}" if text is None else f"--{name}={text.typed}"
+        for name, text in choice.flags
+        if ".".join(name.rstrip("+").split(".")[:2]) in names
     ]
-    upper = _checked("", parser.parse_args, words, layered(given, lower))
+    upper = _checked("", parser.parse_args, words, layered(choice.given[:-1], lower))
     return Objects(defaults, plain(upper), parser.instantiate(upper).trainer.as_dict())
 
 
@@ -106,7 +100,7 @@ def _checked(source: str, parse: Any, given: Any, below: Any) -> Any:
 
 
 def _shortened(message: str) -> str:
-    """Return what jsonargparse says of a value, type by type, in a line about the class that was meant."""
+    """Return jsonargparse's message, which goes through the types one by one, as a line about the class that was meant."""
     message = " ".join(message.split())
     key = re.search(r'Parser key "([^"]+)"', message)
     if key is None:

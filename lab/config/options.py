@@ -1,19 +1,44 @@
-"""Options are the parameters of constructors: their names, types and defaults, and which values a type takes."""
+"""Options are the parameters of constructors: of a mixer, a task, the model that they meet in, and Lightning's Trainer."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from lab.config.layers import Text, UsageError, read_yaml
+from lab.config.layers import GROUPS, REGISTRIES
+from zoo.errors import UsageError
+from zoo.targets import label
 
+# The arguments that train.py fills in, from --mixer, --seed and the task's spec, and those of models from elsewhere.
+MODEL_FILLED = {"mixer", "vocab_size", "d_input", "n_outputs"}
+MODEL_ELSEWHERE = {"norm_eps", "blocks", "embedding_scale", "logit_cap"}
+TRAINING_FILLED = {"loss", "facts", "perplexity", "seed"}
+DATA_FILLED = {"task", "batch_size", "seed"}
 NO_DEFAULT = inspect.Parameter.empty
 PLAIN = {int, float, str, bool, type(None), Path, Any}
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of a run besides mixer, task, model and trainer.
+
+    Args:
+        batch_size: sequences per step.
+        seed: decides the weights, the data and their order.
+        run_dir: folder that holds the runs.
+        figures_every: figures of each layer's operator, spectrum and gradient every so many
+            steps; default only at the end, never for 0.
+    """
+
+    batch_size: int = 64
+    seed: int = 0
+    run_dir: str = "runs"
+    figures_every: int | None = None
 
 
 @dataclass(frozen=True)
@@ -23,10 +48,10 @@ class Option:
     Attributes:
         key: dotted name, as in flags.
         hint: the annotation of the constructor's parameter.
-        default: of the parameter, or what a registry's entry sets; `NO_DEFAULT` where the value belongs to others, as
-            a bare option of a hybrid's members does.
-        owner: the class whose docstring describes it.
+        default: of the parameter, or of the registry's entry; `NO_DEFAULT` for a bare option of a hybrid.
+        owner: the class whose docstring describes it; None for the name of a mixer or a task.
         section: the heading under which help shows it.
+        members: of a bare option of a hybrid, the options of its members that it sets.
     """
 
     key: str
@@ -34,6 +59,7 @@ class Option:
     default: Any
     owner: type | None
     section: str
+    members: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -43,10 +69,83 @@ class Option:
     @property
     def takes_objects(self) -> bool:
         """Whether the type has values that YAML cannot spell: instances of classes."""
-        return not all(_is_plain(each) or each is timedelta for each in alternatives(self.hint))
+        return not all(is_plain(each) or each is timedelta for each in alternatives(self.hint))
 
 
-def options_of(owner: type, prefix: str, section: str, skip: Iterable[str] = ()) -> list[Option]:
+def declared(
+    names: Mapping[str, str], entries: Iterable[Mapping[str, Any]] = (), groups: Iterable[str] = GROUPS
+) -> dict[str, Option]:
+    """Return the options of some groups, by dotted name.
+
+    Args:
+        names: of mixer and task.
+        entries: the complete pattern of a hybrid.
+        groups: such as mixer or trainer.
+    """
+    declare: dict[str, Callable[[], list[Option]]] = {
+        "mixer": lambda: _mixer(names["mixer"], entries),
+        "task": lambda: _task(names["task"]),
+        "model": _model,
+        "trainer": _trainer,
+    }
+    return {option.key: option for group in groups for option in declare[group]()}
+
+
+def _mixer(name: str, entries: Iterable[Mapping[str, Any]]) -> list[Option]:
+    """Return a mixer's options; of a hybrid also its members' options, bare (mixer.n_heads) and by member."""
+    own = _named("mixer", name, "mixer.", f"mixer {name}")
+    bare: dict[str, Option] = {}
+    of_members: list[Option] = []
+    for member in dict.fromkeys(entry["name"] for entry in entries):
+        section = f"of every member that has it, as in {member}"
+        for option in _named("mixer", member, f"mixer.{label(member)}.", f"of {member} only")[1:]:
+            key = f"mixer.{option.name}"
+            first = bare.setdefault(key, replace(option, key=key, default=NO_DEFAULT, section=section))
+            bare[key] = replace(first, members=(*first.members, option.key))
+            of_members.append(option)
+    return [*own, *bare.values(), *of_members]
+
+
+def _task(name: str) -> list[Option]:
+    from tasks.data.datamodule import TaskDataModule
+
+    own = _named("task", name, "task.", f"task {name}")
+    data = _parameters(TaskDataModule, "task.", "examples", DATA_FILLED)
+    if shared := {each.name for each in own} & {*DATA_FILLED, *(each.name for each in data)}:
+        raise UsageError(f"{name}: an option of every run is named {shared.pop()}; rename the task's argument")
+    return [*own, *data]
+
+
+def _model() -> list[Option]:
+    from zoo.backbone import Backbone
+    from zoo.training import SequenceModule
+
+    return [
+        *_parameters(Backbone, "", "model", MODEL_FILLED | MODEL_ELSEWHERE),
+        *_parameters(SequenceModule, "", "training", TRAINING_FILLED),
+        *_parameters(RunOptions, "", "run"),
+    ]
+
+
+def _trainer() -> list[Option]:
+    from lightning.pytorch import Trainer
+
+    return _parameters(Trainer, "trainer.", "Lightning's Trainer")
+
+
+def _named(group: str, name: str, prefix: str, section: str) -> list[Option]:
+    """Return the name, and the options of its class with the defaults that the registry's entry sets."""
+    registry = REGISTRIES[group]
+    sets = getattr(registry.entry(name), "options", {})
+    options = [
+        replace(option, default=sets.get(option.name, option.default))
+        for option in _parameters(registry[name], prefix, section, {"d_model"} if group == "mixer" else ())
+        if option.default is NO_DEFAULT or not option.takes_objects  # devices and functions of a mixer of your own
+    ]
+    return [Option(f"{group}.name", str, name, None, section), *options]
+
+
+def _parameters(owner: type, prefix: str, section: str, skip: Iterable[str] = ()) -> list[Option]:
     """Return the parameters of a constructor as options `<prefix><parameter>`."""
     parameters = inspect.signature(owner, eval_str=True).parameters
     return [
@@ -57,49 +156,7 @@ def options_of(owner: type, prefix: str, section: str, skip: Iterable[str] = ())
     ]
 
 
-def fit(value: Any, hint: Any) -> Any:
-    """Return the value as a type takes it; text is YAML, or a word where the type takes one, or items without brackets.
-
-    >>> fit(Text("64,256"), list[int]), fit(Text("1e-3"), float), fit(Text("5"), str), fit(5, float)
-    ([64, 256], 0.001, '5', 5.0)
-
-    Raises:
-        ValueError: the type does not take the value; says what it takes.
-    """
-    for reading in _readings(value, hint) if isinstance(value, Text) else [value]:
-        if takes(hint, reading):
-            return reading
-        if type(reading) is int and takes(hint, float(reading)):
-            return float(reading)
-    raise ValueError(f"expected {expected(hint)}; got {value}")
-
-
-def _readings(text: Text, hint: Any) -> list[Any]:
-    readings: list[Any] = []
-    lists = any(get_origin(each) is list for each in alternatives(hint))
-    for spelling in (text, f"[{text}]") if lists else (text,):
-        try:
-            readings.append(read_yaml(spelling, ""))
-        except UsageError:
-            continue
-    return [*readings[:1], str(text), *readings[1:]]
-
-
-def takes(hint: Any, value: Any) -> bool:
-    """Return whether plain data is of a type: what beartype says, but that True is no integer and every item counts."""
-    from beartype.door import is_bearable
-
-    if value == [] and any(get_origin(each) is list for each in alternatives(hint)):
-        return True
-    for each in filter(_is_plain, alternatives(hint)):
-        if isinstance(value, bool) and each is not bool and each is not Any and get_origin(each) is not Literal:
-            continue
-        if isinstance(value, list) and get_origin(each) in (list, Sequence):
-            if all(takes(get_args(each)[0], item) for item in value):
-                return True
-        elif is_bearable(value, each):
-            return True
-    return False
+# Types
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:
@@ -107,18 +164,13 @@ def alternatives(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
-def _is_plain(hint: Any) -> bool:
+def is_plain(hint: Any) -> bool:
+    """Return whether every value of a type is plain data."""
     if get_origin(hint) is Literal:
         return True
     if get_origin(hint) in (list, dict, Sequence, Mapping):
-        return all(_is_plain(inner) for each in get_args(hint) for inner in alternatives(each))
+        return all(is_plain(inner) for each in get_args(hint) for inner in alternatives(each))
     return hint in PLAIN
-
-
-def expected(hint: Any) -> str:
-    """Return a type in words: int; one of 'none', 'rope'; one of int, null."""
-    names = type_names(hint)
-    return names[0] if len(names) == 1 else f"one of {', '.join(names)}"
 
 
 def type_names(hint: Any) -> list[str]:
