@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from lab.config import read_layer
+from lab.plain import read_mapping
 from lab.run.files import CONFIG, HPARAMS
 from lab.run.folder import RunFolder
 from lab.run.identity import deciding_options
@@ -47,7 +47,7 @@ def compare_options(folder: RunFolder) -> None:
         configs: dict[RunFolder, dict[str, Any]] = {}
         for each in (folder, *folder.siblings()):
             with suppress(UsageError, KeyError):
-                config = deciding_options(read_layer(each.path / CONFIG).values)
+                config = deciding_options(read_mapping(each.path / CONFIG))
                 configs[each] = {key: config[key] for key in NAMING.values()} | config
         columns = differing(list(configs.values()))
         for each, config in configs.items():

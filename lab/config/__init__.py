@@ -1,37 +1,13 @@
-"""A run's configuration: layers of plain data bound to the parameters of constructors.
+"""A run's configuration: layers of plain data, bound to the parameters of constructors.
 
-The road of a value: `parse` (command), layers, bind to options, a configuration; objects are Lightning's callbacks and
-loggers.
+The road of a value: `parse` (command) reads the layers of a command line (layers) and binds them (bind) to the options
+of the mixer, the task, the model and Lightning's Trainer (options). Callbacks and loggers are objects (objects).
 """
 
 from lab.config.command import Command, parse
-from lab.config.layers import (
-    GROUPS,
-    REGISTRIES,
-    UsageError,
-    choose,
-    flag_text,
-    read_flags,
-    read_layer,
-    read_yaml,
-    write_yaml,
-)
+from lab.config.layers import GROUPS, REGISTRIES, choose, read_flags
 from lab.config.options import declared
 
-__all__ = [
-    "GROUPS",
-    "PROGRAM",
-    "REGISTRIES",
-    "Command",
-    "UsageError",
-    "choose",
-    "declared",
-    "flag_text",
-    "parse",
-    "read_flags",
-    "read_layer",
-    "read_yaml",
-    "write_yaml",
-]
+__all__ = ["GROUPS", "PROGRAM", "REGISTRIES", "Command", "choose", "declared", "parse", "read_flags"]
 
 PROGRAM = "train.py"

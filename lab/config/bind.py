@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, get_args, get_origin
 
-from lab.config.layers import REGISTRIES, TOP, Layer, Text, read_yaml
+from lab.config.layers import REGISTRIES, TOP, Layer
 from lab.config.options import NO_DEFAULT, Option, alternatives, is_plain, type_names
-from lab.nested import flatten
+from lab.plain import Text, flatten, read_yaml
 from zoo.errors import UsageError
 from zoo.targets import label
 
@@ -74,7 +74,7 @@ def without(pattern: Sequence[Any], keys: Collection[str]) -> list[Any]:
 def fit(value: Any, hint: Any) -> Any:
     """Return the value as a type takes it.
 
-    >>> fit(Text("5", [5, "5", [5]]), str), fit(Text("5", [5, "5", [5]]), list[int]), fit(5, float)
+    >>> fit(read_text("5"), str), fit(read_text("5"), list[int]), fit(5, float)
     ('5', [5], 5.0)
 
     Raises:
@@ -121,6 +121,10 @@ def unknown_option(key: str, options: Mapping[str, Option], is_flag: bool) -> st
     near += difflib.get_close_matches(key, names, 1) if not (group and siblings) else []
     hint = f" (did you mean {prefix}{near[0]}?)" if near else ""
     if group == "trainer":
-        return f"unknown {kind} {prefix}{key}{hint}; see --trainer.help"
-    valid = [name for name in names if "." not in name] + ["mixer.*", "task.*", "trainer.*"]
-    return f"unknown {kind} {prefix}{key}{hint}; choose from: {', '.join(siblings.values() if group and siblings else valid)}"
+        valid = "see --trainer.help"
+    elif group and siblings:
+        valid = f"choose from: {', '.join(siblings.values())}"
+    else:
+        top = [name for name in names if "." not in name]
+        valid = f"choose from: {', '.join([*top, 'mixer.*', 'task.*', 'trainer.*'])}"
+    return f"unknown {kind} {prefix}{key}{hint}; {valid}"

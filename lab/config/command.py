@@ -8,10 +8,10 @@ from typing import Any
 
 from lab.config.bind import bind, check_entries, constructor_defaults
 from lab.config.help import describe, overview
-from lab.config.layers import GROUPS, choose, write_yaml
-from lab.config.objects import Objects, object_options, read_objects
+from lab.config.layers import GROUPS, choose
+from lab.config.objects import object_options, read_objects
 from lab.config.options import declared
-from lab.nested import flatten, nested
+from lab.plain import flatten, nested, write_yaml
 
 
 @dataclass(frozen=True)
@@ -60,24 +60,15 @@ def parse(argv: Sequence[str]) -> Command:
     check_entries(choice.entries, options)
     layers = [*choice.shipped, *choice.given]
     trainer = [item for layer in layers for item in layer.values.items() if item[0].startswith("trainer.")]
-    objects = Objects()
-    if found := object_options(trainer, options):
-        objects = read_objects(choice, found)
-    defaults = bind(choice.shipped, options, constructor_defaults(options), found)
-    config = nested(bind(choice.given, options, defaults, found))
-    defaults = nested(defaults)
-    defaults["trainer"] |= objects.defaults
-    config["trainer"] |= objects.config
-    if "print_config" in choice.switches:
+    classes = object_options(trainer, options)
+    defaults = bind(choice.shipped, options, constructor_defaults(options), classes)
+    config = nested(bind(choice.given, options, defaults, classes))
+    defaults, objects = nested(defaults), {}
+    if classes:
+        default_objects, plain_objects, objects = read_objects(choice, classes)
+        defaults["trainer"] |= default_objects
+        config["trainer"] |= plain_objects
+    if choice.print_config:
         print(write_yaml(config), end="")
         raise SystemExit(0)
-    return Command(
-        config=config,
-        defaults=defaults,
-        trainer=config["trainer"] | objects.built,
-        ckpt_path=choice.ckpt_path,
-        stop_at=choice.stop_at,
-        test_only="test_only" in choice.switches,
-        no_test="no_test" in choice.switches,
-        overwrite="overwrite" in choice.switches,
-    )
+    return Command(config, defaults, config["trainer"] | objects, **choice.action)

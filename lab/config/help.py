@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from lab.config.layers import flag_text
 from lab.config.options import NO_DEFAULT, Option, type_names
+from lab.plain import flag_text
 from tasks.registry import TASKS
 from zoo.lookup import OpenRegistry
 from zoo.registry import MIXERS

@@ -6,15 +6,12 @@ The names of mixer and task are resolved here; `--help` and a wrong name are ans
 from __future__ import annotations
 
 import inspect
-import json
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from lab.plain import Text, read_mapping, read_text, read_yaml
 from tasks.registry import TASKS
 from zoo.errors import UsageError
 from zoo.lookup import Registry
@@ -33,25 +30,13 @@ TOP = (*VALUED, *SWITCHES)
 """Flags that are no options of a run."""
 
 
-class Text(NamedTuple):
-    """The value of a flag.
-
-    Attributes:
-        typed: the value as it was typed.
-        readings: its meanings as plain data, likeliest first; the type of the option picks one.
-    """
-
-    typed: str
-    readings: list[Any]
-
-
 @dataclass(frozen=True)
 class Layer:
     """Values from one source.
 
     Attributes:
         source: names the layer in errors; empty for flags, which name themselves.
-        values: nested as in YAML; in a `Choice`, an option of a group has a dotted name.
+        values: by dotted name; deeper than the options of a group they may be nested.
     """
 
     source: str
@@ -80,9 +65,8 @@ class Choice:
         flags: of options, in their order.
         entries: the complete pattern of a hybrid.
         helps: groups whose help is asked for.
-        switches: the switches that are set.
-        ckpt_path: checkpoint to resume from or to test.
-        stop_at: the step, or the share of all steps, at which training stops for now.
+        print_config: whether to print the configuration and stop.
+        action: the arguments of `Command` besides the configuration.
     """
 
     names: dict[str, str] = field(default_factory=dict)
@@ -91,9 +75,8 @@ class Choice:
     flags: list[tuple[str, Text | None]] = field(default_factory=list)
     entries: list[dict[str, Any]] = field(default_factory=list)
     helps: list[str] = field(default_factory=list)
-    switches: set[str] = field(default_factory=set)
-    ckpt_path: str | None = None
-    stop_at: int | float | None = None
+    print_config: bool = False
+    action: dict[str, Any] = field(default_factory=dict)
 
 
 def choose(argv: Sequence[str]) -> Choice:
@@ -118,12 +101,14 @@ def choose(argv: Sequence[str]) -> Choice:
     typed = {name: text.typed for name, text in flags if text}
     named = _registered({group: typed[flag] for flag, group in NAMING.items() if flag in typed})
     options = [(name, text) for name, text in flags if name not in (*TOP, *HELPS, *NAMING)]
+    action: dict[str, Any] = {name: True for name, _ in flags if name in SWITCHES[1:]}
+    action |= {"ckpt_path": typed.get("ckpt_path"), "stop_at": _stop(typed["stop_at"]) if "stop_at" in typed else None}
     values: dict[str, Any] = dict(options)
     if "mixer.pattern" in typed:
         values["mixer.pattern"] = _without_aliases(read_yaml(typed["mixer.pattern"], "--mixer.pattern"))
 
-    default = _grouped(read_layer(CONFIGS / "default.yaml"))
-    files = [_grouped(read_layer(text.typed, "--config ")) for name, text in flags if name == "config" and text]
+    default = _read(CONFIGS / "default.yaml")
+    files = [_read(text.typed, f"--config {text.typed}") for name, text in flags if name == "config" and text]
     named = {group: name for layer in files for group, name in layer.names.items()} | named
     recipe = _shipped("task", (default.names | named)["task"])
     names = default.names | recipe.names | named  # the recipe of a task that is made for one mixer names it
@@ -141,9 +126,8 @@ def choose(argv: Sequence[str]) -> Choice:
         flags=options,
         entries=entries,
         helps=[HELPS[name] for name, _ in flags if name in HELPS],
-        switches={name for name, _ in flags if name in SWITCHES},
-        ckpt_path=typed.get("ckpt_path"),
-        stop_at=_stop(typed["stop_at"]) if "stop_at" in typed else None,
+        print_config=("print_config", None) in flags,
+        action=action,
     )
 
 
@@ -166,28 +150,29 @@ def _without_aliases(pattern: Any) -> Any:
     return pattern
 
 
-def _grouped(layer: Layer) -> Layer:
-    """Give the options of mixer, task and trainer dotted names, and replace aliases; `mixer: lstm` names a mixer."""
+def _read(path: str | Path, source: str = "") -> Layer:
+    """Read a layer: options of mixer, task and trainer get dotted names, aliases go; `mixer: lstm` names a mixer."""
+    source = source or str(path)
     values: dict[str, Any] = {}
-    for key, value in layer.values.items():
+    for key, value in read_mapping(path, source).items():
         if key not in (*REGISTRIES, "trainer"):
             values[key] = value
             continue
         options = {"name": value} if isinstance(value, str) and key in REGISTRIES else {} if value is None else value
         if not isinstance(options, dict):
-            raise UsageError(f"{layer.source}: {key} must be a mapping of options, got {value!r}")
+            raise UsageError(f"{source}: {key} must be a mapping of options, got {value!r}")
         values |= {f"{key}.{name}": each for name, each in options.items()}
-    names = _registered(Layer("", values).names, f"{layer.source}: ")
+    names = _registered(Layer(source, values).names, f"{source}: ")
     values |= {f"{group}.name": name for group, name in names.items()}
     if "mixer.pattern" in values:
         values["mixer.pattern"] = _without_aliases(values["mixer.pattern"])
-    return Layer(layer.source, values)
+    return Layer(source, values)
 
 
 def _shipped(group: str, name: str) -> Layer:
     """Return the recipe in configs/ for a mixer or a task; empty if there is none."""
     path = CONFIGS / group / f"{name}.yaml"
-    return _grouped(read_layer(path)) if path.is_file() else Layer(str(path), {})
+    return _read(path) if path.is_file() else Layer(str(path), {})
 
 
 def _pattern(mixer: str, patterns: Sequence[Any]) -> tuple[list[dict[str, Any]], int]:
@@ -256,82 +241,3 @@ def read_flags(
         else:
             flags.append((name, None))
     return flags
-
-
-def read_text(typed: str) -> Text:
-    """Read a flag's value as YAML, as a word, and as a list without its brackets.
-
-    >>> read_text("64,256").readings
-    ['64,256', '64,256', [64, 256]]
-    """
-    import yaml
-
-    readings: list[Any] = []
-    for spelling in (typed, f"[{typed}]"):
-        with suppress(yaml.YAMLError):
-            readings.append(yaml.load(spelling, _yaml()[0]))
-    return Text(typed, [*readings[:1], typed, *readings[1:]])
-
-
-def read_layer(path: str | Path, flag: str = "") -> Layer:
-    """Read the values of one YAML file.
-
-    Args:
-        path: the file.
-        flag: what named it, for errors.
-
-    Raises:
-        UsageError: a file that is missing, unreadable or not a mapping.
-    """
-    source = f"{flag}{path}"
-    try:
-        values = read_yaml(Path(path).read_text(encoding="utf-8"), source)
-    except OSError as error:
-        raise UsageError(f"{source}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{source}: cannot be read: not UTF-8 text") from None
-    values = {} if values is None else values
-    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise UsageError(f"{source}: must hold a mapping of options, for example 'mixer: {{name: hybrid}}'")
-    return Layer(source, values)
-
-
-def read_yaml(text: str, source: str) -> Any:
-    """Read plain data from YAML in which 5e-3 is a number, as it is for flags.
-
-    Raises:
-        UsageError: text that is not YAML; names the line.
-    """
-    import yaml
-
-    try:
-        return yaml.load(text, _yaml()[0])
-    except yaml.YAMLError as error:
-        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or error
-        where = f" in line {mark.line + 1}" if mark else ""
-        raise UsageError(f"{source}: not valid YAML{where}: {problem}") from None
-
-
-def write_yaml(values: Mapping[str, Any]) -> str:
-    """Write YAML that `read_yaml` reads back: a word that looks like a number, such as 1e3, is quoted."""
-    import yaml
-
-    return yaml.dump(dict(values), Dumper=_yaml()[1], sort_keys=False)
-
-
-def flag_text(value: Any) -> str:
-    """Write plain data as the value of a flag, which `read_yaml` reads back."""
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-@cache
-def _yaml() -> tuple[Any, Any]:
-    """Return a loader and a dumper that agree on what a number looks like."""
-    import yaml
-
-    loader: Any = type("Loader", (getattr(yaml, "CSafeLoader", yaml.SafeLoader),), {})
-    dumper: Any = type("Dumper", (yaml.SafeDumper,), {})
-    number: Callable[[str], Any] = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")  # pyright: ignore[reportAssignmentType]
-    for each in (loader, dumper):
-        each.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
-    return loader, dumper

@@ -13,27 +13,12 @@ import inspect
 import re
 from collections.abc import Collection, Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
 from typing import Any
 
-from lab.config.layers import Choice, Layer, Text, read_yaml
+from lab.config.layers import Choice, Layer
 from lab.config.options import Option
+from lab.plain import Text, read_yaml
 from zoo.errors import UsageError
-
-
-@dataclass(frozen=True)
-class Objects:
-    """Options of the Trainer that are objects, by name.
-
-    Attributes:
-        defaults: after the lower layers, as plain data.
-        config: after all layers, as plain data.
-        built: the objects of `config`.
-    """
-
-    defaults: dict[str, Any] = field(default_factory=dict)
-    config: dict[str, Any] = field(default_factory=dict)
-    built: dict[str, Any] = field(default_factory=dict)
 
 
 def object_options(values: Iterable[tuple[str, Any]], options: Mapping[str, Option]) -> set[str]:
@@ -57,8 +42,12 @@ def _names_class(value: Any) -> bool:
     return isinstance(value, list) and any(map(_names_class, value))
 
 
-def read_objects(choice: Choice, names: Collection[str]) -> Objects:
-    """Return the values of some options of the Trainer, by dotted name, after all layers, and build them.
+def read_objects(choice: Choice, names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return options of the Trainer after the lower layers and after all layers, as plain data, and the built objects.
+
+    Args:
+        choice: with the layers.
+        names: of the options, dotted.
 
     Raises:
         UsageError: no such class, an argument that it does not take.
@@ -67,8 +56,8 @@ def read_objects(choice: Choice, names: Collection[str]) -> Objects:
     from lightning.pytorch import Trainer
 
     parser = jsonargparse.ArgumentParser(usage=argparse.SUPPRESS, add_help=False, exit_on_error=False)
-    others = {name for name in inspect.signature(Trainer).parameters if f"trainer.{name}" not in names}
-    parser.add_class_arguments(Trainer, "trainer", as_group=False, skip=others, instantiate=False)
+    others = [name for name in inspect.signature(Trainer).parameters if f"trainer.{name}" not in names]
+    parser.add_class_arguments(Trainer, "trainer", as_group=False, skip={*others}, instantiate=False)
 
     def layered(layers: Iterable[Layer], below: Any) -> Any:
         for layer in layers:
@@ -89,7 +78,7 @@ def read_objects(choice: Choice, names: Collection[str]) -> Objects:
         if ".".join(name.rstrip("+").split(".")[:2]) in names
     ]
     upper = _checked("", parser.parse_args, words, layered(choice.given[:-1], lower))
-    return Objects(defaults, plain(upper), parser.instantiate(upper).trainer.as_dict())
+    return defaults, plain(upper), parser.instantiate(upper).trainer.as_dict()
 
 
 def _checked(source: str, parse: Any, given: Any, below: Any) -> Any:
@@ -100,7 +89,7 @@ def _checked(source: str, parse: Any, given: Any, below: Any) -> Any:
 
 
 def _shortened(message: str) -> str:
-    """Return jsonargparse's message, which goes through the types one by one, as a line about the class that was meant."""
+    """Return jsonargparse's message, which has a part for each type, as a line about the class that was meant."""
     message = " ".join(message.split())
     key = re.search(r'Parser key "([^"]+)"', message)
     if key is None:

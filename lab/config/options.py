@@ -1,4 +1,4 @@
-"""Options are the parameters of constructors: of a mixer, a task, the model that they meet in, and Lightning's Trainer."""
+"""Options are the parameters of constructors: of a mixer, a task, the model around them, and Lightning's Trainer."""
 
 from __future__ import annotations
 

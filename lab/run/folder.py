@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.config import Command, read_layer, write_yaml
+from lab.config import Command
+from lab.plain import read_mapping, write_yaml
 from lab.run.environment import environment
 from lab.run.files import BY_LENGTH, CONFIG, ENVIRONMENT, EVENTS, HEADS, HPARAMS, METRICS, RUNGS
 from lab.run.identity import deciding_options, run_name
@@ -93,7 +94,7 @@ class RunFolder:
         file = self.path / CONFIG
         if not file.exists():
             return
-        there, here = (deciding_options(values) for values in (read_layer(file).values, config))
+        there, here = (deciding_options(values) for values in (read_mapping(file), config))
         for key in sorted(there.keys() | here.keys()):
             if there.get(key) != here.get(key):  # one that is None may have come later than the run
                 values = f"{key} is {there.get(key)!r} there, {here.get(key)!r} here"

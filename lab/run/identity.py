@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from lab.nested import flatten
+from lab.plain import flatten
 from zoo.targets import is_target
 from zoo.targets import short as short_name
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from lab.nested import flatten
+from lab.plain import flatten
 from lab.run.files import CONFIG, ENVIRONMENT, EVENTS, METRICS, RUNGS
 from lab.run.identity import deciding_options
 from lab.run.metrics import Metrics, State, state_of

@@ -92,7 +92,7 @@ class Request:
             elif value is None:
                 raise UsageError(f"--{flag} needs a value; see sweep.py --help")
             else:
-                request._take(flag, str(value))
+                request._take(flag, value.typed)
         return request
 
     def _take(self, flag: str, value: str) -> None:

@@ -33,8 +33,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lab.config import REGISTRIES, Command, Options, choose, flag_text, parse, read_layer, read_yaml, with_members
-from lab.nested import flatten
+from lab.config import REGISTRIES, Command, choose, declared, parse
+from lab.plain import flag_text, flatten, read_mapping, read_yaml
 from lab.run.folder import RunFolder
 from lab.score import SCORES
 from lab.sweep.matching import matched, misses, sizes, target
@@ -107,8 +107,7 @@ def read_experiment(path: str | Path, setting: str | None = None) -> Experiment:
     Raises:
         UsageError: a file that cannot be read, unknown keys, an unknown or missing setting, a flag without values.
     """
-    layer = read_layer(path)
-    values, source = dict(layer.values), layer.source
+    values, source = read_mapping(path), str(path)
     _check_keys(source, values)
     settings = _mapping(source, "settings", values.pop("settings", None))
     default = values.pop("setting", None)
@@ -316,21 +315,21 @@ def expand(experiment: Experiment, run_dir: Path) -> Grid:
 
     @functools.cache
     def choice_of(naming: str) -> tuple[set[str], dict[str, str]]:
-        choice = with_members(choose(arguments(json.loads(naming))))
-        return set(Options(choice, REGISTRIES).declared), choice.names
+        choice = choose(arguments(json.loads(naming)))
+        return set(declared(choice.names, choice.entries, REGISTRIES)), choice.names
 
-    def declared(cell: Mapping[str, Any]) -> tuple[set[str], dict[str, str]]:
+    def declared_for(cell: Mapping[str, Any]) -> tuple[set[str], dict[str, str]]:
         """Return the options of mixer and task that exist for what a cell names, and the names."""
         naming = {key: cell[key] for key in ("config", "mixer", "task", "mixer.pattern") if key in cell}
         return choice_of(json.dumps(naming, sort_keys=True))
 
-    known = set().union(*(declared(cell)[0] for cell in cells))
+    known = set().union(*(declared_for(cell)[0] for cell in cells))
     left_out: dict[str, None] = {}
     seeds: dict[str, list[int]] = {}
     found: dict[str, Configuration] = {}
     by_options: dict[str, Configuration] = {}
     for cell in cells:
-        options, (there, names) = {}, declared(cell)
+        options, (there, names) = {}, declared_for(cell)
         for key, value in cell.items():
             group = key.partition(".")[0]
             if "." in key and group in REGISTRIES and key in known and key not in there:

@@ -14,7 +14,7 @@ import pytest
 
 from lab import config as cli
 from lab import train
-from lab.nested import put
+from lab.plain import nested
 from lab.run import folder as run_folder
 
 MEASURED = {"tokens_per_second", "seconds"}
@@ -65,10 +65,7 @@ def metrics(path: Path) -> dict[str, Any]:
 
 def nested_metrics(numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Metrics as metrics.json has them, from numbers by their path: {"test/at_length/8/accuracy": 0.5}."""
-    found: dict[str, Any] = {}
-    for path, value in numbers.items():
-        put(found, path.split("/"), value)
-    return found
+    return nested(numbers, "/")
 
 
 def results(path: Path) -> dict[str, Any]:

@@ -15,11 +15,12 @@ import yaml
 import tasks
 import zoo
 from lab import config as cli
-from lab.config.layers import Text
-from lab.config.options import fit
+from lab.config.bind import fit
+from lab.plain import read_text, read_yaml
 from tests import ROOT, python, refused, slow
 from tests.cases import KINDS
 from tests.lab.runs import shown
+from zoo.errors import UsageError
 
 SHIPPED = sorted((ROOT / "configs").glob("mixer/*.yaml")) + sorted((ROOT / "configs").glob("task/*.yaml"))
 
@@ -103,8 +104,8 @@ def test_help_names_every_mixer_and_task_and_only_flags_that_exist(capsys: pytes
     for registry in cli.REGISTRIES.values():
         for name in registry:
             assert re.search(rf"^  {name} +{re.escape(registry.summary(name))}$", text, re.MULTILINE)
-    options = cli.Options(cli.with_members(cli.choose([])))
-    known = {*options.declared, "mixer", "task", "config", "ckpt_path", "test_only", "no_test", "stop_at", "overwrite"}
+    options = cli.declared((choice := cli.choose([])).names, choice.entries)
+    known = {*options, "mixer", "task", "config", "ckpt_path", "test_only", "no_test", "stop_at", "overwrite"}
     known |= {f"{group}.{word}" for group in cli.GROUPS for word in ("help", "OPTION")}
     known |= {"print_config", "FLAG", "task.distance"}  # the latter of needle, in an example
     assert set(re.findall(r"--([\w.]+)", text)) <= known
@@ -150,7 +151,7 @@ def test_later_layers_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     write(tmp_path / "default.yaml", names + "lr: 1\nd_model: 1\nn_layers: 1\nwarmup_steps: 1\nbatch_size: 1\n")
     write(tmp_path / "mixer" / "lstm.yaml", "d_model: 2\nn_layers: 2\nwarmup_steps: 2\nbatch_size: 2\n")
     write(tmp_path / "task" / "needle.yaml", "n_layers: 3\nwarmup_steps: 3\nbatch_size: 3\n")
-    monkeypatch.setattr("lab.config.choice.CONFIGS", tmp_path)
+    monkeypatch.setattr("lab.config.layers.CONFIGS", tmp_path)
     first = write(tmp_path / "first.yaml", "warmup_steps: 4\nbatch_size: 4\nseed: 4")
     second = write(tmp_path / "second.yaml", "batch_size: 5\nseed: 5")
     config = parse("--seed", "6", "--config", first, "--config", second)
@@ -243,7 +244,7 @@ def test_another_pattern_drops_what_lower_layers_say_of_absent_members(tmp_path:
     config = parse_text(tmp_path, text, "--mixer.pattern", "[lstm]")
     assert set(config["mixer"]) == {"name", "pattern", "lstm"}
     assert member(config, "lstm")["forget_bias"] == 2.0
-    with pytest.raises(cli.UsageError, match=r"given.yaml: unknown key mixer.attention.n_heads"):
+    with pytest.raises(UsageError, match=r"given.yaml: unknown key mixer.attention.n_heads"):
         parse_text(tmp_path, "mixer: {attention: {n_heads: 2}, pattern: [lstm]}")
 
 
@@ -296,7 +297,7 @@ def test_shipped_files_build_and_refuse_unknown_keys(path: Path, tmp_path: Path)
     values = yaml.safe_load(path.read_text(encoding="utf-8"))
     for group in (values, *(value for value in values.values() if isinstance(value, dict))):
         group["no_such_key"] = 1
-        with pytest.raises(cli.UsageError, match="unknown key"):
+        with pytest.raises(UsageError, match="unknown key"):
             parse_text(tmp_path, yaml.safe_dump(values), *names_of(path))
         del group["no_such_key"]
 
@@ -369,7 +370,7 @@ def test_shipped_files_are_named_after_what_they_configure() -> None:
 )
 def test_flags_that_cannot_be_followed(argv: str, said: str) -> None:
     flag, bracket, value = argv.partition(" [")
-    with refused(re.escape(said), cli.UsageError):
+    with refused(re.escape(said), UsageError):
         cli.parse([*flag.split(), *([f"[{value}"] if bracket else [])])
 
 
@@ -394,7 +395,7 @@ def test_flags_that_cannot_be_followed(argv: str, said: str) -> None:
     ],
 )
 def test_a_flags_text_means_what_its_option_takes(text: str, hint: Any, value: Any) -> None:
-    found = fit(Text(text), hint)
+    found = fit(read_text(text), hint)
     assert found == value
     assert type(found) is type(value)
 
@@ -440,14 +441,14 @@ def test_an_alias_makes_the_same_run(tmp_path: Path) -> None:
     ("text", "number"), [("1e3", 1000.0), ("2E5", 2e5), ("5e-3", 0.005), ("1.e+2", 100.0), ("-1.5E-2", -0.015)]
 )
 def test_numbers_with_an_exponent_are_floats(text: str, number: float) -> None:
-    found = cli.read_yaml(text, "here")
+    found = read_yaml(text, "here")
     assert type(found) is float
     assert found == number
 
 
 @pytest.mark.parametrize("text", ["e3", "1e", "1e3x", "x1e3"])
 def test_words_that_look_like_numbers_stay_words(text: str) -> None:
-    assert cli.read_yaml(text, "here") == text
+    assert read_yaml(text, "here") == text
 
 
 @pytest.mark.parametrize(
@@ -469,7 +470,7 @@ def test_words_that_look_like_numbers_stay_words(text: str) -> None:
     ],
 )
 def test_files_that_cannot_be_followed_are_named(text: str, said: str, tmp_path: Path) -> None:
-    with refused(rf"--config \S+given\.yaml: .*{re.escape(said)}", cli.UsageError):
+    with refused(rf"--config \S+given\.yaml: .*{re.escape(said)}", UsageError):
         parse_text(tmp_path, text)
 
 
@@ -480,5 +481,5 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         (tmp_path / "binary.yaml", "not UTF-8"),
         (tmp_path / "no", "No such"),
     ):
-        with pytest.raises(cli.UsageError, match=f"--config {re.escape(str(path))}: cannot be read: {said}"):
+        with pytest.raises(UsageError, match=f"--config {re.escape(str(path))}: cannot be read: {said}"):
             cli.parse(["--config", str(path)])

@@ -36,7 +36,7 @@ from lab.experiments.predictions.gradient_highway import gradient_at_initialisat
 from lab.experiments.predictions.skill_to_loss import synthetic_cells
 from lab.experiments.predictions.trainability import gradient_at_initialisation as layer_gradient
 from lab.experiments.vocabulary import Runs, correlated, not_learned
-from lab.nested import flatten, nested
+from lab.plain import flatten, nested
 from lab.run.record import Run
 from lab.sweep.grid import Grid, expand, read_experiment, values_of
 from tests import slow

@@ -16,6 +16,7 @@ from lab.view import read_runs
 from tests import ROOT, python, refused
 from tests.lab.runs import TINY, error_line, results, shown
 from zoo.__main__ import main
+from zoo.errors import UsageError
 
 PLAIN = '''
 from torch import device, nn
@@ -86,7 +87,7 @@ def test_the_help_of_ones_own_mixer_has_its_docstring(argv: str, mine: str, caps
     ],
 )
 def test_what_cannot_be_followed_is_said_on_one_line(argv: str, message: str, mine: str) -> None:
-    with refused(re.escape(message), config.UsageError):
+    with refused(re.escape(message), UsageError):
         config.parse(argv.split())
 
 

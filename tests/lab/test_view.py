@@ -28,7 +28,7 @@ import yaml
 from rich.console import Console
 from torch.utils.tensorboard import SummaryWriter
 
-from lab.nested import put
+from lab.plain import flatten, nested
 from lab.run.files import EVENTS
 from lab.run.folder import RunFolder
 from lab.run.record import read_curves
@@ -70,8 +70,7 @@ def write_run(
         "trainer": {"max_steps": 40, "enable_progress_bar": True},
         "seed": seed,
     }
-    for key, value in (options or {}).items():
-        put(config, key.split("."), value)
+    config = nested(dict(flatten(config)) | dict(options or {}))
     folder.path.mkdir(parents=True)
     (folder.path / "config.yaml").write_text(yaml.safe_dump(config))
     with SummaryWriter(folder.path) as writer:

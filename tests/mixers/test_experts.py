@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lab.config import read_layer
+from lab.plain import read_mapping
 from tests import ROOT, reference, refused
 from tests.cases import D_MODEL, draw, in_chunks, parameters, randomise
 from tests.tolerances import assert_close
@@ -326,7 +326,7 @@ def test_selected_positions_and_decoding_agree_with_the_full_output(generator: t
 
 
 def test_jamba_is_one_config(generator: torch.Generator) -> None:
-    values = read_layer(JAMBA).values
+    values = read_mapping(JAMBA)
     assert values.pop("balance_weight") == 1e-3
     model = Backbone(**values, vocab_size=VOCAB, n_outputs=VOCAB)
     blocks = model.layers.chain()

@@ -104,14 +104,6 @@ class Hybrid(SequenceMixer):
             for entry in entries
         ]
 
-    @staticmethod
-    def without(pattern: Pattern, said: Mapping[str, Mapping[str, Any]]) -> list[str | dict[str, Any]]:
-        """Return the pattern without the options that `said` has of an entry's member: there they are set anew."""
-        return [
-            entry if isinstance(entry, str) else {k: v for k, v in entry.items() if k not in said[entry["name"]]}
-            for entry in pattern
-        ]
-
     @classmethod
     def create(cls, d_model: int, options: Mapping[str, Any]) -> Self:
         return cls(d_model, cls._pattern(options))

@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from lab.config import read_layer
 from lab.experiments.vocabulary import BITS, Prediction, Runs, correlated, curve, panel
+from lab.plain import read_mapping
 from lab.score import merit
 from lab.sweep.grid import read_experiment
 from zoo.evidence import Check, Evidence, at_least, controlled, paired
@@ -28,7 +28,7 @@ NAMED = 6
 def synthetic_cells() -> tuple[list[str], dict[tuple[str, str], dict[str, Any]]]:
     """Return the synthetic tasks of the leaderboard, and what was run at their shapes of today, by mixer and task."""
     board = ROOT / "configs" / "leaderboard.yaml"
-    tasks = [task for task in read_layer(board).values["settings"] if task != TEXT]
+    tasks = [task for task in read_mapping(board)["settings"] if task != TEXT]
     shapes = {task: read_experiment(board, task).shape for task in tasks}
     file = ROOT / "docs" / "leaderboard.json"
     records = read_json(file) if file.is_file() else []

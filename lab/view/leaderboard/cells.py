@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lab.config import parse, read_layer
+from lab.config import parse
 from lab.experiments.judge import machine_of
+from lab.plain import read_mapping
 from lab.run.files import ENVIRONMENT
 from lab.run.identity import deciding_options, given_options
 from lab.run.metrics import number_at
@@ -80,7 +81,7 @@ class Cell:
 
 def task_names(file: Path = FILE) -> list[str]:
     """Return the tasks of the file, in its order."""
-    return list(read_layer(file).values["settings"])
+    return list(read_mapping(file)["settings"])
 
 
 def of_today(records: Iterable[Record]) -> list[Record]:

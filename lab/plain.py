@@ -1,0 +1,129 @@
+"""Plain data: nested or by dotted name, as YAML, and as the text of a flag."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from zoo.errors import UsageError
+
+
+def flatten(values: Mapping[str, Any], whole: Collection[str] = (), prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield pairs of dotted name and value: {"mixer": {"n_heads": 4}} gives ("mixer.n_heads", 4).
+
+    A list is a value, and so is a mapping under one of the dotted names in `whole`.
+    """
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and key not in whole:
+            yield from flatten(value, whole, f"{key}.")
+        else:
+            yield key, value
+
+
+def nested(values: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
+    """Nest values by dotted name as YAML does: {"mixer.n_heads": 4} gives {"mixer": {"n_heads": 4}}."""
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        *groups, name = key.split(separator)
+        inner = tree
+        for group in groups:
+            inner = inner.setdefault(group, {})
+        inner[name] = value
+    return tree
+
+
+def read_mapping(path: str | Path, source: str | None = None) -> dict[str, Any]:
+    """Read a YAML file that holds a mapping; an empty file is an empty one.
+
+    Args:
+        path: the file.
+        source: names the file in errors; default its path.
+
+    Raises:
+        UsageError: a file that is missing, unreadable or not a mapping.
+    """
+    source = str(path) if source is None else source
+    try:
+        values = read_yaml(Path(path).read_text(encoding="utf-8"), source)
+    except OSError as error:
+        raise UsageError(f"{source}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{source}: cannot be read: not UTF-8 text") from None
+    values = {} if values is None else values
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise UsageError(f"{source}: must hold a mapping of options, for example 'mixer: {{name: hybrid}}'")
+    return values
+
+
+def read_yaml(text: str, source: str) -> Any:
+    """Read plain data from YAML in which 5e-3 is a number, as it is for flags.
+
+    Raises:
+        UsageError: text that is not YAML; names the line.
+    """
+    import yaml
+
+    try:
+        return yaml.load(text, _yaml()[0])
+    except yaml.YAMLError as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or error
+        where = f" in line {mark.line + 1}" if mark else ""
+        raise UsageError(f"{source}: not valid YAML{where}: {problem}") from None
+
+
+def write_yaml(values: Mapping[str, Any]) -> str:
+    """Write YAML that `read_yaml` reads back: a word that looks like a number, such as 1e3, is quoted."""
+    import yaml
+
+    return yaml.dump(dict(values), Dumper=_yaml()[1], sort_keys=False)
+
+
+@cache
+def _yaml() -> tuple[Any, Any]:
+    """Return a loader and a dumper that agree on what a number looks like."""
+    import yaml
+
+    loader: Any = type("Loader", (getattr(yaml, "CSafeLoader", yaml.SafeLoader),), {})
+    dumper: Any = type("Dumper", (yaml.SafeDumper,), {})
+    number: Callable[[str], Any] = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")  # pyright: ignore[reportAssignmentType]
+    for each in (loader, dumper):
+        each.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
+    return loader, dumper
+
+
+class Text(NamedTuple):
+    """The value of a flag.
+
+    Attributes:
+        typed: the value as it was typed.
+        readings: its meanings as plain data, likeliest first; the type of the option picks one.
+    """
+
+    typed: str
+    readings: list[Any]
+
+
+def read_text(typed: str) -> Text:
+    """Read the value of a flag as YAML, as a word, and as a list without its brackets.
+
+    >>> read_text("64,256").readings
+    ['64,256', '64,256', [64, 256]]
+    """
+    import yaml
+
+    readings: list[Any] = []
+    for spelling in (typed, f"[{typed}]"):
+        with suppress(yaml.YAMLError):
+            readings.append(yaml.load(spelling, _yaml()[0]))
+    return Text(typed, [*readings[:1], typed, *readings[1:]])
+
+
+def flag_text(value: Any) -> str:
+    """Write plain data as the value of a flag, which `read_yaml` reads back."""
+    return value if isinstance(value, str) else json.dumps(value)
