@@ -1,4 +1,4 @@
-"""Examples of a run's task, on which the model that the run trained can be measured."""
+"""Examples of a run's task, on which the model of the run can be measured; `zoo heads` finds them by an entry point."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lab.build import build_task
 from lab.run.record import read_config
+from zoo.loading.names import CHECKPOINTS
 from zoo.report.numbers import count
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from zoo.backbone import Backbone
+    from zoo.theory.model_inputs import ModelInputs
 
 
 class Examples(NamedTuple):
@@ -53,3 +57,26 @@ def examples(run_dir: Path, split: str, n: int) -> Examples:
     name = task.name if mixture is None else f"{task.name}, the longest of {count(len(mixture), 'shape')}"
     inputs, labels = (torch.from_numpy(arrays[key]) for key in ("inputs", "labels"))
     return Examples(name, task.spec.loss, inputs, labels, task.spec.chance)
+
+
+def inputs_of_run(
+    path: str, model: Backbone, seq_len: int | None, n_inputs: int, n_others: int | None
+) -> ModelInputs | None:
+    """Return validation sequences of a run's task, and test sequences with their labels; None if no run is there.
+
+    The arguments are those of `zoo.theory.model_inputs.model_inputs`.
+
+    Raises:
+        ValueError: seq_len, since a task has its own length; what `examples` refuses.
+    """
+    from zoo.theory.budget import others_within
+    from zoo.theory.model_inputs import labelled
+
+    if not (Path(path) / CHECKPOINTS).is_dir():
+        return None
+    if seq_len is not None:
+        raise ValueError(f"the task of a run has its own length: leave out seq_len={seq_len}")
+    read = examples(Path(path), "validation", n_inputs)
+    scored = examples(Path(path), "test", n_others or others_within(model, read.inputs.shape[1], n_inputs))
+    where = f"{count(len(read.inputs), 'sequence')} of {read.task}"
+    return labelled(read.inputs, scored.inputs, scored.labels, where, scored.chance, scored.loss == "mse")

@@ -13,20 +13,20 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from zoo.check import command as checking
 from zoo.errors import UsageError, unknown
-from zoo.extras import find_module, require_extra
+from zoo.extras import require_extra
+from zoo.lookup import entry_points, offered
 from zoo.registry import MIXERS
 from zoo.report.machine import describe_machine
-from zoo.report.terminal import ends_unread, fail, listing, make_console, make_table, progress
+from zoo.report.terminal import Parser, ends_unread, fail, listing, make_console, progress
 from zoo.theory.claims import CLAIMS
 
 if TYPE_CHECKING:
     from zoo.backbone import Backbone
     from zoo.theory.claims.claim import Settings
-    from zoo.theory.measure import Measurement, Sizes
 
 PROGRAM = "zoo"
 # An OpenMP thread that waits for another should give its core away; read when torch is imported.
@@ -42,16 +42,6 @@ FIGURE_MIXERS = ("attention", "diagonal_ssm", "selective_ssm", "gated_delta_net"
 """Drawn in the figure of gradients unless --mixer says which: more would hide each other."""
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without repeating the usage; takes flags by their whole names."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options, allow_abbrev=False)
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see {self.prog} --help)")
-
-
 @ends_unread
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit status.
@@ -62,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         argv = sys.argv[1:] if argv is None else argv
-        _check_verb(argv)
+        if argv and not argv[0].startswith("-") and argv[0] not in VERBS:
+            return _other_verb(argv[0])(argv[1:])
         arguments = _parser().parse_args(argv)
         return arguments.run(arguments)
     except (ValueError, ImportError) as error:
@@ -73,49 +64,49 @@ def main(argv: Sequence[str] | None = None) -> int:
         return fail(PROGRAM, "interrupted", 130)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(PROGRAM, description="Sequence mixers and the theory that measures them.")
-    parser.set_defaults(run=lambda _: _no_verb(parser))
-    verbs = parser.add_subparsers(metavar="VERB", parser_class=_Parser)
+def _parser() -> Parser:
+    parser = Parser(PROGRAM, description="Sequence mixers and the theory that measures them.")
+    parser.set_defaults(run=lambda _: parser.print_help() or 0)
+    verbs = parser.add_subparsers(metavar="VERB", parser_class=Parser)
     for name, (summary, declare) in VERBS.items():
         declare(verbs.add_parser(name, help=summary))
-    for name, (summary, module) in FROM_CLONE.items():
-        if (found := find_module(module)) is not None:
-            found.declare(verbs.add_parser(name, help=summary))
+    for name, verb in offered(OTHER_VERBS).items():
+        verbs.add_parser(name, help=(inspect.getdoc(verb) or "").partition("\n")[0])
     return parser
 
 
-def _check_verb(argv: Sequence[str]) -> None:
-    if not argv or argv[0].startswith("-") or argv[0] in VERBS:
-        return
-    if argv[0] not in FROM_CLONE:
-        raise UsageError(unknown("verb", argv[0], [*VERBS, *FROM_CLONE]))
-    if find_module(module := FROM_CLONE[argv[0]][1]) is None:
-        package = module.partition(".")[0]
+def _other_verb(name: str) -> Callable[[Sequence[str]], int]:
+    """Return a verb that another package offers.
+
+    Raises:
+        UsageError: there is none of that name, or its package is not installed.
+    """
+    targets = dict(entry_points(OTHER_VERBS))
+    if name not in targets:
+        raise UsageError(unknown("verb", name, [*VERBS, *targets]))
+    verbs = offered(OTHER_VERBS)
+    if name not in verbs:
+        package = targets[name].partition(".")[0]
         raise UsageError(
-            f"{PROGRAM} {argv[0]} needs the package {package} of the project's repository, which is not installed with "
-            f"the library: run python -m {PROGRAM} {argv[0]} in a clone"
+            f"{PROGRAM} {name} needs the package {package} of the project's repository, which is not installed with "
+            f"the library: run python -m {PROGRAM} {name} in a clone"
         )
+    return verbs[name]
 
 
-def _no_verb(parser: argparse.ArgumentParser) -> int:
-    parser.print_help()
-    return 0
-
-
-def _declare_mixers(parser: argparse.ArgumentParser) -> None:
+def _declare_mixers(parser: Parser) -> None:
     parser.description = "List the mixers; with a name, its definition and options."
     parser.add_argument("name", nargs="?", metavar="NAME", help="a mixer")
     parser.set_defaults(run=_mixers)
 
 
-def _declare_pages(parser: argparse.ArgumentParser) -> None:
+def _declare_pages(parser: Parser) -> None:
     parser.description = "Write a page for each mixer, from its docstring, and one that lists them by family."
     _declare_out(parser, "docs/mixers")
     parser.set_defaults(run=_pages)
 
 
-def _declare_measure(parser: argparse.ArgumentParser) -> None:
+def _declare_measure(parser: Parser) -> None:
     parser.description = (
         "Measure each mixer: interaction rank and the predicted one, heads for an error, gradient decay, cost "
         "against length, input dependence, sizes. Prints tables; writes measure.md, measure.json and measure.png."
@@ -139,7 +130,7 @@ def _declare_measure(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_measure)
 
 
-def _declare_heads(parser: argparse.ArgumentParser) -> None:
+def _declare_heads(parser: Parser) -> None:
     parser.description = (
         "How many heads a model has, spans and uses: a row per layer. Functional heads: the layer cut to its best "
         "operators, read on some sequences; the fewest that keep the model's score on others."
@@ -147,6 +138,7 @@ def _declare_heads(parser: argparse.ArgumentParser) -> None:
     add, number = parser.add_argument, _number(parser)
     add("model", metavar="MODEL", help="a run folder, a .ckpt file or the folder of a transformers model")
     add("--text", type=Path, metavar="FILE", help="text to read, for a transformers model with a tokenizer")
+    add("--inputs", type=Path, metavar="FILE", help=".npz file to read: inputs, and labels by which to score")
     number("--seq_len", help="positions of a sequence; default 64, of a run those of its task")
     number("--sequences", default=8, help="sequences on which operators are read; default 8")
     scored = "sequences on which a cut model is scored; default 24, of a large model as many as the time allows"
@@ -163,7 +155,7 @@ def _declare_heads(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_heads)
 
 
-def _declare_claims(parser: argparse.ArgumentParser) -> None:
+def _declare_claims(parser: Parser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = (
         "Measure predictions of the theory and judge them. Prints a table; writes claims.md, claims.json and plots.\n"
@@ -183,7 +175,7 @@ def _declare_claims(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_claims)
 
 
-def _declare_figure(parser: argparse.ArgumentParser) -> None:
+def _declare_figure(parser: Parser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = "Measure and draw one figure."
     parser.epilog = "\n".join(["figures:", *listing(FIGURES)])
@@ -196,7 +188,7 @@ def _declare_figure(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_figure)
 
 
-def _declare_settings(parser: argparse.ArgumentParser) -> None:
+def _declare_settings(parser: Parser) -> None:
     number = _number(parser)
     number("--seed", help="seed of every draw; default 0")
     number("--seeds", dest="n_seeds", help="repetitions, of which medians are taken")
@@ -205,7 +197,7 @@ def _declare_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda")
 
 
-def _number(parser: argparse.ArgumentParser) -> Callable[..., argparse.Action]:
+def _number(parser: Parser) -> Callable[..., argparse.Action]:
     """Return a function that declares a flag with a whole number."""
     return functools.partial(parser.add_argument, type=int, metavar="N")
 
@@ -216,13 +208,13 @@ def _folder(text: str) -> Path:
     return Path(text)
 
 
-def _declare_out(parser: argparse.ArgumentParser, folder: str) -> None:
+def _declare_out(parser: Parser, folder: str) -> None:
     parser.add_argument(
         "--out", type=_folder, default=Path(folder), metavar="DIR", help=f"where files go; default {folder}"
     )
 
 
-VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
+VERBS: dict[str, tuple[str, Callable[[Parser], None]]] = {
     "mixers": ("what mixers there are, and the options of one", _declare_mixers),
     "measure": ("the comparison table, measured: a row per mixer, or per layer of a trained model", _declare_measure),
     "heads": ("how many heads a model of yours has, spans and uses, layer by layer", _declare_heads),
@@ -233,10 +225,9 @@ VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
 }
 """What each verb does, and its flags."""
 
-FROM_CLONE = {
-    "compare": ("runs side by side: tables, a page of curves and scores, TensorBoard", "lab.view.command"),
-}
-"""Verbs of a clone, which knows runs of train.py as the installed library does not: module with a `declare`."""
+OTHER_VERBS = "zoo.commands"
+"""Entry points of this group are verbs of other packages: functions that take the rest of the command line and return
+the exit status. The first line of their docstring is their help. The project's `lab` offers `compare`."""
 
 
 def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
@@ -282,8 +273,9 @@ def _measure(arguments: argparse.Namespace) -> int:
     if arguments.ckpt_path is not None and fresh:
         raise UsageError(f"--{next(iter(fresh))} is of fresh mixers; --ckpt_path brings a model with its own")
     _check_report()
-    from zoo.theory.comparison import write_measurements
+    from zoo.report.page import print_page
     from zoo.theory.measure import QUANTITIES, Sizes, measure_backbone, measure_mixers, sizes_within
+    from zoo.theory.measure_page import measure_page, write_measurements
 
     flags = _given(arguments, "d_model", "n_heads", "seq_len", "gradient_len", "lengths", "seed", "n_seeds", "device")
     sizes = Sizes(**flags)
@@ -297,31 +289,32 @@ def _measure(arguments: argparse.Namespace) -> int:
         n_rows, measure = len(names), functools.partial(measure_mixers, names, sizes)
     with progress(n_rows * len(QUANTITIES)) as advance:
         rows = measure(progress=lambda row, quantity: advance(f"{row}: {quantity}"))
-    files = write_measurements(rows, arguments.out, sizes, describe_machine(sizes.device))
-    _print_measurements(rows, sizes)
+    machine = describe_machine(sizes.device)
+    files = write_measurements(rows, arguments.out, sizes, machine)
+    print_page(measure_page(rows, sizes, machine), make_console())
     _print_files(files)
     return 0
 
 
 def _heads(arguments: argparse.Namespace) -> int:
-    _check_report()
+    _check_report(*(["jinja2"] if arguments.html else []))
     from zoo.report.files import check_place, write_all
     from zoo.report.numbers import duration, size
-    from zoo.theory.comparison import cells
-    from zoo.theory.model_heads import BUDGET, QUANTITIES, measure_heads, memory_needed, seconds_needed
-    from zoo.theory.model_heads_page import COLUMNS, Reading, describe, heads_as_json, heads_page
+    from zoo.report.page import print_page
+    from zoo.theory.budget import BUDGET, memory_needed, seconds_needed
+    from zoo.theory.model_heads import QUANTITIES, measure_heads
+    from zoo.theory.model_heads_page import Reading, heads_as_html, heads_as_json, model_heads_page
     from zoo.theory.model_inputs import model_inputs
     from zoo.theory.processes import cores
 
     if arguments.processes is not None and arguments.processes < 1:
         raise ValueError(f"--processes must be at least 1, got {arguments.processes}")
-    for path in (arguments.json, arguments.html):
-        if path is not None:
-            check_place(path)
+    files = {path: write for path, write in ((arguments.json, heads_as_json), (arguments.html, heads_as_html)) if path}
+    for path in files:
+        check_place(path)
     model = _trained(arguments.model, "zoo heads")
-    found = model_inputs(
-        arguments.model, model, arguments.text, arguments.seq_len, arguments.sequences, arguments.others
-    )
+    sizes = (arguments.seq_len, arguments.sequences, arguments.others)
+    found = model_inputs(arguments.model, model, *sizes, text=arguments.text, arrays=arguments.inputs)
     seq_len, n_inputs = found.inputs.shape[1], len(found.inputs)
     seconds = seconds_needed(model, seq_len, n_inputs, len(found.others))
     cut = arguments.functional == "always" or (arguments.functional == "auto" and seconds <= BUDGET)
@@ -345,16 +338,13 @@ def _heads(arguments: argparse.Namespace) -> int:
             processes=processes,
         )
     reading = Reading(arguments.model, found.where, found.scored if cut else "", found.chance)
-    console.print(make_table(*cells(COLUMNS, rows), title=f"Heads of {arguments.model}"))
-    for line in describe(rows, reading):
-        console.print(line, highlight=False)
+    print_page(model_heads_page(rows, reading), console)
     if not cut and arguments.functional == "auto":
         console.print(
             f"Layers were not cut: that may take {duration(seconds)} of one core; --functional always does it all the "
             "same, sooner with fewer --others."
         )
-    wanted = ((arguments.json, heads_as_json), (arguments.html, heads_page))
-    _print_files(write_all("", {str(path): write(rows, reading) for path, write in wanted if path is not None}))
+    _print_files(write_all("", {str(path): write(rows, reading) for path, write in files.items()}))
     return 0
 
 
@@ -384,20 +374,6 @@ def _trained(path: str, taker: str = "--ckpt_path") -> Backbone:
     model = load_transformers(folder)
     assert isinstance(model, Backbone)  # layers have no folders
     return model
-
-
-def _print_measurements(rows: Sequence[Measurement], sizes: Sizes) -> None:
-    from zoo.theory.comparison import GROUPS, cells, describe_sizes, remarks
-
-    console = make_console()
-    for title, columns in GROUPS.items():
-        headings, shown, align = cells(columns, rows)
-        table = make_table(headings, shown, align, title=title)
-        for column, texts in zip(table.columns, zip(*shown, strict=True), strict=True):
-            column.min_width = max(map(len, texts))  # a heading may wrap, a number must not
-        console.print(table)
-    for remark in (*remarks(rows), describe_sizes(sizes)):
-        console.print(remark, highlight=False)
 
 
 def _claims(arguments: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from zoo.errors import UnknownNameError, UsageError, unknown
+from zoo.extras import find_module
 from zoo.targets import FORMS, absolute, is_target, load
 
 E = TypeVar("E", bound=tuple[Any, ...])
@@ -160,3 +161,13 @@ def entry_points(group: str) -> list[tuple[str, str]]:
     from importlib import metadata
 
     return [(each.name, f"{each.module}:{each.attr}") for each in metadata.entry_points(group=group)]
+
+
+def offered(group: str) -> dict[str, Any]:
+    """Return {name: object} of the entry points in a group, imported; without those whose package is not installed."""
+    found = {}
+    for name, target in entry_points(group):
+        module, _, attribute = target.partition(":")
+        if (home := find_module(module)) is not None:
+            found[name] = getattr(home, attribute)
+    return found

@@ -1,4 +1,4 @@
-"""The verb `zoo compare`, which a clone has: runs side by side in tables, in files or in TensorBoard."""
+"""The verb `zoo compare`, an entry point of lab: runs side by side in tables, in files or in TensorBoard."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 from zoo.errors import UsageError
 from zoo.extras import require_extra
-from zoo.report.terminal import make_console
+from zoo.report.terminal import Parser, make_console
 
 if TYPE_CHECKING:
     from lab.view.table import Group
 
 
-def declare(parser: argparse.ArgumentParser) -> None:
-    """Give the verb's parser its flags."""
+def main(argv: Sequence[str]) -> int:
+    """Put runs side by side: tables, a page of curves and scores, TensorBoard."""
+    parser = Parser("zoo compare")
     parser.description = (
         "Put runs of train.py and sweep.py side by side, unfinished ones too: a table for each task, seeds together. "
         "Writes compare.csv, compare.md, compare.png and compare.html, a page that needs no network."
@@ -27,7 +28,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     add("--trials", action="store_true", help="with what sweep.py --tune tried and did not pick")
     add("--tensorboard", action="store_true", help="instead of writing files, serve TensorBoard until Ctrl-C")
     add("--port", type=int, metavar="N", help="of TensorBoard (6006, or the next that is free)")
-    parser.set_defaults(run=compare)
+    return compare(parser.parse_args(argv))
 
 
 def compare(arguments: argparse.Namespace) -> int:

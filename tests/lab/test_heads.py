@@ -15,7 +15,7 @@ from lab.build import build
 from lab.examples import examples
 from tests.lab.runs import error_line
 from zoo import __main__ as command
-from zoo.theory.model_heads import accuracy
+from zoo.theory.scores import accuracy
 
 FLAGS = ("--task", "mqar", "--task.seq_len", "16", "--task.n_pairs", "2", "--task.vocab_size", "20", "--d_model", "8")
 

@@ -23,10 +23,10 @@ from zoo.theory.gradients import (
     OffersHighway,
     decay_rate,
     draw_seeds,
+    fitted,
     gradient_profile,
     highway_profile,
 )
-from zoo.theory.measure import fitted
 
 WIDTH, SEQ = 8, 96
 

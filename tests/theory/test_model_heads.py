@@ -8,21 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests import slow
 from tests.cases import draw, randomise
 from zoo import Backbone
-from zoo.theory import model_heads
-from zoo.theory.model_heads import (
-    CutScores,
-    accuracy,
-    agreement,
-    cut_scores,
-    explained,
-    measure_heads,
-    memory_needed,
-    others_within,
-    seconds_needed,
-)
-from zoo.theory.model_heads_page import Reading, heads_figure
+from zoo.theory import budget, model_heads
+from zoo.theory.budget import memory_needed, others_within, seconds_needed
+from zoo.theory.figures import heads_figure
+from zoo.theory.model_heads import CutScores, cut_scores, measure_heads
+from zoo.theory.scores import accuracy, agreement, explained
 
 SIZES = {"d_model": 8, "n_layers": 2, "vocab_size": 12, "n_outputs": 12}
 
@@ -51,7 +44,7 @@ def test_a_row_per_layer_and_the_whole_span_keeps_the_model(backbone: str, gener
         assert row.cut is not None
         assert row.state_size is not None
         most = max(row.cut.scores)
-        assert row.rank == most <= 64
+        assert row.read.rank == most <= 64
         assert (row.cut.whole, row.cut.scores[most]) == (1.0, 1.0)
         assert row.cut.scores[0] < 1.0
     assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
@@ -64,11 +57,11 @@ def test_processes_share_the_layers(generator: torch.Generator) -> None:
     alone, shared = (measure_heads(model, x, others, **given, processes=n) for n in (1, 2))
     assert sorted(seen[:8]) == sorted(seen[8:])
     for one, other in zip(alone, shared, strict=True):
-        assert (one.name, one.rank, one.heads, one.cut) == (other.name, other.rank, other.heads, other.cut)
+        assert (one.name, one.read.heads, one.cut) == (other.name, other.read.heads, other.cut)
     assert memory_needed(model, 10, 3, 4) < memory_needed(model, 10, 3, 4, processes=2)
 
 
-@pytest.mark.parametrize("norm", ["input", "output"])
+@pytest.mark.parametrize("norm", ["input", slow("output")])
 def test_a_layer_cut_to_nothing_adds_what_does_not_depend_on_its_input(norm: str, generator: torch.Generator) -> None:
     """Attention has no bias: with no operators left the layer gives zero, as one with zero outputs does."""
     model, others = model_of(generator, blocks=[{"d_channel": 8, "norm": norm}] * 2), tokens(generator, 4)
@@ -106,16 +99,16 @@ def test_others_are_as_many_as_the_budget_allows(generator: torch.Generator, mon
     )
     assert seconds_needed(attention, 64, 2, 8) < seconds_needed(lru, 64, 2, 8)
     assert others_within(lru, 64, 2) == 24
-    monkeypatch.setattr(model_heads, "BUDGET", seconds_needed(lru, 64, 2, 5) * 1.001)
+    monkeypatch.setattr(budget, "BUDGET", seconds_needed(lru, 64, 2, 5) * 1.001)
     assert others_within(lru, 64, 2) == 5
-    monkeypatch.setattr(model_heads, "BUDGET", 0.0)
+    monkeypatch.setattr(budget, "BUDGET", 0.0)
     assert others_within(lru, 64, 2) == 1
     assert memory_needed(lru, 64, 2, 0) < memory_needed(lru, 64, 2, 1) < memory_needed(lru, 64, 2, 24)
 
 
 def test_the_plot_ends_where_its_numbers_do(generator: torch.Generator) -> None:
     rows = measure_heads(model_of(generator), tokens(generator), tokens(generator, 4), grid=(0, 1, 2))
-    assert heads_figure(rows, Reading("model", "here", "score", 0.25)).axes[0].get_xlim()[1] < 4
+    assert heads_figure(rows, 0.25).axes[0].get_xlim()[1] < 4
 
 
 def test_a_mixer_behind_a_canon_layer_has_its_heads(generator: torch.Generator) -> None:

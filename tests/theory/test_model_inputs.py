@@ -1,4 +1,4 @@
-"""Sequences for a model: pieces of a text, or drawn at random. Those of a run's task are tested with `zoo heads`."""
+"""Sequences for a model: of a file, of what a package offers, or drawn. A run's task is tested with `zoo heads`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from zoo import Backbone
 from zoo.theory import model_inputs as module
 from zoo.theory.model_inputs import USUAL_LENGTH, model_inputs
+from zoo.theory.scores import accuracy
 
 MODEL = Backbone({"name": "identity"}, 4, 1, vocab_size=128, n_outputs=3)
 
@@ -35,18 +38,13 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_text_is_cut_into_pieces(text: Path) -> None:
-    found = model_inputs(str(text.parent), MODEL, text, 4, 2, 1)
+    found = model_inputs(str(text.parent), MODEL, 4, 2, 1, text=text)
     pieces = ["".join(map(chr, row)) for row in (*found.inputs.tolist(), *found.others.tolist())]
     assert pieces == ["abcd", "efgh", "ijkl"]
     assert found.score is None
-    assert found.where == f"2 pieces of 4 tokens of {text}"
-
-
-def test_unless_told_otherwise_a_short_text_is_used_up(text: Path) -> None:
-    found = model_inputs(str(text.parent), MODEL, text, 2, 2, None)
-    assert (len(found.inputs), len(found.others)) == (2, 5)
-    assert found.scored.endswith("on 5 other sequences")
-    assert len(model_inputs("nowhere", MODEL, None, 2, 2, None).others) == 24
+    assert "2 pieces of 4 tokens" in found.where
+    short = model_inputs(str(text.parent), MODEL, 2, 2, None, text=text)  # it is used up
+    assert (len(short.inputs), len(short.others)) == (2, 5)
 
 
 @pytest.mark.parametrize(
@@ -68,13 +66,42 @@ def test_unless_told_otherwise_a_short_text_is_used_up(text: Path) -> None:
 def test_a_text_that_cannot_serve_is_refused_in_one_line(spoil: Any, message: str, text: Path) -> None:
     spoil(text)
     with pytest.raises(ValueError, match=f"^{re.escape(message.format(text=text))}.*$"):
-        model_inputs(str(text.parent), MODEL, text, 4, 2, 1)
+        model_inputs(str(text.parent), MODEL, 4, 2, 1, text=text)
 
 
-def test_without_a_text_sequences_are_drawn_the_same_each_time(tmp_path: Path) -> None:
-    first, again = (model_inputs(str(tmp_path), MODEL, None, None, 2, 3) for _ in range(2))
+def test_arrays_are_read_first_and_scored_after(tmp_path: Path, rng: np.random.Generator) -> None:
+    file = tmp_path / "arrays.npz"
+    inputs, labels = rng.integers(128, size=(2, 5, 6))
+    np.savez(file, inputs=inputs, labels=labels % 3)
+    found = model_inputs("nowhere", MODEL, None, 2, 3, arrays=file)
+    assert found.inputs.tolist() == inputs[:2].tolist()
+    assert found.others.tolist() == inputs[2:].tolist()
+    outputs = torch.nn.functional.one_hot(torch.from_numpy(labels[2:] % 3), 3).double()
+    assert found.score is not None
+    assert found.score(outputs) == accuracy(torch.from_numpy(labels[2:] % 3))(outputs) == 1.0
+    np.savez(file, inputs=inputs)
+    assert model_inputs("nowhere", MODEL, None, 2, None, arrays=file).score is None
+    for seq_len, n_others, says in ((4, 1, "leave out --text and --seq_len"), (None, 4, "6 sequences of 6 need 36")):
+        with pytest.raises(ValueError, match=says):
+            model_inputs("nowhere", MODEL, seq_len, 2, n_others, arrays=file)
+    for content in (b"", b"no arrays"):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=r"is no \.npz file"):
+            model_inputs("nowhere", MODEL, None, 2, 1, arrays=file)
+
+
+def test_what_a_package_offers_for_a_folder_comes_before_random_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = model_inputs("nowhere", MODEL, 3, 1, 1)
+    offer = {"a task": lambda path, *_: known if path == "known" else None}
+    monkeypatch.setattr(module, "offered", {module.OFFERS: offer}.__getitem__)
+    assert model_inputs("known", MODEL, None, 2, 3) is known
+    assert len(model_inputs("other", MODEL, None, 2, 3).others) == 3
+
+
+def test_random_sequences_are_drawn_the_same_each_time(tmp_path: Path) -> None:
+    first, again = (model_inputs(str(tmp_path), MODEL, None, 2, 3) for _ in range(2))
     assert (first.inputs.shape, first.others.shape) == ((2, USUAL_LENGTH), (3, USUAL_LENGTH))
     assert first.inputs.equal(again.inputs)
     assert first.others.equal(again.others)
     assert not first.inputs.equal(first.others[:2])
-    assert first.where == f"2 random sequences of {USUAL_LENGTH} positions"
+    assert len(model_inputs("nowhere", MODEL, 2, 2, None).others) == 24

@@ -8,8 +8,7 @@ import signal
 import pytest
 
 from zoo.theory import processes
-from zoo.theory.measure import Progress
-from zoo.theory.processes import cores, measured
+from zoo.theory.processes import Progress, cores, measured
 
 several = pytest.mark.skipif(cores() == 1 and not hasattr(os, "fork"), reason="processes do not fork here")
 

@@ -12,9 +12,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests import slow
 from tests.training import small
-from zoo.theory.measure import layer_inputs, spectrum_at
+from zoo.theory.layers import layer_inputs
 from zoo.theory.operator import interaction
 from zoo.theory.rank import interaction_rank
+from zoo.theory.spectra import spectrum_at
 from zoo.training import figures
 from zoo.training.figures import TheoryFigures
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import os
 import select
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec
 
+from zoo.errors import UsageError
 from zoo.extras import require_extra
 
 if TYPE_CHECKING:
@@ -21,6 +23,16 @@ P = ParamSpec("P")
 
 NOBODY_READS = 141
 """Exit status of a command whose output is read by nobody any more, as the shell gives it for other programs."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that reports an error in one line, without the usage, and takes flags by their whole names alone."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
 
 
 def make_console(width: int = 140) -> Console:

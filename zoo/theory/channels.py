@@ -24,6 +24,9 @@ from torch import Tensor, nn
 from zoo.theory.operator import AFFINE_RTOL, Map, OperatorError, Replayed, check_input, evaluated
 from zoo.theory.rank import triangle
 
+EXACT_SIZE = 1024
+"""d_out * d_in up to which every vec(W_ij) of a layer is read as it is: a second or two on one core."""
+
 PASSES = 32
 """Passes of one sequence in which weights are sampled."""
 

@@ -13,18 +13,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from zoo.report.numbers import NOTHING
 from zoo.report.plots import legend_beside, legend_columns, line_style, new_figure, styled, whole_numbers
-from zoo.theory.gradients import DecayRate, GradientProfile, fit_window
-from zoo.theory.measure import Gradient, Measurement
+from zoo.theory.columns import decay_text, rank_text
+from zoo.theory.gradients import DecayRate, Gradient, GradientProfile, fit_window
+from zoo.theory.model_heads import KEPT
 from zoo.theory.rank import tail_energies
+from zoo.theory.spectra import SpectrumRead
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from zoo.theory.measure import Measurement
     from zoo.theory.model_heads import LayerHeads
 
+_TICKS = (0, 1, 2, 4, 8, 16, 32, 64)
 _DECADES = 6  # of a heat map: what is smaller is drawn in its lowest colour
 _LEAST_ERROR = 1e-7  # where the axis of errors ends
 _LEAST_SIGMA = 1e-17
@@ -36,7 +39,7 @@ def operator_figure(norms: Float[Tensor, "seq seq"], title: str) -> Figure:
     """Draw a heat map of ||W_ij||_F over output i and source j, relative to the largest, on a log scale.
 
     Args:
-        norms: see `zoo.theory.measure.operator_norms`.
+        norms: see `zoo.theory.spectra.operator_norms`.
         title: of the picture.
     """
     figure, (axes,) = new_figure()
@@ -52,22 +55,20 @@ def operator_figure(norms: Float[Tensor, "seq seq"], title: str) -> Figure:
 
 
 @styled
-def spectrum_figure(spectrum: Sequence[float], rank: int, title: str, limit: int | None = None) -> Figure:
+def spectrum_figure(read: SpectrumRead, title: str) -> Figure:
     """Draw the singular values of the operator span, the rank marked.
 
     Args:
-        spectrum: largest first.
-        rank: how many of them count.
+        read: a spectrum with values.
         title: of the picture.
-        limit: the largest rank that a sketch could have seen.
     """
     figure, (axes,) = new_figure()
-    shown = min(len(spectrum), max(8, math.ceil(1.5 * rank)))
-    largest = spectrum[0] or 1.0
-    values = [max(sigma / largest, _LEAST_SIGMA) for sigma in spectrum[:shown]]
-    axes.semilogy(range(1, shown + 1), values, marker="o", linewidth=1, color="C0")
-    bound = "at least " if limit is not None and rank == limit else ""
-    axes.axvline(rank + 0.5, color="C3", linestyle="--", linewidth=1.4, label=f"interaction rank k = {bound}{rank}")
+    assert read.rank is not None
+    shown = min(len(read.values), max(8, math.ceil(1.5 * read.rank)))
+    values = read.values.double()[:shown] / (float(read.values[0]) or 1.0)
+    axes.semilogy(range(1, shown + 1), values.clamp(min=_LEAST_SIGMA).tolist(), marker="o", linewidth=1, color="C0")
+    label = f"interaction rank k {'≥' if read.rank == read.limit else '='} {read.rank}"
+    axes.axvline(read.rank + 0.5, color="C3", linestyle="--", linewidth=1.4, label=label)
     axes.set(xlim=(0.5, shown + 0.5), ylim=(None, 3), title=title, xlabel="index s of the singular value")
     axes.set_ylabel(r"singular value $\sigma_s / \sigma_1$ of the operator span")
     axes.xaxis.set_major_locator(whole_numbers())
@@ -117,8 +118,8 @@ def comparison_figure(rows: Sequence[Measurement]) -> Figure:
     figure, (errors, costs, noise, highway) = new_figure(2, 2, legends=legend_columns(len(rows)))
     for at, row in enumerate(rows):
         style = line_style(at, len(rows))
-        points = error_by_heads(row.spectrum) if row.spectrum else ((), ())
-        errors.plot(*points, **style, label=f"{row.name}, k = {rank_text(row)}")
+        points = error_by_heads(row.read.values) if row.read.rank is not None else ((), ())
+        errors.plot(*points, **style, label=f"{row.name}, k = {rank_text(row.read)}")
         label = f"{row.name}, {row.cost.time_exponent:.1f}"
         costs.plot(row.cost.lengths, row.cost.seconds, marker="o", **style, label=label)
     for axes in (errors, costs):
@@ -143,6 +144,31 @@ def gradient_comparison_figure(gradients: Mapping[str, tuple[Gradient, Gradient 
     """
     figure, (noise, highway) = new_figure(2, legends=legend_columns(len(gradients)))
     _draw_gradients(noise, highway, gradients)
+    return figure
+
+
+@styled
+def heads_figure(rows: Sequence[LayerHeads], chance: float) -> Figure:
+    """Draw score against the operators that are left of one layer, and gradient against distance; a line per layer."""
+    figure, (scores, gradients) = new_figure(2, legends=legend_columns(len(rows)))
+    for at, row in enumerate(rows):
+        style = line_style(at, len(rows))
+        if row.cut is not None:
+            scores.plot(*zip(*sorted(row.cut.scores.items()), strict=True), label=row.name, marker="o", **style)
+        gradients.plot(*_medians(row.gradient.profile), label=row.name, **style)
+    cuts = [row.cut for row in rows if row.cut is not None]
+    if cuts:
+        scores.axhline(KEPT * cuts[0].whole, color="0.4", linestyle=":", linewidth=1.0)
+        scores.axhline(chance, color="0.4", linestyle="--", linewidth=1.0)
+    most = max((max(cut.scores) for cut in cuts), default=1)
+    ticks = [tick for tick in _TICKS if tick <= most]
+    scores.set_xscale("symlog", linthresh=4)
+    scores.set_xlim(-0.3, 1.1 * most + 0.3)
+    scores.set_xticks(ticks, [str(count) for count in ticks], minor=False)
+    scores.set_xticks([], minor=True)
+    scores.set(title="the model with one layer cut", xlabel="operators left of the layer", ylabel="score")
+    _name_gradient_axes(gradients, "Gradient of a layer")
+    legend_beside(gradients, "layer")
     return figure
 
 
@@ -173,17 +199,22 @@ def _name_gradient_axes(axes: Axes, title: str) -> None:
 
 
 def _medians(profile: GradientProfile) -> tuple[list[int], list[float]]:
-    taus, values = _drawable(profile)
-    return taus.tolist(), [float(column.quantile(0.5)) for column in values.T]
+    """Return distances from one on that are reached, and the medians there."""
+    reached = _reached(profile)
+    return profile.distances[reached].tolist(), profile.median[reached].tolist()
+
+
+def _reached(profile: GradientProfile) -> Tensor:
+    """Return at which distances from one on a gradient arrives: beyond a finite receptive field nothing is drawn."""
+    return (profile.distances >= 1) & (profile.median > 0)
 
 
 def _drawable(profile: GradientProfile) -> tuple[Tensor, Tensor]:
-    """Return distances from one on that are reached, with values (seed, distance) that a log axis takes.
+    """Return distances that are reached, with values (seed, distance) that a log axis takes.
 
-    Beyond a finite receptive field nothing arrives, and nothing is drawn. The zero of a single draw stands at the least
-    value there is.
+    The zero of a single draw is drawn at the least value there is.
     """
-    reached = (profile.distances >= 1) & (profile.values.double().quantile(0.5, dim=0) > 0)
+    reached = _reached(profile)
     values = profile.values[:, reached].double()
     positive = values[values > 0]
     return profile.distances[reached], values.clamp(min=float(positive.min()) if len(positive) else 1.0)
@@ -192,42 +223,12 @@ def _drawable(profile: GradientProfile) -> tuple[Tensor, Tensor]:
 def fitted_line(profile: GradientProfile, decay: DecayRate) -> tuple[Tensor, Tensor]:
     """Return the exponential of rate `decay.rate` through the medians that it was fitted to: (taus, values)."""
     window, _ = fit_window(profile)
-    taus, log_j = profile.distances[window].double(), profile.values[:, window].double().quantile(0.5, dim=0).log()
+    taus, log_j = profile.distances[window].double(), profile.median[window].log()
     return taus, (log_j.mean() + decay.rate * (taus - taus.mean())).exp()
 
 
-def error_by_heads(spectrum: Sequence[float]) -> tuple[list[int], list[float]]:
+def error_by_heads(spectrum: Float[Tensor, " singular"]) -> tuple[list[int], list[float]]:
     """H = 1, 2, ... and the relative error (in norm) of the best H heads, as far as the axis of errors shows it."""
-    left = [*tail_energies(torch.tensor(spectrum, dtype=torch.float64)).sqrt()[1:].tolist(), 0.0]
+    left = [*tail_energies(spectrum.double()).sqrt()[1:].tolist(), 0.0]
     shown = 1 + sum(error > _LEAST_ERROR for error in left)
     return list(range(1, shown + 1)), [max(error, _LEAST_ERROR / 10) for error in left[:shown]]
-
-
-def rank_text(row: Measurement | LayerHeads) -> str:
-    """Return the measured rank; with ≥ where it is all that a sketch could have seen."""
-    if row.rank is None:
-        return NOTHING
-    return f"{'≥ ' if row.rank == row.rank_limit else ''}{row.rank}"
-
-
-def heads_text(row: Measurement | LayerHeads) -> str:
-    """Return the heads for each error; with ≥ where the spectrum is that of some source positions."""
-    return f"{'' if row.sources is None else '≥ '}{'/'.join(map(str, row.heads.values()))}" or NOTHING
-
-
-def rate_text(gradient: Gradient | None) -> str:
-    """Return the rate with its interval, or the distance beyond which no gradient arrives."""
-    if gradient is None:
-        return NOTHING
-    if gradient.reach is not None:
-        return f"0 beyond τ = {gradient.reach}"
-    return NOTHING if gradient.decay is None else decay_text(gradient.decay)
-
-
-def decay_text(decay: DecayRate) -> str:
-    """`-0.105 [-0.106, -0.104]`, with as many digits as tell the ends of the interval apart, at most four."""
-    low, high = decay.interval
-    spread = max(high - low, 1e-4)
-    digits = min(4, max(2, 1 - math.floor(math.log10(spread))))
-    rate, low, high = (f"{value + 0.0:.{digits}f}" for value in (decay.rate, low, high))
-    return f"{rate} [{low}, {high}]".replace("-0." + "0" * digits, "0." + "0" * digits)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import torch
@@ -29,6 +30,12 @@ Layer: TypeAlias = nn.Module | Callable[[int], nn.Module]
 
 M = TypeVar("M", bound=nn.Module)
 
+GRADIENT_SKETCH = 4
+"""Gaussian vectors for each seed with which the gradient profile of a wide layer is sketched."""
+
+WIDE = 128
+"""Channels beyond which `profile_at` sketches."""
+
 _FEWEST_DISTANCES = 3  # below, a line through them says nothing
 _TAIL = 0.25  # the fit starts at this fraction of the range
 _FLOOR = 8.0  # times the dtype's eps, relative to the largest J: below, float32 decays are known to be wrong
@@ -41,6 +48,11 @@ class GradientProfile(NamedTuple):
     distances: Int[Tensor, " distances"]  # ascending
     seq_len: int
 
+    @property
+    def median(self) -> Float[Tensor, " distances"]:
+        """The median over seeds, in float64; of an even number the mean of the middle two."""
+        return self.values.double().quantile(0.5, dim=0)
+
 
 class DecayRate(NamedTuple):
     """How J falls with distance."""
@@ -50,6 +62,25 @@ class DecayRate(NamedTuple):
     half_distance: float | None  # ln 2 / -rate; None unless J falls, and exponentially: see `decay_rate`
     r2_exponential: float  # variance of log J explained by a line in tau
     r2_power: float  # ... and by a line in log tau
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """A gradient profile with its rate.
+
+    The rate is None if the gradient ends (`reach`), too few distances lie above roundoff to fit one, or there are too
+    few draws for an interval.
+    """
+
+    profile: GradientProfile
+    decay: DecayRate | None
+
+    @property
+    def reach(self) -> int | None:
+        """The farthest distance from which a gradient arrives at all; None if that is the farthest measured."""
+        arrives = self.profile.distances[(self.profile.values > 0).any(0)]
+        reach = int(arrives.max()) if len(arrives) else 0
+        return None if reach == int(self.profile.distances[-1]) else reach
 
 
 @runtime_checkable
@@ -191,12 +222,16 @@ def _stacked(layer: nn.Module, inputs: Sequence[Tensor], seq_len: int) -> Float[
     return stacked
 
 
-def profile_at(layer: nn.Module, x: Float[Tensor, "seeds seq d_in"], sketch: int | None = None) -> GradientProfile:
-    """Return the gradient profile at given inputs, one for each seed, over every distance; see `gradient_profile`."""
+def profile_at(layer: nn.Module, x: Float[Tensor, "seeds seq d_in"]) -> GradientProfile:
+    """Return the gradient profile at given inputs, one for each seed, over every distance; see `gradient_profile`.
+
+    Layers wider than `WIDE` are sketched by `GRADIENT_SKETCH` cotangents.
+    """
     check_input(layer, x)
     source = torch.Generator().manual_seed(0)
     with evaluated(layer) as f:
         d_out, name = _width_out(f, x), type(layer).__name__
+        sketch = GRADIENT_SKETCH if d_out > WIDE else None
         rows = [_last_row_norms(f, row, d_out, name, sketch, source).cpu() for row in x.split(1)]
     return GradientProfile(torch.cat(rows), torch.arange(x.shape[1]), x.shape[1])
 
@@ -300,23 +335,29 @@ def decay_rate(
     return DecayRate(rate, (low, high), -math.log(2) / rate if falls else None, r2_exponential, r2_power)
 
 
+def fitted(profile: GradientProfile) -> Gradient:
+    """Return the profile with its rate, if it has one."""
+    gradient = Gradient(profile, None)
+    if gradient.reach is not None:
+        return gradient
+    try:
+        return Gradient(profile, decay_rate(profile))
+    except ValueError:  # too few distances above roundoff, or too few draws
+        return gradient
+
+
 def fit_window(profile: GradientProfile) -> tuple[Bool[Tensor, " distances"], int]:
     """Return which distances `decay_rate` fits, and the first that no gradient reaches, at most the length."""
-    median = _median(profile.values.double(), 0)
+    median = profile.median
     above = median > _FLOOR * torch.finfo(profile.values.dtype).eps * median.max()
     reached = above.long().cumprod(0).bool()
     n = profile.seq_len if bool(reached.all()) else int(profile.distances[int(reached.sum())])
     return reached & (profile.distances >= max(1.0, _TAIL * n)), n
 
 
-def _median(values: Tensor, axis: int) -> Tensor:
-    """Return the median, of an even number the mean of the middle two (torch.median takes the lower)."""
-    return values.quantile(0.5, dim=axis)
-
-
 def _log_median(values: Tensor, axis: int) -> Tensor:
     """Return the log of the median, not the median of logs, so that seeds with J = 0 do not hide the others."""
-    return _median(values, axis).clamp(min=torch.finfo(torch.float64).tiny).log()
+    return values.quantile(0.5, dim=axis).clamp(min=torch.finfo(torch.float64).tiny).log()
 
 
 def _slope(x: Float[Tensor, " points"], y: Float[Tensor, "*batch points"]) -> Float[Tensor, "*batch"]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import bisect
 import copy
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,27 +20,15 @@ from torch import Tensor
 from zoo.backbone import Backbone
 from zoo.blocks import ResidualBlock, Stack
 from zoo.contract import SequenceMixer
-from zoo.theory.channels import PASSES, channelwise
-from zoo.theory.measure import (
-    EXACT_WIDTH,
-    GRADIENT_SKETCH,
-    SKETCH,
-    WIDE,
-    Gradient,
-    Progress,
-    fitted,
-    layer_inputs,
-    layer_profile,
-    read_spectrum,
-    streams,
-)
-from zoo.theory.operator import interaction, positions_at_once
-from zoo.theory.processes import measured
+from zoo.theory.channels import EXACT_SIZE
+from zoo.theory.gradients import Gradient, fitted, profile_at
+from zoo.theory.layers import layer_inputs, streams
+from zoo.theory.operator import interaction
+from zoo.theory.processes import Progress, measured
+from zoo.theory.scores import Score, agreement
+from zoo.theory.spectra import SpectrumRead, read_spectrum
 from zoo.theory.state_size import StateSize, effective_state_size
-from zoo.theory.truncation import SPARE, Basis, cut, span_basis
-
-Score = Callable[[Float[Tensor, "batch seq n_outputs"]], float]
-"""How good the outputs of a model are; larger is better."""
+from zoo.theory.truncation import Basis, cut, span_basis
 
 GRID = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of operators to which a layer is cut."""
@@ -49,22 +36,20 @@ GRID = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 KEPT = 0.99
 """Share of the model's score that a cut layer must keep."""
 
-BUDGET = 1800.0
-"""CPU seconds that layers may be measured for unless asked otherwise: fifteen minutes on two cores."""
-
 QUANTITIES = ("spectrum", "state size", "gradient", "functional heads")
 """What is measured for a layer, in this order."""
 
+LARGEST_OPERATOR = 2**27
+"""Numbers of an operator that is held whole: 1 GiB."""
+
+LARGEST_PARTS = 2**26
+"""Numbers that are held of the sequences that are cut together."""
+
+READ_OF_WIDE = 4
+"""Sequences from which the operators of a wide layer are taken."""
+
 _STATE_POSITIONS = 3  # at which the effective state size is read, evenly spread
-_KEPT_OF_A_POSITION = 32  # numbers that a pass keeps, in widths of the model, besides attention's weights
-_LARGEST_OPERATOR = 2**27  # numbers of an operator that is held whole: 1 GiB
-_READ_OF_WIDE = 4  # sequences from which the operators of a wide layer are taken
-_TO_HOLD = 20  # passes of a sequence that check whether a wide layer mixes channel by channel there
-_LOOKED_AT = 8  # positions at which it is looked up how a layer is read
-_SKETCHED_CHANNELS = 8  # of a wide layer that is read by a sketch
-_LARGEST_PARTS = 2**26  # numbers of what is held of the sequences that are cut together
 _FEW_PRODUCTS = 1e11  # products of weights and positions, up to which a cut model is scored at every number of the grid
-_A_SECOND = 4e10  # such products that a core does in a second, about
 
 
 class CutScores(NamedTuple):
@@ -101,23 +86,16 @@ class LayerHeads:
 
     Attributes:
         name: its place and its mixer.
-        n_heads: heads that its mixer has; None where it has none, or is a stack of several that have some.
-        rank: singular values of its operator span above the threshold of `spectrum_rank`; None where no operator can be
-            read, as of a module that marks no coefficients: then there are no heads, state size or cut either.
-        rank_limit: the largest rank that a sketch could have seen; None for an exact spectrum.
-        sources: source positions that the spectrum is estimated from; None where it is exact or a sketch of all.
-        heads: relative error -> heads needed for it.
-        state_size: effective state size; None where the operator is too large to be held.
-        gradient: against distance.
-        cut: scores of the model with this layer cut; None where they were not asked for.
+        n_heads: heads of its mixer; None if it has none, or is a stack of several that have some.
+        read: spectrum of its operator span. If no operator can be read, there is no state size and no cut either.
+        state_size: effective state size; None if the operator is too large to be held.
+        gradient: gradient against distance.
+        cut: scores of the model with this layer cut; None if they were not asked for.
     """
 
     name: str
     n_heads: int | None
-    rank: int | None
-    rank_limit: int | None
-    sources: int | None
-    heads: Mapping[float, int]
+    read: SpectrumRead
     state_size: StateSize | None
     gradient: Gradient
     cut: CutScores | None
@@ -136,7 +114,7 @@ def measure_heads(
 
     Spectra, state sizes and gradients are measured in float64. A cut layer costs its width times the length of the
     sequence in forward passes, or at most the length where it is wide and mixes channel by channel, and is measured in
-    float32. `seconds_needed` and `memory_needed` say beforehand what it takes.
+    float32. `zoo.theory.budget` predicts the time and the memory.
 
     Args:
         backbone: the model.
@@ -174,19 +152,16 @@ def measure_heads(
         progress(name, "state size")
         state_size = None if read.rank is None else _state_size(mixer, x[:1])
         progress(name, "gradient")
-        gradient = fitted(layer_profile(mixer, x))
+        gradient = fitted(profile_at(mixer, x))
         progress(name, "functional heads")
         scores = None
         if read.rank is not None and scored is not None and score is not None:
-            few = slice(None) if mixer.d_out * mixer.d_model <= EXACT_WIDTH else slice(_READ_OF_WIDE)
+            few = slice(None) if mixer.d_out * mixer.d_model <= EXACT_SIZE else slice(READ_OF_WIDE)
             scores = cut_scores(light, at, reached[at].x[few], scored[at], score, grid, whole)
         return LayerHeads(
             name=name,
             n_heads=_n_heads(mixer),
-            rank=read.rank,
-            rank_limit=read.limit,
-            sources=read.sources,
-            heads=read.heads,
+            read=read,
             state_size=state_size,
             gradient=gradient,
             cut=scores,
@@ -264,7 +239,7 @@ def _cut_outputs(
     """Return the outputs of the mixer cut to each number of operators, a few sequences at a time."""
     of_a_sequence = max(counts) * x.shape[1] * (x.shape[1] + 2 * x.shape[2])
     found = []
-    for some in x.split(max(1, _LARGEST_PARTS // max(1, of_a_sequence))):
+    for some in x.split(max(1, LARGEST_PARTS // max(1, of_a_sequence))):
         offset, parts = cut(mixer, basis, some)
         found.append(torch.stack([offset + parts[:count].sum(0) for count in counts]))
     return torch.cat(found, dim=1)
@@ -274,110 +249,6 @@ def _check_grid(grid: Sequence[int]) -> None:
     """Raise ValueError unless all are numbers of operators."""
     if not grid or min(grid) < 0:
         raise ValueError(f"grid must hold numbers of operators, at least 0, got {list(grid)}")
-
-
-def agreement(outputs: Float[Tensor, "n seq n_outputs"]) -> Score:
-    """Score by the share of positions at which the largest output is that of `outputs`."""
-    answers = outputs.argmax(-1)
-    return lambda others: float((others.argmax(-1) == answers).double().mean())
-
-
-def accuracy(labels: Tensor) -> Score:
-    """Score by the share of labelled positions that are answered right.
-
-    Args:
-        labels: classes (n, seq), -100 where there is none.
-    """
-    labelled = labels != -100
-
-    def score(outputs: Tensor) -> float:
-        right = outputs.argmax(-1) == labels
-        return float(right[labelled].double().mean())
-
-    return score
-
-
-def explained(labels: Tensor) -> Score:
-    """Score by the share of the labels' variance that the outputs explain, R^2.
-
-    Args:
-        labels: (n, seq, n_outputs), NaN where there is none.
-    """
-    labelled = ~labels.isnan()
-
-    def score(outputs: Tensor) -> float:
-        wanted = labels[labelled].double()
-        left = (outputs[labelled] - wanted).square().sum()
-        return float(1 - left / (wanted - wanted.mean()).square().sum())
-
-    return score
-
-
-def seconds_needed(model: Backbone, seq_len: int, n_inputs: int, n_others: int) -> float:
-    """Predict the CPU seconds that `measure_heads` takes, from the weights that it multiplies: within a factor of two.
-
-    Args:
-        model: the model.
-        seq_len: of all sequences.
-        n_inputs: sequences at which operators are read.
-        n_others: sequences on which cut models are scored; 0 where no layer is cut.
-    """
-    total = sum(p.numel() for p in model.parameters())
-    if model.embedding is not None and model.head is not None and model.head.weight is not model.embedding.weight:
-        total -= model.embedding.weight.numel()  # it is looked up
-    tests = 1 + math.ceil(math.log2(len(GRID)))
-    products = 0.0
-    for layer in model.layers.chain():
-        mixer = layer.mixer if isinstance(layer, ResidualBlock) else layer
-        spectrum, basis, cut_one = _passes(mixer, seq_len, n_inputs)
-        backward = mixer.d_out if mixer.d_out <= WIDE else GRADIENT_SKETCH
-        passes = 2 * (spectrum + n_inputs * (1 + 2 * backward))  # in float64, which takes twice as long
-        if n_others:
-            passes += basis + n_others * cut_one
-            products += tests * n_others * total / 2
-        products += passes * sum(p.numel() for p in mixer.parameters())
-    return products * seq_len / _A_SECOND
-
-
-def others_within(model: Backbone, seq_len: int, n_inputs: int, most: int = 24) -> int:
-    """Return on how many sequences cut models can be scored within `BUDGET`: at least one."""
-    one, two = (seconds_needed(model, seq_len, n_inputs, n_others) for n_others in (1, 2))
-    return max(1, min(most, 1 + int((BUDGET - one) / (two - one))))
-
-
-def _passes(mixer: SequenceMixer, seq_len: int, n_inputs: int) -> tuple[int, int, int]:
-    """Return how many passes of a sequence read a layer's spectrum, its leading operators, and cut one sequence."""
-    every = seq_len * mixer.d_model
-    if mixer.d_out * mixer.d_model <= EXACT_WIDTH:
-        return every, n_inputs * every, every
-    few = torch.randn(1, min(seq_len, _LOOKED_AT), mixer.d_model, generator=torch.Generator().manual_seed(0))
-    layer = copy.deepcopy(mixer).float()
-    with channelwise(layer, few.to(next(layer.parameters()).device)) as found:
-        if found is None:
-            return SKETCH * _SKETCHED_CHANNELS, 2 * min(n_inputs, _READ_OF_WIDE) * every, every
-        every, held = math.ceil(seq_len / found.per_pass), min(n_inputs, _READ_OF_WIDE)
-        return _TO_HOLD + min(PASSES, every), held * _TO_HOLD + min(PASSES, held * every), _TO_HOLD + every
-
-
-def memory_needed(model: Backbone, seq_len: int, n_inputs: int, n_others: int, processes: int = 1) -> int:
-    """Estimate the bytes that `measure_heads` needs: its copies of the model, what reaches each layer, and one step.
-
-    An estimate, since what a pass keeps differs between mixers. The arguments are those of `seconds_needed`, and the
-    processes, each of which takes a step of its own.
-    """
-    layers = model.layers.chain()
-    width = max(layer.d_model for layer in layers)
-    n_heads = max(getattr(mixer, "n_heads", 0) for mixer in model.modules())
-    cut = n_others > 0
-    copies = (8 + 4 * cut) * sum(p.numel() for p in model.parameters())
-    streams = (8 + 4 * cut) * len(layers) * (n_inputs + cut * n_others) * seq_len * width
-    held = seq_len**2 * width**2
-    operator = 3 * 8 * held if held <= _LARGEST_OPERATOR else 0
-    basis = 3 * 8 * SPARE * max(GRID) * width**2 if cut else 0
-    outputs = 4 * len(GRID) * n_others * seq_len * width
-    parts = 4 * 4 * max(_LARGEST_PARTS, max(GRID) * seq_len * (seq_len + 2 * width)) if width**2 > EXACT_WIDTH else 0
-    one_pass = 8 * max(seq_len, positions_at_once(width)) * (_KEPT_OF_A_POSITION * width + 2 * n_heads * seq_len)
-    return copies + streams + processes * max(operator, basis, one_pass, outputs + cut * parts)
 
 
 def _n_heads(mixer: SequenceMixer) -> int | None:
@@ -390,7 +261,7 @@ def _n_heads(mixer: SequenceMixer) -> int | None:
 
 def _state_size(mixer: SequenceMixer, x: Float[Tensor, "1 seq d_model"]) -> StateSize | None:
     seq_len = x.shape[1]
-    if seq_len < 2 or seq_len**2 * mixer.d_out * mixer.d_model > _LARGEST_OPERATOR:
+    if seq_len < 2 or seq_len**2 * mixer.d_out * mixer.d_model > LARGEST_OPERATOR:
         return None
     positions = {max(1, seq_len * place // (_STATE_POSITIONS + 1)) for place in range(1, _STATE_POSITIONS + 1)}
     return effective_state_size(interaction(mixer, x).operator[0], sorted(positions))

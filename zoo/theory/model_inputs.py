@@ -1,26 +1,29 @@
-"""Sequences for a model: those of the task that its run was trained on, a text, or drawn at random."""
+"""Sequences for a model: from a file, from what another package offers for its folder, or drawn at random."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from zoo.backbone import Backbone
-from zoo.extras import find_module, require_extra
-from zoo.loading.names import CHECKPOINTS
+from zoo.extras import require_extra
+from zoo.lookup import offered
 from zoo.report.numbers import count
-from zoo.theory.measure import random_inputs
-from zoo.theory.model_heads import Score, accuracy, explained, others_within
+from zoo.theory.budget import others_within
+from zoo.theory.layers import random_inputs
+from zoo.theory.scores import Score, accuracy, explained
 from zoo.validate import require_positive
 
 USUAL_LENGTH = 64
 """Positions of a sequence that is drawn at random or cut out of a text."""
 
-_EXAMPLES = "lab.examples"  # of a clone: what a run was trained on
+OFFERS = "zoo.inputs"
+"""Entry points of this group have the arguments of `model_inputs` from `path` to `n_others`; they return its result, or
+None for a path that they do not know. The project's `lab` offers the task of a run."""
 
 
 class ModelInputs(NamedTuple):
@@ -44,63 +47,102 @@ class ModelInputs(NamedTuple):
 
 
 def model_inputs(
-    path: str, model: Backbone, text: Path | None, seq_len: int | None, n_inputs: int, n_others: int | None
+    path: str,
+    model: Backbone,
+    seq_len: int | None,
+    n_inputs: int,
+    n_others: int | None,
+    *,
+    text: Path | None = None,
+    arrays: Path | None = None,
 ) -> ModelInputs:
-    """Return the sequences of a run's task, of a text, or random ones, in this order of preference.
+    """Return the sequences of a file, those that a package offers for the model's folder, or random ones.
 
     Args:
         path: of the model.
-        model: that lies there.
-        text: a file in UTF-8, for the tokenizer in the model's folder.
-        seq_len: positions; a run's task has its own.
+        model: that was loaded from there.
+        seq_len: positions of a sequence; arrays and a run's task have their own.
         n_inputs: sequences at which operators are read.
         n_others: sequences on which a cut model is scored; default `others_within`.
+        text: a file in UTF-8, for the tokenizer in the model's folder.
+        arrays: a .npz file with `inputs`, (n, seq) tokens or (n, seq, d_input) vectors, and if cut models are to be
+            scored by them `labels`: (n, seq) classes, -100 for none, or (n, seq, n_outputs) numbers, NaN for none.
 
     Raises:
-        ValueError: sizes that are not positive, a text that is too short, cannot be read or has no tokenizer, seq_len
-            for a run.
+        ValueError: sizes that are not positive, both files, a file that is too short or cannot be read, seq_len for
+            sequences that have their own.
     """
     require_positive(seq_len=seq_len, n_inputs=n_inputs, n_others=n_others)
+    if arrays is not None:
+        if text is not None or seq_len is not None:
+            raise ValueError("--inputs has its own sequences: leave out --text and --seq_len")
+        return _of_arrays(arrays, model, n_inputs, n_others)
     length = USUAL_LENGTH if seq_len is None else seq_len
-    lab = find_module(_EXAMPLES) if text is None and (Path(path) / CHECKPOINTS).is_dir() else None
-    if lab is not None:
-        return _of_task(lab, path, model, seq_len, n_inputs, n_others)
     if text is not None:
         tokens = _tokens(path, text)
-        if n_others is None:
-            n_others = max(1, min(others_within(model, length, n_inputs), len(tokens) // length - n_inputs))
-        if len(tokens) < (n_inputs + n_others) * length:
-            raise ValueError(
-                f"{text} has {count(len(tokens), 'token')}; {count(n_inputs + n_others, 'sequence')} of {length} need "
-                f"{(n_inputs + n_others) * length:,}: give a longer text, or fewer or shorter sequences"
-            )
-        drawn = tokens[: (n_inputs + n_others) * length].view(-1, length)
+        n_pieces = len(tokens) // length
+        pieces = tokens[: n_pieces * length].view(n_pieces, length)
+        n_others = _others_of(model, pieces, n_inputs, n_others, f"{text} has {count(len(tokens), 'token')}")
         where = f"{count(n_inputs, 'piece')} of {length} tokens of {text}"
-    else:
-        n_others = n_others or others_within(model, length, n_inputs)
-        drawn = random_inputs(model, n_inputs + n_others, length, torch.Generator().manual_seed(0))
-        where = f"{count(n_inputs, 'random sequence')} of {length} positions"
-    inputs, others = drawn.split([n_inputs, n_others])
+        return _agreeing(pieces, model, n_inputs, n_others, where)
+    for offer in offered(OFFERS).values():
+        if (found := offer(path, model, seq_len, n_inputs, n_others)) is not None:
+            return found
+    n_others = n_others or others_within(model, length, n_inputs)
+    drawn = random_inputs(model, n_inputs + n_others, length, torch.Generator().manual_seed(0))
+    where = f"{count(n_inputs, 'random sequence')} of {length} positions"
+    return _agreeing(drawn, model, n_inputs, n_others, where)
+
+
+def labelled(
+    inputs: Tensor, others: Tensor, labels: Tensor, where: str, chance: float | None, regression: bool
+) -> ModelInputs:
+    """Return sequences of which the others are scored by their labels."""
+    what = "share of the labels' variance that is explained" if regression else "accuracy"
+    score = (explained if regression else accuracy)(labels)
+    return ModelInputs(inputs, others, score, where, f"{what} on {count(len(others), 'other')}", chance or 0.0)
+
+
+def _agreeing(drawn: Tensor, model: Backbone, n_inputs: int, n_others: int, where: str) -> ModelInputs:
+    """Return sequences on which a cut model is scored by how often it answers as the whole one."""
     scored = "share of positions at which the cut model answers as the whole one does, on "
     scored += count(n_others, "other sequence")
+    inputs, others = drawn[:n_inputs], drawn[n_inputs : n_inputs + n_others]
     return ModelInputs(inputs, others, None, where, scored, 1 / model.n_outputs)
 
 
-def _of_task(
-    lab: Any, path: str, model: Backbone, seq_len: int | None, n_inputs: int, n_others: int | None
-) -> ModelInputs:
-    """Return sequences of the task that a run was trained on."""
-    if seq_len is not None:
-        raise ValueError(f"the task of a run has its own length: leave out seq_len={seq_len}")
-    first = lab.examples(Path(path), "validation", n_inputs)
-    n_others = n_others or others_within(model, first.inputs.shape[1], n_inputs)
-    second = lab.examples(Path(path), "test", n_others)
-    regression = second.loss == "mse"
-    score = (explained if regression else accuracy)(second.labels)
-    what = "share of the labels' variance that is explained" if regression else "accuracy"
-    where = f"{count(len(first.inputs), 'sequence')} of {first.task}"
-    scored = f"{what} on {count(len(second.inputs), 'other')}"
-    return ModelInputs(first.inputs, second.inputs, score, where, scored, second.chance or 0.0)
+def _others_of(model: Backbone, sequences: Tensor, n_inputs: int, n_others: int | None, what: str) -> int:
+    """Return on how many of the sequences cut models are scored; raise ValueError if there are too few."""
+    length, left = sequences.shape[1], len(sequences) - n_inputs
+    wanted = n_others or max(1, min(others_within(model, length, n_inputs), left))
+    if left < wanted:
+        raise ValueError(
+            f"{what}; {count(n_inputs + wanted, 'sequence')} of {length} need {(n_inputs + wanted) * length:,}: "
+            "give a longer text, or fewer or shorter sequences"
+        )
+    return wanted
+
+
+def _of_arrays(file: Path, model: Backbone, n_inputs: int, n_others: int | None) -> ModelInputs:
+    numpy = require_extra("numpy", "train")
+    try:
+        with numpy.load(file, allow_pickle=False) as held:
+            found = {name: torch.from_numpy(held[name]) for name in ("inputs", "labels") if name in held.files}
+        inputs, labels = found["inputs"], found.get("labels")
+    except (OSError, EOFError, ValueError, TypeError, AttributeError, KeyError) as error:
+        raise ValueError(f"--inputs {file} is no .npz file with the array inputs: {error}") from None
+    if inputs.ndim not in (2, 3) or (labels is not None and labels.shape[:2] != inputs.shape[:2]):
+        raise ValueError(
+            f"--inputs {file}: inputs must be (n, seq) or (n, seq, d_input), labels (n, seq) or (n, seq, k)"
+        )
+    n_others = _others_of(model, inputs, n_inputs, n_others, f"{file} has {inputs.shape[:2].numel():,} positions")
+    where = f"{count(n_inputs, 'sequence')} of {file}"
+    if labels is None:
+        return _agreeing(inputs, model, n_inputs, n_others, where)
+    held_out = slice(n_inputs, n_inputs + n_others)
+    regression = labels.is_floating_point()
+    chance = None if regression else 1 / model.n_outputs
+    return labelled(inputs[:n_inputs], inputs[held_out], labels[held_out], where, chance, regression)
 
 
 def _tokens(path: str | os.PathLike[str], text: Path) -> Tensor:

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from zoo.theory.measure import Progress
+Progress = Callable[[str, str], None]
+"""Called with the row and the quantity that is measured next."""
 
 Result = TypeVar("Result")
 Measure = Callable[[int, Progress], Result]

@@ -16,7 +16,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from zoo.theory.channels import Channels, channelwise, sampled_triangle
+from zoo.theory.channels import EXACT_SIZE, Channels, channelwise, sampled_triangle
 from zoo.theory.lags import RANK_RTOL
 from zoo.theory.operator import Replayed, replayed
 from zoo.theory.rank import triangle
@@ -24,8 +24,6 @@ from zoo.validate import require_positive
 
 SPARE = 4
 """Random vectors for each operator that is asked for."""
-
-_EXACT_SIZE = 1024  # d_out * d_in up to which every row is taken as it is
 
 
 class Basis(NamedTuple):
@@ -66,7 +64,7 @@ def span_basis(layer: nn.Module, x: Float[Tensor, "batch seq d_in"], n_heads: in
     with replayed(layer, x) as held:
         size = held.d_out * held.d_in
         few = size if n_heads is None else SPARE * n_heads
-        if size <= max(few, _EXACT_SIZE):
+        if size <= max(few, EXACT_SIZE):
             few_rows, within = triangle(_rows(held)), None
             energy = float(few_rows.square().sum())
         else:
@@ -104,7 +102,7 @@ def _wide_basis(layer: nn.Module, x: Float[Tensor, "batch seq d_in"], n_heads: i
 @contextmanager
 def _channels_of_wide(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Iterator[Channels | None]:
     """`channelwise`, of layers whose rows are not all taken as they are."""
-    if getattr(layer, "d_out", x.shape[2]) * x.shape[2] <= _EXACT_SIZE:
+    if getattr(layer, "d_out", x.shape[2]) * x.shape[2] <= EXACT_SIZE:
         yield None
         return
     with channelwise(layer, x) as found:

@@ -20,9 +20,10 @@ from zoo.theory.figures import (
     operator_figure,
     spectrum_figure,
 )
-from zoo.theory.gradients import FEWEST_SEEDS
-from zoo.theory.measure import LayerInput, fitted, layer_inputs, layer_profile, operator_norms, spectrum_at
+from zoo.theory.gradients import FEWEST_SEEDS, fitted, profile_at
+from zoo.theory.layers import LayerInput, layer_inputs
 from zoo.theory.operator import OperatorError
+from zoo.theory.spectra import operator_norms, spectrum_at
 
 _LOG = logging.getLogger(__name__)
 _SKETCH = 8  # of wide layers: a reading must be quick
@@ -113,8 +114,8 @@ class TheoryFigures(Callback):
         if figures:
             pictures = {
                 "operator": operator_figure(operator_norms(mixer, x[:1]), f"{name}, operator"),
-                "spectrum": spectrum_figure(read.values.tolist(), read.rank, f"{name}, spectrum", read.limit),
-                "gradient": gradient_decay_figure(fitted(layer_profile(mixer, x)), f"{name}, gradient"),
+                "spectrum": spectrum_figure(read, f"{name}, spectrum"),
+                "gradient": gradient_decay_figure(fitted(profile_at(mixer, x)), f"{name}, gradient"),
             }
             if len(self.steps) > 1:
                 pictures["heads"] = heads_over_training_figure(self.steps, history, f"{name}, heads needed")

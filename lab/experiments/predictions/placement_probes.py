@@ -35,7 +35,7 @@ def heads_by_place(run: Run) -> dict[int, int]:
 
     inputs = build_task(run.config).sample(np.random.default_rng(run.seed), READ_AT)["inputs"]
     rows = measure_heads(load(run.folder), torch.from_numpy(inputs))
-    return {place: row.heads[0.1] for place, row in enumerate(rows, 1)}
+    return {place: row.read.heads[0.1] for place, row in enumerate(rows, 1)}
 
 
 def restored_losses(run: Run, mixed: Mapping[str, Any]) -> dict[int, float]:

@@ -1,0 +1,155 @@
+"""The rank that a layer's algebra predicts is the one that is measured."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests import slow
+from tests.cases import every_kind, randomise
+from zoo.blocks import Canon, ResidualBlock, ShortConv, Stack
+from zoo.contract import SequenceMixer
+from zoo.registry import create_mixer
+from zoo.theory.operator import interaction
+from zoo.theory.rank import interaction_rank
+
+# Mixer, d_model, positions, options.
+MIXERS: list[tuple[str, int, int, dict[str, Any]]] = [
+    ("attention", 6, 6, {"n_heads": 3}),
+    ("attention", 3, 3, {"n_heads": 6, "d_head": 1, "n_kv_heads": 1}),
+    ("attention", 6, 6, {"n_heads": 2, "d_conv": 3}),
+    ("attention", 8, 2, {"n_heads": 8}),
+    ("sliding_attention", 6, 6, {"n_heads": 3, "window": 4}),
+    ("sliding_attention", 6, 6, {"n_heads": 3, "window": 1}),
+    ("sliding_attention", 8, 4, {"n_heads": 8, "window": 2}),
+    ("gated_attention", 6, 12, {"n_heads": 3, "gate": "head"}),
+    ("gated_attention", 6, 12, {"n_heads": 2}),
+    ("gated_attention", 3, 8, {"n_heads": 4, "d_head": 2, "n_kv_heads": 1}),
+    ("gated_attention", 8, 3, {"n_heads": 2}),
+    ("differential_attention", 8, 12, {"n_heads": 3, "d_head": 2}),
+    ("forgetting_attention", 6, 12, {"n_heads": 3}),
+    ("forgetting_attention", 8, 2, {"n_heads": 8}),
+    ("path_attention", 6, 12, {"n_heads": 3, "forget_gate": True}),
+    ("factorized", 3, 4, {"n_heads": 7}),
+    ("factorized", 3, 8, {"n_heads": 5, "kernel": "bilinear", "d_head": 2}),
+    ("diagonal_ssm", 4, 16, {"d_state": 6, "init": "ring"}),
+    ("lru", 4, 16, {"d_state": 6}),
+    ("s5", 4, 16, {"d_state": 6, "dt_min": 0.1, "dt_max": 1.0}),
+    ("diagonal_ssm", 4, 16, {"d_state": 3, "init": "real_log", "dt_min": 0.1, "dt_max": 1.0}),
+    ("s4d", 3, 12, {"d_state": 4, "output": "none", "dt_min": 0.1, "dt_max": 1.0}),
+    ("s4d", 3, 12, {"d_state": 4, "dt_min": 0.1, "dt_max": 1.0}),
+    ("conv", 5, 12, {"d_conv": 3}),
+    ("conv", 3, 12, {"kernel": "implicit"}),
+    ("ssd", 4, 16, {"d_state": 4}),
+    ("mamba3", 4, 16, {"d_state": 4}),
+    ("delta_net", 6, 16, {"n_heads": 2}),
+    ("gated_delta_net", 4, 16, {"n_heads": 2}),
+    ("selective_ssm", 3, 12, {"d_state": 2}),
+    ("gated_linear_attention", 6, 16, {"n_heads": 2}),
+    ("gated_linear_attention", 6, 16, {"n_heads": 2, "output_gate": False}),
+    ("kda", 6, 16, {"n_heads": 2}),
+    ("gdn2", 6, 16, {"n_heads": 2}),
+    ("delta_product", 6, 16, {"n_heads": 1, "d_head": 3, "expand": 1}),
+    ("retnet", 6, 16, {"n_heads": 1, "expand": 1}),
+    ("lightning_attention", 6, 16, {"n_heads": 2}),
+    ("hgrn2", 6, 16, {"n_heads": 3}),
+    ("rwkv7", 8, 16, {"n_heads": 2}),
+    ("rwkv7", 5, 16, {"n_heads": 1}),
+    ("mlstm", 6, 16, {"n_heads": 2}),
+    ("mlstm", 6, 16, {"n_heads": 1, "expand": 1, "d_block": 2}),
+    ("rnn", 4, 12, {"d_inner": 3, "nonlinearity": "linear"}),
+    ("lstm", 2, 12, {"d_inner": 5}),
+    ("lstm", 4, 3, {}),
+    ("gru", 4, 12, {"d_inner": 2}),
+    ("gated_conv", 5, 12, {}),
+    ("gated_conv", 8, 4, {"d_conv": 2}),
+    ("hyena", 5, 12, {}),
+    ("min_gru", 4, 12, {"d_inner": 6}),
+    ("min_lstm", 2, 12, {"d_inner": 6}),
+    ("rg_lru", 4, 12, {"d_inner": 6}),
+    ("parallel_hybrid", 6, 12, {"pattern": ["attention", "conv"], "n_heads": 2, "d_conv": 3}),
+    ("head_hybrid", 6, 12, {"n_heads": 3, "n_softmax_heads": 2}),
+    ("identity", 3, 5, {}),
+    ("hybrid", 6, 12, {"pattern": ["attention", {"name": "attention", "n_heads": 2}], "n_heads": 3}),
+    ("capped_mlstm", 6, 12, {"n_heads": 2}),
+    ("slstm", 6, 14, {"n_heads": 2}),
+]
+DRAWN = random.Random(0).sample(range(len(MIXERS)), 16)
+"""The rows of the table that the default run asks."""
+
+
+def attention(n_heads: int, **options: Any) -> SequenceMixer:
+    return create_mixer("attention", 8, n_heads=n_heads, **options)
+
+
+LAYERS = {
+    "conv": lambda: ShortConv(5, 3),
+    "two layers": lambda: Stack([attention(2), attention(3, d_head=2)]),
+    "channel mixer": lambda: ResidualBlock(attention(2), d_channel=4),
+    "canon in front": lambda: Stack([Canon(8), attention(2)]),
+    "canon before": lambda: ResidualBlock(attention(1), d_channel=3, canon="C"),
+    "canon inside": lambda: ResidualBlock(attention(2), d_channel=4, canon="D"),
+}
+
+
+def measured(layer: nn.Module, seq_len: int, generator: torch.Generator) -> int:
+    x = torch.randn(1, seq_len, layer.d_model, generator=generator, dtype=torch.float64)
+    return interaction_rank(interaction(layer.double(), x).operator[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "d_model", "seq_len", "options"), [slow(*row, unless=at in DRAWN) for at, row in enumerate(MIXERS)]
+)
+def test_a_mixer_has_the_predicted_rank(
+    name: str, d_model: int, seq_len: int, options: dict[str, Any], generator: torch.Generator
+) -> None:
+    layer = create_mixer(name, d_model, **options)
+    if name in ("capped_mlstm", "slstm"):  # as they start, gates hide a part of the span
+        randomise(layer, generator)
+    assert layer.predicted_rank(seq_len) == measured(layer, seq_len, generator)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_of_several_parts_has_the_predicted_rank(name: str, generator: torch.Generator) -> None:
+    layer = LAYERS[name]()
+    assert layer.predicted_rank(16) == measured(layer, 16, generator)
+
+
+@every_kind
+def test_no_mixer_exceeds_its_prediction(name: str, generator: torch.Generator) -> None:
+    layer = create_mixer(name, 4)
+    predicted = layer.predicted_rank(10)
+    assert predicted is not None
+    assert measured(layer, 10, generator) <= predicted
+
+
+def test_the_parts_of_rwkv7_add_up_to_its_rank(generator: torch.Generator) -> None:
+    mixer = create_mixer("rwkv7", 8)
+    ranks = []
+    # A gate that does not depend on the input, then no bonus, then values that are not shifted: two heads are left.
+    for part in (None, mixer.gate_down.weight, mixer.bonus, mixer.shift):
+        if part is not None:
+            torch.nn.init.zeros_(part)
+        ranks.append(measured(mixer, 16, generator))
+    assert ranks == [32, 8, 4, 2]
+
+
+def test_a_layer_without_a_law_predicts_nothing() -> None:
+    class Unheard(ShortConv):
+        rank_law = SequenceMixer.rank_law
+
+    assert Unheard(4, 2).predicted_rank(8) is None
+    assert Stack([ShortConv(4, 2), Unheard(4, 2)]).predicted_rank(8) is None
+    assert ResidualBlock(Unheard(4, 2)).predicted_rank(8) is None
+    assert ResidualBlock(ShortConv(4, 2), 4, n_experts=2).predicted_rank(8) is None
+
+
+def test_no_prediction_exceeds_the_pairs_of_positions() -> None:
+    assert ShortConv(4, 3).predicted_rank(1) == 1
+    assert create_mixer("lstm", 8).predicted_rank(3) == 6
+    with pytest.raises(ValueError, match="seq_len must be a positive integer"):
+        ShortConv(4, 3).predicted_rank(0)

@@ -1,0 +1,99 @@
+"""A page of measurements: sentences, tables that explain their columns, a picture; for a terminal, Markdown or HTML."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from zoo.extras import require_extra
+from zoo.report.markdown import table
+from zoo.report.terminal import make_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class Column(NamedTuple):
+    """A column of a table: its heading, what it means, and its cell in a row."""
+
+    heading: str
+    meaning: str
+    cell: Callable[[Any], str]
+
+
+@dataclass(frozen=True)
+class Page:
+    """What was measured, before it is laid out.
+
+    Attributes:
+        title: of the page.
+        tables: title -> columns; every table has the same rows. A terminal and HTML show them one by one.
+        rows: what was measured, each with a `name`.
+        lead: sentences above the tables.
+        notes: sentences below the tables.
+        caption: what the picture shows.
+    """
+
+    title: str
+    tables: Mapping[str, Sequence[Column]]
+    rows: Sequence[Any]
+    lead: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    caption: str = ""
+
+    @property
+    def columns(self) -> list[Column]:
+        """The columns of all tables."""
+        return [column for columns in self.tables.values() for column in columns]
+
+
+def print_page(page: Page, console: Console) -> None:
+    """Print tables and sentences; a heading may wrap, a number does not."""
+    for title, columns in page.tables.items():
+        headings, lines, align = _cells(columns, page.rows)
+        shown = make_table(headings, lines, align, title=title)
+        for column, texts in zip(shown.columns, zip(*lines, strict=True), strict=True):
+            column.min_width = max(map(len, texts))
+        console.print(shown)
+    for sentence in (*page.lead, *page.notes):
+        console.print(sentence, highlight=False)
+
+
+def as_markdown(page: Page, picture: str) -> str:
+    """Return the page with one table of all columns.
+
+    Args:
+        page: the content.
+        picture: file name of the picture.
+    """
+    lines = [f"# {page.title}", "", *(line for sentence in page.lead for line in (sentence, ""))]
+    lines += [*table(*_cells(page.columns, page.rows)), ""]
+    lines += [line for sentence in page.notes for line in (sentence, "")]
+    lines += [f"- **{column.heading}**: {column.meaning}" for column in page.columns]
+    return "\n".join([*lines, "", f"![{page.caption}]({picture})", ""])
+
+
+def as_html(page: Page, picture: bytes) -> str:
+    """Return the page with its picture, a PNG, inside: it needs no network.
+
+    Raises:
+        MissingExtraError: jinja2 is not installed.
+    """
+    jinja2 = require_extra("jinja2")
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    return environment.get_template("page.html").render(page=page, picture=base64.b64encode(picture).decode())
+
+
+def _cells(columns: Sequence[Column], rows: Sequence[Any]) -> tuple[list[str], list[list[str]], str]:
+    """Return headings, lines and alignment of a table whose first column is the names of the rows."""
+    lines = [[row.name, *(column.cell(row) for column in columns)] for row in rows]
+    return ["", *(column.heading for column in columns)], lines, "l" + "r" * len(columns)

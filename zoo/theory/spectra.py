@@ -1,0 +1,103 @@
+"""Spectrum and norms of a layer's operator at one input: exact if the layer is narrow, else estimated."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from zoo.contract import SequenceMixer
+from zoo.theory.channels import EXACT_SIZE, channel_spectrum, channelwise
+from zoo.theory.operator import OperatorError, replayed
+from zoo.theory.rank import effective_rank, heads_needed, span_spectrum, spectrum_rank
+
+REL_ERRORS = (0.1, 0.01, 0.001)
+"""Relative errors (in norm) for which heads are counted."""
+
+SKETCH = 16
+"""Gaussian vectors over time with which the spectrum of a wide layer is sketched."""
+
+_NORM_PROBES = 8
+
+
+class SpectrumRead(NamedTuple):
+    """Singular values of an operator span, and how they were read.
+
+    Attributes:
+        values: largest first; empty if the operator cannot be read, as of a module that marks no coefficients. Then
+            there are no heads, and the ranks are None.
+        limit: the largest rank that a sketch can show; None for every rank there is.
+        sources: number of source positions from which the values are estimated; None if no position is left out.
+    """
+
+    values: Float[Tensor, " singular"]
+    limit: int | None = None
+    sources: int | None = None
+
+    @property
+    def rank(self) -> int | None:
+        """See `spectrum_rank`."""
+        return int(spectrum_rank(self.values)) if len(self.values) else None
+
+    @property
+    def effective_rank(self) -> float | None:
+        """See `zoo.theory.effective_rank`."""
+        return float(effective_rank(self.values)) if len(self.values) else None
+
+    @property
+    def heads(self) -> dict[float, int]:
+        """The heads needed for each of `REL_ERRORS`."""
+        return {error: int(heads_needed(self.values, error)) for error in REL_ERRORS if len(self.values)}
+
+
+def spectrum_at(
+    layer: SequenceMixer, x: Float[Tensor, "1 seq d_model"], seed: int = 0, sketch: int = SKETCH
+) -> SpectrumRead:
+    """Return singular values of the operator span at x.
+
+    Exact up to d_out * d_in = 1,024. A wider layer that mixes channel by channel is read by `channel_spectrum`; its
+    limit is None unless the sample has fewer rows than the layer has groups. Any other wide layer is read by a random
+    sketch, which understates slowly falling spectra (see `span_spectrum`).
+    """
+    if layer.d_out * layer.d_model <= EXACT_SIZE:
+        return SpectrumRead(span_spectrum(layer, x)[0])
+    generator = torch.Generator().manual_seed(seed)
+    with channelwise(layer, x) as channels:
+        if channels is not None:
+            found, n_sources = channel_spectrum(channels, generator)
+            limit = None if len(found) == channels.n_groups else len(found)
+            return SpectrumRead(found.to(x.dtype), limit, None if n_sources == channels.seq_len else n_sources)
+    spectrum = span_spectrum(layer, x, sketch, generator=generator)[0]
+    return SpectrumRead(spectrum, len(spectrum))
+
+
+def read_spectrum(layer: SequenceMixer, x: Tensor, seed: int = 0) -> SpectrumRead:
+    """Return `spectrum_at`, or an empty spectrum if the operator cannot be read."""
+    try:
+        return spectrum_at(layer, x, seed)
+    except OperatorError:
+        return SpectrumRead(torch.empty(0))
+
+
+def operator_norms(layer: SequenceMixer, x: Float[Tensor, "1 seq d_model"]) -> Float[Tensor, "seq seq"]:
+    """||W_ij||_F of the layer's operator at x, a few rows at a time: the whole operator is never held.
+
+    Exact up to d_out = 8. Beyond, 8 Gaussian vectors g stand for the output channels, E ||g^T W_ij||^2 = ||W_ij||^2:
+    right within some tens of per cent, which a picture over decades does not show.
+    """
+    with replayed(layer, x) as held:
+        if held.d_out <= _NORM_PROBES:
+            probes = torch.eye(held.d_out).to(x)
+        else:
+            generator = torch.Generator().manual_seed(0)
+            draw = torch.randn(_NORM_PROBES, held.d_out, generator=generator, dtype=torch.float64)
+            probes = draw.to(x) / _NORM_PROBES**0.5
+        norms = []
+        for some in torch.arange(held.seq_len, device=x.device).split(max(1, held.probes_at_once() // len(probes))):
+            cotangents = x.new_zeros(len(some), len(probes), 1, held.seq_len, held.d_out)
+            cotangents[torch.arange(len(some)), :, 0, some] = probes
+            rows = held.rmatvec(cotangents.flatten(0, 1)).unflatten(0, (len(some), -1))
+            norms.append(torch.linalg.vector_norm(rows[:, :, 0], dim=(1, 3)))
+    return torch.cat(norms)
