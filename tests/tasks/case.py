@@ -18,6 +18,8 @@ from tasks.base import Arrays
 from zoo.report.files import write_atomically
 
 Options = dict[str, Any]
+Answers = dict[int, int]
+"""{position: answer}."""
 Solver = Callable[[Options, list[Any], list[int]], dict[int, Any]]
 """(the task's full options, one example's inputs, the positions asked about) -> {position: answer}.
 
@@ -27,13 +29,13 @@ A solver knows the definition alone: plain loops over one example, nothing impor
 
 @dataclass(frozen=True, kw_only=True)
 class TaskCase:
-    """One task's entry in the suite; `tests/tasks/cases_<group>.py` holds them in `CASES`, by the task's name.
+    """One task's entry in the suite; `tests/tasks/cases_<family>.py` holds them in `CASES`, by the task's name.
 
     Attributes:
         options: draws options of shapes that exist, small enough for a slow solver.
         solve: answers every labelled position.
         least: the smallest value of options that are whole numbers.
-        refused: (options, regular expression of the whole message behind "name: ") for every further rule.
+        refused: (options, words of the message) for every further rule.
         facts: for each fact of the spec, its solver; what it leaves out must be -1 in the array.
         base: options at which digests, chance, splits and seeds are tested: the defaults, unless they are large.
         published: options of the published shapes; each must exist.
@@ -58,8 +60,7 @@ class TaskCase:
     @property
     def refusals(self) -> list[tuple[Options, str]]:
         """All of `refused`, and the number below each of `least`."""
-        whole = "{0} must be an integer >= {1}, got {0}={2}"
-        return [*self.refused, *(({o: n - 1}, whole.format(o, n, n - 1)) for o, n in self.least.items())]
+        return [*self.refused, *(({option: least - 1}, f">= {least}") for option, least in self.least.items())]
 
 
 def all_cases() -> dict[str, TaskCase]:

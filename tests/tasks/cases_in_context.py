@@ -2,10 +2,54 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import strategies as st
 
-from tests.tasks import solvers_in_context as solvers
-from tests.tasks.case import Options, TaskCase
+from tests.tasks.case import Answers, Options, TaskCase
+
+
+def words_of(tokens: list[int], separator: int) -> list[list[int]]:
+    """The words; the last one is not ended, and empty after a separator."""
+    words: list[list[int]] = [[]]
+    for token in tokens:
+        if token == separator:
+            words.append([])
+        else:
+            words[-1].append(token)
+    return words
+
+
+def words_so_far(options: Options, inputs: list[int], position: int) -> list[list[int]]:
+    """The words up to and with a position; the last one is the current word."""
+    words = words_of(inputs[: position + 1], options["n_symbols"])
+    assert all(1 <= len(word) <= options["max_word"] for word in words[:-1])
+    return words
+
+
+def went_on(words: list[list[int]], beginning: list[int]) -> set[int]:
+    """The symbols that follow a beginning in any of these words."""
+    n = len(beginning)
+    return {word[n] for word in words if word[:n] == beginning and len(word) > n}
+
+
+def solve_automata(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Look for earlier words that begin as the current one does: they all go on with one symbol, here and later."""
+    answers = {}
+    everything = words_so_far(options, inputs, len(inputs) - 1)
+    for position in asked:
+        *earlier, current = words_so_far(options, inputs, position)
+        (answers[position],) = went_on(earlier, current)
+        assert went_on(everything, current) == {answers[position]}
+    if options["max_edges"] == 1:  # nothing but what is new and where words end is left open
+        for position in range(len(inputs) - 1):
+            *earlier, current = words_so_far(options, inputs, position)
+            known = inputs[position + 1] != options["n_symbols"] and went_on(earlier, current)
+            assert (position in asked) == bool(known)
+    return answers
+
+
+def symbols_read(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    return {position: len(words_so_far(options, inputs, position)[-1]) for position in asked}
 
 
 @st.composite
@@ -20,6 +64,67 @@ def automata_options(draw: st.DrawFn) -> Options:
     }
 
 
+def solve_in_context_regression(
+    options: Options, inputs: list[list[float]], asked: list[int]
+) -> dict[int, list[float]]:
+    """Read the answers, which follow the questions; one linear function must give them all."""
+    assert asked == list(range(0, len(inputs), 2))
+    assert not any(any(y[1:]) for y in inputs[1::2])
+    x, y = np.array(inputs[::2]), np.array([y[0] for y in inputs[1::2]])
+    fitted = x @ np.linalg.lstsq(x, y, rcond=None)[0]
+    np.testing.assert_allclose(fitted, y, atol=1e-5 * np.abs(x).max() * options["d_x"])
+    return {position: [inputs[position + 1][0]] for position in asked}
+
+
+def pairs_before(options: Options, inputs: list[list[float]], asked: list[int]) -> Answers:
+    return {position: len(inputs[:position]) // 2 for position in asked}
+
+
+def solve_induction(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """What stands behind the first trigger, at the second."""
+    first, second = (i for i, token in enumerate(inputs) if token == options["vocab_size"] - 1)
+    return {second: inputs[first + 1]}
+
+
+def induction_distance(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    first, second = (i for i, token in enumerate(inputs) if token == options["vocab_size"] - 1)
+    return {second: second - (first + 1)}
+
+
+def edges_and_questions(options: Options, inputs: list[int]) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
+    """{node: successor}, which must be one cycle, and {position: (node, k)}."""
+    listed = len(inputs) - 2 * options["n_questions"]
+    successor = dict(zip(inputs[0:listed:2], inputs[1:listed:2], strict=True))
+    assert all(0 <= node < options["n_names"] for node in successor)
+    node = first = inputs[0]
+    for step in range(1, listed // 2 + 1):
+        node = successor[node]
+        assert (node == first) == (step == listed // 2)
+    questions = {}
+    for position in range(listed + 1, len(inputs), 2):
+        questions[position] = inputs[position], inputs[position - 1] - options["n_names"] + 1
+    assert all(1 <= k <= options["max_hops"] for _, k in questions.values())
+    assert len({node for node, _ in questions.values()}) == options["n_questions"]
+    return successor, questions
+
+
+def solve_k_hop(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Take one step after the other."""
+    successor, questions = edges_and_questions(options, inputs)
+    assert asked == list(questions)
+    answers = {}
+    for position, (node, k) in questions.items():
+        for _ in range(k):
+            node = successor[node]
+        answers[position] = node
+    return answers
+
+
+def k_hop_hops(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    _, questions = edges_and_questions(options, inputs)
+    return {position: questions[position][1] for position in asked}
+
+
 @st.composite
 def k_hop_options(draw: st.DrawFn) -> Options:
     n_nodes = draw(st.integers(2, 12))
@@ -32,30 +137,16 @@ def k_hop_options(draw: st.DrawFn) -> Options:
     }
 
 
-@st.composite
-def stacked_mqar_options(draw: st.DrawFn) -> Options:
-    n_pairs, n_passes = draw(st.integers(1, 10)), draw(st.integers(1, 3))
-    return {
-        "seq_len": n_pairs * (n_passes + 1),
-        "n_symbols": n_pairs + draw(st.integers(0, 20)),
-        "d_key": draw(st.integers(1, 6)),
-        "n_passes": n_passes,
-        "vector_seed": draw(st.integers(0, 3)),
-    }
-
-
-FEWER_EDGES = "max_edges must be < n_symbols and < max_states, got max_edges=3, n_symbols=%d, max_states=%d"
-
 CASES = {
     "automata": TaskCase(
         options=automata_options(),
-        solve=solvers.solve_automata,
-        facts={"depth": solvers.symbols_read},
+        solve=solve_automata,
+        facts={"depth": symbols_read},
         least={"seq_len": 2, "n_symbols": 2, "max_states": 2, "max_edges": 1, "max_word": 1},
         refused=[
-            ({"n_symbols": 3}, FEWER_EDGES % (3, 8)),
-            ({"max_states": 3}, FEWER_EDGES % (18, 3)),
-            ({"max_word": 128}, "max_word must be < seq_len, got max_word=128, seq_len=128"),
+            ({"n_symbols": 3}, "max_edges must be < n_symbols and < max_states"),
+            ({"max_states": 3}, "max_edges must be < n_symbols and < max_states"),
+            ({"max_word": 128}, "max_word must be < seq_len"),
         ],
         published=[{"seq_len": 512, "n_symbols": 18, "max_states": 12, "max_edges": 3, "max_word": 49}],
     ),
@@ -63,43 +154,29 @@ CASES = {
         options=st.fixed_dictionaries(
             {"seq_len": st.integers(1, 20).map(lambda pairs: 2 * pairs), "d_x": st.integers(1, 8)}
         ),
-        solve=solvers.solve_in_context_regression,
-        facts={"pairs": solvers.pairs_before},
+        solve=solve_in_context_regression,
+        facts={"pairs": pairs_before},
         least={"seq_len": 2, "d_x": 1},
-        refused=[
-            ({"seq_len": 41}, "seq_len must be even, got seq_len=41"),
-        ],
+        refused=[({"seq_len": 41}, "seq_len must be even")],
         published=[{"seq_len": 82, "d_x": 20}],
+    ),
+    "induction_heads": TaskCase(
+        options=st.fixed_dictionaries({"vocab_size": st.integers(3, 30), "seq_len": st.integers(3, 80)}),
+        solve=solve_induction,
+        facts={"distance": induction_distance},
+        least={"seq_len": 3, "vocab_size": 3},
+        published=[{}, {"seq_len": 2**20}],
     ),
     "k_hop": TaskCase(
         options=k_hop_options(),
-        solve=solvers.solve_k_hop,
-        facts={"hops": solvers.k_hop_hops},
+        solve=solve_k_hop,
+        facts={"hops": k_hop_hops},
         least={"n_questions": 1, "max_hops": 1},
         refused=[
-            ({"seq_len": 63}, "seq_len must be even, got seq_len=63"),
-            ({"n_questions": 17}, r"4 \* n_questions must be <= seq_len, got n_questions=17, seq_len=64"),
-            (
-                {"max_hops": 24},
-                "max_hops must be < seq_len / 2 - n_questions, got max_hops=24, seq_len=64, n_questions=8",
-            ),
-            (
-                {"n_names": 23},
-                "n_names must be >= seq_len / 2 - n_questions, got n_names=23, seq_len=64, n_questions=8",
-            ),
-        ],
-    ),
-    "stacked_mqar": TaskCase(
-        options=stacked_mqar_options(),
-        solve=solvers.solve_stacked_mqar,
-        facts={"distance": solvers.stacked_mqar_distance},
-        least={"seq_len": 1, "n_passes": 1, "d_key": 1},
-        refused=[
-            ({"seq_len": 31}, r"seq_len must be a multiple of n_passes \+ 1, got seq_len=31, n_passes=1"),
-            (
-                {"n_symbols": 15},
-                r"n_symbols must be >= seq_len / \(n_passes \+ 1\), got n_symbols=15, seq_len=32, n_passes=1",
-            ),
+            ({"seq_len": 63}, "seq_len must be even"),
+            ({"n_questions": 17}, "4 * n_questions must be <= seq_len"),
+            ({"max_hops": 24}, "max_hops must be < seq_len / 2 - n_questions"),
+            ({"n_names": 23}, "n_names must be >= seq_len / 2 - n_questions"),
         ],
     ),
 }

@@ -1,4 +1,4 @@
-"""text, images."""
+"""Text and images."""
 
 from __future__ import annotations
 
@@ -8,20 +8,6 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from tests.tasks.case import Options, TaskCase
-
-LICENSE = Path(__file__).resolve().parents[2] / "LICENSE"
-
-
-def solve_text(options: Options, inputs: list[int], asked: list[int]) -> dict[int, int]:
-    """Look the window up in the file, where it stands once; each answer is the symbol behind."""
-    symbols: list[int] = list(LICENSE.read_bytes())
-    if options["unit"] == "characters":
-        text = LICENSE.read_text(encoding="utf-8")
-        alphabet = sorted(set(text))
-        symbols = [alphabet.index(character) for character in text]
-    places = [i for i in range(len(symbols) - len(inputs)) if symbols[i : i + len(inputs)] == inputs]
-    assert len(places) == 1
-    return {position: symbols[places[0] + position + 1] for position in asked}
 
 
 @cache
@@ -38,7 +24,32 @@ def solve_images(options: Options, inputs: list[int], asked: list[int]) -> dict[
     return {position: digit_classes()[tuple(inputs)] for position in asked}
 
 
+LICENSE = Path(__file__).resolve().parents[2] / "LICENSE"
+
+
+def solve_text(options: Options, inputs: list[int], asked: list[int]) -> dict[int, int]:
+    """Look the window up in the file, where it stands once; each answer is the symbol behind."""
+    symbols: list[int] = list(LICENSE.read_bytes())
+    if options["unit"] == "characters":
+        text = LICENSE.read_text(encoding="utf-8")
+        alphabet = sorted(set(text))
+        symbols = [alphabet.index(character) for character in text]
+    places = [i for i in range(len(symbols) - len(inputs)) if symbols[i : i + len(inputs)] == inputs]
+    assert len(places) == 1
+    return {position: symbols[places[0] + position + 1] for position in asked}
+
+
 CASES = {
+    "images": TaskCase(
+        options=st.fixed_dictionaries({"validation": st.sampled_from([0.1, 0.2])}),
+        solve=solve_images,
+        refused=[
+            ({"colour": "cmyk"}, "colour must be one of grey, rgb"),
+            ({"colour": "rgb"}, "colour rgb needs a dataset, the digits are grey"),
+            ({"test": 0.0}, "validation and test must be positive shares with a sum below 1"),
+        ],
+        fixed_length="the length is the number of pixels",
+    ),
     "text": TaskCase(
         options=st.fixed_dictionaries(
             {
@@ -51,31 +62,14 @@ CASES = {
         solve=solve_text,
         least={"seq_len": 1},
         refused=[
-            ({"unit": "words"}, "unit must be one of bytes, characters, got unit='words'"),
-            ({"path": "a", "dataset": "b"}, "give path or dataset, not both, got path='a', dataset='b'"),
+            ({"unit": "words"}, "unit must be one of bytes, characters"),
+            ({"path": "a", "dataset": "b"}, "give path or dataset, not both"),
             ({"path": "no/such/file"}, "cannot read no/such/file: No such file or directory"),
-            (
-                {"validation": 0.6, "test": 0.4},
-                "validation and test must be positive shares with a sum below 1, got validation=0.6, test=0.4",
-            ),
-            (
-                {"path": str(LICENSE), "seq_len": 5000},
-                r"the (validation|test) part holds 568 symbols, fewer than seq_len \+ 1: give more text or a shorter "
-                "seq_len, got seq_len=5000",
-            ),
-            ({"dataset": "/no/such/folder"}, "cannot load data set '/no/such/folder': [^\n]+"),
+            ({"validation": 0.6, "test": 0.4}, "validation and test must be positive shares with a sum below 1"),
+            ({"path": str(LICENSE), "seq_len": 5000}, "part holds 568 symbols, fewer than seq_len + 1"),
+            ({"dataset": "/no/such/folder"}, "cannot load data set"),
         ],
         published=[{"seq_len": 1024}],
         other_length=100,
-    ),
-    "images": TaskCase(
-        options=st.fixed_dictionaries({"validation": st.sampled_from([0.1, 0.2])}),
-        solve=solve_images,
-        refused=[
-            ({"colour": "cmyk"}, "colour must be one of grey, rgb, got colour='cmyk'"),
-            ({"colour": "rgb"}, "colour rgb needs a dataset, the digits are grey, got colour='rgb', dataset=None"),
-            ({"test": 0.0}, "validation and test must be positive shares with a sum below 1, got .*"),
-        ],
-        fixed_length="the length is the number of pixels",
     ),
 }

@@ -1,13 +1,33 @@
-"""Recall and copying: MAD's tasks, MQAR's variants, copying and induction."""
+"""Recall: look a value up."""
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
 from hypothesis import strategies as st
 
-from tests.tasks import solvers_recall as solvers
-from tests.tasks.case import Options, TaskCase
+from tests.tasks.case import Answers, Options, TaskCase
 
-TRAIN_TARGETS = st.sampled_from(["every_token", "answers"])
+
+def all_pairs(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    return dict.fromkeys(asked, options["n_pairs"])
+
+
+def solve_compositional(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Look the two tokens up in the list of triples in front."""
+    value_of = {}
+    for j in range(options["n_pairs"]):
+        first, second, value = inputs[3 * j : 3 * j + 3]
+        value_of[first, second] = value
+    return {i: value_of[inputs[i - 1], inputs[i]] for i in asked}
+
+
+def compositional_distance(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Back to the value of the triple with the same key."""
+    keys = [tuple(inputs[3 * j : 3 * j + 2]) for j in range(options["n_pairs"])]
+    return {i: i - (3 * keys.index((inputs[i - 1], inputs[i])) + 2) for i in asked}
 
 
 def lookup_options(draw: st.DrawFn, n_pairs: int, seq_len: int) -> Options:
@@ -21,6 +41,36 @@ def lookup_options(draw: st.DrawFn, n_pairs: int, seq_len: int) -> Options:
 
 
 @st.composite
+def compositional_options(draw: st.DrawFn) -> Options:
+    n_pairs = draw(st.integers(1, 4)) ** 2
+    return lookup_options(draw, n_pairs, 6 * n_pairs + draw(st.integers(0, 20)))
+
+
+def solve_forgetting(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Read the list of pairs as assignments, one after the other."""
+    value_of = {}
+    for j in range(options["n_pairs"] + options["n_updates"]):
+        value_of[inputs[2 * j]] = inputs[2 * j + 1]
+    return {i: value_of[inputs[i]] for i in asked}
+
+
+def forgetting_distance(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Back to the value of the key's last assignment."""
+    distance = {}
+    for i in asked:
+        for j in range(options["n_pairs"] + options["n_updates"]):
+            if inputs[2 * j] == inputs[i]:
+                distance[i] = i - (2 * j + 1)
+    return distance
+
+
+def forgetting_assignments(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """How often the key stands in the list."""
+    keys = inputs[0 : 2 * (options["n_pairs"] + options["n_updates"]) : 2]
+    return {i: keys.count(inputs[i]) for i in asked}
+
+
+@st.composite
 def forgetting_options(draw: st.DrawFn) -> Options:
     n_pairs = draw(st.integers(1, 10))
     n_updates = draw(st.integers(0, n_pairs))
@@ -28,31 +78,65 @@ def forgetting_options(draw: st.DrawFn) -> Options:
     return lookup_options(draw, n_pairs, seq_len) | {"n_updates": n_updates}
 
 
-@st.composite
-def compositional_options(draw: st.DrawFn) -> Options:
-    n_pairs = draw(st.integers(1, 4)) ** 2
-    return lookup_options(draw, n_pairs, 6 * n_pairs + draw(st.integers(0, 20)))
+def every_token_asked(options: Options, asked: list[int], n_next: int) -> bool:
+    """Whether this is the training form, which labels each position with its next token."""
+    return options["train_targets"] == "every_token" and asked == list(range(n_next))
 
 
-@st.composite
-def in_context_recall_options(draw: st.DrawFn) -> Options:
-    return {
-        "vocab_size": draw(st.integers(4, 40)),
-        "seq_len": 2 * draw(st.integers(2, 40)),
-        "train_targets": draw(TRAIN_TARGETS),
-    }
+def _fuzzy_pairs(options: Options, inputs: list[int]) -> list[tuple[tuple[int, ...], list[int]]]:
+    """Read the sequence as words: (key, positions of its value's tokens). A word ends where the other alphabet begins.
+
+    Two words of one alphabet never follow each other, so the reading is unique.
+    """
+    pairs: list[tuple[tuple[int, ...], list[int]]] = []
+    key: list[int] = []
+    n_keys = (options["vocab_size"] - 1) // 2
+    for i, token in enumerate(inputs):
+        if token == options["vocab_size"] - 1:
+            continue
+        if token < n_keys:
+            if i == 0 or inputs[i - 1] >= n_keys:
+                key = []
+                pairs.append(((), []))
+            key.append(token)
+            pairs[-1] = (tuple(key), [])
+        else:
+            pairs[-1][1].append(i)
+    return pairs
 
 
-@st.composite
-def noisy_recall_options(draw: st.DrawFn) -> Options:
-    noise = draw(st.integers(1, 20))
-    return {
-        "vocab_size": noise + draw(st.integers(4, 40)),
-        "seq_len": 2 * draw(st.integers(2, 40)),
-        "noise_vocab_size": noise,
-        "frac_noise": draw(st.sampled_from([0.0, 0.2, 0.8, 0.99])),
-        "train_targets": draw(TRAIN_TARGETS),
-    }
+def _fuzzy_answers(options: Options, inputs: list[int]) -> list[tuple[int, int, int]]:
+    """(position of a label, the token, position where the value gave it before), for keys that come back."""
+    answers = []
+    given: dict[tuple[int, ...], list[int]] = {}
+    value: dict[tuple[int, ...], list[int]] = {}
+    pairs = _fuzzy_pairs(options, inputs)
+    for number, (key, positions) in enumerate(pairs):
+        if key not in given:
+            given[key], value[key] = positions, [inputs[i] for i in positions]
+            continue
+        start = positions[0] if positions else len(inputs)
+        # The last token of the last value is a label only, and so the value's size is known from before.
+        size = len(value[key])
+        assert len(positions) == size - (number == len(pairs) - 1)
+        answers += [(start + w - 1, value[key][w], given[key][w]) for w in range(size)]
+        given[key] = [start + w for w in range(size)]
+    return answers
+
+
+def solve_fuzzy(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Spell the value of each key that comes back; in training each next token, the last of which is such an answer."""
+    answers = {i: token for i, token, _ in _fuzzy_answers(options, inputs)}
+    if every_token_asked(options, asked, len(inputs)):
+        return {**{i: inputs[i + 1] for i in asked[:-1]}, len(inputs) - 1: answers[len(inputs) - 1]}
+    return answers
+
+
+def fuzzy_distance(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    return {i: i - before for i, _, before in _fuzzy_answers(options, inputs)}
+
+
+TRAIN_TARGETS = st.sampled_from(["every_token", "answers"])
 
 
 @st.composite
@@ -68,172 +152,218 @@ def fuzzy_recall_options(draw: st.DrawFn) -> Options:
     }
 
 
+def _key_positions(options: Options, inputs: list[int]) -> dict[int, list[int]]:
+    """For each key where it stands; noise, if there is any, is above keys and values."""
+    positions: dict[int, list[int]] = {}
+    n_keys = (options["vocab_size"] - options.get("noise_vocab_size", 0)) // 2
+    for i in range(0, len(inputs), 2):
+        if inputs[i] < n_keys:
+            positions.setdefault(inputs[i], []).append(i)
+    return positions
+
+
+def solve_recall(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """The value behind the key's first occurrence, for each occurrence after it; in training the next token."""
+    if every_token_asked(options, asked, len(inputs) - 1):
+        return {i: inputs[i + 1] for i in asked}
+    return {i: inputs[first + 1] for first, *later in _key_positions(options, inputs).values() for i in later}
+
+
+def recall_distance(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Back to the value behind the occurrence before."""
+    distance = {}
+    for positions in _key_positions(options, inputs).values():
+        for before, i in pairwise(positions):
+            distance[i] = i - (before + 1)
+    return distance
+
+
 @st.composite
-def copying_options(draw: st.DrawFn) -> Options:
-    n_copied = draw(st.integers(1, 12))
+def in_context_recall_options(draw: st.DrawFn) -> Options:
     return {
-        "vocab_size": draw(st.integers(4, 20)),
-        "seq_len": 2 * n_copied + draw(st.integers(0, 40)),
-        "n_copied": n_copied,
+        "vocab_size": draw(st.integers(4, 40)),
+        "seq_len": 2 * draw(st.integers(2, 40)),
+        "train_targets": draw(TRAIN_TARGETS),
     }
 
 
-@st.composite
-def selective_copying_options(draw: st.DrawFn) -> Options:
-    options = draw(copying_options())
-    return options | {"seq_len": options["seq_len"] + 1, "as_published": draw(st.booleans())}
+def solve_mqar(options: dict[str, Any], inputs: list[int], asked: list[int]) -> dict[int, int]:
+    """Look each token that is asked about up in the list of pairs at the front: every key is asked for once."""
+    pairs = {}
+    for j in range(len(asked)):
+        pairs[inputs[2 * j]] = inputs[2 * j + 1]
+    return {position: pairs[inputs[position]] for position in asked}
+
+
+def mqar_distance(options: dict[str, Any], inputs: list[int], asked: list[int]) -> dict[int, int]:
+    """Back to the value, which stands behind its key."""
+    keys = inputs[0 : 2 * len(asked) : 2]
+    return {position: position - (2 * keys.index(inputs[position]) + 1) for position in asked}
+
+
+def mqar_pairs(options: dict[str, Any], inputs: list[int], asked: list[int]) -> dict[int, int]:
+    """As many as are asked for, within the bounds that the options set."""
+    most = options["n_pairs"] or options["seq_len"] // 4
+    assert (options["min_pairs"] or most) <= len(asked) <= most
+    return dict.fromkeys(asked, len(asked))
 
 
 @st.composite
-def compression_options(draw: st.DrawFn) -> Options:
-    n_tokens = draw(st.integers(1, 30))
+def mqar_options(draw: st.DrawFn) -> Options:
+    n_pairs = draw(st.integers(1, 12))
+    seq_len = 4 * n_pairs + 2 * draw(st.integers(0, 30))
+    options = lookup_options(draw, n_pairs, seq_len) | {"min_pairs": draw(st.none() | st.integers(1, n_pairs))}
+    return options | draw(st.sampled_from([{}, {"n_pairs": None}]))
+
+
+@st.composite
+def noisy_recall_options(draw: st.DrawFn) -> Options:
+    noise = draw(st.integers(1, 20))
     return {
-        "vocab_size": draw(st.integers(3, 20)),
-        "seq_len": 2 * n_tokens + 1,
-        "max_seq_len": draw(st.none() | st.integers(2 * n_tokens + 1, 100)),
+        "vocab_size": noise + draw(st.integers(4, 40)),
+        "seq_len": 2 * draw(st.integers(2, 40)),
+        "noise_vocab_size": noise,
+        "frac_noise": draw(st.sampled_from([0.0, 0.2, 0.8, 0.99])),
+        "train_targets": draw(TRAIN_TARGETS),
+    }
+
+
+def solve_stacked_mqar(options: Options, inputs: list[list[float]], asked: list[int]) -> Answers:
+    """Look the key up in every pass, then the value that stood beside it among all values, drawn behind all keys."""
+    m, d, n_passes = options["n_symbols"], options["d_key"], options["n_passes"]
+    n_pairs = len(inputs) // (n_passes + 1)
+    assert asked == list(range(n_passes * n_pairs, len(inputs)))
+    drawn = np.random.default_rng(options["vector_seed"]).standard_normal(2 * m * d).astype(np.float32).tolist()
+    numbers = [drawn[d * i : d * (i + 1)] for i in range(2 * m)]
+    answers = {}
+    for position in asked:
+        assert inputs[position][d:] == [0.0] * d
+        beside = {tuple(x[d:]) for x in inputs[: asked[0]] if x[:d] == inputs[position][:d]}
+        assert len(beside) == 1
+        assert inputs[position][:d] in numbers[:m]
+        answers[position] = numbers[m:].index(list(*beside))
+    assert len(set(answers.values())) == n_pairs
+    return answers
+
+
+def stacked_mqar_distance(options: Options, inputs: list[list[float]], asked: list[int]) -> Answers:
+    """Back to where the key stood last among the pairs."""
+    d = options["d_key"]
+    keys = [x[:d] for x in inputs]
+    return {i: next(i - j for j in reversed(range(asked[0])) if keys[j] == keys[i]) for i in asked}
+
+
+@st.composite
+def stacked_mqar_options(draw: st.DrawFn) -> Options:
+    n_pairs, n_passes = draw(st.integers(1, 10)), draw(st.integers(1, 3))
+    return {
+        "seq_len": n_pairs * (n_passes + 1),
+        "n_symbols": n_pairs + draw(st.integers(0, 20)),
+        "d_key": draw(st.integers(1, 6)),
+        "n_passes": n_passes,
+        "vector_seed": draw(st.integers(0, 3)),
     }
 
 
 CASES = {
     "compositional": TaskCase(
         options=compositional_options(),
-        solve=solvers.solve_compositional,
-        facts={"distance": solvers.compositional_distance, "pairs": solvers.all_pairs},
+        solve=solve_compositional,
+        facts={"distance": compositional_distance, "pairs": all_pairs},
         least={"n_pairs": 1},
         refused=[
-            ({"n_pairs": 8}, "n_pairs must be a square number, got n_pairs=8"),
-            ({"n_pairs": 16}, r"6 \* n_pairs must be <= seq_len, got n_pairs=16, seq_len=64"),
-            ({"vocab_size": 64}, "vocab_size must be > seq_len, got vocab_size=64, seq_len=64"),
-            ({"power_a": -1}, "power_a must be positive, got power_a=-1.0"),
+            ({"n_pairs": 8}, "n_pairs must be a square number"),
+            ({"n_pairs": 16}, "6 * n_pairs must be <= seq_len"),
+            ({"vocab_size": 64}, "vocab_size must be > seq_len"),
+            ({"power_a": -1}, "power_a must be positive"),
         ],
         published=[{"vocab_size": 8192, "seq_len": seq, "n_pairs": k} for seq, k in [(64, 4), (256, 36), (2048, 256)]],
     ),
-    "compression": TaskCase(
-        options=compression_options(),
-        solve=solvers.solve_compression,
-        facts={"distance": solvers.compression_distance},
-        least={"vocab_size": 3},
-        refused=[
-            ({"seq_len": 64}, "seq_len must be odd, got seq_len=64"),
-            ({"max_seq_len": 31}, "seq_len must be <= max_seq_len, got seq_len=63, max_seq_len=31"),
-        ],
-        published=[{}],
-        other_length=31,
-    ),
-    "copying": TaskCase(
-        options=st.builds(lambda options, echo: options | {"echo": echo}, copying_options(), st.booleans()),
-        solve=solvers.solve_copying,
-        facts={"distance": solvers.copying_distance},
-        least={"vocab_size": 4, "n_copied": 1},
-        refused=[
-            ({"n_copied": 61}, r"2 \* n_copied must be <= seq_len, got n_copied=61, seq_len=120"),
-        ],
-        published=[{}, {"seq_len": 1020}],
-    ),
     "forgetting": TaskCase(
         options=forgetting_options(),
-        solve=solvers.solve_forgetting,
+        solve=solve_forgetting,
         facts={
-            "distance": solvers.forgetting_distance,
-            "pairs": solvers.all_pairs,
-            "assignments": solvers.forgetting_assignments,
+            "distance": forgetting_distance,
+            "pairs": all_pairs,
+            "assignments": forgetting_assignments,
         },
         least={"n_updates": 0},
         refused=[
-            ({"n_updates": 9}, "n_updates must be <= n_pairs, got n_updates=9, n_pairs=8"),
-            (
-                {"n_pairs": 14, "n_updates": 5},
-                r"4 \* n_pairs \+ 2 \* n_updates must be <= seq_len, got n_pairs=14, n_updates=5, seq_len=64",
-            ),
-            ({"seq_len": 63}, "seq_len must be even, got seq_len=63"),
-            ({"vocab_size": 64}, "vocab_size must be > seq_len, got vocab_size=64, seq_len=64"),
+            ({"n_updates": 9}, "n_updates must be <= n_pairs"),
+            ({"n_pairs": 14, "n_updates": 5}, "4 * n_pairs + 2 * n_updates must be <= seq_len"),
+            ({"seq_len": 63}, "seq_len must be even"),
+            ({"vocab_size": 64}, "vocab_size must be > seq_len"),
         ],
         published=[{"vocab_size": 8192, "seq_len": seq, "n_pairs": k} for seq, k in [(64, 4), (256, 36), (2048, 256)]],
     ),
     "fuzzy_recall": TaskCase(
         options=fuzzy_recall_options(),
-        solve=solvers.solve_fuzzy,
-        facts={"distance": solvers.fuzzy_distance},
+        solve=solve_fuzzy,
+        facts={"distance": fuzzy_distance},
         refused=[
-            (
-                {"seq_len": 12},
-                r"seq_len must be > 2 \* \(k_motif_size \+ v_motif_size\), "
-                "got seq_len=12, k_motif_size=3, v_motif_size=3",
-            ),
-            (
-                {"k_motif_size": 8},
-                r"k_motif_size must be <= \(vocab_size - 1\) // 2, the tokens of keys, "
-                "got k_motif_size=8, vocab_size=16",
-            ),
-            (
-                {"v_motif_size": 9},
-                "v_motif_size must be <= vocab_size // 2, the tokens of values, got v_motif_size=9, vocab_size=16",
-            ),
-            (
-                {"vocab_size": 128, "k_motif_size": 7, "seq_len": 200},
-                r"keys must be at most 2\^40 words, got k_motif_size=7, vocab_size=128",
-            ),
-            ({"train_targets": "all"}, "train_targets must be one of every_token, answers, got train_targets='all'"),
+            ({"seq_len": 12}, "seq_len must be > 2 * (k_motif_size + v_motif_size)"),
+            ({"k_motif_size": 8}, "k_motif_size must be <= (vocab_size - 1) // 2, the tokens of keys"),
+            ({"v_motif_size": 9}, "v_motif_size must be <= vocab_size // 2, the tokens of values"),
+            ({"vocab_size": 128, "k_motif_size": 7, "seq_len": 200}, "keys must be at most 2^40 words"),
+            ({"train_targets": "all"}, "every_token, answers"),
         ],
         published=[{"as_published": True} | more for more in ({}, {"vocab_size": 128}, {"seq_len": 1024})],
     ),
     "in_context_recall": TaskCase(
         options=in_context_recall_options(),
-        solve=solvers.solve_recall,
-        facts={"distance": solvers.recall_distance},
+        solve=solve_recall,
+        facts={"distance": recall_distance},
         least={"vocab_size": 4},
         refused=[
-            ({"seq_len": 127}, "seq_len must be even, got seq_len=127"),
-            ({"train_targets": "all"}, "train_targets must be one of every_token, answers, got train_targets='all'"),
+            ({"seq_len": 127}, "seq_len must be even"),
+            ({"train_targets": "all"}, "every_token, answers"),
         ],
         published=[{}, {"vocab_size": 128}, {"seq_len": 1024}],
     ),
-    "induction_heads": TaskCase(
-        options=st.fixed_dictionaries({"vocab_size": st.integers(3, 30), "seq_len": st.integers(3, 80)}),
-        solve=solvers.solve_induction,
-        facts={"distance": solvers.induction_distance},
-        least={"seq_len": 3, "vocab_size": 3},
-        published=[{}, {"seq_len": 2**20}],
-    ),
-    "memorization": TaskCase(
-        options=st.fixed_dictionaries(
-            {
-                "vocab_size": st.integers(5, 60),
-                "seq_len": st.integers(1, 20).map(lambda n: 2 * n),
-                "map_seed": st.integers(0, 3),
-            }
-        ),
-        solve=solvers.solve_memorization,
-        least={"vocab_size": 5, "map_seed": 0},
+    "mqar": TaskCase(
+        options=mqar_options(),
+        solve=solve_mqar,
+        facts={"distance": mqar_distance, "pairs": mqar_pairs},
+        least={"n_pairs": 1, "min_pairs": 1},
         refused=[
-            ({"seq_len": 31}, "seq_len must be even, got seq_len=31"),
+            ({"n_pairs": 20, "seq_len": 64}, "4 * n_pairs must be <= seq_len"),
+            ({"vocab_size": 64}, "vocab_size must be > seq_len"),
+            ({"seq_len": 63}, "seq_len must be even"),
+            ({"n_pairs": 2.5}, "n_pairs must be an integer >= 1"),
+            ({"n_pairs": True}, "n_pairs must be an integer >= 1"),
+            ({"n_pairs": None, "seq_len": 2}, "4 * n_pairs must be <= seq_len"),
+            ({"min_pairs": 5}, "min_pairs must be <= n_pairs"),
+            ({"power_a": 0.0}, "power_a must be positive"),
+            ({"power_a": float("nan")}, "power_a must be positive"),
         ],
-        published=[{}, {"vocab_size": 8192}],
+        published=[
+            {},
+            {"vocab_size": 8192, "seq_len": 512, "n_pairs": 64},
+            {"vocab_size": 8192, "seq_len": 1024, "n_pairs": None},
+            {"vocab_size": 8192, "seq_len": 1024, "n_pairs": None, "min_pairs": 4},
+        ],
     ),
     "noisy_recall": TaskCase(
         options=noisy_recall_options(),
-        solve=solvers.solve_recall,
-        facts={"distance": solvers.recall_distance},
+        solve=solve_recall,
+        facts={"distance": recall_distance},
         refused=[
-            ({"seq_len": 127}, "seq_len must be even, got seq_len=127"),
-            (
-                {"noise_vocab_size": 29},
-                "noise_vocab_size must be <= vocab_size - 4, got noise_vocab_size=29, vocab_size=32",
-            ),
-            ({"frac_noise": 1.0}, r"frac_noise must lie in \[0, 1\), got frac_noise=1.0"),
-            ({"frac_noise": float("nan")}, r"frac_noise must lie in \[0, 1\), got frac_noise=nan"),
-            ({"train_targets": "all"}, "train_targets must be one of every_token, answers, got train_targets='all'"),
+            ({"seq_len": 127}, "seq_len must be even"),
+            ({"noise_vocab_size": 29}, "noise_vocab_size must be <= vocab_size - 4"),
+            ({"frac_noise": 1.0}, "frac_noise must lie in [0, 1)"),
+            ({"frac_noise": float("nan")}, "frac_noise must lie in [0, 1)"),
+            ({"train_targets": "all"}, "every_token, answers"),
         ],
         published=[{}, {"frac_noise": 0.8}, {"seq_len": 1024}],
     ),
-    "selective_copying": TaskCase(
-        options=selective_copying_options(),
-        solve=solvers.solve_selective,
-        facts={"distance": solvers.selective_distance},
-        least={"vocab_size": 4},
+    "stacked_mqar": TaskCase(
+        options=stacked_mqar_options(),
+        solve=solve_stacked_mqar,
+        facts={"distance": stacked_mqar_distance},
+        least={"seq_len": 1, "n_passes": 1, "d_key": 1},
         refused=[
-            ({"seq_len": 32}, r"2 \* n_copied must be < seq_len, got n_copied=16, seq_len=32"),
+            ({"seq_len": 31}, "seq_len must be a multiple of n_passes + 1"),
+            ({"n_symbols": 15}, "n_symbols must be >= seq_len / (n_passes + 1)"),
         ],
-        published=[{"as_published": True}, {"seq_len": 4096}, {"n_copied": 96, "as_published": True}],
     ),
 }

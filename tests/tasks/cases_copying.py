@@ -1,0 +1,98 @@
+"""Copying."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from tests.tasks.case import Answers, Options, TaskCase
+
+
+def solve_compression(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """A place token names the place whose token it asks for."""
+    marker = inputs.index(options["vocab_size"] - 1)
+    return {i: inputs[inputs[i] - options["vocab_size"]] for i in range(marker + 1, len(inputs))}
+
+
+def compression_distance(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    return {i: i - (inputs[i] - options["vocab_size"]) for i in asked}
+
+
+@st.composite
+def compression_options(draw: st.DrawFn) -> Options:
+    n_tokens = draw(st.integers(1, 30))
+    return {
+        "vocab_size": draw(st.integers(3, 20)),
+        "seq_len": 2 * n_tokens + 1,
+        "max_seq_len": draw(st.none() | st.integers(2 * n_tokens + 1, 100)),
+    }
+
+
+def solve_copying(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Say what is neither blank nor marker before the first marker, in order."""
+    before = inputs[: inputs.index(options["vocab_size"] - 1)]
+    tokens = [token for token in before if token > 0]
+    return dict(zip(asked, tokens, strict=True))
+
+
+def copying_distance(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    places = range(options["n_copied"])
+    return {i: i - place for i, place in zip(asked, places, strict=True)}
+
+
+@st.composite
+def copying_options(draw: st.DrawFn) -> Options:
+    n_copied = draw(st.integers(1, 12))
+    return {
+        "vocab_size": draw(st.integers(4, 20)),
+        "seq_len": 2 * n_copied + draw(st.integers(0, 40)),
+        "n_copied": n_copied,
+    }
+
+
+def solve_selective(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Say what is neither blank nor marker, in order; asked are the positions behind the marker."""
+    tokens = [token for token in inputs if token < options["vocab_size"] - 2]
+    return {inputs.index(options["vocab_size"] - 1) + 1 + k: token for k, token in enumerate(tokens)}
+
+
+def selective_distance(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    places = [i for i, token in enumerate(inputs) if token < options["vocab_size"] - 2]
+    return {i: i - place for i, place in zip(asked, places, strict=True)}
+
+
+@st.composite
+def selective_copying_options(draw: st.DrawFn) -> Options:
+    options = draw(copying_options())
+    return options | {"seq_len": options["seq_len"] + 1, "as_published": draw(st.booleans())}
+
+
+CASES = {
+    "compression": TaskCase(
+        options=compression_options(),
+        solve=solve_compression,
+        facts={"distance": compression_distance},
+        least={"vocab_size": 3},
+        refused=[
+            ({"seq_len": 64}, "seq_len must be odd"),
+            ({"max_seq_len": 31}, "seq_len must be <= max_seq_len"),
+        ],
+        published=[{}],
+        other_length=31,
+    ),
+    "copying": TaskCase(
+        options=st.builds(lambda options, echo: options | {"echo": echo}, copying_options(), st.booleans()),
+        solve=solve_copying,
+        facts={"distance": copying_distance},
+        least={"vocab_size": 4, "n_copied": 1},
+        refused=[({"n_copied": 61}, "2 * n_copied must be <= seq_len")],
+        published=[{}, {"seq_len": 1020}],
+    ),
+    "selective_copying": TaskCase(
+        options=selective_copying_options(),
+        solve=solve_selective,
+        facts={"distance": selective_distance},
+        least={"vocab_size": 4},
+        refused=[({"seq_len": 32}, "2 * n_copied must be < seq_len")],
+        published=[{"as_published": True}, {"seq_len": 4096}, {"n_copied": 96, "as_published": True}],
+    ),
+}

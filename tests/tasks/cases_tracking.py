@@ -1,0 +1,204 @@
+"""State tracking."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tests.tasks.case import Answers, Options, TaskCase
+
+
+def solve_bracket(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Keep a stack; every bracket must close the one that was opened last, and none may stay open."""
+    stack: list[int] = []
+    depth = {}
+    for position, token in enumerate(inputs):
+        if token < options["n_types"]:
+            stack.append(token)
+        else:
+            assert stack.pop() == token - options["n_types"]
+        depth[position] = len(stack)
+        assert len(stack) <= options["max_depth"]
+    assert not stack
+    return {position: depth[position] for position in asked}
+
+
+@st.composite
+def bracket_options(draw: st.DrawFn) -> Options:
+    return {
+        "n_types": draw(st.integers(1, 6)),
+        "max_depth": draw(st.integers(1, 12)),
+        "seq_len": 2 * draw(st.integers(1, 30)),
+    }
+
+
+def prefixes_asked(options: Options, inputs: list[int], asked: list[int], answerable: list[int]) -> list[int]:
+    assert len(inputs) == options["seq_len"]
+    assert asked == (answerable if options["every_position"] else [len(inputs) - 1])
+    return asked
+
+
+def solve_cycle_navigation(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Go from place to place."""
+    places, last = {}, options["cycle_length"] - 1
+    place = 0
+    for position, token in enumerate(inputs):
+        if token == 0:
+            place = last if place == 0 else place - 1
+        elif token == 2:
+            place = 0 if place == last else place + 1
+        else:
+            assert token == 1
+        places[position] = place
+    return {position: places[position] for position in prefixes_asked(options, inputs, asked, list(places))}
+
+
+def solve_even_pairs(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Write the bits out and count 01 and 10."""
+    answers = {}
+    for position in prefixes_asked(options, inputs, asked, list(range(len(inputs)))):
+        bits = "".join(map(str, inputs[: position + 1]))
+        answers[position] = sum(bits[i : i + 2] in ("01", "10") for i in range(position)) % 2
+    return answers
+
+
+def solve_group_words(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Let every element act, one after the other, on a clock or on a row of things for each factor of the group."""
+    factors = options["group"].split("x")
+    elements = [all_elements(factor) for factor in factors]
+    states: list[Any] = [own[0] for own in elements]
+    answers = {}
+    for position, token in enumerate(inputs):
+        for j in reversed(range(len(factors))):
+            token, place = divmod(token, len(elements[j]))
+            states[j] = then(states[j], elements[j][place], len(elements[j]))
+        label = 0
+        for j in range(len(factors)):
+            label = label * len(elements[j]) + elements[j].index(states[j])
+        answers[position] = label
+    return {position: answers[position] for position in asked}
+
+
+def all_elements(factor: str) -> list[Any]:
+    size = int(factor[1:])
+    if factor[0] == "Z":
+        return list(range(size))
+    found = sorted(arrangements(list(range(size))))
+    return [p for p in found if factor[0] == "S" or swaps_to_sort(p) % 2 == 0]
+
+
+def arrangements(things: list[int]) -> list[tuple[int, ...]]:
+    if not things:
+        return [()]
+    return [(first, *rest) for first in things for rest in arrangements([t for t in things if t != first])]
+
+
+def swaps_to_sort(permutation: tuple[int, ...]) -> int:
+    row, swaps = list(permutation), 0
+    for i in range(len(row)):
+        while row[i] != i:
+            j = row[i]
+            row[i], row[j] = row[j], row[i]
+            swaps += 1
+    return swaps
+
+
+def then(state: Any, element: Any, order: int) -> Any:
+    """First what was, then the element."""
+    if isinstance(state, int):
+        return (state + element) % order
+    return tuple(element[place] for place in state)
+
+
+def solve_parity(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Count the ones."""
+    return {position: inputs[: position + 1].count(1) % 2 for position in asked}
+
+
+def solve_modular_arithmetic(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Write the expression out and let Python compute it in whole numbers."""
+    modulus = options["modulus"]
+    texts = [str(token) if token < modulus else "+-*"[token - modulus] for token in inputs]
+    assert all(token < modulus for token in inputs[::2])
+    assert all(text in options["operators"] for text in texts[1::2])
+    answerable = prefixes_asked(options, inputs, asked, list(range(0, len(inputs), 2)))
+    return {position: eval(" ".join(texts[: position + 1])) % modulus for position in answerable}
+
+
+CASES = {
+    "bracket": TaskCase(
+        options=bracket_options(),
+        solve=solve_bracket,
+        least={"n_types": 1, "max_depth": 1, "seq_len": 2},
+        refused=[({"seq_len": 5}, "seq_len must be even")],
+        published=[{"seq_len": 700}],
+    ),
+    "cycle_navigation": TaskCase(
+        options=st.fixed_dictionaries(
+            {"seq_len": st.integers(1, 40), "cycle_length": st.integers(3, 9), "every_position": st.booleans()}
+        ),
+        solve=solve_cycle_navigation,
+        least={"seq_len": 1, "cycle_length": 3},
+        base={"seq_len": 24, "every_position": True},
+        published=[{}],
+    ),
+    "even_pairs": TaskCase(
+        options=st.fixed_dictionaries({"seq_len": st.integers(2, 80), "every_position": st.booleans()}),
+        solve=solve_even_pairs,
+        least={"seq_len": 2},
+        base={"seq_len": 40, "every_position": True},
+        published=[{}],
+    ),
+    "group_words": TaskCase(
+        options=st.fixed_dictionaries(
+            {
+                "group": st.sampled_from(["Z2", "Z7", "S2", "S3", "S4", "A3", "A4", "A5", "S5", "Z2xZ2", "A4xZ5"]),
+                "seq_len": st.integers(1, 40),
+            }
+        )
+        | st.sampled_from(
+            [{"group": "A5", "generators": "23451+12453"}, {"group": "S3xZ2", "generators": "213,1+132,0"}]
+        ).map(lambda generated: generated | {"seq_len": 12}),
+        solve=solve_group_words,
+        least={"seq_len": 1},
+        refused=[
+            ({"generators": "54321+12345+54321"}, "two or more of 12345 12453"),
+            ({"generators": "23451 12453"}, "two or more of 12345 12453"),
+            ({"group": "Z2", "generators": ""}, "two or more of 0 1"),
+            ({"generators": "23451"}, "two or more of 12345 12453"),
+            ({"group": "D4"}, "Z<m> (cyclic)"),
+            ({"group": "S3x"}, "Z<m> (cyclic)"),
+            ({"group": "S7"}, "2 ... 1000 elements"),
+            ({"group": "Z1"}, "2 ... 1000 elements"),
+        ],
+        published=[{"group": group} for group in ("Z60", "A4xZ5", "A5", "S3", "S5")],
+    ),
+    "modular_arithmetic": TaskCase(
+        options=st.fixed_dictionaries(
+            {
+                "seq_len": st.integers(0, 20).map(lambda half: 2 * half + 1),
+                "modulus": st.integers(2, 12),
+                "operators": st.sampled_from(["+", "-", "*", "+-", "*-", "+-*"]),
+                "every_position": st.booleans(),
+            }
+        ),
+        solve=solve_modular_arithmetic,
+        least={"seq_len": 1, "modulus": 2},
+        refused=[
+            ({"seq_len": 40}, "seq_len must be odd"),
+            ({"operators": ""}, "some of +-*"),
+            ({"operators": "+/"}, "some of +-*"),
+            ({"operators": "++"}, "some of +-*"),
+        ],
+        base={"seq_len": 23, "every_position": True},
+        published=[{}],
+        other_length=47,
+    ),
+    "parity": TaskCase(
+        options=st.fixed_dictionaries({"seq_len": st.integers(1, 80)}),
+        solve=solve_parity,
+        least={"seq_len": 1},
+        published=[{}, {"seq_len": 256}],
+    ),
+}
