@@ -18,8 +18,9 @@ import torch
 from scipy import stats
 
 import tasks
-from tests.upstream.tasks.record import GENERATORS, RECORDS, ROOT, SOURCES
-from tests.upstream.tasks.summaries import IGNORED, SUMMARIES, counts
+from tests import ROOT
+from tools.record_tasks import GENERATORS, RECORDS, SOURCES
+from tools.task_summaries import IGNORED, SUMMARIES, counts
 from zoo.training.metrics import MacroAccuracy
 
 PUBLISHED = sorted((ROOT / "configs/task/published").glob("*.yaml"))

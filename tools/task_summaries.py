@@ -1,4 +1,4 @@
-"""What is counted of a generator's examples, theirs and ours alike: whole numbers, one per row.
+"""Statistics of examples, of the published generators and of ours: whole numbers, one per row.
 
 A number per row, so that the numbers are independent draws and two histograms can be compared by a chi-square test.
 """
@@ -130,6 +130,7 @@ def is_answerable(inputs: np.ndarray, n_keys: int, padding: int) -> np.ndarray:
 
 
 def memorization(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
+    """Count keys and answers."""
     keys = inputs[:, 0::2]
     different = np.array([len(set(row)) for row in keys.tolist()])
     return asked(labels) | {"first key": keys[:, 0] // 8, "largest key": keys.max(axis=1), "different keys": different}
@@ -175,6 +176,7 @@ def selective(blank: int, n_copied: int) -> Summary:
 
 
 def copying(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
+    """Count tokens, blanks and markers."""
     marker = inputs.max(axis=1)
     return asked(labels) | {
         "first token": inputs[:, 0],

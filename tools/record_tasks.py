@@ -1,11 +1,10 @@
-"""Draw from the generators of those who published the tasks and write down what their examples look like.
+"""Draw from the published generators of the tasks and record histograms of the examples for tests/upstream/tasks.
 
-    python tests/upstream/tasks/record.py CHECKOUTS [NAME ...]
+    python tools/record_tasks.py CHECKOUTS [NAME ...]
 
-CHECKOUTS holds a clone of each repository of `SOURCES`, under the name there, at the commit there. Besides numpy and
-torch there must be pydantic and pandas (zoology imports them), pythomata (seq_icl) and jax and chex
-(neural_networks_chomsky_hierarchy). Their code is imported from the clones; of the packages
-that it imports and does not need here, empty ones stand in. Records are written to tests/upstream/tasks/records.
+CHECKOUTS holds a clone of each repository in `SOURCES`, under its key and at its commit. Install pydantic and pandas
+(imported by zoology), pythomata (seq_icl), jax and chex (neural_networks_chomsky_hierarchy). The clones are imported;
+empty modules replace packages that they import and do not need here.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from typing import Any
 import numpy as np
 import torch
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.upstream.tasks.summaries import IGNORED, ROWS, SUMMARIES, USUAL_ROWS, counts, is_answerable  # noqa: E402
+from tools.task_summaries import IGNORED, ROWS, SUMMARIES, USUAL_ROWS, counts, is_answerable  # noqa: E402
 
-RECORDS = Path(__file__).parent / "records"
+RECORDS = ROOT / "tests" / "upstream" / "tasks" / "records"
 SOURCES = {
     "zoology": ("HazyResearch/zoology", "d88d6f5474f36998d82d5c3bd58a190248d0a669"),
     "mad-lab": ("athms/mad-lab", "0f49a452b84ca0d13f8eb9c1ffa649032376fb1b"),
@@ -50,14 +49,14 @@ Draw = Callable[[types.ModuleType, int], Examples]
 
 
 def stand_in(name: str, **attributes: Any) -> None:
-    """An empty module under this name."""
+    """Put an empty module under this name, unless there is one."""
     module = sys.modules.setdefault(name, types.ModuleType(name))
     for attribute, value in attributes.items():
         setattr(module, attribute, value)
 
 
 def load(file: Path, name: str) -> types.ModuleType:
-    """A file as a module, without the packages around it."""
+    """Import a file as a module, without the packages around it."""
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
@@ -68,7 +67,7 @@ def load(file: Path, name: str) -> types.ModuleType:
 
 
 def upstream_module(checkouts: Path, repository: str, file: str) -> types.ModuleType:
-    """One file of a clone, imported."""
+    """Import a file of a clone."""
     folder = checkouts / repository
     if repository == "zoology":
         stand_in("wandb")
@@ -92,6 +91,8 @@ def upstream_module(checkouts: Path, repository: str, file: str) -> types.Module
 
 
 def by_zoology(function: str, **options: Any) -> Draw:
+    """Return the draw of a function that makes a whole segment."""
+
     def draw(module: types.ModuleType, rows: int) -> Examples:
         torch.manual_seed(SEED)
         segment = getattr(module, function)(num_examples=rows, seed=SEED, **options)
@@ -101,6 +102,8 @@ def by_zoology(function: str, **options: Any) -> Draw:
 
 
 def by_mad(function: str, is_training: bool = False, **options: Any) -> Draw:
+    """Return the draw of a function that makes one example."""
+
     def draw(module: types.ModuleType, rows: int) -> Examples:
         np.random.seed(SEED)  # noqa: NPY002 (selective copying draws its gaps from the global generator)
         rng = np.random.default_rng(SEED)
@@ -112,6 +115,8 @@ def by_mad(function: str, is_training: bool = False, **options: Any) -> Draw:
 
 
 def by_s4(function: Callable[[types.ModuleType, int], tuple[torch.Tensor, torch.Tensor]]) -> Draw:
+    """Return the draw of a function of module and rows that uses the global generators."""
+
     def draw(module: types.ModuleType, rows: int) -> Examples:
         torch.manual_seed(SEED)
         np.random.seed(SEED)  # noqa: NPY002 (its signals come from the global generator)
@@ -140,7 +145,7 @@ def _delay(module: types.ModuleType, rows: int) -> tuple[torch.Tensor, torch.Ten
 
 
 def by_chomsky(task: str, length: int) -> Draw:
-    """Tokens (rows, length) and one answer each, (rows,)."""
+    """Return the draw of tokens (rows, length) and one answer each, (rows,)."""
 
     def draw(module: types.ModuleType, rows: int) -> Examples:
         batch = getattr(module, task)().sample_batch(module.jrandom.PRNGKey(SEED), rows, length)
@@ -251,7 +256,7 @@ GENERATORS: dict[str, tuple[str, str, Draw]] = {
 
 
 def record(name: str, checkouts: Path) -> dict[str, Any]:
-    """What is to be known of one generator."""
+    """Return the record of one generator."""
     repository, file, draw = GENERATORS[name]
     rows = ROWS.get(name, USUAL_ROWS)
     with contextlib.redirect_stdout(io.StringIO()):
@@ -275,6 +280,7 @@ def record(name: str, checkouts: Path) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Record the generators that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkouts", type=Path)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(GENERATORS)}; all when absent")
