@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import tasks
 from tasks.data.cache import cache_key
 from tasks.data.splits import at_most, sample_split
-from tasks.generators.structure.expressions import Trees, length_share
 
 HEADER = "Source\tTarget"
 LINES = [
@@ -81,14 +79,3 @@ def test_a_folder_or_a_header_that_is_not_lras_is_refused(tmp_path: Path) -> Non
     (tmp_path / "mine.tsv").write_text("a\tb\n1\t2\n")
     with pytest.raises(ValueError, match=r"^listops: \S+ must begin with a line of the columns Source and Target\Z"):
         tasks.create_task("listops", tsv=str(tmp_path / "mine.tsv"))
-
-
-@pytest.mark.parametrize("shape", [(500, 2000, 10, 10), (30, 120, 10, 10), (10, 40, 6, 5), (3, 12, 3, 4)])
-def test_lengths_are_as_likely_as_calculated(shape: tuple[int, int, int, int], rng: np.random.Generator) -> None:
-    low, high, max_depth, max_args = shape
-    n = 4_000
-    lengths = Trees.drawn(rng, n, high, max_depth, max_args).lengths
-    share = length_share(low, high, max_depth, max_args)
-    found = np.mean((lengths > low) & (lengths < high))
-    assert 0.02 < share < 0.98
-    assert abs(found - share) < 5 * np.sqrt(share * (1 - share) / n)

@@ -1,0 +1,335 @@
+"""How examples are distributed, and what chance is, for facts that no published generator has recorded.
+
+Chi-square tests at a fixed seed, at the 1 - 1e-6 quantile. Laws with a record are in tests/upstream/tasks.
+"""
+
+from __future__ import annotations
+
+import functools
+import tracemalloc
+from collections import Counter
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tasks
+from tasks.generators.structure.expressions import Trees, length_share
+from tasks.generators.structure.treecall import Treecall
+from tasks.generators.tracking.group_words import GroupWords
+from tasks.generators.tracking.groups import group_elements, multiplication_table
+from tasks.spec import IGNORED
+from tests.tasks.case import assert_even, assert_law
+from tests.tasks.cases_recall import mqar_options
+from tests.tolerances import tolerance
+
+
+@settings(max_examples=40)
+@given(options=mqar_options(), seed=st.integers(0, 99))
+def test_mqar_has_the_published_structure(options: dict[str, Any], seed: int) -> None:
+    task = tasks.create_task("mqar", **options)
+    n_keys, most = options["vocab_size"] // 2, options["n_pairs"] or options["seq_len"] // 4
+    arrays = task.sample(np.random.default_rng(seed), 4)
+    for inputs, labels in zip(arrays["inputs"].tolist(), arrays["labels"].tolist(), strict=True):
+        n_pairs = len(labels) - labels.count(IGNORED)
+        assert (options["min_pairs"] or most) <= n_pairs <= most
+        context = 2 * n_pairs
+        keys, values = inputs[0:context:2], inputs[1:context:2]
+        assert len(set(keys)) == len(set(values)) == n_pairs
+        assert all(1 <= key < n_keys for key in keys)
+        assert all(n_keys <= value < options["vocab_size"] for value in values)
+        queries = [position for position, label in enumerate(labels) if label != IGNORED]
+        assert all(position >= context and position % 2 == 0 for position in queries)
+        assert sorted(inputs[position] for position in queries) == sorted(keys)
+        if not options["random_non_queries"]:
+            rest = set(range(context, options["seq_len"])) - set(queries)
+            assert all(inputs[position] == 0 for position in rest)
+
+
+def test_mqar_draws_the_number_of_pairs_evenly_and_keeps_the_power_law(rng: np.random.Generator) -> None:
+    task = tasks.create_task("mqar", vocab_size=64, seq_len=16, n_pairs=None, min_pairs=1)
+    labelled = task.sample(rng, 60_000)["labels"] != IGNORED
+    pairs = labelled.sum(axis=1)
+    assert_even(np.bincount(pairs, minlength=5)[1:], 4)
+    slots = np.nonzero(labelled[pairs == 1])[1] // 2 - 1
+    law = np.arange(1, 8) ** (0.01 - 1)
+    assert_law(np.bincount(slots, minlength=7), law / law.sum())
+
+
+def test_as_many_pairs_as_fit_grow_with_the_length() -> None:
+    task = tasks.create_task("mqar", vocab_size=8192, seq_len=256, n_pairs=None)
+    for length in (64, 256, 1024):
+        longer = task.at_length(length)
+        assert longer.spec.labelled == length // 4
+        assert longer.sample(np.random.default_rng(0), 1)["pairs"].max() == length // 4
+    assert tasks.create_task("mqar").at_length(128).spec.labelled == 4  # a number that is given stays
+
+
+def test_an_update_gives_a_key_any_value_but_its_own(rng: np.random.Generator) -> None:
+    task = tasks.create_task("forgetting", vocab_size=15, seq_len=14, n_pairs=2, n_updates=1)
+    inputs = task.sample(rng, 20_000)["inputs"]
+    again = (inputs[:, 4] == inputs[:, 2]).astype(int)  # which of the two keys is re-assigned
+    assert_even(np.bincount(again, minlength=2), 2)
+    own = inputs[np.arange(len(inputs)), 1 + 2 * again]
+    steps = (inputs[:, 5] - own) % 8  # 8 values
+    assert (steps > 0).all()
+    assert_even(np.bincount(steps, minlength=8)[1:], 7)
+
+
+def test_neither_token_of_a_compound_key_decides_the_value(rng: np.random.Generator) -> None:
+    task = tasks.create_task("compositional", vocab_size=100, seq_len=54, n_pairs=9)
+    orders = set()
+    for inputs in task.sample(rng, 50)["inputs"]:
+        first, second, values = inputs[:27].reshape(9, 3).T.tolist()
+        assert len(set(first)) == len(set(second)) == 3
+        assert len(set(zip(first, second, strict=True))) == len(set(values)) == 9
+        assert all(1 <= a < 33 <= b < 66 <= value for a, b, value in zip(first, second, values, strict=True))
+        orders.add(tuple(first.index(a) for a in first))
+    assert len(orders) > 10  # not the order of the grid
+
+
+@pytest.mark.parametrize("name", ["in_context_recall", "noisy_recall", "fuzzy_recall"])
+def test_training_labels_every_next_token_and_scoring_those_that_can_be_known(name: str) -> None:
+    task = tasks.create_task(name)
+    train, test = (task.of_split(split).sample(np.random.default_rng(0), 50) for split in ("train", "test"))
+    np.testing.assert_array_equal(train["labels"][:, :-1], train["inputs"][:, 1:])
+    assert (test["labels"][:, :-1] != IGNORED).mean() < 0.6
+    validation = task.of_split("validation").sample(np.random.default_rng(0), 50)
+    np.testing.assert_array_equal(validation["labels"], test["labels"])  # what is monitored is what is scored
+    answers = tasks.create_task(name, train_targets="answers").of_split("train").sample(np.random.default_rng(0), 50)
+    np.testing.assert_array_equal(answers["inputs"], train["inputs"])
+    np.testing.assert_array_equal(answers["labels"] != IGNORED, train["distance"] >= 0)
+
+
+def test_every_set_of_places_is_copied_from_equally_often(rng: np.random.Generator) -> None:
+    inputs = tasks.create_task("selective_copying", vocab_size=5, seq_len=7, n_copied=2).sample(rng, 12_000)["inputs"]
+    places = (inputs[:, :4] < 3) @ 2 ** np.arange(4)
+    counts = np.unique(places, return_counts=True)[1]
+    assert_even(counts, 6)
+    assert (inputs[:, 4] == 4).all()
+    assert (inputs[:, 5:] == 3).all()
+
+
+def test_the_trigger_stands_anywhere_that_leaves_room_for_an_answer(rng: np.random.Generator) -> None:
+    arrays = tasks.create_task("induction_heads", vocab_size=4, seq_len=8).sample(rng, 12_000)
+    row, place = np.nonzero(arrays["inputs"][:, :-1] == 3)
+    np.testing.assert_array_equal(row, np.arange(12_000))
+    assert_even(np.bincount(place, minlength=6), 6)
+    assert_even(np.bincount(arrays["labels"][:, -1], minlength=3), 3)
+
+
+def test_induction_at_a_million_tokens_takes_no_more_memory_than_its_arrays() -> None:
+    task = tasks.create_task("induction_heads").at_length(2**20)
+    tracemalloc.start()
+    try:
+        arrays = task.sample(np.random.default_rng(0), 2)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    kept = sum(array.nbytes for array in arrays.values())
+    assert kept == 2 * 2**20 * (8 + 8 + 4)
+    assert peak < 1.01 * kept
+
+
+def test_compression_keeps_its_vocabulary_at_shorter_lengths_and_has_no_longer_ones() -> None:
+    task = tasks.create_task("compression", seq_len=9)
+    assert task.at_length(5).spec.vocab_size == task.spec.vocab_size == 16 + 4
+    with pytest.raises(
+        ValueError, match=r"^compression: seq_len must be <= max_seq_len, got seq_len=11, max_seq_len=9$"
+    ):
+        task.at_length(11)
+
+
+def test_a_memorised_map_is_one_to_one_and_the_same_everywhere() -> None:
+    task = tasks.create_task("memorization", vocab_size=20)
+    assert len(set(task.values.tolist())) == len(task.values) == 9
+    assert 9 <= task.values.min() <= task.values.max() < 19
+    found = set()
+    for split in ("train", "test"):
+        arrays = tasks.sample_split(task, split, 200, seed=1)
+        keys, values = arrays["inputs"][:, 0::2], arrays["labels"][:, 1::2]
+        found |= set(zip(keys.ravel().tolist(), values.ravel().tolist(), strict=True))
+    assert found == set(enumerate(task.values.tolist()))
+    assert not np.array_equal(tasks.create_task("memorization", vocab_size=20, map_seed=1).values, task.values)
+
+
+def test_hops_and_cycles_are_drawn_evenly(rng: np.random.Generator) -> None:
+    task = tasks.create_task("k_hop", seq_len=10, n_names=4, max_hops=3, n_questions=1)
+    arrays = task.sample(rng, 12_000)
+    hops = arrays["hops"][arrays["hops"] > 0]
+    assert_even(np.bincount(hops)[1:], 3)
+    # Six cycles through four nodes, each at 4! orders of its edges.
+    orders = np.unique(arrays["inputs"][:, :8], axis=0, return_counts=True)[1]
+    assert_even(orders, 144)
+    asked = (arrays["inputs"][:, 0:8:2] == arrays["inputs"][:, 9:]).argmax(axis=1)
+    assert_even(np.bincount(asked), 4)
+
+
+def test_the_floor_of_regression_is_what_least_squares_reaches(rng: np.random.Generator) -> None:
+    task, n = tasks.create_task("in_context_regression", seq_len=14, d_x=4), 2_000
+    arrays = task.sample(rng, n)
+    x, y = arrays["inputs"][:, ::2].astype(np.float64), arrays["labels"][:, ::2, 0].astype(np.float64)
+    floors = task.floors()
+    for pairs in range(7):
+        weights = np.linalg.pinv(x[:, :pairs]) @ y[:, :pairs, None]
+        error = np.square(y[:, pairs] - (x[:, pairs, None] @ weights)[:, 0, 0])
+        floor = floors["floor_at_pairs"][str(pairs)]
+        if pairs >= 4:
+            # What is left is the rounding of y to float32, which a badly conditioned square of x may magnify.
+            assert np.median(error) < 1e-9
+            assert floor == 0
+        else:
+            assert abs(error.mean() / 4 - floor) < 5 * error.std() / 4 / np.sqrt(n)
+    assert floors["floor"] == np.mean([floors["floor_at_pairs"][str(pairs)] for pairs in range(7)])
+
+
+@pytest.mark.parametrize(("seq_len", "cutoff", "n_frequencies"), [(64, 0.25, 16), (64, 0.5, 31), (60, 0.3, 18)])
+def test_delay_has_the_noise_that_it_says(
+    seq_len: int, cutoff: float, n_frequencies: int, rng: np.random.Generator
+) -> None:
+    n = 4_000
+    inputs = tasks.create_task("delay", seq_len=seq_len, lag=5, cutoff=cutoff).sample(rng, n)["inputs"]
+    power = np.square(np.abs(np.fft.rfft(inputs[:, :, 0].astype(np.float64), axis=1)))[
+        :, 1:
+    ]  # 0 is moved to begin at 0
+    np.testing.assert_allclose(power[:, n_frequencies:], 0, atol=1e-3 * power.mean())
+    # Each frequency's power is exponential, with a mean by which all together have a mean square of 1/4.
+    mean = seq_len**2 / 4 / (2 * n_frequencies)
+    np.testing.assert_array_less(np.abs(power[:, :n_frequencies].mean(axis=0) / mean - 1), 5 / np.sqrt(n))
+
+
+def test_needles_and_distractors_differ_by_the_marker_alone(rng: np.random.Generator) -> None:
+    task = tasks.create_task("needle", distance=4, n_classes=3, n_noise=2, seq_len=10, n_distractors=3)
+    inputs = task.sample(rng, 20_000)["inputs"]
+    places = (inputs < 3).sum(axis=0)
+    assert (inputs[:, [4, 9]] == [6, 5]).all()  # the marker and the question
+    assert places[5] == 20_000
+    free = np.delete(places, [4, 5, 9])
+    assert_even(free, 7)
+    assert_even(np.bincount(inputs[inputs < 3]), 3)
+
+
+@pytest.mark.parametrize("group", ["Z6", "S4", "A5", "A4xZ5", "Z2xS3"])
+def test_groups_are_groups(group: str) -> None:
+    table = multiplication_table(group).astype(np.int64)
+    elements = np.arange(len(table))
+    assert len(set(group_elements(group))) == len(table)
+    np.testing.assert_array_equal(table[0], elements)
+    np.testing.assert_array_equal(table[:, 0], elements)
+    np.testing.assert_array_equal(np.sort(table, axis=0), np.tile(elements[:, None], len(table)))
+    np.testing.assert_array_equal(table[table], table[elements[:, None, None], table])  # (ab)c and a(bc)
+
+
+@pytest.mark.parametrize(("max_depth", "n_words"), [(8, 14), (2, 8)])
+def test_every_balanced_word_is_as_likely(max_depth: int, n_words: int, rng: np.random.Generator) -> None:
+    task = tasks.create_task("bracket", n_types=1, max_depth=max_depth, seq_len=8)
+    words = Counter(map(tuple, task.sample(rng, 20_000)["inputs"].tolist()))
+    assert_even(np.array(list(words.values())), n_words)
+
+
+def test_the_chance_level_of_brackets_is_that_of_all_words() -> None:
+    task = tasks.create_task("bracket", n_types=1, max_depth=2, seq_len=4)  # ()() and (()): depths 1 0 1 0, 1 2 1 0
+    chance = task.spec.chance
+    assert chance is not None
+    np.testing.assert_allclose(chance, 4 / 8, **tolerance(torch.float64))
+
+
+@pytest.mark.parametrize("modulus", [2, 4, 5])
+def test_an_expressions_chance_is_that_of_all_expressions(modulus: int) -> None:
+    numbers, operators = range(modulus), "+-*"
+    values = [
+        eval(f"{a}{s}{b}{t}{c}") % modulus
+        for a, b, c in product(numbers, repeat=3)
+        for s, t in product(operators, repeat=2)
+    ]
+    share = np.bincount(values).max() / len(values)
+    assert tasks.create_task("modular_arithmetic", seq_len=5, modulus=modulus).spec.chance == pytest.approx(share)
+
+
+@pytest.mark.parametrize(("group", "generators"), [("A4", "2314+2143"), ("S3", "213+132"), ("Z5", "1+4")])
+def test_the_best_guess_at_words_of_generators_is_the_likeliest_product_of_their_length(
+    group: str, generators: str
+) -> None:
+    task = GroupWords(group, 6, generators)
+    table = multiplication_table(group)
+    right = 0.0
+    for length in range(1, task.seq_len + 1):
+        counts: Counter[int] = Counter()
+        for word in product(task.alphabet, repeat=length):
+            counts[functools.reduce(lambda a, b: int(table[a, b]), word, 0)] += 1
+        right += max(counts.values()) / len(task.alphabet) ** length
+    assert task.spec.chance == pytest.approx(right / task.seq_len)
+    assert task.at_length(12).options() == {"group": group, "seq_len": 12, "generators": generators}
+
+
+def test_the_dots_of_pathfinder_are_as_far_apart_for_either_label(rng: np.random.Generator) -> None:
+    n = 4_000
+    arrays = tasks.create_task("pathfinder").sample(rng, n)
+    place = np.argwhere(arrays["inputs"] == 2)[:, 1].reshape(n, 2)
+    row, column = np.divmod(place, 32)
+    apart = (np.abs(row[:, 0] - row[:, 1]) + np.abs(column[:, 0] - column[:, 1])) // 3
+    assert (apart % 2 == 0).all()  # 14 dashes lead to a point of the same colour of the chessboard
+    connected = arrays["labels"][:, -1] == 1
+    here, there = (np.bincount(apart[label] // 2, minlength=15) for label in (connected, ~connected))
+    often = here + there >= 50
+    expected = (here + there)[often] / 2
+    # Where labels are drawn after the distance, each distance's share of label 1 is a half, but for sampling.
+    assert (np.abs(here[often] - expected) < 5 * np.sqrt(expected / 2)).all()
+
+
+def test_the_dots_of_pathfinder_lie_on_either_long_path_as_often(rng: np.random.Generator) -> None:
+    """The path that was drawn first has had more room: it must not be the one whose ends are marked."""
+    task = tasks.create_task("pathfinder", image_size=15, path_length=4, distractor_length=1, n_distractors=0)
+    (first, *_), pairs = task._fitted_paths(rng, 2000)
+    on_first = (np.sort(pairs[:, 1], axis=1) == np.sort(first[:, [0, -1]], axis=1)).all(axis=1)
+    assert abs(on_first.mean() - 0.5) < 4 * 0.5 / np.sqrt(2000)
+
+
+def test_sentences_that_fit_are_as_many_as_the_grammar_says(rng: np.random.Generator) -> None:
+    task = Treecall(seq_len=64, grammar_seed=0)
+    n = 20_000
+    lengths = task._sentences(rng, n)[2]
+    share = task._share_that_fits()
+    assert 0.2 < share < 0.8
+    assert abs((lengths >= 3).mean() - share) < 5 * np.sqrt(share * (1 - share) / n)
+
+
+def test_heads_follow_the_grammar_and_parents_are_asked_for_evenly(rng: np.random.Generator) -> None:
+    task = Treecall(seq_len=64, n_terminals=5, n_nonterminals=1, max_rules=1, max_rhs=4, grammar_seed=0)
+    arrays, heads = task.sample(rng, 10_000), task._grammar[0][0]
+    # One rule without nonterminals: only the head, the first token, changes, and it is the parent of all others.
+    first = arrays["inputs"][:, 1]
+    assert_law(np.bincount(first, minlength=5), heads)
+    np.testing.assert_array_equal(arrays["labels"].max(axis=1), first)
+    assert (arrays["depth"].max(axis=1) == 1).all()
+    rest = set(arrays["inputs"][0, 2 : 2 + len(task._grammar[2][0])].tolist()) & set(range(5))
+    asked = arrays["inputs"][np.arange(10_000), (arrays["depth"] == 1).argmax(axis=1)]
+    counts = np.bincount(asked, minlength=5)[sorted(rest)]
+    assert counts.sum() == 10_000
+    assert len(rest) >= 2
+    assert_even(counts, len(rest))
+
+
+@pytest.mark.parametrize("shape", [(500, 2000, 10, 10), (30, 120, 10, 10), (10, 40, 6, 5), (3, 12, 3, 4)])
+def test_lengths_are_as_likely_as_calculated(shape: tuple[int, int, int, int], rng: np.random.Generator) -> None:
+    low, high, max_depth, max_args = shape
+    n = 4_000
+    lengths = Trees.drawn(rng, n, high, max_depth, max_args).lengths
+    share = length_share(low, high, max_depth, max_args)
+    found = np.mean((lengths > low) & (lengths < high))
+    assert 0.02 < share < 0.98
+    assert abs(found - share) < 5 * np.sqrt(share * (1 - share) / n)
+
+
+def test_the_teachers_input_is_white(rng: np.random.Generator) -> None:
+    x = tasks.create_task("ssm_teacher", seq_len=4, d_input=3).sample(rng, 20_000)["inputs"].reshape(20_000, -1)
+    np.testing.assert_allclose(x.T @ x / len(x), np.eye(12), atol=5 / np.sqrt(len(x)) * 2**0.5)
+
+
+def test_a_longer_sequence_meets_the_same_teacher() -> None:
+    task = tasks.create_task("ssm_teacher", k=3, seq_len=8)
+    np.testing.assert_allclose(task.at_length(20).lags[:8], task.lags, **tolerance(torch.float64))
