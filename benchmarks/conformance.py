@@ -3,34 +3,37 @@
     pip install mambapy x-transformers minGRU-pytorch xlstm local-attention transformers
     python benchmarks/conformance.py                # all; --only NAME prints some and writes nothing
 
-Every failure is run again in a process of its own from the lines of the finding. It is printed only together with a
-remark in conformance.toml, which a person wrote after reading the code; a failure without a remark stops the script.
+A failure is printed only together with a remark in conformance.toml, which a person wrote after reading the package's
+code; a failure without a remark stops the script. Each module is also a target for `zoo check`:
+
+    zoo check benchmarks/conformance.py:min_gru --adapter benchmarks/conformance.py:MinGRU --only bfloat16
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
+import os
 import sys
-import textwrap
 import tomllib
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from zoo.check import Adapter, Report, check, properties
+from zoo.check.report import MARKS
 from zoo.report.files import write_atomically
 from zoo.report.machine import describe_machine
 from zoo.report.markdown import table
+from zoo.targets import load
 
-PAGE = Path(__file__).parent.parent / "docs" / "conformance.md"
-D_MODEL = 16
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "conformance.md"
+HERE = "benchmarks/conformance.py"
 
 
 class MinGRU(Adapter):
@@ -38,25 +41,16 @@ class MinGRU(Adapter):
 
     name = "return_next_prev_hidden"
     streams = True
-    whole_line = "module(x)"
-    chunk_lines = ("y, state = module(x, state, return_next_prev_hidden=True)",)
 
     def chunk(self, module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         return module(x, state, return_next_prev_hidden=True)
 
 
 class MambaPy(Adapter):
-    """Stream mambapy's block: `step` takes (h, inputs), which begin as None and zeros."""
+    """Stream mambapy's block: `step` takes (h, inputs), which start as None and zeros."""
 
     name = "step(x_t, (h, inputs))"
     streams, longest = True, 1
-    whole_line = "module(x)"
-    chunk_lines = (
-        "c = module.config",
-        "state = (None, x.new_zeros(len(x), c.d_inner, c.d_conv - 1)) if state is None else state",
-        "y, state = module.step(x[:, 0], state)",
-        "y = y.unsqueeze(1)",
-    )
 
     def chunk(self, module: Any, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         c = module.config
@@ -69,145 +63,87 @@ class LocalCache(Adapter):
 
     name = "cache and return_cache"
     streams, longest = True, 1
-    whole_line = "module(x)"
-    chunk_lines = ("y, state = module(x, cache=state, return_cache=True)",)
 
     def chunk(self, module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         return module(x, cache=state, return_cache=True)
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """A module of a package.
 
     Attributes:
-        package: its name on the package index.
-        name: its name in the table.
-        lines: Python that makes `module`.
-        adapter: how to stream it, where the checks cannot find that out.
+        title: package and class.
+        make: makes the module, with d_model 16.
+        adapter: class above that streams it, if the checks do not know its protocol.
         looks_ahead: whether it is an encoder.
     """
 
-    package: str
-    name: str
-    lines: str
-    adapter: Adapter | None = None
+    title: str
+    make: Callable[[], nn.Module]
+    adapter: str | None = None
     looks_ahead: bool = False
 
-    def make(self) -> nn.Module:
-        space: dict[str, Any] = {}
-        exec(self.lines, space)
-        return space["module"]
+
+def _xlstm(kind: str, **config: Any) -> nn.Module:
+    place = f"xlstm.blocks.{kind.lower()}.layer:{kind}Layer"
+    return load(place)(load(f"{place}Config")(embedding_dim=16, num_heads=2, **config))
 
 
-def _model(name: str, **config: Any) -> str:
-    arguments = "".join(f", {key}={value!r}" for key, value in config.items())
-    return (
-        f"from transformers import {name}Config, {name}Model\n"
-        f"module = {name}Model({name}Config(hidden_size=16, vocab_size=8{arguments}))"
-    )
+def _local(**options: Any) -> nn.Module:
+    made = load("local_attention:LocalMHA")
+    return made(dim=16, window_size=8, causal=True, heads=2, dim_head=8, **options)
+
+
+def _decoder(**options: Any) -> nn.Module:
+    return load("x_transformers:Decoder")(dim=16, depth=1, heads=2, attn_dim_head=8, **options)
+
+
+def _transformers(name: str, num_hidden_layers: int = 1, **config: Any) -> Case:
+    def make() -> nn.Module:
+        made = load(f"transformers:{name}Config")
+        return load(f"transformers:{name}Model")(
+            made(hidden_size=16, vocab_size=8, num_hidden_layers=num_hidden_layers, **config)
+        )
+
+    return Case(f"transformers {name}", make)
 
 
 _HEADS = {"num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 32}
 _MAMBA_2 = {"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 8}
+_JAMBA = {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "mamba_d_state": 4, "mamba_dt_rank": 2}
+_GEMMA = {"num_key_value_heads": 1, "lru_width": 16, "head_dim": 8, "attention_window_size": 16}
 
-CASES = (
-    Case("torch", "nn.LSTM", "from torch import nn\nmodule = nn.LSTM(16, 16, batch_first=True)"),
-    Case("torch", "nn.GRU", "from torch import nn\nmodule = nn.GRU(16, 16, batch_first=True)"),
-    Case(
-        "torch",
-        "nn.TransformerEncoderLayer",
-        "from torch import nn\nmodule = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)",
+CASES = {
+    "lstm": Case("torch nn.LSTM", lambda: nn.LSTM(16, 16, batch_first=True)),
+    "gru": Case("torch nn.GRU", lambda: nn.GRU(16, 16, batch_first=True)),
+    "encoder": Case(
+        "torch nn.TransformerEncoderLayer",
+        lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True),
         looks_ahead=True,
     ),
-    Case(
-        "mambapy",
-        "MambaBlock",
-        "from mambapy.mamba import MambaBlock, MambaConfig\nmodule = MambaBlock(MambaConfig(d_model=16, n_layers=1))",
-        MambaPy(),
+    "mamba_block": Case(
+        "mambapy MambaBlock",
+        lambda: load("mambapy.mamba:MambaBlock")(load("mambapy.mamba:MambaConfig")(d_model=16, n_layers=1)),
+        "MambaPy",
     ),
-    Case("minGRU-pytorch", "minGRU", "from minGRU_pytorch import minGRU\nmodule = minGRU(16)", MinGRU()),
-    Case(
-        "xlstm",
-        "mLSTMLayer",
-        "from xlstm.blocks.mlstm.layer import mLSTMLayer, mLSTMLayerConfig\n"
-        "module = mLSTMLayer(mLSTMLayerConfig(embedding_dim=16, context_length=1024, num_heads=2))",
-    ),
-    Case(
-        "xlstm",
-        "sLSTMLayer",
-        "from xlstm.blocks.slstm.layer import sLSTMLayer, sLSTMLayerConfig\n"
-        'module = sLSTMLayer(sLSTMLayerConfig(embedding_dim=16, num_heads=2, backend="vanilla"))',
-    ),
-    Case(
-        "local-attention",
-        "LocalMHA",
-        "from local_attention import LocalMHA\n"
-        "module = LocalMHA(dim=16, window_size=8, causal=True, heads=2, dim_head=8)",
-        LocalCache(),
-    ),
-    Case(
-        "local-attention",
-        "LocalMHA, qk_rmsnorm",
-        "from local_attention import LocalMHA\n"
-        "module = LocalMHA(dim=16, window_size=8, causal=True, heads=2, dim_head=8, qk_rmsnorm=True)",
-        LocalCache(),
-    ),
-    Case(
-        "x-transformers",
-        "Decoder, rotary",
-        "from x_transformers import Decoder\n"
-        "module = Decoder(dim=16, depth=1, heads=2, attn_dim_head=8, rotary_pos_emb=True)",
-    ),
-    Case(
-        "x-transformers",
-        "Decoder, ALiBi",
-        "from x_transformers import Decoder\n"
-        "module = Decoder(dim=16, depth=1, heads=2, attn_dim_head=8, alibi_pos_bias=True)",
-    ),
-    Case("transformers", "Llama", _model("Llama", num_hidden_layers=1, **_HEADS)),
-    Case("transformers", "Mamba", _model("Mamba", num_hidden_layers=1, state_size=4)),
-    Case("transformers", "FalconMamba", _model("FalconMamba", num_hidden_layers=1, state_size=4)),
-    Case(
-        "transformers",
-        "Mamba2",
-        _model("Mamba2", num_hidden_layers=1, state_size=8, head_dim=8, num_heads=4, n_groups=1, chunk_size=8),
-    ),
-    Case(
-        "transformers",
-        "Jamba",
-        _model(
-            "Jamba",
-            num_hidden_layers=2,
-            attn_layer_period=2,
-            attn_layer_offset=1,
-            num_experts=2,
-            mamba_d_state=4,
-            mamba_dt_rank=2,
-            **_HEADS,
-        ),
-    ),
-    Case(
-        "transformers",
-        "Bamba",
-        _model("Bamba", num_hidden_layers=2, attn_layer_indices=[1], **_HEADS, **_MAMBA_2),
-    ),
-    Case("transformers", "Lfm2", _model("Lfm2", num_hidden_layers=2, full_attn_idxs=[1], **_HEADS)),
-    Case(
-        "transformers",
-        "RecurrentGemma",
-        _model(
-            "RecurrentGemma",
-            num_hidden_layers=3,
-            intermediate_size=32,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            lru_width=16,
-            head_dim=8,
-            attention_window_size=16,
-        ),
-    ),
-)
+    "min_gru": Case("minGRU-pytorch minGRU", lambda: load("minGRU_pytorch:minGRU")(16), "MinGRU"),
+    "mlstm": Case("xlstm mLSTMLayer", lambda: _xlstm("mLSTM", context_length=1024)),
+    "slstm": Case("xlstm sLSTMLayer", lambda: _xlstm("sLSTM", backend="vanilla")),
+    "local": Case("local-attention LocalMHA", _local, "LocalCache"),
+    "local_normed": Case("local-attention LocalMHA, qk_rmsnorm", lambda: _local(qk_rmsnorm=True), "LocalCache"),
+    "rotary": Case("x-transformers Decoder, rotary", lambda: _decoder(rotary_pos_emb=True)),
+    "alibi": Case("x-transformers Decoder, ALiBi", lambda: _decoder(alibi_pos_bias=True)),
+    "llama": _transformers("Llama", **_HEADS),
+    "mamba": _transformers("Mamba", state_size=4),
+    "falcon_mamba": _transformers("FalconMamba", state_size=4),
+    "mamba2": _transformers("Mamba2", state_size=8, head_dim=8, num_heads=4, n_groups=1, chunk_size=8),
+    "jamba": _transformers("Jamba", 2, **_JAMBA, **_HEADS),
+    "bamba": _transformers("Bamba", 2, attn_layer_indices=[1], **_HEADS, **_MAMBA_2),
+    "lfm2": _transformers("Lfm2", 2, full_attn_idxs=[1], **_HEADS),
+    "recurrent_gemma": _transformers("RecurrentGemma", 3, **_HEADS | _GEMMA),
+}
+
+globals().update({name: case.make for name, case in CASES.items()})  # so that `zoo check` finds them in this file
 
 REMARKS: Mapping[tuple[str, str], str] = {
     (case, name): " ".join(remark["text"].split())
@@ -215,10 +151,12 @@ REMARKS: Mapping[tuple[str, str], str] = {
     for case in remark["cases"]
     for name in remark["properties"]
 }
-"""(case, property) -> what it is, by somebody who ran the lines and read the code."""
+"""(case, property) -> the explanation of a failure."""
 
 INTRODUCTION = """\
-Written by `python benchmarks/conformance.py`, which checks modules of other authors' packages, as they are released:
+# The contract on released packages
+
+`python benchmarks/conformance.py` writes this page. It checks modules of other authors' packages, as they are released:
 {packages}, on {machine}.
 All have d_model 16, one to three layers, fresh parameters and float32, on a CPU without the packages' CUDA kernels: the
 marks say nothing about those. A mark is about this contract, and a package may never have promised what the contract
@@ -228,94 +166,65 @@ asks for; each ✗ is explained below. Findings are about the versions above; la
 ✓ holds, ✗ does not, – does not apply (the module has no such thing, or nobody marked its coefficients).
 """
 
-MARKS = {"passed": "✓", "failed": "✗", "not_applicable": "–"}
 
-
-def run(case: Case) -> Report:
+def run(name: str) -> Report:
     """Check all properties of one module."""
-    source = ["torch.manual_seed(0)", *case.lines.splitlines()]
-    return check(
-        case.make,
-        d_model=D_MODEL,
-        adapter=case.adapter,
-        source=source,
-        looks_ahead=case.looks_ahead,
-        name=f"{case.package}: {case.name}",
-    )
+    case = CASES[name]
+    adapter = case.adapter and f"{HERE}:{case.adapter}"
+    return check(f"{HERE}:{name}", d_model=16, adapter=adapter, looks_ahead=case.looks_ahead)
 
 
-def reproduce(script: str) -> str:
-    """Run the lines of a finding in a process of their own; return what they print, or the last line of their error."""
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        said = done.stdout.strip().splitlines()
-        return said[-1][:300] if said else ""
-    raised = [line for line in done.stderr.splitlines() if line.partition(":")[0].rpartition(".")[2].endswith("Error")]
-    return (raised or done.stderr.strip().splitlines() or [""])[-1][:300]
-
-
-def page(found: Mapping[Case, Report], printed: Mapping[tuple[str, str], str]) -> Iterator[str]:
+def page(found: Mapping[str, Report]) -> Iterator[str]:
     """Yield the lines of docs/conformance.md."""
-    packages = dict.fromkeys(case.package for case in found)
-    yield "# The contract on released packages\n"
-    versions = ", ".join(f"{name} {version(name)}" for name in packages)
-    yield INTRODUCTION.format(packages=versions, machine=describe_machine())
-    subjects = dict.fromkeys(p.subject for p in properties() if not p.measures)
-    for subject in subjects:
-        names = [p.name for p in properties() if p.subject == subject and not p.measures]
-        rows = []
-        for case, report in found.items():
-            verdicts = {f.property: MARKS[f.verdict] for f in report.findings}
-            rows.append([f"{case.package} {case.name}", *(verdicts[name] for name in names)])
-        yield from table([subject, *(f"`{name}`" for name in names)], rows, "l" + "c" * len(names))
+    packages = dict.fromkeys(title.split()[0] for title in found)
+    yield INTRODUCTION.format(
+        packages=", ".join(f"{name} {version(name)}" for name in packages), machine=describe_machine()
+    )
+    judged = [each for each in properties() if not each.measures]
+    for topic in dict.fromkeys(each.topic for each in judged):
+        names = [each.name for each in judged if each.topic == topic]
+        marks = {
+            case: {each.property: MARKS[each.verdict] for each in report.findings} for case, report in found.items()
+        }
+        rows = [[case, *(marks[case][name] for name in names)] for case in found]
+        yield from table([topic, *(f"`{name}`" for name in names)], rows, "l" + "c" * len(names))
         yield ""
     yield "## Each ✗ explained\n"
-    yield (
-        "The lines of each finding were run again in a process of their own, whose output is quoted; "
-        "then the code was read.\n"
-    )
-    for case, report in found.items():
+    yield "Each command checks the property again, if the package is installed. The remarks come from its code.\n"
+    for title, report in found.items():
         for finding in report.failed:
-            key = case.name, finding.property
-            yield f"### {case.package} {case.name}: `{finding.property}`\n\n{REMARKS[key]}\n"
-            yield f"Found: {finding.detail}.\nThe lines print: `{printed[key]}`\n"
-            yield textwrap.indent(finding.reproduce.rstrip(), "    ") + "\n"
+            yield f"### {title}: `{finding.property}`\n\n{REMARKS[title, finding.property]}\n"
+            yield f"Found: {finding.detail}.\n\n    {finding.reproduce}\n"
     yield "## Further measurements\n"
     rows = []
-    for case, report in found.items():
-        # A detail begins with what was done.
-        details = {f.property: f.detail.partition(": ")[2] or f.detail for f in report.findings}
-        details["costs"] = details["costs"].partition(", ")[2]  # time is not measured on a machine that others use
-        cells = (details[name] for name in ("gradient_decay", "costs", "state_size"))
-        rows.append([f"{case.package} {case.name}", *cells])
+    for title, report in found.items():
+        # A detail starts with what was done; the time in costs is not measured on a machine that others use.
+        details = {each.property: each.detail.partition(": ")[2] or each.detail for each in report.findings}
+        rows.append([title, details["gradient_decay"], details["costs"].partition(", ")[2], details["state_size"]])
     yield from table(("module", "gradient against distance", "memory", "state"), rows)
 
 
 def main() -> int:
     """Check, print, and write the page if every failure has a remark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--only", nargs="+", default=[], choices=[case.name for case in CASES], metavar="NAME", help="names of cases"
-    )
-    chosen = [case for case in CASES if case.name in (only := parser.parse_args().only) or not only]
+    parser.add_argument("--only", nargs="+", default=[], choices=CASES, metavar="NAME", help="names of cases")
+    only = parser.parse_args().only
+    os.chdir(ROOT)  # commands on the page are relative to it
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    found, printed, silent = {}, {}, []
-    for case in chosen:
-        found[case] = run(case)
-        print(f"{case.package} {case.name}: {found[case].setting['protocol']}", flush=True)
-        for finding in found[case].failed:
-            key = (case.name, finding.property)
-            printed[key] = reproduce(finding.reproduce)
-            print(f"  {finding.property}: {finding.detail}\n    again: {printed[key]}", flush=True)
-            if key not in REMARKS:
-                silent.append(key)
+    found = {}
+    for name in only or CASES:
+        found[CASES[name].title] = report = run(name)
+        print(f"{CASES[name].title}: {report.setting['protocol']}", flush=True)
+        for finding in report.failed:
+            print(f"  {finding.property}: {finding.detail}\n    {finding.reproduce}", flush=True)
     if only:
         return 0
-    if silent:
+    failed = [(title, finding.property) for title, report in found.items() for finding in report.failed]
+    if silent := [key for key in failed if key not in REMARKS]:
         print(f"nothing is written: no remark for {silent}", file=sys.stderr)
         return 1
-    write_atomically(PAGE, "\n".join(page(found, printed)) + "\n")
+    write_atomically(PAGE, "\n".join(page(found)) + "\n")
     return 0
 
 

@@ -1,358 +1,383 @@
-"""Right modules as strangers write them, and errors from real threads planted into them, one each.
+"""One error per function, planted into a method of a right module; many are taken from real threads.
 
-Nothing here is built on `zoo`: the checks must manage with plain torch. A bug is a subclass that overrides one method.
+To plant an error for a new property, write the wrong method under `@planted(property, class, method)`. It gets the
+right method first, then its arguments.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+
+from tests.check.modules import (
+    Attention,
+    Bidirectional,
+    Cached,
+    LongConv,
+    Packed,
+    Ragged,
+    Recurrence,
+    Several,
+    Stepper,
+)
+from zoo.coefficient import coefficient
 
 
-class Recurrence(nn.Module):
-    """Short convolution, then h_t = a_t h_(t-1) + (1 - a_t) v_t; `stream`, and `attention_mask` for padding."""
-
-    def __init__(self, d_model: int, d_conv: int = 3, negative: bool = False, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.d_conv, self.negative, self.dropout = d_conv, negative, dropout
-        self.conv = nn.Parameter(torch.randn(d_conv, d_model) / d_conv)
-        self.value, self.gate, self.out = (nn.Linear(d_model, d_model) for _ in range(3))
-
-    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        return self.run(x, self.start(x), attention_mask)[0]
-
-    def stream(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        return self.run(x, self.start(x) if state is None else state, None)
-
-    def start(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x.new_zeros(len(x), self.d_conv - 1, x.shape[2]), x.new_zeros(len(x), x.shape[2])
-
-    def run(self, x: Tensor, state: tuple[Tensor, Tensor], mask: Tensor | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        raw = x
-        if mask is not None:
-            x = x * mask.unsqueeze(-1)
-        window, h = state
-        padded = torch.cat((window, x), dim=1)
-        mixed = sum(padded[:, k : k + x.shape[1]] * self.conv[k] for k in range(self.d_conv))
-        a = self.decay(mixed)
-        v = self.value(mixed)
-        if mask is not None:
-            a = self.masked(a, mask, raw)
-        y, h = self.scan(a, v, h)
-        y = F.dropout(self.out(y), self.dropout, self.dropping())
-        return y, (padded[:, padded.shape[1] - self.d_conv + 1 :], h)
-
-    def decay(self, x: Tensor) -> Tensor:
-        return (self.gate(x).tanh() if self.negative else self.gate(x).sigmoid()) * 0.99
-
-    def masked(self, a: Tensor, mask: Tensor, raw: Tensor) -> Tensor:
-        return torch.where(mask.bool().unsqueeze(-1), a, 1.0)
-
-    def scan(self, a: Tensor, v: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = []
-        for now, new in zip(a.unbind(1), v.unbind(1), strict=True):
-            h = now * h + (1 - now.abs()) * new
-            outputs.append(h)
-        return torch.stack(outputs, dim=1), h
-
-    def dropping(self) -> bool:
-        return self.training
-
-
-class Attention(nn.Module):
-    """Causal attention with rotary positions, a cache as torch.nn.LSTM has states, and a `mask` for padding."""
-
-    def __init__(self, d_model: int, base: float = 100.0) -> None:
-        super().__init__()
-        self.base = base
-        self.q, self.k, self.v, self.out = (nn.Linear(d_model, d_model, bias=False) for _ in range(4))
-
-    def forward(
-        self, x: Tensor, cache: tuple[Tensor, Tensor] | None = None, mask: Tensor | None = None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        past = 0 if cache is None else cache[0].shape[1]
-        at = torch.arange(past, past + x.shape[1], device=x.device)
-        k, v = self.rotate(self.k(x), self.place(at, past)), self.v(x)
-        q = self.rotate(self.q(x), self.place(at, past))
-        if cache is not None:
-            k, v = torch.cat((cache[0], k), dim=1), torch.cat((cache[1], v), dim=1)
-        allowed = self.allowed(x.shape[1], past).to(x.device)
-        logits = (q @ k.mT / x.shape[2] ** 0.5).masked_fill(~allowed, -torch.inf)
-        if mask is not None:
-            seen = mask[:, None, :] | torch.eye(x.shape[1], dtype=torch.bool, device=x.device)  # no row of -inf alone
-            logits = logits.masked_fill(~seen, -torch.inf)
-        y = self.out(self.weights(logits, mask) @ v)
-        return (y if mask is None else y * mask.unsqueeze(-1)), (k, v)
-
-    def place(self, at: Tensor, past: int) -> Tensor:
-        return at
-
-    def allowed(self, n: int, past: int) -> Tensor:
-        return torch.ones(n, past + n, dtype=torch.bool).tril(past)
-
-    def weights(self, logits: Tensor, mask: Tensor | None) -> Tensor:
-        return logits.softmax(-1)
-
-    def rotate(self, t: Tensor, at: Tensor) -> Tensor:
-        half = t.shape[2] // 2
-        angles = at[:, None] * self.base ** (-torch.arange(half, device=t.device) / half)
-        cos, sin = angles.cos().to(t), angles.sin().to(t)
-        a, b = t[..., :half], t[..., half:]
-        return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
-
-
-class LongConv(nn.Module):
-    """A causal convolution as long as the sequence, by FFT."""
+class Marked(nn.Module):
+    """A gate, marked as a coefficient, times a value."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
-        self.rate = nn.Parameter(torch.rand(d_model) + 0.05)
-        self.skip = nn.Parameter(torch.randn(d_model))
+        self.gate, self.value = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
 
     def forward(self, x: Tensor) -> Tensor:
-        n = x.shape[1]
-        kernel = (-self.rate.abs() * torch.arange(n, device=x.device)[:, None].to(x)).exp().to(x)
-        wide = torch.promote_types(x.dtype, torch.float32)
-        size = self.size(n)
-        spectrum = torch.fft.rfft(x.to(wide), size, dim=1) * torch.fft.rfft(kernel.to(wide), size, dim=0)
-        return torch.fft.irfft(spectrum, size, dim=1)[:, :n].to(x) + self.skip * x
+        return coefficient(self.gate(x).sigmoid()) * self.values(x)
 
-    def size(self, n: int) -> int:
-        return 2 * n
+    def values(self, x: Tensor) -> Tensor:
+        return self.value(x)
 
 
-class Stepper(nn.Module):
-    """A diagonal recurrence that decodes by `step`, a position at a time."""
+class Planted(NamedTuple):
+    """An error: the property that must see it, and the method that it replaces."""
 
-    def __init__(self, d_model: int) -> None:
-        super().__init__()
-        self.rate = nn.Parameter(torch.randn(d_model))
-        self.norm, self.value = nn.LayerNorm(d_model), nn.Linear(d_model, d_model)
+    seen_by: str
+    owner: Any
+    method: str
+    wrong: Callable[..., Any]
 
-    def forward(self, x: Tensor) -> Tensor:
-        h, outputs = x.new_zeros(len(x), x.shape[2]), []
-        for v in self.value(self.normed(x)).unbind(1):
-            h = self.rate.sigmoid() * h + v
-            outputs.append(h)
-        return torch.stack(outputs, dim=1)
+    @property
+    def module(self) -> type[nn.Module]:
+        """The module to check: the owner of the method, or any module for a function of torch."""
+        return self.owner if isinstance(self.owner, type) else LongConv
 
-    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        h = torch.zeros_like(x) if state is None else state
-        h = self.rate.sigmoid() * h + self.value(self.norm(x))
-        return h, h
+    def plant(self, patch: pytest.MonkeyPatch) -> None:
+        right = getattr(self.owner, self.method)
 
-    def normed(self, x: Tensor) -> Tensor:
-        return self.norm(x)
+        @functools.wraps(right)  # with its signature, by which protocols are found
+        def replaced(*args: Any, **options: Any) -> Any:
+            return self.wrong(right, *args, **options)
 
+        patch.setattr(self.owner, self.method, replaced)
 
-RIGHT: dict[str, type[nn.Module]] = {
-    "recurrence": Recurrence,
-    "attention": Attention,
-    "long convolution": LongConv,
-    "stepper": Stepper,
-}
 
+ERRORS: list[Planted] = []
 
-class EmptyWindow(Recurrence):
-    def stream(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        start = self.start(x)
-        return self.run(x, start if state is None else (start[0], state[1]), None)
 
+def named(name: str) -> Planted:
+    return next(error for error in ERRORS if error.wrong.__name__ == name)
 
-class EmptyMemory(Recurrence):
-    def stream(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        start = self.start(x)
-        return self.run(x, start if state is None or x.shape[1] > 1 else state, None)
 
+def planted(name: str, owner: Any, method: str) -> Callable[[Any], Any]:
+    def register(wrong: Any) -> Any:
+        ERRORS.append(Planted(name, owner, method, wrong))
+        return wrong
 
-class FaintMemory(EmptyMemory):
-    """As a fresh Mamba with small steps: what the state adds is far below the tolerance of the outputs."""
+    return register
 
-    def run(self, x: Tensor, state: tuple[Tensor, Tensor], mask: Tensor | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        y, state = super().run(x, state, mask)
-        return 3e-5 * y + x, state
 
+@planted("causality", LongConv, "size")
+def fft_that_wraps(right: Any, self: Any, n: int) -> int:
+    return n
 
-class Overwritten(Recurrence):
-    def scan(self, a: Tensor, v: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        y, last = super().scan(a, v, h)
-        if not torch.is_grad_enabled():
-            h.copy_(last)
-        return y, last
 
+@planted("causality", Stepper, "normed")
+def looks_ahead_in_training(right: Any, self: Any, x: Tensor) -> Tensor:
+    return right(self, x - x.mean(1, keepdim=True) if self.training else x)
 
-class Rounded(Recurrence):
-    def scan(self, a: Tensor, v: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        y, last = super().scan(a, v, h)
-        return y, last.bfloat16().to(last.dtype)
 
+@planted("causality", Stepper, "normed")
+def gradient_from_later_positions(right: Any, self: Any, x: Tensor) -> Tensor:
+    later = x.flip(1)
+    return right(self, x) + later - later.detach()
 
-class DetachedState(Recurrence):
-    def scan(self, a: Tensor, v: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        y, last = super().scan(a, v, h)
-        return y, last.detach()
 
+@planted("rows_independent", Stepper, "normed")
+def mean_of_the_batch(right: Any, self: Any, x: Tensor) -> Tensor:
+    return right(self, x - x.mean(0))
 
-class PaddingDecays(Recurrence):
-    def masked(self, a: Tensor, mask: Tensor, raw: Tensor) -> Tensor:
-        return torch.where(mask.bool().unsqueeze(-1), a, self.decay(raw))
 
+@planted("rows_independent", Stepper, "normed")
+def batch_statistics_in_training(right: Any, self: Any, x: Tensor) -> Tensor:
+    return right(self, x - x.mean((0, 1)) if self.training else x)
 
-class PaddingCounts(Attention):
-    def weights(self, logits: Tensor, mask: Tensor | None) -> Tensor:
-        return logits.exp() / (1e-6 + logits.logsumexp((1, 2), keepdim=True).exp())
 
+@planted("inputs_unchanged", Stepper, "step")
+def parameters_written_into(right: Any, self: Any, x: Tensor, state: Any = None) -> Any:  # mamba#1024
+    self.rate.data[-1] += 0.5
+    return right(self, x, state)
 
-class PaddingSeen(Attention):
-    def forward(
-        self, x: Tensor, cache: tuple[Tensor, Tensor] | None = None, mask: Tensor | None = None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        return super().forward(x, cache)
 
+@planted("inputs_unchanged", LongConv, "forward")
+def input_written_into(right: Any, self: Any, x: Tensor) -> Tensor:
+    return right(self, x.mul_(2) if not torch.is_grad_enabled() else x)
 
-class OptionIgnored(Recurrence):
-    def decay(self, x: Tensor) -> Tensor:
-        return self.gate(x).sigmoid() * 0.99
 
+@planted("deterministic", LongConv, "forward")
+def memory_between_calls(right: Any, self: Any, x: Tensor) -> Tensor:  # mamba#1024
+    self.__dict__["last"] = right(self, x) + 0.1 * self.__dict__.get("last", 0.0)
+    return self.__dict__["last"]
 
-class DropoutInEval(Recurrence):
-    def __init__(self, d_model: int) -> None:
-        super().__init__(d_model, dropout=0.1)
 
-    def dropping(self) -> bool:
-        return True
+@planted("no_global_draws", LongConv, "forward")
+def draw_in_eval(right: Any, self: Any, x: Tensor) -> Tensor:
+    torch.rand(1)
+    return right(self, x)
 
 
-class BatchStatistics(Stepper):
-    def normed(self, x: Tensor) -> Tensor:
-        return super().normed((x - x.mean((0, 1))) / (1e-3 + x.std((0, 1), correction=0)))
+@planted("eval_without_dropout", Recurrence, "dropping")
+def dropout_in_eval(right: Any, self: Any) -> bool:
+    return True
 
 
-class BatchMean(Stepper):
-    def normed(self, x: Tensor) -> Tensor:
-        return super().normed(x - x.mean(0))
+@planted("lengths", Recurrence, "scan")
+def wrong_at_one_length(right: Any, self: Any, a: Tensor, v: Tensor, h: Tensor) -> Any:  # fla#98
+    y, last = right(self, a, v, h)
+    return (y * torch.linspace(1, 2, 32).to(y)[:, None] if y.shape[1] == 32 else y), last
 
 
-class DeadParameter(Recurrence):
-    def __init__(self, d_model: int) -> None:
-        super().__init__(d_model)
-        self.skip = nn.Parameter(torch.ones(d_model))
+@planted("lengths", Stepper, "forward")
+def one_position_is_refused(right: Any, self: Any, x: Tensor) -> Tensor:  # mamba#985
+    return right(self, x.squeeze(1)[:, : x.shape[1]])
 
 
-class LargeDecays(Recurrence):
-    def scan(self, a: Tensor, v: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        """In closed form, by dividing through cumulative decays, which underflow."""
-        total = a.clamp(min=1e-30).log().cumsum(1)
-        grown = ((1 - a.abs()) * v * (-total).exp()).cumsum(1)
-        y = total.exp() * (grown + h.unsqueeze(1))
-        return y, y[:, -1]
+@planted("chunked", Recurrence, "stream")
+def convolution_of_a_chunk_starts_with_zeros(right: Any, self: Any, x: Tensor, state: Any = None) -> Any:  # fla#494
+    return right(self, x, None if state is None else (self.start(x)[0], state[1]))
 
 
-class OneBlockWrong(Recurrence):
-    def scan(self, a: Tensor, v: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        y, last = super().scan(a, v, h)
-        return (y * torch.linspace(1, 2, 32, device=y.device).to(y)[:, None] if y.shape[1] == 32 else y), last
+@planted("chunked", Recurrence, "stream")
+def chunk_starts_from_an_empty_state(right: Any, self: Any, x: Tensor, state: Any = None) -> Any:  # fla#285, mamba#641
+    return right(self, x, None if x.shape[1] > 1 else state)
 
 
-class WritesParameters(Stepper):
-    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        if x.shape[1] % 64:
-            self.rate.data[-1] += 0.5
-        return super().step(x, state)
+@planted("chunked", Recurrence, "run")
+def forgotten_state_adds_little(right: Any, self: Any, x: Tensor, state: Any, mask: Any) -> Any:  # mamba#641
+    """As a fresh Mamba with small steps: the contribution of the state is far below the tolerance of the outputs."""
+    y, after = right(self, x, self.start(x) if x.shape[1] > 1 else state, mask)
+    return 3e-5 * y + x, after
 
 
-class OnePosition(Stepper):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.squeeze(1)[:, : x.shape[1]])
+@planted("chunked", Attention, "place")
+def position_off_by_one_after_a_chunk(right: Any, self: Any, at: Tensor, past: int) -> Tensor:
+    return at - 1 if past else at  # rotary-embedding-torch#11
 
 
-class StepWithoutNorm(Stepper):
-    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        h = self.rate.sigmoid() * (torch.zeros_like(x) if state is None else state) + self.value(x)
-        return h, h
+@planted("chunked", Attention, "allowed")
+def causal_mask_from_the_start_of_the_cache(right: Any, self: Any, n: int, past: int) -> Tensor:
+    return torch.ones(n, past + n, dtype=torch.bool).tril(0) if n > 1 else right(self, n, past)  # x-transformers#187
 
 
-class OffByOne(Attention):
-    def place(self, at: Tensor, past: int) -> Tensor:
-        return at - 1 if past else at
+@planted("chunked", Cached, "recall")
+def cache_forgotten_by_several_positions(right: Any, self: Any, cache: Any, n: int) -> Any:
+    return None if n > 1 else cache.held
 
 
-class PositionsAnew(Attention):
-    def place(self, at: Tensor, past: int) -> Tensor:
-        return at - past
+@planted("one_by_one", Attention, "place")
+def positions_start_anew(right: Any, self: Any, at: Tensor, past: int) -> Tensor:  # x-transformers#219
+    return at - past
 
 
-class TopLeftMask(Attention):
-    def allowed(self, n: int, past: int) -> Tensor:
-        return torch.ones(n, past + n, dtype=torch.bool).tril(0) if n > 1 else super().allowed(n, past)
+@planted("one_by_one", Stepper, "step")
+def step_without_the_norm(right: Any, self: Any, x: Tensor, state: Any = None) -> Any:  # mamba#500, #887
+    h = self.rate.sigmoid() * (torch.zeros_like(x) if state is None else state) + self.value(x)
+    return h, h
 
 
-class Circular(LongConv):
-    def size(self, n: int) -> int:
-        return n
+@planted("one_by_one", Recurrence, "scan")
+def state_kept_in_bfloat16(right: Any, self: Any, a: Tensor, v: Tensor, h: Tensor) -> Any:  # fla#83
+    y, last = right(self, a, v, h)
+    return y, last.bfloat16().to(last.dtype)
 
 
-class Remembers(LongConv):
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
-        self.__dict__["last"] = y + 0.1 * self.__dict__.get("last", 0.0)
-        return self.__dict__["last"]
+@planted("stream_gradients", Recurrence, "scan")
+def state_cut_from_the_graph(right: Any, self: Any, a: Tensor, v: Tensor, h: Tensor) -> Any:
+    return right(self, a, v, h.detach())
 
 
-class OutsideStateDict(LongConv):
-    def __init__(self, d_model: int) -> None:
-        super().__init__(d_model)
-        self.mix = torch.randn(d_model, d_model)
+@planted("states_unchanged", Recurrence, "scan")
+def state_overwritten(right: Any, self: Any, a: Tensor, v: Tensor, h: Tensor) -> Any:
+    y, last = right(self, a, v, h)
+    if not torch.is_grad_enabled():
+        h.copy_(last)
+    return y, last
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) @ self.mix.to(x)
 
+@planted("states_unchanged", Several, "step")
+def counter_written_into(right: Any, self: Any, x: Tensor, h: Any = None, n: Any = None) -> Any:
+    y, h, count = right(self, x, h, n)
+    return y, h, count if n is None else n.add_(1)
 
-class Unpicklable(LongConv):
-    def __init__(self, d_model: int) -> None:
-        super().__init__(d_model)
-        self.activation = lambda t: t.tanh()
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.activation(super().forward(x))
+@planted("padding", Recurrence, "masked")
+def padding_decays_the_state(right: Any, self: Any, a: Tensor, mask: Tensor, raw: Tensor) -> Tensor:  # fla#1272
+    return torch.where(mask.bool().unsqueeze(-1), a, self.decay(raw))
 
 
-class Bug(NamedTuple):
-    """An error, where it was seen, and the property that ought to see it."""
+@planted("padding", Attention, "weights")
+def padding_in_the_normaliser(right: Any, self: Any, logits: Tensor) -> Tensor:  # fla#1263
+    return logits.exp() / (1e-6 + logits.logsumexp((1, 2), keepdim=True).exp())
 
-    module: type[nn.Module]
-    thread: str
-    property: str
 
+@planted("padding", Attention, "forward")
+def mask_not_used(right: Any, self: Any, x: Tensor, cache: Any = None, mask: Any = None) -> Any:  # x-transformers#187
+    return right(self, x, cache)
 
-BUGS: dict[str, Bug] = {
-    "the convolution of a chunk begins with zeros": Bug(EmptyWindow, "fla#494", "chunked"),
-    "a chunk begins from an empty state": Bug(EmptyMemory, "fla#285, mamba#641", "chunked"),
-    "a chunk begins from an empty state that adds little": Bug(FaintMemory, "mamba#641", "chunked"),
-    "positions begin anew in a cached chunk": Bug(PositionsAnew, "x-transformers#219", "one_by_one"),
-    "a position off by one after a chunk": Bug(OffByOne, "rotary-embedding-torch#11", "chunked"),
-    "a causal mask that begins at the cache's start": Bug(TopLeftMask, "x-transformers#187, #311", "chunked"),
-    "a step that leaves out what forward does": Bug(StepWithoutNorm, "mamba#500, #887", "one_by_one"),
-    "a state that is overwritten": Bug(Overwritten, "", "states_unchanged"),
-    "a state kept in bfloat16": Bug(Rounded, "fla#83", "one_by_one"),
-    "a state cut from the graph": Bug(DetachedState, "", "stream_gradients"),
-    "padding whose decay counts": Bug(PaddingDecays, "fla#1272", "padding"),
-    "padding that the normaliser counts": Bug(PaddingCounts, "fla#1263", "padding"),
-    "a mask that is not used": Bug(PaddingSeen, "x-transformers#187", "padding"),
-    "an option that is ignored": Bug(OptionIgnored, "fla#832", "options_matter"),
-    "wrong at one length": Bug(OneBlockWrong, "fla#98", "lengths"),
-    "parameters written into at some widths": Bug(WritesParameters, "mamba#1024", "inputs_unchanged"),
-    "one position is refused": Bug(OnePosition, "mamba#985", "lengths"),
-    "an FFT that wraps": Bug(Circular, "", "causality"),
-    "batch statistics": Bug(BatchStatistics, "", "rows_independent"),
-    "the mean of the batch": Bug(BatchMean, "", "rows_independent"),
-    "a parameter without effect": Bug(DeadParameter, "", "parameters_trained"),
-    "dropout in eval mode": Bug(DropoutInEval, "", "eval_without_dropout"),
-    "NaN at large decays": Bug(LargeDecays, "fla#547", "large_inputs"),
-    "memory between calls": Bug(Remembers, "mamba#1024", "deterministic"),
-    "a matrix outside the state_dict": Bug(OutsideStateDict, "", "state_dict"),
-    "a lambda that pickle refuses": Bug(Unpicklable, "", "pickled"),
-}
+
+@planted("padding", Bidirectional, "forward")
+def gradient_into_the_padding(right: Any, self: Any, x: Tensor, key_padding_mask: Any = None) -> Tensor:
+    total = x.sum(1, keepdim=True)
+    return right(self, x, key_padding_mask) + total - total.detach()
+
+
+@planted("padding", Bidirectional, "seen")
+def padding_in_the_mean(right: Any, self: Any, x: Tensor, counts: Tensor) -> Tensor:
+    return x
+
+
+@planted("padding", Bidirectional, "seen")
+def padding_in_the_count(right: Any, self: Any, x: Tensor, counts: Tensor) -> Tensor:
+    return x * counts * counts.mean(1, keepdim=True)
+
+
+@planted("padding", Packed, "sizes")
+def packed_sequences_run_together(right: Any, self: Any, ends: Tensor) -> list[int]:
+    return [int(ends[-1])]
+
+
+@planted("padding", Ragged, "counted")
+def state_after_the_padding(right: Any, self: Any, x: Tensor, lengths: Tensor) -> Tensor:
+    return right(self, x, lengths) if x.shape[1] > 6 else torch.ones_like(x[..., 0])
+
+
+@planted("parameters_trained", LongConv, "__init__")
+def parameter_without_effect(right: Any, self: Any, d_model: int) -> None:
+    right(self, d_model)
+    self.unused = nn.Parameter(torch.ones(d_model))
+
+
+@planted("parameters_trained", LongConv, "forward")
+def gradient_of_a_parameter_is_nan(right: Any, self: Any, x: Tensor) -> Tensor:
+    return right(self, x) + (0 * self.skip).sqrt()
+
+
+@planted("parameters_trained", LongConv, "forward")
+def output_without_gradient(right: Any, self: Any, x: Tensor) -> Tensor:
+    return right(self, x).detach()
+
+
+@planted("options_matter", Recurrence, "decay")
+def option_ignored(right: Any, self: Any, x: Tensor) -> Tensor:  # fla#832
+    return self.gate(x).sigmoid() * 0.99
+
+
+@planted("deep_copy", LongConv, "__init__")
+def copy_refused(right: Any, self: Any, d_model: int) -> None:
+    right(self, d_model)
+    self.numbers = (n for n in range(3))
+
+
+@planted("deep_copy", LongConv, "__init__")
+def copy_shares_parameters(right: Any, self: Any, d_model: int) -> None:
+    class Shared(nn.Parameter):
+        def __deepcopy__(self, memo: Any) -> Any:
+            return self
+
+    right(self, d_model)
+    self.skip = Shared(self.skip.data)
+
+
+@planted("pickled", LongConv, "__init__")
+def lambda_that_pickle_refuses(right: Any, self: Any, d_model: int) -> None:
+    right(self, d_model)
+    self.activation = lambda t: t.tanh()
+
+
+@planted("pickled", LongConv, "__setstate__")
+def parameter_changed_by_pickle(right: Any, self: Any, state: Any) -> None:
+    right(self, state)
+    self.skip.data = 2 * self.skip.data
+
+
+@planted("state_dict", LongConv, "__init__")
+def number_outside_the_state_dict(right: Any, self: Any, d_model: int) -> None:
+    right(self, d_model)
+    self.gain = float(torch.randn(()))
+
+
+@planted("float64", LongConv, "forward")
+def float32_out(right: Any, self: Any, x: Tensor) -> Tensor:
+    return right(self, x).float()
+
+
+@planted("float32", LongConv, "forward")
+@planted("autocast", LongConv, "forward")
+def infinite_slope_at_zero(right: Any, self: Any, x: Tensor) -> Tensor:
+    return right(self, x) + (0 * x).sqrt()
+
+
+@planted("bfloat16", LongConv, "forward")
+def inexact_in_bfloat16(right: Any, self: Any, x: Tensor) -> Tensor:
+    return right(self, x) * (1.1 if x.dtype == torch.bfloat16 else 1.0)
+
+
+@planted("bfloat16", Recurrence, "stream")
+def inexact_chunks_in_bfloat16(right: Any, self: Any, x: Tensor, state: Any = None) -> Any:
+    y, state = right(self, x, state)
+    return y * (1.1 if x.dtype == torch.bfloat16 else 1.0), state
+
+
+@planted("autocast", LongConv, "forward")
+def inexact_under_autocast(right: Any, self: Any, x: Tensor) -> Tensor:
+    return right(self, x) * (1.1 if torch.is_autocast_enabled("cpu") else 1.0)
+
+
+@planted("large_inputs", Recurrence, "scan")
+def division_by_small_decays(right: Any, self: Any, a: Tensor, v: Tensor, h: Tensor) -> Any:  # fla#547
+    total = a.clamp(min=1e-30).log().cumsum(1)
+    y = total.exp() * (((1 - a.abs()) * v * (-total).exp()).cumsum(1) + h.unsqueeze(1))
+    return y, y[:, -1]
+
+
+@planted("tiny_inputs", LongConv, "forward")
+def division_by_inputs(right: Any, self: Any, x: Tensor) -> Tensor:
+    return right(self, x) / x.abs().clamp(max=1e-3).round()
+
+
+@planted("operator", Marked, "values")
+def value_that_is_not_affine(right: Any, self: Any, x: Tensor) -> Tensor:
+    return right(self, x).tanh()
+
+
+def refuse(*_: Any) -> Any:
+    raise RuntimeError("no code for this")
+
+
+@planted("compiles", torch, "compile")
+def compiled_to_other_numbers(right: Any, function: Any, **_: Any) -> Any:
+    return lambda x: 1.01 * function(x)
+
+
+@planted("compiles", torch, "compile")
+def compiled_to_another_gradient(right: Any, function: Any, **_: Any) -> Any:
+    return lambda x: function(x) + x - x.detach()
+
+
+@planted("compiles", torch, "compile")
+def not_compiled(right: Any, function: Any, **_: Any) -> Any:
+    return refuse
+
+
+@planted("exports", torch.export, "export")
+def exported_as_a_constant(right: Any, module: nn.Module, examples: tuple[Tensor]) -> Any:
+    return SimpleNamespace(module=lambda: lambda x: module(*examples))
+
+
+@planted("exports", torch.export, "export")
+def not_exported(right: Any, module: nn.Module, examples: tuple[Tensor]) -> Any:
+    return refuse()

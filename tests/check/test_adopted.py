@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 import zoo
 from tests import ROOT, refused, run_python
-from tests.check.planted import Stepper
+from tests.check import planted
+from tests.check.modules import Stepper
 from zoo.check import check
 from zoo.contract import SequenceMixer
 from zoo.mixers.identity import Identity
@@ -47,17 +48,6 @@ class Later(nn.Module):
         return self.scale * x if lengths is None else lengths.view(-1, 1, 1) * x
 
 
-class FaintlyForgetful(Stepper):
-    """A step that begins anew, which the largest part of the output hides in float32."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 1e5 * x + super().forward(x)
-
-    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        y, state = super().step(x)
-        return 1e5 * x + y, state
-
-
 class NoRows(nn.LSTM):
     """A state whose rows are not apart from its channels."""
 
@@ -85,7 +75,7 @@ class Exits(nn.Module):
         raise SystemExit("no GPU, bye")
 
 
-PLANTED = "tests.check.planted"
+MODULES = "tests.check.modules"
 MEAN = f"{__name__}:Mean"
 
 
@@ -148,14 +138,13 @@ class Closed(Stepper):
 STREAMING: dict[str, tuple[dict[str, Any], int]] = {
     "torch.nn:LSTM": ({"hidden_size": 8, "num_layers": 2, "batch_first": True}, 2 * 2 * 8),
     "torch.nn:GRU": ({"hidden_size": 8, "batch_first": True}, 8),
-    f"{PLANTED}:Recurrence": ({}, 2 * 8 + 8),
-    f"{PLANTED}:Attention": ({}, 2 * 9 * 8),
+    f"{MODULES}:Recurrence": ({}, 2 * 8 + 8),
+    f"{MODULES}:Attention": ({}, 2 * 9 * 8),
     f"{__name__}:Closed": ({}, 8),
-    f"{PLANTED}:EmptyMemory": ({}, 2 * 8 + 8),  # wrong by several positions, right by one
-    "tests.check.test_answers:Named": ({}, 8),
-    "tests.check.test_answers:Several": ({}, 8 + 1),
-    "tests.check.test_adapters:Cached": ({}, 2 * 9 * 8),
-    "tests.check.test_adapters:Hiddens": ({}, 2 * 9 * 8),
+    "tests.check.modules:Named": ({}, 8),
+    "tests.check.modules:Several": ({}, 8 + 1),
+    "tests.check.modules:Cached": ({}, 2 * 9 * 8),
+    "tests.check.modules:Hiddens": ({}, 2 * 9 * 8),
 }
 """Modules with protocols of their own, their options, and the numbers of their states after nine positions."""
 
@@ -179,7 +168,7 @@ def test_a_module_streams_by_its_own_protocol(name: str, generator: torch.Genera
 
 
 def test_gradients_pass_through_the_states_of_a_module(generator: torch.Generator) -> None:
-    mixer, x = zoo.create_mixer(f"{PLANTED}:Stepper", 8), torch.randn(2, 6, 8, generator=generator)
+    mixer, x = zoo.create_mixer(f"{MODULES}:Stepper", 8), torch.randn(2, 6, 8, generator=generator)
 
     def gradient(detach: bool, *sizes: int) -> Tensor:
         state, total = None, torch.zeros(())
@@ -194,16 +183,32 @@ def test_gradients_pass_through_the_states_of_a_module(generator: torch.Generato
     assert not torch.allclose(twice[1], twice[0])
 
 
+def test_a_module_that_is_wrong_by_several_positions_streams_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted.named("chunk_starts_from_an_empty_state").plant(monkeypatch)
+    mixer, x = zoo.create_mixer(f"{MODULES}:Recurrence", 8).eval(), torch.randn(2, 9, 8)
+    first, state = mixer.stream(x[:, :4])
+    torch.testing.assert_close(torch.cat((first, mixer.stream(x[:, 4:], state)[0]), 1), mixer(x))
+
+
 @pytest.mark.parametrize(
-    ("name", "options", "why"),
+    ("error", "name", "why"),
     [
-        ("torch.nn:LSTM", {"hidden_size": 4, "batch_first": True, "bidirectional": True}, "its chunks differ from the"),
-        (f"{PLANTED}:PositionsAnew", {}, r"its chunks differ from the whole by 0\.\d+ of the largest output"),
-        (f"{__name__}:FaintlyForgetful", {}, "its chunks differ from the whole by .*e-0"),
-        (f"{__name__}:NoRows", {}, r"its state has a tensor \(48,\) without an axis of rows"),
+        ("bidirectional", "torch.nn:LSTM", "its chunks differ from the"),
+        ("positions_start_anew", f"{MODULES}:Attention", r"its chunks differ from the whole by 0\.\d+ of the largest"),
+        ("step_forgets_faintly", f"{MODULES}:Stepper", "its chunks differ from the whole"),
+        ("no_rows", f"{__name__}:NoRows", r"its state has a tensor \(48,\) without an axis of rows"),
     ],
 )
-def test_a_module_whose_chunks_are_wrong_is_read_whole(name: str, options: dict[str, Any], why: str) -> None:
+def test_a_module_whose_chunks_are_wrong_is_read_whole(
+    error: str, name: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if error == "positions_start_anew":
+        planted.named(error).plant(monkeypatch)
+    elif error == "step_forgets_faintly":  # the largest part of the output hides it in float32
+        forward, step = Stepper.forward, Stepper.step
+        monkeypatch.setattr(Stepper, "forward", lambda self, x: 1e5 * x + forward(self, x))
+        monkeypatch.setattr(Stepper, "step", lambda self, x, state=None: (1e5 * x + step(self, x)[0], step(self, x)[1]))
+    options = {"hidden_size": 4, "batch_first": True, "bidirectional": True} if error == "bidirectional" else {}
     mixer, x = zoo.create_mixer(name, 8, **options), torch.randn(2, 5, 8)
     assert not mixer.streams
     with pytest.raises(ValueError, match=rf"reads whole sequences only \({why}"):

@@ -5,30 +5,25 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, ClassVar, get_overloads
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
-from zoo.check.adapters.adapter import Adapter, Forward, first_tensor
-from zoo.check.adapters.carried import Carried, Part, parts_of, run
-from zoo.check.adapters.known import find_adapter
+from zoo.check.adapters import Adapter, Forward, find_adapter, first_tensor
+from zoo.check.factories import nudge, require_batch_first, settle, signature_of, with_width
+from zoo.check.states import Carried, Part, parts_of, run
 from zoo.contract import SequenceMixer
 from zoo.errors import UsageError
 from zoo.ops.precision import Device, DType
 from zoo.targets import short
 
-Factory = Callable[..., Any]
 TRIAL = 64
 """Positions of the sequences that a new module is tried on."""
 CLOSE = 1e-6, 1e-4
 """How far its chunks may be from the whole there, against the largest output: in float64; of what refuses float64."""
-
-NUDGE = 0.1
-"""Noise on parameters that start constant (biases, norms, closed gates): at zero or one an error would not show."""
 
 
 class Adopted(SequenceMixer):
@@ -217,71 +212,6 @@ def _signature(found: type[nn.Module]) -> inspect.Signature:
         if each.name not in skipped and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
     ]
     return inspect.Signature([width, *options])
-
-
-def signature_of(factory: Factory) -> inspect.Signature:
-    """Return the parameters of a class or function; of `*args, **kwargs` those of its first overload, if it has any."""
-    for strings in (True, False):
-        try:
-            found = inspect.signature(factory, eval_str=strings)
-        except (TypeError, ValueError):
-            return inspect.Signature()
-        except Exception:  # noqa: BLE001 - annotations of names that are only imported for type checkers
-            continue
-        kinds = {each.kind for each in found.parameters.values()}
-        overloads = get_overloads(factory.__init__) if isinstance(factory, type) else ()
-        if overloads and kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
-            found = inspect.signature(overloads[0], eval_str=strings)
-            return found.replace(parameters=list(found.parameters.values())[1:])
-        return found
-    return inspect.Signature()
-
-
-def with_width(factory: Factory, d_model: int, options: Mapping[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """Return arguments and keywords that make a module: d_model goes to the parameter of that name, or the first one.
-
-    An option of the parameter's name wins.
-    """
-    parameters = signature_of(factory).parameters
-    first = next(iter(parameters.values()), None)
-    named = parameters.get("d_model")
-    if (
-        named is not None
-        and named.kind is not named.POSITIONAL_ONLY
-        and (named is not first or named.kind is named.KEYWORD_ONLY)
-    ):
-        return (), {"d_model": d_model, **options}
-    takes = (
-        first is not None and first.name not in options and first.kind not in (first.KEYWORD_ONLY, first.VAR_KEYWORD)
-    )
-    return (d_model,) if takes else (), dict(options)
-
-
-def settle(module: nn.Module, x: Tensor) -> None:
-    """Run a module of lazy layers once, so that its parameters have shapes."""
-    if any(is_lazy(p) for p in module.parameters()):
-        with torch.no_grad():
-            find_adapter(module, x).whole(module, x)
-
-
-def nudge(module: nn.Module) -> bool:
-    """Move the parameters that are constant by noise; return whether there were any."""
-    generator, nudged = torch.Generator().manual_seed(2), False
-    for p in module.parameters():
-        if p.is_floating_point() and p.requires_grad and p.numel() and bool((p == p.flatten()[0]).all()):
-            noise = torch.randn(p.shape, generator=generator, dtype=torch.float64, device="cpu")
-            p.data += NUDGE * noise.to(p)
-            nudged = True
-    return nudged
-
-
-def require_batch_first(module: nn.Module) -> None:
-    """Raise ValueError for a module that reads (seq, batch, d_model), as torch.nn.LSTM does by default."""
-    if getattr(module, "batch_first", True) is False:
-        raise ValueError(
-            f"{type(module).__name__} reads (seq, batch, d_model): build it with batch_first=True (--mixer.batch_first "
-            "true, for zoo check --option batch_first=true)"
-        )
 
 
 def _blank(name: str, made: type[nn.Module]) -> SequenceMixer:

@@ -2,51 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, get_args
 
-import torch
 from torch import nn
 
-from zoo.check.adapters.adapter import Adapter
-from zoo.check.catalogue import properties
+from zoo.check import calls, compilers, measurements, padding, parameters, precision, streaming  # noqa: F401 - they register
+from zoo.check.factories import Factory
 from zoo.check.finding import Report
-from zoo.check.subject import Factory, Subject
+from zoo.check.property import PROPERTIES, Property, Topic
+from zoo.check.subject import Subject
+from zoo.errors import unknown
+
+
+def properties(*names: str) -> tuple[Property, ...]:
+    """Return all properties, or the named ones; parametrise a test with them.
+
+    Raises:
+        ValueError: an unknown property.
+    """
+    topics = get_args(Topic)
+    found = {each.name: each for each in sorted(PROPERTIES, key=lambda each: topics.index(each.topic))}
+    for name in names:
+        if name not in found:
+            raise ValueError(unknown("property", name, found))
+    return tuple(found[name] for name in names or found)
 
 
 def check(
-    module_or_factory: nn.Module | Factory,
+    target: nn.Module | Factory | str,
     *,
     d_model: int,
-    seq_len: int = 40,
-    options: Mapping[str, Any] | None = None,
-    device: str = "cpu",
-    dtype: torch.dtype = torch.float32,
-    adapter: Adapter | None = None,
     only: Iterable[str] = (),
-    source: Sequence[str] | None = None,
-    options_of: Factory | None = None,
-    looks_ahead: bool = False,
-    name: str | None = None,
     progress: Callable[[str], None] | None = None,
+    **setting: Any,
 ) -> Report:
     """Check a module against the whole contract of a sequence mixer.
 
     Args:
-        module_or_factory: a module (batch, seq, d_model) -> (batch, seq, d_out), which is copied and stays as it is; or
-            a class or function that makes one, called with d_model (where it has a positional parameter) and `options`:
-            then its options are checked too.
+        target: a module, a class or function that makes one, or a name; see `zoo.check.Subject`.
         d_model: width of the input.
-        seq_len: positions, at least 8, where a property does not say otherwise.
-        options: keywords for the class or function.
-        device, dtype: of module and input.
-        adapter: how to stream it; default: found by trying, see `zoo.check.Adapter`.
         only: names of properties; default all.
-        source: Python lines that make `module`, for the findings.
-        options_of: class or function whose signature has the options, where `module_or_factory` hides them.
-        looks_ahead: whether later positions may change earlier outputs, as in an encoder.
-        name: what the report calls it.
         progress: called with each property's name before it is checked.
+        **setting: seq_len, options, device, dtype, adapter, looks_ahead and seed, arguments of `Subject`.
 
     Returns:
         The report: findings as plain data.
@@ -55,33 +53,10 @@ def check(
         ValueError: sizes, options or a module that cannot be checked; an unknown property.
     """
     chosen = properties(*only)
-    subject = Subject(
-        module_or_factory,
-        d_model=d_model,
-        seq_len=seq_len,
-        options=options,
-        device=device,
-        dtype=dtype,
-        adapter=adapter,
-        source=source,
-        options_of=options_of,
-        looks_ahead=looks_ahead,
-    )
+    subject = Subject(target, d_model=d_model, **setting)
     findings = []
     for each in chosen:
         if progress is not None:
             progress(each.name)
         findings.append(each.find(subject))
-    setting = {
-        "d_model": d_model,
-        "seq_len": seq_len,
-        "options": {
-            key: value if isinstance(value, (int, float, str, type(None))) else repr(value)
-            for key, value in subject.options.items()
-        },
-        "device": device,
-        "dtype": str(dtype).removeprefix("torch."),
-        "protocol": subject.adapter.name,
-        "torch": torch.__version__,
-    }
-    return Report(name or subject.name, setting, tuple(findings))
+    return Report(subject.name, subject.setting(), tuple(findings))

@@ -5,18 +5,29 @@ from __future__ import annotations
 import argparse
 import ast
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from zoo.check.adapters.example import EXAMPLE
 from zoo.errors import UsageError
 from zoo.extras import require_extra
 from zoo.report.files import check_place, write_atomically
 from zoo.report.terminal import progress
 
-if TYPE_CHECKING:
-    from zoo.check.adapters.adapter import Adapter
-
 SUMMARY = "check any sequence mixer, also one of your own, against the contract"
+
+EXAMPLE = """\
+from zoo.check import Adapter
+
+class MyAdapter(Adapter):
+    streams = True
+    longest = None  # positions that one chunk may have; 1 for a step
+
+    def whole(self, module, x):
+        return module(x)  # (batch, seq, d_model) -> the same
+
+    def chunk(self, module, x, state):  # state is None at the start
+        return module(x, memory=state, return_memory=True)
+"""
+"""An adapter for a protocol that is not known."""
 
 _EPILOG = """\
 targets:
@@ -24,7 +35,7 @@ targets:
   torch.nn:LSTM           a class, or a function that makes a module, in a package that can be imported
   path/to/file.py:MyMixer the same in a file
 
-  d_model goes to the first positional parameter, where no --option names it:
+  d_model goes to the first positional parameter, unless an --option names it:
   zoo check torch.nn:LSTM --d_model 16 --option hidden_size=16 --option batch_first=true
 
 known protocols: stream(x, state); (y, state) = module(x, state) as torch.nn.LSTM; step(x_t, state);
@@ -42,18 +53,19 @@ def declare(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the verb to its parser."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = (
-        "Check a sequence mixer, (batch, seq, d_model) to (batch, seq, d_out), property by property, and say of each "
-        "failure\nwhat was done, what came out, what was expected, by how much, and the lines that reproduce it."
+        "Check a sequence mixer, (batch, seq, d_model) to (batch, seq, d_out), property by property. Each failure\n"
+        "shows what was done, what came out, what was expected, and the command that reproduces it."
     )
     parser.epilog = _EPILOG.format(example="".join(f"  {line}".rstrip() + "\n" for line in EXAMPLE.splitlines()))
     add = parser.add_argument
     add("target", metavar="TARGET", help="a registered mixer, package.module:Class or path/file.py:Class")
+    add("--only", nargs="+", action="extend", default=[], metavar="PROPERTY", help="properties, also a,b; default all")
     add("--option", action="append", default=[], metavar="NAME=VALUE", help="option of the class; repeatable")
     add("--d_model", type=int, default=16, metavar="N", help="width of the input; default 16")
     add("--seq_len", type=int, default=40, metavar="N", help="positions of most inputs, at least 8; default 40")
     add("--device", default="cpu", metavar="DEVICE", help="cpu or cuda; default cpu")
     add("--dtype", default="float32", metavar="DTYPE", help=f"{', '.join(DTYPES)}; default float32")
-    add("--only", nargs="+", action="extend", default=[], metavar="PROPERTY", help="which properties; default all")
+    add("--seed", type=int, default=0, metavar="N", help="seed of parameters and inputs; default 0")
     add("--looks_ahead", action="store_true", help="later positions may change earlier outputs, as in an encoder")
     add("--adapter", metavar="PLACE:CLASS", help="an adapter of your own, see below")
     add("--json", type=Path, metavar="FILE", help="write the findings as JSON")
@@ -63,7 +75,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check, print the card, write the files; return 1 if a property fails, else 0."""
-    options = dict(_option(text) for text in arguments.option)
+    options = dict(read_option(text) for text in arguments.option)
     if arguments.dtype not in DTYPES:
         raise UsageError(f"--dtype must be one of {', '.join(DTYPES)}, got {arguments.dtype!r}")
     for path in (arguments.json, arguments.html):
@@ -74,41 +86,35 @@ def run(arguments: argparse.Namespace) -> int:
         require_extra("matplotlib.figure")
     import torch
 
-    from zoo.check.card import print_card
-    from zoo.check.catalogue import properties
-    from zoo.check.checker import check
-    from zoo.check.targets import find_target
+    from zoo.check.checker import check, properties
+    from zoo.check.report import as_html, print_card
 
-    chosen = properties(*arguments.only)
-    target = find_target(arguments.target, arguments.d_model, options)
-    adapter = None if arguments.adapter is None else _adapter(arguments.adapter)
-    with progress(len(chosen)) as advance:
+    only = [each.name for each in properties(*(name for text in arguments.only for name in text.split(",") if name))]
+    shared = ("d_model", "seq_len", "device", "seed", "looks_ahead", "adapter")
+    setting = {name: getattr(arguments, name) for name in shared}
+    with progress(len(only)) as advance:
         report = check(
-            target.factory,
-            d_model=arguments.d_model,
-            seq_len=arguments.seq_len,
-            options=target.options,
-            device=arguments.device,
+            arguments.target,
+            only=only,
+            options=options,
             dtype=getattr(torch, arguments.dtype),
-            adapter=adapter,
-            only=[each.name for each in chosen],
-            source=target.source,
-            options_of=target.options_of,
-            looks_ahead=arguments.looks_ahead,
-            name=target.name,
             progress=advance,
+            **setting,
         )
     print_card(report)
     if arguments.json is not None:
         write_atomically(arguments.json, report.to_json())
     if arguments.html is not None:
-        from zoo.check.page import page
-
-        write_atomically(arguments.html, page(report))
+        write_atomically(arguments.html, as_html(report))
     return 1 if report.failed else 0
 
 
-def _option(text: str) -> tuple[str, Any]:
+def read_option(text: str) -> tuple[str, Any]:
+    """Return name and value of NAME=VALUE; the value is true, false, none, null, a Python literal, or text.
+
+    Raises:
+        UsageError: no NAME=VALUE.
+    """
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise UsageError(f"--option takes NAME=VALUE, got {text!r}")
@@ -119,13 +125,3 @@ def _option(text: str) -> tuple[str, Any]:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return name, value
-
-
-def _adapter(place: str) -> Adapter:
-    from zoo.check.adapters.adapter import Adapter
-    from zoo.targets import load
-
-    found = load(place)
-    if not (isinstance(found, type) and issubclass(found, Adapter)):
-        raise UsageError(f"{place} is no subclass of zoo.check.Adapter")
-    return found()

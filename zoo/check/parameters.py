@@ -1,104 +1,171 @@
-"""Check parameters: every one is trained, none is lost in a copy or in a file."""
+"""Properties of parameters and options: all are used, and none is lost in a copy or in a file."""
 
 from __future__ import annotations
 
 import copy
 import io
+import itertools
 import pickle
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, get_args, get_origin
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from zoo.check.comparison import compared
-from zoo.check.finding import NotApplicableError, Observation, attempting
-from zoo.check.subject import Subject, undrawn
+from zoo.check.outcome import NotApplicableError, Outcome, Outcomes, attempting, equal
+from zoo.check.property import checks
+from zoo.check.states import tensors_of
+from zoo.check.subject import Subject
+
+PLACES = ("device", "dtype", "layer_idx", "name")
+"""Options that name a module or place it, and change no number."""
+
+_LENGTH = 24
 
 
-def parameters_trained(subject: Subject) -> Observation:
+@checks("parameters")
+def parameters_trained(subject: Subject) -> Outcomes:
     """Check that every parameter that requires a gradient gets one, finite and not zero."""
-    module, x = subject.module(), subject.draw(4)
-    passed = {id(p) for p in subject.adapter.bypassed(module)}
-    named = {name: p for name, p in module.named_parameters() if p.requires_grad and id(p) not in passed}
+    module = subject.module()
+    bypassed = {id(p) for p in subject.protocol.bypassed(module)}
+    named = {name: p for name, p in module.named_parameters() if p.requires_grad and id(p) not in bypassed}
     if not named:
         raise NotApplicableError("the module has no parameters to train")
-    y = subject.whole(module, x)
-    weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(y)
-    lines = [
-        f"x = draw(4, {subject.seq_len}, {subject.d_model})",
-        f"y = {subject.adapter.whole_line}",
-        "w = torch.randn(y.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(y)",
-        "(y * w).sum().backward()",
-        "trained = {n: p for n, p in module.named_parameters() if p.requires_grad}",
-        'print("no gradient:", [n for n, p in trained.items() if p.grad is None or not p.grad.any()])',
-    ]
-    did = "the gradient of a random sum of the outputs was taken"
+    y = subject.whole(module, subject.draw(4))
+    did, asked = "the gradient of a random sum of the outputs was taken", "a finite gradient, not zero, per parameter"
     if not y.requires_grad:
-        return Observation(False, did, "the output has no gradient at all", "one for every parameter", lines)
-    gradients = torch.autograd.grad((y * weights).sum(), list(named.values()), allow_unused=True)
+        yield Outcome(False, did, "the output has no gradient at all", asked)
+        return
+    gradients = torch.autograd.grad((y * subject.weights(y)).sum(), list(named.values()), allow_unused=True)
     dead = [name for name, g in zip(named, gradients, strict=True) if g is None or not g.any()]
     broken = [name for name, g in zip(named, gradients, strict=True) if g is not None and not g.isfinite().all()]
-    found = {"no gradient": dead, "NaN or infinity": broken}
-    said = "; ".join(f"{what} for {', '.join(names)}" for what, names in found.items() if names)
-    asked = "a finite gradient that is not zero for every parameter"
-    return Observation(not said, did, said or f"all {len(named)} parameters get one", asked, lines)
+    found = [f"no gradient for {', '.join(dead)}"] if dead else []
+    found += [f"NaN or infinity for {', '.join(broken)}"] if broken else []
+    yield Outcome(not found, did, "; ".join(found) or f"all {len(named)} parameters get one", asked)
 
 
-def deep_copy(subject: Subject) -> Observation:
+@checks("parameters")
+def options_matter(subject: Subject) -> Outcomes:
+    """Check that every option with a plain value changes something, by itself or together with another option."""
+    if isinstance(subject.made_of, nn.Module):
+        raise NotApplicableError("a module was given, not the class or function that takes options")
+    others = {name: list(_others(value, hint)) for name, value, hint in _plain_options(subject)}
+    others = {name: values for name, values in others.items() if values}
+    if not others:
+        raise NotApplicableError("the constructor has no options with plain defaults")
+    base = _fingerprint(subject, {})
+    ignored = [
+        name
+        for name, values in others.items()
+        if not any(_differs(_fingerprint(subject, {name: value}), base) for value in values)
+        and not _matters_beside_another(subject, name, others)
+    ]
+    yield Outcome(
+        not ignored,
+        f"each of {', '.join(others)} was given other values",
+        f"nothing changes with {', '.join(ignored)}" if ignored else "each changes something",
+        "other outputs, parameters, states or refusals for every option",
+    )
+
+
+def _plain_options(subject: Subject) -> Iterator[tuple[str, Any, Any]]:
+    """Yield name, value and type of the options that have a default."""
+    for name, p in subject.signature().parameters.items():
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.default is not p.empty and name not in PLACES:
+            yield name, subject.options.get(name, p.default), p.annotation
+
+
+def _others(now: Any, hint: Any) -> Iterator[Any]:
+    """Yield values other than `now`, of the same kind; the likeliest to be accepted come first."""
+    choices = [c for h in (hint, *get_args(hint)) if get_origin(h) is Literal for c in get_args(h)]
+    if choices:
+        yield from (choice for choice in choices if choice != now)
+    elif isinstance(now, bool):
+        yield not now
+    elif isinstance(now, int):
+        yield from (value for value in (2 * now, now + 1, 1, 2, 4) if value != now)
+    elif isinstance(now, float):
+        yield from (value for value in (2 * now, now / 2, 0.97 * now, 0.25, 0.5) if value != now)
+    elif now is None and any(h in (int, float) for h in (hint, *get_args(hint))):
+        yield from (1, 2, 3, 4, 0.5)
+
+
+def _matters_beside_another(subject: Subject, name: str, others: Mapping[str, list[Any]]) -> bool:
+    """Tell whether the option changes something once another one is changed: a rotary base needs rotation."""
+    for beside, value in ((other, value) for other in others if other != name for value in others[other]):
+        base = _fingerprint(subject, {beside: value})
+        if base is not None and any(
+            _differs(_fingerprint(subject, {beside: value, name: own}), base) for own in others[name]
+        ):
+            return True
+    return False
+
+
+def _fingerprint(subject: Subject, options: Mapping[str, Any]) -> list[Tensor] | str | None:
+    """Return parameters, buffers, outputs in both modes and state; the error of a call; None if it is not built."""
+    try:
+        module = subject.make(options).to(subject.device, subject.dtype)
+    except Exception:  # noqa: BLE001 - a value that the constructor refuses shows nothing
+        return None
+    found = [t.detach() for t in itertools.chain(module.parameters(), module.buffers())]
+    x = subject.draw(seq_len=_LENGTH)
+    try:
+        found += [subject.outputs(module.train(mode), x) for mode in (False, True)]
+        if subject.protocol.streams:
+            with torch.no_grad():
+                _, state = subject.protocol.chunk(module.eval(), x[:, :1], None)
+            found.extend(tensors_of(state))
+    except Exception as error:  # noqa: BLE001 - a refusal is a change too
+        return type(error).__name__
+    return found
+
+
+def _differs(a: list[Tensor] | str | None, b: list[Tensor] | str | None) -> bool:
+    if a is None or b is None:
+        return False
+    if isinstance(a, str) or isinstance(b, str):
+        return a != b
+    alike = len(a) == len(b) and all(
+        s.shape == t.shape and s.dtype == t.dtype and torch.equal(s, t) for s, t in zip(a, b, strict=True)
+    )
+    return not alike
+
+
+@checks("parameters")
+def deep_copy(subject: Subject) -> Outcomes:
     """Check that copy.deepcopy gives a module with the same outputs and with parameters of its own."""
     original, did, x = subject.original, "the module was copied by copy.deepcopy", subject.draw()
-    lines = _before_and_after(subject, "original, module = module, copy.deepcopy(module)", begin="import copy")
-    with attempting(did, "a copy", lines):
+    with attempting(did, "a copy"):
         other = copy.deepcopy(original)
-    with torch.no_grad():
-        expected = subject.whole(original, x)
-        seen = compared(did, subject.whole(other, x), expected, lines)
-        if not seen.passed:
-            return seen
-        disturb(other)
-        return compared("the copy's parameters were changed", subject.whole(original, x), expected, lines)
+    expected = subject.outputs(original, x)
+    yield equal(did, subject.outputs(other, x), expected)
+    disturb(other)
+    yield equal("the copy's parameters were changed", subject.outputs(original, x), expected)
 
 
-def pickled(subject: Subject) -> Observation:
+@checks("parameters")
+def pickled(subject: Subject) -> Outcomes:
     """Check that pickle restores the module with the same outputs."""
     module, did, x = subject.module(), "the module went through pickle", subject.draw()
-    lines = _before_and_after(subject, "module = pickle.loads(pickle.dumps(module))", begin="import pickle")
-    with attempting(did, "the same module", lines):
+    with attempting(did, "the same module"):
         other = pickle.loads(pickle.dumps(module))
-    with torch.no_grad():
-        return compared(did, subject.whole(other, x), subject.whole(module, x), lines)
+    yield equal(did, subject.outputs(other, x), subject.outputs(module, x))
 
 
-def state_dict(subject: Subject) -> Observation:
-    """Check that state_dict, saved and loaded into another module, carries all that the outputs depend on."""
+@checks("parameters")
+def state_dict(subject: Subject) -> Outcomes:
+    """Check that state_dict, saved and loaded into another module, carries everything that the outputs depend on."""
     x, did = subject.draw(), "state_dict was saved and loaded into another module"
-    first, other = subject.module(), _another(subject)
-    make = [] if subject.factory is None else [*subject.source, f"module = module.to({subject.dtype!s}).eval()"]
-    made = (line.replace("manual_seed(0)", "manual_seed(5)") for line in make)
-    lines = _before_and_after(subject, "saved = module.state_dict()", *made, "module.load_state_dict(saved)")
-    with attempting(did, "the same outputs", lines):
+    first, other = subject.module(), subject.module()
+    if not isinstance(subject.made_of, nn.Module):
+        other = subject.make(seed=5).to(subject.device, subject.dtype).eval()
+    disturb(other)
+    with attempting(did, "the same outputs"):
         file = io.BytesIO()
         torch.save(first.state_dict(), file)
         file.seek(0)
         other.load_state_dict(torch.load(file, weights_only=True))
-    with torch.no_grad():
-        return compared(did, subject.whole(other, x), subject.whole(first, x), lines)
-
-
-def _before_and_after(subject: Subject, *change: str, begin: str = "") -> list[str]:
-    """Return Python lines that make `b`, the outputs before a change of `module`, and `a`, those after it."""
-    x, y = f"x = draw(2, {subject.seq_len}, {subject.d_model})", subject.adapter.whole_line
-    return [*filter(None, [begin]), x, f"b = {y}", *change, f"a = {y}"]
-
-
-def _another(subject: Subject) -> nn.Module:
-    """Build the same module from another seed and change every parameter; change a copy if the module was given."""
-    if subject.factory is None:
-        other = subject.module()
-    else:
-        with undrawn():
-            other = subject.make(seed=5).to(subject.device, subject.dtype).eval()
-    disturb(other)
-    return other
+    yield equal(did, subject.outputs(other, x), subject.outputs(first, x))
 
 
 def disturb(module: nn.Module) -> None:

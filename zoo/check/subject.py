@@ -5,111 +5,97 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, get_type_hints
+from dataclasses import KW_ONLY, dataclass, field, fields
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from zoo.check.adapters.adapter import Adapter
-from zoo.check.adapters.known import find_adapter
-from zoo.check.adopted import NUDGE, Factory, nudge, require_batch_first, settle, signature_of, with_width
-from zoo.check.finding import NotApplicableError, describe_error
+from zoo.check.adapters import Adapter, find_adapter, load_adapter
+from zoo.check.factories import Factory, nudge, require_batch_first, settle, signature_of, with_width
+from zoo.check.outcome import NotApplicableError, describe_error, miss
+from zoo.errors import UsageError
+from zoo.registry import MIXERS, create_mixer, mixer_class
+from zoo.targets import load
 from zoo.validate import require_positive
 
 
+@dataclass(eq=False)
 class Subject:
     """A module under check. Every property gets a copy of its own, in eval mode, with the same parameters.
 
     Args:
-        target: a module, which is copied and left as it is, or a function or class that makes one: called with d_model
-            where it has a positional parameter, and with `options`.
+        target: a module (batch, seq, d_model) -> (batch, seq, d_out), which is copied and stays as it is; a class or
+            function that makes one, called with d_model (if it has a parameter for it) and `options`; or a name: a
+            registered mixer, `package.module:Class` or `path/file.py:Class`.
         d_model: width of the input.
-        seq_len: positions of the input; some properties use other lengths.
+        seq_len: positions of the input, at least 8; some properties use other lengths.
         options: keywords for a class or function.
         device, dtype: of module and input.
-        adapter: the protocol; default: found by trying.
-        source: Python lines that make `module`, for the findings; default: derived from `target`.
-        options_of: class or function whose signature has the options, where `target` hides them.
-        looks_ahead: whether later positions may change earlier outputs.
+        adapter: the protocol, as an adapter or as the name of its class; default: found by trying.
+        looks_ahead: whether later positions may change earlier outputs, as in an encoder.
+        seed: seed of parameters and inputs.
 
     Raises:
         ValueError: sizes that are not positive, a target that is no module and makes none, options for a module, or a
             module that does not map (batch, seq, d_model) to (batch, seq, d_out).
+        UsageError: an unknown name.
     """
 
-    def __init__(
-        self,
-        target: nn.Module | Factory,
-        *,
-        d_model: int,
-        seq_len: int = 40,
-        options: Mapping[str, Any] | None = None,
-        device: str = "cpu",
-        dtype: torch.dtype = torch.float32,
-        adapter: Adapter | None = None,
-        source: Sequence[str] | None = None,
-        options_of: Factory | None = None,
-        looks_ahead: bool = False,
-    ) -> None:
-        require_positive(d_model=d_model, seq_len=seq_len)
-        if seq_len < 8:
-            raise ValueError(f"seq_len must be at least 8, got {seq_len}")
-        if isinstance(target, nn.Module) and options:
-            raise ValueError("options are for a class or a function that makes modules; this is a module")
-        if not callable(target):
-            raise ValueError(f"what is checked must be a module or make one, got {type(target).__name__}")
-        try:
-            torch.empty(1, device=device)
-        except (RuntimeError, AssertionError, NotImplementedError) as error:
-            raise ValueError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
-        self.target, self.d_model, self.seq_len = target, d_model, seq_len
-        self.options, self._options_of = dict(options or {}), options_of
-        self.looks_ahead = looks_ahead
-        self.device, self.dtype = device, dtype
-        makes = target if hasattr(target, "__name__") else options_of  # a partial function has no name of its own
-        self.name = type(target).__name__ if isinstance(target, nn.Module) else getattr(makes, "__name__", "factory")
-        self.source = tuple(_source(target, d_model, self.options) if source is None else source)
-        self.original = self._built()
-        self.adapter = self._adapter(adapter)
+    target: nn.Module | Factory | str
+    _: KW_ONLY
+    d_model: int
+    seq_len: int = 40
+    options: Mapping[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+    adapter: Adapter | str | None = None
+    looks_ahead: bool = False
+    seed: int = 0
 
-    @property
-    def factory(self) -> Factory | None:
-        """The function that makes the module, called with d_model and options; None if a module was given."""
-        return None if isinstance(self.target, nn.Module) else self.target
+    def __post_init__(self) -> None:
+        require_positive(d_model=self.d_model, seq_len=self.seq_len)
+        if self.seq_len < 8:
+            raise ValueError(f"seq_len must be at least 8, got {self.seq_len}")
+        try:
+            torch.empty(1, device=self.device)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            raise ValueError(f"device {self.device!r} cannot be used: {str(error).splitlines()[0]}") from None
+        given = self.target
+        self.name = given if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
+        self._given = {each.name: getattr(self, each.name) for each in fields(self)[1:]}
+        self.made_of, self._options_of, self.options = _find(given, self.options)
+        if isinstance(self.made_of, nn.Module) and self.options:
+            raise ValueError("options are for a class or a function that makes modules; this is a module")
+        if not callable(self.made_of):
+            raise ValueError(f"a check needs a module or a function that makes one, got {type(given).__name__}")
+        self.original = self._built()
+        self.protocol = self._protocol()
 
     def make(self, options: Mapping[str, Any] | None = None, seed: int = 0) -> nn.Module:
         """Make a new module with parameters drawn from `seed`, or copy the module that was given."""
-        if isinstance(self.target, nn.Module):
-            return copy.deepcopy(self.target)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            width, named = with_width(self.target, self.d_model, {**self.options, **(options or {})})
-            made = self.target(*width, **named)
+        if isinstance(self.made_of, nn.Module):
+            return copy.deepcopy(self.made_of)
+        with undrawn(self.seed + seed):
+            width, named = with_width(self.made_of, self.d_model, {**self.options, **(options or {})})
+            made = self.made_of(*width, **named)
         if not isinstance(made, nn.Module):
             raise TypeError(f"{self.name} must make a torch.nn.Module, it makes {type(made).__name__}")
         return made
 
     def signature(self) -> inspect.Signature:
-        """Return the parameters of the factory; empty if it does not say them."""
-        told = self._options_of or self.factory
-        return inspect.Signature() if told is None else signature_of(told)
-
-    def hints(self) -> dict[str, Any]:
-        """Return the types of the factory's parameters, as far as they can be resolved."""
-        told = self._options_of or self.factory
-        try:
-            return get_type_hints(told.__init__ if isinstance(told, type) else told)
-        except (NameError, TypeError, AttributeError):
-            return {}
+        """Return the parameters of the class or function; empty if they are not known."""
+        return signature_of(self._options_of)
 
     def module(self, dtype: torch.dtype | None = None) -> nn.Module:
         """Return a copy of the module, in eval mode, in the subject's dtype or another."""
         try:
             made = copy.deepcopy(self.original)
-        except Exception:  # noqa: BLE001 - a module that cannot be copied is told so by the property of that name
+        except Exception:  # noqa: BLE001 - the property deep_copy reports it
             made = self._built()
         return made if dtype is None else made.to(dtype)
 
@@ -118,8 +104,11 @@ class Subject:
     ) -> Float[Tensor, "batch seq d_model"]:
         """Draw standard normal input; the same numbers for the same shape and seed, in any dtype."""
         shape = (batch_size, self.seq_len if seq_len is None else seq_len, self.d_model)
-        numbers = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        return numbers.to(self.device, self.dtype if dtype is None else dtype)
+        return self._normal(shape, seed).to(self.device, self.dtype if dtype is None else dtype)
+
+    def weights(self, y: Tensor) -> Tensor:
+        """Draw the weights of a sum of outputs, whose gradient is then generic."""
+        return self._normal(y.shape, seed=3).to(y)
 
     def whole(self, module: nn.Module, x: Tensor) -> Tensor:
         """Return the outputs of `module` for whole sequences, after a check of their shape.
@@ -127,24 +116,30 @@ class Subject:
         Raises:
             ValueError: not (batch, seq, d_out).
         """
-        y = self.adapter.whole(module, x)
+        y = self.protocol.whole(module, x)
         if y.ndim != 3 or y.shape[:2] != x.shape[:2]:
             raise ValueError(f"the module maps {tuple(x.shape)} to {tuple(y.shape)}, not to (batch, seq, d_out)")
         return y
+
+    @torch.no_grad()
+    def outputs(self, module: nn.Module, x: Tensor, *, global_seed: int = 0) -> Tensor:
+        """Return `whole` without gradients, with torch's global generator at a seed."""
+        with undrawn(global_seed):
+            return self.whole(module, x)
 
     def chunks(self, module: nn.Module, x: Tensor, sizes: Sequence[int]) -> Tensor:
         """Return the outputs chunk by chunk."""
         outputs, state = [], None
         for part in x.split(list(sizes), dim=1):
-            y, state = self.adapter.chunk(module, part, state)
+            y, state = self.protocol.chunk(module, part, state)
             if y.ndim != 3 or y.shape[:2] != part.shape[:2]:
                 raise ValueError(f"a chunk {tuple(part.shape)} gives {tuple(y.shape)}, not (batch, seq, d_out)")
             outputs.append(y)
         return torch.cat(outputs, dim=1)
 
     def require_stream(self) -> None:
-        """Raise NotApplicableError where no protocol for states is known."""
-        if not self.adapter.streams:
+        """Raise NotApplicableError if no protocol for states is known."""
+        if not self.protocol.streams:
             raise NotApplicableError(
                 "no way to continue from a state is known: no stream, no step, no (y, state) pair, no cache; "
                 "an adapter of ten lines teaches it (zoo check --help)"
@@ -153,64 +148,71 @@ class Subject:
     @functools.cached_property
     def causal(self) -> bool:
         """Whether later positions do not change earlier outputs."""
-        from zoo.check.comparison import miss
-
         if self.looks_ahead:
             return False
-        with torch.no_grad():
-            module, x = self.module(), self.draw()
-            half = self.seq_len // 2
-            other = torch.cat((x[:, :half], self.draw(seed=2)[:, half:]), dim=1)
-            return miss(self.whole(module, other)[:, :half], self.whole(module, x)[:, :half]) <= 1
+        module, x, half = self.module(), self.draw(), self.seq_len // 2
+        other = torch.cat((x[:, :half], self.draw(seed=2)[:, half:]), dim=1)
+        return miss(self.outputs(module, other)[:, :half], self.outputs(module, x)[:, :half]) <= 1
 
-    @functools.cached_property
-    def plain(self) -> nn.Module:
+    def plain(self, dtype: torch.dtype | None = None) -> Plain:
         """Return the module as a map from one tensor to one tensor, for the measurements of `zoo.theory`."""
-        return Plain(self.module(), self.adapter, self.d_model)
+        return Plain(self.module(dtype), self.protocol, self.d_model)
 
-    def script(self, lines: Sequence[str]) -> str:
-        """Return the text of a Python file that makes the module and the draws, then runs `lines`."""
-        kind = str(self.dtype)
-        begin = ["import torch", *self.source, f'module = module.to("{self.device}", {kind}).eval()']
-        if self._nudged:
-            begin += [
-                "# parameters that start constant are moved: at zero or one an error would not show",
-                "g = torch.Generator().manual_seed(2)",
-                "for p in module.parameters():",
-                "    if p.is_floating_point() and p.requires_grad and (p == p.flatten()[0]).all():",
-                f"        p.data += {NUDGE} * torch.randn(p.shape, generator=g, dtype=torch.float64).to(p)",
-            ]
-        begin += [
-            f"def draw(*shape, seed=1, dtype={kind}):",
-            "    g = torch.Generator().manual_seed(seed)",
-            f'    return torch.randn(shape, generator=g, dtype=torch.float64).to("{self.device}", dtype)',
-            "",
-        ]
-        return "\n".join([*begin, *lines]) + "\n"
+    def setting(self) -> dict[str, Any]:
+        """Return the setting of the check as plain data."""
+        return {
+            **self._given,
+            "options": {key: value if _is_plain(value) else repr(value) for key, value in self.options.items()},
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "adapter": None if self.adapter is None else str(self.adapter),
+            "protocol": self.protocol.name,
+            "torch": torch.__version__,
+        }
+
+    def command(self, name: str) -> str:
+        """Return the line that checks one property again: a command if a name was given, else a call in Python."""
+        defaults = {each.name: each.default for each in fields(self)}
+        given = {key: value for key, value in self._given.items() if value != defaults[key] and value != {}}
+        if not isinstance(self.target, str):
+            arguments = "".join(f", {key}={value!r}" for key, value in given.items())
+            return f"zoo.check.check({self.name}{arguments}, only=[{name!r}])"
+        words = ["zoo", "check", self.target, "--only", name]
+        for key, value in given.items():
+            if key == "options":
+                words += [word for option in value.items() for word in ("--option", "{}={}".format(*option))]
+            elif key == "looks_ahead":
+                words.append("--looks_ahead")
+            else:
+                words += [f"--{key}", str(value).removeprefix("torch.")]
+        return shlex.join(words)
+
+    def _normal(self, shape: Sequence[int], seed: int) -> Tensor:
+        generator = torch.Generator().manual_seed(1000 * self.seed + seed)
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
 
     def _built(self) -> nn.Module:
         try:
             module = self.make()
-        except (Exception, SystemExit) as error:  # a stranger's constructor may raise anything
+        except (Exception, SystemExit) as error:  # a foreign constructor may raise anything
             raise ValueError(f"{self.name} cannot be built: {describe_error(error)}") from error
         module = module.to(self.device, self.dtype).eval()
+        require_batch_first(module)
         settle(module, self.draw())
-        self._nudged = nudge(module)
+        nudge(module)
         return module
 
-    def _adapter(self, given: Adapter | None) -> Adapter:
-        require_batch_first(self.original)
+    def _protocol(self) -> Adapter:
         x = self.draw()
+        given = load_adapter(self.adapter) if isinstance(self.adapter, str) else self.adapter
         try:
             with undrawn():
-                self.adapter = find_adapter(self.module(), x) if given is None else given
-                with torch.no_grad():
-                    self.whole(self.module(), x)
-        except Exception as error:  # a stranger's module may raise anything
+                self.protocol = find_adapter(self.module(), x) if given is None else given
+            self.outputs(self.module(), x)
+        except Exception as error:  # a foreign module may raise anything
             raise ValueError(
                 f"{self.name} does not take (batch, seq, d_model) {tuple(x.shape)}: {describe_error(error)}"
             ) from error
-        return self.adapter
+        return self.protocol
 
 
 class Plain(nn.Module):
@@ -225,30 +227,32 @@ class Plain(nn.Module):
         return self._adapter.whole(self.module, x)
 
 
-def _source(target: nn.Module | Factory, d_model: int, options: Mapping[str, Any]) -> Iterator[str]:
-    if isinstance(target, nn.Module):
-        yield f"module = ...  # the {type(target).__name__} that was given to zoo.check.check"
-        return
-    home, name = getattr(target, "__module__", ""), getattr(target, "__qualname__", "")
-    arguments = written_arguments(target, d_model, options)
-    if home and name.isidentifier() and isinstance(target, type):
-        yield f"from {home} import {name}"
-        yield "torch.manual_seed(0)"
-        yield f"module = {name}({arguments})"
-    else:
-        yield "torch.manual_seed(0)"
-        yield f"module = factory({arguments})  # the function that was given to zoo.check.check"
-
-
-def written_arguments(factory: Factory, d_model: int, options: Mapping[str, Any]) -> str:
-    """Return the arguments that make a module of a factory, as Python writes them."""
-    width, named = with_width(factory, d_model, options)
-    return ", ".join([*map(repr, width), *(f"{key}={value!r}" for key, value in named.items())])
-
-
 @contextmanager
-def undrawn() -> Iterator[None]:
-    """Run with torch's global generator at seed 0 and restore it afterwards."""
+def undrawn(seed: int = 0) -> Iterator[None]:
+    """Run with torch's global generator at a seed and restore it afterwards."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         yield
+
+
+def _find(target: Any, options: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    """Return the module or its factory, the class or function that has its options, and all options."""
+    if not isinstance(target, str):
+        return target, target, dict(options)
+    if ":" not in target:
+        name = MIXERS.check(target)
+        entry = MIXERS.entry(name)
+        options = {**entry.options, **options}
+        if name not in MIXERS.own:
+            return functools.partial(create_mixer, name), mixer_class(name), options
+        target = entry.home
+    found = load(target, lambda found: isinstance(found, type) and issubclass(found, nn.Module))
+    if not callable(found):
+        raise UsageError(
+            f"{target} is {type(found).__name__}: name a torch.nn.Module class, or a function that makes one"
+        )
+    return found, found, dict(options)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (int, float, str, type(None)))

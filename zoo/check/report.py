@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs no network: verdicts, plots, and the lines of each finding."""
+"""A report as a card on the terminal, and as one HTML page with plots that needs no network."""
 
 from __future__ import annotations
 
@@ -7,12 +7,19 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from zoo.check.catalogue import properties
+from rich.console import Console
+from rich.text import Text
+
+from zoo.check.checker import properties
 from zoo.check.finding import Finding, Report
 from zoo.report.plots import as_png, new_figure, styled
+from zoo.report.terminal import make_console, make_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+MARKS = {"passed": "✓", "failed": "✗", "not_applicable": "–"}
+_COLOURS = {"passed": "green", "failed": "bold red", "not_applicable": "dim"}
 
 _STYLE = """\
 :root { color-scheme: light dark; }
@@ -26,23 +33,37 @@ pre { background: light-dark(#f6f6f6, #2a2a2a); padding: .8em; white-space: pre-
 figure { display: inline-block; margin: 0 1em 1em 0; } img { max-width: min(34em, 100%); }
 """
 
-MARKS = {"passed": "✓", "failed": "✗", "not_applicable": "–"}
+
+def print_card(report: Report, console: Console | None = None) -> None:
+    """Print verdicts by topic, then every failure with the command that reproduces it."""
+    console = console or make_console()
+    console.print(Text(report.target, "bold").append(f"  {_setting(report)}", "not bold"))
+    rows = [
+        (Text(topic, "dim"), Text(MARKS[each.verdict], _COLOURS[each.verdict]), each.property, each.detail)
+        for topic, each in _by_topic(report)
+    ]
+    table = make_table(("", "", "", ""), rows)
+    for column in table.columns[:3]:
+        column.no_wrap = True
+    console.print(table, highlight=False)
+    for finding in report.failed:
+        console.print(Text(f"✗ {finding.property}", "bold red").append(f": {finding.detail}", "not bold default"))
+        console.print(f"    {finding.reproduce}\n", markup=False, highlight=False, soft_wrap=True)
+    console.print(_counts(report), highlight=False)
 
 
-def page(report: Report) -> str:
+def as_html(report: Report) -> str:
     """Return the page as text, with its pictures inside.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    subjects = {each.name: each.subject for each in properties()}
-    counts = {verdict: sum(f.verdict == verdict for f in report.findings) for verdict in MARKS}
-    setting = ", ".join(f"{name} {value}" for name, value in report.setting.items() if value not in ({}, None))
-    rows, before = [], ""
-    for finding in report.findings:
-        subject = subjects[finding.property]
-        rows.append(_row(finding, "" if subject == before else subject))
-        before = subject
+    rows = "".join(
+        f'<tr><td>{escape(topic)}</td><td class="{each.verdict}">{MARKS[each.verdict]}</td>'
+        f"<td><code>{each.property}</code></td><td>{escape(each.detail)}"
+        f"{f'<pre>{escape(each.reproduce)}</pre>' if each.verdict == 'failed' else ''}</td></tr>\n"
+        for topic, each in _by_topic(report)
+    )
     figures = "".join(
         f'<figure><img alt="{escape(title)}" src="data:image/png;base64,{base64.b64encode(picture).decode()}"></figure>'
         for title, picture in _pictures(report)
@@ -51,24 +72,30 @@ def page(report: Report) -> str:
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>\n'
         f"<style>\n{_STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n"
-        f"<p>{counts['passed']} passed, {counts['failed']} failed, {counts['not_applicable']} not applicable. "
-        f"{escape(setting)}.</p>\n{figures}\n<table>\n{''.join(rows)}</table>\n</body>\n</html>\n"
+        f"<p>{_counts(report)}. {escape(_setting(report))}.</p>\n{figures}\n<table>\n{rows}</table>\n</body>\n</html>\n"
     )
 
 
-def _row(finding: Finding, subject: str) -> str:
-    lines = ""
-    if finding.reproduce:
-        shown = " open" if finding.verdict == "failed" else ""
-        lines = f"<details{shown}><summary>again</summary><pre>{escape(finding.reproduce)}</pre></details>"
-    return (
-        f'<tr><td>{escape(subject)}</td><td class="{finding.verdict}">{MARKS[finding.verdict]}</td>'
-        f"<td><code>{finding.property}</code></td><td>{escape(finding.detail)}{lines}</td></tr>\n"
-    )
+def _by_topic(report: Report) -> Iterator[tuple[str, Finding]]:
+    """Yield each finding after its topic, which is empty if it is that of the finding before."""
+    topics, before = {each.name: each.topic for each in properties()}, ""
+    for finding in report.findings:
+        topic = topics[finding.property]
+        yield ("" if topic == before else topic), finding
+        before = topic
+
+
+def _setting(report: Report) -> str:
+    return ", ".join(f"{name} {value}" for name, value in report.setting.items() if value not in ({}, None, False))
+
+
+def _counts(report: Report) -> str:
+    counts = {verdict: sum(each.verdict == verdict for each in report.findings) for verdict in MARKS}
+    return ", ".join(f"{count} {verdict.replace('_', ' ')}" for verdict, count in counts.items())
 
 
 def _pictures(report: Report) -> Iterator[tuple[str, bytes]]:
-    """Yield a title and a PNG for whatever was measured."""
+    """Yield a title and a PNG for each measurement."""
     measured = {finding.property: finding.measured for finding in report.findings if finding.measured}
     streamed = {name: measured[name]["error_by_position"] for name in ("chunked", "one_by_one") if name in measured}
     if streamed:

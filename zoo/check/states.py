@@ -1,4 +1,4 @@
-"""States of modules of other contracts, of any type: their tensors, and their shapes found by trying."""
+"""States of foreign modules, of any type: their tensors, and the shapes of these, found by running the module."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from zoo.check.adapters.adapter import Adapter
+from zoo.check.adapters import Adapter
 
 
 def tensors_of(state: Any) -> Iterator[Tensor]:
@@ -28,12 +28,12 @@ def tensors_of(state: Any) -> Iterator[Tensor]:
 
 
 def with_tensors(state: Any, make: Callable[[int, Tensor], Tensor]) -> Any:
-    """Return a copy of a state of any type in which `make`, of its place in `tensors_of`, replaces each tensor."""
+    """Return a copy of a state of any type, each tensor t replaced by `make(place of t in tensors_of, t)`."""
     return copy.deepcopy(state, {id(t): make(place, t) for place, t in enumerate(tensors_of(state))})
 
 
 def run(adapter: Adapter, module: nn.Module, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-    """Continue the module over x, in chunks as long as its protocol takes; state None at the start."""
+    """Continue the module over x, in the longest chunks that its protocol takes; state None at the start."""
     outputs = []
     for part in x.split(adapter.longest or x.shape[1], dim=1):
         y, state = adapter.chunk(module, part, state)
@@ -42,13 +42,13 @@ def run(adapter: Adapter, module: nn.Module, x: Tensor, state: Any = None) -> tu
 
 
 class Part(NamedTuple):
-    """A tensor of a state, as trials show it.
+    """Shape of one tensor of a state, as found by running the module.
 
     Attributes:
-        rows: its axis of rows; None where all rows share it.
-        shape: after one position, rows first and left out.
-        growth: what each further position adds to `shape`.
-        dtype: None where it follows the activations.
+        rows: the axis of rows (the batch); None if all rows share the tensor.
+        shape: sizes of the other axes after one position.
+        growth: sizes that each further position adds to `shape`.
+        dtype: None if it follows the activations.
     """
 
     rows: int | None
@@ -57,7 +57,7 @@ class Part(NamedTuple):
     dtype: torch.dtype | None
 
     def empty(self, batch_size: int, dtype: torch.dtype | None, device: Any, after: int | None = None) -> Tensor:
-        """Return zeros, as many as after so many positions; by default as before the first, none along what grows."""
+        """Return zeros in the shape after `after` positions; by default before the first: growing axes are empty."""
         grown = zip(self.shape, self.growth, strict=True)
         sizes = [0 if after is None and slope else size + slope * ((after or 1) - 1) for size, slope in grown]
         return torch.zeros(batch_size, *sizes, dtype=self.dtype or dtype, device=device)
@@ -90,10 +90,10 @@ def parts_of(adapter: Adapter, module: nn.Module, x: Tensor) -> tuple[Part, ...]
 
 
 class Carried(tuple[Tensor, ...]):
-    """A state of a module of another contract: all rows first. `_make` makes the same of other tensors.
+    """The state of a foreign module as a tuple of tensors with the batch first, as `zoo.contract` wants states.
 
-    The first tensor is `past`, inputs that are not read yet, (batch, seq, d_model); the others are those of the
-    module's own state, and `outline` is that state without them, None where nothing has been read.
+    The first tensor is `past`, inputs that are not read yet, (batch, seq, d_model). The others are the tensors of the
+    module's own state. `outline` is that state without its tensors, None if the module has read nothing.
     """
 
     outline: Any = None
@@ -109,7 +109,7 @@ class Carried(tuple[Tensor, ...]):
 
     @classmethod
     def close(cls, state: Any, parts: tuple[Part, ...], x: Tensor) -> Self:
-        """Return a module's own state after it has read x."""
+        """Make it of a module's own state after x."""
         first = [
             t.unsqueeze(0).expand(len(x), *t.shape) if part.rows is None else t.movedim(part.rows, 0)
             for t, part in zip(tensors_of(state), parts, strict=True)

@@ -1,0 +1,275 @@
+"""Right modules as strangers write them, one per protocol and form of padding. Nothing here is built on `zoo`."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Recurrence(nn.Module):
+    """Short convolution, then h_t = a_t h_(t-1) + (1 - a_t) v_t; `stream`, and `attention_mask` for padding."""
+
+    def __init__(self, d_model: int, d_conv: int = 3, negative: bool = False, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.d_conv, self.negative, self.dropout = d_conv, negative, dropout
+        self.conv = nn.Parameter(torch.randn(d_conv, d_model) / d_conv)
+        self.value, self.gate, self.out = (nn.Linear(d_model, d_model) for _ in range(3))
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        return self.run(x, self.start(x), attention_mask)[0]
+
+    def stream(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        return self.run(x, self.start(x) if state is None else state, None)
+
+    def start(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.new_zeros(len(x), self.d_conv - 1, x.shape[2]), x.new_zeros(len(x), x.shape[2])
+
+    def run(self, x: Tensor, state: tuple[Tensor, Tensor], mask: Tensor | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        raw = x
+        if mask is not None:
+            x = x * mask.unsqueeze(-1)
+        window, h = state
+        padded = torch.cat((window, x), dim=1)
+        mixed = sum(padded[:, k : k + x.shape[1]] * self.conv[k] for k in range(self.d_conv))
+        a = self.decay(mixed)
+        if mask is not None:
+            a = self.masked(a, mask, raw)
+        y, h = self.scan(a, self.value(mixed), h)
+        y = F.dropout(self.out(y), self.dropout, self.dropping())
+        return y, (padded[:, padded.shape[1] - self.d_conv + 1 :], h)
+
+    def decay(self, x: Tensor) -> Tensor:
+        return (self.gate(x).tanh() if self.negative else self.gate(x).sigmoid()) * 0.99
+
+    def masked(self, a: Tensor, mask: Tensor, raw: Tensor) -> Tensor:
+        return torch.where(mask.bool().unsqueeze(-1), a, 1.0)
+
+    def scan(self, a: Tensor, v: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = []
+        for now, new in zip(a.unbind(1), v.unbind(1), strict=True):
+            h = now * h + (1 - now.abs()) * new
+            outputs.append(h)
+        return torch.stack(outputs, dim=1), h
+
+    def dropping(self) -> bool:
+        return self.training
+
+
+class Attention(nn.Module):
+    """Causal attention with rotary positions, a cache as torch.nn.LSTM has states, and a `mask` for padding."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(d_model, d_model, bias=False) for _ in range(4))
+
+    def forward(
+        self, x: Tensor, cache: tuple[Tensor, Tensor] | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        past = 0 if cache is None else cache[0].shape[1]
+        at = self.place(torch.arange(past, past + x.shape[1], device=x.device), past)
+        k, v, q = self.rotate(self.k(x), at), self.v(x), self.rotate(self.q(x), at)
+        if cache is not None:
+            k, v = torch.cat((cache[0], k), dim=1), torch.cat((cache[1], v), dim=1)
+        allowed = self.allowed(x.shape[1], past).to(x.device)
+        logits = (q @ k.mT / x.shape[2] ** 0.5).masked_fill(~allowed, -torch.inf)
+        if mask is not None:
+            seen = mask[:, None, :] | torch.eye(x.shape[1], dtype=torch.bool, device=x.device)  # no row of -inf alone
+            logits = logits.masked_fill(~seen, -torch.inf)
+        y = self.out(self.weights(logits) @ v)
+        return (y if mask is None else y * mask.unsqueeze(-1)), (k, v)
+
+    def place(self, at: Tensor, past: int) -> Tensor:
+        return at
+
+    def allowed(self, n: int, past: int) -> Tensor:
+        return torch.ones(n, past + n, dtype=torch.bool).tril(past)
+
+    def weights(self, logits: Tensor) -> Tensor:
+        return logits.softmax(-1)
+
+    def rotate(self, t: Tensor, at: Tensor) -> Tensor:
+        half = t.shape[2] // 2
+        angles = at[:, None] * 100.0 ** (-torch.arange(half, device=t.device) / half)
+        cos, sin = angles.cos().to(t), angles.sin().to(t)
+        a, b = t[..., :half], t[..., half:]
+        return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
+
+
+class LongConv(nn.Module):
+    """A causal convolution as long as the sequence, by FFT."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.rate = nn.Parameter(torch.rand(d_model) + 0.05)
+        self.skip = nn.Parameter(torch.randn(d_model))
+        self.gain = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = x.shape[1]
+        kernel = (-self.rate.abs() * torch.arange(n, device=x.device)[:, None].to(x)).exp().to(x)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        size = self.size(n)
+        spectrum = torch.fft.rfft(x.to(wide), size, dim=1) * torch.fft.rfft(kernel.to(wide), size, dim=0)
+        return self.gain * torch.fft.irfft(spectrum, size, dim=1)[:, :n].to(x) + self.skip * x
+
+    def size(self, n: int) -> int:
+        return 2 * n
+
+
+class Stepper(nn.Module):
+    """A diagonal recurrence that decodes by `step`, a position at a time."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.rate = nn.Parameter(torch.randn(d_model))
+        self.norm, self.value = nn.LayerNorm(d_model), nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, outputs = x.new_zeros(len(x), x.shape[2]), []
+        for v in self.value(self.normed(x)).unbind(1):
+            h = self.rate.sigmoid() * h + v
+            outputs.append(h)
+        return torch.stack(outputs, dim=1)
+
+    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        h = torch.zeros_like(x) if state is None else state
+        h = self.rate.sigmoid() * h + self.value(self.norm(x))
+        return h, h
+
+    def normed(self, x: Tensor) -> Tensor:
+        return self.norm(x)
+
+
+class Named(Stepper):
+    """Starts with a state of its own, which is a mapping."""
+
+    def init_state(self, batch_size: int) -> dict[str, Tensor]:
+        return {"h": torch.zeros(batch_size, len(self.rate), dtype=self.rate.dtype)}
+
+    def step(self, x: Tensor, h: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        y, h = super().step(x, h)
+        return y, {"h": h}
+
+
+class Several(Stepper):
+    """Returns two states as separate values, for inputs with an axis of positions."""
+
+    def step(self, x: Tensor, h: Tensor | None = None, n: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        if x.ndim != 3:
+            raise ValueError("(batch, 1, d_model)")
+        y, h = super().step(x[:, 0], h)
+        return y.unsqueeze(1), h, torch.ones(()) if n is None else n + 1
+
+
+class Cached(nn.Module):
+    """Follows transformers: embeddings by keyword, and a cache, which calls write into."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.table, self.inner = nn.Embedding(5, d_model), Attention(d_model)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.table
+
+    def forward(
+        self,
+        inputs_embeds: Tensor,
+        past_key_values: Any = None,
+        attention_mask: Tensor | None = None,
+        use_cache: bool = False,
+    ) -> Any:
+        cache = past_key_values or SimpleNamespace(held=None)
+        held = self.recall(cache, inputs_embeds.shape[1]) if use_cache else None
+        y, cache.held = self.inner(inputs_embeds, held, mask=None if attention_mask is None else attention_mask.bool())
+        return SimpleNamespace(last_hidden_state=y, past_key_values=cache if use_cache else None)
+
+    def recall(self, cache: Any, n: int) -> Any:
+        return cache.held
+
+
+class Hiddens(nn.Module):
+    """Follows x-transformers: `return_hiddens` gives the state that `cache` takes."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.inner = Attention(d_model)
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        cache: Any = None,
+        cache_age: int = 1,
+        input_not_include_cache: bool = False,
+        return_hiddens: bool = False,
+    ) -> Any:
+        y, held = self.inner(x[:, -cache_age:] if cache is not None else x, cache, mask=mask)
+        return (y, held) if return_hiddens else y
+
+
+class Packed(nn.Module):
+    """Takes sequences end to end in one row; `cu_seqlens` has their ends."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.inner = Recurrence(d_model)
+
+    def forward(self, x: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
+        if cu_seqlens is None:
+            return self.inner(x)
+        return torch.cat([self.inner(part) for part in x.split(self.sizes(cu_seqlens), dim=1)], dim=1)
+
+    def sizes(self, ends: Tensor) -> list[int]:
+        return ends.diff().tolist()
+
+
+class Bidirectional(nn.Module):
+    """The mean over the positions that count, beside each of them."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        counts = torch.ones_like(x[..., :1]) if key_padding_mask is None else (~key_padding_mask).unsqueeze(-1).to(x)
+        return self.out(x + self.seen(x, counts).sum(1, keepdim=True) / counts.sum(1, keepdim=True))
+
+    def seen(self, x: Tensor, counts: Tensor) -> Tensor:
+        return x * counts
+
+
+class Ragged(nn.Module):
+    """Takes padding by `lengths`, also of a chunk."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.inner = Recurrence(d_model, d_conv=1)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        return self.stream(x, None, lengths)[0]
+
+    def stream(self, x: Tensor, state: Any = None, lengths: Tensor | None = None) -> tuple[Tensor, Any]:
+        mask = None if lengths is None else self.counted(x, lengths)
+        return self.inner.run(x, self.inner.start(x) if state is None else state, mask)
+
+    def counted(self, x: Tensor, lengths: Tensor) -> Tensor:
+        return (torch.arange(x.shape[1]) < lengths[:, None]).to(x)
+
+
+PROTOCOLS: dict[type[nn.Module], str] = {
+    Recurrence: "stream(x, state)",
+    Attention: "(y, state) = module(x, state)",
+    LongConv: "forward alone",
+    Stepper: "step(x_t, state)",
+    Named: "step(x_t, state)",
+    Several: "step(x_t, state)",
+    Cached: "past_key_values (transformers)",
+    Hiddens: "return_hiddens and cache (x-transformers)",
+    Packed: "forward alone",
+    Ragged: "stream(x, state)",
+}
+"""Right modules, and the protocol that the checks should find."""

@@ -1,0 +1,129 @@
+"""`zoo.check.check`: what it takes and refuses; the report as plain data, as text and as a page."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shlex
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests import refused
+from tests.check.modules import Recurrence
+from tests.check.planted import ERRORS
+from zoo import create_mixer
+from zoo.__main__ import main
+from zoo.check import ConformanceError, Finding, Report, check, properties
+from zoo.check.report import as_html
+
+
+class Unused(Recurrence):
+    def __init__(self, d_model: int) -> None:
+        super().__init__(d_model)
+        self.unused = nn.Parameter(torch.ones(3))
+
+
+def test_a_module_is_copied_and_nothing_is_drawn_from_the_global_generator() -> None:
+    module, drawn = Recurrence(8).train(), torch.get_rng_state()
+    before = {name: p.clone() for name, p in module.state_dict().items()}
+    check(module, d_model=8, only=["deep_copy", "state_dict", "bfloat16", "eval_without_dropout", "no_global_draws"])
+    assert module.training
+    assert all(torch.equal(p, before[name]) and p.dtype == torch.float32 for name, p in module.state_dict().items())
+    check(Recurrence, d_model=8, only=["options_matter", "causality"])
+    assert torch.equal(torch.get_rng_state(), drawn)
+
+
+def test_a_report_is_plain_data_and_raises_its_failures() -> None:
+    report = check(Unused, d_model=8, only=["causality", "parameters_trained", "operator", "gradient_decay"])
+    read = json.loads(report.to_json())
+    assert [f["property"] for f in read["findings"]] == [f.property for f in report.findings]
+    assert set(read["findings"][0]) == {field.name for field in dataclasses.fields(Finding)}
+    assert read["setting"]["d_model"] == 8
+    (failed,) = report.failed
+    for raising in (report, failed):
+        with pytest.raises(ConformanceError, match=r"parameters_trained: .*no gradient for unused") as caught:
+            raising.raise_if_failed()
+        assert failed.reproduce in str(caught.value)
+    assert failed.reproduce == "zoo.check.check(Unused, d_model=8, only=['parameters_trained'])"
+    again = eval(failed.reproduce, {"zoo": __import__("zoo.check"), "Unused": Unused})
+    assert again.findings == (failed,)
+
+
+@pytest.mark.parametrize("error", [e for e in ERRORS if e.seen_by in ("chunked", "state_dict", "large_inputs")][:4])
+def test_the_command_of_a_failure_finds_it_again(
+    error: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    error.plant(monkeypatch)
+    name = f"{error.module.__module__}:{error.module.__name__}"
+    setting = {"d_model": 6, "dtype": torch.float64, "seed": 3}
+    if name.endswith("Recurrence"):
+        setting["options"] = {"negative": True}
+    (finding,) = check(name, only=[error.seen_by], **setting).failed
+    program, *words = shlex.split(finding.reproduce)
+    assert program == "zoo"
+    assert main([*words, "--json", str(tmp_path / "again.json")]) == 1
+    (again,) = json.loads((tmp_path / "again.json").read_text())["findings"]
+    assert (again["detail"], again["reproduce"]) == (finding.detail, finding.reproduce)
+    assert finding.reproduce in capsys.readouterr().out
+
+
+def test_a_seed_changes_parameters_and_inputs() -> None:
+    found = {seed: check(Recurrence, d_model=8, only=["gradient_decay"], seed=seed).findings for seed in (0, 1)}
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("each", properties("causality", "chunked"), ids=str)
+def test_properties_parametrise_a_test(each: Any) -> None:
+    each.check(Recurrence, d_model=8).raise_if_failed()
+    each.check(create_mixer("lstm", 8).double(), d_model=8, dtype=torch.float64).raise_if_failed()
+
+
+@pytest.mark.parametrize(
+    ("target", "setting", "words"),
+    [
+        (Recurrence(8), {"options": {"d_conv": 2}}, "this is a module"),
+        (Recurrence(8), {"d_model": 6}, "Recurrence does not take (batch, seq, d_model) (2, 40, 6)"),
+        (3, {}, "got int"),
+        (lambda: 3, {}, "it makes int"),
+        (lambda d: nn.LSTM(d, d), {}, "batch_first=True"),
+        (lambda d: nn.Flatten(), {}, "does not take"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_what_cannot_be_checked_is_refused(target: Any, setting: dict[str, Any], words: str) -> None:
+    with refused(re.escape(words)):
+        check(target, **{"d_model": 8} | setting)
+
+
+class Reader(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.sources: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.sources += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_a_page_holds_findings_plots_and_commands_and_needs_no_network() -> None:
+    report = check("linear_attention", d_model=8, only=["one_by_one", "rank", "gradient_decay", "padding"])
+    failed = Finding("causality", "failed", "<script>alert(1)</script> & more", "zoo check '<b>'")
+    text = as_html(Report("<i>name</i>", report.setting, (*report.findings, failed)))
+    reader = Reader()
+    reader.feed(text)
+    assert reader.open == []
+    assert len(reader.sources) == 3
+    assert all(source.startswith("data:image/png;base64,") for source in reader.sources)
+    assert not re.search(r"https?://|@import|<script|<i>|<b>", text)
+    assert all(f"<code>{finding.property}</code>" in text for finding in report.findings)
+    assert "zoo check &#x27;&lt;b&gt;&#x27;" in text

@@ -1,0 +1,55 @@
+"""Properties of compilation: torch.compile and torch.export give what eager code gives."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import torch
+
+from zoo.check.outcome import Outcomes, attempting, equal
+from zoo.check.property import checks
+from zoo.check.subject import Subject
+
+
+@checks("compilers", slow=True)
+def compiles(subject: Subject) -> Outcomes:
+    """Check that compiled forward and backward passes equal eager ones (backend aot_eager: no code generator)."""
+    module, x = subject.module(), subject.draw(seq_len=8).requires_grad_()
+    did = "the module was compiled by torch.compile"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the tracers, about their internals
+        torch.compiler.reset()
+        whole = torch.compile(lambda x: subject.whole(module, x), backend="aot_eager", fullgraph=True)
+        graphs = "one graph"
+        try:
+            y = whole(x)
+        except Exception:  # noqa: BLE001 - whatever the tracer raises: a graph may break, the result must not
+            graphs = "several graphs"
+            torch.compiler.reset()
+            whole = torch.compile(lambda x: subject.whole(module, x), backend="aot_eager")
+            with attempting(did, "the outputs of eager code"):
+                y = whole(x)
+        expected = subject.whole(module, x)
+        seen = [equal(did, y, expected)]
+        if seen[0].passed and expected.requires_grad:
+            with attempting(f"{did}; a backward pass", "the gradients of eager code"):
+                (a,) = torch.autograd.grad(y.square().sum(), x, materialize_grads=True)
+            (b,) = torch.autograd.grad(expected.square().sum(), x, materialize_grads=True)
+            seen.append(equal(f"{did}; gradients for the input", a, b))
+        torch.compiler.reset()
+    for each in seen:
+        yield replace(each, did=f"{each.did}, in {graphs}")
+
+
+@checks("compilers", slow=True)
+def exports(subject: Subject) -> Outcomes:
+    """Check that an exported program gives the outputs of the module, at least at the length of its example."""
+    plain, x, other = subject.plain(), subject.draw(seq_len=12), subject.draw(seq_len=12, seed=2)
+    did = "the module was exported by torch.export, and another sequence of that length went through the program"
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        with attempting(did, "the outputs of the module"):
+            y = torch.export.export(plain, (x,)).module()(other)
+        expected = plain(other)
+    yield equal(did, y, expected)
