@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.run.files import CONFIG, EVENTS, INDEX, METRICS
-from lab.run.record import Run, read_run, said_by
+from lab.run.record import Run, one_line, read_run
 from zoo.extras import require_extra
 from zoo.loading.names import CHECKPOINTS
 from zoo.report.files import read_json
@@ -98,7 +98,7 @@ class _Search:
             index = read_json(folder / INDEX)
             return {(folder / entry["folder"]).resolve(): entry for entry in index["runs"]}
         except (OSError, ValueError, KeyError, TypeError) as error:
-            self._skip(folder / INDEX, f"cannot be read: {said_by(error)}")
+            self._skip(folder / INDEX, f"cannot be read: {one_line(error)}")
             return {}
 
     def _skip(self, path: Path, why: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from lab.score import BASELINE, level, score_text, worth
+from lab.score import BASELINE, level, score_text, skill
 from lab.view.leaderboard.cells import Record, best_of
 from zoo.report.plots import new_figure, styled
 
@@ -30,7 +30,7 @@ def share(record: Record, best: Record, score: float | None = None) -> float:
     """
     metric, chance = record["metric"], record["chance"]
     perfect = best["score"] if level(metric, chance) is None else level(metric, chance, 1.0)
-    return min(1.0, worth(metric, record["score"] if score is None else score, chance) / worth(metric, perfect, chance))
+    return min(1.0, skill(metric, record["score"] if score is None else score, chance) / skill(metric, perfect, chance))
 
 
 @styled
