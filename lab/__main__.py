@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from lab.experiments.judge import main as experiments
-from lab.view.leaderboard.command import main as leaderboard
+from lab.view.leaderboard import main as leaderboard
 from zoo.errors import unknown
 from zoo.report.terminal import ends_unread, fail
 

@@ -20,7 +20,7 @@ import yaml
 
 from lab.experiments.predictions import PREDICTIONS
 from lab.experiments.vocabulary import LONGER, Prediction, Runs
-from lab.run.environment import git
+from lab.run.environment import git, machine_of
 from lab.run.files import DONE, ENVIRONMENT, INDEX
 from lab.run.record import Run, read_rungs
 from lab.sweep.grid import read_experiment, values_of
@@ -167,14 +167,6 @@ def _read_json(file: Path) -> Any:
         return read_json(file)
     except ValueError as error:
         raise UsageError(f"{file} cannot be read: {error}") from None
-
-
-def machine_of(environment: Mapping[str, Any]) -> str:
-    """Return in one phrase where a run was made, by its environment.json."""
-    gpus = f"{', '.join(sorted(set(environment['gpus'])))}, " if environment["gpus"] else ""
-    system = environment["machine"].split("-with-")[0]
-    versions = f"Python {environment['python']}, torch {environment['versions']['torch']}"
-    return f"{gpus}{environment['cpus']} cores, {system}, {versions}"
 
 
 def judge(sweep: SweptRuns) -> Verdict:

@@ -7,6 +7,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,3 +42,11 @@ def environment() -> dict[str, Any]:
         "torch_threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
+
+
+def machine_of(environment: Mapping[str, Any]) -> str:
+    """Describe in one phrase the machine of an `environment`."""
+    gpus = f"{', '.join(sorted(set(environment['gpus'])))}, " if environment["gpus"] else ""
+    system = environment["machine"].split("-with-")[0]
+    versions = f"Python {environment['python']}, torch {environment['versions']['torch']}"
+    return f"{gpus}{environment['cpus']} cores, {system}, {versions}"

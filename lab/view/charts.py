@@ -1,7 +1,4 @@
-"""The charts of a comparison, as data: learning curves, and scores against length, state, heads and task facts.
-
-The page and the picture draw the same charts.
-"""
+"""The charts of a comparison, as data: learning curves, and scores against length, state, heads and task facts."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lab.run.metrics import at_lengths, by_facts, number_at
 from lab.run.record import Run
@@ -19,16 +16,8 @@ from lab.view.table import Group, Row, label_of
 from zoo.report import numbers, plots
 from zoo.report.numbers import Number
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-_DASHES = ("-", "--", ":", "-.")
-_MARKERS = "os^Dv<>P"
-_LEGEND_ENTRIES = 12
-_LONGEST_LABEL = 48  # characters that a plot has room for
 _ROUNDOFF = 1e-15
-"""An error that theory computes as less is zero, which a logarithmic axis does not have."""
+"""A computed error below this is zero, which a logarithmic axis cannot show."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +25,13 @@ class Series:
     """One line of a chart.
 
     Attributes:
-        label: the configuration, or what its points have in common.
-        mixer: which decides the colour.
-        variant: which of the mixer's lines this is: dashes and markers.
+        label: the configuration, or the mixer if each point is a configuration.
+        mixer: decides the colour.
+        variant: number of the line among the mixer's lines; decides dashes and markers.
         x: abscissae, ascending.
         y: means over seeds.
         spread: standard deviations over seeds; 0 for one seed.
-        points: what each point is, where that is not its label.
+        points: labels of the points' configurations, if each point is one.
     """
 
     label: str
@@ -58,21 +47,10 @@ class Series:
         """Labels of the configurations that it shows."""
         return self.points or (self.label,)
 
-    @property
-    def few(self) -> bool:
-        """Whether its points are so few that each is marked."""
-        return len(self.x) < 12
-
     def band(self, log: bool) -> tuple[list[Number], list[Number]]:
         """Return mean minus and plus deviation; on a logarithmic axis nothing falls below a tenth of the mean."""
         low = [max(y - s, y / 10) if log else y - s for y, s in zip(self.y, self.spread, strict=True)]
         return low, [y + s for y, s in zip(self.y, self.spread, strict=True)]
-
-    def bars(self, log: bool) -> tuple[list[Number], list[Number]]:
-        """Return how far the band reaches below and above the mean."""
-        low, high = self.band(log)
-        below = [y - bottom for y, bottom in zip(self.y, low, strict=True)]
-        return below, [top - y for y, top in zip(self.y, high, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -81,14 +59,14 @@ class Chart:
 
     Attributes:
         kind: curve, loss, length, state, rate, heads or fact.
-        title: of the plot.
-        x_label: with its unit.
-        y_label: with its unit.
+        title: title of the plot.
+        x_label: name of the abscissa, with its unit.
+        y_label: name of the ordinate, with its unit.
         series: the lines.
-        log_x: whether the axis is logarithmic.
-        log_y: the same of the other.
-        chance: a level to draw across.
-        trained_at: an abscissa to draw up: the length of training.
+        log_x: whether the horizontal axis is logarithmic.
+        log_y: whether the vertical axis is logarithmic.
+        chance: level of a horizontal line.
+        trained_at: abscissa of a vertical line: the length of training.
         floor: {abscissa: least ordinate that theory allows}.
         joined: whether a line joins the points and its spread is a band; else each point has a bar.
     """
@@ -112,7 +90,7 @@ class Chart:
 
     @property
     def abscissae(self) -> list[Number]:
-        """Where the series have points, ascending."""
+        """Abscissae of all points, ascending."""
         return sorted({x for each in self.series for x in each.x})
 
     def colour(self, each: Series, known: Mapping[str, str]) -> str:
@@ -122,7 +100,7 @@ class Chart:
 
     @property
     def ticks(self) -> dict[Number, str] | None:
-        """Where the horizontal axis is marked, and how; None where any round numbers will do."""
+        """{abscissa: label} of the horizontal axis; None where any round numbers will do."""
         points = self.abscissae
         if self.kind == "state":
             first, last = (round(math.log2(x)) for x in (points[0], points[-1]))
@@ -132,7 +110,7 @@ class Chart:
 
 
 def charts_of(group: Group) -> list[Chart]:
-    """Return the charts of a task for which its runs have anything to show."""
+    """Return the charts of a task that have anything to show, learning curves first."""
     score = group.score.replace("_", " ")
     log = group.score in ("relative_squared_error", "perplexity")
     chance = group.chance if group.score == "accuracy" else None
@@ -141,21 +119,21 @@ def charts_of(group: Group) -> list[Chart]:
         y_label = f"{options.pop('split', 'test')} {score}"
         return Chart(kind, title, x_label, y_label, series, **{"log_x": True, "log_y": log, "chance": chance} | options)
 
-    # What is split by facts: of text too, whose score is its perplexity, the accuracy.
+    # Text is scored by its perplexity, but its facts split the accuracy.
     part = "relative_squared_error" if group.score == "relative_squared_error" else "accuracy"
-    said = part.replace("_", " ")
+    part_text = part.replace("_", " ")
 
     def by_fact(fact: str) -> Chart:
         lines = _lines(group, lambda row: [by_facts(run.metrics, part).get(fact, {}) for run in row.judged])
-        title, x_label = f"{said.capitalize()} by {fact.replace('_', ' ')}", f"{fact.replace('_', ' ')}, at most"
-        return Chart("fact", title, x_label, f"test {said}", lines, True, log_y=part != "accuracy", chance=chance)
+        title, x_label = f"{part_text.capitalize()} by {fact.replace('_', ' ')}", f"{fact.replace('_', ' ')}, at most"
+        return Chart("fact", title, x_label, f"test {part_text}", lines, True, log_y=part != "accuracy", chance=chance)
 
     def curves(tag: str) -> tuple[Series, ...]:
         return _lines(group, lambda row: [dict(run.curves.get(tag, [])) for run in row.runs])
 
     lengths = _lines(group, lambda row: [_at_lengths(run, row) for run in row.judged])
     trained_at = next((row.options["task.seq_len"] for row in group.rows if "task.seq_len" in row.options), None)
-    states = _by_size(group, lambda row: row.mean("state_bytes") or None)  # no state has no place on the axis
+    states = _by_size(group, lambda row: row.center("state_bytes") or None)  # 0 has no place on a logarithmic axis
     rates = _lines(group, lambda row: [_by_rate(row.window)])
     against, x_of_rates = f"{score.capitalize()} against", "learning rate, each at the last rung that its trial reached"
     x_of_lengths, x_of_states = "length of the test sequences (positions)", "state after the sequence, batch of one"
@@ -176,13 +154,13 @@ def charts_of(group: Group) -> list[Chart]:
 
 
 def _by_rate(window: Mapping[str, Any] | None) -> dict[Number, Number]:
-    """{learning rate: score} of those that did not diverge."""
-    rates = window["rates"] if window else ()
+    """{learning rate: score} of the rates that did not diverge."""
+    rates = window.get("rates", ()) if window else ()
     return {rate["lr"]: rate["score"] for rate in rates if rate["score"] is not None}
 
 
 def _at_lengths(run: Run, row: Row) -> dict[Number, Number]:
-    """{length: score}, with the score at the length of training where there are others."""
+    """{length: score}, with the score at the length of training if there are others."""
     found: dict[Number, Number] = {**at_lengths(run.metrics, row.score)}
     length, score = row.options.get("task.seq_len"), number_at(run.metrics, row.split, row.score)
     if found and length is not None and score is not None:
@@ -203,7 +181,7 @@ def _lines(group: Group, points: Callable[[Row], Sequence[Mapping[Any, Number]]]
 
 
 def _by_size(group: Group, size: Callable[[Row], Number | None], without: str = "") -> tuple[Series, ...]:
-    """Return a line per mixer over the scores of its tested configurations; with `without`, over all other scores."""
+    """Return a line per mixer through its tested configurations; with `without`, one per value of all other options."""
     lines: dict[tuple[str, str], list[tuple[Number, Number, Number, str]]] = {}
     for row in group.rows:
         x, values = size(row), row.values()
@@ -233,77 +211,3 @@ def _floor(group: Group) -> dict[Number, Number]:
 def colours(groups: Sequence[Group]) -> dict[str, str]:
     """Return a colour for each mixer, the same in all charts."""
     return plots.colours(row.mixer for group in groups for row in group.rows)
-
-
-# As a picture
-
-
-@plots.styled
-def comparison_figure(groups: Sequence[Group]) -> Figure:
-    """Draw all charts except the training loss: a line of plots for each task.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
-    lines = [(group, [chart for chart in charts_of(group) if chart.kind != "loss"]) for group in groups]
-    n_columns = max(1, *(len(charts) for _, charts in lines))
-    figure, places = plots.new_figure(n_columns, len(lines))
-    known = colours(groups)
-    for at, (group, charts) in enumerate(lines):
-        axes = places[at * n_columns :][:n_columns]
-        for chart, each in zip(charts, axes, strict=False):
-            draw(each, chart, known, group.title)
-        for each in axes[len(charts) :]:
-            each.set_axis_off()
-    return figure
-
-
-@plots.styled
-def chart_figure(chart: Chart, known: Mapping[str, str], task: str) -> Figure:
-    """Draw one chart; `known` are the colours of mixers.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
-    figure, (axes,) = plots.new_figure()
-    draw(axes, chart, known, task)
-    return figure
-
-
-def draw(axes: Axes, chart: Chart, known: Mapping[str, str], task: str) -> None:
-    """Draw a chart on matplotlib's axes; `known` are the colours of mixers."""
-    for each in chart.series:
-        label = each.label if len(each.label) <= _LONGEST_LABEL else f"{each.label[: _LONGEST_LABEL - 1]}…"
-        style: dict[str, Any] = {
-            "label": label,
-            "color": chart.colour(each, known),
-            "linestyle": _DASHES[each.variant % len(_DASHES)],
-            "linewidth": 1.4,
-            "marker": _MARKERS[each.variant % len(_MARKERS)] if each.few else None,
-        }
-        if chart.joined:
-            axes.plot(each.x, each.y, **style)
-            if any(each.spread):
-                axes.fill_between(each.x, *each.band(chart.log_y), color=style["color"], alpha=0.15, linewidth=0)
-        else:
-            axes.errorbar(each.x, each.y, each.bars(chart.log_y), capsize=2, **style)
-    if chart.floor:
-        axes.plot(*zip(*chart.floor.items(), strict=True), color="0.35", linestyle=":", linewidth=1.2, label="bound")
-    if chart.chance is not None:
-        axes.axhline(chart.chance, color="0.5", linestyle="--", linewidth=1.2, label="chance")
-    if chart.trained_at is not None:
-        axes.axvline(chart.trained_at, color="0.7", linewidth=1, zorder=0, label=f"trained at {chart.trained_at:,}")
-    if chart.log_x:
-        axes.set_xscale("log", base=2)
-    if chart.log_y:
-        axes.set_yscale("log")
-    elif chart.is_share:
-        axes.set_ylim(-0.03, 1.03)
-    if chart.ticks is not None:
-        axes.set_xticks(list(chart.ticks), list(chart.ticks.values()))
-        axes.set_xticks([], minor=True)
-    axes.set_title(f"{task}: {chart.title[0].lower()}{chart.title[1:]}")
-    axes.set_xlabel(chart.x_label)
-    axes.set_ylabel(chart.y_label)
-    if len(chart.series) <= _LEGEND_ENTRIES:
-        axes.legend()

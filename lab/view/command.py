@@ -2,48 +2,49 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from lab.view.page import as_page
+from lab.view.picture import overview_figure
+from lab.view.runs import read_runs
+from lab.view.table import Group, as_csv, as_markdown, group_runs, section_of, table_of
 from zoo.errors import UsageError
 from zoo.extras import require_extra
+from zoo.report.files import write_all
+from zoo.report.plots import as_png
 from zoo.report.terminal import Parser, make_console
 
-if TYPE_CHECKING:
-    from lab.view.table import Group
+_ABOUT = "Mean ± standard deviation over seeds; the best mean of a task is marked."
+_OF_THE_PAGE = (
+    "A band or a bar is one standard deviation. Grey rows have no test score. Click on a legend to hide a "
+    "configuration in all charts, double-click to hide all others. The numbers next to the seeds link to the runs. "
+    "The address keeps the selection."
+)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Put runs side by side: tables, a page of curves and scores, TensorBoard."""
-    parser = Parser("zoo compare")
-    parser.description = (
-        "Put runs of train.py and sweep.py side by side, unfinished ones too: a table for each task, seeds together. "
-        "Writes compare.csv, compare.md, compare.png and compare.html, a page that needs no network."
-    )
-    add = parser.add_argument
-    add("folder", type=Path, metavar="DIR", nargs="?", default=Path("runs"), help="where runs were kept; default runs")
-    add("--out", type=Path, metavar="DIR", help="where files go; default DIR/compare")
-    add("--trials", action="store_true", help="with what sweep.py --tune tried and did not pick")
-    add("--tensorboard", action="store_true", help="instead of writing files, serve TensorBoard until Ctrl-C")
-    add("--port", type=int, metavar="N", help="of TensorBoard (6006, or the next that is free)")
-    return compare(parser.parse_args(argv))
-
-
-def compare(arguments: argparse.Namespace) -> int:
-    """Carry the verb out and return the exit status.
+    """Put runs side by side: tables, a page of curves and scores, TensorBoard.
 
     Raises:
         UsageError: flags that do not go together, nothing to show.
         ValueError: no run that can be read.
         MissingExtraError: a package of the extra `report` is not installed.
     """
-    from lab.view import group_runs, read_runs
-    from lab.view.table import table_of
-
+    parser = Parser("zoo compare")
+    parser.description = (
+        "Put runs of train.py and sweep.py side by side, unfinished ones too: a table for each task, seeds together. "
+        "Writes compare.csv, compare.md, compare.png and compare.html, a page that needs no network."
+    )
+    add = parser.add_argument
+    add("folder", type=Path, metavar="DIR", nargs="?", default=Path("runs"), help="folder of the runs; default runs")
+    add("--out", type=Path, metavar="DIR", help="folder of the files; default DIR/compare")
+    add("--trials", action="store_true", help="include the trials that sweep.py --tune did not pick")
+    add("--tensorboard", action="store_true", help="instead of writing files, serve TensorBoard until Ctrl-C")
+    add("--port", type=int, metavar="N", help="port of TensorBoard (6006, or the next that is free)")
+    arguments = parser.parse_args(argv)
     if arguments.port is not None and not arguments.tensorboard:
-        raise UsageError("--port is of --tensorboard")
+        raise UsageError("--port goes with --tensorboard")
     if arguments.out is not None and arguments.tensorboard:
         raise UsageError("--tensorboard writes no files: leave --out out")
     for module in ("rich.table", "matplotlib.figure", "plotly.graph_objects", "jinja2"):
@@ -75,23 +76,19 @@ def write_comparison(groups: Sequence[Group], folder: Path) -> list[Path]:
         MissingExtraError: matplotlib or plotly is not installed; before anything is written.
         OSError: the folder cannot be written.
     """
-    from lab.view.charts import comparison_figure
-    from lab.view.page import as_page
-    from lab.view.table import as_csv, as_markdown
-    from zoo.report.files import write_all
-    from zoo.report.plots import as_png
-
+    about, sections = f"{describe(groups)} {_ABOUT}", [section_of(group) for group in groups]
+    picture = ["![Learning curves of the tasks above](compare.png)"]
     contents = {
         "compare.csv": as_csv(groups),
-        "compare.md": as_markdown(groups, describe(groups)),
-        "compare.png": as_png(comparison_figure(groups)),
-        "compare.html": as_page(groups, describe(groups), folder),
+        "compare.md": as_markdown("Comparison", about, sections, picture),
+        "compare.png": as_png(overview_figure(groups)),
+        "compare.html": as_page("Comparison of sequence mixers", f"{about} {_OF_THE_PAGE}", groups, sections, folder),
     }
     return write_all(folder, contents)
 
 
 def describe(groups: Sequence[Group]) -> str:
-    """Return how much is compared, in a sentence."""
+    """Return in a sentence how many runs of which tasks are compared."""
     rows = [row for group in groups for row in group.rows]
     runs = [run for row in rows for run in row.runs]
     unfinished = sum(run.state == "unfinished" for run in runs)

@@ -1,4 +1,4 @@
-"""A comparison as one HTML page that holds all it needs: plotly.js, the charts, tables and filters; no network."""
+"""Tables and charts as one HTML page that needs no network: plotly draws the charts, a script filters both."""
 
 from __future__ import annotations
 
@@ -13,55 +13,59 @@ from urllib.parse import quote
 
 from lab.run.record import Run
 from lab.view.charts import Chart, Series, charts_of, colours
-from lab.view.table import Group, Row, columns_of, unnamed_text
+from lab.view.table import Group, Row, Section
 from zoo.extras import require_extra
 from zoo.report.numbers import plain
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+_MARKED = 12  # lines with fewer points have a marker at each
 _LEGEND_ENTRIES = 8
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _MARKERS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "x", "cross", "star")
 
 
-def render(template: Path, **parts: Any) -> str:
-    """Return a page made by a Jinja template, which may use the style and the tables that can be sorted.
+def as_page(
+    title: str,
+    about: str,
+    groups: Sequence[Group],
+    sections: Sequence[Section],
+    folder: Path | None = None,
+    notes: Sequence[str] = (),
+) -> str:
+    """Return the page.
+
+    Every table row carries its configuration, mixer and options in `data-` attributes, every trace the configurations
+    that it shows in `meta`: the filters use these.
+
+    Args:
+        title: heading of the page.
+        about: paragraph below it.
+        groups: the tasks.
+        sections: the tables; a task's table has its title.
+        folder: where the page is kept, from which its links to runs lead; None for a page without charts and links.
+        notes: paragraphs at the end.
 
     Raises:
-        MissingExtraError: jinja2 is not installed.
+        MissingExtraError: plotly or jinja2 is not installed.
     """
     jinja2 = require_extra("jinja2")
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([template.parent, Path(__file__).parent]),
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         keep_trailing_newline=True,
         trim_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    return environment.get_template(template.name).render(parts)
-
-
-def as_page(groups: Sequence[Group], sources: str, folder: Path) -> str:
-    """Return the page.
-
-    Every table row carries its configuration, mixer and options in `data-` attributes, every trace the configurations
-    that it shows in `meta`: the filters go by these.
-
-    Args:
-        groups: what is compared.
-        sources: says what was read.
-        folder: where the page is kept, from which its links to runs lead.
-
-    Raises:
-        MissingExtraError: plotly or jinja2 is not installed.
-    """
     known, options = colours(groups), filter_options(groups)
 
     def chosen(row: Row) -> dict[str, str]:
         return {key: plain(row.options[key]) for key in options if key in row.options}
 
-    def address(run: Run) -> str:
+    def address(run: Run) -> str | None:
+        if folder is None:
+            return None
         # Relative, so that it holds where runs and page are moved together.
         there = run.folder.resolve()
         try:
@@ -69,25 +73,27 @@ def as_page(groups: Sequence[Group], sources: str, folder: Path) -> str:
         except ValueError:  # on another drive
             return there.as_uri()
 
-    return render(
-        Path(__file__).with_name("page.html"),
-        groups=groups,
-        sources=sources,
+    figures = {
+        group.title: [json.loads(str(figure_of(chart, known).to_json())) for chart in charts_of(group)]
+        for group in (groups if folder else ())
+    }
+    return environment.get_template("page.html").render(
+        title=title,
+        about=about,
+        sections=sections,
+        notes=notes,
+        tasks=[group.title for group in groups],
         colours=known,
         options=options,
-        figures=[
-            [json.loads(str(figure_of(chart, known).to_json())) for chart in charts_of(group)] for group in groups
-        ],
-        plotly=require_extra("plotly.offline").get_plotlyjs(),
-        columns_of=columns_of,
-        unnamed_text=unnamed_text,
+        figures=figures,
+        plotly=require_extra("plotly.offline").get_plotlyjs() if figures else "",
         chosen=chosen,
         address=address,
     )
 
 
 def filter_options(groups: Sequence[Group]) -> dict[str, list[str]]:
-    """{option: its values} of those in which configurations of one task differ, whether their labels say so or not."""
+    """{option: its values} of the options in which configurations of one task differ, in their labels or not."""
     keys = sorted({key for group in groups for row in group.rows for key in (*row.telling, *group.unnamed)})
     found = {}
     for key in keys:
@@ -154,21 +160,21 @@ def figure_of(chart: Chart, known: Mapping[str, str]) -> Figure:
 
 
 def _line(each: Series, chart: Chart, colour: str) -> dict[str, Any]:
-    below, above = each.bars(chart.log_y)
+    low, high = each.band(chart.log_y)
     spread = [f" ± {value:.2g}" if value else "" for value in each.spread]
     names = each.points or [each.label] * len(each.x)
     return {
         "x": each.x,
         "y": each.y,
         "name": html.escape(each.label),
-        "mode": "lines+markers" if each.few else "lines",
+        "mode": "lines+markers" if len(each.x) < _MARKED else "lines",
         "line": {"color": colour, "width": 2, "dash": _DASHES[each.variant % len(_DASHES)]},
         "marker": {"size": 7, "symbol": _MARKERS[each.variant % len(_MARKERS)]},
         "error_y": {
             "type": "data",
             "symmetric": False,
-            "array": above,
-            "arrayminus": below,
+            "array": [top - y for top, y in zip(high, each.y, strict=True)],
+            "arrayminus": [y - bottom for y, bottom in zip(each.y, low, strict=True)],
             "thickness": 1.2,
             "visible": not chart.joined and any(each.spread),
         },

@@ -1,4 +1,4 @@
-"""Seeds put together: a row per configuration, grouped by task, as text for a terminal, Markdown and CSV."""
+"""Seeds put together: a row per configuration, grouped by task, and the columns that a table shows of a row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from lab.score import (
     FACTS,
     SCORES,
     WINDOW,
-    fact_text,
     guess_level,
     mean_and_spread,
     median_steps,
@@ -31,7 +30,7 @@ from lab.score import (
 )
 from zoo.extras import require_extra
 from zoo.report import markdown, terminal
-from zoo.report.numbers import NOTHING, Number, plain
+from zoo.report.numbers import NOTHING, Number, number, plain
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,19 +40,19 @@ logger = logging.getLogger(__name__)
 # Options of the data that leave the task what it is: how much there is to train on, what else is tested.
 _OF_THE_DATA = {f"task.{name}" for name in ("n_train", "n_val", "n_test", "fresh", "test_lengths")}
 _RANK = {"tested": 0, "trained": 1, "unfinished": 2}
-_LONGEST_WORD = 24  # that a column of text keeps whole where there is no room
+_LONGEST_WORD = 24  # characters; a longer word of a text column may be folded
 
 
 @dataclass(frozen=True)
 class Row:
-    """One configuration.
+    """One configuration; its numbers are means over seeds.
 
     Attributes:
         label: the mixer and the options in which it differs from the group's other configurations of this mixer.
-        options: of the configuration, by dotted name.
+        options: options of the configuration, by dotted name.
         runs: one per seed, by seed.
-        score: the name of what it is judged by, such as accuracy.
-        telling: the options that the label says.
+        score: the metric that it is judged by, such as accuracy.
+        telling: the options that the label shows.
     """
 
     label: str
@@ -69,7 +68,7 @@ class Row:
 
     @cached_property
     def judged(self) -> tuple[Run, ...]:
-        """The runs that count: the tested ones; where there are none the trained, else the unfinished ones."""
+        """The runs that count: the tested ones; if there are none, the trained ones, else the unfinished ones."""
         best = min(_RANK[run.state] for run in self.runs)
         return tuple(run for run in self.runs if _RANK[run.state] == best)
 
@@ -80,18 +79,18 @@ class Row:
 
     @property
     def split(self) -> str:
-        """Which split the score is of."""
+        """The split that the score is of."""
         return "test" if self.tested else "val"
 
     def values(self, *path: str) -> list[Number]:
-        """Return a metric, by default the score, of the runs that count, where they have it.
+        """Return a metric, by default the score, of the runs that count and have it.
 
         Args:
             path: as for `lab.run.metrics.number_at`.
         """
         return numbers_at((run.metrics for run in self.judged), *(path or (self.split, self.score)))
 
-    def mean(self, *path: str) -> float | None:
+    def center(self, *path: str) -> float | None:
         """Return the mean of `values`."""
         return mean_and_spread(self.values(*path))[0]
 
@@ -101,33 +100,44 @@ class Row:
         return mean_and_spread(self.values())[1]
 
     @property
+    def score_text(self) -> str:
+        """The score as tables show it, with its spread over seeds."""
+        return score_text(self.score, self.center(), self.spread)
+
+    def fact(self, name: str) -> Number | None:
+        """Return one of `lab.score.FACTS`, by its name in the metrics."""
+        if name == "chance":
+            return guess_level(self.score, self.center(name))
+        return median_steps(self.values(name), len(self.judged)) if name == "steps_to_90" else self.center(name)
+
+    @property
     def window(self) -> Mapping[str, Any] | None:
         """The window of learning rates that a sweep has measured for this configuration."""
         return next((run.window for run in self.runs if run.window), None)
 
     @cached_property
     def baseline(self) -> float | None:
-        """What the best guess without order scores, where that is known."""
+        """The score of the best guess without order, if known."""
         from lab.build import trivial_guess
 
         return trivial_guess(self.runs[0].config, "guess_without_order")
 
     @property
     def seeds(self) -> str:
-        """How many runs the score is of, of how many there are."""
-        n, of = len(self.values()), len(self.runs)
-        return str(n) if n == of else f"{n} of {of}"
+        """The number of runs behind the score, and of all runs."""
+        n, total = len(self.values()), len(self.runs)
+        return str(n) if n == total else f"{n} of {total}"
 
     @property
     def remark(self) -> str:
-        """What must be said of the row's runs; empty where all are tested."""
+        """Warnings about the row's runs; empty if all are tested and of one version of the code."""
         notes = [] if self.tested else ["validation"]
         for run in self.runs:
             if run.state == "unfinished":
                 how = f"failed: {run.message}" if run.message else "unfinished"
                 steps = run.config.get("trainer", {}).get("max_steps", -1)
-                of = f" of {steps:,}" if isinstance(steps, int) and steps > 0 else ""
-                notes.append(f"seed {run.seed} {how} at step {run.step:,}{of}")
+                total = f" of {steps:,}" if isinstance(steps, int) and steps > 0 else ""
+                notes.append(f"seed {run.seed} {how} at step {run.step:,}{total}")
             elif run.state == "trained" and self.tested:
                 notes.append(f"seed {run.seed} not tested")
         if len(commits := {run.commit for run in self.runs if run.commit}) > 1:
@@ -141,9 +151,9 @@ class Group:
 
     Attributes:
         title: the task's name and the options in which it differs from the other groups of this name.
-        score: the name of what it is judged by, such as accuracy.
+        score: the metric that it is judged by, such as accuracy.
         rows: best first; after the tested ones those that are not.
-        unnamed: options in which the rows differ though their labels do not say so, such as d_model chosen by mixer.
+        unnamed: options in which the rows differ though their labels do not show them, such as d_model per mixer.
     """
 
     title: str
@@ -151,17 +161,19 @@ class Group:
     rows: tuple[Row, ...] = field(repr=False)
     unnamed: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def best(self) -> set[str]:
-        """Labels of the tested rows with the best mean: several where equal, none where only one is tested."""
-        means = {row.label: mean for row in self.rows if row.tested and (mean := row.mean()) is not None}
-        best = max((merit(self.score, mean) for mean in means.values()), default=None)
-        return {label for label, mean in means.items() if merit(self.score, mean) == best} if len(means) > 1 else set()
+        """Labels of the tested rows with the best score: several if equal, none if only one is tested."""
+        scores = {row.label: score for row in self.rows if row.tested and (score := row.center()) is not None}
+        best = max((merit(self.score, score) for score in scores.values()), default=None)
+        return (
+            {label for label, score in scores.items() if merit(self.score, score) == best} if len(scores) > 1 else set()
+        )
 
     @property
     def chance(self) -> float | None:
-        """What a guesser that ignores the input scores, where the runs say so."""
-        found = (row.mean("chance") for row in self.rows)
+        """The accuracy of a guess that ignores the input, if the runs have it."""
+        found = (row.center("chance") for row in self.rows)
         return next((value for value in found if value is not None), None)
 
 
@@ -201,7 +213,7 @@ def _group(title: str, runs: Sequence[Run]) -> Group:
         named |= telling
         label = label_of(first.mixer, first.options, telling)
         rows.append(Row(label, first.options, members, score, frozenset(telling)))
-    rows.sort(key=lambda row: (not row.tested, -merit(score, row.mean()), row.label))
+    rows.sort(key=lambda row: (not row.tested, -merit(score, row.center()), row.label))
     differing = _differing([row.options for row in rows]) - named
     return Group(title, score, tuple(rows), tuple(sorted(key for key in differing if not key.startswith("mixer."))))
 
@@ -237,47 +249,60 @@ def _text(options: Mapping[str, Any]) -> str:
     return json.dumps(given_options(options), sort_keys=True, default=str)
 
 
-# As text
+# Tables
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the tables: what it says of a row."""
+    """A column of a table.
+
+    Attributes:
+        heading: name of the column.
+        cell: text that is shown for a row.
+        value: what rows are sorted by.
+        right: whether it holds numbers, which are aligned to the right.
+        more_first: whether more is better, and on top after the first click on the heading.
+        stays: whether it is shown however narrow the terminal is.
+        best: whether a row's cell is marked as the best.
+    """
 
     heading: str
-    cell: Callable[[Row], str]
-    value: Callable[[Row], Number | str | None]
-    """What rows are sorted by, and what CSV holds."""
+    cell: Callable[[Any], str]
+    value: Callable[[Any], Number | str | None]
     right: bool = True
     more_first: bool = False
-    """Whether more of it is better, and on top when one asks for this order."""
     stays: bool = False
-    """Whether it is shown however narrow the terminal is."""
+    best: Callable[[Any], bool] = lambda row: False
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table of a page, under its title.
+
+    Attributes:
+        title: heading above the table.
+        columns: its columns.
+        rows: whatever the columns read, such as `Row`.
+        note: a sentence below the table.
+    """
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Any]
+    note: str = ""
 
 
 def _fact(heading: str, name: str) -> Column:
-    return Column(
-        heading,
-        lambda row: fact_text(name, row.values(name), row.score, len(row.judged)),
-        lambda row: _fact_value(row, name),
-        more_first=heading == "tokens/s",
-    )
+    def cell(row: Row) -> str:
+        value = row.fact(name)
+        return score_text(row.score, value) if name == "chance" else number(None if value is None else round(value))
 
-
-def _fact_value(row: Row, name: str) -> Number | None:
-    if name == "chance":
-        return guess_level(row.score, row.mean(name))
-    return median_steps(row.values(name), len(row.judged)) if name == "steps_to_90" else row.mean(name)
+    return Column(heading, cell, lambda row: row.fact(name), more_first=heading == "tokens/s")
 
 
 COLUMNS = (
     Column("configuration", lambda row: row.label, lambda row: row.label, right=False, stays=True),
-    Column(
-        "score",
-        lambda row: score_text(row.score, row.mean(), row.spread),
-        lambda row: row.mean(),
-        stays=True,
-    ),
+    Column("score", lambda row: row.score_text, lambda row: row.center(), stays=True),
     Column("seeds", lambda row: row.seeds, lambda row: len(row.values()), more_first=True),
     *(_fact(heading, name) for heading, name in FACTS.items()),
     Column(BASELINE, lambda row: score_text(row.score, row.baseline), lambda row: row.baseline),
@@ -297,46 +322,52 @@ COLUMNS = (
 
 
 def columns_of(group: Group) -> list[Column]:
-    """Return the columns that say anything of a task; the score has its own name, and its own best."""
-    score = {"heading": group.score.replace("_", " "), "more_first": SCORES[group.score]}
+    """Return the columns that are not empty for a task; the score has its own name, and its own best."""
+    score = {
+        "heading": group.score.replace("_", " "),
+        "more_first": SCORES[group.score],
+        "best": lambda row: row.label in group.best,
+    }
     every = [replace(each, **score) if each.heading == "score" else each for each in COLUMNS]
     return [each for each in every if any(each.cell(row) not in (NOTHING, "") for row in group.rows)]
 
 
-def unnamed_text(group: Group) -> str:
-    """Return a sentence on what the labels do not say; empty where they say all."""
-    return f"The rows differ also in {', '.join(group.unnamed)}: see compare.csv." if group.unnamed else ""
+def section_of(group: Group) -> Section:
+    """Return a task's table, with a note on the options that the labels leave out."""
+    note = f"The rows differ also in {', '.join(group.unnamed)}: see compare.csv." if group.unnamed else ""
+    return Section(group.title, columns_of(group), group.rows, note)
 
 
 def table_of(group: Group, width: int) -> Table:
     """Return a task's rich table, the best row marked.
 
-    What does not fit into `width` characters is left out, numbers from the right first, and named below; the
+    Columns that do not fit into `width` characters are left out, numbers from the right first, and named below; the
     configuration is wrapped and always whole.
 
     Raises:
         MissingExtraError: rich is not installed.
     """
-    columns = columns_of(group)
-    texts = [[column.heading, *map(column.cell, group.rows)] for column in columns]
+    section = section_of(group)
+    texts = {column: [column.cell(row) for row in group.rows] for column in section.columns}
     if group.best:
-        marks = ("*" if row.label in group.best else " " for row in group.rows)
-        texts[1][1:] = [f"{text} {mark}" for text, mark in zip(texts[1][1:], marks, strict=True)]
-    widths = _fit(columns, texts, width)
-    headings, *rows = zip(*(texts[at] for at in widths), strict=True)
+        scores = section.columns[1]
+        texts[scores] = [
+            f"{text} {'*' if scores.best(row) else ' '}" for text, row in zip(texts[scores], group.rows, strict=True)
+        ]
+    widths = _fit(texts, width)
     table = terminal.make_table(
-        headings,
-        rows,
-        _align(columns[at] for at in widths),
+        [column.heading for column in widths],
+        zip(*(texts[column] for column in widths), strict=True),
+        _align(widths),
         title=group.title,
         styles=("bold green" if row.label in group.best else None if row.tested else "dim" for row in group.rows),
     )
     for column, each in zip(table.columns, widths.values(), strict=True):
         column.width = each
-    left_out = ", ".join(column.heading for at, column in enumerate(columns) if at not in widths)
+    left_out = ", ".join(column.heading for column in texts if column not in widths)
     notes = (
         "* the best mean of the task." if group.best else "",
-        unnamed_text(group),
+        section.note,
         f"Too narrow for {left_out}: see compare.csv." if left_out else "",
     )
     table.caption = require_extra("rich.markup").escape(" ".join(filter(None, notes)))
@@ -347,54 +378,44 @@ def _align(columns: Iterable[Column]) -> str:
     return "".join("r" if column.right else "l" for column in columns)
 
 
-def _fit(columns: Sequence[Column], texts: Sequence[Sequence[str]], width: int) -> dict[int, int]:
-    """Return {number of a column: characters} of those that fit into a width, from their texts, the heading first.
-
-    Numbers are whole; text may wrap down to its longest word.
-    """
-    least = [
-        max(max(map(len, cells[1:]), default=0), max(map(len, cells[0].split())))
-        if column.right
-        else min(_LONGEST_WORD, max(len(word) for text in cells for word in text.split()))
-        for column, cells in zip(columns, texts, strict=True)
-    ]
-    kept = list(range(len(columns)))
-    # What is on the right leaves first, numbers before remarks; configuration and score stay.
-    leaving = sorted((at for at in kept if not columns[at].stays), key=lambda at: (not columns[at].right, -at))
-    for at in leaving:
-        if 2 * len(kept) + sum(least[at] for at in kept) > width and len(kept) > 2:
-            kept.remove(at)
-    widths, room = {at: least[at] for at in kept}, width - 2 * len(kept) - sum(least[at] for at in kept)
-    for at in kept:
-        if not columns[at].right:
-            widths[at] += max(0, min(room, max(map(len, texts[at])) - widths[at]))
-            room -= widths[at] - least[at]
+def _fit(texts: Mapping[Column, Sequence[str]], width: int) -> dict[Column, int]:
+    """Return the columns that fit into a width, and the characters of each: rich alone would wrap numbers too."""
+    widths = {}
+    for column, cells in texts.items():
+        words = [word for text in (column.heading, *cells) for word in text.split()]
+        longest = max(map(len, words))
+        widths[column] = max(longest, *map(len, cells)) if column.right else min(_LONGEST_WORD, longest)
+    # Numbers leave before remarks; of either, the column on the right leaves first.
+    order = list(texts)
+    for column in sorted(order, key=lambda column: (not column.right, -order.index(column))):
+        if not column.stays and sum(widths.values()) + 2 * len(widths) > width:
+            del widths[column]
+    spare = width - 2 * len(widths) - sum(widths.values())
+    for column in widths:
+        if not column.right:
+            more = max(0, min(spare, max(map(len, texts[column])) - widths[column]))
+            widths[column] += more
+            spare -= more
     return widths
 
 
-def as_markdown(groups: Sequence[Group], sources: str) -> str:
-    """Return a page with a table for each task; `sources` says what was read."""
-    lines = [
-        "# Comparison",
-        "",
-        f"{sources} Mean ± standard deviation over seeds; the best mean of a task in bold.",
-        "",
-    ]
-    for group in groups:
-        table = markdown.table(*cells_of(group))
-        lines += [f"## {group.title}", "", *table, "", *([unnamed_text(group), ""] if group.unnamed else [])]
-    lines += ["![Curves and scores of the tasks above](compare.png)", ""]
-    return "\n".join(lines)
+def as_markdown(title: str, about: str, sections: Sequence[Section], end: Sequence[str]) -> str:
+    """Return a page of tables; `end` are the lines after them."""
+    lines = [f"# {title}", "", about, ""]
+    for section in sections:
+        table = markdown.table(*_cells(section.columns, section.rows))
+        lines += [f"## {section.title}", "", *table, "", *([section.note, ""] if section.note else [])]
+    return "\n".join([*lines, *end, ""])
 
 
 def cells_of(group: Group) -> tuple[list[str], list[list[str]], str]:
     """Return a task's table for `zoo.report.markdown.table`: headings, cells with the best score in bold, alignment."""
-    columns = columns_of(group)
-    rows = [[column.cell(row) for column in columns] for row in group.rows]
-    for row, cells in zip(group.rows, rows, strict=True):
-        if row.label in group.best:
-            cells[1] = f"**{cells[1]}**"
-    return [column.heading for column in columns], rows, _align(columns)
+    return _cells(columns_of(group), group.rows)
+
+
+def _cells(columns: Sequence[Column], rows: Sequence[Any]) -> tuple[list[str], list[list[str]], str]:
+    cells = [[f"**{each.cell(row)}**" if each.best(row) else each.cell(row) for each in columns] for row in rows]
+    return [column.heading for column in columns], cells, _align(columns)
 
 
 def as_csv(groups: Sequence[Group]) -> str:
@@ -410,7 +431,7 @@ def as_csv(groups: Sequence[Group]) -> str:
             "best": int(row.label in group.best),
             "score": row.score,
             "split": row.split,
-            "mean": row.mean(),
+            "mean": row.center(),
             "standard deviation": row.spread,
             "seeds": " ".join(str(run.seed) for run in row.judged),
             "runs": len(row.runs),

@@ -1,4 +1,4 @@
-"""TensorBoard over a comparison: runs named so that they sort, means over seeds as bands by task, charts as pictures.
+"""TensorBoard over a comparison: runs named so that they sort, means over seeds as bands, learning curves as a picture.
 
 TensorBoard is given a folder of its own, which links to the runs' events: nothing is written where runs are kept.
 """
@@ -16,25 +16,26 @@ from typing import NoReturn
 from urllib.parse import quote
 
 from lab.run.files import EVENTS
-from lab.view.charts import Chart, chart_figure, charts_of, colours
+from lab.view.charts import Chart, charts_of
+from lab.view.picture import overview_figure
 from lab.view.table import Group
 from zoo.extras import require_extra
 from zoo.signals import SCHEDULER, handled
 
 _EVERY = 10.0  # seconds between two looks for new events
 CONFIGURATION = r"^(.*)/(?:mean|seed\d+)$"
-"""What the names of a configuration's runs share: they get one colour, which no other configuration has."""
+"""Matches the runs of one configuration by what their names share: they get one colour of their own."""
 
 
 def show_in_tensorboard(groups: Sequence[Group], port: int | None, say: Callable[[str], None]) -> None:
-    """Serve until Ctrl-C, or SIGTERM; the folder that TensorBoard is given goes with the end.
+    """Serve until Ctrl-C, or SIGTERM; the folder that TensorBoard is given is deleted at the end.
 
-    Curves of runs under way grow; runs that begin later are not there.
+    Curves of runs under way grow; runs that begin later are not shown.
 
     Args:
-        groups: what is compared.
-        port: to serve on; TensorBoard's own choice when None.
-        say: is told the address.
+        groups: the tasks to compare.
+        port: port to serve on; None for TensorBoard's own choice.
+        say: gets the line with the address.
 
     Raises:
         ValueError: the port is taken, or none.
@@ -45,7 +46,7 @@ def show_in_tensorboard(groups: Sequence[Group], port: int | None, say: Callable
         tempfile.TemporaryDirectory(prefix="zoo-compare-") as folder,
     ):
         address = serve(Path(folder), port)
-        # The server is up before the charts are drawn: a port that is taken is known at once.
+        # The server is up before anything is drawn: a port that is taken is known at once.
         link = lay_out(groups, Path(folder))
         say(f"TensorBoard at {address}?runColorGroup={quote(f'regex:{CONFIGURATION}')} (Ctrl-C ends it)")
         with suppress(KeyboardInterrupt):
@@ -76,10 +77,11 @@ def serve(folder: Path, port: int | None) -> str:
 
 
 def lay_out(groups: Sequence[Group], folder: Path) -> Callable[[], None]:
-    """Fill a folder for TensorBoard; returns what links to events that have come since.
+    """Fill a folder for TensorBoard; returns a function that links to events that have come since.
 
     `<task>/<configuration>/seed<k>` are the runs. `<task>/<configuration>/mean` has the means over seeds, under tags
-    that begin with the task; Custom Scalars shows them with bands, one category per task. `charts` has pictures.
+    that begin with the task; Custom Scalars shows them with bands, one category per task, whose steps are the abscissae
+    of the charts. `overview` has the picture.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -100,23 +102,20 @@ def lay_out(groups: Sequence[Group], folder: Path) -> Callable[[], None]:
                     there.symlink_to(events.resolve())
 
     link()
-    known, layout = colours(groups), {}
-    with SummaryWriter(folder / "charts") as pictures:
-        for group in groups:
-            charts = charts_of(group)
-            for chart in charts:
-                figure = chart_figure(chart, known, group.title)
-                pictures.add_figure(f"{group.title}/{chart.title}", figure, close=False)
-            drawn = [chart for chart in charts if chart.joined]
-            layout[group.title] = {chart.title: ["Margin", _tags(group, chart)] for chart in drawn}
-            for chart in drawn:
-                for each in chart.series:
-                    low, high = each.band(chart.log_y)
-                    with SummaryWriter(home(group, each.label, "mean")) as writer:
-                        for tag, values in zip(_tags(group, chart), (each.y, low, high), strict=True):
-                            for x, value in zip(each.x, values, strict=True):
-                                writer.add_scalar(tag, value, int(x))
-        pictures.add_custom_scalars(layout)
+    layout = {}
+    for group in groups:
+        charts = [chart for chart in charts_of(group) if chart.kind != "rate"]  # steps are whole numbers
+        layout[group.title] = {chart.title: ["Margin", _tags(group, chart)] for chart in charts}
+        for chart in charts:
+            for each in chart.series:
+                low, high = each.band(chart.log_y)
+                with SummaryWriter(home(group, each.label, "mean")) as writer:
+                    for tag, values in zip(_tags(group, chart), (each.y, low, high), strict=True):
+                        for x, value in zip(each.x, values, strict=True):
+                            writer.add_scalar(tag, value, int(x))
+    with SummaryWriter(folder / "overview") as writer:
+        writer.add_figure("Learning curves", overview_figure(groups), close=False)
+        writer.add_custom_scalars(layout)
     return link
 
 

@@ -1,4 +1,4 @@
-"""The leaderboard: which cells are missing and in which order they come, what is merged, what the pages show."""
+"""The leaderboard: which cells are missing and in which order they come, what is merged, and the pages."""
 
 from __future__ import annotations
 
@@ -11,29 +11,28 @@ import pytest
 
 from lab.run.identity import deciding_options
 from lab.sweep.grid import read_experiment
-from lab.view.leaderboard import command
-from lab.view.leaderboard.cells import in_order, merged, read_cells, task_names
-from lab.view.leaderboard.pages import PICTURE, as_html, as_markdown, tables
-from lab.view.leaderboard.picture import leaderboard_figure, share
+from lab.view import leaderboard
+from lab.view.cells import FILE, in_order, read_cells, task_names
+from lab.view.leaderboard import PICTURE, STORED, Board, groups_of, overview
+from lab.view.page import as_page
+from lab.view.picture import heat_map, share
+from lab.view.table import as_markdown
 from tests.lab.runs import error_line
 
-MIXERS, TASKS = ("lstm", "gru"), ("mqar", "parity")
 
-
-def record(mixer: str, task: str, *scores: float, metric: str = "accuracy", digest: str = "") -> dict[str, Any]:
+def record(mixer: str, task: str, *scores: float, metric: str = "accuracy", **other: Any) -> dict[str, Any]:
     """A cell whose seeds have these scores."""
-    shape = read_experiment(command.FILE, task).shape
-    facts = {"metric": metric, "chance": 0.1, "lr": 0.01, "window_octaves": 1.7, "window_at_least": True}
-    sizes = {"params": 50_000, "state_bytes": 320, "shape": shape, "digest": digest}
-    begun = {"mixer": mixer, "task": task, **facts, **sizes, "runs": [], "commits": [], "machines": []}
-    return merged(begun, [run(seed, score) for seed, score in enumerate(scores)], ["abc"], ["two cores"])
+    facts = {"metric": metric, "chance": 0.1, "lr": 0.01, "window": {"octaves": 1.7, "at_least": True}}
+    sizes = {"params": 50_000, "state_bytes": 320, "shape": read_experiment(FILE, task).shape, "digest": ""}
+    of_each = {"steps_to_90": 100, "tokens_per_second": 1e4, "seconds": 2.0}
+    runs = [{"seed": seed, "score": score, **of_each} for seed, score in enumerate(scores)]
+    machine = {"runs": runs, "commits": ["abc"], "machines": ["two cores"]}
+    return {"mixer": mixer, "task": task, **facts, **sizes, **machine, **other}
 
 
-def run(seed: int, score: float, steps: int | None = 100) -> dict[str, Any]:
-    return {"seed": seed, "score": score, "steps_to_90": steps, "tokens_per_second": 1e4, "seconds": 2.0}
-
-
-def test_a_cell_is_run_again_only_where_its_configuration_has_changed(tmp_path: Path) -> None:
+def test_a_cell_is_run_again_only_if_its_configuration_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (cell,) = read_cells(["lstm"], ["mqar"], 3)
     assert cell.missing(None) == [0, 1, 2]
     assert cell.missing(record("lstm", "mqar", 0.5, 0.6, digest=cell.digest)) == [2]
@@ -41,24 +40,23 @@ def test_a_cell_is_run_again_only_where_its_configuration_has_changed(tmp_path: 
     (more,) = read_cells(["lstm"], ["mqar"], 5)
     assert more.digest == cell.digest
     changed = tmp_path / "changed.yaml"
-    changed.write_text(command.FILE.read_text(encoding="utf-8").replace("n_pairs: 4", "n_pairs: 2"), encoding="utf-8")
+    changed.write_text(FILE.read_text(encoding="utf-8").replace("n_pairs: 4", "n_pairs: 2"), encoding="utf-8")
     (other,) = read_cells(["lstm"], ["mqar"], 3, changed)
-    assert other.digest != cell.digest
-    assert other.experiment.shape != cell.experiment.shape
+    assert (other.digest != cell.digest, other.experiment.shape != cell.experiment.shape) == (True, True)
+    for value, same in ((None, True), ("", False), (0, False)):  # an option that came later
+        later = {"task.later": value}
+        monkeypatch.setattr(
+            "lab.view.cells.deciding_options", lambda config, later=later: deciding_options(config) | later
+        )
+        assert (read_cells(["lstm"], ["mqar"], 3)[0].digest == cell.digest) is same
 
 
-@pytest.mark.parametrize(("value", "same"), [(None, True), ("", False), (0, False), (False, False)])
-def test_a_cell_is_not_run_again_for_an_option_that_came_later_and_is_none(
-    value: Any, same: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (cell,) = read_cells(["lstm"], ["mqar"], 3)
-    later = {"task.later": value}
-    monkeypatch.setattr("lab.view.leaderboard.cells.deciding_options", lambda config: deciding_options(config) | later)
-    (again,) = read_cells(["lstm"], ["mqar"], 3)
-    assert (again.digest == cell.digest) is same
+def test_the_stored_cells_are_not_run_again() -> None:
+    board, cells = Board(leaderboard.ROOT / "docs"), read_cells(["lstm", "hybrid"], ["mqar", "text"], None)
+    assert [cell.missing(board.get(cell)) for cell in cells] == [[]] * 4
 
 
-def test_a_mixer_of_ones_own_counts_by_what_its_file_says(tmp_path: Path) -> None:
+def test_a_mixer_of_ones_own_counts_by_the_text_of_its_file(tmp_path: Path) -> None:
     digests = []
     for folder, end in (("a", ""), ("b", ""), ("c", "\n# changed")):
         file = tmp_path / folder / "mine.py"
@@ -75,128 +73,123 @@ def test_a_mixer_of_ones_own_counts_by_what_its_file_says(tmp_path: Path) -> Non
 
 
 def test_rows_and_columns_fill_evenly_and_empty_cells_come_first() -> None:
-    cells = read_cells(MIXERS, TASKS, 2)
+    cells = read_cells(("lstm", "gru"), ("mqar", "parity"), 2)
     order = [(cell.mixer, cell.task) for cell in in_order(cells, {})]
     assert order == [("lstm", "mqar"), ("gru", "parity"), ("gru", "mqar"), ("lstm", "parity")]
-    records = {}
-    for cell, scores in zip(cells, ((0.5,), (0.5, 0.6), (), ()), strict=True):
-        records[cell.mixer, cell.task] = record(cell.mixer, cell.task, *(scores or (0.1,)), digest=cell.digest)
-    del records["lstm", "parity"], records["gru", "parity"]
-    # gru on mqar is complete, lstm on mqar lacks a seed.
+    done = {("lstm", "mqar"): (0.5,), ("gru", "mqar"): (0.5, 0.6)}  # a seed is missing, none is missing
+    digests = {(cell.mixer, cell.task): cell.digest for cell in cells}
+    records = {place: record(*place, *scores, digest=digests[place]) for place, scores in done.items()}
     found = [(cell.mixer, cell.task) for cell in in_order(cells, records)]
-    assert found == [("lstm", "parity"), ("gru", "parity"), ("lstm", "mqar")]
+    assert found == [("gru", "parity"), ("lstm", "parity"), ("lstm", "mqar")]
 
 
-def test_further_seeds_are_merged_and_the_interval_takes_five() -> None:
-    three = record("lstm", "mqar", 0.5, 0.7, 0.6)
-    assert (three["score"], three["interval"], three["seeds"]) == (0.6, None, [0, 1, 2])
-    five = merged(three, [run(4, 0.9, None), run(3, 0.8), run(2, 0.65)], ["def"], ["two cores"])
-    assert (five["score"], five["interval"], five["seeds"]) == (0.7, [0.5, 0.9], [0, 1, 2, 3, 4])
-    assert (five["commits"], five["machines"], five["seconds"]) == (["abc", "def"], ["two cores"], 10.0)
-    assert five["steps_to_90"] == 100
-    assert merged(five, [run(seed, 0.5, None) for seed in (0, 1)], [], [])["steps_to_90"] is None
+def test_numbers_are_medians_and_the_interval_needs_five_seeds() -> None:
+    def cells(*scores: float, steps: tuple[int | None, ...] = ()) -> dict[str, str]:
+        found = record("lstm", "mqar", *scores)
+        for run, each in zip(found["runs"], steps, strict=False):
+            run["steps_to_90"] = each
+        (group,) = groups_of([found], ["mqar"])
+        section = leaderboard.section_of(group)
+        return {column.heading: column.cell(section.rows[0]) for column in section.columns}
+
+    assert cells(0.5, 0.7, 0.6)["accuracy"] == "0.6000"
+    five = cells(0.5, 0.7, 0.65, 0.8, 0.9, steps=(None, 100, 100, 200, 300))
+    assert (five["accuracy"], five["seeds"], five["steps to 90 %"]) == ("0.7000 [0.5000, 0.9000]", "5", "150")
+    assert (five["window (octaves)"], five["lr"], five["time of the runs"]) == ("≥ 1.7", "0.01", "10 s")
+    assert five["guess without order"] == "0.2500"
+    assert "steps to 90 %" not in cells(0.5, 0.7, 0.6, steps=(None, None, 100))  # an empty column
 
 
 def test_the_pages_show_what_was_run_and_leave_the_rest_empty() -> None:
     records = [
         record("lstm", "mqar", *[0.5] * 5),
         record("gru", "mqar", 0.7),
+        record("slstm", "mqar", 0.7),
         record("gru", "parity", 0.2, metric="relative_squared_error"),
         record("lstm", "parity", 0.3, metric="relative_squared_error"),
         record("<b>", "mqar", 0.1),
     ]
-    found = tables(records, ["mqar", "parity", "text"], {"mqar": 0.25, "parity": None})
-    page = as_markdown(found, "Here.")
+    groups = groups_of(records, tasks := ["mqar", "parity", "text"])
+    sections = [overview(groups, tasks), *map(leaderboard.section_of, groups)]
+    page = as_markdown("title", "about", sections, [])
     assert "| mixer | mqar | parity | text |" in page
     assert "| lstm | 0.5000 [0.5000, 0.5000] | 0.3 | |" in page
     assert "| gru | **0.7000** | **0.2** | |" in page
-    assert "| guessing | 0.1000 | 0.1 | |" in page
-    assert "| guess without order | 0.2500 | | |" in page
-    sizes = r"50,000 \| 320 \| 10,000 \| 100 \|"
-    assert re.search(rf"\| gru \| \*\*0.7000\*\* \| ≥ 1.7 \| 0.01 \| 1 \| 0.1000 \| 0.2500 \| {sizes}", page)
+    assert "| slstm | **0.7000** | | |" in page
+    assert "| guessing | 0.1000 | 1 | |" in page
+    assert "| guess without order | 0.2500 | 1 | |" in page
+    assert re.search(r"\| gru \| \*\*0.7000\*\* \| 1 \| 0.1000 \| 50,000 \| 320 \| 10,000 \| 100 \|", page)
     assert "## text" not in page
-    html = as_html(found, "Here.")
+    html = as_page("title", "about", groups, sections, notes=["note"])
     assert html.count("<table>") == 3
-    assert '<td class="right" data-value="0.7"><b>0.7000</b></td>' in html
+    assert re.search(r'<td class="right best" data-value="0.7">0.7000 <b', html)
     assert '<th class="right" data-first="ascending"><button>parity</button>' in html
     assert "&lt;b&gt;" in html
-    assert "function sort(heading)" in html
     assert "http" not in html
 
 
-def test_equally_good_mixers_are_all_bold() -> None:
-    found = tables([record("lstm", "mqar", 1.0), record("gru", "mqar", 1.0)], ["mqar"], {})
-    assert as_markdown(found, "Here.").count("**1.0000**") == 4  # in the table of all, and in that of the task
-
-
 def test_a_share_counts_from_guessing_to_a_perfect_score() -> None:
-    half = record("lstm", "mqar", 0.55)  # chance is 0.1
-    assert share(half, half) == pytest.approx(0.5)
-    assert share(half, half, 1.0) == 1
-    assert share(half, half, 0.05) == 0
-    error = record("lstm", "in_context_regression", 0.25, metric="relative_squared_error")
-    assert share(error, error) == 0.75
-    best, other = (record("lstm", "text", value, metric="perplexity") for value in (2.0, 4.0))
-    assert (share(best, best), share(other, best)) == (1, pytest.approx(0.5))
+    def shares(metric: str, *scores: float) -> list[float]:
+        (group,) = groups_of(
+            [record(str(at), "mqar", score, metric=metric) for at, score in enumerate(scores)], ["mqar"]
+        )
+        return [share(group, score) for score in scores]
+
+    assert shares("accuracy", 0.55, 1.0, 0.05) == pytest.approx([0.5, 1, 0])  # chance is 0.1
+    assert shares("relative_squared_error", 0.25) == [0.75]
+    assert shares("perplexity", 2.0, 4.0) == pytest.approx([1, 0.5])  # of the best
 
 
-def test_the_picture_has_the_scores_of_what_was_run_and_the_better_mixers_on_top() -> None:
-    records = [record("lstm", "mqar", 0.2), record("gru", "mqar", 0.9), record("gru", "parity", 1.0)]
-    axes, colours = leaderboard_figure(records, ["mqar", "parity", "text"], {"mqar": 0.25, "parity": None}).axes
-    assert colours.get_ylabel() == "from guessing (0) to a perfect score (1)"
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["mqar", "parity"]
+def test_the_picture_has_the_scores_and_the_better_mixers_on_top() -> None:
+    records = [record("lstm", "mqar", 0.2), record("gru", "mqar", 0.9), record("gru", "k_hop", 1.0)]
+    axes, colours = heat_map(groups_of(records, ["mqar", "k_hop", "text"])).axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["mqar", "k_hop"]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["gru", "lstm", "guess without order"]
     texts = {text.get_position(): (text.get_text(), text.get_weight()) for text in axes.texts}
+    assert texts.pop((1, 2))[0]
     assert texts == {
         (0, 0): ("0.9000", "bold"),
-        (1, 0): ("1.0000", "bold"),
+        (1, 0): ("1.0000", "normal"),  # nothing to compare it with
         (0, 1): ("0.2000", "normal"),
         (0, 2): ("0.2500", "normal"),
     }
-    text = record("gru", "text", 6.5, metric="perplexity")
-    _, colours = leaderboard_figure([*records, text], ["mqar", "parity", "text"], {}).axes
-    assert colours.get_ylabel().endswith("; perplexities: to the best one (1)")
-
-
-def test_without_cells_there_is_no_picture(tmp_path: Path) -> None:
-    assert {file.name for file in command.Board(tmp_path).write()} == {command.STORED, command.PAGE, command.SORTABLE}
-    assert "![" not in (tmp_path / command.PAGE).read_text(encoding="utf-8")
+    assert "perplexities" not in colours.get_ylabel()
 
 
 def test_the_file_keeps_what_another_command_has_merged_and_the_pages_leave_other_shapes_out(tmp_path: Path) -> None:
-    one, other = command.Board(tmp_path), command.Board(tmp_path)
+    assert PICTURE not in {str(file.relative_to(tmp_path)) for file in Board(tmp_path).write()}
+    one, other = Board(tmp_path), Board(tmp_path)
     one.merge(record("lstm", "mqar", 0.5))
-    other.merge(record("gru", "mqar", 0.7) | {"shape": "of another day"})
-    stored = json.loads((tmp_path / "leaderboard.json").read_text(encoding="utf-8"))
+    other.merge(record("gru", "mqar", 0.7, shape="of another day"))
+    stored = json.loads((tmp_path / STORED).read_text(encoding="utf-8"))
     assert [each["mixer"] for each in stored] == ["lstm", "gru"]
     page = (tmp_path / "leaderboard.md").read_text(encoding="utf-8")
-    assert "| lstm |" in page
-    assert "| gru |" not in page
-    assert f"]({PICTURE})" in page
-    assert "In 0 of them the largest rate of the grid was picked" in page
+    assert ("| lstm |" in page, "| gru |" in page, f"]({PICTURE})" in page) == (True, False, True)
+    assert "In 0 of them" in page
     assert re.search(r"No cell yet: attention, .*\bgru\b.*\.", page)
-    one.merge(record("attention", "mqar", 0.5) | {"lr": 0.032})
-    page = (tmp_path / "leaderboard.md").read_text(encoding="utf-8")
-    assert "In 1 of them the largest rate" in page
-    assert "No cell yet: sliding_attention, " in page
+    one.merge(record("attention", "mqar", 0.5, lr=0.032))
+    assert "In 1 of them" in (tmp_path / "leaderboard.md").read_text(encoding="utf-8")
     assert (tmp_path / PICTURE).read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (["--mixers", "lstn"], "unknown mixer 'lstn' (did you mean 'lstm'?)"),
-        (["--tasks", "mqr"], "unknown task of the leaderboard 'mqr' (did you mean 'mqar'?)"),
+def test_a_bad_command_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = tmp_path / STORED
+    broken.write_text("{")
+    for argv, named in (
+        (["--mixers", "lstn"], "'lstn' (did you mean 'lstm'?)"),
+        (["--tasks", "mqr"], "'mqr' (did you mean 'mqar'?)"),
         (["--mixers", "absent.py:Mine"], "there is no file"),
-        (["--mixers", "lstm", "--out", "absent"], "there is no folder absent"),
-    ],
-)
-def test_a_bad_command_is_one_line(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main([*argv, "--dry_run"]) == 2
-    assert said in error_line(capsys, "lab leaderboard")
+        (["--mixers", "lstm", "--out", "absent"], "absent"),
+        (["--mixers", "lstm", "--out", str(tmp_path)], str(broken)),
+        (["--seeds", "0"], "--seeds"),
+        (["--fast"], "--fast"),
+    ):
+        assert leaderboard.main([*argv, "--dry_run"]) == 2
+        assert named in error_line(capsys, "lab leaderboard")
 
 
-def test_cells_are_run_once_and_further_seeds_take_the_rate_that_was_picked(
+@pytest.mark.slow
+def test_cells_are_run_once_and_further_seeds_have_the_rate_that_was_picked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "tiny.yaml"
@@ -208,33 +201,33 @@ def test_cells_are_run_once_and_further_seeds_take_the_rate_that_was_picked(
         "settings: {parity: {fixed: {task: parity, task.seq_len: 8}}}\n",
         encoding="utf-8",
     )
-    monkeypatch.setattr(command, "FILE", file)
-    monkeypatch.setattr(command, "task_names", lambda: task_names(file))
-    monkeypatch.setattr(command, "read_cells", lambda *given: read_cells(*given, file))
+    monkeypatch.setattr(leaderboard, "FILE", file)
+    monkeypatch.setattr(leaderboard, "task_names", lambda: task_names(file))
+    monkeypatch.setattr(leaderboard, "read_cells", lambda *given: read_cells(*given, file))
 
     def go(*argv: str) -> str:
-        assert command.main(["--out", str(tmp_path), "--run_dir", str(tmp_path / "runs"), *argv]) == 0
+        assert leaderboard.main(["--out", str(tmp_path), "--run_dir", str(tmp_path / "runs"), *argv]) == 0
         return capsys.readouterr().out
 
+    def stored() -> dict[str, dict[str, Any]]:
+        return {each["mixer"]: each for each in json.loads((tmp_path / STORED).read_text(encoding="utf-8"))}
+
     assert "0 cells done, 2 to do" in go()
-    stored = json.loads((tmp_path / "leaderboard.json").read_text(encoding="utf-8"))
-    found = [(each["mixer"], each["seeds"], each["metric"]) for each in stored]
-    assert found == [("lstm", [0], "accuracy"), ("gru", [0], "accuracy")]
-    for each in stored:
-        assert each["window_octaves"] == pytest.approx(0) or each["window_octaves"] == pytest.approx(3.32, abs=0.01)
-        assert (each["chance"], each["lr"] in (1e-3, 1e-2), each["params"] > 0) == (0.5, True, True)
-        assert "steps_to_90" in each
-        assert each["state_bytes"] > 0
+    first = stored()
+    assert list(first) == ["lstm", "gru"]
+    for each in first.values():
+        assert [run["seed"] for run in each["runs"]] == [0]
+        assert (each["metric"], each["chance"], each["lr"] in (1e-3, 1e-2)) == ("accuracy", 0.5, True)
+        assert each["window"]["octaves"] == pytest.approx(0) or each["window"]["octaves"] == pytest.approx(
+            3.32, abs=0.01
+        )
+        assert each["params"] > 0 < each["state_bytes"]
+        assert each["machines"]
     (tmp_path / "runs").rename(tmp_path / "gone")
     assert "2 cells done, 0 to do" in go()
     assert not (tmp_path / "runs").exists()
     go("--seeds", "2", "--mixers", "gru")
-    more = {each["mixer"]: each for each in json.loads((tmp_path / "leaderboard.json").read_text("utf-8"))}["gru"]
-    assert more["seeds"] == [0, 1]
-    assert more["runs"][0] == stored[1]["runs"][0]
-    assert more["lr"] == stored[1]["lr"]
+    more = stored()["gru"]
+    assert [run["seed"] for run in more["runs"]] == [0, 1]
+    assert (more["runs"][0], more["lr"]) == (first["gru"]["runs"][0], first["gru"]["lr"])
     assert len(list((tmp_path / "runs").rglob("metrics.json"))) == 1
-
-
-def test_the_file_has_a_setting_for_each_task() -> None:
-    assert len(task_names()) >= 8

@@ -1,7 +1,7 @@
-"""Names of checkpoints and their folder; imports nothing, so that a command line can read them quickly."""
+"""How checkpoints and their folder are called; imports nothing, since a command line asks for no more."""
 
 CHECKPOINTS = "checkpoints"
-"""Folder of the checkpoints in the folder of a run."""
+"""Where in its folder a run keeps its checkpoints."""
 
 BEST, LAST, PREVIOUS = "best.ckpt", "last.ckpt", "previous.ckpt"
-"""The best on validation; the latest; the latest before that one."""
+"""The best on validation; where training stood; the `LAST` before that one."""

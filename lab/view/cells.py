@@ -1,0 +1,202 @@
+"""The cells of the leaderboard: a mixer on a task is a sweep of one configuration, and its stored record.
+
+A record is plain data:
+
+    {"mixer": "lstm", "task": "mqar", "metric": "accuracy", "chance": 0.03, "lr": 0.01, "params": 50000,
+     "state_bytes": 320, "window": {"octaves": 1.7, "at_least": false}, "shape": ..., "digest": ...,
+     "runs": [{"seed": 0, "score": 0.7, "steps_to_90": null, "tokens_per_second": 3e4, "seconds": 9.9}, ...],
+     "commits": [...], "machines": [...]}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from lab.config import parse
+from lab.plain import read_mapping
+from lab.run.environment import machine_of
+from lab.run.files import ENVIRONMENT
+from lab.run.identity import deciding_options, given_options
+from lab.run.metrics import number_at
+from lab.run.record import Run, read_run
+from lab.score import guess_level, score_of
+from lab.sweep.command import Request
+from lab.sweep.engine import Stop
+from lab.sweep.grid import Experiment, arguments, digest, read_experiment
+from lab.sweep.sweep import Sweep
+from lab.sweep.tuning import RATE
+from zoo.errors import UsageError, unknown
+from zoo.registry import MIXERS
+from zoo.report.files import read_json
+from zoo.targets import is_target, short
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE = ROOT / "configs" / "leaderboard.yaml"
+ALL = "all"
+"""Stands for all registered mixers."""
+
+OF_A_RUN = ("steps_to_90", "tokens_per_second", "seconds")
+"""Metrics that a record keeps of each run, besides its score."""
+
+Record: TypeAlias = dict[str, Any]
+"""A cell that was run, as docs/leaderboard.json has it."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A mixer on a task: a sweep of one configuration.
+
+    Attributes:
+        task: name of the file's setting.
+        mixer: name as tables show it.
+        experiment: tunes it, and has all its seeds. A table shows only cells whose `shape` is that of its task today.
+        digest: digest of everything that decides the results; a cell is run again if it has changed.
+    """
+
+    task: str
+    mixer: str
+    experiment: Experiment
+    digest: str
+
+    @classmethod
+    def of(cls, task: str, mixer: str, experiment: Experiment) -> Cell:
+        """Return the cell of an experiment that holds several mixers or none.
+
+        Raises:
+            UsageError: options that train.py would refuse.
+        """
+        experiment = experiment.overridden({"mixer": [mixer]})
+        own = Path(mixer.rpartition(":")[0]) if is_target(mixer) else None
+        # A file of one's own counts by its text, wherever it lies.
+        source = own.read_text(encoding="utf-8") if own and own.is_file() else None
+        config = deciding_options(parse(arguments(experiment.fixed | {"mixer": mixer})).config)
+        decided = {key: value for key, value in given_options(config).items() if key not in ("seed", *experiment.tune)}
+        content = [experiment.shape, decided | {"mixer.name": short(mixer)}, source]
+        return cls(task, short(mixer), experiment, digest(content))
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds that are asked for."""
+        return list(self.experiment.grids[0]["seed"])
+
+    def missing(self, record: Record | None) -> list[int]:
+        """Return the seeds that a record of the cell lacks: all of them if it has another configuration."""
+        there = {run["seed"] for run in record["runs"]} if record and record["digest"] == self.digest else ()
+        return [seed for seed in self.seeds if seed not in there]
+
+
+def task_names(file: Path = FILE) -> list[str]:
+    """Return the tasks of the file, in its order."""
+    return list(read_mapping(file)["settings"])
+
+
+def of_today(records: Iterable[Record]) -> list[Record]:
+    """Return the records whose task still has the shape with which they were run."""
+    shapes = {task: read_experiment(FILE, task).shape for task in task_names()}
+    return [record for record in records if record["shape"] == shapes.get(record["task"])]
+
+
+def read_cells(mixers: Sequence[str], tasks: Sequence[str], n_seeds: int | None, file: Path = FILE) -> list[Cell]:
+    """Return the cells of these mixers and tasks, task by task.
+
+    Args:
+        mixers: registered names or targets; `ALL` for the registry, none for those of the file.
+        tasks: settings of the file; none for all.
+        n_seeds: number of seeds, from 0 on; default those of the file.
+        file: an experiment's file with a setting for each task.
+
+    Raises:
+        UsageError: an unknown task or mixer, a file of one's own that cannot be run.
+    """
+    known = task_names(file)
+    for task in tasks:
+        if task not in known:
+            raise UsageError(unknown("task of the leaderboard", task, known))
+    names = [MIXERS.check(name) for each in mixers for name in (MIXERS if each == ALL else [each])]
+    for name in filter(is_target, names):
+        MIXERS[name]  # a file that cannot be run is refused once, not in every cell
+    found = []
+    for task in tasks or known:
+        experiment = read_experiment(file, task)
+        if n_seeds is not None:
+            experiment = experiment.overridden({"seed": list(range(n_seeds))})
+        found += [Cell.of(task, name, experiment) for name in names or experiment.grids[0]["mixer"]]
+    return found
+
+
+def in_order(cells: Sequence[Cell], records: Mapping[tuple[str, str], Record]) -> list[Cell]:
+    """Return the cells that lack seeds, empty ones first, diagonal by diagonal: rows and columns fill evenly."""
+    mixers, tasks = (
+        list(dict.fromkeys(names)) for names in zip(*((cell.mixer, cell.task) for cell in cells), strict=True)
+    )
+
+    def place(cell: Cell) -> tuple[bool, int, int]:
+        begun = len(cell.missing(records.get((cell.mixer, cell.task)))) < len(cell.seeds)
+        row, column = mixers.index(cell.mixer), tasks.index(cell.task)
+        return begun, (row - column) % max(len(mixers), len(tasks)), column
+
+    return sorted((cell for cell in cells if cell.missing(records.get((cell.mixer, cell.task)))), key=place)
+
+
+def run_cell(cell: Cell, record: Record | None, request: Request, stop: Stop) -> Record | None:
+    """Run the seeds that a cell lacks and return its record; None if it was stopped, or if every trial or run failed.
+
+    With a record of the same configuration only the missing seeds are run, at the rate that was picked.
+
+    Raises:
+        UsageError: a size that cannot be matched, a model that cannot be built.
+    """
+    seeds, experiment = cell.missing(record), cell.experiment
+    place = f"{cell.mixer}-{cell.digest}"
+    kept = record if len(seeds) < len(cell.seeds) else None
+    if kept is not None:
+        experiment = replace(experiment.overridden({"seed": seeds, RATE: [kept["lr"]]}), tune={})
+        place += "-more"
+    sweep = Sweep.plan(replace(experiment, name=cell.task, setting=place), request)
+    sweep.run(stop)
+    if stop.soft.is_set() or sweep.unpicked:
+        return None
+    ((_, configuration, _),) = sweep.rows()
+    entry = {"window": next(iter(sweep.windows.values()), None)}
+    done = [seed for seed in seeds if sweep.metrics(configuration, seed) is not None]
+    runs = [read_run(configuration.folder(seed).path, entry) for seed in done]
+    metric = score_of((run.metrics for run in runs), "test")
+    scored = [run for run in runs if number_at(run.metrics, "test", metric) is not None]
+    return merged(kept or _new_record(cell, metric, scored[0]), scored) if scored else None
+
+
+def _new_record(cell: Cell, metric: str, run: Run) -> Record:
+    """Return the record of a cell without its runs, from any of them."""
+    metrics, window = run.metrics, run.window
+    return {
+        "mixer": cell.mixer,
+        "task": cell.task,
+        "metric": metric,
+        "chance": guess_level(metric, metrics.get("chance")),
+        "lr": run.options[RATE],
+        "window": window and {name: window[name] for name in ("octaves", "at_least")},
+        "params": metrics["params"],
+        "state_bytes": metrics.get("state_bytes"),
+        "shape": cell.experiment.shape,
+        "digest": cell.digest,
+        "runs": [],
+        "commits": [],
+        "machines": [],
+    }
+
+
+def merged(record: Record, runs: Sequence[Run]) -> Record:
+    """Return a record with further runs; a run replaces an earlier one of its seed."""
+    found = {run["seed"]: run for run in record["runs"]}
+    for run in runs:
+        score = number_at(run.metrics, "test", record["metric"])
+        found[run.seed] = {"seed": run.seed, "score": score, **{name: run.metrics.get(name) for name in OF_A_RUN}}
+    environments = [read_json(run.folder / ENVIRONMENT) for run in runs]
+    return record | {
+        "runs": [found[seed] for seed in sorted(found)],
+        "commits": sorted({*record["commits"], *(str(each["git"])[:9] for each in environments)}),
+        "machines": sorted({*record["machines"], *map(machine_of, environments)}),
+    }

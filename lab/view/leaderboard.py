@@ -1,0 +1,314 @@
+"""`python -m lab leaderboard`: run the cells that docs/leaderboard.json lacks, and write its pages.
+
+The pages are those of a comparison (`lab.view.table`, `lab.view.page`), made of stored records instead of run folders.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from lab.config import parse
+from lab.run.record import Run
+from lab.score import BASELINE, SCORES, merit, score_text
+from lab.sweep.command import Request
+from lab.sweep.engine import Stop
+from lab.sweep.grid import arguments, read_experiment
+from lab.sweep.tuning import RATE
+from lab.view.cells import FILE, OF_A_RUN, ROOT, Cell, Record, in_order, of_today, read_cells, run_cell, task_names
+from lab.view.page import as_page
+from lab.view.picture import heat_map
+from lab.view.table import Column, Group, Row, Section, as_markdown, columns_of
+from zoo.errors import UsageError
+from zoo.evidence.interval import FEWEST_SEEDS, of_median
+from zoo.registry import MIXERS
+from zoo.report.files import as_json, read_json, write_all
+from zoo.report.numbers import count, duration
+from zoo.report.plots import as_png
+from zoo.report.terminal import Parser, fail, make_console, make_table, say
+from zoo.signals import CTRL_C, SCHEDULER, handled
+
+PROGRAM = "lab leaderboard"
+STORED, PAGE, SORTABLE, PICTURE = "leaderboard.json", "leaderboard.md", "leaderboard.html", "figures/leaderboard.png"
+
+HELP = """\
+A cell is a mixer on a task: its learning rate is tuned, then every seed is trained and tested. Each finished cell goes
+into leaderboard.json at once, and is run again only if its configuration has changed. Ctrl-C saves the runs; the same
+command resumes them.
+
+  python -m lab leaderboard --dry_run
+  python -m lab leaderboard --mixers lstm,my_mixers.py:Mine --tasks mqar,text
+  python -m lab leaderboard --mixers all --budget_minutes 60
+
+Exit status: 0 when all that was begun is done, 1 when a cell failed, 2 for a command that is not valid, 130 when
+interrupted.
+"""
+ABOUT = (
+    "Every mixer is tuned and trained on every task, with the same steps and within 5 % of the same parameters. A "
+    "score is the median over seeds on the test split, with its 95 % interval in brackets. The best median of a "
+    "task is marked, even if too few seeds tell it from the next."
+)
+NOTES = (
+    "Convolutions differ: the backbone puts one of 4 taps without a skip before every block, and DeltaNet, Gated "
+    "DeltaNet, KDA, DeltaProduct and SSD have a second one of their own; with fresh seeds the hybrid scores .27 on "
+    "mqar with the backbone's convolution and 1.00 without it.",
+    "Seed 0 picks the learning rate and is judged too: among the cells whose seeds differ it is the best in 38 % "
+    "(alone in 31 %, where 20 % is expected, p = .001), and without it the hybrid's median on mqar falls from .996 "
+    "to .64.",
+    "Learning rates are picked by validation (docs/tuning.md). An interval needs five seeds. For relative squared "
+    "errors and perplexities, lower is better. An empty cell has not been run. Chance ignores the input. The best "
+    "guess without order counts the tokens read so far; on text it is the perplexity of the symbol frequencies. "
+    "Tokens per second are measured in training, while other runs share the machine.",
+)
+
+
+# The command
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Carry out a command line; see HELP for the exit status."""
+    parser = Parser(
+        "python -m lab leaderboard",
+        description="Run the cells that the leaderboard lacks; write docs/leaderboard.md.",
+        epilog=HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    of_file = "default those of configs/leaderboard.yaml"
+    add("--mixers", type=_names, default=[], metavar="A,B", help=f"names, file.py:Class, or all; {of_file}")
+    add("--tasks", type=_names, default=[], metavar="A,B", help=of_file)
+    add("--seeds", type=_positive, metavar="N", help=f"number of seeds, from 0 on; {of_file}")
+    add("--budget_minutes", type=float, metavar="M", help="begin no further cell after this time")
+    add("--slots", type=_positive, metavar="N", help="runs at a time; default: the cores")
+    add("--run_dir", type=Path, default=Path("runs/leaderboard"), metavar="DIR", help="default runs/leaderboard")
+    add("--out", type=Path, default=ROOT / "docs", metavar="DIR", help="folder of the pages (docs)")
+    add("--dry_run", action="store_true", help="list what is missing and stop")
+    console, began, stop, failed = make_console(), time.monotonic(), Stop(), 0
+    try:
+        given = parser.parse_args(argv)
+        cells = read_cells(given.mixers, given.tasks, given.seeds)
+        board = Board(given.out)
+        todo = list(in_order(cells, board.records))
+        say(console, f"{count(len(cells) - len(todo), 'cell')} done, {len(todo)} to do")
+        if given.dry_run:
+            rows = [(cell.task, cell.mixer, ", ".join(map(str, cell.missing(board.get(cell))))) for cell in todo]
+            console.print(make_table(("task", "mixer", "seeds to run"), rows, "lll"))
+            return 0
+        request = Request(run_dir=given.run_dir, slots=given.slots)
+        # Ctrl-C, or a scheduler, asks the runs to save and stop; a second signal kills them.
+        with handled((CTRL_C, *SCHEDULER), lambda *_: stop.ask()):
+            for at, cell in enumerate(todo, 1):
+                minutes = (time.monotonic() - began) / 60
+                if given.budget_minutes is not None and minutes >= given.budget_minutes:
+                    say(console, f"{minutes:.1f} minutes are spent: {count(len(todo) - at + 1, 'cell')} left")
+                    break
+                say(console, f"cell {at} of {len(todo)} after {duration(60 * minutes)}: {cell.mixer} on {cell.task}")
+                try:
+                    record = run_cell(cell, board.get(cell), request, stop)
+                except UsageError as error:
+                    record = None
+                    say(console, f"{cell.mixer} on {cell.task}: {error}", "red")
+                if record is not None:
+                    board.merge(record)
+                if stop.soft.is_set():
+                    print(f"{PROGRAM}: stopped; run the same command to resume", file=sys.stderr)
+                    return 130
+                failed += record is None or bool(cell.missing(record))
+        for file in board.write():
+            say(console, str(file))
+    except (ValueError, ImportError, OSError) as error:
+        return fail(PROGRAM, error, 2)
+    if failed:
+        say(console, f"{count(failed, 'cell')} failed: see {given.run_dir}", "red")
+    return 1 if failed else 0
+
+
+def _names(text: str) -> list[str]:
+    return [name for part in text.split(",") if (name := part.strip())]
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number >= 1, got {text}")
+    return int(text)
+
+
+class Board:
+    """The records in a folder, by mixer and task, and the pages made of them.
+
+    Raises:
+        UsageError: the file is not JSON, or the folder is not there.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.records = self._read()
+
+    def _read(self) -> dict[tuple[str, str], Record]:
+        if not self.out.is_dir():
+            raise UsageError(f"there is no folder {self.out} to write {STORED} into")
+        file = self.out / STORED
+        try:
+            stored = read_json(file) if file.is_file() else []
+        except ValueError as error:
+            raise UsageError(f"{file} is not JSON: {error}") from None
+        return {(record["mixer"], record["task"]): record for record in stored}
+
+    def get(self, cell: Cell) -> Record | None:
+        """Return the record of a cell, of whatever configuration."""
+        return self.records.get((cell.mixer, cell.task))
+
+    def merge(self, record: Record) -> list[Path]:
+        """Add a record, in place of an older one of its cell, to what the file holds now; return the files."""
+        self.records = self._read() | {(record["mixer"], record["task"]): record}
+        return self.write()
+
+    def write(self) -> list[Path]:
+        """Write file and pages, without cells whose task has changed since; return the files."""
+        kept = sorted(self.records.values(), key=lambda each: (_place(each["mixer"]), each["task"]))
+        shown = of_today(kept)
+        groups = groups_of(shown, task_names())
+        sections = [overview(groups, task_names()), *map(section_of, groups)]
+        command = ["```sh", "python -m lab leaderboard --mixers all  # runs what is missing", "```"]
+        about = [ABOUT, "", f"[{SORTABLE}]({SORTABLE}) has the same tables, sortable."]
+        about += ["", f"![Mixers against tasks, from guessing to a perfect score]({PICTURE})"] * bool(shown)
+        notes = [*NOTES, origin(shown)]
+        end = [line for note in notes for line in (note, "")] + command
+        pages = {
+            STORED: as_json(kept),
+            PAGE: as_markdown("Leaderboard", "\n".join(about), sections, end),
+            SORTABLE: as_page("Leaderboard of sequence mixers", ABOUT, groups, sections, notes=notes),
+        }
+        return write_all(self.out, pages | ({PICTURE: as_png(heat_map(groups))} if shown else {}))
+
+
+# Records as a comparison
+
+
+class MedianRow(Row):
+    """A configuration whose numbers are medians over seeds, the score with its interval."""
+
+    def center(self, *path: str) -> float | None:
+        """Return the median of `values`."""
+        values = self.values(*path)
+        return statistics.median(values) if values else None
+
+    @property
+    def score_text(self) -> str:
+        """The median and, from five seeds on, its 95 % interval."""
+        text, values = score_text(self.score, self.center()), self.values()
+        if len(values) < FEWEST_SEEDS:
+            return text
+        return f"{text} [{', '.join(score_text(self.score, end) for end in of_median(values)[1:])}]"
+
+
+TIME = Column(
+    "time of the runs",
+    lambda row: duration(sum(row.values("seconds"))),
+    lambda row: sum(row.values("seconds")),
+)
+
+
+def groups_of(records: Sequence[Record], tasks: Sequence[str]) -> list[Group]:
+    """Return the tasks that have records, in the order of `tasks`, the mixers best first."""
+    groups = []
+    for task in tasks:
+        found = [record for record in records if record["task"] == task]
+        if found:
+            metric = found[0]["metric"]
+            rows = sorted(map(row_of, found), key=lambda row: -merit(metric, row.center()))
+            groups.append(Group(task, metric, tuple(rows)))
+    return groups
+
+
+def row_of(record: Record) -> MedianRow:
+    """Return a record as the row of its mixer."""
+    config = task_config(record["task"]) | {"mixer": {"name": record["mixer"]}, RATE: record["lr"]}
+    shared = {name: record[name] for name in ("chance", "params", "state_bytes")}
+    runs = tuple(
+        Run(
+            Path(),
+            config | {"seed": run["seed"]},
+            shared | {"test": {record["metric"]: run["score"]}} | {name: run[name] for name in OF_A_RUN},
+            "tested",
+            window=record["window"],
+        )
+        for run in record["runs"]
+    )
+    return MedianRow(record["mixer"], {RATE: record["lr"]}, runs, record["metric"])
+
+
+@cache
+def task_config(task: str) -> dict[str, Any]:
+    """Return the configuration that all runs of a task share."""
+    return parse(arguments(read_experiment(FILE, task).fixed)).config
+
+
+def section_of(group: Group) -> Section:
+    """Return a task's table, with the time that it took."""
+    name, *others = columns_of(group)
+    return Section(group.title, [replace(name, heading="mixer"), *others, TIME], group.rows)
+
+
+def overview(groups: Sequence[Group], tasks: Sequence[str]) -> Section:
+    """Return the table of all tasks: a line for each mixer, in the order of the registry, and two for guesses."""
+    rows = {(row.label, group.title): row for group in groups for row in group.rows}
+    labels = sorted({label for label, _ in rows}, key=_place)
+    for label, guess in (("guessing", lambda row: row.fact("chance")), (BASELINE, lambda row: row.baseline)):
+        labels.append(label)
+        for group in groups:
+            rows[label, group.title] = _guess(label, group.score, guess(group.rows[0]))
+    by_task = {group.title: group for group in groups}
+
+    def column(task: str) -> Column:
+        def found(line: Row) -> Row | None:
+            return rows.get((line.label, task))
+
+        return Column(
+            task,
+            lambda line: row.score_text if (row := found(line)) and row.values() else "",
+            lambda line: row.center() if (row := found(line)) and row.tested else None,
+            more_first=task not in by_task or SCORES[by_task[task].score],
+            best=lambda line: task in by_task and line.label in by_task[task].best,
+        )
+
+    name = Column("mixer", lambda line: line.label, lambda line: line.label if line.tested else None, right=False)
+    lines = [next(rows[label, task] for task in tasks if (label, task) in rows) for label in labels if groups]
+    return Section("All tasks", [name, *map(column, tasks)], lines)
+
+
+def _guess(label: str, score: str, value: float | None) -> Row:
+    """Return the score of a guess as a row, which is not tested: it is sorted last and never the best."""
+    run = Run(Path(), {"mixer": {"name": label}}, {"val": {score: value}}, "trained")
+    return Row(label, {}, (run,), score)
+
+
+def _place(mixer: str) -> tuple[int, str]:
+    """Return a key that sorts mixers as the registry does, then one's own by name."""
+    names = list(MIXERS)
+    return (names.index(mixer) if mixer in names else len(names)), mixer
+
+
+def origin(records: Sequence[Record]) -> str:
+    """Return in a few sentences where the records are from, and what they lack."""
+    if not records:
+        return "No cell has been run."
+    commits, machines = (
+        sorted({each for record in records for each in record[key]}) for key in ("commits", "machines")
+    )
+    seconds = duration(sum(run["seconds"] or 0.0 for record in records for run in record["runs"]))
+    made = (
+        f"{count(len(records), 'cell')}, {seconds} one by one; {'; '.join(machines)}; {count(len(commits), 'commit')}."
+    )
+    highest = max(map(float, read_experiment(FILE, task_names()[0]).tune[RATE]))
+    at_end = sum(record["lr"] >= highest for record in records)
+    ends = f"In {at_end} of them the largest rate of the grid was picked: a larger one might score more."
+    absent = [name for name in MIXERS if name not in {record["mixer"] for record in records}]
+    return " ".join([made, ends, *([f"No cell yet: {', '.join(absent)}."] if absent else [])])
