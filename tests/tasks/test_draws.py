@@ -35,18 +35,6 @@ def test_draws_without_replacement_are_uniform_over_ordered_tuples(
     assert_even(counts, n_tuples)
 
 
-@pytest.mark.slow
-@settings(max_examples=40)
-@given(population=st.integers(1, 60), data=st.data())
-def test_draws_without_replacement_are_distinct(population: int, data: st.DataObject) -> None:
-    size = data.draw(st.integers(1, population))
-    drawn = distinct(np.random.default_rng(0), 5, population, size)
-    assert ((drawn >= 0) & (drawn < population)).all()
-    assert all(len(set(row)) == size for row in drawn.tolist())
-    raced = weighted_distinct(np.random.default_rng(0), 5, np.arange(1.0, population + 1), size)
-    assert all(len(set(row)) == size for row in raced.tolist())
-
-
 def test_what_has_weight_zero_comes_last(rng: np.random.Generator) -> None:
     weights = np.array([[1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0]])[rng.integers(2, size=500)]
     drawn = weighted_distinct(rng, 500, weights, 3)

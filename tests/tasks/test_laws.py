@@ -9,13 +9,10 @@ import functools
 import tracemalloc
 from collections import Counter
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import tasks
 from tasks.generators.structure.expressions import Trees, length_share
@@ -24,30 +21,7 @@ from tasks.generators.tracking.group_words import GroupWords
 from tasks.generators.tracking.groups import group_elements, multiplication_table
 from tasks.spec import IGNORED
 from tests.tasks.case import assert_even, assert_law
-from tests.tasks.cases_recall import mqar_options
 from tests.tolerances import tolerance
-
-
-@settings(max_examples=40)
-@given(options=mqar_options(), seed=st.integers(0, 99))
-def test_mqar_has_the_published_structure(options: dict[str, Any], seed: int) -> None:
-    task = tasks.create_task("mqar", **options)
-    n_keys, most = options["vocab_size"] // 2, options["n_pairs"] or options["seq_len"] // 4
-    arrays = task.sample(np.random.default_rng(seed), 4)
-    for inputs, labels in zip(arrays["inputs"].tolist(), arrays["labels"].tolist(), strict=True):
-        n_pairs = len(labels) - labels.count(IGNORED)
-        assert (options["min_pairs"] or most) <= n_pairs <= most
-        context = 2 * n_pairs
-        keys, values = inputs[0:context:2], inputs[1:context:2]
-        assert len(set(keys)) == len(set(values)) == n_pairs
-        assert all(1 <= key < n_keys for key in keys)
-        assert all(n_keys <= value < options["vocab_size"] for value in values)
-        queries = [position for position, label in enumerate(labels) if label != IGNORED]
-        assert all(position >= context and position % 2 == 0 for position in queries)
-        assert sorted(inputs[position] for position in queries) == sorted(keys)
-        if not options["random_non_queries"]:
-            rest = set(range(context, options["seq_len"])) - set(queries)
-            assert all(inputs[position] == 0 for position in rest)
 
 
 def test_mqar_draws_the_number_of_pairs_evenly_and_keeps_the_power_law(rng: np.random.Generator) -> None:
@@ -185,21 +159,6 @@ def test_the_floor_of_regression_is_what_least_squares_reaches(rng: np.random.Ge
         else:
             assert abs(error.mean() / 4 - floor) < 5 * error.std() / 4 / np.sqrt(n)
     assert floors["floor"] == np.mean([floors["floor_at_pairs"][str(pairs)] for pairs in range(7)])
-
-
-@pytest.mark.parametrize(("seq_len", "cutoff", "n_frequencies"), [(64, 0.25, 16), (64, 0.5, 31), (60, 0.3, 18)])
-def test_delay_has_the_noise_that_it_says(
-    seq_len: int, cutoff: float, n_frequencies: int, rng: np.random.Generator
-) -> None:
-    n = 4_000
-    inputs = tasks.create_task("delay", seq_len=seq_len, lag=5, cutoff=cutoff).sample(rng, n)["inputs"]
-    power = np.square(np.abs(np.fft.rfft(inputs[:, :, 0].astype(np.float64), axis=1)))[
-        :, 1:
-    ]  # 0 is moved to begin at 0
-    np.testing.assert_allclose(power[:, n_frequencies:], 0, atol=1e-3 * power.mean())
-    # Each frequency's power is exponential, with a mean by which all together have a mean square of 1/4.
-    mean = seq_len**2 / 4 / (2 * n_frequencies)
-    np.testing.assert_array_less(np.abs(power[:, :n_frequencies].mean(axis=0) / mean - 1), 5 / np.sqrt(n))
 
 
 def test_needles_and_distractors_differ_by_the_marker_alone(rng: np.random.Generator) -> None:

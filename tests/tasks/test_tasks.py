@@ -212,18 +212,6 @@ def test_examples_are_those_of_the_committed_digests(
     assert_same_digest(found, committed_digest(name, split, seed))
 
 
-def test_a_digest_sees_a_change_and_forgives_a_rounding(rng: np.random.Generator) -> None:
-    arrays = {"inputs": rng.standard_normal((50, 4)).astype(np.float32), "labels": np.arange(50)}
-    committed = digest(arrays)
-    assert_same_digest(digest({**arrays, "inputs": np.nextafter(arrays["inputs"], np.float32(9))}), committed)
-    moved, missing = arrays["inputs"].copy(), arrays["inputs"].copy()
-    moved[7, 2] += 1e-3
-    missing[7, 2] = np.nan
-    for other in ({"inputs": moved}, {"inputs": missing}, {"labels": np.arange(1, 51)}):
-        with pytest.raises(AssertionError):
-            assert_same_digest(digest(arrays | other), committed)
-
-
 @pytest.mark.parametrize(
     ("split", "n", "seed", "words"),
     [("dev", 1, 0, "train, validation, test"), ("train", 1, -1, "seed=-1"), ("train", 0, 0, "needle: .*n=0")],
