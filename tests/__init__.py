@@ -27,6 +27,11 @@ def refused(match: str, kind: type[Exception] = ValueError) -> Iterator[None]:
     assert "\n" not in str(caught.value)
 
 
+def holding(*words: str) -> str:
+    """A pattern for a text that holds all these words."""
+    return "".join(f"(?=.*{re.escape(word)})" for word in words)
+
+
 def raising(error: BaseException) -> Callable[..., Any]:
     """A function that raises this, whatever it is given."""
 
