@@ -1,4 +1,4 @@
-"""The three modes of `coefficient`; that an unmarked one is caught stands in tests/theory/test_operator.py."""
+"""The three modes of `coefficient`."""
 
 from __future__ import annotations
 
@@ -12,37 +12,24 @@ from zoo.coefficient import coefficient, recording, replaying
 from zoo.theory.operator import interaction
 
 
-def gate(x: Tensor) -> Tensor:
-    return coefficient(torch.sigmoid(x)) * x
-
-
-def test_outside_the_modes_it_is_its_argument() -> None:
-    x = torch.ones(3, requires_grad=True)
-    assert coefficient(x) is x
-
-
-def test_recording_returns_its_argument_and_keeps_it_detached() -> None:
-    x = torch.ones(3, requires_grad=True)
+def test_recording_keeps_and_replaying_returns_coefficients_in_order(generator: torch.Generator) -> None:
+    first, second, other = (draw(3, generator=generator).requires_grad_() for _ in range(3))
+    assert coefficient(first) is first
     with recording() as tape:
-        assert coefficient(x) is x
-    assert len(tape.kept) == 1
-    assert torch.equal(tape.kept[0], x)
-    assert not tape.kept[0].requires_grad
-    assert coefficient(x) is x
-
-
-def test_replaying_returns_what_was_kept_in_order(generator: torch.Generator) -> None:
-    first, second, other = (draw(3, generator=generator) for _ in range(3))
-    with recording() as tape:
-        coefficient(first)
+        assert coefficient(first) is first
         coefficient(second)
+    assert not any(kept.requires_grad for kept in tape.kept)
     for _ in range(2):  # a tape can be replayed again
         with replaying(tape):
             assert torch.equal(coefficient(other), first)
             assert torch.equal(coefficient(other), second)
+    assert coefficient(other) is other
 
 
-def test_replayed_a_gate_is_linear_and_its_gradient_is_the_coefficient(generator: torch.Generator) -> None:
+def test_a_replayed_gate_is_linear_and_its_gradient_is_the_coefficient(generator: torch.Generator) -> None:
+    def gate(x: Tensor) -> Tensor:
+        return coefficient(torch.sigmoid(x)) * x
+
     x, other = draw(4, generator=generator), draw(4, generator=generator).requires_grad_()
     with recording() as tape:
         gate(x)
@@ -58,29 +45,19 @@ def test_modes_do_not_nest(outer: str, inner: str) -> None:
     with recording() as tape:
         pass
     modes = {"recording": recording, "replaying": lambda: replaying(tape)}
-    with modes[outer](), pytest.raises(RuntimeError, match="do not nest"), modes[inner]():
+    with modes[outer](), pytest.raises(RuntimeError, match="nest"), modes[inner]():
         pass
 
 
-def test_replay_of_more_coefficients_than_recorded_is_refused() -> None:
+def test_a_replay_that_asks_for_other_coefficients_is_refused() -> None:
     with recording() as tape:
         coefficient(torch.ones(2))
     with replaying(tape):
         coefficient(torch.ones(2))
-        with pytest.raises(RuntimeError, match="more coefficients than the 1 that were recorded"):
+        with pytest.raises(RuntimeError, match="more coefficients than the 1"):
             coefficient(torch.ones(2))
-
-
-def test_replay_of_fewer_coefficients_than_recorded_is_refused() -> None:
-    with recording() as tape:
-        coefficient(torch.ones(2))
-    with pytest.raises(RuntimeError, match="met 0 coefficients, 1 were recorded"), replaying(tape):
+    with pytest.raises(RuntimeError, match="met 0 coefficients, 1"), replaying(tape):
         pass
-
-
-def test_replay_of_another_shape_is_refused() -> None:
-    with recording() as tape:
-        coefficient(torch.ones(2))
     with pytest.raises(RuntimeError, match=r"shape \(3,\), recorded \(2,\)"), replaying(tape):
         coefficient(torch.ones(3))
 
@@ -93,7 +70,6 @@ def test_an_error_inside_leaves_no_mode_behind() -> None:
     x = torch.ones(2)
     with pytest.raises(InterruptedError), recording() as tape:
         interrupted(torch.zeros(2))
-    assert coefficient(x) is x
     with pytest.raises(InterruptedError), replaying(tape):
         interrupted(x)
     assert coefficient(x) is x

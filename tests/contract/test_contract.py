@@ -423,6 +423,26 @@ def test_a_detached_state_is_cut_from_the_past(case: Case, generator: torch.Gene
 
 
 @cases(variants="slow", by_default=KINDS)
+def test_a_gradient_handed_over_at_a_cut_is_the_whole_gradient(case: Case, generator: torch.Generator) -> None:
+    """Backward through the second chunk as far as its first state, and from there on through the first chunk."""
+    mixer, x = case.create(generator), draw(2, 9, D_MODEL, generator=generator).requires_grad_()
+    inputs, whole = [x, *mixer.parameters()], mixer(x)
+    weights = draw(*whole.shape, generator=generator)
+    expected = torch.autograd.grad((whole * weights).sum(), inputs)
+
+    y, state = mixer.stream(x[:, :5])
+    cut = map_state(lambda t: t.detach().requires_grad_(t.requires_grad), state)
+    rest, _ = mixer.stream(x[:, 5:], cut)
+    ends = [(a, b) for a, b in zip(state_tensors(state), state_tensors(cut), strict=True) if b.requires_grad]
+    second = (rest * weights[:, 5:]).sum()
+    handed_over = torch.autograd.grad(second, [b for _, b in ends], retain_graph=True) if ends else ()
+    first = [(y * weights[:, :5]).sum(), *(a for a, _ in ends)]
+    before = torch.autograd.grad(first, inputs, [torch.ones_like(first[0]), *handed_over])
+    truncated = torch.autograd.grad(second, inputs)
+    assert_close([a + b for a, b in zip(before, truncated, strict=True)], expected)
+
+
+@cases(variants="slow", by_default=KINDS)
 def test_a_state_is_moved_saved_and_loaded(case: Case, generator: torch.Generator) -> None:
     mixer = case.create(generator)
     past, x = (draw(2, 4, D_MODEL, generator=generator) for _ in range(2))
