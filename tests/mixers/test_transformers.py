@@ -6,7 +6,7 @@ import copy
 import os
 import re
 import sys
-from collections.abc import Container
+from collections.abc import Callable, Container
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -16,13 +16,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests import ROOT, refused, slow
+from tests import holding, refused, slow
 from tests.cases import draw, randomise
 from zoo import Backbone, SequenceMixer, load_transformers
-from zoo.blocks import Experts, ResidualBlock
-from zoo.loading.transformers import LAYERS, MODELS
+from zoo.blocks import ResidualBlock
+from zoo.loading.transformers import LAYERS
 from zoo.loading.transformers.check import ALLOWED
-from zoo.loading.transformers.layers import ROPE_TYPES
 from zoo.ops.rope import rotate
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -195,7 +194,7 @@ def configs(default: Container[str]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("kind", "options"), params)
 
 
-every_config, different_configs = configs(KINDS), configs(DIFFERENT)
+different_configs = configs(DIFFERENT)
 different_kinds = pytest.mark.parametrize("kind", [slow(kind, unless=kind in DIFFERENT) for kind in KINDS])
 FOLDERS = {  # where the name is written in another way than the class's
     "FalconMamba": "falcon_mamba",
@@ -336,15 +335,6 @@ def test_a_layer_has_their_outputs_and_gradients(
 # Models.
 
 
-@pytest.mark.slow  # in float32; in float64, more strictly, below
-@every_config
-def test_a_model_has_their_logits_and_gradients(kind: str, options: dict[str, Any], generator: torch.Generator) -> None:
-    theirs = build(kind, generator, **options)
-    ours = load_transformers(theirs)
-    assert isinstance(ours, Backbone)
-    assert_same_training(ours, theirs, drawn(generator))
-
-
 @different_configs
 def test_in_float64_the_agreement_is_that_of_float64(
     kind: str, options: dict[str, Any], in_float64: None, generator: torch.Generator
@@ -359,22 +349,12 @@ def test_in_float64_the_agreement_is_that_of_float64(
 def test_dynamic_rope_beyond_its_length_is_their_map_of_the_whole_sequence(generator: torch.Generator) -> None:
     """Their cached decoding is another map: it keeps keys that were turned when the sequence was shorter."""
     theirs = build("Llama", generator, **HEADS[1], head_dim=10, **rope("dynamic"), max_position_embeddings=8)
-    ours = load_transformers(theirs)
     tokens = drawn(generator)
-    with torch.no_grad():
-        out = theirs(tokens[:, :4], use_cache=True)
-        y, state = ours.stream(tokens[:, :4])
-        for i in range(4, SEQ_LEN):
-            out = theirs(tokens[:, i : i + 1], use_cache=True, past_key_values=out.past_key_values)
-            y, state = ours.stream(tokens[:, i : i + 1], state)
-        whole = theirs(tokens, use_cache=False).logits
-    assert_same(ours(tokens), whole)
-    for logits in (out.logits[:, -1], y[:, -1]):  # deeper layers see what the layers before them gave in passing
-        assert not torch.allclose(logits, whole[:, -1], rtol=1e-3, atol=1e-3)
-    alone = load_transformers(theirs.model.layers[0].self_attn)
-    x = draw(BATCH, SEQ_LEN, D_MODEL, generator=generator, dtype=torch.float32)
+    assert_same(load_transformers(theirs)(tokens), theirs(tokens, use_cache=False).logits)
+    attention = theirs.model.layers[0].self_attn
+    alone, x = load_transformers(attention), draw(BATCH, SEQ_LEN, D_MODEL, generator=generator, dtype=torch.float32)
     _, state = alone.stream(x[:, :-1])
-    assert_same(alone.stream(x[:, -1:], state)[0], run_layer(theirs.model.layers[0].self_attn, theirs, x)[:, -1:])
+    assert_same(alone.stream(x[:, -1:], state)[0], run_layer(attention, theirs, x)[:, -1:])
 
 
 def cache_of(theirs: Any) -> Any:
@@ -438,15 +418,6 @@ def mixers_of(ours: Backbone) -> list[SequenceMixer]:
     return [block.mixer for block in blocks]
 
 
-def test_jambas_layout_is_ours(generator: torch.Generator) -> None:
-    theirs = build("Jamba", generator, **JAMBA[0], num_hidden_layers=8, attn_layer_period=8, attn_layer_offset=4)
-    ours = load_transformers(theirs)
-    assert [type(m).__name__ for m in mixers_of(ours)] == ["SelectiveSSM"] * 4 + ["Attention"] + ["SelectiveSSM"] * 3
-    assert [isinstance(block.channel, Experts) for block in ours.layers.chain()] == [False, True] * 4
-    tokens = drawn(generator)
-    assert_same(ours(tokens), theirs(tokens).logits)
-
-
 def test_our_load_balance_is_theirs(generator: torch.Generator) -> None:
     from transformers.models.jamba.modeling_jamba import load_balancing_loss_func
 
@@ -463,12 +434,6 @@ def test_our_load_balance_is_theirs(generator: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_tied_head_stays_tied(tied: bool, generator: torch.Generator) -> None:
-    ours = load_transformers(build("Mamba", generator, tie_word_embeddings=tied))
-    assert (ours.head.weight is ours.embedding.weight) == tied
-
-
-@pytest.mark.parametrize("tied", [False, True])
 def test_tying_is_read_from_the_weights(tied: bool, generator: torch.Generator) -> None:
     theirs = build("Llama", generator, **HEADS[0], tie_word_embeddings=not tied)
     embedding = theirs.model.embed_tokens.weight
@@ -478,15 +443,6 @@ def test_tying_is_read_from_the_weights(tied: bool, generator: torch.Generator) 
     assert (ours.head.weight is ours.embedding.weight) == tied
     tokens = drawn(generator)
     assert_same(ours(tokens), theirs(tokens).logits)
-
-
-@different_kinds
-@pytest.mark.parametrize("dtype", [torch.bfloat16, slow(torch.float64), slow(torch.float16)])
-def test_a_model_keeps_its_dtype(kind: str, dtype: torch.dtype, generator: torch.Generator) -> None:
-    theirs = build(kind, generator, **KINDS[kind][0]).to(dtype)
-    ours = load_transformers(theirs)
-    assert {p.dtype for p in ours.parameters()} == {dtype}
-    assert torch.equal(ours.embedding.weight, theirs.get_input_embeddings().weight)
 
 
 def test_roundings_that_add_up_over_the_depth_are_no_departure(generator: torch.Generator) -> None:
@@ -502,8 +458,32 @@ def test_roundings_that_add_up_over_the_depth_are_no_departure(generator: torch.
     assert (y - expected).norm() > ALLOWED[torch.bfloat16] * expected.norm()
 
 
+def test_a_folder_is_loaded_by_transformers(tmp_path: Path, generator: torch.Generator) -> None:
+    theirs = build("Mamba", generator, **MAMBA[0])
+    theirs.save_pretrained(tmp_path)
+    tokens = drawn(generator)
+    assert_same(load_transformers(tmp_path)(tokens), theirs(tokens).logits)
+
+
+@different_kinds
+@pytest.mark.parametrize("dtype", [torch.bfloat16, slow(torch.float64), slow(torch.float16)])
+def test_a_model_keeps_its_dtype(kind: str, dtype: torch.dtype, generator: torch.Generator) -> None:
+    theirs = build(kind, generator, **KINDS[kind][0]).to(dtype)
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    ours = load_transformers(theirs)
+    assert torch.equal(torch.rand(2), expected)  # loading draws nothing
+    assert {p.dtype for p in ours.parameters()} == {dtype}
+    before = theirs.get_input_embeddings().weight.clone()
+    assert torch.equal(ours.embedding.weight, before)
+    with torch.no_grad():
+        ours.embedding.weight.zero_()
+    assert torch.equal(theirs.get_input_embeddings().weight, before)
+
+
 def test_each_weight_keeps_its_own_dtype_and_whether_it_is_trained(generator: torch.Generator) -> None:
-    theirs = build("Mamba", generator, **MAMBA[0]).bfloat16()
+    theirs = build("FalconMamba", generator, **MAMBA[0]).bfloat16()
     for layer in theirs.backbone.layers:
         layer.mixer.A_log.data = layer.mixer.A_log.data.float()
         layer.mixer.D.requires_grad_(False)
@@ -511,52 +491,11 @@ def test_each_weight_keeps_its_own_dtype_and_whether_it_is_trained(generator: to
     ours = load_transformers(theirs)
     wide = {name for name, p in ours.named_parameters() if p.dtype == torch.float32}
     frozen = {name for name, p in ours.named_parameters() if not p.requires_grad}
-    assert wide == {f"layers.layers.{n}.mixer.A_log" for n in range(2)}
-    assert frozen == {f"layers.layers.{n}.mixer.D" for n in range(2)} | {"embedding.weight"}
-
-
-@pytest.mark.parametrize("change", ["dtype", "requires_grad"])
-def test_what_is_one_parameter_here_must_agree(change: str, generator: torch.Generator) -> None:
-    theirs = layers_of(build("Llama", generator, **HEADS[0]))[0]
-    theirs.q_proj.double() if change == "dtype" else theirs.q_proj.requires_grad_(False)
-    with pytest.raises(ValueError, match=r"q_proj.weight, k_proj.weight, v_proj.weight are one parameter.* must agree"):
-        load_transformers(theirs)
-
-
-def test_dtypes_that_do_not_run_together_are_named(generator: torch.Generator) -> None:
-    theirs = build("Mamba", generator, **MAMBA[0])
-    theirs.backbone.layers[1].mixer.out_proj.bfloat16()
-    with refused(r"cannot be run in torch.bfloat16 and torch.float32"):
-        load_transformers(theirs)
-    assert load_transformers(theirs, verify=False).layers.chain()[1].mixer.out_proj.weight.dtype == torch.bfloat16
-
-
-def test_weights_are_copies_in_their_dtype(generator: torch.Generator) -> None:
-    theirs = layers_of(build("Llama", generator, **HEADS[1]))[0].bfloat16()
-    ours = load_transformers(theirs)
-    assert {p.dtype for p in ours.parameters()} == {torch.bfloat16}
-    before = theirs.o_proj.weight.clone()
-    with torch.no_grad():
-        ours.out_proj.weight.zero_()
-    assert torch.equal(theirs.o_proj.weight, before)
-    assert not ours.training
-    assert load_transformers(theirs.train()).training
-
-
-def test_falcons_weightless_norms_are_frozen_ones(generator: torch.Generator) -> None:
-    ours = load_transformers(layers_of(build("FalconMamba", generator, **MAMBA[0]))[0])
-    frozen = {name for name, p in ours.named_parameters() if not p.requires_grad}
-    assert frozen == {f"dt_b_c_norm.{n}.weight" for n in range(3)}
-    assert all((p == 1).all() for p in ours.parameters() if not p.requires_grad)
-
-
-def test_loading_leaves_the_generator_alone(generator: torch.Generator) -> None:
-    theirs = build("Mamba", generator)
-    torch.manual_seed(3)
-    expected = torch.rand(2)
-    torch.manual_seed(3)
-    load_transformers(theirs)
-    assert torch.equal(torch.rand(2), expected)
+    mixers = [f"layers.layers.{n}.mixer" for n in range(2)]
+    norms = {f"{mixer}.dt_b_c_norm.{n}.weight" for mixer in mixers for n in range(3)}  # Falcon's norms have no weights
+    assert wide == {f"{mixer}.A_log" for mixer in mixers}
+    assert frozen == {f"{mixer}.D" for mixer in mixers} | {"embedding.weight"} | norms
+    assert all((p == 1).all() for name, p in ours.named_parameters() if name in norms)
 
 
 def test_verification_leaves_their_model_as_it_was(generator: torch.Generator) -> None:
@@ -566,15 +505,15 @@ def test_verification_leaves_their_model_as_it_was(generator: torch.Generator) -
     ours = load_transformers(theirs)
     assert [m.training for m in theirs.modules()] == [m.training for m in before.modules()]
     assert all(not m._forward_hooks for m in theirs.modules())
-    assert all(torch.equal(a, b) for a, b in zip(theirs.buffers(), before.buffers(), strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(theirs.parameters(), before.parameters(), strict=True))
+    for kind in ("buffers", "parameters"):
+        assert all(torch.equal(a, b) for a, b in zip(getattr(theirs, kind)(), getattr(before, kind)(), strict=True))
     assert all(p.grad is None for p in (*theirs.parameters(), *ours.parameters()))
     assert theirs.config.to_dict() == before.config.to_dict()
     assert all(m.training for m in ours.modules())
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.parametrize("kind", ["Llama", "Jamba"])
+@pytest.mark.parametrize("kind", ["Llama", slow("Jamba")])
 def test_attention_is_verified_in_every_implementation(
     kind: str, implementation: str, generator: torch.Generator
 ) -> None:
@@ -583,27 +522,23 @@ def test_attention_is_verified_in_every_implementation(
     assert isinstance(load_transformers(layers_of(theirs)[1]), SequenceMixer)
 
 
-def test_a_folder_is_loaded_by_transformers(tmp_path: Path, generator: torch.Generator) -> None:
-    theirs = build("Mamba", generator, **MAMBA[0])
-    theirs.save_pretrained(tmp_path)
-    tokens = drawn(generator)
-    assert_same(load_transformers(tmp_path)(tokens), theirs(tokens).logits)
+# What is refused, in one line that names the field or the part.
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("adapter", "holds an adapter (adapter_config.json): merge it"),
-        ("lacking", "lacks backbone.layers.1.mixer.D; valid is exactly the model's weights"),
-        ("more", "holds, beyond the model, backbone.layers.0.mixer.lora_A.weight; valid is"),
-        ("shape", "has in another shape backbone.layers.1.mixer.D; valid is"),
-        ("damaged", "transformers cannot load"),
-        ("unknown", "unknown layer or model of transformers 'GPT2LMHeadModel'"),
-        ("empty", "transformers cannot load"),
+        ("adapter", ["adapter_config.json"]),
+        ("lacking", ["lacks", "backbone.layers.1.mixer.D"]),
+        ("more", ["beyond", "backbone.layers.0.mixer.lora_A.weight"]),
+        ("shape", ["shape", "backbone.layers.1.mixer.D"]),
+        ("damaged", ["cannot load"]),
+        ("unknown", ["unknown", "GPT2LMHeadModel"]),
+        ("empty", ["cannot load"]),
     ],
 )
 def test_a_folder_that_is_not_exactly_a_model_is_refused(
-    change: str, words: str, tmp_path: Path, generator: torch.Generator
+    change: str, words: list[str], tmp_path: Path, generator: torch.Generator
 ) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -624,11 +559,8 @@ def test_a_folder_that_is_not_exactly_a_model_is_refused(
     elif change == "damaged":
         file = tmp_path / "model.safetensors"
         file.write_bytes(file.read_bytes()[:100])
-    with refused(re.escape(words)):
+    with refused(holding(*words)):
         load_transformers(tmp_path)
-
-
-# What cannot be expressed, in one line that names the field.
 
 
 @pytest.mark.parametrize(
@@ -638,7 +570,7 @@ def test_a_folder_that_is_not_exactly_a_model_is_refused(
         ("Mamba", {"use_conv_bias": False}, "use_conv_bias=False"),
         ("Mamba", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ("FalconMamba", {"use_bias": True}, "use_bias=True"),
-        ("Mamba2", {**MAMBA2[0], "time_step_limit": (0.0, 0.5)}, r"time_step_limit=\(0.0, 0.5\)"),
+        ("Mamba2", {**MAMBA2[0], "time_step_limit": (0.0, 0.5)}, "time_step_limit=(0.0, 0.5)"),
         ("Jamba", {**JAMBA[0], "mamba_proj_bias": True}, "use_bias=True"),
         ("Jamba", {**JAMBA[0], "attention_dropout": 0.1}, "attention_dropout=0.1"),
         ("Llama", {**HEADS[0], "attention_bias": True}, "attention_bias=True"),
@@ -650,11 +582,7 @@ def test_a_folder_that_is_not_exactly_a_model_is_refused(
         ("Qwen3", {**HEADS[0], "use_sliding_window": True, "max_window_layers": 0}, "sliding_window=4096"),
         ("FalconH1", {**HEADS[0], **HYBRID, "mamba_d_ssm": 32, "mamba_rms_norm": True}, "norm_before_gate=True"),
         ("Bamba", {**HEADS[0], **HYBRID, "attn_layer_indices": [1], **rope("linear")}, "rope_type='linear'"),
-        (
-            "NemotronH",
-            {**NEMOTRON, "layers_block_type": ["mlp", "linear_attention"]},
-            r"layers_block_type='an mlp .*'",
-        ),
+        ("NemotronH", {**NEMOTRON, "layers_block_type": ["mlp", "linear_attention"]}, "layers_block_type="),
         ("Qwen3Next", {**HEADS[0], **MOE, **DELTA, "linear_value_head_dim": 6}, "linear_value_head_dim=6"),
         ("Lfm2", {**HEADS[0], "layer_types": ["conv"] * 2, "conv_bias": True}, "conv_bias=True"),
         ("xLSTM", {"hidden_size": 64, "eps": 1e-3}, "eps=0.001"),
@@ -663,9 +591,8 @@ def test_a_folder_that_is_not_exactly_a_model_is_refused(
 def test_a_configuration_beyond_the_zoo_is_named(
     kind: str, options: dict[str, Any], field: str, generator: torch.Generator
 ) -> None:
-    theirs = build(kind, generator, **options)
-    with refused(rf"cannot express (rope_parameters\.)?{field}; it can express"):
-        load_transformers(theirs)
+    with refused(holding("cannot express", field)):
+        load_transformers(build(kind, generator, **options))
 
 
 class LoRA(nn.Linear):
@@ -678,134 +605,102 @@ class LoRA(nn.Linear):
             nn.Parameter(torch.ones(size)) for size in ((2, self.in_features), (self.out_features, 2))
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) + x @ self.down.T @ self.up.T
-
 
 class Wrapper(nn.Module):
     def __init__(self, base_layer: nn.Module) -> None:
         super().__init__()
         self.base_layer = base_layer
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.base_layer(*args, **kwargs)
 
-
-ADAPTED = {
-    "Llama": ("model.layers.1.self_attn.v_proj", "model.layers.0.mlp.up_proj", "lm_head"),
-    "Mamba": ("backbone.layers.0.mixer.in_proj", "backbone.layers.1.mixer", "backbone.layers.1"),
-    "Jamba": ("model.layers.1.feed_forward.experts", "model.layers.0.mamba.x_proj"),
-}
-
-
-@pytest.mark.parametrize(("kind", "path"), [(kind, path) for kind, paths in ADAPTED.items() for path in paths])
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        ("Llama", "model.layers.1.self_attn.v_proj"),
+        ("Llama", "lm_head"),
+        ("Mamba", "backbone.layers.1.mixer"),
+        ("Mamba", "backbone.layers.1"),
+        ("Jamba", "model.layers.1.feed_forward.experts"),
+    ],
+)
 def test_an_adapter_is_refused_wherever_it_sits(kind: str, path: str, generator: torch.Generator) -> None:
     theirs = build(kind, generator, **KINDS[kind][0])
     layer = theirs.get_submodule(path)
     theirs.set_submodule(path, LoRA(layer) if isinstance(layer, nn.Linear) else Wrapper(layer))
-    words = f"{kind}ForCausalLM: {path} is a tests.mixers.test_transformers."
     for verify in (True, False):
-        with refused(re.escape(words) + ".* merge adapters into the weights"):
+        with refused(holding(f"{path} is a {__name__}.", "adapters")):
             load_transformers(theirs, verify=verify)
 
 
-def test_an_adapter_in_a_single_layer_is_refused(generator: torch.Generator) -> None:
-    theirs = layers_of(build("Llama", generator, **HEADS[0]))[0]
-    theirs.q_proj = LoRA(theirs.q_proj)
-    with pytest.raises(ValueError, match=r"LlamaAttention: q_proj is a tests.mixers.test_transformers.LoRA"):
-        load_transformers(theirs)
-    theirs.q_proj = nn.Sequential(nn.Linear(D_MODEL, 2, bias=False), nn.Linear(2, D_MODEL, bias=False))
-    with pytest.raises(ValueError, match=r"LlamaAttention: not built as transformers builds it: .*Sequential"):
-        load_transformers(theirs)
-
-
-@pytest.mark.parametrize(
-    ("path", "words"),
-    [
-        ("model.layers.0.self_attn", "self_attn must be one of MambaMixer, .*; got self_attn: Identity"),
-        ("model.layers.1.mlp", "mlp must be one of LlamaMLP, .* mlp: Identity"),
-        ("model.layers.1", "self_attn must be one of .*; got nothing"),
-        ("model.norm", "not built as transformers builds it: .*Identity"),
-    ],
-)
-def test_a_part_in_the_place_of_another_is_refused(path: str, words: str, generator: torch.Generator) -> None:
-    theirs = build("Llama", generator, **HEADS[0])
-    theirs.set_submodule(path, nn.Identity())
-    with refused(words):
-        load_transformers(theirs)
-
-
-def bias(layer: nn.Linear) -> None:
+def with_bias(layer: nn.Linear) -> None:
     layer.bias = nn.Parameter(torch.ones(layer.out_features))
 
 
-# What was changed by hand in a built Llama or Jamba, and what is said of it: read, so without verification too.
-READ = {
-    "is_causal=False": lambda theirs: setattr(layers_of(theirs)[1], "is_causal", False),
-    "attention_bias=True": lambda theirs: bias(layers_of(theirs)[1].o_proj),
-    "attention_dropout=0.5": lambda theirs: setattr(layers_of(theirs)[1], "attention_dropout", 0.5),
-    "eps of model.layers.1.input_layernorm=0.1": lambda theirs: setattr(
-        theirs.model.layers[1].input_layernorm, "variance_epsilon", 0.1
-    ),
-}
+def shared_down_proj(theirs: Any) -> None:
+    theirs.model.layers[1].mlp.down_proj.weight = theirs.model.layers[0].mlp.down_proj.weight
 
 
-@pytest.mark.parametrize("kind", ["Llama", "Jamba"])
-@pytest.mark.parametrize("field", READ)
-def test_a_change_by_hand_that_is_read_is_named(kind: str, field: str, generator: torch.Generator) -> None:
-    theirs = build(kind, generator, **KINDS[kind][0])
-    READ[field](theirs)
-    with pytest.raises(ValueError, match=f"cannot express {field}; it can express"):
+# Changes by hand to a Llama that loading itself reads, and the words of the error.
+READ: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda t: setattr(layers_of(t)[1], "is_causal", False), "is_causal=False"),
+    (lambda t: setattr(t.config, "is_causal", False), "is_causal=False"),
+    (lambda t: with_bias(layers_of(t)[1].o_proj), "attention_bias=True"),
+    (lambda t: setattr(layers_of(t)[1], "attention_dropout", 0.5), "attention_dropout=0.5"),
+    (lambda t: setattr(t.model.layers[1].input_layernorm, "variance_epsilon", 0.1), "layers.1.input_layernorm=0.1"),
+    (lambda t: layers_of(t)[0].q_proj.double(), "q_proj.weight"),
+    (lambda t: layers_of(t)[0].q_proj.requires_grad_(False), "q_proj.weight"),
+    (lambda t: t.set_submodule("model.layers.0.self_attn", nn.Identity()), "self_attn Identity"),
+    (lambda t: t.set_submodule("model.layers.1.mlp", nn.Identity()), "mlp Identity"),
+    (lambda t: t.set_submodule("model.layers.1", nn.Identity()), "self_attn nothing"),
+    (lambda t: t.set_submodule("model.norm", nn.Identity()), "Identity"),
+    (lambda t: with_bias(t.model.layers[0].mlp.up_proj), "model.layers.0.mlp.up_proj.bias"),
+    (shared_down_proj, "model.layers.1.mlp.down_proj.weight twice"),
+    (lambda t: setattr(t, "__class__", type("LlamaForCausalLM", (type(t),), {"__module__": "mine"})), "mine.Llama"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), READ, ids=[words for _, words in READ])
+def test_a_change_by_hand_that_is_read_is_named(
+    change: Callable[[Any], Any], words: str, generator: torch.Generator
+) -> None:
+    theirs = build("Llama", generator, **KINDS["Llama"][0])
+    change(theirs)
+    with refused(holding(*words.split())):
         load_transformers(theirs, verify=False)
 
 
-def test_a_configuration_that_is_not_causal_is_refused(generator: torch.Generator) -> None:
-    for kind in ("Llama", "Jamba"):
-        theirs = build(kind, generator, **KINDS[kind][0])
-        theirs.config.is_causal = False
-        with pytest.raises(ValueError, match="cannot express is_causal=False; it can express True"):
-            load_transformers(theirs)
+def test_parts_of_one_mixer_must_agree_and_fit(generator: torch.Generator) -> None:
+    jamba = layers_of(build("Jamba", generator, **JAMBA[0]))[0]
+    jamba.b_layernorm.variance_epsilon = 0.1
+    with refused("rms_norm_eps of dt, B and C"):
+        load_transformers(jamba)
+    mamba = build("Mamba", generator, **MAMBA[0])
+    mamba.backbone.layers[0].mixer.D = nn.Parameter(torch.ones(3))
+    with refused(holding("layers.layers.0.mixer.D", "(3,)")):
+        load_transformers(mamba)
 
 
-def test_norms_of_one_jamba_mixer_must_have_one_eps(generator: torch.Generator) -> None:
-    theirs = layers_of(build("Jamba", generator, **JAMBA[0]))[0]
-    theirs.b_layernorm.variance_epsilon = 0.1
-    with pytest.raises(ValueError, match="rms_norm_eps of dt, B and C"):
-        load_transformers(theirs)
-
-
-def test_every_weight_has_a_place_and_only_one(generator: torch.Generator) -> None:
-    theirs = build("Llama", generator, **HEADS[0])
-    bias(theirs.model.layers[0].mlp.up_proj)
-    with pytest.raises(ValueError, match=r"the zoo has no place for model.layers.0.mlp.up_proj.bias"):
-        load_transformers(theirs)
-    theirs = build("Llama", generator, **HEADS[0])
-    theirs.model.layers[1].mlp.down_proj.weight = theirs.model.layers[0].mlp.down_proj.weight
-    with pytest.raises(ValueError, match=r"model.layers.1.mlp.down_proj.weight is read twice"):
-        load_transformers(theirs)
-    theirs = build("Mamba", generator, **MAMBA[0])
-    theirs.backbone.layers[0].mixer.D = nn.Parameter(torch.ones(3))
-    with pytest.raises(ValueError, match=r"what becomes layers.layers.0.mixer.D has shape \(3,\)"):
-        load_transformers(theirs)
+def nan_in(layer: nn.Linear) -> None:
+    layer.weight.data[0, 0] = torch.nan
 
 
 # Changes by hand that only a run shows, and the first layer that departs.
-UNREAD = {
-    "model.layers.1": lambda theirs: setattr(theirs.model.layers[1].mlp, "act_fn", nn.GELU()),
-    "model.layers.0": lambda theirs: theirs.model.rotary_emb.inv_freq.mul_(0.5),
-    "model.embed_tokens": lambda theirs: theirs.model.embed_tokens.register_forward_hook(lambda m, x, y: 2 * y),
-    "model.norm": lambda theirs: theirs.model.norm.register_forward_hook(lambda m, x, y: y + 1),
-    "": lambda theirs: theirs.register_forward_hook(lambda m, x, y: type(y)(logits=2 * y.logits)),
-    "lm_head": lambda theirs: setattr(theirs.lm_head, "forward", lambda x: x @ theirs.lm_head.weight.T / 2),
+UNREAD: dict[str, Callable[[Any], Any]] = {
+    "model.layers.1 ": lambda t: setattr(t.model.layers[1].mlp, "act_fn", nn.GELU()),
+    "model.layers.1 gives other outputs than the zoo's: off by nan": lambda t: nan_in(t.model.layers[1].mlp.up_proj),
+    "model.layers.0 ": lambda t: t.model.rotary_emb.inv_freq.mul_(0.5),
+    "model.embed_tokens ": lambda t: t.model.embed_tokens.register_forward_hook(lambda m, x, y: 2 * y),
+    "model.norm ": lambda t: t.model.norm.register_forward_hook(lambda m, x, y: y + 1),
+    "LlamaForCausalLM ": lambda t: t.register_forward_hook(lambda m, x, y: type(y)(logits=2 * y.logits)),
+    "lm_head ": lambda t: setattr(t.lm_head, "forward", lambda x: x @ t.lm_head.weight.T / 2),
 }
 
 
-@pytest.mark.parametrize("path", UNREAD)
-def test_a_change_by_hand_that_is_not_read_shows_in_the_run(path: str, generator: torch.Generator) -> None:
+@pytest.mark.parametrize("words", UNREAD)
+def test_a_change_by_hand_that_is_not_read_shows_in_the_run(words: str, generator: torch.Generator) -> None:
     theirs = build("Llama", generator, **LLAMA[3])
     with torch.no_grad():
-        UNREAD[path](theirs)
-    with refused(f"LlamaForCausalLM{path and '.'}{path} gives other outputs"):
+        UNREAD[words](theirs)
+    with refused(holding(words, "gives other outputs")):
         load_transformers(theirs)
     assert isinstance(load_transformers(theirs, verify=False), Backbone)
 
@@ -814,77 +709,30 @@ def test_a_change_by_hand_that_is_not_read_shows_in_the_run(path: str, generator
 def test_a_changed_layer_alone_shows_in_the_run(kind: str, generator: torch.Generator) -> None:
     theirs = layers_of(build(kind, generator, **KINDS[kind][0]))[0]
     theirs.register_forward_hook(lambda m, x, y: (y[0] * 1.01, *y[1:]) if isinstance(y, tuple) else y * 1.01)
-    with pytest.raises(ValueError, match=f"{type(theirs).__name__} gives other outputs than"):
-        load_transformers(theirs)
-
-
-def test_numbers_that_are_none_are_no_agreement(generator: torch.Generator) -> None:
-    theirs = build("Llama", generator, **HEADS[0])
-    with torch.no_grad():
-        theirs.model.layers[1].mlp.up_proj.weight[0, 0] = torch.nan
-    with pytest.raises(ValueError, match=r"model.layers.1 gives other outputs than the zoo's: off by nan"):
-        load_transformers(theirs)
-
-
-def test_the_page_says_what_loads_and_what_is_refused() -> None:
-    page = (ROOT / "docs/transformers.md").read_text()
-    loads, refused = page.split("## What is refused")
-    assert re.findall(r"^\| `(\w+ForCausalLM)` \| `", loads, re.MULTILINE) == [*MODELS]
-    assert dict(re.findall(r"`(\w+)` → `(\w+)`", loads)) == {name: layer.mixer for name, layer in LAYERS.items()}
-    [ropes] = re.findall(r"^Rope of type (.*) becomes", loads, re.MULTILINE)
-    assert re.findall(r"`(\w+)`", ropes) == [*ROPE_TYPES]
-    assert set(ROPES) == set(ROPE_TYPES)
-    for allowed in set(ALLOWED.values()):
-        assert f"{allowed:.0e}".replace("e-0", "e-") in refused
-    fields = {field for kind, configs in KINDS.items() for field in fields_of(kind, configs[0])}
-    assert {field for field in fields if not re.search(rf"`{re.escape(field.split('.')[-1])}", refused)} == set()
-
-
-def fields_of(kind: str, options: dict[str, Any]) -> set[str]:
-    """Names of the fields that the code compares in a small model, layers and all."""
-    theirs = build(kind, torch.Generator().manual_seed(0), **options)
-    with pytest.MonkeyPatch.context() as patch:
-        seen: set[str] = set()
-        for module in ("zoo.loading.transformers.models.expect", "zoo.loading.transformers.expect"):
-            patch.setattr(module, lambda _, fields: seen.update(fields))
-        load_transformers(theirs, verify=False)
-    return {re.sub(r"^eps of .*", "eps of", field) for field in seen}
-
-
-def test_another_module_is_refused(generator: torch.Generator) -> None:
-    for other in (nn.Linear(2, 2), build("Llama", generator, **HEADS[0]).model):
-        with pytest.raises(ValueError, match=f"unknown layer or model of transformers '{type(other).__name__}'"):
-            load_transformers(other)
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("/no/such/folder", "cannot load '/no/such/folder': no such folder, and no model of that name"),
-        ("", "cannot load '': no such folder, and no model of that name"),
-        (3, "source must be a layer or model of transformers, or a folder, got int"),
-    ],
-)
-def test_what_is_neither_a_module_nor_a_folder_is_refused(source: Any, message: str, unchecked_shapes: None) -> None:
-    with refused(message):
-        load_transformers(source)
-
-
-def test_a_class_of_the_same_name_is_named_with_its_module(generator: torch.Generator) -> None:
-    theirs = build("Llama", generator, **HEADS[0])
-    theirs.__class__ = type("LlamaForCausalLM", (type(theirs),), {"__module__": "mine"})
-    with pytest.raises(ValueError, match=r"unknown layer or model of transformers 'mine\.LlamaForCausalLM'"):
+    with refused(f"{type(theirs).__name__} gives other outputs"):
         load_transformers(theirs)
 
 
 def test_a_model_that_does_not_run_is_refused(generator: torch.Generator) -> None:
     theirs = build("Llama", generator, **HEADS[0])
     theirs.forward = lambda *_, **__: theirs.absent
-    with pytest.raises(ValueError, match=r"cannot be run in torch.float32 .*absent'; give verify=False"):
+    with refused(holding("torch.float32", "absent", "verify=False")):
         load_transformers(theirs)
+    mixed = build("Mamba", generator, **MAMBA[0])
+    mixed.backbone.layers[1].mixer.out_proj.bfloat16()
+    with refused(holding("torch.bfloat16", "torch.float32")):
+        load_transformers(mixed)
+    assert load_transformers(mixed, verify=False).layers.chain()[1].mixer.out_proj.weight.dtype == torch.bfloat16
 
 
-def test_an_absent_transformers_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_another_source_is_refused(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    for other in (nn.Linear(2, 2), build("Llama", generator, **HEADS[0]).model):
+        with refused(holding("unknown", type(other).__name__)):
+            load_transformers(other)
+    for source, word in (("/no/such/folder", "'/no/such/folder'"), ("", "''"), (3, "int")):
+        with refused(word):
+            load_transformers(source)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'mixer-zoo\[transformers\]'"):
+    with refused(re.escape("mixer-zoo[transformers]"), ModuleNotFoundError):
         load_transformers("a/folder")
