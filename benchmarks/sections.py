@@ -35,8 +35,6 @@ from benchmarks.timing import (
 from zoo import create_mixer, list_mixers
 from zoo.backbone import Backbone
 from zoo.ops import selective_scan
-from zoo.ops.delta_rule import delta_rule, unit_length
-from zoo.ops.dplr import dplr
 from zoo.registry import MIXERS, mixer_class
 from zoo.report import plots
 
@@ -258,11 +256,11 @@ def ssd(sizes: Sizes) -> Section:
 
 
 def lti(sizes: Sizes) -> Section:
-    """Measure diagonal systems against a kernel made in full; delta rule and gated linear attention against loops."""
+    """Measure diagonal systems against a kernel made in full."""
     section = Section(
         f"A bank of diagonal SSMs as in S4D (`zoo.ops.channel_ssm`): {sizes.bank_channels} channels, 64 poles each, one"
         " thread; the peer makes the kernel by a Vandermonde matrix in full and convolves by FFT, and gives no final"
-        " state. Below, recurrences with matrix states against a loop over `unbind`."
+        " state."
     )
     table = Table("", ["length", "pass", "zoo ms", "Vandermonde in full / zoo"])
     for seq_len in dict.fromkeys((min(256, sizes.long), sizes.long)):
@@ -272,49 +270,7 @@ def lti(sizes: Sizes) -> Section:
             table.rows.append([seq_len, title, 1e3 * seconds["zoo"], ratio])
     section.tables.append(table)
     section.targets.append(Target(f"Vandermonde in full / zoo, forward + backward at {sizes.long}", 15, ratio))
-    matrix = Table(f"4 heads, 64 × 64 states, length {sizes.long}", ["op", "pass", "zoo ms", "loop / zoo"])
-    for name, (ours, loop) in _MATRIX_STATES.items():
-        inputs = _matrix_inputs(sizes.long, name)
-        for title, seconds in compared({"zoo": ours, "loop": loop}, inputs, min(sizes.rounds, 5)):
-            matrix.rows.append([name, title, 1e3 * seconds["zoo"], seconds["loop"] / seconds["zoo"]])
-    section.tables.append(matrix)
     return section
-
-
-def _matrix_inputs(seq_len: int, name: str) -> tuple[Tensor, ...]:
-    """q, k, v, then writing strengths (batch, heads, seq) or logarithms of decays (batch, heads, seq, d_key)."""
-    generator = _generator()
-    q, k, v, gate = (torch.randn(1, 4, seq_len, 64, generator=generator) for _ in range(4))
-    if name == "delta_rule":
-        return q / 8, unit_length(k), v, torch.sigmoid(gate[..., 0])
-    return q / 8, k, v, torch.nn.functional.logsigmoid(gate) / 16
-
-
-def _empty(v: Tensor) -> Tensor:
-    return v.new_zeros(*v.shape[:2], 64, 64)
-
-
-def _loop_delta_rule(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
-    S, outputs = _empty(v), []
-    for qt, kt, vt, bt in zip(*(t.unbind(2) for t in (q, k, v, beta.unsqueeze(3))), strict=True):
-        erased = vt - (kt.unsqueeze(2) @ S).squeeze(2)
-        S = S + kt.unsqueeze(3) * (bt * erased).unsqueeze(2)
-        outputs.append((qt.unsqueeze(2) @ S).squeeze(2))
-    return torch.stack(outputs, dim=2)
-
-
-def _loop_gated(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> Tensor:
-    S, outputs = _empty(v), []
-    for qt, kt, vt, at in zip(*(t.unbind(2) for t in (q, k, v, log_decay.exp())), strict=True):
-        S = at.unsqueeze(3) * S + kt.unsqueeze(3) * vt.unsqueeze(2)
-        outputs.append((qt.unsqueeze(2) @ S).squeeze(2))
-    return torch.stack(outputs, dim=2)
-
-
-_MATRIX_STATES: dict[str, tuple[peers.Form, peers.Form]] = {
-    "delta_rule": (lambda q, k, v, beta: delta_rule(q, k, v, beta, None, _empty(v))[0], _loop_delta_rule),
-    "gated_linear_attention": (lambda q, k, v, a: dplr(q, k, v, a, None, None, _empty(v))[0], _loop_gated),
-}
 
 
 def decode(sizes: Sizes) -> Section:
@@ -563,7 +519,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Sizes], Section]]] = {
     "scan": ("Selective scan", scan),
     "loaded": ("On a busy machine", loaded),
     "ssd": ("State space duality", ssd),
-    "lti": ("Diagonal systems, delta rule, gated attention", lti),
+    "lti": ("Diagonal systems", lti),
     "family": ("Linear recurrences and sLSTM against their peers", family.family),
     "decode": ("Decoding", decode),
     "scaling": ("Scaling with length", scaling),

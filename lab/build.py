@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from zoo.backbone import Backbone
 
 OF_THE_TASK = ("vocab_size", "d_input", "n_outputs", "loss", "facts", "perplexity")
-"""What a model, or the module that trains it, is told by the task's spec."""
+"""Arguments of a model, or of the module that trains it, that come from the task's spec."""
 
 
 def build(config: Mapping[str, Any]) -> tuple[Task, Backbone]:

@@ -21,8 +21,8 @@ class Examples(NamedTuple):
     """Sequences of a split and their labels at each position.
 
     Attributes:
-        task: its name, and of a mixture which of its shapes.
-        loss: cross_entropy, with classes as labels and -100 where there is none, or mse, with numbers and NaN.
+        task: name of the task, with the shape of a mixture.
+        loss: cross_entropy, with classes as labels and -100 for no label, or mse, with numbers and NaN.
         inputs: (n, seq) tokens or (n, seq, d_input) vectors.
         labels: (n, seq) classes or (n, seq, n_outputs) numbers.
         chance: accuracy without the input; None for numbers.
@@ -41,10 +41,10 @@ def examples(run_dir: Path, split: str, n: int) -> Examples:
     Args:
         run_dir: folder of the run.
         split: "train", "validation" or "test".
-        n: how many.
+        n: number of examples.
 
     Raises:
-        ValueError: no run of train.py is there, or its task cannot be made here.
+        ValueError: no run of train.py, or its task cannot be built here.
     """
     import torch
 

@@ -1,9 +1,8 @@
-"""What TensorBoard's HParams tab shows of the runs in a folder: the options in which they differ, and their results.
+"""The options and results of runs in TensorBoard's HParams tab: the options that vary between the runs of a folder.
 
-A run does not know at its start which others will be there. So the options that the tab shows are in a file of their
-own (`lab.run.files.HPARAMS`), and each run that begins rewrites these files, its own and those of the other runs in the
-folder. However the runs were started, the tab then has no column in which all of them agree, except those that name a
-run.
+A run does not know at its start which others will be there. So the options for the tab are in a file of their own
+(`lab.run.files.HPARAMS`), and each run that begins rewrites the files of all runs in the folder. However the runs were
+started, every column of the tab then varies, except the columns that name a run.
 """
 
 from __future__ import annotations
@@ -22,26 +21,26 @@ from zoo.errors import UsageError
 from zoo.targets import short
 
 NAMING = {"mixer": "mixer.name", "task": "task.name", "seed": "seed"}
-"""What names a run, and is told of each: its name in the tab, and among the options."""
+"""Columns that name a run and are always shown: heading in the tab, and dotted name of the option."""
 TESTED = {"task.n_val", "task.n_test", "task.test_lengths", "task.test_segments"}
-"""Options that say what a run is judged on: no hyper-parameters."""
+"""Options of the data for validation and test: no hyper-parameters."""
 LOCK, PATIENCE = ".hparams.lock", 60.0
-"""A file in the run_dir, and the seconds for which a run that begins waits for others that begin."""
+"""A lock in the run_dir, and the seconds for which a run that begins waits for others that begin."""
 HEADS = "mixer.n_heads"
-"""What all mixers are compared by; their other options say something only within one mixer."""
+"""The option of mixers that is compared across mixers; the others are compared within one mixer."""
 
 
 def compare_options(folder: RunFolder) -> None:
-    """Write, for a run that begins, the options by which TensorBoard compares it with the other runs of its run_dir.
+    """Write the options by which TensorBoard compares a run that begins with the other runs of its run_dir.
 
-    TensorBoard reads a run's options once: if it is open already, it shows new columns for older runs only after a
-    restart. What cannot be read or written, such as a run in a read-only folder, stays as it is.
+    TensorBoard reads a run's options once: if it is open already, it shows new columns for earlier runs only after a
+    restart. A run that cannot be read or written, such as in a read-only folder, stays as it is.
     """
     from filelock import FileLock
 
     from zoo.training import write_hparams
 
-    # One after the other, so that the last to write has read all that were there.
+    # One process after the other, so that the last to write has read all configurations.
     lock = folder.run_dir / LOCK
     with suppress(OSError), FileLock(lock, timeout=PATIENCE):
         configs: dict[RunFolder, dict[str, Any]] = {}
@@ -56,7 +55,7 @@ def compare_options(folder: RunFolder) -> None:
             options |= {_shown(key): config[key] for key in columns if key in config}
             with suppress(OSError):
                 write_hparams(each.path / HPARAMS, options, each.trial, (each.path / CONFIG).stat().st_mtime)
-        lock.unlink()  # while it is held, as that of a run's folder
+        lock.unlink()  # while it is held, as in `lab.run.lock`
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -77,12 +76,12 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def compared_results(metrics: Mapping[str, Any]) -> dict[str, int | float | None]:
-    """Return what the tab shows of a run's result: the task's score, once tested, and sizes."""
+    """Return the results of a run for the tab: the task's score, once tested, and sizes."""
     score = score_of([metrics], "test")
     tested = {score: number_at(metrics, "test", score)} if is_tested(metrics) else {}
     return tested | {"parameters": metrics["params"], "state_bytes": metrics["state_bytes"]}
 
 
 def _shown(key: str) -> str:
-    """Return an option by the help that explains it: --mixer.help, --task.help, --model.help."""
+    """Return the heading of an option, by the flag of its help: --mixer.help, --task.help, --model.help."""
     return key if key.split(".")[0] in ("mixer", "task", "trainer") else f"model.{key}"

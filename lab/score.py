@@ -19,11 +19,10 @@ SCORES = {
 }
 """Metrics by rank, and whether more is better: a task is judged by the first that its runs have."""
 
-
 GOOD = 0.9
-"""The part of the best score from which another one is good, and of a perfect one from which a task is learned."""
+"""Share of the best skill from which a score is good; share of a perfect score from which a task is learned."""
 LEFT = 0.1
-"""The part of the way from a guess to a perfect score from which guessing has been left behind."""
+"""Share of the way from a guess to a perfect score from which a model does more than guess."""
 FACTS = {
     "chance": "chance",
     "parameters": "params",
@@ -31,13 +30,13 @@ FACTS = {
     "tokens/s": "tokens_per_second",
     "steps to 90 %": "steps_to_90",
 }
-"""What every table of scores says besides the score: its heading, and the name in the metrics."""
+"""Columns of every table of scores besides the score: the heading, and the name in the metrics."""
 WINDOW = "window (octaves)"
 BASELINE = "guess without order"
 
 
 def median_steps(values: Sequence[Number], of: int) -> Number | None:
-    """Return the median number of steps of the runs that came so far; None where half of all `of` runs or more did not.
+    """Return the median number of steps of the runs that got there; None if half of all `of` runs or more did not.
 
     >>> median_steps([300, 400, 500], of=5), median_steps([300], of=5)
     (400, None)
@@ -46,13 +45,13 @@ def median_steps(values: Sequence[Number], of: int) -> Number | None:
 
 
 def fact_text(name: str, values: Sequence[Number], score: str, n_runs: int) -> str:
-    """Return one of `FACTS` for a table: the mean over seeds; of chance what that is in the score, of steps the median.
+    """Return one of `FACTS` for a table: the mean over seeds, but the median of steps, and chance as a score.
 
     Args:
-        name: as in the metrics.
-        values: of the runs that have it.
-        score: what the runs are judged by.
-        n_runs: how many were made.
+        name: name in the metrics.
+        values: values of the runs that have it.
+        score: name of the score that the runs are judged by.
+        n_runs: number of all runs.
     """
     mean = mean_and_spread(values)[0]
     if name == "chance":
@@ -72,17 +71,17 @@ def score_of(runs: Iterable[Mapping[str, Any]], *splits: str) -> str:
 
 
 def merit(score: str, value: Number | None) -> float:
-    """Return a number that grows as the score gets better; the least one where there is no score."""
+    """Return a number that grows as the score gets better; minus infinity without a score."""
     return -math.inf if value is None else value if SCORES[score] else -value
 
 
-def worth(score: str, value: Number | None, chance: Number | None) -> float:
-    """Return what a score is worth over guessing, in a number of which shares make sense; 0 for no more than a guess.
+def skill(score: str, value: Number | None, chance: Number | None) -> float:
+    """Return the skill of a score on a ratio scale: 0 for no more than a guess.
 
-    An accuracy counts from chance, a relative squared error down from 1, the error of the mean; a loss, in nats or as
-    perplexity, has no level for guessing: half of it is worth twice as much.
+    The skill of an accuracy is its excess over chance. The skill of a relative squared error is its distance from 1,
+    the error of the mean. A loss has no level for guessing: half the nats are twice the skill, also for a perplexity.
 
-    >>> worth("accuracy", 0.6, 0.2), worth("relative_squared_error", 0.25, None), worth("loss", 2.0, None)
+    >>> skill("accuracy", 0.6, 0.2), skill("relative_squared_error", 0.25, None), skill("loss", 2.0, None)
     (0.39999999999999997, 0.75, 0.5)
     """
     if value is None:
@@ -94,7 +93,7 @@ def worth(score: str, value: Number | None, chance: Number | None) -> float:
 
 
 def level(score: str, chance: Number | None, share: float = GOOD) -> float | None:
-    """Return the level at a share of the way from a guess to a perfect score; None for a score without such ends.
+    """Return the level at a share of the way from a guess to a perfect score; None for losses and perplexities.
 
     >>> level("accuracy", 0.5), level("relative_squared_error", None)
     (0.95, 0.09999999999999998)
@@ -105,23 +104,23 @@ def level(score: str, chance: Number | None, share: float = GOOD) -> float | Non
 
 
 def window_text(found: Mapping[str, Any] | None) -> str:
-    """Return a window of learning rates in a cell: 3.3 or, where it may be wider, ≥ 3.3; empty where there is none."""
+    """Return a window of learning rates for a cell: 3.3, or ≥ 3.3 if it may be wider; empty without a window."""
     return "" if not found else f"{'≥ ' if found['at_least'] else ''}{found['octaves']:.1f}"
 
 
 def merits(metrics: Mapping[str, Any], score: str, split: str) -> tuple[float, float]:
-    """Return a key that is greatest for the best run: the score and, where scores are equal, the loss."""
+    """Return a key that is greatest for the best run: the score, then the loss."""
     return merit(score, number_at(metrics, split, score)), merit("loss", number_at(metrics, split, "loss"))
 
 
 def mean_and_spread(values: Sequence[Number]) -> tuple[float | None, float | None]:
-    """Return mean and standard deviation over seeds; None for those that have too few values."""
+    """Return mean and standard deviation over seeds, each None if there are too few values."""
     mean = statistics.fmean(values) if values else None
     return mean, statistics.stdev(values) if len(values) > 1 else None
 
 
 def guess_level(score: str, chance: Number | None) -> float | None:
-    """Return what a guess scores that ignores the input: of an accuracy chance, of a relative squared error 1.
+    """Return the score of a guess that ignores the input: chance for an accuracy, 1 for a relative squared error.
 
     >>> guess_level("accuracy", 0.25), guess_level("relative_squared_error", None), guess_level("perplexity", 0.17)
     (0.25, 1.0, None)

@@ -2,7 +2,7 @@
 
 This is where the zoo, the tasks and Lightning meet: the task's spec fills in what the model must know, and a run folder
 `<run_dir>/<task>/<mixer and its changed options>/seed<k>/` keeps the configuration, checkpoints, TensorBoard events and
-metrics. The same command goes on with an unfinished run and shows a finished one.
+metrics. The same command resumes an unfinished run and shows a finished one.
 """
 
 from __future__ import annotations
@@ -59,37 +59,34 @@ def main(argv: Sequence[str]) -> int:
     """Run a command line and return the exit status.
 
     0: done. 1: training failed (a loss that is not finite, a full disk). 2: the command line is not valid.
-    75 (`REQUEUE`): stopped by SIGTERM or SIGUSR1, as schedulers do; the same command goes on. 130: Ctrl-C.
+    75 (`REQUEUE`): stopped by SIGTERM or SIGUSR1, as schedulers do; the same command resumes. 130: Ctrl-C.
     """
     with handled(SCHEDULER, _terminate), _quiet_writers():
         return _status(argv)
 
 
 def _status(argv: Sequence[str]) -> int:
+    command = None
     try:
         command = parse(argv)
-    except UsageError as error:
-        return _fail(error, 2)
-    except KeyboardInterrupt:
-        return _fail("interrupted before training", 130)
-    except Terminated as stop:
-        return _fail(stop, REQUEUE)
-    try:
         run(command)
     except UsageError as error:
         return _fail(error, 2)
-    except (training.Interrupted, Terminated) as stop:
-        return _stopped(stop, argv, 130 if stop.signal == CTRL_C else REQUEUE)
     except KeyboardInterrupt:
         return _stopped("interrupted outside training", argv, 130)
-    except training.NonFiniteLossError as error:  # in all processes at once
-        return _fail(error, 1) if is_first_process() else 0
+    except Terminated as stop:
+        return _stopped(stop, argv, REQUEUE)
     except BrokenPipeError:
         raise  # of standard output: see `ends_unread`
     except OSError as error:
-        # The system names no file where a write fails, as on a full disk, only where opening does.
-        unnamed = error.errno is not None and error.filename is None
-        return _fail(f"cannot write to {RunFolder.of(command).path}: {error.strerror}" if unnamed else error, 1)
+        # The system names the file when opening fails, not when a write does, as on a full disk.
+        if command is None or error.errno is None or error.filename is not None:
+            return _fail(error, 1)
+        return _fail(f"cannot write to {RunFolder.of(command).path}: {error.strerror}", 1)
+    except training.Interrupted as stop:
+        return _stopped(stop, argv, 130 if stop.signal == CTRL_C else REQUEUE)
+    except training.NonFiniteLossError as error:  # in all processes at once
+        return _fail(error, 1) if is_first_process() else 0
     return 0
 
 
@@ -107,34 +104,22 @@ def run(command: Command) -> Metrics:
     # Without Lightning's notes on hardware, tips and worker counts; what a person must know stays.
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", module=r"lightning\.")
-    stop_at = command.stop_at
-    folder, metrics = RunFolder.of(command), None
+    folder, stop_at, trained = RunFolder.of(command), command.stop_at, None
     if command.test_only:
         session = Session(command, folder)
         assert session.checkpoint is not None
         return show(session.evaluate(session.checkpoint), session.checkpoint)
     if not command.overwrite:
         folder.check_config(command.config)
-        metrics = folder.metrics() if command.ckpt_path is None else None
-        rung = read_rungs(folder.path).get(str(stop_at), {})
-        if "val" in rung:
-            print(f"this run has been at step {rung['step']} before; without --stop_at it goes on")
-            return show(rung, folder.path)
-        if metrics is not None and isinstance(stop_at, float) and stop_at == 1:  # where it has ended
-            rung = {name: value for name, value in metrics.items() if name != "test"}
-            folder.write_rung(stop_at, rung)
-            return show(rung, folder.path)
-        if metrics is not None and stop_at is not None:
-            raise UsageError(f"{folder.path} is finished and has not stopped at {stop_at} on its way; --overwrite it")
-        if metrics is not None and (command.no_test or is_tested(metrics)):
-            print("this run is finished; --overwrite starts it anew")
-            return show(metrics, folder.path)
+        trained = folder.metrics() if command.ckpt_path is None else None
+        if (known := _known_result(command, folder, trained)) is not None:
+            return show(known, folder.path)
     with folder.lock() if is_first_process() else nullcontext():
         session = Session(command, folder)
         if session.trainer.is_global_zero:
             if session.checkpoint is not None:
                 for aside in folder.set_aside_damaged():
-                    _say(f"{aside.stem} is damaged; it is now {aside}, and the run goes on from {session.checkpoint}")
+                    _say(f"{aside.stem} is damaged and now {aside}; the run resumes from {session.checkpoint}")
             folder.prepare(command.config, session.checkpoint, session.data.task.fingerprint())
             if any(isinstance(logger, training.CurveLogger) for logger in session.trainer.loggers):
                 compare_options(folder)
@@ -151,8 +136,8 @@ def run(command: Command) -> Metrics:
             if stop_at is not None and session.trainer.is_global_zero:
                 folder.write_rung(stop_at, {"diverged": str(error), "step": error.step})
             raise
-        # Of a run that was trained with --no_test, training cost what it cost then.
-        cost = {key: metrics[key] for key in ("tokens_per_second", "seconds") if metrics and key in metrics}
+        # A run that was trained with --no_test keeps the cost of its training.
+        cost = {key: trained[key] for key in ("tokens_per_second", "seconds") if trained and key in trained}
         metrics = session.evaluate(folder.best, test=not command.no_test and stop_at is None) | cost
         training.log_result(session.trainer, compared_results(metrics))
         if session.trainer.is_global_zero:
@@ -163,6 +148,36 @@ def run(command: Command) -> Metrics:
         return metrics
 
 
+def _known_result(command: Command, folder: RunFolder, trained: Metrics | None) -> Metrics | None:
+    """Return the result of a command that needs no training: of a finished run, or where it stopped before.
+
+    Args:
+        command: without --overwrite.
+        folder: of the run.
+        trained: the metrics of the run, if it is finished.
+
+    Raises:
+        UsageError: a finished run that was not stopped at --stop_at.
+    """
+    stop_at = command.stop_at
+    if stop_at is None:
+        if trained is None or not (command.no_test or is_tested(trained)):
+            return None
+        print("this run is finished; --overwrite starts it anew")
+        return trained
+    rung = read_rungs(folder.path).get(str(stop_at), {})
+    if "val" in rung:
+        print(f"this run has been at step {rung['step']} before; without --stop_at it is resumed")
+        return rung
+    if trained is None:
+        return None
+    if isinstance(stop_at, int) or stop_at < 1:
+        raise UsageError(f"{folder.path} finished without stopping at {stop_at}; use --overwrite to rerun")
+    rung = {name: value for name, value in trained.items() if name != "test"}
+    folder.write_rung(stop_at, rung)
+    return rung
+
+
 def is_first_process() -> bool:
     """Return whether this is the process of rank zero, before there is a trainer to ask."""
     from lightning.pytorch.utilities import rank_zero_only
@@ -171,21 +186,22 @@ def is_first_process() -> bool:
 
 
 class Session:
-    """A command with everything it names built, and its data generated; nothing is written to the run folder.
+    """The data, model and trainer of a command; nothing is written to the run folder.
 
     Attributes:
-        folder: of the run.
-        begun: when data and model began to be built, by `time.perf_counter`.
+        folder: folder of the run.
+        begun: time at which building data and model began, by `time.perf_counter`.
         progress: whether bars are shown.
-        data: the task's.
-        model: with the backbone, to be trained.
-        n_params: how many of its numbers are trained.
-        state_bytes: of the model's state after the task's sequence, batch of one; None of a mixer that does not stream.
-        throughput: what measures the training's speed.
-        reached: what notes the step at which a task is learned.
-        trainer: Lightning's.
-        checkpoint: where training goes on, or what is tested.
-        step: the optimizer step at which the checkpoint was saved.
+        data: data module of the task.
+        model: module with the backbone, to be trained.
+        n_params: number of trained parameters.
+        state_bytes: size of the model's state after the task's sequence, batch of one; None if the mixer does not
+            stream.
+        throughput: callback that measures the speed of training.
+        reached: callback that notes the step at which the task is learned.
+        trainer: Lightning's trainer.
+        checkpoint: checkpoint to resume from, or to test.
+        step: optimizer step at which the checkpoint was saved.
 
     Raises:
         UsageError: see `run`.
@@ -214,7 +230,7 @@ class Session:
             options = model_options(config, task, Backbone)
             self.step = None if self.checkpoint is None else check_checkpoint(self.checkpoint, **options)
             for segment in data.segments:
-                model.backbone.state_bytes(segment.task.spec.seq_len)  # refuses a sequence that the mixer cannot take
+                model.backbone.state_bytes(segment.task.spec.seq_len)  # refuses a sequence too long for the mixer
             self.state_bytes = model.backbone.state_bytes(task.spec.seq_len)
             self.progress = command.trainer["enable_progress_bar"] is not False
             score = model.score_name
@@ -238,7 +254,7 @@ class Session:
     def fit(self) -> None:
         """Train, from the checkpoint if there is one, and make sure that a best checkpoint exists."""
         if self.trainer.is_global_zero:
-            resumed = "" if self.checkpoint is None else f", going on from step {self.step} ({self.checkpoint})"
+            resumed = "" if self.checkpoint is None else f", resumed from step {self.step} ({self.checkpoint})"
             where = f"on {self.trainer.strategy.root_device}{resumed}"
             print(f"{self.folder.path}: {self.n_params:,} parameters {where}", flush=True)
         with _ctrl_c():
@@ -251,8 +267,8 @@ class Session:
         """Return a checkpoint's metrics on the validation and, by default, test splits, and the run's cost.
 
         Args:
-            checkpoint: with the weights.
-            test: whether to test them too.
+            checkpoint: file with the weights.
+            test: whether to test too.
             log: whether the run's curves may get a point.
         """
         from zoo.loading.saved import read_checkpoint
@@ -260,8 +276,7 @@ class Session:
         trainer, options = self.trainer, {"ckpt_path": checkpoint, "weights_only": True, "verbose": False}
         splits = ("test", "val") if test else ("val",)
         with _ctrl_c():
-            # The curve of the validation metrics has its points from training, perhaps before it was last resumed: no
-            # further one, but where there is none.
+            # The curves of validation get a further point only if training, perhaps before it was resumed, left none.
             loggers = trainer.loggers
             kept = (each for each in trainer.checkpoint_callbacks if isinstance(each, training.Checkpoints))
             has_validated = any(each.best_score is not None for each in kept)
@@ -332,10 +347,10 @@ def build_trainer(command: Command, folder: RunFolder, measuring: Sequence[Callb
     """Build Lightning's Trainer from the command's options; to train, add our callbacks, logger and checkpoints.
 
     Args:
-        command: the run.
-        folder: where checkpoints and TensorBoard events go.
+        command: command of the run.
+        folder: folder for checkpoints and TensorBoard events.
         measuring: callbacks that measure the training.
-        step: where training goes on; events of later steps are purged.
+        step: optimizer step to resume from; events of later steps are purged.
     """
     from lightning.pytorch import Trainer
     from lightning.pytorch.callbacks import LambdaCallback
@@ -369,10 +384,10 @@ def build_trainer(command: Command, folder: RunFolder, measuring: Sequence[Callb
 
 
 def _in_one_epoch(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the Trainer's options become for a run that counts steps, which is one epoch.
+    """Return the Trainer's options for a run that counts steps, which is one epoch.
 
     Raises:
-        ValueError: options that mean several.
+        ValueError: options that mean several epochs.
     """
     for name in ("min_epochs", "check_val_every_n_epoch"):
         if options[name] not in (None, 0, 1):
@@ -380,13 +395,13 @@ def _in_one_epoch(options: Mapping[str, Any]) -> dict[str, Any]:
                 f"trainer.{name}={options[name]}: a run of trainer.max_steps is one epoch; give trainer.max_epochs, or "
                 "trainer.min_steps and trainer.val_check_interval in steps"
             )
-    # By default Lightning stops no run with min_steps early before its first epoch is over. And it counts steps up to a
-    # validation, where they may be more than an epoch has, without epochs alone; a share of an epoch with them alone.
+    # By default Lightning never stops a run with min_steps before its first epoch is over. It takes a number of steps
+    # between validations only if check_val_every_n_epoch is None, and a share of an epoch only if it is not.
     return {"min_epochs": 0, "check_val_every_n_epoch": 1 if isinstance(options["val_check_interval"], float) else None}
 
 
 class Terminated(BaseException):
-    """SIGTERM or SIGUSR1 outside training; within it `Interrupt` sees to them."""
+    """SIGTERM or SIGUSR1 outside training; during training `Interrupt` handles them."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name} outside training")
@@ -429,9 +444,9 @@ def _as_list(value: Any) -> list[Any]:
 
 
 class Progress:
-    """One bar over the optimizer steps of the whole run, with loss and accuracy every so many steps.
+    """One bar over the optimizer steps of the whole run, with loss and accuracy every `every` steps.
 
-    Its title, during a step, is what `zoo.ops` logs, such as that it compiles for some seconds.
+    During a step its title is the latest message of `zoo.ops`, such as that a kernel is compiled for some seconds.
     """
 
     TITLE = "training"
@@ -490,13 +505,13 @@ def show(metrics: Metrics, where: Path) -> Metrics:
         facts.append(("test accuracy", f"{score_text('accuracy', accuracy)}   (chance {level})"))
     elif not test and validated is not None:
         facts.append(("validation accuracy", f"{score_text('accuracy', validated)}   (not tested)"))
-    told = [("", name, test.get(name)) for name in SHOWN]
-    for segment, scores in test.get("by_segment", {}).items():
-        told += [(f" at {segment}", name, scores.get(name)) for name in ("accuracy", "relative_squared_error")]
-    told = [each for each in told if each[-1] is not None]
-    for length, scores in test.get("at_length", {}).items():
-        told += [(f" at length {length}", name, score) for name, score in scores.items()]
-    facts += [(f"test {name.replace('_', ' ')}{at}", score_text(name, value)) for at, name, value in told]
+    scores = [("", name, test.get(name)) for name in SHOWN]
+    for segment, each in test.get("by_segment", {}).items():
+        scores += [(f" at {segment}", name, each.get(name)) for name in ("accuracy", "relative_squared_error")]
+    scores = [score for score in scores if score[-1] is not None]
+    for length, each in test.get("at_length", {}).items():
+        scores += [(f" at length {length}", name, value) for name, value in each.items()]
+    facts += [(f"test {name.replace('_', ' ')}{at}", score_text(name, value)) for at, name, value in scores]
     state = metrics["state_bytes"]
     facts.append(("parameters", number(metrics["params"])))
     facts.append(("state", "unknown: the mixer does not stream" if state is None else f"{number(state)} bytes"))
@@ -509,7 +524,7 @@ def show(metrics: Metrics, where: Path) -> Metrics:
 
 
 def resume_command(argv: Sequence[str]) -> str:
-    """Return the command that goes on with an interrupted run: the same command, which finds its last checkpoint."""
+    """Return the command that resumes an interrupted run: the same one, which finds the last checkpoint."""
     rest, arguments = [], iter(argv)
     for argument in arguments:
         if argument == "--ckpt_path":
@@ -526,9 +541,9 @@ def _fail(message: object, status: int) -> int:
 
 def _stopped(how: object, argv: Sequence[str], status: int) -> int:
     if not is_first_process():
-        # The first one says it and has the status: Lightning takes any but 0 in the others for a crash, and kills all.
+        # Only the first process reports it: Lightning takes a status other than 0 in the others for a crash.
         return 0
-    return _fail(f"{how}\nto go on: {resume_command(argv)}", status)
+    return _fail(f"{how}\nto resume: {resume_command(argv)}", status)
 
 
 def _say(message: object) -> None:

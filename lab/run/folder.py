@@ -96,18 +96,18 @@ class RunFolder:
             return
         there, here = (deciding_options(values) for values in (read_mapping(file), config))
         for key in sorted(there.keys() | here.keys()):
-            if there.get(key) != here.get(key):  # one that is None may have come later than the run
+            if there.get(key) != here.get(key):
                 values = f"{key} is {there.get(key)!r} there, {here.get(key)!r} here"
                 raise UsageError(f"{self.path} holds another run: {values}; give another --run_dir, or --overwrite")
 
     def check_data(self, fingerprint: Mapping[str, Any]) -> None:
-        """Check that the run, if it has begun, reads the data that it was begun with.
+        """Check that the run, if it has begun, reads the same data as at its beginning.
 
         Raises:
             UsageError: other data.
         """
-        there = read_fields(self.path / ENVIRONMENT).get("data")  # nothing before it is begun, or by an older version
-        if there not in (None, json.loads(as_json(fingerprint))):
+        begun = read_fields(self.path / ENVIRONMENT)
+        if begun and begun.get("data") != json.loads(as_json(fingerprint)):
             instead = "put that back, or give another --run_dir, or --overwrite"
             raise UsageError(f"{self.path} was begun with other data: {instead}")
 
@@ -125,11 +125,11 @@ class RunFolder:
     def checkpoint_for(self, command: Command) -> Path | None:
         """Return the checkpoint from which the command trains on, or which it tests; None for a new run.
 
-        A run goes on from `last`; where that is damaged, from `previous`; where both are, from `best`, which may be
-        many steps older. In each case the run ends as if it had never stopped.
+        A run resumes from `last`; if that is damaged, from `previous`; if both are, from `best`, which may be many
+        steps older. In each case the run ends as if it had never stopped.
 
         Raises:
-            ValueError: nothing to test; no checkpoint left to go on from; a damaged `best`, which no later step
+            ValueError: nothing to test; no checkpoint left to resume from; a damaged `best`, which no later step
                 restores.
         """
         from zoo.loading.saved import find_checkpoint, is_whole
@@ -166,13 +166,13 @@ class RunFolder:
     def prepare(self, config: Mapping[str, Any], checkpoint: Path | None, fingerprint: Mapping[str, Any]) -> None:
         """Make the folder and write the files that are known before training.
 
-        Without a checkpoint to go on from, the files of an earlier run are deleted. With a checkpoint of another
+        Without a checkpoint to resume from, the files of an earlier run are deleted. With a checkpoint of another
         folder, the best checkpoint of that folder is copied too: its score is the one to beat.
 
         Args:
-            config: of the run.
-            checkpoint: where training goes on; None for a new run.
-            fingerprint: of the task's data.
+            config: configuration of the run.
+            checkpoint: checkpoint to resume from; None for a new run.
+            fingerprint: fingerprint of the task's data.
 
         Raises:
             UsageError: the folder cannot be written.
@@ -199,7 +199,7 @@ class RunFolder:
         write_atomically(self.path / METRICS, as_json(metrics))
 
     def write_rung(self, stop_at: float, metrics: Metrics) -> None:
-        """Note what the run has come to where it stopped for now."""
+        """Add the metrics of a run that stopped at a step or a share of its steps."""
         write_atomically(self.path / RUNGS, as_json(read_rungs(self.path) | {str(stop_at): metrics}))
 
     def _unwritable(self, error: OSError) -> UsageError:

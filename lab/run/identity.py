@@ -32,8 +32,8 @@ INCIDENTAL = {
     "trainer.num_sanity_val_steps",
     "trainer.profiler",
 }
-"""These, and what belongs to them (trainer.logger.init_args.save_dir), decide where results go and what is shown, not
-what they are: runs that differ only in them are the same."""
+"""Options, with their sub-options (trainer.logger.init_args.save_dir), that change no result: where it is kept, what is
+shown. Runs that differ only in them are the same."""
 
 WATCHING = {
     "DeviceStatsMonitor",
@@ -46,12 +46,12 @@ WATCHING = {
     "TQDMProgressBar",
     "ThroughputMonitor",
 }
-"""Lightning's callbacks that watch a run and do not change its result; any other, such as EarlyStopping, does."""
+"""Lightning's callbacks that do not change a run's result; any other, such as EarlyStopping, does."""
 
 LONGEST_NAME = 40
 """Characters of a task's or a mixer's part: TensorBoard shows two such names next to its charts."""
 LAST_NAMED = {f"task.{name}" for name in ("n_train", "n_val", "n_test", "test_lengths", "test_segments")}
-"""Options that say how much is trained and tested on: of a name that is cut, their end is."""
+"""Options of the amount of data, named last, so that they are the first to be cut."""
 
 
 def deciding_options(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def deciding_options(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that are not None: one that is may have come later than what was run without it."""
+    """Return the options that are not None."""
     return {key: value for key, value in options.items() if value is not None}
 
 
@@ -81,7 +81,9 @@ def run_name(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
 
     The mixer's own options come before those of model and training. Long names end with a digest instead.
     """
-    values, differing = deciding_options(config), differing_options(config, defaults)
+    values, usual, absent = deciding_options(config), deciding_options(defaults), object()
+    named = {"seed", "mixer.name", "task.name"}
+    differing = [key for key in sorted(values.keys() - named) if values[key] != usual.get(key, absent)]
     parts = []
     for group in ("task", "mixer"):
         keys = [key for key in differing if key.startswith("task.") == (group == "task")]
@@ -93,24 +95,16 @@ def run_name(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
     return "/".join(parts)
 
 
-def differing_options(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options, by sorted dotted name, in which a run differs from its defaults; no names, no seed."""
-    values, usual = deciding_options(config), deciding_options(defaults)
-    named = {"seed", "mixer.name", "task.name"}
-    absent = object()
-    return {key: values[key] for key in sorted(values.keys() - named) if values[key] != usual.get(key, absent)}
-
-
 def _folder_name(name: str, differing: Mapping[str, Any]) -> str:
     shown = short_name(name)
     parts = [shown, *(f"{key}{_value_name(value)}" for key, value in differing.items())]
     whole = "-".join(parts)
     # Files of several folders may have one short name: a digest of their paths tells them apart.
-    told_whole = shown == name and not _has_target(differing)
-    if told_whole and _safe(whole) == whole and len(whole) <= LONGEST_NAME:
+    is_unique = shown == name and not _has_target(differing)
+    if is_unique and _safe(whole) == whole and len(whole) <= LONGEST_NAME:
         return whole
-    told = differing if shown == name else [name, differing]
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
+    named = differing if shown == name else [name, differing]
+    digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:8]
     room = LONGEST_NAME - len(digest) - 1
     kept = _safe("-".join(parts[:2]))[:room]
     for part in map(_safe, parts[2:]):  # a number is whole or not there

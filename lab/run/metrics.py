@@ -8,9 +8,9 @@ from typing import Any, Literal, TypeAlias
 from zoo.report.numbers import Number
 
 State: TypeAlias = Literal["tested", "trained", "unfinished"]
-"""With and without numbers of the test split; still under way, or failed."""
+"""With or without metrics of the test split; under way, or failed."""
 Metrics: TypeAlias = dict[str, Any]
-"""What metrics.json holds, None for a number that is not finite:
+"""Content of metrics.json, with None for a number that is not finite:
 
     {"test": {"accuracy": 0.97, "loss": 0.1, "by_distance": [{"at_most": 8, "accuracy": 0.99}, ...],
               "at_length": {"128": {"accuracy": 0.9}, ...},
@@ -18,7 +18,7 @@ Metrics: TypeAlias = dict[str, Any]
      "val": {"accuracy": 0.98, "loss": 0.1}, "chance": 0.02, "floor_at_heads": {"1": 0.3, ...}, "params": 12345,
      "state_bytes": 4096, "tokens_per_second": 1e5, "steps_to_90": 300, "step": 400, "seconds": 30.1}
 
-"steps_to_90" is the first step whose validation stood at 90 % of the way from chance to a perfect score.
+"steps_to_90" is the first step whose validation reached 90 % of the way from chance to a perfect score.
 
 A run that has not been tested has no "test".
 """
@@ -40,7 +40,7 @@ def by_heading(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Number
 
 
 def number_at(metrics: Mapping[str, Any], *path: str) -> Number | None:
-    """Return the number under these names, such as "test", "accuracy"; None where there is none."""
+    """Return the number under these names, such as "test", "accuracy"; None if there is none."""
     found: Any = metrics
     for name in path:
         found = found.get(name) if isinstance(found, Mapping) else None
@@ -69,7 +69,7 @@ def by_facts(metrics: Mapping[str, Any], score: str = "accuracy") -> dict[str, d
 
 
 def state_of(metrics: Mapping[str, Any] | None) -> State:
-    """Return the state of a run by its metrics; None where there are none."""
+    """Return the state of a run by its metrics, None if it has none."""
     return "unfinished" if metrics is None else "tested" if is_tested(metrics) else "trained"
 
 

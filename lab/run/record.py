@@ -83,10 +83,10 @@ class Run:
 
 
 def read_run(folder: Path, entry: Mapping[str, Any]) -> Run:
-    """Return a run; `entry` is what a sweep says of it.
+    """Return a run; `entry` is its entry in the index of a sweep, if it belongs to one.
 
     Raises:
-        ValueError: no configuration, or files that are not a run's; the message says why, without the folder's name.
+        ValueError: no configuration, or files that are not a run's; the message does not name the folder.
     """
     config, metrics = read_config(folder), read_metrics(folder)
     commit = str(read_fields(folder / ENVIRONMENT).get("git") or "")
@@ -104,10 +104,10 @@ def read_run(folder: Path, entry: Mapping[str, Any]) -> Run:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.yaml of a run.
+    """Read config.yaml of a run.
 
     Raises:
-        ValueError: there is none, or it is not one of train.py; the message says why, without the folder's name.
+        ValueError: there is none, or it is not one of train.py; the message does not name the folder.
     """
     import yaml
 
@@ -116,7 +116,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ValueError(f"no {CONFIG}") from None
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"{CONFIG} cannot be read: {said_by(error)}") from None
+        raise ValueError(f"{CONFIG} cannot be read: {one_line(error)}") from None
     values = dict(flatten(config)) if isinstance(config, dict) else {}
     for name, kind in (("mixer.name", str), ("task.name", str), ("seed", int)):
         if not isinstance(values.get(name), kind):
@@ -125,7 +125,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_curves(folder: Path) -> dict[str, Curve]:
-    """Return the scalars of a folder's TensorBoard events by tag; of a resumed run, what it went back on is left out.
+    """Return the scalars of a folder's TensorBoard events by tag, without steps that a resumed run repeated.
 
     Events that cannot be read give a warning in the log and no curves.
     """
@@ -133,12 +133,12 @@ def read_curves(folder: Path) -> dict[str, Curve]:
         return {}
     from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
 
-    # It warns of every run that has gone on; steps that were taken back are what is wanted here.
+    # It warns of every resumed run.
     theirs = logging.getLogger("tensorboard")
     level = theirs.level
     theirs.setLevel(logging.ERROR)
     try:
-        # Of scalars every point (0), of pictures and the rest only the last (1).
+        # Every point of scalars (0), only the last of pictures and the rest (1).
         events = EventAccumulator(str(folder), size_guidance={SCALARS: 0, "images": 1, "histograms": 1})
         events.Reload()
         return {
@@ -146,7 +146,7 @@ def read_curves(folder: Path) -> dict[str, Curve]:
             for tag in events.Tags()[SCALARS]
         }
     except Exception as error:  # noqa: BLE001 (what it raises on foreign bytes is no one type)
-        logger.warning("no curves of %s: its events cannot be read: %s", folder, said_by(error))
+        logger.warning("no curves of %s: its events cannot be read: %s", folder, one_line(error))
         return {}
     finally:
         theirs.setLevel(level)
@@ -163,19 +163,19 @@ def read_metrics(folder: Path) -> Metrics | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
-        raise ValueError(f"{METRICS} cannot be read: {said_by(error)}") from None
+        raise ValueError(f"{METRICS} cannot be read: {one_line(error)}") from None
     if not isinstance(found, dict) or "params" not in found:
         raise ValueError(f"{METRICS} is not one of train.py: it has no params")
     return _numbers(found)
 
 
 def read_rungs(folder: Path) -> dict[str, Metrics]:
-    """Read what `RunFolder.write_rung` has noted."""
+    """Read the metrics that `RunFolder.write_rung` wrote, by the value of --stop_at."""
     return read_fields(folder / RUNGS)
 
 
 def read_fields(file: Path) -> dict[str, Any]:
-    """Return the mapping that a JSON file holds; empty where there is no such file, or none that can be read."""
+    """Return the mapping in a JSON file; empty if there is no such file, or it cannot be read."""
     try:
         found = read_json(file)
     except (OSError, ValueError):
@@ -183,8 +183,8 @@ def read_fields(file: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def said_by(error: Exception) -> str:
-    """Return on one line, without a file's name, why a file cannot be read."""
+def one_line(error: Exception) -> str:
+    """Return an error on one line, without the name of the file."""
     return " ".join(str(getattr(error, "strerror", None) or error).split())
 
 

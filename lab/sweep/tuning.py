@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Any, TypeAlias
 
 from lab.run.metrics import number_at
-from lab.score import GOOD, LEFT, level, merit, merits, worth
+from lab.score import GOOD, LEFT, level, merit, merits, skill
 from zoo.errors import UsageError
 
 RUNGS = (0.125, 0.25, 0.5)
@@ -100,7 +100,7 @@ Window: TypeAlias = dict[str, Any]
 
 "rates" are ascending, each at the last rung that its trial reached, a share of the steps: "score" is by validation
 there, null for one that diverged; "good" is whether it is within 90 % of the best at the same rung
-(`lab.score.worth`), null where no rate had left guessing there, so that it cannot be said. "octaves" lie between the
+(`lab.score.skill`), null where no rate had left guessing there, so that it cannot be said. "octaves" lie between the
 least and the greatest of the good ones next to each other around the best; "at_least" is whether they reach an end of
 the grid, or a rate of which nothing can be said, so that the window may be wider.
 """
@@ -126,12 +126,12 @@ def window(
     for by_rung in found.values():
         for rung, metrics in by_rung.items():
             at.setdefault(rung, []).append(metrics)
-    best_worth = {rung: max(worth(score, value(each), chance) for each in there) for rung, there in at.items()}
+    best_skill = {rung: max(skill(score, value(each), chance) for each in there) for rung, there in at.items()}
     rates = []
     for lr, by_rung in sorted(found.items()):
         rung, metrics = max(by_rung.items())
         told = left_guessing(at[rung], score, guess)
-        good = worth(score, value(metrics), chance) >= GOOD * best_worth[rung] if told else None
+        good = skill(score, value(metrics), chance) >= GOOD * best_skill[rung] if told else None
         rates.append({"lr": lr, "rung": rung, "score": value(metrics), "good": good})
     low = high = [rate["lr"] for rate in rates].index(best)
     while low > 0 and rates[low - 1]["good"]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from lab.score import BASELINE, level, score_text, worth
+from lab.score import BASELINE, level, score_text, skill
 from lab.view.charts import charts_of, colours
 from lab.view.table import Group
 from zoo.report.numbers import Number
@@ -75,7 +75,7 @@ def share(group: Group, score: Number | None) -> float:
     """
     perfect = level(group.score, group.chance, 1.0)
     best = group.rows[0].center() if perfect is None else perfect
-    return min(1.0, worth(group.score, score, group.chance) / worth(group.score, best, group.chance))
+    return min(1.0, skill(group.score, score, group.chance) / skill(group.score, best, group.chance))
 
 
 @styled

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.run.files import CONFIG, EVENTS, INDEX, METRICS
-from lab.run.record import Run, read_run, said_by
+from lab.run.record import Run, one_line, read_run
 from zoo.extras import require_extra
 from zoo.loading.names import CHECKPOINTS
 from zoo.report.files import read_json
@@ -63,7 +63,7 @@ def read_runs(folder: str | Path, trials: bool = False) -> list[Run]:
             try:
                 entries |= {(here / entry["folder"]).resolve(): entry for entry in read_json(here / INDEX)["runs"]}
             except (OSError, ValueError, KeyError, TypeError) as error:
-                skip(here / INDEX, f"cannot be read: {said_by(error)}")
+                skip(here / INDEX, f"cannot be read: {one_line(error)}")
         if files & {CONFIG, METRICS} or any(name.startswith(EVENTS) for name in files):
             with_runs.add(top)
             try:

@@ -104,7 +104,7 @@ def test_a_run_of_ones_own_mixer(mine: str, tmp_path: Path, capsys: pytest.Captu
 
     (folder / "metrics.json").unlink()
     assert train.main(argv) == 0
-    assert "going on from step 4" in capsys.readouterr().out
+    assert "resumed from step 4" in capsys.readouterr().out
     assert results(folder) == first
     assert [run.mixer for run in read_runs(tmp_path / "runs")] == ["mine.Squashed"]
     assert not zoo.load(folder).layers.streams

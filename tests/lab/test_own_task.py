@@ -50,7 +50,7 @@ def test_a_run_of_ones_own_task(
 
     (folder / "metrics.json").unlink()
     assert train.main(argv) == 0
-    assert "going on from step 4" in capsys.readouterr().out
+    assert "resumed from step 4" in capsys.readouterr().out
     assert results(folder) == first
 
     (folder / "metrics.json").unlink()

@@ -224,8 +224,8 @@ def test_ctrl_c_leaves_a_checkpoint_and_the_same_command_goes_on(
     assert process.returncode == 130, err
     step = int(torch.load(path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"])
     stopped, go_on = err.splitlines()[-2:]
-    assert f"stopped by SIGINT at step {step}: go on from {path}" in stopped
-    assert go_on == f"to go on: {train.resume_command(long)}"
+    assert f"stopped by SIGINT at step {step}: resume from {path}" in stopped
+    assert go_on == f"to resume: {train.resume_command(long)}"
     assert not (path / "metrics.json").exists()
     session = train.Session(cli.parse(long), run_folder.RunFolder.of(cli.parse(long)))
     assert (session.checkpoint, session.step) == (path / "checkpoints" / "last.ckpt", step)
@@ -242,9 +242,9 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path, capsys: 
 
     with patch.object(train.Progress, "step", stop_at_three):
         assert go(tmp_path / "stopped") == 130
-    assert "stopped by SIGINT at step 3: go on from" in capsys.readouterr().err
+    assert "stopped by SIGINT at step 3: resume from" in capsys.readouterr().err
     assert results(trained(tmp_path / "stopped")) == results(whole)
-    assert "going on from step 3" in capsys.readouterr().out
+    assert "resumed from step 3" in capsys.readouterr().out
 
 
 def test_the_bar_says_what_its_step_waits_for_once_and_not_for_long(
@@ -274,7 +274,7 @@ def test_ctrl_c_during_evaluation_says_how_to_go_on(tmp_path: Path, capsys: pyte
             assert go(tmp_path) == 130
     finally:
         signal.signal(signal.SIGINT, before)  # Lightning leaves it ignored: its process would end here
-    assert capsys.readouterr().err.endswith(f"to go on: {train.resume_command(command(tmp_path))}\n")
+    assert capsys.readouterr().err.endswith(f"to resume: {train.resume_command(command(tmp_path))}\n")
     assert not (folder(tmp_path) / "metrics.json").exists()
     assert metrics(trained(tmp_path))["test"]["loss"] > 0
 
@@ -317,7 +317,7 @@ def test_a_run_too_short_to_validate_still_has_a_best_checkpoint(tmp_path: Path)
 def test_ckpt_path_goes_on_from_another_run(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = folder(finished) / "checkpoints" / "last.ckpt"
     checkpoints = trained(tmp_path, "--trainer.max_steps", "8", "--ckpt_path", str(source)) / "checkpoints"
-    assert "going on from step 6" in capsys.readouterr().out
+    assert "resumed from step 6" in capsys.readouterr().out
     assert torch.load(checkpoints / "last.ckpt", weights_only=True)["global_step"] == 8
     assert (checkpoints / "best.ckpt").exists()
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
-import lightning as L
 import pytest
 import torch
 from torch import Tensor
@@ -57,21 +55,11 @@ def test_each_place_has_a_stream_of_its_own(unchecked_shapes: None) -> None:
             getattr(reseed, f"on_{stage}_batch_start")(trainer, module, None, at)
             draws[stage, seed, index, rank, world] = torch.rand(()).item()
     assert len(set(draws.values())) == len(draws) == 54
+    with pytest.raises(ValueError, match="seed must be >= 0, got -1"):
+        ReseedEachStep(-1)
     torch.rand(5)
     ReseedEachStep(1).on_train_batch_start(place(2), module, None, 0)
     assert torch.rand(()).item() == draws["train", 1, 2, 0, 1]
-
-
-def test_a_negative_seed_is_refused() -> None:
-    with pytest.raises(ValueError, match="seed must be >= 0, got -1"):
-        ReseedEachStep(-1)
-
-
-class Idle(L.Callback):
-    """Waste time where a training step does not."""
-
-    def on_validation_start(self, *args: Any) -> None:
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(("more", "values", "step"), [(True, (0.1, 0.9, 0.8), 2), (False, (0.5, 0.3, 0.1), 3)])

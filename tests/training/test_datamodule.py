@@ -52,13 +52,6 @@ def test_a_pass_holds_each_row_at_most_once_and_fills_its_batches(n: int, size: 
     assert len(seen) == len(set(seen)) == n_batches * size * world
 
 
-def test_processes_see_together_what_one_sees_with_the_whole_batch() -> None:
-    one = TrainingBatches(numbered(30), 6, 0)
-    two = [TrainingBatches(numbered(30), 3, 0, rank=rank, world_size=2) for rank in range(2)]
-    for index in range(12):
-        assert rows(one[index]) == rows(two[0][index]) + rows(two[1][index])
-
-
 def test_batches_depend_on_seed_and_index_alone() -> None:
     fresh = [rows(TrainingBatches(numbered(20), 4, 1)[i]) for i in range(15)]
     used = TrainingBatches(numbered(20), 4, 1, position=lambda: 5)
@@ -99,15 +92,6 @@ def test_every_draw_of_a_seed_has_a_generator_of_its_own() -> None:
     words = {**SPLITS, "order": ORDER_STREAM, "fresh": FRESH_STREAM, "mixture": MIXTURE_STREAM}
     words["segments"] = SEGMENT_STREAM
     assert sorted(words.values()) == [0, 1, 2, 3, 4, 5, 6], words
-
-
-def test_what_is_drawn_fresh_is_neither_validated_nor_tested_on() -> None:
-    task = create_task("needle", distance=20)
-    batches = FreshBatches(task, 1024, 64, seed=1)  # blocks as large as the shards of splits
-    fresh = {row.numpy().tobytes() for i in range(2 * len(batches)) for row in batches[i]["inputs"]}
-    assert len(fresh) == 2048
-    for split in SPLITS:
-        assert not fresh & {row.tobytes() for row in sample_split(task, split, 2048, 1)["inputs"]}, split
 
 
 @pytest.mark.usefixtures("short_blocks")
@@ -167,12 +151,6 @@ def kept(folder: Path) -> list[str]:
     return sorted(path.name.split("-seed")[0] for path in folder.iterdir() if path.is_dir())
 
 
-def test_the_stage_decides_what_is_made(tmp_path: Path) -> None:
-    data = small.data(tmp_path, cache=True)
-    data.setup("fit")
-    assert kept(tmp_path / "cache/echo") == ["train-40", "validation-10"]
-
-
 def test_a_fast_task_is_drawn_in_memory_without_what_keeps_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,29 +207,28 @@ def test_overfitting_repeats_the_same_batches(tmp_path: Path) -> None:
     assert all(torch.equal(watch.taken[0][2], seen) for *_, seen in watch.taken)
 
 
-def test_a_run_of_steps_is_one_epoch_each_step_of_which_is_whole(tmp_path: Path) -> None:
-    """Five batches a pass, two a step: the third step takes the end of a pass and the beginning of the next."""
+@pytest.mark.parametrize(
+    ("options", "taken"),
+    [
+        # Five batches a pass, two a step: the third step takes the end of a pass and the beginning of the next.
+        ({"max_steps": 6, "accumulate_grad_batches": 2}, [(step, 0) for step in range(6) for _ in range(2)]),
+        ({"max_steps": -1, "max_epochs": 2}, [(i, i // 5) for i in range(10)]),
+    ],
+)
+def test_a_run_of_steps_is_one_epoch_and_epochs_are_passes(
+    options: dict[str, int], taken: list[tuple[int, int]], tmp_path: Path
+) -> None:
     watch, data = Taken(), small.data(tmp_path)
-    small.trainer(tmp_path, watch, max_steps=6, accumulate_grad_batches=2).fit(small.module(), datamodule=data)
+    small.trainer(tmp_path, watch, **options).fit(small.module(), datamodule=data)
     expected = TrainingBatches(data.split("train"), 8, 0)
-    assert [taken[:2] for taken in watch.taken] == [(step, 0) for step in range(6) for _ in range(2)]
-    assert all(torch.equal(seen, expected[i]["inputs"]) for i, (*_, seen) in enumerate(watch.taken))
-
-
-def test_epochs_that_are_asked_for_are_passes(tmp_path: Path) -> None:
-    watch, data = Taken(), small.data(tmp_path)
-    small.trainer(tmp_path, watch, max_steps=-1, max_epochs=2).fit(small.module(), datamodule=data)
-    expected = TrainingBatches(data.split("train"), 8, 0)
-    assert [taken[:2] for taken in watch.taken] == [(i, i // 5) for i in range(10)]
+    assert [each[:2] for each in watch.taken] == taken
     assert all(torch.equal(seen, expected[i]["inputs"]) for i, (*_, seen) in enumerate(watch.taken))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n_train": 0}, "n_train must be a positive integer, got 0"),
         ({"n_val": -1}, "n_val must be a positive integer, got -1"),
-        ({"n_test": 0}, "n_test must be a positive integer, got 0"),
         ({"batch_size": 0}, "batch_size must be a positive integer, got 0"),
         ({"n_train": 4, "batch_size": 8}, "n_train must hold a batch, got n_train=4 for batch_size=8"),
         ({"seed": -1}, "seed must be >= 0, got -1"),

@@ -116,16 +116,3 @@ def test_sizes_too_small_are_refused(options: dict[str, int]) -> None:
     (name,) = options
     with pytest.raises(ValueError, match=f"{name} must be at least"):
         TheoryFigures(**options)
-
-
-@pytest.mark.usefixtures("unpainted")
-def test_reading_leaves_torchs_generator_where_it_was(tmp_path: Path) -> None:
-    logger = small.tensorboard(tmp_path / "events")
-    trainer = small.trainer(tmp_path, logger=logger, max_steps=1)
-    module = small.module()
-    trainer.fit(module, datamodule=small.data(tmp_path))
-    before = torch.get_rng_state()
-    callback = TheoryFigures(max_seq_len=8, n_examples=2)
-    callback.on_train_end(trainer, module)
-    assert callback.steps == [1]
-    assert torch.equal(torch.get_rng_state(), before)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import pytest
 from lightning.pytorch.callbacks import EarlyStopping
 
@@ -15,8 +16,8 @@ from tests.training import small
 from zoo.loading.saved import check_checkpoint
 from zoo.training import Checkpoints, ReseedEachStep
 
-# 40 rows in batches of 8: five batches a pass, which is what is validated after unless said. Each case stops at every
-# step of two passes and a bit. The first ones are a single epoch.
+# 40 rows in batches of 8: five batches a pass, after which is validated by default. Each case lasts two passes and a
+# bit, and is resumed from three steps. The first ones are a single epoch.
 CASES = {
     "no validation": {"limit_val_batches": 0},
     "validation after each pass": {},
@@ -98,15 +99,17 @@ def fit(
 
 
 @pytest.mark.parametrize("case", [slow(case, unless=case == QUICK) for case in CASES])
-def test_resuming_from_any_step_gives_the_same_run(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resuming_from_a_drawn_step_gives_the_same_run(
+    tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tasks.data.splits.SHARD_ROWS", 24)  # fresh examples: blocks of three batches
-    options, kept = CASES[case], tmp_path / "kept"
+    options, kept, draw = CASES[case], tmp_path / "kept", np.random.default_rng(0)
     whole, expected, expected_best, whole_trainer = fit(
         tmp_path / "whole", Keep(tmp_path / "whole/checkpoints/last.ckpt", kept), **options
     )
     files = sorted(kept.glob("*.ckpt"), key=lambda p: int(p.stem))
     assert len(files) >= 6
-    for file in files:
+    for file in draw.choice(files, 3, replace=False):
         resumed, record, best, trainer = fit(tmp_path / file.stem, ckpt_path=file, **options)
         first = min(record.lost)
         small.assert_identical(small.weights(whole), small.weights(resumed))
@@ -138,7 +141,7 @@ def test_a_finished_run_resumes_to_itself(tmp_path: Path) -> None:
     assert trainer.global_step == 12
 
 
-def test_a_finished_run_goes_on_in_mid_epoch_when_given_more_steps(tmp_path: Path) -> None:
+def test_a_finished_run_resumes_in_mid_epoch_when_given_more_steps(tmp_path: Path) -> None:
     _, expected, *_ = fit(tmp_path / "whole", max_steps=12)
     _, half, *_ = fit(tmp_path / "half", max_steps=7)
     _, rest, *_ = fit(tmp_path / "rest", ckpt_path=tmp_path / "half/checkpoints/last.ckpt", max_steps=12)
@@ -159,8 +162,6 @@ def test_best_can_be_resumed_too(tmp_path: Path) -> None:
     [
         (6, {"val_check_interval": 2, "every_n_steps": 5}),  # of a validation
         (5, {"val_check_interval": 4, "every_n_steps": 5, "log_every_n_steps": 2}),  # between two steps
-        slow(5, {"val_check_interval": 3, "every_n_steps": 5, "limit_val_batches": 0}),
-        slow(5, {"val_check_interval": 4, "every_n_steps": 5}),
         slow(6, {"val_check_interval": 7, "every_n_steps": 2, "accumulate_grad_batches": 2}),
     ],
 )

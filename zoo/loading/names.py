@@ -1,7 +1,7 @@
-"""How checkpoints and their folder are called; imports nothing, since a command line asks for no more."""
+"""Names of checkpoints and their folder; imports nothing, so that a command line can read them quickly."""
 
 CHECKPOINTS = "checkpoints"
-"""Where in its folder a run keeps its checkpoints."""
+"""Folder of the checkpoints in the folder of a run."""
 
 BEST, LAST, PREVIOUS = "best.ckpt", "last.ckpt", "previous.ckpt"
-"""The best on validation; where training stood; the `LAST` before that one."""
+"""The best on validation; the latest; the latest before that one."""

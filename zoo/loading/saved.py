@@ -52,16 +52,14 @@ def save(model: Backbone | SequenceMixer, path: str | os.PathLike[str]) -> None:
             and could not be built again.
         OSError: the folder is not there or cannot be written.
     """
-    if Path(path).suffix == pretrained.SUFFIX and isinstance(model, (Backbone, SequenceMixer)):
+    if not isinstance(model, Backbone | SequenceMixer):
+        other = f"got {type(model).__name__}; of any other module save the state_dict"
+        raise ValueError(f"zoo.save takes a zoo.Backbone or a mixer, {other}")
+    if Path(path).suffix == pretrained.SUFFIX:
         pretrained.write(model, path)
         return
-    if not isinstance(model, Backbone):
-        saves = (
-            f"a mixer to a file with the suffix {pretrained.SUFFIX}"
-            if isinstance(model, SequenceMixer)
-            else (f"a zoo.Backbone or a mixer, got {type(model).__name__}; of any other module save the state_dict")
-        )
-        raise ValueError(f"zoo.save takes {saves}")
+    if isinstance(model, SequenceMixer):
+        raise ValueError(f"zoo.save takes a mixer to a file with the suffix {pretrained.SUFFIX}")
     held = model.state_dict()
     copies = {(t.data_ptr(), t.shape): t.detach().cpu() for t in held.values()}  # one of what two names share
     weights = {name: copies[t.data_ptr(), t.shape] for name, t in held.items()}
@@ -100,7 +98,7 @@ def load(
         return _read(path, Backbone, allow or ())
     saved = read_checkpoint(path)
     hyper, weights = saved["hyper_parameters"], saved["state_dict"]
-    options = {name: hyper[name] for name in BACKBONE_OPTIONS if name in hyper}
+    options = {name: hyper[name] for name in BACKBONE_OPTIONS}
     if allow is not None:
         require_allowed(path, options, allow)
     model = build(Backbone, options)
@@ -172,13 +170,8 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ValueError(
             f"{path} is a state_dict: weights without the options of their model, which zoo.save writes too"
         )
-    if not (
-        isinstance(saved, Mapping)
-        and isinstance(saved.get("state_dict"), Mapping)
-        and isinstance(saved.get("hyper_parameters"), Mapping)
-        and isinstance(saved["hyper_parameters"].get("mixer"), Mapping)
-        and "name" in saved["hyper_parameters"]["mixer"]
-    ):
+    hyper = saved.get("hyper_parameters") if isinstance(saved, Mapping) else None
+    if not isinstance(hyper, Mapping) or not hyper.keys() >= {*BACKBONE_OPTIONS}:
         raise ValueError(f"{path} is no checkpoint of a training run of this project, nor a file of zoo.save")
     return dict(saved)
 
@@ -200,7 +193,7 @@ def check_checkpoint(path: str | os.PathLike[str], mixer: Mapping[str, Any], **o
 
     Args:
         path: the checkpoint.
-        mixer: the run's {"name": ..., **options}; options that only one side states are not compared.
+        mixer: the run's {"name": ..., **options}; an option that is not given is not compared.
         **options: further options of `Backbone` that the run asks for.
 
     Returns:
@@ -211,13 +204,13 @@ def check_checkpoint(path: str | os.PathLike[str], mixer: Mapping[str, Any], **o
     """
     saved = read_checkpoint(path)
     if "global_step" not in saved:
-        raise ValueError(f"{path} holds a model and no state of training: a run cannot go on from it")
+        raise ValueError(f"{path} holds a model and no state of training: a run cannot resume from it")
     hyper = saved["hyper_parameters"]
     held = dict(hyper["mixer"])
     if MIXERS.check(held["name"]) != MIXERS.check(mixer["name"]):
         raise ValueError(f"checkpoint {path} holds mixer {held['name']!r}, this run asks for {mixer['name']!r}")
     pairs = [(f"mixer.{name}", held[name], mixer[name]) for name in held if name in mixer]
-    pairs += [(name, hyper[name], options[name]) for name in BACKBONE_OPTIONS if name in hyper and name in options]
+    pairs += [(name, hyper[name], options[name]) for name in BACKBONE_OPTIONS if name in options]
     for name, there, asked in pairs:
         if there != asked:
             raise ValueError(f"checkpoint {path} holds {name}={there!r}, this run asks for {name}={asked!r}")

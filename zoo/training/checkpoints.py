@@ -1,4 +1,4 @@
-"""Checkpoints from which a run goes on as if it had never stopped.
+"""Checkpoints from which a run resumes as if it had never stopped.
 
 Lightning can save at many moments, but resumes exactly from only a few of them: elsewhere a validation that was due is
 skipped, a logged step counts twice or a partly accumulated gradient is lost. So `last` is written only at three kinds
@@ -15,7 +15,7 @@ import os
 import signal
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import lightning as L
 import torch
@@ -58,7 +58,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 file.flush()
                 os.fsync(file.fileno())
             if path.name == LAST and path.exists():
-                # Killed before the next line, a run goes on from the previous one.
+                # Killed before the next line, a run resumes from the previous one.
                 path.replace(path.with_name(PREVIOUS))
             temporary.replace(path)
         except (OSError, RuntimeError) as error:
@@ -68,7 +68,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def _reason(error: BaseException) -> str:
-    """Return what the system said: torch's writer only reports, in its own words, the state after a failed write."""
+    """Return the system's error: torch's writer reports the state after a failed write, in words of its own."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:
@@ -111,7 +111,7 @@ class Checkpoints(BetweenSteps, Checkpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best_score, self.best_step = state_dict["best_score"], state_dict["best_step"]
-        self._stopped = state_dict.get("stopped", False)
+        self._stopped = state_dict["stopped"]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._saved_step = trainer.global_step
@@ -132,7 +132,7 @@ class Checkpoints(BetweenSteps, Checkpoint):
         if not self.at_rest(trainer):
             self._due = True
         elif not (trainer.should_stop or trainer.global_step == trainer.max_steps):
-            # After the last step at the end of training alone: Lightning has counted that step among the logged ones.
+            # `on_train_end` saves the last step: by then Lightning has counted it among the logged steps.
             self.save_last(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -177,25 +177,25 @@ class Checkpoints(BetweenSteps, Checkpoint):
 
 
 class Interrupted(BaseException):
-    """The run was asked to stop; `signal` says how, `checkpoint` (if any) where to go on.
+    """The run was asked to stop by `signal`; `checkpoint`, if any, is the one to resume from.
 
-    It is no Exception, like KeyboardInterrupt: a second signal may arrive in code that catches every Exception.
+    Like KeyboardInterrupt it is no Exception: a second signal may arrive in code that catches every Exception.
     """
 
     def __init__(self, number: int, step: int, checkpoint: Path | None) -> None:
-        where = f"go on from {checkpoint}" if checkpoint else "there is no checkpoint yet"
+        where = f"resume from {checkpoint}" if checkpoint else "there is no checkpoint yet"
         super().__init__(f"stopped by {signal.Signals(number).name} at step {step}: {where}")
         self.signal, self.step, self.checkpoint = number, step, checkpoint
 
 
 class Paused(Exception):
-    """The run stopped where `Pause` was told to; `last` is of this step."""
+    """The run stopped at the step of `Pause`, at which `last` was saved."""
 
 
 class Pause(BetweenSteps):
-    """Save `last` and stop after a step, from which the run goes on later as if it had never stopped.
+    """Save `last` and stop after a step, from which the run resumes later as if it had never stopped.
 
-    The schedule is that of the whole run. Where the whole run ends no later, nothing happens.
+    The schedule remains the schedule of the whole run. If the whole run ends no later, nothing happens.
 
     Args:
         checkpoints: writes `last`.
@@ -203,7 +203,7 @@ class Pause(BetweenSteps):
 
     Raises:
         Paused: out of `Trainer.fit`.
-        UsageError: the same, where training has gone further already.
+        UsageError: out of `Trainer.fit`, if training is beyond that step already.
     """
 
     def __init__(self, checkpoints: Checkpoints, stop_at: int | float) -> None:
@@ -265,13 +265,13 @@ class Interrupt(BetweenSteps):
             asked = int(trainer.strategy.reduce(asked, reduce_op="max"))
         if asked:
             self.checkpoints.save_last(trainer)
-            raise self._interrupted(asked, trainer)
+            self._stop(asked, trainer)
 
     def _ask(self, trainer: L.Trainer, number: int, frame: FrameType | None) -> None:
         if self._asked is not None:
-            raise self._interrupted(number, trainer)
+            self._stop(number, trainer)
         self._asked = number
 
-    def _interrupted(self, number: int, trainer: L.Trainer) -> Interrupted:
+    def _stop(self, number: int, trainer: L.Trainer) -> NoReturn:
         last = self.checkpoints.last
-        return Interrupted(number, trainer.global_step, last if last.exists() else None)
+        raise Interrupted(number, trainer.global_step, last if last.exists() else None)
