@@ -1,4 +1,4 @@
-"""Right modules as strangers write them, one per protocol and form of padding. Nothing here is built on `zoo`."""
+"""Right modules as strangers write them, one per protocol and form of padding. Only marks come from `zoo`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from zoo.coefficient import coefficient
 
 
 class Recurrence(nn.Module):
@@ -74,22 +76,16 @@ class Attention(nn.Module):
         k, v, q = self.rotate(self.k(x), at), self.v(x), self.rotate(self.q(x), at)
         if cache is not None:
             k, v = torch.cat((cache[0], k), dim=1), torch.cat((cache[1], v), dim=1)
-        allowed = self.allowed(x.shape[1], past).to(x.device)
+        allowed = torch.ones(x.shape[1], past + x.shape[1], dtype=torch.bool, device=x.device).tril(past)
         logits = (q @ k.mT / x.shape[2] ** 0.5).masked_fill(~allowed, -torch.inf)
         if mask is not None:
             seen = mask[:, None, :] | torch.eye(x.shape[1], dtype=torch.bool, device=x.device)  # no row of -inf alone
             logits = logits.masked_fill(~seen, -torch.inf)
-        y = self.out(self.weights(logits) @ v)
+        y = self.out(logits.softmax(-1) @ v)
         return (y if mask is None else y * mask.unsqueeze(-1)), (k, v)
 
     def place(self, at: Tensor, past: int) -> Tensor:
         return at
-
-    def allowed(self, n: int, past: int) -> Tensor:
-        return torch.ones(n, past + n, dtype=torch.bool).tril(past)
-
-    def weights(self, logits: Tensor) -> Tensor:
-        return logits.softmax(-1)
 
     def rotate(self, t: Tensor, at: Tensor) -> Tensor:
         half = t.shape[2] // 2
@@ -183,12 +179,9 @@ class Cached(nn.Module):
         use_cache: bool = False,
     ) -> Any:
         cache = past_key_values or SimpleNamespace(held=None)
-        held = self.recall(cache, inputs_embeds.shape[1]) if use_cache else None
-        y, cache.held = self.inner(inputs_embeds, held, mask=None if attention_mask is None else attention_mask.bool())
+        mask = None if attention_mask is None else attention_mask.bool()
+        y, cache.held = self.inner(inputs_embeds, cache.held if use_cache else None, mask=mask)
         return SimpleNamespace(last_hidden_state=y, past_key_values=cache if use_cache else None)
-
-    def recall(self, cache: Any, n: int) -> Any:
-        return cache.held
 
 
 class Hiddens(nn.Module):
@@ -260,6 +253,20 @@ class Ragged(nn.Module):
         return (torch.arange(x.shape[1]) < lengths[:, None]).to(x)
 
 
+class Marked(nn.Module):
+    """A gate, marked as a coefficient, times a value."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.gate, self.value = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return coefficient(self.gate(x).sigmoid()) * self.values(x)
+
+    def values(self, x: Tensor) -> Tensor:
+        return self.value(x)
+
+
 PROTOCOLS: dict[type[nn.Module], str] = {
     Recurrence: "stream(x, state)",
     Attention: "(y, state) = module(x, state)",
@@ -271,5 +278,7 @@ PROTOCOLS: dict[type[nn.Module], str] = {
     Hiddens: "return_hiddens and cache (x-transformers)",
     Packed: "forward alone",
     Ragged: "stream(x, state)",
+    Bidirectional: "forward alone",
+    Marked: "forward alone",
 }
 """Right modules, and the protocol that the checks should find."""

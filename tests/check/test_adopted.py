@@ -184,7 +184,7 @@ def test_gradients_pass_through_the_states_of_a_module(generator: torch.Generato
 
 
 def test_a_module_that_is_wrong_by_several_positions_streams_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    planted.named("chunk_starts_from_an_empty_state").plant(monkeypatch)
+    planted.named("chunk starts from an empty state").plant(monkeypatch)
     mixer, x = zoo.create_mixer(f"{MODULES}:Recurrence", 8).eval(), torch.randn(2, 9, 8)
     first, state = mixer.stream(x[:, :4])
     torch.testing.assert_close(torch.cat((first, mixer.stream(x[:, 4:], state)[0]), 1), mixer(x))
@@ -194,17 +194,17 @@ def test_a_module_that_is_wrong_by_several_positions_streams_one_by_one(monkeypa
     ("error", "name", "why"),
     [
         ("bidirectional", "torch.nn:LSTM", "its chunks differ from the"),
-        ("positions_start_anew", f"{MODULES}:Attention", r"its chunks differ from the whole by 0\.\d+ of the largest"),
-        ("step_forgets_faintly", f"{MODULES}:Stepper", "its chunks differ from the whole"),
+        ("positions start anew", f"{MODULES}:Attention", r"its chunks differ from the whole by 0\.\d+ of the largest"),
+        ("faint memory", f"{MODULES}:Stepper", "its chunks differ from the whole"),
         ("no_rows", f"{__name__}:NoRows", r"its state has a tensor \(48,\) without an axis of rows"),
     ],
 )
 def test_a_module_whose_chunks_are_wrong_is_read_whole(
     error: str, name: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if error == "positions_start_anew":
+    if error == "positions start anew":
         planted.named(error).plant(monkeypatch)
-    elif error == "step_forgets_faintly":  # the largest part of the output hides it in float32
+    elif error == "faint memory":  # the largest part of the output hides it in float32
         forward, step = Stepper.forward, Stepper.step
         monkeypatch.setattr(Stepper, "forward", lambda self, x: 1e5 * x + forward(self, x))
         monkeypatch.setattr(Stepper, "step", lambda self, x, state=None: (1e5 * x + step(self, x)[0], step(self, x)[1]))
