@@ -18,13 +18,15 @@ from tasks.base import Arrays
 from zoo.report.files import write_atomically
 
 Options = dict[str, Any]
-Answers = dict[int, int]
-"""{position: answer}."""
-Solver = Callable[[Options, list[Any], list[int]], dict[int, Any]]
-"""(the task's full options, one example's inputs, the positions asked about) -> {position: answer}.
+Answers = dict[int, Any]
+"""{position: answer}, or {position: (answer, *facts)} if the spec has facts, in their order.
 
-Inputs are a list of tokens, or of lists of floats. An answer is a class, or a list of floats for regression.
-A solver knows the definition alone: plain loops over one example, nothing imported from `tasks`."""
+An answer is a class, or for regression a number or a list of numbers; a fact is -1 where it is not given."""
+Solver = Callable[[Options, list[Any], list[int]], Answers]
+"""(the task's full options, one example's inputs, the positions asked about) -> answers.
+
+Inputs are a list of tokens, or of lists of floats. A solver knows the definition alone: plain loops over one example,
+nothing imported from `tasks`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +38,6 @@ class TaskCase:
         solve: answers every labelled position.
         least: the smallest value of options that are whole numbers.
         refused: (options, words of the message) for every further rule.
-        facts: for each fact of the spec, its solver; what it leaves out must be -1 in the array.
         base: options at which digests, chance, splits and seeds are tested: the defaults, unless they are large.
         published: options of the published shapes; each must exist.
         overlap: why splits may share examples (a small space, data that is the same for all); None: they may not.
@@ -49,7 +50,6 @@ class TaskCase:
     solve: Solver
     least: Mapping[str, int] = field(default_factory=dict)
     refused: Sequence[tuple[Options, str]] = ()
-    facts: Mapping[str, Solver] = field(default_factory=dict)
     base: Options = field(default_factory=dict)
     published: Sequence[Options] = ()
     overlap: str | None = None

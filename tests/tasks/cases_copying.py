@@ -9,12 +9,11 @@ from tests.tasks.case import Answers, Options, TaskCase
 
 def solve_compression(options: Options, inputs: list[int], asked: list[int]) -> Answers:
     """A place token names the place whose token it asks for."""
-    marker = inputs.index(options["vocab_size"] - 1)
-    return {i: inputs[inputs[i] - options["vocab_size"]] for i in range(marker + 1, len(inputs))}
-
-
-def compression_distance(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    return {i: i - (inputs[i] - options["vocab_size"]) for i in asked}
+    marker, answers = inputs.index(options["vocab_size"] - 1), {}
+    for i in range(marker + 1, len(inputs)):
+        place = inputs[i] - options["vocab_size"]
+        answers[i] = inputs[place], i - place
+    return answers
 
 
 @st.composite
@@ -28,15 +27,10 @@ def compression_options(draw: st.DrawFn) -> Options:
 
 
 def solve_copying(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Say what is neither blank nor marker before the first marker, in order."""
-    before = inputs[: inputs.index(options["vocab_size"] - 1)]
-    tokens = [token for token in before if token > 0]
-    return dict(zip(asked, tokens, strict=True))
-
-
-def copying_distance(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    places = range(options["n_copied"])
-    return {i: i - place for i, place in zip(asked, places, strict=True)}
+    """Say the first tokens, none of which is blank or marker, in order."""
+    tokens = inputs[: options["n_copied"]]
+    assert all(0 < token < options["vocab_size"] - 1 for token in tokens)
+    return {i: (token, i - place) for i, (place, token) in zip(asked, enumerate(tokens), strict=True)}
 
 
 @st.composite
@@ -50,14 +44,13 @@ def copying_options(draw: st.DrawFn) -> Options:
 
 
 def solve_selective(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Say what is neither blank nor marker, in order; asked are the positions behind the marker."""
-    tokens = [token for token in inputs if token < options["vocab_size"] - 2]
-    return {inputs.index(options["vocab_size"] - 1) + 1 + k: token for k, token in enumerate(tokens)}
-
-
-def selective_distance(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    places = [i for i, token in enumerate(inputs) if token < options["vocab_size"] - 2]
-    return {i: i - place for i, place in zip(asked, places, strict=True)}
+    """Say what is neither blank nor marker, in order, from behind the marker on."""
+    start, answers = inputs.index(options["vocab_size"] - 1) + 1, {}
+    for place, token in enumerate(inputs):
+        if token < options["vocab_size"] - 2:
+            i = start + len(answers)
+            answers[i] = token, i - place
+    return answers
 
 
 @st.composite
@@ -70,7 +63,6 @@ CASES = {
     "compression": TaskCase(
         options=compression_options(),
         solve=solve_compression,
-        facts={"distance": compression_distance},
         least={"vocab_size": 3},
         refused=[
             ({"seq_len": 64}, "seq_len must be odd"),
@@ -82,7 +74,6 @@ CASES = {
     "copying": TaskCase(
         options=st.builds(lambda options, echo: options | {"echo": echo}, copying_options(), st.booleans()),
         solve=solve_copying,
-        facts={"distance": copying_distance},
         least={"vocab_size": 4, "n_copied": 1},
         refused=[({"n_copied": 61}, "2 * n_copied must be <= seq_len")],
         published=[{}, {"seq_len": 1020}],
@@ -90,7 +81,6 @@ CASES = {
     "selective_copying": TaskCase(
         options=selective_copying_options(),
         solve=solve_selective,
-        facts={"distance": selective_distance},
         least={"vocab_size": 4},
         refused=[({"seq_len": 32}, "2 * n_copied must be < seq_len")],
         published=[{"as_published": True}, {"seq_len": 4096}, {"n_copied": 96, "as_published": True}],

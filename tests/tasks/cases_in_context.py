@@ -38,18 +38,15 @@ def solve_automata(options: Options, inputs: list[int], asked: list[int]) -> Ans
     everything = words_so_far(options, inputs, len(inputs) - 1)
     for position in asked:
         *earlier, current = words_so_far(options, inputs, position)
-        (answers[position],) = went_on(earlier, current)
-        assert went_on(everything, current) == {answers[position]}
+        (symbol,) = went_on(earlier, current)
+        assert went_on(everything, current) == {symbol}
+        answers[position] = symbol, len(current)
     if options["max_edges"] == 1:  # nothing but what is new and where words end is left open
         for position in range(len(inputs) - 1):
             *earlier, current = words_so_far(options, inputs, position)
             known = inputs[position + 1] != options["n_symbols"] and went_on(earlier, current)
             assert (position in asked) == bool(known)
     return answers
-
-
-def symbols_read(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    return {position: len(words_so_far(options, inputs, position)[-1]) for position in asked}
 
 
 @st.composite
@@ -64,31 +61,20 @@ def automata_options(draw: st.DrawFn) -> Options:
     }
 
 
-def solve_in_context_regression(
-    options: Options, inputs: list[list[float]], asked: list[int]
-) -> dict[int, list[float]]:
+def solve_in_context_regression(options: Options, inputs: list[list[float]], asked: list[int]) -> Answers:
     """Read the answers, which follow the questions; one linear function must give them all."""
     assert asked == list(range(0, len(inputs), 2))
     assert not any(any(y[1:]) for y in inputs[1::2])
     x, y = np.array(inputs[::2]), np.array([y[0] for y in inputs[1::2]])
     fitted = x @ np.linalg.lstsq(x, y, rcond=None)[0]
     np.testing.assert_allclose(fitted, y, atol=1e-5 * np.abs(x).max() * options["d_x"])
-    return {position: [inputs[position + 1][0]] for position in asked}
-
-
-def pairs_before(options: Options, inputs: list[list[float]], asked: list[int]) -> Answers:
-    return {position: len(inputs[:position]) // 2 for position in asked}
+    return {2 * pairs: (answer, pairs) for pairs, answer in enumerate(y)}
 
 
 def solve_induction(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """What stands behind the first trigger, at the second."""
+    """Name what stands behind the first trigger, at the second."""
     first, second = (i for i, token in enumerate(inputs) if token == options["vocab_size"] - 1)
-    return {second: inputs[first + 1]}
-
-
-def induction_distance(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    first, second = (i for i, token in enumerate(inputs) if token == options["vocab_size"] - 1)
-    return {second: second - (first + 1)}
+    return {second: (inputs[first + 1], second - (first + 1))}
 
 
 def edges_and_questions(options: Options, inputs: list[int]) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
@@ -113,16 +99,11 @@ def solve_k_hop(options: Options, inputs: list[int], asked: list[int]) -> Answer
     successor, questions = edges_and_questions(options, inputs)
     assert asked == list(questions)
     answers = {}
-    for position, (node, k) in questions.items():
-        for _ in range(k):
+    for position, (node, hops) in questions.items():
+        for _ in range(hops):
             node = successor[node]
-        answers[position] = node
+        answers[position] = node, hops
     return answers
-
-
-def k_hop_hops(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    _, questions = edges_and_questions(options, inputs)
-    return {position: questions[position][1] for position in asked}
 
 
 @st.composite
@@ -141,7 +122,6 @@ CASES = {
     "automata": TaskCase(
         options=automata_options(),
         solve=solve_automata,
-        facts={"depth": symbols_read},
         least={"seq_len": 2, "n_symbols": 2, "max_states": 2, "max_edges": 1, "max_word": 1},
         refused=[
             ({"n_symbols": 3}, "max_edges must be < n_symbols and < max_states"),
@@ -155,7 +135,6 @@ CASES = {
             {"seq_len": st.integers(1, 20).map(lambda pairs: 2 * pairs), "d_x": st.integers(1, 8)}
         ),
         solve=solve_in_context_regression,
-        facts={"pairs": pairs_before},
         least={"seq_len": 2, "d_x": 1},
         refused=[({"seq_len": 41}, "seq_len must be even")],
         published=[{"seq_len": 82, "d_x": 20}],
@@ -163,14 +142,12 @@ CASES = {
     "induction_heads": TaskCase(
         options=st.fixed_dictionaries({"vocab_size": st.integers(3, 30), "seq_len": st.integers(3, 80)}),
         solve=solve_induction,
-        facts={"distance": induction_distance},
         least={"seq_len": 3, "vocab_size": 3},
         published=[{}, {"seq_len": 2**20}],
     ),
     "k_hop": TaskCase(
         options=k_hop_options(),
         solve=solve_k_hop,
-        facts={"hops": k_hop_hops},
         least={"n_questions": 1, "max_hops": 1},
         refused=[
             ({"seq_len": 63}, "seq_len must be even"),

@@ -12,7 +12,7 @@ from tests.tasks.case import Answers, Options, TaskCase
 from zoo.theory.teacher import balanced_teacher
 
 
-def solve_adding(options: Options, inputs: list[list[float]], asked: list[int]) -> dict[int, list[float]]:
+def solve_adding(options: Options, inputs: list[list[float]], asked: list[int]) -> Answers:
     """Sum what is marked: one number of each half."""
     marked = [position for position, (_, mark) in enumerate(inputs) if mark == 1]
     assert len(marked) == 2
@@ -21,7 +21,7 @@ def solve_adding(options: Options, inputs: list[list[float]], asked: list[int]) 
     return {position: [sum(inputs[i][0] for i in marked)] for position in asked}
 
 
-def solve_delay(options: Options, inputs: list[list[float]], asked: list[int]) -> dict[int, list[float]]:
+def solve_delay(options: Options, inputs: list[list[float]], asked: list[int]) -> Answers:
     """Look back; before the beginning there is silence."""
     assert inputs[0] == [0]
     return {i: inputs[i - options["lag"]] if i >= options["lag"] else [0.0] for i in asked}
@@ -44,27 +44,16 @@ def solve_memorization(options: Options, inputs: list[int], asked: list[int]) ->
     return {i: int(values[inputs[i - 1]]) for i in asked}
 
 
-def solve_needle(options: dict[str, Any], inputs: list[int], asked: list[int]) -> dict[int, int]:
-    """Name the class behind the marker, or, where there is none, the only one."""
-    needle = inputs[needle_place(options, inputs)]
-    return dict.fromkeys(asked, needle)
-
-
-def needle_distance(options: dict[str, Any], inputs: list[int], asked: list[int]) -> dict[int, int]:
-    """Back to that class."""
-    place = needle_place(options, inputs)
-    return {position: position - place for position in asked}
-
-
-def needle_place(options: dict[str, Any], inputs: list[int]) -> int:
+def solve_needle(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Name the class behind the marker or, without a marker, the only one."""
     question = options["n_classes"] + options["n_noise"]
-    classes = [position for position, token in enumerate(inputs) if token < options["n_classes"]]
-    markers = [position for position, token in enumerate(inputs) if token > question]
+    classes = [place for place, token in enumerate(inputs) if token < options["n_classes"]]
+    markers = [place for place, token in enumerate(inputs) if token > question]
     assert len(classes) == 1 + options["n_distractors"]
     assert len(markers) == (options["n_distractors"] > 0)
     [place] = classes if not markers else [marker + 1 for marker in markers]
     assert place in classes
-    return place
+    return {i: (inputs[place], i - place) for i in asked}
 
 
 @st.composite
@@ -81,7 +70,7 @@ def needle_options(draw: st.DrawFn) -> Options:
     }
 
 
-def solve_ssm_teacher(options: dict[str, Any], inputs: list[list[float]], asked: list[int]) -> dict[int, list[float]]:
+def solve_ssm_teacher(options: Options, inputs: list[list[float]], asked: list[int]) -> Answers:
     """The sum over lags, term by term. The lag operators are the theory's, tested there: they are the definition."""
     lags = _lags(*(options[name] for name in ("k", "d_input", "seq_len", "rho", "teacher_seed", "d_output", "period")))
     return {i: respond(lags, np.array(inputs), i).tolist() for i in asked}
@@ -152,7 +141,6 @@ CASES = {
     "needle": TaskCase(
         options=needle_options(),
         solve=solve_needle,
-        facts={"distance": needle_distance},
         least={"distance": 1, "n_classes": 2, "n_noise": 1, "n_distractors": 0},
         refused=[
             ({"seq_len": 128}, "seq_len must be > distance"),

@@ -19,7 +19,7 @@ def digit_classes() -> dict[tuple[int, ...], int]:
     return dict(zip(pictures, map(int, digits.target), strict=True))
 
 
-def solve_images(options: Options, inputs: list[int], asked: list[int]) -> dict[int, int]:
+def solve_images(options: Options, inputs: list[int], asked: list[int]) -> Answers:
     """Look the picture up in the collection."""
     return {position: digit_classes()[tuple(inputs)] for position in asked}
 
@@ -27,7 +27,7 @@ def solve_images(options: Options, inputs: list[int], asked: list[int]) -> dict[
 LICENSE = Path(__file__).resolve().parents[2] / "LICENSE"
 
 
-def solve_text(options: Options, inputs: list[int], asked: list[int]) -> dict[int, int]:
+def solve_text(options: Options, inputs: list[int], asked: list[int]) -> Answers:
     """Look the window up in the file, where it stands once; each answer is the symbol behind."""
     symbols: list[int] = list(LICENSE.read_bytes())
     if options["unit"] == "characters":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -11,23 +10,14 @@ from hypothesis import strategies as st
 from tests.tasks.case import Answers, Options, TaskCase
 
 
-def all_pairs(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    return dict.fromkeys(asked, options["n_pairs"])
-
-
 def solve_compositional(options: Options, inputs: list[int], asked: list[int]) -> Answers:
     """Look the two tokens up in the list of triples in front."""
-    value_of = {}
-    for j in range(options["n_pairs"]):
-        first, second, value = inputs[3 * j : 3 * j + 3]
-        value_of[first, second] = value
-    return {i: value_of[inputs[i - 1], inputs[i]] for i in asked}
-
-
-def compositional_distance(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Back to the value of the triple with the same key."""
-    keys = [tuple(inputs[3 * j : 3 * j + 2]) for j in range(options["n_pairs"])]
-    return {i: i - (3 * keys.index((inputs[i - 1], inputs[i])) + 2) for i in asked}
+    n_pairs, answers = options["n_pairs"], {}
+    keys = [tuple(inputs[3 * j : 3 * j + 2]) for j in range(n_pairs)]
+    for i in asked:
+        place = 3 * keys.index((inputs[i - 1], inputs[i])) + 2
+        answers[i] = inputs[place], i - place, n_pairs
+    return answers
 
 
 def lookup_options(draw: st.DrawFn, n_pairs: int, seq_len: int) -> Options:
@@ -47,27 +37,12 @@ def compositional_options(draw: st.DrawFn) -> Options:
 
 
 def solve_forgetting(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Read the list of pairs as assignments, one after the other."""
-    value_of = {}
-    for j in range(options["n_pairs"] + options["n_updates"]):
-        value_of[inputs[2 * j]] = inputs[2 * j + 1]
-    return {i: value_of[inputs[i]] for i in asked}
-
-
-def forgetting_distance(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Back to the value of the key's last assignment."""
-    distance = {}
+    """Find the last assignment to the key in the list in front, and count them."""
+    listed, answers = 2 * (options["n_pairs"] + options["n_updates"]), {}
     for i in asked:
-        for j in range(options["n_pairs"] + options["n_updates"]):
-            if inputs[2 * j] == inputs[i]:
-                distance[i] = i - (2 * j + 1)
-    return distance
-
-
-def forgetting_assignments(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """How often the key stands in the list."""
-    keys = inputs[0 : 2 * (options["n_pairs"] + options["n_updates"]) : 2]
-    return {i: keys.count(inputs[i]) for i in asked}
+        places = [j + 1 for j in range(0, listed, 2) if inputs[j] == inputs[i]]
+        answers[i] = inputs[places[-1]], i - places[-1], options["n_pairs"], len(places)
+    return answers
 
 
 @st.composite
@@ -126,14 +101,10 @@ def _fuzzy_answers(options: Options, inputs: list[int]) -> list[tuple[int, int, 
 
 def solve_fuzzy(options: Options, inputs: list[int], asked: list[int]) -> Answers:
     """Spell the value of each key that comes back; in training each next token, the last of which is such an answer."""
-    answers = {i: token for i, token, _ in _fuzzy_answers(options, inputs)}
+    answers = {}
     if every_token_asked(options, asked, len(inputs)):
-        return {**{i: inputs[i + 1] for i in asked[:-1]}, len(inputs) - 1: answers[len(inputs) - 1]}
-    return answers
-
-
-def fuzzy_distance(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    return {i: i - before for i, _, before in _fuzzy_answers(options, inputs)}
+        answers = {i: (inputs[i + 1], -1) for i in asked[:-1]}
+    return answers | {i: (token, i - before) for i, token, before in _fuzzy_answers(options, inputs)}
 
 
 TRAIN_TARGETS = st.sampled_from(["every_token", "answers"])
@@ -163,19 +134,17 @@ def _key_positions(options: Options, inputs: list[int]) -> dict[int, list[int]]:
 
 
 def solve_recall(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """The value behind the key's first occurrence, for each occurrence after it; in training the next token."""
+    """Name the value behind the key's first occurrence, for each later one; in training each next token.
+
+    The distance is back to the value behind the occurrence before.
+    """
+    answers = {}
     if every_token_asked(options, asked, len(inputs) - 1):
-        return {i: inputs[i + 1] for i in asked}
-    return {i: inputs[first + 1] for first, *later in _key_positions(options, inputs).values() for i in later}
-
-
-def recall_distance(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Back to the value behind the occurrence before."""
-    distance = {}
-    for positions in _key_positions(options, inputs).values():
-        for before, i in pairwise(positions):
-            distance[i] = i - (before + 1)
-    return distance
+        answers = {i: (inputs[i + 1], -1) for i in asked}
+    for first, *later in _key_positions(options, inputs).values():
+        for before, i in pairwise([first, *later]):
+            answers[i] = inputs[first + 1], i - (before + 1)
+    return answers
 
 
 @st.composite
@@ -187,25 +156,16 @@ def in_context_recall_options(draw: st.DrawFn) -> Options:
     }
 
 
-def solve_mqar(options: dict[str, Any], inputs: list[int], asked: list[int]) -> dict[int, int]:
-    """Look each token that is asked about up in the list of pairs at the front: every key is asked for once."""
-    pairs = {}
-    for j in range(len(asked)):
-        pairs[inputs[2 * j]] = inputs[2 * j + 1]
-    return {position: pairs[inputs[position]] for position in asked}
-
-
-def mqar_distance(options: dict[str, Any], inputs: list[int], asked: list[int]) -> dict[int, int]:
-    """Back to the value, which stands behind its key."""
-    keys = inputs[0 : 2 * len(asked) : 2]
-    return {position: position - (2 * keys.index(inputs[position]) + 1) for position in asked}
-
-
-def mqar_pairs(options: dict[str, Any], inputs: list[int], asked: list[int]) -> dict[int, int]:
-    """As many as are asked for, within the bounds that the options set."""
+def solve_mqar(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Look each key up in the list of pairs in front, which has as many as are asked for, within the bounds."""
     most = options["n_pairs"] or options["seq_len"] // 4
     assert (options["min_pairs"] or most) <= len(asked) <= most
-    return dict.fromkeys(asked, len(asked))
+    keys, answers = inputs[0 : 2 * len(asked) : 2], {}
+    assert len(set(keys)) == len(keys)
+    for i in asked:
+        place = 2 * keys.index(inputs[i]) + 1
+        answers[i] = inputs[place], i - place, len(asked)
+    return answers
 
 
 @st.composite
@@ -229,28 +189,24 @@ def noisy_recall_options(draw: st.DrawFn) -> Options:
 
 
 def solve_stacked_mqar(options: Options, inputs: list[list[float]], asked: list[int]) -> Answers:
-    """Look the key up in every pass, then the value that stood beside it among all values, drawn behind all keys."""
+    """Look the key up in every pass, then the value that stood beside it among all values, drawn behind all keys.
+
+    The distance is back to where the key stood last among the pairs.
+    """
     m, d, n_passes = options["n_symbols"], options["d_key"], options["n_passes"]
     n_pairs = len(inputs) // (n_passes + 1)
     assert asked == list(range(n_passes * n_pairs, len(inputs)))
     drawn = np.random.default_rng(options["vector_seed"]).standard_normal(2 * m * d).astype(np.float32).tolist()
     numbers = [drawn[d * i : d * (i + 1)] for i in range(2 * m)]
     answers = {}
-    for position in asked:
-        assert inputs[position][d:] == [0.0] * d
-        beside = {tuple(x[d:]) for x in inputs[: asked[0]] if x[:d] == inputs[position][:d]}
-        assert len(beside) == 1
-        assert inputs[position][:d] in numbers[:m]
-        answers[position] = numbers[m:].index(list(*beside))
-    assert len(set(answers.values())) == n_pairs
+    for i in asked:
+        assert inputs[i][d:] == [0.0] * d
+        assert inputs[i][:d] in numbers[:m]
+        places = [j for j in range(asked[0]) if inputs[j][:d] == inputs[i][:d]]
+        [value] = {tuple(inputs[j][d:]) for j in places}
+        answers[i] = numbers[m:].index(list(value)), i - places[-1]
+    assert len({value for value, _ in answers.values()}) == n_pairs
     return answers
-
-
-def stacked_mqar_distance(options: Options, inputs: list[list[float]], asked: list[int]) -> Answers:
-    """Back to where the key stood last among the pairs."""
-    d = options["d_key"]
-    keys = [x[:d] for x in inputs]
-    return {i: next(i - j for j in reversed(range(asked[0])) if keys[j] == keys[i]) for i in asked}
 
 
 @st.composite
@@ -269,7 +225,6 @@ CASES = {
     "compositional": TaskCase(
         options=compositional_options(),
         solve=solve_compositional,
-        facts={"distance": compositional_distance, "pairs": all_pairs},
         least={"n_pairs": 1},
         refused=[
             ({"n_pairs": 8}, "n_pairs must be a square number"),
@@ -282,11 +237,6 @@ CASES = {
     "forgetting": TaskCase(
         options=forgetting_options(),
         solve=solve_forgetting,
-        facts={
-            "distance": forgetting_distance,
-            "pairs": all_pairs,
-            "assignments": forgetting_assignments,
-        },
         least={"n_updates": 0},
         refused=[
             ({"n_updates": 9}, "n_updates must be <= n_pairs"),
@@ -299,7 +249,6 @@ CASES = {
     "fuzzy_recall": TaskCase(
         options=fuzzy_recall_options(),
         solve=solve_fuzzy,
-        facts={"distance": fuzzy_distance},
         refused=[
             ({"seq_len": 12}, "seq_len must be > 2 * (k_motif_size + v_motif_size)"),
             ({"k_motif_size": 8}, "k_motif_size must be <= (vocab_size - 1) // 2, the tokens of keys"),
@@ -312,7 +261,6 @@ CASES = {
     "in_context_recall": TaskCase(
         options=in_context_recall_options(),
         solve=solve_recall,
-        facts={"distance": recall_distance},
         least={"vocab_size": 4},
         refused=[
             ({"seq_len": 127}, "seq_len must be even"),
@@ -323,7 +271,6 @@ CASES = {
     "mqar": TaskCase(
         options=mqar_options(),
         solve=solve_mqar,
-        facts={"distance": mqar_distance, "pairs": mqar_pairs},
         least={"n_pairs": 1, "min_pairs": 1},
         refused=[
             ({"n_pairs": 20, "seq_len": 64}, "4 * n_pairs must be <= seq_len"),
@@ -346,7 +293,6 @@ CASES = {
     "noisy_recall": TaskCase(
         options=noisy_recall_options(),
         solve=solve_recall,
-        facts={"distance": recall_distance},
         refused=[
             ({"seq_len": 127}, "seq_len must be even"),
             ({"noise_vocab_size": 29}, "noise_vocab_size must be <= vocab_size - 4"),
@@ -359,7 +305,6 @@ CASES = {
     "stacked_mqar": TaskCase(
         options=stacked_mqar_options(),
         solve=solve_stacked_mqar,
-        facts={"distance": stacked_mqar_distance},
         least={"seq_len": 1, "n_passes": 1, "d_key": 1},
         refused=[
             ({"seq_len": 31}, "seq_len must be a multiple of n_passes + 1"),

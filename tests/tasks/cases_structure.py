@@ -137,25 +137,13 @@ def treecall_tree(options: Options, inputs: list[int]) -> tuple[list[int], list[
 
 
 def solve_treecall(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Find the token where it stands last, and its parent."""
+    """Find the token where it stands last, its parent, and the way up; a token is one place behind the start."""
     sentence, parents, place = treecall_tree(options, inputs)
     assert asked == [len(sentence) + 2]
-    return {asked[0]: sentence[parents[place]]}
-
-
-def treecall_distance(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Back to where the parent stands: a token is one place behind the start."""
-    _, parents, place = treecall_tree(options, inputs)
-    return {asked[0]: asked[0] - (1 + parents[place])}
-
-
-def treecall_depth(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Up to the first token."""
-    _, parents, place = treecall_tree(options, inputs)
-    depth = 0
+    parent, depth = parents[place], 0
     while place > 0:
         place, depth = parents[place], depth + 1
-    return {asked[0]: depth}
+    return {asked[0]: (sentence[parent], asked[0] - (1 + parent), depth)}
 
 
 def is_a_grammar(options: Options) -> bool:
@@ -208,7 +196,6 @@ CASES = {
     "treecall": TaskCase(
         options=TREECALL_OPTIONS,
         solve=solve_treecall,
-        facts={"distance": treecall_distance, "depth": treecall_depth},
         least={
             "seq_len": 6,
             "n_terminals": 2,

@@ -7,9 +7,7 @@ test that passes passes always. What each of the laws below would look like is t
 from __future__ import annotations
 
 import json
-import re
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,12 +16,9 @@ import torch
 from scipy import stats
 
 import tasks
-from tests import ROOT
-from tools.record_tasks import GENERATORS, RECORDS, SOURCES
+from tools.record_tasks import GENERATORS, RECORDS
 from tools.task_summaries import IGNORED, SUMMARIES, counts
 from zoo.training.metrics import MacroAccuracy
-
-PUBLISHED = sorted((ROOT / "configs/task/published").glob("*.yaml"))
 
 OURS: dict[str, tuple[str, dict[str, Any], str]] = {name: (name, {}, "test") for name in SUMMARIES} | {
     "mqar-basic": ("mqar", {}, "test"),
@@ -190,21 +185,5 @@ def test_the_best_constant_guess_scores_what_it_scored_there_by_both_accuracies(
         assert chance == pytest.approx(theirs["micro"], abs=5 * np.sqrt(chance / len(scored)))
 
 
-def test_every_record_says_where_it_comes_from_and_all_are_small() -> None:
+def test_there_is_a_record_of_each_generator() -> None:
     assert sorted(path.stem for path in RECORDS.iterdir()) == sorted(GENERATORS) == sorted(SUMMARIES) == sorted(OURS)
-    for name, (repository, file, _) in GENERATORS.items():
-        about = recorded(name)["about"]
-        assert (about["repository"], about["commit"], about["file"]) == (*SOURCES[repository], file)
-    assert sum(path.stat().st_size for path in RECORDS.iterdir()) < 64_000
-
-
-@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
-def test_a_published_recipe_names_the_repository_the_file_and_the_commit_or_the_paper(path: Path) -> None:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    comment = " ".join(line.removeprefix("# ") for line in lines if line.startswith("#"))
-    assert re.search(r"arXiv \d{4}\.\d{5}|HazyResearch/zoology", comment)
-    for repository, commit in SOURCES.values():
-        if repository in comment:
-            found = re.search(rf"{repository} at ([0-9a-f]{{7}}),? [\w/.-]+\.(yml|yaml|py)", comment)
-            assert found, comment
-            assert found[1] in (commit[:7], "66f4918")
