@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests import slow
 from tests.cases import draw, randomise
 from tests.tolerances import assert_close
 from zoo import create_mixer
 from zoo.theory import channels, interaction, span_basis, span_spectrum, truncate, truncation
 from zoo.theory.channels import channel_spectrum, channelwise
 
-GROUPS = {"attention": 4, "differential_attention": 8, "kda": 8, "rg_lru": 8, "selective_ssm": 16, "ssd": 16}
+GROUPS = {"differential_attention": 8, "kda": 8, "selective_ssm": 16}
 
 
 @pytest.mark.parametrize("name", [*GROUPS, "grouped"])
@@ -42,7 +43,7 @@ def test_a_layer_of_another_form_has_no_such_reading(name: str, generator: torch
         assert found is None
 
 
-@pytest.mark.parametrize("name", ["attention", "ssd"])
+@pytest.mark.parametrize("name", ["attention", slow("ssd")])
 def test_a_wide_layer_is_cut_as_on_the_slow_road(
     name: str, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

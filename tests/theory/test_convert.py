@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from tests import refused
-from tests.cases import in_chunks
 from tests.tolerances import assert_close
 from zoo.theory.convert import to_heads
 from zoo.theory.lags import head_count, head_count_bound
@@ -60,8 +59,8 @@ def test_to_heads_is_exact_at_k(rng: np.random.Generator) -> None:
     assert miss(mixer, lags, rng, seq_len=7) < 1e-13
 
 
-@pytest.mark.parametrize("n_heads", [1, 2, 3])
-def test_to_heads_is_optimal_below_k(n_heads: int) -> None:
+def test_to_heads_is_optimal_below_k() -> None:
+    n_heads = 2
     lags = balanced_teacher(4, 5, N)
     mixer = to_heads(lags, n_heads)
     x = torch.zeros(1, N, 5, dtype=torch.float64)
@@ -113,13 +112,6 @@ def test_to_softmax_heads_is_exact_with_k_or_one_more(name: str, rng: np.random.
     assert miss(mixer, lags, rng, seq_len=5) < 1e-12
 
 
-def test_converted_attention_streams(rng: np.random.Generator) -> None:
-    lags = mixed(rng, *turning(0.9, 1.0))
-    mixer = to_softmax_heads(lags)
-    x = torch.from_numpy(rng.normal(size=(1, N, D)))
-    assert np.allclose(in_chunks(mixer, x, [1, 10, 13])[0].detach().numpy(), convolved(lags, x), atol=1e-11)
-
-
 def test_every_weight_of_converted_attention_can_be_trained(rng: np.random.Generator) -> None:
     mixer = to_softmax_heads(mixed(rng, 0.9**T, 0.5**T))
     mixer(torch.from_numpy(rng.normal(size=(1, N, D)))).square().sum().backward()
@@ -141,16 +133,6 @@ def test_a_positive_combination_exists_just_when_the_rows_leave_a_half_space_fre
     assert 0.95 / c.norm() < widest <= 1 / c.norm() + 1e-12
     assert positive_combination(torch.cat((rows, -rows[:1])), 1e-3) is None
     assert positive_combination(torch.eye(3, dtype=torch.float64)[:1], 1e-3) is not None
-
-
-def test_the_sign_of_zero_margin_decides_between_k_and_one_more() -> None:
-    """.9^t + r cos: positive while r < 1 at equal radius; two residues, so k = 2."""
-    base, wave = 0.9**T, 0.9**T * np.cos(np.pi * T)
-    residues = np.array([[[1.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 1.0]]])
-    spanned = base[:, None, None] * residues[0] + wave[:, None, None] * residues[1]
-    assert to_softmax_heads(torch.from_numpy(spanned)).n_heads == 2
-    alone = wave[:, None, None] * residues[1] + (0.9**T * np.cos(2.0 * T))[:, None, None] * residues[0]
-    assert to_softmax_heads(torch.from_numpy(alone)).n_heads == 3
 
 
 def test_ema_as_alibi_is_the_moving_average_at_any_length(rng: np.random.Generator) -> None:
@@ -221,32 +203,22 @@ def test_a_map_of_zero_converts() -> None:
         assert mixer.n_heads == 1  # k = 0, and an attention layer has at least one
 
 
-@pytest.mark.parametrize("scale", [1e-200, 1e306])
-def test_heads_take_any_scale(scale: float, rng: np.random.Generator) -> None:
-    lags = mixed(rng, 0.9**T)
-    x = 1e-3 * torch.from_numpy(rng.normal(size=(1, N, D)))
-    assert_close(to_heads(scale * lags)(x) / scale, to_heads(lags)(x))
-
-
-@pytest.mark.parametrize("scale", [1e-200, 1e200])
 @pytest.mark.parametrize("law", [0.9**T, (-0.8) ** T])
-def test_softmax_heads_and_their_floor_take_any_scale(scale: float, law: np.ndarray, rng: np.random.Generator) -> None:
-    lags = mixed(rng, law)
-    plain, mixer = to_softmax_heads(lags), to_softmax_heads(scale * lags)
-    x = torch.from_numpy(rng.normal(size=(1, N, D)))
-    assert mixer.n_heads == plain.n_heads
-    assert_close(mixer(x) / scale, plain(x))
-    assert softmax_floor(scale * lags) == pytest.approx(softmax_floor(lags))
+def test_conversions_take_any_scale(law: np.ndarray, rng: np.random.Generator) -> None:
+    lags, x = mixed(rng, law), torch.from_numpy(rng.normal(size=(1, N, D)))
+    for scale in (1e-200, 1e200):
+        for convert in (to_heads, to_softmax_heads):
+            plain, mixer = convert(lags), convert(scale * lags)
+            assert mixer.n_heads == plain.n_heads
+            assert_close(mixer(x) / scale, plain(x))
+        assert softmax_floor(scale * lags) == pytest.approx(softmax_floor(lags))
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda o: to_heads(o(3, 2)), r"to_heads: lags must be a real, non-empty .* got torch.float64 \(3, 2\)"),
-        (lambda o: to_heads(o(0, 2, 2)), "non-empty"),
-        (lambda o: to_heads(1j * o(3, 2, 2)), "float32 or float64, got torch.complex128"),
-        (lambda o: to_heads(math.inf * o(3, 2, 2)), "lags must be finite; an unstable system overflows"),
+        (lambda o: to_heads(o(3, 2)), r"to_heads: lags must be .*got torch.float64 \(3, 2\)"),
         (lambda o: to_heads(o(3, 2, 2), 0), "n_heads must be a positive integer, got 0"),
         (
             lambda o: to_softmax_heads(o(3, 2, 4)),
@@ -255,14 +227,9 @@ def test_softmax_heads_and_their_floor_take_any_scale(scale: float, law: np.ndar
         (lambda o: to_softmax_heads(math.nan * o(3, 2, 2)), "to_softmax_heads: lags must be finite"),
         (lambda o: to_softmax_heads(3e38 * o(3, 2, 2).float()), "overflow torch.float32"),
         (lambda o: to_heads(3e38 * o(3, 2, 2).float()), "the coefficients overflow torch.float32"),
-        (lambda o: to_heads([1.0]), "to_heads: lags must be a tensor .* got list"),
         (lambda o: softmax_floor(0 * o(3, 2, 2)), "the map's output is zero"),
-        (lambda o: softmax_floor(o(3)), "softmax_floor: lags must be"),
         (lambda o: ema_as_alibi(o(2)), "strictly between 0 and 1, got 1;"),
-        (lambda o: ema_as_alibi(-0.5 * o(2)), "got -0.5;"),
-        (lambda o: ema_as_alibi(math.nan * o(2)), "got nan;"),
-        (lambda o: ema_as_alibi(0.5j * o(2)), "poles must be a real vector"),
-        (lambda o: ema_as_alibi(0.5 * o(2, 2)), "poles must be a real vector"),
+        (lambda o: ema_as_alibi(0.5j * o(2)), "poles must be"),
         (lambda o: ema_as_alibi(0.5 * o(2), o(2, 3)), "give both B and C, or neither"),
         (lambda o: ema_as_alibi(0.5 * o(2), o(2, 3), o(2, 3)), r"C \(d_model, 2\), got \(2, 3\) and \(2, 3\)"),
         (lambda o: ema_as_alibi(0.5 * o(2), o(2, 3), math.inf * o(3, 2)), "B and C must be real and finite"),

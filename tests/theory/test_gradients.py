@@ -48,7 +48,7 @@ def jacobian_norms(layer: nn.Module, x: Tensor) -> np.ndarray:
     return full.square().sum((0, 2)).sqrt().flip(0).numpy()
 
 
-@pytest.mark.parametrize("name", ["attention", "selective_ssm", "lstm", "hybrid"])
+@pytest.mark.parametrize("name", ["attention", slow("selective_ssm"), slow("lstm"), "hybrid"])
 def test_profile_is_the_jacobian(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zoo.theory.operator.POSITIONS_AT_ONCE", 3 * 10 * WIDTH)
     layer = create_mixer(name, WIDTH).double()
@@ -89,7 +89,7 @@ def test_a_sketch_of_a_profile_is_near_it_and_parts_are_put_together(monkeypatch
     assert_close(gradient_profile(layer, seeds=2, seq_len=SEQ).values, exact)
 
 
-@pytest.mark.parametrize("rho", [0.9, 0.99, 0.999])
+@pytest.mark.parametrize("rho", [0.9, slow(0.99), 0.999])
 def test_lti_rate_is_log_rho(rho: float) -> None:
     found = decay_rate(gradient_profile(lambda _: lti(rho), seq_len=256, seeds=5))
     assert found.rate == pytest.approx(math.log(rho), rel=0.01)
@@ -136,25 +136,11 @@ def test_attention_is_flat_at_one_over_n() -> None:
     assert levels[0] == pytest.approx(levels[1], rel=0.2)
 
 
-def test_one_attention_layer_puts_a_floor_under_a_hybrid() -> None:
-    def stack(*names: str) -> Backbone:
-        options = {"diagonal_ssm": {"init": "real_log", "dt_min": 0.3, "dt_max": 0.5}}
-        pattern = [{"name": name, **options.get(name, {})} for name in names]
-        mixer = {"name": "hybrid", "pattern": pattern}
-        return Backbone(mixer, WIDTH, len(pattern), d_input=WIDTH, n_outputs=WIDTH, d_channel=0).double()
-
-    ssm = gradient_profile(lambda _: stack(*["diagonal_ssm"] * 3), seeds=5, seq_len=SEQ)
-    hybrid = gradient_profile(lambda _: stack("diagonal_ssm", "attention", "diagonal_ssm"), seeds=5, seq_len=SEQ)
-    assert decay_rate(ssm).rate < -0.1
-    assert decay_rate(hybrid).half_distance is None or decay_rate(hybrid).rate > -5 / SEQ
-    assert hybrid.values[:, -1].min() > 1e5 * ssm.values[:, -1].max()
-
-
 HIGHWAYS = [
     ("attention", {}),
     slow("attention", {"n_kv_heads": 1, "position": "rope"}),
     slow("attention", {"position": "alibi", "sink": "bos"}),
-    ("attention", {"position": "relative", "sink": "position", "max_seq_len": SEQ}),
+    slow("attention", {"position": "relative", "sink": "position", "max_seq_len": SEQ}),
     slow("selective_ssm", {}),
     ("selective_ssm", {"dt_min": 0.1, "dt_max": 0.5, "d_conv": 2}),
 ]
@@ -230,11 +216,11 @@ def test_no_highway_is_known() -> None:
     assert flat.highway_input(16, 4) is None
 
 
-@pytest.mark.parametrize("name", ["attention", "selective_ssm"])
-@pytest.mark.parametrize("distance", [0, 16, -1])
-def test_distances_of_highways(name: str, distance: int) -> None:
-    with pytest.raises(ValueError, match=r"distance must lie in 1\.\.15"):
-        create_mixer(name, WIDTH).highway_input(16, distance)
+def test_distances_of_highways() -> None:
+    for name in ("attention", "selective_ssm"):
+        for distance in (0, 16, -1):
+            with pytest.raises(ValueError, match=r"distance must lie in 1\.\.15"):
+                create_mixer(name, WIDTH).highway_input(16, distance)
 
 
 def synthetic(
@@ -289,15 +275,13 @@ def test_the_interval_covers_as_often_as_it_says(rng: np.random.Generator) -> No
     assert covered < n
 
 
-def test_more_noise_or_confidence_widens_the_interval(rng: np.random.Generator) -> None:
-    def width(noise: float, confidence: float) -> float:
-        low, high = decay_rate(synthetic(-0.02, np.random.default_rng(3), noise=noise), confidence=confidence).interval
-        return high - low
-
-    assert width(0.3, 0.5) < width(0.3, 0.95) < width(3.0, 0.95)
-    assert decay_rate(synthetic(0.0, rng)).half_distance is None
-    assert decay_rate(synthetic(0.02, rng)).half_distance is None
-    assert decay_rate(synthetic(-0.02, rng, noise=20.0)).half_distance is None
+def test_a_half_distance_needs_an_interval_below_zero(rng: np.random.Generator) -> None:
+    assert decay_rate(synthetic(-0.02, rng)).half_distance is not None
+    for rate, noise in ((0.0, 0.3), (0.02, 0.3), (-0.02, 20.0)):
+        assert decay_rate(synthetic(rate, rng, noise=noise)).half_distance is None
+    low, high = decay_rate(profile := synthetic(-0.02, rng)).interval
+    narrow = decay_rate(profile, confidence=0.5).interval
+    assert low < narrow[0] < narrow[1] < high
 
 
 def test_exactly_flat_profiles_have_no_half_distance() -> None:
@@ -318,27 +302,13 @@ def test_power_laws_are_told_from_exponentials() -> None:
 
 
 def test_the_floor_is_left_out() -> None:
+    """In float32 a gradient at 1e-9, or at a few roundoffs of the largest, is no gradient; in float64 it is one."""
     tau = torch.arange(400, dtype=torch.float64)
-    clean = (-0.1 * tau).exp()
-    floored = GradientProfile((clean + 1e-9).float().expand(5, -1), tau.long(), 400)
-    assert decay_rate(floored).rate == pytest.approx(-0.1, rel=0.01)
-    believed = decay_rate(floored._replace(values=floored.values.double()))
-    assert believed.rate > -0.05  # in float64 it would not be a false floor
-
-
-def test_a_few_roundoffs_of_the_largest_are_no_gradient() -> None:
-    eps = torch.finfo(torch.float32).eps
-    tau = torch.arange(400, dtype=torch.float64)
-    clean = (-0.1 * tau).exp()
-    stopped = torch.where(clean > 16 * eps, clean, 4 * eps).float()
-    profile = GradientProfile(stopped.expand(5, -1), tau.long(), 400)
-    assert decay_rate(profile).rate == pytest.approx(-0.1, rel=1e-4)
-
-
-def test_resamples_follow_the_generator(rng: np.random.Generator) -> None:
-    profile = synthetic(-0.02, rng)
-    assert decay_rate(profile) == decay_rate(profile)
-    assert decay_rate(profile) != decay_rate(profile, torch.Generator().manual_seed(1))
+    clean, eps = (-0.1 * tau).exp(), torch.finfo(torch.float32).eps
+    for values in (clean + 1e-9, torch.where(clean > 16 * eps, clean, 4 * eps)):
+        floored = GradientProfile(values.float().expand(5, -1), tau.long(), 400)
+        assert decay_rate(floored).rate == pytest.approx(-0.1, rel=0.01)
+        assert decay_rate(floored._replace(values=floored.values.double())).rate > -0.05
 
 
 def test_draws_of_two_seeds_have_none_in_common() -> None:
@@ -369,9 +339,7 @@ RAMP = GradientProfile(torch.rand(5, 40, generator=torch.Generator().manual_seed
     ("call", "message"),
     [
         (lambda: gradient_profile(ShortConv(2, 2), seq_len=0), "seq_len"),
-        (lambda: gradient_profile(ShortConv(2, 2), seeds=0), "seeds"),
         (lambda: gradient_profile(ShortConv(2, 2), seeds=[]), "at least one seed"),
-        (lambda: gradient_profile(ShortConv(2, 2), distances=[]), "ascending"),
         (lambda: gradient_profile(ShortConv(2, 2), distances=[2, 1]), "ascending"),
         (lambda: gradient_profile(ShortConv(2, 2), distances=[0, 256]), r"0\.\.255, got 0\.\.256"),
         (lambda: gradient_profile(RMSNorm(2)), "give make_input"),
@@ -379,7 +347,6 @@ RAMP = GradientProfile(torch.rand(5, 40, generator=torch.Generator().manual_seed
         (lambda: gradient_profile(ShortConv(2, 2), lambda g, tau: torch.ones(4, 2) / 0, seq_len=4), "finite"),
         (lambda: gradient_profile(ShortConv(2, 2), lambda g, tau: torch.ones(4, 3), seq_len=4), "d_model=2"),
         (lambda: gradient_profile(Constant(2)), "no path from the input of Constant to its output"),
-        (lambda: gradient_profile(Constant(2).requires_grad_(False)), "no path from the input of Constant"),
         (lambda: gradient_profile(Centred(2)), "rows of the batch are coupled"),
         (lambda: decay_rate(RAMP._replace(values=RAMP.values[:4])), "at least 5 seeds, got 4"),
         (lambda: decay_rate(RAMP._replace(values=-RAMP.values)), "non-negative"),
@@ -387,7 +354,6 @@ RAMP = GradientProfile(torch.rand(5, 40, generator=torch.Generator().manual_seed
         (lambda: decay_rate(RAMP, confidence=1.0), "confidence"),
         (lambda: decay_rate(RAMP, n_resamples=0), "n_resamples"),
         (lambda: decay_rate(RAMP._replace(values=RAMP.values[:, :2], distances=torch.tensor([20, 30]))), "needs 3"),
-        (lambda: decay_rate(gradient_profile(ShortConv(2, 2), seeds=5)), "needs 3"),
     ],
 )
 def test_bad_input(call: Any, message: str, unchecked_shapes: None) -> None:

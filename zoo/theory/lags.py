@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor
 
-from zoo.validate import require_positive
+from zoo.validate import require_positive, require_real
 
 RANK_RTOL = {torch.float64: 1e-10, torch.float32: 1e-5}
 """Singular values below this fraction of the largest count as zero."""
@@ -146,16 +146,8 @@ def scaled(values: Tensor) -> Tensor:
 
 
 def check_lags(caller: str, lags: Tensor) -> None:
-    """Raise ValueError unless `lags` is a real, finite, non-empty (seq_len, d_out, d_in), float32 or float64."""
-    if not isinstance(lags, Tensor):
-        raise ValueError(f"{caller}: lags must be a tensor (seq_len, d_out, d_in), got {type(lags).__name__}")
-    if lags.ndim != 3 or 0 in lags.shape or lags.dtype not in RANK_RTOL:
-        raise ValueError(
-            f"{caller}: lags must be a real, non-empty (seq_len, d_out, d_in), float32 or float64, "
-            f"got {lags.dtype} {tuple(lags.shape)}"
-        )
-    if not lags.isfinite().all():
-        raise ValueError(f"{caller}: lags must be finite; an unstable system overflows at long lags")
+    """Raise ValueError unless `lags` is a finite, non-empty (seq_len, d_out, d_in); an unstable system overflows."""
+    require_real(f"{caller}: lags", lags, "(seq_len, d_out, d_in)", (3,))
 
 
 def _square_root(covariance: Tensor, d_in: int) -> Tensor:

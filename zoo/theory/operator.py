@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from zoo.backbone import Backbone
 from zoo.coefficient import ReplayError, Tape, recording, replaying
+from zoo.validate import require_real
 
 POSITIONS_AT_ONCE = 8192
 """Positions in one stacked pass: enough to fill a processor, few enough to stay in its cache."""
@@ -392,12 +393,7 @@ def check_input(layer: nn.Module, x: Tensor) -> None:
     """Raise ValueError unless x is a finite (batch, seq, d_in) of the layer's dtype and on its device."""
     if not isinstance(layer, nn.Module):
         raise ValueError(f"the layer must be a torch.nn.Module, got {type(layer).__name__}; wrap a function in one")
-    if not isinstance(x, Tensor):
-        raise ValueError(f"x must be a tensor (batch, seq, d_in), got {type(x).__name__}")
-    if x.ndim != 3 or 0 in x.shape or x.dtype not in AFFINE_RTOL:
-        raise ValueError(f"x must be (batch, seq, d_in), float32 or float64, not empty; got {x.dtype} {tuple(x.shape)}")
-    if not x.isfinite().all():
-        raise ValueError("x must be finite")
+    require_real("x", x, "(batch, seq, d_in)", (3,))
     own = like(layer, x)
     if (own.dtype, own.device) != (x.dtype, x.device):
         raise ValueError(

@@ -11,7 +11,6 @@ memory (d_out d_in)^2, and no squares are taken. A Gram matrix would be simpler 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Literal, get_args
 
 import torch
 from einops import rearrange
@@ -20,9 +19,7 @@ from torch import Tensor, nn
 
 from zoo.theory.lags import RANK_RTOL
 from zoo.theory.operator import Replayed, replayed
-from zoo.validate import require_positive
-
-Side = Literal["output", "input"]
+from zoo.validate import require_positive, require_real
 
 _SKETCH_COLUMNS = 1024  # singular values of a square matrix of this size take about a second
 
@@ -60,15 +57,10 @@ def operator_spectrum(
 
 def check_operator(operator: Tensor) -> None:
     """Raise ValueError unless the operator is a finite real (seq, seq, d_out, d_in), with a batch in front or not."""
-    if not isinstance(operator, Tensor):
-        raise ValueError(
-            f"operator must be a tensor, W of zoo.theory.interaction(layer, x), got {type(operator).__name__}; "
-            "zoo.theory.span_spectrum(layer, x) gives a layer's spectrum without it"
-        )
-    shape = tuple(operator.shape)
-    if operator.ndim not in (4, 5) or 0 in shape or shape[-4] != shape[-3]:
-        raise ValueError(f"operator must be (seq, seq, d_out, d_in), with a batch in front or not, got {shape}")
-    _check_real("operator", operator)
+    form = "W of zoo.theory.interaction(layer, x), (seq, seq, d_out, d_in) with a batch in front or not"
+    require_real("operator", operator, form, (4, 5))
+    if operator.shape[-4] != operator.shape[-3]:
+        raise ValueError(f"operator must be {form}, got {tuple(operator.shape)}")
 
 
 def span_spectrum(
@@ -76,33 +68,30 @@ def span_spectrum(
     x: Float[Tensor, "*batch seq d_in"],
     sketch: int | None = None,
     *,
-    side: Side = "output",
     channels: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "*batch singular"]:
     """Return singular values of the operator span of `layer` at `x`, without the operator.
 
-    Exact (no sketch): every W_ij is probed, seq * d_out backward passes (side output) or seq * d_in forward passes
-    (side input), many at a time, and merged into a triangle of (d_out d_in)^2 numbers; the values are those of
-    `operator_spectrum(interaction(layer, x).operator)`.
+    Exact (no sketch): every W_ij is probed by seq * d_out backward passes, many at a time, and merged into a triangle
+    of (d_out d_in)^2 numbers; the values are those of `operator_spectrum(interaction(layer, x).operator)`.
 
-    Sketch: W is contracted over output positions with m = `sketch` Gaussian vectors h, sum_i h_i W_ij / sqrt(m) (over
-    source positions for side input): m * d_out applications in place of seq * d_out. The energy is right in
-    expectation, E sum_j vec(Y_j) vec(Y_j)^T = sum_ij vec(W_ij) vec(W_ij)^T, and the rank is exact almost surely
-    when m >= k; m = 8 gives the leading values to about ten per cent. Gaussian, since random signs can cancel exactly.
-    With m < k, at most m directions are seen for each source position (output position for side input), and the heads
-    of a slowly falling spectrum come out low: of values 1/s, k = 64, m = 16, heads for 10 % are 22 to 29 in place of
-    31 where seq = 8, and 29 to 32 where seq = 32. Where an operator reads a single source position, m are seen.
+    Sketch: W is contracted over output positions with m = `sketch` Gaussian vectors h, sum_i h_i W_ij / sqrt(m): m *
+    d_out passes in place of seq * d_out. The energy is right in expectation, E sum_j vec(Y_j) vec(Y_j)^T = sum_ij
+    vec(W_ij) vec(W_ij)^T, and the rank is exact almost surely when m >= k; m = 8 gives the leading values to about ten
+    per cent. Gaussian, since random signs can cancel exactly. With m < k, at most m directions are seen for each source
+    position, and the heads of a slowly falling spectrum come out low: of values 1/s, k = 64, m = 16, heads for 10 % are
+    22 to 29 in place of 31 where seq = 8, and 29 to 32 where seq = 32. Where an operator reads a single source
+    position, m are seen.
 
     A wide layer is contracted over channels too: `channels` = s Gaussian vectors take the place of the d_out unit
-    vectors (d_in for side input), m * s applications and a triangle of (s d_in)^2 numbers (d_out s). That bounds the
-    rank that can be seen by s d_in (d_out s), and counts of heads above about half of that come out lower still.
+    vectors, with m * s passes and a triangle of (s d_in)^2 numbers. That bounds the rank that can be seen by s d_in;
+    counts of heads above about half of that come out lower still.
 
     Args:
         layer: any layer that `interaction` takes.
         x: where the coefficients are recorded, with a batch or without.
         sketch: number of Gaussian vectors over time; None for the exact spectrum.
-        side: probe from the output (backward passes) or from the input (forward passes).
         channels: number of Gaussian vectors over channels, for a sketch; from the layer's width on, every channel is
             probed by itself. When absent, as many as make about 1,024 columns.
         generator: source of the Gaussian vectors, on the CPU; default seed 0.
@@ -111,11 +100,9 @@ def span_spectrum(
         At most min(rows, columns) singular values, largest first, in x's dtype.
 
     Raises:
-        OperatorError, ValueError: see `interaction`; also sizes that are not positive, an unknown side.
+        OperatorError, ValueError: see `interaction`; also sizes that are not positive.
     """
     require_positive(sketch=sketch, channels=channels)
-    if side not in get_args(Side):
-        raise ValueError(f"side must be output or input, got {side!r}")
     if channels is not None and sketch is None:
         raise ValueError("channels needs a sketch: give sketch too")
     if not isinstance(x, Tensor):
@@ -123,32 +110,30 @@ def span_spectrum(
     batched = x if x.ndim == 3 else x.unsqueeze(0)
     with replayed(layer, batched) as held:
         if sketch is None:
-            blocks = (block for _, block in (held.rows() if side == "output" else held.columns()))
+            blocks = (block for _, block in held.rows())
         else:
             source = torch.Generator().manual_seed(0) if generator is None else generator
-            blocks = _sketches(held, sketch, side, channels, source)
+            blocks = _sketches(held, sketch, channels, source)
         spectrum = torch.linalg.svdvals(triangle(block.flatten(-2).flatten(1, -2) for block in blocks)).to(x.dtype)
     return spectrum if x.ndim == 3 else spectrum[0]
 
 
 def _sketches(
-    held: Replayed, sketch: int, side: Side, channels: int | None, generator: torch.Generator
+    held: Replayed, sketch: int, channels: int | None, generator: torch.Generator
 ) -> Iterator[Float[Tensor, "batch few seq d_out d_in"]]:
-    """sum_i h_i Q W_ij (side output) or sum_j h_j W_ij Q^T (side input), a few vectors h at a time."""
-    like = held.offset
-    near, far = (held.d_out, held.d_in) if side == "output" else (held.d_in, held.d_out)
-    apply = held.rmatvec if side == "output" else held.matvec
-    count = min(near, max(8, _SKETCH_COLUMNS // far) if channels is None else channels)
+    """sum_i h_i Q W_ij, a few vectors h at a time."""
+    like, d_out = held.offset, held.d_out
+    count = min(d_out, max(8, _SKETCH_COLUMNS // held.d_in) if channels is None else channels)
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=like.dtype).to(like.device)
 
     over_time = draw(sketch, held.seq_len) / sketch**0.5
-    over_channels = torch.eye(near).to(like) if count == near else draw(count, near) / count**0.5
+    over_channels = torch.eye(d_out).to(like) if count == d_out else draw(count, d_out) / count**0.5
     for some in over_time.split(max(1, held.probes_at_once() // count)):
         probes = torch.einsum("mt,sw->mstw", some, over_channels).flatten(0, 1).unsqueeze(1)
-        image = apply(probes.expand(-1, held.batch, -1, -1))
-        yield rearrange(image, "(few near) batch seq far -> batch few seq near far", few=len(some))
+        image = held.rmatvec(probes.expand(-1, held.batch, -1, -1))
+        yield rearrange(image, "(few out) batch seq d_in -> batch few seq out d_in", few=len(some))
 
 
 def triangle(blocks: Iterable[Float[Tensor, "*batch _rows columns"]]) -> Float[Tensor, "*batch few columns"]:
@@ -184,7 +169,7 @@ def spectrum_rank(spectrum: Float[Tensor, "*batch singular"], rtol: float | None
     """
     _check_spectrum(spectrum)
     if rtol is None:
-        rtol = RANK_RTOL.get(spectrum.dtype, RANK_RTOL[torch.float32])
+        rtol = RANK_RTOL[spectrum.dtype]
     if not 0 <= rtol < 1:
         raise ValueError(f"rtol must lie in [0, 1), got {rtol}")
     return _integers((spectrum > rtol * spectrum.amax(-1, keepdim=True)).sum(-1))
@@ -257,23 +242,11 @@ def _energy(spectrum: Tensor) -> Float[Tensor, "*batch singular"]:
 
 
 def _check_spectrum(spectrum: Tensor) -> None:
-    if not isinstance(spectrum, Tensor):
-        raise ValueError(
-            f"spectrum must be a tensor of singular values, got {type(spectrum).__name__}; "
-            "zoo.theory.span_spectrum(layer, x) gives that of a layer"
-        )
-    if spectrum.ndim not in (1, 2) or 0 in spectrum.shape:
-        raise ValueError(f"spectrum must be (singular,) or (batch, singular), not empty, got {tuple(spectrum.shape)}")
-    _check_real("spectrum", spectrum)
+    require_real(
+        "spectrum, of zoo.theory.span_spectrum(layer, x),", spectrum, "(singular,) or (batch, singular)", (1, 2)
+    )
     if (spectrum < 0).any():
         raise ValueError(f"spectrum must not be negative, got {float(spectrum.min()):.3g}")
-
-
-def _check_real(name: str, tensor: Tensor) -> None:
-    if not tensor.is_floating_point():
-        raise ValueError(f"{name} must be real floating point, got {tensor.dtype}")
-    if not tensor.isfinite().all():
-        raise ValueError(f"{name} must be finite")
 
 
 def _integers(count: Tensor) -> int | Tensor:

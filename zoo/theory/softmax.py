@@ -16,6 +16,7 @@ from torch import Tensor
 from zoo.mixers.attention import Attention
 from zoo.theory.convert import with_parameters
 from zoo.theory.lags import check_lags, head_count, scaled
+from zoo.validate import require_real
 
 LEAST_MARGIN = {torch.float64: 1e-3, torch.float32: 3e-2}
 """The least cosine that the nonnegative cone must allow for k heads: its inverse multiplies the rounding error."""
@@ -186,10 +187,7 @@ def ema_as_alibi(
         ValueError: poles that are not a real vector in (0, 1), one of B and C without the other, shapes that do not
             fit, entries that are not finite.
     """
-    if poles.ndim != 1 or 0 in poles.shape or poles.dtype not in (torch.float32, torch.float64):
-        raise ValueError(
-            f"ema_as_alibi: poles must be a real vector, float32 or float64, got {poles.dtype} {tuple(poles.shape)}"
-        )
+    require_real("ema_as_alibi: poles", poles, "(n_poles,)", (1,))
     if not ((poles > 0) & (poles < 1)).all():
         worst = poles[~((poles > 0) & (poles < 1))][0].item()
         raise ValueError(
