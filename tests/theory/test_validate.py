@@ -1,4 +1,4 @@
-"""Tensors that the theory takes are real, finite and of the right number of axes; each function asks it the same way."""
+"""Tensors that the theory takes are real, finite and of the right number of axes; one function asks for it."""
 
 from __future__ import annotations
 
