@@ -13,7 +13,6 @@ from tests.tolerances import assert_close
 from zoo import Bidirectional, SequenceMixer, create_mixer, list_mixers
 from zoo.ops.time import left_align, reverse, right_align
 from zoo.theory.operator import interaction
-from zoo.theory.rank import span_spectrum, spectrum_rank
 
 NAMES = list_mixers()
 PAIRS = [  # each mixer forwards and backwards; by default those whose first has a state of its own kind
@@ -40,14 +39,6 @@ def test_the_operator_is_that_of_both(names: tuple[str, str], generator: torch.G
     assert_close(offset, forwards.offset + backwards.offset.flip(1))
     above = torch.ones(3, 3, dtype=torch.bool).triu(diagonal=1)
     assert_close(operator[:, above], backwards.operator.flip(1, 2)[:, above])
-
-
-def test_ranks_add_up_to_the_sum(generator: torch.Generator) -> None:
-    """Value maps drawn apart are independent, as long as there is room for all of them."""
-    mixers = [Case("factorized", {"n_heads": n_heads}).create(generator) for n_heads in (2, 3)]
-    x = draw(1, 9, D_MODEL, generator=generator)
-    assert [spectrum_rank(span_spectrum(mixer, x)) for mixer in mixers] == [2, 3]
-    assert spectrum_rank(span_spectrum(Bidirectional(*mixers), x)) == 5
 
 
 @pytest.mark.parametrize("names", [("attention", "gru"), ("selective_ssm", "conv"), ("lstm", "sliding_attention")])

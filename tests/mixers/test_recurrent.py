@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd import gradcheck
 
 from tests import reference
 from tests.cases import D_MODEL, Case, assert_states_close, cases, draw
 from tests.tolerances import assert_close, tolerance
 from zoo.coefficient import active, recording, replaying
 from zoo.ops import recurrent as recurrent_op
-from zoo.ops.recurrent import gru_scan, linear_rnn, rnn_scan
+from zoo.ops.recurrent import linear_rnn
 from zoo.state import detach_state, state_tensors
 from zoo.theory.operator import interaction
 from zoo.theory.rank import span_spectrum, spectrum_rank
@@ -133,7 +132,7 @@ def test_reduced_precision_raises_on_no_cpu(case: Case, dtype: torch.dtype, gene
 # The loops.
 
 
-@pytest.mark.parametrize("seq_len", [1, 2, 7, 31, 32, 33, 65, 300])
+@pytest.mark.parametrize("seq_len", [1, 32, 33, 300])
 def test_linear_rnn_is_the_loop(seq_len: int, generator: torch.Generator) -> None:
     u, recurrent = draw(2, seq_len, 5, generator=generator), 0.4 * draw(5, 5, generator=generator)
     start = draw(2, 5, generator=generator)
@@ -149,34 +148,12 @@ def test_linear_rnn_is_the_loop(seq_len: int, generator: torch.Generator) -> Non
     assert_close(ragged, np.stack([start[0].numpy(), expected[1, -1]]))
 
 
-def test_linear_rnn_gradients(generator: torch.Generator) -> None:
-    u, recurrent = draw(2, 5, 2, generator=generator), draw(2, 2, generator=generator)
-    inputs = [t.requires_grad_() for t in (u, recurrent, draw(2, 2, generator=generator))]
-    assert gradcheck(linear_rnn, inputs)
-    assert gradcheck(lambda *a: linear_rnn(*a, torch.tensor([3, 5])), inputs)
-
-
-@pytest.mark.parametrize("name", ["gru", "rnn"])
-def test_loops_stand_still_where_nothing_is_valid(name: str, generator: torch.Generator) -> None:
-    gates = {"gru": 3, "rnn": 1}[name]
-    u, recurrent = draw(1, 6, gates * 3, generator=generator), draw(gates * 3, 3, generator=generator)
-    bias = (draw(3, generator=generator),) if name == "gru" else ()
-    scan, h = {"gru": gru_scan, "rnn": rnn_scan}[name], draw(1, 3, generator=generator)
-    valid = torch.tensor([[True, False, True, False, False, True]])
-    y, last = scan(u, recurrent, *bias, h, valid)
-    expected, expected_last = scan(u[:, valid[0]], recurrent, *bias, h)
-    assert_close(y[:, valid[0]], expected)
-    assert_close(last, expected_last)
-    assert_close(y[:, 1], y[:, 0])
-
-
 # The operator of the linear recurrence.
 
 
-@pytest.mark.parametrize("d_inner", [2, 5])
-def test_the_linear_rnns_operator_is_made_of_powers(d_inner: int, generator: torch.Generator) -> None:
+def test_the_linear_rnns_operator_is_made_of_powers(generator: torch.Generator) -> None:
     """W_ij = W_out R^(i-j) W, of rank d_inner, and the bias's response as the offset."""
-    mixer = Case("rnn", {"nonlinearity": "linear", "d_inner": d_inner}).create(generator)
+    mixer = Case("rnn", {"nonlinearity": "linear", "d_inner": 5}).create(generator)
     x = draw(1, 12, D_MODEL, generator=generator)
     operator, offset = interaction(mixer, x)
     p = {name: t.detach().numpy() for name, t in mixer.named_parameters()}
@@ -189,4 +166,4 @@ def test_the_linear_rnns_operator_is_made_of_powers(d_inner: int, generator: tor
     assert_close(operator[0], expected)
     assert_close(offset[0], response)
     assert_close(offset[0], reference.rnn(p, np.zeros((12, D_MODEL)), nonlinearity="linear"))
-    assert spectrum_rank(span_spectrum(mixer, x)) == d_inner
+    assert spectrum_rank(span_spectrum(mixer, x)) == 5
