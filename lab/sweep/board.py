@@ -79,7 +79,7 @@ class Board:
     def _result(outcome: Outcome) -> str:
         """Return the score, or what there is to say of a run without one."""
         split = "test" if outcome.job.stop_at is None else "val"
-        score = judged([outcome.job.metrics() or {}], split) if outcome.state == "done" else ""
+        score = score_with_spread([outcome.job.metrics() or {}], split) if outcome.state == "done" else ""
         return f"{split} {score}" if score else outcome.message
 
     def _row(self, job: Job) -> tuple[str, str, str, str, str]:
@@ -91,13 +91,7 @@ class Board:
         return job.name, "running", *progress(job)
 
 
-def range_text(seeds: Sequence[int]) -> str:
-    """Return 0-4 for seeds without a gap, else 0,2,4."""
-    whole = len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1))
-    return f"{seeds[0]}-{seeds[-1]}" if whole else ",".join(map(str, seeds))
-
-
-def judged(found: Sequence[Mapping[str, Any]], split: str) -> str:
+def score_with_spread(found: Sequence[Mapping[str, Any]], split: str) -> str:
     """Return the score of the runs in a split: mean, and spread if there are several; empty without numbers."""
     name = score_of(found, split)
     values = numbers_at(found, split, name)

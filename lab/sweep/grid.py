@@ -15,9 +15,8 @@ An experiment is YAML:
     settings: {small: {...}, full: {...}}                  # overrides of any key above, chosen by --setting
     setting: full                                          # the default of --setting
 
-Keys are flags of train.py without the dashes, dotted or nested as you like. What a flag's value may be is decided by
-train.py's parser (`lab.config.parse`) and by building each model without storage: a grid is checked whole before it
-starts.
+Keys are flags of train.py without the dashes, dotted or nested as you like. train.py's parser (`lab.config.parse`)
+decides which values a flag takes, and each model is built without storage: a grid is checked whole before it starts.
 """
 
 from __future__ import annotations
@@ -38,10 +37,12 @@ from lab.plain import flag_text, flatten, read_mapping, read_yaml
 from lab.run.folder import RunFolder
 from lab.score import SCORES
 from lab.sweep.matching import matched, misses, sizes, target
-from lab.sweep.tuning import rungs_of
+from lab.sweep.tuning import Window, rungs_of
 from zoo.errors import UsageError, unknown
 
-OF_A_SETTING = ("prediction", "changed", "fixed", "grid", "grids", "tune", "rungs", "match", "score")
+JUDGED = ("question", "source", "refuted_by", "probes", "checks", "plot", "found", "effect")
+"""Keys of an experiment's file for its judge (`lab.experiments.spec`); a sweep ignores them."""
+OF_A_SETTING = ("prediction", "changed", "fixed", "grid", "grids", "tune", "rungs", "match", "score", *JUDGED)
 KEYS = ("name", *OF_A_SETTING, "settings", "setting")
 # A sweep decides these for each run, or they make no sense for many.
 NOT_SWEPT = {"run_dir", "test_only", "no_test", "print_config", "ckpt_path", "stop_at", "overwrite"}
@@ -59,7 +60,7 @@ class Experiment:
         rungs: shares of the steps after which the better half of the trials goes on; default `usual_rungs`.
         match: "params" or "state" (bytes) with the number that each mixer's width is chosen for.
         setting: which of the file's settings this is.
-        prediction: what the experiment expects, in words.
+        prediction: the expected result, in words.
         changed: what was changed of it after results had been seen, and why.
         score: metrics of the test split by which each model gets one number over all tasks; the first one also picks
             what is tuned.
@@ -108,7 +109,7 @@ def read_experiment(path: str | Path, setting: str | None = None) -> Experiment:
         UsageError: a file that cannot be read, unknown keys, an unknown or missing setting, a flag without values.
     """
     values, source = read_mapping(path), str(path)
-    _check_keys(source, values)
+    _check_keys(source, values, KEYS)
     settings = _mapping(source, "settings", values.pop("settings", None))
     default = values.pop("setting", None)
     setting = default if setting is None else setting
@@ -131,13 +132,11 @@ def read_experiment(path: str | Path, setting: str | None = None) -> Experiment:
     if not isinstance(listed, list) or not listed:
         raise UsageError(f"{source}: grids must be a list of mappings of flags to values, got {listed!r}")
     grids = [_flags(source, "grids", grid) for grid in listed]
-    for flag in shared:
-        if any(flag in grid for grid in grids):
-            raise UsageError(f"{source}: {flag} has values in grid and in grids; leave one out")
+    if twice := [flag for flag in shared if any(flag in grid for grid in grids)]:
+        raise UsageError(f"{source}: {twice[0]} has values in grid and in grids; leave one out")
     metrics = score if isinstance(score, list) else [score]
-    for metric in metrics:
-        if metric not in SCORES:
-            raise UsageError(f"{source}: {unknown('score', str(metric), SCORES)}")
+    if wrong := [metric for metric in metrics if metric not in SCORES]:
+        raise UsageError(f"{source}: {unknown('score', str(wrong[0]), SCORES)}")
 
     def with_values(flags: Mapping[str, Any]) -> dict[str, list[Any]]:
         return {key: values_of(source, key, value) for key, value in flags.items()}
@@ -159,7 +158,7 @@ def read_experiment(path: str | Path, setting: str | None = None) -> Experiment:
     return experiment
 
 
-def _check_keys(source: str, values: Mapping[str, Any], valid: Sequence[str] = KEYS) -> None:
+def _check_keys(source: str, values: Mapping[str, Any], valid: Sequence[str]) -> None:
     for key in values:
         if key not in valid:
             raise UsageError(f"{source}: {unknown('key', key, valid)}")
@@ -236,7 +235,7 @@ class Configuration:
         options: flags of train.py with their values, without seed and run_dir.
         command: the command that train.py parses from them.
         params: number of trainable parameters.
-        state_bytes: of the state after the task's sequence, batch of one.
+        state_bytes: bytes of the state after the task's sequence, batch of one.
     """
 
     options: dict[str, Any]
@@ -249,7 +248,7 @@ class Configuration:
         """Parse the flags as train.py would, and build task and model, the latter without storage.
 
         Raises:
-            UsageError: options that train.py would refuse; says which run.
+            UsageError: options that train.py would refuse; names the run.
         """
         try:
             command = parse([*arguments(options), f"--run_dir={run_dir}"])
@@ -261,23 +260,22 @@ class Configuration:
         """Return the same with widths for which its sizes are as asked; see `lab.sweep.matching.matched`.
 
         Raises:
-            UsageError: there are none; says which run.
+            UsageError: there are none; names the run.
         """
         if not match:
             return self
         try:
-            found = Configuration.of(
-                self.options | matched(self.command.config, match, self.options, declared), run_dir
-            )
+            widths = matched(self.command.config, match, self.options, declared)
         except ValueError as error:
             raise UsageError(f"{label(self.options)}: {error}") from error
+        found = Configuration.of(self.options | widths, run_dir)
         if missed := misses(found.command.config, match):
             raise UsageError(f"{label(found.options)}: cannot match {', '.join(missed)}: other options hold the width")
         return found
 
     @functools.cached_property
     def key(self) -> str:
-        """Return a key that is equal for configurations with the same runs."""
+        """A key that is equal for configurations with the same runs."""
         return RunFolder.of(self.command).name
 
     def folder(self, seed: int) -> RunFolder:
@@ -285,21 +283,46 @@ class Configuration:
         return replace(RunFolder.of(self.command), seed=seed)
 
 
+@dataclass
+class GridPoint:
+    """A configuration of the grid with its seeds and, with --tune, the trials that it chooses from.
+
+    Attributes:
+        configuration: as the grid has it.
+        seeds: of its runs; trials run on the first one.
+        trials: the configuration with each value of what is tuned.
+        left: the trials that no rung has dropped, best first.
+        picked: the trial that is run on every seed, once it is known.
+        window: of the learning rates, once one is picked.
+    """
+
+    configuration: Configuration
+    seeds: list[int]
+    trials: list[Configuration] = field(default_factory=list)
+    left: list[Configuration] = field(default_factory=list)
+    picked: Configuration | None = None
+    window: Window | None = None
+
+    @property
+    def chosen(self) -> Configuration | None:
+        """The configuration that is run on every seed; None while or if none is picked."""
+        return self.picked if self.trials else self.configuration
+
+
 @dataclass(frozen=True)
 class Grid:
-    """The configurations of an experiment, each with its seeds, and notes on the options that were left out."""
+    """The points of an experiment's grid, and notes on the options that were left out."""
 
-    seeds: dict[str, list[int]]
-    configurations: dict[str, Configuration]
+    points: list[GridPoint]
     left_out: list[str]
 
     def __iter__(self) -> Iterator[tuple[Configuration, list[int]]]:
-        return ((self.configurations[key], seeds) for key, seeds in self.seeds.items())
+        return ((point.configuration, point.seeds) for point in self.points)
 
     @property
     def n_runs(self) -> int:
         """Configurations times seeds."""
-        return sum(map(len, self.seeds.values()))
+        return sum(len(point.seeds) for point in self.points)
 
 
 def expand(experiment: Experiment, run_dir: Path) -> Grid:
@@ -314,22 +337,18 @@ def expand(experiment: Experiment, run_dir: Path) -> Grid:
         raise UsageError(f"--{key} cannot be swept; give it to train.py")
 
     @functools.cache
-    def choice_of(naming: str) -> tuple[set[str], dict[str, str]]:
-        choice = choose(arguments(json.loads(naming)))
+    def declared_for(naming: tuple[str, ...]) -> tuple[set[str], dict[str, str]]:
+        choice = choose(naming)
         return set(declared(choice.names, choice.entries, REGISTRIES)), choice.names
 
-    def declared_for(cell: Mapping[str, Any]) -> tuple[set[str], dict[str, str]]:
-        """Return the options of mixer and task that exist for what a cell names, and the names."""
-        naming = {key: cell[key] for key in ("config", "mixer", "task", "mixer.pattern") if key in cell}
-        return choice_of(json.dumps(naming, sort_keys=True))
-
-    known = set().union(*(declared_for(cell)[0] for cell in cells))
+    naming = ("config", "mixer", "task", "mixer.pattern")
+    declarations = [declared_for(tuple(arguments({key: cell[key] for key in naming if key in cell}))) for cell in cells]
+    known = set().union(*(there for there, _ in declarations))
     left_out: dict[str, None] = {}
-    seeds: dict[str, list[int]] = {}
-    found: dict[str, Configuration] = {}
+    points: dict[str, GridPoint] = {}
     by_options: dict[str, Configuration] = {}
-    for cell in cells:
-        options, (there, names) = {}, declared_for(cell)
+    for cell, (there, names) in zip(cells, declarations, strict=True):
+        options = {}
         for key, value in cell.items():
             group = key.partition(".")[0]
             if "." in key and group in REGISTRIES and key in known and key not in there:
@@ -339,13 +358,14 @@ def expand(experiment: Experiment, run_dir: Path) -> Grid:
         text = json.dumps(options, sort_keys=True)
         if text not in by_options:
             by_options[text] = Configuration.of(options, run_dir).matched(experiment.match, there, run_dir)
-        configuration = found.setdefault(by_options[text].key, by_options[text])
+        configuration = by_options[text]
+        point = points.setdefault(configuration.key, GridPoint(configuration, []))
         seed = cell.get("seed", configuration.command.config["seed"])
         if not re.fullmatch(r"\d+", str(seed)):
             raise UsageError(f"seed must be whole numbers >= 0, such as 0,1,2 or 0-4, got {seed!r}")
-        if (seed := int(seed)) not in (known_seeds := seeds.setdefault(configuration.key, [])):
-            known_seeds.append(seed)
-    return Grid(seeds, found, list(left_out))
+        if int(seed) not in point.seeds:
+            point.seeds.append(int(seed))
+    return Grid([*points.values()], [*left_out])
 
 
 def product(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -17,7 +19,10 @@ SIZES = {"params": "params", "state": "state_bytes"}
 # What sets the size of a mixer's state while its width stays: the first one that the mixer declares.
 STATE_OPTIONS = ("d_state", "d_inner", "window", "d_key", "d_head")
 WIDEST = 16384
+REACH = 512
+"""Widths that are tried for the next one that divides into heads."""
 ROUNDS = 5
+UNITS = {"": 1, "B": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def target(quantity: str, value: Any) -> float:
@@ -31,14 +36,13 @@ def target(quantity: str, value: Any) -> float:
     """
     if quantity not in tuple(SIZES):
         raise UsageError(unknown("quantity to match", quantity, tuple(SIZES)))
-    units = {"": 1, "B": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
     number = re.fullmatch(r"(\d+\.?\d*(?:[eE][+-]?\d+)?) *([A-Za-z]*)", str(value))
-    if number is None or number[2] not in units or float(number[1]) <= 0:
+    if number is None or number[2] not in UNITS or float(number[1]) <= 0:
         raise UsageError(f"--match {quantity}: expected a positive number such as 1e6, 1M or 64KiB, got {value}")
-    return float(number[1]) * units[number[2]]
+    return float(number[1]) * UNITS[number[2]]
 
 
-def sizes(config: Mapping[str, Any], *wanted: str) -> dict[str, int]:
+def sizes(config: Mapping[str, Any], *wanted: str) -> dict[str, Any]:
     """Return `params` and `state_bytes` (or those that are wanted) of the model of a complete configuration.
 
     The model is made of tensors without storage, so that large models cost no memory.
@@ -54,25 +58,17 @@ def sizes(config: Mapping[str, Any], *wanted: str) -> dict[str, int]:
 
 
 @functools.cache
-def _size(size: str, options: str, seq_len: int) -> int:
-    """Measure a model by its options as JSON: of a grid, many runs have the same."""
-    import torch
-
-    model = _model(options)
-    with torch.device("meta"):
-        if size == "params":
-            return sum(p.numel() for p in model.parameters() if p.requires_grad)
-        return model.state_bytes(seq_len)
-
-
-@functools.lru_cache(maxsize=1)
-def _model(options: str) -> Any:
+def _size(size: str, options: str, seq_len: int) -> int | None:
+    """Measure a model by its options as JSON: many runs of a grid have the same."""
     import torch
 
     from zoo.backbone import Backbone
 
     with torch.device("meta"):
-        return Backbone(**json.loads(options))
+        model = Backbone(**json.loads(options))
+        if size == "params":
+            return sum(p.numel() for p in model.parameters() if p.requires_grad)
+        return model.state_bytes(seq_len)
 
 
 def matched(
@@ -132,31 +128,28 @@ def misses(config: Mapping[str, Any], match: Mapping[str, float]) -> dict[str, i
 
 def _width(config: Mapping[str, Any], knob: str, size: str, wanted: float) -> int:
     """Return the value of `knob` that brings a size nearest; by bisection, since sizes grow with every width."""
-    cache: dict[int, int | None] = {}
-    refusal: Exception | None = None
+    refusals: list[Exception] = []
 
+    @functools.cache
     def at(width: int) -> int | None:
-        nonlocal refusal
-        if width not in cache:
-            try:
-                cache[width] = sizes(_with_width(config, knob, width), size)[size]
-            except ValueError as error:  # not every width divides into heads
-                cache[width], refusal = None, error
-        return cache[width]
+        try:
+            return sizes(_with_width(config, knob, width), size)[size]
+        except ValueError as error:  # not every width divides into heads
+            refusals.append(error)
+            return None
 
-    low, high = 1, WIDEST
-    while low < high:
-        middle = (low + high) // 2
-        valid = next((width for width in range(middle, min(high, middle + 512)) if at(width) is not None), None)
-        if valid is None or at(valid) >= wanted:  # pyright: ignore[reportOptionalOperand]
-            high = middle
-        else:
-            low = valid + 1
-    around = range(low - 1, max(0, low - 513), -1), range(low, min(low + 513, WIDEST + 1))
-    valid = (next((width for width in side if at(width) is not None), None) for side in around)
-    candidates = [width for width in valid if width is not None]
+    def valid(widths: Iterable[int]) -> int | None:
+        return next((width for width in widths if at(width) is not None), None)
+
+    def from_here(width: int) -> float:
+        found = valid(range(width, min(width + REACH, WIDEST)))
+        return math.inf if found is None else at(found) or 0
+
+    low = 1 + bisect.bisect_left(range(1, WIDEST), wanted, key=from_here)
+    around = valid(range(low - 1, max(0, low - REACH), -1)), valid(range(low, min(low + REACH, WIDEST + 1)))
+    candidates = [width for width in around if width is not None]
     if not candidates:
-        raise UsageError(f"{config['mixer']['name']}: no {knob} is valid: {refusal}")
+        raise UsageError(f"{config['mixer']['name']}: no {knob} is valid: {refusals[-1]}")
     return min(candidates, key=lambda width: abs((at(width) or 0) - wanted))
 
 

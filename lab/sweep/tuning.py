@@ -1,8 +1,8 @@
 """Successive halving on validation, and the window of good learning rates that it measures.
 
-All trials of a configuration train up to the first rung, a share of all steps; the better half goes on from its
-checkpoints to the next one, and so on, or all of them while none has left guessing. A rung is a stop, no shorter
-schedule: the last trial left is the run of its seed, which goes on to the end and is tested. Nothing is trained twice.
+All trials of a configuration train up to the first rung, a share of all steps. The better half goes on from its
+checkpoints to the next rung, and so on; all go on while none does better than a guess. A rung is a stop, no shorter
+schedule: the last trial left is the run of its seed, which trains to the end and is tested. Nothing is trained twice.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from lab.score import GOOD, LEFT, level, merit, merits, skill
 from zoo.errors import UsageError
 
 RUNGS = (0.125, 0.25, 0.5)
-"""Of these as many of the last as it takes to halve the trials down to one."""
+"""The default rungs: the last ones of these, as few as halve the trials down to one."""
 END = 1.0
-"""The rung of those that none of the others could tell apart."""
+"""The rung of trials that the other rungs could not tell apart."""
 RATE = "lr"
 """The option that a window is of."""
 
@@ -44,7 +44,7 @@ def rungs_of(source: str, value: Any) -> tuple[float, ...]:
 
 
 def usual_rungs(n_trials: int) -> tuple[float, ...]:
-    """Return the rungs for so many trials.
+    """Return the default rungs for a number of trials.
 
     >>> usual_rungs(2), usual_rungs(3), usual_rungs(20)
     ((0.5,), (0.25, 0.5), (0.125, 0.25, 0.5))
@@ -52,37 +52,37 @@ def usual_rungs(n_trials: int) -> tuple[float, ...]:
     return RUNGS[-max(1, math.ceil(math.log2(max(2, n_trials)))) :]
 
 
-def going_on(
+def promoted(
     metrics: Sequence[Mapping[str, Any] | None], score: str, rung: float, last: float, guess: float | None = None
 ) -> list[int]:
-    """Return which trials go on after a rung, the best first: half of them, rounded up, from the last rung on one.
+    """Return which trials go on after a rung, the best first: half of them, rounded up; one after the last rung.
 
-    Of equals the first goes on. Trials that diverged, or that failed (None), never do. Where none has left guessing,
-    there is nothing to choose by: all go on, at most to the end.
+    The first of equal trials goes on. Trials that diverged or failed (None) never do. All go on, at most to the end,
+    while none does better than a guess.
 
     Args:
         metrics: of each trial, at the rung.
-        score: what they are judged by.
+        score: name of the score that they are judged by.
         rung: the share of the steps that they have been trained for.
         last: the last of the rungs.
-        guess: see `left_guessing`.
+        guess: see `beats_guessing`.
     """
     found = {i: each for i, each in enumerate(metrics) if each and "diverged" not in each}
     order = sorted(found, key=lambda i: merits(found[i], score, "val"), reverse=True)
-    if rung < END and not left_guessing(found.values(), score, guess):
+    if rung < END and not beats_guessing(found.values(), score, guess):
         return order
     return order[: 1 if rung >= last else (len(metrics) + 1) // 2]
 
 
-def left_guessing(metrics: Iterable[Mapping[str, Any]], score: str, guess: float | None = None) -> bool:
-    """Return whether any has come a tenth of the way from a guess to a perfect score by validation.
+def beats_guessing(metrics: Iterable[Mapping[str, Any]], score: str, guess: float | None = None) -> bool:
+    """Return whether any trial is a tenth of the way from a guess to a perfect score, by validation.
 
-    A loss or a perplexity has no such way: there it always is so.
+    A loss or a perplexity has no such way: there the answer is yes.
 
     Args:
         metrics: of the trials that are compared.
-        score: what they are judged by.
-        guess: the accuracy of guessing among the tokens that were read; default the chance of who ignores the input.
+        score: name of the score that they are judged by.
+        guess: the accuracy of guessing among the tokens that were read; default chance, which ignores the input.
     """
     for each in metrics:
         chance = each.get("chance") if guess is None else guess
@@ -93,16 +93,16 @@ def left_guessing(metrics: Iterable[Mapping[str, Any]], score: str, guess: float
 
 
 Window: TypeAlias = dict[str, Any]
-"""What sweep.json holds of the learning rates of one configuration:
+"""The learning rates of one configuration, in sweep.json:
 
     {"score": "accuracy", "chance": 0.02, "octaves": 3.3, "at_least": true,
      "rates": [{"lr": 0.001, "rung": 0.5, "score": 0.9, "good": true}, ...]}
 
 "rates" are ascending, each at the last rung that its trial reached, a share of the steps: "score" is by validation
 there, null for one that diverged; "good" is whether it is within 90 % of the best at the same rung
-(`lab.score.skill`), null where no rate had left guessing there, so that it cannot be said. "octaves" lie between the
-least and the greatest of the good ones next to each other around the best; "at_least" is whether they reach an end of
-the grid, or a rate of which nothing can be said, so that the window may be wider.
+(`lab.score.skill`), null if no rate did better than a guess there. "octaves" lie between the least and the greatest of
+the good ones next to each other around the best; "at_least" is whether they reach an end of the grid, or a rate whose
+"good" is null, so that the window may be wider.
 """
 
 
@@ -114,31 +114,25 @@ def window(
     Args:
         found: by rate and rung the metrics of its trial.
         best: the rate that was picked.
-        score: what the rates are judged by.
-        guess: see `left_guessing`.
+        score: name of the score that the rates are judged by.
+        guess: see `beats_guessing`.
     """
-
-    def value(metrics: Mapping[str, Any]) -> float | None:
-        return number_at(metrics, "val", score)
-
-    chance = next((each["chance"] for by in found.values() for each in by.values() if "chance" in each), None)
-    at: dict[float, list[Mapping[str, Any]]] = {}
-    for by_rung in found.values():
-        for rung, metrics in by_rung.items():
-            at.setdefault(rung, []).append(metrics)
-    best_skill = {rung: max(skill(score, value(each), chance) for each in there) for rung, there in at.items()}
+    every = [(rung, metrics) for rungs in found.values() for rung, metrics in rungs.items()]
+    chance = next((metrics["chance"] for _, metrics in every if "chance" in metrics), None)
     rates = []
-    for lr, by_rung in sorted(found.items()):
-        rung, metrics = max(by_rung.items())
-        told = left_guessing(at[rung], score, guess)
-        good = skill(score, value(metrics), chance) >= GOOD * best_skill[rung] if told else None
-        rates.append({"lr": lr, "rung": rung, "score": value(metrics), "good": good})
+    for lr, rungs in sorted(found.items()):
+        rung, metrics = max(rungs.items())
+        rivals = [each for at, each in every if at == rung]
+        skills = [skill(score, number_at(each, "val", score), chance) for each in rivals]
+        value = number_at(metrics, "val", score)
+        good = skill(score, value, chance) >= GOOD * max(skills) if beats_guessing(rivals, score, guess) else None
+        rates.append({"lr": lr, "rung": rung, "score": value, "good": good})
     low = high = [rate["lr"] for rate in rates].index(best)
     while low > 0 and rates[low - 1]["good"]:
         low -= 1
     while high < len(rates) - 1 and rates[high + 1]["good"]:
         high += 1
-    said = [rate["good"] is not None for rate in rates]
-    at_least = low == 0 or high == len(rates) - 1 or not (said[low - 1] and said[high + 1])
+    at_end = low == 0 or high == len(rates) - 1
+    at_least = at_end or None in (rates[low - 1]["good"], rates[high + 1]["good"])
     octaves = math.log2(rates[high]["lr"] / rates[low]["lr"])
     return {"score": score, "chance": chance, "rates": rates, "octaves": octaves, "at_least": at_least}

@@ -159,9 +159,9 @@ def run_cell(cell: Cell, record: Record | None, request: Request, stop: Stop) ->
     sweep.run(stop)
     if stop.soft.is_set() or sweep.unpicked:
         return None
-    ((_, configuration, _),) = sweep.rows()
-    entry = {"window": next(iter(sweep.windows.values()), None)}
-    done = [seed for seed in seeds if sweep.metrics(configuration, seed) is not None]
+    (point,) = sweep.grid.points
+    configuration, entry = point.chosen or point.configuration, {"window": point.window}
+    done = [seed for seed in seeds if sweep.metrics(configuration, [seed])]
     runs = [read_run(configuration.folder(seed).path, entry) for seed in done]
     metric = score_of((run.metrics for run in runs), "test")
     scored = [run for run in runs if number_at(run.metrics, "test", metric) is not None]

@@ -41,7 +41,7 @@ from lab.sweep.forks import Fork
 from lab.sweep.grid import Experiment, Grid, expand, read_experiment, values_of
 from lab.sweep.matching import TOLERANCE, target
 from lab.sweep.scores import Point, model_flags, score_table, scores
-from lab.sweep.tuning import going_on, window
+from lab.sweep.tuning import promoted, window
 from tests import ROOT
 from tests.lab.runs import TINY, error_line, wait_until
 
@@ -656,13 +656,13 @@ def test_halving_trains_each_trial_once_and_diverged_ones_no_further(
     assert "lstm: every trial failed or diverged, nothing to pick" in said
     assert "gru: picked lr=0.01 by validation on seed 0 after 0.5 of the steps among 5" in said
     runs = runs_of(tmp_path / "halved")
-    reached = {run["options"]["lr"]: list(run["rungs"]) for run in runs if run["options"]["mixer"] == "gru"}
-    assert reached == {
-        0.001: ["0.125"],
-        0.0032: ["0.125", "0.25"],
-        0.01: ["0.125", "0.25", "0.5"],
-        0.032: ["0.125", "0.25", "0.5"],
-        0.1: ["0.125"],
+    gru = [run for run in runs if run["options"]["mixer"] == "gru"]
+    assert {run["options"]["lr"]: [each["rung"] for each in run["rungs"]] for run in gru} == {
+        0.001: [0.125],
+        0.0032: [0.125, 0.25],
+        0.01: [0.125, 0.25, 0.5],
+        0.032: [0.125, 0.25, 0.5],
+        0.1: [0.125],
     }
     assert [run["window"]["octaves"] for run in runs if run["kind"] == "run"] == [pytest.approx(math.log2(3.2))] * 2
     # Each rung is a start, the winner's first seed is a run too, and its second seed another.
@@ -691,8 +691,8 @@ def test_trials_that_no_rung_tells_apart_all_train_to_the_end(
     assert said.count("no trial has left guessing in 1 of 1 configuration: all go on") == 2
     assert "picked lr=0.001 by validation on seed 0 after 1 of the steps among 3" in said
     runs = runs_of(tmp_path / "blind")
-    assert {(run["options"]["lr"], *run["rungs"]) for run in runs} == {
-        (lr, "0.25", "0.5", "1.0") for lr in (0.001, 0.01, 0.03)
+    assert {(run["options"]["lr"], *(each["rung"] for each in run["rungs"])) for run in runs} == {
+        (lr, 0.25, 0.5, 1.0) for lr in (0.001, 0.01, 0.03)
     }
     assert [rate["good"] for rate in runs[-1]["window"]["rates"]] == [True, True, True]
     assert [run["options"]["lr"] for run in runs if run["kind"] == "run"] == [0.001, 0.001]
@@ -700,10 +700,10 @@ def test_trials_that_no_rung_tells_apart_all_train_to_the_end(
 
 def test_of_trials_the_better_half_goes_on_and_of_equals_the_first() -> None:
     found = [{"val": {"accuracy": a, "loss": 1.0}} for a in (0.2, 0.5, 0.5, 0.1)] + [{"diverged": "nan"}, None]
-    assert going_on(found, "accuracy", 0.25, 0.5) == [1, 2, 0]
-    assert going_on(found, "accuracy", 0.5, 0.5) == [1]
-    assert going_on(found[3:], "accuracy", 0.25, 0.5) == [0]
-    assert going_on(found[4:], "accuracy", 0.25, 0.5) == []
+    assert promoted(found, "accuracy", 0.25, 0.5) == [1, 2, 0]
+    assert promoted(found, "accuracy", 0.5, 0.5) == [1]
+    assert promoted(found[3:], "accuracy", 0.25, 0.5) == [0]
+    assert promoted(found[4:], "accuracy", 0.25, 0.5) == []
 
 
 @pytest.mark.parametrize(
@@ -720,15 +720,15 @@ def test_while_no_trial_has_left_guessing_all_go_on_but_at_the_end_one(
     score: str, chance: float | None, values: list[float], told: bool
 ) -> None:
     found = [{"val": {score: value, "loss": 1.0}, "chance": chance} for value in values]
-    assert len(going_on([*found, {"diverged": "nan"}], score, 0.25, 0.5)) == (2 if told else 3)
-    assert len(going_on(found, score, 0.5, 0.5)) == (1 if told else 3)
-    assert going_on(found, score, 1.0, 0.5) == going_on(found, score, 1.0, 1.0) == going_on(found, score, 0.5, 0.5)[:1]
+    assert len(promoted([*found, {"diverged": "nan"}], score, 0.25, 0.5)) == (2 if told else 3)
+    assert len(promoted(found, score, 0.5, 0.5)) == (1 if told else 3)
+    assert promoted(found, score, 1.0, 0.5) == promoted(found, score, 1.0, 1.0) == promoted(found, score, 0.5, 0.5)[:1]
 
 
 def test_who_guesses_among_the_values_that_were_read_has_not_left_guessing() -> None:
     found = [{"val": {"accuracy": value}, "chance": 1 / 32} for value in (0.25, 0.31, 0.3)]
-    assert going_on(found, "accuracy", 0.25, 0.5) == [1, 2]
-    assert going_on(found, "accuracy", 0.25, 0.5, guess=0.25) == [1, 2, 0]  # a tenth of the way is 0.325
+    assert promoted(found, "accuracy", 0.25, 0.5) == [1, 2]
+    assert promoted(found, "accuracy", 0.25, 0.5, guess=0.25) == [1, 2, 0]  # a tenth of the way is 0.325
     at = {0.5: {"val": {"accuracy": 0.3}, "chance": 1 / 32}}
     assert [rate["good"] for rate in window({1e-3: at, 1e-2: at}, 1e-2, "accuracy")["rates"]] == [True, True]
     assert [rate["good"] for rate in window({1e-3: at, 1e-2: at}, 1e-2, "accuracy", 0.25)["rates"]] == [None, None]
