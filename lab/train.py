@@ -76,8 +76,8 @@ def _status(argv: Sequence[str]) -> int:
         return _stopped("interrupted outside training", argv, 130)
     except Terminated as stop:
         return _stopped(stop, argv, REQUEUE)
-    except BrokenPipeError:
-        raise  # of standard output: see `ends_unread`
+    except (BrokenPipeError, SystemExit):
+        raise  # of standard output, see `ends_unread`; of --help, before the names below import torch
     except OSError as error:
         # The system names the file when opening fails, not when a write does, as on a full disk.
         if command is None or error.errno is None or error.filename is not None:
