@@ -3,23 +3,8 @@
 `read_runs` returns the runs under a folder as plain records. It needs no torch.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from zoo.lazy import lazy_names
-
-if TYPE_CHECKING:
-    from lab.run.record import Run
-    from lab.view.runs import read_runs
-    from lab.view.table import Group, Row, group_runs
-
-_HOMES = {
-    "lab.run.record": "Run",
-    "lab.view.runs": "read_runs",
-    "lab.view.table": "Group Row group_runs",
-}
+from lab.run.record import Run
+from lab.view.runs import read_runs
+from lab.view.table import Group, Row, group_runs
 
 __all__ = ["Group", "Row", "Run", "group_runs", "read_runs"]
-
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)

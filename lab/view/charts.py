@@ -26,8 +26,9 @@ class Series:
 
     Attributes:
         label: the configuration, or the mixer if each point is a configuration.
-        mixer: decides the colour.
+        mixer: the mixer of its configurations.
         variant: number of the line among the mixer's lines; decides dashes and markers.
+        colour: that of the mixer in all charts, or its own in a chart of one mixer.
         x: abscissae, ascending.
         y: means over seeds.
         spread: standard deviations over seeds; 0 for one seed.
@@ -37,6 +38,7 @@ class Series:
     label: str
     mixer: str
     variant: int
+    colour: str
     x: tuple[Number, ...]
     y: tuple[Number, ...]
     spread: tuple[Number, ...]
@@ -93,11 +95,6 @@ class Chart:
         """Abscissae of all points, ascending."""
         return sorted({x for each in self.series for x in each.x})
 
-    def colour(self, each: Series, known: Mapping[str, str]) -> str:
-        """Return a line's colour: its mixer's (`known`), or one of its own where all lines are of one mixer."""
-        alone = len({series.mixer for series in self.series}) == 1 < len(self.series)
-        return plots.COLOURS[each.variant % len(plots.COLOURS)] if alone else known[each.mixer]
-
     @property
     def ticks(self) -> dict[Number, str] | None:
         """{abscissa: label} of the horizontal axis; None where any round numbers will do."""
@@ -109,8 +106,13 @@ class Chart:
         return {x: f"{x:,}" for x in points} if each else None
 
 
-def charts_of(group: Group) -> list[Chart]:
-    """Return the charts of a task that have anything to show, learning curves first."""
+def charts_of(group: Group, known: Mapping[str, str]) -> list[Chart]:
+    """Return the charts of a task that have anything to show, learning curves first.
+
+    Args:
+        group: the task.
+        known: colours of the mixers, as of `colours`.
+    """
     score = group.score.replace("_", " ")
     log = group.score in ("relative_squared_error", "perplexity")
     chance = group.chance if group.score == "accuracy" else None
@@ -124,17 +126,19 @@ def charts_of(group: Group) -> list[Chart]:
     part_text = part.replace("_", " ")
 
     def by_fact(fact: str) -> Chart:
-        lines = _lines(group, lambda row: [by_facts(run.metrics, part).get(fact, {}) for run in row.judged])
+        lines = _lines(group, known, lambda row: [by_facts(run.metrics, part).get(fact, {}) for run in row.judged])
         title, x_label = f"{part_text.capitalize()} by {fact.replace('_', ' ')}", f"{fact.replace('_', ' ')}, at most"
         return Chart("fact", title, x_label, f"test {part_text}", lines, True, log_y=part != "accuracy", chance=chance)
 
     def curves(tag: str) -> tuple[Series, ...]:
-        return _lines(group, lambda row: [dict(run.curves.get(tag, [])) for run in row.runs])
+        return _lines(group, known, lambda row: [dict(run.curves.get(tag, [])) for run in row.runs])
 
-    lengths = _lines(group, lambda row: [_at_lengths(run, row) for run in row.judged])
+    lengths = _lines(group, known, lambda row: [_at_lengths(run, row) for run in row.judged])
     trained_at = next((row.options["task.seq_len"] for row in group.rows if "task.seq_len" in row.options), None)
-    states = _by_size(group, lambda row: row.center("state_bytes") or None)  # 0 has no place on a logarithmic axis
-    rates = _lines(group, lambda row: [_by_rate(row.window)])
+    states = _by_size(
+        group, known, lambda row: row.center("state_bytes") or None
+    )  # 0 has no place on a logarithmic axis
+    rates = _lines(group, known, lambda row: [_by_rate(row.window)])
     against, x_of_rates = f"{score.capitalize()} against", "learning rate, each at the last rung that its trial reached"
     x_of_lengths, x_of_states = "length of the test sequences (positions)", "state after the sequence, batch of one"
     validated = curves(f"val/{group.score}")
@@ -147,7 +151,7 @@ def charts_of(group: Group) -> list[Chart]:
         scored("rate", f"{against} learning rate", x_of_rates, rates, split="validation"),
     ]
     if any("mixer.n_heads" in row.telling for row in group.rows):
-        heads = _by_size(group, lambda row: row.options.get("mixer.n_heads"), "mixer.n_heads")
+        heads = _by_size(group, known, lambda row: row.options.get("mixer.n_heads"), "mixer.n_heads")
         options = {"log_x": False, "floor": _floor(group), "joined": False}
         found.append(scored("heads", f"{against} heads", "heads H", heads, **options))
     return [chart for chart in found if chart.series and (chart.kind in ("curve", "loss") or len(chart.abscissae) > 1)]
@@ -168,30 +172,40 @@ def _at_lengths(run: Run, row: Row) -> dict[Number, Number]:
     return found
 
 
-def _lines(group: Group, points: Callable[[Row], Sequence[Mapping[Any, Number]]]) -> tuple[Series, ...]:
+def _lines(
+    group: Group, known: Mapping[str, str], points: Callable[[Row], Sequence[Mapping[Any, Number]]]
+) -> tuple[Series, ...]:
     """Return a line for each configuration, from the points {x: y} of each of its seeds."""
-    found, variants = [], defaultdict(itertools.count)
+    lines = {}
     for row in sorted(group.rows, key=lambda row: row.label):
-        seeds, variant = points(row), next(variants[row.mixer])
+        seeds = points(row)
         at = {x: [seed[x] for seed in seeds if x in seed] for x in sorted({x for seed in seeds for x in seed})}
-        if at:
-            y, spread = zip(*map(_mean_and_spread, at.values()), strict=True)
-            found.append(Series(row.label, row.mixer, variant, tuple(at), y, spread))
-    return tuple(found)
+        lines[row.mixer, row.label] = [(x, *_mean_and_spread(values)) for x, values in at.items()]
+    return _series(lines, known)
 
 
-def _by_size(group: Group, size: Callable[[Row], Number | None], without: str = "") -> tuple[Series, ...]:
+def _by_size(
+    group: Group, known: Mapping[str, str], size: Callable[[Row], Number | None], without: str = ""
+) -> tuple[Series, ...]:
     """Return a line per mixer through its tested configurations; with `without`, one per value of all other options."""
-    lines: dict[tuple[str, str], list[tuple[Number, Number, Number, str]]] = {}
+    lines = defaultdict(list)
     for row in group.rows:
         x, values = size(row), row.values()
         if row.tested and x is not None and values:
             label = label_of(row.mixer, row.options, row.telling - {without}) if without else row.mixer
-            lines.setdefault((row.mixer, label), []).append((x, *_mean_and_spread(values), row.label))
+            lines[row.mixer, label].append((x, *_mean_and_spread(values), row.label))
+    return _series(lines, known)
+
+
+def _series(lines: Mapping[tuple[str, str], Sequence[tuple[Any, ...]]], known: Mapping[str, str]) -> tuple[Series, ...]:
+    """Return the lines that have points, from {(mixer, label): points of x, y, spread and perhaps a label}."""
+    drawn = {key: sorted(points) for key, points in lines.items() if points}
+    alone = len({mixer for mixer, _ in lines}) == 1 < len(lines)
     found, variants = [], defaultdict(itertools.count)
-    for (mixer, label), points in lines.items():
-        x, y, spread, names = zip(*sorted(points), strict=True)
-        found.append(Series(label, mixer, next(variants[mixer]), x, y, spread, names))
+    for (mixer, label), points in drawn.items():
+        variant = next(variants[mixer])
+        colour = plots.COLOURS[variant % len(plots.COLOURS)] if alone else known[mixer]
+        found.append(Series(label, mixer, variant, colour, *zip(*points, strict=True)))
     return tuple(found)
 
 

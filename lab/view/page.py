@@ -6,7 +6,7 @@ import html
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -74,7 +74,7 @@ def as_page(
             return there.as_uri()
 
     figures = {
-        group.title: [json.loads(str(figure_of(chart, known).to_json())) for chart in charts_of(group)]
+        group.title: [json.loads(str(figure_of(chart).to_json())) for chart in charts_of(group, known)]
         for group in (groups if folder else ())
     }
     return environment.get_template("page.html").render(
@@ -103,18 +103,17 @@ def filter_options(groups: Sequence[Group]) -> dict[str, list[str]]:
     return {key: values for key, values in found.items() if len(values) > 1}
 
 
-def figure_of(chart: Chart, known: Mapping[str, str]) -> Figure:
-    """Return a chart as a plotly figure; `known` are the colours of mixers.
+def figure_of(chart: Chart) -> Figure:
+    """Return a chart as a plotly figure.
 
     Raises:
         MissingExtraError: plotly is not installed.
     """
     figure = require_extra("plotly.graph_objects").Figure()
     for each in chart.series:
-        colour = chart.colour(each, known)
         if chart.joined and any(each.spread):
-            figure.add_scatter(**_band(each, chart.log_y, colour))
-        figure.add_scatter(**_line(each, chart, colour))
+            figure.add_scatter(**_band(each, chart.log_y))
+        figure.add_scatter(**_line(each, chart))
     if chart.floor:
         figure.add_scatter(
             x=list(chart.floor),
@@ -159,7 +158,7 @@ def figure_of(chart: Chart, known: Mapping[str, str]) -> Figure:
     return figure
 
 
-def _line(each: Series, chart: Chart, colour: str) -> dict[str, Any]:
+def _line(each: Series, chart: Chart) -> dict[str, Any]:
     low, high = each.band(chart.log_y)
     spread = [f" ± {value:.2g}" if value else "" for value in each.spread]
     names = each.points or [each.label] * len(each.x)
@@ -168,7 +167,7 @@ def _line(each: Series, chart: Chart, colour: str) -> dict[str, Any]:
         "y": each.y,
         "name": html.escape(each.label),
         "mode": "lines+markers" if len(each.x) < _MARKED else "lines",
-        "line": {"color": colour, "width": 2, "dash": _DASHES[each.variant % len(_DASHES)]},
+        "line": {"color": each.colour, "width": 2, "dash": _DASHES[each.variant % len(_DASHES)]},
         "marker": {"size": 7, "symbol": _MARKERS[each.variant % len(_MARKERS)]},
         "error_y": {
             "type": "data",
@@ -187,13 +186,13 @@ def _line(each: Series, chart: Chart, colour: str) -> dict[str, Any]:
     }
 
 
-def _band(each: Series, log: bool, colour: str) -> dict[str, Any]:
+def _band(each: Series, log: bool) -> dict[str, Any]:
     low, high = each.band(log)
     return {
         "x": [*each.x, *reversed(each.x)],
         "y": [*high, *reversed(low)],
         "fill": "toself",
-        "fillcolor": colour,
+        "fillcolor": each.colour,
         "opacity": 0.15,
         "line": {"width": 0},
         "mode": "lines",

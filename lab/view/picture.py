@@ -41,7 +41,7 @@ def overview_figure(groups: Sequence[Group]) -> Figure:
     known = colours(groups)
     for axes, group in zip(panels, groups, strict=False):
         axes.set_title(group.title)
-        chart = next(iter(charts_of(group)), None)
+        chart = next(iter(charts_of(group, known)), None)
         if chart is None:
             axes.set_axis_off()
             continue
@@ -49,12 +49,11 @@ def overview_figure(groups: Sequence[Group]) -> Figure:
         for row in group.rows:
             if (each := lines.get(row.label)) is None:
                 continue
-            colour = chart.colour(each, known)
             label = row.label if len(row.label) <= _LONGEST_LABEL else f"{row.label[: _LONGEST_LABEL - 1]}…"
-            style: dict[str, Any] = {"color": colour, "linestyle": _DASHES[each.variant % len(_DASHES)]}
+            style: dict[str, Any] = {"color": each.colour, "linestyle": _DASHES[each.variant % len(_DASHES)]}
             style["marker"] = "." if len(each.x) == 1 else None
             axes.plot(each.x, each.y, label=f"{label}  {row.score_text}", **style)
-            axes.fill_between(each.x, *each.band(chart.log_y), color=colour, alpha=0.15, linewidth=0)
+            axes.fill_between(each.x, *each.band(chart.log_y), color=each.colour, alpha=0.15, linewidth=0)
         if chart.chance is not None:
             axes.axhline(chart.chance, color="0.5", linestyle="--", linewidth=1.2, label="chance")
         if chart.log_y:

@@ -16,7 +16,7 @@ from typing import NoReturn
 from urllib.parse import quote
 
 from lab.run.files import EVENTS
-from lab.view.charts import Chart, charts_of
+from lab.view.charts import Chart, charts_of, colours
 from lab.view.picture import overview_figure
 from lab.view.table import Group
 from zoo.extras import require_extra
@@ -102,9 +102,9 @@ def lay_out(groups: Sequence[Group], folder: Path) -> Callable[[], None]:
                     there.symlink_to(events.resolve())
 
     link()
-    layout = {}
+    layout, known = {}, colours(groups)
     for group in groups:
-        charts = [chart for chart in charts_of(group) if chart.kind != "rate"]  # steps are whole numbers
+        charts = [chart for chart in charts_of(group, known) if chart.kind != "rate"]  # steps are whole numbers
         layout[group.title] = {chart.title: ["Margin", _tags(group, chart)] for chart in charts}
         for chart in charts:
             for each in chart.series:

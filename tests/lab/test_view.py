@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import logging
 import math
 import os
 import re
@@ -17,9 +16,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from logging.handlers import BufferingHandler
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -33,12 +30,12 @@ from lab.run.files import EVENTS
 from lab.run.folder import RunFolder
 from lab.run.record import read_curves
 from lab.view import Group, Run, group_runs, read_runs
-from lab.view.charts import Series, charts_of
+from lab.view.charts import Chart, Series, charts_of, colours
 from lab.view.command import write_comparison
 from lab.view.page import as_page
 from lab.view.picture import overview_figure
 from lab.view.table import COLUMNS, columns_of, section_of, table_of
-from lab.view.tensorboard import CONFIGURATION, lay_out, show_in_tensorboard
+from lab.view.tensorboard import CONFIGURATION, lay_out
 from tests import ROOT, python
 from tests.lab.runs import nested_metrics
 from zoo import __main__ as command
@@ -99,6 +96,10 @@ def write_run(
         measured = {"test/accuracy": accuracy, "test/loss": 1 - accuracy, "val/accuracy": accuracy, "val/loss": 0.3}
         folder.write_metrics(nested_metrics(measured | SIZES | dict(metrics or {})))
     return folder.path
+
+
+def drawn_charts(group: Group) -> list[Chart]:
+    return charts_of(group, colours([group]))
 
 
 def lines(capsys: pytest.CaptureFixture[str], *argv: object, status: int = 0) -> tuple[str, str]:
@@ -164,28 +165,6 @@ def test_broken_runs_and_foreign_folders_are_named_and_the_others_are_read(tmp_p
         folder, _, why = message.removeprefix("skipped ").partition(": ")
         assert expected[Path(folder).resolve()] in why
         assert "\n" not in message
-
-
-def test_events_that_cannot_be_read_cost_the_curves_alone(tmp_path: Path) -> None:
-    folder = write_run(tmp_path)
-    (events,) = folder.glob("events.out.tfevents.*")
-    events.write_bytes(b"no events of TensorBoard, just text that is long enough to hold a header")
-    (run,) = read_runs(tmp_path)
-    assert (run.curves, run.metrics["test"]["accuracy"]) == ({}, 0.5)
-
-
-def test_after_a_resume_the_later_values_count(tmp_path: Path) -> None:
-    for at, (start, value) in enumerate(((10, 0.25), (20, 0.5))):
-        with SummaryWriter(tmp_path, purge_step=start if at else None, filename_suffix=f".{at}") as writer:
-            for step in (start, *range(start, 40, 10)):
-                writer.add_scalar("val/accuracy", value, step)
-        time.sleep(1.1)  # files are read in the order of the second in their name
-    said, logger = BufferingHandler(100), logging.getLogger("tensorboard")
-    logger.addHandler(said)
-    level = logger.level
-    assert read_curves(tmp_path) == {"val/accuracy": [(10, 0.25), (20, 0.5), (30, 0.5)]}
-    logger.removeHandler(said)
-    assert (said.buffer, logger.level) == ([], level)  # TensorBoard would warn of "a TensorFlow restart"
 
 
 @pytest.mark.parametrize(
@@ -324,7 +303,7 @@ def test_the_window_of_learning_rates_is_shown_and_drawn() -> None:
     cells = {each.heading: [each.cell(row) for row in group.rows] for each in columns_of(group)}
     assert (cells["window (octaves)"], cells["lr"]) == (["≥ 1.7", ""], ["0.001", ""])
     assert cells["steps to 90 %"] == ["40", "–"]
-    (chart,) = [chart for chart in charts_of(group) if chart.kind == "rate"]
+    (chart,) = [chart for chart in drawn_charts(group) if chart.kind == "rate"]
     (line,) = chart.series
     assert (line.mixer, line.x, line.y) == ("lstm", (1e-3, 3.2e-3, 1e-2), (0.2, 0.8, 0.9))
     assert (chart.chance, chart.log_x) == (0.125, True)
@@ -413,7 +392,7 @@ def varied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_charts_hold_means_and_spreads_over_seeds(varied: Path) -> None:
     recall, regression = group_runs(read_runs(varied))
-    charts = {chart.kind: chart for chart in charts_of(recall)}
+    charts = {chart.kind: chart for chart in drawn_charts(recall)}
     assert list(charts) == ["curve", "loss", "length", "fact", "state", "heads"]
     curve = charts["curve"].series[0]
     assert (curve.label, curve.x) == ("attention n_heads=1", (10, 20, 30, 40))
@@ -427,7 +406,7 @@ def test_charts_hold_means_and_spreads_over_seeds(varied: Path) -> None:
     (heads,) = charts["heads"].series
     assert (heads.label, heads.x, heads.points) == ("attention", (1, 2), ("attention n_heads=1", "attention n_heads=2"))
     assert charts["heads"].chance == 0.125
-    loss, bounded = charts_of(regression)  # nothing was logged of its score on validation
+    loss, bounded = drawn_charts(regression)  # nothing was logged of its score on validation
     assert (loss.kind, bounded.kind) == ("loss", "heads")
     assert bounded.floor == {1: 1e-1, 2: 1e-4}  # the third is zero but for roundoff
     assert not charts["heads"].floor
@@ -437,20 +416,20 @@ def test_an_error_is_drawn_by_the_facts_of_its_task() -> None:
     split = {"by_pairs": [{"at_most": n, "relative_squared_error": 1 / n} for n in (1, 2, 4)]}
     run = run_of("in_context_regression/lstm", metric="relative_squared_error")
     run.metrics["test"] |= split
-    (chart,) = [chart for chart in charts_of(only([run])) if chart.kind == "fact"]
+    (chart,) = [chart for chart in drawn_charts(only([run])) if chart.kind == "fact"]
     assert (chart.x_label, chart.y_label, chart.log_y) == ("pairs, at most", "test relative squared error", True)
     assert (chart.series[0].x, chart.series[0].y) == ((1, 2, 4), (1, 0.5, 0.25))
 
 
 def test_a_band_stays_on_a_logarithmic_axis() -> None:
-    series = Series("lstm", "lstm", 0, (1, 2), (1.0, 1.0), (0.5, 2.0))
+    series = Series("lstm", "lstm", 0, "red", (1, 2), (1.0, 1.0), (0.5, 2.0))
     assert series.band(log=False) == ([0.5, -1.0], [1.5, 3.0])
     assert series.band(log=True) == ([0.5, 0.1], [1.5, 3.0])
 
 
 def test_a_mixer_without_state_has_no_place_on_the_axis_of_states() -> None:
     runs = [run_of(f"mqar/{name}", state_bytes=n) for name, n in (("identity", 0), ("gru", 256), ("lstm", 512))]
-    (state,) = charts_of(only(runs))
+    (state,) = drawn_charts(only(runs))
     assert (state.kind, state.ticks) == ("state", {256: "256 B", 512: "512 B"})
 
 
@@ -684,30 +663,13 @@ def test_tensorboard_gets_runs_that_sort_and_means_with_bands(varied: Path, tmp_
     assert (tmp_path / "mqar" / "attention n_heads=1" / "seed0" / later.name).is_symlink()
 
 
-def test_ctrl_c_ends_tensorboard_and_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    folders, said, naps = [], [], iter([None, KeyboardInterrupt])
-
-    def serve(folder: Path, port: int | None) -> str:
-        folders.append(folder)
-        return f"http://localhost:{port}/"
-
-    def sleep(seconds: float) -> None:
-        assert list(folders[0].rglob(f"{EVENTS}*"))
-        if interrupt := next(naps):
-            raise interrupt
-
-    monkeypatch.setattr("lab.view.tensorboard.serve", serve)
-    monkeypatch.setattr("lab.view.tensorboard.time", SimpleNamespace(sleep=sleep))
-    show_in_tensorboard(group_runs([run_of()]), 6006, said.append)
-    assert [line.partition("?")[0] for line in said] == ["TensorBoard at http://localhost:6006/"]
-    assert not folders[0].exists()
-
-
 @pytest.mark.slow
-def test_tensorboard_is_served_until_it_is_stopped(varied: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 128 + signal.SIGTERM)])
+def test_tensorboard_is_served_until_it_is_stopped(number: int, status: int, varied: Path, tmp_path: Path) -> None:
     before = sorted(varied.rglob("*"))
     environment = os.environ | {"TMPDIR": str(tmp_path)}
-    argv = [sys.executable, "-m", "zoo", "compare", str(varied), "--tensorboard", "--port", "0"]
+    verb = "import sys; from lab.view.command import main; sys.exit(main(sys.argv[1:]))"
+    argv = [sys.executable, "-c", verb, str(varied), "--tensorboard", "--port", "0"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(argv, cwd=ROOT, text=True, env=environment, **pipes) as process:
         assert process.stdout is not None
@@ -720,8 +682,8 @@ def test_tensorboard_is_served_until_it_is_stopped(varied: Path, tmp_path: Path)
             with urllib.request.urlopen(f"{address}/data/plugin/custom_scalars/layout") as answer:
                 layout = json.load(answer)
             time.sleep(0.1)  # it has runs to read
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 128 + signal.SIGTERM
+        process.send_signal(number)
+        assert process.wait(60) == status
     assert not list(tmp_path.glob("zoo-compare-*"))
     assert [category["title"] for category in layout["category"]] == ["mqar", "ssm_teacher"]
     assert "Accuracy against length" in [chart["title"] for chart in layout["category"][0]["chart"]]
