@@ -1,4 +1,4 @@
-"""Arrays to Arrow tables and back: one (nested) list of fixed size per example, so both ways are bulk copies."""
+"""Arrays to Arrow tables and columns to arrays, in bulk: an example is a (nested) list of fixed size."""
 
 from __future__ import annotations
 
@@ -11,11 +11,6 @@ from tasks.base import Arrays
 def to_table(arrays: Arrays) -> pa.Table:
     """Return the arrays as a table with one row per example."""
     return pa.table({name: _lists(array) for name, array in arrays.items()})
-
-
-def from_table(table: pa.Table) -> Arrays:
-    """Return the arrays that `to_table` was given, copied: they outlive the file that the table is mapped from."""
-    return {name: read_column(table.column(name))[0] for name in table.column_names}
 
 
 def read_column(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray | None]:

@@ -1,12 +1,12 @@
-"""Slow tasks on disk: a split is generated once, written and read back by Hugging Face `datasets`.
+"""Slow tasks on disk: a split is generated once and read back from an npz file.
 
 By default only tasks that declare themselves slow are kept; `--task.cache true` keeps any task. For most tasks, drawing
-ten thousand examples takes less time than importing `datasets`.
+ten thousand examples takes less time than reading them.
 
-One folder per split, `<cache>/<task>/<split>-<n>-seed<seed>-<key>/`, where the key hashes everything that decides the
-content: the options, split, size and seed, the source text of the generator and the versions of its libraries. An
-edited generator therefore never meets an old file. `datasets.load_from_disk` can read the folder; `seal.json`
-in it records the key and a checksum of each other file, so a truncated or foreign file is noticed, named and made anew.
+The file of a split is `<cache>/<task>/<split>-<n>-seed<seed>-<key>.npz`. The key hashes everything that decides the
+content: options, split, size and seed, the source text of the generator and the versions of its libraries. An edited
+generator therefore never meets an old file. The file contains the key and the checksums of npz, so a truncated or
+foreign file is noticed, named and replaced.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ import hashlib
 import json
 import logging
 import os
-import shutil
 import sys
-import zlib
 from collections.abc import Iterable
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, ZipFile
+
+import numpy as np
 
 from tasks.base import Arrays, Task
-from tasks.data.arrow import from_table, to_table
-from tasks.data.reading import quiet
 from tasks.data.splits import narrow_split, require_rows, shard_rows, split_rng
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 3
 """Version of the layout on disk; part of the key."""
 
-SEAL = "seal.json"
+KEY = "cache key"
+"""Name of the array with the key, beside the arrays of the examples."""
 
 
 class _Damaged(Exception):
-    """A cached split that cannot be used; the message says which file and why."""
+    """A cached split cannot be used; the message names the file and the reason."""
 
 
 def default_cache_dir() -> Path:
@@ -57,9 +57,9 @@ def materialise(
 ) -> Arrays:
     """Return the first `n` examples of a split from the cache; generate and store them if they are not there.
 
-    The arrays, on disk and returned, are those of `tasks.data.splits.narrow_split(task, split, n, seed)`. Processes
-    that ask for the same split at once wait for the one that writes it. A file that is truncated, altered or not ours
-    is reported in one line of the log (a warning), deleted and generated again. Nothing is downloaded.
+    The arrays are those of `tasks.data.splits.narrow_split(task, split, n, seed)`. Processes that ask for the same
+    split at once wait for the one that writes it. A file that is truncated, altered or not ours is reported in one line
+    of the log (a warning) and generated again.
 
     Args:
         task_name: names the folder; the name the task is registered under.
@@ -79,14 +79,26 @@ def materialise(
     # Refused before anything is written.
     split_rng(seed, split, 0)
     require_rows(task, split, n)
-    key = cache_key(task_name, task, split, n, seed)
+    key = json.dumps(cache_key(task_name, task, split, n, seed), sort_keys=True)
     root = default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    folder = root.absolute() / task_name / f"{split}-{n}-seed{seed}-{digest}"
+    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+    file = root.absolute() / task_name / f"{split}-{n}-seed{seed}-{digest}.npz"
     with contextlib.suppress(FileNotFoundError, _Damaged):
-        return _read(folder, key)
+        return _read(file, key)
     try:
-        return _generate_once(folder, key, task)
+        from filelock import FileLock
+
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(file.with_name(f".{file.name}.lock")):
+            try:
+                return _read(file, key)  # another process has written it meanwhile
+            except FileNotFoundError:
+                pass
+            except _Damaged as damage:
+                logger.warning("%s; it is generated again", damage)
+            arrays = narrow_split(task, split, n, seed)
+            _write(file, key, arrays)
+            return arrays
     except OSError as error:
         raise ValueError(
             f"cannot write the task cache {str(root)!r} ({error.strerror or error.args[0]}); "
@@ -144,75 +156,34 @@ def _source_file(module: str) -> Path:
     return Path(file)
 
 
-def _generate_once(folder: Path, key: dict[str, Any], task: Task) -> Arrays:
-    """Write the split unless another process has done so meanwhile; a damaged one is reported and replaced."""
-    from filelock import FileLock
-
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_name(f".{folder.name}.lock")):
-        try:
-            return _read(folder, key)
-        except FileNotFoundError:
-            pass
-        except _Damaged as damage:
-            logger.warning("%s; it is deleted and generated again", damage)
-        if folder.exists():
-            shutil.rmtree(folder)
-        _write(folder, key, task)
-        return _read(folder, key)
-
-
-def _write(folder: Path, key: dict[str, Any], task: Task) -> None:
-    """Generate the split next to `folder`, seal it, and move it there in one step."""
-    import datasets
-
-    table = to_table(narrow_split(task, key["split"], key["n"], key["seed"]))
-    workshop = folder.with_name(f".{folder.name}.incomplete")
-    shutil.rmtree(workshop, ignore_errors=True)  # of a writer that was killed
+def _write(file: Path, key: str, arrays: Arrays) -> None:
+    """Write the arrays beside `file` and move them there in one step."""
+    partial = file.with_name(f".{file.name}.incomplete")
     try:
-        with quiet():
-            datasets.Dataset(table).save_to_disk(workshop, num_shards=1)
-        seal = {"key": key, "crc32": {file.name: _checksum(file) for file in sorted(workshop.iterdir())}}
-        (workshop / SEAL).write_text(json.dumps(seal, indent=1) + "\n")
-        workshop.replace(folder)
+        with partial.open("wb") as stream:
+            np.savez(stream, **{KEY: np.array(key)}, **arrays)  # pyright: ignore[reportArgumentType]
+        partial.replace(file)
     finally:
-        shutil.rmtree(workshop, ignore_errors=True)
+        partial.unlink(missing_ok=True)
 
 
-def _read(folder: Path, key: dict[str, Any]) -> Arrays:
-    """Return the arrays in `folder`.
+def _read(file: Path, key: str) -> Arrays:
+    """Return the arrays in `file`.
 
     Raises:
-        FileNotFoundError: there is no such folder.
-        _Damaged: it does not hold, whole, what `key` describes.
+        FileNotFoundError: there is no such file.
+        _Damaged: it is not whole, or of another key.
     """
-    if not folder.is_dir():
-        raise FileNotFoundError(folder)
     try:
-        seal = json.loads((folder / SEAL).read_text())
-        ours = seal["key"] == json.loads(json.dumps(key))
-        checksums = dict(seal["crc32"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _Damaged(f"the cached file {folder / SEAL} cannot be read ({error or type(error).__name__})") from error
-    if not ours:
-        raise _Damaged(f"the cached file {folder / SEAL} describes other data")
-    for name, crc32 in checksums.items():
-        try:
-            if _checksum(folder / name) != crc32:
-                raise _Damaged(f"the cached file {folder / name} is truncated or not the one that was written")
-        except OSError as error:
-            raise _Damaged(f"the cached file {folder / name} cannot be read ({error})") from error
-    # Imported once there is something to read.
-    import datasets
-
-    with quiet():
-        return from_table(datasets.load_from_disk(folder).with_format("arrow")[:])  # pyright: ignore[reportArgumentType]
-
-
-def _checksum(path: Path) -> int:
-    """CRC-32 of a file, in blocks: corruption is what it guards against, not malice."""
-    crc32 = 0
-    with path.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            crc32 = zlib.crc32(block, crc32)
-    return crc32
+        with ZipFile(file) as archive:
+            if broken := archive.testzip():
+                raise BadZipFile(f"wrong checksum of {broken}")
+        with np.load(file) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+    except FileNotFoundError:
+        raise
+    except (BadZipFile, EOFError, OSError, ValueError) as error:
+        raise _Damaged(f"the cached file {file} cannot be read ({error})") from error
+    if str(arrays.pop(KEY, "")) != key:
+        raise _Damaged(f"the cached file {file} describes other data")
+    return arrays

@@ -19,6 +19,7 @@ from tasks.data.batches import (
     OrderedBatches,
     TrainingBatches,
 )
+from tasks.data.cache import materialise
 from tasks.data.mixture import Segment, apportion, create_segments, longest
 from tasks.data.splits import at_most, narrow_split, require_rows
 from tasks.registry import create_task, task_class
@@ -242,9 +243,6 @@ class TaskDataModule(L.LightningDataModule):
         """Return the first `n` examples of a split, from the cache where the data is kept there."""
         if not self.cache:
             return narrow_split(task, split, n, seed)
-        # Imported here, and with it pyarrow and datasets, which a fast task does without.
-        from tasks.data.cache import materialise
-
         return materialise(task.name, task, split, n, seed, self.cache_dir)
 
     @property

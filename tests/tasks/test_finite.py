@@ -130,7 +130,7 @@ def test_an_edited_file_of_an_own_task_is_read_again(kind: str, tmp_path: Path) 
     else:
         os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
     assert inputs() == {21, 22, 23}
-    assert len(list((tmp_path / "cache").rglob("*.arrow"))) == 2
+    assert len(list((tmp_path / "cache").rglob("*.npz"))) == 2
 
 
 class Declared(Listed):
