@@ -5,18 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from lab.experiments.judge import main as experiments
+from lab.experiments.command import main as experiments
+from lab.experiments.command import render as pages
 from lab.view.leaderboard import main as leaderboard
 from zoo.errors import unknown
 from zoo.report.terminal import ends_unread, fail
 
-VERBS = {"experiments": experiments, "leaderboard": leaderboard}
+VERBS = {"experiments": experiments, "leaderboard": leaderboard, "pages": pages}
 
 HELP = """\
 usage: python -m lab VERB ...
 
   experiments  judge the experiments of configs/experiment/ by their runs; write docs/results.md
   leaderboard  run the cells that the leaderboard lacks, mixers against tasks; write docs/leaderboard.md
+  pages        render the pages whose numbers come from docs/results.json: README.md, docs/findings.md, docs/results.md
 
 `python -m lab VERB --help` says more. Runs are made by train.py and sweep.py, and compared by `python -m zoo compare`.
 """

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.run.identity import given_options
@@ -447,8 +448,13 @@ def as_csv(groups: Sequence[Group]) -> str:
     return _csv(lines)
 
 
-def runs_as_csv(groups: Sequence[Group]) -> str:
-    """Write CSV, a line per run: configuration, seed, commit, sizes, test metrics, options in which runs differ."""
+def runs_as_csv(groups: Sequence[Group], probes: Mapping[Path, Mapping[str, Number]] | None = None) -> str:
+    """Write CSV, a line per run: configuration, seed, commit, sizes, test metrics, options in which runs differ.
+
+    Args:
+        groups: the runs.
+        probes: further columns for the runs in these folders, measured on their models.
+    """
     runs = [(group, row, run) for group in groups for row in group.rows for run in row.judged]
     options = sorted(_differing([row.options for _, row, _ in runs]))
     measured = [by_heading(run.metrics) for _, _, run in runs]
@@ -459,6 +465,8 @@ def runs_as_csv(groups: Sequence[Group]) -> str:
             {"task": group.title, "configuration": row.label, "seed": run.seed, "commit": run.commit[:9]}
             | {name: f"{value:.7g}" if (value := found.get(name)) is not None else "" for name in names}
             | {f"option {key}": plain(row.options[key]) if key in row.options else "" for key in options}
+            | {WINDOW: window_text(row.window)}
+            | {f"probe {key}": repr(value) for key, value in (probes or {}).get(run.folder, {}).items()}
             for (group, row, run), found in zip(runs, measured, strict=True)
         ]
     )

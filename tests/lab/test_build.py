@@ -9,7 +9,6 @@ import torch
 
 from lab.build import build, build_task, model_options, trivial_guess
 from lab.config import parse
-from lab.experiments.predictions.gradient_highway import gradient_at_initialisation
 from lab.sweep.matching import sizes
 from zoo.backbone import Backbone
 from zoo.training import SequenceModule
@@ -45,18 +44,6 @@ def test_options_of_the_data_are_no_options_of_the_task() -> None:
     config = config_of(f"--mixer lstm {NEEDLE} --task.n_train 7")
     assert config["task"]["n_train"] == 7
     assert build_task(config).options()["n_distractors"] == 2
-
-
-def test_the_vocabulary_before_training_is_the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With distractors a needle task has a marker among its tokens."""
-    config, made = config_of(f"--mixer lstm {NEEDLE}"), []
-    monkeypatch.setattr(
-        "lab.experiments.predictions.gradient_highway.build", lambda each: made.append(build(each)) or made[-1]
-    )
-    assert 0 < gradient_at_initialisation(config, n_draws=1) < 1
-    task, model = made[0]
-    assert task.spec.vocab_size == config["task"]["n_classes"] + config["task"]["n_noise"] + 2
-    assert model.options["vocab_size"] == task.spec.vocab_size
 
 
 @pytest.mark.parametrize("guess", ["guess_among_read", "guess_without_order"])

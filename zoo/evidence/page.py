@@ -55,18 +55,7 @@ def verdict_record(verdict: Verdict) -> dict[str, Any]:
         "verdict": verdict.status,
         "as_expected": verdict.as_expected,
         "seconds": round(verdict.seconds, 3),
-        "checks": [
-            {
-                "quantity": check.quantity,
-                "value": check.value,
-                "interval": check.interval,
-                "predicted": [check.low, check.high],
-                "verdict": check.verdict,
-                "seeds": check.seeds,
-                "reason": check.reason,
-            }
-            for check in verdict.evidence.checks
-        ],
+        "checks": [*map(check_record, verdict.evidence.checks)],
         "missing": verdict.evidence.missing,
         "panels": [
             {
@@ -79,6 +68,21 @@ def verdict_record(verdict: Verdict) -> dict[str, Any]:
         ],
     }
     return finite(record)
+
+
+def check_record(check: Check) -> dict[str, Any]:
+    """Return a check as plain data; an open end of the predicted region is None."""
+    return finite(
+        {
+            "quantity": check.quantity,
+            "value": check.value,
+            "interval": check.interval,
+            "predicted": [check.low, check.high],
+            "verdict": check.verdict,
+            "seeds": check.seeds,
+            "reason": check.reason,
+        }
+    )
 
 
 def verdict_table(verdicts: Iterable[Verdict]) -> Table:
@@ -127,11 +131,7 @@ def section(record: Mapping[str, Any], plots: Sequence[str]) -> list[str]:
     ]
     if record["missing"]:
         lines += [f"Undecided while runs are missing: {', '.join(record['missing'])}.", ""]
-    rows = []
-    for check in map(_read_check, record["checks"]):
-        word = check.verdict if check.verdict == ("fails" if slogan else "holds") else f"**{check.verdict}**"
-        said = f"{word}: {check.reason}" if check.reason else word
-        rows.append((check.quantity, number(check.value), check.known, check.predicted, said))
+    rows = check_rows(map(read_check, record["checks"]), "fails" if slogan else "holds")
     headings = ("quantity", "measured", "95 % interval", "the slogan implies" if slogan else "predicted", "verdict")
     lines += [*table(headings, rows, "lrrrl"), ""]
     titles = [panel["title"] for panel in record["panels"]]
@@ -140,7 +140,17 @@ def section(record: Mapping[str, Any], plots: Sequence[str]) -> list[str]:
     return lines
 
 
-def _read_check(record: Mapping[str, Any]) -> Check:
+def check_rows(checks: Iterable[Check], expected: str = "holds") -> list[tuple[str, ...]]:
+    """Return the cells of a table of checks: quantity, value, interval, predicted region, and verdict with a reason."""
+    rows = []
+    for check in checks:
+        word = check.verdict if check.verdict == expected else f"**{check.verdict}**"
+        verdict = f"{word}: {check.reason}" if check.reason else word
+        rows.append((check.quantity, number(check.value), check.known, check.predicted, verdict))
+    return rows
+
+
+def read_check(record: Mapping[str, Any]) -> Check:
     """Read a check as it stands in the JSON, where an open end and what is not finite is null."""
     low, high = (
         end if given is None else given for given, end in zip(record["predicted"], (-math.inf, math.inf), strict=True)

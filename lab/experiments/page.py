@@ -1,0 +1,191 @@
+"""Pages from records: docs/results.md with its figures, docs/findings.md, and the findings in README.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lab.experiments.probes import PROBES
+from lab.experiments.rows import Row, UnknownColumnError, describe, group, median_of, number_of, select, short
+from lab.experiments.spec import ROOT, Spec, read_spec
+from zoo.errors import UsageError
+from zoo.evidence import Check, Curve, Panel
+from zoo.evidence.page import check_rows, read_check
+from zoo.extras import require_extra
+from zoo.report.markdown import replace_part, table
+from zoo.report.numbers import duration, number
+
+TEMPLATES = ROOT / "docs" / "templates"
+DROPPED = ROOT / "docs" / "results" / "dropped.yaml"
+_LABELS = {
+    "accuracy": "test accuracy",
+    "relative_squared_error": "relative squared error",
+    "bits_per_token": "test bits per symbol",
+    "state_bytes": "bytes of state after the sequence",
+    "state_bytes / task.n_pairs": "bytes of state for each pair",
+    "gradient": "gradient before training, relative to the last position's",
+    "speed": "1 / steps to 90 %",
+    "steps": "steps to 90 %",
+}
+
+
+def panels(spec: Spec, rows: Sequence[Row]) -> list[Panel]:
+    """Return the panels of a spec's figure: medians over seeds as lines, or a point for each run over categories."""
+    found = []
+    for plot in spec.plots:
+        chosen = select(rows, plot.get("where", {}))
+        by_panel = group(chosen, plot["panel"]) if "panel" in plot else {(plot.get("title", spec.name),): chosen}
+        found += [_panel(plot, title, there) for (title,), there in by_panel.items()]
+    return found
+
+
+def _panel(plot: Mapping[str, Any], title: str, rows: Sequence[Row]) -> Panel:
+    x, y, log = plot["x"], plot["y"], plot.get("log", "")
+    names: tuple[str, ...] = ()
+    if isinstance(x, list) or (x != "length" and any(math.isnan(number_of(row, x)) for row in rows)):
+        told = plot.get("names", {})
+        cells = {told.get(text := ", ".join(values), text): cell for values, cell in group(rows, x).items()}
+        names = tuple(sorted(cells, key=lambda name: median_of(cells[name], y)))
+        values = {name: [number_of(row, y) for row in cells[name]] for name in names}
+        curves = [Curve(name, [at] * len(values[name]), values[name], "points") for at, name in enumerate(names)]
+        x = ""
+    else:
+        style = "points" if x in {column for probe in PROBES.values() for column in probe.columns} else "marked"
+        by_line = group(rows, plot.get("line", [])).values()
+        line = [plot.get("line", [])] if isinstance(plot.get("line"), str) else plot.get("line", [])
+        lines = {describe({name: there[0][name] for name in line}) or y: there for there in by_line}
+        curves = [_curve(label, _points(there, x, y), style) for label, there in lines.items()]
+        if "bound" in plot:
+            bounds = {label: _points(there, x, plot["bound"]) for label, there in lines.items()}
+            alike = all(bound == next(iter(bounds.values())) for bound in bounds.values())
+            shown = {"bound": next(iter(bounds.values()))} if alike else {f"{k}: bound": v for k, v in bounds.items()}
+            curves += [_curve(label, bound, "dashed") for label, bound in shown.items()]
+    return Panel(
+        title,
+        _LABELS.get(x, short(x)),
+        str(_LABELS.get(y, y)),
+        tuple(curves),
+        log_x="x" in log,
+        log_y="y" in log,
+        x_names=names,
+        lowest=1e-13 if y == "relative_squared_error" else 1e-60,
+        share=y == "accuracy",
+        whole_x=x.startswith("mixer.n_"),
+    )
+
+
+def _points(rows: Sequence[Row], x: str, y: str) -> dict[float, float]:
+    """Return the medians over seeds by x; for `length` those at the length of training and at the further ones."""
+    if x != "length":
+        at = {number_of(row, x): [each for each in rows if number_of(each, x) == number_of(row, x)] for row in rows}
+        return {each: median_of(cell, y) for each, cell in at.items()}
+    found = {float(rows[0]["task.seq_len"]): median_of(rows, y)}
+    begin, end = "test/at_length/", f"/{y}"
+    for name in rows[0]:
+        if name.startswith(begin) and name.endswith(end):
+            found[float(name.removeprefix(begin).removesuffix(end))] = median_of(rows, name)
+    return found
+
+
+def _curve(label: str, points: Mapping[float, float], style: Any) -> Curve:
+    shown = {x: points[x] for x in sorted(points) if math.isfinite(points[x])}
+    return Curve(label, tuple(shown), tuple(shown.values()), style)
+
+
+def figure(spec: Spec, rows: Sequence[Row]) -> bytes | None:
+    """Return the figure of an experiment as PNG; None without its runs, or without the columns of its probes."""
+    from zoo.evidence.page import panels_figure
+    from zoo.report.plots import as_png
+
+    try:
+        return as_png(panels_figure(panels(spec, rows))) if rows and spec.plots else None
+    except UnknownColumnError:
+        if spec.probes:
+            return None
+        raise
+
+
+class Pages:
+    """Templates rendered from records; a placeholder without a record is an error."""
+
+    def __init__(self, records: Mapping[str, Mapping[str, Any]], templates: Path = TEMPLATES) -> None:
+        jinja2 = require_extra("jinja2")
+        loader, undefined = jinja2.FileSystemLoader(templates), jinja2.StrictUndefined
+        self.records = records
+        self.jinja = jinja2.Environment(
+            loader=loader, undefined=undefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+        )
+        self.jinja.filters |= {"number": number, "duration": duration, "listed": lambda each: ", ".join(map(str, each))}
+        self.jinja.globals |= {"check": self.check, "score": self.score, "records": records, "table": self.table}
+        self.jinja.globals |= {"found": self.found, "effect": self.effect, "checks_of": self.checks_of}
+
+    def check(self, name: str, quantity: str) -> Check:
+        """Return a check of a record.
+
+        Raises:
+            UsageError: no such record, or no such check in it.
+        """
+        for each in self.records.get(name, {}).get("checks", ()):
+            if each["quantity"] == quantity:
+                return read_check(each)
+        raise UsageError(f"no check {quantity!r} in a record of {name!r}")
+
+    def score(self, name: str) -> str:
+        """Return a verdict with its count, such as "fails, 6 of 13 checks hold"."""
+        if name not in self.records:
+            raise UsageError(f"no record of {name!r}")
+        found = [check["verdict"] for check in self.records[name]["checks"]]
+        return f"{self.records[name]['verdict']}, {found.count('holds')} of {len(found)} checks hold"
+
+    def table(self, headings: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
+        """Return a table in Markdown."""
+        return "\n".join(table(headings, rows, align))
+
+    def checks_of(self, name: str) -> str:
+        """Return the table of an experiment's checks."""
+        headings = ("check", "measured", "95 % interval", "predicted", "verdict")
+        return self.table(headings, check_rows(map(read_check, self.records[name]["checks"])), "lrrrl")
+
+    def effect(self, name: str) -> Check | None:
+        """Return the check that the file names as the effect, else the first; None while runs are missing."""
+        record, chosen = self.records[name], self._spec(name).effect
+        if record.get("missing") or not record["checks"]:
+            return None
+        return self.check(name, chosen) if chosen else read_check(record["checks"][0])
+
+    def found(self, name: str) -> str:
+        """Return what came out, from the experiment's file; the count of its checks if that has no such text."""
+        text = self._spec(name).found
+        if self.effect(name) is None:
+            return "not all runs are there."
+        return self.jinja.from_string(text).render() if text else f"{self.score(name)}."
+
+    def _spec(self, name: str) -> Spec:
+        return read_spec(name, self.records[name]["setting"])
+
+    def render(self, template: str) -> str:
+        """Return the text of a template of docs/templates.
+
+        Raises:
+            UsageError: a placeholder without a record.
+        """
+        import yaml
+
+        dropped = yaml.safe_load(DROPPED.read_text(encoding="utf-8"))
+        try:
+            return self.jinja.get_template(template).render(dropped=dropped)
+        except require_extra("jinja2").TemplateError as error:
+            raise UsageError(f"{template}: {error}") from None
+
+
+def pages(records: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return all pages by their paths in the repository: results, findings, and README with its part on findings."""
+    rendered = Pages(records)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    return {
+        "docs/results.md": rendered.render("results.md.j2"),
+        "docs/findings.md": rendered.render("findings.md.j2"),
+        "README.md": replace_part(readme, "found", rendered.render("README.md.j2")),
+    }

@@ -1,0 +1,133 @@
+"""Probes: columns of the list of runs that are measured on models, not read from metrics.
+
+A probe's version is part of a frozen prediction: raise it whenever its numbers change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lab.build import build, build_task
+from lab.run.files import HEADS
+from lab.run.record import Run
+from zoo.report.files import read_json, write_atomically
+from zoo.report.terminal import progress
+
+if TYPE_CHECKING:
+    import torch
+
+READ_AT, SCORED_ON = 16, 256
+"""Sequences at which a layer's operators are read, and others on which the truncated model is scored."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A measurement on the model of a run.
+
+    Attributes:
+        version: number of its definition.
+        columns: names of its columns.
+        measure: returns their numbers for a run.
+        by_seed: whether seeds differ; otherwise the first run of each configuration is measured.
+    """
+
+    version: int
+    columns: tuple[str, ...]
+    measure: Callable[[Run], Sequence[float]]
+    by_seed: bool = False
+
+
+def head_count_bound(run: Run) -> tuple[float]:
+    """Return the least relative squared error of the run's number of heads on its teacher."""
+    import torch
+
+    from zoo.theory import head_count_bound
+
+    lags = torch.as_tensor(build_task(run.config).lags)  # pyright: ignore[reportAttributeAccessIssue]
+    return (head_count_bound(lags, run.config["mixer"].get("n_heads", 1)),)
+
+
+def gradient(run: Run, n_draws: int = 4) -> tuple[float]:
+    """Measure |d y_n / d x_{n - distance}| / |d y_n / d x_n| of the untrained model, the median over draws.
+
+    In float64: recurrences that accumulate decays in float32 have a false floor near 1e-9.
+    """
+    import torch
+
+    distance, d_model = run.config["task"]["distance"], run.config["d_model"]
+
+    def embeddings(generator: torch.Generator, _: int) -> torch.Tensor:
+        # The backbone's embedding has this scale: it decides how much of a residual stream is input.
+        return 0.02 * torch.randn(distance + 1, d_model, generator=generator, dtype=torch.float64)
+
+    return (_ratio(lambda seed: build(run.config)[1].double(), embeddings, distance, distance + 1, n_draws),)
+
+
+def layer_gradient(run: Run, n_draws: int = 5) -> tuple[float]:
+    """Measure the same ratio of one untrained layer at half of the sequence, on normal vectors as a norm gives."""
+    from zoo.registry import create_mixer
+
+    seq_len = run.config["task"]["seq_len"]
+
+    def make(seed: int) -> torch.nn.Module:
+        return create_mixer(**run.config["mixer"], d_model=run.config["d_model"]).double()
+
+    return (_ratio(make, None, seq_len // 2, seq_len, n_draws),)
+
+
+def _ratio(make: Callable[[int], Any], make_input: Any, distance: int, seq_len: int, n_draws: int) -> float:
+    from zoo.theory import gradient_profile
+
+    profile = gradient_profile(make, make_input, [0, distance], n_draws, seq_len=seq_len)
+    here, far = profile.values.double().unbind(1)
+    return float((far / here).median())
+
+
+def heads(run: Run) -> tuple[float, float, float]:
+    """Measure the operators of a model's only layer with `zoo heads`; kept in the run's folder.
+
+    Returns:
+        The operators that keep 99 % of the accuracy, those that copy the layer to 10 %, the accuracy without any.
+    """
+    file = run.folder / HEADS
+    if not file.is_file():
+        from zoo.loading.saved import load
+        from zoo.theory.model_heads import measure_heads
+        from zoo.theory.model_heads_page import Reading, heads_as_json
+        from zoo.theory.model_inputs import model_inputs
+
+        model = load(run.folder)
+        found = model_inputs(str(run.folder), model, None, None, READ_AT, SCORED_ON)
+        rows = measure_heads(model, found.inputs, found.others, found.score)
+        reading = Reading(str(run.folder), found.where, found.scored, found.chance)
+        write_atomically(file, heads_as_json(rows, reading))
+    (layer,) = read_json(file)["layers"]
+    # If no smaller number is enough, the layer needs its rank, which copies it.
+    needed = layer["rank"] if layer["functional_heads"] is None else layer["functional_heads"]
+    return needed, layer["heads"]["0.1"], layer["score_by_heads"]["0"]
+
+
+PROBES = {
+    "head_count_bound": Probe(1, ("bound",), head_count_bound),
+    "gradient": Probe(1, ("gradient",), gradient),
+    "layer_gradient": Probe(1, ("gradient",), layer_gradient),
+    "heads": Probe(1, ("heads needed", "heads that copy to 10 %", "accuracy without operators"), heads, by_seed=True),
+}
+
+
+def measure(names: Sequence[str], runs: Sequence[Run]) -> list[dict[str, float]]:
+    """Return the columns of the probes for each run; a configuration is measured once unless seeds differ."""
+    columns: list[dict[str, float]] = [{} for _ in runs]
+    with progress(len(names) * len(runs)) as advance:
+        for name in names:
+            probe = PROBES[name]
+            measured: dict[str, dict[str, float]] = {}
+            for run, found in zip(runs, columns, strict=True):
+                advance(f"{name} of {run.mixer} on {run.task}, seed {run.seed}")
+                key = str(run.folder) if probe.by_seed else repr(sorted(run.options.items(), key=str))
+                if key not in measured:
+                    measured[key] = dict(zip(probe.columns, probe.measure(run), strict=True))
+                found |= measured[key]
+    return columns
