@@ -271,7 +271,9 @@ def _measure(arguments: argparse.Namespace) -> int:
     named = [MIXERS.check(name) for name in arguments.mixer or ()]
     fresh = _given(arguments, "mixer", "d_model", "n_heads")
     if arguments.ckpt_path is not None and fresh:
-        raise UsageError(f"--{next(iter(fresh))} is of fresh mixers; --ckpt_path brings a model with its own")
+        raise UsageError(
+            f"--{next(iter(fresh))} cannot be combined with --ckpt_path, which brings a model with its own"
+        )
     _check_report()
     from zoo.report.page import print_page
     from zoo.theory.measure import QUANTITIES, Sizes, measure_backbone, measure_mixers, sizes_within

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-import torch
 from torch import nn
 
 from tests import refused
@@ -16,54 +15,35 @@ from zoo.lookup import Registry
 from zoo.registry import MIXERS, mixer_class
 
 
-@pytest.mark.parametrize("name", list_mixers())
-def test_every_name_is_a_mixer_with_a_summary_and_a_docstring(name: str) -> None:
-    mixer = create_mixer(name, d_model=8)
-    assert isinstance(mixer, SequenceMixer)
-    assert type(mixer) is mixer_class(name) is MIXERS[name]
-    assert mixer(torch.zeros(2, 3, 8)).shape == (2, 3, 8)
-    assert 0 < len(MIXERS.summary(name)) <= 70
-    assert "Args:" in type(mixer).__doc__
-    assert "d_model:" in type(mixer).__doc__
-    entry = MIXERS.entry(name)
-    assert entry.family
-    assert entry.source
-    assert 1980 < entry.year <= 2026
+def test_every_name_is_a_mixer_with_a_summary_and_a_source() -> None:
+    for name in list_mixers():
+        entry = MIXERS.entry(name)
+        assert issubclass(mixer_class(name), SequenceMixer)
+        assert 0 < len(MIXERS.summary(name)) <= 70
+        assert entry.family
+        assert entry.source
+        assert 1980 < entry.year <= 2026
 
 
-@pytest.mark.parametrize(
-    ("given", "nearest"), [("atention", "attention"), ("lstn", "lstm"), ("selective-ssm", "selective_ssm")]
-)
-def test_an_unknown_name_is_answered_with_the_nearest(given: str, nearest: str) -> None:
-    names = ", ".join(list_mixers())
-    message = rf"^unknown mixer '{given}' \(did you mean '{nearest}'\?\); choose from: {names}; or give "
-    for call in (
-        lambda: mixer_class(given),
-        lambda: create_mixer(given, 8),
-        lambda: create_layers(given, 2, 8),
-        lambda: create_layers("hybrid", 2, 8, pattern=[given, "lstm"]),
-    ):
-        with pytest.raises(UnknownNameError, match=message):
-            call()
-
-
-@pytest.mark.parametrize(("alias", "name"), [("mamba", "selective_ssm"), ("mamba2", "ssd")])
-def test_an_alias_is_taken_for_the_name_it_means(alias: str, name: str) -> None:
-    assert type(create_mixer(alias, 8)) is mixer_class(alias) is mixer_class(name)
-    assert MIXERS.check(alias) == MIXERS.check(name) == name
-    assert alias in MIXERS
-    assert alias not in list_mixers()
-    assert MIXERS.summary(alias) == MIXERS.summary(name)
-    assert f"(or {alias})" in MIXERS.summary(name)
-    pattern = [alias, {"name": alias, "d_state": 3}, "attention"]
-    first, second, _ = create_layers("hybrid", 3, 8, pattern=pattern, **{alias: {"d_state": 5}})
-    assert type(first) is type(second) is mixer_class(name)
-    assert (first.d_state, second.d_state) == (5, 3)
-
-
-def test_a_name_like_no_other_gets_the_list_alone() -> None:
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    for given, nearest in (("atention", "attention"), ("selective-ssm", "selective_ssm")):
+        message = rf"'{given}' \(did you mean '{nearest}'\?\); choose from: {', '.join(list_mixers())}"
+        for call in (lambda name: create_layers(name, 2, 8), lambda name: create_mixer("hybrid", 8, pattern=[name])):
+            with pytest.raises(UnknownNameError, match=message):
+                call(given)
     with pytest.raises(UnknownNameError, match=r"^unknown mixer 'xyzzy'; choose from: "):
         create_mixer("xyzzy", 8)
+
+
+def test_an_alias_is_taken_for_the_name_it_means() -> None:
+    assert mixer_class("mamba") is mixer_class("selective_ssm")
+    assert MIXERS.check("mamba") == "selective_ssm"
+    assert "mamba" in MIXERS
+    assert "mamba" not in list_mixers()
+    assert "(or mamba)" in MIXERS.summary("selective_ssm")
+    pattern = ["mamba2", {"name": "mamba2", "d_state": 3}, "attention"]
+    first, second, _ = create_layers("hybrid", 3, 8, pattern=pattern, mamba2={"d_state": 5})
+    assert (first.d_state, second.d_state) == (5, 3)
 
 
 def test_a_registry_imports_nothing_until_asked() -> None:
