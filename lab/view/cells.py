@@ -129,16 +129,15 @@ def read_cells(mixers: Sequence[str], tasks: Sequence[str], n_seeds: int | None,
 
 def in_order(cells: Sequence[Cell], records: Mapping[tuple[str, str], Record]) -> list[Cell]:
     """Return the cells that lack seeds, empty ones first, diagonal by diagonal: rows and columns fill evenly."""
-    mixers, tasks = (
-        list(dict.fromkeys(names)) for names in zip(*((cell.mixer, cell.task) for cell in cells), strict=True)
-    )
+    mixers, tasks = list(dict.fromkeys(cell.mixer for cell in cells)), list(dict.fromkeys(cell.task for cell in cells))
+    missing = [(cell, cell.missing(records.get((cell.mixer, cell.task)))) for cell in cells]
 
-    def place(cell: Cell) -> tuple[bool, int, int]:
-        begun = len(cell.missing(records.get((cell.mixer, cell.task)))) < len(cell.seeds)
+    def place(found: tuple[Cell, list[int]]) -> tuple[bool, int, int]:
+        cell, seeds = found
         row, column = mixers.index(cell.mixer), tasks.index(cell.task)
-        return begun, (row - column) % max(len(mixers), len(tasks)), column
+        return len(seeds) < len(cell.seeds), (row - column) % max(len(mixers), len(tasks)), column
 
-    return sorted((cell for cell in cells if cell.missing(records.get((cell.mixer, cell.task)))), key=place)
+    return [cell for cell, seeds in sorted(missing, key=place) if seeds]
 
 
 def run_cell(cell: Cell, record: Record | None, request: Request, stop: Stop) -> Record | None:
@@ -165,18 +164,18 @@ def run_cell(cell: Cell, record: Record | None, request: Request, stop: Stop) ->
     runs = [read_run(configuration.folder(seed).path, entry) for seed in done]
     metric = score_of((run.metrics for run in runs), "test")
     scored = [run for run in runs if number_at(run.metrics, "test", metric) is not None]
-    return merged(kept or _new_record(cell, metric, scored[0]), scored) if scored else None
+    return _record(cell, metric, scored, kept) if scored else None
 
 
-def _new_record(cell: Cell, metric: str, run: Run) -> Record:
-    """Return the record of a cell without its runs, from any of them."""
-    metrics, window = run.metrics, run.window
-    return {
+def _record(cell: Cell, metric: str, runs: Sequence[Run], kept: Record | None) -> Record:
+    """Return the record of a cell: that which was kept, or one from these runs, with these runs added."""
+    metrics, window = runs[0].metrics, runs[0].window
+    begun: Record = kept or {
         "mixer": cell.mixer,
         "task": cell.task,
         "metric": metric,
         "chance": guess_level(metric, metrics.get("chance")),
-        "lr": run.options[RATE],
+        "lr": runs[0].options[RATE],
         "window": window and {name: window[name] for name in ("octaves", "at_least")},
         "params": metrics["params"],
         "state_bytes": metrics.get("state_bytes"),
@@ -186,17 +185,14 @@ def _new_record(cell: Cell, metric: str, run: Run) -> Record:
         "commits": [],
         "machines": [],
     }
-
-
-def merged(record: Record, runs: Sequence[Run]) -> Record:
-    """Return a record with further runs; a run replaces an earlier one of its seed."""
-    found = {run["seed"]: run for run in record["runs"]}
-    for run in runs:
-        score = number_at(run.metrics, "test", record["metric"])
-        found[run.seed] = {"seed": run.seed, "score": score, **{name: run.metrics.get(name) for name in OF_A_RUN}}
+    added = [
+        {"seed": run.seed, "score": number_at(run.metrics, "test", metric)}
+        | {name: run.metrics.get(name) for name in OF_A_RUN}
+        for run in runs
+    ]
     environments = [read_json(run.folder / ENVIRONMENT) for run in runs]
-    return record | {
-        "runs": [found[seed] for seed in sorted(found)],
-        "commits": sorted({*record["commits"], *(str(each["git"])[:9] for each in environments)}),
-        "machines": sorted({*record["machines"], *map(machine_of, environments)}),
+    return begun | {
+        "runs": sorted([*begun["runs"], *added], key=lambda run: run["seed"]),
+        "commits": sorted({*begun["commits"], *(str(each["git"])[:9] for each in environments)}),
+        "machines": sorted({*begun["machines"], *map(machine_of, environments)}),
     }

@@ -9,7 +9,7 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -175,7 +175,7 @@ class Board:
         kept = sorted(self.records.values(), key=lambda each: (_place(each["mixer"]), each["task"]))
         shown = of_today(kept)
         groups = groups_of(shown, task_names())
-        sections = [overview(groups, task_names()), *map(section_of, groups)]
+        sections = [overview(groups), *map(section_of, groups)]
         command = ["```sh", "python -m lab leaderboard --mixers all  # runs what is missing", "```"]
         about = [ABOUT, "", f"[{SORTABLE}]({SORTABLE}) has the same tables, sortable."]
         about += ["", f"![Mixers against tasks, from guessing to a perfect score]({PICTURE})"] * bool(shown)
@@ -257,37 +257,32 @@ def section_of(group: Group) -> Section:
     return Section(group.title, [replace(name, heading="mixer"), *others, TIME], group.rows)
 
 
-def overview(groups: Sequence[Group], tasks: Sequence[str]) -> Section:
+def overview(groups: Sequence[Group]) -> Section:
     """Return the table of all tasks: a line for each mixer, in the order of the registry, and two for guesses."""
-    rows = {(row.label, group.title): row for group in groups for row in group.rows}
-    labels = sorted({label for label, _ in rows}, key=_place)
-    for label, guess in (("guessing", lambda row: row.fact("chance")), (BASELINE, lambda row: row.baseline)):
-        labels.append(label)
-        for group in groups:
-            rows[label, group.title] = _guess(label, group.score, guess(group.rows[0]))
-    by_task = {group.title: group for group in groups}
-
-    def column(task: str) -> Column:
-        def found(line: Row) -> Row | None:
-            return rows.get((line.label, task))
-
-        return Column(
-            task,
-            lambda line: row.score_text if (row := found(line)) and row.values() else "",
-            lambda line: row.center() if (row := found(line)) and row.tested else None,
-            more_first=task not in by_task or SCORES[by_task[task].score],
-            best=lambda line: task in by_task and line.label in by_task[task].best,
-        )
-
-    name = Column("mixer", lambda line: line.label, lambda line: line.label if line.tested else None, right=False)
-    lines = [next(rows[label, task] for task in tasks if (label, task) in rows) for label in labels if groups]
-    return Section("All tasks", [name, *map(column, tasks)], lines)
+    columns, lines = [Column("mixer", lambda line: line.label, lambda line: line.label, right=False)], {}
+    for group in groups:
+        first = group.rows[0]
+        guesses = _guess("guessing", first.score, first.fact("chance")), _guess(BASELINE, first.score, first.baseline)
+        own = {row.label: row for row in (*group.rows, *guesses)}
+        columns.append(_task_column(group, own))
+        lines |= own
+    return Section("All tasks", columns, sorted(lines.values(), key=lambda line: (not line.tested, _place(line.label))))
 
 
 def _guess(label: str, score: str, value: float | None) -> Row:
-    """Return the score of a guess as a row, which is not tested: it is sorted last and never the best."""
-    run = Run(Path(), {"mixer": {"name": label}}, {"val": {score: value}}, "trained")
-    return Row(label, {}, (run,), score)
+    """Return the score of a guess as a row, which is not tested."""
+    return Row(label, {}, (Run(Path(), {"mixer": {"name": label}}, {"val": {score: value}}, "trained"),), score)
+
+
+def _task_column(group: Group, rows: Mapping[str, Row]) -> Column:
+    """Return a task's scores, by the label of a line."""
+    return Column(
+        group.title,
+        lambda line: rows[line.label].score_text if line.label in rows else "",
+        lambda line: rows[line.label].center() if line.label in rows else None,
+        more_first=SCORES[group.score],
+        best=lambda line: line.label in group.best,
+    )
 
 
 def _place(mixer: str) -> tuple[int, str]:
@@ -300,15 +295,12 @@ def origin(records: Sequence[Record]) -> str:
     """Return in a few sentences where the records are from, and what they lack."""
     if not records:
         return "No cell has been run."
-    commits, machines = (
-        sorted({each for record in records for each in record[key]}) for key in ("commits", "machines")
-    )
-    seconds = duration(sum(run["seconds"] or 0.0 for record in records for run in record["runs"]))
-    made = (
-        f"{count(len(records), 'cell')}, {seconds} one by one; {'; '.join(machines)}; {count(len(commits), 'commit')}."
-    )
+    commits, machines = ({each for record in records for each in record[key]} for key in ("commits", "machines"))
+    seconds = sum(run["seconds"] or 0.0 for record in records for run in record["runs"])
+    of_code = f"{duration(seconds)} one by one, {count(len(commits), 'commit')} of the code"
     highest = max(map(float, read_experiment(FILE, task_names()[0]).tune[RATE]))
     at_end = sum(record["lr"] >= highest for record in records)
+    made = f"{count(len(records), 'cell')}, {of_code}; {'; '.join(sorted(machines))}."
     ends = f"In {at_end} of them the largest rate of the grid was picked: a larger one might score more."
     absent = [name for name in MIXERS if name not in {record["mixer"] for record in records}]
     return " ".join([made, ends, *([f"No cell yet: {', '.join(absent)}."] if absent else [])])
