@@ -20,9 +20,8 @@ import torch.utils.tensorboard  # noqa: F401
 
 import tasks.data.datamodule  # noqa: F401
 import zoo.training.checkpoints
-from lab import config as cli  # noqa: F401
 from lab import train
-from lab.run import folder as run_folder
+from lab.run.folder import RunFolder
 from zoo.training import AtomicCheckpointIO, Interrupt, SequenceModule, Throughput  # noqa: F401
 
 
@@ -99,7 +98,7 @@ def _is(name: str) -> Callable[..., bool]:
     return lambda source, *_: source.name == name
 
 
-# What can be under way when the power goes; each name ends "killed ...".
+# Moments of a run at which it is killed, in the order in which a run meets them.
 MOMENTS: dict[str, Callable[[], None]] = {
     "before the first checkpoint": lambda: _before(AtomicCheckpointIO, "save_checkpoint"),
     "with half a checkpoint written": _half_written,
@@ -111,6 +110,6 @@ MOMENTS: dict[str, Callable[[], None]] = {
     "in a validation": lambda: _before(SequenceModule, "validation_step", _nth(4)),
     "at the end of training": lambda: _before(Interrupt, "on_fit_end"),
     "in the test": lambda: _before(SequenceModule, "test_step", _nth(2)),
-    "before its metrics are written": lambda: _before(run_folder.RunFolder, "write_metrics"),
+    "before its metrics are written": lambda: _before(RunFolder, "write_metrics"),
     "while its metrics are written": lambda: _before(os, "replace", lambda _, to: Path(to).name == "metrics.json"),
 }
