@@ -516,31 +516,6 @@ def gated_linear_attention(p: Parameters, x: Array, n_heads: int = 2, **_options
     return (normed * output_gate(p, x)) @ p["out_proj.weight"].T
 
 
-def gated_heads_operator(p: Parameters, x: Array, weights: Array, heads: Array, w_value: Array) -> Array:
-    """W_ij = W_O diag(gate_i) diag(w / rms_i) [a_h(i, j)] W_V, from a_h (n_heads, seq, seq) and the heads' outputs."""
-    seq, n_heads, d_head = heads.shape
-    gate = np.broadcast_to(output_gate(p, x), (seq, n_heads * d_head))
-    operator = np.zeros((seq, seq, len(p["out_proj.weight"]), x.shape[1]))
-    for i in range(seq):
-        inverse_rms = 1 / np.sqrt(np.mean(heads[i] ** 2, axis=-1) + 1e-5)
-        for j in range(i + 1):
-            scale = np.repeat(weights[:, i, j] * inverse_rms, d_head) * np.tile(p["norm.weight"], n_heads) * gate[i]
-            operator[i, j] = p["out_proj.weight"] @ (scale[:, None] * w_value)
-    return operator
-
-
-def gated_linear_attention_operator(p: Parameters, x: Array, n_heads: int = 2, **_options: object) -> Array:
-    """a_h(i, j) = sum_c q_ic k_jc alpha_{j+1, c} ... alpha_{i, c}."""
-    q, k, v, alpha = gated_linear_attention_parts(p, x, n_heads)
-    seq = len(x)
-    weights = np.zeros((n_heads, seq, seq))
-    for i in range(seq):
-        for j in range(i + 1):
-            weights[:, i, j] = (q[i] * k[j] * alpha[j + 1 : i + 1].prod(axis=0)).sum(axis=1)
-    w_value = p["qkv_proj.weight"][-p["out_proj.weight"].shape[1] :]
-    return gated_heads_operator(p, x, weights, matrix_states(q, k, v, alpha), w_value)
-
-
 def delta_parts(
     p: Parameters,
     x: Array,
@@ -585,33 +560,6 @@ def delta_net(
     q, k, v, beta, alpha = delta_parts(p, x, n_heads, n_householder=n_householder, **options)
     heads = delta_heads(q, k, silu(v), beta, alpha)[n_householder - 1 :: n_householder]
     return (joined(rms_norm(heads, p["norm.weight"], norm_eps)) * output_gate(p, x)) @ p["out_proj.weight"].T
-
-
-def delta_net_operator(p: Parameters, x: Array, n_heads: int = 2, norm_eps: float = 1e-5, **options: object) -> Array:
-    """W_ij = W_O diag(gate_i) diag(w / rms_i) [sum_m a_h(i, m) diag(sigmoid(v_m)) K_{m-j}] W_V.
-
-    a_h(i, m) = q_i^T P_i ... P_{m+1} beta_m k_m with P_t = alpha_t (I - beta_t k_t k_t^T); v is the convolved value and
-    K_tau its taps.
-    """
-    q, k, v, beta, alpha = delta_parts(p, x, n_heads, **options)
-    seq, _, d_value = v.shape
-    n_values, d_conv = n_heads * d_value, p["conv.weight"].shape[1]
-    w_value, taps = p["qkv_proj.weight"][-n_values:], p["conv.weight"][-n_values:]
-    heads = delta_heads(q, k, silu(v), beta, alpha)
-    gate = np.broadcast_to(output_gate(p, x), (seq, n_values))
-    operator = np.zeros((seq, seq, len(p["out_proj.weight"]), x.shape[1]))
-    for i in range(seq):
-        inverse_rms = 1 / np.sqrt(np.mean(heads[i] ** 2, axis=-1) + norm_eps)
-        scale = np.repeat(inverse_rms, d_value) * np.tile(p["norm.weight"], n_heads) * gate[i]
-        back = q[i].copy()  # q_i^T P_i ... P_{m+1}
-        for m in range(i, -1, -1):
-            along = (back * k[m]).sum(axis=1)
-            written = np.repeat(beta[m] * along, d_value) * sigmoid(v[m]).reshape(-1)
-            for j in range(max(0, m - d_conv + 1), m + 1):
-                diagonal = scale * written * taps[:, d_conv - 1 - (m - j)]
-                operator[i, j] += p["out_proj.weight"] @ (diagonal[:, None] * w_value)
-            back = alpha[m][:, None] * (back - (beta[m] * along)[:, None] * k[m])
-    return operator
 
 
 def head_hybrid(
@@ -816,13 +764,6 @@ def diagonal_ssm(p: Parameters, x: Array, init: str = "s4d_lin", **_sizes: objec
     return (recurrence(poles, gain * (x @ b.T)) @ c.T).real + p["D"] * x
 
 
-def diagonal_ssm_operator(p: Parameters, x: Array, init: str = "s4d_lin", **_sizes: object) -> Array:
-    """W_ij = Re(C diag(lambda^(i - j) gain) B), and diag(D) on top at i = j."""
-    poles, gain = diagonal_dynamics(p, init)
-    b, c = diagonal_matrices(p, init)
-    return causal(len(x), lambda i, j: (c @ np.diag(poles ** (i - j) * gain) @ b).real + (i == j) * np.diag(p["D"]))
-
-
 def s4d_kernels(p: Parameters) -> tuple[NDArray[np.complex128], NDArray[np.complex128], NDArray[np.complex128]]:
     """Poles, input gains and C of each channel (d_model, poles), C with the factor two of a conjugate pair."""
     a = -np.exp(p["log_rate"]) + 1j * p["frequency"]
@@ -847,24 +788,6 @@ def s4d(p: Parameters, x: Array, **_options: object) -> Array:
         return u
     value, gate = np.split(u * normal_distribution(u) @ p["out_proj.weight"].T + p["out_proj.bias"], 2, axis=-1)
     return value * sigmoid(gate)
-
-
-def s4d_operator(p: Parameters, x: Array, **_options: object) -> Array:
-    """W_ij = diag(sigmoid(g_i)) W_o diag(Phi(u_i)) diag(k_{i-j}), or the last factor alone."""
-    poles, gain, c = s4d_kernels(p)
-    seq, d_model = x.shape
-    u = s4d_channels(p, x)
-    operator = np.zeros((seq, seq, d_model, d_model))
-    for i in range(seq):
-        left = np.eye(d_model)
-        if "out_proj.weight" in p:
-            w_o, w_g = np.split(p["out_proj.weight"], 2)
-            gate = w_g @ (u[i] * normal_distribution(u[i])) + p["out_proj.bias"][d_model:]
-            left = np.diag(sigmoid(gate)) @ w_o @ np.diag(normal_distribution(u[i]))
-        for j in range(i + 1):
-            kernel = (c * gain * poles ** (i - j)).sum(axis=1).real
-            operator[i, j] = left @ np.diag(kernel + (p["D"] if i == j else 0.0))
-    return operator
 
 
 def selective_coefficients(
@@ -900,32 +823,6 @@ def selective_ssm(p: Parameters, x: Array, out_norm_eps: float | None = None, **
     if out_norm_eps is not None:
         y = rms_norm(y, p["out_norm.weight"], out_norm_eps)
     return y @ p["out_proj.weight"].T
-
-
-def selective_ssm_operator(p: Parameters, x: Array, out_norm_eps: float | None = None, **options: object) -> Array:
-    """W_ij = W_out diag(silu z_i) [sum_m diag(s_im sigmoid(u_m) K_{m-j})] W_x; a norm puts weight / rms_i before W_out.
-
-    s_im, per channel, is what the scan's input at m adds to its output at i, u the convolution's output and K_tau its
-    taps: sigmoid(u) is the coefficient, u the value.
-    """
-    seq, d_model = x.shape
-    convolved, z, dt, b, c, a = selective_coefficients(p, x, **options)
-    w_x = np.split(p["in_proj.weight"], 2)[0]
-    taps = p["conv.weight"]
-    d_inner, d_conv = taps.shape
-    gate = silu(z)
-    if out_norm_eps is not None:
-        y = selective_scan(silu(convolved), dt, a, b, c, p["D"]) * gate
-        gate = gate * p["out_norm.weight"] / np.sqrt((y * y).mean(axis=-1, keepdims=True) + out_norm_eps)
-    operator = np.zeros((seq, seq, d_model, d_model))
-    for i in range(seq):
-        for m in range(i + 1):
-            decay = np.exp(dt[m + 1 : i + 1].sum(axis=0)[:, None] * a)  # (d_inner, d_state)
-            scan = (decay * dt[m][:, None] * b[m]) @ c[i] + (p["D"] if m == i else np.zeros(d_inner))
-            for j in range(max(0, m - d_conv + 1), m + 1):
-                diagonal = gate[i] * scan * sigmoid(convolved[m]) * taps[:, d_conv - 1 - (m - j)]
-                operator[i, j] += p["out_proj.weight"] @ np.diag(diagonal) @ w_x
-    return operator
 
 
 def ssd_coefficients(
@@ -965,34 +862,6 @@ def ssd(p: Parameters, x: Array, **options: object) -> Array:
     return gated_norm(p, joined(o) * silu(z), options) @ p["out_proj.weight"].T
 
 
-def ssd_operator(p: Parameters, x: Array, **options: object) -> Array:
-    """W_ij = W_out diag(w silu(z_i) / rms_i) [sum_m diag(s_im sigmoid(u_m) K_{m-j})] W_u.
-
-    s_im, one number a head, is what the recurrence's input at m adds to its output at i, u the convolution's output
-    and K_tau its taps.
-    """
-    u, z, dt, b, c, a = ssd_coefficients(p, x, **options)
-    seq, d_model = x.shape
-    n_heads, d_inner = len(a), u.shape[1]
-    w_u, taps = p["in_proj.weight"][d_inner : 2 * d_inner], p["conv.weight"][:d_inner]
-    d_conv = taps.shape[1]
-    mixed = np.zeros((seq, seq, d_inner, d_model))
-    response = np.zeros((seq, d_inner))
-    for i in range(seq):
-        for m in range(i + 1):
-            decay = np.exp(dt[m + 1 : i + 1].sum(axis=0) * a)
-            scan = decay * dt[m] * (b[m] * c[i]).sum(axis=1) + (p["D"] if m == i else 0.0)
-            per_channel = np.repeat(scan, d_inner // n_heads)
-            response[i] += per_channel * silu(u[m])
-            for j in range(max(0, m - d_conv + 1), m + 1):
-                mixed[i, j] += np.diag(per_channel * sigmoid(u[m]) * taps[:, d_conv - 1 - (m - j)]) @ w_u
-    gated = response * silu(z)
-    inverse_rms = [gated_norm(p, g, options) / g for g in gated]
-    return np.stack(
-        [p["out_proj.weight"] @ (row * (r * silu(g))[:, None]) for row, r, g in zip(mixed, inverse_rms, z, strict=True)]
-    )
-
-
 # Convolution.
 
 
@@ -1016,13 +885,6 @@ def conv(p: Parameters, x: Array, max_seq_len: int = 1024, **_sizes: object) -> 
     """y_i = W_out sum_tau K_tau * (W_in x)_{i - tau}."""
     kernel = np.array([conv_kernel(p, lag, max_seq_len) for lag in range(len(x))])
     return short_conv(x @ p["in_proj.weight"].T, kernel[::-1].T) @ p["out_proj.weight"].T
-
-
-def conv_operator(p: Parameters, x: Array, max_seq_len: int = 1024, **_sizes: object) -> Array:
-    """W_ij = W_out diag(K_{i - j}) W_in."""
-    return causal(
-        len(x), lambda i, j: p["out_proj.weight"] @ np.diag(conv_kernel(p, i - j, max_seq_len)) @ p["in_proj.weight"]
-    )
 
 
 def mamba3_coefficients(
@@ -1082,35 +944,6 @@ def mamba3(p: Parameters, x: Array, **options: object) -> Array:
                 o = q[t, head, r] @ h + p["D"][head] * of_u[head, r] * u[t, head]
                 y[t, head] += readout[head, r] * silu(of_z[head, r] * z[t, head]) * o
     return joined(y) @ p["out_proj.weight"].T
-
-
-def mamba3_operator(p: Parameters, x: Array, **options: object) -> Array:
-    """W_ij = W_out diag(sum_{s, r} m^o_s silu(m^z_s z_i) a_sr(i, j) m^u_r) W_u, and D's part at i = j.
-
-    a_sr(i, j) = q_is . k_jr times the weight of position j in the state at i: lambda_j dt_j at i = j, and
-    alpha_{j+1} ... alpha_i (lambda_j dt_j + (1 - lambda_{j+1}) dt_{j+1}) beyond.
-    """
-    z, _, q, k, dt, alpha, trap = mamba3_coefficients(p, x, **options)
-    of_u, of_z, readout = rank_vectors(p)
-    _, n_heads, rank, _ = k.shape
-    d_inner = z[0].size
-    w_u = p["in_proj.weight"][d_inner : 2 * d_inner]
-
-    def block(i: int, j: int) -> Array:
-        weight = trap[j] * dt[j]
-        if j < i:
-            weight = alpha[j + 1 : i + 1].prod(axis=0) * (weight + (1 - trap[j + 1]) * dt[j + 1])
-        diagonal = np.zeros((n_heads, z.shape[2]))
-        for h in range(n_heads):
-            for s in range(rank):
-                left = readout[h, s] * silu(of_z[h, s] * z[i, h])
-                if i == j:
-                    diagonal[h] += left * p["D"][h] * of_u[h, s]
-                for r in range(rank):
-                    diagonal[h] += left * weight[h] * (q[i, h, s] @ k[j, h, r]) * of_u[h, r]
-        return p["out_proj.weight"] @ (diagonal.reshape(-1, 1) * w_u)
-
-    return causal(len(x), block)
 
 
 # Nonlinear recurrence.
@@ -1297,10 +1130,6 @@ def identity(_: Parameters, x: Array) -> Array:
     return x
 
 
-def identity_operator(_: Parameters, x: Array) -> Array:
-    return np.einsum("ij,pd->ijpd", np.eye(len(x)), np.eye(x.shape[1]))
-
-
 REFERENCES = {
     "attention": attention,
     "sliding_attention": partial(attention, window=64),
@@ -1349,18 +1178,6 @@ OPERATORS = {
     "attention": attention_operator,
     "factorized": factorized_operator,
     "linear_attention": linear_attention_operator,
-    "gated_linear_attention": gated_linear_attention_operator,
-    "delta_net": delta_net_operator,
-    "gated_delta_net": delta_net_operator,
-    "diagonal_ssm": diagonal_ssm_operator,
-    "lru": partial(diagonal_ssm_operator, init="lru"),
-    "s5": partial(diagonal_ssm_operator, init="s5"),
-    "s4d": s4d_operator,
-    "selective_ssm": selective_ssm_operator,
-    "conv": conv_operator,
-    "identity": identity_operator,
-    "mamba3": mamba3_operator,
-    "ssd": ssd_operator,
     "gated_conv": gated_conv_operator,
     "min_gru": minimal_recurrence_operator,
     "min_lstm": partial(minimal_recurrence_operator, cell="lstm"),

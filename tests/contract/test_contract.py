@@ -169,7 +169,7 @@ def test_what_is_not_in_the_operator_comes_from_biases(case: Case, generator: to
         check_offset(mixer, x)
 
 
-@cases(variants="slow", names=reference.OPERATORS)  # not a nonlinear recurrence or a stack, which have no closed form
+@cases(variants="slow", names=reference.OPERATORS)  # for the others tests of theory compare the rank
 def test_the_operator_is_the_one_of_the_papers(case: Case, generator: torch.Generator) -> None:
     mixer, x = case.create(generator), draw(2, 7, D_MODEL, generator=generator)
     expected = [reference.OPERATORS[case.name](parameters(mixer), row, **case.options) for row in x.numpy()]

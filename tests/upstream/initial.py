@@ -1,7 +1,8 @@
-"""The published initial distributions as figures, each with the file that draws it upstream.
+"""The published initial distributions as numbers, each with the file that draws it upstream.
 
-An entry is a model of the zoo, what to read off it (parameters as upstream has them: step sizes, not their logits) and
-the law of that. Commits are those of `tools/record_upstream.py`, and of NVlabs/GatedDeltaNet 5ddd1e4.
+An entry is a mixer, what is read off it (parameters as upstream has them: step sizes, not their logits) and its law.
+Linear maps that are not listed start as torch starts them, norms at one. Commits are those of
+`tools/record_upstream.py`, and of NVlabs/GatedDeltaNet 5ddd1e4.
 """
 
 from __future__ import annotations
@@ -24,13 +25,8 @@ Array = NDArray[np.float64]
 MAMBA = "state-spaces/mamba e9594ce, mamba_ssm/modules/mamba_simple.py"
 MAMBA2 = "state-spaces/mamba e9594ce, mamba_ssm/modules/mamba2.py"
 MAMBA3 = "state-spaces/mamba e9594ce, mamba_ssm/modules/mamba3.py"
-EMBEDDING = "state-spaces/mamba e9594ce, mamba_ssm/models/mixer_seq_simple.py, initializer_range"
-GLA = "fla-org/flash-linear-attention bc3b101, fla/layers/gla.py"
 DELTA = "fla-org/flash-linear-attention bc3b101, fla/layers/delta_net.py"
 GATED_DELTA = "fla-org/flash-linear-attention bc3b101, fla/layers/gated_deltanet.py; NVlabs/GatedDeltaNet 5ddd1e4"
-RETNET = "fla-org/flash-linear-attention bc3b101, fla/layers/multiscale_retention.py"
-HGRN2 = "fla-org/flash-linear-attention bc3b101, fla/layers/hgrn2.py"
-MINIMAX = "transformers 5, models/minimax/modeling_minimax.py"
 KDA = "fla-org/flash-linear-attention bc3b101, fla/layers/kda.py"
 GDN2 = "fla-org/flash-linear-attention bc3b101, fla/layers/gdn2.py"
 PRODUCT = "fla-org/flash-linear-attention bc3b101, fla/layers/gated_deltaproduct.py"
@@ -41,12 +37,9 @@ S4D = "state-spaces/s4 e757cef, models/s4/s4d.py"
 LRU = "NicolasZucchet/minimal-LRU bbd71b1, lru/model.py"
 S5 = "lindermanlab/S5 3c18fdb, s5/ssm.py, ssm_init.py"
 ALIBI = "ofirpress/attention_with_linear_biases 4b92f28, fairseq/models/transformer.py"
-QWEN3_NEXT = "transformers 5.23.0, models/qwen3_next/modeling_qwen3_next.py; linear maps as torch starts them"
-MIN_GRU = "lucidrains/minGRU-pytorch 38b26e1, minGRU_pytorch/minGRU.py, minLSTM.py"
 GRIFFIN = "google-deepmind/recurrentgemma 2efa84d, recurrentgemma/torch/modules.py, layers.py"
 DIFFERENTIAL = "microsoft/unilm 3aca927, Diff-Transformer/multihead_diffattn.py"
 PATH = "fla-org/flash-linear-attention bc3b101, fla/layers/path_attn.py"
-FOX = "fla-org/flash-linear-attention bc3b101, fla/layers/forgetting_attn.py"
 SLSTM = "NX-AI/xlstm 032a6fb, xlstm/blocks/slstm/layer.py, cell.py"
 LFM2 = "transformers 5.23.0, models/lfm2/modeling_lfm2.py; linear maps and convolutions as torch starts them"
 HYENA = "HazyResearch/zoology d88d6f5, zoology/mixers/hyena.py"
@@ -120,11 +113,6 @@ def real_input_map(model: Any) -> Tensor:
     return 2 * (modes @ torch.view_as_complex(model.B.detach()).to(modes.dtype)).real
 
 
-def linear(mixer: str, source: str, fans: dict[str, int], **options: Any) -> list[Initial]:
-    """Weights, and biases where named, of linear maps and convolutions as torch starts them."""
-    return [Initial(mixer, name, named(name), within(fan), source, options) for name, fan in fans.items()]
-
-
 STEPS = log_uniform(1e-3, 1e-1)
 BIASED = {"position": "alibi"}
 MANY = {"d_head": 1, "d_state": 4}  # a head for each channel: many step sizes
@@ -136,43 +124,25 @@ TABLE = [
     Initial("selective_ssm", "dt_proj.weight", named("dt_proj.weight"), within(9), MAMBA, {"dt_rank": 9}, 128),
     Initial("selective_ssm", "A", lambda m: m.A_log.exp(), [1.0, 2.0, 3.0, 4.0, 5.0], MAMBA, {"d_state": 5}),
     Initial("selective_ssm", "D", named("D"), 1.0, MAMBA),
-    *linear("selective_ssm", MAMBA, {"in_proj.weight": 64, "x_proj.weight": 128, "out_proj.weight": 128}),
     Initial("selective_ssm", "conv.weight", named("conv.weight"), within(4), MAMBA, d_model=256),
     Initial("selective_ssm", "conv.bias", named("conv.bias"), within(9), MAMBA, {"d_conv": 9}, 512),
     # ssd.
     Initial("ssd", "dt", lambda m: F.softplus(m.dt_bias), STEPS, MAMBA2, MANY, 512),
     Initial("ssd", "A", lambda m: m.A_log.exp(), uniform(1, 16), MAMBA2, MANY, 512),
     Initial("ssd", "D", named("D"), 1.0, MAMBA2),
-    Initial("ssd", "norm.weight", named("norm.weight"), 1.0, MAMBA2),
     Initial("ssd", "conv.weight", named("conv.weight"), within(4), MAMBA2, d_model=256),
-    *linear("ssd", MAMBA2, {"in_proj.weight": 64, "out_proj.weight": 128}),
     # mamba3.
     Initial("mamba3", "dt", lambda m: F.softplus(m.dt_bias), STEPS, MAMBA3, MANY, 512),
     Initial("mamba3", "B_bias", named("B_bias"), 1.0, MAMBA3, {"rank": 2}),
     Initial("mamba3", "C_bias", named("C_bias"), 1.0, MAMBA3, {"rank": 2}),
-    Initial("mamba3", "B_norm.weight", named("B_norm.weight"), 1.0, MAMBA3),
-    Initial("mamba3", "C_norm.weight", named("C_norm.weight"), 1.0, MAMBA3),
     Initial("mamba3", "D", named("D"), 1.0, MAMBA3),
     Initial("mamba3", "m^u, m^z, m^o", lambda m: m.rank_mix.movedim(0, -1), [0.25, 1.0, 0.25], MAMBA3, {"rank": 4}),
-    *linear("mamba3", MAMBA3, {"in_proj.weight": 64, "out_proj.weight": 128}),
-    # gated_linear_attention: d_head 32, d_key 16.
-    *linear(
-        "gated_linear_attention",
-        GLA,
-        {"qkv_proj.weight": 64, "decay_down.weight": 64, "decay_up.weight": 32, "out_proj.weight": 64},
-        gate_rank=32,
-    ),
-    Initial("gated_linear_attention", "norm.weight", named("norm.weight"), 1.0, GLA),
     # delta_net.
-    *linear("delta_net", DELTA, {"qkv_proj.weight": 64, "beta_proj.weight": 64, "out_proj.weight": 64}, n_heads=32),
     Initial("delta_net", "conv.weight", named("conv.weight"), within(4), DELTA, d_model=256),
-    Initial("delta_net", "norm.weight", named("norm.weight"), 1.0, DELTA),
     # gated_delta_net.
     Initial("gated_delta_net", "dt", lambda m: F.softplus(m.dt_bias), STEPS, GATED_DELTA, HEADS, 4),
     Initial("gated_delta_net", "A", lambda m: m.A_log.exp(), uniform(0, 16), GATED_DELTA, HEADS, 4),
-    *linear("gated_delta_net", GATED_DELTA, {"qkv_proj.weight": 64, "gate_proj.weight": 64, "out_proj.weight": 128}),
     Initial("gated_delta_net", "conv.weight", named("conv.weight"), within(4), GATED_DELTA, d_model=256),
-    Initial("gated_delta_net", "norm.weight", named("norm.weight"), 1.0, GATED_DELTA),
     # head_hybrid, as gated_delta_net.
     Initial("head_hybrid", "dt", lambda m: F.softplus(m.dt_bias), STEPS, GATED_DELTA, {**HEADS, "n_heads": 1025}, 4),
     Initial("head_hybrid", "A", lambda m: m.A_log.exp(), uniform(0, 16), GATED_DELTA, {**HEADS, "n_heads": 1025}, 4),
@@ -180,20 +150,9 @@ TABLE = [
     Initial("kda", "dt", lambda m: F.softplus(m.dt_bias), STEPS, KDA, {}, 1024),
     Initial("kda", "A", lambda m: m.A_log.exp(), uniform(1, 16), KDA, {"n_heads": 1024}, 1024),
     Initial("kda", "conv.weight", named("conv.weight"), within(4), KDA, d_model=256),
-    Initial("kda", "norm.weight", named("norm.weight"), 1.0, KDA),
-    *linear("kda", KDA, {"qkv_proj.weight": 64, "decay_down.weight": 64, "gate_up.weight": 32, "out_proj.weight": 64}),
     Initial("gdn2", "dt", lambda m: F.softplus(m.dt_bias), STEPS, GDN2, {}, 1024),
-    *linear("gdn2", GDN2, {"strength_proj.weight": 64, "decay_up.weight": 32, "gate_down.weight": 64}),
     Initial("delta_product", "dt", lambda m: F.softplus(m.dt_bias), STEPS, PRODUCT, HEADS, 4),
     Initial("delta_product", "A", lambda m: m.A_log.exp(), uniform(0, 16), PRODUCT, HEADS, 4),
-    *linear("delta_product", PRODUCT, {"qkv_proj.weight": 64, "gate_proj.weight": 64, "out_proj.weight": 128}),
-    # retnet, lightning_attention and hgrn2.
-    *linear("retnet", RETNET, {"qkv_proj.weight": 64, "gate_proj.weight": 64, "out_proj.weight": 128}),
-    Initial("retnet", "norm.weight", named("norm.weight"), 1.0, RETNET),
-    *linear("lightning_attention", MINIMAX, {"qkv_proj.weight": 64, "gate_proj.weight": 64, "out_proj.weight": 64}),
-    Initial("lightning_attention", "norm.weight", named("norm.weight"), 1.0, MINIMAX),
-    *linear("hgrn2", HGRN2, {"in_proj.weight": 64, "out_proj.weight": 64}),
-    Initial("hgrn2", "norm.weight", named("norm.weight"), 1.0, HGRN2),
     # rwkv7: two heads of 3 channels.
     Initial("rwkv7", "x_r", lambda m: m.shift[0], [1 - (n / 6) ** 0.2 for n in range(6)], RWKV, {}, 6),
     Initial("rwkv7", "x_w", lambda m: m.shift[1], [1 - (n / 6) ** 0.9 for n in range(6)], RWKV, {}, 6),
@@ -214,13 +173,13 @@ TABLE = [
         8,
     ),
     # mlstm.
-    Initial("mlstm", "W_u and W_z", named("in_proj.weight"), normal((2 / 5 / 64) ** 0.5), XLSTM),
+    Initial("mlstm", "in_proj.weight", named("in_proj.weight"), normal((2 / 5 / 64) ** 0.5), XLSTM),
     *[
         Initial("mlstm", f"B_{name}", named(f"{name}_blocks"), normal((2 / 5 / 256) ** 0.5), XLSTM, {}, 256)
         for name in "qkv"
     ],
     Initial("mlstm", "out_proj.weight", named("out_proj.weight"), normal(2 / 8), XLSTM),
-    Initial("mlstm", "w_i and w_f", named("gate_proj.weight"), 0.0, XLSTM),
+    Initial("mlstm", "gate_proj.weight", named("gate_proj.weight"), 0.0, XLSTM),
     Initial("mlstm", "b_i", lambda m: m.gate_proj.bias[:1024], normal(0.1), XLSTM, {"n_heads": 1024}, 1024),
     Initial("mlstm", "b_f", lambda m: m.gate_proj.bias[4:], [3.0, 4.0, 5.0, 6.0], XLSTM, {"n_heads": 4}),
     Initial("mlstm", "skip", named("skip"), 1.0, XLSTM),
@@ -230,7 +189,7 @@ TABLE = [
     Initial("capped_mlstm", "W_qkv", lambda m: m.in_proj.weight[:128], normal((2 / 5 / 64) ** 0.5), XLSTM_7B),
     Initial("capped_mlstm", "W_o", lambda m: m.in_proj.weight[128:], 0.0, XLSTM_7B),
     Initial("capped_mlstm", "out_proj.weight", named("out_proj.weight"), normal(2 / 8), XLSTM_7B),
-    Initial("capped_mlstm", "w_i and w_f", named("gate_proj.weight"), 0.0, XLSTM_7B),
+    Initial("capped_mlstm", "gate_proj.weight", named("gate_proj.weight"), 0.0, XLSTM_7B),
     Initial("capped_mlstm", "b_i", lambda m: m.gate_proj.bias[:2], -10.0, XLSTM_7B, {"input_bias": -10.0}),
     Initial("capped_mlstm", "b_f", lambda m: m.gate_proj.bias[4:], [3.0, 4.0, 5.0, 6.0], XLSTM_7B, {"n_heads": 4}),
     Initial("capped_mlstm", "norm_weight", named("norm_weight"), 1.0, XLSTM_7B),
@@ -240,7 +199,6 @@ TABLE = [
     Initial("s4d", "Im A", named("frequency"), [0.0, math.pi, 2 * math.pi], S4D, {"d_state": 6}),
     Initial("s4d", "C, each part", named("C"), normal(0.5**0.5), S4D),
     Initial("s4d", "D", named("D"), normal(1.0), S4D, {"d_state": 2}, 2048),
-    *linear("s4d", S4D, {"out_proj.weight": 64}),
     # diagonal_ssm.
     Initial("diagonal_ssm", "dt", lambda m: m.log_dt.exp(), STEPS, S4D, {"d_state": 4096}, 2),
     Initial("diagonal_ssm", "-Re A", lambda m: m.log_rate.exp(), 0.5, S4D),
@@ -309,39 +267,17 @@ TABLE = [
     Initial("s5", "D", named("D"), normal(1.0), S5, {"d_state": 2}, 2048),
     # Attention.
     Initial("attention", "slopes", named("slopes"), [2.0**-4, 2.0**-8, 2.0**-2], ALIBI, {"n_heads": 3, **BIASED}, 6),
-    *linear("gated_attention", QWEN3_NEXT, {"qkv_proj.weight": 64, "gate_proj.weight": 64, "out_proj.weight": 64}),
-    *[Initial("gated_attention", f"{n}_norm.weight", named(f"{n}_norm.weight"), 1.0, QWEN3_NEXT) for n in "qk"],
-    *linear("differential_attention", DIFFERENTIAL, {"qkv_proj.weight": 64, "out_proj.weight": 64}),
-    Initial("differential_attention", "norm.weight", named("norm.weight"), 1.0, DIFFERENTIAL),
     *[
         Initial("differential_attention", name, named(name), normal(0.1), DIFFERENTIAL, {"d_head": 512}, 4)
         for name in ("lambda_q", "lambda_k")
     ],
-    *linear("forgetting_attention", FOX, {"qkv_proj.weight": 64, "out_proj.weight": 64}),
-    *linear("forgetting_attention", FOX, {"forget_proj.weight": 64, "forget_proj.bias": 64}, n_heads=1024, d_head=1),
-    *linear("path_attention", PATH, {"qkv_proj.weight": 64, "w_down.weight": 64, "w_up.weight": 32}),
-    *linear("path_attention", PATH, {"out_proj.weight": 64}),
-    *linear("path_attention", PATH, {"beta_proj.weight": 64, "beta_proj.bias": 64}, n_heads=1024, d_head=1),
-    *linear(
-        "path_attention",
-        PATH,
-        {"forget_proj.weight": 64, "forget_proj.bias": 64},
-        n_heads=1024,
-        d_head=1,
-        forget_gate=True,
-    ),
-    *linear("path_attention", PATH, {"conv.weight": 3}, n_heads=32, d_head=16),
-    *linear("gated_conv", LFM2, {"in_proj.weight": 64, "out_proj.weight": 64}),
+    Initial("path_attention", "conv.weight", named("conv.weight"), within(3), PATH, {"n_heads": 32, "d_head": 16}),
     Initial("gated_conv", "conv.weight", named("conv.weight"), within(3), LFM2, d_model=512),
-    *linear("hyena", HYENA, {"in_proj.weight": 64, "out_proj.weight": 64, "filter.out_proj.weight": 64}),
-    *linear("hyena", HYENA, {"filter.layers.1.weight": 64, "filter.layers.2.weight": 64}),
     Initial("hyena", "filter.layers.0.weight", named("filter.layers.0.weight"), within(3), HYENA, {"d_filter": 512}),
     *[Initial("hyena", name, named(name), within(3), HYENA, {}, 512) for name in ("conv.weight", "conv.bias")],
     Initial("hyena", "filter.frequency", named("filter.frequency"), 1.0, HYENA),
     Initial("hyena", "D", named("D"), normal(1.0), HYENA, {}, 1024),
     # Linear recurrence.
-    *linear("min_gru", MIN_GRU, {"in_proj.weight": 64, "out_proj.weight": 96}, d_inner=96),
-    *linear("min_lstm", MIN_GRU, {"in_proj.weight": 64, "out_proj.weight": 96}, d_inner=96),
     Initial("rg_lru", "in_proj.weight", named("in_proj.weight"), normal(64**-0.5), GRIFFIN),
     Initial("rg_lru", "out_proj.weight", named("out_proj.weight"), normal(96**-0.5), GRIFFIN, {"d_inner": 96}),
     Initial("rg_lru", "gate_weight", named("gate_weight"), normal(16**-0.5), GRIFFIN, {"n_heads": 4}),

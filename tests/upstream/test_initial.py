@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from tests.tolerances import assert_close
-from tests.upstream.initial import TABLE, Initial, Law, normal
-from zoo import Backbone, create_mixer
+from tests.upstream.initial import TABLE, Initial, Law, normal, uniform
+from zoo import Backbone, create_mixer, list_mixers
 from zoo.ops.step_size import draw_step_bias
 
 
@@ -34,6 +35,23 @@ def test_a_parameter_starts_as_published(entry: Initial) -> None:
         assert_drawn(values, entry.law)
     else:
         assert_close(values, torch.tensor(entry.law).expand_as(values))
+
+
+@pytest.mark.parametrize("name", [name for name in list_mixers() if name not in ("rwkv7", "hybrid", "parallel_hybrid")])
+def test_norms_start_at_one_and_other_linear_maps_as_torchs(name: str) -> None:
+    """RWKV-7 has orthogonal maps, and hybrids the maps of their members."""
+    torch.manual_seed(0)
+    mixer = create_mixer(name, 64)
+    listed = {entry.parameter for entry in TABLE if entry.mixer == name}
+    special = {"mlstm", "capped_mlstm", "rg_lru"}  # all their linear maps are listed, some by rows
+    for path, module in mixer.named_modules():
+        if path.endswith("norm"):
+            assert all((p == 1).all() for p in module.parameters())
+        elif isinstance(module, nn.Linear) and name not in special and f"{path}.weight" not in listed:
+            law = uniform(-(module.in_features**-0.5), module.in_features**-0.5)
+            for parameter in module.parameters():
+                if parameter.numel() >= 1000:
+                    assert_drawn(parameter, law)
 
 
 def test_embeddings_start_as_published() -> None:
