@@ -13,18 +13,6 @@ from torch import Tensor, nn
 from zoo.errors import UsageError
 from zoo.targets import load
 
-REFUSALS = (
-    TypeError,
-    ValueError,
-    RuntimeError,
-    AttributeError,
-    IndexError,
-    KeyError,
-    AssertionError,
-    NotImplementedError,
-)
-"""Errors that a module may raise when it is called by a protocol that it does not know."""
-
 CACHES = ("past_key_values", "cache_params")
 """Arguments of transformers that take a cache."""
 
@@ -220,7 +208,7 @@ class Step(Adapter):
         for flat in (True, False):
             for start in (*starts, None):
                 found = cls(flat, start)
-                with suppress(*REFUSALS):
+                with suppress(Exception):
                     _, state = found.chunk(module, x[:, :1], None)
                     y, _ = found.chunk(module, x[:, :1], state)
                     if y.ndim == 3 and y.shape[:2] == (len(x), 1):
@@ -278,7 +266,7 @@ PROTOCOLS = (Stream, TransformersCache, Embeddings, XTransformersCache, Lengths,
 def find_adapter(module: nn.Module, x: Tensor) -> Adapter:
     """Return the first adapter of `PROTOCOLS` that a trial on x finds; `Forward` if none fits."""
     for protocol in PROTOCOLS:
-        with torch.no_grad(), suppress(*REFUSALS):
+        with torch.no_grad(), suppress(Exception):  # a module may refuse an unknown call in any way
             if (found := protocol.find(module, x)) is not None:
                 return found
     return Forward()

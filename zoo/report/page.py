@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 
 class Column(NamedTuple):
-    """A column of a table: its heading, what it means, and its cell in a row."""
+    """A column of a table: its heading, what it means, and its cell in a row; text, unlike a number, is on the left."""
 
     heading: str
     meaning: str
     cell: Callable[[Any], str]
+    text: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def as_markdown(page: Page, picture: str) -> str:
 
 
 def as_html(page: Page, picture: bytes) -> str:
-    """Return the page with its picture, a PNG, inside: it needs no network.
+    """Return the page with its picture inside, a PNG or nothing: it needs no network.
 
     Raises:
         MissingExtraError: jinja2 is not installed.
@@ -96,4 +97,5 @@ def as_html(page: Page, picture: bytes) -> str:
 def _cells(columns: Sequence[Column], rows: Sequence[Any]) -> tuple[list[str], list[list[str]], str]:
     """Return headings, lines and alignment of a table whose first column is the names of the rows."""
     lines = [[row.name, *(column.cell(row) for column in columns)] for row in rows]
-    return ["", *(column.heading for column in columns)], lines, "l" + "r" * len(columns)
+    align = "".join("l" if column.text else "r" for column in columns)
+    return ["", *(column.heading for column in columns)], lines, f"l{align}"
