@@ -35,11 +35,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 FIGURES = {
     "staircase": "error against number of heads: the bound, training on it, the step to zero at H = k",
     "gradients": "gradient against distance of several mixers, on random input and on highway input",
-    "highways": "gradient against distance where theory says what it is: SSMs, attention, closed gates, a stack",
+    "highways": "gradient against distance in cases that theory predicts: SSMs, attention, closed gates, a stack",
 }
 
 FIGURE_MIXERS = ("attention", "diagonal_ssm", "selective_ssm", "gated_delta_net", "lstm", "hybrid")
-"""Drawn in the figure of gradients unless --mixer says which: more would hide each other."""
+"""Mixers in the figure of gradients unless --mixer names others; more would hide each other."""
 
 
 @ends_unread
@@ -116,7 +116,7 @@ def _declare_measure(parser: Parser) -> None:
     add(
         "--ckpt_path",
         metavar="RUN",
-        help="a run folder, a .ckpt file or the folder of a transformers model: one row per layer of what was trained",
+        help="a run folder, a .ckpt file or the folder of a transformers model: one row per layer of it",
     )
     number("--d_model", help="width of the mixers; default 16")
     number("--n_heads", "--heads", help="heads of the mixers that have them; default 4")
@@ -139,9 +139,9 @@ def _declare_heads(parser: Parser) -> None:
     add("model", metavar="MODEL", help="a run folder, a .ckpt file or the folder of a transformers model")
     add("--text", type=Path, metavar="FILE", help="text to read, for a transformers model with a tokenizer")
     add("--inputs", type=Path, metavar="FILE", help=".npz file to read: inputs, and labels by which to score")
-    number("--seq_len", help="positions of a sequence; default 64, of a run those of its task")
+    number("--seq_len", help="positions of a sequence; default 64, for a run the length of its task")
     number("--sequences", default=8, help="sequences on which operators are read; default 8")
-    scored = "sequences on which a cut model is scored; default 24, of a large model as many as the time allows"
+    scored = "sequences on which a cut model is scored; default 24, fewer for a large model"
     number("--others", help=scored)
     add(
         "--functional",
@@ -215,7 +215,7 @@ def _declare_out(parser: Parser, folder: str) -> None:
 
 
 VERBS: dict[str, tuple[str, Callable[[Parser], None]]] = {
-    "mixers": ("what mixers there are, and the options of one", _declare_mixers),
+    "mixers": ("list the mixers, or show the options of one", _declare_mixers),
     "measure": ("the comparison table, measured: a row per mixer, or per layer of a trained model", _declare_measure),
     "heads": ("how many heads a model of yours has, spans and uses, layer by layer", _declare_heads),
     "claims": ("predictions of the theory, measured and judged", _declare_claims),
@@ -354,7 +354,7 @@ def _trained(path: str, taker: str = "--ckpt_path") -> Backbone:
     """Return the model of a run or a checkpoint, or of a folder that transformers or `save_pretrained` wrote.
 
     Raises:
-        ValueError: neither; what `zoo.load` and `zoo.load_transformers` refuse.
+        ValueError: none of these; errors of `zoo.load` and `zoo.load_transformers`.
     """
     from zoo.loading.names import CHECKPOINTS
     from zoo.loading.pretrained import FILE
@@ -440,7 +440,7 @@ def _figure(arguments: argparse.Namespace) -> int:
 
 
 def _settings(arguments: argparse.Namespace, full: bool) -> Settings:
-    """Return the sizes of claims: quick or full, with what the flags say."""
+    """Return the sizes of claims, quick or full, changed by the flags."""
     import torch
 
     from zoo.theory.claims.claim import FULL, QUICK
@@ -454,7 +454,7 @@ def _settings(arguments: argparse.Namespace, full: bool) -> Settings:
 
 
 def _check_report(*more: str) -> None:
-    """Raise before anything is measured where what shows the result, or a further module, is not installed."""
+    """Raise, before anything is measured, if a module that shows the result or a further one is not installed."""
     for module in ("rich.table", "matplotlib.figure", *more):
         require_extra(module)
 

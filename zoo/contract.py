@@ -31,13 +31,13 @@ from zoo.validate import require_positive
 class SequenceMixer(Configured, ABC):
     """Causal map (batch, seq, d_model) -> (batch, seq, d_out) that mixes positions.
 
-    A subclass writes `empty_state` and `mix`, says in `reset_parameters` how parameters of its own start and in
-    `rank_law` which interaction rank its algebra gives, and names in `undecayed` what weight decay must spare.
+    A subclass writes `empty_state` and `mix`, initialises its own parameters in `reset_parameters`, gives its
+    interaction rank in `rank_law`, and names in `undecayed` the parameters that weight decay must spare.
     """
 
     undecayed: ClassVar[tuple[str, ...]] = ()
     whole_only: bool = False
-    """Whether it cannot go on from a state, as every mixer of the zoo can; of a module of another contract."""
+    """Whether it cannot continue from a state. Every mixer of the zoo can; a module of another contract may not."""
 
     def __init__(self, d_model: int, d_out: int | None = None) -> None:
         super().__init__()
@@ -70,14 +70,14 @@ class SequenceMixer(Configured, ABC):
 
     @abstractmethod
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> Any:
-        """Return the state before the first position; `dtype` is that of the activations."""
+        """Return the state before the first position; `dtype` is the type of the activations."""
 
     @abstractmethod
     def mix(self, x: Tensor, state: Any, lengths: Tensor | None) -> tuple[Tensor, Any]:
         """Return the map itself, on checked input: `x` is zero and the output is ignored from `lengths` on, per row."""
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew from torch's generator, here those of the submodules.
+        """Draw all parameters anew from torch's generator, here the parameters of the submodules.
 
         Raises:
             NotImplementedError: parameters of its own, of which the subclass does not say how they start.
@@ -94,7 +94,7 @@ class SequenceMixer(Configured, ABC):
 
         Args:
             x: input.
-            lengths: valid positions of each row, counted from the left. What lies beyond has no influence on
+            lengths: valid positions of each row, counted from the left. Positions beyond do not influence
                 outputs, states or gradients; the output there is zero.
 
         Raises:
@@ -109,7 +109,7 @@ class SequenceMixer(Configured, ABC):
 
         Args:
             x: the chunk.
-            state: what the call before returned; None at the start. It is not modified.
+            state: the state that the previous call returned; None at the start. It is not modified.
             lengths: valid positions of the chunk in each row; a row's state stops where its length ends.
 
         Returns:
@@ -133,7 +133,7 @@ class SequenceMixer(Configured, ABC):
 
     @property
     def streams(self) -> bool:
-        """Return whether it can go on from a state: no part of it is `whole_only`."""
+        """Return whether it can continue from a state: no part of it is `whole_only`."""
         return not any(getattr(part, "whole_only", False) for part in self.modules())
 
     def state_bytes(self, seq_len: int, batch_size: int = 1, dtype: torch.dtype = torch.float32) -> int | None:

@@ -1,8 +1,8 @@
 """Ops that mix a value stream with scalar weights, and how these weights are read: y_i = sum_j w_ij v_j, head by head.
 
-An op of that kind says so by the decorator `core`, which names its values and axes. While weights are read
+Such an op has the decorator `core`, which names its values and axes. While weights are read
 (`reading`), each of its calls is asked once more with unit values, one position of each copy of the batch. Nothing is
-written per op or mixer, and what is read is checked against what the op made of its own values.
+written per op or mixer, and the weights are checked against the op's output for its own values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ AXES = ("batch", "head", "seq", "part", "value")
 
 
 class Call(NamedTuple):
-    """What one call of a core gave while weights were read."""
+    """One call of a core while weights were read."""
 
     name: str
     weights: Tensor  # (copies, batch, heads, parts_out, seq, parts_in): of the source position of each copy
@@ -110,7 +110,7 @@ def reading(sources: Tensor) -> Iterator[Reading]:
 
 @contextmanager
 def _using(now: Reading | None) -> Iterator[Reading | None]:
-    """Set what reads; yields what did so far. An op inside an op is part of the outer one."""
+    """Set the active reading; yields the previous one. An op inside an op is part of the outer one."""
     global _reading
     before, _reading = _reading, now
     try:

@@ -11,14 +11,14 @@ class UnknownNameError(ValueError):
 
 
 class UsageError(ValueError):
-    """A command line that cannot be followed; the message is one line that says what is valid."""
+    """A command line that cannot be followed; the message is one line with the valid choices."""
 
     def __init__(self, message: object) -> None:
         super().__init__(" ".join(str(message).split()))
 
 
 def unknown(kind: str, name: object, valid: Iterable[str], most: int | None = None) -> str:
-    """Return one line for a misspelt name: what was given, the nearest valid one, and the first `most` valid ones."""
+    """Return one line for a misspelt name: the name, the nearest valid one, and the first `most` valid ones."""
     valid = list(valid)
     lower = {each.lower(): each for each in reversed(valid)}
     near = difflib.get_close_matches(str(name).lower(), lower, 1)

@@ -1,4 +1,4 @@
-"""Packages that may be absent: those of an extra, and the project's own beside the library."""
+"""Packages that may be absent: packages of an extra, and the project's own beside the library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def require_extra(module: str, extra: str = "report") -> Any:
     """Import the module, of a package of an extra.
 
     Raises:
-        MissingExtraError: it is not installed; the message says what to install.
+        MissingExtraError: it is not installed; the message gives the command that installs it.
     """
     try:
         return import_module(module)
@@ -24,7 +24,7 @@ def require_extra(module: str, extra: str = "report") -> Any:
 
 
 def find_module(name: str) -> Any:
-    """Return the module, or None where its package is not installed; what the package fails to import still raises."""
+    """Return the module, or None if its package is not installed; a failing import inside the package still raises."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:

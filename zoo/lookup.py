@@ -23,9 +23,9 @@ class Registry(Mapping[str, Any], Generic[E]):
     """A literal table `name -> ("module:attribute", one line of summary, ...)`; looking a name up imports it.
 
     Args:
-        kind: what the names are of, for messages.
+        kind: noun for the entries, used in messages.
         entries: the table.
-        aliases: other names that are taken for those of the table; `check` translates, and iteration leaves them out.
+        aliases: other names of entries; `check` translates them, and iteration leaves them out.
     """
 
     def __init__(self, kind: str, entries: Mapping[str, E], aliases: Mapping[str, str] | None = None) -> None:
@@ -50,7 +50,7 @@ class Registry(Mapping[str, Any], Generic[E]):
         """Return the registered name that `name` means; imports nothing.
 
         Raises:
-            UnknownNameError: it is neither registered nor an alias.
+            UnknownNameError: no entry and no alias has this name.
         """
         found = self._aliases.get(name, name) if isinstance(name, str) else name
         if not isinstance(found, str) or found not in self._entries:
@@ -71,19 +71,19 @@ class Registry(Mapping[str, Any], Generic[E]):
 class OpenRegistry(Registry[E]):
     """A registry that takes targets too, and names that others add: by `add`, or as entry points of their packages.
 
-    Iteration is over the built-in names only; `own` has what was added.
+    Iteration is over the built-in names only; `own` has the added ones.
 
     Args:
         kind: see `Registry`.
         entries: the built-in names.
         aliases: see `Registry`.
-        group: of the entry points. They are looked for when a name is not built in, or for a list of all.
+        group: group of the entry points. They are searched for a name that is not built in, or for a list of all.
         describe: the entry for a target.
-        adopt: what the object that a target names is turned into, called with the target; it refuses what does not fit.
+        adopt: converts the object of a target, called with both; it refuses objects that do not fit.
     """
 
     forms = FORMS
-    """What else than a name may be given."""
+    """The forms other than a name that may be given."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class OpenRegistry(Registry[E]):
             raise UsageError(f"{name!r} cannot name a {self.kind}: give letters, digits and underscores")
         taken = None if super().__contains__(name) else self.own.get(name, entry)
         if taken is None or taken[0] != entry[0]:
-            whose = "is built in" if taken is None else f"already stands for {taken[0]}"
+            whose = "is built in" if taken is None else f"already names {taken[0]}"
             raise UsageError(f"{self.kind} {name!r} {whose}: choose another name for {entry[0]}")
         self._own[name] = entry
         self._objects[name] = found

@@ -18,8 +18,8 @@ class Configured(nn.Module):
     """A module that knows the options it was built from.
 
     `options` holds the arguments of the constructor, defaults too, as far as they are plain data: numbers, strings,
-    None, and lists, tuples and mappings of these. The module's repr shows them, resolved where an attribute of that
-    name says what an option came to.
+    None, and lists, tuples and mappings of these. The module's repr shows them; an attribute of the same name takes
+    precedence, since it holds the resolved value.
     """
 
     options: dict[str, Any]
@@ -69,8 +69,8 @@ def reset_submodules(module: nn.Module) -> None:
 def no_weight_decay(module: nn.Module) -> set[str]:
     """Return the names of the parameters below `module` that weight decay must spare.
 
-    All scalars and vectors (biases, norms, skips), and what a class lists in `undecayed`; attributes set on parameters
-    would vanish in deepcopy.
+    All scalars and vectors (biases, norms, skips), and the names that a class lists in `undecayed`; attributes set on
+    parameters would vanish in deepcopy.
     """
     vectors = {name for name, parameter in module.named_parameters() if parameter.ndim < 2}
     return vectors | {

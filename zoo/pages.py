@@ -16,7 +16,7 @@ from zoo.registry import MIXERS, Mixer
 from zoo.report.markdown import sentence, table
 
 SECTIONS = ("Coefficients", "State", "Interaction rank", "Source", "Not here")
-"""Titled paragraphs of a mixer's docstring, in their order; the last is for what the authors have and we have not."""
+"""Titled paragraphs of a mixer's docstring, in order; the last lists parts of the publication that we left out."""
 REQUIRED = SECTIONS[:-1]
 _ARXIV = re.compile(r"\b\d{4}\.\d{4,5}\b")
 
@@ -121,7 +121,7 @@ def _option(option: Option, meaning: str) -> str:
 
 
 def _paragraph(text: str) -> str:
-    """Return prose as one line, with links to papers; what is indented is code, and stays as it is."""
+    """Return prose as one line, with links to papers; indented text is code and is returned unchanged."""
     if text.startswith("    "):
         return text
     return _ARXIV.sub(lambda found: f"[{found[0]}]({_address(found[0])})", " ".join(text.split()))

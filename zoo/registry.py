@@ -1,4 +1,4 @@
-"""The zoo: a name, where its class lives, and what to say about it. Adding a mixer adds one entry."""
+"""The zoo: each mixer's name, class, summary, family and source. Adding a mixer adds one entry."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Mixer(NamedTuple):
         home: `module:Class`, of a mixer of your own also `path/file.py:Class`.
         summary: a line about it.
         family: mixers that share their mathematics. "time-invariant": a fixed convolution over positions, whatever the
-            input; "softmax", "delta rule" and "hybrid" can look up what followed a symbol before.
-        year: of the publication; None where it is not said.
-        source: of the mathematics, an arXiv number where there is one; empty where it is not said.
-        options: what the name means besides the class: options that it sets.
+            input; "softmax", "delta rule" and "hybrid" can look up the token that followed a symbol before.
+        year: year of the publication; None if not given.
+        source: publication of the mathematics, by its arXiv number if it has one; empty if not given.
+        options: options of the class that the name sets.
     """
 
     home: str
@@ -35,7 +35,7 @@ class Mixer(NamedTuple):
 
 
 OWN = "your own"
-"""The family of a mixer that says no other."""
+"""The family of a mixer that names none."""
 
 
 def _describe(target: str) -> Mixer:
@@ -330,7 +330,7 @@ MIXERS: OpenRegistry[Mixer] = OpenRegistry(
 
 
 def list_mixers() -> list[str]:
-    """Return the names that `create_mixer` takes: the built-in ones, then those of `register` and of packages."""
+    """Return the names that `create_mixer` takes: built-in ones first, then those of `register` and of packages."""
     return [*MIXERS, *MIXERS.own]
 
 
@@ -353,7 +353,7 @@ def register(
 
     Args:
         name: an identifier that no other mixer has.
-        mixer: a class of torch.nn.Module, or `package.module:Class` or `path/file.py:Class`, imported when it is used.
+        mixer: a class of torch.nn.Module, or `package.module:Class` or `path/file.py:Class`, imported on first use.
         summary: a line about it.
         family: see `Mixer`; so are year and source.
         year: of the publication.

@@ -1,4 +1,4 @@
-"""The state of a mixer: named tuples of tensors, batch first, and what can be done with any of them."""
+"""The state of a mixer: named tuples of tensors, batch first, and functions that take any of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ S = TypeVar("S")
 
 
 State: TypeAlias = Tensor | tuple[Any, ...]
-"""What a mixer carries from chunk to chunk: tensors with the batch first, in (named) tuples, nested at will."""
+"""The state of a mixer between chunks: tensors with the batch first, in (named) tuples, nested at will."""
 
 
 def map_state(fn: Callable[..., Tensor], state: Any, *others: Any) -> Any:
@@ -42,12 +42,12 @@ def state_tensors(state: Any) -> Iterator[Tensor]:
 
 
 def detach_state(state: S) -> S:
-    """Return the same state cut from the autograd graph: what truncated back-propagation carries on."""
+    """Return the state cut from the autograd graph, for truncated back-propagation."""
     return map_state(lambda t: t.detach(), state)
 
 
 def move_state(state: S, device: torch.device | str) -> S:
-    """Return the same state on another device."""
+    """Return the state on another device."""
     return map_state(lambda t: t.to(device), state)
 
 

@@ -1,4 +1,4 @@
-"""Targets, names of what a user wrote: `package.module:Class` or `path/file.py:Class`, and how they are imported.
+"""Targets: classes of a user by `package.module:Class` or `path/file.py:Class`, and their import.
 
 Standard library only.
 """
@@ -19,7 +19,7 @@ from zoo.extras import find_module
 
 FORMS = "package.module:Class or path/file.py:Class"
 MOST_NAMES = 24
-"""A message lists the names of a module up to so many."""
+"""The largest number of names of a module that a message lists."""
 
 
 def is_target(name: object) -> bool:
@@ -63,7 +63,7 @@ def load(target: str, suits: Callable[[Any], bool] = callable) -> Any:
 def _from_package(place: str) -> ModuleType:
     if not all(part.isidentifier() for part in place.split(".")):
         raise UsageError(f"{place} is no module's dotted name; give {FORMS}")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:  # an installed command does not look where it is run
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:  # an installed command does not search it
         sys.path.insert(0, str(Path.cwd()))
     try:
         found = find_module(place)

@@ -27,12 +27,12 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Page:
-    """What was measured, before it is laid out.
+    """The content of a page, before it is laid out.
 
     Attributes:
         title: of the page.
         tables: title -> columns; every table has the same rows. A terminal and HTML show them one by one.
-        rows: what was measured, each with a `name`.
+        rows: the measurements, each with a `name`.
         lead: sentences above the tables.
         notes: sentences below the tables.
         caption: what the picture shows.

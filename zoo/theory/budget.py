@@ -74,10 +74,10 @@ def _passes(mixer: SequenceMixer, seq_len: int, n_inputs: int) -> tuple[int, int
 
 
 def memory_needed(model: Backbone, seq_len: int, n_inputs: int, n_others: int, processes: int = 1) -> int:
-    """Estimate the bytes that `measure_heads` needs: its copies of the model, what reaches each layer, and one step.
+    """Estimate the bytes that `measure_heads` needs: copies of the model, the inputs of all layers, and one step.
 
-    An estimate, since what a pass keeps differs between mixers. The arguments are those of `seconds_needed`, and the
-    processes, each of which takes a step of its own.
+    An estimate, since passes of different mixers keep different tensors. The arguments are those of `seconds_needed`,
+    and the processes, each of which takes a step of its own.
     """
     layers = model.layers.chain()
     width = max(layer.d_model for layer in layers)

@@ -2,11 +2,11 @@
 
 Most mixers are y = W_out a(W_in x) + c, where under replay (`zoo.coefficient`) the map a takes each inner channel to
 itself: W_ij = sum_c a_ij[c] M_c with the fixed M_c = W_out[:, c] W_in[c, :]. One pass with ones at source j then reads
-the a_ij of every channel, in place of d_in passes; where channels in a run share their weights, as those of an
-attention head do, each of them reads another source in the same pass, and M is summed over the run.
+the a_ij of every channel, in place of d_in passes. If channels in a run share their weights, as in an attention
+head, each of them reads another source in the same pass, and M is summed over the run.
 
 Nothing is written per mixer: W_in are the torch.nn.Linear that take the layer's input, W_out is the one that gives
-its output, and what was found must give what the layer gives. Layers of another form have no such reading.
+its output, and the reading must reproduce the layer's output. Layers of another form have no such reading.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Channels:
 
     Attributes:
         n_groups: how many numbers an a_ij has.
-        per_pass: source positions that one pass reads.
+        per_pass: number of source positions that one pass reads.
         output: y of the layer, (batch, seq, d_out).
         offset: c, (batch, seq, d_out).
     """
@@ -90,12 +90,12 @@ class Channels:
             yield some, self._read_groups(some)
 
     def sampled(self, generator: torch.Generator) -> Int[Tensor, " sources"]:
-        """Draw source positions, as many as `PASSES` read in all sequences of the batch; all where these are enough."""
+        """Draw the source positions that `PASSES` passes read in all sequences of the batch; all if these suffice."""
         count = min(self.seq_len, max(1, PASSES * self.per_pass // self.batch))
         return torch.randperm(self.seq_len, generator=generator)[:count].sort()[0]
 
     def rows(self, sources: Tensor) -> Iterator[Float[Tensor, "rows size"]]:
-        """Return the a_ij of some sources in `coordinates`; those of the future, which are zero, left out."""
+        """Return the a_ij of some sources in `coordinates`, without the zeros of the future."""
         for _, weights in self.columns(sources):
             rows = weights.double().flatten(0, 2)
             yield rows[rows.any(1)] @ self.coordinates[0]
@@ -129,7 +129,7 @@ class Channels:
         return of_channels.new_zeros(shape).index_add_(0, self._group, of_channels)
 
     def _read(self, sources: Tensor, values: Float[Tensor, " n_in"]) -> Float[Tensor, "batch some seq inner"]:
-        """Return what `values` at one source position after the other give."""
+        """Return the answers to `values` at one source position after the other."""
         held = self._held
         answers = []
         for some in sources.split(self._at_once):
@@ -155,7 +155,7 @@ class Channels:
         return torch.cat(answers, dim=1)
 
     def _check(self, z: Tensor, inner: Tensor, output: Tensor, exit_: nn.Linear) -> None:
-        """Raise OperatorError unless projections and weights give what the layer gives."""
+        """Raise OperatorError unless projections and weights reproduce the layer's output."""
         generator = torch.Generator().manual_seed(2)
         sources = torch.randperm(self.seq_len, generator=generator)[: max(1, self.per_pass)]
         draw = torch.randn(z.shape, generator=generator, dtype=torch.float64).to(z)
@@ -172,10 +172,10 @@ class Channels:
 def channel_spectrum(channels: Channels, generator: torch.Generator) -> tuple[Float[Tensor, " singular"], int]:
     """Return singular values of the operator span, in float64, and from how many source positions: exact from all.
 
-    A sample shows directions, so that the rank is that of all positions almost surely where it has as many rows. The
-    values are scaled to the energy of all, but where each source has directions of its own, as in a layer with gates,
-    they fall faster than those of all, and fewer heads seem to do: at d_model 768 and 512 positions SSD showed 125
-    heads for 10 % at 32 sources and 245 at 64.
+    A sample shows directions: with enough rows its rank is almost surely the rank over all positions. The values are
+    scaled to the total energy. If each source has directions of its own, as in a layer with gates, they fall too fast
+    and the head counts are too low: at d_model 768 and 512 positions SSD showed 125 heads for 10 % at 32 sources and
+    245 at 64.
     """
     rows, n_sources = sampled_triangle(channels, generator)
     return torch.linalg.svdvals(rows), n_sources

@@ -45,7 +45,7 @@ def rate_text(gradient: Gradient | None) -> str:
 
 
 def decay_text(decay: DecayRate) -> str:
-    """`-0.105 [-0.106, -0.104]`, with as many digits as tell the ends of the interval apart, at most four."""
+    """`-0.105 [-0.106, -0.104]`, with enough digits to tell the ends of the interval apart, at most four."""
     low, high = decay.interval
     spread = max(high - low, 1e-4)
     digits = min(4, max(2, 1 - math.floor(math.log10(spread))))
@@ -54,7 +54,7 @@ def decay_text(decay: DecayRate) -> str:
 
 
 def spectrum_record(read: SpectrumRead) -> dict[str, Any]:
-    """Return what the JSON files keep of a spectrum besides its values."""
+    """Return a spectrum for the JSON files, without its values."""
     return {"rank": read.rank, "rank_limit": read.limit, "sources": read.sources, "heads": read.heads}
 
 

@@ -43,13 +43,13 @@ def complexity(
     Times are medians of `repeats` runs; the lengths take turns, so that a disturbance of the machine meets all of
     them. Memory is counted, not sampled, and is the same on every device that runs the same kernels: the storages that
     autograd keeps for the backward pass, each once, parameters and buffers left out, and the mixer's final state.
-    Its exponent is fitted to what the second half of each length adds, so that what is held at any length (kernels,
-    tables) does not hide it; 0 where nothing is added. Both costs are those of the implementation: attention through a
-    fused kernel holds no matrix of weights.
+    Its exponent is fitted to the bytes that the second half of each length adds, so that constant costs (kernels,
+    tables) do not hide it; 0 if nothing is added. Both are costs of the implementation: attention through a fused
+    kernel holds no matrix of weights.
 
     Args:
         layer: any sequence map (batch, seq, d_in) -> (batch, seq, d_out); of a backbone, from embeddings.
-        lengths: at least two, all different, from 2 on; where fixed costs dominate, the exponent of time comes out low.
+        lengths: at least two, all different, from 2 on; if fixed costs dominate, the exponent of time comes out low.
         batch_size: rows of the input, standard normal.
         repeats: timed runs per length, after the one whose memory is counted.
         d_in: width of the input; default the layer's d_model.

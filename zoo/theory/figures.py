@@ -1,4 +1,4 @@
-"""Pictures of what was measured: operators, spectra, gradients, heads over training, and mixers side by side.
+"""Pictures of measurements: operators, spectra, gradients, heads over training, and mixers side by side.
 
 A picture of one layer is legible in TensorBoard's panes.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from zoo.theory.model_heads import LayerHeads
 
 _TICKS = (0, 1, 2, 4, 8, 16, 32, 64)
-_DECADES = 6  # of a heat map: what is smaller is drawn in its lowest colour
+_DECADES = 6  # of a heat map: smaller values have its lowest colour
 _LEAST_ERROR = 1e-7  # where the axis of errors ends
 _LEAST_SIGMA = 1e-17
 _LEAST_GRADIENT = 1e-10  # of the largest: below, a curve leaves the picture

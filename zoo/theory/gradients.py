@@ -22,8 +22,8 @@ from zoo.theory.operator import Map, check_input, draw_input, evaluated, like, p
 from zoo.validate import require_positive
 
 MakeInput: TypeAlias = Callable[[torch.Generator, int], Tensor]
-"""(generator, distance) -> input (seq, d_in); drawn anew for each distance from the same seed, so that all but what
-depends on the distance stays."""
+"""(generator, distance) -> input (seq, d_in); drawn from the same seed for each distance, so that only the parts that
+depend on the distance differ."""
 
 Layer: TypeAlias = nn.Module | Callable[[int], nn.Module]
 """A layer, or a function of the seed that makes one (torch's global generator is seeded for it)."""
@@ -36,7 +36,7 @@ GRADIENT_SKETCH = 4
 WIDE = 128
 """Channels beyond which `profile_at` sketches."""
 
-_FEWEST_DISTANCES = 3  # below, a line through them says nothing
+_FEWEST_DISTANCES = 3  # a line through fewer has no meaning
 _TAIL = 0.25  # the fit starts at this fraction of the range
 _FLOOR = 8.0  # times the dtype's eps, relative to the largest J: below, float32 decays are known to be wrong
 
@@ -94,7 +94,7 @@ class OffersHighway(Protocol):
 
 
 def draw_seeds(seed: int, n: int) -> list[int]:
-    """Return seeds for the layers and inputs of a profile: up to 1,000, distinct from those of another `seed`."""
+    """Return seeds for the layers and inputs of a profile: up to 1,000, distinct from the seeds of another `seed`."""
     return [seed * 1000 + repeat for repeat in range(n)]
 
 
@@ -119,8 +119,8 @@ def gradient_profile(
             of the seed that makes one.
         make_input: see `MakeInput`; default standard normal vectors.
         distances: the taus, ascending, within 0..seq_len - 1. When absent: all of them for the plain random input,
-            which serves every distance at once; 16 of them, evenly spaced, for an input that moves, the farthest
-            short of the start by a sixteenth: what moves keeps some past, which a convolution or state may see.
+            which serves every distance at once; 16 of them, evenly spaced, for an input that moves. The farthest is
+            a sixteenth short of the start, so that a convolution or state has some past to see.
         seeds: how many, or which.
         seq_len: length of the input.
         sketch: how many Gaussian cotangents; default one for each output channel, which is exact.
@@ -140,7 +140,7 @@ def gradient_profile(
 def highway_profile(
     layer: Layer, distances: Sequence[int] | None = None, seeds: int | Sequence[int] = 8, *, seq_len: int = 256
 ) -> GradientProfile | None:
-    """`gradient_profile` on the mixer's own `highway_input`; None where it offers none.
+    """`gradient_profile` on the mixer's own `highway_input`; None if it offers none.
 
     Raises:
         ValueError: see `gradient_profile`.
@@ -249,7 +249,7 @@ def _last_row_norms(
     sketch: int | None,
     generator: torch.Generator,
 ) -> Float[Tensor, "inputs seq"]:
-    """J(tau) for every tau, of each input: one backward pass for each cotangent, as many at once as memory bears."""
+    """J(tau) for every tau, of each input: one backward pass for each cotangent, several at once within the memory."""
     if sketch is None or sketch >= d_out:
         cotangents = torch.eye(d_out)
     else:
@@ -263,9 +263,9 @@ def _last_row_norms(
 def _row_norms(
     f: Map, x: Float[Tensor, "inputs seq d_in"], cotangents: Sequence[Float[Tensor, "rows d_out"]], name: str
 ) -> Float[Tensor, "inputs seq"]:
-    """Return the size of what the cotangents of the last position's output give at each source position.
+    """Return the norm of the pulled-back cotangents of the last position's output at each source position.
 
-    One forward pass of as many copies of x as the first of `cotangents` has rows, and a backward pass for each of them.
+    One forward pass with a copy of x for each row of the first of `cotangents`, and a backward pass for each of them.
     """
     copies = len(cotangents[0])
     point = x.repeat_interleave(copies, 0).requires_grad_()

@@ -1,7 +1,7 @@
 """The paper's comparison table, measured: one row per mixer, or per layer of a trained model.
 
 Rank, heads for an error, gradient decay on random and on highway input, cost against length, input dependence, sizes;
-next to the rank stands what the algebra of the mixer predicts (Ghodsi 2512.15115). Every number is measured on the
+the rank is compared with the prediction from the mixer's algebra (Ghodsi 2512.15115). Every number is measured on the
 layer itself by the functions of `zoo.theory`; this module chooses inputs and sizes and keeps the results together.
 """
 
@@ -68,7 +68,7 @@ class Sizes:
         seed: of every draw.
         n_seeds: draws of weights and input for the gradient's interval, five or more.
         device: where layers and inputs live.
-        cut_to: the longest sequence that the model takes, where that made the sizes smaller; see `sizes_within`.
+        cut_to: the longest sequence that the model takes, if that made the sizes smaller; see `sizes_within`.
 
     Raises:
         ValueError: a size that is not positive, fewer than five seeds, gradient_len below 16, lengths that
@@ -184,7 +184,7 @@ def measure_gradients(
 
 
 def _makers(names: Iterable[str] | None, sizes: Sizes) -> dict[str, Callable[[int], SequenceMixer]]:
-    """Return a maker for each name, each tried once: what a mixer refuses is refused before anything is measured."""
+    """Return a maker for each name, each tried once, so that wrong sizes are refused before anything is measured."""
     chosen = list(MIXERS) if names is None else [MIXERS.check(name) for name in names]
     makers = {short(name): _maker(name, sizes) for name in chosen}
     for make in makers.values():
@@ -208,7 +208,7 @@ def _maker(name: str, sizes: Sizes) -> Callable[[int], SequenceMixer]:
 
 
 def sizes_within(backbone: Backbone, sizes: Sizes) -> Sizes:
-    """Return the sizes, or where they are longer than a sequence that every layer takes, smaller ones that are not.
+    """Return the sizes, made smaller if some layer takes no sequence so long.
 
     Lengths of costs keep their proportions.
 
@@ -248,10 +248,10 @@ def measure_backbone(
     inputs: Shaped[Tensor, "batch seq *d_input"] | None = None,
     progress: Progress | None = None,
 ) -> list[Measurement]:
-    """Return one row per layer of a (trained) model: its mixer, at what reaches it there.
+    """Return one row per layer of a (trained) model: its mixer, at its own input.
 
-    The noise of the gradient profile is what reaches the layer from random inputs of the model, whose weights are the
-    same for all seeds. The model itself is left as it is.
+    The gradient profile on noise is measured at the layer's inputs for random inputs of the model; the weights are the
+    same for all seeds. The model itself does not change.
 
     Args:
         backbone: the model.
@@ -308,7 +308,7 @@ def _measure(
     now("highway")
     highway = _highway(made, sizes)
     now("cost")
-    # In float32, as models run; what else is measured needs the digits of float64.
+    # In float32, as models run; all other measurements need the digits of float64.
     cost = complexity(copy.deepcopy(layer).float(), sizes.lengths, repeats=sizes.repeats)
     now("input dependence")
     moved = None if read.rank is None else input_dependence(layer, x[:2])

@@ -107,7 +107,7 @@ def describe_sizes(sizes: Sizes) -> str:
 
 
 def measurements_as_json(rows: Sequence[Measurement], sizes: Sizes, machine: str) -> str:
-    """Return everything that was measured as JSON text, spectra and profiles included; what is not finite is null."""
+    """Return all measurements as JSON text, spectra and profiles included; a number that is not finite is null."""
     return as_json({"machine": machine, "sizes": asdict(sizes), "rows": [*map(_record, rows)]})
 
 

@@ -1,8 +1,8 @@
-"""How many heads a trained model uses: layer by layer, what its operators span and what its task needs of them.
+"""How many heads a trained model uses: layer by layer, the span of its operators and the part that its task needs.
 
-The span of a layer says how many heads it takes to copy the layer. How many of them the model's task needs is another
-number, the functional heads: the layer is cut to its H best operators (`zoo.theory.truncation`), read on some
-sequences, and the model is scored on others.
+The span of a layer gives the number of heads that copy it. The model's task may need fewer, the functional heads: the
+layer is cut to its H best operators (`zoo.theory.truncation`), read on some sequences, and the model is scored on
+others.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class CutScores(NamedTuple):
 
     Attributes:
         whole: the model's own score.
-        scores: number of operators -> score; from none at all to at most as many as the layer spans. Of a large model
-            those that a bisection meets, from the largest on.
+        scores: number of operators -> score, from none to at most the rank of the layer. Of a large model only the
+            numbers that a bisection meets.
     """
 
     whole: float
@@ -110,10 +110,10 @@ def measure_heads(
     progress: Progress | None = None,
     processes: int = 1,
 ) -> list[LayerHeads]:
-    """Return one row per layer of a model, which stays as it is.
+    """Return one row per layer of a model, which does not change.
 
     Spectra, state sizes and gradients are measured in float64. A cut layer costs its width times the length of the
-    sequence in forward passes, or at most the length where it is wide and mixes channel by channel, and is measured in
+    sequence in forward passes, or at most the length if it is wide and mixes channel by channel, and is measured in
     float32. `zoo.theory.budget` predicts the time and the memory.
 
     Args:
@@ -121,7 +121,7 @@ def measure_heads(
         inputs: where operators are read: spectrum and state size at the first sequence, gradients at all of them, the
             operators to which a layer is cut from all of them, in wide layers from the first four.
         others: sequences on which the cut model is scored; by default no layer is cut.
-        score: of the model's outputs at `others`; by default `agreement` with what the whole model answers.
+        score: score of the model's outputs at `others`; by default `agreement` with the whole model.
         grid: numbers of operators to which a layer is cut.
         progress: called with the row and the quantity that is measured next.
         processes: that share the layers, with a thread and one step's memory each; of a model on the CPU.
@@ -183,16 +183,16 @@ def cut_scores(
 ) -> CutScores:
     """Return scores of the model with the mixer of layer `at` cut to its best operators.
 
-    Of a large model only at as many numbers of the grid as a bisection takes: the largest, and if that keeps the score
-    those between which it is lost.
+    A large model is scored only at the numbers of the grid that a bisection needs: the largest, and if that keeps the
+    score the ones between which it is lost.
 
     Args:
         model: in eval mode.
         at: number of the layer, from 0.
-        read_at: what reaches the mixer, where its operators are read.
-        stream: what reaches the layer on the sequences that are scored.
+        read_at: inputs of the mixer at which its operators are read.
+        stream: inputs of the layer for the sequences that are scored.
         score: of the model's outputs.
-        grid: numbers of operators; those beyond what the layer spans are left out.
+        grid: numbers of operators; numbers beyond the rank of the layer are left out.
         whole: score of the model as it is; computed unless given.
 
     Raises:
@@ -252,7 +252,7 @@ def _check_grid(grid: Sequence[int]) -> None:
 
 
 def _n_heads(mixer: SequenceMixer) -> int | None:
-    """Count a mixer's heads; in a stack, such as a Canon layer and a mixer, those of the one member with any."""
+    """Count a mixer's heads; in a stack, such as a Canon layer and a mixer, the heads of the one member with any."""
     if not isinstance(mixer, Stack):
         return getattr(mixer, "n_heads", None)
     found = [count for member in mixer.chain() if (count := _n_heads(member)) is not None]

@@ -18,7 +18,7 @@ from zoo.theory.model_heads import KEPT, LayerHeads
 
 @dataclass(frozen=True)
 class Reading:
-    """What was read, and how.
+    """The sequences that were read, and the score.
 
     Attributes:
         model: its path.
@@ -68,7 +68,7 @@ COLUMNS = (
 
 
 def model_heads_page(rows: Sequence[LayerHeads], reading: Reading) -> Page:
-    """Return the page of a model: what was read, how it was scored, a row per layer."""
+    """Return the page of a model: the sequences, the score, a row per layer."""
     lead = [f"Operators are read at {reading.where}."]
     if (whole := next((row.cut.whole for row in rows if row.cut is not None), None)) is not None:
         lead.append(f"Score: {reading.score}; the whole model has {whole:.3g}, chance {reading.chance:.3g}.")

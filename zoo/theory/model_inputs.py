@@ -1,4 +1,4 @@
-"""Sequences for a model: from a file, from what another package offers for its folder, or drawn at random."""
+"""Sequences for a model: from a file, from a package that knows the model's folder, or drawn at random."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class ModelInputs(NamedTuple):
         inputs: (n, seq, ...), where operators are read.
         others: (m, seq, ...), on which a cut model is scored.
         score: of the model's outputs at the others; None for agreement with the whole model.
-        where: what the sequences are, in words.
-        scored: what the score is, in words.
+        where: the sequences, in words.
+        scored: the score, in words.
         chance: the score of answers without the input.
     """
 
@@ -56,7 +56,7 @@ def model_inputs(
     text: Path | None = None,
     arrays: Path | None = None,
 ) -> ModelInputs:
-    """Return the sequences of a file, those that a package offers for the model's folder, or random ones.
+    """Return the sequences of a file, of a package that knows the model's folder, or random ones.
 
     Args:
         path: of the model.

@@ -30,12 +30,12 @@ from zoo.validate import require_real
 POSITIONS_AT_ONCE = 8192
 """Positions in one stacked pass: enough to fill a processor, few enough to stay in its cache."""
 
-_USUAL_WIDTH = 64  # of a layer that takes so many; wider ones take fewer
+_USUAL_WIDTH = 64  # of a layer that takes `POSITIONS_AT_ONCE`; wider ones take fewer
 
 AFFINE_RTOL = {torch.float64: 1e-9, torch.float32: 1e-4}
 """Relative departure from the affine map, channel by channel, that still counts as roundoff."""
 
-_ROUNDOFF = 8.0  # times eps of the largest channel: what counts as roundoff in the smallest one
+_ROUNDOFF = 8.0  # times eps of the largest channel: roundoff in the smallest one
 _N_COTANGENTS = 3
 _FLOAT32_MISS = 1e-5  # the largest miss of a float64 layer that float32 arithmetic inside it would explain
 
@@ -59,7 +59,7 @@ class Interaction(NamedTuple):
 
 
 class OperatorError(ValueError):
-    """A layer whose operator cannot be read off; the message says why, by how much it misses and what to do."""
+    """A layer whose operator cannot be read off; the message gives the reason, the size of the miss and the remedy."""
 
 
 class NotAffineError(OperatorError):
@@ -164,7 +164,7 @@ class Replayed:
             )
 
     def matvec(self, probes: Float[Tensor, "rows batch seq d_in"]) -> Float[Tensor, "rows batch seq d_out"]:
-        """W v for each probe v, by a forward pass; what c adds is taken off again, at the cost of its roundoff."""
+        """W v for each probe v, by a forward pass; c is subtracted again, at the cost of its roundoff."""
         count = len(probes)
         y = self._replay(probes.flatten(0, 1), count)
         return y.unflatten(0, (count, self.batch)) - self.offset
@@ -219,7 +219,7 @@ class Replayed:
             return self._f(v).detach()
 
     def check_unchanged(self) -> None:
-        """Raise OperatorError unless the layer still gives at x what it gave first."""
+        """Raise OperatorError unless the layer still gives its first output at x."""
         _check_repeats(self.output, self._record(self._x)[1])
 
     def _check_affine(self, other: Tensor) -> tuple[Tensor, Tensor]:
@@ -248,7 +248,7 @@ class Replayed:
         return at_sum, sizes
 
     def _check_adjoint(self, z: Tensor, at_z: Tensor, sizes: Tensor) -> bool:
-        """<W^T u, z> + <u, c> = <u, f(z)> for random u, row by row: is W, read backwards, that of the forward pass?
+        """<W^T u, z> + <u, c> = <u, f(z)> for random u, row by row: do both passes have the same W?
 
         u is drawn relative to the size of each channel, so that small ones count as much as large ones.
 
@@ -281,8 +281,8 @@ def separate_rows(f: Map, x: Tensor, other: Tensor | None = None) -> tuple[Tenso
         other: another input of that shape; drawn by default.
 
     Raises:
-        OperatorError: the same input gives another output, or what a row gives depends on other rows or on its place
-            in the batch.
+        OperatorError: the same input gives another output, or the output of a row depends on other rows or on its
+            place in the batch.
         ValueError: the output is not a finite (batch, seq, d_out) in x's dtype.
     """
     with torch.no_grad():
@@ -413,7 +413,7 @@ def draw_input(
     """Draw standard normal vectors for the layer, in its dtype and on its device.
 
     Raises:
-        ValueError: neither d_in nor a layer with a d_model; the message says what to give instead.
+        ValueError: no d_in, and a layer without d_model; the message names the argument to give instead.
     """
     width = getattr(layer, "d_model", None) if d_in is None else d_in
     if width is None:

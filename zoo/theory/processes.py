@@ -18,7 +18,7 @@ Progress = Callable[[str, str], None]
 
 Result = TypeVar("Result")
 Measure = Callable[[int, Progress], Result]
-"""What is measured of number k; it calls the function that it is given with the row and the quantity of each part."""
+"""Measures number k; it calls the given function with the row and the quantity of each part."""
 
 _EVERY = 0.2  # seconds between two looks at the progress
 _work: tuple[Measure[Any], Progress] | None = None  # of a process that measures
@@ -30,9 +30,9 @@ def cores() -> int:
 
 
 def measured(measure: Measure[Result], count: int, processes: int, progress: Progress) -> list[Result]:
-    """Return `measure(k, progress)` for k from 0 to `count` - 1, each in one of as many processes, a thread each.
+    """Return `measure(k, progress)` for k from 0 to `count` - 1, shared by the processes, which have a thread each.
 
-    The processes are forks, which share what is in memory. One process is this one, with its threads.
+    The processes are forks, which share the memory. If `processes` is one, this process measures, with its threads.
 
     Raises:
         MemoryError: a process was killed, as the system does where memory is short.
@@ -41,8 +41,8 @@ def measured(measure: Measure[Result], count: int, processes: int, progress: Pro
     if processes <= 1:
         return [measure(k, progress) for k in range(count)]
     context = multiprocessing.get_context("fork")
-    said: SimpleQueue[tuple[str, str]] = context.SimpleQueue()
-    given = (measure, lambda *of: said.put(of))
+    reports: SimpleQueue[tuple[str, str]] = context.SimpleQueue()
+    given = (measure, lambda *of: reports.put(of))
     with ProcessPoolExecutor(processes, context, initializer=_begin, initargs=given) as pool:
         results = [pool.submit(_measure, k) for k in range(count)]
         try:
@@ -50,9 +50,9 @@ def measured(measure: Measure[Result], count: int, processes: int, progress: Pro
             while waiting:
                 done, waiting = wait(waiting, _EVERY, FIRST_EXCEPTION)
                 for result in done:
-                    result.result()  # raises what it met, before others have ended
-                while not said.empty():
-                    progress(*said.get())
+                    result.result()  # raises its error before others have ended
+                while not reports.empty():
+                    progress(*reports.get())
             return [result.result() for result in results]
         except BrokenProcessPool as error:
             raise MemoryError("a process that measured was killed; fewer processes need less memory") from error

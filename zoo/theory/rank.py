@@ -1,8 +1,8 @@
-"""Interaction rank: how many scalar heads the operator of a layer is worth.
+"""Interaction rank: the number of scalar heads that the operator of a layer needs.
 
 k = dim span{W_ij} is the rank of the (seq^2, d_out d_in) matrix with rows vec(W_ij), and no sum of fewer than k
 heads f_h(i, j) V_h equals W (Ghodsi 2512.15115). A rank counts singular values above a threshold, so the whole
-spectrum is computed, and what an error costs in heads is read from its tail.
+spectrum is computed, and the heads for an error are read from its tail.
 
 The spectrum comes from orthogonal triangularisation of the rows as they stream by (TSQR: Demmel et al. 0808.2664):
 memory (d_out d_in)^2, and no squares are taken. A Gram matrix would be simpler and lose half of the digits.
@@ -74,7 +74,7 @@ def span_spectrum(
     """Return singular values of the operator span of `layer` at `x`, without the operator.
 
     Exact (no sketch): every W_ij is probed by seq * d_out backward passes, many at a time, and merged into a triangle
-    of (d_out d_in)^2 numbers; the values are those of `operator_spectrum(interaction(layer, x).operator)`.
+    of (d_out d_in)^2 numbers; the values equal `operator_spectrum(interaction(layer, x).operator)`.
 
     Sketch: W is contracted over output positions with m = `sketch` Gaussian vectors h, sum_i h_i W_ij / sqrt(m): m *
     d_out passes in place of seq * d_out. The energy is right in expectation, E sum_j vec(Y_j) vec(Y_j)^T = sum_ij
@@ -93,7 +93,7 @@ def span_spectrum(
         x: where the coefficients are recorded, with a batch or without.
         sketch: number of Gaussian vectors over time; None for the exact spectrum.
         channels: number of Gaussian vectors over channels, for a sketch; from the layer's width on, every channel is
-            probed by itself. When absent, as many as make about 1,024 columns.
+            probed by itself. By default so that there are about 1,024 columns.
         generator: source of the Gaussian vectors, on the CPU; default seed 0.
 
     Returns:
@@ -139,7 +139,7 @@ def _sketches(
 def triangle(blocks: Iterable[Float[Tensor, "*batch _rows columns"]]) -> Float[Tensor, "*batch few columns"]:
     """Return a matrix with the Gram matrix of all rows, float64: the triangle of their QR decomposition, or few rows.
 
-    Rows are gathered until they are four times as many as columns: fewer, larger factorisations.
+    Rows are gathered up to four times the number of columns: fewer, larger factorisations.
     """
 
     def merged() -> Tensor:
@@ -160,8 +160,8 @@ def spectrum_rank(spectrum: Float[Tensor, "*batch singular"], rtol: float | None
     Args:
         spectrum: singular values, with a batch or without.
         rtol: by default 1e-10 in float64, 1e-5 in float32: a layer's roundoff reaches the spectrum at some 1e-15
-            (1e-7 in float32) of the largest value, so that these stand two to five digits above it and count what
-            is there in exact arithmetic. Smooth spectra (many real poles) cross any threshold gradually: quote
+            (1e-7 in float32) of the largest value; the thresholds are two to five digits above it and count the rank
+            of exact arithmetic. Smooth spectra (many real poles) cross any threshold gradually: quote
             `heads_needed` for those.
 
     Raises:
@@ -178,7 +178,7 @@ def spectrum_rank(spectrum: Float[Tensor, "*batch singular"], rtol: float | None
 def heads_needed(spectrum: Float[Tensor, "*batch singular"], rel_error: float) -> int | Int[Tensor, " batch"]:
     """Return the fewest heads H with sqrt(sum_{s > H} sigma_s^2 / sum_s sigma_s^2) <= rel_error.
 
-    The error is that of the operator in Frobenius norm, by Eckart and Young; it is the relative root-mean-square error
+    The error is the operator's in Frobenius norm, by Eckart and Young; it is the relative root-mean-square error
     of the output under white input that is independent of the coefficients.
 
     Args:
@@ -203,7 +203,7 @@ def heads_needed(spectrum: Float[Tensor, "*batch singular"], rel_error: float) -
 
 
 def tail_energies(spectrum: Float[Tensor, "*batch singular"]) -> Float[Tensor, "*batch singular"]:
-    """Return sum_{s > H} sigma_s^2 / sum_s sigma_s^2, what the best H heads leave, for H = 0, 1, ...
+    """Return sum_{s > H} sigma_s^2 / sum_s sigma_s^2, the error of the best H heads, for H = 0, 1, ...
 
     Raises:
         ValueError: a spectrum that is empty, negative or not finite.

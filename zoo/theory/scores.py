@@ -12,7 +12,7 @@ Score = Callable[[Float[Tensor, "batch seq n_outputs"]], float]
 
 
 def agreement(outputs: Float[Tensor, "n seq n_outputs"]) -> Score:
-    """Score by the share of positions at which the largest output is that of `outputs`."""
+    """Score by the share of positions with the same largest output as `outputs`."""
     answers = outputs.argmax(-1)
     return lambda others: float((others.argmax(-1) == answers).double().mean())
 
@@ -21,7 +21,7 @@ def accuracy(labels: Tensor) -> Score:
     """Score by the share of labelled positions that are answered right.
 
     Args:
-        labels: classes (n, seq), -100 where there is none.
+        labels: classes (n, seq), -100 for none.
     """
     labelled = labels != -100
 
@@ -36,7 +36,7 @@ def explained(labels: Tensor) -> Score:
     """Score by the share of the labels' variance that the outputs explain, R^2.
 
     Args:
-        labels: (n, seq, n_outputs), NaN where there is none.
+        labels: (n, seq, n_outputs), NaN for none.
     """
     labelled = ~labels.isnan()
 

@@ -16,9 +16,9 @@ class StateSize(NamedTuple):
     """Effective state size before each position.
 
     Attributes:
-        positions: i, what stands before it is the past.
-        rank: of the matrix from the inputs before i to the outputs from i on: no state of fewer numbers carries what
-            this layer's operator carries over from i - 1 to i.
+        positions: i; the positions before it are the past.
+        rank: rank of the matrix from the inputs before i to the outputs from i on: a state of fewer numbers cannot
+            carry this layer's operator over from i - 1 to i.
         entropy: exp of the entropy of its singular values divided by their sum, the same without a threshold.
     """
 
@@ -58,6 +58,6 @@ def effective_state_size(
         torch.linalg.svdvals(rows[..., i:, :, :i, :].flatten(-2).flatten(-3, -2)).to(operator.dtype) for i in chosen
     ]
     ranks = [torch.as_tensor(spectrum_rank(spectrum, rtol)) for spectrum in spectra]
-    # The shares of the square roots' energies are those of the values.
+    # The energies of the square roots are the values themselves.
     sizes = [torch.as_tensor(effective_rank(spectrum.sqrt()), dtype=operator.dtype) for spectrum in spectra]
     return StateSize(torch.tensor(chosen), torch.stack(ranks, dim=-1), torch.stack(sizes, dim=-1))

@@ -32,7 +32,7 @@ class Basis(NamedTuple):
     Attributes:
         operators: V_h, orthonormal, the one with the largest share first.
         spectrum: the singular value of each.
-        energy: sum of the squares of all singular values, those of operators that were left out among them.
+        energy: sum of the squares of all singular values, including the operators that were left out.
     """
 
     operators: Float[Tensor, "heads d_out d_in"]
@@ -44,8 +44,8 @@ def span_basis(layer: nn.Module, x: Float[Tensor, "batch seq d_in"], n_heads: in
     """Return the leading operators of the span of `layer` at `x`, over all sequences of the batch together.
 
     Without a limit the rows vec(W_ij) are triangularised as they stream by, which is exact. With a limit on wide layers
-    they are first contracted with random vectors, four for each operator asked for, and then projected on what these
-    span (Halko, Martinsson and Tropp 0909.4061): exact where the layer spans no more than that, near the best where it
+    they are first contracted with random vectors, four for each operator asked for, and then projected on their span
+    (Halko, Martinsson and Tropp 0909.4061): exact if the layer spans no more than that, near the best if it
     spans more. Each reading takes batch * seq * d_in forward passes, many at a time. A wide layer that mixes channel by
     channel (`zoo.theory.channels`) is read so, exactly, or from source positions drawn with seed 0 where all of them
     would take more than 64 passes.
@@ -90,7 +90,7 @@ def _leading(rows: Tensor, dtype: torch.dtype, n_heads: int | None) -> tuple[Ten
 
 
 def _wide_basis(layer: nn.Module, x: Float[Tensor, "batch seq d_in"], n_heads: int) -> Basis | None:
-    """Return the basis of a wide layer from the weights of its channels; None where it is narrow or has none."""
+    """Return the basis of a wide layer from the weights of its channels; None if it is narrow or has none."""
     with _channels_of_wide(layer, x) as found:
         if found is None:
             return None
@@ -110,7 +110,7 @@ def _channels_of_wide(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> I
 
 
 def _rows(held: Replayed) -> Iterator[Float[Tensor, "rows d_out_d_in"]]:
-    """vec(W_ij) in float64, a few at a time, by forward passes; those of the future, which are zero, left out."""
+    """vec(W_ij) in float64, a few at a time, by forward passes, without the zeros of the future."""
     for _, block in held.columns():
         rows = block.double().flatten(3).flatten(0, 2)
         yield rows[rows.any(1)]
@@ -119,7 +119,7 @@ def _rows(held: Replayed) -> Iterator[Float[Tensor, "rows d_out_d_in"]]:
 def cut(
     layer: nn.Module, basis: Basis, x: Float[Tensor, "batch seq d_in"]
 ) -> tuple[Float[Tensor, "batch seq d_out"], Float[Tensor, "heads batch seq d_out"]]:
-    """Return the output of `layer` at `x` in parts: c, and what each operator of the basis adds.
+    """Return the output of `layer` at `x` in parts: c, and the contribution of each operator of the basis.
 
     c + parts[:H].sum(0) is the output of the layer cut to its first H operators: y_i = sum_h sum_j a_h(i, j) V_h x_j
     + c_i, with a_h(i, j) = <V_h, W_ij(x)>.
@@ -167,7 +167,7 @@ class Truncated(nn.Module):
 def truncate(layer: nn.Module, basis: Basis, n_heads: int | None = None) -> Truncated:
     """`layer` with each W_ij replaced by its projection on the first `n_heads` operators of the basis.
 
-    It maps (batch, seq, d_in) to (batch, seq, d_out) as the layer does and stands in its place in a model, without
+    It maps (batch, seq, d_in) to (batch, seq, d_out) as the layer does and can replace it in a model, without
     gradients and without a stream; each call reads the operator, at seq * d_in forward passes per sequence, or at most
     seq of a wide layer that mixes channel by channel (`zoo.theory.channels`).
 
@@ -177,7 +177,7 @@ def truncate(layer: nn.Module, basis: Basis, n_heads: int | None = None) -> Trun
         n_heads: how many operators to keep, 0 for only c; default all of the basis.
 
     Raises:
-        ValueError: n_heads below zero or above what the basis has.
+        ValueError: n_heads below zero or above the size of the basis.
     """
     most = len(basis.operators)
     kept = most if n_heads is None else n_heads

@@ -13,10 +13,10 @@ from zoo.theory.operator import AFFINE_RTOL, POSITIONS_AT_ONCE, OperatorError, c
 def head_weights(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Float[Tensor, "batch heads seq seq"]:
     """Return the weights w_ij with which each head (or channel) of `layer` mixes its values over time, at `x`.
 
-    Exact, decays and what a delta rule removes among them: what some libraries draw as the attention of a recurrent
-    layer, q_i . k_j between the decays, leaves the removal out. The values are what enters the core: what comes before
-    them (a convolution of the values, SSD's dt) and after the outputs (a gate, a norm, linear attention's division)
-    is not in w; `interaction` has all of it. Row i is about output i, column j about source j.
+    Exact, including decays and the removals of a delta rule: the attention of a recurrent layer as some libraries draw
+    it, q_i . k_j between the decays, leaves the removal out. The values are the inputs of the core. Steps before it (a
+    convolution of the values, SSD's dt) and after it (a gate, a norm, linear attention's division) are not in w;
+    `interaction` has all of them. Row i is about output i, column j about source j.
 
     Args:
         layer: a mixer, or any layer that holds some; the heads of all of them are returned, in the order in which they
@@ -28,7 +28,7 @@ def head_weights(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Float[
         DeltaProduct, one after the other, since each step of a position writes a value of its own.
 
     Raises:
-        OperatorError: no part of the layer has scalar weights, or its core is not what it says.
+        OperatorError: no part of the layer has scalar weights, or a declared core has none.
         ValueError: x is not a finite (batch, seq, d_in) of the layer's dtype and device.
     """
     check_input(layer, x)
@@ -52,7 +52,7 @@ def head_weights(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Float[
 
 
 def _check(weights: Tensor, call: Call) -> None:
-    """Check that the outputs that the core had of its own values are those of the weights."""
+    """Check that the weights reproduce the core's outputs for its own values."""
     again = torch.einsum("bhoijs,bhjsp->bhoip", weights, call.values.to(weights.dtype))
     size = torch.einsum("bhoijs,bhjsp->bhoip", weights.abs(), call.values.abs().to(weights.dtype)).amax()
     miss = float((again - call.outputs).abs().amax() / size.clamp(min=torch.finfo(size.dtype).tiny))
