@@ -11,11 +11,12 @@ from typing import Any
 from lab.experiments import spec as specs
 from lab.experiments.probes import PROBES, measure
 from lab.experiments.spec import Spec
-from lab.run.environment import git
+from lab.run.environment import git, machine_of
 from lab.run.files import DONE, ENVIRONMENT, INDEX
 from lab.run.record import read_rungs
+from lab.view.rows import group_runs
 from lab.view.runs import read_runs
-from lab.view.table import group_runs, runs_as_csv
+from lab.view.table import runs_as_csv
 from zoo.errors import UsageError
 from zoo.evidence import Verdict
 from zoo.evidence.page import check_record
@@ -97,14 +98,6 @@ def read_records(file: Path) -> dict[str, Record]:
         UsageError: the file is not JSON.
     """
     return _read(file) if file.is_file() else {}
-
-
-def machine_of(environment: Mapping[str, Any]) -> str:
-    """Return in one phrase where a run was made, by its environment.json."""
-    gpus = f"{', '.join(sorted(set(environment['gpus'])))}, " if environment["gpus"] else ""
-    system = environment["machine"].split("-with-")[0]
-    versions = f"Python {environment['python']}, torch {environment['versions']['torch']}"
-    return f"{gpus}{environment['cpus']} cores, {system}, {versions}"
 
 
 def register(spec: Spec, stored: Mapping[str, Any]) -> Record:

@@ -4,7 +4,7 @@
 """
 
 from lab.run.record import Run
+from lab.view.rows import Group, Row, group_runs
 from lab.view.runs import read_runs
-from lab.view.table import Group, Row, group_runs
 
 __all__ = ["Group", "Row", "Run", "group_runs", "read_runs"]

@@ -185,14 +185,14 @@ def _record(cell: Cell, metric: str, runs: Sequence[Run], kept: Record | None) -
         "commits": [],
         "machines": [],
     }
-    added = [
+    added: list[dict[str, Any]] = [
         {"seed": run.seed, "score": number_at(run.metrics, "test", metric)}
         | {name: run.metrics.get(name) for name in OF_A_RUN}
         for run in runs
     ]
     environments = [read_json(run.folder / ENVIRONMENT) for run in runs]
     return begun | {
-        "runs": sorted([*begun["runs"], *added], key=lambda run: run["seed"]),
+        "runs": sorted(begun["runs"] + added, key=lambda run: run["seed"]),
         "commits": sorted({*begun["commits"], *(str(each["git"])[:9] for each in environments)}),
         "machines": sorted({*begun["machines"], *map(machine_of, environments)}),
     }

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from lab.view.page import as_page
 from lab.view.picture import overview_figure
+from lab.view.rows import Group, group_runs
 from lab.view.runs import read_runs
-from lab.view.table import Group, as_csv, as_markdown, group_runs, section_of, table_of
+from lab.view.table import as_csv, as_markdown, section_of, table_of
 from zoo.errors import UsageError
 from zoo.extras import require_extra
 from zoo.report.files import write_all

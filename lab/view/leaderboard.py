@@ -25,7 +25,8 @@ from lab.sweep.tuning import RATE
 from lab.view.cells import FILE, OF_A_RUN, ROOT, Cell, Record, in_order, of_today, read_cells, run_cell, task_names
 from lab.view.page import as_page
 from lab.view.picture import heat_map
-from lab.view.table import Column, Group, Row, Section, as_markdown, columns_of
+from lab.view.rows import Group, Row
+from lab.view.table import Column, Section, as_markdown, columns_of
 from zoo.errors import UsageError
 from zoo.evidence.interval import FEWEST_SEEDS, of_median
 from zoo.registry import MIXERS

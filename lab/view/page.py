@@ -13,7 +13,8 @@ from urllib.parse import quote
 
 from lab.run.record import Run
 from lab.view.charts import Chart, Series, charts_of, colours
-from lab.view.table import Group, Row, Section
+from lab.view.rows import Group, Row
+from lab.view.table import Section
 from zoo.extras import require_extra
 from zoo.report.numbers import plain
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab.score import BASELINE, level, score_text, skill
 from lab.view.charts import charts_of, colours
-from lab.view.table import Group
+from lab.view.rows import Group
 from zoo.report.numbers import Number
 from zoo.report.plots import new_figure, styled
 

@@ -18,7 +18,7 @@ from urllib.parse import quote
 from lab.run.files import EVENTS
 from lab.view.charts import Chart, charts_of, colours
 from lab.view.picture import overview_figure
-from lab.view.table import Group
+from lab.view.rows import Group
 from zoo.extras import require_extra
 from zoo.signals import SCHEDULER, handled
 
