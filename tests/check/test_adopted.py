@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 import zoo
 from tests import ROOT, refused, run_python
 from tests.check import planted
-from tests.check.modules import Stepper
+from tests.check.modules import Recurrence, Stepper
 from zoo.check import check
 from zoo.contract import SequenceMixer
 from zoo.mixers.identity import Identity
@@ -38,14 +37,14 @@ class Mean(nn.Module):
 
 
 class Later(nn.Module):
-    """An option before d_model, and lengths."""
+    """An option before d_model; `lengths` without a default, and parameters whose shapes the input decides."""
 
     def __init__(self, scale: float, d_model: int) -> None:
         super().__init__()
-        self.scale, self.d_model = scale, d_model
+        self.scale, self.map = scale, nn.LazyLinear(d_model, bias=False)
 
-    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        return self.scale * x if lengths is None else lengths.view(-1, 1, 1) * x
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        return self.scale * lengths.view(-1, 1, 1) * self.map(x)
 
 
 class NoRows(nn.LSTM):
@@ -57,17 +56,6 @@ class NoRows(nn.LSTM):
     def forward(self, x: Tensor, state: Tensor | None = None) -> Any:
         y, (h, c) = super().forward(x, None if state is None else tuple(state.view(2, 1, len(x), 8)))
         return y, torch.stack((h, c)).flatten()
-
-
-class Demands(nn.Module):
-    """Lengths that have no default, and parameters whose shapes the input decides."""
-
-    def __init__(self, d_model: int) -> None:
-        super().__init__()
-        self.map = nn.LazyLinear(d_model, bias=False)
-
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        return lengths.view(-1, 1, 1) * self.map(x)
 
 
 class Exits(nn.Module):
@@ -120,19 +108,16 @@ def test_what_needs_a_stream_says_so() -> None:
         model.generate(tokens, 2)
 
 
-class Closed(Stepper):
+class Closed(Recurrence):
     """An output that is zero at the start of training, as of a closed gate."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__(d_model)
-        self.gate = nn.Parameter(torch.zeros(d_model))
+        self.closed = nn.Parameter(torch.zeros(d_model))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.gate * super().forward(x)
-
-    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        y, state = super().step(x, state)
-        return self.gate * y, state
+    def run(self, x: Tensor, state: Any, mask: Tensor | None) -> Any:
+        y, state = super().run(x, state, mask)
+        return self.closed * y, state
 
 
 STREAMING: dict[str, tuple[dict[str, Any], int]] = {
@@ -140,11 +125,12 @@ STREAMING: dict[str, tuple[dict[str, Any], int]] = {
     "torch.nn:GRU": ({"hidden_size": 8, "batch_first": True}, 8),
     f"{MODULES}:Recurrence": ({}, 2 * 8 + 8),
     f"{MODULES}:Attention": ({}, 2 * 9 * 8),
-    f"{__name__}:Closed": ({}, 8),
-    "tests.check.modules:Named": ({}, 8),
-    "tests.check.modules:Several": ({}, 8 + 1),
-    "tests.check.modules:Cached": ({}, 2 * 9 * 8),
-    "tests.check.modules:Hiddens": ({}, 2 * 9 * 8),
+    f"{__name__}:Closed": ({}, 2 * 8 + 8),
+    f"{MODULES}:Stepper": ({}, 8),
+    f"{MODULES}:Named": ({}, 8),
+    f"{MODULES}:Several": ({}, 8 + 1),
+    f"{MODULES}:Cached": ({}, 2 * 9 * 8),
+    f"{MODULES}:Hiddens": ({}, 2 * 9 * 8),
 }
 """Modules with protocols of their own, their options, and the numbers of their states after nine positions."""
 
@@ -193,10 +179,10 @@ def test_a_module_that_is_wrong_by_several_positions_streams_one_by_one(monkeypa
 @pytest.mark.parametrize(
     ("error", "name", "why"),
     [
-        ("bidirectional", "torch.nn:LSTM", "its chunks differ from the"),
-        ("positions start anew", f"{MODULES}:Attention", r"its chunks differ from the whole by 0\.\d+ of the largest"),
-        ("faint memory", f"{MODULES}:Stepper", "its chunks differ from the whole"),
-        ("no_rows", f"{__name__}:NoRows", r"its state has a tensor \(48,\) without an axis of rows"),
+        ("", "torch.nn:LSTM", "its chunks differ"),
+        ("positions start anew", f"{MODULES}:Attention", "its chunks differ"),
+        ("faint memory", f"{MODULES}:Stepper", "its chunks differ"),
+        ("", f"{__name__}:NoRows", r"its state has a tensor \(48,\) without an axis of rows"),
     ],
 )
 def test_a_module_whose_chunks_are_wrong_is_read_whole(
@@ -208,7 +194,7 @@ def test_a_module_whose_chunks_are_wrong_is_read_whole(
         forward, step = Stepper.forward, Stepper.step
         monkeypatch.setattr(Stepper, "forward", lambda self, x: 1e5 * x + forward(self, x))
         monkeypatch.setattr(Stepper, "step", lambda self, x, state=None: (1e5 * x + step(self, x)[0], step(self, x)[1]))
-    options = {"hidden_size": 4, "batch_first": True, "bidirectional": True} if error == "bidirectional" else {}
+    options = {"hidden_size": 4, "batch_first": True, "bidirectional": True} if "LSTM" in name else {}
     mixer, x = zoo.create_mixer(name, 8, **options), torch.randn(2, 5, 8)
     assert not mixer.streams
     with pytest.raises(ValueError, match=rf"reads whole sequences only \({why}"):
@@ -222,17 +208,13 @@ def test_rows_of_several_lengths_are_not_continued() -> None:
 
 
 def test_d_model_goes_to_its_parameter_and_lengths_to_a_module_that_takes_them() -> None:
-    mixer = zoo.create_mixer(f"{__name__}:Later", 8, scale=3.0)
-    assert (mixer.module.scale, mixer.module.d_model) == (3.0, 8)
-    assert mixer(torch.ones(2, 4, 8), torch.tensor([4, 2])).amax((1, 2)).tolist() == [4, 2]
-
-
-def test_lazy_layers_and_lengths_without_a_default() -> None:
-    mixer, x = zoo.create_mixer(f"{__name__}:Demands", 8), torch.ones(2, 4, 8)
+    name, x = f"{__name__}:Later", torch.ones(2, 4, 8)
     with torch.device("meta"):
-        assert [p.shape for p in zoo.create_mixer(f"{__name__}:Demands", 8).parameters()] == [(8, 8)]
+        assert [p.shape for p in zoo.create_mixer(name, 8, scale=3.0).parameters()] == [(8, 8)]
+    mixer = zoo.create_mixer(name, 8, scale=3.0)
+    assert mixer.module.scale == 3.0
     torch.testing.assert_close(mixer(x)[:, :2], 2 * mixer(x, torch.tensor([2, 2]))[:, :2])
-    check(Demands, d_model=8, only=["causality", "inputs_unchanged"]).raise_if_failed()
+    check(Later, d_model=8, options={"scale": 3.0}, only=["causality", "inputs_unchanged"]).raise_if_failed()
 
 
 def test_a_checkpoint_that_may_name_no_class_imports_none(tmp_path: Path) -> None:
@@ -247,27 +229,14 @@ def test_a_checkpoint_that_may_name_no_class_imports_none(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        (
-            MEAN,
-            {"gian": 1},
-            r"unknown option of Mean 'gian' \(did you mean 'gain'\?\); choose from: gain, fails, gives",
-        ),
+        (MEAN, {"gian": 1}, r"'gian' \(did you mean 'gain'\?\); choose from: gain, fails, gives"),
         (MEAN, {"fails": True}, r"test_adopted\.Mean cannot be built: RuntimeError: over two lines$"),
-        (MEAN, {"gives": 3}, r"Mean cannot be run: .*maps \(3, 64, 8\) to \(3, 64, 3\), not to the same shape$"),
+        (MEAN, {"gives": 3}, r"Mean cannot be run: .*maps \(3, 64, 8\) to \(3, 64, 3\)"),
         (f"{__name__}:Exits", {}, r"Exits cannot be built: SystemExit: no GPU, bye$"),
-        (
-            f"{__name__}:Later",
-            {},
-            "Later cannot be built: TypeError: .*missing 1 required positional argument: 'scale'",
-        ),
-        (
-            "torch.nn:LSTM",
-            {"hidden_size": 8},
-            r"nn\.LSTM cannot be built: LSTM reads \(seq, batch, d_model\): build it",
-        ),
-        ("torch.nn:functional", {}, "torch.nn:functional is of type module: a mixer is a class of torch.nn.Module"),
-        ("collections:OrderedDict", {}, "is the class OrderedDict: a mixer is a class of torch.nn.Module"),
-        ("no_such:Thing", {}, "there is no module no_such"),
+        (f"{__name__}:Later", {}, "Later cannot be built: TypeError: .*'scale'"),
+        ("torch.nn:LSTM", {"hidden_size": 8}, r"nn\.LSTM cannot be built: LSTM reads \(seq, batch, d_model\)"),
+        ("torch.nn:functional", {}, "torch.nn:functional is of type module"),
+        ("collections:OrderedDict", {}, "is the class OrderedDict"),
     ],
 )
 def test_what_is_no_mixer_is_said_on_one_line(name: str, options: dict[str, Any], message: str) -> None:
@@ -287,21 +256,15 @@ def test_a_registered_name_is_a_mixer_like_any_other(registry: Any) -> None:
     first, second = zoo.create_layers("hybrid", 2, 8, pattern=["mean", "still"], mean={"gain": 5.0})
     assert (first.module.gain, type(second)) == (5.0, Identity)
     zoo.register("mean", Mean)
-    for name, message in (
-        ("lstm", "mixer 'lstm' is built in: choose another name"),
-        ("mamba", "mixer 'mamba' is built in"),
-        ("mean", f"mixer 'mean' already stands for {__name__}:Mean: choose another name for .*:Identity"),
-        ("a.b", "'a.b' cannot name a mixer: give letters"),
-    ):
-        with pytest.raises(ValueError, match=message):
+    taken = {"lstm": "built in", "mamba": "built in", "mean": f"{__name__}:Mean", "a.b": "'a.b' cannot name a mixer"}
+    for name, message in taken.items():
+        with refused(message):
             zoo.register(name, Identity)
-    with pytest.raises(
-        ValueError, match=r"unknown mixer 'maen' \(did you mean 'mean'\?\); .*, elsewhere; or give pack"
-    ):
+    with refused(r"unknown mixer 'maen' \(did you mean 'mean'\?\); .*, elsewhere; or give pack"):
         zoo.create_mixer("maen", 8)
-    with pytest.raises(ValueError, match="there is no module no_such"):
+    with refused("there is no module no_such"):
         zoo.create_mixer("elsewhere", 8)
-    with pytest.raises(ValueError, match="builtins:int is the class int: a mixer is a class"):
+    with refused("builtins:int is the class int"):
         zoo.register("three", int)
 
 
@@ -311,18 +274,14 @@ def test_entry_points_are_found_when_a_name_is_not_built_in(
     package = tmp_path / "other-1.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
-    (package / "entry_points.txt").write_text(
-        f"[zoo.mixers]\ntheirs = {MEAN}\nlstm = other:LSTM\nmine = absent:Thing\n"
-    )
+    lines = ("[zoo.mixers]", f"theirs = {MEAN}", "lstm = other:LSTM", "mine = absent:Thing")
+    (package / "entry_points.txt").write_text("\n".join(lines))
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     monkeypatch.setattr(registry, "_looked", False)
     assert "lstm" in registry
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+    with pytest.warns(match="lstm = other:LSTM is left out") as said:
         assert type(zoo.create_mixer("theirs", 8)) is mixer_class(MEAN)
-    assert [str(each.message) for each in said] == [
-        "entry point lstm = other:LSTM is left out: mixer 'lstm' is built in: choose another name for other:LSTM"
-    ]
+    assert len(said) == 1
     assert zoo.list_mixers()[-2:] == ["theirs", "mine"]
     assert mixer_class("lstm").__module__ == "zoo.mixers.lstm"
     with pytest.raises(ValueError, match="there is no module absent"):

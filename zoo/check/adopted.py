@@ -1,4 +1,4 @@
-"""Plain modules as mixers: any torch.nn.Module that maps (batch, seq, d_model) to the same."""
+"""Foreign modules as mixers: any torch.nn.Module that maps (batch, seq, d_model) to the same shape."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from zoo.ops.precision import Device, DType
 from zoo.targets import short
 
 TRIAL = 64
-"""Positions of the sequences that a new module is tried on."""
+"""Length of the trial sequences for a new module."""
 CLOSE = 1e-6, 1e-4
-"""How far its chunks may be from the whole there, against the largest output: in float64; of what refuses float64."""
+"""Allowed error of its chunks, relative to the largest output: in float64, and if it refuses float64."""
 
 
 class Adopted(SequenceMixer):
-    """A module of another contract. No law says its rank.
+    """A foreign module as a mixer. Its interaction rank is not known.
 
-    It streams if `zoo.check.adapters` knows its protocol and its chunks give the outputs of the whole. Otherwise
-    it maps whole sequences only. As nobody may ask for the state of a first chunk, that chunk is kept, and read again
-    when the next one comes.
+    It streams if `zoo.check.adapters` knows its protocol and its chunks give the outputs of the whole. Otherwise it
+    maps whole sequences only. The state of a first chunk is often not needed, as in `forward`. So the first chunk is
+    kept, and read again if a next one comes.
 
-    Rows of several lengths are padded with zeros to the right, and what it gives there is dropped: it must be causal. A
-    module whose `forward` takes `lengths` gets them. Such rows cannot be continued.
+    Rows of several lengths are padded with zeros to the right, and the outputs of the padding are dropped: the module
+    must be causal. A module whose `forward` takes `lengths` gets them. Such rows cannot be continued.
 
-    `adopt` makes a subclass for each class, whose signature and docstring are those of that class.
+    `adopt` makes a subclass for each class, with the signature and the docstring of that class.
 
     Args:
-        d_model: goes to the parameter of that name, or to the first positional one.
-        **options: for the class.
+        d_model: passed to the parameter of that name, or to the first positional one.
+        **options: options of the class.
 
     Raises:
         ValueError: a module that cannot be built, or does not map (batch, seq, d_model) to the same.
@@ -59,7 +59,7 @@ class Adopted(SequenceMixer):
         self._try(arguments, options)
 
     def __reduce__(self) -> Any:
-        # The class is made at run time: pickle finds it by what it was made of.
+        # The class is made at run time: pickle makes it again from the foreign class.
         return _blank, (self.name, self.made), self.__dict__
 
     def reset_parameters(self) -> None:
@@ -76,17 +76,17 @@ class Adopted(SequenceMixer):
         if past.shape[1] and not past.shape[2]:
             why = self._why_whole or "these had rows of several lengths"
             raise ValueError(
-                f"{short(self.name)} reads whole sequences only ({why}) and cannot go on from a state: to stream, "
+                f"{short(self.name)} reads whole sequences only ({why}) and cannot continue from a state: to stream, "
                 "write it as a zoo.SequenceMixer"
             )
         if past.shape[1] or state.outline is not None:
             theirs = state.open(self._parts)
-            if past.shape[1]:  # of a detached state, the gradient ends here
+            if past.shape[1]:  # the gradient of a detached state ends here
                 with torch.set_grad_enabled(torch.is_grad_enabled() and past.requires_grad):
                     _, theirs = run(self._adapter, self.module, past)
             y, theirs = run(self._adapter, self.module, x, theirs)
             return self._checked(y, x), self._carried(theirs, x, lengths)
-        if x.is_meta:  # many modules read numbers, and the shapes are known
+        if x.is_meta:  # the shape is known, and many modules cannot run without numbers
             y = torch.empty_like(x)
         elif self._takes_lengths and lengths is not None:
             y = first_tensor(self.module(x, lengths=lengths))
@@ -95,7 +95,7 @@ class Adopted(SequenceMixer):
         return self._checked(y, x), self._carried(None, x, lengths)
 
     def _carried(self, theirs: Any, x: Tensor, lengths: Tensor | None) -> Carried:
-        """Return the state after x: closed where it cannot go on, the module's own, or x to be read again."""
+        """Return the state after x: empty if it cannot be continued, the module's own, or x to be read again."""
         if self.whole_only or lengths is not None:
             past = x.new_empty(x.shape[0], x.shape[1], 0)
         elif theirs is not None:
@@ -104,7 +104,7 @@ class Adopted(SequenceMixer):
             past = x[:, :0]
         else:
             past = x.detach().requires_grad_() if torch.is_grad_enabled() and not x.requires_grad else x
-        # Without storage, there is nothing to read again: these are the shapes of what reading it gives.
+        # Meta tensors hold no data; return states of the right shape.
         after = x.shape[1] if x.is_meta else None
         return Carried((past, *(part.empty(len(x), x.dtype, x.device, after) for part in self._parts)))
 
@@ -119,14 +119,14 @@ class Adopted(SequenceMixer):
         except (RuntimeError, NotImplementedError):
             if torch.get_default_device().type != "meta":
                 raise
-        with torch.device("cpu"):  # a constructor that reads numbers, which tensors without storage have not
+        with torch.device("cpu"):  # the constructor reads numbers, which meta tensors do not have
             return self.made(*arguments, **options)
 
     def _try(self, arguments: tuple[int, ...], options: Mapping[str, Any]) -> None:
-        """Run the module, and find out whether and how it streams."""
+        """Find the module's adapter and whether it streams, by trial runs."""
         self._adapter: Adapter = Forward()
         self._parts: tuple[Part, ...] = ()
-        on_meta = torch.get_default_device().type == "meta"  # tried on numbers all the same
+        on_meta = torch.get_default_device().type == "meta"  # then a second module with numbers is tried
         device = torch.device("cpu") if on_meta else torch.get_default_device()
         with (
             device,
@@ -143,47 +143,47 @@ class Adopted(SequenceMixer):
                 settle(self.module, x.to("meta"))
             self._adapter = find_adapter(module, x)
             whole = self._checked(self._adapter.whole(module, x), x)
-            self._why_whole = self._why(module, x, whole)
+            self._why_whole = self._try_streaming(module, x, whole)
             self.whole_only = bool(self._why_whole)
             module.train(training)
 
-    def _why(self, module: nn.Module, x: Tensor, whole: Tensor) -> str:
-        """Return why the module cannot go on from a state, nothing where it can; keep the parts of its state."""
+    def _try_streaming(self, module: nn.Module, x: Tensor, whole: Tensor) -> str:
+        """Stream x and keep the parts of the state; return why the module cannot stream, nothing if it can."""
         if not self._adapter.streams:
             return "it has no stream, step, state or cache that is known"
-        cut, close, said = TRIAL // 2, CLOSE[1], ""
-        with suppress(Exception):  # in float64 even a state that adds little is seen to be lost
+        cut, close, reason = TRIAL // 2, CLOSE[1], ""
+        with suppress(Exception):  # float64 shows the loss of a state even if its contribution is small
             other = copy.deepcopy(module).double()
             nudge(other)
             whole, close = self._adapter.whole(other, x.double()), CLOSE[0]
             module, x = other, x.double()
-        for longest in dict.fromkeys((self._adapter.longest, 1)):  # some caches go on by one position only
+        for longest in dict.fromkeys((self._adapter.longest, 1)):  # some caches continue by one position only
             self._adapter.longest = longest
             try:
                 parts = parts_of(self._adapter, module, x)
                 y, state = run(self._adapter, module, x[:, :cut])
                 rest, _ = run(self._adapter, module, x[:, cut:], Carried.close(state, parts, x).open(parts))
                 off = float((torch.cat((y, rest), 1) - whole).abs().max() / whole.abs().max())
-            except Exception as error:  # noqa: BLE001 - a stranger's module may raise anything
-                said = " ".join(str(error).split())
+            except Exception as error:  # noqa: BLE001 - a foreign module may raise anything
+                reason = " ".join(str(error).split())
                 continue
             if off <= close:
                 self._parts = parts
                 return ""
-            said = f"its chunks differ from the whole by {off:.2g} of the largest output"
-        return said
+            reason = f"its chunks differ from the whole by {off:.2g} of the largest output"
+        return reason
 
 
 @functools.cache
 def adopt(name: str, found: Any) -> type[SequenceMixer]:
-    """Return the class as a mixer: itself where it is one.
+    """Return the class as a mixer; a `SequenceMixer` is returned as it is.
 
     Args:
-        name: the target that names it.
-        found: a class.
+        name: target of the class.
+        found: the class.
 
     Raises:
-        UsageError: anything but a class of torch.nn.Module.
+        UsageError: `found` is no subclass of torch.nn.Module.
     """
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         kind = f"the class {found.__name__}" if isinstance(found, type) else f"of type {type(found).__name__}"
@@ -201,7 +201,7 @@ def adopt(name: str, found: Any) -> type[SequenceMixer]:
 
 
 def _signature(found: type[nn.Module]) -> inspect.Signature:
-    """d_model, then the class's named options."""
+    """Return the signature of the mixer: d_model, then the class's named options."""
     given = signature_of(found)
     arguments, named = with_width(found, 1, {})
     skipped = set(named) | set(list(given.parameters)[: len(arguments)])
@@ -221,11 +221,9 @@ def _blank(name: str, made: type[nn.Module]) -> SequenceMixer:
 
 @contextmanager
 def _in_one_line(what: str) -> Iterator[None]:
-    """Turn whatever a stranger's module raises into a ValueError of one line."""
+    """Turn any exception of a foreign module into a ValueError of one line."""
     try:
         yield
     except (Exception, SystemExit) as error:
-        said = " ".join(str(error).split())
-        raise ValueError(
-            f"{what}: {said if isinstance(error, ValueError) else f'{type(error).__name__}: {said}'}"
-        ) from error
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise ValueError(f"{what}: {kind}{' '.join(str(error).split())}") from error
