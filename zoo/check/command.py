@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     from zoo.check.checker import check, properties
     from zoo.check.report import as_html, print_card
 
-    only = [each.name for each in properties(*(name for text in arguments.only for name in text.split(",") if name))]
+    only = [each.name for each in properties(*(name for text in arguments.only for name in text.strip(",").split(",")))]
     shared = ("d_model", "seq_len", "device", "seed", "looks_ahead", "adapter")
     setting = {name: getattr(arguments, name) for name in shared}
     with progress(len(only)) as advance:
