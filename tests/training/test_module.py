@@ -22,16 +22,7 @@ from tests import python, refused
 from tests.tolerances import assert_close
 from tests.training import small
 from zoo.training import SequenceModule
-from zoo.training.metrics import (
-    R2,
-    BucketedAccuracy,
-    BucketedError,
-    MacroAccuracy,
-    Mean,
-    Perplexity,
-    RelativeSquaredError,
-    Sums,
-)
+from zoo.training.metrics import R2, Bucketed, MacroAccuracy, Mean, Perplexity, Ratio, Sums
 from zoo.training.module import warmup_cosine
 
 WITH_EXPERTS = {"n_experts": 3, "expert_offset": 0, "expert_period": 1, "n_layers": 2}
@@ -212,16 +203,9 @@ CLASSES = 9
 METRICS: dict[str, tuple[Callable[[], Sums], Callable[[torch.Generator, int], tuple[Any, ...]]]] = {
     "mean": (Mean, lambda g, n: (torch.rand((), generator=g), n)),
     "perplexity": (Perplexity, lambda g, n: (torch.rand((), generator=g), n)),
-    "relative squared error": (RelativeSquaredError, lambda g, n: (*torch.randn(2, n, generator=g),)),
+    "ratio": (Ratio, lambda g, n: (*torch.rand(2, n, generator=g).sum(1),)),
     "macro accuracy": (lambda: MacroAccuracy(CLASSES), lambda g, n: (*torch.randint(CLASSES, (2, n), generator=g),)),
-    "accuracy by a fact": (
-        BucketedAccuracy,
-        lambda g, n: (torch.rand(n, generator=g) < 0.5, torch.randint(-1, 20, (n,), generator=g)),
-    ),
-    "error by a fact": (
-        BucketedError,
-        lambda g, n: (*torch.randn(2, n, 3, generator=g), torch.randint(-1, 20, (n,), generator=g)),
-    ),
+    "by a fact": (Bucketed, lambda g, n: (*torch.rand(2, n, generator=g), torch.randint(-1, 20, (n,), generator=g))),
 }
 
 
@@ -336,9 +320,9 @@ def test_padding_has_no_part_in_the_loss(task: Any, rng: np.random.Generator) ->
 
 
 def test_buckets_hold_the_powers_of_two() -> None:
-    metric = BucketedAccuracy()
-    fact = torch.tensor([-1, 0, 1, 2, 3, 4, 5, 8, 9, 16, 17])
-    metric.update(torch.tensor([True, True, False, True, True, False, True, True, False, False, True]), fact)
+    metric = Bucketed(torch.int64)
+    right = torch.tensor([True, True, False, True, True, False, True, True, False, False, True])
+    metric.update(right.long(), torch.ones(11).long(), torch.tensor([-1, 0, 1, 2, 3, 4, 5, 8, 9, 16, 17]))
     assert metric.by_bound() == {1: 0.5, 2: 1.0, 4: 0.5, 8: 1.0, 16: 0.0, 32: 1.0}
 
 

@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torchmetrics import Metric, R2Score
 from torchmetrics.classification import MulticlassExactMatch
 
@@ -25,51 +24,50 @@ class Sums(Metric):
 
     full_state_update = False
 
-    def keep(self, *names: str, size: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> None:
-        """Keep sums of these names and of one shape, from zero on."""
-        for name in names:
-            self.add_state(name, torch.zeros(size, dtype=dtype), dist_reduce_fx="sum")
+    def keep(self, name: str, size: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> None:
+        """Keep a sum of this name and shape, from zero on."""
+        self.add_state(name, torch.zeros(size, dtype=dtype), dist_reduce_fx="sum")
 
 
-class RelativeSquaredError(Sums):
-    """sum (y - y_hat)^2 / sum y^2 over everything seen: 0 is exact, 1 is what predicting zero scores."""
+class Ratio(Sums):
+    """Sum of a part over the sum of a whole, such as squared errors over squared labels; nan if there was nothing.
 
-    error: Tensor
-    power: Tensor
+    Args:
+        size: shape of both sums.
+        part: dtype of the part. float32 counts exactly up to 2^24 only; int64 exists on every device.
+        whole: dtype of the whole.
+    """
 
-    def __init__(self) -> None:
+    part: Tensor
+    whole: Tensor
+
+    def __init__(
+        self, size: tuple[int, ...] = (), part: torch.dtype = torch.float32, whole: torch.dtype = torch.float32
+    ) -> None:
         super().__init__()
-        self.keep("error", "power")
+        self.keep("part", size, part)
+        self.keep("whole", size, whole)
 
-    def update(self, predicted: Float[Tensor, "*shape"], target: Float[Tensor, "*shape"]) -> None:
-        """Add what is between predicted and target values of one shape."""
-        self.error += (predicted - target).square().sum()
-        self.power += target.square().sum()
+    def update(self, part: Tensor, whole: Tensor | int) -> None:
+        """Add to both sums."""
+        # Not in place: sums of float64 losses are float64.
+        self.part = self.part + part.detach()
+        self.whole = self.whole + whole
 
-    def compute(self) -> Float[Tensor, ""]:
-        """Return the ratio; nan where every target was zero."""
-        return self.error / self.power
+    def compute(self) -> Tensor:
+        """Return the ratio."""
+        return self.part / self.whole
 
 
-class Mean(Sums):
+class Mean(Ratio):
     """Mean over labels, from the means over batches: the last batch may be short."""
 
-    total: Tensor
-    labels: Tensor
-
     def __init__(self) -> None:
-        super().__init__()
-        self.keep("total")
-        self.keep("labels", dtype=torch.int64)
+        super().__init__(whole=torch.int64)
 
-    def update(self, mean: Float[Tensor, ""], labels: int) -> None:
+    def update(self, mean: Float[Tensor, ""], labels: int) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Add the mean of a number of labels."""
-        self.total = self.total + mean.detach() * labels
-        self.labels += labels
-
-    def compute(self) -> Float[Tensor, ""]:
-        """Return the mean; nan if there was no label."""
-        return self.total / self.labels
+        super().update(mean * labels, labels)
 
 
 class Perplexity(Mean):
@@ -80,7 +78,7 @@ class Perplexity(Mean):
     """
 
     def compute(self) -> Float[Tensor, ""]:
-        """1 is certainty; nan if there was no label."""
+        """Return the perplexity; 1 is certainty."""
         return super().compute().exp()
 
 
@@ -102,7 +100,8 @@ class MacroAccuracy(Sums):
     def __init__(self, n_classes: int) -> None:
         super().__init__()
         self.n_classes = n_classes
-        self.keep("right", "asked", "guessed", size=(n_classes,), dtype=torch.int64)
+        for name in ("right", "asked", "guessed"):
+            self.keep(name, (n_classes,), torch.int64)
 
     def update(self, guesses: Int[Tensor, " answers"], labels: Int[Tensor, " answers"]) -> None:
         """Count answers; pass only labelled positions, so that every label is a class."""
@@ -111,7 +110,7 @@ class MacroAccuracy(Sums):
         self.guessed += torch.bincount(guesses, minlength=self.n_classes)
 
     def compute(self) -> Float[Tensor, ""]:
-        """Return the mean, between 0 and 1; nan where there was no label."""
+        """Return the mean, between 0 and 1; nan if there was no label."""
         share = self.right / self.asked.clamp(min=1)
         return share[(self.asked > 0) | (self.guessed > 0)].mean()
 
@@ -123,87 +122,60 @@ class R2(R2Score):
         super().__init__(multioutput="variance_weighted")
 
     def compute(self) -> Float[Tensor, ""]:
-        """Return the share of the variance that is explained; nan where only one position was labelled."""
+        """Return the share of the variance that is explained; nan if only one position was labelled."""
         return super().compute() if self.total >= 2 else torch.full((), float("nan"), device=self.total.device)
 
 
-class Bucketed(Sums):
-    """A ratio of two sums by the size of a fact, in buckets whose upper bounds are the powers of two.
+class Bucketed(Ratio):
+    """A ratio by the size of a fact, in buckets whose upper bounds are the powers of two.
 
     A fact f >= 0 falls in the bucket of the smallest power of two that is at least f (0 and 1 share the first); answers
     with a negative fact (unknown) are left out.
+
+    Args:
+        dtype: dtype of the sums.
     """
 
-    part: Tensor
-    whole: Tensor
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__((N_BUCKETS,), dtype, dtype)
 
-    def compute(self) -> Float[Tensor, " buckets"]:
-        """Return the ratio per bucket, nan in empty ones; `by_bound` gives it as a dictionary."""
-        return self.part / self.whole
+    def update(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, part: Shaped[Tensor, " answers"], whole: Shaped[Tensor, " answers"], fact: Int[Tensor, " answers"]
+    ) -> None:
+        """Add the part and the whole of each answer."""
+        bucket = torch.searchsorted(2 ** torch.arange(N_BUCKETS, device=fact.device), fact).clamp(max=N_BUCKETS - 1)
+        bucket = torch.where(fact >= 0, bucket, N_BUCKETS)
+        # Masks, as bincount with weights has no deterministic kernel on GPUs.
+        super().update(*(torch.stack([(t * (bucket == i)).sum() for i in range(N_BUCKETS)]) for t in (part, whole)))
 
     def by_bound(self) -> dict[int, float]:
         """{upper bound of the bucket: ratio}, ascending, empty buckets left out."""
         return {2**i: value for i, value in enumerate(self.compute().tolist()) if value == value}
 
 
-class BucketedAccuracy(Bucketed):
-    """Share of right answers by the size of a fact."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        # float32 counts exactly up to 2^24 answers only; int64 exists on every device.
-        self.keep("part", "whole", size=(N_BUCKETS,), dtype=torch.int64)
-
-    def update(self, correct: Bool[Tensor, " answers"], fact: Int[Tensor, " answers"]) -> None:
-        """Count answers."""
-        bucket, known = _buckets(fact)
-        self.whole += torch.bincount(bucket[known], minlength=N_BUCKETS)
-        self.part += torch.bincount(bucket[known & correct], minlength=N_BUCKETS)
-
-
-class BucketedError(Bucketed):
-    """Relative squared error by the size of a fact."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.keep("part", "whole", size=(N_BUCKETS,))
-
-    def update(
-        self,
-        predicted: Float[Tensor, "answers n_outputs"],
-        target: Float[Tensor, "answers n_outputs"],
-        fact: Int[Tensor, " answers"],
-    ) -> None:
-        """Add answers."""
-        bucket, known = _buckets(fact)
-        # A product, as bincount with weights has no deterministic kernel on GPUs.
-        within = F.one_hot(bucket[known], N_BUCKETS).to(predicted)
-        self.part += (predicted - target)[known].square().sum(-1) @ within
-        self.whole += target[known].square().sum(-1) @ within
-
-
-def _buckets(fact: Int[Tensor, " answers"]) -> tuple[Int[Tensor, " answers"], Bool[Tensor, " answers"]]:
-    """Return the bucket of each answer, and whether its fact is known."""
-    bounds = 2 ** torch.arange(N_BUCKETS, device=fact.device)
-    return torch.searchsorted(bounds, fact).clamp(max=N_BUCKETS - 1), fact >= 0
-
-
 class Scores(nn.Module):
-    """The metrics of one split for one loss; its children, under the names that they are logged by.
+    """The metrics of one split; its children have the names that they are logged by.
 
     Args:
         score: name of the score that is split by facts.
-        by_fact: for each fact the metric that splits the score by it.
+        facts: names of the facts.
+        dtype: dtype of the sums that are split by facts.
     """
 
-    def __init__(self, score: str, by_fact: Mapping[str, Bucketed]) -> None:
+    def __init__(self, score: str, facts: Sequence[str], dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.score = score
-        self.by_fact = nn.ModuleDict(by_fact)
+        self.by_fact = nn.ModuleDict({fact: Bucketed(dtype) for fact in facts})
 
     def means(self) -> Iterator[tuple[str, Metric]]:
         """Return the metrics over the whole split, with their names."""
         return ((name, metric) for name, metric in self.named_children() if isinstance(metric, Metric))
+
+    def split(self, part: Tensor, whole: Tensor, batch: Mapping[str, Tensor], at: Tensor | None) -> None:
+        """Add the part and the whole of each answer, at the positions `at` or at all, to the metrics by facts."""
+        for fact, metric in self.by_fact.items():
+            assert isinstance(metric, Bucketed)
+            metric.update(part, whole, batch[fact].flatten() if at is None else batch[fact][at])
 
     def results(self) -> Results:
         """Return all scores, nested; the metrics by facts begin anew."""
@@ -219,7 +191,7 @@ class ClassificationScores(Scores):
     """Loss and accuracies, and with `perplexity` perplexity and bits per token."""
 
     def __init__(self, n_outputs: int, facts: Sequence[str], perplexity: bool) -> None:
-        super().__init__("accuracy", {fact: BucketedAccuracy() for fact in facts})
+        super().__init__("accuracy", facts, torch.int64)
         self.loss, self.accuracy, self.accuracy_macro = Mean(), Mean(), MacroAccuracy(n_outputs)
         # It asks for at least two classes, and uses the number to check its input alone, which is left out.
         self.sequence_accuracy = MulticlassExactMatch(max(2, n_outputs), ignore_index=UNLABELLED, validate_args=False)
@@ -248,17 +220,15 @@ class ClassificationScores(Scores):
             whole[at] = guesses
             asked = at.any(1)
             self.sequence_accuracy.update(whole[asked], batch["labels"][asked])
-        for fact, metric in self.by_fact.items():
-            assert isinstance(metric, BucketedAccuracy)
-            metric.update(right, batch[fact][at])
+        self.split(right.long(), torch.ones_like(labels), batch, at)
 
 
 class RegressionScores(Scores):
-    """Mean squared error, relative squared error and R²."""
+    """Mean squared error, relative squared error (0 is exact, 1 is what predicting zero scores) and R²."""
 
     def __init__(self, facts: Sequence[str]) -> None:
-        super().__init__("relative_squared_error", {fact: BucketedError() for fact in facts})
-        self.loss, self.relative_squared_error, self.r2 = Mean(), RelativeSquaredError(), R2()
+        super().__init__("relative_squared_error", facts)
+        self.loss, self.relative_squared_error, self.r2 = Mean(), Ratio(), R2()
 
     def update(
         self,
@@ -271,8 +241,7 @@ class RegressionScores(Scores):
         """Add a batch: its loss, outputs and labels at the positions `at`, or at all."""
         self.loss.update(loss, labels.numel())
         outputs, labels = (each.reshape(-1, each.shape[-1]) for each in (outputs, labels))
-        self.relative_squared_error.update(outputs, labels)
+        error, power = (outputs - labels).square(), labels.square()
+        self.relative_squared_error.update(error.sum(), power.sum())
         self.r2.update(outputs, labels)
-        for fact, metric in self.by_fact.items():
-            assert isinstance(metric, BucketedError)
-            metric.update(outputs, labels, batch[fact].flatten() if at is None else batch[fact][at])
+        self.split(error.sum(-1), power.sum(-1), batch, at)
