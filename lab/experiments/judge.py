@@ -172,7 +172,7 @@ def quantity(check: Mapping[str, Any], rows: Sequence[Row], where: Mapping[str, 
             return operand(rows, taken, where, metric)
         case "diff" | "ratio" | "share":
             return by_seed(_OF_SEEDS[verb], *(operand(rows, each, where, metric) for each in check[verb]))
-        case "solved":
+        case "solved" if chosen:
             return of_share(sum(number_of(row, metric) >= check[verb] for row in chosen), len(chosen))
         case "spearman":
             return correlation(check[verb], chosen, metric)

@@ -47,20 +47,6 @@ def test_the_interval_of_a_median_is_no_wider_than_it_must_be(rng: np.random.Gen
         intervals.of_median([1, 2, 3, 4])
 
 
-@pytest.mark.parametrize(("looks", "missed"), [((5, 10, 20), 0.10), ((10, 30), 0.06)])
-def test_several_looks_miss_more_often_than_one(
-    looks: tuple[int, ...], missed: float, rng: np.random.Generator
-) -> None:
-    """docs/results.md says so of the experiments to which seeds were added."""
-    draws = rng.normal(size=(100_000, looks[-1]))
-    outside = np.zeros(len(draws), bool)
-    for n in looks:
-        _, low, high = intervals.of_median(range(n))
-        seen = np.sort(draws[:, :n], axis=1)
-        outside |= (seen[:, int(low)] > 0) | (seen[:, int(high)] < 0)
-    assert outside.mean() == pytest.approx(missed, abs=0.005)
-
-
 @pytest.mark.parametrize(
     ("successes", "n", "low", "high"), [(0, 10, 0, 0.3085), (5, 5, 0.4782, 1), (3, 6, 0.118, 0.882)]
 )
