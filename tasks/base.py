@@ -26,7 +26,7 @@ Options = Mapping[str, Any]
 
 @contextlib.contextmanager
 def named(name: object) -> Iterator[None]:
-    """Begin what a ValueError says with a name, unless that is empty."""
+    """Put a name in front of the message of a ValueError, unless the name is empty."""
     try:
         yield
     except ValueError as error:
@@ -36,8 +36,8 @@ def named(name: object) -> Iterator[None]:
 class Task(ABC):
     """A distribution over labelled sequences.
 
-    A constructor takes plain values only and keeps each under its own name, so that `options` can list them.
-    Every draw comes from the generator given to `sample`: equal generator states give equal arrays.
+    A constructor takes plain values and keeps each under its own name, for `options`. Every draw comes from the
+    generator given to `sample`: equal generator states give equal arrays.
     """
 
     name: ClassVar[str]
@@ -47,13 +47,13 @@ class Task(ABC):
     """Authors, title and arXiv number of the definition; default: the docstring's paragraph `Source: ...`."""
 
     reported: ClassVar[str] = ""
-    """Which score the source reports, where that is not `accuracy`."""
+    """The score that the source reports, if it is not `accuracy`."""
 
     prediction: ClassVar[str] = ""
     """Which mixers solve the task according to theory; default: the docstring's paragraph `Prediction: ...`."""
 
     slow: ClassVar[bool] = False
-    """Whether splits are kept on disk because they take long to generate: seconds for ten thousand examples."""
+    """Whether splits are kept on disk, because ten thousand examples take seconds to generate."""
 
     sources: ClassVar[tuple[str, ...]] = ()
     """Modules outside `tasks` whose code decides what `sample` returns; the cache's key includes their source text."""
@@ -83,19 +83,15 @@ class Task(ABC):
             n: number of examples, at least 0.
 
         Returns:
-            `inputs`, `labels` as `spec` says, then one array (n, ...) per fact.
+            `inputs` and `labels` as in `TaskSpec`, then one array per fact.
         """
 
     def of_split(self, split: str) -> Task:
-        """Return the task from which a split is drawn: by default itself; a part of it where data is divided up.
-
-        Args:
-            split: "train", "validation" or "test".
-        """
+        """Return the task from which a split ("train", "validation" or "test") is drawn: by default itself."""
         return self
 
     def at_length(self, seq_len: int) -> Task:
-        """Return the same task with sequences of another length, to test a model that was trained at this one.
+        """Return the task at another length, at which a model trained at this one can be tested.
 
         Raises:
             ValueError: the task does not exist at this length.
@@ -103,25 +99,25 @@ class Task(ABC):
         return type(self)(**(self.options() | {"seq_len": seq_len}))
 
     def files(self) -> list[Path]:
-        """Return the files and folders that the examples are made from; by default those that options name."""
+        """Return the files and folders that the examples are made from; by default those named by options."""
         found = []
         for value in self.options().values():
-            # An option that is not a path may be one that no system takes: too long, a home that nobody has.
+            # A text that is no path may be one that systems refuse: too long, the home of an unknown user.
             with contextlib.suppress(OSError, RuntimeError, ValueError):
                 if isinstance(value, str | Path) and value and Path(value).expanduser().exists():
                     found.append(Path(value).expanduser())
         return found
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what decides the examples besides options and code, as plain data; part of the key of the cache.
+        """Return plain data that identifies the examples, besides options and code, for the key of the cache.
 
-        By default a hash of the content of each file in `files` and, for a folder, the names, sizes and times of change
-        of everything in it: after a file is edited, the cache never returns data made from the old one.
+        By default a hash of each file in `files` and, for a folder, names, sizes and times of change of its files: an
+        edited file never meets examples of the old one.
         """
         return {str(path): _state_of(path) for path in self.files()}
 
     def floors(self) -> dict[str, float | dict[str, float]]:
-        """Return the least errors that theory allows, by name and size; empty unless a task knows them."""
+        """Return the least errors possible according to theory, by name and size; empty if unknown."""
         return {}
 
     def guess_among_read(self) -> float | None:
@@ -147,14 +143,14 @@ class Task(ABC):
         return str(label)
 
     def options(self) -> dict[str, Any]:
-        """Return the constructor's options: `type(task)(**task.options())` is the same task."""
+        """Return the options: `type(task)(**task.options())` is the same task."""
         return {option: getattr(self, option) for option in inspect.signature(type(self)).parameters}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.options().items())})"
 
     def _whole(self, option: str, value: Any, minimum: int) -> int:
-        """`value` as an int; ValueError unless it is an integer of at least `minimum`."""
+        """Return `value` as an int; raise ValueError unless it is an integer >= `minimum`."""
         if not isinstance(value, Integral) or isinstance(value, bool) or value < minimum:
             raise ValueError(f"{self.name}: {option} must be an integer >= {minimum}, got {option}={value!r}")
         return int(value)
@@ -168,16 +164,16 @@ class Task(ABC):
 
 
 class FiniteTask(Task):
-    """A task of a limited number of examples: a split gives each of its examples at most once, in a seeded order.
+    """A limited number of examples: a split gives each of its examples at most once, in a seeded order.
 
-    Each example belongs to one split, whatever the seed of the data: a tenth of them, drawn once, is for test, another
-    tenth for validation, the rest for training. A task whose data has a division of its own overrides `of_split`.
+    Each example belongs to one split, whatever the seed of the data: a tenth, drawn once, is for test, another tenth
+    for validation, the rest for training. A task with a division of its own overrides `of_split`.
     """
 
     @property
     @abstractmethod
     def size(self) -> int:
-        """How many examples there are."""
+        """The number of examples."""
 
     @abstractmethod
     def take(self, rows: np.ndarray) -> Arrays:
@@ -189,11 +185,8 @@ class FiniteTask(Task):
     def of_split(self, split: str) -> Task:
         """Return the examples that belong to a split.
 
-        Args:
-            split: "train", "validation" or "test".
-
         Raises:
-            ValueError: fewer than three examples, which three splits cannot share out.
+            ValueError: fewer than three examples.
         """
         if self.size < len(HELD_OUT) + 1:
             raise ValueError(f"{self.name}: three splits need at least three examples, got {self.size}")
@@ -204,20 +197,15 @@ class FiniteTask(Task):
 
 
 DIVISION_SEED = 0
-"""Of the order in which the examples of a finite task are dealt out to its splits; they may come sorted by label."""
+"""Seed of the order in which examples are dealt out to splits; they may come sorted by label."""
 
 HELD_OUT = ("validation", "test")
 HELD_OUT_SHARE = 0.1
-"""Of the examples of a finite task, for each split that is not trained on."""
+"""Share of the examples of a finite task for each split that is not trained on."""
 
 
 class _Part(FiniteTask):
-    """The examples of a finite task that belong to one split.
-
-    Args:
-        whole: the task.
-        rows: the numbers of the examples in it.
-    """
+    """The examples of a finite task, by their numbers, that belong to one split."""
 
     def __init__(self, whole: FiniteTask, rows: np.ndarray) -> None:
         self.whole, self.rows = whole, rows
@@ -235,7 +223,7 @@ class _Part(FiniteTask):
 
 
 def _state_of(path: Path) -> str | list[Any]:
-    """Return what `Task.fingerprint` keeps of a file or folder."""
+    """Return a hash of a file, or names, sizes and times of change of a folder's files."""
     if path.is_dir():
         found = sorted((file.relative_to(path).as_posix(), file.stat()) for file in path.rglob("*") if file.is_file())
         return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in found]

@@ -22,7 +22,7 @@ from zoo.report.markdown import sentence, table
 CONFIGS = Path(__file__).resolve().parent.parent / "configs" / "task"
 PER_LINE = 16
 LONGEST = 128
-"""Positions of an example that are printed; of a longer one the first and the last half of so many."""
+"""Most positions of an example that are printed; of a longer one the first and the last half of them."""
 
 
 def definition(cls: type[Task]) -> str:
@@ -61,7 +61,7 @@ def facts(spec: TaskSpec) -> list[tuple[str, str]]:
 
 
 def example(task: Task, seed: int) -> list[str]:
-    """Return a training example, drawn by a seed: what is read, and below it what is to be answered where."""
+    """Return a training example, drawn by a seed: its inputs, and below them labels and facts."""
     arrays = task.of_split("train").sample(split_rng(seed, "train", 0), 1)
     rows = {"position": [str(i) for i in range(task.spec.seq_len)]}
     inputs, labels = arrays["inputs"][0], arrays["labels"][0]
@@ -82,7 +82,7 @@ def _written(name: str, values: np.ndarray, text: Callable[[int], str]) -> Itera
 
 
 def _in_lines(rows: dict[str, list[str]], seq_len: int) -> Iterator[str]:
-    """Yield blocks of `PER_LINE` positions; a long example without its middle."""
+    """Yield blocks of `PER_LINE` positions; of a long example without its middle."""
     shown = [*range(seq_len)]
     if seq_len > LONGEST:
         shown = [*range(LONGEST // 2), *range(seq_len - LONGEST // 2, seq_len)]
@@ -99,7 +99,7 @@ def _in_lines(rows: dict[str, list[str]], seq_len: int) -> Iterator[str]:
 
 
 def recipes(name: str) -> list[str]:
-    """Return the YAML files with this task's recipe and published shapes, relative to the repository's root."""
+    """Return the YAML files with this task's recipe and published shapes, relative to the root of the repository."""
     if name not in list_tasks():
         return []
     files = [CONFIGS / f"{name}.yaml", *sorted((CONFIGS / "published").glob(f"{name}*.yaml"))]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tasks.base import Task
 
 SUFFIXES = (".npz", ".parquet", ".arrow", ".feather", ".jsonl")
-"""How the names of files of data end."""
+"""Suffixes of files of data."""
 
 
 class _Tasks(OpenRegistry[tuple[str, str]]):
@@ -99,7 +99,7 @@ TASKS = _Tasks(
 
 
 def list_tasks() -> list[str]:
-    """Return the registered names, those of entry points last."""
+    """Return the registered names; names of entry points are last."""
     return [*TASKS, *TASKS.own]
 
 

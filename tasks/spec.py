@@ -1,4 +1,4 @@
-"""What a model must know about a task, as plain data, without numpy."""
+"""The specification of a task for a model, as plain data, without numpy."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ class TaskSpec:
     """The shape of a task's arrays and how answers are judged.
 
     `inputs` are int64 (n, seq_len) in [0, vocab_size) for "tokens", float32 (n, seq_len, d_input) for "vectors".
-    `labels` are int64 (n, seq_len) in [0, n_outputs), with -100 where there is none, for "cross_entropy", and
-    float32 (n, seq_len, n_outputs), with NaN in every channel where there is none, for "mse".
+    `labels` are int64 (n, seq_len) in [0, n_outputs) for "cross_entropy", float32 (n, seq_len, n_outputs) for "mse";
+    a position without a label has -100, or NaN in every channel. Facts are int32 (n, seq_len), -1 without a label.
 
     Attributes:
         input: kind of input.
         seq_len: positions per sequence.
         n_outputs: classes, or regressed channels.
-        loss: the loss the labels are made for.
+        loss: loss of the labels.
         chance: accuracy of the best guesser that ignores the input; None for regression.
         vocab_size: number of input tokens; None for vectors.
         d_input: channels of an input vector; None for tokens.
-        labelled: labelled positions per sequence, None where it varies.
+        labelled: labelled positions per sequence, None if their number varies.
         facts: names of the further arrays that `sample` returns, such as "distance".
-        perplexity: whether the likelihood of the labels is judged too, as for text, besides the best guess.
+        perplexity: whether the likelihood of the labels is scored too, besides the best guess, as for text.
 
     Raises:
         ValueError: the fields contradict each other.
@@ -54,7 +54,7 @@ class TaskSpec:
         if (self.chance is None) != (self.loss == "mse"):
             raise ValueError("TaskSpec: chance is an accuracy for cross_entropy and None for mse")
         if self.perplexity and self.loss == "mse":
-            raise ValueError("TaskSpec: perplexity is of cross_entropy, not of mse")
+            raise ValueError("TaskSpec: perplexity needs the loss cross_entropy, not mse")
 
     @classmethod
     def tokens(
@@ -68,7 +68,7 @@ class TaskSpec:
         facts: tuple[str, ...] = (),
         perplexity: bool = False,
     ) -> Self:
-        """Return the spec for tokens in, classes out; default: the classes are the vocabulary and equally likely."""
+        """Return the spec of tokens to classes; by default the classes are the vocabulary, equally likely."""
         n_outputs = vocab_size if n_outputs is None else n_outputs
         return cls(
             input="tokens",
@@ -86,7 +86,7 @@ class TaskSpec:
     def regression(
         cls, seq_len: int, d_input: int, n_outputs: int = 1, *, labelled: int, facts: tuple[str, ...] = ()
     ) -> Self:
-        """Return the spec of a task that reads vectors and answers with numbers."""
+        """Return the spec of vectors to numbers."""
         return cls(
             input="vectors",
             seq_len=seq_len,

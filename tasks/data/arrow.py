@@ -14,12 +14,10 @@ def to_table(arrays: Arrays) -> pa.Table:
 
 
 def read_column(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the column as an array of its own, and the lengths of its rows, None where they are equal.
-
-    Shorter rows are filled up with zeros.
+    """Return a copy of the column as an array, shorter rows padded with zeros, and its rows' lengths, None if equal.
 
     Raises:
-        ValueError: a value that is null and no float, lists of several lengths within a row.
+        ValueError: a null that is not a float, lists of several lengths within a row.
     """
     values, lengths = _array(column.combine_chunks())
     return values.copy(), lengths

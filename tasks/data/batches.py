@@ -1,4 +1,4 @@
-"""Batches for training, validation and tests, from arrays in memory or drawn from a task as they are needed."""
+"""Batches for training, validation and tests, from arrays in memory or drawn from a task when needed."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tasks.base import Arrays, Task
 from tasks.data.splits import shard_rows
 
 ORDER_STREAM = 3
-"""The word that sets the generator of the training order apart from those of the splits (0, 1, 2)."""
+"""Word in the seed of the training order's generator; the words of splits are 0, 1, 2."""
 
 FRESH_STREAM = 4
-"""The word of the generators of fresh examples."""
+"""Word in the seed of fresh examples."""
 
 MIXTURE_STREAM = 5
-"""The word of the generator of the order in which the batches of segments follow each other."""
+"""Word in the seed of the order of segments."""
 
 
 class _Resumable:
-    """Batches without a state: the position is the trainer's. Lightning warns of those that say nothing of it."""
+    """Batches without a state, since the trainer knows the position; Lightning warns if these methods are missing."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return nothing."""
@@ -39,17 +39,16 @@ class _Resumable:
 class NumberedBatches(_Resumable, ABC):
     """Training batches of one size, numbered from the start of the run; the content of each depends only on its number.
 
-    So a resumed run sees what the uninterrupted one saw, and several devices see together what one device sees with the
-    same global batch.
-
-    A DataLoader would need a sampler, a batch sampler and their state for this, and takes ten times as long.
+    So a resumed run sees the same batches as an uninterrupted one, and several devices together see the batches of one
+    device with the same global batch. A DataLoader would need a sampler, a batch sampler and their state for this, and
+    ten times as long.
 
     Args:
         n_rows: rows of an epoch; rows left over after the last full batch do not count.
         batch_size: rows per batch and process.
         seed: seed of the content of the batches.
-        position: index of the batch to begin with, asked whenever an iteration starts; default: 0, then on from there.
-        rank: of this process.
+        position: returns the index of the first batch whenever an iteration starts; default 0.
+        rank: number of this process.
         world_size: number of processes.
     """
 
@@ -113,14 +112,13 @@ class TrainingBatches(NumberedBatches):
 
 
 class FreshBatches(NumberedBatches):
-    """Training batches of new examples, drawn as they are needed, without an end; no split is stored.
+    """Training batches of new examples, drawn when needed, without an end; no split is stored.
 
-    They come in blocks of as many batches as make a shard, since to draw a thousand rows at once takes a fraction of
-    the time of small draws. Block `b` is what the task draws from `default_rng([seed, FRESH_STREAM, b])`, and each
-    process cuts its part from each batch.
+    They are drawn in blocks of a shard, since a thousand rows at once take a fraction of the time of small draws. Block
+    `b` is drawn from `default_rng([seed, FRESH_STREAM, b])`, and each process takes its part of each batch.
 
     Args:
-        task: draws them.
+        task: the task that draws.
         numbered, place: the arguments of `NumberedBatches`.
     """
 
@@ -146,12 +144,12 @@ class FreshBatches(NumberedBatches):
 class MixedBatches(NumberedBatches):
     """Training batches of several shapes: each batch has one of them, so nothing is padded.
 
-    One pass contains one pass of every segment, in an order that is drawn anew for each pass: batch `index` is the next
-    batch of the segment whose turn it is. All processes have the same shape at the same time.
+    A pass contains a pass of every segment, in an order that is drawn anew for each pass. All processes have the same
+    shape at the same time.
 
     Args:
-        segments: the training batches of each.
-        seed: of the order.
+        segments: training batches of each segment.
+        seed: seed of the order.
         position: see `NumberedBatches`.
     """
 
@@ -185,14 +183,13 @@ class MixedBatches(NumberedBatches):
 
 
 class OneEpoch(_Resumable):
-    """The batches of a whole run as one epoch of Lightning's, pass after pass.
+    """The batches of a whole run, pass after pass, as one epoch of Lightning's.
 
-    So each step takes as many batches as the trainer accumulates, even across the end of a pass, and nothing counts
-    epochs.
+    So the trainer accumulates batches across the end of a pass too, and nothing counts epochs.
 
     Args:
-        batches: of training, with the position to begin at.
-        n_batches: of the run.
+        batches: training batches, with the position to begin at.
+        n_batches: number of batches of the run.
     """
 
     def __init__(self, batches: NumberedBatches, n_batches: int) -> None:
@@ -211,7 +208,7 @@ class OrderedBatches:
     Args:
         arrays: arrays of one first axis.
         batch_size: rows per batch and process.
-        rank: of this process.
+        rank: number of this process.
         world_size: number of processes.
     """
 

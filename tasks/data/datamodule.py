@@ -26,7 +26,7 @@ from tasks.registry import create_task, task_class
 from tasks.spec import TaskSpec
 
 USUAL_SIZES = {"train": 10_000, "validation": 1_000, "test": 1_000}
-"""Examples of each split where their number is not given."""
+"""Default numbers of examples."""
 
 LEAST_AT_LENGTH = 16
 """Examples at a test length, however long it is."""
@@ -53,26 +53,24 @@ class TaskDataModule(L.LightningDataModule):
 
     Args:
         task: a task, or {"name": ..., **options} as `tasks.create_task` takes them.
-        n_train: training examples, or with `fresh` examples per pass; default 10,000, or all if a task of limited data
-            has fewer.
+        n_train: training examples, or with `fresh` examples per pass; default 10,000, or all if there are fewer.
         n_val: validation examples; default 1,000, or all.
         n_test: test examples, per segment if there is a mixture; default 1,000, or all.
         batch_size: examples per batch and device.
         seed: seed of the data and of the order in which training reads it.
-        cache: keep the splits on disk, or generate them at each start; default: keep those of a slow task.
+        cache: keep the splits on disk, or generate them at each start; default: keep splits of a slow task.
         cache_dir: folder of the cache; default $MIXER_ZOO_CACHE or ~/.cache/mixer-zoo.
-        test_lengths: further lengths at which the trained model is tested, such as 64,256,1024; at each length so many
-            examples that their positions equal those of n_test trained ones, but at least 16.
-        fresh: draw new training examples without end, instead of going through the same n_train again and again.
+        test_lengths: further lengths at which the trained model is tested, such as 64,256,1024; at each length as many
+            positions as in n_test examples, but at least 16 examples.
+        fresh: draw new training examples without end, instead of repeating the same n_train.
         mixture: shapes to train on together, each with the options that it overrides and its weight (default 1), by
             which n_train and n_val are shared out: "{seq_len: 64, weight: 3}, {seq_len: 128}". A batch has one shape,
             and each shape is also tested by itself.
-        test_segments: further shapes on which the trained model is tested, each by itself; as mixture, without
-            weights.
+        test_segments: further shapes to test by themselves; as mixture, without weights.
 
     Raises:
         ValueError: a size below 1, a split larger than the task's data, a training split smaller than a batch, a
-            negative seed, what the task or `tasks.data.mixture.create_segments` refuses.
+            negative seed, a task or a mixture that cannot exist.
     """
 
     def __init__(
@@ -98,7 +96,7 @@ class TaskDataModule(L.LightningDataModule):
         if seed < 0:
             raise ValueError(f"seed must be >= 0, got {seed}")
         if mixture is not None and test_lengths:
-            raise ValueError("test_lengths are of a task of one shape; with a mixture, name shapes in test_segments")
+            raise ValueError("test_lengths need a task of one shape; with a mixture, name shapes in test_segments")
         if isinstance(task, Task):
             cls, options = type(task), task.options()
         else:
@@ -124,7 +122,7 @@ class TaskDataModule(L.LightningDataModule):
         """The task at each test length, ascending."""
 
     def _shared_out(self, split: str, option: str, n: int | None) -> dict[str, int]:
-        """Return how many examples of a split each shape has, by its name."""
+        """Return the number of examples of a split by the name of the shape."""
         usual = USUAL_SIZES[split] if n is None else n
         if split == "test":
             sizes = {each.name: usual for each in (*self._trained, *self.segments)}
@@ -140,12 +138,12 @@ class TaskDataModule(L.LightningDataModule):
 
     @property
     def spec(self) -> TaskSpec:
-        """What a model must know of the task; with a mixture at the longest shape that is trained."""
+        """The task's spec; for a mixture the spec of the longest trained shape."""
         return self.task.spec
 
     @property
     def chance(self) -> float | None:
-        """The chance level of the test split; with a mixture, the mean over the labels of its segments."""
+        """The chance level of the test split; for a mixture the mean over the labels of its segments."""
         levels = [each.task.of_split("test").spec.chance for each in self._trained]
         if len(set(levels)) == 1:
             return levels[0]
@@ -156,8 +154,8 @@ class TaskDataModule(L.LightningDataModule):
         """Return the arrays of split "train", "validation" or "test", made on first use.
 
         Args:
-            name: of the split.
-            segment: name of the segment, for a mixture or for one of `test_segments`.
+            name: name of the split.
+            segment: name of a segment of the mixture or of `test_segments`.
 
         Raises:
             ValueError: a cache folder that cannot be written, no such segment.
@@ -175,7 +173,7 @@ class TaskDataModule(L.LightningDataModule):
         return self._splits[key]
 
     def setup(self, stage: str) -> None:
-        """Generate the splits that the stage reads, so that no generation is counted as part of the first step."""
+        """Generate the splits of a stage, so that generation does not count as part of the first step."""
         fitted = ("validation",) if self.fresh else ("train", "validation")
         for name in {"fit": fitted, "validate": ("validation",), "test": ("test",)}.get(stage, ()):
             for segment in self._trained:
@@ -187,10 +185,9 @@ class TaskDataModule(L.LightningDataModule):
                 self._test_split_at(length)
 
     def train_dataloader(self) -> OneEpoch | NumberedBatches | BatchesInTurn:
-        """Return shuffled or fresh batches from the trainer's position on; in order when it overfits a few.
+        """Return shuffled or fresh batches from the trainer's position on; in order if it overfits a few batches.
 
-        One epoch is the whole run if the trainer counts steps (max_steps, without max_epochs), else a pass over the
-        data.
+        An epoch is the whole run if the trainer counts steps (max_steps without max_epochs), else a pass over the data.
         """
         if self.trainer is not None and self.trainer.overfit_batches:  # pyright: ignore[reportAttributeAccessIssue]
             return self._in_order("train")
@@ -229,18 +226,18 @@ class TaskDataModule(L.LightningDataModule):
         return BatchesInTurn([self._ordered(self._split(split, each)) for each in self._trained])
 
     def _ordered(self, arrays: Arrays) -> OrderedBatches:
-        """Return batches of about as many positions as the longest of training, or of one sequence."""
+        """Return batches of about as many positions as training batches, or of one sequence."""
         rows = max(1, self.batch_size * self.spec.seq_len // arrays["inputs"].shape[1])
         return OrderedBatches(arrays, rows, *self._place)
 
     def _test_split_at(self, length: int) -> Arrays:
-        """Return the test split at another length. Not kept: a few sequences of a million positions are 100 MB."""
+        """Return the test split at another length; not kept: a few sequences of a million positions are 100 MB."""
         task, n = self.at_lengths[length], self._sizes["test"][""]
         n = at_most(task, "test", max(LEAST_AT_LENGTH, n * self.spec.seq_len // length))
         return self._made(task, "test", n, self.seed)
 
     def _made(self, task: Task, split: str, n: int, seed: int) -> Arrays:
-        """Return the first `n` examples of a split, from the cache where the data is kept there."""
+        """Return the first `n` examples of a split, through the cache if it is used."""
         if not self.cache:
             return narrow_split(task, split, n, seed)
         return materialise(task.name, task, split, n, seed, self.cache_dir)

@@ -23,7 +23,7 @@ def write_parquet(file: Path, arrays: Arrays, about: dict[str, Any]) -> None:
 
 
 def write_jsonl(file: Path, arrays: Arrays, about: dict[str, Any]) -> None:
-    """Write one object per example; a missing number is null. `about` is left out: every line is an example."""
+    """Write one object per example; a missing number is null. `about` is not written: every line is an example."""
     columns = {name: array.tolist() for name, array in arrays.items()}
     rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
     write_atomically(file, "".join(as_json(row, indent=None) for row in rows))

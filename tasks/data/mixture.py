@@ -1,7 +1,7 @@
 """Mixtures: one task at several shapes, trained together and each tested by itself.
 
-A segment overrides options of the task: {seq_len: 128, n_pairs: 8}. Its examples are drawn from a seed of its own, made
-from the seed of the run and from what it overrides, so they stay the same when other segments come and go.
+A segment overrides options of the task: {seq_len: 128, n_pairs: 8}. Its seed is made from the run's seed and from the
+options that it overrides, so its examples stay the same when other segments come and go.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tasks.base import Task
 from zoo.errors import UnknownNameError, unknown
 
 SEGMENT_STREAM = 6
-"""The word that sets the seeds of segments apart from other draws of a run's seed."""
+"""Word in the seeds of segments."""
 
 WEIGHT = "weight"
-"""The key of an entry of a mixture that is no option of its task; default 1."""
+"""The key in an entry of a mixture that is not an option of its task; default 1."""
 
 SHARED = ("input", "vocab_size", "d_input", "n_outputs", "loss", "facts", "perplexity")
-"""The fields of a spec that must be the same in all segments, because one model reads and answers all of them."""
+"""The fields of a spec that must be the same in all segments, because one model serves all of them."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Segment:
     Attributes:
         name: the options in which segments differ, with the values of this one: "seq_len=128,n_pairs=8".
         task: the task at this shape.
-        share: its share of the training examples, between 0 and 1; 0 for a shape that is only tested.
-        overrides: the options that it sets; None for a task that is not one of several shapes.
+        share: share of the training examples, between 0 and 1; 0 for a shape that is only tested.
+        overrides: the options that it sets; None for a task of one shape.
     """
 
     name: str
@@ -49,8 +49,8 @@ class Segment:
         """Return the seed of its examples in a run with this seed."""
         if self.overrides is None:
             return seed
-        said = json.dumps({option: getattr(self.task, option) for option in self.overrides}, sort_keys=True)
-        words = np.random.SeedSequence([seed, SEGMENT_STREAM, zlib.crc32(said.encode())])
+        text = json.dumps({option: getattr(self.task, option) for option in self.overrides}, sort_keys=True)
+        words = np.random.SeedSequence([seed, SEGMENT_STREAM, zlib.crc32(text.encode())])
         return int(words.generate_state(1)[0])
 
 
@@ -64,15 +64,14 @@ def create_segments(
 
     Args:
         cls: the task.
-        options: its options where a segment does not override them. With a mixture they need not be a shape that
-            exists.
-        mixture: per segment the options that it overrides, and its `weight`.
+        options: options that segments do not override; with a mixture they need not form a shape that exists.
+        mixture: the options that each segment overrides, and its `weight`.
         test_segments: the same without weights.
 
     Raises:
         UnknownNameError: an option that the task does not have.
-        ValueError: an empty list, a weight that is not positive, a shape that cannot exist or comes twice, shapes that
-            one model cannot read and answer.
+        ValueError: an empty list, a weight that is not positive, a shape that cannot exist or occurs twice, shapes that
+            one model cannot serve.
     """
     made: list[tuple[str, Task, float, dict[str, Any]]] = []
     for group, entries in (("mixture", mixture), ("test_segments", test_segments)):
@@ -97,7 +96,7 @@ def create_segments(
 
 
 def longest(segments: Sequence[Segment]) -> Task:
-    """Return the first of the longest shapes that are trained, by which the sizes of a model are measured."""
+    """Return the first of the longest trained shapes; the size of a model is measured by it."""
     return max((segment.task for segment in segments if segment.share), key=lambda task: task.spec.seq_len)
 
 
@@ -108,7 +107,7 @@ def apportion(n: int, shares: Sequence[float]) -> list[int]:
     [5, 3, 2]
     """
     exact = [n * share for share in shares]
-    # A share meant to give a whole number gives it, whatever the rounding of the product.
+    # A share that should give a whole number does so in spite of rounding.
     parts = [math.floor(each + 1e-9 * n) for each in exact]
     by_remainder = sorted(range(len(parts)), key=lambda i: parts[i] - exact[i])
     for i in by_remainder[: n - sum(parts)]:

@@ -19,20 +19,20 @@ SPLIT_OF = {"train": "train", **dict.fromkeys(("validation", "valid", "val", "de
 
 
 class OfSplits(Task):
-    """A task whose data is divided up: `of_split` gives a copy that knows which part it is drawn from."""
+    """A task whose data is divided: `of_split` returns a copy that knows its part."""
 
     validation: float
     test: float
     _split: str = "train"
 
     def _keep_shares(self, validation: float, test: float) -> None:
-        """Check and keep the shares of the data that go to the splits which it does not have."""
+        """Check and keep the shares for splits that the data does not have."""
         self.validation, self.test = float(validation), float(test)
         fit = self.validation > 0 and self.test > 0 and self.validation + self.test < 1
         self._demand(fit, "validation and test must be positive shares with a sum below 1", "validation", "test")
 
     def _parts(self, n: int, found: Container[str]) -> dict[str, slice]:
-        """Divide `n` items of training data among it and the splits that are not found in the data."""
+        """Divide `n` items of training data among it and the splits that are not in the data."""
         return divide(n, {split: getattr(self, split) for split in HELD_OUT if split not in found})
 
     def of_split(self, split: str) -> Self:
@@ -42,7 +42,7 @@ class OfSplits(Task):
 
 
 def read_files(path: Path) -> bytes:
-    """Read a file, or all files in a folder and its subfolders, one after the other, in the order of their paths.
+    """Read a file, or all files in a folder and its subfolders in the order of their paths.
 
     Raises:
         ValueError: there is nothing to read.
@@ -53,7 +53,7 @@ def read_files(path: Path) -> bytes:
     except OSError as error:
         raise ValueError(f"cannot read {error.filename or path}: {error.strerror}") from None
     if not content:
-        raise ValueError(f"{path} holds nothing")
+        raise ValueError(f"{path} is empty")
     return content
 
 
@@ -125,12 +125,7 @@ def quiet() -> Iterator[None]:
 
 
 def divide(n: int, missing: Mapping[str, float]) -> dict[str, slice]:
-    """Divide `n` items into a training part, then one part for each split that has no data of its own.
-
-    Args:
-        n: items in order.
-        missing: {split: share of the items}.
-    """
+    """Divide `n` items in order into a training part, then a part for each missing split, given its share."""
     parts, end = {}, n
     for split, share in reversed(list(missing.items())):
         start = end - max(1, round(share * n))

@@ -10,14 +10,13 @@ from tasks.base import Arrays, FiniteTask, Task
 from tasks.spec import TaskSpec
 
 SPLITS = {"train": 0, "validation": 1, "test": 2}
-"""The word each split contributes to its generators' seed."""
+"""Each split's word in the seed of its generators."""
 
 SHARD_ROWS = 1024
-"""Rows drawn from one generator. A shard is always drawn whole, so the first n rows do not depend on n."""
+"""Rows drawn from one generator, always all of them: the first n rows do not depend on n."""
 
 SHARD_POSITIONS = 1 << 22
-"""Sequences longer than 4096 come in shards of fewer rows: of this many positions, which are 32 MB of integers."""
-
+"""Positions of a shard, 32 MB of integers: sequences longer than 4096 come in shards of fewer rows."""
 
 PROGRESS_DELAY = 2.0
 """Seconds of generation before a progress bar appears."""
@@ -90,8 +89,8 @@ def sample_split(task: Task, split: str, n: int, seed: int) -> Arrays:
 def narrow_split(task: Task, split: str, n: int, seed: int) -> Arrays:
     """Return the same as `sample_split`, with tokens and labels in the smallest integer types that hold them.
 
-    Cast each batch to int64, not the whole split: for 100,000 examples of length 512 that is 400 MB against 1 GB. A
-    progress bar appears on a terminal if it takes long.
+    For 100,000 examples of length 512 these are 400 MB instead of 1 GB. A progress bar appears on a terminal if
+    generation takes long.
 
     Raises:
         ValueError: see `shards`.

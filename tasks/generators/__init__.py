@@ -1,1 +1,1 @@
-"""The generators, a folder per family and a file per task; what several families share is here."""
+"""The generators: a folder per family, a file per task; pieces that several families share are here."""

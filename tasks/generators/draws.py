@@ -71,8 +71,8 @@ def weighted_distinct(rng: np.random.Generator, n: int, weights: np.ndarray, siz
     Args:
         rng: source of randomness.
         n: rows.
-        weights: (population,), or (n, population) where each row has its own; need not sum to one. Entries of weight 0
-            come last, in no order, if at all.
+        weights: (population,), or (n, population) for weights per row; need not sum to one. Entries of weight 0 come
+            last, in no order, if at all.
         size: draws per row, at most the population.
 
     Returns:

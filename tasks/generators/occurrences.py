@@ -1,4 +1,4 @@
-"""Where an entry of a row was met before."""
+"""Earlier occurrences of the entries of a row."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from tasks.base import Task
 
 
 def first_and_previous(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return where each entry was first and last seen before in its row; `rows` are integers >= 0, (n, size).
+    """Return the first and the previous occurrence of each entry in its row; `rows` are integers >= 0, (n, size).
 
     Returns:
-        First occurrence, its own place where it has not occurred before; previous occurrence, -1 there. Both int64
+        Place of the first occurrence, its own if there is none before; place of the previous one, else -1. Both int64
         (n, size).
     """
     size = rows.shape[1]

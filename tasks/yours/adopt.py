@@ -1,4 +1,4 @@
-"""Tasks that are not of this project: a class or a function that a user wrote, or a user's data."""
+"""A user's class, function or data as a task."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def adopt(target: str, found: Any) -> type[Task]:
     """Return the task that a target or a path names.
 
     Args:
-        target: what was asked for.
-        found: what it names: a class of tasks, a function `sample(rng, n)`, or an absolute path of data.
+        target: the name that was given.
+        found: the object that it names: a subclass of `Task`, a function `sample(rng, n)`, or an absolute path of data.
 
     Raises:
-        UsageError: something else.
-        ValueError: a function that cannot be a task's.
+        UsageError: any other object.
+        ValueError: a function that cannot be a task.
     """
     name = short(target)
     if isinstance(found, Path):

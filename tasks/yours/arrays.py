@@ -1,8 +1,8 @@
-"""Examples that others made: brought to the shapes of a `TaskSpec`, or refused in one line."""
+"""A user's examples: brought to the shapes of a `TaskSpec`, or refused in one line."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,21 +11,21 @@ from tasks.base import Arrays
 from tasks.spec import IGNORED, TaskSpec
 
 OWN = ("inputs", "labels", "lengths")
-"""The arrays that are no facts."""
+"""The arrays that are not facts."""
 MOST = 2**24
-"""Tokens and classes are below this number: a model has a vector for each up to the greatest."""
+"""Upper bound of tokens and classes: a model has a vector for each up to the greatest."""
 
 
 def conform(given: Mapping[str, Any]) -> Arrays:
-    """Return `inputs` and `labels` as `TaskSpec` has them, `lengths` if they are given, then the facts.
+    """Return `inputs` and `labels` as in `TaskSpec`, `lengths` if given, then the facts.
 
     Args:
         given: by name: `inputs`, (n, seq) integers or (n, seq, features) floats; `labels`, integers or floats, (n, seq)
-            or (n,), where -100 or NaN is no label and a label per row stands at its last position, or for regression
-            (n, seq, channels); `lengths`, (n,), where rows end; facts, (n, seq) integers.
+            or (n,), for regression also (n, seq, channels), where -100 or NaN is no label and a label per row belongs
+            to its last position; `lengths` of the rows, (n,); facts, (n, seq) integers.
 
     Raises:
-        ValueError: a missing array, a type, a shape or a value that no task has.
+        ValueError: a missing array, or a type, a shape or a value that no task has.
     """
     for name in OWN[:2]:
         if name not in given:
@@ -39,13 +39,12 @@ def conform(given: Mapping[str, Any]) -> Arrays:
         raise ValueError("there are no examples")
     for name, array in arrays.items():
         if array.shape[:1] != (n,):
-            raise ValueError(f"{name} must have {n} rows, as many as inputs, got {_outline(array)}")
+            raise ValueError(f"{name} must have {n} rows like inputs, got {_outline(array)}")
     lengths = arrays.get("lengths", np.full(n, seq_len))
+    rule = f"lengths must be integers (n,) from 1 to {seq_len}"
     if lengths.shape != (n,) or lengths.dtype.kind != "i":
-        raise ValueError(f"lengths must be integers (n,) from 1 to {seq_len}, got {_outline(lengths)}")
-    if (wrong := (lengths < 1) | (lengths > seq_len)).any():
-        row = _first(wrong)
-        raise ValueError(f"lengths must be integers (n,) from 1 to {seq_len}, row {row} has {lengths[row]}")
+        raise ValueError(f"{rule}, got {_outline(lengths)}")
+    _refuse((lengths < 1) | (lengths > seq_len), lambda row: f"{rule}, row {row} has {lengths[row]}")
     within = np.arange(seq_len) < lengths[:, None]
     made = {"inputs": _inputs(inputs, within), "labels": _labels(arrays["labels"], within, lengths)}
     labelled = known(made["labels"])
@@ -65,12 +64,12 @@ def known(labels: np.ndarray) -> np.ndarray:
 
 
 def measure(splits: Iterable[Arrays], vocab_size: int | None, n_classes: int | None) -> TaskSpec:
-    """Return the spec of examples that `conform` returned: their shape, the greatest token, the greatest class.
+    """Return the spec of examples that `conform` returned, with the same names and types of arrays in each split.
 
     Args:
-        splits: with the same names and types of arrays.
-        vocab_size: number of tokens; None for as many as occur.
-        n_classes: number of classes; None for as many as occur.
+        splits: the examples of each split.
+        vocab_size: number of tokens; default: one more than the greatest.
+        n_classes: number of classes; default: one more than the greatest.
 
     Raises:
         ValueError: a number of tokens for floats, or of classes for regression; no label at all.
@@ -85,9 +84,9 @@ def _measured(splits: list[Arrays], vocab_size: int | None, n_classes: int | Non
     inputs, labels = splits[0]["inputs"], splits[0]["labels"]
     tokens, classes = inputs.dtype.kind == "i", labels.dtype.kind == "i"
     if vocab_size is not None and not tokens:
-        raise ValueError(f"vocab_size is of integer inputs, and these are floats, got vocab_size={vocab_size}")
+        raise ValueError(f"vocab_size needs integer inputs, and these are floats, got vocab_size={vocab_size}")
     if n_classes is not None and not classes:
-        raise ValueError(f"n_classes is of integer labels, and these are floats, got n_classes={n_classes}")
+        raise ValueError(f"n_classes needs integer labels, and these are floats, got n_classes={n_classes}")
 
     def count(name: str) -> int:
         return 1 + max(int(arrays[name].max(initial=0)) for arrays in splits)
@@ -107,10 +106,10 @@ def _measured(splits: list[Arrays], vocab_size: int | None, n_classes: int | Non
 
 
 def require(arrays: Arrays, spec: TaskSpec) -> None:
-    """Refuse examples, as `conform` returned them, of another shape than the spec's, or out of its ranges.
+    """Refuse examples that `conform` returned if they do not fit a spec.
 
     Raises:
-        ValueError: what differs; which token or class in which row is out of range.
+        ValueError: the field that differs; the token or the class that is out of range, and its row.
     """
     here = _measured([arrays], None, None)
     for field in ("input", "seq_len", "d_input", "loss", "facts"):
@@ -118,20 +117,22 @@ def require(arrays: Arrays, spec: TaskSpec) -> None:
             raise ValueError(f"{field} is {found}, elsewhere {there}")
     if spec.loss == "mse" and here.n_outputs != spec.n_outputs:
         raise ValueError(f"labels have {here.n_outputs} channels, elsewhere {spec.n_outputs}")
-    for name, kind, option, top in (
-        ("inputs", "token", "vocab_size", spec.vocab_size),
-        ("labels", "class", "n_classes", spec.n_outputs if spec.loss == "cross_entropy" else None),
-    ):
-        if top is not None and arrays[name].max(initial=0) >= top:
-            row = _first(arrays[name] >= top)
-            raise ValueError(
-                f"{name}: row {row} has the {kind} {arrays[name][row].max()}, {option}={top} allows 0 ... {top - 1};"
-                f" give a greater {option}"
-            )
+    if spec.vocab_size is not None:
+        _bound("inputs", "token", "vocab_size", arrays["inputs"], spec.vocab_size)
+    if spec.loss == "cross_entropy":
+        _bound("labels", "class", "n_classes", arrays["labels"], spec.n_outputs)
+
+
+def _bound(name: str, kind: str, option: str, array: np.ndarray, top: int) -> None:
+    def message(row: int) -> str:
+        found = f"{name}: row {row} has the {kind} {array[row].max()}"
+        return f"{found}, {option}={top} allows 0 ... {top - 1}; give a greater {option}"
+
+    _refuse(array >= top, message)
 
 
 def majority(labels: np.ndarray) -> float:
-    """Return the share of the commonest class among all labels; 1 where there is none."""
+    """Return the share of the commonest class among all labels; 1 if there are none."""
     counts = np.bincount(labels[labels != IGNORED])
     return float(counts.max() / counts.sum()) if len(counts) else 1.0
 
@@ -143,27 +144,24 @@ def _numbers(name: str, given: Any) -> np.ndarray:
         raise ValueError(f"{name} must be an array of integers or floats, got {_outline(array)}")
     if array.dtype == np.uint64:  # of which the upper half would turn negative
         array = array.clip(max=np.iinfo(np.int64).max)
-    return array.astype(
-        np.float64 if array.dtype == np.float64 else np.float32 if array.dtype.kind == "f" else np.int64
-    )
+    if array.dtype.kind == "f":
+        return array if array.dtype == np.float64 else array.astype(np.float32)
+    return array.astype(np.int64)
 
 
 def _inputs(inputs: np.ndarray, within: np.ndarray) -> np.ndarray:
-    """Zeros beyond the ends of rows."""
+    """Return the inputs with zeros beyond the ends of rows."""
     if inputs.dtype.kind == "i":
         inputs = np.where(within, inputs, 0)
-        if (negative := inputs < 0).any():
-            row = _first(negative)
-            raise ValueError(f"inputs: row {row} has the token {inputs[row].min()}; tokens are at least 0")
+        _refuse(inputs < 0, lambda row: f"inputs: row {row} has the token {inputs[row].min()}; tokens are at least 0")
         return _below_most("inputs", "token", inputs)
     inputs = _single(np.where(within[:, :, None], inputs, 0))
-    if (wrong := ~np.isfinite(inputs)).any():
-        raise ValueError(f"inputs: row {_first(wrong)} has NaN or inf; give finite numbers")
+    _refuse(~np.isfinite(inputs), lambda row: f"inputs: row {row} has NaN or inf; give finite numbers")
     return inputs
 
 
 def _labels(labels: np.ndarray, within: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """No label beyond the ends of rows; those per row at the last position, floats with an axis of channels."""
+    """Return labels without those beyond the ends of rows; those per row at the last position, floats with channels."""
     classes, shape = labels.dtype.kind == "i", within.shape
     if labels.ndim == 1:
         last = np.arange(shape[1]) == lengths[:, None] - 1
@@ -173,36 +171,33 @@ def _labels(labels: np.ndarray, within: np.ndarray, lengths: np.ndarray) -> np.n
         raise ValueError(f"labels must be {shape} as inputs, or ({shape[0]},){more}, got {_outline(labels)}")
     if classes:
         labels = np.where(within, labels, IGNORED)
-        if (negative := (labels < 0) & (labels != IGNORED)).any():
-            row = _first(negative)
-            raise ValueError(
-                f"labels: row {row} has the class {labels[row][negative[row]][0]}; classes are at least 0, or {IGNORED}"
-                " for no label"
-            )
+        negative = (labels < 0) & (labels != IGNORED)
+        rule = f"classes are at least 0, or {IGNORED} for no label"
+        _refuse(negative, lambda row: f"labels: row {row} has the class {labels[row][negative[row]][0]}; {rule}")
         return _below_most("labels", "class", labels)
     labels = _single(np.where(within[:, :, None], labels.reshape(*shape, -1), np.nan))
     absent = np.isnan(labels)
-    if (wrong := np.isinf(labels).any(axis=2) | (absent.any(axis=2) != absent.all(axis=2))).any():
-        raise ValueError(f"labels: row {_first(wrong)} has inf, or NaN in some channels only; NaN is no label")
+    wrong = np.isinf(labels).any(axis=2) | (absent.any(axis=2) != absent.all(axis=2))
+    _refuse(wrong, lambda row: f"labels: row {row} has inf, or NaN in some channels only; NaN is no label")
     return labels
 
 
 def _below_most(name: str, kind: str, array: np.ndarray) -> np.ndarray:
-    if (wrong := array >= MOST).any():
-        row = _first(wrong)
-        raise ValueError(f"{name}: row {row} has the {kind} {array[row].max()}; number them from 0, below {MOST}")
+    rule = f"number them from 0, below {MOST}"
+    _refuse(array >= MOST, lambda row: f"{name}: row {row} has the {kind} {array[row].max()}; {rule}")
     return array
 
 
 def _single(array: np.ndarray) -> np.ndarray:
-    """As float32, in which what is too large becomes inf."""
+    """Return the array as float32, with inf for numbers that are too large."""
     with np.errstate(over="ignore"):
         return array.astype(np.float32)
 
 
-def _first(mask: np.ndarray) -> int:
-    """Return the first row in which something is true."""
-    return int(np.argwhere(mask)[0][0])
+def _refuse(wrong: np.ndarray, message: Callable[[int], str]) -> None:
+    """Raise ValueError with the message for the first row that has anything wrong."""
+    if wrong.any():
+        raise ValueError(message(int(np.argwhere(wrong)[0][0])))
 
 
 def _outline(array: np.ndarray) -> str:

@@ -1,4 +1,4 @@
-"""A user's data as a task: an npz file, or what Hugging Face `datasets` reads from a file or a folder."""
+"""A user's data as a task: an npz file, or a file or folder that Hugging Face `datasets` reads."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ BUILDERS = {".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".jso
 class Data(OfSplits, FiniteTask):
     """The examples of a file or a folder.
 
-    Its columns (in an npz file its arrays) are `inputs`, per example (seq,) integers or (seq, features) floats, and
-    `labels`, integers for classes or floats for regression: one per position, or one per example, which is asked for at
-    the last position; -100 or NaN is no label. `lengths` says where examples end, and so do lists of several lengths in
-    Parquet and Arrow files. Further integer columns of the inputs' shape are facts, by which scores are split. Splits
-    are named train, validation (valid, val, dev) and test: by the beginning of an array's name (`test_inputs`), by the
-    name of a file or of its folder, or as `datasets` saved them. A split that is not there becomes a tenth of the
-    training data; equal inputs then stay together in one split.
+    The columns (in an npz file the arrays) are `inputs`, per example (seq,) integers or (seq, features) floats, and
+    `labels`, integers for classes or floats for regression: one per position, or one per example, for its last
+    position; -100 or NaN is no label. `lengths` are the lengths of examples; lists of several lengths in tables need
+    none. Further integer columns of the inputs' shape are facts, by which scores are split. Splits are named train,
+    validation (valid, val, dev) and test: by the beginning of an array's name (`test_inputs`), by the name of a file or
+    of its folder, or as `datasets` saved them. A missing split is a tenth of the training data; equal inputs then stay
+    in one split.
 
     Args:
         inputs: the column of inputs.
         labels: the column of labels.
-        vocab_size: number of tokens; default as many as occur.
-        n_classes: number of classes; default as many as occur.
-        split_seed: seed by which examples are dealt out to the splits that the data does not name.
-        allow_shared: take data in which named splits share inputs.
+        vocab_size: number of tokens; default: one more than the greatest.
+        n_classes: number of classes; default: one more than the greatest.
+        split_seed: seed by which examples are dealt out to missing splits.
+        allow_shared: accept data in which named splits share inputs.
     """
 
     path: ClassVar[Path]
-    """What is read."""
+    """The file or folder."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Data(OfSplits, FiniteTask):
         }
 
     def _read(self) -> tuple[dict[str, Arrays], TaskSpec]:
-        # A run's configuration has the path of another day, or of another machine.
+        # The path may come from the configuration of an old run, or of one on another machine.
         path = next((each for each in (self.path, Path.cwd() / self.path.name) if each.exists()), None)
         if path is None:
             raise ValueError(f"there is no such file or folder: put {self.path.name} there or into {Path.cwd()}")
@@ -91,7 +91,7 @@ class Data(OfSplits, FiniteTask):
         return _cut(splits, self.split_seed), spec
 
     def _named(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the columns that examples are made of, by the names that they have in examples."""
+        """Return the columns of examples, by their names in examples."""
         for column in (self.inputs, self.labels):
             if column not in columns:
                 raise ValueError(f"there is no {column!r}; there are: {', '.join(columns) or 'no columns'}")
@@ -125,7 +125,7 @@ class Data(OfSplits, FiniteTask):
 
 
 def _arrays(file: Path) -> dict[str, dict[str, np.ndarray]]:
-    """Return the arrays of an npz file by split; those without the name of a split are for training."""
+    """Return the arrays of an npz file by split; arrays without the name of a split are for training."""
     if not is_zipfile(file):
         raise ValueError("cannot be read: it is no npz file")
     try:
@@ -145,7 +145,7 @@ def _arrays(file: Path) -> dict[str, dict[str, np.ndarray]]:
 
 
 def _tables(path: Path, asked: tuple[str, str]) -> dict[str, dict[str, np.ndarray]]:
-    """Return the columns of a file or a folder by split; those of numbers, and those that are asked for."""
+    """Return the columns of a file or a folder by split: columns of numbers, and the two in `asked`."""
     with TemporaryDirectory() as scratch:
         with named("cannot be read"):
             if any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
@@ -178,7 +178,7 @@ def _columns(table: Any, asked: tuple[str, str]) -> dict[str, np.ndarray]:
 
 
 def _with_lengths(arrays: Arrays, ends: Mapping[str, np.ndarray | None], inputs: str, labels: str) -> Arrays:
-    """Return the columns, with `lengths` where the lists of inputs have several; without those that end elsewhere."""
+    """Return the columns with `lengths`, if lists of inputs have several, without columns of other lengths."""
     lengths = ends.get(inputs)
     fitting = {}
     for name, array in arrays.items():
@@ -192,7 +192,7 @@ def _with_lengths(arrays: Arrays, ends: Mapping[str, np.ndarray | None], inputs:
 
 
 def _aligned(splits: dict[str, Arrays]) -> dict[str, Arrays]:
-    """Return the same with rows as long as the longest of all splits, where any split says where its rows end."""
+    """Return the same with rows as long as the longest of all splits, if any split has `lengths`."""
     if not any("lengths" in arrays for arrays in splits.values()):
         return splits
     longest = max(arrays["inputs"].shape[1] for arrays in splits.values())
@@ -222,7 +222,7 @@ def _refuse_shared(splits: Mapping[str, Arrays]) -> None:
 
 
 def _cut(splits: dict[str, Arrays], seed: int) -> dict[str, Arrays]:
-    """Return the splits, with those that are not there cut from training; rows with equal inputs stay together."""
+    """Return the splits, with missing ones cut from training; rows with equal inputs stay together."""
     missing = dict.fromkeys((split for split in HELD_OUT if split not in splits), HELD_OUT_SHARE)
     if not missing:
         return splits

@@ -18,17 +18,17 @@ from tasks.yours.arrays import conform, measure, require
 from zoo.docstrings import arguments, paragraphs
 
 MEASURED = {
-    "vocab_size": "number of tokens; default as many as occur among the first examples that are drawn",
-    "n_classes": "number of classes; default as many as occur among the first labels that are drawn",
+    "vocab_size": "number of tokens; default: as in the first 1,024 examples",
+    "n_classes": "number of classes; default: as in the first 1,024 examples",
 }
-"""The options that a function's task has besides the function's own, and their help."""
+"""The options of a function's task besides the function's own, and their help."""
 
 PROBE_SEED = 0
-"""Of the examples that a function is measured by."""
+"""Seed of the examples by which a function is measured."""
 
 
 class Generated(Task):
-    """Examples that a function draws; `generated` makes a class of it for each function."""
+    """Examples that a function draws; `generated` derives a class for each function."""
 
     function: ClassVar[Callable[..., Any]]
     own: ClassVar[tuple[str, ...]]
@@ -67,7 +67,7 @@ class Generated(Task):
                 raise ValueError(f"the function must return a dict of arrays, got {type(drawn).__name__}")
             arrays = conform(drawn)
             if (found := len(arrays["inputs"])) != n:
-                raise ValueError(f"the function must return as many examples as it is asked for, {n}, got {found}")
+                raise ValueError(f"the function must return the number of examples asked for, {n}, got {found}")
             if self._spec is not None:
                 require(arrays, self._spec)
         return arrays
@@ -86,17 +86,17 @@ class Generated(Task):
 def generated(function: Callable[..., Any], name: str, source: str) -> type[Generated]:
     """Return the task whose examples a function draws.
 
-    Its options are the function's keyword arguments; `vocab_size` and `n_classes`, unless they are among these, default
-    to attributes of the function with these names, or else to what the first examples show.
+    Its options are the function's keyword arguments, `vocab_size` and `n_classes`. The last two default to the
+    function's attributes with these names, or else to the numbers in the first examples.
 
     Args:
-        function: `sample(rng, n, **options)`; what it returns is explained in `tasks.yours.arrays.conform`.
-        name: of the task.
-        source: says where the function comes from.
+        function: `sample(rng, n, **options)`; its result is explained in `tasks.yours.arrays.conform`.
+        name: name of the task.
+        source: origin of the function.
 
     Raises:
-        ValueError: a function that takes no generator and number, an option without a default, or with the name of
-            something that every task has.
+        ValueError: a function without generator and number, an option without a default, or with the name of an
+            attribute of every task.
     """
     _, _, *options = _parameters(function, source)
     for each in options:
@@ -148,7 +148,7 @@ def _parameters(function: Callable[..., Any], source: str) -> list[inspect.Param
 
 
 def _option(name: str, default: Any, hint: Any) -> inspect.Parameter:
-    """Return an argument by keyword; without an annotation it takes what its default is."""
+    """Return a keyword argument; without an annotation its type is the default's."""
     if hint is inspect.Parameter.empty or isinstance(hint, str):
         kind = type(default)
         hint = kind if kind in (bool, int, float, str) else list[Any] if kind in (list, tuple) else Any
@@ -156,12 +156,12 @@ def _option(name: str, default: Any, hint: Any) -> inspect.Parameter:
 
 
 def _identity(array: np.ndarray) -> str:
-    """Return what identifies an array: all integers; of floats only their size, since last digits differ by machine."""
+    """Return an identity of an array: its integers, or the mean size of floats, whose last digits differ by machine."""
     return content_hash(array) if array.dtype.kind == "i" else f"{array.shape} {np.nanmean(np.abs(array)):.3g}"
 
 
 def _chance(labels: np.ndarray, n_classes: int) -> float:
-    """Return how often the commonest class of the first half of the examples is right in the other half."""
+    """Return how often the commonest class of one half of the examples is right in the other half."""
     first, second = (half[half != IGNORED] for half in np.array_split(labels, 2))
     if not len(first) or not len(second):
         raise ValueError("labels: hardly any position has one")

@@ -85,7 +85,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"mixture": PAIRS, "test_lengths": [32]},
-        "test_lengths are of a task of one shape; with a mixture, name shapes in test_segments",
+        "test_lengths need a task of one shape; with a mixture, name shapes in test_segments",
     ),
     (
         {"mixture": [{"seq_len": 16, "weight": 50}, {"seq_len": 32}]},

@@ -22,13 +22,13 @@ class Compression(Task):
 
     Source: Poli et al., "Mechanistic Design and Scaling of Hybrid Architectures" (MAD), arXiv 2403.17844, with M = 31.
 
-    Unlike there, the model itself is asked, by tokens after the marker: in MAD a network after the model decodes each
+    Unlike there, the model itself answers, at tokens after the marker: in MAD a network after the model decodes each
     token from the output at the marker and an embedding of its position. Both require a state of fixed size to hold
-    everything at the marker; attention, which in MAD has to gather everything into one output, may look back here.
+    everything at the marker. Attention, which in MAD has to gather everything into one output, may look back here.
     `--decode_from M+1` makes the model MAD's autoencoder: after the marker it sees only the output at the marker and
     the place token. MAD asks for the marker too.
 
-    `distance` is a label's position minus that of the token asked for, -1 where there is no label.
+    `distance` counts from a label back to the token asked for.
 
     Prediction: The state must hold (seq_len - 1) / 2 tokens and return them by place: accuracy falls once there are
     more than a fixed state can tell apart; attention, which may look back here, has no such limit.

@@ -22,7 +22,7 @@ class Copying(Task):
     Source: Arjovsky, Shah and Bengio, "Unitary Evolution Recurrent Neural Networks", arXiv 1511.06464, in the form and
     shape of state-spaces/s4: 10 tokens of an alphabet of 10 (8 to copy), 100 blanks, 10 markers.
 
-    `distance` is a label's position minus that of the token to copy, -1 where there is no label.
+    `distance` counts from a label back to the token to copy.
 
     Prediction: The delay is fixed: a linear time-invariant mixer with poles near the unit circle solves it, as does
     attention with positions; recurrences whose gradient decays with distance fail as the delay grows.

@@ -25,10 +25,10 @@ class SelectiveCopying(Copying):
     Source: Gu and Dao, "Mamba", arXiv 2312.00752: L = 4,096, 16 tokens of a vocabulary of 16. Its generator was not
     released; the form is that of Poli et al. (MAD), arXiv 2403.17844, whose shape is the default.
 
-    So as_published spaces the tokens almost evenly, and no blank ever follows the last one: at the default shape the
-    gaps have a standard deviation of 3.6 with it and of 12.8 without it. MAD draws them by a generator without a seed.
+    as_published spaces the tokens almost evenly, and no blank follows the last one: at the default shape the gaps have
+    a standard deviation of 3.6, against 12.8. MAD draws them from a generator without a seed.
 
-    `distance` is a label's position minus that of the token to copy, -1 where there is no label.
+    `distance` counts from a label back to the token to copy.
 
     Prediction: Distances vary, so a linear time-invariant mixer cannot tell what to keep, except through the
     nonlinearity between its layers; a mixer with input-dependent transitions writes tokens and skips blanks; attention

@@ -20,11 +20,11 @@ class Automata(Task):
     word starts in state 0 and at each step takes one of the edges of its state, drawn uniformly; its length is uniform
     in 1 ... max_word. The sequence consists of words, each followed by the separator V, and is cut off at seq_len.
 
-    The label at a position is the next symbol, where it is determined by what was read: only one edge leads out of the
-    state that the word has reached, and the edge was seen there, because an earlier word began with the same symbols
-    and went on. So every label can be found by looking for the beginning of the current word among the earlier words.
-    Elsewhere there is no label: where several edges lead on, where a beginning is new, where a word ends. A sequence
-    that would have no label at all is drawn anew, with another automaton.
+    The label is the next symbol if the sequence determines it: only one edge leaves the state that the word has
+    reached, and it was seen, because an earlier word began with the same symbols and continued. So every label can be
+    found by looking for the beginning of the current word among the earlier words. There is no label if several edges
+    leave the state, if a beginning is new, or if a word ends. A sequence without any label is drawn anew, with another
+    automaton.
 
     Source: Akyürek et al., "In-Context Language Learning: Architectures and Algorithms" (RegBench), arXiv 2401.12973;
     berlino/seq_icl at 9b9223d, src/dataloaders/dfa.py.
@@ -33,7 +33,7 @@ class Automata(Task):
     of 4 to 12 states; here a sequence has as many words as fit. There every next symbol is trained on, and a guess
     counts as right if the automaton has such an edge; the labels here are those for which the guess is certain.
 
-    `depth` is the number of symbols of the word that are read where there is a label, -1 elsewhere.
+    `depth` is the number of symbols of the current word that have been read.
 
     Prediction: Attention finds the symbols that followed the same beginning, by heads that match several symbols back:
     more with depth, as accuracy by depth shows. A mixer of fixed state has to keep the beginnings of all words; one

@@ -16,17 +16,17 @@ class InContextRegression(Task):
     Definition, with d = d_x: w and x_1, x_2, ... are standard normal in d dimensions. The sequence is x_1, y_1, x_2,
     y_2, ..., where y_i = w · x_i stands in channel 0 and zeros in the others. The label where x_i is read is y_i.
 
-    Before x_i stand i - 1 pairs. No predictor has a smaller expected squared error than least squares of least norm,
-    the limit of ridge regression without noise: it knows w in the span of the x seen and nothing orthogonal to it, so
-    that relative to the power of y its error after k pairs is 1 - k/d, and 0 from d pairs on. `floors` gives it for
-    each k (`floor_at_pairs`) and over a whole sequence (`floor`), for comparison with relative_squared_error, which is
+    Before x_i there are i - 1 pairs. No predictor has a smaller expected squared error than least squares of least
+    norm, the limit of ridge regression without noise: it knows w in the span of the x seen and nothing orthogonal to
+    it. Relative to the power of y, its error after k pairs is 1 - k/d, and 0 from d pairs on. `floors` gives it for
+    each k (`floor_at_pairs`) and over a whole sequence (`floor`), to compare with relative_squared_error, which is
     split by `pairs` too.
 
     Source: Garg et al., "What Can Transformers Learn In-Context? A Case Study of Simple Function Classes",
     arXiv 2208.01066: linear functions in 20 dimensions, 41 pairs. Their curriculum over dimensions and pairs is not
     here.
 
-    `pairs` is the number of pairs read before a label, -1 where there is no label.
+    `pairs` is the number of pairs before a label.
 
     Prediction: A layer of linear attention takes one step of gradient descent, the delta rule a step for each pair:
     both come down to least squares with more layers or pairs, in a state of d by d. Attention of several layers comes

@@ -14,14 +14,14 @@ from tasks.spec import IGNORED, TaskSpec
 class InductionHeads(Task):
     """A trigger stands once among random tokens and again at the end: name the token that followed it.
 
-    Definition, with V = vocab_size, L = seq_len: tokens drawn uniformly from 0 ... V - 2; the trigger V - 1 replaces
-    that at one position, drawn uniformly from 0 ... L - 3, and the last one. The only label, at the last position, is
-    the token after the first trigger.
+    Definition, with V = vocab_size, L = seq_len: tokens are drawn uniformly from 0 ... V - 2. The trigger V - 1
+    replaces the last one, and one at a position drawn uniformly from 0 ... L - 3. The only label, at the last position,
+    is the token after the first trigger.
 
-    Source: Fu et al., "Hungry Hungry Hippos", arXiv 2212.14052, after Olsson et al., arXiv 2209.11895; the shape is
-    that of Gu and Dao, "Mamba", arXiv 2312.00752: V = 16, trained at L = 256, tested from 2^6 to 2^20.
+    Source: Fu et al., "Hungry Hungry Hippos", arXiv 2212.14052, after Olsson et al., arXiv 2209.11895; the shape of Gu
+    and Dao, "Mamba", arXiv 2312.00752: V = 16, trained at L = 256, tested from 2^6 to 2^20.
 
-    `distance` is the last position minus that of the answer, -1 elsewhere.
+    `distance` counts from the end back to the answer.
 
     Prediction: Attention finds the trigger but does not extrapolate beyond the lengths its positions have seen; a
     selective state keeps the one token that it needs, at any length; a linear time-invariant mixer does neither, except

@@ -17,7 +17,7 @@ class KHop(Task):
 
     Definition, with V = n_names, K = max_hops, Q = n_questions and n = seq_len/2 - Q nodes: n names, drawn from
     0 ... V - 1 without replacement, form a cycle. Each node's edge is two tokens, the node and its successor; the n
-    edges come first, in random order. After them come Q questions of two tokens: V + k - 1, which says k, drawn
+    edges come first, in random order. After them come Q questions of two tokens: V + k - 1 for k, drawn
     uniformly from 1 ... K, then a node, no node twice. The label there is the k-th successor of the node. As K < n, it
     is never the node itself. At another length the cycle has more nodes or fewer.
 
@@ -25,9 +25,9 @@ class KHop(Task):
 
     Source: Depo of Allen-Zhu, "Physics of Language Models: Part 4.1, Architecture Design and the Magic of Canon
     Layers", SSRN 5240330, where names are words of several tokens, the number of nodes is drawn for each sequence, and
-    the answers stand in the text.
+    the answers are part of the text.
 
-    `hops` is k where there is a label, -1 elsewhere.
+    `hops` is k.
 
     Prediction: A layer of attention looks up one hop, or doubles the hops that the layer before it knows: accuracy
     falls with k at a depth of about log2 k. A mixer of fixed state must hold all edges before the question comes; for

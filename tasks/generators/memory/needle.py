@@ -24,14 +24,13 @@ class Needle(Task):
     occurs once and is one token more in the vocabulary (numbered after the question). Now what to keep depends on the
     previous token.
 
-    At another length the distance stays the same: there is more noise at the beginning.
+    At another length the distance stays the same: only the noise at the beginning changes.
 
-    The splits share no example at the default shape; at a small distance with few noise tokens there are not enough
-    sequences for that.
+    At a small distance with few noise tokens the splits share examples, since there are few sequences.
 
     Source: this project, for gradient propagation against distance (Ghodsi, arXiv 2512.15115).
 
-    `distance` is `distance` at the last position, -1 elsewhere.
+    `distance` is the option `distance`.
 
     Prediction: Attention's gradient does not depend on the distance; a stable linear time-invariant mixer's decays with
     it, unless its poles lie at the unit circle; a gated recurrence keeps it if it learns to shut its gate on noise.

@@ -26,8 +26,7 @@ class Compositional(LookUp):
     Source: `compositional_mqar` of HazyResearch/zoology, after Arora, Eyuboglu et al., "Zoology: Measuring and
     Improving Recall in Efficient Language Models", arXiv 2312.04927.
 
-    `distance` is the position of the label minus that of the value in the context, `pairs` is K; both are -1 where
-    there is no label.
+    `distance` counts from a label back to the value in the context; `pairs` is K.
 
     Prediction: A layer must first bind the two tokens of a key, by a short convolution or a shift of its own; from
     there on it is mqar: attention solves it, a fixed state is limited by the number of pairs.
@@ -73,7 +72,7 @@ class Compositional(LookUp):
         firsts = 1 + distinct(rng, n, third - 1, grid)
         seconds = third + distinct(rng, n, third, grid)
         values = 2 * third + distinct(rng, n, self.vocab_size - 2 * third, self.n_pairs)
-        # The values are in random order already; it is the cells that must not stand in the order of the grid.
+        # The values are in random order already; the cells must be shuffled too.
         cells = shuffled(rng, n, self.n_pairs)
         keys = np.stack(
             [np.take_along_axis(firsts, cells // grid, axis=1), np.take_along_axis(seconds, cells % grid, axis=1)],

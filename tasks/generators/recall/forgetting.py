@@ -23,11 +23,11 @@ class Forgetting(LookUp):
     Source: `forgetting_mqar` of HazyResearch/zoology, after Arora, Eyuboglu et al., "Zoology: Measuring and
     Improving Recall in Efficient Language Models", arXiv 2312.04927.
 
-    Unlike there, an update never repeats the value that it updates: zoology keeps the new value from being that of the
-    key of the same number in the list, not of the key that is updated.
+    Unlike there, an update never repeats the value that it replaces: zoology excludes the first value of another key,
+    the one with the update's number in the list.
 
-    `distance` is the query's position minus that of the value that counts, `pairs` is K, `assignments` 2 for a key
-    that was re-assigned and 1 for another; all are -1 where there is no label.
+    `distance` counts from a query back to its current value, `pairs` is K, `assignments` is 2 for re-assigned keys,
+    else 1.
 
     Prediction: The delta rule replaces what a key held and keeps its accuracy on re-assigned keys; a state that only
     adds, or forgets only by age, returns a mixture of old and new value; attention must learn to prefer the later one.

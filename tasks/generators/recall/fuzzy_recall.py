@@ -17,7 +17,7 @@ class _Pairs(NamedTuple):
     """Pairs of each row, all arrays (n, n_pairs, ...)."""
 
     tokens: np.ndarray
-    """Those of the key, then those of the value, each padded to the most; the padding has no meaning."""
+    """Tokens of the key, then of the value, each padded to the longest; the padding has no meaning."""
     key_sizes: np.ndarray
     value_sizes: np.ndarray
     words: np.ndarray
@@ -57,8 +57,7 @@ class FuzzyRecall(MadRecall):
     the examples of the published shape ask for a pair that they never showed. as_published draws those again and
     follows MAD's distribution for all others.
 
-    `distance` is the position of a label minus that of the same token where the value was given last, -1 where none is
-    asked for.
+    `distance` counts from a label back to the same token in the value's last occurrence.
 
     Prediction: As in_context_recall, once a layer binds adjacent tokens to a word: a short convolution or attention to
     neighbours before the look-up; a single layer of either cannot.
@@ -75,7 +74,7 @@ class FuzzyRecall(MadRecall):
         seq_len: length of a sequence, more than twice the longest pair.
         k_motif_size: most tokens of a key.
         v_motif_size: most tokens of a value.
-        train_targets: what training labels, "every_token" (as published) or "answers".
+        train_targets: labels of training, "every_token" (as published) or "answers".
         as_published: lengths, padding and the place of the repeated pair as MAD draws them.
     """
 
@@ -114,7 +113,7 @@ class FuzzyRecall(MadRecall):
 
     @property
     def _n_words(self) -> int:
-        """The numbers that stand for words of keys lie below it."""
+        """Upper bound of the numbers of words of keys."""
         return (self._n_key_tokens + 1) ** self.k_motif_size
 
     @property
@@ -162,7 +161,7 @@ class FuzzyRecall(MadRecall):
         return self._labelled(*packed)
 
     def _pairs(self, rng: np.random.Generator, n: int, n_pairs: int) -> _Pairs:
-        """Draw pairs one by one; where a key comes again, so does the value that it had first."""
+        """Draw pairs one by one; a key that comes again keeps its first value."""
         key_sizes = rng.integers(self._smallest_key, self.k_motif_size, size=(n, n_pairs), endpoint=True)
         value_sizes = rng.integers(1, self.v_motif_size, size=(n, n_pairs), endpoint=True)
         # The first s of different uniform tokens are a uniform word of size s.
@@ -188,7 +187,7 @@ class FuzzyRecall(MadRecall):
         return pairs.taken(places), np.concatenate([shown, np.ones((n, 1), dtype=bool)], axis=1)
 
     def _published_context(self, rng: np.random.Generator, n: int) -> tuple[_Pairs, np.ndarray]:
-        """Return the same by MAD's law, given that what is asked for was shown."""
+        """Return the same by MAD's law, given that the last pair was shown before."""
         *drawn, answered = self._attempt(rng, n)
         while not answered.all():
             missing = np.flatnonzero(~answered)
@@ -198,7 +197,7 @@ class FuzzyRecall(MadRecall):
         return _Pairs(*pairs), shown
 
     def _attempt(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
-        """Of MAD's examples the arrays of `_Pairs`, which of the pairs are shown, and whether the last was before."""
+        """Return MAD's examples: the arrays of `_Pairs`, which pairs are shown, whether the last was shown before."""
         smallest = self._smallest_key + 1
         most = -(-(self.seq_len - smallest - self._longest) // smallest)
         # The repeated pair comes first here, so that a key drawn by itself that is the same has its value.

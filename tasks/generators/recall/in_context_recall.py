@@ -23,9 +23,9 @@ class InContextRecall(MadRecall):
     Source: Poli et al., "Mechanistic Design and Scaling of Hybrid Architectures" (MAD), arXiv 2403.17844, in the
     multi-query form of its benchmark.
 
-    Unlike there, the last value is not cut off but stands, unlabelled, at the end: a sequence has seq_len tokens.
+    Unlike there, the last value is not cut off: it ends the sequence, unlabelled, so that there are seq_len tokens.
 
-    `distance` is the position of the key minus that of its value's last occurrence, -1 where no value is asked for.
+    `distance` counts from a key back to its value's last occurrence.
 
     Prediction: Attention solves it, two layers with a shift between; so does a state that holds a value for each key,
     and with few keys (8 as published) a small one is enough.
@@ -40,7 +40,7 @@ class InContextRecall(MadRecall):
     Args:
         vocab_size: tokens; the lower half are keys, the upper half values.
         seq_len: length of a sequence, even.
-        train_targets: what training labels, "every_token" (as published) or "answers".
+        train_targets: labels of training, "every_token" (as published) or "answers".
     """
 
     name: ClassVar[str] = "in_context_recall"

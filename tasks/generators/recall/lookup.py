@@ -1,4 +1,4 @@
-"""What the MQAR family shares: a list to look things up in, questions after it, filler between them."""
+"""Base of the MQAR family: a list of pairs, questions after it, filler between them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ class LookUp(Task):
 
     A question of w tokens takes a slot of w + 1 positions; the slots follow each other from the end of the context on.
     Questions take theirs without replacement, slot i = 1, 2, ... with probability proportional to a i^(a-1), and are
-    labelled at their last token. What is neither context nor question is filler: uniform random tokens of the whole
-    vocabulary, or 0.
+    labelled at their last token. All other positions hold filler: uniform random tokens of the whole vocabulary, or 0.
 
     The distribution of the slots and the filler: Arora, Eyuboglu et al., arXiv 2312.04927.
     """
@@ -38,7 +37,7 @@ class LookUp(Task):
         self._demand(math.isfinite(self.power_a) and self.power_a > 0, "power_a must be positive", "power_a")
 
     def _spec(self, n_values: int, labelled: int | None, *facts: str) -> TaskSpec:
-        """Return the spec in which labels are among `n_values` equally likely tokens; facts besides `distance`."""
+        """Return the spec for `n_values` equally likely labels and the facts `distance` and `facts`."""
         return TaskSpec.tokens(
             self.seq_len, self.vocab_size, chance=1 / n_values, labelled=labelled, facts=("distance", *facts)
         )
@@ -61,13 +60,13 @@ class LookUp(Task):
             context: tokens (n, longest context).
             questions: tokens (n, n_questions, width).
             answers: labels (n, n_questions).
-            given: positions in the context where the answers stand; broadcast to (n, n_questions), as are `facts`.
-            facts: what else is known of each question.
-            counts: (n,) questions that an example has, at least 1, its context being as much shorter; all if not given.
-            fewest: the least that `counts` may hold, whatever these examples drew.
+            given: positions of the answers in the context; broadcast to (n, n_questions), as are `facts`.
+            facts: further facts of each question.
+            counts: questions of each example (n,), at least 1, with a context of their size; default: all.
+            fewest: lower bound of `counts`.
 
         Returns:
-            Inputs, labels, distance (from a label back to where its answer stands) and the facts.
+            Inputs, labels, distance (from a label back to its answer) and the facts.
         """
         n, n_questions, width = questions.shape
         slot, longest = width + 1, context.shape[1]

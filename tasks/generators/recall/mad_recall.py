@@ -1,4 +1,4 @@
-"""What MAD's three recall tasks share: training asks for every next token, scoring for those that can be known."""
+"""Base of MAD's three recall tasks: training labels every next token, scoring those that can be known."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class MadRecall(Task):
     An answer is a token of the value of a key that the sequence has shown before; the last pair repeats an earlier one,
     so that each example has an answer. Validation and test label only the answers, each at the position before it. With
     train_targets = "every_token" (as published) training labels each position with its next token, knowable or not;
-    with "answers" it labels what is scored. `spec` describes what is scored.
+    with "answers" it labels the answers. `spec` describes validation and test.
 
     Source: Poli et al., "Mechanistic Design and Scaling of Hybrid Architectures", arXiv 2403.17844 (MAD).
     """
@@ -53,9 +53,9 @@ class MadRecall(Task):
         """Return the examples: inputs, and at each position as a label the token after it.
 
         Args:
-            tokens: (n, seq_len), or (n, seq_len + 1) where the last one is only a label.
-            answers: bool, of the tokens' shape: could be known.
-            distance: of the tokens' shape: from the position before an answer back to where it was given last.
+            tokens: (n, seq_len), or (n, seq_len + 1) if the last one is only a label.
+            answers: which tokens could be known; bool, shape of `tokens`.
+            distance: from the position before an answer back to its last occurrence; shape of `tokens`.
         """
         inputs = np.ascontiguousarray(tokens[:, : self.seq_len])
         labels = np.full(inputs.shape, IGNORED, dtype=np.int64)
@@ -82,8 +82,8 @@ def draw_pairs(
     those shown before it. A pair that is noise is two noise tokens; one pair chosen uniformly and the last never are.
 
     Returns:
-        Tokens (n, 2 n_pairs); whether each is an answer; from the position before each answer back to where the same
-        value was given last. All of one shape, the distance -1 where there is no answer.
+        Tokens (n, 2 n_pairs); which are answers; from the position before each answer back to the last occurrence of
+        its value, -1 elsewhere. All have one shape.
     """
     keys = rng.integers(n_keys, size=(n, n_pairs))
     value_of = n_keys + rng.integers(n_values, size=(n, n_keys))

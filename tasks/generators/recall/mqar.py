@@ -29,8 +29,7 @@ class MQAR(LookUp):
     recall-throughput tradeoff", arXiv 2402.18668, train on five shapes at once and test at L/4 pairs up to L = 1,024:
     a mixture, `configs/task/published/mqar-tradeoff.yaml`. Within one length `min_pairs` varies the number of pairs.
 
-    `distance` is the query's position minus that of its value in the context, `pairs` the number of pairs of the
-    example; both are -1 where there is no label.
+    `distance` counts from a query back to its value in the context, `pairs` is the example's number of pairs.
 
     Prediction: Attention solves it at any width that tells the keys apart; a mixer of fixed state fails once the pairs
     are more than its state can hold, and the delta rule holds more pairs in the same state than decay without it.
@@ -73,7 +72,7 @@ class MQAR(LookUp):
 
     @property
     def most_pairs(self) -> int:
-        """The number of pairs, or the largest where it is drawn."""
+        """The number of pairs, or its largest value if it is drawn."""
         return self.seq_len // 4 if self.n_pairs is None else self.n_pairs
 
     @property

@@ -23,10 +23,10 @@ class NoisyRecall(MadRecall):
     Source: Poli et al., "Mechanistic Design and Scaling of Hybrid Architectures" (MAD), arXiv 2403.17844, in the
     multi-query form of its benchmark.
 
-    Unlike there, the pair that is never noise is one of those before the last, so that every sequence shows something
-    to ask for; and the last value is not cut off but stands, unlabelled, at the end.
+    Unlike there, the pair that is never noise comes before the last, so that every sequence shows a key to ask for; and
+    the last value is not cut off: it ends the sequence, unlabelled.
 
-    `distance` is the position of the key minus that of its value's last occurrence, -1 where no value is asked for.
+    `distance` counts from a key back to its value's last occurrence.
 
     Prediction: As in_context_recall for mixers that write selectively: gates and attention keep noise out; in a linear
     time-invariant mixer noise overwrites what the state holds.
@@ -43,7 +43,7 @@ class NoisyRecall(MadRecall):
         seq_len: length of a sequence, even.
         noise_vocab_size: noise tokens.
         frac_noise: probability that a pair is noise, in [0, 1).
-        train_targets: what training labels, "every_token" (as published) or "answers".
+        train_targets: labels of training, "every_token" (as published) or "answers".
     """
 
     name: ClassVar[str] = "noisy_recall"

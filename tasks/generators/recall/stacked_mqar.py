@@ -29,7 +29,7 @@ class StackedMQAR(Task):
     sequence (per_sequence_mapping), after Arora, Eyuboglu et al., "Zoology", arXiv 2312.04927. Its vectors come from
     the caller.
 
-    `distance` is the query's position minus that of its pair in the last pass, -1 where there is no label.
+    `distance` counts from a query back to its pair in the last pass.
 
     Prediction: One layer is enough, without a short convolution: attention recalls any number of pairs, linear
     attention about as many as its keys have channels, and the delta rule more pairs in the same state.
@@ -86,13 +86,13 @@ class StackedMQAR(Task):
 
     @cached_property
     def vectors(self) -> np.ndarray:
-        """Of the keys and of the values, float32 (2, n_symbols, d_key)."""
+        """Vectors of keys and values, float32 (2, n_symbols, d_key)."""
         shape = 2, self.n_symbols, self.d_key
         return np.random.default_rng(self.vector_seed).standard_normal(shape).astype(np.float32)
 
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:
         keys, values = (distinct(rng, n, self.n_symbols, self.n_pairs) for _ in range(2))
-        # (n, seq_len): which pair stands where, the questions being one pass more.
+        # (n, seq_len): which pair is at which position; the questions are one pass more.
         orders = [shuffled(rng, n, self.n_pairs) for _ in range(self.n_passes + 1)]
         pair = np.concatenate(orders, axis=1)
         listed = self.seq_len - self.n_pairs

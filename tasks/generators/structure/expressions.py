@@ -10,14 +10,14 @@ import numpy as np
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 WORDS = (*map(str, range(10)), *OPERATORS, "]", "")
-"""The tokens by number; the last fills what is before an expression."""
+"""The tokens by number; the last fills the positions before an expression."""
 
 CLOSE, BLANK = 14, 15
 NESTED = 4
-"""One argument in so many has an operator of its own, as published."""
+"""One argument in 4 has an operator of its own, as published."""
 
 BLOCK = 1024
-"""Expressions that are drawn at once; those of other lengths than asked for are thrown away."""
+"""Expressions that are drawn at once; those of other lengths are discarded."""
 
 COUNTED = 4096
 """Expressions whose values are counted for the chance level."""
@@ -25,7 +25,7 @@ COUNTED = 4096
 
 @dataclass
 class Level:
-    """The nodes of one depth; those of a tree are next to each other, in the order in which they are read.
+    """The nodes of one depth; nodes of a tree are next to each other, in reading order.
 
     Attributes:
         tree: of each node, int64 (nodes,), ascending.
@@ -52,7 +52,7 @@ class Level:
 
     @property
     def first_args(self) -> np.ndarray:
-        """Where the arguments of each nested node begin in the next level."""
+        """Index of each nested node's first argument in the next level."""
         return np.cumsum(self.n_args) - self.n_args
 
 
@@ -69,7 +69,7 @@ class Trees:
 
     @classmethod
     def drawn(cls, rng: np.random.Generator, n_trees: int, too_long: int, max_depth: int, max_args: int) -> Trees:
-        """Draw expressions as defined, but where `lengths` says `too_long` or more: these are cut off, discard them."""
+        """Draw expressions as defined, but cut off those of length `too_long` or more: discard them."""
         levels: list[Level] = []
         tree, lengths = np.arange(n_trees), np.zeros(n_trees, dtype=np.int64)
         for depth in range(1, max_depth + 1):

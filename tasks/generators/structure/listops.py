@@ -28,7 +28,7 @@ RAREST = 1e-4
 """Least share of drawn expressions that must be of the length asked for."""
 
 FILES = {"train": "train", "validation": "val", "test": "test"}
-"""What the names of LRA's files contain."""
+"""Words in the names of LRA's files."""
 
 
 class ListOps(Task):
@@ -45,7 +45,7 @@ class ListOps(Task):
     With `tsv`, expressions come from files instead: a folder as LRA publishes it (basic_train.tsv, basic_val.tsv,
     basic_test.tsv) or one file, which is divided 48 : 1 : 1. Columns are Source and Target; parentheses do not count.
 
-    At another length the bounds are scaled with it, so that expressions are longer or shorter; those of files are not.
+    At another length the bounds are scaled with it; expressions of files stay the same.
 
     Source: Nangia and Bowman, "ListOps", arXiv 1804.06028, with the numbers of Tay et al., "Long Range Arena", arXiv
     2011.04006, whose expressions have 501 to 1,999 tokens; the published file has 96,000, 2,000 and 2,000 of them.
@@ -65,7 +65,7 @@ class ListOps(Task):
         seq_len: length of a sequence, including the blanks before the expression.
         min_length: expressions have more tokens.
         max_length: expressions have fewer tokens.
-        max_depth: greatest depth, where a digit inside max_depth - 1 pairs of brackets has depth max_depth.
+        max_depth: greatest depth; a digit inside max_depth - 1 pairs of brackets has depth max_depth.
         max_args: most arguments of an operator.
         tsv: a file or a folder of files with expressions to read.
     """
@@ -89,7 +89,7 @@ class ListOps(Task):
         self.max_args = self._whole("max_args", max_args, 2)
         self.tsv = tsv
         if tsv is not None:
-            _ = self._files  # refuses what does not hold expressions
+            _ = self._files  # refuses files without expressions
             return
         fits = self.max_length <= self.seq_len
         self._demand(fits, "max_length must be <= seq_len")
@@ -159,12 +159,12 @@ class ListOps(Task):
 
 
 def labelled_at_the_end(inputs: np.ndarray, values: np.ndarray) -> Arrays:
-    """Return what `sample` does, with each expression's value as the label at its last position."""
+    """Return examples with each expression's value as the label at its last position."""
     return {"inputs": inputs, "labels": labels_at(LAST, values[:, None], inputs.shape[1])}
 
 
 def listops_spec(seq_len: int, chance: float) -> TaskSpec:
-    """Return the spec, which drawn and listed expressions share."""
+    """Return the spec of drawn and listed expressions."""
     return TaskSpec.tokens(seq_len, len(WORDS), 10, chance=chance, labelled=1)
 
 

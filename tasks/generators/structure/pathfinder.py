@@ -24,17 +24,17 @@ TRIES = 8
 class Pathfinder(Task):
     """Say whether the two dots of a picture, read pixel by pixel, are the ends of the same dashed path.
 
-    Definition: a picture of image_size x image_size pixels, row after row, holds two long paths of path_length dashes
-    and n_distractors short ones of distractor_length. Tokens are 0 (dark), 1 (dash) and 2 (dot). Where the label is 1
-    the dots are the two ends of one long path, where it is 0 an end of one and an end of the other. Both labels are
-    equally likely; the label is asked for at the last pixel. The long paths are such that both pairs of ends are
-    equally far apart, counted in rows plus columns, so that the distance of the dots says nothing.
+    Definition: a picture of image_size x image_size pixels, row after row, contains two long paths of path_length
+    dashes and n_distractors short ones of distractor_length. Tokens are 0 (dark), 1 (dash) and 2 (dot). If the label is
+    1, the dots are the two ends of one long path; if it is 0, an end of each. Both labels are equally likely; the label
+    is at the last pixel. The long paths are such that both pairs of ends are equally far apart, counted in rows plus
+    columns, so the distance of the dots reveals nothing.
 
-    Paths run on a square lattice with a point every 3 pixels, whose place in the picture is drawn too: a dash is the
-    two pixels between neighbouring points, the point itself stays dark (a gap) unless it is a dot. Each path is a walk
-    that turns at every point in a random direction among those that lead to no point that has been used, so no two
-    paths share a point and none meets itself. So a picture can be read by one rule: lit pixels whose rows and columns
-    both differ by at most 2 belong to one path; pixels of different paths are 3 or more apart.
+    Paths run on a square lattice with a point every 3 pixels, whose place in the picture is drawn too. A dash is the
+    two pixels between neighbouring points; the point itself stays dark (a gap) unless it is a dot. Each path is a walk
+    that turns at every point in a random direction, towards points not yet used, so no two paths share a point and none
+    meets itself. So a picture can be read by one rule: lit pixels whose rows and columns both differ by at most 2
+    belong to one path; pixels of different paths are 3 or more apart.
 
     At another length, which must be a square number, the picture is larger or smaller and the paths keep their sizes.
 
@@ -191,7 +191,7 @@ class Pathfinder(Task):
     def _walked(
         self, rng: np.random.Generator, free: np.ndarray, n_points: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Walk from a free point of each row; return the walks, which of them ended, and what is free then."""
+        """Walk from a free point of each row; return the walks, which of them ended, and the points still free."""
         free, walks = free.copy(), np.zeros((len(free), n_points), dtype=np.int64)
         rows, here = np.arange(len(free)), one_of(rng, free)
         walks[:, 0], free[rows, here] = here, False

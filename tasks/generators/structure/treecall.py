@@ -17,7 +17,7 @@ SHORTEST = 3
 """Tokens of the shortest sentence."""
 
 LEAST_SHARE = 0.05
-"""Of a grammar's sentences that must fit into a sequence: the others are drawn in vain."""
+"""Least share of a grammar's sentences that must fit into a sequence; the others are drawn in vain."""
 
 
 class Treecall(Task):
@@ -46,8 +46,8 @@ class Treecall(Task):
     have several trees and the answer may be uncertain even for a reader who knows the grammar. In the paper's results
     the head comes after its items. Children and siblings can be asked for there, here only parents.
 
-    Where there is a label, `distance` is its position minus the parent's and `depth` is the number of edges from the
-    first token to the one that is asked about; both are -1 elsewhere.
+    `distance` counts from a label back to the parent, `depth` is the number of edges from the first token to the one
+    asked about.
 
     Prediction: In mqar a value follows its key, where a short convolution finds it; here the parent may be anywhere to
     the left, so that one layer must bind child and parent before another looks the child up. A mixer of fixed state has
@@ -96,7 +96,7 @@ class Treecall(Task):
     def _grammar(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Head probabilities (nonterminals, terminals), rule numbers alike, rules (number, max_rhs).
 
-        Items of a rule are terminals, n_terminals + nonterminal, and -1 where a shorter rule has none.
+        Items of a rule are terminals, n_terminals + nonterminal, and -1 as padding.
         """
         rng = np.random.default_rng(self.grammar_seed)
         terminals = np.arange(self.n_terminals)
@@ -173,12 +173,12 @@ class Treecall(Task):
         }
 
     def _sentences(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return tokens, places of their parents, both (n, seq_len - 3), and lengths (n,): 0 of those that do not fit.
+        """Return tokens, places of their parents, both (n, seq_len - 3), and lengths (n,), 0 if it does not fit.
 
-        What is still to be written lies on a stack; each step takes an item from it and writes one token.
+        A stack holds the items still to be written; each step takes one of them and writes a token.
         """
         heads, rule_of, rules = self._grammar
-        # One ascending line for all nonterminals: those of the k-th lie in k ... k + 1.
+        # One ascending line for all nonterminals: the probabilities of the k-th fill k ... k + 1.
         line = (np.arange(len(heads))[:, None] + heads.cumsum(axis=1)).reshape(-1)
         sizes = (rules >= 0).sum(axis=1)
         room, rows = self.seq_len - 3, np.arange(n)
@@ -226,7 +226,7 @@ class Treecall(Task):
 
 @lru_cache
 def _commonest_share(options: tuple[tuple[str, int], ...]) -> float:
-    """Of the answers to 4,096 sentences: which token stands last where leaves it no closed form."""
+    """Return the commonest answer's share for 4,096 sentences; there is no closed form."""
     task, rng = Treecall(**dict(options)), np.random.default_rng(0)
     counts = np.zeros(task.n_terminals)
     for _ in range(4):
