@@ -80,24 +80,13 @@ def test_to_heads_is_optimal_below_k() -> None:
                 parameter.sub_(sign * step)
 
 
-def test_heads_beyond_k_are_silent(rng: np.random.Generator) -> None:
-    lags = mixed(rng, 0.9**T, d_out=1, d_in=2)
-    mixer = to_heads(lags, 5)
-    assert mixer.n_heads == 5
-    assert miss(mixer, lags, rng) < 1e-13
-    assert miss(to_heads(torch.zeros(3, 2, 2) + 0.0, 1), torch.ones(3, 2, 2), rng) == pytest.approx(1)
-
-
 LAWS: dict[str, tuple[Callable[[], Sequence[np.ndarray]], int]] = {
     "one positive pole": (lambda: [0.9**T], 1),
-    "a pole that underflows": (lambda: [0.01**T], 1),
-    "two positive poles": (lambda: [0.9**T, 0.5**T], 2),
     "a negative pole under a positive one": (lambda: [0.9**T, (-0.5) ** T], 2),
     "a pair under a positive pole": (lambda: [0.9**T, *turning(0.8, 1.0)], 3),
     "a convolution": (lambda: list(np.eye(N)[:5]), 5),
     "a negative pole": (lambda: [(-0.8) ** T], 2),
     "a pair": (lambda: turning(0.9, 1.0), 3),
-    "a negative pole over a positive one": (lambda: [0.5**T, (-0.9) ** T], 3),
     "four pairs": (lambda: [law for j in range(4) for law in turning(0.8 + 0.04 * j, 0.4 + 0.5 * j)], 9),
 }
 
@@ -174,11 +163,7 @@ def test_softmax_floor_solves_its_least_squares_problem(rng: np.random.Generator
             at += 1
     residual = wanted - design @ np.linalg.lstsq(design, wanted, rcond=None)[0]
     assert softmax_floor(torch.from_numpy(lags)) == pytest.approx((residual**2).sum() / (wanted**2).sum(), rel=1e-9)
-
-
-def test_softmax_floor_is_zero_without_memory_only(rng: np.random.Generator) -> None:
-    assert softmax_floor(mixed(rng, np.eye(N)[0])) == pytest.approx(0, abs=1e-28)
-    assert softmax_floor(mixed(rng, np.eye(N)[1])) > 0.01
+    assert softmax_floor(mixed(rng, np.eye(N)[0])) == pytest.approx(0, abs=1e-28)  # without memory
 
 
 @pytest.mark.parametrize("convert", [to_heads, to_softmax_heads])

@@ -98,13 +98,6 @@ def test_lti_rate_is_log_rho(rho: float) -> None:
     assert found.r2_exponential > 0.99 > found.r2_power
 
 
-def test_fast_decay_stops_at_the_floor() -> None:
-    """rho = .5 falls through eps long before a quarter of the sequence: the window follows it."""
-    for dtype in (torch.float64, torch.float32):
-        found = decay_rate(gradient_profile(lambda _, to=dtype: lti(0.5, 1).to(to), seq_len=256, seeds=5))
-        assert found.rate == pytest.approx(math.log(0.5), rel=1e-3)
-
-
 def test_a_layer_for_each_seed_and_the_global_generator() -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
@@ -157,52 +150,9 @@ def test_highways_are_flat(name: str, options: dict[str, Any]) -> None:
     assert profile.values[:, -1].min() > 1e-3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["attention", "selective_ssm"])
-def test_highways_in_float32(name: str) -> None:
-    layer = create_mixer(name, 16)
-    narrow = highway_profile(layer, distances=[8, 60], seeds=2, seq_len=64)
-    wide = highway_profile(layer.double(), distances=[8, 60], seeds=2, seq_len=64)
-    assert narrow is not None
-    assert wide is not None
-    assert narrow.values.dtype == torch.float32
-    torch.testing.assert_close(narrow.values.double(), wide.values, rtol=1e-2, atol=0)
-
-
-@pytest.mark.parametrize("sink", [3.0, 40.0])  # below and above what a needle has over other positions
-def test_a_needle_takes_every_heads_attention(sink: float) -> None:
-    layer = create_mixer("attention", 16, position="alibi", sink="constant").double()
-    with torch.no_grad():
-        layer.sink_logit.fill_(sink)
-    x = layer.highway_input(40, 25, torch.Generator().manual_seed(1))
-    q, k, _ = layer.qkv_proj(x).detach().split(16, dim=1)
-    for h in range(4):
-        head = slice(4 * h, 4 * h + 4)
-        logits = k[:, head] @ q[-1, head] / 2 - layer.slopes[h].detach() * torch.arange(39, -1, -1)
-        weights = torch.cat([logits, torch.tensor([sink])]).softmax(0)
-        assert weights[14] > 1 - 1e-8
-
-
-def test_closed_gates_hold_a_quarter_of_the_channels() -> None:
-    """By the published formulas: dt between needle and last position, convolution and all."""
-    layer = create_mixer("selective_ssm", 16).double()
-    x = layer.highway_input(60, 40, torch.Generator().manual_seed(1)).detach()
-    assert not x[:19].any()
-    assert (x[20:59] == x[20]).all()
-    inner = (x @ layer.in_proj.weight[:32].T).T
-    padded = nn.functional.pad(inner, (3, 0))
-    u = nn.functional.silu(
-        sum(layer.conv.weight[:, k, None] * padded[:, k : k + 60] for k in range(4)).T + layer.conv.bias
-    )
-    dt = nn.functional.softplus(layer.dt_proj((u @ layer.x_proj.weight.T)[:, : layer.dt_rank]))
-    held = (dt[20:].sum(0) * layer.A_log.exp().amax(1)) < 1e-3
-    assert held.double().mean() >= 0.25
-
-
 def test_no_highway_is_known() -> None:
     assert highway_profile(create_mixer("lstm", WIDTH), seq_len=16) is None
     assert not isinstance(create_mixer("lstm", WIDTH), OffersHighway)
-    assert isinstance(create_mixer("attention", WIDTH), OffersHighway)
     assert create_mixer("attention", WIDTH, d_conv=3).highway_input(16, 4) is None
     assert create_mixer("attention", 4, n_heads=5, d_head=2).highway_input(16, 4) is None
     assert highway_profile(create_mixer("attention", WIDTH, d_conv=3), seq_len=16) is None

@@ -139,19 +139,12 @@ def test_a_sketch_approaches_the_spectrum_and_repeats_with_its_generator(generat
     assert not torch.allclose(first, other)
 
 
-def test_fewer_channel_probes_bound_the_rank(generator: torch.Generator) -> None:
-    layer = create_mixer("lstm", 4).double()
-    x = torch.randn(SEQ, 4, generator=generator, dtype=torch.float64)
-    assert span_spectrum(layer, x, sketch=16, channels=2, generator=generator).shape == (8,)
-    assert spectrum_rank(span_spectrum(layer, x, sketch=16, channels=4, generator=generator)) == 16
-
-
 def test_large_layers_take_a_bounded_triangle(generator: torch.Generator) -> None:
     """seq 512, width 64: the operator would hold 10^9 numbers."""
     layer = create_mixer("linear_attention", 64, n_heads=4)
     x = torch.randn(512, 64, generator=generator)
     spectrum = span_spectrum(layer, x, sketch=4, channels=4)
-    assert spectrum.shape == (4 * 64,)
+    assert spectrum.shape == (4 * 64,)  # channels times d_in, which bounds the rank that can be seen
     assert spectrum_rank(spectrum) == 4
 
 
@@ -214,18 +207,6 @@ def test_how_much_a_sketch_understates_a_slow_spectrum(
     assert least <= min(found) <= max(found) <= most
 
 
-def test_gram_matrices_are_a_trap() -> None:
-    """Values at 1e-9 of the largest are seen by the streamed spectrum and lost by W^T W."""
-    scales = torch.logspace(0, -9, 4, dtype=torch.float64)
-    W = torch.zeros(2, 2, 2, 2, dtype=torch.float64)
-    basis = torch.linalg.qr(torch.arange(16.0, dtype=torch.float64).reshape(4, 4).cos())[0]
-    W[:] = (basis @ torch.diag(scales) @ basis.T).reshape(2, 2, 2, 2)
-    spectrum = operator_spectrum(W)
-    np.testing.assert_allclose(spectrum.numpy(), scales.numpy(), rtol=1e-5)
-    assert interaction_rank(W) == 4
-    assert interaction_rank(W, rtol=1e-5) == 2
-
-
 def test_heads_needed_by_hand() -> None:
     spectrum = torch.tensor([3.0, 4.0, 0.0, 12.0])  # any order; energies 144, 16, 9, 0 of 169
     assert heads_needed(spectrum, 0.99) == 1
@@ -256,7 +237,6 @@ def test_flat_and_zero_spectra() -> None:
     assert stable_rank(flat) == pytest.approx(7)
     assert heads_needed(flat, 0.5) == 6  # sqrt(1/7) = .38 is left by six, sqrt(2/7) = .53 by five
     assert spectrum_rank(zero) == heads_needed(zero, 0.1) == effective_rank(zero) == stable_rank(zero) == 0
-    assert interaction_rank(torch.zeros(3, 3, 2, 2)) == 0
 
 
 def test_thresholds_follow_the_dtype() -> None:

@@ -23,12 +23,6 @@ def test_a_recurrence_has_at_most_the_numbers_of_its_state(generator: torch.Gene
     assert ssm.tolist() == [4, 6, 6, 6, 6, 6, 6, 6, 6, 6, 4]
 
 
-def test_the_state_of_softmax_grows_with_the_past(generator: torch.Generator) -> None:
-    at = sizes("attention", generator, n_heads=1, d_head=4)
-    assert at[:6].tolist() == sorted(at[:6].tolist())
-    assert int(at[5]) >= 20  # of 24 that six positions of width four could have
-
-
 def test_of_a_matrix_written_out() -> None:
     """A shift by one position hands on one vector; a sum hands on one; twice the identity hands on nothing."""
     eye = torch.eye(3, dtype=torch.float64)

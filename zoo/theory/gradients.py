@@ -131,9 +131,16 @@ def gradient_profile(
             depend on its input.
         OperatorError: the layer does not repeat itself, or rows of the batch are coupled (inputs are stacked there).
     """
-    found = _profile(layer, None if make_input is None else lambda _: make_input, distances, seeds, seq_len, sketch)
-    if found is None:
-        raise ValueError(f"make_input must give (seq_len={seq_len}, d_in), got None")
+    taus = _distances(distances, seq_len, every=make_input is None)
+
+    def inputs(made: nn.Module, seed: int) -> Tensor:
+        if make_input is None:
+            return draw_input(made, 1, seq_len, torch.Generator().manual_seed(seed), "make_input")
+        given = [make_input(torch.Generator().manual_seed(seed), int(tau)) for tau in taus]
+        return _stacked(made, given, seq_len)
+
+    found = _profile(layer, inputs, taus, seeds, seq_len, sketch)
+    assert found is not None
     return found
 
 
@@ -145,50 +152,42 @@ def highway_profile(
     Raises:
         ValueError: see `gradient_profile`.
     """
+    taus = _distances(distances, seq_len, every=False)
 
-    def offered(made: nn.Module) -> Callable[[torch.Generator, int], Tensor | None]:
-        if isinstance(made, OffersHighway):
-            return lambda generator, distance: made.highway_input(seq_len, distance, generator)
-        return lambda generator, distance: None
+    def inputs(made: nn.Module, seed: int) -> Tensor | None:
+        if not isinstance(made, OffersHighway):
+            return None
+        given = [made.highway_input(seq_len, int(tau), torch.Generator().manual_seed(seed)) for tau in taus]
+        known = [x for x in given if x is not None]
+        return _stacked(made, known, seq_len) if len(known) == len(given) else None
 
-    return _profile(layer, offered, distances, seeds, seq_len)
+    return _profile(layer, inputs, taus, seeds, seq_len)
 
 
 def _profile(
     layer: Layer,
-    make_input_of: Callable[[nn.Module], Callable[[torch.Generator, int], Tensor | None]] | None,
-    distances: Sequence[int] | None,
+    inputs: Callable[[nn.Module, int], Float[Tensor, "inputs seq d_in"] | None],
+    taus: Int[Tensor, " distances"],
     seeds: int | Sequence[int],
     seq_len: int,
     sketch: int | None = None,
 ) -> GradientProfile | None:
-    """Return `gradient_profile`, or None where `make_input_of` gives no input."""
-    require_positive(seq_len=seq_len, sketch=sketch)
+    """Return the profile at the inputs of each layer and seed: one for each distance, or one for all; None if none."""
+    require_positive(sketch=sketch)
     if isinstance(seeds, int):
         require_positive(seeds=seeds)
         seeds = range(seeds)
     if len(seeds) == 0:
         raise ValueError("seeds must name at least one seed")
-    if distances is not None:
-        taus = _check_distances(distances, seq_len)
-    else:
-        taus = torch.arange(seq_len) if make_input_of is None else spaced(seq_len)
     rows, sketched_by = [], torch.Generator().manual_seed(0)
     for seed in seeds:
         made = layer if isinstance(layer, nn.Module) else drawn_from(seed, layer)
-        if make_input_of is None:
-            x = draw_input(made, 1, seq_len, torch.Generator().manual_seed(seed), "make_input")
-            where = torch.zeros_like(taus)
-        else:
-            make_input = make_input_of(made)
-            inputs = [make_input(torch.Generator().manual_seed(seed), int(tau)) for tau in taus]
-            some = [x for x in inputs if x is not None]
-            if len(some) < len(inputs):
-                return None
-            x, where = _stacked(made, some, seq_len), torch.arange(len(taus))
+        x = inputs(made, seed)
+        if x is None:
+            return None
         with evaluated(made) as f:
-            norms = _last_row_norms(f, x, _width_out(f, x), type(made).__name__, sketch, sketched_by)
-            rows.append(norms.cpu()[where, taus])
+            norms = _last_row_norms(f, x, _width_out(f, x), type(made).__name__, sketch, sketched_by).cpu()
+            rows.append(norms.expand(len(taus), -1).gather(1, taus[:, None]).squeeze(1))
     return GradientProfile(torch.stack(rows), taus, seq_len)
 
 
@@ -204,10 +203,14 @@ def drawn_from(seed: int, make: Callable[[int], M]) -> M:
         return make(seed)
 
 
-def _check_distances(distances: Sequence[int], seq_len: int) -> Tensor:
-    taus = torch.as_tensor(list(distances))
+def _distances(given: Sequence[int] | None, seq_len: int, every: bool) -> Int[Tensor, " distances"]:
+    """Return the distances, checked; by default every one, or some."""
+    require_positive(seq_len=seq_len)
+    if given is None:
+        return torch.arange(seq_len) if every else spaced(seq_len)
+    taus = torch.as_tensor(list(given))
     if taus.ndim != 1 or len(taus) == 0 or taus.is_floating_point() or bool((taus.diff() <= 0).any()):
-        raise ValueError(f"distances must be ascending integers, at least one, got {list(distances)}")
+        raise ValueError(f"distances must be ascending integers, at least one, got {list(given)}")
     if taus[0] < 0 or taus[-1] >= seq_len:
         raise ValueError(f"distances must lie in 0..{seq_len - 1}, got {int(taus[0])}..{int(taus[-1])}")
     return taus
