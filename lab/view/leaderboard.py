@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--slots", type=_positive, metavar="N", help="runs at a time; default: the cores")
     add("--run_dir", type=Path, default=Path("runs/leaderboard"), metavar="DIR", help="default runs/leaderboard")
     add("--out", type=Path, default=ROOT / "docs", metavar="DIR", help="folder of the pages (docs)")
-    add("--dry_run", action="store_true", help="list what is missing and stop")
+    add("--dry_run", action="store_true", help="list the missing cells and stop")
     console, began, stop, failed = make_console(), time.monotonic(), Stop(), 0
     try:
         given = parser.parse_args(argv)
@@ -167,7 +167,7 @@ class Board:
         return self.records.get((cell.mixer, cell.task))
 
     def merge(self, record: Record) -> list[Path]:
-        """Add a record, in place of an older one of its cell, to what the file holds now; return the files."""
+        """Add a record to those now in the file, in place of an older one of its cell; return the files."""
         self.records = self._read() | {(record["mixer"], record["task"]): record}
         return self.write()
 
@@ -177,7 +177,7 @@ class Board:
         shown = of_today(kept)
         groups = groups_of(shown, task_names())
         sections = [overview(groups), *map(section_of, groups)]
-        command = ["```sh", "python -m lab leaderboard --mixers all  # runs what is missing", "```"]
+        command = ["```sh", "python -m lab leaderboard --mixers all  # runs the missing cells", "```"]
         about = [ABOUT, "", f"[{SORTABLE}]({SORTABLE}) has the same tables, sortable."]
         about += ["", f"![Mixers against tasks, from guessing to a perfect score]({PICTURE})"] * bool(shown)
         notes = [*NOTES, origin(shown)]
@@ -293,7 +293,7 @@ def _place(mixer: str) -> tuple[int, str]:
 
 
 def origin(records: Sequence[Record]) -> str:
-    """Return in a few sentences where the records are from, and what they lack."""
+    """Describe in a few sentences how the records were made, and which mixers have none."""
     if not records:
         return "No cell has been run."
     commits, machines = ({each for record in records for each in record[key]} for key in ("commits", "machines"))

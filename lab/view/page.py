@@ -17,6 +17,7 @@ from lab.view.rows import Group, Row
 from lab.view.table import Section
 from zoo.extras import require_extra
 from zoo.report.numbers import plain
+from zoo.report.page import render
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -51,14 +52,6 @@ def as_page(
     Raises:
         MissingExtraError: plotly or jinja2 is not installed.
     """
-    jinja2 = require_extra("jinja2")
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        keep_trailing_newline=True,
-        trim_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
     known, options = colours(groups), filter_options(groups)
 
     def chosen(row: Row) -> dict[str, str]:
@@ -78,7 +71,8 @@ def as_page(
         group.title: [json.loads(str(figure_of(chart).to_json())) for chart in charts_of(group, known)]
         for group in (groups if folder else ())
     }
-    return environment.get_template("page.html").render(
+    return render(
+        Path(__file__).with_name("page.html"),
         title=title,
         about=about,
         sections=sections,

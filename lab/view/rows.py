@@ -17,7 +17,7 @@ from zoo.report.numbers import Number, plain
 
 logger = logging.getLogger(__name__)
 
-# Options of the data that leave the task what it is: how much there is to train on, what else is tested.
+# Options of the data that make no other task: the amount of data, further lengths of the test.
 _OF_THE_DATA = {f"task.{name}" for name in ("n_train", "n_val", "n_test", "fresh", "test_lengths")}
 _RANK = {"tested": 0, "trained": 1, "unfinished": 2}
 

@@ -39,7 +39,7 @@ class Column:
     Attributes:
         heading: name of the column.
         cell: text that is shown for a row.
-        value: what rows are sorted by.
+        value: key by which rows are sorted.
         right: whether it holds numbers, which are aligned to the right.
         more_first: whether more is better, and on top after the first click on the heading.
         stays: whether it is shown however narrow the terminal is.

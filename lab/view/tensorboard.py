@@ -24,7 +24,7 @@ from zoo.signals import SCHEDULER, handled
 
 _EVERY = 10.0  # seconds between two looks for new events
 CONFIGURATION = r"^(.*)/(?:mean|seed\d+)$"
-"""Matches the runs of one configuration by what their names share: they get one colour of their own."""
+"""Matches the shared part of the names of a configuration's runs, which get one colour."""
 
 
 def show_in_tensorboard(groups: Sequence[Group], port: int | None, say: Callable[[str], None]) -> None:

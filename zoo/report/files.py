@@ -1,4 +1,4 @@
-"""Files that a reader finds whole, the old one or the new one; and JSON, which has no word for what is not finite."""
+"""Files that are written whole or not at all, and JSON in which a number that is not finite is null."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
     """Write text (UTF-8) or bytes under a temporary name in the same folder, then rename.
 
     Raises:
-        OSError: the folder is not there or cannot be written, by its name; what stood at `path` stays.
+        OSError: the folder is missing or cannot be written; it is named, and an earlier file at `path` stays.
     """
     path = Path(path)
     # Without the name in it: TensorBoard reads every file that is called one of events, hidden ones too.
@@ -46,7 +46,7 @@ def write_all(folder: str | os.PathLike[str], contents: Mapping[str, str | bytes
 
 
 def check_place(path: str | os.PathLike[str]) -> None:
-    """Refuse, before the work is done, a path at which no file can be written.
+    """Refuse, before the work is done, a path to which no file can be written.
 
     Raises:
         ValueError: a folder, or something in a folder that is not there.
@@ -68,7 +68,7 @@ def as_json(content: Any, indent: int | None = 1) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Return what a JSON file holds; None where a program wrote NaN or Infinity.
+    """Return the content of a JSON file, None for NaN and Infinity.
 
     Raises:
         OSError: there is none, or it cannot be read.

@@ -1,4 +1,4 @@
-"""Numbers as a person reads them, in tables and in sentences."""
+"""Numbers as text, for tables and sentences."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 Number: TypeAlias = int | float
 
 NOTHING = "–"
-"""In the place of a number that there is not."""
+"""Stands for a missing number."""
 
 
 def number(value: Number | None, digits: int = 4) -> str:
-    """Write whole numbers, and those from a thousand to a million, to the unit; others to so many significant digits.
+    """Write whole numbers, and those from a thousand to a million, to the unit; others to `digits` significant digits.
 
     >>> [number(value) for value in (12345, 8.0, 1234.5, 0.0123456, 1e-9, None)]
     ['12,345', '8', '1,234', '0.01235', '1e-09', '–']
@@ -26,7 +26,7 @@ def number(value: Number | None, digits: int = 4) -> str:
 
 
 def size(n_bytes: int | None) -> str:
-    """Write bytes in the largest unit of which they fill one.
+    """Write bytes in the largest binary unit in which they are at least 1.
 
     >>> [size(n) for n in (320, 1536, 8 * 2**20, None)]
     ['320 B', '1.5 KiB', '8 MiB', '–']

@@ -35,7 +35,7 @@ class Page:
         rows: the measurements, each with a `name`.
         lead: sentences above the tables.
         notes: sentences below the tables.
-        caption: what the picture shows.
+        caption: description of the picture.
     """
 
     title: str
@@ -83,15 +83,25 @@ def as_html(page: Page, picture: bytes) -> str:
     Raises:
         MissingExtraError: jinja2 is not installed.
     """
+    template = Path(__file__).with_name("page.html")
+    return render(template, page=page, picture=base64.b64encode(picture).decode())
+
+
+def render(template: Path, **parts: Any) -> str:
+    """Return the page that a Jinja template makes of its parts, whose text is escaped.
+
+    Raises:
+        MissingExtraError: jinja2 is not installed.
+    """
     jinja2 = require_extra("jinja2")
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        loader=jinja2.FileSystemLoader(template.parent),
         autoescape=True,
         keep_trailing_newline=True,
         trim_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    return environment.get_template("page.html").render(page=page, picture=base64.b64encode(picture).decode())
+    return environment.get_template(template.name).render(parts)
 
 
 def _cells(columns: Sequence[Column], rows: Sequence[Any]) -> tuple[list[str], list[list[str]], str]:

@@ -25,7 +25,7 @@ COLOURS = (
     *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"),
     *("#6a3d9a", "#8c564b", "#444444", "#b2a000", "#e31a1c", "#17a398"),
 )
-"""Told apart by people who see few colours too, as far as twelve can be."""
+"""Twelve colours, chosen to be told apart by colour-blind readers too."""
 
 _STYLE = {
     "axes.grid": True,
@@ -66,8 +66,8 @@ def new_figure(
     Args:
         n_columns: panels side by side.
         n_rows: panels one below the other.
-        legends: columns of the legends for which there is room next to each panel; see `legend_beside`.
-        width: of a panel, in inches.
+        legends: columns of legend beside each panel, to make room for; see `legend_columns`.
+        width: width of a panel, in inches.
     """
     figure_size = (n_columns * (width + _LEGEND * legends), n_rows * _PANEL[1])
     figure = require_extra("matplotlib.figure").Figure(figsize=figure_size)
@@ -90,13 +90,13 @@ def whole_numbers() -> Any:
 
 
 def legend_beside(axes: Axes, title: str) -> None:
-    """Draw a legend to the right of the axes, where it covers no line."""
+    """Draw a legend to the right of the axes, so that it covers no line."""
     columns = legend_columns(len(axes.get_legend_handles_labels()[1]))
     axes.legend(title=title, ncols=columns, loc="upper left", bbox_to_anchor=(1.0, 1.02))
 
 
 def legend_columns(lines: int) -> int:
-    """Return how many columns a legend of so many lines has next to its axes."""
+    """Return the number of columns of a legend beside its axes."""
     return -(-lines // _LEGEND_LINES)
 
 

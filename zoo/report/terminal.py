@@ -1,4 +1,4 @@
-"""What a person sees of a command: tables in one style, lines as they are, and why it could not be carried out."""
+"""The terminal output of commands: tables in one style, plain lines, progress, and errors in one line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 NOBODY_READS = 141
-"""Exit status of a command whose output is read by nobody any more, as the shell gives it for other programs."""
+"""Exit status of a command whose output nobody reads any more, as the shell reports it for other programs."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def make_console(width: int = 140) -> Console:
-    """Return a console on standard output; a file or a pipe has no width: its tables may be as wide as `width`.
+    """Return a console on standard output; in a file or a pipe, tables may be up to `width` characters wide.
 
     Raises:
         MissingExtraError: rich is not installed.
@@ -46,7 +46,7 @@ def make_console(width: int = 140) -> Console:
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:
-    """Print a line as it is: a path, or a line of a log, stays in one piece."""
+    """Print a line unchanged: a path, or a line of a log, is not wrapped."""
     console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -90,14 +90,14 @@ def make_table(
 
 
 def make_facts(facts: Iterable[tuple[str, str]]) -> Table:
-    """Return a table of names, and what each is."""
+    """Return a table of names and their descriptions."""
     table = make_table(("", ""), facts, "lr")
     table.columns[0].style = "bold"
     return table
 
 
 def listing(entries: Mapping[str, str], indent: str = "  ") -> list[str]:
-    """Return lines in two columns: a name, what it is.
+    """Return lines in two columns: a name, its description.
 
     >>> listing({"lstm": "gates", "s4d": "modes"}, indent="")
     ['lstm  gates', 's4d   modes']
@@ -132,7 +132,7 @@ def progress(total: int) -> Iterator[Callable[[str], None]]:
 
 
 def fail(program: str, error: object, status: int) -> int:
-    """Say on standard error in one line why a command ends; returns its exit status.
+    """Print on standard error in one line why a command ends, and return its exit status.
 
     Raises:
         BrokenPipeError: that is the error; see `ends_unread`.
@@ -144,7 +144,7 @@ def fail(program: str, error: object, status: int) -> int:
 
 
 def ends_unread(main: Callable[P, int]) -> Callable[P, int]:
-    """Let a command end in silence, with `NOBODY_READS`, once what reads its output has enough: `zoo mixers | head`."""
+    """End a command in silence, with `NOBODY_READS`, when nobody reads its output any more: `zoo mixers | head`."""
 
     @functools.wraps(main)
     def run(*args: P.args, **options: P.kwargs) -> int:
