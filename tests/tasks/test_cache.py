@@ -90,15 +90,6 @@ def test_whatever_decides_the_content_is_in_the_key(tmp_path: Path) -> None:
     assert set(key["libraries"]) == {"numpy"}
 
 
-def test_an_edited_file_never_meets_the_split_of_the_old_one(tmp_path: Path) -> None:
-    file = tmp_path / "text.txt"
-    for text in (b"one " * 100, b"two " * 100):
-        file.write_bytes(text)
-        task = tasks.create_task("text", path=str(file), seq_len=4)
-        assert_same(materialise("text", task, "train", 5, 0, tmp_path / "cache"), sample_split(task, "train", 5, 0))
-    assert len(list((tmp_path / "cache").rglob("*.npz"))) == 2
-
-
 SOURCE = """
 import numpy as np
 from tasks.base import Task

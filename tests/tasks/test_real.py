@@ -13,7 +13,6 @@ from sklearn.datasets import load_digits
 
 import tasks
 from tasks.data.cache import cache_key
-from tasks.data.datamodule import TaskDataModule
 from tasks.data.reading import divide
 from tasks.data.splits import at_most, sample_split
 
@@ -151,15 +150,6 @@ def test_a_data_set_that_does_not_fit_is_refused_in_one_line(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         _ = tasks.create_task(name, **{"dataset": jsonl, **options}).spec
-
-
-def test_a_split_larger_than_the_data_is_refused_and_all_of_it_taken_where_no_number_is_given(tmp_path: Path) -> None:
-    data = TaskDataModule({"name": "images"}, cache_dir=tmp_path)
-    assert [len(data.split(split)["inputs"]) for split in ("train", "validation", "test")] == [1437, 180, 180]
-    with pytest.raises(ValueError, match=r"^images: train has 1,437 examples and no more, got n_train=1438\Z"):
-        TaskDataModule({"name": "images"}, n_train=1438)
-    with pytest.raises(ValueError, match=r"^images: test has 180 examples and no more, got n_test=1000\Z"):
-        TaskDataModule({"name": "images"}, n_test=1000)
 
 
 def test_the_parts_of_data_lie_one_behind_the_other() -> None:

@@ -8,7 +8,8 @@ import numpy as np
 
 from tasks.base import Arrays, Task
 from tasks.generators.occurrences import most_frequent_share
-from tasks.spec import IGNORED, TaskSpec
+from tasks.generators.placing import LAST, fact_at, labels_at
+from tasks.spec import TaskSpec
 
 
 class InductionHeads(Task):
@@ -63,9 +64,6 @@ class InductionHeads(Task):
         answer_places = 1 + rng.integers(self.seq_len - 2, size=n)
         inputs[example, answer_places - 1] = trigger
         inputs[:, -1] = trigger
-
-        labels = np.full((n, self.seq_len), IGNORED, dtype=np.int64)
-        labels[:, -1] = inputs[example, answer_places]
-        distance = np.full((n, self.seq_len), -1, dtype=np.int32)
-        distance[:, -1] = self.seq_len - 1 - answer_places
+        labels = labels_at(LAST, inputs[example, answer_places][:, None], self.seq_len)
+        distance = fact_at(LAST, self.seq_len - 1 - answer_places[:, None], self.seq_len)
         return {"inputs": inputs, "labels": labels, "distance": distance}

@@ -9,7 +9,8 @@ import numpy as np
 
 from tasks.base import Arrays, Task
 from tasks.generators import mad
-from tasks.spec import IGNORED, TaskSpec
+from tasks.generators.placing import labels_at
+from tasks.spec import TaskSpec
 
 
 class Memorization(Task):
@@ -67,6 +68,4 @@ class Memorization(Task):
         keys = rng.integers(len(self.values), size=(n, self.seq_len // 2))
         inputs = np.full((n, self.seq_len), self.vocab_size - 1, dtype=np.int64)
         inputs[:, 0::2] = keys
-        labels = np.full((n, self.seq_len), IGNORED, dtype=np.int64)
-        labels[:, 1::2] = self.values[keys]
-        return {"inputs": inputs, "labels": labels}
+        return {"inputs": inputs, "labels": labels_at(np.arange(1, self.seq_len, 2), self.values[keys], self.seq_len)}

@@ -8,7 +8,8 @@ import numpy as np
 
 from tasks.base import Arrays, Task
 from tasks.generators.draws import distinct
-from tasks.spec import IGNORED, TaskSpec
+from tasks.generators.placing import LAST, fact_at, labels_at
+from tasks.spec import TaskSpec
 
 
 class Needle(Task):
@@ -104,9 +105,6 @@ class Needle(Task):
             places = distinct(rng, n, self.seq_len - 3, self.n_distractors)
             places += 2 * (places >= marker)
             np.put_along_axis(inputs, places, rng.integers(self.n_classes, size=places.shape), axis=1)
-
-        labels = np.full((n, self.seq_len), IGNORED, dtype=np.int64)
-        labels[:, -1] = needles
-        distance = np.full((n, self.seq_len), -1, dtype=np.int32)
-        distance[:, -1] = self.distance
+        labels = labels_at(LAST, needles[:, None], self.seq_len)
+        distance = fact_at(LAST, np.full((n, 1), self.distance), self.seq_len)
         return {"inputs": inputs, "labels": labels, "distance": distance}

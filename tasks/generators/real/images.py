@@ -9,7 +9,8 @@ import numpy as np
 
 from tasks.base import DIVISION_SEED, Arrays, FiniteTask, named
 from tasks.data.reading import OfSplits, content_hash, load_dataset
-from tasks.spec import IGNORED, TaskSpec
+from tasks.generators.placing import LAST, labels_at
+from tasks.spec import TaskSpec
 from zoo.extras import require_extra
 
 Colour = Literal["grey", "rgb"]
@@ -130,6 +131,4 @@ class Images(OfSplits, FiniteTask):
         pixels, classes = self._here
         read = pixels[rows]
         inputs = read.astype(np.int64) if self.colour == "grey" else (read / 255).astype(np.float32)
-        labels = np.full(inputs.shape[:2], IGNORED, dtype=np.int64)
-        labels[:, -1] = classes[rows]
-        return {"inputs": inputs, "labels": labels}
+        return {"inputs": inputs, "labels": labels_at(LAST, classes[rows][:, None], inputs.shape[1])}

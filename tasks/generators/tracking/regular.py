@@ -1,11 +1,12 @@
-"""What the regular languages of the Chomsky-hierarchy suite share: one answer at the end, or one for every prefix."""
+"""Base of the regular languages of the Chomsky-hierarchy suite: one answer at the end, or one for every prefix."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from tasks.base import Task
-from tasks.spec import IGNORED, TaskSpec
+from tasks.generators.placing import LAST, labels_at
+from tasks.spec import TaskSpec
 
 
 class Regular(Task):
@@ -30,9 +31,5 @@ class Regular(Task):
         )
 
     def _asked(self, answers: np.ndarray) -> np.ndarray:
-        """Return the labels that are asked for, of those at every position."""
-        if self.every_position:
-            return answers
-        labels = np.full_like(answers, IGNORED)
-        labels[:, -1] = answers[:, -1]
-        return labels
+        """Return the answers at every position, or only at the last one."""
+        return answers if self.every_position else labels_at(LAST, answers[:, -1:], self.seq_len)
