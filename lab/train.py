@@ -29,7 +29,7 @@ from lab.hparams import compare_options, compared_results
 from lab.run.files import BY_LENGTH
 from lab.run.folder import RunFolder
 from lab.run.metrics import Metrics, is_tested, number_at
-from lab.run.record import read_rungs
+from lab.run.record import rung_at
 from lab.score import SCORES, level, score_text
 from zoo import training
 from zoo.errors import UsageError
@@ -165,7 +165,7 @@ def _known_result(command: Command, folder: RunFolder, trained: Metrics | None) 
             return None
         print("this run is finished; --overwrite starts it anew")
         return trained
-    rung = read_rungs(folder.path).get(str(stop_at), {})
+    rung = rung_at(folder.path, stop_at) or {}
     if "val" in rung:
         print(f"this run has been at step {rung['step']} before; without --stop_at it is resumed")
         return rung

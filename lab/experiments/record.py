@@ -64,7 +64,7 @@ def read_listed(spec: Spec, run_dir: Path, kept: Path, stored: Mapping[str, Any]
 def _read_sweep(spec: Spec, folder: Path) -> Listed:
     index = _read(folder / INDEX)
     entries = [entry for entry in index["runs"] if entry["kind"] == "run"]
-    stages = [stage for entry in index["runs"] for stage in read_rungs(folder / entry["folder"]).values()]
+    stages = [stage for entry in index["runs"] for stage in read_rungs(folder / entry["folder"])]
     done = {(folder / entry["folder"]).resolve() for entry in entries if entry["state"] == "done"}
     # A folder may hold runs of a grid that has changed since: the index says which ones count.
     runs = [run for run in read_runs(folder) if run.folder in done] if done else []

@@ -19,7 +19,7 @@ from lab.run.files import BY_LENGTH, CONFIG, ENVIRONMENT, EVENTS, HEADS, HPARAMS
 from lab.run.identity import deciding_options, run_name
 from lab.run.lock import locked
 from lab.run.metrics import Metrics
-from lab.run.record import read_fields, read_metrics, read_rungs
+from lab.run.record import read_fields, read_metrics, read_rungs, same_stop
 from zoo.errors import UsageError
 from zoo.loading.names import BEST, CHECKPOINTS, LAST, PREVIOUS
 from zoo.report.files import as_json, write_atomically
@@ -200,7 +200,8 @@ class RunFolder:
 
     def write_rung(self, stop_at: float, metrics: Metrics) -> None:
         """Add the metrics of a run that stopped at a step or a share of its steps."""
-        write_atomically(self.path / RUNGS, as_json(read_rungs(self.path) | {str(stop_at): metrics}))
+        others = [each for each in read_rungs(self.path) if not same_stop(each["stop_at"], stop_at)]
+        write_atomically(self.path / RUNGS, as_json([*others, {"stop_at": stop_at} | metrics]))
 
     def _unwritable(self, error: OSError) -> UsageError:
         return UsageError(f"cannot write the run folder {self.path}: {error.strerror}")

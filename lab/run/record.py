@@ -169,9 +169,23 @@ def read_metrics(folder: Path) -> Metrics | None:
     return _numbers(found)
 
 
-def read_rungs(folder: Path) -> dict[str, Metrics]:
-    """Read the metrics that `RunFolder.write_rung` wrote, by the value of --stop_at."""
-    return read_fields(folder / RUNGS)
+def read_rungs(folder: Path) -> list[Metrics]:
+    """Read the metrics that `RunFolder.write_rung` wrote: an entry for each value of --stop_at, under that name."""
+    try:
+        found = read_json(folder / RUNGS)
+    except (OSError, ValueError):
+        return []
+    return found if isinstance(found, list) else []
+
+
+def rung_at(folder: Path, stop_at: float) -> Metrics | None:
+    """Return the entry of one value of --stop_at: 1 is the first step, 1.0 the end."""
+    return next((each for each in read_rungs(folder) if same_stop(each["stop_at"], stop_at)), None)
+
+
+def same_stop(a: float, b: float) -> bool:
+    """Return whether two values of --stop_at are the same step, or the same share of all steps."""
+    return a == b and isinstance(a, int) == isinstance(b, int)
 
 
 def read_fields(file: Path) -> dict[str, Any]:

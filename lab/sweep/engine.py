@@ -26,7 +26,7 @@ from typing import IO, Any, Literal, cast
 
 from lab.run.files import DONE, LOG, METRICS
 from lab.run.metrics import Metrics, is_tested
-from lab.run.record import read_metrics, read_rungs
+from lab.run.record import read_metrics, rung_at
 from lab.sweep.forks import Fork, can_fork
 from lab.train import REQUEUE
 from zoo.errors import UsageError
@@ -73,7 +73,7 @@ class Job:
     def metrics(self) -> Metrics | None:
         """Return the metrics of the run, or where it stopped for now; None unless it is that far."""
         try:
-            return read_metrics(self.folder) if self.stop_at is None else read_rungs(self.folder).get(str(self.stop_at))
+            return read_metrics(self.folder) if self.stop_at is None else rung_at(self.folder, self.stop_at)
         except ValueError:
             return None
 

@@ -244,9 +244,8 @@ class Sweep:
         """Return the metrics of a trial by each rung that it reached."""
         folder = trial.folder(point.seeds[0]).path
         if folder not in self._noted:
-            found = read_rungs(folder)
-            stops = dict.fromkeys((*self.rungs, END))
-            self._noted[folder] = {rung: found[str(rung)] for rung in stops if str(rung) in found}
+            found = {each["stop_at"]: each for each in read_rungs(folder)}
+            self._noted[folder] = {rung: found[rung] for rung in (*self.rungs, END) if rung in found}
         return self._noted[folder]
 
     def _judged_by(self, point: GridPoint) -> tuple[str, float | None]:

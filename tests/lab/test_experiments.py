@@ -426,7 +426,7 @@ def leave_runs(run_dir: Path, metrics: Callable[[str], float], missing: int = 0)
             "metrics.json": {"params": 1, "test": {"loss": 0.1, "accuracy": metrics(mixer)}},
             "done.json": {"finished": "2026-11-21T10:00:00+0000", "seconds": 10.0},
             "environment.json": {**machine, "versions": {"torch": "2"}, "cpus": 2, "gpus": []},
-            "rungs.json": {"0.25": {"seconds": 1.0}, "0.5": {"seconds": 2.0}},
+            "rungs.json": [{"stop_at": 0.25, "seconds": 1.0}, {"stop_at": 0.5, "seconds": 2.0}],
         }
         for file, content in files.items():
             (kept / file).write_text(json.dumps(content), encoding="utf-8")

@@ -26,7 +26,7 @@ import torch
 from lab import config as cli
 from lab import train
 from lab.run.folder import RunFolder
-from lab.run.record import read_rungs
+from lab.run.record import read_rungs, rung_at
 from tests import ROOT, python, slow
 from tests.lab import kills
 from tests.lab.runs import MEASURED, TINY, TinyRuns, error_line, metrics, results, wait_until
@@ -451,7 +451,7 @@ def test_a_run_that_pauses_ends_as_if_it_never_had(tmp_path: Path, capsys: pytes
     assert go(tmp_path / "stopped", "--stop_at", "5") == 2
     assert "the run is at step 6 already and cannot stop at 5" in capsys.readouterr().err
     rungs = read_rungs(folder(tmp_path / "stopped"))
-    assert {at: found["step"] for at, found in rungs.items()} == {"3": 3, "0.5": 4, "6": 6}
+    assert {each["stop_at"]: each["step"] for each in rungs} == {3: 3, 0.5: 4, 6: 6}
     path = trained(tmp_path / "stopped")
     assert results(path) == results(whole)
     for name in ("best", "last"):
@@ -462,9 +462,11 @@ def test_a_run_that_pauses_ends_as_if_it_never_had(tmp_path: Path, capsys: pytes
     assert go(tmp_path / "stopped", "--stop_at", "0.75") == 2
     assert "finished without stopping at 0.75" in capsys.readouterr().err
     assert go(tmp_path / "stopped", "--stop_at", "1.0") == 0  # the end of a finished run is a stop too
-    assert read_rungs(path)["1.0"] == {key: each for key, each in metrics(path).items() if key != "test"}
+    finished = {key: each for key, each in metrics(path).items() if key != "test"}
+    assert rung_at(path, 1.0) == {"stop_at": 1.0, **finished}
+    assert rung_at(path, 1) is None  # the first step
     assert go(tmp_path / "diverged", "--lr", "1e30", "--stop_at", "6") == 1
-    (found,) = read_rungs(folder(tmp_path / "diverged", "--lr", "1e30")).values()
+    (found,) = read_rungs(folder(tmp_path / "diverged", "--lr", "1e30"))
     assert "is not finite" in found["diverged"]
 
 

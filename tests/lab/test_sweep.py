@@ -78,7 +78,8 @@ metrics = json.loads(how)
 if stop := [flag.removeprefix("--stop_at=") for flag in sys.argv if flag.startswith("--stop_at=")]:
     metrics.pop("test", None)
     file = folder / "rungs.json"
-    file.write_text(json.dumps((json.loads(file.read_text()) if file.exists() else {}) | {stop[0]: metrics}))
+    before = json.loads(file.read_text()) if file.exists() else []
+    file.write_text(json.dumps([*before, {"stop_at": float(stop[0]), **metrics}]))
 else:
     (folder / "metrics.json").write_text(json.dumps(metrics))
 with (folder / "starts").open("a") as file:
@@ -375,9 +376,9 @@ def test_a_number_other_than_planned_is_a_failure(tmp_path: Path, stand_in: Any)
 
 def test_done_is_what_has_both_its_mark_and_its_metrics(tmp_path: Path) -> None:
     job, trial = Job("x", (), tmp_path), Job("x", (), tmp_path, stop_at=0.5)
-    (tmp_path / "rungs.json").write_text(json.dumps({"0.25": {"val": {}}}), encoding="utf-8")
+    (tmp_path / "rungs.json").write_text(json.dumps([{"stop_at": 0.25, "val": {}}]), encoding="utf-8")
     assert not trial.is_done
-    (tmp_path / "rungs.json").write_text(json.dumps({"0.5": {"val": {}}}), encoding="utf-8")
+    (tmp_path / "rungs.json").write_text(json.dumps([{"stop_at": 0.5, "val": {}}]), encoding="utf-8")
     assert trial.is_done
     (tmp_path / "metrics.json").write_text(json.dumps(FOUND), encoding="utf-8")
     assert not job.is_done
