@@ -42,7 +42,7 @@ class Backbone(Pretrained):
         n_outputs: classes, or regressed channels.
         d_channel: inner width of SwiGLU; default 2 * d_model, 0 for none.
         d_conv: width of a causal depthwise convolution before each mixer; 0 for none.
-        canon: where Canon layers stand, x_t plus a depthwise convolution of the last four positions (Allen-Zhu
+        canon: places of Canon layers, x_t plus a depthwise convolution of the last four positions (Allen-Zhu
             2512.17351): letters of A (before each mixer, after its norm), C (before the channel mixer, after
             its norm) and D (inside the SwiGLU), or none.
         backbone: residual or bare.
@@ -51,11 +51,11 @@ class Backbone(Pretrained):
         n_experts: experts in the channel mixer of each expert layer; 0 for a single SwiGLU in every layer.
         top_k: how many experts serve a position.
         expert_period, expert_offset: layers expert_offset, expert_offset + expert_period, ... have experts.
-        norm_eps: of the residual backbone's norms.
+        norm_eps: epsilon of the residual backbone's norms.
         blocks: options of each layer's `ResidualBlock` by itself, such as `{"d_channel": 128, "channel": "relu2"}`, in
             place of d_channel, n_experts, top_k, expert_period and expert_offset.
-        embedding_scale: what embeddings are multiplied by (Gemma, Granite, Falcon-H1).
-        logit_cap: outputs y become logit_cap tanh(y / logit_cap) (Griffin, xLSTM 7B); default as they are.
+        embedding_scale: factor of the embeddings (Gemma, Granite, Falcon-H1).
+        logit_cap: outputs y become logit_cap tanh(y / logit_cap) (Griffin, xLSTM 7B); default no bound.
 
     Raises:
         ValueError: sizes that are not positive, both or neither of vocab_size and d_input, unknown names or options,
@@ -174,12 +174,12 @@ class Backbone(Pretrained):
         state: Any = None,
         lengths: Lengths | None = None,
     ) -> tuple[Float[Tensor, "batch seq n_outputs"], Any]:
-        """Return logits for the next chunk, and the state to go on with; see `SequenceMixer.stream`."""
+        """Return logits for the next chunk, and the next state; see `SequenceMixer.stream`."""
         x, state = self.layers.stream(self.embed(inputs), state, lengths)
         return self.read_out(x), state
 
     def embed(self, inputs: Shaped[Tensor, "batch seq *d_input"]) -> Float[Tensor, "batch seq d_model"]:
-        """Return what the first block sees.
+        """Return the input of the first block.
 
         Raises:
             ValueError: floating point input where tokens are expected, or the reverse.
@@ -200,7 +200,7 @@ class Backbone(Pretrained):
         lengths: Lengths | None = None,
         at: Bool[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, "*positions n_outputs"]:
-        """`forward` from what `embed` returns: the map whose operator `zoo.theory.interaction` reads off."""
+        """`forward` from embeddings: the map whose operator `zoo.theory.interaction` reads off."""
         lengths = as_lengths(lengths, x)
         if at is None:
             return self.read_out(self.layers(x, lengths))
@@ -214,13 +214,13 @@ class Backbone(Pretrained):
         return self.read_out(last(x, lengths)[at])
 
     def read_out(self, x: Float[Tensor, "*positions d_out"]) -> Float[Tensor, "*positions n_outputs"]:
-        """Return logits from what the last layer gives."""
+        """Return logits from the output of the last layer."""
         if self.norm is not None:
             x = self.norm(x)
         return self.capped(x if self.head is None else self.head(x))
 
     def capped(self, y: Float[Tensor, "*positions n_outputs"]) -> Float[Tensor, "*positions n_outputs"]:
-        """Return outputs within logit_cap, where there is one."""
+        """Return outputs within logit_cap, if there is one."""
         return y if self.logit_cap is None else self.logit_cap * tanh(y / self.logit_cap)
 
     @torch.no_grad()
@@ -265,7 +265,7 @@ class Backbone(Pretrained):
         return self.layers.state_bytes(seq_len, batch_size, dtype)
 
     def no_weight_decay(self) -> set[str]:
-        """Return what weight decay must spare by name: norms, biases, embedding, and what mixers name."""
+        """Return the names of parameters without weight decay: norms, biases, embedding, and those the mixers name."""
         embedding = {"embedding.weight"} if self.embedding is not None else set()
         return no_weight_decay(self) | embedding
 
@@ -278,11 +278,11 @@ def _canon_places(canon: str, d_conv: int, backbone: str) -> str:
     """
     places = "" if canon == "none" else canon
     if "B" in places:
-        raise ValueError("canon B would stand between a mixer's projections and its core: use the mixer's own d_conv")
+        raise ValueError("canon B would lie between a mixer's projections and its core: use the mixer's own d_conv")
     if not canon or set(places) - set("ACD") or len(set(places)) < len(places):
         raise ValueError(f"canon must be none or letters of A, C and D, each once, got {canon!r}")
     if "A" in places and d_conv:
-        raise ValueError(f"canon A and d_conv={d_conv} stand in the same place: give one of them")
+        raise ValueError(f"canon A and d_conv={d_conv} cannot be combined: both precede the mixer")
     if backbone == "bare" and set(places) & set("CD"):
         raise ValueError(f"canon {canon} needs channel mixers, which backbone=bare has not: canon A is valid there")
     return places

@@ -1,4 +1,4 @@
-"""What surrounds a mixer: norm, channel mixer, short convolution, and blocks that are sequence mixers themselves."""
+"""The parts around a mixer: norm, channel mixer, short convolution, and blocks that are sequence mixers themselves."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class SwiGLU(nn.Module):
         return self.gated(self.up_proj(x))
 
     def gated(self, inner: Float[Tensor, "*batch two_d_channel"]) -> Float[Tensor, "*batch d_model"]:
-        """Return what is left to do after up_proj, whose output holds gates, then values."""
+        """Finish from the output of up_proj, which holds gates, then values."""
         gate, value = inner.chunk(2, dim=-1)
         return self.down_proj(self.gate(gate, value))
 
@@ -171,19 +171,19 @@ class Experts(nn.Module):
             nn.init.uniform_(weight, -bound, bound)
 
     def __getstate__(self) -> dict[str, Any]:
-        # What belongs to one forward pass is neither copied nor saved; tensors within a graph cannot be.
+        # Results of one forward pass are not copied or saved: tensors within a graph cannot be.
         return super().__getstate__() | {"balance_loss": None, "load": None}
 
     def forward(
         self, x: Float[Tensor, "*batch d_model"], valid: Bool[Tensor, "*batch"] | None = None
     ) -> Float[Tensor, "*batch d_model"]:
-        """Map each position by itself; `valid` says which of them count in `balance_loss` and `load`."""
+        """Map each position by itself; only positions in `valid` count in `balance_loss` and `load`."""
         probability, weight, choice = route(self.router(x), self.top_k, self.normalize)
         if self.training:
             self.balance_loss, load = balance(probability, choice, valid)
             self.load = load.detach()
         chosen = choice.flatten()
-        order = chosen.argsort(stable=True)  # rows of one expert stand together
+        order = chosen.argsort(stable=True)  # groups the rows of one expert
         counts = (chosen.unsqueeze(1) == torch.arange(self.n_experts, device=x.device)).sum(0)
         rows = x.reshape(-1, x.shape[-1])[order // self.top_k]
         gate, value = grouped_linear(rows, self.up_proj, counts).chunk(2, dim=-1)
@@ -306,16 +306,16 @@ class ResidualBlock(SequenceMixer):
         d_channel: inner width of the channel mixer; 0 for none.
         n_experts: experts in the channel mixer; 0 for a single SwiGLU.
         top_k: how many experts serve a position.
-        norm_eps: of the norms.
-        canon: where Canon layers stand in the second half: C, between norm and channel mixer; D, inside the SwiGLU, on
+        norm_eps: epsilon of the norms.
+        canon: places of Canon layers in the second half: C, between norm and channel mixer; D, inside the SwiGLU, on
             gates and values before they meet.
         channel: swiglu, relu2 for a `SquaredReLU`, or geglu for a `GeGLU`, which has biases.
-        normalize, d_shared, gate_shared: of `Experts`.
-        norm: what the norms are applied to, the input or the output of mixer and channel mixer.
+        normalize, d_shared, gate_shared: options of `Experts`.
+        norm: where the norms are applied, to the input or the output of mixer and channel mixer.
 
     Raises:
         ValueError: a mixer whose output has another width; Canon layers without the channel mixer that they belong to;
-            what `Experts` refuses.
+            the errors of `Experts`.
     """
 
     def __init__(
@@ -336,13 +336,13 @@ class ResidualBlock(SequenceMixer):
         require_choice("channel", channel, Channel)
         require_choice("norm", norm, Normed)
         if channel != "swiglu" and (n_experts or "D" in canon):
-            raise ValueError(f"channel {channel} goes with neither experts nor canon D, which are made for a SwiGLU")
+            raise ValueError(f"channel {channel} cannot be combined with experts or canon D, which need a SwiGLU")
         if (normalize or d_shared or gate_shared) and not n_experts:
             raise ValueError("normalize, d_shared and gate_shared belong to experts: n_experts must not be 0")
         if canon and not d_channel:
             raise ValueError(f"canon {canon} belongs to a channel mixer: d_channel must not be 0")
         if "D" in canon and n_experts:
-            raise ValueError("canon D stands inside a SwiGLU that sees every position: it does not go with experts")
+            raise ValueError("canon D needs a SwiGLU that sees every position: it cannot be combined with experts")
         if mixer.d_out != mixer.d_model:
             raise ValueError(f"a residual block needs d_out = d_model, got {mixer.d_out} and {mixer.d_model}")
         self.norm = norm
@@ -393,13 +393,13 @@ class ResidualBlock(SequenceMixer):
         return self.add_mixed(x, y), state
 
     def mixer_input(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """Return what the mixer sees of the residual stream."""
+        """Return the mixer's input from the residual stream."""
         return self.mixer_norm(x) if self.norm == "input" else x
 
     def add_mixed(
         self, x: Float[Tensor, "*batch d_model"], y: Float[Tensor, "*batch d_model"]
     ) -> Float[Tensor, "*batch d_model"]:
-        """Return the residual stream with what the mixer made of it."""
+        """Return the residual stream with the mixer's output."""
         return x + (self.mixer_norm(y) if self.norm == "output" else y)
 
     def mix_channels(
@@ -407,7 +407,7 @@ class ResidualBlock(SequenceMixer):
     ) -> Float[Tensor, "*batch d_model"]:
         """Return the second half: `by_position` of any selection of positions, else of whole sequences.
 
-        `valid` says which positions count in the experts' load, where there are experts.
+        Only positions in `valid` count in the load of experts, if there are any.
         """
         before, inside = ((), ()) if self.by_position else self.empty_state(len(x), x.dtype, x.device)[1:]
         return self._mix_channels(x, before, inside, None, valid)[0]
@@ -474,7 +474,7 @@ class Bidirectional(nn.Module):
                 beyond has no influence on outputs or gradients; the output there is zero.
 
         Raises:
-            ValueError: as the mixers do.
+            ValueError: the errors of the mixers.
         """
         lengths = as_lengths(lengths, x)
         forwards = self.mixer_a(x, lengths)
@@ -484,7 +484,7 @@ class Bidirectional(nn.Module):
 
 
 class Autoencoder(SequenceMixer):
-    """What a mixer has read up to a position, decoded after it (the decoder of MAD, Poli et al. 2403.17844).
+    """An encoder's output at one position, decoded after it (the decoder of MAD, Poli et al. 2403.17844).
 
         y_i = mixer(x)_i              i < decode_from
         y_i = D(mixer(x)_e + x_i)     i >= decode_from,  e = decode_from - 1
@@ -500,7 +500,7 @@ class Autoencoder(SequenceMixer):
     Args:
         mixer: reads; d_out must be d_model.
         decode_from: the first position that is decoded.
-        norm_eps: of the norms.
+        norm_eps: epsilon of the norms.
 
     Raises:
         ValueError: a mixer whose output has another width, decode_from below 1.

@@ -1,7 +1,7 @@
 """Batches laid out in other ways than valid positions first: packed one after the other, or padded on the left.
 
 Any map that takes `(x, lengths)` runs on them: a mixer, a stack, `zoo.Bidirectional`. No mixer has kernels of its own
-for packed input; one generic way holds for all of them. What it costs: packed sequences are padded to the longest, so
+for packed input; one generic way serves all of them. The cost: packed sequences are padded to the longest, so
 time and memory go with sequences * longest instead of total, and the boundaries are read on the host, which waits for
 the device.
 """
@@ -33,7 +33,7 @@ def run_packed(
             Sequences may be empty.
 
     Returns:
-        The outputs in the same order; equal to those of each sequence by itself, gradients too.
+        The outputs in the same order; outputs and gradients equal those of each sequence by itself.
 
     Raises:
         ValueError: x is no matrix; boundaries that are not integers, do not start at 0, decrease, do not end at total,
@@ -45,7 +45,7 @@ def run_packed(
     longest = max(1, int(lengths.max())) if len(lengths) else 1  # a mixer takes no sequence of length zero
     valid = valid_positions(lengths, longest)
     source = boundaries[:-1].unsqueeze(1) + torch.arange(longest, device=x.device)
-    # One row of zeros behind the packed ones is what padding is read from.
+    # Padding is read from one row of zeros behind the packed ones.
     padded = F.pad(x, (0, 0, 0, 1))[source.where(valid, len(x))]
     return mixer(padded, valid.sum(1))[valid]
 
@@ -56,12 +56,12 @@ def run_left_padded(
     """Mix rows whose valid positions are the last `lengths`: shift left, run, shift back.
 
     Args:
-        mixer: as for `run_packed`.
-        x: input. What stands before the valid positions has no influence on outputs or gradients.
+        mixer: the same as for `run_packed`.
+        x: input. Padding before the valid positions has no influence on outputs or gradients.
         lengths: valid positions of each row, counted from the right.
 
     Returns:
-        The outputs, each at its position; zero where nothing is valid.
+        The outputs, each at its position; zero in the padding.
 
     Raises:
         ValueError: lengths that are no integers in 0..seq, one per row, on x's device.

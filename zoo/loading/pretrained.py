@@ -1,6 +1,6 @@
 """Whole modules in one safetensors file (class, options, weights), and in repositories of the Hugging Face hub.
 
-A file names a class and never brings one: what is built is a class that this package registers, or one that the caller
+A file names a class and never brings one: the class must be registered by this package, or be one that the caller
 names. There is no pickle in it.
 """
 
@@ -70,7 +70,7 @@ class Pretrained(Configured):
         return _repository()(self).save_pretrained(folder, config=_record(self), **options)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
-        """Upload what `save_pretrained` writes; the repository is made if it is not there.
+        """Upload the files of `save_pretrained`; the repository is made if it is not there.
 
         Args:
             repo_id: user/name.
@@ -80,13 +80,13 @@ class Pretrained(Configured):
             The address of the commit.
 
         Raises:
-            ValueError: as `save_pretrained`.
+            ValueError: the errors of `save_pretrained`.
         """
         return _repository()(self).push_to_hub(repo_id, config=_record(self), **options)
 
     @classmethod
     def from_pretrained(cls, source: str | os.PathLike[str], *, allow: Iterable[str] = (), **options: Any) -> Self:
-        """Load what `save_pretrained` or `push_to_hub` wrote: on the CPU, in eval mode, in the type it was saved in.
+        """Load a module from a folder or the hub: on the CPU, in eval mode, in the type it was saved in.
 
             model = zoo.Backbone.from_pretrained("user/name", revision="main")
 
@@ -102,8 +102,8 @@ class Pretrained(Configured):
         try:
             found = repository.from_pretrained(source, allow=[*allow, class_path(cls)], **options).module
         except (OSError, require_extra("huggingface_hub.errors", "hub").HFValidationError) as error:
-            said = str(error).strip().partition("\n")[0]
-            raise ValueError(f"{source} is no folder here, and the hub gives no {FILE} of it: {said}") from error
+            reason = str(error).strip().partition("\n")[0]
+            raise ValueError(f"{source} is no folder here, and the hub gives no {FILE} of it: {reason}") from error
         if not isinstance(found, cls):
             raise ValueError(f"{source} holds {type(found).__name__}, not {cls.__name__}")
         return found

@@ -53,7 +53,7 @@ class Attention(SequenceMixer):
 
     With rope_scaling dynamic, beyond the trained length, frequencies follow the length of the whole sequence: the map
     is not causal there, and a stream gives each chunk as `forward` does on the sequence up to the end of that chunk,
-    without revising what it gave before.
+    without revising its earlier outputs.
 
     Coefficients. Queries and keys, rotated where they are, and 1/rms where they are normed. The values and their
     convolution are linear, so that the offset is zero.
@@ -74,7 +74,7 @@ class Attention(SequenceMixer):
         position: rope (Su et al. 2104.09864), alibi with learnable slopes (Press et al. 2108.12409), relative (a free
             bias per head and lag, up to max_seq_len), or none.
         sink: one more key whose value is zero, with a learned logit per head: constant; position (one logit per
-            position, up to max_seq_len); bos (it stands before the first token and is seen through the alibi or
+            position, up to max_seq_len); bos (it lies before the first token and is seen through the alibi or
             relative bias).
         d_conv: width of a causal depthwise convolution on queries, keys and values; 0 for none.
         max_seq_len: longest sequence for position relative and sink position.
@@ -88,7 +88,7 @@ class Attention(SequenceMixer):
         d_rope: channels of a head that rope turns, its first ones; default all.
         qk_norm: RMS norms of queries and keys before rope (Henry et al. 2010.04245, in the form of Qwen3 and OLMo 2):
             head, of each head by itself with weights that the heads share; all, of all heads together; or none.
-        norm_eps: of these norms.
+        norm_eps: epsilon of these norms.
 
     Raises:
         ValueError: heads that do not divide, an odd d_head with rope, a d_rope that is odd, too wide or without rope,
@@ -227,7 +227,7 @@ class Attention(SequenceMixer):
 
         Args:
             seq_len: length of the input.
-            distance: of the needle from the last position, at least 1.
+            distance: distance of the needle from the last position, at least 1.
             generator: source of the random tokens, on the CPU; default seed 0.
 
         Returns:
@@ -276,7 +276,7 @@ class Attention(SequenceMixer):
         return x.to(self.qkv_proj.weight.dtype)
 
     def _bias(self, lag: Tensor) -> Tensor | None:
-        """(n_heads, *lag.shape): what the position encoding adds to the logits at each lag."""
+        """Position bias of the logits at each lag, (n_heads, *lag.shape)."""
         if self.slopes is not None:
             return -self.slopes.view(-1, *(1,) * lag.ndim) * lag
         if self.relative_bias is not None:

@@ -57,8 +57,8 @@ class CappedMLSTM(SequenceMixer):
         n_heads: heads.
         d_head: width of a head's values; default d_model / n_heads.
         d_key: width of a head's queries and keys; default half of d_head.
-        gate_cap: what the logits of the input and the forget gate stay below, in size.
-        norm_eps: of the norm.
+        gate_cap: bound of the logits of the input and the forget gate, in size.
+        norm_eps: epsilon of the norm.
         input_bias: where b_i starts.
 
     Raises:

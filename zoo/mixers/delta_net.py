@@ -1,4 +1,4 @@
-"""DeltaNet: linear attention that overwrites what stands under a key."""
+"""DeltaNet: linear attention that overwrites the value stored under a key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DeltaNetState(NamedTuple):
 
 
 class DeltaNet(SequenceMixer):
-    """Linear attention that takes away what stands under a key before it writes there: the delta rule.
+    """Linear attention that erases the value under a key before it writes there: the delta rule.
 
         q, k, v = silu(conv(W x)), q and k scaled to length one; beta_t = beta_max sigmoid(w x_t)
         S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T    per head

@@ -61,7 +61,7 @@ class DeltaProduct(SequenceMixer):
         d_conv: width of the causal convolution; 1 sees the position itself only.
         beta_max: upper end of beta; eigenvalues reach below zero beyond 1 and -1 at 2 (Grazzi et al. 2411.12537).
         n_key_heads: heads of queries and keys, shared by groups of value heads, as in Qwen3-Next; default n_heads.
-        norm_eps: of the norm.
+        norm_eps: epsilon of the norm.
         dt_min, dt_max: range of softplus(b) at initialisation, log-uniform, at least 1e-4.
 
     Raises:

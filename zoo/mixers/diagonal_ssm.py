@@ -27,7 +27,7 @@ class DiagonalSSM(SequenceMixer):
         h_t = lambda h_{t-1} + gain B x_t
         y_t = Re(C h_t) + D x_t
 
-    Complex poles stand for conjugate pairs, d_state / 2 of them, and count twice in y. init s4d_lin has A_n = -1/2 + i
+    Complex poles represent conjugate pairs, d_state / 2 of them, and count twice in y. init s4d_lin has A_n = -1/2 + i
     pi n under zero-order hold; real_log has real poles, timescales log-spaced between 1/dt_max and 1/dt_min, under
     zero-order hold; ring has |lambda| uniform by area between r_min and r_max and gain sqrt(1 - |lambda|^2); lru is the
     LRU as published (`lru`): poles of ring, and a gain that starts as ring's and is learned; s5 is S5 as published
@@ -39,7 +39,7 @@ class DiagonalSSM(SequenceMixer):
     State. h: d_state real numbers, or d_state / 2 complex ones, at least float32. It does not grow.
 
     Interaction rank. min(d_state + 1, seq_len, d_model^2); the one is D's. Many slow or real poles read lower: their
-    lag operators are nearly dependent, which is why `heads_needed` says more than the rank.
+    lag operators are nearly dependent: `heads_needed` is more informative than the rank.
 
     Source. s4d_lin of Gu et al. 2206.11893, ring and lru of Orvieto et al. 2303.06349. Poles, step sizes (log-uniform
     between dt_min and dt_max in s4d_lin) and gains are those of the papers; B and C (normal, of variance 1 / d_model
@@ -124,7 +124,7 @@ class DiagonalSSM(SequenceMixer):
             nn.init.ones_(self.D)
 
     def _draw_maps_of_modes(self) -> None:
-        """B and C of the full real system, taken to the eigenvectors that stand for it."""
+        """B and C of the full real system in the basis of the kept eigenvectors."""
         d_state, (_, vectors) = 2 * self.poles, hippo_modes(2 * self.poles)
         std = d_state**-0.5 / TRUNCATED_STD
         B, C = torch.empty(d_state, self.d_model), torch.empty(self.d_model, d_state, 2)

@@ -28,7 +28,7 @@ class DifferentialAttentionState(NamedTuple):
 
 
 class DifferentialAttention(SequenceMixer):
-    """Causal attention whose heads subtract one softmax from another, so that what both attend to cancels.
+    """Causal attention whose heads subtract one softmax from another, so that common attention cancels.
 
         q, k    = rope(W_q x), rope(W_k x)                  two of each per head, on the first d_rope channels
         a_ij^m  = softmax over j <= i of (q_i^m . k_j^m / sqrt(d_head)),  m = 1, 2
@@ -58,7 +58,7 @@ class DifferentialAttention(SequenceMixer):
     Args:
         d_model: width of input and output.
         n_heads: heads, each of two softmaxes.
-        d_head: width of queries and keys, half that of values; default d_model / (2 n_heads).
+        d_head: width of queries and keys, half the width of values; default d_model / (2 n_heads).
         depth: index of the layer, from 0, for lambda_init.
         d_rope: channels of queries and keys that rope turns, an even number; 0 for none, all that make pairs when
             absent.

@@ -25,7 +25,7 @@ class ForgettingAttentionState(NamedTuple):
 
 
 class ForgettingAttention(SequenceMixer):
-    """Causal softmax attention whose logits fall by what each later position forgets.
+    """Causal softmax attention whose logits fall by log f of each later position.
 
         f_t   = sigmoid(w_f x_t + b_f), a number for each head
         a_ij  = softmax over j <= i of (q_i . k_j / sqrt(d_head) + log f_{j+1} + ... + log f_i)

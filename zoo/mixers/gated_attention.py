@@ -57,7 +57,7 @@ class GatedAttention(SequenceMixer):
         d_rope: channels of a head that rope turns, an even number; 0 for none, a quarter of d_head and at least 2 when
             absent.
         rope_base: base of rope's wavelengths; larger turns slower.
-        norm_eps: of the norms of queries and keys.
+        norm_eps: epsilon of the norms of queries and keys.
 
     Raises:
         ValueError: sizes that are not positive, heads that do not divide, an unknown gate, a d_rope that is odd or does

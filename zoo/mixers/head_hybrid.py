@@ -42,7 +42,7 @@ class HeadHybrid(SequenceMixer):
 
     State. Keys and values of every position so far for the softmax heads, 2 n_softmax_heads d_head numbers per
     position, d_head x d_head numbers for each of the others, at least float32, and the number of positions of each
-    row. It grows with the sequence, by n_softmax_heads / n_heads of what attention needs.
+    row. It grows with the sequence, n_softmax_heads / n_heads as fast as attention's.
 
     Interaction rank. n_heads: softmax, decay, delta rule and norm make one number of a pair of positions in each head.
 

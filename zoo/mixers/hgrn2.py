@@ -1,4 +1,4 @@
-"""HGRN2: gated linear attention whose keys are what the decays leave free."""
+"""HGRN2: gated linear attention whose keys are one minus the decays."""
 
 from __future__ import annotations
 

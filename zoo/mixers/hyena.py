@@ -23,7 +23,7 @@ _SLOWEST, _FASTEST = -math.log(1e-2) / 1.5, -math.log(1e-2) / 0.3  # to 1 % with
 
 class HyenaState(NamedTuple):
     conv: Tensor  # (batch, d_conv - 1, 3 d_model)
-    past: ConvState  # what the long convolution has been given so far
+    past: ConvState  # all inputs of the long convolution so far
 
 
 class HyenaFilter(LagFilter):
@@ -76,7 +76,7 @@ class Hyena(SequenceMixer):
 
     Coefficients. k and q; v is the value. Biases make the offset c.
 
-    State. What the long convolution has been given so far, d_model numbers per position, and the short one's last
+    State. All inputs of the long convolution so far, d_model numbers per position, and the short one's last
     d_conv - 1 inputs, 3 d_model numbers each. It grows with the sequence.
 
     Interaction rank. d_model: each channel has a map of rank one, a column of out_proj times a row of W_v.

@@ -9,7 +9,7 @@ from zoo.ops.precision import Device, DType
 
 
 class Identity(SequenceMixer):
-    """No mixing, as a control: what a model does position by position.
+    """No mixing, as a control: the model works position by position.
 
         y_i = x_i
 

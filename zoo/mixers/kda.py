@@ -129,7 +129,7 @@ class KimiDelta(SequenceMixer):
         q, k, v = (self._heads(t) for t in qkv.to(state.S.dtype).split(self.widths, dim=2))
         q, k, v = delta_inputs(q, k, v)
         log_decay, erase, *write = self._strengths(x, state.S.dtype, lengths)
-        # Where erasing and writing share a strength, it scales the key that both stand under, and no value.
+        # If erasing and writing share a strength, it scales their common key, and no value.
         key, sought, value = (k, erase * k, write[0] * v) if write else (erase * k, k, v)
         y, S = dplr(q, key, value, log_decay, key, sought, state.S)
         y = rearrange(self.norm(y), "batch head seq d -> batch seq (head d)").to(x.dtype)

@@ -31,7 +31,7 @@ class LightningAttention(SequenceMixer):
         y   = out_proj(sigmoid(W_g x) RMSNorm(S_t^T q_t))          one norm over all heads
 
     MiniMax-01 multiplies the slopes of layer l = 0, 1, ... by 1 - l / (n_layers - 1), and every eighth layer is softmax
-    attention. A layout over depth says both: `hybrid` with the pattern `[lightning_attention, {name:
+    attention. A layout over depth sets both: `hybrid` with the pattern `[lightning_attention, {name:
     lightning_attention, slope_scale: 0.5}, attention]`.
 
     Coefficients. q, k, sigmoid(W_v x) of the values (W_v x is the value), 1/rms, the sigmoid of the gate. The offset is
@@ -50,7 +50,7 @@ class LightningAttention(SequenceMixer):
         d_model: width of input and output.
         n_heads: heads.
         d_head: width of a head; default d_model / n_heads.
-        slope_scale: what the slopes are multiplied by; 0 for a head that forgets nothing.
+        slope_scale: factor of the slopes; 0 for a head that forgets nothing.
 
     Raises:
         ValueError: sizes that are not positive, heads that do not divide, a negative slope_scale.

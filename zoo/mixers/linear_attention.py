@@ -85,7 +85,7 @@ class LinearAttention(SequenceMixer):
             q, k = F.elu(q) + 1, F.elu(k) + 1
         (k,) = without_padding(lengths, k)
         q, k = coefficient(q), coefficient(k)
-        # The normaliser is what the same sum makes of a value that is always one.
+        # The normaliser is the same sum over a value that is always one.
         value = F.pad(v, (0, 1), value=1.0) if self.normalize else v
         y, outer = dplr(q, k, value, None, None, None, state.outer)
         if self.normalize:

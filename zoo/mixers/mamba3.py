@@ -75,7 +75,7 @@ class Mamba3(SequenceMixer):
     Args:
         d_model: width of input and output.
         d_state: state size of a channel (N).
-        d_head: channels that share their dynamics; default 64, or all where there are fewer.
+        d_head: channels that share their dynamics; default 64, or all if there are fewer.
         n_groups: groups of heads that share B and C, but for their biases.
         expand: d_inner = expand * d_model.
         rank: inputs and outputs of a step (R); 1 is single-input single-output.

@@ -57,7 +57,7 @@ class MLSTM(SequenceMixer):
         n_heads: heads.
         expand: d_inner is expand * d_model.
         d_conv: width of the causal convolution; 1 sees the position itself only.
-        d_block: queries, keys and values are made from blocks of so many channels, each from its own.
+        d_block: width of the blocks of channels from which queries, keys and values are made, each from its own.
 
     Raises:
         ValueError: sizes that are not positive; heads or blocks that do not divide d_inner; heads of one channel.

@@ -1,4 +1,4 @@
-"""Softmax attention whose keys are moved by what lies between them and the query: PaTH."""
+"""Softmax attention whose keys are moved by the positions between them and the query: PaTH."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class PathAttention(SequenceMixer):
         n_kv_heads: heads of keys, values and maps, shared by groups of query heads; default n_heads.
         w_rank: rank of the map that makes w.
         d_conv: width of the causal convolution on w; 1 sees the position itself only.
-        forget_gate: let logits fall by what each later position forgets.
+        forget_gate: let logits fall by log f of each later position.
 
     Raises:
         ValueError: sizes that are not positive, heads that do not divide.

@@ -133,7 +133,7 @@ class RGLRU(SequenceMixer):
         )
 
     def _gates(self, u: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a and what u is multiplied by, (batch, seq, d_inner) each, in u's dtype."""
+        """Return a and the factor of u, (batch, seq, d_inner) each, in u's dtype."""
         blocks = rearrange(u, "batch seq (head i) -> batch seq head i", head=self.n_heads)
         maps = torch.einsum("bshi,ghij->gbshj", blocks, self.gate_weight.to(u.dtype)).flatten(3)
         inputs, forgets = torch.sigmoid(maps + self.gate_bias.to(u.dtype)[:, None, None]).unbind(0)

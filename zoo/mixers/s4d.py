@@ -31,7 +31,7 @@ class S4D(SequenceMixer):
         y   = sigmoid(W_g gelu(u) + b_g) (W_o gelu(u) + b_o)       output glu
         y   = u                                                    output none
 
-    The d_state / 2 complex poles of a channel stand for conjugate pairs. B is fixed at one, since the kernel depends
+    The d_state / 2 complex poles of a channel represent conjugate pairs. B is fixed at one, since the kernel depends
     only on the product of B and C; A, dt, C and D are trained.
 
     Coefficients. output none: none, W_ij = diag(2 Re(C lambda^(i-j) gain)), and D at i = j. output glu: Phi(u) =

@@ -167,7 +167,7 @@ class SelectiveSSM(SequenceMixer):
 
         Args:
             seq_len: length of the input.
-            distance: of the needle from the last position, at least 1.
+            distance: distance of the needle from the last position, at least 1.
             generator: source of the draws, on the CPU; default seed 0.
 
         Returns:

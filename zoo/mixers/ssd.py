@@ -66,13 +66,13 @@ class SSD(SequenceMixer):
     Args:
         d_model: width of input and output.
         d_state: state size of a channel (N).
-        d_head: channels that share a decay; default 64, or all where there are fewer.
+        d_head: channels that share a decay; default 64, or all if there are fewer.
         n_groups: groups of heads that share B and C.
         d_conv: width of the causal convolution.
         expand: d_inner = expand * d_model.
         d_inner: width of u and z; default expand * d_model.
         norm_groups: parts of d_inner that are normed each by itself; default n_groups, 0 for no norm.
-        norm_eps: of the norm.
+        norm_eps: epsilon of the norm.
         dt_floor: the smallest dt of a position.
         init: published or recall; where A and dt start.
         dt_min, dt_max: range of dt at initialisation, log-uniform, at least 1e-4; default as init has it.

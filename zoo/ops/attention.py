@@ -74,8 +74,8 @@ def forgetting_bias(
     """log f_{j+1} + ... + log f_i at (i, j), for cached slots too (Lin et al. 2503.02130, section 3).
 
     Args:
-        log_forget: log f of the chunk's positions; zero where a position forgets nothing.
-        forgotten: for each cached slot the sum over the positions between it and the chunk.
+        log_forget: log f of the chunk's positions; zero at positions that forget nothing.
+        forgotten: sum over the positions between each cached slot and the chunk.
 
     Returns:
         The bias, and for each slot, the chunk's too, the sum over the positions after it.
@@ -103,7 +103,7 @@ def grow_cache(
 def settle_cache(
     cache: Float[Tensor, "batch heads slots d_head"], lengths: Int[Tensor, " batch"] | None, seq_len: int
 ) -> Float[Tensor, "batch heads slots d_head"]:
-    """Return the cache to carry on: a row that took only `lengths` of the chunk's `seq_len` slots drops the rest."""
+    """Return the next cache: a row that took only `lengths` of the chunk's `seq_len` slots drops the rest."""
     if lengths is None:
         return cache
     past = cache.shape[2] - seq_len
@@ -117,7 +117,7 @@ def lag_matrix(seq_len: int, n_slots: int, device: torch.device) -> Int[Tensor, 
 
 
 def alibi_slopes(n_heads: int) -> Float[Tensor, " n_heads"]:
-    """2^(-8 h / H), h = 1..H, where H is a power of two (Press et al. 2108.12409, section 3).
+    """2^(-8 h / H), h = 1..H, if H is a power of two (Press et al. 2108.12409, section 3).
 
     Otherwise the slopes of the power of two below, then every second one of those of the power of two above, as the
     authors' code has it.

@@ -36,12 +36,12 @@ def channel_ssm(
 
     Within a chunk a convolution with Re(sum C gain exp(tau log_decay)), between chunks the state (the two views of
     Gu et al. 2111.00396, section 2): the states of single positions are never made. All chunks at once, in real matrix
-    products: a complex state stands as pairs of real numbers.
+    products: a complex state is stored as pairs of real numbers.
 
     Args:
         x: input.
         log_decay: logarithm of the decays, real part at most zero for a stable recurrence.
-        gain: what an input adds to each state.
+        gain: factor of the input in each state.
         C: how each state is read.
         state: h before the first position; its precision is the one computed in.
         lengths: valid positions of each row; x is zero beyond them.
@@ -72,7 +72,7 @@ def channel_ssm(
         y = rearrange(y, "channel batch chunk t -> batch (chunk t) channel")[:, :seq_len]
         if lengths is None and seq_len % size == 0:
             return y, final.squeeze(3).transpose(0, 1)
-        # The last chunk is not full: its state is that of its own positions, moved to its end, and of what entered.
+        # The last chunk is not full: its state sums its own positions, moved to its end, and the entering state.
         lengths = x.new_full((batch,), seq_len, dtype=torch.long) if lengths is None else lengths
         row, last = torch.arange(batch, device=x.device), (lengths - 1).clamp(min=0) // size
         rest = lengths - last * size

@@ -1,4 +1,4 @@
-"""What every chunked recurrence needs: the sequence in chunks, decays between positions, the state between chunks."""
+"""Shared parts of chunked recurrences: the sequence in chunks, decays between positions, the state between chunks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def chunk_decays(
 ) -> tuple[Float[Tensor, "*batch size size"], Float[Tensor, "*batch size"], Float[Tensor, "*batch size"]]:
     """exp of the log-decays added up: after j up to i at (i, j), from the chunk's start up to i, after j to its end.
 
-    Every sum consists of its own steps, so that none loses digits to others. What lies above the diagonal is zero.
+    Every sum consists of its own steps, so that none loses digits to others. Entries above the diagonal are zero.
     """
     until_end = F.pad(step[..., 1:], (0, 1)).flip(-1).cumsum(-1).flip(-1)
     return segment_sums(step).exp(), step.cumsum(-1).exp(), until_end.exp()

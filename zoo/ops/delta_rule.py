@@ -1,4 +1,4 @@
-"""The delta rule: before a value is written under a key, what stands there is taken away."""
+"""The delta rule: before a value is written under a key, the value stored there is erased."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def delta_strengths(
         beta: logits of the strengths, step by step, the heads of each step together.
         dt: logits of the step sizes.
         beta_max: upper end of the strengths.
-        A_log, dt_bias: of each head.
+        A_log, dt_bias: parameters of each head.
         lengths: valid positions of each row; beyond them nothing is written and nothing decays.
 
     Returns:
@@ -82,13 +82,13 @@ def delta_rule(
         S_t = g_t S_0 + sum_{j <= t} G_tj k_j u_j^T,      (I + L) u = beta (v - g k S_0),
         L_tj = beta_t G_tj k_t . k_j for j < t,
 
-    so that one triangular solve a chunk stands for its product of reflections (the WY form). Both halves of a step
-    stand under beta_t k_t, so that values need no factor.
+    so that one triangular solve a chunk replaces its product of reflections (the WY form). Both halves of a step
+    use the key beta_t k_t, so that values need no factor.
 
     Args:
         q, k: queries and keys, keys of length one or shorter.
         v: values.
-        beta: writing strengths, 0 to 2; zero leaves the state as it is, one replaces what stands under the key, above
+        beta: writing strengths, 0 to 2; zero leaves the state as it is, one replaces the value under the key, above
             one the eigenvalue 1 - beta |k|^2 is negative.
         log_decay: logarithm of the decay; default none.
         state: S before the first position; its dtype is the one computed in.

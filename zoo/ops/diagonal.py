@@ -65,12 +65,12 @@ def diagonal_scan(
     Powers of the decay are exp(t log_decay): nothing is divided by a decay and nothing is accumulated.
 
     Args:
-        u: what is added to each state, real or complex.
+        u: input of each state, real or complex.
         log_decay: logarithm of the decay, of u's kind; real part at most zero for a stable recurrence.
         state: h before the first position.
 
     Returns:
-        h at every position; the last is the state to carry on.
+        h at every position; the last is the next state.
     """
     batch, seq_len, _ = u.shape
     if seq_len == 1:

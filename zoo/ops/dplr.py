@@ -38,12 +38,12 @@ def dplr(
     Transitions that are diagonal plus low rank hold the whole family: linear attention (no decay, no erasure), gated
     linear attention (Yang et al. 2312.06635, eq. 3), the delta rule (2406.06484, eq. 4: p = k, r = beta k, values
     beta v), its gated forms (2412.06464, eq. 10; 2510.26692) and RWKV-7 (2503.14456, eq. 16). With S_0 the state that
-    enters a chunk, G_tj = diag(a_{j+1} ... a_t) and u_t what the step t erases,
+    enters a chunk, G_tj = diag(a_{j+1} ... a_t) and u_t the value that step t erases,
 
         S_t = G_t0 S_0 + sum_{j <= t} G_tj (k_j v_j^T - p_j u_j^T),
         u_t = S_0^T G_t0 r_t + sum_{j < t} (r_t^T G_tj k_j) v_j - (r_t^T G_tj p_j) u_j,
 
-    so that one triangular solve per chunk stands for its product of transitions (the WY form), for all chunks at
+    so that one triangular solve per chunk replaces its product of transitions (the WY form), for all chunks at
     once; only the state goes from chunk to chunk. No number is ever divided by a decay. In float32 outputs and states
     are right to 1e-6 over thousands of positions, except where nothing decays and step after step reflects the state
     on one and the same key (p . r = 2): there the roundings of the reflection add up, to 1e-4 after 4,096 steps. A
@@ -51,7 +51,7 @@ def dplr(
 
     Args:
         q, k: queries and keys.
-        v: values; one head of them serves all heads where nothing is erased.
+        v: values; a single head serves all heads if nothing is erased.
         log_decay: logarithms of the decays, at most zero for a stable recurrence, a column per key channel or one
             column for all of them; None for no decay.
         p, r: what is erased, and where it is looked up; None, both of them, for no erasure. Where p is the tensor k
@@ -73,7 +73,7 @@ def dplr(
     size = halvable(seq_len, CHUNK)
     reads, writes = ((q,), (k,)) if p is None or r is None else ((q, r), (k,) if p is k else (k, p))
     with full_precision(q.device):
-        # Contiguous: a batched product copies what is not, and keeps the copy for its gradient, each product its own.
+        # Contiguous: each batched product would copy a strided tensor, and keep its copy for the gradient.
         v = into_chunks(v.to(state.dtype), size).contiguous()
         reads, writes = ([into_chunks(t.to(state.dtype), size).contiguous() for t in each] for each in (reads, writes))
         if log_decay is not None:
@@ -84,7 +84,7 @@ def dplr(
             written = v
             entering, final = decayed_states(state, over_chunk, keys @ v)
         else:
-            if p is k:  # what is written and what is erased go under one key: solve for their difference
+            if p is k:  # writing and erasing share a key: solve for the difference of the values
                 alone, from_state = _solved(scores[1][0], v, reads[1])
             else:
                 alone, from_state = _solved(scores[1][1], scores[1][0].tril(-1) @ v, reads[1])
@@ -107,7 +107,7 @@ def dplr_step(
 ) -> tuple[Float[Tensor, "batch heads 1 d_value"], Float[Tensor, "batch heads d_key d_value"]]:
     """`dplr` of one position, which a decoder asks for, from the decay itself: a dozen operations fewer.
 
-    In float32 on the CPU, where no gradient is asked for and numba is installed, it is one loop.
+    In float32 on the CPU, without gradients and with numba installed, it is one loop.
     """
     if not torch.is_grad_enabled() and loops_suffice(state):
         from zoo.ops import steps_numba
@@ -141,7 +141,7 @@ def _solved(
     alone: Float[Tensor, "batch heads chunks size d_value"],
     r: Float[Tensor, "batch heads chunks size d_key"],
 ) -> tuple[Float[Tensor, "batch heads chunks size d_value"], Float[Tensor, "batch heads chunks size d_key"]]:
-    """(I + L)^-1 of both, L what stands below the diagonal of the scores, which is all that the solve looks at."""
+    """(I + L)^-1 of both, where L is the part of the scores below the diagonal; the solve reads no other part."""
     right = torch.cat((alone, r), dim=4)
     solved = torch.linalg.solve_triangular(scores, right, upper=False, unitriangular=True)
     alone, from_state = solved.split((alone.shape[4], r.shape[4]), dim=4)
@@ -206,7 +206,7 @@ def _carry(state: Tensor, decay: Tensor, keys: Tensor, w: Tensor, u: Tensor) -> 
     """u_c - w_c S_c, which chunk c writes, and S_{c+1} = decay_c S_c + keys_c of it.
 
     Returns:
-        The state that enters each chunk, what each chunk writes, and the state after the last.
+        The state that enters each chunk, the part that each chunk writes, and the state after the last.
     """
     entering, written = [], []
     for a, keys_c, w_c, u_c in zip(*(t.unbind(2) for t in (decay, keys, w, u)), strict=True):

@@ -39,7 +39,7 @@ def balance(
     Fedus et al. 2101.03961, eqs. 4 to 6; with top_k above one the loads add up to top_k, as in transformers.
 
     Args:
-        probability, choice: of `route`.
+        probability, choice: results of `route`.
         valid: positions that count; default all.
 
     Returns:

@@ -34,9 +34,9 @@ def linear_recurrence(
 
     Args:
         decay: factors of the state, of modulus at most one for a stable recurrence.
-        written: what each position adds.
+        written: input of each position.
         state: h before the first position; its dtype is the one computed in.
-        valid: positions at which the state moves; it stands still elsewhere.
+        valid: positions at which the state moves; elsewhere it is kept.
 
     Returns:
         h at every position, and the last one.
@@ -66,10 +66,10 @@ def gated_average(
     position is one interpolation, in which the factor 1 - z is never made.
 
     Args:
-        logit: of the share of the state that is replaced.
-        target: what replaces it.
+        logit: logit of the share of the state that is replaced.
+        target: its replacement.
         state: h before the first position; its dtype is the one computed in.
-        valid: positions at which the state moves; it stands still elsewhere.
+        valid: positions at which the state moves; elsewhere it is kept.
 
     Returns:
         h at every position, and the last one.
@@ -89,7 +89,7 @@ def min_gru(
 ) -> tuple[Float[Tensor, "batch seq channels"], Float[Tensor, "batch channels"]]:
     """`gated_average` with the target g(u), u + 1/2 from zero on and sigmoid(u) below (Feng et al. 2410.01201).
 
-    In float32 on the CPU, where no gradient is asked for and numba is installed, one position is one loop.
+    In float32 on the CPU, without gradients and with numba installed, one position is one loop.
     """
     if logit.shape[1] == 1 and valid is None and not torch.is_grad_enabled() and loops_suffice(state):
         from zoo.ops import steps_numba

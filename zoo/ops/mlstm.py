@@ -42,7 +42,7 @@ def mlstm(
     Args:
         q, k: queries and keys; either has the factor 1 / sqrt(d_key).
         v: values.
-        log_input: log(i); minus infinity where nothing is written.
+        log_input: log(i); minus infinity if nothing is written.
         log_forget: log(f), at most zero.
         memory, normaliser, largest: C, n and m before the first position; their dtype is the one computed in.
 
@@ -65,7 +65,7 @@ def mlstm(
         before = torch.cat((largest.unsqueeze(2), m[:, :, :-1]), dim=2)
         log_decay = coefficient(log_forget + before - m).unsqueeze(3)
         k = coefficient(k * torch.exp(log_input - m).unsqueeze(3))
-        # The normaliser is what the same sum makes of a value that is always one.
+        # The normaliser is the same sum over a value that is always one.
         state = torch.cat((memory, normaliser.unsqueeze(3)), dim=3)
         y, state = dplr(q, k, F.pad(v, (0, 1), value=1.0), log_decay, None, None, state)
         y, along = y.split((v.shape[3], 1), dim=3)

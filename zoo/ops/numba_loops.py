@@ -1,6 +1,6 @@
 """Loops that numba makes machine code of, without a compiler on the machine (extra `fast`).
 
-They are compiled at their first call, seconds each, and kept on disk; the logger `zoo.ops.numba_loops` says so, at
+They are compiled at their first call, seconds each, and kept on disk; the logger `zoo.ops.numba_loops` reports it, at
 level INFO, when it begins. Threads are Python's own, as many as torch's: an OpenMP region would wait for every core of
 its team, also for one that another process holds.
 """
@@ -24,16 +24,16 @@ _SHARES = 4  # parts of the work for a thread: where one is held up, the others 
 
 logger = logging.getLogger(__name__)
 _pool: tuple[int, ThreadPoolExecutor] | None = None
-_said: dict[Any, str] = {}
+_labels: dict[Any, str] = {}
 
 
-def compiled(function: Callable[..., Any], fastmath: tuple[str, ...] = ("contract",), said: str | None = None) -> Any:
+def compiled(function: Callable[..., Any], fastmath: tuple[str, ...] = ("contract",), label: str | None = None) -> Any:
     """Machine code that lets other threads run. A product and a sum may be fused; nothing else changes a number.
 
     Args:
-        function: the loops, in what numba knows of Python.
-        fastmath: LLVM's names of what the compiler may take liberties with.
-        said: what the logger calls it when it is compiled; default None: nothing is said.
+        function: the loops, in the subset of Python that numba compiles.
+        fastmath: LLVM's names of the liberties that the compiler may take.
+        label: its name in the log when it is compiled; default None: no message.
     """
     function = inspect.unwrap(function)  # out of the shape checker that the tests put around everything in zoo
     options: Any = {"nogil": True, "fastmath": set(fastmath), "error_model": "numpy", "boundscheck": False}
@@ -41,8 +41,8 @@ def compiled(function: Callable[..., Any], fastmath: tuple[str, ...] = ("contrac
         kernel = numba.njit(cache=True, **options)(function)
     except RuntimeError:  # no folder that could hold the code: compile it in each process
         kernel = numba.njit(**options)(function)
-    if said is not None:
-        _said[kernel] = said
+    if label is not None:
+        _labels[kernel] = label
     return kernel
 
 
@@ -84,10 +84,10 @@ class _Announcement(numba_event.Listener):
 
     def on_start(self, event: Any) -> None:
         kernel = event.data["dispatcher"]
-        if kernel in _said:
+        if kernel in _labels:
             folder = kernel.stats.cache_path
             kept = "for this process: no folder can hold the code" if folder is None else f"once; cached in {folder}"
-            logger.info("compiling %s (%s)", _said[kernel], kept)
+            logger.info("compiling %s (%s)", _labels[kernel], kept)
 
     def on_end(self, event: Any) -> None: ...
 

@@ -35,11 +35,11 @@ def path_logits(
         (I + tril(beta W W^T, -1)) C = beta W K^T, zero for a key's own position and those before it,
         logits = Q K^T - tril(Q W^T) C,      keys after the chunk = K - C^T W,
 
-    so that one triangular solve per chunk stands for its product of maps (the WY form), and the keys that go from
-    chunk to chunk are all that the next one has to know. What stands above the diagonal is no logit.
+    so that one triangular solve per chunk replaces its product of maps (the WY form), and the keys that go from
+    chunk to chunk are the whole state. Entries above the diagonal are no logits.
 
     Args:
-        q: queries; heads of q share those of k and w in groups.
+        q: queries; groups of heads share the heads of k and w.
         k: keys.
         w: directions, of length one or shorter.
         beta: 0 to 2; zero moves no key, 2 reflects.

@@ -1,4 +1,4 @@
-"""Types of tensors; where reduced precision must not reach, and where it does: recurrences want at least float32."""
+"""Types of tensors, and blocks without reduced precision: recurrences need at least float32."""
 
 from __future__ import annotations
 

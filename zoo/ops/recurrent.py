@@ -1,4 +1,4 @@
-"""Recurrent nets: loops that mark every gate as a coefficient, and torch's fused kernels where nothing needs these."""
+"""Recurrent nets: loops that mark every gate as a coefficient, and torch's fused kernels when no marks are needed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def lstm_scan(
         u: input part of the four gates, bias included.
         recurrent: matrix that maps h to the four gates.
         h, c: state before the first position.
-        valid: positions at which the state moves; it stands still elsewhere.
+        valid: positions at which the state moves; elsewhere it is kept.
 
     Returns:
         h at every position, and the last h and c.
@@ -105,7 +105,7 @@ def gru_scan(
         recurrent: matrix that maps h to [r z n].
         recurrent_bias: b, which the reset gate reaches.
         h: state before the first position.
-        valid: positions at which the state moves; it stands still elsewhere.
+        valid: positions at which the state moves; elsewhere it is kept.
 
     Returns:
         h at every position, and the last.
@@ -149,7 +149,7 @@ def rnn_scan(
         u: input part, bias included.
         recurrent: R.
         h: state before the first position.
-        valid: positions at which the state moves; it stands still elsewhere.
+        valid: positions at which the state moves; elsewhere it is kept.
 
     Returns:
         h at every position, and the last.
@@ -172,7 +172,7 @@ def linear_rnn(
 
     After step k of the doubling, position t holds the sum of R^s u_{t-s} over s < 2^k, so a chunk takes log2(CHUNK)
     products with the powers R^(2^k). The carry enters as part of the chunk's first input. All of it is computed in the
-    type of the state, under autocast too: nothing bounds what the sum can lose.
+    type of the state, under autocast too: the error of the sum has no bound.
 
     Args:
         u: input part, bias included.

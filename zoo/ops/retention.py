@@ -37,7 +37,7 @@ def retention(
         q, k, v: queries, keys and values.
         rates: how fast each head forgets, at least zero.
         state: S before the first position; its dtype is the one computed in.
-        lengths: valid positions of each row; what lies beyond writes nothing and forgets nothing.
+        lengths: valid positions of each row; padding writes nothing and forgets nothing.
 
     Returns:
         Outputs, and S after the last position.

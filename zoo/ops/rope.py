@@ -36,9 +36,9 @@ def rotate(
 
     Args:
         t: queries or keys.
-        positions: of each query or key in its row.
-        base: frequency_c is base^(-2c / d_rope) where nothing is scaled.
-        scaling: what `complete_scaling` returned.
+        positions: position of each query or key in its row.
+        base: frequency_c is base^(-2c / d_rope) without scaling.
+        scaling: result of `complete_scaling`.
         total: length of each row's sequence so far, which scaling by type dynamic depends on.
         d_rope: how many channels are turned, the first ones (Qwen3-Next); default all.
     """
@@ -73,7 +73,7 @@ def frequencies(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
 ) -> Float[Tensor, "rows half"]:
-    """Return radians per position of each pair of channels; a row for each sequence where they depend on its length."""
+    """Return radians per position of each pair of channels; a row for each sequence if they depend on its length."""
     exponent = -torch.arange(d_head // 2, device=device, dtype=dtype) / (d_head // 2)
     plain = (base**exponent).unsqueeze(0)
     if scaling is None:
@@ -82,7 +82,7 @@ def frequencies(
 
 
 def gain(scaling: Scaling | None) -> float:
-    """Return what queries and keys are multiplied by: 1 but for type yarn (Peng et al. 2309.00071, eq. 22)."""
+    """Return the factor of queries and keys: 1 except for type yarn (Peng et al. 2309.00071, eq. 22)."""
     if scaling is None or scaling["rope_type"] != "yarn":
         return 1.0
     if scaling["attention_factor"] is not None:

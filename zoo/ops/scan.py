@@ -126,7 +126,7 @@ def _require_fit(
 
 
 def _is_watched(tensors: tuple[Tensor | None, ...]) -> bool:
-    """By autograd, a compiler, torch.func, or by autocast, which would narrow what is computed outside the ops."""
+    """By autograd, a compiler, torch.func, or by autocast, which would narrow the operations outside the ops."""
     if followed() or torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):
         return True
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)

@@ -2,7 +2,7 @@
 
 One pass over time with the state in cache, in place of the bulk operations of `zoo.ops.scan_torch`. State index
 before channel, channel innermost: every inner loop runs over neighbours in memory, without a branch or a call, and
-becomes vector instructions. docs/performance.md says what each trick is worth.
+becomes vector instructions. docs/performance.md lists the gain of each trick.
 
 A task is a row of the batch and a block of channels. Tasks share nothing that they write, so any number of threads
 computes the same numbers.
@@ -135,11 +135,11 @@ def _ask_for(row: Any) -> None:
         _prefetch(row[d:].ctypes.data)  # pyright: ignore[reportCallIssue]: numba supplies the typing context
 
 
-# What backward keeps of a step lies in one buffer, so that the compiler sees without checks at each loop that rows are
+# The values that backward keeps of a step lie in one buffer: the compiler then sees without checks that rows are
 # apart.
 
 
-@partial(compiled, said="the scan")
+@partial(compiled, label="the scan")
 def _forward(first: int, last: int, exp2: Any, *arrays: Any) -> None:
     """Fill y, final and entering for the tasks from `first` to before `last`."""
     x, dt, A, B, C, state, y, final, entering = arrays
@@ -184,7 +184,7 @@ def _forward(first: int, last: int, exp2: Any, *arrays: Any) -> None:
                 final[i, start + d, n] = h[n, d]
 
 
-@partial(compiled, said="the scan")
+@partial(compiled, label="the scan")
 def _backward(first: int, last: int, exp2: Any, *arrays: Any) -> None:
     """Fill the gradients for the tasks from `first` to before `last`.
 

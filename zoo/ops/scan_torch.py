@@ -96,7 +96,7 @@ def _forward(given: Tensors, found: Tensors, size: int, piece: int) -> None:
 
 
 def step(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """y and the state of a sequence of one position, outside autograd: what a decoder calls for each token."""
+    """y and the state of a sequence of one position, outside autograd; a decoder calls it for each token."""
     h = (dt.transpose(1, 2) * A).exp_().mul_(state).addcmul_((dt * x).transpose(1, 2), B)
     return torch.bmm(C, h.transpose(1, 2)), h
 
@@ -120,7 +120,7 @@ def scan_backward(
 
 
 def _backward(given: Tensors, found: Tensors, size: int, piece: int) -> None:
-    """Write a block's gradients of x, dt and the initial state; add its shares to those of A, B and C."""
+    """Write a block's gradients of x, dt and the initial state; add its share to the gradients of A, B and C."""
     grad_y, grad_final, x, dt, A, B, C, entering = given
     grad_x, grad_dt, grad_A, grad_B, grad_C, grad_state = found
     x, dt, B, C, grad_y = (_swap(t) for t in (x, dt, B, C, grad_y))
@@ -134,7 +134,7 @@ def _backward(given: Tensors, found: Tensors, size: int, piece: int) -> None:
     inputs = (dt.unsqueeze(2), (dt * x).unsqueeze(2), B.unsqueeze(3), C.unsqueeze(3), grad_y.unsqueeze(2))
     parts = [*zip(*(t.split(piece) for t in (*inputs, grad_u, grad_step, over_B, over_C)), strict=True)]
     per_chunk = -(-size // piece)
-    # What reaches a chunk's last state from later chunks; a copy, since it is written to.
+    # Gradient of a chunk's last state from later chunks; a copy, since it is written to.
     arriving = grad_final.transpose(1, 2).clone(memory_format=torch.contiguous_format)
     for chunk in reversed(range(len(entering))):
         mine = parts[chunk * per_chunk : (chunk + 1) * per_chunk]

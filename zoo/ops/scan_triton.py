@@ -32,7 +32,7 @@ _LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
 
 
 class Tile(NamedTuple):
-    """What a program holds: `states` is d_state, filled up to a power of two."""
+    """The block of one program: `states` is d_state, filled up to a power of two."""
 
     states: int
     channels: int
@@ -281,10 +281,10 @@ def scan_backward(
 def _launch(kernel: Any, tile: Tile, steps: dict[str, int], shape: torch.Size, d_state: int, *tensors: Tensor) -> None:
     batch, seq_len, d_inner = shape
     sizes = {"d_inner": d_inner, "d_state": d_state, "STATES": tile.states, "CHANNELS": tile.channels}
-    # Comparisons with the edges of the tensors are left out where no program reaches beyond one.
+    # No comparisons with the edges of the tensors if no program reaches beyond one.
     full = d_inner % tile.channels == 0 and d_state == tile.states and seq_len % steps["STEPS"] == 0
     grid = (batch * triton.cdiv(d_inner, tile.channels),)
-    with torch.cuda.device_of(tensors[0]):  # triton launches on the current device, not on that of the tensors
+    with torch.cuda.device_of(tensors[0]):  # triton launches on the current device, whatever the tensors' own
         kernel[grid](
             *tensors, batch, seq_len, **sizes, **steps, FULL=full, num_warps=tile.warps, enable_fp_fusion=True
         )  # fmt: skip

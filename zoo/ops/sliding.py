@@ -36,7 +36,7 @@ def sliding_attend(
         k, v: the window - 1 = slots - seq slots before the chunk, right-aligned per row, then the chunk's. Heads of q
             share them in groups (Ainslie et al. 2305.13245).
         held: how many of the slots before the chunk each row really holds.
-        slopes: of ALiBi (Press et al. 2108.12409); default none.
+        slopes: slopes of ALiBi (Press et al. 2108.12409); default none.
 
     Returns:
         One output a query and head.

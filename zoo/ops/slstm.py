@@ -35,9 +35,9 @@ def slstm_scan(
 
     Args:
         u: input part of the four gates, bias included.
-        recurrent: for each gate and head the matrix that maps h to it.
-        state: h, c, n and m before the first position; m is minus infinity where nothing has been written.
-        valid: positions at which the state moves; it stands still elsewhere.
+        recurrent: the matrix from h to each gate, head by head.
+        state: h, c, n and m before the first position; m is minus infinity if nothing has been written.
+        valid: positions at which the state moves; elsewhere it is kept.
 
     Returns:
         h at every position, and the last state.

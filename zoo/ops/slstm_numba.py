@@ -2,7 +2,7 @@
 
 A task is a head of one row, whose recurrent matrices stay in cache. Tasks share nothing that they write, so any number
 of threads computes the same numbers. As in the selective scan, one state a chunk is kept and the rest computed again
-in backward, where what belongs to a chunk lies in cache.
+in backward, where the data of a chunk lie in cache.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _from_h(recurrent: Tensor) -> Tensor:
 
 
 def _moving(valid: Tensor | None) -> Tensor:
-    """Return the positions at which the state moves; no row at all where it always does."""
+    """Return the positions at which the state moves; no row at all if it always does."""
     return torch.empty(0, 0, dtype=torch.bool) if valid is None else valid.contiguous()
 
 
@@ -138,7 +138,7 @@ def _add_product(total: Any, weights: Any, rows: Any) -> None:
             total[j] += weight * row[j]
 
 
-# What one step works on lies in one buffer, (row, channel): the compiler then sees without checks that rows are apart.
+# The operands of a step lie in one buffer, (row, channel): the compiler then sees without checks that rows are apart.
 _I, _F, _Z, _O, _M, _N, _C, _H, _FORGETS, _ROWS = range(10)
 
 
@@ -168,7 +168,7 @@ def _step(w: Any) -> None:
         w[_FORGETS, k] = (small if logit > _F0 else _F1) / (_F1 + small)
 
 
-@partial(compiled, said="the sLSTM")
+@partial(compiled, label="the sLSTM")
 def _forward(first: int, last: int, *arrays: Any) -> None:
     """Fill y and entering, and move the state, for the tasks from `first` to before `last`."""
     u, from_h, valid, y, entering, h, c, n, m = arrays
@@ -207,9 +207,9 @@ def _forward(first: int, last: int, *arrays: Any) -> None:
                 y[row, head, t, k] = h[row, head, k]
 
 
-@partial(compiled, said="the sLSTM")
+@partial(compiled, label="the sLSTM")
 def _backward(first: int, last: int, *arrays: Any) -> None:
-    """Fill grad_u, and move the gradients of the last state to those of the first."""
+    """Fill grad_u, and turn the gradients of the last state into gradients of the first."""
     grad_y, u, from_h, to_h, before, valid, entering, grad_u, grad_h, grad_c, grad_n, grad_m = arrays
     batch, _, seq_len, d_head = grad_y.shape
     n_blocks = (d_head + _WIDTH - 1) // _WIDTH
@@ -279,7 +279,7 @@ def _backward(first: int, last: int, *arrays: Any) -> None:
 
 @compiled
 def _step_backward(w: Any, before: Any, g: Any) -> None:
-    """Turn gradients of h and of the next c, n and m into those of the c, n and m before, and of the four gates."""
+    """Turn gradients of h and of the next c, n and m into gradients of the previous ones and of the four gates."""
     for k in range(_WIDTH):
         i, f, z, o = w[_I, k], w[_F, k], w[_Z, k], w[_O, k]
         inverse = _F1 / w[_N, k]

@@ -32,7 +32,7 @@ def ssd(
     """S_t = exp(log_decay_t) S_{t-1} + k_t v_t^T, y_t = S_t^T q_t (Dao and Gu 2405.21060, section 6).
 
     Within a chunk the masked quadratic form, its entries weighted by the decay between positions; between chunks the
-    state. Decays stand on the side of the values, where the heads differ anyway. In SSD's letters q is C, k is B and
+    state. Decays multiply the values, since these differ between heads anyway. In SSD's letters q is C, k is B and
     v is dt x.
 
     Args:
@@ -53,7 +53,7 @@ def ssd(
         return _step(q, k, v, log_decay, state)
     chunk = CHUNK if k.shape[3] * v.shape[3] < LARGE_STATE else CHUNK_OF_LARGE_STATES
     size = min(max(1, chunk // rank), seq_len)
-    # The heads of a group stand side by side in the last axis: one product with its keys, or queries, serves them all.
+    # The heads of a group lie side by side in the last axis: one product with its keys, or queries, serves them all.
     per_group = (groups, heads // groups)
     with full_precision(q.device):
         v = rearrange(v.to(state.dtype).unflatten(1, per_group), "batch group head row d -> batch group row (head d)")

@@ -27,7 +27,7 @@ def as_lengths(lengths: Lengths | None, x: Tensor) -> Tensor | None:
 
 
 def valid_positions(lengths: Int[Tensor, " batch"], seq_len: int) -> Bool[Tensor, "batch seq"]:
-    """Mark where a position lies inside its row's length."""
+    """Mark the positions inside each row's length."""
     return torch.arange(seq_len, device=lengths.device) < lengths.unsqueeze(1)
 
 

@@ -52,7 +52,7 @@ def long_conv(
     size = min(BLOCK, seq_len)
     n_blocks = -(-seq_len // size)
     # The Toeplitz rows of the last block: each a window of the reversed kernel, one step left of the row before. For an
-    # earlier block they hold too, once zeros stand in front of its inputs.
+    # earlier block they hold too, once zeros are put before its inputs.
     rows = F.pad(kernel.flip(1), (0, size - 1)).unfold(1, slots, 1).flip(1)  # (channels, size, slots)
     inputs = F.pad(x, (0, 0, (n_blocks - 1) * size, 0)).unfold(1, slots, size)  # (batch, n_blocks, channels, slots)
     return torch.einsum("bncs,crs->bnrc", inputs, rows).flatten(1, 2)[:, -seq_len:]

@@ -1,4 +1,4 @@
-"""Where a compiler or torch.func follows what is computed: custom ops, kernels and backward passes written by hand."""
+"""Support of compilers and torch.func by custom ops, kernels and hand-written backward passes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch._library.custom_ops import CustomOpDef  # what torch.library.custom_op returns, exported nowhere
+from torch._library.custom_ops import CustomOpDef  # the type that torch.library.custom_op returns, exported nowhere
 
 from zoo import coefficient as coefficients
 
@@ -55,8 +55,8 @@ def whole_in_export(schema: str, like: Callable[..., Any]) -> Callable[[F], F]:
     Followed inside, a chunked op would tie the program to as many chunks as the example has.
 
     Args:
-        schema: of the op's arguments and results, as `torch.library` writes them.
-        like: from the arguments to empty results of the right shapes.
+        schema: schema of the op's arguments and results, as `torch.library` writes it.
+        like: maps the arguments to empty results of the right shapes.
     """
 
     def decorate(op: F) -> F:
@@ -93,7 +93,7 @@ def transformable(
     """
 
     def refuse(ctx: Any, *_: Tensor) -> None:
-        raise NotImplementedError(f"{op._qualname} has no derivative: what it belongs to is differentiable once")
+        raise NotImplementedError(f"{op._qualname} has no derivative: the op is differentiable once")
 
     keep, differentiate = keep or (lambda ctx, inputs, output: None), differentiate or refuse
     op.register_autograd(differentiate, setup_context=keep)

@@ -61,7 +61,7 @@ def trapezoidal_ssd(
 
     Args:
         q: queries.
-        k, v: keys and values with one position in front, the last one of what came before.
+        k, v: keys and values with one position in front, the last one before the chunk.
         log_decay: logarithm of the decay.
         before, now: weights of the previous and of the present position. All three zero: nothing happens.
         state: S before the first position; its dtype is the one computed in.
@@ -71,7 +71,7 @@ def trapezoidal_ssd(
     """
     seq_len, rank = q.shape[2:4]
     with full_precision(q.device):
-        # The entering state holds what its last position wrote already: its `now` counts zero here.
+        # The entering state already holds the input of its last position: its `now` counts zero here.
         earlier_now = torch.cat((torch.zeros_like(now[:, :, :1]), now[:, :, :-1]), dim=2)
         weight = (log_decay.exp() * (earlier_now + before)).view(*before.shape, 1, 1)
         queries, earlier_k, earlier_v = (

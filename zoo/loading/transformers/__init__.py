@@ -29,7 +29,7 @@ def load_transformers(source: nn.Module | str | os.PathLike[str], *, verify: boo
 
     Models: the ...ForCausalLM of Mamba, FalconMamba, Mamba2, Jamba, Llama, Qwen3, Qwen3Moe, Qwen3Next, Bamba,
     GraniteMoeHybrid, FalconH1, NemotronH, OlmoHybrid, RecurrentGemma, Lfm2 and xLSTM. Layers: their mixers.
-    docs/transformers.md says what of each can be expressed. Every weight is copied, in its dtype, on its device, with
+    docs/transformers.md lists the supported configurations. Every weight is copied, in its dtype, on its device, with
     its requires_grad; those that are one parameter here (queries, keys and values; gate and up) must agree in these. A
     multiplier that transformers applies in passing (Granite, Falcon-H1) is multiplied into the weight before it, a norm
     that stores its weight less one (Qwen3-Next, RecurrentGemma) gets the one: outputs and gradients of inputs are the

@@ -76,7 +76,7 @@ def _qwen3_next_experts(theirs: Any) -> Part:
 
 
 def granite_channels(layer: Any) -> Part:
-    """Read those of a decoder layer: a shared expert and others, or the shared one by itself."""
+    """Read the channel mixer of a decoder layer: a shared expert and others, or the shared one by itself."""
     shared = _granite_mlp(layer.shared_mlp).below("shared_mlp")
     if layer.block_sparse_moe is None:
         return shared
@@ -101,7 +101,7 @@ CHANNELS: dict[str, Callable[[Any], Part]] = {
 
 
 ACTIVATIONS = {"relu2": "relu2", "geglu": "gelu_pytorch_tanh"}
-"""What their configuration calls the activation of a channel mixer; silu where none is named here."""
+"""Name of a channel mixer's activation in their configuration; silu for the others."""
 
 
 def read_channel(theirs: nn.Module) -> Part:

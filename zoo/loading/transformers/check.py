@@ -18,13 +18,13 @@ from zoo.loading.transformers.reading import join
 from zoo.ops.precision import widest
 
 ALLOWED = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""What `_miss` may be, by the dtype of our output. In float64 as well, transformers computes norms in float32."""
+"""Bounds of `_miss` by the dtype of our output. In float64 as well, transformers computes norms in float32."""
 
 _SEQ_LEN = 32
 
 
 def verify_outputs(theirs: Any, ours: SequenceMixer | Backbone) -> None:
-    """Raise ValueError unless each layer of ours gives what theirs gives, in one pass of theirs on random input.
+    """Raise ValueError unless the outputs of each layer agree in one pass of theirs on random input.
 
     Layer by layer on their own inputs: over the whole depth roundings add up, in bfloat16 to all of the output.
     """
@@ -83,7 +83,7 @@ def _recorded(theirs: Any, paths: Iterable[str]) -> Iterator[dict[str, Tensor]]:
 
 
 def _random_input(theirs: Any, ours: SequenceMixer | Backbone) -> tuple[Tensor, dict[str, Any]]:
-    """Tokens for a model, vectors for a layer; and what else its call takes."""
+    """Tokens for a model, vectors for a layer; and the other arguments of its call."""
     generator = torch.Generator().manual_seed(0)
     config = getattr(theirs, "config", None)
     longest = getattr(config, "max_position_embeddings", None) or _SEQ_LEN + 1
@@ -113,7 +113,7 @@ def _random_input(theirs: Any, ours: SequenceMixer | Backbone) -> tuple[Tensor, 
 
 
 def _miss(ours: Tensor, theirs: Tensor) -> float:
-    """Root mean square of the difference, over that of theirs; NaN where either has one."""
+    """Root mean square of the difference, relative to theirs; NaN if either has one."""
     wide = widest(theirs.device)
     difference, size = (t.square().mean().sqrt().item() for t in (ours.to(wide) - theirs.to(wide), theirs.to(wide)))
     return difference / size if size else float(difference > 0)

@@ -102,7 +102,7 @@ _TRAINED = "original_max_position_embeddings"
 
 
 def _rope(theirs: Any) -> tuple[dict[str, Any], Fields]:
-    """Read rope: options, and what of it the zoo cannot express."""
+    """Read rope: options, and the fields that the zoo cannot vary."""
     longest, rope = getattr(theirs.config, "max_position_embeddings", 0), theirs.config.rope_parameters
     kind, part = rope["rope_type"], rope.get("partial_rotary_factor") or 1.0
     turned = int(theirs.head_dim * part) if type(theirs).__name__ in PARTIAL_ROPE else theirs.head_dim
@@ -124,7 +124,7 @@ def _rope(theirs: Any) -> tuple[dict[str, Any], Fields]:
 
 
 def _attention(theirs: Any, norms: str = "", out: str = "o_proj") -> Part:
-    """Read softmax attention without position encoding; `norms` names those of queries and keys, `{}` for q or k."""
+    """Read softmax attention without position encoding; `norms` names the norms, `{}` for q or k."""
     projections = [theirs.q_proj, theirs.k_proj, theirs.v_proj, getattr(theirs, out)]
     n_heads, n_kv_heads = (layer.weight.shape[0] // theirs.head_dim for layer in projections[:2])
     options: dict[str, Any] = {"n_heads": n_heads, "d_head": theirs.head_dim, "n_kv_heads": n_kv_heads}
@@ -243,7 +243,7 @@ def _delta_net(theirs: Any) -> Part:
 
 
 def _olmo_hybrid_delta_net(theirs: Any) -> Part:
-    """Read a gated DeltaNet whose projections stand by themselves."""
+    """Read a gated DeltaNet with separate projections."""
     table = take(
         qkv_proj__weight="q_proj.weight k_proj.weight v_proj.weight",
         gate_proj__weight="g_proj.weight",
@@ -258,7 +258,7 @@ def _olmo_hybrid_delta_net(theirs: Any) -> Part:
 
 
 def _delta_net_sizes(theirs: Any) -> Part:
-    """Read what all gated DeltaNets have."""
+    """Read the common part of all gated DeltaNets."""
     d_key, d_value = theirs.head_k_dim, theirs.head_v_dim
     expand = max(1, d_value // d_key)
     options = {

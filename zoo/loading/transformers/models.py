@@ -18,20 +18,20 @@ class Family(NamedTuple):
     """Where a causal language model of theirs keeps its parts, by path.
 
     Attributes:
-        embedding: of the tokens.
-        layers: all of them, in order.
-        mixers: below a layer; the name of its mixer is one of these.
-        norms: below a layer: our norm -> theirs.
-        norm: the last one.
-        channels: below a layer; the name of its channel mixer is one of these. None where empty.
+        embedding: path of the tokens' embedding.
+        layers: path of the list of layers.
+        mixers: names of a layer's mixer, of which it has one.
+        norms: our norm -> the name of theirs in a layer.
+        norm: path of the last norm.
+        channels: names of a layer's channel mixer, of which it has one; empty for no channel mixers.
         mix: the mixer of a layer; default the part that one of `mixers` names.
         mix_channels: the channel mixer of a layer; default the part that one of `channels` names.
-        output_norms: the same as `norms`, of layers that lack its first one: they norm the output of each half.
+        output_norms: the same as `norms`, for layers that lack its first one and norm the output of each half.
         alone: each layer is one half of ours, a mixer or a channel mixer.
-        multiplied: of a layer: our parameters -> what theirs multiplies by in passing.
-        embeddings: of the model: what it multiplies embeddings by.
-        logits: of the configuration: what it multiplies the logits by.
-        cap: of the configuration: its field for the bound of the logits.
+        multiplied: maps a layer to our parameters and the multipliers that it applies in passing.
+        embeddings: maps the model to the multiplier of its embeddings.
+        logits: maps the configuration to the multiplier of its logits.
+        cap: the configuration's field for the bound of the logits.
     """
 
     embedding: str
@@ -226,7 +226,7 @@ def _halves(layers: dict[str, nn.Module], family: Family) -> Iterator[Block]:
 
 
 def read_model(theirs: Any, weights: Weights) -> Backbone:
-    """Build the backbone on the meta device; tell `weights` what goes into it."""
+    """Build the backbone on the meta device; read its parameters into `weights`."""
     family, config = MODELS[type(theirs).__name__], theirs.config
     embedding, head = theirs.get_submodule(family.embedding), theirs.lm_head
     norm = theirs.get_submodule(family.norm)

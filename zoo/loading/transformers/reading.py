@@ -1,4 +1,4 @@
-"""How parameters of transformers become the zoo's: what is read, where it goes, and that nothing is left over."""
+"""Tables from transformers' parameters to the zoo's; every parameter is read exactly once."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Fields = dict[str, tuple[object, object]]
 
 
 class Take(NamedTuple):
-    """What becomes one parameter of ours.
+    """The source of one parameter of ours.
 
     Attributes:
-        paths: theirs, by path below their layer; several are put on top of each other, in rows. None at all: a constant
+        paths: their parameters, below their layer; several are stacked in rows. None at all: a constant
             of theirs; ours is ones, and frozen.
-        change: of the whole, computed in the widest type: some of its rows, a multiplier that they apply in passing.
+        change: change of the whole, in the widest type: some of its rows, a multiplier that they apply in passing.
         shared: other parameters of ours take other rows of the same ones.
     """
 
@@ -44,11 +44,11 @@ class Take(NamedTuple):
 ONES = Take(())
 
 Table = dict[str, Take]
-"""Our parameter -> what becomes it."""
+"""Our parameter -> its source."""
 
 
 def take(**paths: str) -> Table:
-    """Return a table from our names, in which `__` stands for a dot, to the paths in their model."""
+    """Return a table from our names, in which `__` means a dot, to the paths in their model."""
     return {name.replace("__", "."): Take(tuple(path.split())) for name, path in paths.items()}
 
 
@@ -73,7 +73,7 @@ def eps_of(norm: Any) -> float:
 
 
 class Part(NamedTuple):
-    """What a module of theirs is here: options of ours, its weights, and what ours cannot vary."""
+    """One of their modules read: options of ours, its weights, and the fields that ours cannot vary."""
 
     options: dict[str, Any]
     table: Table
@@ -109,7 +109,7 @@ class Weights:
         self.ones: list[str] = []
 
     def read(self, table: Table, their_path: str = "", our_path: str = "") -> None:
-        """Copy what a table names, theirs below one path and ours below the other."""
+        """Copy the parameters of a table, theirs below one path, ours below the other."""
         for name, (paths, change, shared) in table.items():
             if not paths:
                 self.ones.append(join(our_path, name))
@@ -145,7 +145,7 @@ class Weights:
         for name, weight in self.found.items():
             if weight.shape != shapes[name]:
                 raise ValueError(
-                    f"{self.kind}: what becomes {name} has shape {tuple(weight.shape)}; its configuration says "
+                    f"{self.kind}: the source of {name} has shape {tuple(weight.shape)}; its configuration implies "
                     f"{tuple(shapes[name])}"
                 )
         trained = {name: weight.requires_grad for name, weight in self.found.items()}  # assignment overwrites it
