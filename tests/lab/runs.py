@@ -15,7 +15,7 @@ import pytest
 from lab import config as cli
 from lab import train
 from lab.plain import nested
-from lab.run import folder as run_folder
+from lab.run.folder import RunFolder
 
 MEASURED = {"tokens_per_second", "seconds"}
 TINY = (
@@ -55,7 +55,7 @@ class TinyRuns:
 
     def folder(self, run_dir: Path, *argv: str) -> Path:
         """Where the run is kept."""
-        return run_folder.RunFolder.of(cli.parse(self.command(run_dir, *argv))).path
+        return RunFolder.of(cli.parse(self.command(run_dir, *argv))).path
 
 
 def metrics(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 
 from lab import config as cli
 from lab.hparams import NAMING, compare_options, differing
-from lab.run import folder as run_folder
+from lab.run.folder import RunFolder
 from lab.sweep import sweep
 from tests.lab.runs import TINY, TinyRuns
 from tests.training.board import hparams_tab
@@ -20,10 +20,10 @@ SHORT = f"{TINY} --n_layers 1 --trainer.max_steps 2"
 RUNS = TinyRuns(f"{SHORT} --trainer.enable_progress_bar false")
 
 
-def begin(run_dir: Path, argv: str) -> run_folder.RunFolder:
+def begin(run_dir: Path, argv: str) -> RunFolder:
     """A run as it is before its first step, all that TensorBoard is told of it until then."""
     command = cli.parse([*shlex.split(argv), "--run_dir", str(run_dir)])
-    folder = run_folder.RunFolder.of(command)
+    folder = RunFolder.of(command)
     folder.prepare(command.config, None, {})
     compare_options(folder)
     return folder
@@ -72,10 +72,10 @@ def test_what_each_mixer_and_each_task_has_of_its_own_is_no_difference() -> None
 
 
 def test_runs_that_begin_at_once_are_compared_all_with_all(tmp_path: Path) -> None:
-    flags = [f"--mixer attention --mixer.n_heads {h} --lr 0.1 --seed {seed}" for h in (1, 2) for seed in range(6)]
+    flags = [f"--mixer attention --mixer.n_heads {h} --lr 0.1 --seed {seed}" for h in (1, 2) for seed in range(4)]
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(lambda argv: begin(tmp_path, argv), flags))
-    assert_columns(tmp_path, "mixer.n_heads", n=12)
+    assert_columns(tmp_path, "mixer.n_heads", n=8)
     assert all("mixer.n_heads" in options for options in hparams_tab(tmp_path).options.values())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mqar"]  # nothing is left of the lock
 

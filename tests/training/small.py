@@ -139,7 +139,7 @@ def logged_by(model: Any) -> dict[str, float]:
     """What a module without a trainer logs from now on."""
     logged: dict[str, float] = {}
     model.log = lambda name, value, **_: logged.update({name: float(value)})
-    model.log_dict = lambda values: None
+    model.log_dict = lambda values: logged.update({name: float(value) for name, value in values.items()})
     return logged
 
 

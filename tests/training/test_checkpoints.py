@@ -14,7 +14,6 @@ import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 
-from tests import raising
 from tests.training import small
 from zoo.loading.saved import check_checkpoint, load, read_checkpoint
 from zoo.training import AtomicCheckpointIO, Checkpoints, Interrupt, Interrupted, NonFiniteLossError
@@ -167,10 +166,9 @@ def test_validation_or_test_alone_saves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_module_that_does_not_call_between_steps_is_refused(tmp_path: Path) -> None:
-    for callback in (Checkpoints(tmp_path), Interrupt(Checkpoints(tmp_path))):
-        trainer = L.Trainer(callbacks=[callback], logger=False, accelerator="cpu", max_steps=1)
-        with pytest.raises(TypeError, match=f"{type(callback).__name__} needs a SequenceModule, got BoringModel"):
-            trainer.fit(BoringModel())
+    trainer = L.Trainer(callbacks=[Checkpoints(tmp_path)], logger=False, accelerator="cpu", max_steps=1)
+    with pytest.raises(TypeError, match="Checkpoints needs a SequenceModule, got BoringModel"):
+        trainer.fit(BoringModel())
 
 
 @pytest.mark.parametrize(
@@ -221,12 +219,6 @@ def test_a_full_disk_is_named_as_the_system_names_it(tmp_path: Path, monkeypatch
     with pytest.raises(OSError, match="cannot write checkpoint") as caught:
         AtomicCheckpointIO().save_checkpoint({"weights": torch.zeros(100, 100)}, tmp_path / "last.ckpt")
     assert str(caught.value) == f"cannot write checkpoint {tmp_path / 'last.ckpt'}: No space left on device"
-
-
-def test_what_torch_alone_objects_to_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "save", raising(RuntimeError("no such storage")))
-    with pytest.raises(OSError, match=r"last\.ckpt: no such storage$"):
-        AtomicCheckpointIO().save_checkpoint({}, tmp_path / "last.ckpt")
 
 
 def test_a_reader_never_finds_half_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from tasks.data.batches import (
     MIXTURE_STREAM,
     ORDER_STREAM,
     FreshBatches,
+    MixedBatches,
     OrderedBatches,
     TrainingBatches,
     gather,
@@ -52,33 +52,44 @@ def test_a_pass_holds_each_row_at_most_once_and_fills_its_batches(n: int, size: 
     assert len(seen) == len(set(seen)) == n_batches * size * world
 
 
-def test_batches_depend_on_seed_and_index_alone() -> None:
-    fresh = [rows(TrainingBatches(numbered(20), 4, 1)[i]) for i in range(15)]
-    used = TrainingBatches(numbered(20), 4, 1, position=lambda: 5)
-    assert [rows(used[i]) for i in reversed(range(15))] == fresh[::-1]
-    assert [rows(batch) for batch in used] == fresh[5:10]
-    epochs = [list(chain(*fresh[i : i + 5])) for i in (0, 5, 10)]
-    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(20))
-    assert epochs[0] != epochs[1] != epochs[2]
-    assert rows(TrainingBatches(numbered(20), 4, 2)[0]) != fresh[0]
-
-
 @pytest.fixture
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of two batches of 9 or fewer, so that a few batches meet several."""
     monkeypatch.setattr("tasks.data.splits.SHARD_ROWS", 19)
 
 
+def stored(size: int, seed: int, **options: Any) -> Any:
+    return TrainingBatches(numbered(20), size, seed, **options)
+
+
+def fresh(size: int, seed: int, **options: Any) -> Any:
+    return FreshBatches(create_task("needle", distance=20), 40, size, seed, **options)
+
+
+def mixed(size: int, seed: int, position: Any = lambda: 0, **options: Any) -> Any:
+    arrays = [{"inputs": 1000 * at + np.arange(n)[:, None].repeat(at + 1, 1)} for at, n in enumerate((20, 12))]
+    return MixedBatches([TrainingBatches(each, size, at, **options) for at, each in enumerate(arrays)], seed, position)
+
+
 @pytest.mark.usefixtures("short_blocks")
-def test_fresh_batches_depend_on_seed_and_index_alone_and_never_come_again() -> None:
-    task = create_task("needle", distance=20)
-    first = FreshBatches(task, 40, 8, seed=1)
-    batches = [first[i]["inputs"] for i in range(12)]
-    assert len(first) == 5
+@pytest.mark.parametrize("make", [stored, fresh, mixed])
+def test_batches_depend_on_seed_and_index_alone_and_are_shared_out_to_processes(make: Any) -> None:
+    first = [make(4, 1)[i]["inputs"] for i in range(30)]
+    used, n = make(4, 1, position=lambda: 5), len(make(4, 1))
+    assert all(torch.equal(used[i]["inputs"], first[i]) for i in reversed(range(30)))
+    assert all(torch.equal(a["inputs"], b) for a, b in zip(used, first[5 : 5 + n], strict=True))
+    assert not all(torch.equal(make(4, 2)[i]["inputs"], first[i]) for i in range(30))
+    assert not all(torch.equal(a, b) for a, b in zip(first[:n], first[n:], strict=False))  # the next pass
+    two = [make(2, 1, rank=rank, world_size=2) for rank in range(2)]
+    for index in range(12):
+        assert torch.equal(torch.cat([part[index]["inputs"] for part in two]), first[index])
+
+
+@pytest.mark.usefixtures("short_blocks")
+def test_fresh_examples_never_come_again_nor_in_another_split() -> None:
+    batches = [fresh(8, 1)[i]["inputs"] for i in range(12)]
     assert len(torch.cat(batches).unique(dim=0)) == 12 * 8
-    again = FreshBatches(task, 40, 8, seed=1, position=lambda: 7)
-    assert all(torch.equal(a["inputs"], b) for a, b in zip(again, batches[7:12], strict=True))
-    assert not torch.equal(FreshBatches(task, 40, 8, seed=2)[0]["inputs"], batches[0])
+    task = create_task("needle", distance=20)
     splits = {row.tobytes() for split in SPLITS for row in sample_split(task, split, 1024, 1)["inputs"]}
     assert not splits & {row.numpy().tobytes() for batch in batches for row in batch}
 
@@ -92,18 +103,6 @@ def test_every_draw_of_a_seed_has_a_generator_of_its_own() -> None:
     words = {**SPLITS, "order": ORDER_STREAM, "fresh": FRESH_STREAM, "mixture": MIXTURE_STREAM}
     words["segments"] = SEGMENT_STREAM
     assert sorted(words.values()) == [0, 1, 2, 3, 4, 5, 6], words
-
-
-@pytest.mark.usefixtures("short_blocks")
-def test_processes_draw_together_what_one_draws_with_the_whole_batch() -> None:
-    task = create_task("needle", distance=20)
-    one = FreshBatches(task, 40, 6, 0)
-    two = [FreshBatches(task, 40, 3, 0, rank=rank, world_size=2) for rank in range(2)]
-    assert len(one) == len(two[0]) == 6
-    for index in range(8):
-        for name, whole in one[index].items():
-            assert torch.equal(whole, torch.cat([part[index][name] for part in two]))
-            assert whole.dtype == torch.int64
 
 
 def test_fresh_training_makes_no_training_split_and_the_other_splits_as_ever(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 from torchmetrics.classification import MulticlassAccuracy
 
-from tasks.base import Arrays
 from tasks.spec import TaskSpec
 from tests import python, refused
 from tests.tolerances import assert_close
@@ -101,44 +100,14 @@ def test_initial_weights_are_those_of_the_seed_and_leave_the_generator_alone() -
     assert not torch.equal(a.backbone.head.weight, c.backbone.head.weight)
 
 
-@pytest.mark.parametrize("every_position", [True, False])
-def test_the_error_of_a_regression_is_split_by_its_facts(every_position: bool, tmp_path: Path) -> None:
-    class Aged(small.Scale):
-        """Scale, with a fact; all positions or every second one labelled."""
-
-        name = f"aged_{every_position}"
-
-        @property
-        def spec(self) -> TaskSpec:
-            return replace(super().spec, facts=("age",))
-
-        def sample(self, rng: np.random.Generator, n: int) -> Arrays:
-            arrays = super().sample(rng, n)
-            age = np.tile(np.arange(small.SEQ_LEN, dtype=np.int32), (n, 1))
-            if not every_position:
-                arrays["labels"][:, ::2] = np.nan
-                age[:, ::2] = -1
-            return {**arrays, "age": age}
-
-    _, result, outputs, arrays = small.judged(tmp_path, Aged())
-    expected = []
-    for bound, ages in {1: (0, 1), 2: (2,), 4: (3, 4), 8: (5, 6, 7)}.items():
-        ages = [age for age in ages if every_position or age % 2]
-        if ages:
-            labels = arrays["labels"][:, ages]
-            error = float(np.square(outputs[:, ages].numpy() - labels).sum() / np.square(labels).sum())
-            expected.append({"at_most": bound, "relative_squared_error": pytest.approx(error, rel=1e-5)})
-    assert result["by_age"] == expected
-
-
 class Scattered(small.Echo):
-    """Echo with one class, so that half of the answers come out right, and labels at some positions of some rows."""
+    """Echo with two classes, so that half of the answers come out right, and labels at some positions of some rows."""
 
     name = "scattered"
 
     @property
     def spec(self) -> Any:
-        return replace(super().spec, n_outputs=2, labelled=None, facts=(), perplexity=True)
+        return replace(super().spec, n_outputs=2, labelled=None, perplexity=True)
 
     def sample(self, rng: np.random.Generator, n: int) -> Any:
         arrays = super().sample(rng, n)
@@ -146,37 +115,36 @@ class Scattered(small.Echo):
         labels[rng.random(labels.shape) < 0.6] = -100
         labels[:, -1] = arrays["inputs"][:, -1] % 2
         labels[::5] = -100  # sequences that ask for nothing
-        return {"inputs": arrays["inputs"], "labels": labels}
+        return arrays | {"labels": labels}
 
 
-@pytest.mark.parametrize("task", [small.Echo(), Scattered()], ids=lambda task: task.name)
-def test_logged_metrics_are_what_a_loop_counts(task: Any, tmp_path: Path) -> None:
-    """Of 29 sequences: the last batch is short."""
-    spec = task.spec
-    module, result, outputs, arrays = small.judged(tmp_path, task, 29, perplexity=spec.perplexity)
+def test_scores_of_classification_are_what_a_loop_counts(tmp_path: Path) -> None:
+    """Over 29 sequences: the last batch is short."""
+    module, result, outputs, arrays = small.judged(tmp_path, Scattered(), 29, perplexity=True)
     right, whole, losses, answers = [], [], [], torch.from_numpy(arrays["labels"]).long()
     for row, labels in zip(outputs, answers, strict=True):
         at = [i for i, label in enumerate(labels) if label != -100]
         right += (correct := [int(row[i].argmax()) == int(labels[i]) for i in at])
         whole += [all(correct)] if at else []
         losses += [F.cross_entropy(row[i], labels[i]).item() for i in at]
-    macro = MulticlassAccuracy(num_classes=spec.n_outputs, average="macro", ignore_index=-100)
-    assert result["accuracy"] == pytest.approx(np.mean(right), rel=1e-6)
-    assert result["accuracy_macro"] == pytest.approx(float(macro(outputs.argmax(-1), answers)), rel=1e-6)
-    assert result["accuracy_macro"] != pytest.approx(result["accuracy"], rel=1e-3)
-    assert result["sequence_accuracy"] == pytest.approx(np.mean(whole), rel=1e-6)
-    assert result["loss"] == pytest.approx(np.mean(losses), rel=1e-4)
-    validated = small.trainer(tmp_path).validate(module, datamodule=small.data(tmp_path, task), verbose=False)[0]
-    assert {"val/accuracy_macro", "val/sequence_accuracy"} <= validated.keys()
-    if not spec.perplexity:
-        assert len(right) == 29 * 4
-        assert result["by_distance"] == [{"at_most": 4, "accuracy": pytest.approx(np.mean(right), rel=1e-6)}]
-        assert "perplexity" not in result
-        return
+    macro = float(MulticlassAccuracy(num_classes=2, average="macro", ignore_index=-100)(outputs.argmax(-1), answers))
     assert 0 < np.mean(whole) < 1
-    assert result["perplexity"] == pytest.approx(np.exp(np.mean(losses)), rel=1e-5)
-    assert result["bits_per_token"] == pytest.approx(np.mean(losses) / np.log(2), rel=1e-5)
-    assert {"val/perplexity", "val/bits_per_token"} <= validated.keys()
+    assert macro != pytest.approx(np.mean(right), rel=1e-3)
+    expected = {
+        "accuracy": np.mean(right),
+        "accuracy_macro": macro,
+        "sequence_accuracy": np.mean(whole),
+        "loss": np.mean(losses),
+        "perplexity": np.exp(np.mean(losses)),
+        "bits_per_token": np.mean(losses) / np.log(2),
+    }
+    (split,) = result.pop("by_distance")
+    assert result == pytest.approx(expected, rel=1e-5)
+    assert split == {"at_most": 4, "accuracy": pytest.approx(np.mean(right), rel=1e-6)}
+    data = small.data(tmp_path, Scattered())
+    (validated,) = small.trainer(tmp_path).validate(module, datamodule=data, verbose=False)
+    assert validated == {f"val/{name}": pytest.approx(value) for name, value in module.results["val"].items()}
+    assert module.results["val"].keys() == expected.keys()
 
 
 def drawn_answers(n_classes: int, n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -226,28 +194,43 @@ def test_metrics_add_up_over_batches_and_processes(name: str, generator: torch.G
 
 
 class Sparse(small.Scale):
-    """Scale, and one more, asked for at some positions alone."""
+    """Scale, and one more, with the position as a fact; asked for everywhere, or at some positions alone."""
 
-    name = "sparse"
+    def __init__(self, share: float = 0.5) -> None:
+        self.share, self.name = share, f"sparse{share}"
+
+    @property
+    def spec(self) -> TaskSpec:
+        return replace(super().spec, facts=("age",))
 
     def sample(self, rng: np.random.Generator, n: int) -> Any:
         arrays = super().sample(rng, n)
         labels = arrays["labels"] + np.float32(1)
-        labels[rng.random(labels.shape[:2]) < 0.5] = np.nan
-        return {"inputs": arrays["inputs"], "labels": labels}
+        labels[rng.random(labels.shape[:2]) > self.share] = np.nan
+        age = np.tile(np.arange(small.SEQ_LEN, dtype=np.int32), (n, 1))
+        return {"inputs": arrays["inputs"], "labels": labels, "age": np.where(np.isnan(labels[:, :, 0]), -1, age)}
 
 
-@pytest.mark.parametrize("task", [small.Scale(), Sparse()], ids=lambda task: task.name)
-def test_regression_is_judged_where_there_are_labels(task: Any, tmp_path: Path) -> None:
-    """Over the whole split: the last batch is short."""
-    _, result, outputs, arrays = small.judged(tmp_path, task)
-    at = ~np.isnan(arrays["labels"][:, :, 0])
-    assert 20 < at.sum() < 70 or (at.all() and task.name == "scale")
-    y, error = arrays["labels"][at].astype(float), outputs.double().numpy()[at] - arrays["labels"][at]
-    assert result["loss"] == pytest.approx(np.square(error).mean(), rel=1e-5)
-    assert result["relative_squared_error"] == pytest.approx(np.square(error).sum() / np.square(y).sum(), rel=1e-5)
-    spread = np.square(y - y.mean(axis=0)).sum()
-    assert result["r2"] == pytest.approx(1 - np.square(error).sum() / spread, rel=1e-5)
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_scores_of_regression_are_of_the_labels_over_the_whole_split(share: float, tmp_path: Path) -> None:
+    _, result, outputs, arrays = small.judged(tmp_path, Sparse(share))
+    labels, age = arrays["labels"].astype(float), arrays["age"]
+    error, at = np.square(outputs.double().numpy() - labels), age >= 0
+    power, y = np.square(labels), labels[at]
+    assert at.all() == (share == 1)
+    bounds = {1: (0, 1), 2: (2,), 4: (3, 4), 8: (5, 6, 7)}
+    split = {bound: error[np.isin(age, ages)].sum() / power[np.isin(age, ages)].sum() for bound, ages in bounds.items()}
+    assert [(each["at_most"], each["relative_squared_error"]) for each in result.pop("by_age")] == [
+        (bound, pytest.approx(value, rel=1e-5)) for bound, value in split.items()
+    ]
+    assert result == pytest.approx(
+        {
+            "loss": error[at].mean(),
+            "relative_squared_error": error[at].sum() / power[at].sum(),
+            "r2": 1 - error[at].sum() / np.square(y - y.mean(axis=0)).sum(),
+        },
+        rel=1e-5,
+    )
 
 
 def test_the_error_in_training_is_relative_to_the_square_of_the_labels_not_to_their_spread() -> None:
@@ -402,42 +385,24 @@ def test_generates_what_it_was_taught(tmp_path: Path) -> None:
     assert continued.tolist() == [[3, 4, 5, 6, 7, 8, 9], [10, 11, 0, 1, 2, 3, 4]]
 
 
-def test_the_load_of_each_expert_and_their_balance_are_logged(tmp_path: Path) -> None:
-    module = small.module(**WITH_EXPERTS)
-    trainer = small.trainer(tmp_path, max_steps=1)
-    trainer.fit(module, datamodule=small.data(tmp_path))
-    logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
+def test_experts_are_balanced_by_a_weighted_part_of_the_loss_and_their_load_is_logged() -> None:
+    batch = {name: torch.from_numpy(a) for name, a in small.Echo().sample(np.random.default_rng([0]), 3).items()}
+
+    def trained(weight: float) -> tuple[float, dict[str, float], Any]:
+        module = small.module(balance_weight=weight, **WITH_EXPERTS)
+        logged = small.logged_by(module)
+        return module.training_step(batch, 0).item(), logged, module.backbone.layers.layers
+
+    total, logged, layers = trained(0.5)
+    balance = np.mean([block.channel.balance_loss.item() for block in layers])
+    assert len(layers) == 2
+    assert logged["train/balance_loss"] == pytest.approx(balance)
+    assert total == pytest.approx(logged["train/loss"] + 0.5 * balance)
+    assert trained(0.0)[0] == pytest.approx(logged["train/loss"])
     for layer in (0, 1):
         loads = [logged[f"train/load/layer{layer}/expert{e}"] for e in range(3)]
         assert sum(loads) == pytest.approx(2)
         assert all(0 <= load <= 1 for load in loads)
-    assert logged["train/balance_loss"] > 0
-    assert not [name for name in logged if name.startswith(("val/load", "val/balance"))]
-
-
-def test_the_balance_loss_enters_training_with_its_weight_and_the_logged_loss_without(tmp_path: Path) -> None:
-    batch = {name: torch.from_numpy(a) for name, a in small.Echo().sample(np.random.default_rng([0]), 3).items()}
-
-    def losses(weight: float) -> tuple[float, float, float]:
-        module = small.module(balance_weight=weight, **WITH_EXPERTS)
-        logged = small.logged_by(module)
-        return module.training_step(batch, 0).item(), logged["train/loss"], logged["train/balance_loss"]
-
-    total, task, balance = losses(0.0)
-    assert total == pytest.approx(task)
-    weighted, same_task, same_balance = losses(0.5)
-    assert (same_task, same_balance) == (task, balance)
-    assert weighted == pytest.approx(task + 0.5 * balance)
-
-
-def test_the_logged_balance_loss_is_the_mean_over_the_layers() -> None:
-    module = small.module(**WITH_EXPERTS)
-    batch = {name: torch.from_numpy(a) for name, a in small.Echo().sample(np.random.default_rng([0]), 3).items()}
-    logged = small.logged_by(module)
-    module.training_step(batch, 0)
-    losses = [block.channel.balance_loss.item() for block in module.backbone.layers.layers]
-    assert len(losses) == 2
-    assert logged["train/balance_loss"] == pytest.approx(sum(losses) / 2)
 
 
 @pytest.mark.parametrize(("loss", "mixer"), [("cross_entropy", "attention"), ("mse", "selective_ssm")])
