@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from lab.run.metrics import at_lengths, by_facts, number_at
@@ -113,48 +114,73 @@ def charts_of(group: Group, known: Mapping[str, str]) -> list[Chart]:
         group: the task.
         known: colours of the mixers, as of `colours`.
     """
+    lines, by_size = partial(_lines, group, known), partial(_by_size, group, known)
     score = group.score.replace("_", " ")
-    log = group.score in ("relative_squared_error", "perplexity")
-    chance = group.chance if group.score == "accuracy" else None
-
-    def scored(kind: str, title: str, x_label: str, series: tuple[Series, ...], **options: Any) -> Chart:
-        y_label = f"{options.pop('split', 'test')} {score}"
-        return Chart(kind, title, x_label, y_label, series, **{"log_x": True, "log_y": log, "chance": chance} | options)
-
+    tested, validated, against = f"test {score}", f"validation {score}", f"{score.capitalize()} against"
+    scored: dict[str, Any] = {
+        "log_y": group.score in ("relative_squared_error", "perplexity"),
+        "chance": group.chance if group.score == "accuracy" else None,
+    }
     # Text is scored by its perplexity, but its facts split the accuracy.
     part = "relative_squared_error" if group.score == "relative_squared_error" else "accuracy"
     part_text = part.replace("_", " ")
-
-    def by_fact(fact: str) -> Chart:
-        lines = _lines(group, known, lambda row: [by_facts(run.metrics, part).get(fact, {}) for run in row.judged])
-        title, x_label = f"{part_text.capitalize()} by {fact.replace('_', ' ')}", f"{fact.replace('_', ' ')}, at most"
-        return Chart("fact", title, x_label, f"test {part_text}", lines, True, log_y=part != "accuracy", chance=chance)
-
-    def curves(tag: str) -> tuple[Series, ...]:
-        return _lines(group, known, lambda row: [dict(run.curves.get(tag, [])) for run in row.runs])
-
-    lengths = _lines(group, known, lambda row: [_at_lengths(run, row) for run in row.judged])
-    trained_at = next((row.options["task.seq_len"] for row in group.rows if "task.seq_len" in row.options), None)
-    states = _by_size(
-        group, known, lambda row: row.center("state_bytes") or None
-    )  # 0 has no place on a logarithmic axis
-    rates = _lines(group, known, lambda row: [_by_rate(row.window)])
-    against, x_of_rates = f"{score.capitalize()} against", "learning rate, each at the last rung that its trial reached"
-    x_of_lengths, x_of_states = "length of the test sequences (positions)", "state after the sequence, batch of one"
-    validated = curves(f"val/{group.score}")
+    facts = sorted({fact for row in group.rows for run in row.judged for fact in by_facts(run.metrics, part)})
     found = [
-        scored("curve", "Learning curves", "optimizer steps", validated, split="validation", log_x=False),
-        Chart("loss", "Training loss", "optimizer steps", "training loss", curves("train/loss"), log_y=True),
-        scored("length", f"{against} length", x_of_lengths, lengths, trained_at=trained_at),
-        *map(by_fact, sorted({f for row in group.rows for run in row.judged for f in by_facts(run.metrics, part)})),
-        scored("state", f"{against} state", x_of_states, states, joined=False),
-        scored("rate", f"{against} learning rate", x_of_rates, rates, split="validation"),
+        Chart("curve", "Learning curves", "optimizer steps", validated, lines(_curve(f"val/{group.score}")), **scored),
+        Chart("loss", "Training loss", "optimizer steps", "training loss", lines(_curve("train/loss")), log_y=True),
+        Chart(
+            "length",
+            f"{against} length",
+            "length of the test sequences (positions)",
+            tested,
+            lines(lambda row: [_at_lengths(run, row) for run in row.judged]),
+            log_x=True,
+            trained_at=next((row.options["task.seq_len"] for row in group.rows if "task.seq_len" in row.options), None),
+            **scored,
+        ),
+        *(
+            Chart(
+                "fact",
+                f"{part_text.capitalize()} by {fact.replace('_', ' ')}",
+                f"{fact.replace('_', ' ')}, at most",
+                f"test {part_text}",
+                lines(lambda row, fact=fact: [by_facts(run.metrics, part).get(fact, {}) for run in row.judged]),
+                log_x=True,
+                log_y=part != "accuracy",
+                chance=scored["chance"],
+            )
+            for fact in facts
+        ),
+        Chart(
+            "state",
+            f"{against} state",
+            "state after the sequence, batch of one",
+            tested,
+            by_size(lambda row: row.center("state_bytes") or None),  # 0 has no place on a logarithmic axis
+            log_x=True,
+            joined=False,
+            **scored,
+        ),
+        Chart(
+            "rate",
+            f"{against} learning rate",
+            "learning rate, each at the last rung that its trial reached",
+            validated,
+            lines(lambda row: [_by_rate(row.window)]),
+            log_x=True,
+            **scored,
+        ),
     ]
     if any("mixer.n_heads" in row.telling for row in group.rows):
-        heads = _by_size(group, known, lambda row: row.options.get("mixer.n_heads"), "mixer.n_heads")
-        options = {"log_x": False, "floor": _floor(group), "joined": False}
-        found.append(scored("heads", f"{against} heads", "heads H", heads, **options))
+        heads = by_size(lambda row: row.options.get("mixer.n_heads"), "mixer.n_heads")
+        shape: dict[str, Any] = {"floor": _floor(group), "joined": False}
+        found.append(Chart("heads", f"{against} heads", "heads H", tested, heads, **scored | shape))
     return [chart for chart in found if chart.series and (chart.kind in ("curve", "loss") or len(chart.abscissae) > 1)]
+
+
+def _curve(tag: str) -> Callable[[Row], list[dict[Number, Number]]]:
+    """Return a function that reads a curve of each of a row's runs."""
+    return lambda row: [dict(run.curves.get(tag, [])) for run in row.runs]
 
 
 def _by_rate(window: Mapping[str, Any] | None) -> dict[Number, Number]:
