@@ -734,12 +734,6 @@ def test_a_sequence_beyond_the_longest_is_refused(name: str, options: dict[str, 
     assert_refused(lambda: mixer.stream(torch.zeros(1, 1, D_MODEL), state), "7", "max_seq_len=6")
 
 
-def test_published_sizes_are_the_defaults() -> None:
-    ssd, mamba3 = create_mixer("ssd", 64), create_mixer("mamba3", 64, rank=4)
-    assert (ssd.n_heads, ssd.d_head, ssd.d_state) == (2, 64, 128)
-    assert (mamba3.n_heads, mamba3.d_head, mamba3.d_state, mamba3.angles) == (2, 64, 128, 32)
-
-
 # Each test can fail: an error is planted in a function, and the test that ought to see it does.
 
 

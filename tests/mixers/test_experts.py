@@ -86,18 +86,14 @@ def test_gradients_are_those_of_the_definition(generator: torch.Generator) -> No
     assert_close(layer(x), dense(x))
     expected = torch.autograd.grad(dense(x).square().sum(), inputs)
     assert_close(torch.autograd.grad(layer(x).square().sum(), inputs), expected)
-
-
-@pytest.mark.slow
-def test_grouped_products_pass_gradcheck_with_empty_groups(generator: torch.Generator) -> None:
-    x, weight = draw(5, 3, generator=generator), draw(4, 2, 3, generator=generator)
+    layer(x[:1, :1])
+    assert 0 < int((layer.load > 0).sum()) < layer.n_experts  # groups without a row too
+    assert_close(layer(x[:1, :1]), dense(x[:1, :1]))
     counts = torch.tensor([0, 3, 0, 2])
-    y = grouped_linear(x, weight, counts)
-    assert_close(y, torch.cat((x[:3] @ weight[1].T, x[3:] @ weight[3].T)))
-    inputs = (x.requires_grad_(), weight.requires_grad_())
-    assert torch.autograd.gradcheck(lambda x, weight: grouped_linear(x, weight, counts), inputs)
-    torch.library.opcheck(torch.ops.zoo.grouped_linear, (x, weight, counts))
-    torch.library.opcheck(torch.ops.zoo.grouped_outer, (y.detach(), x.detach(), counts))
+    rows, weight = draw(5, 3, generator=generator), draw(4, 2, 3, generator=generator).requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda x, weight: grouped_linear(x, weight, counts), (rows.requires_grad_(), weight)
+    )
 
 
 def test_reduced_precision_stays_close(generator: torch.Generator) -> None:
@@ -187,9 +183,6 @@ def test_compiled_experts_can_be_copied(generator: torch.Generator) -> None:
     assert_close(pickle.loads(pickle.dumps(layer))(x), expected)
 
 
-# As a mixer: the contract, on a block and a stack with experts.
-
-
 def test_a_block_with_experts_is_its_reference_and_an_operator(generator: torch.Generator) -> None:
     block, x = block_of(generator), draw(2, 7, D_MODEL, generator=generator)
     p = parameters(block)
@@ -213,17 +206,6 @@ def test_any_chunks_and_ragged_lengths_give_the_same(generator: torch.Generator)
     for row, length in enumerate((9, 1, 5)):
         assert_close(ragged[row, :length], stack(x[row : row + 1, :length])[0])
         assert not ragged[row, length:].any()
-
-
-def test_every_parameter_of_a_routed_expert_receives_a_gradient(generator: torch.Generator) -> None:
-    layer, x = experts_of(generator), draw(1, 2, D_MODEL, generator=generator)
-    layer(x).square().sum().backward()
-    served = layer.load > 0
-    assert 0 < int(served.sum()) < layer.n_experts
-    assert layer.router.weight.grad.any()
-    for weight in (layer.up_proj, layer.down_proj):
-        assert torch.equal(weight.grad.flatten(1).any(1), served)
-        assert weight.grad.isfinite().all()
 
 
 @pytest.mark.slow

@@ -7,15 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests import reference
 from tests.cases import D_MODEL, Case, assert_states_close, cases, draw
 from tests.tolerances import assert_close, tolerance
 from zoo.coefficient import active, recording, replaying
 from zoo.ops import recurrent as recurrent_op
 from zoo.ops.recurrent import linear_rnn
 from zoo.state import detach_state, state_tensors
-from zoo.theory.operator import interaction
-from zoo.theory.rank import span_spectrum, spectrum_rank
 
 NAMES = ("lstm", "gru", "rnn")
 fused_cases = cases(variants=False, names=NAMES)
@@ -146,24 +143,3 @@ def test_linear_rnn_is_the_loop(seq_len: int, generator: torch.Generator) -> Non
     assert_close(last, expected[:, -1])
     _, ragged = linear_rnn(u, recurrent, start, torch.tensor([0, seq_len]))
     assert_close(ragged, np.stack([start[0].numpy(), expected[1, -1]]))
-
-
-# The operator of the linear recurrence.
-
-
-def test_the_linear_rnns_operator_is_made_of_powers(generator: torch.Generator) -> None:
-    """W_ij = W_out R^(i-j) W, of rank d_inner, and the bias's response as the offset."""
-    mixer = Case("rnn", {"nonlinearity": "linear", "d_inner": 5}).create(generator)
-    x = draw(1, 12, D_MODEL, generator=generator)
-    operator, offset = interaction(mixer, x)
-    p = {name: t.detach().numpy() for name, t in mixer.named_parameters()}
-    expected, response = np.zeros((12, 12, D_MODEL, D_MODEL)), np.zeros((12, D_MODEL))
-    for i in range(12):
-        for j in range(i + 1):
-            power = p["out_proj.weight"] @ np.linalg.matrix_power(p["recurrent"], i - j)
-            expected[i, j] = power @ p["in_proj.weight"]
-            response[i] += power @ p["bias"]
-    assert_close(operator[0], expected)
-    assert_close(offset[0], response)
-    assert_close(offset[0], reference.rnn(p, np.zeros((12, D_MODEL)), nonlinearity="linear"))
-    assert spectrum_rank(span_spectrum(mixer, x)) == 5

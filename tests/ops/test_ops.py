@@ -42,12 +42,6 @@ def test_selective_scan_gradients_of_long_sequences(seq_len: int, generator: tor
     assert gradcheck(selective_scan, differentiable(*scan_inputs(generator, seq_len)), fast_mode=True)
 
 
-@pytest.mark.parametrize("output", [0, 1])
-def test_selective_scan_gradients_of_one_output_alone(output: int, generator: torch.Generator) -> None:
-    inputs = differentiable(*scan_inputs(generator, 20))
-    assert gradcheck(lambda *a: selective_scan(*a)[output], inputs, fast_mode=True)
-
-
 @pytest.mark.parametrize("steps", [(1e-6, 1e-6), (100.0, 100.0), (1e-6, 100.0)])
 def test_selective_scan_in_float32_for_steps_from_a_millionth_to_a_hundred(
     steps: tuple[float, float], generator: torch.Generator
