@@ -41,13 +41,13 @@ class Task(ABC):
     """
 
     name: ClassVar[str]
-    """The registered name; begins every error message."""
+    """The registered name, which begins every error message; default in `tasks.generators`: the name of the file."""
 
     source: ClassVar[str] = ""
     """Authors, title and arXiv number of the definition; default: the docstring's paragraph `Source: ...`."""
 
     reported: ClassVar[str] = ""
-    """The score that the source reports, if it is not `accuracy`."""
+    """The score that the source reports, if it is not `accuracy`; default: the paragraph `Reported: ...`."""
 
     prediction: ClassVar[str] = ""
     """Which mixers solve the task according to theory; default: the docstring's paragraph `Prediction: ...`."""
@@ -63,7 +63,9 @@ class Task(ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        for attribute in ("source", "prediction"):
+        if "name" not in vars(cls) and cls.__module__.startswith("tasks.generators."):
+            cls.name = cls.__module__.rpartition(".")[2]
+        for attribute in ("source", "prediction", "reported"):
             title = f"{attribute.capitalize()}: "
             titled = (" ".join(p.split()) for p in paragraphs(cls) if p.startswith(title))
             if attribute not in vars(cls) and (paragraph := next(titled, None)):

@@ -26,8 +26,8 @@ LONGEST = 128
 
 
 def definition(cls: type[Task]) -> str:
-    """Return the docstring up to its worked example, without the paragraphs on source and prediction."""
-    return "\n\n".join(p for p in paragraphs(cls) if not p.startswith(("Source:", "Prediction:")))
+    """Return the docstring up to its worked example, without the paragraphs that have attributes of their own."""
+    return "\n\n".join(p for p in paragraphs(cls) if not p.startswith(("Source:", "Prediction:", "Reported:")))
 
 
 def worked(cls: type[Task]) -> Task:

@@ -38,7 +38,7 @@ ROOMS = {
     "zoo/theory": "tests/theory",
     "zoo/training": "tests/training",
     "zoo/check": "tests/check tests/contract",
-    "tasks": "tests/tasks",
+    "tasks": "tests/tasks tests/upstream/tasks tests/training/test_datamodule.py tests/training/test_mixture.py",
 }
 """Folders in which errors are planted, each with the tests that should see them."""
 TIMEOUT = 900

@@ -47,7 +47,6 @@ class Compression(Task):
             that the vocabulary does too.
     """
 
-    name: ClassVar[str] = "compression"
     reported: ClassVar[str] = mad.REPORTED
 
     def __init__(self, vocab_size: int = 16, seq_len: int = 63, max_seq_len: int | None = None) -> None:

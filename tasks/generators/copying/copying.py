@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
 from tasks.base import Arrays, Task
@@ -40,8 +38,6 @@ class Copying(Task):
         n_copied: tokens to copy.
         echo: after the first marker, the inputs are the tokens that have been said.
     """
-
-    name: ClassVar[str] = "copying"
 
     def __init__(self, vocab_size: int = 10, seq_len: int = 120, n_copied: int = 10, echo: bool = False) -> None:
         self.vocab_size = self._whole("vocab_size", vocab_size, 4)

@@ -48,7 +48,6 @@ class SelectiveCopying(Copying):
         as_published: places as MAD draws them.
     """
 
-    name: ClassVar[str] = "selective_copying"
     reported: ClassVar[str] = mad.REPORTED
 
     def __init__(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
 from tasks.base import Arrays, Task
@@ -35,6 +33,9 @@ class Automata(Task):
 
     `depth` is the number of symbols of the current word that have been read.
 
+    Reported: RegBench reports the share of best guesses that the automaton allows, over all positions; `accuracy` is of
+    the positions where it is known to allow only one.
+
     Prediction: Attention finds the symbols that followed the same beginning, by heads that match several symbols back:
     more with depth, as accuracy by depth shows. A mixer of fixed state has to keep the beginnings of all words; one
     with fixed transitions adds them up without knowing which symbol stood where, unless earlier layers provide it.
@@ -53,12 +54,6 @@ class Automata(Task):
         max_edges: edges that may lead out of a state.
         max_word: symbols of the longest word, less than seq_len.
     """
-
-    name: ClassVar[str] = "automata"
-    reported: ClassVar[str] = (
-        "RegBench reports the share of best guesses that the automaton allows, over all positions; `accuracy` is of "
-        "the positions where it is known to allow only one."
-    )
 
     def __init__(
         self, seq_len: int = 128, n_symbols: int = 18, max_states: int = 8, max_edges: int = 3, max_word: int = 8

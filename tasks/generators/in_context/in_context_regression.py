@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
 from tasks.base import Arrays, Task
@@ -28,6 +26,8 @@ class InContextRegression(Task):
 
     `pairs` is the number of pairs before a label.
 
+    Reported: The paper reports the squared error by number of pairs, divided by d_x.
+
     Prediction: A layer of linear attention takes one step of gradient descent, the delta rule a step for each pair:
     both come down to least squares with more layers or pairs, in a state of d by d. Attention of several layers comes
     close to least squares (Garg et al.). Fixed transitions keep no product of x and y, except through the nonlinearity
@@ -45,9 +45,6 @@ class InContextRegression(Task):
         seq_len: length of a sequence, even: two positions for each pair.
         d_x: dimensions of x.
     """
-
-    name: ClassVar[str] = "in_context_regression"
-    reported: ClassVar[str] = "The paper reports the squared error by number of pairs, divided by d_x."
 
     def __init__(self, seq_len: int = 40, d_x: int = 8) -> None:
         self.seq_len = self._whole("seq_len", seq_len, 2)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
 from tasks.base import Arrays, Task
@@ -39,8 +37,6 @@ class InductionHeads(Task):
         vocab_size: tokens, the trigger included.
         seq_len: length of a sequence.
     """
-
-    name: ClassVar[str] = "induction_heads"
 
     def __init__(self, vocab_size: int = 16, seq_len: int = 256) -> None:
         self.vocab_size = self._whole("vocab_size", vocab_size, 3)

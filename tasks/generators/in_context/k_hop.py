@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
 from tasks.base import Arrays, Task
@@ -47,8 +45,6 @@ class KHop(Task):
         max_hops: the largest k, less than the number of nodes.
         n_questions: questions in a sequence, at most as many as nodes.
     """
-
-    name: ClassVar[str] = "k_hop"
 
     def __init__(self, seq_len: int = 64, n_names: int = 256, max_hops: int = 8, n_questions: int = 8) -> None:
         self.seq_len = self._whole("seq_len", seq_len, 1)

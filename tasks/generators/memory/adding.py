@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
 from tasks.base import Arrays, Task
@@ -36,8 +34,6 @@ class Adding(Task):
     Args:
         seq_len: length of a sequence.
     """
-
-    name: ClassVar[str] = "adding"
 
     def __init__(self, seq_len: int = 1000) -> None:
         self.seq_len = self._whole("seq_len", seq_len, 2)

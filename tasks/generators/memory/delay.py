@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import numpy as np
 
@@ -44,8 +43,6 @@ class Delay(Task):
         lag: positions between a value and its repetition, less than seq_len.
         cutoff: highest frequency in turns per position, at most 1/2 and at least 1 / seq_len.
     """
-
-    name: ClassVar[str] = "delay"
 
     def __init__(self, seq_len: int = 4000, lag: int = 1000, cutoff: float = 0.25) -> None:
         self.seq_len = self._whole("seq_len", seq_len, 3)

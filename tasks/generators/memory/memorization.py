@@ -42,7 +42,6 @@ class Memorization(Task):
         map_seed: seed of the map; the same for all splits and data seeds.
     """
 
-    name: ClassVar[str] = "memorization"
     reported: ClassVar[str] = mad.REPORTED
 
     def __init__(self, vocab_size: int = 256, seq_len: int = 32, map_seed: int = 0) -> None:

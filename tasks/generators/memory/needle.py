@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
 from tasks.base import Arrays, Task
@@ -51,8 +49,6 @@ class Needle(Task):
         seq_len: length of a sequence; default the smallest that fits the needle, its marker and the question.
         n_distractors: needle tokens that do not count; if there are any, a marker stands before the needle.
     """
-
-    name: ClassVar[str] = "needle"
 
     def __init__(
         self,

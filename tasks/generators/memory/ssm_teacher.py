@@ -43,7 +43,6 @@ class SSMTeacher(Task):
             same at other lengths, so that the teacher does too.
     """
 
-    name: ClassVar[str] = "ssm_teacher"
     sources: ClassVar[tuple[str, ...]] = ("zoo.theory.teacher", "zoo.theory.lags")
     libraries: ClassVar[tuple[str, ...]] = ("numpy", "torch")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 
@@ -48,8 +48,6 @@ class Images(OfSplits, FiniteTask):
         validation: share of the images for validation, if the data has no validation split of its own.
         test: share of the images for the test, if the data has no test split of its own.
     """
-
-    name: ClassVar[str] = "images"
 
     def __init__(
         self,

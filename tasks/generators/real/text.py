@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -53,8 +53,6 @@ class Text(OfSplits):
         validation: share of the text for validation, if the data has no validation split of its own.
         test: share of the text for the test, if the data has no test split of its own.
     """
-
-    name: ClassVar[str] = "text"
 
     def __init__(
         self,

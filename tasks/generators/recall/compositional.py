@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import numpy as np
 
@@ -47,8 +46,6 @@ class Compositional(LookUp):
         power_a: exponent a of the queries' positions; small puts them near the context, 1 spreads them evenly.
         random_non_queries: fill with random tokens (as published) instead of token 0.
     """
-
-    name: ClassVar[str] = "compositional"
 
     def __init__(
         self,

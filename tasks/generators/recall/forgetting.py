@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
 from tasks.base import Arrays
@@ -47,8 +45,6 @@ class Forgetting(LookUp):
         power_a: exponent a of the queries' positions; small puts them near the context, 1 spreads them evenly.
         random_non_queries: fill with random tokens (as published) instead of token 0.
     """
-
-    name: ClassVar[str] = "forgetting"
 
     def __init__(
         self,

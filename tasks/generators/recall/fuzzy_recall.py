@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -77,8 +77,6 @@ class FuzzyRecall(MadRecall):
         train_targets: labels of training, "every_token" (as published) or "answers".
         as_published: lengths, padding and the place of the repeated pair as MAD draws them.
     """
-
-    name: ClassVar[str] = "fuzzy_recall"
 
     def __init__(
         self,

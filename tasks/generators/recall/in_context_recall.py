@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
 from tasks.base import Arrays
@@ -42,8 +40,6 @@ class InContextRecall(MadRecall):
         seq_len: length of a sequence, even.
         train_targets: labels of training, "every_token" (as published) or "answers".
     """
-
-    name: ClassVar[str] = "in_context_recall"
 
     def __init__(self, vocab_size: int = 16, seq_len: int = 128, train_targets: str = "every_token") -> None:
         self.vocab_size = self._whole("vocab_size", vocab_size, 4)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
 from tasks.base import Arrays
@@ -49,8 +47,6 @@ class MQAR(LookUp):
         random_non_queries: fill with random tokens (as published) instead of token 0.
         min_pairs: if given, each example's number of pairs is drawn uniformly from min_pairs ... n_pairs.
     """
-
-    name: ClassVar[str] = "mqar"
 
     def __init__(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import numpy as np
 
@@ -45,8 +44,6 @@ class NoisyRecall(MadRecall):
         frac_noise: probability that a pair is noise, in [0, 1).
         train_targets: labels of training, "every_token" (as published) or "answers".
     """
-
-    name: ClassVar[str] = "noisy_recall"
 
     def __init__(
         self,

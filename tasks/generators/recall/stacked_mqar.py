@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 
@@ -51,8 +50,6 @@ class StackedMQAR(Task):
         n_passes: how often the pairs are read.
         vector_seed: seed of the vectors of keys and values.
     """
-
-    name: ClassVar[str] = "stacked_mqar"
 
     def __init__(
         self, seq_len: int = 32, n_symbols: int = 64, d_key: int = 16, n_passes: int = 1, vector_seed: int = 0

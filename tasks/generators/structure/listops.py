@@ -70,7 +70,6 @@ class ListOps(Task):
         tsv: a file or a folder of files with expressions to read.
     """
 
-    name: ClassVar[str] = "listops"
     slow: ClassVar[bool] = True
 
     def __init__(
@@ -179,8 +178,6 @@ class ListedExpressions(FiniteTask):
         expressions: tokens of each expression, a byte per token.
         values: value of each expression, int64 (n,).
     """
-
-    name: ClassVar[str] = ListOps.name
 
     def __init__(self, seq_len: int, expressions: Sequence[bytes], values: np.ndarray) -> None:
         self.seq_len, self.expressions, self.values = seq_len, expressions, values

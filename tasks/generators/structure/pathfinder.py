@@ -72,7 +72,6 @@ class Pathfinder(Task):
         n_distractors: short paths.
     """
 
-    name: ClassVar[str] = "pathfinder"
     slow: ClassVar[bool] = True
 
     def __init__(

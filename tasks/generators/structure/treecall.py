@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache, cached_property, lru_cache
-from typing import ClassVar
 
 import numpy as np
 
@@ -69,8 +68,6 @@ class Treecall(Task):
         max_rhs: items that a rule may have.
         grammar_seed: seed of the grammar.
     """
-
-    name: ClassVar[str] = "treecall"
 
     def __init__(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 
@@ -39,8 +38,6 @@ class Bracket(Task):
         max_depth: most brackets that may be open at once.
         seq_len: length of a word, even.
     """
-
-    name: ClassVar[str] = "bracket"
 
     def __init__(self, n_types: int = 8, max_depth: int = 10, seq_len: int = 256) -> None:
         self.n_types = self._whole("n_types", n_types, 1)

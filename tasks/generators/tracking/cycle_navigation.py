@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
 from tasks.base import Arrays
@@ -39,8 +37,6 @@ class CycleNavigation(Regular):
         cycle_length: places on the circle, at least 3.
         every_position: ask at every position for the place so far, instead of at the last one.
     """
-
-    name: ClassVar[str] = "cycle_navigation"
 
     def __init__(self, seq_len: int = 40, cycle_length: int = 5, every_position: bool = False) -> None:
         self.seq_len = self._whole("seq_len", seq_len, 1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
 from tasks.base import Arrays
@@ -35,8 +33,6 @@ class EvenPairs(Regular):
         seq_len: length of a sequence, at least 2.
         every_position: ask at every position for the pairs so far, instead of at the last one.
     """
-
-    name: ClassVar[str] = "even_pairs"
 
     def __init__(self, seq_len: int = 40, every_position: bool = False) -> None:
         self.seq_len = self._whole("seq_len", seq_len, 2)

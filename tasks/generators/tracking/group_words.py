@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
 from tasks.base import Arrays, Task
@@ -48,8 +46,6 @@ class GroupWords(Task):
         seq_len: length of a sequence.
         generators: the elements that words are made of, joined by +, such as 23451+12453 of A5; default all.
     """
-
-    name: ClassVar[str] = "group_words"
 
     def __init__(self, group: str = "A5", seq_len: int = 128, generators: str | None = None) -> None:
         self.group = str(group)

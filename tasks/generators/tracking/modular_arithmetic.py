@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import ClassVar
 
 import numpy as np
 
@@ -43,8 +42,6 @@ class ModularArithmetic(Regular):
         operators: the operators that occur, some of "+-*"; without "*" the steps are those of the cyclic group.
         every_position: ask at every number for the value of the expression so far, instead of at the last one.
     """
-
-    name: ClassVar[str] = "modular_arithmetic"
 
     def __init__(
         self, seq_len: int = 39, modulus: int = 5, operators: str = OPERATORS, every_position: bool = False

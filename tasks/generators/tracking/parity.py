@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
 from tasks.base import Arrays, Task
@@ -35,8 +33,6 @@ class Parity(Task):
     Args:
         seq_len: length of a sequence.
     """
-
-    name: ClassVar[str] = "parity"
 
     def __init__(self, seq_len: int = 40) -> None:
         self.seq_len = self._whole("seq_len", seq_len, 1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
 from tasks.base import Arrays, Task
@@ -31,8 +29,6 @@ class Sorting(Task):
         vocab_size: numbers, and the zero behind them.
         seq_len: length of a sequence, even.
     """
-
-    name: ClassVar[str] = "sorting"
 
     def __init__(self, vocab_size: int = 16, seq_len: int = 32) -> None:
         self.vocab_size = self._whole("vocab_size", vocab_size, 3)
