@@ -31,7 +31,7 @@ def definition(cls: type[Task]) -> str:
 
 
 def worked(cls: type[Task]) -> Task:
-    """Return the task in the docstring's example, `>>> task = Class(...)`; without an example, the default task."""
+    """Return the task that the docstring's example assigns to `task`; without an example, the default task."""
     found = re.search(rf">>> task = ({cls.__name__}\(.*)", cls.__doc__ or "")
     if found is None:
         return cls()
