@@ -84,6 +84,8 @@ def dplr(
             written = v
             entering, final = decayed_states(state, over_chunk, keys @ v)
         else:
+            # alone: the values each position would write into an empty state; from_state: the map from the entering
+            # state to the values that they erase of it.
             if p is k:  # writing and erasing share a key: solve for the difference of the values
                 alone, from_state = _solved(scores[1][0], v, reads[1])
             else:
@@ -153,11 +155,11 @@ def _decayed_scores(
     writes: list[Float[Tensor, "batch heads chunks size d_key"]],
     log_decay: Float[Tensor, "batch heads chunks size #d_key"] | None,
 ) -> tuple[list[list[Tensor]], list[Tensor], list[Tensor], Tensor]:
-    """Return products of what reads and what writes with the decays between the two positions, zero above the diagonal.
+    """Return products of reads and writes with the decays between the two positions, zero above the diagonal.
 
     Returns:
-        They, for each pair; what reads with the decays since the chunk's start; what writes with those until its end;
-        and the decays of the whole chunk, (batch, heads, chunks, 1 or d_key, 1).
+        The products for each pair; the reads with the decays since the chunk's start; the writes with the decays until
+        its end; the decays of the whole chunk, (batch, heads, chunks, 1 or d_key, 1).
     """
     if log_decay is not None and log_decay.shape[4] > 1:
         return _scores_by_halves(reads, writes, log_decay.exp())
@@ -177,10 +179,9 @@ def _scores_by_halves(
 ) -> tuple[list[list[Tensor]], list[Tensor], list[Tensor], Tensor]:
     """`_decayed_scores` with a decay per channel, two neighbouring blocks of positions at a time.
 
-    For each pair of positions in two neighbouring blocks of equal size the one that reads carries the decays since its
-    block began and the one that writes those until its block ends: one matrix product for all pairs of the two blocks,
-    which are one block then. So the size^2 d_key decays of a chunk's pairs are never made, and each is a product of
-    decays.
+    In two neighbouring blocks of equal size, reads of the later one carry the decays since it began, writes of the
+    earlier one the decays until it ends. One matrix product then gives all pairs across the two blocks, which are
+    joined into one. The size^2 d_key decays of a chunk's pairs are never made, and no decay is divided by.
     """
     n_reads, n_writes = len(reads), len(writes)
     # (kinds, batch, heads, chunks, blocks, positions of a block, d_key); at first a block is one position.
@@ -233,6 +234,8 @@ class _Carry(torch.autograd.Function):
         grad_entering, grad_written, grad = grads
         arriving, grad_u = [], []
         backwards = (t.unbind(2)[::-1] for t in (decay, keys.mT, w.mT, grad_entering, grad_written))
+        # S_{c+1} = a S_c + keys written_c and written_c = u_c - w_c S_c, transposed and last chunk first: grad is the
+        # gradient of S_{c+1}.
         for a, keys_c, w_c, from_state, from_written in zip(*backwards, strict=True):
             arriving.append(grad)
             grad_u.append(from_written + keys_c @ grad)

@@ -128,6 +128,7 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         decay, state, h = ctx.saved_tensors
+        # The gradient of h_t is g_t = dh_t + a_{t+1} g_{t+1}: the same recurrence from the end.
         following = F.pad(decay[:, 1:], (0, 0, 0, 1))
         arriving = _Scan.apply(following.flip(1), grads[0].flip(1), torch.zeros_like(state)).flip(1)
         before = torch.cat((state.unsqueeze(1), h[:, :-1]), dim=1)

@@ -156,7 +156,7 @@ def _forward(first: int, last: int, exp2: Any, *arrays: Any) -> None:
         stop = start + width
         for d in range(width):
             for n in range(d_state):
-                h[n, d] = state[i, start + d, n]
+                h[n, d] = state[i, start + d, n]  # transposed: channels lie next to each other
                 rates[n, d] = A[start + d, n] * _LOG2_E
         for t in range(seq_len):
             if t % _CHUNK == 0:
@@ -252,11 +252,11 @@ def _backward(first: int, last: int, exp2: Any, *arrays: Any) -> None:
                     h, decay = kept[k, 5], kept[k, 6]
                     b, c, total = B[i, t, n], C[i, t, n], _F0
                     for d in range(width):
-                        arrived = g[d] + gy[d] * c
+                        arrived = g[d] + gy[d] * c  # gradient of h_t: from later steps and from y_t
                         total = _plus(total, arrived * u[d])
                         grad_u[d] += arrived * b
                         arrived *= decay[d]
-                        g[d] = arrived
+                        g[d] = arrived  # of h_{t-1}
                         arrived *= h[d]  # the gradient of dt A
                         grad_step[d] += arrived * rate[d]
                         share[d] += arrived * steps[d]
@@ -268,6 +268,7 @@ def _backward(first: int, last: int, exp2: Any, *arrays: Any) -> None:
                 steps, grad_u, grad_step = kept[k, 0], kept[k, 3], kept[k, 4]
                 for d in range(width):
                     grad_x[i, t, start + d] = grad_u[d] * steps[d]
+                    # rate = A log2(e), so the gradient of dt by way of the decay lacks a factor ln 2.
                     grad_dt[i, t, start + d] = grad_step[d] * _LN_2 + grad_u[d] * x[i, t, start + d]
         for d in range(width):
             for n in range(d_state):

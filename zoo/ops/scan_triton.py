@@ -133,7 +133,7 @@ def _forward(
     of_state = n[:, None] * d_inner + d[None, :]
     per_step = tl.broadcast_to(n[:, None], [STATES, CHANNELS])
     t = tl.arange(0, STEPS)
-    A2 = tl.load(A_ptr + of_channel, mask=states, other=0.0) * _LOG2_E
+    A2 = tl.load(A_ptr + of_channel, mask=states, other=0.0) * _LOG2_E  # exp(dt A) = 2^(dt A2): one instruction
     h = tl.load(state_ptr + row * d_inner * d_state + of_channel, mask=states, other=0.0)
     x_ptr += row * seq_len * d_inner
     dt_ptr += row * seq_len * d_inner
@@ -145,7 +145,7 @@ def _forward(
         left = tl.full([1], seq_len - start, tl.int32)  # a block: the interpreter widens a scalar truth value
         xs = _rows(x_ptr, d, real, left, d_inner, STEPS, FULL)
         dts = _rows(dt_ptr, d, real, left, d_inner, STEPS, FULL)
-        tl.store(entering_ptr + of_state, h, mask=states)
+        tl.store(entering_ptr + of_state, h, mask=states)  # backward recomputes the chunk's states from here
         hs = _advance(h, xs, dts, A2, B_ptr, per_step, states, left, d_state, FULL)
         ys = ()
         for step in tl.static_range(STEPS):
@@ -204,6 +204,7 @@ def _backward(
     for part in range(tl.cdiv(seq_len, STEPS) - 1, -1, -1):
         chunk = tl.cast(part // PARTS, tl.int64)
         h = tl.load(entering_ptr + chunk * batch * d_state * d_inner + of_state, mask=states, other=0.0)
+        # Forward kept a state for each chunk only: run from there to the start of this part.
         for earlier in range(part // PARTS * PARTS, part):
             start = tl.cast(earlier, tl.int64) * STEPS
             xs = _rows(x_ptr + start * d_inner, d, real, whole, d_inner, STEPS, FULL)
@@ -226,11 +227,12 @@ def _backward(
             tl.store(
                 grad_B_ptr + (start + step) * d_state + n, tl.sum(g * (dt * xs[step][None, :]), axis=1), mask=inside
             )
-            grad_u = tl.sum(g * B, axis=0)
+            grad_u = tl.sum(g * B, axis=0)  # of u = dt x
             g *= tl.exp2(dt * A2)
             grad_decay = g * hs[step]  # the gradient of dt_t A
             grad_A += grad_decay * dt
             grad_xs = (grad_u * dts[step],) + grad_xs
+            # A = A2 ln 2
             grad_dts = (grad_u * xs[step] + tl.sum(grad_decay * A2, axis=0) * _LN_2,) + grad_dts
         inside = real[:, None] & (t[None, :] < left)
         at = start * d_inner + t[None, :] * d_inner + d[:, None]
@@ -268,6 +270,7 @@ def scan_backward(
     blocks = triton.cdiv(d_inner, tile.channels)
     inputs = tuple(t.contiguous() for t in (grad_y, grad_final, x, dt, A, B.float(), C.float(), entering))
     grad_x, grad_dt = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, dt))
+    # Shares that are summed afterwards: atomic additions would come in another order each time.
     of_A = A.new_empty(batch, d_state, d_inner)
     of_B, of_C = (A.new_empty(blocks, batch, seq_len, d_state) for _ in range(2))
     grad_state = A.new_empty(batch, d_inner, d_state)

@@ -122,7 +122,7 @@ def _dplr(first: int, last: int, *given: Any) -> None:
         for j in range(d_value):
             out[j] = _F0
             erased[j] = _F0
-        if erases:
+        if erases:  # erased = r^T diag(decay) S: the value under r after the decay
             for i in range(d_key):
                 reads = r[b, h, i] * decay[b, h, i if d_decay > 1 else 0]
                 for j in range(d_value):
@@ -152,7 +152,7 @@ def _mlstm(first: int, last: int, *given: Any) -> None:
     for task in range(first, last):
         b, h = task // heads, task % heads
         before, now, out, value = memory[b, h], memory_after[b, h], y[b, h], v[b, h]
-        log_kept = log_forget[b, h] + largest[b, h]
+        log_kept = log_forget[b, h] + largest[b, h]  # memory and normaliser are kept divided by exp(largest)
         m = max(log_kept, log_input[b, h])
         kept, written = np.float32(math.exp(log_kept - m)), np.float32(math.exp(log_input[b, h] - m))
         largest_after[b, h] = m
@@ -168,6 +168,7 @@ def _mlstm(first: int, last: int, *given: Any) -> None:
                 s = kept * before[i, j] + key * value[j]
                 now[i, j] = s
                 out[j] += query * s
+        # max(|n q|, 1) in the same units: 1 is exp(-m), bounded so that it stays finite.
         scale = _F1 / (max(abs(along), np.float32(math.exp(min(-m, ceiling)))) + eps)
         for j in range(d_value):
             out[j] *= scale
