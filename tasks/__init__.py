@@ -12,35 +12,6 @@ Importing the package does not load numpy or torch: the names below are looked u
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from zoo.lazy import lazy_names
 
-if TYPE_CHECKING:
-    from tasks.base import Task
-    from tasks.data.cache import materialise
-    from tasks.data.splits import sample_split, split_rng
-    from tasks.registry import TASKS, create_task, list_tasks, task_class
-    from tasks.spec import TaskSpec
-
-__all__ = [
-    "TASKS",
-    "Task",
-    "TaskSpec",
-    "create_task",
-    "list_tasks",
-    "materialise",
-    "sample_split",
-    "split_rng",
-    "task_class",
-]
-
-_HOMES = {
-    "tasks.base": "Task",
-    "tasks.data.cache": "materialise",
-    "tasks.registry": "TASKS create_task list_tasks task_class",
-    "tasks.spec": "TaskSpec",
-    "tasks.data.splits": "sample_split split_rng",
-}
-
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

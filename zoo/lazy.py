@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import ast
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` for a package whose public names are imported when used (PEP 562).
+def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` (PEP 562) and `__all__` of a package.
+
+    Its public names and their modules are the imports of its stub, `__init__.pyi`, which type checkers read too.
 
     Args:
         package: the package's `__name__`.
-        homes: module -> the public names that it defines, with spaces between them.
+        file: the package's `__file__`.
     """
-    home_of = {name: module for module, defined in homes.items() for name in defined.split()}
+    stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    home_of = {alias.name: str(node.module) for node in imports for alias in node.names}
 
     def get(name: str) -> Any:
         if name not in home_of:
@@ -25,4 +31,4 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
     def names() -> list[str]:
         return sorted({*vars(sys.modules[package]), *home_of})
 
-    return get, names
+    return get, names, sorted(home_of)

@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from zoo.lazy import lazy_names
 
-if TYPE_CHECKING:
-    from zoo.ops.scan import selective_scan
-
-_HOMES = {"zoo.ops.scan": "selective_scan"}
-
-__all__ = ["selective_scan"]
-
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -1,0 +1,9 @@
+from tasks.base import Task as Task
+from tasks.data.cache import materialise as materialise
+from tasks.data.splits import sample_split as sample_split
+from tasks.data.splits import split_rng as split_rng
+from tasks.registry import TASKS as TASKS
+from tasks.registry import create_task as create_task
+from tasks.registry import list_tasks as list_tasks
+from tasks.registry import task_class as task_class
+from tasks.spec import TaskSpec as TaskSpec

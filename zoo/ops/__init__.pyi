@@ -1,0 +1,1 @@
+from zoo.ops.scan import selective_scan as selective_scan
