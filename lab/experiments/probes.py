@@ -93,13 +93,14 @@ def heads(run: Run) -> tuple[float, float, float]:
     """
     file = run.folder / HEADS
     if not file.is_file():
+        from lab.examples import inputs_of_run
         from zoo.loading.saved import load
         from zoo.theory.model_heads import measure_heads
         from zoo.theory.model_heads_page import Reading, heads_as_json
-        from zoo.theory.model_inputs import model_inputs
 
         model = load(run.folder)
-        found = model_inputs(str(run.folder), model, None, None, READ_AT, SCORED_ON)
+        found = inputs_of_run(str(run.folder), model, None, READ_AT, SCORED_ON)
+        assert found is not None
         rows = measure_heads(model, found.inputs, found.others, found.score)
         reading = Reading(str(run.folder), found.where, found.scored, found.chance)
         write_atomically(file, heads_as_json(rows, reading))
