@@ -32,7 +32,7 @@ def definition(cls: type[Task]) -> str:
 
 def worked(cls: type[Task]) -> Task:
     """Return the task that the docstring's example assigns to `task`; without an example, the default task."""
-    found = re.search(rf">>> task = ({cls.__name__}\(.*)", cls.__doc__ or "")
+    found = re.search(rf">{{3}} task = ({cls.__name__}\(.*)", cls.__doc__ or "")
     if found is None:
         return cls()
     call = cast(ast.Call, ast.parse(found[1], mode="eval").body)
