@@ -79,11 +79,9 @@ class _Judge:
             if cell and not select(self.rows, where):
                 return None
             return self._measured(name, check, where)
-        except UnknownColumnError as error:
-            if name in self.recorded:
-                return self._recorded(name, check)
-            raise UsageError(f"{self.spec.name}: check {name}: {error}") from None
         except UsageError as error:
+            if isinstance(error, UnknownColumnError) and name in self.recorded:
+                return self._recorded(name, check)
             raise UsageError(f"{self.spec.name}: check {name}: {error}") from None
 
     def _recorded(self, name: str, check: Where) -> Check:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from lab.experiments.probes import PROBES
@@ -110,16 +109,20 @@ def figure(spec: Spec, rows: Sequence[Row]) -> bytes | None:
 class Pages:
     """Templates rendered from records; a placeholder without a record is an error."""
 
-    def __init__(self, records: Mapping[str, Mapping[str, Any]], templates: Path = TEMPLATES) -> None:
+    def __init__(self, records: Mapping[str, Mapping[str, Any]]) -> None:
         jinja2 = require_extra("jinja2")
-        loader, undefined = jinja2.FileSystemLoader(templates), jinja2.StrictUndefined
         self.records = records
         self.jinja = jinja2.Environment(
-            loader=loader, undefined=undefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+            loader=jinja2.FileSystemLoader(TEMPLATES),
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=True,
         )
         self.jinja.filters |= {"number": number, "duration": duration, "listed": lambda each: ", ".join(map(str, each))}
-        self.jinja.globals |= {"check": self.check, "score": self.score, "records": records, "table": self.table}
-        self.jinja.globals |= {"found": self.found, "effect": self.effect, "checks_of": self.checks_of}
+        self.jinja.globals |= {"records": records, "table": lambda *parts: "\n".join(table(*parts))}
+        for function in (self.check, self.score, self.found, self.effect, self.checks_of):
+            self.jinja.globals[function.__name__] = function
 
     def check(self, name: str, quantity: str) -> Check:
         """Return a check of a record.
@@ -139,14 +142,9 @@ class Pages:
         found = [check["verdict"] for check in self.records[name]["checks"]]
         return f"{self.records[name]['verdict']}, {found.count('holds')} of {len(found)} checks hold"
 
-    def table(self, headings: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
-        """Return a table in Markdown."""
-        return "\n".join(table(headings, rows, align))
-
-    def checks_of(self, name: str) -> str:
-        """Return the table of an experiment's checks."""
-        headings = ("check", "measured", "95 % interval", "predicted", "verdict")
-        return self.table(headings, check_rows(map(read_check, self.records[name]["checks"])), "lrrrl")
+    def checks_of(self, name: str) -> list[tuple[str, ...]]:
+        """Return the rows of the table of an experiment's checks."""
+        return check_rows(map(read_check, self.records[name]["checks"]))
 
     def effect(self, name: str) -> Check | None:
         """Return the check that the file names as the effect, else the first; None while runs are missing."""

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import math
-import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from lab.experiments.rows import Row, number_of, read_rows, select
 from lab.experiments.spec import Spec, list_specs, read_spec
 from lab.run.record import Run
 from lab.sweep.grid import expand, read_experiment
-from tests import ROOT
+from tests import ROOT, slow
 from tests.lab.runs import error_line
 from zoo.errors import UsageError
 from zoo.evidence import Check, Prediction
@@ -285,14 +284,14 @@ def run_of(config: dict[str, Any]) -> Run:
     return Run(Path("x"), config, {}, "tested")
 
 
-@pytest.mark.parametrize("name", random.Random(32).sample([*list_specs(), "mad"], 1))
-def test_an_experiments_file_means_runs_that_train_takes(name: str) -> None:
-    assert expand(replace(read_experiment(spec.EXPERIMENTS / f"{name}.yaml", "small"), match={}), Path("runs")).n_runs
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("setting", ["small", "full"])
-@pytest.mark.parametrize("name", [*list_specs(), "mad"])
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        slow(name, setting, unless=(name, setting) == ("reflections", "small"))
+        for name in (*list_specs(), "mad")
+        for setting in ("small", "full")
+    ],
+)
 def test_every_setting_means_runs_that_train_takes_and_checks_are_about_them(name: str, setting: str) -> None:
     experiment = read_experiment(spec.EXPERIMENTS / f"{name}.yaml", setting)
     found = expand(experiment, Path("runs"))
