@@ -49,17 +49,13 @@ class Delay(Task):
         self.lag = self._whole("lag", lag, 1)
         self.cutoff = float(cutoff)
         self._demand(self.lag < self.seq_len, "lag must be < seq_len")
-        in_band = math.isfinite(self.cutoff) and self.cutoff <= 0.5 and self._n_frequencies >= 1
-        self._demand(in_band, "cutoff must lie in [1 / seq_len, 0.5]")
-
-    @property
-    def _period(self) -> int:
-        return self.seq_len + self.seq_len % 2
-
-    @property
-    def _n_frequencies(self) -> int:
-        """K. A cutoff meant to lie on a frequency keeps it, whatever the rounding of their product."""
-        return min(math.floor(self.cutoff * self._period + 1e-6), self._period // 2 - 1)
+        self._period = self.seq_len + self.seq_len % 2
+        in_band = math.isfinite(self.cutoff) and self.cutoff <= 0.5
+        # A cutoff that should lie on a frequency keeps it in spite of rounding.
+        self._n_frequencies = (
+            min(math.floor(self.cutoff * self._period + 1e-6), self._period // 2 - 1) if in_band else 0
+        )
+        self._demand(self._n_frequencies >= 1, "cutoff must lie in [1 / seq_len, 0.5]")
 
     @property
     def spec(self) -> TaskSpec:

@@ -62,6 +62,7 @@ class Needle(Task):
         self.n_classes = self._whole("n_classes", n_classes, 2)
         self.n_noise = self._whole("n_noise", n_noise, 1)
         self.n_distractors = self._whole("n_distractors", n_distractors, 0)
+        self._marked = self.n_distractors > 0  # a marker precedes the needle
         self.seq_len = self._whole("seq_len", self.distance + 1 + self._marked if seq_len is None else seq_len, 1)
         self._demand(self.seq_len > self.distance, "seq_len must be > distance")
         if self._marked:
@@ -69,11 +70,6 @@ class Needle(Task):
             self._demand(marker_fits, "with distractors seq_len must be > distance + 1")
             free = self.n_distractors <= self.seq_len - 3
             self._demand(free, "n_distractors must be <= seq_len - 3")
-
-    @property
-    def _marked(self) -> bool:
-        """Whether a marker stands before the needle."""
-        return self.n_distractors > 0
 
     @property
     def spec(self) -> TaskSpec:

@@ -91,6 +91,11 @@ class FuzzyRecall(MadRecall):
         self.seq_len = self._whole("seq_len", seq_len, 1)
         self.k_motif_size = self._whole("k_motif_size", k_motif_size, 1)
         self.v_motif_size = self._whole("v_motif_size", v_motif_size, 1)
+        self._n_key_tokens = (self.vocab_size - 1) // 2
+        self._n_value_tokens = self.vocab_size - 1 - self._n_key_tokens
+        self._n_words = (self._n_key_tokens + 1) ** self.k_motif_size  # upper bound of the numbers of words of keys
+        self._longest = self.k_motif_size + self.v_motif_size
+        self._room = self.seq_len - 2 * self._longest  # for the beginning of pairs: the longest and the repeated follow
         rule = "k_motif_size must be <= (vocab_size - 1) // 2, the tokens of keys"
         self._demand(self.k_motif_size <= self._n_key_tokens, rule)
         self._demand(self._n_words <= 2**40, "keys must be at most 2^40 words", "k_motif_size", "vocab_size")
@@ -102,34 +107,11 @@ class FuzzyRecall(MadRecall):
         self.as_published = bool(as_published)
 
     @property
-    def _n_key_tokens(self) -> int:
-        return (self.vocab_size - 1) // 2
-
-    @property
-    def _n_value_tokens(self) -> int:
-        return self.vocab_size - 1 - self._n_key_tokens
-
-    @property
-    def _n_words(self) -> int:
-        """Upper bound of the numbers of words of keys."""
-        return (self._n_key_tokens + 1) ** self.k_motif_size
-
-    @property
-    def _room(self) -> int:
-        """Places at which a pair may begin: the longest pair, and the repeated one, fit after it."""
-        return self.seq_len - 2 * self._longest
-
-    @property
     def spec(self) -> TaskSpec:
         return self._spec(self._n_value_tokens)
 
     def input_text(self, token: int) -> str:
         return "_" if token == self.vocab_size - 1 else str(token)
-
-    @property
-    def _longest(self) -> int:
-        """Tokens of the longest pair."""
-        return self.k_motif_size + self.v_motif_size
 
     @property
     def _smallest_key(self) -> int:

@@ -63,18 +63,13 @@ class NoisyRecall(MadRecall):
         share = math.isfinite(self.frac_noise) and 0 <= self.frac_noise < 1
         self._demand(share, "frac_noise must lie in [0, 1)")
         self._keep_train_targets(train_targets)
-
-    @property
-    def _n_keys(self) -> int:
-        return (self.vocab_size - self.noise_vocab_size) // 2
+        self._n_keys = (self.vocab_size - self.noise_vocab_size) // 2
+        self._n_values = self.vocab_size - self.noise_vocab_size - self._n_keys
 
     @property
     def spec(self) -> TaskSpec:
-        return self._spec(self.vocab_size - self.noise_vocab_size - self._n_keys)
+        return self._spec(self._n_values)
 
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:
-        n_values = self.vocab_size - self.noise_vocab_size - self._n_keys
-        pairs = draw_pairs(
-            rng, n, self.seq_len // 2, self._n_keys, n_values, n_noise=self.noise_vocab_size, frac_noise=self.frac_noise
-        )
-        return self._labelled(*pairs)
+        noise = self.noise_vocab_size, self.frac_noise
+        return self._labelled(*draw_pairs(rng, n, self.seq_len // 2, self._n_keys, self._n_values, *noise))

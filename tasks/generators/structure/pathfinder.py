@@ -85,6 +85,7 @@ class Pathfinder(Task):
         self.path_length = self._whole("path_length", path_length, 1)
         self.distractor_length = self._whole("distractor_length", distractor_length, 1)
         self.n_distractors = self._whole("n_distractors", n_distractors, 0)
+        self._side = self.image_size // SPACING  # lattice points in a row
         # Longer walks get caught, and walks rarely fit into a fuller lattice: drawing them would take for ever.
         short = self.distractor_length <= self.path_length <= 2 * self._side
         rule = "lengths must be distractor_length <= path_length <= 2 * (image_size // 3)"
@@ -97,11 +98,6 @@ class Pathfinder(Task):
             "distractor_length",
             "n_distractors",
         )
-
-    @property
-    def _side(self) -> int:
-        """Lattice points in a row."""
-        return self.image_size // SPACING
 
     @cached_property
     def _neighbours(self) -> np.ndarray:
