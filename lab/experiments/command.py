@@ -22,8 +22,9 @@ The runs come first; both commands resume where they stopped:
 
   python sweep.py configs/experiment/*.yaml --setting small && python -m lab experiments --setting small
 
-Without runs in --run_dir the committed lists in docs/results are judged. `--predict` registers a prediction before its
-runs: the hash of its checks and grid, and the commit that has them.
+An experiment is one file of configs/experiment; docs/experiments.md describes its checks and plots. Without runs in
+--run_dir the committed lists in docs/results are judged. `--predict` registers a prediction before its runs: the hash
+of its checks and grid, and the commit that has them.
 
 Exit status: 0 when all that was predicted holds, 1 when something fails, 3 when nothing fails and something is
 undecided, 2 for a command that is not valid.

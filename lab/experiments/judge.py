@@ -1,4 +1,4 @@
-"""The judge: the checks of a spec, measured on the list of runs; `lab.experiments.spec` describes the verbs."""
+"""The judge: the checks of a spec, measured on the list of runs; docs/experiments.md describes the verbs."""
 
 from __future__ import annotations
 
