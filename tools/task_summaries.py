@@ -6,6 +6,7 @@ A number per row, so that the numbers are independent draws and two histograms c
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -13,19 +14,19 @@ IGNORED = -100
 BINS = 16
 
 Numbers = dict[str, np.ndarray]
-"""{what: integers (rows,)}."""
+"""{name of the statistic: integers (rows,)}."""
 
 Summary = Callable[[np.ndarray, np.ndarray], Numbers]
 """Inputs and labels, each (rows, positions, ...), to numbers."""
 
 
 def binned(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
-    """Tokens in `BINS` bins, or as they are where they are fewer."""
+    """Return tokens in `BINS` bins, or unchanged if they are fewer."""
     return tokens if vocab_size <= BINS else tokens * BINS // vocab_size
 
 
 def asked(labels: np.ndarray) -> Numbers:
-    """How many labels, where the first and the last stand, how far apart they are on the whole."""
+    """Return the number of labels and the places of the first, the last and the mean one."""
     known = labels != IGNORED
     first, last = known.argmax(axis=1), known.shape[1] - 1 - known[:, ::-1].argmax(axis=1)
     place = np.arange(labels.shape[1])
@@ -33,56 +34,48 @@ def asked(labels: np.ndarray) -> Numbers:
     return {"labels": known.sum(axis=1), "first label": first, "last label": last, "mean place": mean}
 
 
-def mqar(vocab_size: int, n_pairs: int, width: int = 2) -> Summary:
-    """Of zoology's look-ups; a pair takes `width` tokens of the context. Fillers are the tokens nobody asks about."""
-
-    def summary(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
-        rows, context = np.arange(len(inputs)), width * n_pairs
-        known = labels != IGNORED
-        # Where the answer that stands first in the context is asked for; the largest if it is not (re-assigned).
-        first = inputs[:, width - 1]
-        of_first = np.where((labels == first[:, None]).any(axis=1), (labels == first[:, None]).argmax(axis=1), -1)
-        filler = ~known
-        filler[:, :context] = False
-        if width == 3:  # the first token of a question is no filler either
-            filler[:, :-1] &= ~known[:, 1:]
-        last_filler = inputs.shape[1] - 1 - filler[:, ::-1].argmax(axis=1)
-        return asked(labels) | {
-            "where the first answer is asked for": of_first,
-            "first token": binned(inputs[:, 0], vocab_size),
-            "last token of the first pair": binned(first, vocab_size),
-            "least token of the first places": binned(inputs[:, 0:context:width].min(axis=1), vocab_size),
-            "greatest answer": binned(labels.max(axis=1), vocab_size),
-            "last filler": binned(inputs[rows, last_filler], vocab_size),
-            "zeros": (inputs == 0).sum(axis=1),
-        }
-
-    return summary
+def mqar(inputs: np.ndarray, labels: np.ndarray, vocab_size: int, n_pairs: int, width: int = 2) -> Numbers:
+    """Summarise zoology's look-ups; a pair takes `width` tokens of the context, filler is all that is not asked about."""
+    rows, context = np.arange(len(inputs)), width * n_pairs
+    known = labels != IGNORED
+    # Where the answer that stands first in the context is asked for; the largest if it is not (re-assigned).
+    first = inputs[:, width - 1]
+    of_first = np.where((labels == first[:, None]).any(axis=1), (labels == first[:, None]).argmax(axis=1), -1)
+    filler = ~known
+    filler[:, :context] = False
+    if width == 3:  # the first token of a question is no filler either
+        filler[:, :-1] &= ~known[:, 1:]
+    last_filler = inputs.shape[1] - 1 - filler[:, ::-1].argmax(axis=1)
+    return asked(labels) | {
+        "where the first answer is asked for": of_first,
+        "first token": binned(inputs[:, 0], vocab_size),
+        "last token of the first pair": binned(first, vocab_size),
+        "least token of the first places": binned(inputs[:, 0:context:width].min(axis=1), vocab_size),
+        "greatest answer": binned(labels.max(axis=1), vocab_size),
+        "last filler": binned(inputs[rows, last_filler], vocab_size),
+        "zeros": (inputs == 0).sum(axis=1),
+    }
 
 
-def recall(n_keys: int, noise: int) -> Summary:
-    """Of MAD's recall with keys and values of one token; `noise` is the first token of noise."""
-
-    def summary(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
-        keys = inputs[:, 0::2]
-        is_key = keys < n_keys
-        distinct = sum((keys == key).any(axis=1).astype(int) for key in range(n_keys))
-        last = keys[:, -1:]
-        return asked(labels) | {
-            "first key": np.where(is_key.any(axis=1), keys[np.arange(len(keys)), is_key.argmax(axis=1)], -1),
-            "second token": inputs[:, 1],
-            "different keys": distinct,
-            "times the last key was shown": (keys[:, :-1] == last).sum(axis=1),
-            "where the last key was shown first": (keys == last).argmax(axis=1),
-            "last answer": labels[np.arange(len(labels)), asked(labels)["last label"]],
-            "noise tokens": (inputs >= noise).sum(axis=1),
-        }
-
-    return summary
+def recall(inputs: np.ndarray, labels: np.ndarray, n_keys: int, noise: int) -> Numbers:
+    """Summarise MAD's recall with keys and values of one token; `noise` is the first token of noise."""
+    keys = inputs[:, 0::2]
+    is_key = keys < n_keys
+    distinct = sum((keys == key).any(axis=1).astype(int) for key in range(n_keys))
+    last = keys[:, -1:]
+    return asked(labels) | {
+        "first key": np.where(is_key.any(axis=1), keys[np.arange(len(keys)), is_key.argmax(axis=1)], -1),
+        "second token": inputs[:, 1],
+        "different keys": distinct,
+        "times the last key was shown": (keys[:, :-1] == last).sum(axis=1),
+        "where the last key was shown first": (keys == last).argmax(axis=1),
+        "last answer": labels[np.arange(len(labels)), asked(labels)["last label"]],
+        "noise tokens": (inputs >= noise).sum(axis=1),
+    }
 
 
 def words(inputs: np.ndarray, n_keys: int, padding: int) -> list[tuple[tuple[int, ...], int, int]]:
-    """Of one row of fuzzy recall, each pair: the key's tokens, where they begin, how many tokens of a value follow."""
+    """Return the pairs in a row of fuzzy recall: the key's tokens, their place, the number of tokens of the value."""
     pairs: list[tuple[tuple[int, ...], int, int]] = []
     for i, token in enumerate(inputs.tolist()):
         if token == padding:
@@ -98,33 +91,29 @@ def words(inputs: np.ndarray, n_keys: int, padding: int) -> list[tuple[tuple[int
     return pairs
 
 
-def fuzzy(n_keys: int, padding: int) -> Summary:
-    """Of fuzzy recall, where each row asks for something that it showed."""
-
-    def summary(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
-        read = [words(row, n_keys, padding) for row in inputs]
-        last = [pairs[-1] for pairs in read]
-        before = [next(pair for pair in pairs if pair[0] == pairs[-1][0]) for pairs in read]
-        return asked(labels) | {
-            "padding": (inputs == padding).sum(axis=1),
-            "pairs": np.array([len(pairs) for pairs in read]),
-            "size of the last key": np.array([len(key) for key, _, _ in last]),
-            "size of its value": np.array([size for _, _, size in before]),
-            "back to where it was shown first": np.array(
-                [there - here for (_, there, _), (_, here, _) in zip(last, before, strict=True)]
-            ),
-            "times it was shown": np.array([sum(pair[0] == pairs[-1][0] for pair in pairs[:-1]) for pairs in read]),
-            "size of the first key": np.array([len(pairs[0][0]) for pairs in read]),
-            "size of the first value": np.array([pairs[0][2] for pairs in read]),
-            "first token of the first key": np.array([pairs[0][0][0] for pairs in read]),
-            "last answer": labels[:, -1],
-        }
-
-    return summary
+def fuzzy(inputs: np.ndarray, labels: np.ndarray, n_keys: int, padding: int) -> Numbers:
+    """Summarise rows of fuzzy recall that ask for a key they have shown."""
+    read = [words(row, n_keys, padding) for row in inputs]
+    last = [pairs[-1] for pairs in read]
+    before = [next(pair for pair in pairs if pair[0] == pairs[-1][0]) for pairs in read]
+    return asked(labels) | {
+        "padding": (inputs == padding).sum(axis=1),
+        "pairs": np.array([len(pairs) for pairs in read]),
+        "size of the last key": np.array([len(key) for key, _, _ in last]),
+        "size of its value": np.array([size for _, _, size in before]),
+        "back to where it was shown first": np.array(
+            [there - here for (_, there, _), (_, here, _) in zip(last, before, strict=True)]
+        ),
+        "times it was shown": np.array([sum(pair[0] == pairs[-1][0] for pair in pairs[:-1]) for pairs in read]),
+        "size of the first key": np.array([len(pairs[0][0]) for pairs in read]),
+        "size of the first value": np.array([pairs[0][2] for pairs in read]),
+        "first token of the first key": np.array([pairs[0][0][0] for pairs in read]),
+        "last answer": labels[:, -1],
+    }
 
 
 def is_answerable(inputs: np.ndarray, n_keys: int, padding: int) -> np.ndarray:
-    """Bool (rows,): the last key of fuzzy recall was shown before."""
+    """Return in which rows of fuzzy recall the last key was shown before."""
     read = (words(row, n_keys, padding) for row in inputs)
     return np.array([any(pair[0] == pairs[-1][0] for pair in pairs[:-1]) for pairs in read])
 
@@ -136,43 +125,35 @@ def memorization(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
     return asked(labels) | {"first key": keys[:, 0] // 8, "largest key": keys.max(axis=1), "different keys": different}
 
 
-def compression(n_tokens: int) -> Summary:
-    """Of what is to be compressed, the marker included; the questions are ours alone."""
-
-    def summary(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
-        read = inputs[:, : n_tokens + 1]
-        return {
-            "first token": read[:, 0],
-            "last token": read[:, -2],
-            "marker": read[:, -1],
-            "different tokens": np.array([len(set(row)) for row in read.tolist()]),
-            "labels of the first token's class": (labels == read[:, :1]).sum(axis=1),
-        }
-
-    return summary
+def compression(inputs: np.ndarray, labels: np.ndarray, n_tokens: int) -> Numbers:
+    """Summarise the tokens to be compressed, the marker included; only ours have questions."""
+    read = inputs[:, : n_tokens + 1]
+    return {
+        "first token": read[:, 0],
+        "last token": read[:, -2],
+        "marker": read[:, -1],
+        "different tokens": np.array([len(set(row)) for row in read.tolist()]),
+        "labels of the first token's class": (labels == read[:, :1]).sum(axis=1),
+    }
 
 
-def selective(blank: int, n_copied: int) -> Summary:
-    """Gaps are counted in blanks in front of a token; behind the last one they go up to the marker."""
-
-    def summary(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
-        row, place = np.nonzero(inputs < blank)
-        places = place.reshape(len(inputs), n_copied)
-        assert (row.reshape(len(inputs), n_copied) == np.arange(len(inputs))[:, None]).all()
-        gaps = np.diff(places, axis=1, prepend=-1) - 1
-        marker = (inputs > blank).argmax(axis=1)
-        return asked(labels) | {
-            "first gap": gaps[:, 0],
-            "middle gap": gaps[:, n_copied // 2],
-            "last gap": gaps[:, -1],
-            "greatest gap": gaps.max(axis=1),
-            "standard deviation of the gaps": gaps.std(axis=1).round().astype(int),
-            "blanks behind the last token": marker - places[:, -1] - 1,
-            "first token": inputs[np.arange(len(inputs)), places[:, 0]],
-            "last answer": labels[:, -1],
-        }
-
-    return summary
+def selective(inputs: np.ndarray, labels: np.ndarray, blank: int, n_copied: int) -> Numbers:
+    """Summarise the gaps, in blanks before a token; the gap behind the last one ends at the marker."""
+    row, place = np.nonzero(inputs < blank)
+    places = place.reshape(len(inputs), n_copied)
+    assert (row.reshape(len(inputs), n_copied) == np.arange(len(inputs))[:, None]).all()
+    gaps = np.diff(places, axis=1, prepend=-1) - 1
+    marker = (inputs > blank).argmax(axis=1)
+    return asked(labels) | {
+        "first gap": gaps[:, 0],
+        "middle gap": gaps[:, n_copied // 2],
+        "last gap": gaps[:, -1],
+        "greatest gap": gaps.max(axis=1),
+        "standard deviation of the gaps": gaps.std(axis=1).round().astype(int),
+        "blanks behind the last token": marker - places[:, -1] - 1,
+        "first token": inputs[np.arange(len(inputs)), places[:, 0]],
+        "last answer": labels[:, -1],
+    }
 
 
 def copying(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
@@ -189,7 +170,7 @@ def copying(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
 
 
 def adding(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
-    """`labels` are the sums, (rows,)."""
+    """Summarise marks and sums; `labels` are the sums, (rows,)."""
     rows, marks = np.arange(len(inputs)), inputs[:, :, 1] == 1
     first, last = marks.argmax(axis=1), marks.shape[1] - 1 - marks[:, ::-1].argmax(axis=1)
     error = labels - inputs[rows, first, 0] - inputs[rows, last, 0]
@@ -204,31 +185,27 @@ def adding(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
     }
 
 
-def delay(lag: int) -> Summary:
-    """Values in sixteenths; power in the lower half of the band in hundredths."""
-
-    def summary(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
-        length = inputs.shape[1]
-        power = np.square(np.abs(np.fft.rfft(inputs, axis=1)[:, 1:]))
-        band = length // 4
-        shifted = np.abs(labels[:, lag:] - inputs[:, :-lag]).max(axis=1) + np.abs(labels[:, :lag]).max(axis=1)
-        return {
-            "first value": np.floor(BINS * inputs[:, 0]).astype(int),
-            "value in the middle": np.floor(BINS / 2 * inputs[:, length // 2]).astype(int),
-            "step": np.floor(BINS * (inputs[:, length // 2] - inputs[:, length // 2 - 1])).astype(int),
-            "standard deviation": np.round(100 * inputs.std(axis=1)).astype(int),
-            "power in the lower half of the band": np.round(
-                100 * power[:, : band // 2].sum(axis=1) / power.sum(axis=1)
-            ).astype(int),
-            "power beyond the band": np.round(100 * power[:, band:].sum(axis=1) / power.sum(axis=1)).astype(int),
-            "labels that are not the delayed input": (shifted > 1e-6).astype(int),
-        }
-
-    return summary
+def delay(inputs: np.ndarray, labels: np.ndarray, lag: int) -> Numbers:
+    """Summarise values in sixteenths, and the power in the lower half of the band in hundredths."""
+    length = inputs.shape[1]
+    power = np.square(np.abs(np.fft.rfft(inputs, axis=1)[:, 1:]))
+    band = length // 4
+    shifted = np.abs(labels[:, lag:] - inputs[:, :-lag]).max(axis=1) + np.abs(labels[:, :lag]).max(axis=1)
+    return {
+        "first value": np.floor(BINS * inputs[:, 0]).astype(int),
+        "value in the middle": np.floor(BINS / 2 * inputs[:, length // 2]).astype(int),
+        "step": np.floor(BINS * (inputs[:, length // 2] - inputs[:, length // 2 - 1])).astype(int),
+        "standard deviation": np.round(100 * inputs.std(axis=1)).astype(int),
+        "power in the lower half of the band": np.round(
+            100 * power[:, : band // 2].sum(axis=1) / power.sum(axis=1)
+        ).astype(int),
+        "power beyond the band": np.round(100 * power[:, band:].sum(axis=1) / power.sum(axis=1)).astype(int),
+        "labels that are not the delayed input": (shifted > 1e-6).astype(int),
+    }
 
 
 def even_pairs(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
-    """`labels` are the answers, (rows,); a wrong one is not whether the ends differ."""
+    """Summarise bits and answers, (rows,); an answer is wrong unless it tells whether the ends differ."""
     return {
         "ones": inputs.sum(axis=1),
         "first bit": inputs[:, 0],
@@ -238,7 +215,7 @@ def even_pairs(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
 
 
 def cycle_navigation(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
-    """`labels` are the answers, (rows,)."""
+    """Summarise steps and answers, (rows,)."""
     return {
         "steps back": (inputs == 0).sum(axis=1),
         "steps on": (inputs == 2).sum(axis=1),
@@ -249,7 +226,7 @@ def cycle_navigation(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
 
 
 def modular_arithmetic(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
-    """`labels` are the answers, (rows,); a wrong one is not what Python computes."""
+    """Summarise expressions and answers, (rows,); Python computes the right ones."""
     values = [eval("".join("01234+-*"[token] for token in row)) % 5 for row in inputs.tolist()]
     operators = inputs[:, 1::2]
     return {
@@ -266,7 +243,7 @@ def modular_arithmetic(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
 
 
 def regression(x: np.ndarray, y: np.ndarray) -> Numbers:
-    """Vectors (rows, pairs, 20) and what their function gives, (rows, pairs); values in quarters."""
+    """Summarise vectors (rows, pairs, 20) and the values of their function, (rows, pairs), in quarters."""
     x, y = x.astype(np.float64), y.astype(np.float64)
     weights = (np.linalg.pinv(x) @ y[:, :, None])[:, :, 0]
     error = np.abs((x @ weights[:, :, None])[:, :, 0] - y).max(axis=1)
@@ -282,86 +259,76 @@ def regression(x: np.ndarray, y: np.ndarray) -> Numbers:
     }
 
 
-def stacked(n_pairs: int, n_passes: int) -> Summary:
-    """Of the numbers of keys and values, (rows, positions, 2); a query has no value."""
-
-    def summary(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
-        rows, keys, values = np.arange(len(inputs)), inputs[:, :, 0], inputs[:, :, 1]
-        context = n_pairs * n_passes
-        passes = keys[:, :context].reshape(len(keys), n_passes, n_pairs)
-        last = (passes[:, -1] == keys[:, -1:]).argmax(axis=1)
-        place = (passes[:, 0] == keys[:, -1:]).argmax(axis=1)
-        return asked(labels) | {
-            "first key": keys[:, 0],
-            "first value": values[:, 0],
-            "greatest key": keys.max(axis=1),
-            "where the last query stands in the first pass": place,
-            "where it stands in the last pass": last,
-            "last answer": labels[:, -1],
-            "wrong answers": (values[rows, place] != labels[:, -1]).astype(int),
-            "different keys": np.array([len(set(row)) for row in keys.tolist()]),
-        }
-
-    return summary
+def stacked(inputs: np.ndarray, labels: np.ndarray, n_pairs: int, n_passes: int) -> Numbers:
+    """Summarise numbers of keys and values, (rows, positions, 2); a query has no value."""
+    rows, keys, values = np.arange(len(inputs)), inputs[:, :, 0], inputs[:, :, 1]
+    context = n_pairs * n_passes
+    passes = keys[:, :context].reshape(len(keys), n_passes, n_pairs)
+    last = (passes[:, -1] == keys[:, -1:]).argmax(axis=1)
+    place = (passes[:, 0] == keys[:, -1:]).argmax(axis=1)
+    return asked(labels) | {
+        "first key": keys[:, 0],
+        "first value": values[:, 0],
+        "greatest key": keys.max(axis=1),
+        "where the last query stands in the first pass": place,
+        "where it stands in the last pass": last,
+        "last answer": labels[:, -1],
+        "wrong answers": (values[rows, place] != labels[:, -1]).astype(int),
+        "different keys": np.array([len(set(row)) for row in keys.tolist()]),
+    }
 
 
-def automata(separator: int) -> Summary:
-    """Words, and the labels that our task keeps."""
-
-    def summary(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
-        ends = inputs == separator
-        starts = np.concatenate([np.ones((len(inputs), 1), dtype=bool), ends[:, :-1]], axis=1) & ~ends
-        first_end = ends.argmax(axis=1)
-        after = np.array(
-            [len({row[i + 1] for i in range(len(row) - 1) if row[i] == row[0]}) for row in inputs.tolist()]
-        )
-        return {
-            "labels": (labels != IGNORED).sum(axis=1),
-            "labels behind a separator": ((labels != IGNORED) & ends).sum(axis=1),
-            "first label": (labels != IGNORED).argmax(axis=1) // 8,
-            "greatest answer": labels.max(axis=1),
-            "words": ends.sum(axis=1),
-            "symbols of the first word": first_end,
-            "first symbol": inputs[:, 0],
-            "different symbols": np.array([len(set(row)) for row in inputs.tolist()]),
-            "different first symbols": np.array(
-                [len(set(np.array(row)[where])) for row, where in zip(inputs.tolist(), starts, strict=True)]
-            ),
-            "what follows the first symbol": after,
-        }
-
-    return summary
+def automata(inputs: np.ndarray, labels: np.ndarray, separator: int) -> Numbers:
+    """Summarise words, and the labels that our task keeps."""
+    ends = inputs == separator
+    starts = np.concatenate([np.ones((len(inputs), 1), dtype=bool), ends[:, :-1]], axis=1) & ~ends
+    first_end = ends.argmax(axis=1)
+    after = np.array([len({row[i + 1] for i in range(len(row) - 1) if row[i] == row[0]}) for row in inputs.tolist()])
+    return {
+        "labels": (labels != IGNORED).sum(axis=1),
+        "labels behind a separator": ((labels != IGNORED) & ends).sum(axis=1),
+        "first label": (labels != IGNORED).argmax(axis=1) // 8,
+        "greatest answer": labels.max(axis=1),
+        "words": ends.sum(axis=1),
+        "symbols of the first word": first_end,
+        "first symbol": inputs[:, 0],
+        "different symbols": np.array([len(set(row)) for row in inputs.tolist()]),
+        "different first symbols": np.array(
+            [len(set(np.array(row)[where])) for row, where in zip(inputs.tolist(), starts, strict=True)]
+        ),
+        "what follows the first symbol": after,
+    }
 
 
 SUMMARIES: dict[str, Summary] = {
-    "mqar-basic": mqar(256, 4),
-    "mqar-figure2": mqar(8192, 64),
-    "forgetting": mqar(256, 8 + 4),
-    "compositional": mqar(256, 4, width=3),
-    "in_context_recall": recall(8, 16),
-    "noisy_recall": recall(8, 16),
-    "fuzzy_recall": fuzzy(7, 15),
-    "fuzzy_recall-train": fuzzy(7, 15),
+    "mqar-basic": partial(mqar, vocab_size=256, n_pairs=4),
+    "mqar-figure2": partial(mqar, vocab_size=8192, n_pairs=64),
+    "forgetting": partial(mqar, vocab_size=256, n_pairs=8 + 4),
+    "compositional": partial(mqar, vocab_size=256, n_pairs=4, width=3),
+    "in_context_recall": partial(recall, n_keys=8, noise=16),
+    "noisy_recall": partial(recall, n_keys=8, noise=16),
+    "fuzzy_recall": partial(fuzzy, n_keys=7, padding=15),
+    "fuzzy_recall-train": partial(fuzzy, n_keys=7, padding=15),
     "memorization": memorization,
-    "compression": compression(31),
-    "selective_copying": selective(14, 16),
+    "compression": partial(compression, n_tokens=31),
+    "selective_copying": partial(selective, blank=14, n_copied=16),
     "copying": copying,
     "adding": adding,
-    "delay": delay(1000),
+    "delay": partial(delay, lag=1000),
     "even_pairs": even_pairs,
     "cycle_navigation": cycle_navigation,
     "modular_arithmetic": modular_arithmetic,
     "in_context_regression": regression,
-    "stacked_mqar": stacked(16, 2),
-    "automata": automata(18),
+    "stacked_mqar": partial(stacked, n_pairs=16, n_passes=2),
+    "automata": partial(automata, separator=18),
 }
-"""What is counted in each record."""
+"""The statistics of each record."""
 
 ROWS = {"mqar-figure2": 2048, "delay": 2048, "in_context_regression": 2048, "automata": 2048}
 USUAL_ROWS = 8192
-"""Examples that are drawn, theirs and ours."""
+"""Number of examples, of theirs and of ours."""
 
 
 def counts(numbers: np.ndarray) -> dict[int, int]:
-    """How often each number comes."""
+    """Return the histogram of the numbers."""
     return {int(value): int(count) for value, count in zip(*np.unique(numbers, return_counts=True), strict=True)}
