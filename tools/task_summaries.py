@@ -35,7 +35,7 @@ def asked(labels: np.ndarray) -> Numbers:
 
 
 def mqar(inputs: np.ndarray, labels: np.ndarray, vocab_size: int, n_pairs: int, width: int = 2) -> Numbers:
-    """Summarise zoology's look-ups; a pair takes `width` tokens of the context, filler is all that is not asked about."""
+    """Summarise look-ups of zoology; a pair takes `width` tokens of the context, filler is never asked about."""
     rows, context = np.arange(len(inputs)), width * n_pairs
     known = labels != IGNORED
     # Where the answer that stands first in the context is asked for; the largest if it is not (re-assigned).
