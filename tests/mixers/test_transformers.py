@@ -335,7 +335,7 @@ def test_a_layer_has_their_outputs_and_gradients(
 # Models.
 
 
-@different_configs
+@configs(KINDS)
 def test_in_float64_the_agreement_is_that_of_float64(
     kind: str, options: dict[str, Any], in_float64: None, generator: torch.Generator
 ) -> None:

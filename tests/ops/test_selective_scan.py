@@ -211,14 +211,18 @@ def test_bad_input_is_refused_in_a_line(
 @pytest.mark.slow
 @ON_CPU
 @pytest.mark.usefixtures("unchecked_shapes")
-def test_signs_are_looked_at_in_compiled_code_and_in_a_single_step(backend: str, generator: torch.Generator) -> None:
+def test_signs_are_looked_at_in_compiled_code(backend: str, generator: torch.Generator) -> None:
     x, dt, A, B, C, *_ = narrowed(scan_inputs(generator, 5))
     compiled = torch.compile(selective_scan, fullgraph=True, backend="aot_eager")
     with pytest.raises(ValueError, match="dt must be finite and not negative"):
         compiled(x, -dt, A, B, C, backend=backend)
-    first = slice(0, 1)
-    with pytest.raises(ValueError, match="A must be finite and not positive"):
-        selective_scan(x[:, first], dt[:, first], -A, B[:, first], C[:, first])
+
+
+def test_signs_are_looked_at_in_a_single_step_unless_told_not_to(generator: torch.Generator) -> None:
+    x, dt, A, B, C, *_ = narrowed(scan_inputs(generator, 1))
+    with refused("A must be finite and not positive"):
+        selective_scan(x, dt, -A, B, C)
+    selective_scan(x, dt, -A, B, C, check=False)
 
 
 @ON_CPU
