@@ -25,7 +25,7 @@ def build(config: Mapping[str, Any]) -> tuple[Task, Backbone]:
         config: complete, nested as in config.yaml.
 
     Raises:
-        ValueError: what the task or the model refuses.
+        ValueError: options that the task or the model refuses.
     """
     from zoo.backbone import Backbone
 
@@ -37,7 +37,7 @@ def build_task(config: Mapping[str, Any]) -> Task:
     """Build only the task; a mixture's task has the longest shape that is trained.
 
     Raises:
-        ValueError: what the task refuses.
+        ValueError: options that the task refuses.
     """
     options, mixture = task_options(config), config["task"].get("mixture")
     name = options.pop("name")
@@ -49,7 +49,7 @@ def build_task(config: Mapping[str, Any]) -> Task:
 
 
 def trivial_guess(config: Mapping[str, Any], guess: str) -> float | None:
-    """Return what a trivial guess scores on a configuration's task.
+    """Return the score of a trivial guess on a configuration's task.
 
     None for mixtures, for data of one's own, for data that is gone, and for tasks that do not know it.
 

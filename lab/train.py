@@ -1,6 +1,6 @@
 """Train one sequence mixer on one task: `python train.py --mixer hybrid --task mqar`; `--help` says more.
 
-This is where the zoo, the tasks and Lightning meet: the task's spec fills in what the model must know, and a run folder
+Here the zoo, the tasks and Lightning meet: the task's spec fills in the model's sizes, and a run folder
 `<run_dir>/<task>/<mixer and its changed options>/seed<k>/` keeps the configuration, checkpoints, TensorBoard events and
 metrics. The same command resumes an unfinished run and shows a finished one.
 """
@@ -101,7 +101,7 @@ def run(command: Command) -> Metrics:
         NonFiniteLossError: the loss, or a weight, is nan or infinite; the checkpoints are of earlier steps.
         Interrupted: a signal asked the run to stop.
     """
-    # Without Lightning's notes on hardware, tips and worker counts; what a person must know stays.
+    # Without Lightning's notes on hardware, tips and worker counts.
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", module=r"lightning\.")
     folder, stop_at, trained = RunFolder.of(command), command.stop_at, None
@@ -149,11 +149,11 @@ def run(command: Command) -> Metrics:
 
 
 def _known_result(command: Command, folder: RunFolder, trained: Metrics | None) -> Metrics | None:
-    """Return the result of a command that needs no training: of a finished run, or where it stopped before.
+    """Return the result of a command that needs no training: of a finished run, or of an earlier stop.
 
     Args:
         command: without --overwrite.
-        folder: of the run.
+        folder: folder of the run.
         trained: the metrics of the run, if it is finished.
 
     Raises:
@@ -335,7 +335,7 @@ class Session:
         return {"by_segment": {name: {**found, "chance": chance[name]} for name, found in scores.items()}}
 
     def _with_bars(self, batches: Iterator[tuple[Key, Any]], title: str) -> Iterator[tuple[Key, Any]]:
-        """Yield the test batches of each key; on a terminal with a bar where they take long."""
+        """Yield the test batches of each key, on a terminal with a bar if they take long."""
         from tqdm import tqdm
 
         disable = None if self.progress and self.trainer.is_global_zero else True

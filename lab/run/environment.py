@@ -15,7 +15,7 @@ LIBRARIES = ("torch", "lightning", "numpy", "datasets", "jsonargparse", "tensorb
 
 
 def git(*arguments: str) -> str | None:
-    """Return what git prints of this code's repository; None where it fails, or where there is no repository."""
+    """Return git's output for the repository of this code; None if it fails, as outside a repository."""
     here = Path(__file__).resolve().parent
     try:
         done = subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True, timeout=10)
@@ -25,7 +25,7 @@ def git(*arguments: str) -> str | None:
 
 
 def environment() -> dict[str, Any]:
-    """Return what a result depends on besides its configuration: code, versions, machine."""
+    """Return the conditions of a result besides its configuration: code, versions, machine."""
     from importlib import metadata  # slow, and --help does without
 
     import torch

@@ -49,7 +49,7 @@ class RunFolder:
         return f"{hashlib.sha256(self.name.encode()).hexdigest()[:4]}-{self.seed} {self.name}/seed{self.seed}"
 
     def siblings(self) -> Iterator[RunFolder]:
-        """Return the other runs of the run_dir that TensorBoard knows; without those of other sweeps in that folder."""
+        """Return the other runs of the run_dir that TensorBoard shows, without runs of other sweeps in that folder."""
         for file in sorted(self.run_dir.glob(f"*/*/seed*/{HPARAMS}")):
             name, seed = file.parent.parent.relative_to(self.run_dir), file.parent.name.removeprefix("seed")
             if seed.isdecimal() and file.parent != self.path:

@@ -32,8 +32,8 @@ INCIDENTAL = {
     "trainer.num_sanity_val_steps",
     "trainer.profiler",
 }
-"""Options, with their sub-options (trainer.logger.init_args.save_dir), that change no result: where it is kept, what is
-shown. Runs that differ only in them are the same."""
+"""Options that change no result, with their sub-options (trainer.logger.init_args.save_dir). Runs that differ only in
+them are the same."""
 
 WATCHING = {
     "DeviceStatsMonitor",
@@ -79,7 +79,7 @@ def _class_name(callback: Any) -> str:
 def run_name(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
     """`<task>/<mixer>`, each followed by the options that differ from `defaults`: mqar-n_pairs8/attention-n_heads2.
 
-    The mixer's own options come before those of model and training. Long names end with a digest instead.
+    Options of the mixer come before options of model and training. Long names end with a digest instead.
     """
     values, usual, absent = deciding_options(config), deciding_options(defaults), object()
     named = {"seed", "mixer.name", "task.name"}

@@ -29,15 +29,15 @@ class Run:
     """One run of train.py.
 
     Attributes:
-        folder: where it is kept.
+        folder: folder of the run.
         config: config.yaml, nested as there.
         metrics: numbers of metrics.json, nested as there (`lab.run.metrics.Metrics`), None if not finite. An
             unfinished run has the last value logged of each curve.
         state: "tested"; "trained", with --no_test; "unfinished", whether it is under way or has failed.
         trial: whether it is one of those from which `sweep.py --tune` picked another.
         message: why a sweep's run failed.
-        window: of the learning rates among which `sweep.py --tune` picked this run's (`lab.sweep.tuning.Window`).
-        commit: of the code that ran; empty if that was in no repository.
+        window: window of learning rates from which `sweep.py --tune` picked this run's (`lab.sweep.tuning.Window`).
+        commit: commit of the code; empty outside a repository.
     """
 
     folder: Path
@@ -145,7 +145,7 @@ def read_curves(folder: Path) -> dict[str, Curve]:
             tag: sorted({each.step: each.value for each in events.Scalars(tag)}.items())
             for tag in events.Tags()[SCALARS]
         }
-    except Exception as error:  # noqa: BLE001 (what it raises on foreign bytes is no one type)
+    except Exception as error:  # noqa: BLE001 (foreign bytes raise errors of many types)
         logger.warning("no curves of %s: its events cannot be read: %s", folder, one_line(error))
         return {}
     finally:
@@ -203,7 +203,7 @@ def one_line(error: Exception) -> str:
 
 
 def _numbers(value: Any) -> Any:
-    """Return the same with None for each value that is neither a number nor contains one."""
+    """Replace each value that is no number, mapping or list by None."""
     if isinstance(value, Mapping):
         return {name: _numbers(each) for name, each in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Models saved and loaded without lightning: a run's checkpoint, or a file of `save`, says by itself what it holds."""
+"""Models saved and loaded without lightning: checkpoints of runs, and files of `save`, contain their own options."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def save(model: Backbone | SequenceMixer, path: str | os.PathLike[str]) -> None:
 
     Args:
         model: on any device, in any floating type.
-        path: the file, written whole or not at all; what stood there is replaced. With the suffix .safetensors (extra
+        path: the file, written whole or not at all; an old file is replaced. With the suffix .safetensors (extra
             `hub`) other programs can read the weights; with any other one it is a checkpoint as training writes them,
             of a `Backbone` only.
 
     Raises:
-        ValueError: neither a `Backbone` nor a mixer, or one that was built from modules or changed after it was built,
-            and could not be built again.
+        ValueError: no `Backbone` or mixer, or one that was built from modules or changed after it was built, and could
+            not be built again.
         OSError: the folder is not there or cannot be written.
     """
     if not isinstance(model, Backbone | SequenceMixer):
@@ -61,7 +61,7 @@ def save(model: Backbone | SequenceMixer, path: str | os.PathLike[str]) -> None:
     if isinstance(model, SequenceMixer):
         raise ValueError(f"zoo.save takes a mixer to a file with the suffix {pretrained.SUFFIX}")
     held = model.state_dict()
-    copies = {(t.data_ptr(), t.shape): t.detach().cpu() for t in held.values()}  # one of what two names share
+    copies = {(t.data_ptr(), t.shape): t.detach().cpu() for t in held.values()}  # one tensor for names that share it
     weights = {name: copies[t.data_ptr(), t.shape] for name, t in held.items()}
     if found := misfit(build(Backbone, model.options).state_dict(), weights):
         raise ValueError(f"the model is not the one that its options build, and could not be loaded: {found}")

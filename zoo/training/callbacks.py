@@ -29,18 +29,18 @@ class BetweenSteps(Callback):
             raise TypeError(f"{type(self).__name__} needs a SequenceModule, got {type(pl_module).__name__}")
 
     def between_steps(self, trainer: L.Trainer) -> None:
-        """Run after a batch is done, logged and, where that was due, validated on, and before the next one begins."""
+        """Run after a batch is done and logged, and after a validation that is due, before the next batch begins."""
 
 
 class ReseedEachStep(Callback):
     """Seed torch's generators before each batch, so that the draws of a step depend only on its place in the run.
 
     A training step's seed is a pure function of (seed, index of the micro-batch since the start of the run, rank, world
-    size): a resumed run draws what the uninterrupted one drew, whatever was drawn in between. Validation and test
+    size): a resumed run draws the numbers of the uninterrupted run, whatever was drawn in between. Validation and test
     batches have streams of their own, the same at every pass.
 
     Args:
-        seed: of the run.
+        seed: seed of the run.
     """
 
     def __init__(self, seed: int) -> None:
@@ -102,7 +102,7 @@ class Reached(Callback):
 
     Args:
         monitor: logged name of the validation metric.
-        level: what is to be reached; None is never reached.
+        level: level to be reached; None is never reached.
         more: whether more is better.
     """
 
@@ -121,7 +121,7 @@ class Reached(Callback):
             self.note(trainer.global_step, float(trainer.callback_metrics[self.monitor]))
 
     def note(self, step: int, value: float) -> None:
-        """Take in the value that a validation found at a step."""
+        """Compare the value of a validation at a step with the level."""
         if self.step is None and self.level is not None:
             self.step = step if (value >= self.level if self.more else value <= self.level) else None
 

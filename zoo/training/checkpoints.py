@@ -3,7 +3,7 @@
 Lightning can save at many moments, but resumes exactly from only a few of them: elsewhere a validation that was due is
 skipped, a logged step counts twice or a partly accumulated gradient is lost. So `last` is written only at three kinds
 of moments: at the end of a validation; between two batches, if a step was completed and not validated; at the end of
-training. What Lightning records of its progress at these moments is exact, so checkpoints keep it unchanged.
+training. Lightning's record of its progress is exact at these moments, so checkpoints keep it unchanged.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Save `checkpoint` as `path`.
 
         Raises:
-            OSError: the file cannot be written; what was there before is untouched.
+            OSError: the file cannot be written; the old file is untouched.
         """
         path = Path(path)
-        # One fixed name: what a killed process leaves behind is overwritten by the next save.
+        # One fixed name: the next save overwrites the file that a killed process leaves behind.
         temporary = path.with_name(f".{path.name}.tmp")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -241,7 +241,7 @@ class Interrupt(BetweenSteps):
         self._handlers = contextlib.ExitStack()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # Not on_fit_start: after that Lightning notes all handlers, and at the end puts back what it noted.
+        # Not in on_fit_start: Lightning notes all handlers after it, and restores them at the end.
         self._asked = None
         self._handlers.enter_context(handled((CTRL_C, *SCHEDULER), functools.partial(self._ask, trainer)))
 

@@ -1,4 +1,4 @@
-"""What a run writes to TensorBoard besides its curves: options and results for the HParams tab."""
+"""TensorBoard: the logger of a run, tags of split scores, options and results for the HParams tab."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def write_hparams(file: Path, options: Mapping[str, Any], trial: str, started: f
     Put the file next to the run's other events. TensorBoard keeps the first options that it reads of a run, so the name
     must sort first; and a separate file can be replaced once it is known in which options the runs differ.
 
-    The tab takes the scalars of the runs as metrics, in alphabetical order, and shows five: `log_result` writes those
-    that runs are compared by. (A list of options and metrics, as torch's `add_hparams` writes it, is read from only one
-    run and hides what the others have. Without such a list the tab shows everything, the options that differ first.)
+    The tab takes the scalars of the runs as metrics, in alphabetical order, and shows five: `log_result` writes the
+    metrics by which runs are compared. (A list of options and metrics, as torch's `add_hparams` writes it, is read from
+    only one run and hides other columns. Without a list the tab shows all columns, the options that vary first.)
 
     Args:
         file: path of the file; its name must contain "tfevents".

@@ -127,7 +127,7 @@ class TheoryFigures(Callback):
                 logger.experiment.add_figure(f"{tag}/{kind}", picture, step)
 
     def _examples(self, trainer: L.Trainer) -> Tensor | None:
-        """Return the first validation examples, cut to max_seq_len; None where there is no validation data."""
+        """Return the first validation examples, cut to max_seq_len; None without validation data."""
         if self._inputs is None:
             loaders = trainer.val_dataloaders
             if isinstance(loaders, list | tuple):

@@ -38,10 +38,11 @@ def scores_apart(
         Per set {score: value}, without the scores that are split by facts.
     """
     loggers, trainer.loggers = trainer.loggers, []
-    results, module.results = module.results, {}
+    results = module.results
     scores: dict[Key, dict[str, float | None]] = {}
     try:
         for key, loader in batches:
+            module.results = {}
             trainer.test(module, loader, verbose=False)  # pyright: ignore[reportArgumentType]
             # There are no results if --trainer.limit_test_batches is zero.
             found = module.results.get("test", {})
@@ -101,7 +102,7 @@ def length_figure(scores: Mapping[int, float | None], name: str, trained: int, c
         scores: by length; None leaves a gap.
         name: name of the score.
         trained: the length of training.
-        chance: score of a guesser that ignores the input, at each length; no line is drawn where there is no number.
+        chance: score of a guesser that ignores the input, at each length; None leaves a gap.
         title: title of the figure.
     """
     figure, (axes,) = new_figure()

@@ -85,9 +85,9 @@ class Perplexity(Mean):
 class MacroAccuracy(Sums):
     """Mean over the classes of the share of their labels that is right, over everything seen.
 
-    A class that was guessed but never asked for counts as 0; a class that was neither does not count. The result is
-    that of torchmetrics' `MulticlassAccuracy(n_classes)` with its defaults. Each update of that metric fills a matrix
-    of classes by classes, half a gigabyte at a vocabulary of 8,192; this one keeps three numbers per class.
+    A class that was guessed but never asked for counts as 0; a class without guess or label does not count. The result
+    equals torchmetrics' `MulticlassAccuracy(n_classes)` with its defaults. Each update of that metric fills a matrix of
+    classes by classes, half a gigabyte at a vocabulary of 8,192; this one keeps three numbers per class.
 
     Args:
         n_classes: number of classes.
@@ -224,7 +224,7 @@ class ClassificationScores(Scores):
 
 
 class RegressionScores(Scores):
-    """Mean squared error, relative squared error (0 is exact, 1 is what predicting zero scores) and R²."""
+    """Mean squared error, relative squared error (0 is exact, 1 is the error of predicting zero) and R²."""
 
     def __init__(self, facts: Sequence[str]) -> None:
         super().__init__("relative_squared_error", facts)

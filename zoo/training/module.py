@@ -53,9 +53,9 @@ class SequenceModule(L.LightningModule):
     It logs `<stage>/loss` and `<stage>/accuracy` (`<stage>/relative_squared_error` for mse), for stage train (each
     step), val and test (over the split); for val and test also `accuracy_macro`, the mean over the classes of their
     accuracies, and `sequence_accuracy`, the share of sequences whose every label is answered (`r2` for mse), and with
-    perplexity `perplexity` and `bits_per_token`; at test also `test/accuracy_by_<fact>/<=<bound>` for each fact
-    (`test/relative_squared_error_by_<fact>/<=<bound>` for mse). With experts also `train/balance_loss` and
-    `train/load/layer<l>/expert<e>`, the share of positions that it served.
+    perplexity `perplexity` and `bits_per_token`. With experts also `train/balance_loss` and
+    `train/load/layer<l>/expert<e>`, the share of positions that it served. The scores of the last validation and test
+    are in `results`, nested; the test's are also split by facts.
 
     Args:
         balance_weight: weight, in the training loss, of the experts' load-balance loss (a mean over the expert layers).
@@ -64,7 +64,7 @@ class SequenceModule(L.LightningModule):
         perplexity: report the perplexity and the bits per token of the labels.
         seed: seed of the initial weights.
         lr: learning rate at the end of the warm-up.
-        weight_decay: AdamW's decay, on matrices only: norms, biases, embeddings and what mixers name are spared.
+        weight_decay: AdamW's decay, on matrices only; none on norms, biases, embeddings and some parameters of mixers.
         beta1: AdamW's decay rate of the mean gradient.
         beta2: AdamW's decay rate of the squared gradient.
         warmup_steps: optimizer steps of linear warm-up; a cosine follows.
@@ -73,7 +73,7 @@ class SequenceModule(L.LightningModule):
         **model: the options of `Backbone`: mixer, n_outputs, vocab_size or d_input, d_model, n_layers and so on.
 
     Raises:
-        ValueError: a hyper-parameter out of range, or what `Backbone` refuses.
+        ValueError: a hyper-parameter out of range, or an option that `Backbone` refuses.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class SequenceModule(L.LightningModule):
     def predict_labelled(
         self, batch: Batch
     ) -> tuple[Float[Tensor, "*positions n_outputs"], Shaped[Tensor, "*labelled"], Bool[Tensor, "batch seq"] | None]:
-        """Return outputs (at least float32) and labels where there are labels, and the mask of these positions.
+        """Return outputs (at least float32) and labels at the labelled positions, and the mask of these positions.
 
         If all positions have labels (common for mse), nothing is selected and the mask is None.
         """
@@ -168,11 +168,11 @@ class SequenceModule(L.LightningModule):
         return outputs
 
     def setup(self, stage: str) -> None:
-        # Lightning warns that of module and data module it asks this one, which is what is meant.
+        # Lightning warns that it calls this module's hook and not the data module's.
         warnings.filterwarnings("ignore", "You have overridden `on_before_batch_transfer` in `LightningModule`")
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Tell the callbacks that save or stop between two batches of training: from here Lightning resumes exactly."""
+        """Call the callbacks that save or stop between two batches of training: from here Lightning resumes exactly."""
         for callback in self.trainer.callbacks if self.trainer.training else ():  # pyright: ignore[reportAttributeAccessIssue]
             if isinstance(callback, BetweenSteps):
                 callback.between_steps(self.trainer)
@@ -204,7 +204,7 @@ class SequenceModule(L.LightningModule):
         """Build AdamW with two groups (decayed, spared) and the schedule `warmup_cosine`.
 
         Raises:
-            ValueError: the trainer has neither max_steps nor max_epochs, so that the cosine has no end.
+            ValueError: the trainer has no max_steps and no max_epochs, so that the cosine has no end.
         """
         h = self.hparams
         spared = self.backbone.no_weight_decay()
@@ -237,11 +237,11 @@ class SequenceModule(L.LightningModule):
 
     @property
     def score_name(self) -> str:
-        """What is logged besides the loss."""
+        """The score that is logged besides the loss."""
         return "accuracy" if self.loss == "cross_entropy" else "relative_squared_error"
 
     def _share(self, n: int, dtype: torch.dtype) -> Tensor | float:
-        """Return this process's n labels over what a process has on average, 1 where there is one process.
+        """Return this process's n labels over the average of all processes, 1 for a single process.
 
         Gradients and logged numbers are means over the processes: weighed by this they are means over all labels.
         """
@@ -252,7 +252,7 @@ class SequenceModule(L.LightningModule):
         return n * _n_processes() / total.clamp(min=1)
 
     def _judge(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return loss, and accuracy or relative squared error, of a batch; zeros of no weight where it is empty."""
+        """Return loss, and accuracy or relative squared error, of a batch; zeros of no weight if it is empty."""
         if labels.numel() == 0:
             # One of several devices may get no row of the last batch: a mean over nothing would be nan for all.
             return outputs.sum(), outputs.detach().sum()
@@ -275,7 +275,7 @@ class SequenceModule(L.LightningModule):
 
 
 def _n_processes() -> int:
-    """Count the processes of this training run; 1 also where there is no trainer."""
+    """Count the processes of this training run; 1 also without a trainer."""
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     return torch.distributed.get_world_size() if distributed else 1
 
