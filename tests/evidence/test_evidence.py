@@ -53,7 +53,7 @@ from zoo.evidence import (
     ],
 )
 def test_an_exact_check_is_a_point(check: Check, verdict: str, predicted: str) -> None:
-    assert (check.verdict, check.predicted, check.known) == (verdict, predicted, "exact")
+    assert (check.verdict, check.predicted, check.interval_text) == (verdict, predicted, "exact")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_an_exact_check_is_a_point(check: Check, verdict: str, predicted: str) -
 def test_a_check_of_samples_or_an_estimate_is_an_interval(measured: Any, verdict: str, known: str) -> None:
     found: Measured = dict(enumerate(measured)) if isinstance(measured, list) else measured
     check = at_least("q", found, 0.9)
-    assert (check.verdict, check.known) == (verdict, known)
+    assert (check.verdict, check.interval_text) == (verdict, known)
     assert check.seeds == (tuple(range(len(measured))) if isinstance(measured, list) else ())
     assert bool(check.reason) == (known == "–")
 

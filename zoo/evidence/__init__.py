@@ -2,7 +2,7 @@
 
     samples = {seed: accuracy for seed, accuracy in enumerate([0.97, 0.99, 1.0, 0.98, 1.0])}
     check = at_least("accuracy", samples, 0.9)
-    print(check.verdict, check.known)
+    print(check.verdict, check.interval_text)
 
 `zoo.evidence.interval` has the statistics, `zoo.evidence.page` writes verdicts; neither is loaded before it is needed.
 """

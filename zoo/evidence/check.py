@@ -13,23 +13,23 @@ from zoo.report.numbers import NOTHING, Number, count, number
 
 CheckStatus: TypeAlias = Literal["holds", "fails", "undecided"]
 Samples: TypeAlias = Mapping[int, Number]
-"""One measurement for each seed; pair what shares a seed with `paired`."""
+"""One measurement for each seed; `paired` combines those of equal seeds."""
 Measured: TypeAlias = Number | Samples | Estimate
 """A number is exact, by algebra or by a deterministic measurement: it has no interval."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One quantity: what was measured, with its interval, and the region in which the prediction puts it.
+    """One measured quantity, with its interval, and the region that the prediction gives it.
 
     Attributes:
-        quantity: its name.
-        value: what was measured; of samples, their median.
+        quantity: name of the quantity.
+        value: measured value; the median if there are samples.
         low: least predicted value.
         high: largest predicted value.
-        interval: 95 % interval of the value; None where it is exact, or undecided for the reason given.
-        seeds: those of the samples.
-        reason: why nothing can be decided, whatever was measured.
+        interval: 95 % interval of the value; None if the value is exact, or if there is a reason to decide nothing.
+        seeds: seeds of the samples.
+        reason: reason why the check is undecided whatever the value; empty without one.
     """
 
     quantity: str
@@ -42,7 +42,7 @@ class Check:
 
     @property
     def verdict(self) -> CheckStatus:
-        """Holds with the whole interval in the predicted region, fails with all of it outside; NaN decides nothing."""
+        """Holds if the whole interval is in the predicted region, fails if all of it is outside; undecided for NaN."""
         low, high = self.interval or (self.value, self.value)
         if self.reason:
             return "undecided"
@@ -65,7 +65,7 @@ class Check:
         return f"{number(self.low)} to {number(self.high)}"
 
     @property
-    def known(self) -> str:
+    def interval_text(self) -> str:
         """The interval in words."""
         if self.interval is None:
             return NOTHING if self.reason else "exact"
@@ -73,7 +73,7 @@ class Check:
 
 
 def within(quantity: str, measured: Measured, low: Number = -math.inf, high: Number = math.inf) -> Check:
-    """Predict no less than `low` and no more than `high`."""
+    """Check that the measurement is between `low` and `high`."""
     if isinstance(measured, Estimate):
         return Check(quantity, measured.value, low, high, measured[1:])
     if not isinstance(measured, Mapping):
@@ -90,28 +90,28 @@ def within(quantity: str, measured: Measured, low: Number = -math.inf, high: Num
 
 
 def equals(quantity: str, measured: Number, value: Number) -> Check:
-    """Predict exactly `value`."""
+    """Check that the measurement equals `value`."""
     return within(quantity, measured, value, value)
 
 
 def at_most(quantity: str, measured: Measured, value: Number) -> Check:
-    """Predict no more than `value`."""
+    """Check that the measurement is at most `value`."""
     return within(quantity, measured, high=value)
 
 
 def at_least(quantity: str, measured: Measured, value: Number) -> Check:
-    """Predict no less than `value`."""
+    """Check that the measurement is at least `value`."""
     return within(quantity, measured, low=value)
 
 
 def near(quantity: str, measured: Measured, value: Number, relative: float) -> Check:
-    """Predict `value`, to within `relative` of it."""
+    """Check that the measurement differs from `value` by at most the relative error."""
     room = abs(value) * relative
     return within(quantity, measured, value - room, value + room)
 
 
 def paired(function: Callable[..., Number], *samples: Samples) -> Samples:
-    """Return what a function makes of the measurements of each seed that all samples have: a difference, a ratio.
+    """Apply a function, such as a difference or a ratio, to the measurements of each seed that all samples share.
 
     >>> paired(lambda a, b: a - b, {0: 3.0, 1: 5.0}, {1: 4.0, 2: 0.0})
     {1: 1.0}
@@ -121,21 +121,21 @@ def paired(function: Callable[..., Number], *samples: Samples) -> Samples:
 
 
 def given(check: Check, *premises: Check) -> Check:
-    """Return a check of what is said only of those that meet the premises: undecided, unless each of these holds."""
+    """Return the check, undecided unless each premise holds."""
     for premise in premises:
         if premise.verdict != "holds":
             why = f", with {premise.reason}" if premise.reason else ""
-            value = f"{number(premise.value)} ({premise.known})" if premise.interval else number(premise.value)
+            value = f"{number(premise.value)} ({premise.interval_text})" if premise.interval else number(premise.value)
             missed = f"{premise.quantity} is {value}, predicted {premise.predicted}{why}"
-            return replace(check, reason=f"says nothing, because its control does not hold: {missed}")
+            return replace(check, reason=f"its control does not hold: {missed}")
     return check
 
 
 def controlled(negative: Check, *controls: Check) -> Check:
-    """Return a check that something is not learned, undecided unless each control holds: it says nothing then.
+    """Return a check that something is not learned, undecided unless each control holds.
 
-    A control is what the same mixer must have learned under the same budget, named before the runs: the task made
-    easier by a shorter distance, fewer pairs, a smaller group; or that four times the training changes nothing. What
-    was learned after all refutes, whatever its controls.
+    A control is a task that the same mixer must learn in the same budget, such as a shorter distance, fewer pairs or a
+    smaller group; or that four times the training changes nothing. A task that was learned after all refutes the
+    prediction, whatever its controls.
     """
     return given(negative, *controls) if negative.verdict == "holds" else negative

@@ -1,8 +1,8 @@
-"""Intervals that a verdict can rest on, by scipy.stats; simulations at five and ten seeds check what they cover.
+"""Intervals for verdicts, by scipy.stats; simulations at five and ten seeds check their coverage.
 
-What seeds give is seldom normal: scores crowd below 1, and now and then a seed learns nothing. An interval of the mean,
-by Student's t or by resampling, then covers the mean too seldom. So the quantity is the median, and its interval ends
-at two of the samples: that covers whatever the distribution is, and on whatever scale.
+Scores over seeds are seldom normal: they crowd below 1, and some seeds learn nothing. An interval of the mean, by
+Student's t or by resampling, then covers the mean too seldom. So the quantity is the median, and its interval ends at
+two of the samples. That has the stated coverage for any distribution, on any scale.
 """
 
 from __future__ import annotations

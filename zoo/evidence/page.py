@@ -1,4 +1,4 @@
-"""Verdicts on paper: plain data for JSON, a section of Markdown, a table for the terminal, a figure of panels."""
+"""Renderer of verdicts: plain data for JSON, a section of Markdown, a table for the terminal, a figure of panels."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _STYLES: dict[str, dict[str, Any]] = {
     "dashed": {"linestyle": "--", "linewidth": 1.2},
 }
 _MARKERS = ("o", "s", "^")
-"""Of the first ten things, the next ten and so on, which share their colours."""
+"""Markers of curves 1 to 10, 11 to 20 and so on, which share their colours."""
 RULE = (
-    "A check holds when the whole 95 % interval lies where it is predicted, fails when all of it lies outside, and is "
-    "undecided otherwise. What is measured over seeds is their median, with an interval from the order of the samples: "
-    "of five seeds, the fewest that are taken, from the smallest to the largest, which covers 93.75 %. Shares, "
-    "rankings, correlations and rates of decay have intervals of their own; an exact quantity has none."
+    "A check holds if the whole 95 % interval is in the predicted region, fails if all of it is outside, and is "
+    "undecided otherwise. Quantities measured over seeds are medians, with an interval from the order of the samples: "
+    "for five seeds, the fewest allowed, from the smallest to the largest, which covers 93.75 %. Shares, rankings, "
+    "correlations and rates of decay have intervals of their own; an exact quantity has none."
 )
 """How checks are judged, for the pages."""
 _WIDTH = 6.4  # inches, of a panel
@@ -44,7 +44,7 @@ _MOST_TICKS = 6
 
 
 def verdict_record(verdict: Verdict) -> dict[str, Any]:
-    """Return a verdict as plain data, as it stands in claims.json; an open end, and what is not finite, is None."""
+    """Return a verdict as plain data, as in claims.json; open ends and numbers that are not finite are None."""
     claim = verdict.claim
     record = {
         "name": claim.name,
@@ -99,7 +99,7 @@ def verdict_table(verdicts: Iterable[Verdict]) -> Table:
         found = [check.verdict for check in checks]
         against = next((each for each in (wrong, "undecided") if each in found), None)
         telling = checks[found.index(against) if against else -1]
-        value = f"{number(telling.value)}, {telling.known}" if telling.interval else number(telling.value)
+        value = f"{number(telling.value)}, {telling.interval_text}" if telling.interval else number(telling.value)
         said = f"{telling.predicted} {'said' if slogan else 'predicted'}"
         instance = f"{telling.quantity}: {value} ({said}{', ' if telling.reason else ''}{telling.reason})"
         colour = "green" if verdict.as_expected else "yellow" if verdict.status == "undecided" else "bold red"
@@ -146,12 +146,12 @@ def check_rows(checks: Iterable[Check], expected: str = "holds") -> list[tuple[s
     for check in checks:
         word = check.verdict if check.verdict == expected else f"**{check.verdict}**"
         verdict = f"{word}: {check.reason}" if check.reason else word
-        rows.append((check.quantity, number(check.value), check.known, check.predicted, verdict))
+        rows.append((check.quantity, number(check.value), check.interval_text, check.predicted, verdict))
     return rows
 
 
 def read_check(record: Mapping[str, Any]) -> Check:
-    """Read a check as it stands in the JSON, where an open end and what is not finite is null."""
+    """Read a check from its record, in which open ends and numbers that are not finite are None."""
     low, high = (
         end if given is None else given for given, end in zip(record["predicted"], (-math.inf, math.inf), strict=True)
     )
@@ -235,5 +235,5 @@ def _named_beside(panel: Panel) -> bool:
 
 
 def _family(label: str) -> str:
-    """Give curves of one thing, 'k = 4: bound' and 'k = 4: trained', one colour."""
+    """Return the part of a label that decides the colour: 'k = 4: bound' and 'k = 4: trained' share one."""
     return label.partition(":")[0]

@@ -30,7 +30,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot: axes with their units, and what is drawn on them."""
+    """One plot: axes with their units, and curves."""
 
     title: str
     x_label: str
@@ -39,14 +39,14 @@ class Panel:
     log_x: bool = False
     log_y: bool = True
     whole_x: bool = False  # the abscissa counts: ticks at integers only
-    x_names: tuple[str, ...] = ()  # what stands at the abscissae 0, 1, ...
-    lowest: float = 1e-18  # a log axis ends somewhere: what is smaller, zero above all, is drawn here
+    x_names: tuple[str, ...] = ()  # names at the abscissae 0, 1, ...
+    lowest: float = 1e-18  # smaller values on a log axis, zero above all, are drawn here
     share: bool = False  # the ordinate is a share: it reaches from 0 to 1, however close the values are
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a measurement returns; `missing` names what was planned and is not there, so that nothing is decided."""
+    """The result of a measurement; names of planned runs in `missing` make the verdict undecided."""
 
     checks: tuple[Check, ...]
     panels: tuple[Panel, ...] = ()

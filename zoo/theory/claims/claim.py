@@ -20,14 +20,14 @@ class Settings:
     """Sizes of the measurements.
 
     Args:
-        seed: of every draw.
-        n_seeds: repetitions of whatever is trained or drawn, five or more; medians are taken over them.
-        steps: of Adam, where something is trained.
-        seq_len: of gradient profiles and of the table of heads for an error; rates are tail rates, and below about 200
-            positions the tail is not yet reached.
+        seed: seed of every draw.
+        n_seeds: number of repetitions, five or more, with other draws; medians are taken over them.
+        steps: steps of Adam in claims that train.
+        seq_len: length of gradient profiles and of the table of heads for an error. Rates are tail rates; below about
+            200 positions the tail is not yet reached.
         ranks: interaction ranks of the teachers in the claims about head counts, from 1 to 16.
-        starts: of an optimiser of a loss that is not convex; times n_seeds where a minimum is to be believed.
-        device: where layers and tensors live.
+        starts: starts of an optimiser of a loss that is not convex; n_seeds times as many for a minimum.
+        device: device of layers and tensors.
 
     Raises:
         ValueError: a size too small to measure anything.
@@ -73,13 +73,13 @@ class Claim(Prediction):
 
 
 Findings: TypeAlias = Iterator[Check | Panel]
-"""What a measurement yields: checks, and plots of what they are about."""
+"""Checks, and plots, that a measurement yields."""
 
 
 def claim(
     statement: str, source: str, refuted_by: str, slogan: bool = False
 ) -> Callable[[Callable[[Settings], Findings]], Claim]:
-    """Return what turns the function that measures a claim into a `Claim` of its name, with these attributes."""
+    """Return a decorator that turns a measuring function into a `Claim` of its name, with these attributes."""
 
     def named(measure: Callable[[Settings], Findings]) -> Claim:
         def gathered(settings: Settings) -> Evidence:
