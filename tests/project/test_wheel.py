@@ -58,7 +58,9 @@ def _run(*command: str | Path, cwd: Path | None = None) -> str:
 def test_it_holds_zoo_alone(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     inside = {name for name in names if ".dist-info/" not in name}
-    here = {str(p.relative_to(ROOT)) for p in (ROOT / "zoo").rglob("*") if p.suffix in {".py", ".typed"}}
+    here = {
+        str(p.relative_to(ROOT)) for p in (ROOT / "zoo").rglob("*") if p.suffix in {".py", ".pyi", ".html", ".typed"}
+    }
     assert inside == here
     assert "zoo/py.typed" in inside
     assert wheel.name.startswith(f"mixer_zoo-{zoo.__version__}-py3-none-any")
