@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -298,3 +298,28 @@ def in_chunks(mixer: Any, x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Any]
 def draw(*shape: int, generator: torch.Generator, dtype: torch.dtype = torch.float64) -> Tensor:
     """Standard normal numbers."""
     return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def assert_rows_alone(
+    run: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor, spans: Sequence[slice], generator: torch.Generator
+) -> None:
+    """Assert that each row of `run(x)` is the module's output on its span alone, gradients too, and zero elsewhere."""
+    x, parameters = x.requires_grad_(), list(module.parameters())
+    y = run(x)
+    weights = draw(*y.shape, generator=generator)
+    of_x, *of_parameters = torch.autograd.grad((y * weights).sum(), [x, *parameters])
+    expected = [torch.zeros_like(p) for p in parameters]
+    for row, span in enumerate(spans):
+        outside = torch.ones(x.shape[1], dtype=torch.bool)
+        outside[span] = False
+        assert not y[row, outside].any()
+        assert not of_x[row, outside].any()
+        if outside.all():
+            continue
+        alone = x.detach()[row : row + 1, span].requires_grad_()
+        y_alone = module(alone)
+        assert_close(y[row, span], y_alone[0])
+        of_alone, *of_row = torch.autograd.grad((y_alone[0] * weights[row, span]).sum(), [alone, *parameters])
+        assert_close(of_x[row, span], of_alone[0])
+        expected = [a + b for a, b in zip(expected, of_row, strict=True)]
+    assert_close(of_parameters, expected)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests import slow
-from tests.cases import D_MODEL, KINDS, Case, draw
+from tests.cases import D_MODEL, KINDS, Case, assert_rows_alone, draw
 from tests.tolerances import assert_close
 from zoo import Bidirectional, SequenceMixer, create_mixer, list_mixers
 from zoo.ops.time import left_align, reverse, right_align
@@ -43,22 +43,12 @@ def test_the_operator_is_that_of_both(names: tuple[str, str], generator: torch.G
 
 @pytest.mark.parametrize("names", [("attention", "gru"), ("selective_ssm", "conv"), ("lstm", "sliding_attention")])
 def test_padding_leaks_into_nothing(names: tuple[str, str], generator: torch.Generator) -> None:
-    both, lengths = pair(names, generator), [6, 0, 1, 4]
+    both, lengths = pair(names, generator), torch.tensor([6, 0, 1, 4], dtype=torch.int32)
     x = draw(4, 6, D_MODEL, generator=generator)
-    for row, length in enumerate(lengths):
-        x[row, length:] = float("nan")
-    y = both(x.requires_grad_(), torch.tensor(lengths, dtype=torch.int32))
-    weights = draw(*y.shape, generator=generator)
-    (gradient,) = torch.autograd.grad((y * weights).sum(), x)
-    for row, length in enumerate(lengths):
-        assert not y[row, length:].any()
-        assert not gradient[row, length:].any()
-        if length:
-            alone = x.detach()[row : row + 1, :length].requires_grad_()
-            expected = both(alone)
-            assert_close(y[row, :length], expected[0])
-            (of_alone,) = torch.autograd.grad((expected[0] * weights[row, :length]).sum(), alone)
-            assert_close(gradient[row, :length], of_alone[0])
+    spans = [slice(0, length) for length in lengths.tolist()]
+    for row, span in enumerate(spans):
+        x[row, span.stop :] = float("nan")
+    assert_rows_alone(lambda x: both(x, lengths), both, x, spans, generator)
 
 
 def test_it_is_a_plain_module(generator: torch.Generator) -> None:
