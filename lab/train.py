@@ -8,10 +8,8 @@ metrics. The same command resumes an unfinished run and shows a finished one.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import shlex
-import shutil
 import signal
 import sys
 import threading
@@ -21,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lab.build import declared, model_options, task_options
 from lab.config import PROGRAM, Command, parse
@@ -353,15 +351,12 @@ def build_trainer(command: Command, folder: RunFolder, measuring: Sequence[Callb
         step: optimizer step to resume from; events of later steps are purged.
     """
     from lightning.pytorch import Trainer
-    from lightning.pytorch.callbacks import LambdaCallback
 
     options: dict[str, Any] = dict(command.trainer)
     config = command.config
     callbacks, plugins = (_as_list(options.pop(key)) for key in ("callbacks", "plugins"))
     if options["enable_progress_bar"] is not False:
-        bar = Progress(options["log_every_n_steps"] or 50)
-        shown = {"on_train_start": bar.open, "on_train_batch_end": bar.step}
-        callbacks.append(LambdaCallback(**shown, on_train_end=bar.close, on_exception=bar.close))
+        callbacks.append(training.Progress(options["log_every_n_steps"] or 50))
     options["enable_progress_bar"] = False
     if options["max_epochs"] in (None, -1):
         options |= _in_one_epoch(options)
@@ -441,59 +436,6 @@ def _ctrl_c() -> Iterator[None]:
 
 def _as_list(value: Any) -> list[Any]:
     return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
-
-
-class Progress:
-    """One bar over the optimizer steps of the whole run, with loss and accuracy every `every` steps.
-
-    During a step its title is the latest message of `zoo.ops`, such as that a kernel is compiled for some seconds.
-    """
-
-    TITLE = "training"
-    LOGGER = logging.getLogger("zoo.ops")
-
-    def __init__(self, every: int) -> None:
-        self.every, self._bar, self._title = every, cast(Any, None), self.TITLE
-
-    def _entitle(self, title: str) -> None:
-        if title != self._title:
-            self._title = title
-            self._bar.set_description(title)
-
-    def open(self, trainer: L.Trainer, module: Any) -> None:
-        from tqdm import tqdm
-
-        total = trainer.estimated_stepping_batches
-        self._bar = tqdm(
-            total=int(total) if math.isfinite(total) else None,
-            initial=trainer.global_step,
-            desc=self.TITLE,
-            unit=" steps",
-            ncols=min(120, shutil.get_terminal_size().columns),
-            # A log file gets a line now and then, a terminal a bar that moves.
-            mininterval=0.1 if sys.stderr.isatty() else 3,
-            disable=not trainer.is_global_zero,
-        )
-        self._handler = logging.Handler()
-        self._handler.emit = lambda record: self._entitle(record.getMessage())
-        self.LOGGER.addHandler(self._handler)
-        self.LOGGER.setLevel(logging.INFO)
-
-    def step(self, trainer: L.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self._entitle(self.TITLE)
-        done = trainer.global_step - self._bar.n
-        if done and trainer.global_step % self.every == 0:
-            names = ("train/loss", "train/accuracy", "val/accuracy", "val/relative_squared_error")
-            metrics = trainer.callback_metrics
-            shown = {name.replace("train/", ""): f"{float(metrics[name]):.4f}" for name in names if name in metrics}
-            self._bar.set_postfix(shown, refresh=False)
-        self._bar.update(done)
-
-    def close(self, *_: Any) -> None:
-        if self._bar is not None:
-            self.LOGGER.removeHandler(self._handler)
-            self.LOGGER.setLevel(logging.NOTSET)
-            self._bar.close()
 
 
 def show(metrics: Metrics, where: Path) -> Metrics:

@@ -8,8 +8,6 @@ import logging
 import re
 import shlex
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,8 +23,8 @@ from lab import config as cli
 from lab import train
 from lab.run import identity
 from lab.run.folder import RunFolder
-from tests import ROOT, python, raising
-from tests.lab.runs import TINY, TinyRuns, error_line, metrics, results, wait_until
+from tests import python, raising
+from tests.lab.runs import TINY, TinyRuns, error_line, metrics, results
 from tests.training import small
 from zoo.training import SequenceModule
 
@@ -287,31 +285,6 @@ def test_a_mixture_is_trained_together_and_each_segment_tested(
 
 
 # Resuming
-
-
-@pytest.mark.slow
-def test_ctrl_c_leaves_a_checkpoint_and_the_command_to_resume(tmp_path: Path) -> None:
-    long = command(tmp_path, "--trainer.max_steps", "100000", "--trainer.val_check_interval", "100000")
-    process = subprocess.Popen(
-        [sys.executable, "train.py", *long, "--overwrite"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    path = RunFolder.of(cli.parse(long)).path
-    wait_until(lambda: (path / "checkpoints" / "last.ckpt").exists() or process.poll() is not None)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    step = int(last_checkpoint(path)["global_step"])
-    report, resume = err.splitlines()[-2:]
-    assert f"stopped by SIGINT at step {step}: resume from {path}" in report
-    assert resume == f"to resume: {train.resume_command(long)}"
-    assert not (path / "metrics.json").exists()
-    session = train.Session(cli.parse(long), RunFolder.of(cli.parse(long)))
-    assert (session.checkpoint, session.step) == (path / "checkpoints" / "last.ckpt", step)
 
 
 def test_ctrl_c_during_evaluation_says_how_to_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

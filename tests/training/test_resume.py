@@ -71,17 +71,6 @@ class Record(L.Callback):
             self.validated[micro_batch] = float(trainer.callback_metrics["val/loss"])
 
 
-class Die(L.Callback):
-    """Raise after a step, as late as a callback can: nothing of Lightning's shutdown may matter."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        if trainer.global_step == self.step:
-            raise MemoryError("killed")
-
-
 def fit(
     folder: Path,
     *callbacks: L.Callback,
@@ -146,39 +135,6 @@ def test_a_finished_run_resumes_in_mid_epoch_when_given_more_steps(tmp_path: Pat
     _, half, *_ = fit(tmp_path / "half", max_steps=7)
     _, rest, *_ = fit(tmp_path / "rest", ckpt_path=tmp_path / "half/checkpoints/last.ckpt", max_steps=12)
     assert list(half.lost) + list(rest.lost) == list(expected.lost)
-
-
-def test_best_can_be_resumed_too(tmp_path: Path) -> None:
-    whole, _, checkpoints, _ = fit(tmp_path / "whole", val_check_interval=3)
-    assert checkpoints.best_step is not None
-    resumed, record, *_ = fit(tmp_path / "resumed", ckpt_path=checkpoints.best, val_check_interval=3)
-    if checkpoints.best_step < 12:
-        assert min(record.lost) == checkpoints.best_step
-    small.assert_identical(small.weights(whole), small.weights(resumed))
-
-
-@pytest.mark.parametrize(
-    ("step", "options"),
-    [
-        (6, {"val_check_interval": 2, "every_n_steps": 5}),  # of a validation
-        (5, {"val_check_interval": 4, "every_n_steps": 5, "log_every_n_steps": 2}),  # between two steps
-        slow(6, {"val_check_interval": 7, "every_n_steps": 2, "accumulate_grad_batches": 2}),
-    ],
-)
-def test_curves_of_a_killed_and_resumed_run_are_those_of_the_whole(
-    tmp_path: Path, step: int, options: dict[str, Any]
-) -> None:
-    fit(tmp_path / "whole", logger=small.tensorboard(tmp_path / "whole"), **options)
-    with pytest.raises(MemoryError):
-        fit(tmp_path / "run", Die(7), logger=small.tensorboard(tmp_path / "run"), **options)
-    last = tmp_path / "run/checkpoints/last.ckpt"
-    assert check_checkpoint(last, {"name": "attention"}) == step
-    fit(tmp_path / "run", ckpt_path=last, logger=small.tensorboard(tmp_path / "run", purge_step=step), **options)
-    expected, resumed = small.curves(tmp_path / "whole"), small.curves(tmp_path / "run")
-    assert expected.keys() == resumed.keys() >= {"train/loss", "train/accuracy"}
-    assert len(expected["train/loss"]) == 12 // options.get("log_every_n_steps", 1)
-    for tag in expected:
-        assert resumed[tag] == expected[tag], tag
 
 
 class StopAt(EarlyStopping):

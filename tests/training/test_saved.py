@@ -103,15 +103,6 @@ def test_a_saved_model_is_no_run_to_go_on_with(run: Path, tmp_path: Path) -> Non
         check_checkpoint(path, {"name": "attention"})
 
 
-def test_weights_pass_through_safetensors(run: Path, tmp_path: Path) -> None:
-    safetensors = pytest.importorskip("safetensors.torch")
-    model = load(run)
-    safetensors.save_model(model, tmp_path / "model.safetensors")
-    other = zoo.Backbone(**model.options)
-    safetensors.load_model(other, tmp_path / "model.safetensors")
-    small.assert_identical(small.weights(other), small.weights(model))
-
-
 def test_what_is_not_there_is_listed(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"^no run at {tmp_path / 'nowhere'}$"):
         load(tmp_path / "nowhere")

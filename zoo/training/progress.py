@@ -1,0 +1,75 @@
+"""The progress bar of a run."""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+import sys
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+from tqdm import tqdm
+
+TITLE = "training"
+SHOWN = ("train/loss", "train/accuracy", "val/accuracy", "val/relative_squared_error")
+OPS = logging.getLogger("zoo.ops")
+
+
+class Progress(Callback):
+    """One bar over the optimizer steps of the whole run, with loss and accuracy every `every` steps.
+
+    During a step its title is the latest message of `zoo.ops`, such as that a kernel is compiled for some seconds.
+
+    Args:
+        every: optimizer steps between two updates of loss and accuracy.
+    """
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self._bar: Any = None
+        self._handler = logging.Handler()
+        self._handler.emit = lambda record: self._entitle(record.getMessage())
+
+    def _entitle(self, title: str) -> None:
+        if self._bar.desc != f"{title}: ":
+            self._bar.set_description(title)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        total = trainer.estimated_stepping_batches
+        self._bar = tqdm(
+            total=int(total) if math.isfinite(total) else None,
+            initial=trainer.global_step,
+            desc=TITLE,
+            unit=" steps",
+            ncols=min(120, shutil.get_terminal_size().columns),
+            # A log file gets a line now and then, a terminal a bar that moves.
+            mininterval=0.1 if sys.stderr.isatty() else 3,
+            disable=not trainer.is_global_zero,
+        )
+        OPS.addHandler(self._handler)
+        OPS.setLevel(logging.INFO)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._entitle(TITLE)
+        done = trainer.global_step - self._bar.n
+        if done and trainer.global_step % self.every == 0:
+            metrics = trainer.callback_metrics
+            shown = {name.replace("train/", ""): f"{float(metrics[name]):.4f}" for name in SHOWN if name in metrics}
+            self._bar.set_postfix(shown, refresh=False)
+        self._bar.update(done)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._close()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            OPS.removeHandler(self._handler)
+            OPS.setLevel(logging.NOTSET)
+            self._bar.close()
