@@ -43,16 +43,16 @@ common flags:
   --ckpt_path FILE                resume from a checkpoint, or test it
   --test_only                     test a finished run, or --ckpt_path, without training
   --stop_at 100 (or 0.25)         stop after so many steps, or this share, validate and note it in rungs.json; the
-                                  same command without this flag goes on as if it had never stopped
+                                  same command without this flag resumes as if it had never stopped
   --no_test                       do not test; the same command without this flag then tests the run
-  --overwrite                     start anew where a run exists
+  --overwrite                     replace the run if it exists
 
 more help:
   --mixer.help [NAME]  options of a mixer           --trainer.help  options of Lightning's Trainer
   --task.help [NAME]   options of a task            --model.help    options of the model and its training
   --print_config       print the complete YAML of this run and stop; --config reads it back
 
-The same command goes on with a run that was stopped in any way. Exit status: 0 done; 1 failed; 2 a command line
+The same command resumes a run that was stopped in any way. Exit status: 0 done; 1 failed; 2 a command line
 that is not valid; 75 stopped by SIGTERM or SIGUSR1, state saved: schedule the same command again; 130 Ctrl-C.
 
 Values come from the constructors' defaults, then configs/default.yaml, configs/mixer/NAME.yaml, configs/task/NAME.yaml
@@ -67,7 +67,7 @@ examples:
 
 
 def overview() -> str:
-    """Return mixers, tasks and the common flags; import neither torch nor what reads options."""
+    """Return mixers, tasks and the common flags; import neither torch nor the reader of options."""
     return HELP.format(mixers=_table(MIXERS), tasks=_table(TASKS), own_tasks=TASKS.forms)
 
 
@@ -89,8 +89,8 @@ def describe(options: Iterable[Option], recipe: Mapping[str, Any]) -> str:
         for option in of_section:
             facts = f"  --{option.key}  {_facts(option, recipe)}"
             lines += textwrap.wrap(facts, width, subsequent_indent=" " * 6, break_on_hyphens=False)
-            said = f"set by --{option.key.split('.')[0]}" if option.owner is None else _said(option.owner)
-            text = said if isinstance(said, str) else said.get(option.name, "")
+            named = f"set by --{option.key.split('.')[0]}"
+            text = named if option.owner is None else _descriptions(option.owner).get(option.name, "")
             lines += textwrap.wrap(text, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return "\n".join([*lines[1:], ""])
 
@@ -107,8 +107,8 @@ def _facts(option: Option, recipe: Mapping[str, Any]) -> str:
 
 
 @cache
-def _said(owner: type) -> dict[str, str]:
-    """Return what a class's docstring, or its constructor's, says of each parameter, on one line."""
+def _descriptions(owner: type) -> dict[str, str]:
+    """Return the description of each parameter in a class's docstring or its constructor's, on one line."""
     from docstring_parser import parse
 
     found: dict[str, str] = {}

@@ -31,8 +31,8 @@ class RunOptions:
         batch_size: sequences per step.
         seed: decides the weights, the data and their order.
         run_dir: folder that holds the runs.
-        figures_every: figures of each layer's operator, spectrum and gradient every so many
-            steps; default only at the end, never for 0.
+        figures_every: steps between figures of each layer's operator, spectrum and gradient; null for figures only at
+            the end, 0 for none.
     """
 
     batch_size: int = 64

@@ -12,7 +12,8 @@ from typing import Any
 
 from lab.experiments.probes import PROBES
 from lab.plain import read_mapping
-from lab.sweep.grid import JUDGED, Experiment, product, read_experiment, values_of
+from lab.sweep.experiment import JUDGED, Experiment, read_experiment, values_of
+from lab.sweep.grid import product
 from zoo.errors import UnknownNameError, UsageError, unknown
 
 ROOT = Path(__file__).resolve().parents[2]

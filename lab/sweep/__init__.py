@@ -1,1 +1,5 @@
-"""Sweeps: which runs (grid, matching), how they are started (engine), what is shown (board), the command (sweep)."""
+"""Sweeps: many runs of train.py.
+
+A command line (command) or a file (experiment) becomes a grid (grid, matching), whose runs are started (engine, forks),
+compared (tuning) and shown (board, summary, scores) by `lab.sweep.sweep`.
+"""

@@ -65,7 +65,7 @@ class Board:
         return f"about {duration(statistics.mean(took) * math.ceil(n_left / self.n_slots))} left"
 
     def table(self) -> Table:
-        """Return one line per run, as many as the terminal holds: running first, then failed, waiting and done."""
+        """Return one line per run, up to the height of the terminal: running first, then failed, waiting and done."""
         rows = sorted((self._row(job) for job in self.jobs), key=lambda row: ORDER.index(row[1]))
         rows, everything = rows[: max(4, self.console.height - 8)], rows
         styles = (STYLES.get(row[1]) for row in rows)
@@ -77,7 +77,7 @@ class Board:
 
     @staticmethod
     def _result(outcome: Outcome) -> str:
-        """Return the score, or what there is to say of a run without one."""
+        """Return the score of a run, or the message of one without a score."""
         split = "test" if outcome.job.stop_at is None else "val"
         score = score_with_spread([outcome.job.metrics() or {}], split) if outcome.state == "done" else ""
         return f"{split} {score}" if score else outcome.message

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.config import read_flags
-from lab.sweep.grid import Experiment, read_experiment, usual_flag, values_of
+from lab.sweep.experiment import Experiment, read_experiment, usual_flag, values_of
 from lab.sweep.matching import target
 from lab.sweep.tuning import rungs_of
 from zoo.errors import UsageError, unknown
@@ -31,12 +31,12 @@ Run train.py for every combination of the values given: on this machine, or on a
 
   --tune lr=1e-4..1e-2            picked for each configuration by validation on its first seed; then tested.
                                   LOW..HIGH:N are N values with equal ratios, by default two per decade; or a list
-  --rungs 1/8,1/4,1/2             the shares of its steps after which the better half of what is tuned goes on, from
-                                  its checkpoints; after the last the best one, as the first seed's run. While none has
-                                  come a tenth of the way from a guess all go on. 1: all train to the end. Default: as
-                                  many of these three, from the right, as halving takes
-  --match params=1e6              choose d_model so that every model has as many parameters (within 5 %)
-  --match state=64KiB             choose the mixer's state size (or d_model) so that every state has as many bytes
+  --rungs 1/8,1/4,1/2             shares of its steps after which the better half of the trials goes on, from its
+                                  checkpoints; after the last share the best trial, as the first seed's run. All go on
+                                  while none is a tenth of the way from a guess to a perfect score. 1: all train to the
+                                  end. Default: the last of these three that halve the trials down to one
+  --match params=1e6              choose d_model so that every model has this number of parameters (within 5 %)
+  --match state=64KiB             choose the mixer's state size (or d_model) so that every state has this many bytes
 
   --slots N                       runs at a time; default: the GPUs, or the cores
   --engine ray [--address HOST]   as tasks of Ray, here or on a cluster whose nodes share this folder
@@ -46,9 +46,9 @@ Run train.py for every combination of the values given: on this machine, or on a
 
 The window of a tuned learning rate (docs/tuning.md) is the octaves over which the score, less chance, is within 90 % of
 the best (an error: the part of 1 that is explained; bits: at most 1/0.9 of the best), each rate compared at the last
-rung that it reached; "≥" where it reaches an end of the grid, or a rate at whose last rung none had left guessing.
+rung that it reached; "≥" if it reaches an end of the grid, or a rate at whose last rung none did better than a guess.
 
-An option that a mixer lacks is left out for it. The same command goes on where it stopped. Exit status: 0 when every
+An option that a mixer lacks is left out for it. The same command continues. Exit status: 0 when every
 run is done, 1 when some failed, 2 for a command that is not valid, 130 when interrupted.
 
 examples:

@@ -51,7 +51,7 @@ class Job:
         arguments: of the program.
         folder: the run's folder, as an absolute path, so that it is the same on every node.
         stop_at: the share of its steps up to which the run is trained now; None trains to the end and tests.
-        expected: what the metrics must say, such as the parameters that were planned.
+        expected: numbers that the metrics must have, such as the planned parameters.
         cwd: folder to which relative paths among the arguments refer.
         program: train.py, or a program that writes the same metrics to the folder.
     """
@@ -71,7 +71,7 @@ class Job:
         return [sys.executable, str(self.program), *self.arguments, *switch]
 
     def metrics(self) -> Metrics | None:
-        """Return the metrics of the run, or where it stopped for now; None unless it is that far."""
+        """Return the metrics of the run, at `stop_at` if that is given; None if it has not come so far."""
         try:
             return read_metrics(self.folder) if self.stop_at is None else rung_at(self.folder, self.stop_at)
         except ValueError:
@@ -174,7 +174,7 @@ def _start(job: Job, environment: Mapping[str, str], log: IO[bytes]) -> subproce
 
 _PR_SET_PDEATHSIG = 1
 # A sweep (or a Ray worker) that is killed outright asks nobody to stop; on Linux the kernel does it instead, so that
-# the same command finds no run still at work in a folder that it goes on with. Windows refuses any function here.
+# the same command finds no run still at work in its folder. Windows refuses any function here.
 _END_WITH_PARENT = (
     functools.partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, int(signal.SIGTERM))
     if sys.platform == "linux"
@@ -251,18 +251,19 @@ def slot_environments(n_slots: int | None, use_gpus: bool) -> list[dict[str, str
         n_slots: how many; default the GPUs, or the cores. More slots than GPUs share them.
         use_gpus: whether the runs would take a GPU.
     """
+    import joblib
     import torch
 
     listed, n_gpus = os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count() if use_gpus else 0
     gpus = (listed.split(",") if listed else [str(i) for i in range(n_gpus)])[:n_gpus]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = joblib.cpu_count()
     n_slots = n_slots or len(gpus) or cores
     threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // n_slots))}
     return [threads | ({"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} if gpus else {}) for i in range(n_slots)]
 
 
 def run_local(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]], stop: Stop) -> Iterator[Outcome]:
-    """Run jobs on this machine, as many at a time as there are slots; yield outcomes as they come.
+    """Run jobs on this machine, one in each slot at a time; yield outcomes as they come.
 
     Threads wait for the processes: a pool of processes would die with the first that is killed.
     """
@@ -287,10 +288,10 @@ def run_local(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]], stop: Sto
 def run_ray(
     jobs: Sequence[Job], slots: Sequence[Mapping[str, str]], stop: Stop, address: str | None, use_gpus: bool
 ) -> Iterator[Outcome]:
-    """Carry out jobs as tasks of Ray: on a cluster, or on this machine with as many at a time as there are slots.
+    """Carry out jobs as tasks of Ray: on a cluster, or on this machine with one in each slot at a time.
 
-    A run takes one GPU where the cluster has any, else its threads' share of the cores. What a lost node was running
-    is started again on another, `RAY_RETRIES` times, and goes on from its last checkpoint. Every node must see this
+    A run takes one GPU if the cluster has any, else its threads' share of the cores. The runs of a lost node are
+    started again on another, `RAY_RETRIES` times, and resume from their last checkpoints. Every node must see this
     checkout and the run folders under the same paths.
 
     Args:
@@ -310,7 +311,7 @@ def run_ray(
     options |= {} if address else {"num_cpus": threads * len(slots), "include_dashboard": False}
     try:
         ray.init(runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}}, **options)
-    except Exception as error:  # noqa: BLE001 - Ray raises a plain one where it does not start in time
+    except Exception as error:  # noqa: BLE001 - Ray raises a plain one if it does not start in time
         raise UsageError(f"no Ray cluster at {address or 'this machine'}: {error}") from None
     try:
         gpus = 1 if use_gpus and ray.cluster_resources().get("GPU") else 0

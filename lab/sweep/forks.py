@@ -1,6 +1,6 @@
 """Start runs of train.py as forks of a process that has imported everything: a run of seconds waits for no imports.
 
-A fork is a process like any other. It is asked to save where the sweep that started it is killed outright.
+A fork is a process like any other. It is asked to save if the sweep that started it is killed outright.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def sizes(config: Mapping[str, Any], *wanted: str) -> dict[str, Any]:
     The model is made of tensors without storage, so that large models cost no memory.
 
     Raises:
-        ValueError: what the task or the model refuses.
+        ValueError: options that the task or the model refuses.
     """
     from zoo.backbone import Backbone
 
@@ -86,7 +86,7 @@ def matched(
         declared: flags that the mixer has.
 
     Raises:
-        ValueError: the width is given, or none comes near enough; says how near.
+        ValueError: the width is given, or none comes near enough.
     """
     given, declared = set(given), {*declared, "d_model", "d_channel"}
     knobs = {"params": ["d_model", "d_channel"], "state": [*(f"mixer.{name}" for name in STATE_OPTIONS), "d_model"]}

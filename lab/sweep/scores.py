@@ -51,8 +51,8 @@ Scored: TypeAlias = dict[str, Any]
      "accuracy": {"score": 0.7, "tasks": {"mqar": {"done": 3, "planned": 3, "mean": 0.7, "window_octaves": 3.3}}}}
 
 "model" has the flags that distinguish it from the others. By each metric, "score" is the mean over the tasks, null
-until every grid point is done. Of a task's grid points so many are done and planned; "mean" is over the former,
-"window_octaves" the median over those whose learning rate was tuned, null where there are none.
+until every grid point is done. "done" and "planned" count a task's grid points; "mean" is over
+those that are done, "window_octaves" the median over those whose learning rate was tuned, null without any.
 """
 
 
@@ -99,7 +99,7 @@ def _over_tasks(points: Iterable[Point], metric: str) -> dict[str, Any]:
 
 
 def score_table(found: Sequence[Scored], metrics: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Return heads and rows: what tells the models apart, each task by the first metric, the score by each.
+    """Return heads and rows: the flags that distinguish models, each task by the first metric, the score by each.
 
     A mean over a part of the grid shows its number of points; the score stays empty until all are done.
     """
@@ -129,9 +129,9 @@ def scores_as_markdown(
     metrics: Sequence[str],
     configurations: tuple[Sequence[str], Sequence[Sequence[str]], str],
 ) -> str:
-    """Return the table, and that of the configurations (headings, rows, alignment), as a page."""
+    """Return the table of scores and the table of configurations (headings, rows, alignment) as a page."""
     heads, rows = score_table(found, metrics)
     metric = metrics[0].replace("_", " ")
-    said = f"Each task: {metric} in the test split, a mean over its grid. The last columns: the mean over the tasks."
+    about = f"Each task: {metric} in the test split, a mean over its grid. The last columns: the mean over the tasks."
     each = ["## Configurations", "", "Mean ± standard deviation over seeds.", "", *table(*configurations)]
-    return "\n".join([f"# {name}", "", said, "", *table(heads, rows), "", *each, ""])
+    return "\n".join([f"# {name}", "", about, "", *table(heads, rows), "", *each, ""])

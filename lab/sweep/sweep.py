@@ -24,7 +24,8 @@ from lab.score import score_of, score_text, window_text
 from lab.sweep.board import Board
 from lab.sweep.command import HELP, PROGRAM, Request
 from lab.sweep.engine import Job, Outcome, Stop, run_local, run_ray, slot_environments
-from lab.sweep.grid import Configuration, Experiment, Grid, GridPoint, arguments, expand, label, product
+from lab.sweep.experiment import Experiment
+from lab.sweep.grid import Configuration, Grid, GridPoint, arguments, expand, label, product
 from lab.sweep.summary import show_grid, show_summary
 from lab.sweep.tuning import END, RATE, beats_guessing, promoted, usual_rungs, window
 from zoo.errors import UsageError

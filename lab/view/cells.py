@@ -25,7 +25,8 @@ from lab.run.record import Run, read_run
 from lab.score import guess_level, score_of
 from lab.sweep.command import Request
 from lab.sweep.engine import Stop
-from lab.sweep.grid import Experiment, arguments, digest, read_experiment
+from lab.sweep.experiment import Experiment, digest, read_experiment
+from lab.sweep.grid import arguments
 from lab.sweep.sweep import Sweep
 from lab.sweep.tuning import RATE
 from zoo.errors import UsageError, unknown

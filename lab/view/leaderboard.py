@@ -20,7 +20,8 @@ from lab.run.record import Run
 from lab.score import BASELINE, SCORES, merit, score_text
 from lab.sweep.command import Request
 from lab.sweep.engine import Stop
-from lab.sweep.grid import arguments, read_experiment
+from lab.sweep.experiment import read_experiment
+from lab.sweep.grid import arguments
 from lab.sweep.tuning import RATE
 from lab.view.cells import FILE, OF_A_RUN, ROOT, Cell, Record, in_order, of_today, read_cells, run_cell, task_names
 from lab.view.page import as_page

@@ -25,7 +25,8 @@ from lab.experiments.record import read_records
 from lab.experiments.rows import Row, number_of, read_rows, select
 from lab.experiments.spec import Spec, list_specs, read_spec
 from lab.run.record import Run
-from lab.sweep.grid import expand, read_experiment
+from lab.sweep.experiment import read_experiment
+from lab.sweep.grid import expand
 from tests import ROOT, slow
 from tests.lab.runs import error_line
 from zoo.errors import UsageError

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lab.run.identity import deciding_options
-from lab.sweep.grid import read_experiment
+from lab.sweep.experiment import read_experiment
 from lab.view import leaderboard
 from lab.view.cells import FILE, in_order, read_cells, task_names
 from lab.view.leaderboard import PICTURE, STORED, Board, groups_of, overview

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from lab.config import parse
-from lab.sweep.grid import expand, read_experiment
+from lab.sweep.experiment import read_experiment
+from lab.sweep.grid import expand
 from tests import ROOT
 
 

@@ -46,7 +46,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"{tmp_path}/mine.py:Squashed"
 
 
-def test_the_options_of_ones_own_mixer_are_flags(mine: str) -> None:
+def test_the_options_of_ones_own_mixer_are_flags(mine: str, tmp_path: Path) -> None:
     command = config.parse(["--mixer", "mine.py:Squashed", "--mixer.gain", "2", "--mixer.deep", "true"])
     assert command.config["mixer"] == {"name": mine, "gain": 2, "deep": True}
     assert command.defaults["mixer"] == {"name": mine, "gain": 1.0, "deep": False}
@@ -56,22 +56,19 @@ def test_the_options_of_ones_own_mixer_are_flags(mine: str) -> None:
     assert command.config["mixer"]["pattern"] == [mine, "attention"]
     assert command.config["mixer"]["Squashed"] == {"gain": 3, "deep": False}
     assert RunFolder.of(command).name.startswith("mqar/hybrid-Squashed.gain3")
-
-
-def test_members_of_one_name_from_two_files_have_run_folders_of_their_own(mine: str, tmp_path: Path) -> None:
+    # Members of one name from two files have run folders of their own.
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.py").write_text(PLAIN)
-    hybrid = ["--mixer", "hybrid", "--mixer.pattern"]
     patterns = [f"[{folder}mine.py:Squashed, attention]" for folder in ("", "other/")]
-    names = [RunFolder.of(config.parse([*hybrid, pattern])).name for pattern in patterns]
+    names = [RunFolder.of(config.parse(["--mixer.pattern", pattern])).name for pattern in patterns]
     assert all(name.startswith("mqar/hybrid-pattern_mine.Squashed") for name in names)
     assert names[0] != names[1]
 
 
 @pytest.mark.parametrize("argv", ["--mixer {} --help", "--mixer.help {}"])
 def test_the_help_of_ones_own_mixer_has_its_docstring(argv: str, mine: str, capsys: pytest.CaptureFixture[str]) -> None:
-    said = "  --mixer.gain  Any; default 1.0\n      what multiplies it.\n  --mixer.deep  bool; default false\n"
-    assert shown(capsys, *argv.format(mine).split()).endswith(said)
+    shows = "  --mixer.gain  Any; default 1.0\n      what multiplies it.\n  --mixer.deep  bool; default false\n"
+    assert shown(capsys, *argv.format(mine).split()).endswith(shows)
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,9 @@ from lab.sweep.engine import (
     slot_environments,
     tail_lines,
 )
+from lab.sweep.experiment import Experiment, read_experiment, values_of
 from lab.sweep.forks import Fork
-from lab.sweep.grid import Experiment, expand, read_experiment, values_of
+from lab.sweep.grid import expand
 from lab.sweep.matching import TOLERANCE
 from lab.sweep.scores import Point, model_flags, score_table, scores
 from lab.sweep.tuning import promoted, window
@@ -476,7 +477,7 @@ def test_slots_share_gpus_and_cores(
     n_slots: int | None, use_gpus: bool, visible: str | None, devices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(12)), raising=False)
+    monkeypatch.setattr("joblib.cpu_count", lambda: 12)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible:

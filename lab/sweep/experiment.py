@@ -1,0 +1,217 @@
+"""An experiment: flags of train.py with their values, from a command line or from a file.
+
+The file is YAML:
+
+    name: head_count                  # default: the file's name
+    prediction: one sentence
+    changed: changes made after results had been seen, and why
+    fixed: {task: ssm_teacher, trainer.max_steps: 300}     # flags of every run
+    grid: {mixer.n_heads: [1, 2, 4], seed: 0-4}            # flags with several values; all combinations
+    grids: [{...}, {...}]                                  # the union of several; grid then holds what they share
+    tune: {lr: 1e-4..1e-2}            # or a list
+    rungs: [1/8, 1/4, 1/2]            # see --rungs
+    match: {params: 1e6}
+    score: [accuracy_macro, accuracy]                      # one number for each model over all tasks (lab.sweep.scores)
+    settings: {small: {...}, full: {...}}                  # overrides of any key above, chosen by --setting
+    setting: full                                          # the default of --setting
+
+Keys are flags of train.py without the dashes, dotted or nested as you like.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from lab.plain import flatten, read_mapping, read_yaml
+from lab.score import SCORES
+from lab.sweep.matching import target
+from lab.sweep.tuning import rungs_of
+from zoo.errors import UsageError, unknown
+
+JUDGED = ("question", "source", "refuted_by", "probes", "checks", "plot", "found", "effect")
+"""Keys of an experiment's file for its judge (`lab.experiments.spec`); a sweep ignores them."""
+OF_A_SETTING = ("prediction", "changed", "fixed", "grid", "grids", "tune", "rungs", "match", "score", *JUDGED)
+KEYS = ("name", *OF_A_SETTING, "settings", "setting")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Flags with their values, before they are checked.
+
+    Attributes:
+        name: of the sweep's folder.
+        grids: each a mapping of flags to lists of values; the runs are the union of their products.
+        fixed: flags of every run; a grid's own value wins.
+        tune: flags whose value each configuration picks by validation.
+        rungs: shares of the steps after which the better half of the trials goes on; default `usual_rungs`.
+        match: "params" or "state" (bytes) with the number that each mixer's width is chosen for.
+        setting: which of the file's settings this is.
+        prediction: the expected result, in words.
+        changed: changes made after results had been seen, and why.
+        score: metrics of the test split by which each model gets one number over all tasks; the first one also picks
+            what is tuned.
+    """
+
+    name: str
+    grids: tuple[dict[str, list[Any]], ...] = ({},)
+    fixed: dict[str, Any] = field(default_factory=dict)
+    tune: dict[str, list[Any]] = field(default_factory=dict)
+    rungs: tuple[float, ...] | None = None
+    match: dict[str, float] = field(default_factory=dict)
+    setting: str | None = None
+    prediction: str = ""
+    changed: str = ""
+    score: tuple[str, ...] = ()
+
+    @property
+    def flags(self) -> set[str]:
+        """The flags that it gives values, those that are tuned left out."""
+        return {*self.fixed, *(key for grid in self.grids for key in grid)}
+
+    @property
+    def shape(self) -> str:
+        """A digest of all that decides its results besides the grid."""
+        return digest([self.fixed, self.match, self.tune, self.rungs])
+
+    def overridden(self, flags: Mapping[str, list[Any]]) -> Experiment:
+        """Return the same experiment with some flags overridden."""
+
+        def rest(values: Mapping[str, Any]) -> dict[str, Any]:
+            return {key: value for key, value in values.items() if key not in flags}
+
+        grids = tuple(rest(grid) | dict(flags) for grid in self.grids)
+        return replace(self, grids=grids, fixed=rest(self.fixed), tune=rest(self.tune))
+
+
+def digest(content: Any) -> str:
+    """Return twelve hexadecimal digits that stand for plain data."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def read_experiment(path: str | Path, setting: str | None = None) -> Experiment:
+    """Read an experiment's file, in one of its settings.
+
+    Raises:
+        UsageError: a file that cannot be read, unknown keys, an unknown or missing setting, a flag without values.
+    """
+    values, source = read_mapping(path), str(path)
+    _check_keys(source, values, KEYS)
+    settings = _mapping(source, "settings", values.pop("settings", None))
+    default = values.pop("setting", None)
+    setting = default if setting is None else setting
+    over: dict[str, Any] = {}
+    if setting is not None:
+        if setting not in settings:
+            raise UsageError(f"{source}: {unknown('setting', setting, settings or ['none: the file has no settings'])}")
+        over = _mapping(source, f"settings.{setting}", settings[setting])
+        _check_keys(f"{source}: settings.{setting}", over, OF_A_SETTING)
+    elif settings:
+        raise UsageError(f"{source} has settings: give --setting {' or '.join(settings)}")
+    if "grids" in over:
+        values.pop("grid", None)
+    fixed, shared, tune, match = (
+        _flags(source, key, values.get(key)) | _flags(source, key, over.get(key))
+        for key in ("fixed", "grid", "tune", "match")
+    )
+    values |= over
+    listed, rungs, score = values.get("grids", [{}]), values.get("rungs"), values.get("score", [])
+    if not isinstance(listed, list) or not listed:
+        raise UsageError(f"{source}: grids must be a list of mappings of flags to values, got {listed!r}")
+    grids = [_flags(source, "grids", grid) for grid in listed]
+    if twice := [flag for flag in shared if any(flag in grid for grid in grids)]:
+        raise UsageError(f"{source}: {twice[0]} has values in grid and in grids; leave one out")
+    metrics = score if isinstance(score, list) else [score]
+    if wrong := [metric for metric in metrics if metric not in SCORES]:
+        raise UsageError(f"{source}: {unknown('score', str(wrong[0]), SCORES)}")
+
+    def with_values(flags: Mapping[str, Any]) -> dict[str, list[Any]]:
+        return {key: values_of(source, key, value) for key, value in flags.items()}
+
+    experiment = Experiment(
+        name=str(values.get("name", Path(path).stem)),
+        grids=tuple(with_values(grid | shared) for grid in grids),
+        fixed=fixed,
+        tune=with_values(tune),
+        rungs=None if rungs is None else rungs_of(f"{source}: rungs", rungs),
+        match={key: target(key, value) for key, value in match.items()},
+        setting=setting,
+        score=tuple(metrics),
+        **{key: " ".join(str(values.get(key, "")).split()) for key in ("prediction", "changed")},
+    )
+    if not experiment.flags:
+        example = "'grid: {mixer: [attention]}'"
+        raise UsageError(f"{source}: the grid is empty: give it flags and values, such as {example}")
+    return experiment
+
+
+def _check_keys(source: str, values: Mapping[str, Any], valid: Sequence[str]) -> None:
+    for key in values:
+        if key not in valid:
+            raise UsageError(f"{source}: {unknown('key', key, valid)}")
+
+
+def _mapping(source: str, key: str, value: Any) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise UsageError(f"{source}: {key} must be a mapping, got {value!r}")
+    return value
+
+
+def _flags(source: str, key: str, value: Any) -> dict[str, Any]:
+    """Flatten nested or dotted flags to dotted ones, by their usual names."""
+    return {usual_flag(name): each for name, each in flatten(_mapping(source, key, value))}
+
+
+def usual_flag(name: str) -> str:
+    """Return mixer for mixer.name, and task for task.name; any other flag as it is."""
+    return name.removesuffix(".name") if name in ("mixer.name", "task.name") else name
+
+
+def values_of(source: str, flag: str, value: Any) -> list[Any]:
+    """Return the values of a flag, given as a list or as text with commas.
+
+    In both, 0-4 is a range with both ends, and 1e-4..1e-2:5 five values from end to end with equal ratios; without a
+    number two for each decade.
+
+    >>> values_of("", "seed", "0-2,7"), values_of("", "mixer.pattern", "[lstm,attention],[lstm]")
+    ([0, 1, 2, 7], [['lstm', 'attention'], ['lstm']])
+    >>> values_of("", "lr", "1e-4..1e-2"), values_of("", "lr", "1e-3..8e-3:4")
+    ([0.0001, 0.00032, 0.001, 0.0032, 0.01], [0.001, 0.002, 0.004, 0.008])
+
+    Raises:
+        UsageError: no value at all, ends that are not in order.
+    """
+    if isinstance(value, str):
+        try:
+            value = read_yaml(f"[{value.strip(' ,')}]", flag)
+        except UsageError:
+            raise UsageError(f"{flag}: give values with one comma between them, such as 1,2,4, got {value!r}") from None
+    values = [each for item in (value if isinstance(value, list) else [value]) for each in _range(item, flag)]
+    if not values:
+        raise UsageError(f"{source}: {flag} has no values" if source else f"{flag} has no values")
+    return values
+
+
+def _range(value: Any, flag: str) -> list[Any]:
+    if not isinstance(value, str):
+        return [value]
+    if ends := re.fullmatch(r"(\d+)-(\d+)", value):
+        return list(range(int(ends[1]), int(ends[2]) + 1))
+    if not (ends := re.fullmatch(r"([\d.]+(?:[eE][-+]?\d+)?)\.\.([\d.]+(?:[eE][-+]?\d+)?)(?::(\d+))?", value)):
+        return [value]
+    try:
+        low, high = float(ends[1]), float(ends[2])
+        n = int(ends[3]) if ends[3] else 1 + max(1, round(2 * math.log10(high / low)))
+        if low >= high or n < 2:
+            raise ValueError
+    except (ValueError, ZeroDivisionError):
+        raise UsageError(f"{flag}: expected two ends and perhaps a number, such as 1e-4..1e-2:5, got {value}") from None
+    return [float(f"{low * (high / low) ** (i / (n - 1)):.2g}") for i in range(n)]
