@@ -63,9 +63,10 @@ coverage: $(STAMP) ## the tests in one process, and which lines of zoo, tasks an
 	$(BIN)/python -m coverage run -m pytest $(ARGS)
 	$(BIN)/python -m coverage report --show-missing --skip-covered
 
-lint: $(STAMP) ## ruff: rules and format
+lint: $(STAMP) ## ruff: rules and format; import-linter: who may import whom
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	PYTHONPATH=. $(BIN)/lint-imports
 
 format: $(STAMP) ## let ruff fix what it can, and format
 	$(BIN)/ruff check --fix .

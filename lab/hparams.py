@@ -16,7 +16,7 @@ from lab.run.files import CONFIG, HPARAMS
 from lab.run.folder import RunFolder
 from lab.run.identity import deciding_options
 from lab.run.metrics import is_tested, number_at
-from lab.score import score_of
+from lab.run.score import score_of
 from zoo.errors import UsageError
 from zoo.targets import short
 

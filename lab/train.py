@@ -28,7 +28,7 @@ from lab.run.files import BY_LENGTH
 from lab.run.folder import RunFolder
 from lab.run.metrics import Metrics, is_tested, number_at
 from lab.run.record import rung_at
-from lab.score import SCORES, level, score_text
+from lab.run.score import SCORES, level, score_text
 from zoo import training
 from zoo.errors import UsageError
 from zoo.report.numbers import duration, number
@@ -209,7 +209,7 @@ class Session:
         from lightning.fabric.utilities.exceptions import MisconfigurationException
         from lightning.pytorch.plugins import DoublePrecision
 
-        from tasks.data.datamodule import TaskDataModule
+        from tasks.datamodule import TaskDataModule
         from zoo.backbone import Backbone
         from zoo.loading.saved import check_checkpoint
 

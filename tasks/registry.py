@@ -7,15 +7,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from tasks.yours import SUFFIXES
 from zoo.errors import UnknownNameError, unknown
 from zoo.lookup import OpenRegistry
 from zoo.targets import short
 
 if TYPE_CHECKING:
     from tasks.base import Task
-
-SUFFIXES = (".npz", ".parquet", ".arrow", ".feather", ".jsonl")
-"""Suffixes of files of data."""
 
 
 class _Tasks(OpenRegistry[tuple[str, str]]):

@@ -357,8 +357,8 @@ def _trained(path: str, taker: str = "--ckpt_path") -> Backbone:
         ValueError: none of these; errors of `zoo.load` and `zoo.load_transformers`.
     """
     from zoo.loading.names import CHECKPOINTS
-    from zoo.loading.pretrained import FILE
     from zoo.loading.saved import load
+    from zoo.pretrained import FILE
 
     folder = Path(path)
     if not folder.is_dir() or (folder / CHECKPOINTS).is_dir():

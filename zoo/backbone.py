@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from zoo.blocks import Autoencoder, Canon, Experts, ResidualBlock, RMSNorm, ShortConv, Stack
 from zoo.errors import unknown
-from zoo.loading.pretrained import Pretrained
 from zoo.modules import no_weight_decay
 from zoo.ops.activation import tanh
 from zoo.ops.time import Lengths, as_lengths
+from zoo.pretrained import Pretrained
 from zoo.registry import create_layers
 from zoo.validate import require_choice, require_positive
 

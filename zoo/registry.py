@@ -43,7 +43,7 @@ def _describe(target: str) -> Mixer:
 
 
 def _adopt(target: str, found: Any) -> type[SequenceMixer]:
-    from zoo.check.adopted import adopt
+    from zoo.adapters.adopted import adopt
 
     return adopt(target, found)
 

@@ -74,6 +74,7 @@ def without(pattern: Sequence[Any], keys: Collection[str]) -> list[Any]:
 def fit(value: Any, hint: Any) -> Any:
     """Return the value as a type takes it.
 
+    >>> from lab.plain import read_text
     >>> fit(read_text("5"), str), fit(read_text("5"), list[int]), fit(5, float)
     ('5', [5], 5.0)
 

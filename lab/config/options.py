@@ -107,7 +107,7 @@ def _mixer(name: str, entries: Iterable[Mapping[str, Any]]) -> list[Option]:
 
 
 def _task(name: str) -> list[Option]:
-    from tasks.data.datamodule import TaskDataModule
+    from tasks.datamodule import TaskDataModule
 
     own = _named("task", name, "task.", f"task {name}")
     data = _parameters(TaskDataModule, "task.", "examples", DATA_FILLED)

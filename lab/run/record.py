@@ -13,7 +13,7 @@ from lab.plain import flatten
 from lab.run.files import CONFIG, ENVIRONMENT, EVENTS, METRICS, RUNGS
 from lab.run.identity import deciding_options
 from lab.run.metrics import Metrics, State, state_of
-from lab.score import SCORES
+from lab.run.score import SCORES
 from zoo.report.files import read_json
 from zoo.report.numbers import Number
 from zoo.targets import short

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.run.metrics import numbers_at
-from lab.score import mean_and_spread, score_of, score_text
+from lab.run.score import mean_and_spread, score_of, score_text
 from lab.sweep.engine import NOT_STARTED, Job, Outcome, progress
 from zoo.report.numbers import duration
 from zoo.report.terminal import make_console, make_table, say

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.plain import flatten, read_mapping, read_yaml
-from lab.score import SCORES
+from lab.run.score import SCORES
 from lab.sweep.matching import target
 from lab.sweep.tuning import rungs_of
 from zoo.errors import UsageError, unknown

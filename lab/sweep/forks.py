@@ -18,7 +18,7 @@ from pathlib import Path
 _ONE_AT_A_TIME = threading.Lock()
 """Held while a fork starts or its status is read: a start asks all others how they ended, and each can say so once."""
 
-PRELOADED = ("lab.train", "rich.table", "torch.utils.tensorboard", "tasks.data.datamodule", "zoo.training.module")
+PRELOADED = ("lab.train", "rich.table", "torch.utils.tensorboard", "tasks.datamodule", "zoo.training.module")
 
 
 class Fork:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from lab.run.metrics import numbers_at
-from lab.score import score_text
+from lab.run.score import score_text
 from zoo.report.markdown import table
 from zoo.report.numbers import Number, plain
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lab.run.files import INDEX
 from lab.run.metrics import numbers_at
-from lab.score import FACTS, WINDOW, fact_text, score_of, window_text
+from lab.run.score import FACTS, WINDOW, fact_text, score_of, window_text
 from lab.sweep.board import score_with_spread
 from lab.sweep.grid import Configuration
 from lab.sweep.matching import TOLERANCE

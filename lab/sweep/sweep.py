@@ -20,7 +20,7 @@ from typing import Any
 from lab.run.files import DONE, INDEX
 from lab.run.metrics import Metrics, number_at
 from lab.run.record import read_fields, read_rungs
-from lab.score import score_of, score_text, window_text
+from lab.run.score import score_of, score_text, window_text
 from lab.sweep.board import Board
 from lab.sweep.command import HELP, PROGRAM, Request
 from lab.sweep.engine import Job, Outcome, Stop, run_local, run_ray, slot_environments

@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Any, TypeAlias
 
 from lab.run.metrics import number_at
-from lab.score import GOOD, LEFT, level, merit, merits, skill
+from lab.run.score import GOOD, LEFT, level, merit, merits, skill
 from zoo.errors import UsageError
 
 RUNGS = (0.125, 0.25, 0.5)
@@ -100,9 +100,9 @@ Window: TypeAlias = dict[str, Any]
 
 "rates" are ascending, each at the last rung that its trial reached, a share of the steps: "score" is by validation
 there, null for one that diverged; "good" is whether it is within 90 % of the best at the same rung
-(`lab.score.skill`), null if no rate did better than a guess there. "octaves" lie between the least and the greatest of
-the good ones next to each other around the best; "at_least" is whether they reach an end of the grid, or a rate whose
-"good" is null, so that the window may be wider.
+(`lab.run.score.skill`), null if no rate did better than a guess there. "octaves" lie between the least and the
+greatest of the good ones next to each other around the best; "at_least" is whether they reach an end of the grid, or
+a rate whose "good" is null, so that the window may be wider.
 """
 
 

@@ -22,7 +22,7 @@ from lab.run.files import ENVIRONMENT
 from lab.run.identity import deciding_options, given_options
 from lab.run.metrics import number_at
 from lab.run.record import Run, read_run
-from lab.score import guess_level, score_of
+from lab.run.score import guess_level, score_of
 from lab.sweep.command import Request
 from lab.sweep.engine import Stop
 from lab.sweep.experiment import Experiment, digest, read_experiment

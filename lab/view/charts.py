@@ -12,7 +12,7 @@ from typing import Any
 
 from lab.run.metrics import at_lengths, by_facts, number_at
 from lab.run.record import Run
-from lab.score import SCORES, mean_and_spread
+from lab.run.score import SCORES, mean_and_spread
 from lab.view.rows import Group, Row, label_of
 from zoo.report import numbers, plots
 from zoo.report.numbers import Number

@@ -17,7 +17,7 @@ from typing import Any
 
 from lab.config import parse
 from lab.run.record import Run
-from lab.score import BASELINE, SCORES, merit, score_text
+from lab.run.score import BASELINE, SCORES, merit, score_text
 from lab.sweep.command import Request
 from lab.sweep.engine import Stop
 from lab.sweep.experiment import read_experiment

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from lab.score import BASELINE, level, score_text, skill
+from lab.run.score import BASELINE, level, score_text, skill
 from lab.view.charts import charts_of, colours
 from lab.view.rows import Group
 from zoo.report.numbers import Number

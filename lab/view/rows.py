@@ -12,7 +12,7 @@ from typing import Any
 from lab.run.identity import given_options
 from lab.run.metrics import numbers_at
 from lab.run.record import Run
-from lab.score import guess_level, mean_and_spread, median_steps, merit, score_of, score_text
+from lab.run.score import guess_level, mean_and_spread, median_steps, merit, score_of, score_text
 from zoo.report.numbers import Number, plain
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class Row:
         return score_text(self.score, self.center(), self.spread)
 
     def fact(self, name: str) -> Number | None:
-        """Return one of `lab.score.FACTS`, by its name in the metrics."""
+        """Return one of `lab.run.score.FACTS`, by its name in the metrics."""
         if name == "chance":
             return guess_level(self.score, self.center(name))
         return median_steps(self.values(name), len(self.judged)) if name == "steps_to_90" else self.center(name)

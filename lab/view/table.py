@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.run.metrics import by_heading, numbers_at
-from lab.score import (
+from lab.run.score import (
     BASELINE,
     FACTS,
     SCORES,

@@ -17,8 +17,8 @@ import numpy as np
 from tasks.base import HELD_OUT, HELD_OUT_SHARE, Arrays, FiniteTask, named
 from tasks.data.reading import SPLIT_OF, OfSplits, by_split, content_hash, divide, read_splits
 from tasks.data.splits import SPLITS
-from tasks.registry import SUFFIXES
 from tasks.spec import IGNORED, TaskSpec
+from tasks.yours import SUFFIXES
 from tasks.yours.arrays import OWN, conform, majority, measure, require
 
 BUILDERS = {".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".jsonl": "json"}

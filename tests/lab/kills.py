@@ -18,7 +18,7 @@ from typing import Any
 import rich.table  # noqa: F401 (as the following: imported before the fork)
 import torch.utils.tensorboard  # noqa: F401
 
-import tasks.data.datamodule  # noqa: F401
+import tasks.datamodule  # noqa: F401
 import zoo.training.checkpoints
 from lab import train
 from lab.run.folder import RunFolder

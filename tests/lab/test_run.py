@@ -13,7 +13,7 @@ from lab.run.files import METRICS
 from lab.run.folder import RunFolder
 from lab.run.metrics import at_lengths, by_facts, by_heading, number_at, state_of
 from lab.run.record import read_metrics
-from lab.score import SCORES, merit, merits, score_of
+from lab.run.score import SCORES, merit, merits, score_of
 from zoo.errors import UsageError
 
 FOUND: dict[str, Any] = {

@@ -24,7 +24,7 @@ import yaml
 
 from lab.build import build
 from lab.run.record import read_rungs
-from lab.score import window_text
+from lab.run.score import window_text
 from lab.sweep import sweep
 from lab.sweep.engine import (
     Job,

@@ -210,7 +210,7 @@ def test_a_run_without_its_test_is_tested_later_as_if_at_once(
 ) -> None:
     once = trained(tmp_path / "once")
     unread = raising(AssertionError("the test split was read"))
-    with patch("tasks.data.datamodule.TaskDataModule.test_dataloader", unread):
+    with patch("tasks.datamodule.TaskDataModule.test_dataloader", unread):
         for _ in range(2):  # the second finds it finished
             later = trained(tmp_path / "later", "--no_test")
     untested = metrics(later)

@@ -14,8 +14,8 @@ import pytest
 from tasks.base import Arrays, FiniteTask, Task
 from tasks.data.batches import FreshBatches
 from tasks.data.cache import cache_key, materialise
-from tasks.data.datamodule import TaskDataModule
 from tasks.data.splits import SPLITS, sample_split
+from tasks.datamodule import TaskDataModule
 from tasks.spec import TaskSpec
 
 SPEC = TaskSpec(input="tokens", seq_len=1, n_outputs=2, loss="cross_entropy", chance=0.5, vocab_size=10_000)

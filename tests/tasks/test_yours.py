@@ -19,9 +19,9 @@ import tasks
 from tasks.__main__ import main
 from tasks.base import Arrays
 from tasks.data.arrow import to_table
-from tasks.data.datamodule import TaskDataModule
 from tasks.data.export import write_jsonl
 from tasks.data.splits import sample_split
+from tasks.datamodule import TaskDataModule
 from tasks.registry import TASKS
 from tasks.spec import IGNORED
 from tests import ROOT, run_python

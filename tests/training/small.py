@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor, nn
 
 from tasks.base import Arrays, Task
-from tasks.data.datamodule import TaskDataModule
+from tasks.datamodule import TaskDataModule
 from tasks.spec import TaskSpec
 from zoo.training import AtomicCheckpointIO, Checkpoints, NonFiniteLoss, ReseedEachStep, SequenceModule
 

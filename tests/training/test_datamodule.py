@@ -24,9 +24,9 @@ from tasks.data.batches import (
     TrainingBatches,
     gather,
 )
-from tasks.data.datamodule import TaskDataModule
 from tasks.data.mixture import SEGMENT_STREAM
 from tasks.data.splits import SPLITS
+from tasks.datamodule import TaskDataModule
 from tasks.spec import TaskSpec
 from tests.training import small
 

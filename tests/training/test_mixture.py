@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from tasks import create_task, list_tasks, sample_split, task_class
 from tasks.data.batches import FreshBatches, MixedBatches, TrainingBatches
-from tasks.data.datamodule import TaskDataModule
 from tasks.data.mixture import Segment, apportion, create_segments, longest
+from tasks.datamodule import TaskDataModule
 from tasks.spec import TaskSpec
 from tests import ROOT, refused
 from tests.tasks.case import all_cases

@@ -1,4 +1,4 @@
-from zoo.check.adapters import Adapter as Adapter
+from zoo.adapters.protocols import Adapter as Adapter
 from zoo.check.checker import check as check
 from zoo.check.checker import properties as properties
 from zoo.check.finding import ConformanceError as ConformanceError

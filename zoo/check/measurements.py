@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zoo.adapters.states import run, tensors_of
 from zoo.check.outcome import NotApplicableError, Outcome, Outcomes, describe_error, equal
 from zoo.check.property import checks
-from zoo.check.states import run, tensors_of
 from zoo.check.subject import Subject
 from zoo.coefficient import recording
 from zoo.theory.costs import complexity

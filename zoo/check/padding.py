@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zoo.check.adapters import arguments_of, first_tensor
+from zoo.adapters.protocols import arguments_of, first_tensor
 from zoo.check.outcome import NotApplicableError, Outcome, Outcomes, attempting, equal
 from zoo.check.property import checks
 from zoo.check.subject import Subject

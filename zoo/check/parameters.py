@@ -11,9 +11,9 @@ from typing import Any, Literal, get_args, get_origin
 import torch
 from torch import nn
 
+from zoo.adapters.states import tensors_of
 from zoo.check.outcome import NotApplicableError, Outcome, Outcomes, attempting, equal
 from zoo.check.property import checks
-from zoo.check.states import tensors_of
 from zoo.check.subject import Subject
 
 PLACES = ("device", "dtype", "layer_idx", "name")

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from torch import nn
 
-from zoo.check.factories import Factory
+from zoo.adapters.factories import Factory
 from zoo.check.finding import Finding
 from zoo.check.outcome import FailedError, NotApplicableError, Outcome, Outcomes, describe_error
 from zoo.check.subject import Subject

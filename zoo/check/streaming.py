@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import torch
 
+from zoo.adapters.states import tensors_of
 from zoo.check.outcome import NotApplicableError, Outcome, Outcomes, attempting, equal, root_mean_square
 from zoo.check.property import checks
-from zoo.check.states import tensors_of
 from zoo.check.subject import Subject
 
 _ROUNDOFF = 8  # times eps of the outputs' size

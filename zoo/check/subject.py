@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from zoo.check.adapters import Adapter, find_adapter, load_adapter
-from zoo.check.factories import Factory, nudge, require_batch_first, settle, signature_of, with_width
+from zoo.adapters.factories import Factory, nudge, require_batch_first, settle, signature_of, with_width
+from zoo.adapters.protocols import Adapter, find_adapter, load_adapter
 from zoo.check.outcome import NotApplicableError, describe_error, miss
 from zoo.errors import UsageError
 from zoo.registry import MIXERS, create_mixer, mixer_class

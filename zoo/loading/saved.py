@@ -15,11 +15,11 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from zoo import pretrained
 from zoo.backbone import Backbone
 from zoo.contract import SequenceMixer
-from zoo.loading import pretrained
 from zoo.loading.names import CHECKPOINTS
-from zoo.loading.pretrained import build, misfit, require_allowed
+from zoo.pretrained import build, misfit, require_allowed
 from zoo.registry import MIXERS
 from zoo.report.files import write_atomically
 

@@ -15,23 +15,6 @@ from torch import Tensor
 TRAIN, VALIDATION, TEST = range(3)
 
 
-class BetweenSteps(Callback):
-    """A callback that `SequenceModule` calls between two batches of training, for which Lightning has no hook.
-
-    Raises:
-        TypeError: out of `Trainer.fit`, for another module.
-    """
-
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        from zoo.training.module import SequenceModule
-
-        if not isinstance(pl_module, SequenceModule):
-            raise TypeError(f"{type(self).__name__} needs a SequenceModule, got {type(pl_module).__name__}")
-
-    def between_steps(self, trainer: L.Trainer) -> None:
-        """Run after a batch is done and logged, and after a validation that is due, before the next batch begins."""
-
-
 class ReseedEachStep(Callback):
     """Seed torch's generators before each batch, so that the draws of a step depend only on its place in the run.
 

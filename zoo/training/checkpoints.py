@@ -26,7 +26,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from zoo.errors import UsageError
 from zoo.loading.names import BEST, LAST, PREVIOUS
 from zoo.signals import CTRL_C, SCHEDULER, handled
-from zoo.training.callbacks import BetweenSteps, NonFiniteLossError
+from zoo.training.callbacks import NonFiniteLossError
+from zoo.training.module import BetweenSteps
 from zoo.validate import require_choice, require_positive
 
 Mode = Literal["min", "max"]

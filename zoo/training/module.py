@@ -10,6 +10,7 @@ from typing import Any, Literal
 import lightning as L
 import torch
 from jaxtyping import Bool, Float, Shaped
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,7 +18,6 @@ from torch.nn import functional as F
 from zoo.backbone import Backbone
 from zoo.blocks import Experts, ResidualBlock
 from zoo.ops.time import valid_positions
-from zoo.training.callbacks import BetweenSteps
 from zoo.training.events import log_split_scores
 from zoo.training.metrics import UNLABELLED, ClassificationScores, RegressionScores, Results
 from zoo.validate import require_choice
@@ -42,6 +42,21 @@ def warmup_cosine(step: int, warmup_steps: int, total_steps: int, final: float) 
         return (step + 1) / warmup_steps
     progress = min(1.0, (step + 1 - warmup_steps) / max(1, total_steps - warmup_steps))
     return final + (1 - final) * (1 + math.cos(math.pi * progress)) / 2
+
+
+class BetweenSteps(Callback):
+    """A callback that `SequenceModule` calls between two batches of training, for which Lightning has no hook.
+
+    Raises:
+        TypeError: out of `Trainer.fit`, for another module.
+    """
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if not isinstance(pl_module, SequenceModule):
+            raise TypeError(f"{type(self).__name__} needs a SequenceModule, got {type(pl_module).__name__}")
+
+    def between_steps(self, trainer: L.Trainer) -> None:
+        """Run after a batch is done and logged, and after a validation that is due, before the next batch begins."""
 
 
 class SequenceModule(L.LightningModule):

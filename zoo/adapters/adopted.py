@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from zoo.check.adapters import Adapter, Forward, find_adapter, first_tensor
-from zoo.check.factories import nudge, require_batch_first, settle, signature_of, with_width
-from zoo.check.states import Carried, Part, parts_of, run
+from zoo.adapters.factories import nudge, require_batch_first, settle, signature_of, with_width
+from zoo.adapters.protocols import Adapter, Forward, find_adapter, first_tensor
+from zoo.adapters.states import Carried, Part, parts_of, run
 from zoo.contract import SequenceMixer
 from zoo.errors import UsageError
 from zoo.ops.precision import Device, DType
@@ -29,7 +29,7 @@ CLOSE = 1e-6, 1e-4
 class Adopted(SequenceMixer):
     """A foreign module as a mixer. Its interaction rank is not known.
 
-    It streams if `zoo.check.adapters` knows its protocol and its chunks give the outputs of the whole. Otherwise it
+    It streams if `zoo.adapters.protocols` knows its protocol and its chunks give the outputs of the whole. Otherwise it
     maps whole sequences only. The state of a first chunk is often not needed, as in `forward`. So the first chunk is
     kept, and read again if a next one comes.
 

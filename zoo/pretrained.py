@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from zoo import targets
-from zoo.check.adopted import Adopted, adopt
+from zoo.adapters.adopted import Adopted, adopt
 from zoo.extras import require_extra
 from zoo.modules import Configured
 from zoo.registry import MIXERS

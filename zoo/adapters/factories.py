@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from zoo.check.adapters import find_adapter
+from zoo.adapters.protocols import find_adapter
 
 Factory = Callable[..., Any]
 

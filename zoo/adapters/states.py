@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from zoo.check.adapters import Adapter
+from zoo.adapters.protocols import Adapter
 
 
 def tensors_of(state: Any) -> Iterator[Tensor]:
