@@ -31,6 +31,7 @@ from lab.run.record import rung_at
 from lab.run.score import SCORES, level, score_text
 from zoo import training
 from zoo.errors import UsageError
+from zoo.extras import MissingExtraError
 from zoo.report.numbers import duration, number
 from zoo.report.terminal import ends_unread, make_console, make_facts
 from zoo.signals import CTRL_C, SCHEDULER, handled
@@ -68,7 +69,7 @@ def _status(argv: Sequence[str]) -> int:
     try:
         command = parse(argv)
         run(command)
-    except UsageError as error:
+    except (UsageError, MissingExtraError) as error:
         return _fail(error, 2)
     except KeyboardInterrupt:
         return _stopped("interrupted outside training", argv, 130)
