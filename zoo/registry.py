@@ -13,33 +13,33 @@ if TYPE_CHECKING:
     from zoo.contract import SequenceMixer
 
 
+OWN = "your own"
+"""The family of a mixer that names none."""
+
+
 class Mixer(NamedTuple):
     """An entry of the zoo.
 
     Attributes:
         home: `module:Class`, of a mixer of your own also `path/file.py:Class`.
         summary: a line about it.
-        family: mixers that share their mathematics. "time-invariant": a fixed convolution over positions, whatever the
-            input; "softmax", "delta rule" and "hybrid" can look up the token that followed a symbol before.
         year: year of the publication; None if not given.
         source: publication of the mathematics, by its arXiv number if it has one; empty if not given.
         options: options of the class that the name sets.
+        family: mixers that share their mathematics. "time-invariant": a fixed convolution over positions, whatever the
+            input; "softmax", "delta rule" and "hybrid" can look up the token that followed a symbol before.
     """
 
     home: str
     summary: str
-    family: str
-    year: int | None
-    source: str
+    year: int | None = None
+    source: str = ""
     options: Mapping[str, Any] = MappingProxyType({})
-
-
-OWN = "your own"
-"""The family of a mixer that names none."""
+    family: str = OWN
 
 
 def _describe(target: str) -> Mixer:
-    return Mixer(target, f"{short(target)}, a mixer of your own", OWN, None, "")
+    return Mixer(target, f"{short(target)}, a mixer of your own")
 
 
 def _adopt(target: str, found: Any) -> type[SequenceMixer]:
@@ -48,280 +48,158 @@ def _adopt(target: str, found: Any) -> type[SequenceMixer]:
     return adopt(target, found)
 
 
-MIXERS: OpenRegistry[Mixer] = OpenRegistry(
-    "mixer",
-    {
-        "attention": Mixer(
-            "zoo.mixers.attention:Attention",
-            "softmax attention: grouped heads, RoPE, ALiBi, sinks",
-            "softmax",
-            2017,
-            "1706.03762",
+def _family(family: str, /, **mixers: Mixer) -> dict[str, Mixer]:
+    """Return the entries of one family, homes below `zoo.mixers`. A class alone is in the file named like its mixer."""
+    found = {}
+    for name, mixer in mixers.items():
+        home = mixer.home if ":" in mixer.home else f"{name}:{mixer.home}"
+        found[name] = mixer._replace(home=f"zoo.mixers.{home}", family=family)
+    return found
+
+
+_BUILT_IN = (
+    _family(
+        "softmax",
+        attention=Mixer("Attention", "softmax attention: grouped heads, RoPE, ALiBi, sinks", 2017, "1706.03762"),
+        sliding_attention=Mixer("SlidingAttention", "softmax attention within a window", 2020, "2004.05150"),
+        gated_attention=Mixer(
+            "GatedAttention", "softmax attention with normed queries and keys, output gated", 2025, "2505.06708"
         ),
-        "sliding_attention": Mixer(
-            "zoo.mixers.sliding_attention:SlidingAttention",
-            "softmax attention within a window",
-            "softmax",
-            2020,
-            "2004.05150",
+        differential_attention=Mixer(
+            "DifferentialAttention", "attention whose heads subtract one softmax from another", 2024, "2410.05258"
         ),
-        "gated_attention": Mixer(
-            "zoo.mixers.gated_attention:GatedAttention",
-            "softmax attention with normed queries and keys, output gated",
-            "softmax",
-            2025,
-            "2505.06708",
-        ),
-        "differential_attention": Mixer(
-            "zoo.mixers.differential_attention:DifferentialAttention",
-            "attention whose heads subtract one softmax from another",
-            "softmax",
-            2024,
-            "2410.05258",
-        ),
-        "forgetting_attention": Mixer(
-            "zoo.mixers.forgetting_attention:ForgettingAttention",
+        forgetting_attention=Mixer(
+            "ForgettingAttention",
             "attention whose logits fall by a gate of each later position (FoX)",
-            "softmax",
             2025,
             "2503.02130",
         ),
-        "path_attention": Mixer(
-            "zoo.mixers.path_attention:PathAttention",
-            "attention whose keys are moved by each later position (PaTH)",
-            "softmax",
-            2025,
-            "2505.16381",
+        path_attention=Mixer(
+            "PathAttention", "attention whose keys are moved by each later position (PaTH)", 2025, "2505.16381"
         ),
-        "factorized": Mixer(
-            "zoo.mixers.factorized:Factorized",
-            "scalar coefficients per head times shared value maps",
-            "control",
-            2025,
-            "2512.15115",
+    )
+    | _family(
+        "control",
+        factorized=Mixer("Factorized", "scalar coefficients per head times shared value maps", 2025, "2512.15115"),
+    )
+    | _family(
+        "linear attention",
+        linear_attention=Mixer("LinearAttention", "attention with a feature map, no softmax", 2020, "2006.16236"),
+        gated_linear_attention=Mixer(
+            "GatedLinearAttention", "linear attention with a decay for each key channel", 2023, "2312.06635"
         ),
-        "linear_attention": Mixer(
-            "zoo.mixers.linear_attention:LinearAttention",
-            "attention with a feature map, no softmax",
-            "linear attention",
-            2020,
-            "2006.16236",
+        retnet=Mixer(
+            "RetNet", "retention: rotary linear attention with a fixed decay for each head", 2023, "2307.08621"
         ),
-        "gated_linear_attention": Mixer(
-            "zoo.mixers.gated_linear_attention:GatedLinearAttention",
-            "linear attention with a decay for each key channel",
-            "linear attention",
-            2023,
-            "2312.06635",
-        ),
-        "retnet": Mixer(
-            "zoo.mixers.retnet:RetNet",
-            "retention: rotary linear attention with a fixed decay for each head",
-            "linear attention",
-            2023,
-            "2307.08621",
-        ),
-        "lightning_attention": Mixer(
-            "zoo.mixers.lightning_attention:LightningAttention",
+        lightning_attention=Mixer(
+            "LightningAttention",
             "linear attention of MiniMax-01: SiLU, a fixed decay for each head",
-            "linear attention",
             2025,
             "2501.08313",
         ),
-        "hgrn2": Mixer(
-            "zoo.mixers.hgrn2:HGRN2",
-            "gated linear attention with keys tied to the decays",
-            "linear attention",
-            2024,
-            "2404.07904",
-        ),
-        "mlstm": Mixer(
-            "zoo.mixers.mlstm:MLSTM",
-            "the matrix memory of xLSTM: exponential gates, a normaliser",
-            "linear attention",
-            2024,
-            "2405.04517",
-        ),
-        "capped_mlstm": Mixer(
-            "zoo.mixers.capped_mlstm:CappedMLSTM",
-            "the mLSTM of xLSTM 7B: bounded gates, no convolution",
-            "linear attention",
-            2025,
-            "2503.13427",
-        ),
-        "delta_net": Mixer(
-            "zoo.mixers.delta_net:DeltaNet",
-            "linear attention that overwrites: the delta rule",
-            "delta rule",
-            2024,
-            "2406.06484",
-        ),
-        "gated_delta_net": Mixer(
-            "zoo.mixers.delta_product:DeltaProduct",
+        hgrn2=Mixer("HGRN2", "gated linear attention with keys tied to the decays", 2024, "2404.07904"),
+        mlstm=Mixer("MLSTM", "the matrix memory of xLSTM: exponential gates, a normaliser", 2024, "2405.04517"),
+        capped_mlstm=Mixer("CappedMLSTM", "the mLSTM of xLSTM 7B: bounded gates, no convolution", 2025, "2503.13427"),
+    )
+    | _family(
+        "delta rule",
+        delta_net=Mixer("DeltaNet", "linear attention that overwrites: the delta rule", 2024, "2406.06484"),
+        gated_delta_net=Mixer(
+            "delta_product:DeltaProduct",
             "the delta rule with a decay for each head",
-            "delta rule",
             2024,
             "2412.06464",
             {"n_householder": 1, "beta_max": 1.0},
         ),
-        "delta_product": Mixer(
-            "zoo.mixers.delta_product:DeltaProduct",
-            "several steps of the gated delta rule for each position",
-            "delta rule",
-            2025,
-            "2502.10297",
+        delta_product=Mixer(
+            "DeltaProduct", "several steps of the gated delta rule for each position", 2025, "2502.10297"
         ),
-        "kda": Mixer(
-            "zoo.mixers.kda:KimiDelta",
-            "Kimi Delta Attention: the delta rule with a decay for each key channel",
-            "delta rule",
-            2025,
-            "2510.26692",
+        kda=Mixer(
+            "KimiDelta", "Kimi Delta Attention: the delta rule with a decay for each key channel", 2025, "2510.26692"
         ),
-        "gdn2": Mixer(
-            "zoo.mixers.kda:KimiDelta",
+        gdn2=Mixer(
+            "kda:KimiDelta",
             "Gated DeltaNet 2: kda with erase and write gates for each channel",
-            "delta rule",
             2026,
             "2605.22791",
             {"gates": "channel"},
         ),
-        "rwkv7": Mixer(
-            "zoo.mixers.rwkv7:RWKV7",
-            "the delta rule with gates per channel, on inputs that are shifted",
-            "delta rule",
-            2025,
-            "2503.14456",
-        ),
-        "diagonal_ssm": Mixer(
-            "zoo.mixers.diagonal_ssm:DiagonalSSM",
-            "linear time-invariant SSM with diagonal dynamics",
-            "time-invariant",
-            2022,
-            "2206.11893",
-        ),
-        "lru": Mixer(
-            "zoo.mixers.diagonal_ssm:DiagonalSSM",
+        rwkv7=Mixer("RWKV7", "the delta rule with gates per channel, on inputs that are shifted", 2025, "2503.14456"),
+    )
+    | _family(
+        "time-invariant",
+        diagonal_ssm=Mixer("DiagonalSSM", "linear time-invariant SSM with diagonal dynamics", 2022, "2206.11893"),
+        lru=Mixer(
+            "diagonal_ssm:DiagonalSSM",
             "linear recurrent unit: diagonal_ssm on a ring with learned gains",
-            "time-invariant",
             2023,
             "2303.06349",
             {"init": "lru"},
         ),
-        "s5": Mixer(
-            "zoo.mixers.diagonal_ssm:DiagonalSSM",
+        s5=Mixer(
+            "diagonal_ssm:DiagonalSSM",
             "S5: diagonal_ssm started in the eigenvectors of HiPPO",
-            "time-invariant",
             2022,
             "2208.04933",
             {"init": "s5"},
         ),
-        "s4d": Mixer(
-            "zoo.mixers.s4d:S4D",
-            "a linear time-invariant diagonal SSM for each channel",
-            "time-invariant",
-            2022,
-            "2206.11893",
-        ),
-        "conv": Mixer(
-            "zoo.mixers.conv:Conv",
-            "causal convolution, short or as long as the sequence",
-            "time-invariant",
-            2023,
-            "2302.10866",
-        ),
-        "selective_ssm": Mixer(
-            "zoo.mixers.selective_ssm:SelectiveSSM",
-            "the Mamba block: input-dependent dynamics",
-            "selective state space",
-            2023,
-            "2312.00752",
-        ),
-        "ssd": Mixer(
-            "zoo.mixers.ssd:SSD",
-            "the Mamba-2 block: one decay per head, in matrix products",
-            "selective state space",
-            2024,
-            "2405.21060",
-        ),
-        "mamba3": Mixer(
-            "zoo.mixers.mamba3:Mamba3",
-            "the Mamba-3 block: trapezoid, rotating state, several ranks",
-            "selective state space",
-            2026,
-            "2603.15569",
-        ),
-        "gated_conv": Mixer(
-            "zoo.mixers.gated_conv:GatedConv",
-            "LFM2's short convolution between two gates",
-            "gated convolution",
-            2025,
-            "2511.23404",
-        ),
-        "hyena": Mixer(
-            "zoo.mixers.hyena:Hyena",
-            "Hyena of order two: a long implicit convolution between two gates",
-            "gated convolution",
-            2023,
-            "2302.10866",
-        ),
-        "lstm": Mixer(
-            "zoo.mixers.lstm:LSTM", "long short-term memory", "recurrent net", 1997, "Hochreiter and Schmidhuber"
-        ),
-        "slstm": Mixer(
-            "zoo.mixers.slstm:SLSTM",
-            "sLSTM of xLSTM: exponential gates, memory that mixes within a head",
-            "recurrent net",
-            2024,
-            "2405.04517",
-        ),
-        "gru": Mixer("zoo.mixers.gru:GRU", "gated recurrent unit", "recurrent net", 2014, "1406.1078"),
-        "rnn": Mixer("zoo.mixers.rnn:RNN", "plain recurrent network, tanh or linear", "recurrent net", 1990, "Elman"),
-        "min_gru": Mixer(
-            "zoo.mixers.minimal_recurrence:MinimalRecurrence",
+        s4d=Mixer("S4D", "a linear time-invariant diagonal SSM for each channel", 2022, "2206.11893"),
+        conv=Mixer("Conv", "causal convolution, short or as long as the sequence", 2023, "2302.10866"),
+    )
+    | _family(
+        "selective state space",
+        selective_ssm=Mixer("SelectiveSSM", "the Mamba block: input-dependent dynamics", 2023, "2312.00752"),
+        ssd=Mixer("SSD", "the Mamba-2 block: one decay per head, in matrix products", 2024, "2405.21060"),
+        mamba3=Mixer("Mamba3", "the Mamba-3 block: trapezoid, rotating state, several ranks", 2026, "2603.15569"),
+    )
+    | _family(
+        "gated convolution",
+        gated_conv=Mixer("GatedConv", "LFM2's short convolution between two gates", 2025, "2511.23404"),
+        hyena=Mixer("Hyena", "Hyena of order two: a long implicit convolution between two gates", 2023, "2302.10866"),
+    )
+    | _family(
+        "recurrent net",
+        lstm=Mixer("LSTM", "long short-term memory", 1997, "Hochreiter and Schmidhuber"),
+        slstm=Mixer("SLSTM", "sLSTM of xLSTM: exponential gates, memory that mixes within a head", 2024, "2405.04517"),
+        gru=Mixer("GRU", "gated recurrent unit", 2014, "1406.1078"),
+        rnn=Mixer("RNN", "plain recurrent network, tanh or linear", 1990, "Elman"),
+    )
+    | _family(
+        "linear recurrent net",
+        min_gru=Mixer(
+            "minimal_recurrence:MinimalRecurrence",
             "a GRU whose gate does not see the state: a linear recurrence",
-            "linear recurrent net",
             2024,
             "2410.01201",
         ),
-        "min_lstm": Mixer(
-            "zoo.mixers.minimal_recurrence:MinimalRecurrence",
+        min_lstm=Mixer(
+            "minimal_recurrence:MinimalRecurrence",
             "min_gru with forget and input gate, normed to add up to one",
-            "linear recurrent net",
             2024,
             "2410.01201",
             {"cell": "lstm"},
         ),
-        "rg_lru": Mixer(
-            "zoo.mixers.rg_lru:RGLRU",
-            "Griffin's recurrent block: a real-gated linear recurrent unit",
-            "linear recurrent net",
-            2024,
-            "2402.19427",
+        rg_lru=Mixer("RGLRU", "Griffin's recurrent block: a real-gated linear recurrent unit", 2024, "2402.19427"),
+    )
+    | _family(
+        "hybrid",
+        hybrid=Mixer(
+            "Hybrid", "Jamba-style layout over depth: SSM and attention layers by pattern", 2024, "2403.19887"
         ),
-        "hybrid": Mixer(
-            "zoo.mixers.hybrid:Hybrid",
-            "Jamba-style layout over depth: SSM and attention layers by pattern",
-            "hybrid",
-            2024,
-            "2403.19887",
+        parallel_hybrid=Mixer("ParallelHybrid", "SSM and attention side by side in a layer", 2024, "2411.13676"),
+        head_hybrid=Mixer(
+            "HeadHybrid", "softmax in some heads of a layer, a gated delta rule in the others", 2026, "2606.20097"
         ),
-        "parallel_hybrid": Mixer(
-            "zoo.mixers.parallel_hybrid:ParallelHybrid",
-            "SSM and attention side by side in a layer",
-            "hybrid",
-            2024,
-            "2411.13676",
-        ),
-        "head_hybrid": Mixer(
-            "zoo.mixers.head_hybrid:HeadHybrid",
-            "softmax in some heads of a layer, a gated delta rule in the others",
-            "hybrid",
-            2026,
-            "2606.20097",
-        ),
-        "identity": Mixer("zoo.mixers.identity:Identity", "no mixing: the control", "control", 2025, "2512.15115"),
-    },
+    )
+    | _family(
+        "control",
+        identity=Mixer("Identity", "no mixing: the control", 2025, "2512.15115"),
+    )
+)
+
+MIXERS: OpenRegistry[Mixer] = OpenRegistry(
+    "mixer",
+    _BUILT_IN,
     aliases={"mamba": "selective_ssm", "mamba2": "ssd"},
     group="zoo.mixers",
     describe=_describe,
@@ -369,7 +247,7 @@ def register(
     else:
         home, found = f"{getattr(mixer, '__module__', '')}:{getattr(mixer, '__qualname__', mixer)}", mixer
         _adopt(home, found)
-    entry = Mixer(home, summary or _describe(home).summary, family, year, source, MappingProxyType(options))
+    entry = Mixer(home, summary or _describe(home).summary, year, source, MappingProxyType(options), family)
     MIXERS.add(name, entry, found)
 
 

@@ -35,10 +35,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(ADDITIONS / "retention.py", root / "zoo" / "mixers")
     shutil.copy(ADDITIONS / "sorting.py", root / "tasks" / "generators" / "structure")
     shutil.copy(ADDITIONS / "cases_sorting.py", root / "tests" / "tasks")
-    mixer = (
-        '"retention": Mixer("zoo.mixers.retention:Retention", "fixed decays", "linear attention", 2023, "2307.08621"),'
-    )
-    _insert(root / "zoo" / "registry.py", '    "mixer",\n    {\n', mixer)
+    mixer = 'retention=Mixer("Retention", "fixed decays", 2023, "2307.08621"),'
+    _insert(root / "zoo" / "registry.py", '"linear attention",\n', mixer)
     task = '"structure.sorting:Sorting": "say a list of numbers again, the smallest first",'
     _insert(root / "tasks" / "registry.py", "GENERATORS = {\n", task)
     return root

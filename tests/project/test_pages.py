@@ -97,7 +97,7 @@ def test_a_docstring_without_its_paragraphs_is_refused(
 ) -> None:
     text = (Whole.__doc__ or "").replace(old, new)
     monkeypatch.setattr(sys.modules[__name__], "Flawed", type("Whole", (), {"__doc__": text}), False)
-    entry = Mixer(f"{__name__}:Flawed", "what it is", "control", 2000, "nobody")
+    entry = Mixer(f"{__name__}:Flawed", "what it is", 2000, "nobody", family="control")
     monkeypatch.setattr(pages, "MIXERS", Registry("mixer", {"flawed": entry}))
     with pytest.raises(ValueError, match=re.escape(says)):
         pages.markdown("flawed")
