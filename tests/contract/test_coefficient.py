@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tests.cases import draw
 from tests.tolerances import assert_close
 from zoo.coefficient import coefficient, recording, replaying
-from zoo.theory.operator import interaction
 
 
 def test_recording_keeps_and_replaying_returns_coefficients_in_order(generator: torch.Generator) -> None:
@@ -76,17 +75,3 @@ def test_an_error_inside_leaves_no_mode_behind() -> None:
     with recording() as other:
         coefficient(x)
     assert torch.equal(other.kept[0], x)
-
-
-def test_a_marked_coefficient_is_the_operator(generator: torch.Generator) -> None:
-    class MarkedSquare(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return coefficient(x) * x
-
-    x = draw(2, 3, 4, generator=generator)
-    operator, offset = interaction(MarkedSquare(), x)
-    expected = torch.zeros(2, 3, 3, 4, 4, dtype=x.dtype)
-    for i in range(3):
-        expected[:, i, i] = torch.diag_embed(x[:, i])
-    assert torch.equal(operator, expected)
-    assert not offset.any()

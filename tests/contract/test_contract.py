@@ -7,7 +7,6 @@ import functools
 import inspect
 import io
 import math
-import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +14,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.autograd.gradcheck import GradcheckError
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from tests import holding, reference, refused, slow
@@ -37,14 +34,13 @@ from tests.cases import (
 )
 from tests.tolerances import assert_close, tolerance
 from zoo import create_mixer, detach_state, list_mixers, map_state, move_state, reorder_state, state_nbytes
-from zoo.check import ConformanceError, Property, properties
+from zoo.check import Property, properties
 from zoo.check.subject import Subject
-from zoo.coefficient import recording, replaying
 from zoo.contract import SequenceMixer
 from zoo.mixers.attention import AttentionState
 from zoo.registry import mixer_class
 from zoo.state import state_tensors
-from zoo.theory.operator import NotAffineError, check_offset, interaction
+from zoo.theory.operator import check_offset, interaction
 
 SEED = 20_251_217
 
@@ -174,18 +170,6 @@ def test_the_operator_is_the_one_of_the_papers(case: Case, generator: torch.Gene
     mixer, x = case.create(generator), draw(2, 7, D_MODEL, generator=generator)
     expected = [reference.OPERATORS[case.name](parameters(mixer), row, **case.options) for row in x.numpy()]
     assert_close(interaction(mixer, x).operator, np.stack(expected))
-
-
-@cases(variants="slow", by_default=KINDS)
-def test_replayed_the_mixer_is_affine(case: Case, generator: torch.Generator) -> None:
-    mixer, x = case.create(generator), draw(2, 7, D_MODEL, generator=generator)
-    operator, offset = interaction(mixer, x)
-    with recording() as tape:
-        mixer(x)
-    for scale in (2.0, -3.0):
-        with replaying(tape):
-            y = mixer(scale * x)
-        assert_close(y, scale * torch.einsum("bijpd,bjd->bip", operator, x) + offset)
 
 
 # Causality, batches, padding.
@@ -420,26 +404,6 @@ def test_a_detached_state_is_cut_from_the_past(case: Case, generator: torch.Gene
     (gradient,) = torch.autograd.grad(attached.sum(), past, allow_unused=True, materialize_grads=True)
     assert bool(gradient.any()) == remembers
     assert torch.autograd.grad(detached.sum(), past, allow_unused=True)[0] is None
-
-
-@cases(variants="slow", by_default=KINDS)
-def test_a_gradient_handed_over_at_a_cut_is_the_whole_gradient(case: Case, generator: torch.Generator) -> None:
-    """Backward through the second chunk as far as its first state, and from there on through the first chunk."""
-    mixer, x = case.create(generator), draw(2, 9, D_MODEL, generator=generator).requires_grad_()
-    inputs, whole = [x, *mixer.parameters()], mixer(x)
-    weights = draw(*whole.shape, generator=generator)
-    expected = torch.autograd.grad((whole * weights).sum(), inputs)
-
-    y, state = mixer.stream(x[:, :5])
-    cut = map_state(lambda t: t.detach().requires_grad_(t.requires_grad), state)
-    rest, _ = mixer.stream(x[:, 5:], cut)
-    ends = [(a, b) for a, b in zip(state_tensors(state), state_tensors(cut), strict=True) if b.requires_grad]
-    second = (rest * weights[:, 5:]).sum()
-    handed_over = torch.autograd.grad(second, [b for _, b in ends], retain_graph=True) if ends else ()
-    first = [(y * weights[:, :5]).sum(), *(a for a, _ in ends)]
-    before = torch.autograd.grad(first, inputs, [torch.ones_like(first[0]), *handed_over])
-    truncated = torch.autograd.grad(second, inputs)
-    assert_close([a + b for a, b in zip(before, truncated, strict=True)], expected)
 
 
 @cases(variants="slow", by_default=KINDS)
@@ -732,87 +696,3 @@ def test_a_sequence_beyond_the_longest_is_refused(name: str, options: dict[str, 
     _, state = mixer.stream(torch.zeros(1, 6, D_MODEL))
     assert_refused(lambda: mixer(torch.zeros(1, 7, D_MODEL)), "7", "max_seq_len=6")
     assert_refused(lambda: mixer.stream(torch.zeros(1, 1, D_MODEL), state), "7", "max_seq_len=6")
-
-
-# Each test can fail: an error is planted in a function, and the test that ought to see it does.
-
-
-def skipped(value: Any, *_: Any) -> Any:
-    """Return the first argument, whatever the function is asked for."""
-    return value
-
-
-def the_property(name: str) -> Callable[..., None]:
-    return functools.partial(test_the_property_holds, each=properties(name)[0])
-
-
-FLAWS: list[tuple[str, dict[str, Any], str, Callable[[Any], Any], Callable[..., None]]] = [
-    (
-        "attention",
-        {},
-        "zoo.mixers.attention.attend",
-        lambda _: lambda *a: F.scaled_dot_product_attention(*a[:3]),  # no mask
-        the_property("causality"),
-    ),
-    (
-        "linear_attention",
-        {},
-        "zoo.mixers.linear_attention.dplr",
-        lambda f: lambda *a, **k: f(*a[:6], -a[6], **k),  # the state
-        test_forward_and_stream_are_the_reference_at_length_1000,
-    ),
-    (
-        "selective_ssm",
-        {"d_state": 2, "expand": 1},
-        "zoo.ops.scan._gradients",
-        lambda f: lambda *a: (lambda g: (g[0], -g[1], *g[2:]))(f(*a)),
-        test_gradients_of_input_state_and_parameters_pass_gradcheck,
-    ),
-    (
-        "selective_ssm",
-        {},
-        "zoo.mixers.selective_ssm.silu_gate",
-        lambda _: lambda z, v: v * F.silu(z),  # a gate that is not marked
-        test_replayed_the_mixer_is_affine,
-    ),
-    (
-        "sliding_attention",
-        {"window": 3},
-        "zoo.mixers.sliding_attention.settle_cache",
-        lambda _: skipped,
-        test_padding_leaks_into_nothing,
-    ),
-    ("gru", {}, "zoo.ops.recurrent.coefficient", lambda _: skipped, the_property("operator")),
-    (
-        "lstm",
-        {},
-        "zoo.mixers.lstm.lstm",
-        lambda f: lambda *a: f(*a[:4], a[4].mul_(0.5), *a[5:]),  # the state, in place
-        the_property("states_unchanged"),
-    ),
-    (
-        "selective_ssm",
-        {},
-        "zoo.blocks.causal_conv",
-        lambda f: lambda x, w, *a: f(x, w.flip(1), *a),
-        test_forward_is_the_reference,
-    ),
-]
-
-
-@pytest.mark.parametrize(("name", "options", "where", "mutate", "test"), FLAWS, ids=[f"{f[0]}-{f[2]}" for f in FLAWS])
-def test_a_planted_error_is_seen(
-    name: str,
-    options: dict[str, Any],
-    where: str,
-    mutate: Callable[[Any], Any],
-    test: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-    generator: torch.Generator,
-) -> None:
-    given = {"padding": 1e9, "generator": generator}
-    wanted = {key: value for key, value in given.items() if key in inspect.signature(test).parameters}
-    test(Case(name, options), **wanted)
-    monkeypatch.setattr(where, mutate(pkgutil.resolve_name(where)))
-    with pytest.raises((AssertionError, ConformanceError, GradcheckError, NotAffineError)):
-        test(Case(name, options), **wanted)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from tests import holding, reference, refused, slow
-from tests.cases import KINDS, Case, draw, every_kind, in_chunks, parameters, randomise
+from tests.cases import KINDS, Case, draw, in_chunks, parameters, randomise
 from tests.tolerances import assert_close
-from zoo import Backbone, list_mixers, reorder_state, state_nbytes
+from zoo import Backbone, list_mixers, state_nbytes
 from zoo.blocks import ResidualBlock, RMSNorm
 from zoo.theory.operator import interaction
 
@@ -101,24 +101,6 @@ def test_selected_positions_equal_the_full_output(name: str, shape: dict[str, An
         of_selected = torch.autograd.grad(y.square().sum(), model.embedding.weight)[0]
         assert_close(of_selected, torch.autograd.grad(full[at].square().sum(), model.embedding.weight)[0])
     assert model(x, at=torch.zeros_like(at)).shape == (0, VOCAB)
-
-
-@every_kind
-def test_padding_tokens_change_nothing(name: str, generator: torch.Generator) -> None:
-    model = model_of(Case(name, {}), generator)
-    x, lengths = tokens(3, 9, generator=generator), torch.tensor([9, 1, 5])
-    y = model(x, lengths)
-    for row, length in enumerate(lengths.tolist()):
-        assert_close(y[row, :length], model(x[row : row + 1, :length])[0])
-
-
-@every_kind
-def test_the_operator_of_a_backbone_reproduces_its_output(name: str, generator: torch.Generator) -> None:
-    model = model_of(Case(name, {}), generator, n_layers=2, n_outputs=3)
-    x = model.embed(tokens(2, 3, generator=generator)).detach()
-    read = interaction(model, x)
-    assert read.operator.shape == (2, 3, 3, 3, 8)
-    assert_close(read.apply(x), model.from_embeddings(x))
 
 
 @shapes_of_kinds
@@ -245,24 +227,6 @@ def test_sampled_frequencies_are_the_softmax(generator: torch.Generator) -> None
     assert torch.equal(one, model.generate(prompt[:4], 20, 1.0, torch.Generator().manual_seed(1)))
     assert not torch.equal(one, other)
     assert torch.equal(cold, model.generate(prompt[:4], 20))
-
-
-@every_kind
-def test_a_reordered_state_serves_beam_search(name: str, generator: torch.Generator) -> None:
-    model, x = model_of(Case(name, {}), generator), tokens(3, 6, generator=generator)
-    _, state = model.stream(x[:, :4])
-    beams = torch.tensor([2, 2, 0])
-    y, _ = model.stream(x[beams, 4:], reorder_state(state, beams))
-    assert_close(y, model(x[beams])[:, 4:])
-
-
-@pytest.mark.parametrize("dtype", [slow(torch.float32), torch.bfloat16])
-@every_kind
-def test_state_bytes_is_what_stream_returns(name: str, dtype: torch.dtype, generator: torch.Generator) -> None:
-    model = model_of(Case(name, {}), generator, d_conv=3).to(dtype)
-    for batch_size, seq_len in ((1, 1), (2, 9)):
-        _, state = model.stream(tokens(batch_size, seq_len, generator=generator))
-        assert model.state_bytes(seq_len, batch_size, dtype) == state_nbytes(state)
 
 
 # What is refused, in one line.

@@ -18,7 +18,6 @@ from tests.tolerances import assert_close
 from zoo import Backbone, create_mixer, state_nbytes
 from zoo.blocks import Experts, ResidualBlock, Stack
 from zoo.ops.experts import grouped_linear
-from zoo.theory.operator import interaction
 
 JAMBA = ROOT / "configs" / "mixer" / "jamba.yaml"
 VOCAB = 11
@@ -181,21 +180,6 @@ def test_compiled_experts_can_be_copied(generator: torch.Generator) -> None:
     expected = layer(x)
     layer.compile(backend="eager")
     assert_close(pickle.loads(pickle.dumps(layer))(x), expected)
-
-
-def test_a_block_with_experts_is_its_reference_and_an_operator(generator: torch.Generator) -> None:
-    block, x = block_of(generator), draw(2, 7, D_MODEL, generator=generator)
-    p = parameters(block)
-    mixer, channel = (reference.members(p, f"{part}.") for part in ("mixer", "channel"))
-    halfway = x.numpy() + np.stack(
-        [reference.selective_ssm(mixer, reference.rms_norm(row, p["mixer_norm.weight"])) for row in x.numpy()]
-    )
-    normed = reference.rms_norm(halfway, p["channel_norm.weight"])
-    expected = halfway + np.stack([reference.experts(channel, row, top_k=2) for row in normed])
-    assert_close(block(x), expected)
-    read = interaction(block, x)
-    assert_close(read.apply(x), expected)
-    assert not torch.triu(read.operator.abs().sum((3, 4)), diagonal=1).any()
 
 
 def test_any_chunks_and_ragged_lengths_give_the_same(generator: torch.Generator) -> None:

@@ -71,10 +71,6 @@ def test_what_a_killed_writer_leaves_is_replaced(tmp_path: Path) -> None:
     assert not half.exists()
 
 
-def test_the_tasks_that_are_kept() -> None:
-    assert {name for name in tasks.list_tasks() if tasks.task_class(name).slow} == {"listops", "pathfinder"}
-
-
 def test_whatever_decides_the_content_is_in_the_key(tmp_path: Path) -> None:
     needle, other = tasks.create_task("needle", distance=5), tasks.create_task("needle", distance=5, n_noise=3)
     for task, split, n, seed in [

@@ -42,7 +42,7 @@ from zoo.theory.claims import (
     run_claims,
     softmax,
 )
-from zoo.theory.claims.claim import FULL, QUICK, Findings, Settings, redrawn
+from zoo.theory.claims.claim import Findings, Settings, redrawn
 from zoo.theory.claims.cores import Core
 from zoo.theory.lags import head_count_bound
 from zoo.theory.softmax import softmax_floor
@@ -189,11 +189,6 @@ def test_settings_are_checked(options: dict[str, Any], message: str) -> None:
         Settings(**options)
 
 
-def test_full_is_larger() -> None:
-    assert FULL.n_seeds > QUICK.n_seeds
-    assert FULL.seq_len > QUICK.seq_len
-
-
 def test_the_population_optimum_finds_published_bounds() -> None:
     """THEORY: k = 4, H = 1, 2, 3 leave .577, .2555, .0679; nothing here uses singular values."""
     lags = balanced_teacher(4, 6, 32)
@@ -237,14 +232,6 @@ def test_cores_against_their_recurrences(rng: np.random.Generator) -> None:
         assert np.allclose(average[i], reached, atol=1e-13)
         weight = np.exp(2 * x[i, 1] * x[: i + 1, 0])
         assert np.allclose(needle[i], (weight / weight.sum()) @ (x[: i + 1] @ value.T), atol=1e-13)
-
-
-@pytest.mark.parametrize("bits", [[0, 0, 0], [1, 0, 1, 1], [1], [0, 1, 1, 1, 0]])
-def test_the_parity_machine_computes_parity(bits: list[int]) -> None:
-    x = torch.zeros(1, len(bits), 2, dtype=torch.float64)
-    x[0, :, 0], x[0, 0, 1] = torch.tensor(bits), 1
-    y = ranks.parity_machine(QUICK)(x)[0, :, 0]
-    assert y.tolist() == [1.0 - 2 * (sum(bits[: i + 1]) % 2) for i in range(len(bits))]
 
 
 @pytest.mark.parametrize(

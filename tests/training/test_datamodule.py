@@ -26,7 +26,6 @@ from tasks.data.batches import (
 )
 from tasks.data.mixture import SEGMENT_STREAM
 from tasks.data.splits import SPLITS
-from tasks.datamodule import TaskDataModule
 from tasks.spec import TaskSpec
 from tests.training import small
 
@@ -130,19 +129,6 @@ def test_batches_are_tensors_that_models_take() -> None:
     assert (batch["inputs"].dtype, batch["weight"].dtype) == (torch.int64, torch.float32)
     for narrow in (np.int8, np.int16, np.int32, np.uint8, np.uint16):
         assert gather({"inputs": np.ones((3, 2), narrow)}, np.arange(2))["inputs"].dtype == torch.int64
-
-
-def test_splits_are_the_tasks_own_and_need_no_trainer(tmp_path: Path) -> None:
-    task = create_task("mqar", vocab_size=32, seq_len=16, n_pairs=2)
-    options = {"name": "mqar", "vocab_size": 32, "seq_len": 16, "n_pairs": 2}
-    data = TaskDataModule(options, n_train=20, n_val=5, n_test=6, batch_size=4, seed=3, cache_dir=tmp_path)
-    assert data.spec == task.spec
-    for split, loader in (("validation", data.val_dataloader()), ("test", data.test_dataloader())):
-        expected = sample_split(task, split, len(data.split(split)["inputs"]), 3)
-        for name in expected:
-            got = torch.cat([batch[name] for batch in loader])
-            assert np.array_equal(got.numpy(), expected[name]), name
-    assert len(list(data.train_dataloader())) == 5
 
 
 def kept(folder: Path) -> list[str]:

@@ -15,17 +15,15 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks import create_task, list_tasks, sample_split, task_class
+from tasks import create_task, task_class
 from tasks.data.batches import FreshBatches, MixedBatches, TrainingBatches
 from tasks.data.mixture import Segment, apportion, create_segments, longest
 from tasks.datamodule import TaskDataModule
 from tasks.spec import TaskSpec
 from tests import ROOT, refused
-from tests.tasks.case import all_cases
 from tests.training import small
 from zoo.training import scores_apart
 
-CASES = all_cases()
 PAIRS = [{"seq_len": 16, "n_pairs": 2, "weight": 3}, {"seq_len": 32}]
 
 
@@ -106,27 +104,6 @@ def test_the_tasks_own_shape_need_not_exist_where_every_segment_overrides_it(tmp
     own = {"name": "mqar", "n_pairs": 20}
     mixed = TaskDataModule(own, 40, 8, 6, 4, cache_dir=tmp_path, mixture=[{"seq_len": 80}, {"seq_len": 96}])
     assert mixed.spec.seq_len == 96
-
-
-@pytest.mark.parametrize("name", [name for name in list_tasks() if CASES[name].fixed_length is None])
-def test_every_task_that_has_lengths_has_mixtures_of_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.data.splits.SHARD_ROWS", 16)
-    case = CASES[name]
-    task = create_task(name, **case.base)
-    other = task.at_length(case.other_length or 2 * task.spec.seq_len)
-    here = task.options()
-    change = {option: value for option, value in other.options().items() if value != here[option]}
-    sizes = {"n_train": 20, "n_val": 4, "n_test": 4, "batch_size": 4, "cache": False}
-    mixed = TaskDataModule(task, **sizes, mixture=[{}, change])
-    train = [batch["inputs"].shape[:2] for batch in mixed.train_dataloader()]
-    lengths = [task.spec.seq_len, other.spec.seq_len]
-    assert sorted(length for _, length in train) == sorted(2 * lengths)
-    assert {rows for rows, _ in train} == {4}  # of ten rows of each shape two batches
-    for segment, (name, batches), length in zip(mixed.segments, mixed.segment_batches(), lengths, strict=True):
-        assert name == segment.name
-        expected = sample_split(segment.task, "test", 4, segment.seed(0))["inputs"]
-        assert np.array_equal(torch.cat([batch["inputs"] for batch in batches]).numpy(), expected)
-        assert expected.shape[1] == length
 
 
 def test_the_published_mixture_is_the_one_that_zoology_trains() -> None:

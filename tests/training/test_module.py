@@ -364,27 +364,6 @@ def test_loads_from_a_checkpoint_without_the_data(tmp_path: Path) -> None:
     assert dict(loaded.hparams) == dict(module.hparams)
 
 
-@pytest.mark.slow
-def test_generates_what_it_was_taught(tmp_path: Path) -> None:
-    class Count(small.Echo):
-        """Each token is followed by the next number."""
-
-        name = "count"
-
-        @property
-        def spec(self) -> Any:
-            return replace(super().spec, n_outputs=small.VOCABULARY, labelled=small.SEQ_LEN, facts=())
-
-        def sample(self, rng: np.random.Generator, n: int) -> Any:
-            inputs = (rng.integers(small.VOCABULARY, size=(n, 1)) + np.arange(small.SEQ_LEN)) % small.VOCABULARY
-            return {"inputs": inputs, "labels": (inputs + 1) % small.VOCABULARY}
-
-    module = small.module(task=Count(), lr=2e-2, d_model=32)
-    small.trainer(tmp_path, max_steps=60).fit(module, datamodule=small.data(tmp_path, Count()))
-    continued = module.backbone.eval().generate(torch.tensor([[3, 4, 5], [10, 11, 0]]), 4)
-    assert continued.tolist() == [[3, 4, 5, 6, 7, 8, 9], [10, 11, 0, 1, 2, 3, 4]]
-
-
 def test_experts_are_balanced_by_a_weighted_part_of_the_loss_and_their_load_is_logged() -> None:
     batch = {name: torch.from_numpy(a) for name, a in small.Echo().sample(np.random.default_rng([0]), 3).items()}
 

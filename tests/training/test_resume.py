@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from tests import slow
 from tests.training import small
 from zoo.loading.saved import check_checkpoint
-from zoo.training import Checkpoints, ReseedEachStep
+from zoo.training import Checkpoints
 
 # 40 rows in batches of 8: five batches a pass, after which is validated by default. Each case lasts two passes and a
 # bit, and is resumed from three steps. The first ones are a single epoch.
@@ -107,17 +107,6 @@ def test_resuming_from_a_drawn_step_gives_the_same_run(
         assert resumed.draws == whole.draws[first:]
         assert (best.best_score, best.best_step) == (expected_best.best_score, expected_best.best_step)
         assert (trainer.global_step, trainer.current_epoch) == (whole_trainer.global_step, whole_trainer.current_epoch)
-
-
-@pytest.mark.slow
-def test_without_reseeding_the_resumed_run_would_differ(tmp_path: Path) -> None:
-    # Guards the test above: its module must notice draws that are not those of the uninterrupted run.
-    whole, *_ = fit(tmp_path / "whole", Keep(tmp_path / "whole/checkpoints/last.ckpt", tmp_path / "kept"))
-    module = small.module(small.NoisyModule)
-    trainer = small.trainer(tmp_path / "bare", max_steps=12)
-    trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, ReseedEachStep)]
-    trainer.fit(module, datamodule=small.data(tmp_path), ckpt_path=tmp_path / "kept/7.ckpt")
-    assert module.draws != whole.draws[7:]
 
 
 def test_a_finished_run_resumes_to_itself(tmp_path: Path) -> None:
