@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 FASTER = 1.5
 
 
-def _generator() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
-
-
 def _sizes(sizes: Sizes, seq_len: int) -> recurrences.Sizes:
     return recurrences.Sizes(1, seq_len, 4, sizes.family_width)
 
@@ -84,19 +80,19 @@ def family(sizes: Sizes) -> Section:
 def _runs(name: str, n: recurrences.Sizes) -> dict[str, tuple[peers.Form, tuple[Tensor, ...]]]:
     """Return form and inputs by implementation, ours first."""
     if name == "slstm":
-        return {who: (form, inputs) for who, (form, _, inputs, _) in recurrences.cells(n, _generator()).items()}
+        return {who: (form, inputs) for who, (form, _, inputs, _) in recurrences.cells(n, peers.generator()).items()}
     problem = recurrences.PROBLEMS[name]
-    inputs = problem.inputs(n, _generator())
+    inputs = problem.inputs(n, peers.generator())
     return {who: (form, inputs) for who, form in problem.forms.items()}
 
 
 def _steps(name: str, n: recurrences.Sizes, count: int) -> dict[str, Run]:
     """Return `count` steps by implementation, ours first."""
     if name == "slstm":
-        cells = recurrences.cells(n, _generator()).items()
+        cells = recurrences.cells(n, peers.generator()).items()
         return {who: repeated(partial(step, *inputs), state, count) for who, (_, step, inputs, state) in cells}
     problem = recurrences.PROBLEMS[name]
-    inputs, state = problem.inputs(n, _generator()), problem.state(n, _generator())
+    inputs, state = problem.inputs(n, peers.generator()), problem.state(n, peers.generator())
     return {who: repeated(partial(step, *inputs), state, count) for who, step in problem.steps.items()}
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import json
 import math
 import statistics
 import sys
@@ -31,15 +30,15 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.page import Cell, Section, Table, Target, render_section  # noqa: E402
-from benchmarks.peers import mambapy_scan, scan_inputs  # noqa: E402
-from benchmarks.performance import describe_run, tests_pass  # noqa: E402
+from benchmarks.peers import generator, mambapy_scan, scan_inputs  # noqa: E402
+from benchmarks.performance import describe_run, read_results, tests_pass  # noqa: E402
 from benchmarks.sections import FULL, training_step  # noqa: E402
 from benchmarks.timing import Run, forward_only, interleaved, trained  # noqa: E402
 from zoo.ops.delta_rule import delta_rule, unit_length  # noqa: E402
 from zoo.ops.dplr import dplr  # noqa: E402
 from zoo.ops.scan import selective_scan  # noqa: E402
 from zoo.ops.ssd import ssd  # noqa: E402
-from zoo.report.files import as_json, write_atomically  # noqa: E402
+from zoo.report.files import as_json, write_all  # noqa: E402
 
 TESTS = ("tests/ops/test_scan_triton.py", "tests/ops/test_chunked_ops.py")
 RESULTS, PAGE = "benchmarks/gpu.json", "docs/performance_gpu.md"
@@ -135,7 +134,7 @@ def scan() -> Section:
     )
     table = Table("", ["numbers", "pass", "ours ms", "GB", "floor ms", "ours / floor", *(f"{n} / ours" for n in found)])
     for dtype in TYPES:
-        given = [t.to(DEVICE) for t in scan_inputs(*SCAN_SHAPE, torch.Generator().manual_seed(0))]
+        given = [t.to(DEVICE) for t in scan_inputs(*SCAN_SHAPE, generator())]
         given = [t if i == 2 else t.to(dtype) for i, t in enumerate(given)]  # A stays float32
         runs = {"ours": passes(_scan, given)}
         if "mamba_ssm" in found:
@@ -218,13 +217,13 @@ def chunked() -> Section:
 
 def _head_inputs(name: str, dtype: torch.dtype) -> list[Tensor]:
     """q, k, v (batch, seq, heads, width) and what else the map has, in fla's order: decay, or beta, or both."""
-    generator = torch.Generator().manual_seed(0)
+    draw = generator()
     batch, seq_len, heads, width = HEADS_SHAPE
-    q, k, v = (torch.randn(batch, seq_len, heads, width, generator=generator) for _ in range(3))
+    q, k, v = (torch.randn(batch, seq_len, heads, width, generator=draw) for _ in range(3))
     q, k = unit_length(q), unit_length(k)
     shape = (batch, seq_len, heads, width) if name == "gated linear attention" else (batch, seq_len, heads)
-    log_decay = torch.nn.functional.logsigmoid(4 + torch.randn(shape, generator=generator))
-    beta = torch.rand(batch, seq_len, heads, generator=generator)
+    log_decay = torch.nn.functional.logsigmoid(4 + torch.randn(shape, generator=draw))
+    beta = torch.rand(batch, seq_len, heads, generator=draw)
     more = {"delta rule": [beta], "gated delta rule": [log_decay, beta]}.get(name, [log_decay])
     return [t.to(DEVICE, torch.float32 if t is log_decay else dtype) for t in (q, k, v, *more)]
 
@@ -310,7 +309,7 @@ def tune() -> None:
     from zoo.ops import scan_triton
 
     batch, _, d_inner, d_state = SCAN_SHAPE
-    x, dt, A, B, C = (t.to(DEVICE) for t in scan_inputs(*SCAN_SHAPE, torch.Generator().manual_seed(0)))
+    x, dt, A, B, C = (t.to(DEVICE) for t in scan_inputs(*SCAN_SHAPE, generator()))
     state = x.new_zeros(batch, d_inner, d_state)
     states = scan_triton.forward_tile(d_state).states
     for chunk, (channels, warps) in itertools.product(CHUNKS, TILES):
@@ -331,11 +330,8 @@ def tune() -> None:
 
 def page(results: Mapping[str, Any]) -> str:
     """docs/performance_gpu.md, from what benchmarks/gpu.json holds."""
-    lines = [
-        "# Performance on a GPU",
-        "",
-        "Made by `python benchmarks/gpu.py`; edit that, not this page. Ratios are of",
-    ]
+    lines = ["# Performance on a GPU", ""]
+    lines += ["Made by `python benchmarks/gpu.py`; edit that, not this page. Ratios are of"]
     lines += ["medians, measured in turns in one process. On a CPU: [performance](performance.md).", ""]
     for name, (title, _) in SECTIONS.items():
         if name in results:
@@ -360,15 +356,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not tests_pass(TESTS):
         print("gpu.py: error: the tests of what is timed fail; nothing was measured", file=sys.stderr)
         return 2
-    file = options.out / RESULTS
-    results = json.loads(file.read_text()) if file.exists() else {}
+    results = read_results(options.out / RESULTS)
     for name in options.only or SECTIONS:
         print(f"{SECTIONS[name][0]} ...", flush=True)
         measured = f"{torch.cuda.get_device_name()}, {describe_run()}"
         results[name] = {"measured": measured, **SECTIONS[name][1]().to_plain()}
-        for target, text in ((file, as_json(results)), (options.out / PAGE, page(results))):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(target, text)
+        write_all(options.out, {RESULTS: as_json(results), PAGE: page(results)})
     return 0
 
 

@@ -20,10 +20,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.page import describe_machine  # noqa: E402
+from benchmarks.page import describe_machine, replace_in_page  # noqa: E402
 from benchmarks.timing import trained  # noqa: E402
 from zoo.report.files import as_json, write_atomically  # noqa: E402
-from zoo.report.markdown import replace_part, table  # noqa: E402
+from zoo.report.markdown import table  # noqa: E402
 from zoo.report.numbers import duration  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "learning.json"
@@ -143,7 +143,7 @@ def summary(results: dict[str, dict[str, Any]]) -> str:
 def publish(results: dict[str, dict[str, Any]]) -> None:
     """Write the table, and the summary between its marks in the README."""
     write_atomically(TABLE, render(results))
-    write_atomically(README, replace_part(README.read_text(encoding="utf-8"), "learning", summary(results)))
+    replace_in_page(README, "learning", summary(results))
 
 
 def main() -> None:

@@ -15,13 +15,13 @@ CUDA.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from zoo.extras import require_extra
 from zoo.ops.channel_ssm import channel_ssm
 from zoo.ops.diagonal import zero_order_hold
 from zoo.ops.scan import selective_scan
@@ -30,17 +30,18 @@ from zoo.ops.ssd import ssd
 Form = Callable[..., Tensor]
 
 
-def installed(module: str) -> Any:
-    """Import the module, of a package of the extra `bench`.
+def generator() -> torch.Generator:
+    """Return the generator, with a fixed seed, from which each measurement draws its inputs."""
+    return torch.Generator().manual_seed(0)
+
+
+def transformers_model(name: str) -> Any:
+    """Import the file of a model of transformers, a package of the extra `bench`.
 
     Raises:
-        ImportError: it is not installed; the message says what to install.
+        MissingExtraError: it is not installed; the message gives the command that installs it.
     """
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        package = module.partition(".")[0]
-        raise ImportError(f"{package} is not installed: pip install 'mixer-zoo[bench]'") from error
+    return require_extra(f"transformers.models.{name}.modeling_{name}", "bench")
 
 
 # The selective scan: h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t, y_t = C_t . h_t (Gu and Dao 2312.00752, algorithm 2).
@@ -68,7 +69,7 @@ def loop_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
 
 def mambapy_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
     """mamba.py (PyPI `mambapy`): Blelloch's scan over all decays and inputs, which are made in full."""
-    pscan = installed("mambapy.pscan").pscan
+    pscan = require_extra("mambapy.pscan", "bench").pscan
     decay = torch.exp(dt.unsqueeze(3) * A)
     states = pscan(decay, dt.unsqueeze(3) * B.unsqueeze(2) * x.unsqueeze(3))
     return (states @ C.unsqueeze(3)).squeeze(3)
@@ -76,7 +77,7 @@ def mambapy_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tens
 
 def transformers_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
     """Run the path of transformers' Mamba without CUDA: a Python loop over time that indexes its step."""
-    scan = installed("transformers.models.mamba.modeling_mamba").mamba_selective_scan
+    scan = transformers_model("mamba").mamba_selective_scan
     return scan(*(t.transpose(1, 2) for t in (x, dt)), A, *(t.transpose(1, 2) for t in (B, C))).transpose(1, 2)
 
 
@@ -120,7 +121,7 @@ def _decay_matrix(step: Tensor) -> Tensor:
 
 def transformers_ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, size: int = 256) -> Tensor:
     """Run the path of transformers' Mamba-2 without CUDA, with the chunk of its configuration by default."""
-    scan = installed("transformers.models.mamba2.modeling_mamba2").mamba2_chunk_scan
+    scan = transformers_model("mamba2").mamba2_chunk_scan
     return scan(x, dt, A, B, C, chunk_size=size)
 
 

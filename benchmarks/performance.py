@@ -26,10 +26,10 @@ sys.path.insert(0, str(ROOT))
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as train.py does
 
 from benchmarks import timing  # noqa: E402
-from benchmarks.page import Section, describe_machine, render_section, show  # noqa: E402
+from benchmarks.page import Section, describe_machine, render_section, replace_in_page, show  # noqa: E402
 from benchmarks.sections import FULL, QUICK, SECTIONS  # noqa: E402
-from zoo.report.files import as_json, write_atomically  # noqa: E402
-from zoo.report.markdown import replace_part, table  # noqa: E402
+from zoo.report.files import as_json, write_all  # noqa: E402
+from zoo.report.markdown import table  # noqa: E402
 
 TESTS = (
     "tests/ops/test_selective_scan.py",
@@ -55,8 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not options.quick and not tests_pass(TESTS):
         print("performance.py: error: the tests of what is timed fail; nothing was measured", file=sys.stderr)
         return 2
-    file = options.out / RESULTS
-    results = json.loads(file.read_text()) if file.exists() else {}
+    results = read_results(options.out / RESULTS)
     measured = describe_run()  # before the first result changes the tree
     chosen = [name for name in SECTIONS if options.only is None or name in options.only]
     for number, name in enumerate(chosen, start=1):
@@ -66,17 +65,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         seconds = round(time.perf_counter() - start)
         results[name] = {"measured": measured, "seconds": seconds, **section}
         print(f"{seconds} s", flush=True)
-        write_atomically(_made(file), as_json(results))
+        write_all(options.out, {RESULTS: as_json(results)})
         publish(results, options.out)
     return 0
 
 
 def _taken() -> list[str]:
     """Return the sections, with the seconds that each took when it was last measured, where that is known."""
-    file = ROOT / RESULTS
-    results = json.loads(file.read_text()) if file.exists() else {}
+    results = read_results(ROOT / RESULTS)
     seconds = {name: results.get(name, {}).get("seconds") for name in SECTIONS}
     return [name if taken is None else f"{name} ({taken} s)" for name, taken in seconds.items()]
+
+
+def read_results(file: Path) -> dict[str, Any]:
+    """Return the sections that were measured earlier, by name."""
+    return json.loads(file.read_text()) if file.exists() else {}
 
 
 def run_section(name: str, quick: bool) -> dict[str, Any]:
@@ -111,14 +114,13 @@ def publish(results: dict[str, Any], root: Path) -> None:
         "medians, measured in turns in one process. Where the time of a training step goes: [profiles](profiles.md)."
     ]
     head += ["The GPU script is `benchmarks/gpu.py`.", ""]
-    write_atomically(_made(root / PAGE), "\n".join([*head, *parts[PAGE]]))
+    pages = {PAGE: "\n".join([*head, *parts[PAGE]])}
     if parts[PROFILES]:
         title = ["# Profiles", "", "Made by `python benchmarks/performance.py --only profiles`.", ""]
-        write_atomically(_made(root / PROFILES), "\n".join([*title, *parts[PROFILES]]))
-    readme = root / "README.md"
-    if readme.exists():
-        text = readme.read_text(encoding="utf-8")
-        write_atomically(readme, replace_part(text, "performance", summary(sections, results)))
+        pages[PROFILES] = "\n".join([*title, *parts[PROFILES]])
+    write_all(root, pages)
+    if (readme := root / "README.md").exists():
+        replace_in_page(readme, "performance", summary(sections, results))
 
 
 def summary(sections: dict[str, Section], results: dict[str, Any]) -> str:
@@ -131,11 +133,6 @@ def summary(sections: dict[str, Section], results: dict[str, Any]) -> str:
     lines = [f"On {next(iter(results.values()))['measured'].partition(', commit')[0]}:", ""]
     rows = [(target.what, show(target.measured), target.bound) for target in shown[:SUMMARY]]
     return "\n".join([*lines, *table(("compared", "measured", "asked for"), rows), ""])
-
-
-def _made(file: Path) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    return file
 
 
 if __name__ == "__main__":

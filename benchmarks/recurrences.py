@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from benchmarks.peers import Form, installed
+from benchmarks.peers import Form, transformers_model
 from zoo.ops.delta_rule import delta_rule, relaxed_delta_rule, unit_length
 from zoo.ops.dplr import dplr
 from zoo.ops.linear_recurrence import linear_recurrence, min_gru
@@ -59,18 +59,14 @@ def zoo_gated_delta(
     return y.transpose(1, 2), state
 
 
-def transformers_gated_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
+def transformers_gated_delta(*inputs: Tensor) -> Tensor:
     """Run the path of transformers' Qwen3-Next without CUDA, in chunks of 64."""
-    module = installed("transformers.models.qwen3_next.modeling_qwen3_next")
-    return module.torch_chunk_gated_delta_rule(q, k, v, log_decay, beta)[0]
+    return transformers_model("qwen3_next").torch_chunk_gated_delta_rule(*inputs)[0]
 
 
-def transformers_gated_delta_step(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
+def transformers_gated_delta_step(*inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Qwen3-Next's step."""
-    module = installed("transformers.models.qwen3_next.modeling_qwen3_next")
-    return module.torch_recurrent_gated_delta_rule(q, k, v, log_decay, beta, state, output_final_state=True)
+    return transformers_model("qwen3_next").torch_recurrent_gated_delta_rule(*inputs, output_final_state=True)
 
 
 def zoo_kimi_delta(
@@ -82,18 +78,14 @@ def zoo_kimi_delta(
     return y.transpose(1, 2), state
 
 
-def transformers_kimi_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
+def transformers_kimi_delta(*inputs: Tensor) -> Tensor:
     """Run the path of transformers' Kimi Linear without CUDA, in chunks of 64."""
-    module = installed("transformers.models.kimi_linear.modeling_kimi_linear")
-    return module.chunk_kimi_delta_attention(q, k, v, log_decay, beta)[0]
+    return transformers_model("kimi_linear").chunk_kimi_delta_attention(*inputs)[0]
 
 
-def transformers_kimi_delta_step(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
+def transformers_kimi_delta_step(*inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Kimi Linear's step."""
-    module = installed("transformers.models.kimi_linear.modeling_kimi_linear")
-    return module.recurrent_kimi_delta_attention(q, k, v, log_decay, beta, state, True)
+    return transformers_model("kimi_linear").recurrent_kimi_delta_attention(*inputs, True)
 
 
 def zoo_mlstm(
@@ -105,20 +97,19 @@ def zoo_mlstm(
     return y.transpose(1, 2), *state
 
 
-def transformers_mlstm(q: Tensor, k: Tensor, v: Tensor, log_input: Tensor, logit: Tensor) -> Tensor:
+def transformers_mlstm(*inputs: Tensor) -> Tensor:
     """Run the path of transformers' xLSTM without the kernels of its authors, in chunks of 64."""
-    module = installed("transformers.models.xlstm.modeling_xlstm")
-    given = (t.contiguous() for t in _heads_first(q, k, v, log_input, logit))
-    return module.mlstm_chunkwise_native_autograd(*given).transpose(1, 2)
+    given = (t.contiguous() for t in _heads_first(*inputs))
+    return transformers_model("xlstm").mlstm_chunkwise_native_autograd(*given).transpose(1, 2)
 
 
 def transformers_mlstm_step(
     q: Tensor, k: Tensor, v: Tensor, log_input: Tensor, logit: Tensor, C: Tensor, n: Tensor, m: Tensor
 ) -> tuple[Tensor, ...]:
     """xLSTM's step."""
-    module = installed("transformers.models.xlstm.modeling_xlstm")
+    step = transformers_model("xlstm").mlstm_recurrent_step_native
     given = (q[:, 0], k[:, 0], v[:, 0], log_input.transpose(1, 2), logit.transpose(1, 2))
-    y, (C, n, m) = module.mlstm_recurrent_step_native(*given, C, n, m.unsqueeze(2))
+    y, (C, n, m) = step(*given, C, n, m.unsqueeze(2))
     return y.unsqueeze(1), C, n, m.squeeze(2)
 
 
@@ -142,7 +133,7 @@ def zoo_relaxed_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, kappa:
 
 def transformers_rg_lru(decay: Tensor, written: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """Run h_t = decay_t h_{t-1} + written_t as transformers' RecurrentGemma: a loop over positions, one by one."""
-    unit = installed("transformers.models.recurrent_gemma.modeling_recurrent_gemma").RecurrentGemmaRglru
+    unit = transformers_model("recurrent_gemma").RecurrentGemmaRglru
     reset = torch.zeros(1, 1, 1, dtype=torch.bool)
     return unit._rnn_scan(None, written, decay, reset, state, acc_dtype=written.dtype)
 

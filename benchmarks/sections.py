@@ -93,10 +93,6 @@ QUICK = Sizes(
 )
 
 
-def _generator() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
-
-
 def zoo_scan(backend: str) -> peers.Form:
     """Our scan with one backend."""
     return lambda x, dt, A, B, C: selective_scan(x, dt, A, B, C, backend=backend)[0]
@@ -125,7 +121,7 @@ def scan(sizes: Sizes) -> Section:
         others = ["mamba.py", "loop over unbind", "transformers"]
         table = Table(f"{count} thread{'s' * (count > 1)}", columns + [f"{name} / torch" for name in others])
         for shape in sizes.scan_shapes:
-            inputs = peers.scan_inputs(*shape, 16, _generator())
+            inputs = peers.scan_inputs(*shape, 16, peers.generator())
             forms = scan_forms(shape[1], sizes)
             for title, seconds in compared(forms, inputs, sizes.rounds, count):
                 ours = seconds["zoo torch"]
@@ -178,8 +174,8 @@ def _scan_memory(section: Section, sizes: Sizes) -> None:
 def _scan_peak(name: str, shape: tuple[int, int, int], sizes: Sizes) -> int:
     torch.set_num_threads(1)
     form = scan_forms(shape[1], sizes)[name]
-    forward_and_backward(form, peers.scan_inputs(1, 32, shape[2], 16, _generator()))()
-    return peak_bytes(forward_and_backward(form, peers.scan_inputs(*shape, 16, _generator())))
+    forward_and_backward(form, peers.scan_inputs(1, 32, shape[2], 16, peers.generator()))()
+    return peak_bytes(forward_and_backward(form, peers.scan_inputs(*shape, 16, peers.generator())))
 
 
 def _scan_error(section: Section, sizes: Sizes) -> None:
@@ -189,8 +185,8 @@ def _scan_error(section: Section, sizes: Sizes) -> None:
         "Relative error against float64 (norm of the difference / norm), dt log-uniform from 1e-6 to 100",
         ["backend", "output", *(f"gradient of {name}" for name in names)],
     )
-    x, _, A, B, C = peers.scan_inputs(2, min(1000, sizes.long), 64, 16, _generator(), torch.float64)
-    dt = 1e-6 * 1e8 ** torch.rand(x.shape, generator=_generator(), dtype=torch.float64)
+    x, _, A, B, C = peers.scan_inputs(2, min(1000, sizes.long), 64, 16, peers.generator(), torch.float64)
+    dt = 1e-6 * 1e8 ** torch.rand(x.shape, generator=peers.generator(), dtype=torch.float64)
     inputs = [t.float() for t in (x, dt, A, B, C)]
     exact = _values_and_gradients(zoo_scan("torch"), [t.double() for t in inputs])
     worst = 0.0
@@ -206,7 +202,7 @@ def _scan_error(section: Section, sizes: Sizes) -> None:
 def _values_and_gradients(form: peers.Form, inputs: Iterable[Tensor]) -> list[Tensor]:
     leaves = [t.detach().clone().requires_grad_() for t in inputs]
     y = form(*leaves)
-    cotangent = torch.randn(y.shape, generator=_generator(), dtype=torch.float64).to(y.dtype)
+    cotangent = torch.randn(y.shape, generator=peers.generator(), dtype=torch.float64).to(y.dtype)
     return [t.double() for t in (y.detach(), *torch.autograd.grad(y, leaves, cotangent))]
 
 
@@ -219,7 +215,7 @@ def loaded(sizes: Sizes) -> Section:
         " parallel regions multiply it much further."
     )
     shape = _longest(sizes)
-    inputs = peers.scan_inputs(*shape, 16, _generator())
+    inputs = peers.scan_inputs(*shape, 16, peers.generator())
     forms = {"zoo numba": zoo_scan("numba"), "zoo torch": zoo_scan("torch"), "mamba.py": peers.mambapy_scan}
     runs = {name: forward_and_backward(form, inputs) for name, form in forms.items()}
     with threads(cores):
@@ -244,7 +240,7 @@ def ssd(sizes: Sizes) -> Section:
     others = [name for name in peers.SSDS if name != "zoo"]
     table = Table("", ["N", "pass", "zoo ms", *(f"{name} / zoo" for name in others)])
     for d_state in sizes.ssd_states:
-        inputs = peers.ssd_inputs(1, sizes.long, 4, 64, d_state, _generator())
+        inputs = peers.ssd_inputs(1, sizes.long, 4, 64, d_state, peers.generator())
         for title, seconds in compared(peers.SSDS, inputs, sizes.rounds):
             ratios = [seconds[name] / seconds["zoo"] for name in others]
             table.rows.append([d_state, title, 1e3 * seconds["zoo"], *ratios])
@@ -264,7 +260,7 @@ def lti(sizes: Sizes) -> Section:
     )
     table = Table("", ["length", "pass", "zoo ms", "Vandermonde in full / zoo"])
     for seq_len in dict.fromkeys((min(256, sizes.long), sizes.long)):
-        inputs = peers.bank_inputs(1, seq_len, sizes.bank_channels, 64, _generator())
+        inputs = peers.bank_inputs(1, seq_len, sizes.bank_channels, 64, peers.generator())
         for title, seconds in compared(peers.BANKS, inputs, sizes.rounds):
             ratio = seconds["Vandermonde in full"] / seconds["zoo"]
             table.rows.append([seq_len, title, 1e3 * seconds["zoo"], ratio])
@@ -280,7 +276,7 @@ def decode(sizes: Sizes) -> Section:
         " below it the whole mixer at d_model 128 (projections, convolution, gates, checks of input and state), from a"
         " state that has seen so many positions. Attention's cache grows with them, and its time does."
     )
-    x, dt, A, B, C = peers.scan_inputs(1, 1, 256, 16, _generator())
+    x, dt, A, B, C = peers.scan_inputs(1, 1, 256, 16, peers.generator())
     state = torch.zeros(1, 256, 16)
     ways = {
         "as the mixer calls it (check=False)": {"check": False},
@@ -314,11 +310,11 @@ def decode(sizes: Sizes) -> Section:
 def _decode_mixer(name: str, sizes: Sizes) -> list[float]:
     torch.manual_seed(0)
     mixer = create_mixer(name, d_model=128, **_reaching(name, max(sizes.decode_at) + sizes.decode_steps)).eval()
-    token = torch.randn(1, 1, 128, generator=_generator())
+    token = torch.randn(1, 1, 128, generator=peers.generator())
     runs = {}
     with threads(1), torch.no_grad():
         for seen in sizes.decode_at:
-            _, state = mixer.stream(torch.randn(1, seen, 128, generator=_generator()))
+            _, state = mixer.stream(torch.randn(1, seen, 128, generator=peers.generator()))
             runs[str(seen)] = repeated(partial(mixer.stream, token), [state], sizes.decode_steps)
         seconds = interleaved(runs, max(3, sizes.rounds // 2))
     return [1e6 * seconds[str(seen)] / sizes.decode_steps for seen in sizes.decode_at]
@@ -357,7 +353,7 @@ def _training_passes(name: str, sizes: Sizes) -> list[float]:
     mixer = create_mixer(name, d_model=sizes.scaling_width, **_reaching(name, max(sizes.lengths)))
     runs = {}
     for seq_len in sizes.lengths:
-        x = torch.randn(1, seq_len, sizes.scaling_width, generator=_generator(), requires_grad=True)
+        x = torch.randn(1, seq_len, sizes.scaling_width, generator=peers.generator(), requires_grad=True)
         runs[str(seq_len)] = lambda x=x: mixer(x).square().mean().backward()
     seconds = interleaved(runs, sizes.scaling_rounds, patience=5)
     return [seconds[str(seq_len)] for seq_len in sizes.lengths]
@@ -421,7 +417,7 @@ def training_step(name: str, sizes: Sizes, device: str = "cpu") -> Callable[[], 
     options = {**_reaching(name, sizes.step_length), **same_state(name, sizes.step_width)}
     model = Backbone({"name": name, **options}, sizes.step_width, 2, n_outputs=256, vocab_size=256).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    tokens = torch.randint(256, (sizes.step_batch, sizes.step_length + 1), generator=_generator()).to(device)
+    tokens = torch.randint(256, (sizes.step_batch, sizes.step_length + 1), generator=peers.generator()).to(device)
 
     def run() -> None:
         logits = model(tokens[:, :-1])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from benchmarks import peers, recurrences
 from tests.tolerances import assert_close, tolerance
+from zoo.extras import require_extra
 
 SINGLE = {("scan", "transformers"), ("ssd", "transformers")} | {
     (name, "transformers") for name in recurrences.PROBLEMS if name != "rg_lru"
@@ -62,4 +63,4 @@ def test_a_step_of_a_peer_is_ours(name: str, peer: str, generator: torch.Generat
 
 def test_an_absent_package_names_its_extra() -> None:
     with pytest.raises(ImportError, match=r"^nothing_of_that_name is not installed: pip install 'mixer-zoo\[bench\]'$"):
-        peers.installed("nothing_of_that_name.inside")
+        require_extra("nothing_of_that_name.inside", "bench")
