@@ -154,6 +154,7 @@ def test_the_table_shows_the_check_that_decides() -> None:
     [
         (lambda: page.verdict_table([]), "rich"),
         (lambda: page.panels_figure(verdict_of(1.0).evidence.panels), "matplotlib"),
+        (lambda: at_least("q", dict.fromkeys(range(5), 1.0), 0.9), "scipy"),
     ],
 )
 def test_a_missing_extra_is_named(

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests import raising, slow
-from zoo import extras
+from tests import slow
 from zoo.evidence import interval as intervals
 
 LEAST = 0.93
@@ -96,12 +95,6 @@ def test_rankings() -> None:
     assert intervals.of_superiority([1], [1]).value == 0.5
     assert intervals.of_superiority([1] * 5, [0] * 9) == pytest.approx((1, 0.5655, 1), abs=1e-4)
     assert math.isnan(intervals.of_superiority([1], []).low)
-
-
-def test_without_scipy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "import_module", raising(ModuleNotFoundError(name="scipy")))
-    with pytest.raises(extras.MissingExtraError, match=r"scipy is not installed: pip install 'mixer-zoo\[report\]'"):
-        intervals.of_median(range(5))
 
 
 @pytest.mark.slow

@@ -236,8 +236,6 @@ def test_sampled_frequencies_are_the_softmax(generator: torch.Generator) -> None
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"mixer": {"name": "atention"}}, "'atention' 'attention'"),
-        ({"mixer": {"name": "attention", "n_head": 2}}, "'n_heads'"),
         ({"mixer": {"n_heads": 2}}, "mixer name"),
         ({"mixer": "attention"}, "mapping 'attention'"),
         ({"mixer": {"name": "factorized", "d_out": 5}}, "d_out d_model 5 8"),

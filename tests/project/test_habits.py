@@ -21,8 +21,6 @@ from tests import ROOT, run_python
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-MODULE_OF = {"pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn"}
-WITH_TORCH = {"triton"}  # torch's builds for CUDA require it, each in one version: an extra could only contradict them
 
 
 def _requirements(*lists: list[str]) -> list[Requirement]:
@@ -92,11 +90,6 @@ def test_the_citation_is_of_this_version() -> None:
     assert (cited["version"], cited["license"]) == (zoo.__version__, PROJECT["license"])
     assert cited["keywords"] == PROJECT["keywords"]
     assert (ROOT / "README.md").read_text(encoding="utf-8").startswith(f"# {cited['title']}\n")
-
-
-def test_the_hooks_need_no_other_repository() -> None:
-    repos = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
-    assert [repo["repo"] for repo in repos] == ["local"]
 
 
 def _hook(name: str, path: Path) -> int:

@@ -316,7 +316,6 @@ def test_buckets_hold_the_powers_of_two() -> None:
         ({"weight_decay": float("nan")}, "weight_decay must be a finite number >= 0, got nan"),
         ({"beta2": 1.0}, r"beta2 must lie in \[0, 1\), got 1.0"),
         ({"mixer": {"name": "atention"}}, "did you mean 'attention'"),
-        ({"mixer": {"name": "attention", "n_heads": 3}, "d_model": 16}, "n_heads"),
         ({"balance_weight": -0.1}, "balance_weight must be a finite number >= 0, got -0.1"),
         ({"vocab_size": None}, "exactly one of vocab_size"),
         ({"loss": "mae"}, "unknown loss 'mae'"),
