@@ -231,26 +231,40 @@ OF_THEIR_OWN_OP = tuple(name for name in list_mixers() if name not in ALIKE)
 """For what takes long and depends on the op: Inductor needs half a minute for each."""
 
 
+def drawn(test: str) -> list[Case]:
+    """Return every mixer with its defaults, and one variant of each that has some, drawn by the name of a test."""
+    rng, found = random.Random(test), list(DEFAULTS)
+    for name in list_mixers():
+        if several := [case for case in ALL_CASES if case.name == name and case.options]:
+            found.append(rng.choice(several))
+    return found
+
+
 def cases(
     *,
     variants: bool | Literal["slow"] = True,
     names: Container[str] | None = None,
     by_default: Container[str] | None = None,
-) -> pytest.MarkDecorator:
+) -> Callable[[Callable[..., None]], Any]:
     """Parametrise a test over every registered mixer, or over `names` alone.
 
     Args:
-        variants: whether over the variants too; "slow" where their options can hardly matter.
+        variants: whether over the variants too; "slow" for one variant per mixer, where options can hardly matter.
         names: of mixers; default all.
         by_default: mixers that the default run has, all others being slow; for what the base class does; default all.
     """
-    table = ALL_CASES if variants else DEFAULTS
 
     def is_slow(case: Case) -> bool:
         return bool(case.options and variants == "slow") or (by_default is not None and case.name not in by_default)
 
-    chosen = (case for case in table if names is None or case.name in names)
-    return pytest.mark.parametrize("case", [slow(case, unless=not is_slow(case), id=label(case)) for case in chosen])
+    def decorate(test: Callable[..., None]) -> Any:
+        table = drawn(test.__name__) if variants == "slow" else ALL_CASES if variants else DEFAULTS
+        chosen = [
+            slow(case, unless=not is_slow(case), id=label(case)) for case in table if not names or case.name in names
+        ]
+        return pytest.mark.parametrize("case", chosen)(test)
+
+    return decorate
 
 
 every_kind = pytest.mark.parametrize("name", [slow(name, unless=name in KINDS) for name in list_mixers()])

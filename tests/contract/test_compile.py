@@ -33,7 +33,7 @@ def assert_agrees(compiled: nn.Module, eager: nn.Module, *inputs: Tensor) -> Non
 
 
 @pytest.mark.slow
-@cases()
+@cases(variants="slow")
 def test_forward_agrees_with_eager(case: Case, generator: torch.Generator) -> None:
     mixer = case.create(generator)
     x = draw(2, 4, D_MODEL, generator=generator).requires_grad_()
