@@ -31,7 +31,7 @@ Run train.py for every combination of the values given: on this machine, or on a
 
   --tune lr=1e-4..1e-2            picked for each configuration by validation on its first seed; then tested.
                                   LOW..HIGH:N are N values with equal ratios, by default two per decade; or a list
-  --rungs 1/8,1/4,1/2             shares of its steps after which the better half of the trials goes on, from its
+  --rungs 1/8,1/4,1/2             shares of its steps after which the better half of the trials continues, from its
                                   checkpoints; after the last share the best trial, as the first seed's run. All go on
                                   while none is a tenth of the way from a guess to a perfect score. 1: all train to the
                                   end. Default: the last of these three that halve the trials down to one

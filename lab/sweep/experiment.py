@@ -50,7 +50,7 @@ class Experiment:
         grids: each a mapping of flags to lists of values; the runs are the union of their products.
         fixed: flags of every run; a grid's own value wins.
         tune: flags whose value each configuration picks by validation.
-        rungs: shares of the steps after which the better half of the trials goes on; default `usual_rungs`.
+        rungs: shares of the steps after which the better half of the trials continues; default `usual_rungs`.
         match: "params" or "state" (bytes) with the number that each mixer's width is chosen for.
         setting: which of the file's settings this is.
         prediction: the expected result, in words.

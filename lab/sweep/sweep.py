@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
             status = max(status, 1 if sweep.failed or sweep.unpicked else 0)
             if stop.soft.is_set():
                 rest = [each for each in argv if each != "--overwrite"]
-                print(f"{PROGRAM}: stopped; to go on: {shlex.join(['python', 'sweep.py', *rest])}", file=sys.stderr)
+                print(f"{PROGRAM}: stopped; to resume: {shlex.join(['python', 'sweep.py', *rest])}", file=sys.stderr)
                 return 130
     return status
 
@@ -186,7 +186,7 @@ class Sweep:
 
     @property
     def rungs(self) -> tuple[float, ...]:
-        """The shares of the steps after which the better half of a configuration's trials goes on."""
+        """The shares of the steps after which the better half of a configuration's trials continues."""
         return self.experiment.rungs or usual_rungs(max(len(point.trials) for point in self.grid.points))
 
     @property
@@ -197,7 +197,7 @@ class Sweep:
     def _tune(self, stop: Stop) -> None:
         """Choose each configuration's best trial by validation, rung by rung (`lab.sweep.tuning`)."""
         for rung in dict.fromkeys((*self.rungs, END)):
-            # A single trial has no rival: it goes on as the run.
+            # A single trial has no rival: it continues as the run.
             compared = [point for point in self.grid.points if len(point.left) > 1 or rung == self.rungs[0]]
             jobs = [self._job(trial, point.seeds[0], rung) for point in compared for trial in point.left]
             if not jobs:
@@ -214,7 +214,7 @@ class Sweep:
                 undecided += rung < END and len(point.left) > 1 and guessing
             if undecided:
                 where = f"{undecided} of {count(len(compared), 'configuration')}"
-                say(make_console(), f"no trial has left guessing in {where}: all go on")
+                say(make_console(), f"no trial beats guessing in {where}: all continue")
         console = make_console()
         for point in self.grid.points:
             name = self.describe(point.configuration.options) or "the configuration"

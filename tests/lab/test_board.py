@@ -14,7 +14,8 @@ from lab.sweep.board import Board
 from lab.sweep.engine import Job, Outcome
 
 FOUND = {"test": {"accuracy": 0.75, "loss": 0.5}, "val": {"accuracy": 0.8, "loss": 0.4}, "params": 1}
-BAR = "training:  30%|###   | 120/400 [00:06<00:14, 20.0it/s, loss=1.25]\n"
+EARLY = "training:   2%|      | 8/400 [00:01<00:14, 9it/s, loss=2]"
+BAR = f"{EARLY}\rtraining:  30%|###   | 120/400 [00:06<00:14, 20.0it/s, loss=1.25]\n"
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -23,7 +24,8 @@ def test_the_table_says_where_each_run_stands(
 ) -> None:
     console = Console(width=140, height=30, force_terminal=terminal)
     monkeypatch.setattr(module, "make_console", lambda: console)
-    logs = {"waits": None, "begins": "$ python train.py\n", "trains": BAR, "fails": "", "ends": "", "is stopped": ""}
+    # One begins anew, after an attempt that left a bar.
+    logs = {"waits": None, "begins": f"{BAR}$ train.py\n", "trains": BAR, "fails": "", "ends": "", "is stopped": ""}
     jobs = {name: Job(name, (), tmp_path / name) for name in logs}
     board = Board([*jobs.values()], n_slots=2)
     board.start -= 60  # the logs are younger

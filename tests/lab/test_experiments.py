@@ -321,7 +321,6 @@ def test_every_setting_means_runs_that_train_takes_and_checks_are_about_them(nam
     ("text", "key"),
     [
         ("checks: {a: {at_leest: 1}}", "at_least"),
-        ("checks: {a: {metric: accuracy}}", "at_most"),
         ("checks: {a: {at_least: 1, at_most: 2}}", "at_most"),
         ("checks: {a: {at_least: 1, diff: [{}, {}], ratio: [{}, {}]}}", "ratio"),
         ("checks: {a: {at_least: 1, given: b}}", "'b'"),
