@@ -49,6 +49,17 @@ def python(*argv: str, status: int = 0, **options: Any) -> subprocess.CompletedP
     return done
 
 
+def install(folder: Path, package: str, **groups: dict[str, str]) -> None:
+    """Make `folder`, which must be on sys.path, hold an installed package with these entry points."""
+    info = folder / f"{package}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    lines: list[str] = []
+    for group, entries in groups.items():
+        lines += [f"[{group}]", *(f"{name} = {target}" for name, target in entries.items())]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+
+
 def run_python(text: str, scope: dict[str, Any]) -> None:
     """Run the Python blocks of a Markdown page in the current folder; one that begins with a file's name is written."""
     for block in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):

@@ -22,7 +22,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 import jaxtyping
 
-from tests import ROOT, shapes
+from tests import ROOT, install, shapes
 
 # The shapes in zoo's signatures are checked by the tests alone. torch.compile cannot trace the checker: tests of
 # compiled code take the fixture `unchecked_shapes`, and ZOO_NO_SHAPES=1 leaves the checker out of a whole run.
@@ -109,10 +109,7 @@ def _entry_points(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The entry points of pyproject.toml are found, also if the project was installed before they were added."""
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
     folder = tmp_path_factory.mktemp("installed")
-    (folder / "of_project-0.dist-info").mkdir()
-    (folder / "of_project-0.dist-info" / "METADATA").write_text("Name: of_project\nVersion: 0\n")
-    lines = [f"[{group}]\n" + "".join(f"{n} = {t}\n" for n, t in entries.items()) for group, entries in groups.items()]
-    (folder / "of_project-0.dist-info" / "entry_points.txt").write_text("\n".join(lines))
+    install(folder, "of_project", **groups)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         yield

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import zoo
-from tests import ROOT, refused, run_python
+from tests import ROOT, install, refused, run_python
 from tests.check import planted
 from tests.check.modules import Recurrence, Stepper
 from zoo.check import check
@@ -271,11 +271,7 @@ def test_a_registered_name_is_a_mixer_like_any_other(registry: Any) -> None:
 def test_entry_points_are_found_when_a_name_is_not_built_in(
     registry: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package = tmp_path / "other-1.0.dist-info"
-    package.mkdir()
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
-    lines = ("[zoo.mixers]", f"theirs = {MEAN}", "lstm = other:LSTM", "mine = absent:Thing")
-    (package / "entry_points.txt").write_text("\n".join(lines))
+    install(tmp_path, "other", **{"zoo.mixers": {"theirs": MEAN, "lstm": "other:LSTM", "mine": "absent:Thing"}})
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     monkeypatch.setattr(registry, "_looked", False)
     assert "lstm" in registry

@@ -375,13 +375,6 @@ def test_state_bytes_is_what_stream_returns(case: Case, generator: torch.Generat
 
 
 @cases(variants="slow", by_default=KINDS)
-def test_an_empty_state_is_the_start(case: Case, generator: torch.Generator) -> None:
-    mixer, x = case.create(generator), draw(2, 5, D_MODEL, generator=generator)
-    y, _ = mixer.stream(x, mixer.empty_state(2, torch.float64, "cpu"))
-    assert torch.equal(y, mixer(x))
-
-
-@cases(variants="slow", by_default=KINDS)
 def test_an_initial_state_can_be_learned(case: Case, generator: torch.Generator) -> None:
     mixer, x = case.create(generator), (2 * draw(2, 20, D_MODEL, generator=generator)).requires_grad_()
     _, state = mixer.stream(x)
@@ -389,22 +382,6 @@ def test_an_initial_state_can_be_learned(case: Case, generator: torch.Generator)
     y, _ = mixer.stream(x, learned)
     y.square().sum().backward()
     assert all(t.grad.any() for t in state_tensors(learned) if _differentiable(t) and t.numel())
-
-
-@cases(variants="slow", by_default=KINDS)
-def test_a_detached_state_is_cut_from_the_past(case: Case, generator: torch.Generator) -> None:
-    mixer = case.create(generator)
-    past, x = (draw(2, 4, D_MODEL, generator=generator).requires_grad_() for _ in range(2))
-    _, state = mixer.stream(past)
-    attached, _ = mixer.stream(x, state)
-    cut = detach_state(state)
-    assert not any(t.requires_grad for t in state_tensors(cut))
-    detached, _ = mixer.stream(x, cut)
-    assert torch.equal(detached, attached)
-    remembers = any(_differentiable(t) and t.numel() for t in state_tensors(state))
-    (gradient,) = torch.autograd.grad(attached.sum(), past, allow_unused=True, materialize_grads=True)
-    assert bool(gradient.any()) == remembers
-    assert torch.autograd.grad(detached.sum(), past, allow_unused=True)[0] is None
 
 
 @cases(variants="slow", by_default=KINDS)

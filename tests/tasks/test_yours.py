@@ -24,7 +24,7 @@ from tasks.data.splits import sample_split
 from tasks.datamodule import TaskDataModule
 from tasks.registry import TASKS
 from tasks.spec import IGNORED
-from tests import ROOT, run_python
+from tests import ROOT, install, run_python
 from zoo.errors import UsageError
 
 FUNCTIONS = '''
@@ -405,10 +405,7 @@ def test_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_entry_points_name_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "other-1.0.dist-info"
-    package.mkdir()
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
-    (package / "entry_points.txt").write_text("[zoo.tasks]\nechoes = tasks.generators.tracking.parity:Parity\n")
+    install(tmp_path, "other", **{"zoo.tasks": {"echoes": "tasks.generators.tracking.parity:Parity"}})
     monkeypatch.syspath_prepend(str(tmp_path))
     for name, value in {"_own": {}, "_objects": {}, "_looked": False}.items():
         monkeypatch.setattr(TASKS, name, value)

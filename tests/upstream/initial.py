@@ -107,6 +107,10 @@ def redrawn(read: Callable[[Any], Tensor], times: int) -> Callable[[Any], Tensor
     return read_all
 
 
+def squared_modulus(model: Any) -> Tensor:
+    return (-2 * model.log_rate.exp()).exp()
+
+
 def real_input_map(model: Any) -> Tensor:
     """B of an S5 from V^H B: the conjugate half of the modes gives as much again."""
     modes = hippo_modes(2 * len(model.B))[1]
@@ -203,24 +207,6 @@ TABLE = [
     Initial("diagonal_ssm", "dt", lambda m: m.log_dt.exp(), STEPS, S4D, {"d_state": 4096}, 2),
     Initial("diagonal_ssm", "-Re A", lambda m: m.log_rate.exp(), 0.5, S4D),
     Initial("diagonal_ssm", "Im A", named("frequency"), [0.0, math.pi, 2 * math.pi], S4D, {"d_state": 6}),
-    Initial(
-        "diagonal_ssm",
-        "|lambda|^2",
-        lambda m: (-2 * m.log_rate.exp()).exp(),
-        uniform(0.25, 0.81),
-        LRU,
-        {"d_state": 4096, "init": "ring", "r_min": 0.5, "r_max": 0.9},
-        2,
-    ),
-    Initial(
-        "diagonal_ssm",
-        "arg lambda",
-        named("frequency"),
-        uniform(0, 2 * math.pi),
-        LRU,
-        {"d_state": 4096, "init": "ring"},
-        2,
-    ),
     Initial("diagonal_ssm", "B, each part", named("B"), normal(64**-0.5), OWN),
     Initial("diagonal_ssm", "C, each part", named("C"), normal(32**-0.5), OWN),
     Initial("diagonal_ssm", "D", named("D"), 1.0, OWN),
@@ -237,21 +223,19 @@ TABLE = [
         {"kernel": "implicit"},
         3,
     ),
-    # lru.
-    Initial(
-        "lru",
-        "|lambda|^2",
-        lambda m: (-2 * m.log_rate.exp()).exp(),
-        uniform(0.25, 0.81),
-        LRU,
-        {"d_state": 4096, "r_min": 0.5, "r_max": 0.9},
-        2,
-    ),
-    Initial("lru", "arg lambda", named("frequency"), uniform(0, 2 * math.pi), LRU, {"d_state": 4096}, 2),
+    # lru, and diagonal_ssm when it starts as one.
+    *[
+        Initial(name, parameter, read, law, LRU, {"d_state": 4096, "r_min": 0.5, "r_max": 0.9, **start}, 2)
+        for name, start in (("lru", {}), ("diagonal_ssm", {"init": "ring"}))
+        for parameter, read, law in (
+            ("|lambda|^2", squared_modulus, uniform(0.25, 0.81)),
+            ("arg lambda", named("frequency"), uniform(0, 2 * math.pi)),
+        )
+    ],
     Initial(
         "lru",
         "gamma / sqrt(1 - |lambda|^2)",
-        lambda m: m.log_gain.exp() / (1 - (-2 * m.log_rate.exp()).exp()).sqrt(),
+        lambda m: m.log_gain.exp() / (1 - squared_modulus(m)).sqrt(),
         1.0,
         LRU,
         {"d_state": 6, "r_max": 0.95},
