@@ -61,9 +61,11 @@ def measure(road: str, uv: str) -> FirstRun:
         # What this process itself runs in is nothing to the clone.
         unwanted = {"VIRTUAL_ENV", "PYTHONPATH", "MAKEFLAGS", "MAKELEVEL", "VENV", "ARGS", "UV", "NUMBA_CACHE_DIR"}
         environment = {name: value for name, value in os.environ.items() if name not in unwanted} | fresh
-        seconds = [finished(["make", target, f"UV={uv}"], cwd=clone, env=environment) for target in (SET_UP, "train")]
+        set_up, train = (
+            finished(["make", target, f"UV={uv}"], cwd=clone, env=environment) for target in (SET_UP, "train")
+        )
         (metrics,) = clone.glob("runs/**/metrics.json")
-        return FirstRun(road, *seconds, json.loads(metrics.read_text())["test"]["accuracy"])
+        return FirstRun(road, set_up, train, json.loads(metrics.read_text())["test"]["accuracy"])
 
 
 def render(runs: list[FirstRun], measured: str) -> str:

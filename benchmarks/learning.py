@@ -86,10 +86,10 @@ def bounds() -> dict[int, float]:
     """Return the exact relative squared error of the best n heads for the teacher that the task regresses."""
     import torch
 
-    from tasks import create_task
+    from tasks.generators.memory.ssm_teacher import SSMTeacher
     from zoo.theory import head_count_bound
 
-    lags = torch.as_tensor(create_task("ssm_teacher").lags, dtype=torch.float64)
+    lags = torch.as_tensor(SSMTeacher().lags, dtype=torch.float64)
     return {n: head_count_bound(lags, n) for n in (1, 2, 3, 4)}
 
 

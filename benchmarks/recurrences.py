@@ -127,8 +127,9 @@ def loop_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, kappa: Tensor
 
 def zoo_relaxed_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, kappa: Tensor, rate: Tensor) -> Tensor:
     """Compute the same as `rwkv7` calls it."""
-    given = _heads_first(q, k, v, log_decay, kappa, rate)
-    return relaxed_delta_rule(*given, *_no_memory(q, k, v))[0].transpose(1, 2)
+    (state,) = _no_memory(q, k, v)
+    q, k, v, log_decay, kappa, rate = _heads_first(q, k, v, log_decay, kappa, rate)
+    return relaxed_delta_rule(q, k, v, log_decay, kappa, rate, state)[0].transpose(1, 2)
 
 
 def transformers_rg_lru(decay: Tensor, written: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

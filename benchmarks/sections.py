@@ -258,7 +258,7 @@ def lti(sizes: Sizes) -> Section:
         " thread; the peer makes the kernel by a Vandermonde matrix in full and convolves by FFT, and gives no final"
         " state."
     )
-    table = Table("", ["length", "pass", "zoo ms", "Vandermonde in full / zoo"])
+    table, ratio = Table("", ["length", "pass", "zoo ms", "Vandermonde in full / zoo"]), math.nan
     for seq_len in dict.fromkeys((min(256, sizes.long), sizes.long)):
         inputs = peers.bank_inputs(1, seq_len, sizes.bank_channels, 64, peers.generator())
         for title, seconds in compared(peers.BANKS, inputs, sizes.rounds):

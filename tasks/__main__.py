@@ -232,12 +232,9 @@ def _export(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
 def _pages(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
     _refuse(flags)
     from tasks import pages
+    from zoo.report.files import write_all
 
-    folder = ROOT / "docs" / "tasks"
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in pages.pages().items():
-        (folder / name).write_text(text, encoding="utf-8")
-        print(folder / name)
+    print(*write_all(ROOT / "docs" / "tasks", pages.pages()), sep="\n")
 
 
 if __name__ == "__main__":

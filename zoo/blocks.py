@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer
-from zoo.modules import no_weight_decay
+from zoo.modules import no_weight_decay, reset_submodules
 from zoo.ops.activation import gelu, gelu_gate, rms_norm, silu_gate
 from zoo.ops.conv import causal_conv
 from zoo.ops.experts import balance, grouped_linear, route
@@ -66,10 +66,6 @@ class SwiGLU(nn.Module):
         self.up_proj = nn.Linear(d_model, 2 * d_channel, bias=self.bias)
         self.down_proj = nn.Linear(d_channel, d_model, bias=self.bias)
 
-    def reset_parameters(self) -> None:
-        self.up_proj.reset_parameters()
-        self.down_proj.reset_parameters()
-
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         return self.gated(self.up_proj(x))
 
@@ -97,10 +93,6 @@ class SquaredReLU(nn.Module):
         require_positive(d_channel=d_channel)
         self.up_proj = nn.Linear(d_model, d_channel, bias=False)
         self.down_proj = nn.Linear(d_channel, d_model, bias=False)
-
-    def reset_parameters(self) -> None:
-        self.up_proj.reset_parameters()
-        self.down_proj.reset_parameters()
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         inner = self.up_proj(x)
@@ -163,9 +155,7 @@ class Experts(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        for layer in (self.router, self.shared, self.shared_gate):
-            if layer is not None:
-                layer.reset_parameters()
+        reset_submodules(self)
         for weight in (self.up_proj, self.down_proj):  # each expert as nn.Linear would be
             bound = weight.shape[2] ** -0.5
             nn.init.uniform_(weight, -bound, bound)

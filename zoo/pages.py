@@ -75,13 +75,9 @@ def index(folder: Path) -> str:
     Args:
         folder: of the page; its links lead from there to the source of each mixer.
     """
-    lines = [
-        "# Mixers",
-        "",
-        "`zoo mixers NAME` shows one of them; `zoo pages` writes a page of each into this folder.",
-        "",
-    ]
-    links = {name: _source(MIXERS[name], folder) for name in MIXERS}
+    lines = ["# Mixers", ""]
+    lines += ["`zoo mixers NAME` shows one of them; `zoo pages` writes a page of each into this folder.", ""]
+    links = {name: Path(os.path.relpath(inspect.getfile(MIXERS[name]), folder)).as_posix() for name in MIXERS}
     for family in dict.fromkeys(MIXERS.entry(name).family for name in MIXERS):
         rows = []
         for name in MIXERS:
@@ -101,11 +97,6 @@ def index(folder: Path) -> str:
 def pages(folder: Path) -> dict[str, str]:
     """Return {file name: text} of all pages in a folder."""
     return {"README.md": index(folder), **{f"{name}.md": markdown(name) for name in MIXERS}}
-
-
-def _source(cls: type, folder: Path) -> str:
-    """Return the file of a class, relative to a folder."""
-    return Path(os.path.relpath(inspect.getfile(cls), folder)).as_posix()
 
 
 def _origin(cls: type, entry: Mixer) -> str:

@@ -62,26 +62,20 @@ def shared_heads(n_heads: int, n_kv_heads: int | None, name: str = "n_kv_heads")
     return n_kv_heads or n_heads
 
 
-FLOATS = (torch.float32, torch.float64)
-"""Types of floating point in which the theory computes."""
-
-
-def require_real(
-    name: str, value: object, form: str, n_axes: Collection[int], dtypes: Collection[torch.dtype] = FLOATS
-) -> None:
-    """Raise ValueError unless `value` is a finite tensor that is not empty, of one of the types and numbers of axes.
+def require_real(name: str, value: object, form: str, n_axes: Collection[int]) -> None:
+    """Raise ValueError unless `value` is a finite float32 or float64 tensor, not empty, of one of the numbers of axes.
 
     Args:
         name: of the argument.
         value: the argument.
         form: its shape in words.
         n_axes: numbers of axes that it may have.
-        dtypes: types that it may have.
     """
     if not isinstance(value, Tensor):
         raise ValueError(f"{name} must be a tensor {form}, got {type(value).__name__}")
-    if value.ndim not in n_axes or 0 in value.shape or value.dtype not in dtypes:
-        kinds = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        raise ValueError(f"{name} must be {form}, {kinds}, not empty; got {value.dtype} {tuple(value.shape)}")
+    if value.ndim not in n_axes or 0 in value.shape or value.dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"{name} must be {form}, float32 or float64, not empty; got {value.dtype} {tuple(value.shape)}"
+        )
     if not value.isfinite().all():
         raise ValueError(f"{name} must be finite")

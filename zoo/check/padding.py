@@ -51,7 +51,8 @@ def padding(subject: Subject) -> Outcomes:
         # Padding at the end leaks in a module that looks ahead; padding at the start, or in its state, in a causal one.
         for side in ("right", "left") if form.left else ("right",):
             yield from _padded(subject, module, form, side)
-        if form.argument == "lengths" and "lengths" in _arguments_of_stream(module):
+        stream = getattr(module, "stream", None)
+        if form.argument == "lengths" and stream is not None and "lengths" in inspect.signature(stream).parameters:
             yield _padded_state(subject, module)
     elif (argument := next((name for name in PACKED if name in takes), None)) is not None:
         yield _packed(subject, module, argument)
@@ -93,10 +94,6 @@ def _padded(subject: Subject, module: nn.Module, form: Form, side: str) -> Outco
     if side == "right":
         alone = [subject.outputs(module, x[row : row + 1, :n])[0] for row, n in enumerate(_VALID)]
         yield equal(f"padded rows, and the same rows unpadded ({form.argument})", before[valid], torch.cat(alone))
-
-
-def _arguments_of_stream(module: nn.Module) -> Any:
-    return inspect.signature(getattr(module, "stream", lambda: None)).parameters
 
 
 @torch.no_grad()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rich.console import Console
 from rich.text import Text
 
 from zoo.check.checker import properties
@@ -41,9 +40,9 @@ _COLUMNS = (
 )
 
 
-def print_card(report: Report, console: Console | None = None) -> None:
+def print_card(report: Report) -> None:
     """Print verdicts by topic, then every failure with the command that reproduces it."""
-    console, rows = console or make_console(), _rows(report)
+    console, rows = make_console(), _rows(report)
     console.print(Text(report.target, "bold").append(f"  {_setting(report)}", "not bold"))
     cells = [(Text(row.topic, "dim"), Text(row.mark, _STYLES[row.mark]), row.name, row.detail) for row in rows]
     table = make_table(("", "", "", ""), cells)

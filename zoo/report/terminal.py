@@ -35,14 +35,14 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 
-def make_console(width: int = 140) -> Console:
-    """Return a console on standard output; in a file or a pipe, tables may be up to `width` characters wide.
+def make_console() -> Console:
+    """Return a console on standard output; in a file or a pipe, tables may be up to 140 characters wide.
 
     Raises:
         MissingExtraError: rich is not installed.
     """
     console = require_extra("rich.console").Console()
-    return console if console.is_terminal else type(console)(width=width)
+    return console if console.is_terminal else type(console)(width=140)
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:

@@ -38,9 +38,9 @@ _SEQ_LEN = 20
 _SOURCE = "Ghodsi, arXiv 2512.15115; table of the definition k = dim span{W_ij}"
 
 
-def rank_at_draw(layer: nn.Module, draw: Draw, d_model: int, seq_len: int = _SEQ_LEN) -> int:
+def rank_at_draw(layer: nn.Module, draw: Draw, d_model: int) -> int:
     """Return the interaction rank of a float64 layer at one drawn input."""
-    return int(interaction_rank(interaction(layer, draw(1, seq_len, d_model)).operator[0]))
+    return int(interaction_rank(interaction(layer, draw(1, _SEQ_LEN, d_model)).operator[0]))
 
 
 @claim(
