@@ -1,7 +1,7 @@
 """Successive halving on validation, and the window of good learning rates that it measures.
 
 All trials of a configuration train up to the first rung, a share of all steps. The better half continues from its
-checkpoints to the next rung, and so on; all go on while none does better than a guess. A rung is a stop, no shorter
+checkpoints to the next rung, and so on; all continue while none does better than a guess. A rung is a stop, no shorter
 schedule: the last trial left is the run of its seed, which trains to the end and is tested. Nothing is trained twice.
 """
 
@@ -55,10 +55,17 @@ def usual_rungs(n_trials: int) -> tuple[float, ...]:
 def promoted(
     metrics: Sequence[Mapping[str, Any] | None], score: str, rung: float, last: float, guess: float | None = None
 ) -> list[int]:
-    """Return which trials go on after a rung, the best first: half of them, rounded up; one after the last rung.
+    """Return which trials continue after a rung, the best first: half of them, rounded up; one after the last rung.
 
     The first of equal trials continues. Trials that diverged or failed (None) never do. While none does better than a
     guess, all continue, at most to the end.
+
+    Args:
+        metrics: metrics of each trial at the rung.
+        score: name of the score that they are judged by.
+        rung: the share of the steps that they have been trained for.
+        last: the last of the rungs.
+        guess: see `beats_guessing`.
     """
     found = {i: each for i, each in enumerate(metrics) if each and "diverged" not in each}
     order = sorted(found, key=lambda i: merits(found[i], score, "val"), reverse=True)

@@ -6,12 +6,10 @@ each run is a fork of it: a process like any other to whoever kills it.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +23,8 @@ from lab.run.folder import RunFolder
 from zoo.training import AtomicCheckpointIO, Interrupt, SequenceModule, Throughput  # noqa: F401
 
 
-def fork_server() -> ForkServerContext:
-    """The context whose processes start with everything imported."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    return context
-
-
-def start(context: ForkServerContext, argv: Sequence[str], log: Path, moment: str | None = None) -> ForkServerProcess:
+def run(argv: list[str], log: Path, moment: str | None) -> None:
     """Run a command line of train.py; with a moment of `MOMENTS`, kill it there."""
-    process = context.Process(target=_run, args=(list(argv), log, moment))
-    process.start()
-    return process
-
-
-def _run(argv: list[str], log: Path, moment: str | None) -> None:
     with log.open("a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -94,17 +79,15 @@ def _half_written() -> None:
     zoo.training.checkpoints.torch.save = half
 
 
-def _is(name: str) -> Callable[..., bool]:
-    return lambda source, *_: source.name == name
-
-
 # Moments of a run at which it is killed, in the order in which a run meets them.
 MOMENTS: dict[str, Callable[[], None]] = {
     "before the first checkpoint": lambda: _before(AtomicCheckpointIO, "save_checkpoint"),
     "with half a checkpoint written": _half_written,
-    "between the renames of a checkpoint": lambda: _before(Path, "replace", _nth(2, _is(".last.ckpt.tmp"))),
+    "between the renames of a checkpoint": lambda: _before(
+        Path, "replace", _nth(2, lambda file, _: file.name == ".last.ckpt.tmp")
+    ),
     "after the best checkpoint, before the last": lambda: _before(
-        Path, "replace", _nth(2, _is(".best.ckpt.tmp")), True
+        Path, "replace", _nth(2, lambda file, _: file.name == ".best.ckpt.tmp"), True
     ),
     "in a training step": lambda: _before(SequenceModule, "training_step", _nth(6)),
     "in a validation": lambda: _before(SequenceModule, "validation_step", _nth(4)),

@@ -117,11 +117,8 @@ def test_a_run_of_ones_own_mixer(mine: str, tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["local", "ray"])
-def test_a_sweep_over_ones_own_mixer(engine: str, mine: str, tmp_path: Path) -> None:
-    if engine == "ray":
-        pytest.importorskip("ray")
-    given = ["--engine", engine, "--mixer", "mine.py:Squashed,lstm", "--mixer.gain", "1,2", "--figures_every", "0"]
+def test_a_sweep_over_ones_own_mixer(mine: str, tmp_path: Path) -> None:
+    given = ["--mixer", "mine.py:Squashed,lstm", "--mixer.gain", "1,2", "--figures_every", "0"]
     assert sweep([*SHORT, *given]) == 0
     found = [run.mixer for run in read_runs(tmp_path / "runs")]
     assert sorted(found) == ["lstm", "mine.Squashed", "mine.Squashed"]

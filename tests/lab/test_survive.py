@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import re
 import resource
@@ -384,7 +385,8 @@ def forks() -> ForkServerContext:
     """Processes that start with torch and Lightning imported; the imports take longer than the runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
-        context = kills.fork_server()
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([kills.__name__])
         context.Process(target=abs, args=(0,)).start()
     return context
 
@@ -407,7 +409,8 @@ def test_a_run_killed_at_drawn_moments_ends_as_if_it_never_was(
     n_kills = 0
     for moment in (*(list(kills.MOMENTS)[at] for at in drawn), None):
         next_second(path)
-        process = kills.start(forks, command(tmp_path / "run", *argv), log, moment)
+        process = forks.Process(target=kills.run, args=(command(tmp_path / "run", *argv), log, moment))
+        process.start()
         process.join()
         assert process.exitcode in ((0, -signal.SIGKILL) if moment else (0,)), log.read_text()
         n_kills += process.exitcode != 0

@@ -313,9 +313,11 @@ def test_a_run_folder_of_another_configuration_is_refused_and_kept(
 
 def test_what_fails_is_reported_and_stops_no_other(tmp_path: Path, stand_in: Any) -> None:
     stand_in(lambda job: job.name)
+    (tmp_path / "file").touch()
     good = json.dumps(FOUND)
     names = [good, "raises", "is killed", "segfaults", "leaves nothing", good, good]
     jobs = [Job(name, (), tmp_path / str(i)) for i, name in enumerate(names)]
+    jobs += [Job(good, (), tmp_path / "file" / "run"), Job(good, (), tmp_path / "sized", expected={"params": 11})]
     outcomes = {outcome.job.folder.name: outcome for outcome in run_local(jobs, TWO_SLOTS, Stop())}
     assert [outcomes[str(i)].state for i in range(7)] == ["done" if name == good else "failed" for name in names]
     assert outcomes["1"].message == "exit status 1"
@@ -323,21 +325,10 @@ def test_what_fails_is_reported_and_stops_no_other(tmp_path: Path, stand_in: Any
     assert outcomes["2"].message == "killed by SIGKILL (out of memory?)"
     assert outcomes["3"].message == "killed by SIGSEGV"
     assert outcomes["4"].message == "ended without metrics.json"
+    assert f"cannot write {tmp_path / 'file' / 'run'}" in outcomes["run"].message
+    assert outcomes["sized"].message == "params is 1, planned was 11"
     assert [job.folder.name for job in jobs if job.is_done] == ["0", "5", "6"]
     assert reason(75).startswith("stopped by a signal")
-
-
-def test_a_folder_that_cannot_be_written_and_a_size_that_was_not_planned_are_failures(
-    tmp_path: Path, stand_in: Any
-) -> None:
-    stand_in(lambda job: json.dumps(FOUND | {"params": 10}))
-    (tmp_path / "file").touch()
-    jobs = [Job("x", (), tmp_path / "file" / "run"), Job("x", (), tmp_path / "run", expected={"params": 11})]
-    bad, other = run_local(jobs, ONE_SLOT, Stop())
-    assert (bad.state, other.state) == ("failed", "failed")
-    assert f"cannot write {tmp_path / 'file' / 'run'}" in bad.message
-    assert other.message == "params is 10, planned was 11"
-    assert not other.job.is_done
 
 
 def test_done_is_what_has_both_its_mark_and_its_metrics(tmp_path: Path) -> None:
