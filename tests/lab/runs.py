@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import pytest
 
 from lab import config as cli
 from lab import train
-from lab.plain import nested
 from lab.run.folder import RunFolder
 
 MEASURED = {"tokens_per_second", "seconds"}
@@ -61,11 +60,6 @@ class TinyRuns:
 def metrics(path: Path) -> dict[str, Any]:
     """metrics.json of a run's folder."""
     return json.loads((path / "metrics.json").read_text(encoding="utf-8"))
-
-
-def nested_metrics(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics as metrics.json has them, from numbers by their path: {"test/at_length/8/accuracy": 0.5}."""
-    return nested(numbers, "/")
 
 
 def results(path: Path) -> dict[str, Any]:

@@ -218,9 +218,7 @@ def test_cells_are_run_once_and_further_seeds_have_the_rate_that_was_picked(
     for each in first.values():
         assert [run["seed"] for run in each["runs"]] == [0]
         assert (each["metric"], each["chance"], each["lr"] in (1e-3, 1e-2)) == ("accuracy", 0.5, True)
-        assert each["window"]["octaves"] == pytest.approx(0) or each["window"]["octaves"] == pytest.approx(
-            3.32, abs=0.01
-        )
+        assert round(each["window"]["octaves"], 2) in (0, 3.32)
         assert each["params"] > 0 < each["state_bytes"]
         assert each["machines"]
     (tmp_path / "runs").rename(tmp_path / "gone")

@@ -37,7 +37,6 @@ from lab.view.picture import overview_figure
 from lab.view.table import COLUMNS, columns_of, section_of, table_of
 from lab.view.tensorboard import CONFIGURATION, lay_out
 from tests import ROOT, python
-from tests.lab.runs import nested_metrics
 from zoo import __main__ as command
 from zoo.report.numbers import NOTHING
 
@@ -94,7 +93,7 @@ def write_run(
             writer.add_scalar("train/loss", 1 / step, step)
     if accuracy is not None:
         measured = {"test/accuracy": accuracy, "test/loss": 1 - accuracy, "val/accuracy": accuracy, "val/loss": 0.3}
-        folder.write_metrics(nested_metrics(measured | SIZES | dict(metrics or {})))
+        folder.write_metrics(nested(measured | SIZES | dict(metrics or {}), "/"))
     return folder.path
 
 
