@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.plain import read_mapping
-from tests import ROOT, holding, reference, refused
+from tests import ROOT, reference
 from tests.cases import D_MODEL, draw, in_chunks, parameters, randomise
 from tests.tolerances import assert_close
 from zoo import Backbone, create_mixer, state_nbytes
@@ -245,23 +245,3 @@ def test_jamba_is_one_config(generator: torch.Generator) -> None:
     assert all(len(block.mixer.dt_b_c_norm) == 3 for block in blocks if block is not blocks[4])
     assert blocks[4].mixer.position == "none"
     assert model(torch.randint(VOCAB, (2, 5), generator=generator)).shape == (2, 5, VOCAB)
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"n_experts": -1}, "n_experts positive -1"),
-        ({"n_experts": 2, "top_k": 3}, "top_k=3 n_experts=2"),
-        ({"top_k": 0}, "top_k positive 0"),
-        ({"expert_period": 0}, "expert_period positive 0"),
-        ({"n_layers": 3, "expert_offset": 2}, "expert_offset 0..1 2"),
-        ({"n_layers": 1, "mixer": {"name": "lstm"}}, "expert_offset 0..0 n_layers=1"),
-        ({"d_channel": 0}, "experts channel"),
-        ({"backbone": "bare"}, "experts channel"),
-    ],
-)
-def test_layouts_that_cannot_be_are_refused(options: dict[str, Any], words: str) -> None:
-    valid = {"mixer": {"name": "hybrid"}, "d_model": 8, "vocab_size": 5, "n_outputs": 5, "n_experts": 4}
-    with refused(holding(*words.split())):
-        Backbone(**(valid | options))

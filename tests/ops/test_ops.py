@@ -37,6 +37,17 @@ def scan_inputs(generator: torch.Generator, seq_len: int, batch: int = 2, d_inne
     return x, torch.nn.functional.softplus(dt), A, B, C, D, draw(batch, d_inner, d_state, generator=generator)
 
 
+def scan_loop(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, h: Tensor
+) -> tuple[Tensor, Tensor]:
+    """y and the final state, one position after the other."""
+    y = []
+    for t in range(x.shape[1]):
+        h = torch.exp(dt[:, t, :, None] * A) * h + (dt * x)[:, t, :, None] * B[:, t, None]
+        y.append((h * C[:, t, None]).sum(2))
+    return torch.stack(y, dim=1) + (0 if D is None else D * x), h
+
+
 @pytest.mark.parametrize("seq_len", [63, 300])  # 300: more than one chunk
 def test_selective_scan_gradients_of_long_sequences(seq_len: int, generator: torch.Generator) -> None:
     assert gradcheck(selective_scan, differentiable(*scan_inputs(generator, seq_len)), fast_mode=True)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tests import python, slow
+from tests.ops.test_ops import scan_loop
 from tests.tolerances import assert_close
 
 pytest.importorskip("triton")
@@ -32,19 +33,10 @@ def _inputs(
     return [draw(batch, seq_len, d_inner).to(dtype), dt.to(dtype), A, B, C, draw(batch, d_inner, d_state)]
 
 
-def _loop(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """y and the final state, one position after the other."""
-    ys = []
-    for t in range(x.shape[1]):
-        h = torch.exp(dt[:, t, :, None] * A) * h + (dt[:, t] * x[:, t])[:, :, None] * B[:, t, None, :]
-        ys.append((h * C[:, t, None, :]).sum(-1))
-    return torch.stack(ys, 1), h
-
-
 def _check(inputs: list[Tensor], generator: torch.Generator) -> None:
     """Outputs and gradients of every input, each in the dtype of its tensor, are those of the loop in float64."""
     wide = [t.double().requires_grad_() for t in inputs]
-    outputs = _loop(*wide)
+    outputs = scan_loop(*wide[:5], None, wide[5])
     seeds = [torch.randn(t.shape, generator=generator) for t in outputs]
     seeds[0] = seeds[0].to(inputs[0].dtype)
     gradients = torch.autograd.grad(outputs, wide, [t.double() for t in seeds])
@@ -95,9 +87,10 @@ def test_a_state_is_kept_before_each_chunk(generator: torch.Generator) -> None:
     *_, entering = scan_triton.scan(*(t.to(DEVICE) for t in inputs))
     size = scan_triton.chunk_length(2, 3, 4, 37)
     assert entering.shape == (-(-37 // size), 2, 4, 3)
-    wide = [t.double() for t in inputs]
+    x, dt, A, B, C, state = (t.double() for t in inputs)
     for chunk in range(1, len(entering)):
-        _, before = _loop(*(t[:, : chunk * size] if i in {0, 1, 3, 4} else t for i, t in enumerate(wide)))
+        x_before, dt_before, B_before, C_before = (t[:, : chunk * size] for t in (x, dt, B, C))
+        _, before = scan_loop(x_before, dt_before, A, B_before, C_before, None, state)
         assert_close(entering[chunk].cpu(), before.transpose(1, 2))
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from tests import holding, python, refused, slow
 from tests.cases import draw
 from tests.ops.as_python import run_as_python
-from tests.ops.test_ops import differentiable, scan_inputs
+from tests.ops.test_ops import differentiable, scan_inputs, scan_loop
 from tests.tolerances import assert_close
 from zoo.ops import scan, scan_numba
 from zoo.ops.scan import selective_scan
@@ -315,13 +315,7 @@ def test_blocks_of_torch_are_the_reference(
     torch.set_num_threads(threads)
     inputs = [*scan_inputs(generator, 40, batch=batch, d_inner=d_inner, d_state=16)]
     weights = draw_weights(inputs, generator)
-
-    x, dt, A, B, C, D, h = leaves = differentiable(*inputs)
-    y = []
-    for t in range(40):
-        h = torch.exp(dt[:, t, :, None] * A) * h + (dt * x)[:, t, :, None] * B[:, t, None]
-        y.append((h * C[:, t, None]).sum(2) + D * x[:, t])
-    outputs = torch.stack(y, dim=1), h
+    outputs = scan_loop(*(leaves := differentiable(*inputs)))
     gradients = torch.autograd.grad(sum((o * w).sum() for o, w in zip(outputs, weights, strict=True)), leaves)
     assert_close(results(inputs, weights, "torch"), (*outputs, *gradients))
 

@@ -166,13 +166,6 @@ def test_no_highway_is_known() -> None:
     assert flat.highway_input(16, 4) is None
 
 
-def test_distances_of_highways() -> None:
-    for name in ("attention", "selective_ssm"):
-        for distance in (0, 16, -1):
-            with pytest.raises(ValueError, match=r"distance must lie in 1\.\.15"):
-                create_mixer(name, WIDTH).highway_input(16, distance)
-
-
 def synthetic(
     rate: float, rng: np.random.Generator, seeds: int = 12, noise: float = 0.3, n: int = 200
 ) -> GradientProfile:
@@ -298,6 +291,8 @@ RAMP = GradientProfile(torch.rand(5, 40, generator=torch.Generator().manual_seed
         (lambda: gradient_profile(ShortConv(2, 2), lambda g, tau: torch.ones(4, 3), seq_len=4), "d_model=2"),
         (lambda: gradient_profile(Constant(2)), "no path from the input of Constant to its output"),
         (lambda: gradient_profile(Centred(2)), "rows of the batch are coupled"),
+        (lambda: create_mixer("attention", WIDTH).highway_input(16, 16), r"distance must lie in 1\.\.15"),
+        (lambda: create_mixer("selective_ssm", WIDTH).highway_input(16, 0), r"distance must lie in 1\.\.15"),
         (lambda: decay_rate(RAMP._replace(values=RAMP.values[:4])), "at least 5 seeds, got 4"),
         (lambda: decay_rate(RAMP._replace(values=-RAMP.values)), "non-negative"),
         (lambda: decay_rate(RAMP._replace(values=RAMP.values[:, 1:])), "finite, non-negative values"),
