@@ -47,8 +47,3 @@ def test_a_result_that_is_not_as_promised_is_refused_whatever_was_seen_before(sc
 def test_what_zoo_computes_is_checked() -> None:
     with pytest.raises(jaxtyping.TypeCheckError):
         silu_gate(torch.ones(2, 3), torch.ones(3))  # torch would broadcast
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_the_checker_can_be_left_out(scaled: Function) -> None:
-    assert scaled(torch.ones(2, 3), 3.0).shape == (2, 2)
