@@ -70,6 +70,10 @@ def test_the_scans_section_compares_time_and_floor() -> None:
     floor = gpu.scan_bytes(1, 4, 3, 2, 4)[0] / 1e9  # at a gigabyte a second
     assert section.targets[0].measured == pytest.approx(2e-3 / floor)
     assert not section.targets[0].met
+    page = gpu.page({"scan": {"measured": "a GPU, today", **section.to_plain()}})
+    assert "## Selective scan" in page
+    assert "## End to end" not in page
+    assert "<sub>a GPU, today</sub>" in page
 
 
 @pytest.mark.usefixtures("small")
