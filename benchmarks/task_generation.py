@@ -170,19 +170,17 @@ def main(argv: Sequence[str] | None = None) -> None:
             table.rows.append(measure(name, options, asked))
             sys.stderr.write(f"{table.rows[-1]}\n")
     load = os.getloadavg()[0]
-    head = ["# Drawing the tasks", "", "Made by `python benchmarks/task_generation.py` on"]
-    head += [
-        f"{describe_machine()}, numpy {version('numpy')}, datasets {version('datasets')}, pyarrow {version('pyarrow')}."
-    ]
-    head += [
-        f"One thread; medians over {REPEATS} fresh processes, imports not counted. Load average at the end: {load:.1f}."
-    ]
-    head += [
-        "A length other than 256 is that of a task without this one; mqar stands at several shapes, and beyond 256"
-    ]
-    head += ["positions nothing was asked for. Peers' generators are on no package index, so none is timed.", ""]
+    head = f"""\
+# Drawing the tasks
+
+Made by `python benchmarks/task_generation.py` on
+{describe_machine()}, numpy {version("numpy")}, datasets {version("datasets")}, pyarrow {version("pyarrow")}.
+One thread; medians over {REPEATS} fresh processes, imports not counted. Load average at the end: {load:.1f}.
+A length other than 256 is that of a task without this one; mqar stands at several shapes, and beyond 256
+positions nothing was asked for. Peers' generators are on no package index, so none is timed.
+"""
     tables = [line for table in (in_memory, on_disk) if table.rows for line in render_table(table)]
-    text = "\n".join([*head, *tables])
+    text = "\n".join([head, *tables])
     if not only:
         write_atomically(TABLE, text)
     sys.stdout.write(text)
