@@ -98,7 +98,7 @@ _SPOILT: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "reflections_rotate": (memory, "mirrors", lambda true: lambda rotations: true(rotations).flip(-2)),
     "polarised_channels": (gradients, "averaging_stack", lambda true: lambda poles, maps: true(0.9 * poles, maps)),
     "recall_by_weights": (retrieval, "written_recall", lambda true: lambda m, q, k: true(m, q, k.roll(1, 0))),
-    "nearest_neighbour": (retrieval, "harmonics", lambda true: lambda d, degree: true(d, max(1, degree - 1))),
+    "nearest_neighbour": (retrieval, "least_left", lambda true: lambda *sizes: 0.8 * true(*sizes)),
     "slogan_heads_for_outputs": (heads, "_fewest_values", lambda true: lambda: {k: 0 * v for k, v in true().items()}),
     "slogan_heads_per_pole": (heads, "heads_needed", lambda _: lambda spectrum, error: 100),
     "slogan_enough_softmax": (softmax, "best_without_sink", lambda _: lambda *arguments: 0.0),
