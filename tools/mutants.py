@@ -37,6 +37,7 @@ ROOMS = {
     "zoo/mixers": "tests/contract tests/mixers tests/upstream tests/theory/test_rank.py",
     "zoo/theory": "tests/theory",
     "zoo/training": "tests/training",
+    "zoo/adapters": "tests/check tests/contract",
     "zoo/check": "tests/check tests/contract",
     "tasks": "tests/tasks tests/upstream/tasks tests/training/test_datamodule.py tests/training/test_mixture.py",
 }
