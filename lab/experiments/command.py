@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lab.experiments.judge import judge
 from lab.experiments.page import Pages, figure, pages
+from lab.experiments.power import check_power
 from lab.experiments.record import Record, read_listed, read_records, record, register
 from lab.experiments.rows import read_rows
 from lab.experiments.spec import ROOT, list_specs, read_spec
@@ -24,7 +25,7 @@ The runs come first; both commands resume where they stopped:
 
 An experiment is one file of configs/experiment; docs/experiments.md describes its checks and plots. Without runs in
 --run_dir the committed lists in docs/results are judged. `--predict` registers a prediction before its runs: the hash
-of its checks and grid, and the commit that has them.
+of its checks and grid, and the commit that has them. A check that could not decide at its number of seeds is refused.
 
 Exit status: 0 when all that was predicted holds, 1 when something fails, 3 when nothing fails and something is
 undecided, 2 for a command that is not valid.
@@ -60,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for spec in specs:
             stored, kept = records.get(spec.name, {}), f"results/{spec.name}.csv"
             if arguments.predict:
+                if "predicted" not in stored:
+                    check_power(spec)
                 records[spec.name] = register(spec, stored)
                 continue
             listed = read_listed(spec, arguments.run_dir, arguments.out / kept, stored)

@@ -25,7 +25,15 @@ from lab.experiments.rows import (
 from lab.experiments.spec import QUANTITIES, REGIONS, Spec, cells_of, controls_of
 from zoo.errors import UsageError
 from zoo.evidence import Check, Estimate, Evidence, Measured, controlled, given, within
-from zoo.evidence.interval import FEWEST_PAIRS, of_rank_correlation, of_share, of_superiority, of_variance_ratio
+from zoo.evidence.interval import (
+    FEWEST_PAIRS,
+    FEWEST_SEEDS,
+    of_rank_correlation,
+    of_share,
+    of_shift,
+    of_superiority,
+    of_variance_ratio,
+)
 from zoo.evidence.page import read_check
 from zoo.report.numbers import plain
 
@@ -88,7 +96,7 @@ class _Judge:
         """Return the check with the numbers of the record, and the spec's region."""
         found = read_check(self.recorded[name])
         try:
-            low, high = _region(check, self.rows, {})
+            low, high = region_of(check, self.rows, {})
         except UnknownColumnError:
             return found
         return replace(found, low=low, high=high)
@@ -100,7 +108,7 @@ class _Judge:
             rows, after = (
                 [row for row in self.rows if number_of(row, STEPS) == times * steps] for times in (1, check["longer"])
             )
-        measured, (low, high) = quantity(check, rows, where, metric), _region(check, rows, where)
+        measured, (low, high) = quantity(check, rows, where, metric), region_of(check, rows, where)
         if "classify" in check:
             measured, commoner = classified(check["classify"], select(rows, where), metric)
             low = max(low, commoner)
@@ -128,7 +136,7 @@ def _name(key: str, check: Where, cell: Where) -> str:
     return f"{key}: {describe(cell)}" if cell else key
 
 
-def _region(check: Where, rows: Sequence[Row], where: Where) -> Region:
+def region_of(check: Where, rows: Sequence[Row], where: Where) -> Region:
     """Return the ends of the predicted region; a limit may be the value of a column, the same in all chosen runs."""
 
     def number(limit: Any) -> float:
@@ -172,6 +180,12 @@ def quantity(check: Mapping[str, Any], rows: Sequence[Row], where: Mapping[str, 
             return by_seed(_OF_SEEDS[verb], *(operand(rows, each, where, metric) for each in check[verb]))
         case "solved" if chosen:
             return of_share(sum(number_of(row, metric) >= check[verb] for row in chosen), len(chosen))
+        case "lead":
+            led = by_seed(_OF_SEEDS["diff"], *(operand(rows, each, where, metric) for each in check[verb]))
+            return of_shift([*led.values()]) if len(led) >= FEWEST_SEEDS else math.nan
+        case "sooner":
+            one, other = (operand(rows, each, where, "speed") for each in check[verb])
+            return of_superiority([*one.values()], [*other.values()])
         case "spearman":
             return correlation(check[verb], chosen, metric)
         case "superiority":

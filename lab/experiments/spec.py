@@ -20,9 +20,25 @@ ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENTS = ROOT / "configs" / "experiment"
 
 REGIONS = ("at_least", "at_most", "near", "within")
-QUANTITIES = ("diff", "ratio", "share", "solved", "spearman", "superiority", "classify", "variance_ratio")
+QUANTITIES = (
+    *("diff", "ratio", "share", "solved", "lead", "sooner"),
+    *("spearman", "superiority", "classify", "variance_ratio"),
+)
 CONTROLS = ("given", "easier")
-KEYS = (*REGIONS, *QUANTITIES, *CONTROLS, "metric", "where", "each", "name", "longer", "take", "over", "learned")
+KEYS = (
+    *REGIONS,
+    *QUANTITIES,
+    *CONTROLS,
+    "metric",
+    "where",
+    "each",
+    "name",
+    "longer",
+    "take",
+    "over",
+    "learned",
+    "if_true",
+)
 PLOT_KEYS = ("x", "y", "line", "panel", "log", "where", "bound", "title", "names")
 
 

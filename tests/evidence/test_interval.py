@@ -46,6 +46,46 @@ def test_the_interval_of_a_median_is_no_wider_than_it_must_be(rng: np.random.Gen
         intervals.of_median([1, 2, 3, 4])
 
 
+@pytest.mark.parametrize(("n", "n_draws"), [(5, 500), slow(8, 4000), slow(10, 4000)])
+@pytest.mark.parametrize("kind", ["normal", "heavy tails", "half of the seeds learn"])
+def test_the_interval_of_a_shift_covers_it(kind: str, n: int, n_draws: int, rng: np.random.Generator) -> None:
+    symmetric: dict[str, Callable[[], np.ndarray]] = {
+        "normal": lambda: rng.normal(size=n),
+        "heavy tails": lambda: rng.standard_t(2, size=n),
+        "half of the seeds learn": lambda: rng.choice([-0.5, 0.5], n) + 0.01 * rng.normal(size=n),
+    }
+    found = [intervals.of_shift(symmetric[kind]().tolist()) for _ in range(n_draws)]
+    assert np.mean([low <= 0 <= high for _, low, high in found]) >= LEAST - 2 * (n_draws < 1000) * 0.01
+
+
+def test_a_shift_is_the_median_of_the_means_of_pairs() -> None:
+    assert intervals.of_shift([1, 2, 3, 4, 5]) == (3, 1, 5)
+    assert intervals.of_shift(range(8)) == (3.5, 1.5, 5.5)  # signed-rank sums up to 4 come about in 7 of 256 ways
+    with pytest.raises(ValueError, match="at least 5 differences, got 4"):
+        intervals.of_shift([1, 2, 3, 4])
+
+
+@pytest.mark.slow
+def test_the_interval_of_an_interquartile_mean_covers_it(rng: np.random.Generator) -> None:
+    levels = np.linspace(0.1, 0.9, 6)
+
+    def draw(n: int) -> list[list[float]]:
+        return [rng.normal(level, 0.1, n).tolist() for level in levels]
+
+    truth = np.sort(np.concatenate(draw(20_000)))[30_000:90_000].mean()
+    found = [intervals.of_interquartile_mean(draw(8)) for _ in range(300)]
+    assert np.mean([low <= truth <= high for _, low, high in found]) >= LEAST - 0.02
+    assert np.mean([each.value for each in found]) == pytest.approx(truth, abs=0.01)
+
+
+def test_an_interquartile_mean_leaves_out_the_ends() -> None:
+    scores = [[0.0] * 8, [1.0] * 8, *[[0.5] * 8] * 4]
+    assert intervals.of_interquartile_mean(scores) == (0.5, 0.5, 0.5)
+    for few in ([], scores[:5], [[1.0] * 7] * 6):
+        with pytest.raises(ValueError, match="needs 6 tasks or more with 8 scores or more each; got "):
+            intervals.of_interquartile_mean(few)
+
+
 @pytest.mark.parametrize(
     ("successes", "n", "low", "high"), [(0, 10, 0, 0.3085), (5, 5, 0.4782, 1), (3, 6, 0.118, 0.882)]
 )

@@ -73,6 +73,7 @@ GROWING = [0.1, 0.2, 0.3, 0.4, 0.5]
 LATER = [0.6, 0.7, 0.9, 0.8, 0.75]
 TWO = {"a": {"test/accuracy": LATER, "chance": 0.1}, "b": {"test/accuracy": GROWING, "chance": 0.1}}
 SPREAD = {"a": {"v": [0, 2, 0, 2, 1]}, "b": {"v": [4, 6, 4, 6, 5]}}
+TIMES = {"a": {"steps_to_90": [10, 20, 30, 40, ""]}, "b": {"steps_to_90": [50, 60, 70, "", ""]}}
 CELLS = {f"m{n}": {"test/accuracy": 0.95 if n > 4 else 0.2, "x": 10.0**n, "n": n} for n in range(10)}
 
 
@@ -84,6 +85,8 @@ CELLS = {f"m{n}": {"test/accuracy": 0.95 if n > 4 else 0.2, "x": 10.0**n, "n": n
         ({"ratio": [{"mixer.name": "a"}, {"mixer.name": "b"}]}, TWO, 3.0, (1.5, 6.0)),
         ({"share": [{"metric": "chance"}, {}, 1], "where": {"mixer.name": "b"}}, TWO, 0.2 / 0.9, (0, 0.4 / 0.9)),
         ({"where": {"mixer.name": "a"}, "metric": "accuracy / chance"}, TWO, 7.5, (6, 9)),
+        ({"lead": [{"mixer.name": "a"}, {"mixer.name": "b"}]}, TWO, 0.45, (0.25, 0.6)),  # of 15 means the 8th
+        ({"sooner": [{"mixer.name": "a"}, {"mixer.name": "b"}]}, TIMES, 0.84, None),  # 20 of 25 pairs, and 2 ties
         ({"take": "min", "over": "mixer.name"}, TWO, 0.3, (0.1, 0.5)),
         ({"take": "median"}, TWO, 0.55, None),
         ({"take": "max", "over": "mixer.name", "learned": 0.9, "metric": "n"}, CELLS, 9, (9, 9)),
@@ -123,6 +126,30 @@ def test_a_region_judges_both_ways(region: dict[str, Any], verdicts: tuple[str, 
     rows = rows_of(**TWO, c=TWO["a"])[:-1]
     assert tuple(check.verdict for check in judge(found, rows).checks) == verdicts
     assert [check.quantity for check in judge(found, rows).checks] == ["check: a", "check: b", "check: c"]
+
+
+@pytest.mark.parametrize(
+    ("check", "enough"),
+    [  # of five seeds and of eight
+        ({"at_least": 0.5, "solved": 0.9, "if_true": 0.99}, (False, True)),
+        ({"at_least": 0.5, "solved": 0.9, "if_true": 0.8}, (False, False)),
+        ({"at_least": 0.5, "sooner": [{}, {}], "if_true": 0.95}, (False, True)),
+        ({"at_least": 0, "lead": [{}, {}], "if_true": {"value": 0.3, "sd": 0.2}}, (False, True)),
+        ({"at_least": 0.9, "if_true": {"value": 0.97, "sd": 0.02}}, (True, True)),
+        ({"at_most": 0.9, "if_true": {"value": 0.97, "sd": 0.02}}, (False, False)),
+        ({"at_least": 0.9}, (False, False)),
+        ({"at_least": 0.9, "solved": 0.9, "if_true": {"value": 1, "sd": 1}}, (False, False)),
+        ({"at_least": {"column": "chance", "times": 2}}, (True, True)),
+    ],
+)
+def test_a_prediction_that_could_not_be_decided_is_not_registered(
+    check: dict[str, Any], enough: tuple[bool, bool], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for n_seeds, has_power in zip((5, 8), enough, strict=True):
+        write(folder, f"{SMALL.replace('0-4', f'0-{n_seeds - 1}')}\nchecks: {json.dumps({'lead': check})}")
+        status = command.main(["own", "--predict", "--out", str(folder)])
+        (folder / "results.json").unlink(missing_ok=True)
+        assert status == (0 if has_power else 2), capsys.readouterr()
 
 
 @pytest.mark.parametrize(
@@ -408,8 +435,8 @@ def leave_runs(run_dir: Path, metrics: Callable[[str], float], missing: int = 0)
 OWN = f"""\
 {SMALL}
 checks:
-  attention: {{at_least: 0.9, where: {{mixer.name: attention}}}}
-  lead: {{at_least: 0, diff: [{{mixer.name: attention}}, {{mixer.name: lstm}}]}}
+  attention: {{at_least: 0.9, if_true: {{value: 1, sd: 0.01}}, where: {{mixer.name: attention}}}}
+  lead: {{at_least: 0, if_true: {{value: 0.5, sd: 0.1}}, diff: [{{mixer.name: attention}}, {{mixer.name: lstm}}]}}
 plot: {{x: mixer.name, y: accuracy}}
 found: "Attention has {{{{ check('own', 'attention').value }}}}."
 """
