@@ -184,8 +184,8 @@ def quantity(check: Mapping[str, Any], rows: Sequence[Row], where: Mapping[str, 
             led = by_seed(_OF_SEEDS["diff"], *(operand(rows, each, where, metric) for each in check[verb]))
             return of_shift([*led.values()]) if len(led) >= FEWEST_SEEDS else math.nan
         case "sooner":
-            one, other = (operand(rows, each, where, "speed") for each in check[verb])
-            return of_superiority([*one.values()], [*other.values()])
+            one, other = (select(rows, {**where, **each}) for each in check[verb])
+            return of_superiority(*([number_of(row, "speed") for row in each] for each in (one, other)))
         case "spearman":
             return correlation(check[verb], chosen, metric)
         case "superiority":
