@@ -83,6 +83,7 @@ class Spec:
             "grids": grids,
             "fixed": self.experiment.fixed,
             "tune": self.experiment.tune,
+            **({"tune_seeds": self.experiment.tune_seeds} if self.experiment.tune_seeds else {}),
             "rungs": self.experiment.rungs,
             "match": self.experiment.match,
             "checks": self.checks,

@@ -31,6 +31,8 @@ Run train.py for every combination of the values given: on this machine, or on a
 
   --tune lr=1e-4..1e-2            picked for each configuration by validation on its first seed; then tested.
                                   LOW..HIGH:N are N values with equal ratios, by default two per decade; or a list
+                                  If a rate at an end is picked, rates beyond it are tried too
+  --tune_seeds 100,101            tune on the mean over seeds of their own, which are not tested
   --rungs 1/8,1/4,1/2             shares of its steps after which the better half of the trials continues, from its
                                   checkpoints; after the last share the best trial, as the first seed's run. All go on
                                   while none is a tenth of the way from a guess to a perfect score. 1: all train to the
@@ -65,6 +67,7 @@ class Request:
     files: list[str] = field(default_factory=list)
     flags: dict[str, list[Any]] = field(default_factory=dict)
     tune: dict[str, list[Any]] = field(default_factory=dict)
+    tune_seeds: tuple[int, ...] = ()
     rungs: tuple[float, ...] | None = None
     match: dict[str, float] = field(default_factory=dict)
     setting: str | None = None
@@ -110,6 +113,8 @@ class Request:
             self.engine = value
         elif flag == "rungs":
             self.rungs = rungs_of("--rungs", value)
+        elif flag == "tune_seeds":
+            self.tune_seeds = tuple(values_of("", "--tune_seeds", value))
         elif flag in ("tune", "match"):
             name, given, text = value.partition("=")
             if not given:
@@ -146,6 +151,6 @@ class Request:
         for base in bases:
             over = base.overridden(self.flags)
             tune, match = over.tune | self.tune, over.match | self.match
-            rungs = self.rungs or over.rungs
-            found.append(replace(over, name=self.name or over.name, tune=tune, rungs=rungs, match=match))
+            tuning = {"tune": tune, "tune_seeds": self.tune_seeds or over.tune_seeds, "rungs": self.rungs or over.rungs}
+            found.append(replace(over, name=self.name or over.name, match=match, **tuning))
         return found

@@ -9,6 +9,7 @@ The file is YAML:
     grid: {mixer.n_heads: [1, 2, 4], seed: 0-4}            # flags with several values; all combinations
     grids: [{...}, {...}]                                  # the union of several; grid then holds what they share
     tune: {lr: 1e-4..1e-2}            # or a list
+    tune_seeds: 100,101               # see --tune_seeds
     rungs: [1/8, 1/4, 1/2]            # see --rungs
     match: {params: 1e6}
     score: [accuracy_macro, accuracy]                      # one number for each model over all tasks (lab.sweep.scores)
@@ -37,7 +38,10 @@ from zoo.errors import UsageError, unknown
 
 JUDGED = ("question", "source", "refuted_by", "probes", "checks", "plot", "found", "effect")
 """Keys of an experiment's file for its judge (`lab.experiments.spec`); a sweep ignores them."""
-OF_A_SETTING = ("prediction", "changed", "fixed", "grid", "grids", "tune", "rungs", "match", "score", *JUDGED)
+OF_A_SETTING = (
+    *("prediction", "changed", "fixed", "grid", "grids", "tune", "tune_seeds", "rungs", "match", "score"),
+    *JUDGED,
+)
 KEYS = ("name", *OF_A_SETTING, "settings", "setting")
 
 
@@ -50,6 +54,7 @@ class Experiment:
         grids: each a mapping of flags to lists of values; the runs are the union of their products.
         fixed: flags of every run; a grid's own value wins.
         tune: flags whose value each configuration picks by validation.
+        tune_seeds: seeds of the trials, which are no runs; default the first seed of the runs.
         rungs: shares of the steps after which the better half of the trials continues; default `usual_rungs`.
         match: "params" or "state" (bytes) with the number that each mixer's width is chosen for.
         setting: which of the file's settings this is.
@@ -63,6 +68,7 @@ class Experiment:
     grids: tuple[dict[str, list[Any]], ...] = ({},)
     fixed: dict[str, Any] = field(default_factory=dict)
     tune: dict[str, list[Any]] = field(default_factory=dict)
+    tune_seeds: tuple[int, ...] = ()
     rungs: tuple[float, ...] | None = None
     match: dict[str, float] = field(default_factory=dict)
     setting: str | None = None
@@ -78,7 +84,7 @@ class Experiment:
     @property
     def shape(self) -> str:
         """A digest of all that decides its results besides the grid."""
-        return digest([self.fixed, self.match, self.tune, self.rungs])
+        return digest([self.fixed, self.match, self.tune, self.rungs, *([self.tune_seeds] if self.tune_seeds else [])])
 
     def overridden(self, flags: Mapping[str, list[Any]]) -> Experiment:
         """Return the same experiment with some flags overridden."""
@@ -139,6 +145,7 @@ def read_experiment(path: str | Path, setting: str | None = None) -> Experiment:
         grids=tuple(with_values(grid | shared) for grid in grids),
         fixed=fixed,
         tune=with_values(tune),
+        tune_seeds=tuple(values_of(source, "tune_seeds", values["tune_seeds"])) if "tune_seeds" in values else (),
         rungs=None if rungs is None else rungs_of(f"{source}: rungs", rungs),
         match={key: target(key, value) for key, value in match.items()},
         setting=setting,

@@ -88,7 +88,8 @@ class GridPoint:
 
     Attributes:
         configuration: as the grid has it.
-        seeds: of its runs; trials run on the first one.
+        seeds: of its runs.
+        tune_seeds: of its trials.
         trials: the configuration with each value of what is tuned.
         left: the trials that no rung has dropped, best first.
         picked: the trial that is run on every seed, once it is known.
@@ -97,6 +98,7 @@ class GridPoint:
 
     configuration: Configuration
     seeds: list[int]
+    tune_seeds: Sequence[int] = ()
     trials: list[Configuration] = field(default_factory=list)
     left: list[Configuration] = field(default_factory=list)
     picked: Configuration | None = None

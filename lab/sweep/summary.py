@@ -45,7 +45,8 @@ def show_grid(sweep: Sweep) -> None:
     if experiment.tune:
         trials = count(len(grid.points[0].trials), "trial")
         rungs = ", ".join(f"{rung:.4g}" for rung in sweep.rungs)
-        text = f"{configurations} x {trials} on the first seed, halved after {rungs} of the steps, then {runs}"
+        seeds = range_text(sweep.grid.points[0].tune_seeds)
+        text = f"{configurations} x {trials} on seed {seeds}, halved after {rungs} of the steps, then {runs}"
         text += " of the picked"
     say(console, f"{text}, kept in {sweep.folder}")
 

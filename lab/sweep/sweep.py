@@ -27,7 +27,17 @@ from lab.sweep.engine import Job, Outcome, Stop, run_local, run_ray, slot_enviro
 from lab.sweep.experiment import Experiment
 from lab.sweep.grid import Configuration, Grid, GridPoint, arguments, expand, label, product
 from lab.sweep.summary import show_grid, show_summary
-from lab.sweep.tuning import END, RATE, beats_guessing, promoted, usual_rungs, window
+from lab.sweep.tuning import (
+    END,
+    MOST_BEYOND,
+    RATE,
+    averaged,
+    beats_guessing,
+    beyond,
+    promoted,
+    usual_rungs,
+    window,
+)
 from zoo.errors import UsageError
 from zoo.extras import MissingExtraError, require_extra
 from zoo.report.files import as_json, write_atomically
@@ -107,9 +117,14 @@ class Sweep:
         for point in grid.points if experiment.tune else ():
             options = point.configuration.options
             point.trials = [Configuration.of(options | choice, folder) for choice in product(experiment.tune)]
-            point.left = point.trials
+            point.left = list(point.trials)
+            point.tune_seeds = experiment.tune_seeds or point.seeds[:1]
+            if experiment.tune_seeds and (judged := {*point.seeds} & {*point.tune_seeds}):
+                raise UsageError(f"--tune_seeds: {min(judged)} is a seed of the runs; tune on seeds of their own")
         for point in grid.points if not request.overwrite else ():
-            for each, seed in itertools.product(point.trials or [point.configuration], point.seeds):
+            for each, seed in itertools.product(
+                point.trials or [point.configuration], {*point.seeds, *point.tune_seeds}
+            ):
                 each.folder(seed).check_config(each.command.config | {"seed": seed})
         options = [configuration.options for configuration, _ in grid]
         # An option that is matched is shown even if it comes out alike for all.
@@ -199,10 +214,12 @@ class Sweep:
         for rung in dict.fromkeys((*self.rungs, END)):
             # A single trial has no rival: it continues as the run.
             compared = [point for point in self.grid.points if len(point.left) > 1 or rung == self.rungs[0]]
-            jobs = [self._job(trial, point.seeds[0], rung) for point in compared for trial in point.left]
+            jobs = [
+                self._job(*each, rung) for point in compared for each in itertools.product(point.left, point.tune_seeds)
+            ]
             if not jobs:
                 break
-            self._carry_out(jobs, stop, f"trials on the first seed, {rung:.4g} of the steps")
+            self._carry_out(jobs, stop, f"trials, {rung:.4g} of the steps")
             if stop.soft.is_set():
                 return
             undecided = 0
@@ -215,6 +232,10 @@ class Sweep:
             if undecided:
                 where = f"{undecided} of {count(len(compared), 'configuration')}"
                 say(make_console(), f"no trial beats guessing in {where}: all continue")
+        if RATE in self.experiment.tune:
+            self._extend(stop)
+            if stop.soft.is_set():
+                return
         console = make_console()
         for point in self.grid.points:
             name = self.describe(point.configuration.options) or "the configuration"
@@ -224,6 +245,38 @@ class Sweep:
             point.picked = point.left[0]
             say(console, f"{name}: {self._measure(point, point.picked)}")
 
+    def _extend(self, stop: Stop) -> None:
+        """Try rates beyond the grid where the best trial lies at its end, while each is better than the last."""
+        rung = self.rungs[-1]
+        for _ in range(MOST_BEYOND):
+            further: list[tuple[GridPoint, Configuration]] = []
+            for point in self.grid.points:
+                best = point.left[0] if len(point.trials) > 1 and point.left else None
+                noted = self._noted_by(point, best).get(rung) if best else None
+                if best is None or noted is None or not beats_guessing([noted], *self._judged_by(point)):
+                    continue
+                rates = [each.options[RATE] for each in self._rivals(point, best)]
+                if (rate := beyond(rates, best.options[RATE])) is not None:
+                    further.append((point, Configuration.of(best.options | {RATE: rate}, self.folder)))
+            if not further:
+                return
+            for point, trial in further:
+                point.trials.append(trial)
+            jobs = [self._job(trial, seed, rung) for point, trial in further for seed in point.tune_seeds]
+            self._carry_out(jobs, stop, f"trials beyond the grid, {rung:.4g} of the steps")
+            if stop.soft.is_set():
+                return
+            for point, trial in further:
+                pair = [point.left[0], trial]
+                found = [self._noted_by(point, each).get(rung) for each in pair]
+                score, guess = self._judged_by(point)
+                point.left = [pair[i] for i in promoted(found, score, rung, rung, guess)[:1]]
+
+    def _rivals(self, point: GridPoint, best: Configuration) -> list[Configuration]:
+        """Return the trials that differ from one in the learning rate only."""
+        kept = {option: best.options[option] for option in self.experiment.tune if option != RATE}
+        return [each for each in point.trials if kept.items() <= each.options.items()]
+
     def _measure(self, point: GridPoint, best: Configuration) -> str:
         """Measure the window of learning rates around the trial that was picked, and return what was found in words."""
         (score, guess), tune = self._judged_by(point), self.experiment.tune
@@ -232,22 +285,23 @@ class Sweep:
         shown = ", ".join(f"{each.replace('_', ' ')} {score_text(each, value)}" for each, value in values.items())
         if RATE in tune:
             # Of several options that are tuned, the others stay as they were picked.
-            kept = {option: best.options[option] for option in tune if option != RATE}
-            same = [each for each in point.trials if kept.items() <= each.options.items()]
-            found = {each.options[RATE]: noted for each in same if (noted := self._noted_by(point, each))}
+            rivals = self._rivals(point, best)
+            found = {each.options[RATE]: noted for each in rivals if (noted := self._noted_by(point, each))}
             point.window = window(found, best.options[RATE], score, guess)
             shown += f"; window {window_text(point.window)} octaves"
         chosen = " ".join(f"{option}={plain(best.options[option])}" for option in tune)
-        where = f"seed {point.seeds[0]} after {rung:.4g} of the steps"
+        where = f"seed {', '.join(map(str, point.tune_seeds))} after {rung:.4g} of the steps"
         return f"picked {chosen} by validation on {where} among {len(point.trials)}: {shown}"
 
     def _noted_by(self, point: GridPoint, trial: Configuration) -> dict[float, Metrics]:
         """Return the metrics of a trial by each rung that it reached."""
-        folder = trial.folder(point.seeds[0]).path
-        if folder not in self._noted:
-            found = {each["stop_at"]: each for each in read_rungs(folder)}
-            self._noted[folder] = {rung: found[rung] for rung in (*self.rungs, END) if rung in found}
-        return self._noted[folder]
+        every = []
+        for folder in (trial.folder(seed).path for seed in point.tune_seeds):
+            if folder not in self._noted:
+                self._noted[folder] = {each["stop_at"]: each for each in read_rungs(folder)}
+            every.append(self._noted[folder])
+        reached = [rung for rung in (*self.rungs, END) if all(rung in each for each in every)]
+        return {rung: averaged([each[rung] for each in every]) for rung in reached}
 
     def _judged_by(self, point: GridPoint) -> tuple[str, float | None]:
         """Return the score that decides between trials, and the score of guessing among the tokens that were read."""
@@ -281,11 +335,9 @@ class Sweep:
         """Write `sweep.json`: the request, and each run with its options, folder, state and sizes."""
         runs = []
         for point in self.grid.points:
-            for trial in point.trials:
-                if trial is not point.picked:
-                    runs.append(
-                        self._entry(trial, point.seeds[0], "trial") | {"rungs": self._rung_scores(point, trial)}
-                    )
+            for trial, seed in itertools.product(point.trials, point.tune_seeds):
+                if trial is not point.picked or seed not in point.seeds:
+                    runs.append(self._entry(trial, seed, "trial") | {"rungs": self._rung_scores(point, trial)})
             if (final := point.chosen) is not None:
                 tuned = {"rungs": self._rung_scores(point, final), "window": point.window} if point.trials else {}
                 runs += [self._entry(final, seed, "run") | tuned for seed in point.seeds]
@@ -296,6 +348,7 @@ class Sweep:
             "prediction": experiment.prediction,
             "command": shlex.join(sys.argv),
             "tune": experiment.tune,
+            "tune_seeds": list(experiment.tune_seeds),
             "rungs": list(self.rungs) if experiment.tune else [],
             "match": experiment.match,
             "varying": self.varying,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from statistics import fmean
 from typing import Any, TypeAlias
 
 from lab.run.metrics import number_at
@@ -18,6 +19,8 @@ from zoo.errors import UsageError
 
 RUNGS = (0.125, 0.25, 0.5)
 """The default rungs: the last ones of these, as few as halve the trials down to one."""
+MOST_BEYOND = 4
+"""Rates that are tried beyond an end of the grid, one after the other, as long as each is the best so far."""
 END = 1.0
 """The rung of trials that the other rungs could not tell apart."""
 RATE = "lr"
@@ -72,6 +75,29 @@ def promoted(
     if rung < END and not beats_guessing(found.values(), score, guess):
         return order
     return order[: 1 if rung >= last else (len(metrics) + 1) // 2]
+
+
+def averaged(found: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the metrics of a trial as the mean over its seeds; it diverged if one of them did."""
+    lost = [each for each in found if "diverged" in each]
+    if len(found) == 1 or lost:
+        return (lost or found)[0]
+    names = [name for name, value in found[0]["val"].items() if isinstance(value, int | float)]
+    val = {name: [x for each in found if (x := number_at(each, "val", name)) is not None] for name in names}
+    return {**found[0], "val": {name: fmean(values) for name, values in val.items() if len(values) == len(found)}}
+
+
+def beyond(rates: Sequence[float], best: float) -> float | None:
+    """Return the next rate beyond the end of a grid at which the best one lies; None if it lies between two others.
+
+    >>> beyond([1e-3, 2e-3, 4e-3], 4e-3), beyond([1e-3, 2e-3, 4e-3], 1e-3), beyond([1e-3, 2e-3, 4e-3], 2e-3)
+    (0.008, 0.0005, None)
+    """
+    ordered = sorted(rates)
+    if len(ordered) < 2 or best not in (ordered[0], ordered[-1]):
+        return None
+    neighbour = ordered[1] if best == ordered[0] else ordered[-2]
+    return float(f"{best * best / neighbour:.2g}")
 
 
 def beats_guessing(metrics: Iterable[Mapping[str, Any]], score: str, guess: float | None = None) -> bool:

@@ -502,7 +502,7 @@ def test_a_learning_rate_is_picked_by_validation_and_the_others_are_never_tested
     argv = shlex.split("--mixer gru --seed 3,4 --tune lr=1e-3,1e-2,1e-1 --name tuned")
     assert go(tmp_path, *argv) == 0
     printed = capsys.readouterr().out
-    assert "3 trials on the first seed, halved after 0.25, 0.5 of the steps, then 2 runs of the picked" in printed
+    assert "3 trials on seed 3, halved after 0.25, 0.5 of the steps, then 2 runs of the picked" in printed
     picked = "picked lr=0.01 by validation on seed 3 after 0.5 of the steps among 3: perplexity 7, loss 0.5; window "
     assert picked in printed
     assert states[0] == ["waiting"] * 2  # the first seed has stopped at the last rung, and is not done
@@ -557,6 +557,8 @@ def test_halving_trains_each_trial_once_and_diverged_ones_no_further(
             return json.dumps({"diverged": "the loss is nan", "step": 3})
         if "rnn" in job.name:  # a guess among two values that were read, up to the last rung; chance is 0.125
             accuracy = 0.5 + lr if job.stop_at in (0.25, 0.5) else 0.9 - lr
+        elif lr < 1e-3:  # beyond the grid
+            accuracy = 0.3
         else:  # at the last rung the order turns round
             accuracy = 0.9 - lr if job.stop_at == 0.5 else 0.6 + lr
         scores_ = {"accuracy": accuracy, "loss": 1.0}
@@ -568,20 +570,36 @@ def test_halving_trains_each_trial_once_and_diverged_ones_no_further(
     assert go(tmp_path, *argv) == 1
     printed = capsys.readouterr().out
     assert "lstm: every trial failed or diverged, nothing to pick" in printed
-    assert "gru: picked lr=0.001 by validation on seed 0 after 0.5 of the steps among 3" in printed
+    assert "gru: picked lr=0.001 by validation on seed 0 after 0.5 of the steps among 4" in printed
     assert "rnn: picked lr=0.001 by validation on seed 0 after 1 of the steps among 3" in printed
     assert "no trial beats guessing in 1 of 3 configurations" in printed
     runs = runs_of(tmp_path / "halved")
     reached = {(run["options"]["mixer"], run["options"]["lr"]): [at["rung"] for at in run["rungs"]] for run in runs}
-    assert [reached["gru", lr] for lr in (0.001, 0.01, 0.03)] == [[0.25, 0.5], [0.25, 0.5], [0.25]]
+    assert [reached["gru", lr] for lr in (0.0001, 0.001, 0.01, 0.03)] == [[0.5], [0.25, 0.5], [0.25, 0.5], [0.25]]
     assert [reached["rnn", lr] for lr in (0.001, 0.01, 0.03)] == [[0.25, 0.5, 1.0]] * 3
     octaves = {run["options"]["mixer"]: run["window"]["octaves"] for run in runs if run["kind"] == "run"}
     assert octaves == {"gru": pytest.approx(math.log2(10)), "rnn": pytest.approx(math.log2(30))}
     # Each rung is a start, the winner's first seed is a run too, and its second seed another.
     starts = {file.parent: file.read_text(encoding="utf-8") for file in tmp_path.rglob("starts")}
-    assert sorted(map(len, starts.values())) == [1] * 6 + [2, 3, 3, 3, 4]
+    assert sorted(map(len, starts.values())) == [1] * 7 + [2, 3, 3, 3, 4]
     assert go(tmp_path, *argv) == 1
     assert starts == {file.parent: file.read_text(encoding="utf-8") for file in tmp_path.rglob("starts")}
+
+
+def test_trials_on_seeds_of_their_own_are_judged_by_their_mean_and_are_no_runs(tmp_path: Path, stand_in: Any) -> None:
+    def found(job: Job) -> str:
+        seed = int(re.findall(r"--seed=(\d+)", " ".join(job.arguments))[0])
+        accuracy = {(0.1, 100): 1.0, (0.1, 101): 0.0, (0.01, 100): 0.7, (0.01, 101): 0.6}.get((rate(job), seed), 0.5)
+        scores_ = {"accuracy": accuracy, "loss": 1.0}
+        return json.dumps(FOUND | dict(job.expected) | {"val": scores_, "test": scores_, "step": 1, "chance": 0.125})
+
+    stand_in(found)
+    argv = shlex.split("--mixer gru --seed 0,1 --tune lr=1e-3,1e-2,1e-1 --tune_seeds 100,101 --name own")
+    assert go(tmp_path, *argv) == 0
+    runs = runs_of(tmp_path / "own")
+    assert [(run["seed"], run["options"]["lr"]) for run in runs if run["kind"] == "run"] == [(0, 0.01), (1, 0.01)]
+    assert {run["seed"] for run in runs if run["kind"] == "trial"} == {100, 101}
+    assert go(tmp_path, *argv, "--seed", "100") == 2
 
 
 def test_the_better_half_of_the_trials_goes_on_and_of_equals_the_first() -> None:
