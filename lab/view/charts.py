@@ -17,6 +17,7 @@ from lab.view.rows import Group, Row, label_of
 from zoo.report import numbers, plots
 from zoo.report.numbers import Number
 
+_MOST_POINTS = 1000  # of a line; a longer curve is drawn by every n-th point and the last
 _ROUNDOFF = 1e-15
 """A computed error below this is zero, which a logarithmic axis cannot show."""
 
@@ -205,7 +206,9 @@ def _lines(
     lines = {}
     for row in sorted(group.rows, key=lambda row: row.label):
         seeds = points(row)
-        at = {x: [seed[x] for seed in seeds if x in seed] for x in sorted({x for seed in seeds for x in seed})}
+        places = sorted({x for seed in seeds for x in seed})
+        places = [*places[: -1 : len(places) // _MOST_POINTS + 1], *places[-1:]]
+        at = {x: [seed[x] for seed in seeds if x in seed] for x in places}
         lines[row.mixer, row.label] = [(x, *_mean_and_spread(values)) for x, values in at.items()]
     return _series(lines, known)
 

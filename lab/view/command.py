@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError("--port goes with --tensorboard")
     if arguments.out is not None and arguments.tensorboard:
         raise UsageError("--tensorboard writes no files: leave --out out")
-    for module in ("rich.table", "matplotlib.figure", "plotly.graph_objects", "jinja2"):
+    for module in ("rich.table", "matplotlib.figure", "plotly.offline", "jinja2"):
         require_extra(module)
     found = read_runs(arguments.folder, trials=True)
     runs = [run for run in found if arguments.trials or not run.trial]

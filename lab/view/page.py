@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import html
-import json
 import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from lab.run.record import Run
@@ -18,9 +17,6 @@ from lab.view.table import Section
 from zoo.extras import require_extra
 from zoo.report.numbers import plain
 from zoo.report.page import render
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 _MARKED = 12  # lines with fewer points have a marker at each
 _LEGEND_ENTRIES = 8
@@ -68,8 +64,7 @@ def as_page(
             return there.as_uri()
 
     figures = {
-        group.title: [json.loads(str(figure_of(chart).to_json())) for chart in charts_of(group, known)]
-        for group in (groups if folder else ())
+        group.title: [figure_of(chart) for chart in charts_of(group, known)] for group in (groups if folder else ())
     }
     return render(
         Path(__file__).with_name("page.html"),
@@ -98,59 +93,60 @@ def filter_options(groups: Sequence[Group]) -> dict[str, list[str]]:
     return {key: values for key, values in found.items() if len(values) > 1}
 
 
-def figure_of(chart: Chart) -> Figure:
-    """Return a chart as a plotly figure.
-
-    Raises:
-        MissingExtraError: plotly is not installed.
-    """
-    figure = require_extra("plotly.graph_objects").Figure()
+def figure_of(chart: Chart) -> dict[str, Any]:
+    """Return a chart as plotly's plain data; the page adds the colours of axes and ground."""
+    traces = []
     for each in chart.series:
         if chart.joined and any(each.spread):
-            figure.add_scatter(**_band(each, chart.log_y))
-        figure.add_scatter(**_line(each, chart))
+            traces.append(_band(each, chart.log_y))
+        traces.append(_line(each, chart))
     if chart.floor:
-        figure.add_scatter(
-            x=list(chart.floor),
-            y=list(chart.floor.values()),
-            name="bound",
-            mode="lines",
-            line={"color": "#555", "width": 1.5, "dash": "dot"},
-            hovertemplate="no less than %{y:.4g} with %{x} heads<extra></extra>",
-            meta={"rows": None},
+        traces.append(
+            {
+                "x": list(chart.floor),
+                "y": list(chart.floor.values()),
+                "name": "bound",
+                "mode": "lines",
+                "line": {"color": "#555", "width": 1.5, "dash": "dot"},
+                "hovertemplate": "no less than %{y:.4g} with %{x} heads<extra></extra>",
+                "meta": {"rows": None},
+            }
         )
-    note = {"showarrow": False, "font": {"size": 10, "color": "#777"}}
-    if chart.chance is not None:
-        figure.add_hline(chart.chance, line={"color": "#999", "dash": "dash", "width": 1.5})
-        place = {"x": 1, "xref": "paper", "y": chart.chance, "yshift": 7, "xanchor": "right"}
-        figure.add_annotation(text="chance", **place, **note)
-    if chart.trained_at is not None:
-        figure.add_vline(chart.trained_at, line={"color": "#999", "width": 1.5})
+    notes, shapes = [], []
+    if (y := chart.chance) is not None:
+        line = {"color": "#999", "dash": "dash", "width": 1.5}
+        shapes.append({"xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": line})
+        notes.append({"text": "chance", "x": 1, "xref": "paper", "y": y, "yshift": 7, "xanchor": "right"})
+    if (x := chart.trained_at) is not None:
+        shapes.append({"yref": "paper", "y0": 0, "y1": 1, "x0": x, "x1": x, "line": {"color": "#999", "width": 1.5}})
         # On a logarithmic axis an annotation's place is the power.
-        x = math.log10(chart.trained_at) if chart.log_x else chart.trained_at
-        place = {"x": x, "y": 1, "yref": "paper", "yanchor": "bottom", "xanchor": "center"}
-        figure.add_annotation(text=f"trained at {chart.trained_at:,}", **place, **note)
-    figure.update_layout(
-        template="plotly_white",
-        title={"text": chart.title, "font": {"size": 14}, "x": 0.02},
-        margin={"l": 60, "r": 12, "t": 40, "b": 48},
-        legend={"font": {"size": 11}, "orientation": "h", "y": -0.22, "yanchor": "top"},
-        showlegend=len(chart.series) <= _LEGEND_ENTRIES,  # of more, the pointer tells the names
-        hovermode="x unified" if chart.joined else "closest",  # of curves all at a point, with their values
-        hoverlabel={"namelength": 60, "font": {"size": 11}},
-        height=380,
-    )
-    figure.update_xaxes(title=chart.x_label, title_font_size=12, type="log" if chart.log_x else "linear")
+        place = {"x": math.log10(x) if chart.log_x else x, "y": 1, "yref": "paper"}
+        notes.append({"text": f"trained at {x:,}", **place, "yanchor": "bottom", "xanchor": "center"})
+    x_axis: dict[str, Any] = {"title": {"text": chart.x_label, "font": {"size": 12}}}
+    y_axis: dict[str, Any] = {"title": {"text": chart.y_label, "font": {"size": 12}}}
+    x_axis["type"], y_axis["type"] = ("log" if log else "linear" for log in (chart.log_x, chart.log_y))
     if chart.ticks is not None:
-        figure.update_xaxes(tickvals=list(chart.ticks), ticktext=list(chart.ticks.values()))
-    figure.update_yaxes(title=chart.y_label, title_font_size=12, type="log" if chart.log_y else "linear")
+        x_axis |= {"tickvals": list(chart.ticks), "ticktext": list(chart.ticks.values())}
     if chart.is_share:
-        figure.update_yaxes(range=[-0.03, 1.03])
+        y_axis["range"] = [-0.03, 1.03]
     elif chart.log_y:
         # Over many decades their ends are enough; within one, the numbers between are wanted.
         values = [y for each in chart.series for y in each.y]
-        figure.update_yaxes(exponentformat="power", dtick=1 if max(values) > 100 * min(values) else None)
-    return figure
+        y_axis |= {"exponentformat": "power", "dtick": 1 if max(values) > 100 * min(values) else None}
+    layout = {
+        "title": {"text": chart.title, "font": {"size": 14}, "x": 0.02},
+        "margin": {"l": 60, "r": 12, "t": 40, "b": 48},
+        "legend": {"font": {"size": 11}, "orientation": "h", "y": -0.22, "yanchor": "top"},
+        "showlegend": len(chart.series) <= _LEGEND_ENTRIES,  # of more, the pointer tells the names
+        "hovermode": "x unified" if chart.joined else "closest",  # of curves all at a point, with their values
+        "hoverlabel": {"namelength": 60, "font": {"size": 11}},
+        "height": 380,
+        "xaxis": x_axis,
+        "yaxis": y_axis,
+        "shapes": shapes,
+        "annotations": [{"showarrow": False, "font": {"size": 10, "color": "#777"}} | each for each in notes],
+    }
+    return {"data": traces, "layout": layout}
 
 
 def _line(each: Series, chart: Chart) -> dict[str, Any]:

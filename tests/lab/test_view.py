@@ -604,7 +604,7 @@ def test_charts_out_of_sight_are_drawn_and_the_page_is_dark_on_demand(written: P
 
     browser.set_window_size(1400, 300)
     try:
-        assert look("light") == ["rgb(255, 255, 255)", "", "#009e73"]
+        assert look("light") == ["rgb(255, 255, 255)", "#ffffff", "#009e73"]
         assert look("dark") == ["rgb(20, 24, 28)", "#14181c", "rgb(89, 192, 164)"]
     finally:
         browser.set_window_size(1400, 2400)
@@ -708,7 +708,7 @@ def test_reading_needs_no_torch(tmp_path: Path) -> None:
     python("-c", f"import sys, lab.view as c; {read}; assert 'torch' not in sys.modules")
 
 
-@pytest.mark.parametrize("module", ["yaml", "tensorboard", "rich.table", "matplotlib.figure", "plotly.graph_objects"])
+@pytest.mark.parametrize("module", ["yaml", "tensorboard", "rich.table", "matplotlib.figure", "plotly.offline"])
 def test_a_missing_extra_is_named(
     module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
