@@ -28,7 +28,7 @@ from lab.run.files import BY_LENGTH
 from lab.run.folder import RunFolder
 from lab.run.metrics import Metrics, is_tested, number_at
 from lab.run.record import rung_at
-from lab.run.score import SCORES, level, score_text
+from lab.run.score import first_at, has_converged, level, score_text
 from zoo import training
 from zoo.errors import UsageError
 from zoo.extras import MissingExtraError
@@ -170,7 +170,7 @@ def _known_result(command: Command, folder: RunFolder, trained: Metrics | None) 
         return rung
     if trained is None:
         return None
-    if isinstance(stop_at, int) or stop_at < 1:
+    if not trained.get("stopped_early") and (isinstance(stop_at, int) or stop_at < 1):
         raise UsageError(f"{folder.path} finished without stopping at {stop_at}; use --overwrite to rerun")
     rung = {name: value for name, value in trained.items() if name != "test"}
     folder.write_rung(stop_at, rung)
@@ -197,7 +197,8 @@ class Session:
         state_bytes: size of the model's state after the task's sequence, batch of one; None if the mixer does not
             stream.
         throughput: callback that measures the speed of training.
-        reached: callback that notes the step at which the task is learned.
+        curve: callback that keeps the score of each validation.
+        stopped_early: whether a callback ended the training.
         trainer: Lightning's trainer.
         checkpoint: checkpoint to resume from, or to test.
         step: optimizer step at which the checkpoint was saved.
@@ -215,6 +216,7 @@ class Session:
         from zoo.loading.saved import check_checkpoint
 
         self.folder, self.begun, config = folder, time.perf_counter(), command.config
+        self.stopped_early = False
         try:
             shared = {name: config[name] for name in ("batch_size", "seed")}
             options = declared(config["task"], TaskDataModule)
@@ -232,11 +234,8 @@ class Session:
                 model.backbone.state_bytes(segment.task.spec.seq_len)  # refuses a sequence too long for the mixer
             self.state_bytes = model.backbone.state_bytes(task.spec.seq_len)
             self.progress = command.trainer["enable_progress_bar"] is not False
-            score = model.score_name
-            goal = None if task.spec.perplexity else level(score, data.chance)
-            self.throughput = training.Throughput()
-            self.reached = training.Reached(f"val/{score}", goal, SCORES[score])
-            self.trainer = build_trainer(command, folder, [self.throughput, self.reached], self.step)
+            self.throughput, self.curve = training.Throughput(), training.ValidationCurve(f"val/{model.score_name}")
+            self.trainer = build_trainer(command, folder, [self.throughput, self.curve], self.step)
             if isinstance(self.trainer.precision_plugin, DoublePrecision):
                 # Lightning converts after it has read a checkpoint, whose float64 weights would be rounded on the way.
                 model.double()
@@ -258,6 +257,7 @@ class Session:
             print(f"{self.folder.path}: {self.n_params:,} parameters {where}", flush=True)
         with _ctrl_c():
             self.trainer.fit(self.model, self.data, ckpt_path=self.checkpoint, weights_only=True)
+        self.stopped_early = self.trainer.should_stop  # the next validation resets it
         if self.trainer.strategy.broadcast(not self.folder.best.is_file()):
             # No validation has found a better one: training ended before the first, or there is none.
             self.trainer.save_checkpoint(self.folder.best)
@@ -289,13 +289,18 @@ class Session:
             metrics: Metrics = {split: {"accuracy": None, "loss": None, **results.get(split, {})} for split in splits}
             if test:
                 metrics["test"] |= self._test_at_lengths(metrics["test"]) | self._test_segments()
+        score, points, early = self.model.score_name, self.curve.points, self.stopped_early
+        goal = None if self.data.task.spec.perplexity else level(score, self.data.chance)
         return metrics | {
             "chance": self.data.chance,
             **({} if self.data.is_mixture else self.data.task.floors()),
             "params": self.n_params,
             "state_bytes": self.state_bytes,
             "tokens_per_second": self.throughput.tokens_per_second,
-            "steps_to_90": self.reached.step,
+            "curve": {str(step): value for step, value in points.items()},
+            "steps_to_90": first_at(points, score, goal),
+            "converged": early or has_converged(points, score),
+            "stopped_early": early,
             "step": int(read_checkpoint(checkpoint)["global_step"]),
             "seconds": time.perf_counter() - self.begun,
         }

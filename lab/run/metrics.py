@@ -16,9 +16,12 @@ Metrics: TypeAlias = dict[str, Any]
               "at_length": {"128": {"accuracy": 0.9}, ...},
               "by_segment": {"seq_len=64,n_pairs=4": {"accuracy": 0.9, "loss": 0.2, "chance": 0.02}, ...}},
      "val": {"accuracy": 0.98, "loss": 0.1}, "chance": 0.02, "floor_at_heads": {"1": 0.3, ...}, "params": 12345,
-     "state_bytes": 4096, "tokens_per_second": 1e5, "steps_to_90": 300, "step": 400, "seconds": 30.1}
+     "state_bytes": 4096, "tokens_per_second": 1e5, "curve": {"100": 0.3, "400": 0.98}, "steps_to_90": 400,
+     "converged": false, "stopped_early": false, "step": 400, "seconds": 30.1}
 
-"steps_to_90" is the first step whose validation reached 90 % of the way from chance to a perfect score.
+"curve" is the score of each validation by step. "steps_to_90" is the first step whose validation reached 90 % of the
+way from chance to a perfect score. A run has "converged" if the last quarter of its steps gained less than 0.01, or if
+a callback stopped it early. "step" is the step of the weights that were tested.
 
 A run that has not been tested has no "test".
 """

@@ -221,9 +221,9 @@ def one_line(error: Exception) -> str:
 
 
 def _numbers(value: Any) -> Any:
-    """Replace each value that is no number, mapping or list by None."""
+    """Replace each value that is no number, flag, mapping or list by None."""
     if isinstance(value, Mapping):
         return {name: _numbers(each) for name, each in value.items()}
     if isinstance(value, list):
         return [_numbers(each) for each in value]
-    return value if isinstance(value, Number) and not isinstance(value, bool) else None
+    return value if isinstance(value, Number) else None

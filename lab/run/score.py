@@ -23,6 +23,8 @@ GOOD = 0.9
 """Share of the best skill from which a score is good; share of a perfect score from which a task is learned."""
 LEFT = 0.1
 """Share of the way from a guess to a perfect score from which a model does more than guess."""
+GAIN = 0.01
+"""A score that gains less in the last quarter of training has converged."""
 FACTS = {
     "chance": "chance",
     "parameters": "params",
@@ -101,6 +103,21 @@ def level(score: str, chance: Number | None, share: float = GOOD) -> float | Non
     if score in ("loss", "perplexity"):
         return None
     return (chance or 0.0) + share * (1 - (chance or 0.0)) if SCORES[score] else 1 - share
+
+
+def first_at(points: Mapping[int, Number], score: str, goal: Number | None) -> int | None:
+    """Return the first step at which a curve of validation reaches a level; None if it never does."""
+    reached = (step for step, value in points.items() if goal is not None and merit(score, value) >= merit(score, goal))
+    return next(reached, None)
+
+
+def has_converged(points: Mapping[int, Number], score: str) -> bool | None:
+    """Tell whether the best score gained less than `GAIN` in the last quarter of the steps; None for losses."""
+    if score in ("loss", "perplexity") or not points:
+        return None
+    best = max(merit(score, value) for value in points.values())
+    before = (merit(score, value) for step, value in points.items() if step <= 0.75 * max(points))
+    return best - max(before, default=-math.inf) < GAIN
 
 
 def window_text(found: Mapping[str, Any] | None) -> str:

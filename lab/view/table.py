@@ -199,7 +199,7 @@ def as_csv(groups: Sequence[Group]) -> str:
     rows = [(group, row) for group in groups for row in group.rows]
     options = sorted(differing_options([row.options for _, row in rows]))
     measured = [[by_heading(run.metrics) for run in row.judged] for _, row in rows]
-    names = sorted(set().union(*itertools.chain(*measured)))
+    names = sorted(name for name in set().union(*itertools.chain(*measured)) if not name.startswith("curve/"))
     lines = [
         {
             "task": group.title,
@@ -234,7 +234,7 @@ def runs_as_csv(groups: Sequence[Group], probes: Mapping[Path, Mapping[str, Numb
     options = sorted(differing_options([row.options for _, row, _ in runs]))
     measured = [by_heading(run.metrics) for _, _, run in runs]
     tested = sorted({name for found in measured for name in found if name.startswith("test/")})
-    names = ("params", "state_bytes", "chance", "steps_to_90", *tested)
+    names = ("params", "state_bytes", "chance", "steps_to_90", "converged", *tested)
     return _csv(
         [
             {"task": group.title, "configuration": row.label, "seed": run.seed, "commit": run.commit[:9]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from lab.run.files import METRICS
 from lab.run.folder import RunFolder
 from lab.run.metrics import at_lengths, by_facts, by_heading, number_at, state_of
 from lab.run.record import read_metrics
-from lab.run.score import SCORES, merit, merits, score_of
+from lab.run.score import SCORES, first_at, has_converged, merit, merits, score_of
 from zoo.errors import UsageError
 
 FOUND: dict[str, Any] = {
@@ -52,6 +53,24 @@ def test_numbers_are_found_in_metrics() -> None:
     assert (headings["test/by_distance/16/accuracy"], headings["floor_at_heads/1"]) == (0.5, 0.3)
     states = [state_of(each) for each in (FOUND, {"test": {"loss": None}}, {"val": {"loss": 1.0}}, None)]
     assert states == ["tested", "tested", "trained", "unfinished"]  # the second on no batch
+
+
+@pytest.mark.parametrize(
+    ("score", "values", "goal", "first", "converged"),
+    [
+        ("accuracy", (0.1, 0.5, 0.95, 0.94), 0.9, 300, True),  # the last quarter gains nothing
+        ("accuracy", (0.1, 0.5, 0.6, 0.62), 0.9, None, False),
+        ("relative_squared_error", (0.9, 0.5, 0.09, 0.085), 0.1, 300, True),
+        ("accuracy", (0.3,), 0.9, None, False),  # a single validation shows no gain
+        ("loss", (2.0, 1.0), None, None, None),
+        ("accuracy", (), 0.9, None, None),
+    ],
+)
+def test_a_curve_has_the_first_step_at_a_level_and_tells_whether_it_still_rises(
+    score: str, values: Sequence[float], goal: float | None, first: int | None, converged: bool | None
+) -> None:
+    points = dict(zip(range(100, 500, 100), values, strict=False))
+    assert (first_at(points, score, goal), has_converged(points, score)) == (first, converged)
 
 
 TEXT = {"val": {"loss": 1.2, "accuracy": 0.5, "perplexity": 3.3}, "test": {"loss": 1.1, "accuracy": 0.6}}

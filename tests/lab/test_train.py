@@ -20,6 +20,7 @@ from lab import config as cli
 from lab import train
 from lab.run import identity
 from lab.run.folder import RunFolder
+from lab.run.record import read_rungs
 from tests import python, raising
 from tests.lab.runs import TINY, TinyRuns, error_line, metrics, results
 from tests.training import small
@@ -168,8 +169,12 @@ def test_the_bar_shows_a_long_wait_during_its_step_only(
 def test_a_run_of_steps_is_one_epoch_that_may_stop_early(tmp_path: Path) -> None:
     early = "--trainer.callbacks EarlyStopping --trainer.callbacks.monitor val/loss --trainer.callbacks.min_delta 1e9"
     argv = f"{early} --trainer.callbacks.patience 1 --trainer.max_steps 40 --trainer.min_steps 3".split()
-    last = last_checkpoint(trained(tmp_path, *argv))
+    path = trained(tmp_path, *argv)
+    last, found = last_checkpoint(path), metrics(path)
     assert (last["global_step"], last["epoch"]) == (4, 1)  # after two validations
+    assert (list(found["curve"]), found["stopped_early"], found["converged"]) == (["2", "4"], True, True)
+    trained(tmp_path, *argv, "--stop_at", "0.5")  # further than it trained: it has nothing to add
+    assert read_rungs(path)[0]["val"] == found["val"]
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,7 @@ from torch import Tensor
 from tests import refused
 from tests.training import small
 from zoo.loading.saved import check_checkpoint
-from zoo.training import Checkpoints, NonFiniteLossError, Reached, ReseedEachStep, SequenceModule, Throughput
+from zoo.training import Checkpoints, NonFiniteLossError, ReseedEachStep, SequenceModule, Throughput, ValidationCurve
 
 
 class BreaksAt(SequenceModule):
@@ -62,16 +61,15 @@ def test_each_place_has_a_stream_of_its_own(unchecked_shapes: None) -> None:
     assert torch.rand(()).item() == draws["train", 1, 2, 0, 1]
 
 
-@pytest.mark.parametrize(("more", "values", "step"), [(True, (0.1, 0.9, 0.8), 2), (False, (0.5, 0.3, 0.1), 3)])
-def test_the_first_step_at_a_level_is_noted_and_kept(more: bool, values: Sequence[float], step: int) -> None:
-    callback, never = Reached("val/accuracy", 0.9 if more else 0.1, more), Reached("val/accuracy", None, more)
-    for i, value in enumerate(values, 1):
-        again = Reached(callback.monitor, callback.level, more)  # as after a resumption
-        again.load_state_dict(callback.state_dict())
-        callback = again
-        callback.note(i, value)
-        never.note(i, value)
-    assert (callback.step, never.step) == (step, None)
+def test_the_curve_of_validation_is_kept_through_a_resumption(tmp_path: Path) -> None:
+    curve = ValidationCurve("val/accuracy")
+    trainer = small.trainer(tmp_path, curve, max_steps=4, val_check_interval=2)
+    trainer.fit(small.module(), datamodule=small.data(tmp_path))
+    resumed = ValidationCurve("val/accuracy")
+    resumed.load_state_dict(curve.state_dict())
+    assert resumed.points == curve.points
+    assert list(curve.points) == [2, 4]
+    assert curve.points[4] == pytest.approx(float(trainer.callback_metrics["val/accuracy"]))
 
 
 def test_throughput_counts_training_steps_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
 from zoo.training.callbacks import NonFiniteLoss as NonFiniteLoss
 from zoo.training.callbacks import NonFiniteLossError as NonFiniteLossError
-from zoo.training.callbacks import Reached as Reached
 from zoo.training.callbacks import ReseedEachStep as ReseedEachStep
 from zoo.training.callbacks import Throughput as Throughput
+from zoo.training.callbacks import ValidationCurve as ValidationCurve
 from zoo.training.checkpoints import AtomicCheckpointIO as AtomicCheckpointIO
 from zoo.training.checkpoints import Checkpoints as Checkpoints
 from zoo.training.checkpoints import Interrupt as Interrupt

@@ -80,33 +80,28 @@ class NonFiniteLoss(Callback):
             raise NonFiniteLossError(f"the loss is {mean.item()}", trainer.global_step)
 
 
-class Reached(Callback):
-    """Note in `step` the first optimizer step whose validation reaches a level; a resumed run keeps it.
+class ValidationCurve(Callback):
+    """Keep the value of each validation, by optimizer step, in `points`; a resumed run keeps them.
 
     Args:
         monitor: logged name of the validation metric.
-        level: level to be reached; None is never reached.
-        more: whether more is better.
     """
 
-    def __init__(self, monitor: str, level: float | None, more: bool = True) -> None:
-        self.monitor, self.level, self.more = monitor, level, more
-        self.step: int | None = None
+    def __init__(self, monitor: str) -> None:
+        self.monitor = monitor
+        self.points: dict[int, float] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"step": self.step}
+        return {"points": dict(self.points)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.step = state_dict["step"]
+        self.points = dict(state_dict["points"])
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self.monitor in trainer.callback_metrics and trainer.state.fn == TrainerFn.FITTING:
-            self.note(trainer.global_step, float(trainer.callback_metrics[self.monitor]))
-
-    def note(self, step: int, value: float) -> None:
-        """Compare the value of a validation at a step with the level."""
-        if self.step is None and self.level is not None:
-            self.step = step if (value >= self.level if self.more else value <= self.level) else None
+        if trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING:
+            return
+        if self.monitor in trainer.callback_metrics:
+            self.points[trainer.global_step] = float(trainer.callback_metrics[self.monitor])
 
 
 class Throughput(Callback):
