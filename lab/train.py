@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lab.build import declared, model_options, task_options
 from lab.config import PROGRAM, Command, parse
-from lab.hparams import compare_options, compared_results
-from lab.run.files import BY_LENGTH
+from lab.hparams import compared_options, compared_results
+from lab.run.files import BY_LENGTH, FIRST_LOSS, FIRST_SCORE, HPARAMS
 from lab.run.folder import RunFolder
 from lab.run.metrics import Metrics, is_tested, number_at
 from lab.run.record import rung_at
@@ -121,7 +121,8 @@ def run(command: Command) -> Metrics:
                     _say(f"{aside.stem} is damaged and now {aside}; the run resumes from {session.checkpoint}")
             folder.prepare(command.config, session.checkpoint, session.data.task.fingerprint())
             if any(isinstance(logger, training.CurveLogger) for logger in session.trainer.loggers):
-                compare_options(folder)
+                options = compared_options(command.config)
+                training.write_hparams(folder.path / HPARAMS, options, folder.trial, time.time())
         try:
             session.fit()
         except training.Paused:
@@ -235,7 +236,8 @@ class Session:
             self.state_bytes = model.backbone.state_bytes(task.spec.seq_len)
             self.progress = command.trainer["enable_progress_bar"] is not False
             self.throughput, self.curve = training.Throughput(), training.ValidationCurve(f"val/{model.score_name}")
-            self.trainer = build_trainer(command, folder, [self.throughput, self.curve], self.step)
+            score = "perplexity" if task.spec.perplexity else model.score_name
+            self.trainer = build_trainer(command, folder, [self.throughput, self.curve], score, self.step)
             if isinstance(self.trainer.precision_plugin, DoublePrecision):
                 # Lightning converts after it has read a checkpoint, whose float64 weights would be rounded on the way.
                 model.double()
@@ -347,13 +349,16 @@ class Session:
             yield key, tqdm(each, title.format(key), unit=" batches", delay=2, leave=False, disable=disable)
 
 
-def build_trainer(command: Command, folder: RunFolder, measuring: Sequence[Callback], step: int | None) -> L.Trainer:
+def build_trainer(
+    command: Command, folder: RunFolder, measuring: Sequence[Callback], score: str, step: int | None
+) -> L.Trainer:
     """Build Lightning's Trainer from the command's options; to train, add our callbacks, logger and checkpoints.
 
     Args:
         command: command of the run.
         folder: folder for checkpoints and TensorBoard events.
         measuring: callbacks that measure the training.
+        score: validation score that TensorBoard shows first.
         step: optimizer step to resume from; events of later steps are purged.
     """
     from lightning.pytorch import Trainer
@@ -372,7 +377,12 @@ def build_trainer(command: Command, folder: RunFolder, measuring: Sequence[Callb
         return Trainer(**options, callbacks=callbacks, plugins=plugins)
     if options["logger"] in (None, True):
         options["logger"] = training.CurveLogger(
-            folder.run_dir, folder.name, f"seed{folder.seed}", default_hp_metric=False, purge_step=step
+            folder.run_dir,
+            folder.name,
+            f"seed{folder.seed}",
+            default_hp_metric=False,
+            purge_step=step,
+            first={f"val/{score}": f"{FIRST_SCORE}{score}", "train/loss": FIRST_LOSS},
         )
     checkpoints = training.Checkpoints(folder.checkpoints, every_n_steps=CHECKPOINT_EVERY)
     callbacks += [training.ReseedEachStep(config["seed"]), training.NonFiniteLoss(), *measuring]

@@ -15,7 +15,7 @@ from typing import Any
 from lab.config import Command
 from lab.plain import read_mapping, write_yaml
 from lab.run.environment import environment
-from lab.run.files import BY_LENGTH, CONFIG, ENVIRONMENT, EVENTS, HEADS, HPARAMS, METRICS, RUNGS
+from lab.run.files import BY_LENGTH, CONFIG, ENVIRONMENT, EVENTS, HEADS, METRICS, RUNGS
 from lab.run.identity import deciding_options, run_name
 from lab.run.lock import locked
 from lab.run.metrics import Metrics
@@ -47,13 +47,6 @@ class RunFolder:
     def trial(self) -> str:
         """The run's name in TensorBoard, whose first characters tell configuration and seed apart."""
         return f"{hashlib.sha256(self.name.encode()).hexdigest()[:4]}-{self.seed} {self.name}/seed{self.seed}"
-
-    def siblings(self) -> Iterator[RunFolder]:
-        """Return the other runs of the run_dir that TensorBoard shows, without runs of other sweeps in that folder."""
-        for file in sorted(self.run_dir.glob(f"*/*/seed*/{HPARAMS}")):
-            name, seed = file.parent.parent.relative_to(self.run_dir), file.parent.name.removeprefix("seed")
-            if seed.isdecimal() and file.parent != self.path:
-                yield RunFolder(self.run_dir, str(name), int(seed))
 
     @property
     def checkpoints(self) -> Path:

@@ -48,8 +48,8 @@ WATCHING = {
 }
 """Lightning's callbacks that do not change a run's result; any other, such as EarlyStopping, does."""
 
-LONGEST_NAME = 40
-"""Characters of a task's or a mixer's part: TensorBoard shows two such names next to its charts."""
+LONGEST_NAME, CUT_NAME = 40, 28
+"""Characters of a task's or a mixer's part that is whole, or cut: TensorBoard shows both in a narrow column."""
 LAST_NAMED = {f"task.{name}" for name in ("n_train", "n_val", "n_test", "test_lengths", "test_segments")}
 """Options of the amount of data, named last, so that they are the first to be cut."""
 
@@ -105,9 +105,9 @@ def _folder_name(name: str, differing: Mapping[str, Any]) -> str:
         return whole
     named = differing if shown == name else [name, differing]
     digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:8]
-    room = LONGEST_NAME - len(digest) - 1
-    kept = _safe("-".join(parts[:2]))[:room]
-    for part in map(_safe, parts[2:]):  # a number is whole or not there
+    room = CUT_NAME - len(digest) - 1
+    kept = _safe(parts[0])[:room]
+    for part in map(_safe, parts[1:]):  # a number is whole or not there
         if len(kept) + 1 + len(part) > room:
             break
         kept = f"{kept}-{part}"

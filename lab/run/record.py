@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from lab.plain import flatten
-from lab.run.files import CONFIG, ENVIRONMENT, EVENTS, METRICS, RUNGS
+from lab.run.files import CONFIG, ENVIRONMENT, EVENTS, FIRST_LOSS, FIRST_SCORE, METRICS, RUNGS
 from lab.run.identity import deciding_options
 from lab.run.metrics import Metrics, State, state_of
 from lab.run.score import SCORES
@@ -73,7 +73,7 @@ class Run:
 
     @cached_property
     def curves(self) -> dict[str, Curve]:
-        """TensorBoard's scalars by tag, read when first asked for; none where the events cannot be read."""
+        """Scalars by the name of the metric, read when first asked for; none if the events cannot be read."""
         return read_curves(self.folder)
 
     @property
@@ -129,7 +129,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_curves(folder: Path) -> dict[str, Curve]:
-    """Return the scalars of a folder's TensorBoard events by tag, without steps that a resumed run repeated.
+    """Return the scalars of a folder's TensorBoard events by name, without steps that a resumed run repeated.
 
     Events that cannot be read give a warning in the log and no curves.
     """
@@ -145,7 +145,8 @@ def read_curves(folder: Path) -> dict[str, Curve]:
     except Exception as error:  # noqa: BLE001 (foreign bytes raise errors of many types)
         logger.warning("no curves of %s: its events cannot be read: %s", folder, one_line(error))
         return {}
-    return {tag: sorted(curve.items()) for tag, curve in curves.items() if curve}
+    names = {tag: tag.replace(FIRST_SCORE, "val/").replace(FIRST_LOSS, "train/loss") for tag in curves}
+    return {names[tag]: sorted(curve.items()) for tag, curve in curves.items() if curve}
 
 
 def _events(content: bytes) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""TensorBoard over a comparison: runs named so that they sort, means over seeds as bands, learning curves as a picture.
+"""TensorBoard over a comparison: runs with short names, and means over seeds as bands, a colour for each mixer.
 
 TensorBoard is given a folder of its own, which links to the runs' events: nothing is written where runs are kept.
 """
@@ -12,19 +12,20 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 from urllib.parse import quote
 
 from lab.run.files import EVENTS
-from lab.view.charts import Chart, charts_of, colours
-from lab.view.picture import overview_figure
+from lab.view.charts import charts_of, colours
 from lab.view.rows import Group
 from zoo.extras import require_extra
+from zoo.report.events import write_events
 from zoo.signals import SCHEDULER, handled
 
 _EVERY = 10.0  # seconds between two looks for new events
-CONFIGURATION = r"^(.*)/(?:mean|seed\d+)$"
-"""Matches the shared part of the names of a configuration's runs, which get one colour."""
+_BAND = ("value", "lower", "upper")
+MIXER = r"^(?:[^/]+/)?([^/ ]+)"
+"""Matches the mixer in the name of a run: its runs get one colour."""
 
 
 def show_in_tensorboard(groups: Sequence[Group], port: int | None, say: Callable[[str], None]) -> None:
@@ -39,7 +40,7 @@ def show_in_tensorboard(groups: Sequence[Group], port: int | None, say: Callable
 
     Raises:
         ValueError: the port is taken, or none.
-        MissingExtraError: tensorboard or matplotlib is not installed.
+        MissingExtraError: tensorboard is not installed.
     """
     with (
         handled(SCHEDULER, _exit),
@@ -48,7 +49,7 @@ def show_in_tensorboard(groups: Sequence[Group], port: int | None, say: Callable
         address = serve(Path(folder), port)
         # The server is up before anything is drawn: a port that is taken is known at once.
         link = lay_out(groups, Path(folder))
-        say(f"TensorBoard at {address}?runColorGroup={quote(f'regex:{CONFIGURATION}')} (Ctrl-C ends it)")
+        say(f"TensorBoard at {address}?smoothing=0&runColorGroup={quote(f'regex:{MIXER}')} (Ctrl-C ends it)")
         with suppress(KeyboardInterrupt):
             while True:
                 time.sleep(_EVERY)
@@ -79,20 +80,18 @@ def serve(folder: Path, port: int | None) -> str:
 def lay_out(groups: Sequence[Group], folder: Path) -> Callable[[], None]:
     """Fill a folder for TensorBoard; returns a function that links to events that have come since.
 
-    `<task>/<configuration>/seed<k>` are the runs. `<task>/<configuration>/mean` has the means over seeds, under tags
-    that begin with the task; Custom Scalars shows them with bands, one category per task, whose steps are the abscissae
-    of the charts. `overview` has the picture.
+    `<task>/<configuration>/seed<k>` are the runs. `<mixer>` has the means over seeds of all its configurations, which
+    Custom Scalars shows with bands, one category per task; their steps are the abscissae of the charts. These runs are
+    the oldest: they come first in the list of runs, which is the legend, and in the colours.
 
     Raises:
-        MissingExtraError: matplotlib is not installed.
+        MissingExtraError: tensorboard is not installed.
     """
-    from torch.utils.tensorboard import SummaryWriter
-
-    def home(group: Group, label: str, run: str) -> Path:
-        return folder / group.title.replace("/", "_") / label.replace("/", "_") / run
-
+    layout_pb2 = require_extra("tensorboard.plugins.custom_scalar.layout_pb2")
+    proto = require_extra("tensorboard.compat.proto.summary_pb2")
     rows = [(group, row) for group in groups for row in group.rows]
-    homes = [(run, home(group, row.label, f"seed{run.seed}")) for group, row in rows for run in row.runs]
+    places = [folder / _safe(group.title) / _safe(row.label) for group, row in rows]
+    homes = [(run, place / f"seed{run.seed}") for place, (_, row) in zip(places, rows, strict=True) for run in row.runs]
 
     def link() -> None:
         for run, own in homes:
@@ -102,24 +101,43 @@ def lay_out(groups: Sequence[Group], folder: Path) -> Callable[[], None]:
                     there.symlink_to(events.resolve())
 
     link()
-    layout, known = {}, colours(groups)
+    known = colours(groups)
+    points: dict[str, list[tuple[int, Any]]] = {mixer: [] for mixer in known}
+    categories = []
     for group in groups:
-        charts = [chart for chart in charts_of(group, known) if chart.kind != "rate"]  # steps are whole numbers
-        layout[group.title] = {chart.title: ["Margin", _tags(group, chart)] for chart in charts}
-        for chart in charts:
+        charts = []
+        for chart in charts_of(group, known):
+            if chart.kind == "rate":  # steps are whole numbers
+                continue
+            bands = {}
             for each in chart.series:
-                low, high = each.band(chart.log_y)
-                with SummaryWriter(home(group, each.label, "mean")) as writer:
-                    for tag, values in zip(_tags(group, chart), (each.y, low, high), strict=True):
-                        for x, value in zip(each.x, values, strict=True):
-                            writer.add_scalar(tag, value, int(x))
-    with SummaryWriter(folder / "overview") as writer:
-        writer.add_figure("Learning curves", overview_figure(groups), close=False)
-        writer.add_custom_scalars(layout)
+                # Without the mixer, which names the run: TensorBoard complains of runs that lack others' tags.
+                tag = f"means/{group.title}: {chart.title}{each.label.removeprefix(each.mixer)}"
+                tags = [tag, f"{tag}: low", f"{tag}: high"]
+                bands[tag] = layout_pb2.MarginChartContent.Series(**dict(zip(_BAND, tags, strict=True)))
+                for x, *values in zip(each.x, each.y, *each.band(chart.log_y), strict=True):
+                    new = [proto.Summary.Value(tag=t, simple_value=y) for t, y in zip(tags, values, strict=True)]
+                    points[each.mixer].append((int(x), proto.Summary(value=new)))
+            margin = layout_pb2.MarginChartContent(series=bands.values())
+            charts.append(layout_pb2.Chart(title=chart.title, margin=margin))
+        categories.append(layout_pb2.Category(title=group.title, chart=charts[::-1]))  # the page reverses them
+    layout = layout_pb2.Layout(category=categories).SerializeToString()
+    for at, (mixer, own) in enumerate(points.items()):
+        (folder / _safe(mixer)).mkdir(exist_ok=True)
+        shown = [(0, _configuration(layout))] if at == 0 else []
+        write_events(folder / _safe(mixer) / f"{EVENTS}0", [*shown, *own], float(at + 1))
     return link
 
 
-def _tags(group: Group, chart: Chart) -> list[str]:
-    """Return mean, lower and upper end of the band."""
-    tag = f"{group.title}/{chart.title}"
-    return [tag, f"spread of {tag}/low", f"spread of {tag}/high"]
+def _configuration(layout: bytes) -> Any:
+    """Return a layout of Custom Scalars as a summary."""
+    proto = require_extra("tensorboard.compat.proto.summary_pb2")
+    tensor = require_extra("tensorboard.compat.proto.tensor_pb2").TensorProto
+    metadata = require_extra("tensorboard.plugins.custom_scalar.metadata")
+    value = proto.Summary.Value(tag=metadata.CONFIG_SUMMARY_TAG, metadata=metadata.create_summary_metadata())
+    value.tensor.CopyFrom(tensor(dtype="DT_STRING", string_val=[layout], tensor_shape={}))
+    return proto.Summary(value=[value])
+
+
+def _safe(name: str) -> str:
+    return name.replace("/", "_")

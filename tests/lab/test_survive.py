@@ -26,6 +26,7 @@ import torch
 
 from lab import config as cli
 from lab import train
+from lab.run.files import FIRST_LOSS
 from lab.run.folder import RunFolder
 from lab.run.metrics import by_heading
 from lab.run.record import read_rungs, rung_at
@@ -71,7 +72,7 @@ def assert_same_run(path: Path, expected: Path) -> None:
     for checkpoint in ("best", "last"):
         assert_identical(*(saved(each, checkpoint)["state_dict"] for each in (path, expected)))
     found, usual = curves(path), curves(expected)
-    assert found.keys() == usual.keys() >= {"train/loss", "val/loss", "test/loss"}
+    assert found.keys() == usual.keys() >= {FIRST_LOSS, "val/loss", "test/loss"}
     for tag in usual:
         assert found[tag] == usual[tag], tag
 

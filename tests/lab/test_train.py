@@ -138,8 +138,7 @@ def test_figures_of_the_theory_are_drawn_at_the_end_unless_told_otherwise(tmp_pa
     none, end = trained(tmp_path / "none"), trained(tmp_path / "end", "--figures_every", "null")
     without, images = (EventAccumulator(str(path), {"images": 0}).Reload().Tags()["images"] for path in (none, end))
     assert without == []
-    kinds = ("operator", "spectrum", "gradient")
-    assert {f"theory/layer {layer}/{kind}" for layer in (0, 1) for kind in kinds} <= set(images)
+    assert {"theory/layer 0", "theory/layer 1"} <= set(images)
     assert results(none) == results(end)
 
 
@@ -268,7 +267,6 @@ def test_a_mixture_is_trained_together_and_each_segment_tested(
     mixture = ("--task.mixture", "{seq_len: 16, n_pairs: 2, weight: 3}, {seq_len: 24}")
     tested = ("--task.test_segments", "{seq_len: 30, n_pairs: 7}")
     path = RUNS.without("--task.seq_len").trained(tmp_path, *mixture, *tested)
-    assert path.parent.parent.name.startswith("mqar-mixture_seq_len16.n_pairs2")
     found = metrics(path)["test"]
     names = [f"seq_len={length},n_pairs={pairs}" for length, pairs in ((16, 2), (24, 2), (30, 7))]
     assert list(found["by_segment"]) == names
@@ -412,11 +410,11 @@ def test_trials_are_told_apart_by_what_tensorboard_has_room_for() -> None:
         ("--trainer.max_steps 800 --task.n_pairs 2 --compile true", "mqar-n_pairs2/hybrid-compile_true-max_steps800"),
         ("--mixer.pattern [lstm,lstm,lstm,attention]", "mqar/hybrid-pattern_3xlstm+attention"),
         # Long names are cut, and end with a digest.
-        ("--trainer.callbacks EarlyStopping --trainer.callbacks.monitor val/loss", "mqar/hybrid-callbacks_EarlyS*"),
+        ("--trainer.callbacks EarlyStopping --trainer.callbacks.monitor val/loss", "mqar/hybrid-*"),
         (
             "--batch_size 8 --d_model 32 --trainer.max_steps 60 --mixer.attention.n_heads 2 --task.n_train 640 "
             "--task.n_val 80 --task.test_lengths 64,128 --task.n_pairs 8",
-            "mqar-n_pairs8-n_train640-*",
+            "mqar-n_pairs8-*",
         ),
     ],
 )

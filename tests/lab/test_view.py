@@ -35,7 +35,7 @@ from lab.view.command import write_comparison
 from lab.view.page import as_page
 from lab.view.picture import overview_figure
 from lab.view.table import COLUMNS, columns_of, section_of, table_of
-from lab.view.tensorboard import CONFIGURATION, lay_out
+from lab.view.tensorboard import MIXER, lay_out
 from tests import ROOT, python
 from zoo import __main__ as command
 from zoo.report.numbers import NOTHING
@@ -638,20 +638,21 @@ def test_each_seed_links_to_its_run_and_names_are_no_markup(varied: Path, tmp_pa
 def test_tensorboard_gets_runs_that_sort_and_means_with_bands(varied: Path, tmp_path: Path) -> None:
     link = lay_out(group_runs(read_runs(varied)), tmp_path)
     names = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if any(path.glob(f"{EVENTS}*")))
-    runs = [f"mqar/{label}/{each}" for label in LABELS for each in ("mean", "seed0", "seed1")]
-    runs += [f"ssm_teacher/factorized n_heads={n_heads}/{each}" for n_heads in (1, 2, 3) for each in ("mean", "seed0")]
-    over_sizes = ["mqar/attention/mean", "ssm_teacher/factorized/mean"]
-    assert names == sorted(["overview", *runs, *over_sizes])
-    # Mean and seeds of a configuration have its colour.
-    coloured = {name: match[1] for name in names if (match := re.search(CONFIGURATION, name))}
-    assert coloured == {name: name.rpartition("/")[0] for name in (*runs, *over_sizes)}
-    curves = read_curves(tmp_path / "mqar" / "lstm" / "mean")
-    tag, spread = "mqar/Learning curves", 0.1 / 2**0.5
+    runs = [f"mqar/{label}/seed{seed}" for label in LABELS for seed in (0, 1)]
+    runs += [f"ssm_teacher/factorized n_heads={n_heads}/seed0" for n_heads in (1, 2, 3)]
+    means = ["attention", "factorized", "lstm"]
+    assert names == sorted([*means, *runs])
+    # The means and the seeds of a mixer have its colour.
+    coloured = {name: match[1] for name in names if (match := re.search(MIXER, name))}
+    assert coloured == {name: name if name in means else re.split("[/ ]", name)[1] for name in names}
+    curves = read_curves(tmp_path / "lstm")
+    tag, spread = "means/mqar: Learning curves", 0.1 / 2**0.5
     assert [step for step, _ in curves[tag]] == [10, 20, 30, 40]
-    for name, first in ((tag, 0.15), (f"spread of {tag}/low", 0.15 - spread), (f"spread of {tag}/high", 0.15 + spread)):
+    for name, first in ((tag, 0.15), (f"{tag}: low", 0.15 - spread), (f"{tag}: high", 0.15 + spread)):
         assert curves[name][0][1] == pytest.approx(first)
-    states = read_curves(tmp_path / "mqar" / "attention" / "mean")["mqar/Accuracy against state"]
-    assert states == [(512, pytest.approx(0.4)), (1024, pytest.approx(0.8))]
+    curves = read_curves(tmp_path / "attention")
+    assert {f"{tag} n_heads={n_heads}" for n_heads in (1, 2)} <= curves.keys()
+    assert curves["means/mqar: Accuracy against state"] == [(512, pytest.approx(0.4)), (1024, pytest.approx(0.8))]
     seed = read_runs(varied)[0]
     assert read_curves(tmp_path / "mqar" / "attention n_heads=1" / "seed0") == seed.curves
     later = seed.folder / f"{EVENTS}9999999999.later"
@@ -673,7 +674,7 @@ def test_tensorboard_is_served_until_it_is_stopped(number: int, status: int, var
         assert process.stdout is not None
         line = next(each for each in iter(process.stdout.readline, "") if each.startswith("TensorBoard at "))
         address, _, asked = line.split()[2].partition("/?")
-        assert parse_qs(asked) == {"runColorGroup": [f"regex:{CONFIGURATION}"]}
+        assert parse_qs(asked) == {"smoothing": ["0"], "runColorGroup": [f"regex:{MIXER}"]}
         deadline = time.monotonic() + 60
         layout: Any = {}
         while not layout.get("category") and time.monotonic() < deadline:
@@ -684,7 +685,8 @@ def test_tensorboard_is_served_until_it_is_stopped(number: int, status: int, var
         assert process.wait(60) == status
     assert not list(tmp_path.glob("zoo-compare-*"))
     assert [category["title"] for category in layout["category"]] == ["mqar", "ssm_teacher"]
-    assert "Accuracy against length" in [chart["title"] for chart in layout["category"][0]["chart"]]
+    length = next(chart for chart in layout["category"][0]["chart"] if chart["title"] == "Accuracy against length")
+    assert {each["value"][-9:] for each in length["margin"]["series"]} == {"n_heads=1", "n_heads=2"}
     assert sorted(varied.rglob("*")) == before  # nothing is left where the runs are
 
 

@@ -18,7 +18,7 @@ def train(
     folder: Path, options: dict[str, Any], trial: str, result: dict[str, int | float | None] | None = None
 ) -> Any:
     """A tiny run that tells TensorBoard its options and result; its test's metrics."""
-    logger = CurveLogger(folder, name="", version="", default_hp_metric=False)
+    logger = CurveLogger(folder, name="", version="", default_hp_metric=False, first={"test/loss": "Score/loss"})
     trainer = small.trainer(folder, logger=logger)
     module, data = small.module(), small.data(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -36,10 +36,10 @@ def test_hparams_tab_shows_first_what_differs_between_runs(tmp_path: Path) -> No
     train(tmp_path / "b" / "seed1", {"mixer": "lstm", **shared, "model.d_channel": None, "seed": 1}, "3c4d-1 b", result)
     tab = hparams_tab(tmp_path)
     assert tab.columns == ["mixer", "seed", "mixer.n_heads", "model.batch_size", "model.d_channel", "task.n_pairs"]
-    assert tab.metrics[:3] == ["result/accuracy", "result/parameters", "result/state_bytes"]
+    assert tab.metrics[1:4] == ["result/accuracy", "result/parameters", "result/state_bytes"]
     assert "epoch" not in tab.metrics
     assert set(tab.numbers) == {"1a2b-0 a", "3c4d-1 b"}
-    assert [tab.numbers["1a2b-0 a"][name] for name in tab.metrics[:3]] == [0.5, 100, 8]
+    assert [tab.numbers["1a2b-0 a"][name] for name in tab.metrics[1:4]] == [0.5, 100, 8]
 
 
 def test_options_are_numbers_and_strings_and_the_latest_count(tmp_path: Path) -> None:
@@ -57,7 +57,8 @@ def test_options_are_numbers_and_strings_and_the_latest_count(tmp_path: Path) ->
 def test_curves_are_written_once_and_scores_that_are_split_apart(tmp_path: Path) -> None:
     tested = train(tmp_path, {"mixer": "attention"}, "a", {"parameters": 3})
     curves = small.curves(tmp_path)
-    assert not {"epoch", "hp_metric"} & curves.keys()
+    assert not {"epoch", "hp_metric", "test/loss"} & curves.keys()
+    assert min(curves) == "Score/loss"  # the first chart
     assert curves["test/accuracy"] == [(4, pytest.approx(tested["accuracy"]))]
     split = curves["test_accuracy_by_distance/<=4"]
     assert [value for _, value in split] == pytest.approx([tested["by_distance"][0]["accuracy"]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,24 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from zoo.report.files import write_atomically
+from zoo.report.events import write_events
 
 
 class CurveLogger(TensorBoardLogger):
-    """Lightning's TensorBoard logger without the curve of the epoch, which would be the first chart."""
+    """Lightning's TensorBoard logger with a choice of the first charts, and without the curve of the epoch.
+
+    Args:
+        args: as for Lightning's.
+        first: {name of a metric: its tag}. TensorBoard sorts charts by tag, capitals first, and opens two groups.
+        options: as for Lightning's.
+    """
+
+    def __init__(self, *args: Any, first: Mapping[str, str] | None = None, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._first = dict(first or {})
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        super().log_metrics({tag: value for tag, value in metrics.items() if tag != "epoch"}, step)
+        super().log_metrics({self._first.get(tag, tag): y for tag, y in metrics.items() if tag != "epoch"}, step)
 
 
 def log_split_scores(trainer: L.Trainer, scores: Mapping[str, Any]) -> None:
@@ -44,7 +53,7 @@ def write_hparams(file: Path, options: Mapping[str, Any], trial: str, started: f
     """Write a file of events with a run's options for TensorBoard's HParams tab; atomically, and only if it changes.
 
     Put the file next to the run's other events. TensorBoard keeps the first options that it reads of a run, so the name
-    must sort first; and a separate file can be replaced once it is known in which options the runs differ.
+    must sort first.
 
     The tab takes the scalars of the runs as metrics, in alphabetical order, and shows five: `log_result` writes the
     metrics by which runs are compared. (A list of options and metrics, as torch's `add_hparams` writes it, is read from
@@ -59,10 +68,8 @@ def write_hparams(file: Path, options: Mapping[str, Any], trial: str, started: f
     Raises:
         OSError: the file cannot be written.
     """
-    from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # pyright: ignore[reportAttributeAccessIssue]
     from tensorboard.plugins.hparams.summary_v2 import hparams_pb
-    from tensorboard.summary.writer.record_writer import RecordWriter
 
     plain = (bool, int, float, str)
     known = {name: value if isinstance(value, plain) else str(value) for name, value in options.items()}
@@ -70,12 +77,7 @@ def write_hparams(file: Path, options: Mapping[str, Any], trial: str, started: f
     data = summary.value[0].metadata.plugin_data
     # In one order: whether the file changes must not hang on how a process hashes names.
     data.content = HParamsPluginData.FromString(data.content).SerializeToString(deterministic=True)
-    content = io.BytesIO()
-    records = RecordWriter(content)
-    for event in (Event(wall_time=started, file_version="brain.Event:2"), Event(wall_time=started, summary=summary)):
-        records.write(event.SerializeToString())
-    if not file.exists() or file.read_bytes() != content.getvalue():
-        write_atomically(file, content.getvalue())
+    write_events(file, [(0, summary)], started)
 
 
 def log_result(trainer: L.Trainer, result: Mapping[str, int | float | None]) -> None:

@@ -32,9 +32,9 @@ _SKETCH = 8  # of wide layers: a reading must be quick
 class TheoryFigures(Callback):
     """Log, per layer, the operator at a validation example: heat map, spectrum, gradient against distance, heads.
 
-    Scalars `theory/layer <i>/heads for <e> %` and `theory/layer <i>/interaction rank`; figures `theory/layer <i>/
-    operator`, `spectrum`, `gradient` and, from the second reading on, `heads`. Each layer's mixer is read at the input
-    that reaches it, in float64, on the CPU and on a copy: training and its random draws are not affected.
+    Scalars `theory/layer <i>/heads for <e> %` and `theory/layer <i>/interaction rank`; a picture `theory/layer <i>` of
+    the operator, its spectrum, the gradient and, from the second reading on, the heads, side by side. Each layer's
+    mixer is read at its input, in float64, on the CPU and on a copy: training and its random draws are not affected.
 
     Args:
         every_n_steps: optimizer steps between two readings, which begin at the start; the end of fit is always read.
@@ -110,21 +110,21 @@ class TheoryFigures(Callback):
         for error, counts in history.items():
             if not again:
                 counts.append(read.heads[error])
-        pictures = {}
+        panels = []
         if figures:
-            pictures = {
-                "operator": operator_figure(operator_norms(mixer, x[:1]), f"{name}, operator"),
-                "spectrum": spectrum_figure(read, f"{name}, spectrum"),
-                "gradient": gradient_decay_figure(fitted(profile_at(mixer, x)), f"{name}, gradient"),
-            }
+            panels = [
+                operator_figure(operator_norms(mixer, x[:1]), f"{name}, operator"),
+                spectrum_figure(read, f"{name}, spectrum"),
+                gradient_decay_figure(fitted(profile_at(mixer, x)), f"{name}, gradient"),
+            ]
             if len(self.steps) > 1:
-                pictures["heads"] = heads_over_training_figure(self.steps, history, f"{name}, heads needed")
+                panels.append(heads_over_training_figure(self.steps, history, f"{name}, heads needed"))
         for logger in loggers:
             if not again:
                 for scalar, value in scalars.items():
                     logger.experiment.add_scalar(scalar, value, step)
-            for kind, picture in pictures.items():
-                logger.experiment.add_figure(f"{tag}/{kind}", picture, step)
+            if panels:
+                logger.experiment.add_figure(tag, panels, step)  # side by side: one card
 
     def _examples(self, trainer: L.Trainer) -> Tensor | None:
         """Return the first validation examples, cut to max_seq_len; None without validation data."""
