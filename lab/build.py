@@ -33,6 +33,32 @@ def build(config: Mapping[str, Any]) -> tuple[Task, Backbone]:
     return task, Backbone(**model_options(config, task, Backbone))
 
 
+def find_leak(model: Backbone, seq_len: int) -> str:
+    """Tell how a mixer that is not the library's reads later positions; empty if none does.
+
+    Each class is checked once, by the property `causality` of `zoo.check`.
+
+    Args:
+        model: the model that is to be trained.
+        seq_len: positions of its task.
+    """
+    from zoo.adapters.adopted import Adopted
+    from zoo.check import check
+    from zoo.contract import SequenceMixer
+
+    mixers = {type(each): each for each in model.modules() if isinstance(each, SequenceMixer)}
+    for kind, mixer in mixers.items():
+        if not issubclass(kind, Adopted) and kind.__module__.startswith("zoo."):
+            continue
+        try:
+            report = check(mixer, d_model=mixer.d_model, only=["causality"], seq_len=max(8, min(40, seq_len)))
+        except ValueError as error:
+            return f"{kind.__name__} cannot be checked for causality: {error}"
+        for finding in report.failed:
+            return f"{kind.__name__} reads later positions: {finding.detail.partition('; expected')[0]}"
+    return ""
+
+
 def build_task(config: Mapping[str, Any]) -> Task:
     """Build only the task; a mixture's task has the longest shape that is trained.
 

@@ -21,19 +21,19 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lab.build import declared, model_options, task_options
+from lab.build import declared, find_leak, model_options, task_options
 from lab.config import PROGRAM, Command, parse
 from lab.hparams import compared_options, compared_results
-from lab.run.files import BY_LENGTH, FIRST_LOSS, FIRST_SCORE, HPARAMS
+from lab.run.files import BY_LENGTH, ENVIRONMENT, FIRST_LOSS, FIRST_SCORE, HPARAMS
 from lab.run.folder import RunFolder
 from lab.run.metrics import Metrics, is_tested, number_at
-from lab.run.record import rung_at
+from lab.run.record import LEAK, MARK, read_fields, rung_at
 from lab.run.score import first_at, has_converged, level, score_text
 from zoo import training
 from zoo.errors import UsageError
 from zoo.extras import MissingExtraError
 from zoo.report.numbers import duration, number
-from zoo.report.terminal import ends_unread, make_console, make_facts
+from zoo.report.terminal import ends_unread, make_console, make_facts, say
 from zoo.signals import CTRL_C, SCHEDULER, handled
 from zoo.targets import short
 
@@ -119,9 +119,14 @@ def run(command: Command) -> Metrics:
             if session.checkpoint is not None:
                 for aside in folder.set_aside_damaged():
                     _say(f"{aside.stem} is damaged and now {aside}; the run resumes from {session.checkpoint}")
-            folder.prepare(command.config, session.checkpoint, session.data.task.fingerprint())
+            if session.leak and not command.config["looks_ahead"]:
+                say(
+                    make_console(), f"{session.leak}. The run is marked; --looks_ahead true if it is meant.", "bold red"
+                )
+            folder.prepare(command.config, session.checkpoint, session.data.task.fingerprint(), session.leak)
             if any(isinstance(logger, training.CurveLogger) for logger in session.trainer.loggers):
                 options = compared_options(command.config)
+                options["mixer"] += MARK if session.leak else ""
                 training.write_hparams(folder.path / HPARAMS, options, folder.trial, time.time())
         try:
             session.fit()
@@ -203,6 +208,7 @@ class Session:
         trainer: Lightning's trainer.
         checkpoint: checkpoint to resume from, or to test.
         step: optimizer step at which the checkpoint was saved.
+        leak: how the model reads later positions; empty if it does not.
 
     Raises:
         UsageError: see `run`.
@@ -229,6 +235,8 @@ class Session:
             self.checkpoint = folder.checkpoint_for(command)
             if self.checkpoint is not None and command.ckpt_path is None:
                 folder.check_data(task.fingerprint())
+            begun = {} if self.checkpoint is None else read_fields(folder.path / ENVIRONMENT)
+            self.leak = begun[LEAK] if LEAK in begun else find_leak(model.backbone, task.spec.seq_len)
             options = model_options(config, task, Backbone)
             self.step = None if self.checkpoint is None else check_checkpoint(self.checkpoint, **options)
             for segment in data.segments:

@@ -19,7 +19,7 @@ from lab.run.files import BY_LENGTH, CONFIG, ENVIRONMENT, EVENTS, HEADS, METRICS
 from lab.run.identity import deciding_options, run_name
 from lab.run.lock import locked
 from lab.run.metrics import Metrics
-from lab.run.record import read_fields, read_metrics, read_rungs, same_stop
+from lab.run.record import LEAK, read_fields, read_metrics, read_rungs, same_stop
 from zoo.errors import UsageError
 from zoo.loading.names import BEST, CHECKPOINTS, LAST, PREVIOUS
 from zoo.report.files import as_json, write_atomically
@@ -156,7 +156,9 @@ class RunFolder:
         except OSError as error:
             raise self._unwritable(error) from None
 
-    def prepare(self, config: Mapping[str, Any], checkpoint: Path | None, fingerprint: Mapping[str, Any]) -> None:
+    def prepare(
+        self, config: Mapping[str, Any], checkpoint: Path | None, fingerprint: Mapping[str, Any], leak: str = ""
+    ) -> None:
         """Make the folder and write the files that are known before training.
 
         Without a checkpoint to resume from, the files of an earlier run are deleted. With a checkpoint of another
@@ -166,6 +168,7 @@ class RunFolder:
             config: configuration of the run.
             checkpoint: checkpoint to resume from; None for a new run.
             fingerprint: fingerprint of the task's data.
+            leak: how the model reads later positions; empty if it does not.
 
         Raises:
             UsageError: the folder cannot be written.
@@ -183,7 +186,7 @@ class RunFolder:
                 write_atomically(self.best, best.read_bytes())
             result = {key: value for key, value in config.items() if key != "run_dir"}
             write_atomically(self.path / CONFIG, write_yaml(result))
-            write_atomically(self.path / ENVIRONMENT, as_json(environment() | {"data": fingerprint}))
+            write_atomically(self.path / ENVIRONMENT, as_json(environment() | {"data": fingerprint, LEAK: leak}))
         except OSError as error:
             raise self._unwritable(error) from None
 

@@ -15,6 +15,7 @@ from zoo.targets import short as short_name
 
 INCIDENTAL = {
     "figures_every",
+    "looks_ahead",
     "run_dir",
     "task.cache",
     "task.cache_dir",

@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 Curve: TypeAlias = list[tuple[int, float]]
 """(step, value), by step."""
 
+LEAK = "looks_ahead"
+"""Field of environment.json: how the model reads later positions; empty if it does not."""
+MARK = " (looks ahead)"
 _HEADER, _CHECKSUM = 12, 4  # bytes before and after a record of events: its length, and checksums
 
 
@@ -40,6 +43,7 @@ class Run:
         message: why a sweep's run failed.
         window: window of learning rates from which `sweep.py --tune` picked this run's (`lab.sweep.tuning.Window`).
         commit: commit of the code; empty outside a repository.
+        leak: how the model reads later positions; empty if it does not.
     """
 
     folder: Path
@@ -50,6 +54,7 @@ class Run:
     message: str = ""
     window: Mapping[str, Any] | None = None
     commit: str = ""
+    leak: str = ""
 
     @property
     def task(self) -> str:
@@ -58,8 +63,8 @@ class Run:
 
     @property
     def mixer(self) -> str:
-        """The mixer's name in the registry; of one of your own file.Class."""
-        return short(self.config["mixer"]["name"])
+        """The mixer's name in the registry; of one of your own file.Class; marked if it reads later positions."""
+        return short(self.config["mixer"]["name"]) + (MARK if self.leak else "")
 
     @property
     def seed(self) -> int:
@@ -91,12 +96,13 @@ def read_run(folder: Path, entry: Mapping[str, Any]) -> Run:
         ValueError: no configuration, or files that are not a run's; the message does not name the folder.
     """
     config, metrics = read_config(folder), read_metrics(folder)
-    commit = str(read_fields(folder / ENVIRONMENT).get("git") or "")
+    environment = read_fields(folder / ENVIRONMENT)
+    noted = {"commit": str(environment.get("git") or ""), "leak": str(environment.get(LEAK) or "")}
     trial = entry.get("kind") == "trial"
     if metrics is not None:
-        return Run(folder, config, metrics, state_of(metrics), trial, window=entry.get("window"), commit=commit)
+        return Run(folder, config, metrics, state_of(metrics), trial, window=entry.get("window"), **noted)
     message = str(entry.get("message") or "") if entry.get("state") == "failed" else ""
-    run = Run(folder, config, {}, "unfinished", trial, message, commit=commit)
+    run = Run(folder, config, {}, "unfinished", trial, message, **noted)
     planned = {name: entry[name] for name in ("params", "state_bytes") if isinstance(entry.get(name), int)}
     run.metrics.update(planned)
     for split in ("train", "val"):

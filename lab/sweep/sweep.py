@@ -301,7 +301,7 @@ class Sweep:
                 self._noted[folder] = {each["stop_at"]: each for each in read_rungs(folder)}
             every.append(self._noted[folder])
         reached = [rung for rung in (*self.rungs, END) if all(rung in each for each in every)]
-        return {rung: averaged([each[rung] for each in every]) for rung in reached}
+        return {rung: dict(averaged([each[rung] for each in every])) for rung in reached}
 
     def _judged_by(self, point: GridPoint) -> tuple[str, float | None]:
         """Return the score that decides between trials, and the score of guessing among the tokens that were read."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from lab.build import build, find_leak
 from lab.config import parse
 from lab.plain import read_mapping
 from lab.run.environment import machine_of
@@ -117,8 +118,10 @@ def read_cells(mixers: Sequence[str], tasks: Sequence[str], n_seeds: int | None,
         if task not in known:
             raise UsageError(unknown("task of the leaderboard", task, known))
     names = [MIXERS.check(name) for each in mixers for name in (MIXERS if each == ALL else [each])]
-    for name in filter(is_target, names):
-        MIXERS[name]  # a file that cannot be run is refused once, not in every cell
+    for name in filter(is_target, names):  # what cannot be run, or peeks, is refused once, not in every cell
+        config = parse([f"--mixer={name}"]).config
+        if leak := find_leak(build(config)[1], seq_len=40):
+            raise UsageError(f"{leak}; the leaderboard compares causal mixers only")
     found = []
     for task in tasks or known:
         experiment = read_experiment(file, task)

@@ -142,8 +142,12 @@ class Group:
 
     @cached_property
     def best(self) -> set[str]:
-        """Labels of the tested rows with the best score: several if equal, none if only one is tested."""
-        scores = {row.label: score for row in self.rows if row.tested and (score := row.center()) is not None}
+        """Labels of the tested rows with the best score: several if equal, none if only one is tested.
+
+        A model that reads later positions is no candidate.
+        """
+        candidates = [row for row in self.rows if row.tested and not row.runs[0].leak]
+        scores = {row.label: score for row in candidates if (score := row.center()) is not None}
         best = max((merit(self.score, score) for score in scores.values()), default=None)
         return (
             {label for label, score in scores.items() if merit(self.score, score) == best} if len(scores) > 1 else set()

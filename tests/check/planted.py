@@ -139,6 +139,10 @@ def program(of: Callable[..., Any]) -> Any:
 
 ERRORS = [
     Planted("FFT that wraps", "causality", LongConv, "size", lambda f, self, n: n),
+    Planted(
+        "leak of a millionth", "causality", Stepper, "normed", lambda f, self, x: f(self, x) + 1e-6 * x.roll(-1, 1)
+    ),
+    Planted("leak from afar", "causality", Stepper, "normed", lambda f, self, x: f(self, x) + x.roll(-99, 1)),
     Planted("looks ahead in training", "causality", Stepper, "normed", lambda f, self, x: in_train(f, self, x, 1)),
     Planted(
         "gradient from later positions",

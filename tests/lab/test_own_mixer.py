@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 import zoo
+from lab import __main__ as application
 from lab import config, train
+from lab.run.files import HPARAMS
 from lab.run.folder import RunFolder
 from lab.sweep.sweep import main as sweep
 from lab.view import read_runs
+from lab.view.rows import group_runs
 from tests import ROOT, python, refused
 from tests.lab.runs import TINY, error_line, results, shown
 from zoo.__main__ import main
@@ -35,6 +38,17 @@ class Squashed(nn.Module):
     def forward(self, x):
         return (self.gain * self.map(x) * x.cumsum(1)).tanh()
 '''
+PEEKING = """
+from torch import nn
+
+class Peeking(nn.Module):
+    def __init__(self, d_model):
+        super().__init__()
+        self.map = nn.Linear(d_model, d_model)
+
+    def forward(self, x):
+        return self.map(x.roll(-1, 1))
+"""
 SHORT = f"{TINY} --figures_every null --trainer.max_steps 4".split()
 
 
@@ -122,3 +136,22 @@ def test_a_sweep_over_ones_own_mixer(mine: str, tmp_path: Path) -> None:
     assert sweep([*SHORT, *given]) == 0
     found = [run.mixer for run in read_runs(tmp_path / "runs")]
     assert sorted(found) == ["lstm", "mine.Squashed", "mine.Squashed"]
+
+
+def test_a_mixer_that_looks_ahead_is_marked_everywhere_and_kept_off_the_leaderboard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(PEEKING + PLAIN)
+    for name, flags, warned in (("Peeking", [], 1), ("Peeking", ["--looks_ahead", "true"], 0), ("Squashed", [], 0)):
+        argv = ["--mixer", f"mine.py:{name}", *SHORT, "--seed", str(warned), *flags, "--run_dir", str(tmp_path)]
+        assert train.main(argv) == 0
+        assert capsys.readouterr().out.count("reads later positions") == warned
+    runs = {(run.mixer, run.seed): bool(run.leak) for run in read_runs(tmp_path)}
+    marked = {("mine.Peeking (looks ahead)", 0): True, ("mine.Peeking (looks ahead)", 1): True}
+    assert runs == marked | {("mine.Squashed", 0): False}
+    (group,) = group_runs(read_runs(tmp_path))
+    assert not group.best & {row.label for row in group.rows if "Peeking" in row.label}
+    assert any(b"(looks ahead)" in file.read_bytes() for file in tmp_path.rglob(HPARAMS))
+    assert application.main(["leaderboard", "--mixers", "mine.py:Peeking", "--dry_run"]) == 2
+    assert "causal mixers only" in error_line(capsys, "lab leaderboard")
