@@ -17,7 +17,7 @@ HELP = """\
 usage: python -m lab VERB ...
 
   experiments  judge the experiments of configs/experiment/ by their runs; write docs/results.md
-  leaderboard  run the cells that the leaderboard lacks, mixers against tasks; write docs/leaderboard.md
+  leaderboard  run the cells that the leaderboard lacks, mixers against tasks, and write its pages
   pages        render the pages whose numbers come from docs/results.json: README.md, docs/findings.md, docs/results.md
 
 `python -m lab VERB --help` says more. Runs are made by train.py and sweep.py, and compared by `python -m zoo compare`.

@@ -72,6 +72,7 @@ class Chart:
         chance: level of a horizontal line.
         trained_at: abscissa of a vertical line: the length of training.
         floor: {abscissa: least ordinate that theory allows}.
+        without: abscissa of the points that have none, such as mixers without a state on a logarithmic axis.
         joined: whether a line joins the points and its spread is a band; else each point has a bar.
     """
 
@@ -85,6 +86,7 @@ class Chart:
     chance: Number | None = None
     trained_at: Number | None = None
     floor: Mapping[Number, Number] = field(default_factory=dict)
+    without: Number | None = None
     joined: bool = True
 
     @property
@@ -102,8 +104,11 @@ class Chart:
         """{abscissa: label} of the horizontal axis; None where any round numbers will do."""
         points = self.abscissae
         if self.kind == "state":
-            first, last = (round(math.log2(x)) for x in (points[0], points[-1]))
-            return {2**power: numbers.size(2**power) for power in range(first, last + 1, max(1, (last - first) // 6))}
+            sizes = [x for x in points if x != self.without]
+            first, last = (round(math.log2(x)) for x in (sizes[0], sizes[-1]))
+            powers = range(first, last + 1, max(1, (last - first) // 6))
+            none = {} if self.without not in points else {self.without: "none"}
+            return none | {2**power: numbers.size(2**power) for power in powers}
         each = self.kind in ("length", "fact", "heads", "rate") and len(points) <= 10
         return {x: f"{x:,}" for x in points} if each else None
 
@@ -125,6 +130,8 @@ def charts_of(group: Group, known: Mapping[str, str]) -> list[Chart]:
     # Text is scored by its perplexity, but its facts split the accuracy.
     part = "relative_squared_error" if group.score == "relative_squared_error" else "accuracy"
     part_text = part.replace("_", " ")
+    sizes = [size for row in group.rows if (size := row.center("state_bytes"))]
+    stateless = min(sizes, default=1) / 4
     facts = sorted({fact for row in group.rows for run in row.judged for fact in by_facts(run.metrics, part)})
     found = [
         Chart("curve", "Learning curves", "optimizer steps", validated, lines(_curve(f"val/{group.score}")), **scored),
@@ -157,8 +164,9 @@ def charts_of(group: Group, known: Mapping[str, str]) -> list[Chart]:
             f"{against} state",
             "state after the sequence, batch of one",
             tested,
-            by_size(lambda row: row.center("state_bytes") or None),  # 0 has no place on a logarithmic axis
+            by_size(lambda row: row.center("state_bytes") or stateless) if sizes else (),
             log_x=True,
+            without=stateless,
             joined=False,
             **scored,
         ),

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lab.view.page import as_page
-from lab.view.picture import overview_figure
+from lab.view.picture import heat_map
 from lab.view.rows import Group, group_runs
 from lab.view.runs import read_runs
-from lab.view.table import as_csv, as_markdown, section_of, table_of
+from lab.view.table import as_csv, as_markdown, explain, section_of, table_of
 from zoo.errors import UsageError
 from zoo.extras import require_extra
 from zoo.report.files import write_all
 from zoo.report.plots import as_png
 from zoo.report.terminal import Parser, make_console
 
-_ABOUT = "Mean ± standard deviation over seeds; the best mean of a task is marked."
+_ABOUT = "Mean ± standard deviation over seeds; the best mean of a task and budget is marked."
 _OF_THE_PAGE = (
     "A band or a bar is one standard deviation. Grey rows have no test score. Click on a legend to hide a "
     "configuration in all charts, double-click to hide all others. The numbers next to the seeds link to the runs. "
@@ -41,6 +41,7 @@ def main(argv: Sequence[str]) -> int:
     add("folder", type=Path, metavar="DIR", nargs="?", default=Path("runs"), help="folder of the runs; default runs")
     add("--out", type=Path, metavar="DIR", help="folder of the files; default DIR/compare")
     add("--trials", action="store_true", help="include the trials that sweep.py --tune did not pick")
+    add("--any_budget", action="store_true", help="rank runs of different steps, batch sizes and n_train together")
     add("--tensorboard", action="store_true", help="instead of writing files, serve TensorBoard until Ctrl-C")
     add("--port", type=int, metavar="N", help="port of TensorBoard (6006, or the next that is free)")
     arguments = parser.parse_args(argv)
@@ -54,10 +55,11 @@ def main(argv: Sequence[str]) -> int:
     runs = [run for run in found if arguments.trials or not run.trial]
     if not runs:
         raise UsageError(f"{arguments.folder} holds only trials of sweep.py --tune; --trials shows them")
-    groups = group_runs(runs)
+    groups = group_runs(runs, arguments.any_budget)
     console = make_console()
     for group in groups:
         console.print(table_of(group, console.width))
+    console.print(explain(map(section_of, groups)), style="dim", highlight=False, markup=False)
     if len(found) > len(runs):
         console.print(f"left out: trials of --tune ({len(found) - len(runs)}); --trials shows them", highlight=False)
     if arguments.tensorboard:
@@ -78,11 +80,11 @@ def write_comparison(groups: Sequence[Group], folder: Path) -> list[Path]:
         OSError: the folder cannot be written.
     """
     about, sections = f"{describe(groups)} {_ABOUT}", [section_of(group) for group in groups]
-    picture = ["![Learning curves of the tasks above](compare.png)"]
+    end = [explain(sections), "", "![Configurations against tasks, from guessing to a perfect score](compare.png)"]
     contents = {
         "compare.csv": as_csv(groups),
-        "compare.md": as_markdown("Comparison", about, sections, picture),
-        "compare.png": as_png(overview_figure(groups)),
+        "compare.md": as_markdown("Comparison", about, sections, end),
+        "compare.png": as_png(heat_map(groups)),
         "compare.html": as_page("Comparison of sequence mixers", f"{about} {_OF_THE_PAGE}", groups, sections, folder),
     }
     return write_all(folder, contents)

@@ -1,4 +1,4 @@
-"""`python -m lab leaderboard`: run the cells that docs/leaderboard.json lacks, and write its pages.
+"""`python -m lab leaderboard`: run the cells that the leaderboard lacks, and write its pages.
 
 The pages are those of a comparison (`lab.view.table`, `lab.view.page`), made of stored records instead of run folders.
 """
@@ -27,12 +27,13 @@ from lab.view.cells import FILE, OF_A_RUN, ROOT, Cell, Record, in_order, of_toda
 from lab.view.page import as_page
 from lab.view.picture import heat_map
 from lab.view.rows import Group, Row
-from lab.view.table import Column, Section, as_markdown, columns_of
+from lab.view.table import Section, as_markdown, columns_of, explain
 from zoo.errors import UsageError
 from zoo.evidence.interval import FEWEST_SEEDS, of_median
 from zoo.registry import MIXERS
 from zoo.report.files import as_json, read_json, write_all
 from zoo.report.numbers import count, duration
+from zoo.report.page import Column
 from zoo.report.plots import as_png
 from zoo.report.terminal import Parser, fail, make_console, make_table, say
 from zoo.signals import CTRL_C, SCHEDULER, handled
@@ -42,7 +43,8 @@ STORED, PAGE, SORTABLE, PICTURE = "leaderboard.json", "leaderboard.md", "leaderb
 
 HELP = """\
 A cell is a mixer on a task: its learning rate is tuned, then every seed is trained and tested. Each finished cell goes
-into leaderboard.json at once, and is run again only if its configuration has changed. Ctrl-C saves the runs; the same
+into leaderboard.json at once, and is run again only if its configuration has changed. The stored cells of docs are
+there from the beginning; only --out docs changes them. Ctrl-C saves the runs; the same
 command resumes them.
 
   python -m lab leaderboard --dry_run
@@ -65,9 +67,8 @@ NOTES = (
     "(alone in 31 %, where 20 % is expected, p = .001), and without it the hybrid's median on mqar falls from .996 "
     "to .64.",
     "Learning rates are picked by validation (docs/tuning.md). An interval needs five seeds. For relative squared "
-    "errors and perplexities, lower is better. An empty cell has not been run. Chance ignores the input. The best "
-    "guess without order counts the tokens read so far; on text it is the perplexity of the symbol frequencies. "
-    "Tokens per second are measured in training, while other runs share the machine.",
+    "errors and perplexities, lower is better. An empty cell has not been run. On text the guess "
+    "without order is the perplexity of the symbol frequencies. Other runs share the machine during training.",
 )
 
 
@@ -78,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Carry out a command line; see HELP for the exit status."""
     parser = Parser(
         "python -m lab leaderboard",
-        description="Run the cells that the leaderboard lacks; write docs/leaderboard.md.",
+        description="Run the cells that the leaderboard lacks, and write its pages.",
         epilog=HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -90,13 +91,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--budget_minutes", type=float, metavar="M", help="begin no further cell after this time")
     add("--slots", type=_positive, metavar="N", help="runs at a time; default: the cores")
     add("--run_dir", type=Path, default=Path("runs/leaderboard"), metavar="DIR", help="default runs/leaderboard")
-    add("--out", type=Path, default=ROOT / "docs", metavar="DIR", help="folder of the pages (docs)")
+    add("--out", type=Path, metavar="DIR", help="folder of the pages; default that of --run_dir")
     add("--dry_run", action="store_true", help="list the missing cells and stop")
     console, began, stop, failed = make_console(), time.monotonic(), Stop(), 0
     try:
         given = parser.parse_args(argv)
         cells = read_cells(given.mixers, given.tasks, given.seeds)
-        board = Board(given.out)
+        board = Board(given.out or given.run_dir)
         todo = list(in_order(cells, board.records))
         say(console, f"{count(len(cells) - len(todo), 'cell')} done, {len(todo)} to do")
         if given.dry_run:
@@ -143,10 +144,10 @@ def _positive(text: str) -> int:
 
 
 class Board:
-    """The records in a folder, by mixer and task, and the pages made of them.
+    """The records in a folder, by mixer and task, and the pages made of them; a new folder begins with those of docs.
 
     Raises:
-        UsageError: the file is not JSON, or the folder is not there.
+        UsageError: the file is not JSON, or the folder is a file.
     """
 
     def __init__(self, out: Path) -> None:
@@ -154,11 +155,11 @@ class Board:
         self.records = self._read()
 
     def _read(self) -> dict[tuple[str, str], Record]:
-        if not self.out.is_dir():
-            raise UsageError(f"there is no folder {self.out} to write {STORED} into")
-        file = self.out / STORED
+        if self.out.exists() and not self.out.is_dir():
+            raise UsageError(f"{self.out} is no folder to write {STORED} into")
+        file = next((file for file in (self.out / STORED, ROOT / "docs" / STORED) if file.is_file()), None)
         try:
-            stored = read_json(file) if file.is_file() else []
+            stored = [] if file is None else read_json(file)
         except ValueError as error:
             raise UsageError(f"{file} is not JSON: {error}") from None
         return {(record["mixer"], record["task"]): record for record in stored}
@@ -178,15 +179,19 @@ class Board:
         shown = of_today(kept)
         groups = groups_of(shown, task_names())
         sections = [overview(groups), *map(section_of, groups)]
-        command = ["```sh", "python -m lab leaderboard --mixers all  # runs the missing cells", "```"]
-        about = [ABOUT, "", f"[{SORTABLE}]({SORTABLE}) has the same tables, sortable."]
-        about += ["", f"![Mixers against tasks, from guessing to a perfect score]({PICTURE})"] * bool(shown)
-        notes = [*NOTES, origin(shown)]
+        command = ["```sh", "python -m lab leaderboard --mixers all --out docs  # runs the missing cells", "```"]
+        picture = [f"![Mixers against tasks, from guessing to a perfect score]({PICTURE})", ""] * bool(shown)
+        notes = [ABOUT, *NOTES, f"{explain(sections)}.", origin(shown)]
         end = [line for note in notes for line in (note, "")] + command
+        about = "\n".join(
+            [*picture, f"[{SORTABLE}]({SORTABLE}) has the same tables, sortable. Notes are below the tables."]
+        )
         pages = {
             STORED: as_json(kept),
-            PAGE: as_markdown("Leaderboard", "\n".join(about), sections, end),
-            SORTABLE: as_page("Leaderboard of sequence mixers", ABOUT, groups, sections, notes=notes),
+            PAGE: as_markdown("Leaderboard", about, sections, end),
+            SORTABLE: as_page(
+                "Leaderboard of sequence mixers", "", groups, sections, notes=notes, picture=PICTURE if shown else ""
+            ),
         }
         return write_all(self.out, pages | ({PICTURE: as_png(heat_map(groups))} if shown else {}))
 
@@ -213,8 +218,9 @@ class MedianRow(Row):
 
 TIME = Column(
     "time of the runs",
+    "of all seeds, one by one",
     lambda row: duration(sum(row.values("seconds"))),
-    lambda row: sum(row.values("seconds")),
+    value=lambda row: sum(row.values("seconds")),
 )
 
 
@@ -256,12 +262,13 @@ def task_config(task: str) -> dict[str, Any]:
 def section_of(group: Group) -> Section:
     """Return a task's table, with the time that it took."""
     name, *others = columns_of(group)
-    return Section(group.title, [replace(name, heading="mixer"), *others, TIME], group.rows)
+    columns = [replace(name, heading="mixer"), *others, TIME]
+    return Section(group.title, columns, group.rows)
 
 
 def overview(groups: Sequence[Group]) -> Section:
     """Return the table of all tasks: a line for each mixer, in the order of the registry, and two for guesses."""
-    columns, lines = [Column("mixer", lambda line: line.label, lambda line: line.label, right=False)], {}
+    columns, lines = [Column("mixer", "", lambda line: line.label, text=True)], {}
     for group in groups:
         first = group.rows[0]
         guesses = _guess("guessing", first.score, first.fact("chance")), _guess(BASELINE, first.score, first.baseline)
@@ -280,8 +287,9 @@ def _task_column(group: Group, rows: Mapping[str, Row]) -> Column:
     """Return a task's scores, by the label of a line."""
     return Column(
         group.title,
+        "",
         lambda line: rows[line.label].score_text if line.label in rows else "",
-        lambda line: rows[line.label].center() if line.label in rows else None,
+        value=lambda line: rows[line.label].center() if line.label in rows else None,
         more_first=SCORES[group.score],
         best=lambda line: line.label in group.best,
     )

@@ -12,14 +12,14 @@ from urllib.parse import quote
 
 from lab.run.record import Run
 from lab.view.charts import Chart, Series, charts_of, colours
-from lab.view.rows import Group, Row
+from lab.view.rows import Group, Row, value_text
 from lab.view.table import Section
 from zoo.extras import require_extra
-from zoo.report.numbers import plain
 from zoo.report.page import render
 
 _MARKED = 12  # lines with fewer points have a marker at each
 _LEGEND_ENTRIES = 8
+_HEIGHT, _LEGEND_LINE = 360, 20  # pixels
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _MARKERS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "x", "cross", "star")
 
@@ -31,6 +31,7 @@ def as_page(
     sections: Sequence[Section],
     folder: Path | None = None,
     notes: Sequence[str] = (),
+    picture: str = "",
 ) -> str:
     """Return the page.
 
@@ -44,6 +45,7 @@ def as_page(
         sections: the tables; a task's table has its title.
         folder: where the page is kept, from which its links to runs lead; None for a page without charts and links.
         notes: paragraphs at the end.
+        picture: path of a picture to begin with, relative to the page.
 
     Raises:
         MissingExtraError: plotly or jinja2 is not installed.
@@ -51,7 +53,7 @@ def as_page(
     known, options = colours(groups), filter_options(groups)
 
     def chosen(row: Row) -> dict[str, str]:
-        return {key: plain(row.options[key]) for key in options if key in row.options}
+        return {key: value_text(row.options[key]) for key in options if key in row.options}
 
     def address(run: Run) -> str | None:
         if folder is None:
@@ -72,6 +74,7 @@ def as_page(
         about=about,
         sections=sections,
         notes=notes,
+        picture=picture,
         tasks=[group.title for group in groups],
         colours=known,
         options=options,
@@ -89,7 +92,7 @@ def filter_options(groups: Sequence[Group]) -> dict[str, list[str]]:
     for key in keys:
         values = [row.options[key] for group in groups for row in group.rows if key in row.options]
         numbers = all(isinstance(value, int | float) for value in values)
-        found[key] = list(dict.fromkeys(map(plain, sorted(values, key=None if numbers else str))))
+        found[key] = list(dict.fromkeys(map(value_text, sorted(values, key=None if numbers else str))))
     return {key: values for key, values in found.items() if len(values) > 1}
 
 
@@ -133,14 +136,15 @@ def figure_of(chart: Chart) -> dict[str, Any]:
         # Over many decades their ends are enough; within one, the numbers between are wanted.
         values = [y for each in chart.series for y in each.y]
         y_axis |= {"exponentformat": "power", "dtick": 1 if max(values) > 100 * min(values) else None}
+    named = len(chart.series) <= _LEGEND_ENTRIES
     layout = {
         "title": {"text": chart.title, "font": {"size": 14}, "x": 0.02},
         "margin": {"l": 60, "r": 12, "t": 40, "b": 48},
         "legend": {"font": {"size": 11}, "orientation": "h", "y": -0.22, "yanchor": "top"},
-        "showlegend": len(chart.series) <= _LEGEND_ENTRIES,  # of more, the pointer tells the names
+        "showlegend": named,  # of more, the pointer tells the names
         "hovermode": "x unified" if chart.joined else "closest",  # of curves all at a point, with their values
         "hoverlabel": {"namelength": 60, "font": {"size": 11}},
-        "height": 380,
+        "height": _HEIGHT + _LEGEND_LINE * named * len(chart.series),
         "xaxis": x_axis,
         "yaxis": y_axis,
         "shapes": shapes,

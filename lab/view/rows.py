@@ -12,13 +12,14 @@ from typing import Any
 from lab.run.identity import given_options
 from lab.run.metrics import numbers_at
 from lab.run.record import Run
-from lab.run.score import guess_level, mean_and_spread, median_steps, merit, score_of, score_text
+from lab.run.score import LEFT, guess_level, level, mean_and_spread, median_steps, merit, score_of, score_text
 from zoo.report.numbers import Number, plain
 
 logger = logging.getLogger(__name__)
 
 # Options of the data that make no other task: the amount of data, further lengths of the test.
 _OF_THE_DATA = {f"task.{name}" for name in ("n_train", "n_val", "n_test", "fresh", "test_lengths")}
+_BUDGET = ("trainer.max_steps", "trainer.max_epochs", "batch_size", "trainer.accumulate_grad_batches", "task.n_train")
 _RANK = {"tested": 0, "trained": 1, "unfinished": 2}
 
 
@@ -60,6 +61,11 @@ class Row:
     def split(self) -> str:
         """The split that the score is of."""
         return "test" if self.tested else "val"
+
+    @property
+    def budget(self) -> tuple[float, ...]:
+        """The amount of training and of data, by its options: scores are ranked within equal budgets."""
+        return tuple(float(self.options.get(key) or 0) for key in _BUDGET)
 
     def values(self, *path: str) -> list[Number]:
         """Return a metric, by default the score, of the runs that count and have it.
@@ -131,27 +137,32 @@ class Group:
     Attributes:
         title: the task's name and the options in which it differs from the other groups of this name.
         score: the metric that it is judged by, such as accuracy.
-        rows: best first; after the tested ones those that are not.
+        rows: the largest budget first, then the best first; after the tested ones those that are not.
         unnamed: options in which the rows differ though their labels do not show them, such as d_model per mixer.
+        any_budget: whether rows of different budgets are ranked together.
     """
 
     title: str
     score: str
     rows: tuple[Row, ...] = field(repr=False)
     unnamed: tuple[str, ...] = ()
+    any_budget: bool = False
 
     @cached_property
     def best(self) -> set[str]:
-        """Labels of the tested rows with the best score: several if equal, none if only one is tested.
+        """Labels of the tested rows with the best score of their budget.
 
-        A model that reads later positions is no candidate.
+        Several if equal; none if only one is tested, or if the best does no more than guess. A model that reads later
+        positions is no candidate.
         """
-        candidates = [row for row in self.rows if row.tested and not row.runs[0].leak]
-        scores = {row.label: score for row in candidates if (score := row.center()) is not None}
-        best = max((merit(self.score, score) for score in scores.values()), default=None)
-        return (
-            {label for label, score in scores.items() if merit(self.score, score) == best} if len(scores) > 1 else set()
-        )
+        by_budget: dict[tuple[float, ...], dict[str, float]] = {}
+        for row in self.rows:
+            if row.tested and not row.runs[0].leak:
+                rivals = by_budget.setdefault(() if self.any_budget else row.budget, {})
+                rivals[row.label] = merit(self.score, row.center())
+        guessing = merit(self.score, level(self.score, self.chance, LEFT))
+        best = [(rivals, max(rivals.values())) for rivals in by_budget.values() if len(rivals) > 1]
+        return {label for rivals, top in best for label in rivals if rivals[label] == top > guessing}
 
     @property
     def chance(self) -> float | None:
@@ -160,12 +171,16 @@ class Group:
         return next((value for value in found if value is not None), None)
 
 
-def group_runs(runs: Iterable[Run]) -> list[Group]:
+def group_runs(runs: Iterable[Run], any_budget: bool = False) -> list[Group]:
     """Group runs by task and configuration, and put the seeds of one configuration together.
 
     Configurations that differ in anything but the seed (and where the run is kept) stay apart, whatever their folders
     are called. If two runs have one configuration and seed, the finished one counts, or else the first; the log names
     the other.
+
+    Args:
+        runs: the runs.
+        any_budget: whether to rank rows of different steps, batch sizes and amounts of data together.
     """
     by_task: dict[str, list[Run]] = {}
     for run in runs:
@@ -177,11 +192,11 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
         first = members[0]
         rivals = [run.options for run in tasks if run.task == first.task]
         telling = {key for key in differing_options(rivals) if key.startswith("task.") and key not in _OF_THE_DATA}
-        groups.append(_group(label_of(first.task, first.options, telling), members))
+        groups.append(_group(label_of(first.task, first.options, telling), members, any_budget))
     return sorted(groups, key=lambda group: group.title)
 
 
-def _group(title: str, runs: Sequence[Run]) -> Group:
+def _group(title: str, runs: Sequence[Run], any_budget: bool) -> Group:
     found: dict[str, dict[int, Run]] = {}
     for run in sorted(runs, key=lambda run: _RANK[run.state]):
         by_seed = found.setdefault(_text(run.options), {})
@@ -197,8 +212,11 @@ def _group(title: str, runs: Sequence[Run]) -> Group:
         label = label_of(first.mixer, first.options, telling)
         rows.append(Row(label, first.options, members, score, frozenset(telling)))
     rows.sort(key=lambda row: (not row.tested, -merit(score, row.center()), row.label))
+    if not any_budget:
+        rows.sort(key=lambda row: (not row.tested, [-amount for amount in row.budget]))
     differing = differing_options([row.options for row in rows]) - named
-    return Group(title, score, tuple(rows), tuple(sorted(key for key in differing if not key.startswith("mixer."))))
+    unnamed = tuple(sorted(key for key in differing if not key.startswith("mixer.")))
+    return Group(title, score, tuple(rows), unnamed, any_budget)
 
 
 def _telling(options: Sequence[Mapping[str, Any]]) -> set[str]:
@@ -224,8 +242,13 @@ def label_of(name: str, options: Mapping[str, Any], telling: Set[str]) -> str:
     parts = []
     for key in sorted(telling & options.keys()):
         short = key.split(".", 1)[1] if key.startswith(("mixer.", "task.", "trainer.")) else key
-        parts.append(f"{key if short != key and short in options else short}={plain(options[key])}")
+        parts.append(f"{key if short != key and short in options else short}={value_text(options[key])}")
     return " ".join([name, *parts])
+
+
+def value_text(value: Any) -> str:
+    """Return an option's value; None is the default of the mixer, the task or the trainer."""
+    return "default" if value is None else plain(value)
 
 
 def _text(options: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,35 +24,13 @@ from lab.view.rows import Group, Row, differing_options
 from zoo.extras import require_extra
 from zoo.report import markdown, terminal
 from zoo.report.numbers import NOTHING, Number, number, plain
+from zoo.report.page import Column, cells, meanings
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
 _LONGEST_WORD = 24  # characters; a longer word of a text column may be folded
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of a table.
-
-    Attributes:
-        heading: name of the column.
-        cell: text that is shown for a row.
-        value: key by which rows are sorted.
-        right: whether it holds numbers, which are aligned to the right.
-        more_first: whether more is better, and on top after the first click on the heading.
-        stays: whether it is shown however narrow the terminal is.
-        best: whether a row's cell is marked as the best.
-    """
-
-    heading: str
-    cell: Callable[[Any], str]
-    value: Callable[[Any], Number | str | None]
-    right: bool = True
-    more_first: bool = False
-    stays: bool = False
-    best: Callable[[Any], bool] = lambda row: False
 
 
 @dataclass(frozen=True)
@@ -72,32 +50,49 @@ class Section:
     note: str = ""
 
 
+_MEANINGS = {
+    "chance": "score of a guess that ignores the input",
+    "parameters": "trained numbers",
+    "state bytes": "state after the sequence, batch of one; – if the mixer does not stream",
+    "tokens/s": "positions per second of training",
+    "steps to 90 %": "median of the first step at nine tenths of the way from chance to a perfect score",
+}
+
+
 def _fact(heading: str, name: str) -> Column:
     def cell(row: Row) -> str:
         value = row.fact(name)
         return score_text(row.score, value) if name == "chance" else number(None if value is None else round(value))
 
-    return Column(heading, cell, lambda row: row.fact(name), more_first=heading == "tokens/s")
+    more_first = heading == "tokens/s"
+    return Column(heading, _MEANINGS[heading], cell, value=lambda row: row.fact(name), more_first=more_first)
 
 
 COLUMNS = (
-    Column("configuration", lambda row: row.label, lambda row: row.label, right=False, stays=True),
-    Column("score", lambda row: row.score_text, lambda row: row.center(), stays=True),
-    Column("seeds", lambda row: row.seeds, lambda row: len(row.values()), more_first=True),
+    Column("configuration", "", lambda row: row.label, text=True, stays=True),
+    Column("score", "", lambda row: row.score_text, value=lambda row: row.center(), stays=True),
+    Column("seeds", "", lambda row: row.seeds, value=lambda row: len(row.values()), more_first=True),
     *(_fact(heading, name) for heading, name in FACTS.items()),
-    Column(BASELINE, lambda row: score_text(row.score, row.baseline), lambda row: row.baseline),
+    Column(
+        BASELINE,
+        "score of the best guess that counts the tokens read so far, in whatever order",
+        lambda row: score_text(row.score, row.baseline),
+        value=lambda row: row.baseline,
+    ),
     Column(
         "lr",
+        "learning rate that a sweep picked",
         lambda row: plain(row.options["lr"]) if row.window else "",
-        lambda row: row.options["lr"] if row.window else None,
+        value=lambda row: row.options["lr"] if row.window else None,
     ),
     Column(
         WINDOW,
+        "width of the range of learning rates that score nearly as well",
         lambda row: window_text(row.window),
-        lambda row: row.window["octaves"] if row.window else None,
+        value=lambda row: row.window["octaves"] if row.window else None,
         more_first=True,
     ),
-    Column("remark", lambda row: row.remark, lambda row: row.remark, right=False),
+    Column("remark", "", lambda row: row.remark, text=True),
 )
 
 
@@ -113,9 +108,16 @@ def columns_of(group: Group) -> list[Column]:
 
 
 def section_of(group: Group) -> Section:
-    """Return a task's table, with a note on the options that the labels leave out."""
-    note = f"The rows differ also in {', '.join(group.unnamed)}: see compare.csv." if group.unnamed else ""
-    return Section(group.title, columns_of(group), group.rows, note)
+    """Return a task's table, with a note on the options that the labels leave out, and on budgets."""
+    notes = [f"The rows differ also in {', '.join(group.unnamed)}: see compare.csv."] if group.unnamed else []
+    if len({row.budget for row in group.rows}) > 1 and not group.any_budget:
+        notes.append("The best is marked within a budget (steps, batch size, n_train); with --any_budget, among all.")
+    return Section(group.title, columns_of(group), group.rows, " ".join(notes))
+
+
+def explain(sections: Iterable[Section]) -> str:
+    """Return what the columns of all tables mean, in a line."""
+    return meanings(dict.fromkeys(column for section in sections for column in section.columns))
 
 
 def table_of(group: Group, width: int) -> Table:
@@ -138,7 +140,7 @@ def table_of(group: Group, width: int) -> Table:
     table = terminal.make_table(
         [column.heading for column in widths],
         zip(*(texts[column] for column in widths), strict=True),
-        _align(widths),
+        "".join("l" if column.text else "r" for column in widths),
         title=group.title,
         styles=("bold green" if row.label in group.best else None if row.tested else "dim" for row in group.rows),
     )
@@ -146,33 +148,29 @@ def table_of(group: Group, width: int) -> Table:
         column.width = each
     left_out = ", ".join(column.heading for column in texts if column not in widths)
     notes = (
-        "* the best mean of the task." if group.best else "",
-        section.note,
+        "* the best mean." if group.best else "",
         f"Too narrow for {left_out}: see compare.csv." if left_out else "",
+        section.note,
     )
     table.caption = require_extra("rich.markup").escape(" ".join(filter(None, notes)))
     return table
 
 
-def _align(columns: Iterable[Column]) -> str:
-    return "".join("r" if column.right else "l" for column in columns)
-
-
 def _fit(texts: Mapping[Column, Sequence[str]], width: int) -> dict[Column, int]:
     """Return the columns that fit into a width, and the characters of each: rich alone would wrap numbers too."""
     widths = {}
-    for column, cells in texts.items():
-        words = [word for text in (column.heading, *cells) for word in text.split()]
+    for column, lines in texts.items():
+        words = [word for text in (column.heading, *lines) for word in text.split()]
         longest = max(map(len, words))
-        widths[column] = max(longest, *map(len, cells)) if column.right else min(_LONGEST_WORD, longest)
+        widths[column] = max(longest, *map(len, lines)) if not column.text else min(_LONGEST_WORD, longest)
     # Numbers leave before remarks; of either, the column on the right leaves first.
     order = list(texts)
-    for column in sorted(order, key=lambda column: (not column.right, -order.index(column))):
+    for column in sorted(order, key=lambda column: (column.text, -order.index(column))):
         if not column.stays and sum(widths.values()) + 2 * len(widths) > width:
             del widths[column]
     spare = width - 2 * len(widths) - sum(widths.values())
     for column in widths:
-        if not column.right:
+        if column.text:
             more = max(0, min(spare, max(map(len, texts[column])) - widths[column]))
             widths[column] += more
             spare -= more
@@ -183,15 +181,9 @@ def as_markdown(title: str, about: str, sections: Sequence[Section], end: Sequen
     """Return a page of tables; `end` are the lines after them."""
     lines = [f"# {title}", "", about, ""]
     for section in sections:
-        table = markdown.table(*_cells(section.columns, section.rows))
+        table = markdown.table(*cells(section.columns, section.rows))
         lines += [f"## {section.title}", "", *table, "", *([section.note, ""] if section.note else [])]
     return "\n".join([*lines, *end, ""])
-
-
-def _cells(columns: Sequence[Column], rows: Sequence[Any]) -> tuple[list[str], list[list[str]], str]:
-    """Return headings, cells with the best in bold, and alignment, for `zoo.report.markdown.table`."""
-    cells = [[f"**{each.cell(row)}**" if each.best(row) else each.cell(row) for each in columns] for row in rows]
-    return [column.heading for column in columns], cells, _align(columns)
 
 
 def as_csv(groups: Sequence[Group]) -> str:

@@ -51,8 +51,8 @@ def test_a_cell_is_run_again_only_if_its_configuration_has_changed(
         assert (read_cells(["lstm"], ["mqar"], 3)[0].digest == cell.digest) is same
 
 
-def test_the_stored_cells_are_not_run_again() -> None:
-    board, cells = Board(leaderboard.ROOT / "docs"), read_cells(["lstm", "hybrid"], ["mqar", "text"], None)
+def test_the_stored_cells_are_not_run_again(tmp_path: Path) -> None:
+    board, cells = Board(tmp_path / "new"), read_cells(["lstm", "hybrid"], ["mqar", "text"], None)
     assert [cell.missing(board.get(cell)) for cell in cells] == [[]] * 4
 
 
@@ -157,6 +157,7 @@ def test_the_picture_has_the_scores_and_the_better_mixers_on_top() -> None:
 
 
 def test_the_file_keeps_what_another_command_has_merged_and_the_pages_leave_other_shapes_out(tmp_path: Path) -> None:
+    (tmp_path / STORED).write_text("[]")
     assert PICTURE not in {str(file.relative_to(tmp_path)) for file in Board(tmp_path).write()}
     one, other = Board(tmp_path), Board(tmp_path)
     one.merge(record("lstm", "mqar", 0.5))
@@ -179,7 +180,7 @@ def test_a_bad_command_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--mixers", "lstn"], "'lstn' (did you mean 'lstm'?)"),
         (["--tasks", "mqr"], "'mqr' (did you mean 'mqar'?)"),
         (["--mixers", "absent.py:Mine"], "there is no file"),
-        (["--mixers", "lstm", "--out", "absent"], "absent"),
+        (["--mixers", "lstm", "--out", str(broken)], str(broken)),
         (["--mixers", "lstm", "--out", str(tmp_path)], str(broken)),
         (["--seeds", "0"], "--seeds"),
         (["--fast"], "--fast"),
@@ -201,6 +202,7 @@ def test_cells_are_run_once_and_further_seeds_have_the_rate_that_was_picked(
         "settings: {parity: {fixed: {task: parity, task.seq_len: 8}}}\n",
         encoding="utf-8",
     )
+    (tmp_path / STORED).write_text("[]")
     monkeypatch.setattr(leaderboard, "FILE", file)
     monkeypatch.setattr(leaderboard, "task_names", lambda: task_names(file))
     monkeypatch.setattr(leaderboard, "read_cells", lambda *given: read_cells(*given, file))

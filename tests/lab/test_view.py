@@ -33,7 +33,6 @@ from lab.view import Group, Run, group_runs, read_runs
 from lab.view.charts import Chart, Series, charts_of, colours
 from lab.view.command import write_comparison
 from lab.view.page import as_page
-from lab.view.picture import overview_figure
 from lab.view.table import COLUMNS, columns_of, section_of, table_of
 from lab.view.tensorboard import MIXER, lay_out
 from tests import ROOT, python
@@ -206,13 +205,25 @@ def test_seeds_are_put_together_and_the_best_is_marked() -> None:
     ("metric", "more"), [("accuracy", True), ("relative_squared_error", False), ("perplexity", False)]
 )
 def test_the_score_decides_whether_more_or_less_is_best(metric: str, more: bool) -> None:
-    runs = [run_of(f"text/{name}", 0, score, metric=metric) for name, score in (("attention", 9.0), ("lstm", 4.0))]
+    runs = [run_of(f"text/{name}", 0, score, metric=metric) for name, score in (("attention", 0.9), ("lstm", 0.4))]
     group = only(runs)
     best = "attention" if more else "lstm"
     assert (group.score, group.best, group.rows[0].label) == (metric, {best}, best)
     first_click = {column.heading: column.more_first for column in columns_of(group)}
     assert first_click[metric.replace("_", " ")] is more
     assert (first_click["tokens/s"], first_click["state bytes"]) == (True, False)
+
+
+def test_the_best_is_marked_within_a_budget_and_only_above_chance() -> None:
+    def marked(*scores: tuple[str, float, int], **options: Any) -> list[str]:
+        runs = [run_of(f"mqar/{name}", 0, score, {"trainer.max_steps": steps}) for name, score, steps in scores]
+        (group,) = group_runs(runs, **options)
+        return [f"{row.label}*" if row.label in group.best else row.label for row in group.rows]
+
+    longer = ("lstm", 0.9, 400), ("attention", 0.8, 120), ("gru", 0.7, 120)
+    assert marked(*longer) == ["lstm", "attention*", "gru"]
+    assert marked(*longer, any_budget=True) == ["lstm*", "attention", "gru"]
+    assert marked(("lstm", 0.15, 40), ("gru", 0.13, 40)) == ["lstm", "gru"]  # chance is 0.125
 
 
 @pytest.mark.parametrize("key", ["lr", "mixer.n_heads", "trainer.max_steps", "mixer.extra"])
@@ -260,7 +271,7 @@ def test_the_same_run_twice_counts_once(logged: list[str]) -> None:
 
 
 def test_unfinished_runs_are_marked_and_never_best(tmp_path: Path) -> None:
-    write_run(tmp_path, "mqar/attention", 0, 0.2)
+    write_run(tmp_path, "mqar/attention", 0, 0.3)
     write_run(tmp_path, "mqar/attention", 1, None, steps=1)
     write_run(tmp_path, "mqar/lstm", 9, None)  # validation 1.3
     write_run(tmp_path, "mqar/rnn", 0, 0.1)
@@ -268,7 +279,7 @@ def test_unfinished_runs_are_marked_and_never_best(tmp_path: Path) -> None:
     rows = {row.label: row for row in group.rows}
     assert (list(rows), group.best) == (["attention", "rnn", "lstm"], {"attention"})
     # The numbers that the unfinished run has logged so far do not count.
-    assert (rows["attention"].center(), rows["attention"].center("val", "accuracy")) == (0.2, 0.2)
+    assert (rows["attention"].center(), rows["attention"].center("val", "accuracy")) == (0.3, 0.3)
     assert (rows["attention"].seeds, rows["lstm"].split) == ("1 of 2", "val")
     assert rows["attention"].remark == "seed 1 unfinished at step 10 of 40"
     assert rows["lstm"].remark == "validation; seed 9 unfinished at step 40 of 40"
@@ -351,13 +362,13 @@ def test_the_files_have_the_numbers_of_the_table(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize("width", [140, 72, 40])
 def test_at_any_width_configurations_and_scores_are_whole(width: int) -> None:
     runs = [run_of(score=0.123, options={"mixer.n_heads": 2}), run_of("mqar/gated_linear_attention")]
-    longer = {"mixer.n_heads": 4, "trainer.max_steps": 80}
+    longer = {"mixer.n_heads": 4, "d_model": 80}
     runs += [run_of(score=0.625, options=longer), run_of(seed=1, score=None, options=longer)]
     console = Console(width=width, record=True, file=io.StringIO())
     console.print(table_of(only(runs), width))
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= width
-    for word in ("gated_linear_attention", "n_heads=2", "max_steps=40", "n_heads=4", "0.1230", "0.6250 *", "0.5000"):
+    for word in ("gated_linear_attention", "n_heads=2", "d_model=64", "n_heads=4", "0.1230", "0.6250 *", "0.5000"):
         assert word in text
     numbers = ["seeds", "chance", "parameters", "tokens/s"]
     shown = [name for name in numbers if name in text.partition("─")[0]]
@@ -426,21 +437,12 @@ def test_a_band_stays_on_a_logarithmic_axis() -> None:
     assert series.band(log=True) == ([0.5, 0.1], [1.5, 3.0])
 
 
-def test_a_mixer_without_state_has_no_place_on_the_axis_of_states() -> None:
+def test_a_mixer_without_state_stands_before_the_axis_of_states() -> None:
     runs = [run_of(f"mqar/{name}", state_bytes=n) for name, n in (("identity", 0), ("gru", 256), ("lstm", 512))]
     (state,) = drawn_charts(only(runs))
-    assert (state.kind, state.ticks) == ("state", {256: "256 B", 512: "512 B"})
-
-
-def test_the_picture_has_a_panel_of_curves_for_each_task(varied: Path) -> None:
-    groups = group_runs(read_runs(varied))
-    recall, regression = overview_figure(groups).axes
-    assert (recall.get_title(), regression.get_title()) == ("mqar", "ssm_teacher")
-    shown = [text.get_text() for text in recall.get_legend().get_texts()]
-    assert shown == ["attention n_heads=2  0.8000 ± 0", "attention n_heads=1  0.4000 ± 0", "lstm  0.3000 ± 0", "chance"]
-    assert recall.lines[1].get_ydata() == pytest.approx([0.15, 0.25, 0.35, 0.45])
-    assert (recall.get_ylabel(), regression.get_ylabel()) == ("validation accuracy", "training loss")
-    assert not overview_figure(group_runs([run_of()])).axes[0].axison  # a run without curves
+    assert (state.kind, state.ticks) == ("state", {64: "none", 256: "256 B", 512: "512 B"})
+    assert {each.label: each.x for each in state.series} == {"gru": (256,), "identity": (64,), "lstm": (512,)}
+    assert drawn_charts(only(runs[:1])) == []
 
 
 # The page

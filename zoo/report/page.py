@@ -3,26 +3,50 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from zoo.extras import require_extra
 from zoo.report.markdown import table
+from zoo.report.numbers import Number
 from zoo.report.terminal import make_table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-class Column(NamedTuple):
-    """A column of a table: its heading, what it means, and its cell in a row; text, unlike a number, is on the left."""
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        heading: name of the column.
+        meaning: explanation of the heading; empty if it needs none.
+        cell: text that is shown for a row.
+        text: whether it holds text, which is aligned to the left, unlike numbers.
+        value: key by which a page sorts rows; default the text of the cell.
+        more_first: whether more is better, and on top after the first click on the heading.
+        stays: whether it is shown however narrow the terminal is.
+        best: whether a row's cell is marked as the best.
+    """
 
     heading: str
     meaning: str
     cell: Callable[[Any], str]
     text: bool = False
+    value: Callable[[Any], Number | str | None] | None = None
+    more_first: bool = False
+    stays: bool = False
+    best: Callable[[Any], bool] = lambda row: False
+
+    def key(self, row: Any) -> Number | str | None:
+        """Return the value by which a row is sorted."""
+        return (self.value or self.cell)(row)
+
+
+_NAME = Column("", "", lambda row: row.name, text=True)
 
 
 @dataclass(frozen=True)
@@ -52,15 +76,22 @@ class Page:
 
 
 def print_page(page: Page, console: Console) -> None:
-    """Print tables and sentences; a heading may wrap, a number does not."""
+    """Print tables, each with the meaning of its columns, and sentences; a heading may wrap, a number does not."""
     for title, columns in page.tables.items():
-        headings, lines, align = _cells(columns, page.rows)
+        headings, lines, align = cells((_NAME, *columns), page.rows)
         shown = make_table(headings, lines, align, title=title)
         for column, texts in zip(shown.columns, zip(*lines, strict=True), strict=True):
             column.min_width = max(map(len, texts))
         console.print(shown)
+        console.print(meanings(columns), style="dim", highlight=False, markup=False)
+        console.print()
     for sentence in (*page.lead, *page.notes):
         console.print(sentence, highlight=False)
+
+
+def meanings(columns: Iterable[Column]) -> str:
+    """Return what the columns mean, in a line."""
+    return "; ".join(f"{column.heading}: {column.meaning}" for column in columns if column.meaning)
 
 
 def as_markdown(page: Page, picture: str) -> str:
@@ -71,7 +102,7 @@ def as_markdown(page: Page, picture: str) -> str:
         picture: file name of the picture.
     """
     lines = [f"# {page.title}", "", *(line for sentence in page.lead for line in (sentence, ""))]
-    lines += [*table(*_cells(page.columns, page.rows)), ""]
+    lines += [*table(*cells((_NAME, *page.columns), page.rows)), ""]
     lines += [line for sentence in page.notes for line in (sentence, "")]
     lines += [f"- **{column.heading}**: {column.meaning}" for column in page.columns]
     return "\n".join([*lines, "", f"![{page.caption}]({picture})", ""])
@@ -104,8 +135,7 @@ def render(template: Path, **parts: Any) -> str:
     return environment.get_template(template.name).render(parts)
 
 
-def _cells(columns: Sequence[Column], rows: Sequence[Any]) -> tuple[list[str], list[list[str]], str]:
-    """Return headings, lines and alignment of a table whose first column is the names of the rows."""
-    lines = [[row.name, *(column.cell(row) for column in columns)] for row in rows]
-    align = "".join("l" if column.text else "r" for column in columns)
-    return ["", *(column.heading for column in columns)], lines, f"l{align}"
+def cells(columns: Sequence[Column], rows: Iterable[Any]) -> tuple[list[str], list[list[str]], str]:
+    """Return headings, lines and alignment of a table in Markdown or a terminal, the best cells in bold (`**`)."""
+    lines = [[f"**{each.cell(row)}**" if each.best(row) else each.cell(row) for each in columns] for row in rows]
+    return [column.heading for column in columns], lines, "".join("l" if column.text else "r" for column in columns)

@@ -66,13 +66,13 @@ TABLES: Mapping[str, tuple[Column, ...]] = {
     ),
     "Cost": (
         Column(
-            "time",
-            "exponent of a forward and backward pass against length",
+            "time exponent",
+            "p if a forward and backward pass takes time ~ length^p; near 0 or below where fixed costs dominate",
             lambda row: f"{row.cost.time_exponent:.2f}",
         ),
         Column(
-            "memory",
-            "exponent of the bytes held between the two against length",
+            "memory exponent",
+            "the same of the bytes held between the two",
             lambda row: f"{row.cost.memory_exponent:.2f}",
         ),
         Column("parameters", "trainable numbers", lambda row: f"{row.n_params:,}"),

@@ -54,7 +54,7 @@ COLUMNS = (
     HEADS,
     Column(
         "functional heads",
-        f"the layer cut to its best operators: how many keep {100 * KEPT:g} % of the model's score",
+        f"operators of the layer, the best first, that keep {100 * KEPT:g} % of the model's score; 0: it needs none",
         _functional,
     ),
     Column("state size", "effective state size at a quarter, a half and three quarters of the sequence", _state),
