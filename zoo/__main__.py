@@ -118,6 +118,7 @@ def _declare_measure(parser: Parser) -> None:
         metavar="RUN",
         help="a run folder, a .ckpt file or the folder of a transformers model: one row per layer of it",
     )
+    _declare_allow(parser)
     number("--d_model", help="width of the mixers; default 16")
     number("--n_heads", "--heads", help="heads of the mixers that have them; default 4")
     number("--seq_len", help="positions of the operators; default 64")
@@ -130,6 +131,16 @@ def _declare_measure(parser: Parser) -> None:
     parser.set_defaults(run=_measure)
 
 
+def _declare_allow(parser: Parser) -> None:
+    parser.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="PLACE:CLASS",
+        help="a class of your own that a file may name, and that is imported; repeatable; a run needs none",
+    )
+
+
 def _declare_heads(parser: Parser) -> None:
     parser.description = (
         "How many heads a model has, spans and uses: a row per layer. Functional heads: the layer cut to its best "
@@ -137,6 +148,7 @@ def _declare_heads(parser: Parser) -> None:
     )
     add, number = parser.add_argument, _number(parser)
     add("model", metavar="MODEL", help="a run folder, a .ckpt file or the folder of a transformers model")
+    _declare_allow(parser)
     add("--text", type=Path, metavar="FILE", help="text to read, for a transformers model with a tokenizer")
     add("--inputs", type=Path, metavar="FILE", help=".npz file to read: inputs, and labels by which to score")
     number("--seq_len", help="positions of a sequence; default 64, for a run the length of its task")
@@ -283,7 +295,7 @@ def _measure(arguments: argparse.Namespace) -> int:
     sizes = Sizes(**flags)
     _check_device(sizes.device)
     if arguments.ckpt_path is not None:
-        model = _trained(arguments.ckpt_path)
+        model = _trained(arguments.ckpt_path, arguments.allow)
         sizes = sizes_within(model, replace(sizes, d_model=model.d_model, n_heads=None))
         n_rows, measure = len(model.layers.chain()), functools.partial(measure_backbone, model, sizes)
     else:
@@ -314,7 +326,7 @@ def _heads(arguments: argparse.Namespace) -> int:
     files = {path: write for path, write in ((arguments.json, heads_as_json), (arguments.html, heads_as_html)) if path}
     for path in files:
         check_place(path)
-    model = _trained(arguments.model, "zoo heads")
+    model = _trained(arguments.model, arguments.allow, "zoo heads")
     sizes = (arguments.seq_len, arguments.sequences, arguments.others)
     found = model_inputs(arguments.model, model, *sizes, text=arguments.text, arrays=arguments.inputs)
     seq_len, n_inputs = found.inputs.shape[1], len(found.inputs)
@@ -350,8 +362,13 @@ def _heads(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _trained(path: str, taker: str = "--ckpt_path") -> Backbone:
+def _trained(path: str, allow: Sequence[str] = (), taker: str = "--ckpt_path") -> Backbone:
     """Return the model of a run or a checkpoint, or of a folder that transformers or `save_pretrained` wrote.
+
+    Args:
+        path: the run, the file or the folder.
+        allow: classes of others that a file may name.
+        taker: the argument that has it, for messages.
 
     Raises:
         ValueError: none of these; errors of `zoo.load` and `zoo.load_transformers`.
@@ -362,14 +379,14 @@ def _trained(path: str, taker: str = "--ckpt_path") -> Backbone:
 
     folder = Path(path)
     if not folder.is_dir() or (folder / CHECKPOINTS).is_dir():
-        return load(path)
+        return load(path, allow=allow or None)
     if not (folder / "config.json").is_file():
         raise ValueError(
             f"{path} is neither a run, with a folder {CHECKPOINTS}, nor a transformers model, with a config.json; "
             f"{taker} takes one of them, or a .ckpt file"
         )
     if (folder / FILE).is_file() and '"model_type"' not in (folder / "config.json").read_text(encoding="utf-8"):
-        return load(folder / FILE)
+        return load(folder / FILE, allow=allow)
     from zoo.backbone import Backbone
     from zoo.loading.transformers import load_transformers
 

@@ -7,11 +7,13 @@ names. There is no pickle in it.
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -136,7 +138,7 @@ def write(module: Configured, path: str | os.PathLike[str]) -> None:
     kept = set(first.values())
     shared = {name: first[t.data_ptr(), t.shape] for name, t in weights.items() if name not in kept}
     tensors = {name: weights[name].detach().cpu().contiguous() for name in kept}
-    metadata = {"format": "pt", _RECORD: json.dumps({**record, "shared": shared})}
+    metadata = {"format": "pt", _RECORD: json.dumps({**record, "shared": shared, "digest": _digest(tensors)})}
     write_atomically(path, require_extra("safetensors.torch", "hub").save(tensors, metadata))
 
 
@@ -150,7 +152,8 @@ def read(path: str | os.PathLike[str], allow: Iterable[str] = ()) -> Configured:
 
     Raises:
         ValueError: no such file, a damaged one, one that `write` did not write, a class that is neither registered nor
-            allowed, options or weights that do not fit the class as it is here.
+            allowed, options or weights that do not fit the class as it is here. Nothing is allocated before the shapes
+            have been compared.
     """
     if not Path(path).is_file():
         raise ValueError(f"there is no file {path}")
@@ -160,6 +163,7 @@ def read(path: str | os.PathLike[str], allow: Iterable[str] = ()) -> Configured:
             record = json.loads((file.metadata() or {}).get(_RECORD, "null"))
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
         name, options, shared = str(record["class"]), record["options"], record["shared"]
+        is_whole = record.get("digest", digest := _digest(weights)) == digest
         weights |= {again: weights[once] for again, once in shared.items()}
     except safetensors.SafetensorError:
         raise ValueError(f"{path} is damaged, or no safetensors file") from None
@@ -167,15 +171,11 @@ def read(path: str | os.PathLike[str], allow: Iterable[str] = ()) -> Configured:
         raise ValueError(
             f"{path} does not say which module its weights are of; zoo.save writes files that do"
         ) from None
+    if not is_whole:
+        raise ValueError(f"{path} is damaged: its weights are not those that were written")
     allowed = list(allow)
     cls = _find_class(path, name, allowed)
-    require_allowed(path, options, allowed)
-    try:
-        module = build(cls, options)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path} holds {cls.__name__}, which this version cannot build: {error}") from error
-    if found := misfit(module.state_dict(), weights):
-        raise ValueError(f"{path} does not fit {cls.__name__} as this version builds it: {found}")
+    module = build_fitting(path, cls, with_allowed(path, options, allowed), weights)
     module.load_state_dict(weights, assign=True)
     for again, once in shared.items():
         owner, _, attribute = again.rpartition(".")
@@ -183,18 +183,53 @@ def read(path: str | os.PathLike[str], allow: Iterable[str] = ()) -> Configured:
     return module.eval()
 
 
-def require_allowed(path: str | os.PathLike[str], options: Any, allowed: Iterable[str]) -> None:
-    """Raise ValueError for the first class among a file's options that is named by its path and not allowed."""
-    known = set(map(targets.absolute, allowed))
-    for each in _targets_in(options):
-        if targets.absolute(each) not in known:
-            raise ValueError(_refusal(path, each))
+def with_allowed(path: str | os.PathLike[str], options: Any, allowed: Iterable[str]) -> Any:
+    """Return a file's options, in which each class of a user is named as it was allowed.
+
+    Raises:
+        ValueError: the first class that is named by its path and not allowed.
+    """
+    if isinstance(options, Mapping):
+        return {key: with_allowed(path, each, allowed) for key, each in options.items()}
+    if isinstance(options, list):
+        return [with_allowed(path, each, allowed) for each in options]
+    return _allowed(path, options, allowed) if targets.is_target(options) else options
+
+
+def _allowed(path: str | os.PathLike[str], name: str, allowed: Iterable[str]) -> str:
+    for each in map(targets.absolute, allowed):
+        moved = ".py:" in name and targets.short(name) == targets.short(each)  # a path of another machine
+        if moved or targets.absolute(name) == each:
+            return each
+    raise ValueError(
+        f"{path} names {name}, which is not registered here: if you trust that class, give allow=[{name!r}], "
+        f"on the command line --allow {name}"
+    )
 
 
 def build(cls: type[C], options: Mapping[str, Any]) -> C:
     """Build a module whose initial weights are to be overwritten: torch's global generator stays where it is."""
     with torch.random.fork_rng(devices=[]):
         return cls(**options)
+
+
+def build_fitting(path: str | os.PathLike[str], cls: type[C], options: Any, weights: Mapping[str, Tensor]) -> C:
+    """Build the module whose weights a file holds; its shapes are compared first, on the meta device.
+
+    Raises:
+        ValueError: options that the class refuses, weights of other names or shapes.
+    """
+    expected: Mapping[str, Tensor] = {}
+    try:
+        with suppress(NotImplementedError, RuntimeError), torch.device("meta"):  # a class may read numbers
+            expected = build(cls, options).state_dict()
+        found = misfit(expected, weights) if expected else None
+        module = None if found else build(cls, options)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} holds {cls.__name__}, which this version cannot build: {error}") from error
+    if module is None or (found := misfit(module.state_dict(), weights)):
+        raise ValueError(f"{path} does not fit {cls.__name__} as this version builds it: {found}")
+    return module
 
 
 def misfit(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str | None:
@@ -222,25 +257,19 @@ def _find_class(path: str | os.PathLike[str], name: str, allowed: list[str]) -> 
         found = targets.load(each)
         if not (isinstance(found, type) and issubclass(found, Configured)):
             found = adopt(targets.absolute(each), found)
-        moved = ".py:" in name and targets.short(name) == targets.short(each)  # a path of another machine
-        if moved or name in (targets.absolute(each), class_path(found)):
+        if name == class_path(found):
             return found
-    raise ValueError(_refusal(path, name))
+    found = targets.load(each := _allowed(path, name, allowed))
+    return found if isinstance(found, type) and issubclass(found, Configured) else adopt(each, found)
 
 
-def _refusal(path: str | os.PathLike[str], name: str) -> str:
-    return f"{path} names {name}, which is not registered here: if you trust that class, give allow=[{name!r}]"
-
-
-def _targets_in(options: Any) -> Iterator[str]:
-    """Yield the targets among the strings of plain data: mixers that would be imported by their path."""
-    if isinstance(options, Mapping):
-        options = list(options.values())
-    if isinstance(options, list):
-        for each in options:
-            yield from _targets_in(each)
-    elif targets.is_target(options):
-        yield cast(str, options)
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return a checksum of names, shapes and bytes."""
+    found = hashlib.sha256()
+    for name, t in sorted(tensors.items()):
+        found.update(f"{name} {tuple(t.shape)} {t.dtype}".encode())
+        found.update(t.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 @functools.cache

@@ -76,10 +76,7 @@ def _from_package(place: str) -> ModuleType:
 
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
-        here = Path.cwd() / path.name  # a run's configuration has the path of another day, or of another machine
-        if not here.is_file():
-            raise UsageError(f"there is no file {path}: put {path.name} there or into {here.parent}; or give {FORMS}")
-        path = here
+        raise UsageError(f"there is no file {path}: put {path.name} there, or give {FORMS}")
     stat = path.stat()
     return _run(path, stat.st_mtime_ns, stat.st_size)
 

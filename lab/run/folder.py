@@ -99,7 +99,10 @@ class RunFolder:
         Raises:
             UsageError: other data.
         """
-        begun = read_fields(self.path / ENVIRONMENT)
+        file = self.path / ENVIRONMENT
+        begun = read_fields(file)
+        if file.exists() and "data" not in begun:
+            raise UsageError(f"{file} is damaged, and the data that the run was begun with are unknown; --overwrite it")
         if begun and begun.get("data") != json.loads(as_json(fingerprint)):
             instead = "put that back, or give another --run_dir, or --overwrite"
             raise UsageError(f"{self.path} was begun with other data: {instead}")

@@ -97,12 +97,14 @@ def read_run(folder: Path, entry: Mapping[str, Any]) -> Run:
     """
     config, metrics = read_config(folder), read_metrics(folder)
     environment = read_fields(folder / ENVIRONMENT)
-    noted = {"commit": str(environment.get("git") or ""), "leak": str(environment.get(LEAK) or "")}
+    commit, leak = (str(environment.get(key) or "") for key in ("git", LEAK))
     trial = entry.get("kind") == "trial"
     if metrics is not None:
-        return Run(folder, config, metrics, state_of(metrics), trial, window=entry.get("window"), **noted)
+        return Run(
+            folder, config, metrics, state_of(metrics), trial, window=entry.get("window"), commit=commit, leak=leak
+        )
     message = str(entry.get("message") or "") if entry.get("state") == "failed" else ""
-    run = Run(folder, config, {}, "unfinished", trial, message, **noted)
+    run = Run(folder, config, {}, "unfinished", trial, message, commit=commit, leak=leak)
     planned = {name: entry[name] for name in ("params", "state_bytes") if isinstance(entry.get(name), int)}
     run.metrics.update(planned)
     for split in ("train", "val"):

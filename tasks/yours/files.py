@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Self
-from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from tasks.data.splits import SPLITS
 from tasks.spec import IGNORED, TaskSpec
 from tasks.yours import SUFFIXES
 from tasks.yours.arrays import OWN, conform, majority, measure, require
+from zoo.report.files import read_npz
 
 BUILDERS = {".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".jsonl": "json"}
 """The builder of `datasets` that reads files with this suffix."""
@@ -126,12 +126,9 @@ class Data(OfSplits, FiniteTask):
 
 def _arrays(file: Path) -> dict[str, dict[str, np.ndarray]]:
     """Return the arrays of an npz file by split; arrays without the name of a split are for training."""
-    if not is_zipfile(file):
-        raise ValueError("cannot be read: it is no npz file")
     try:
-        with np.load(file, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-    except (BadZipFile, EOFError, OSError, ValueError) as error:
+        arrays = read_npz(file)
+    except (OSError, ValueError) as error:
         why = "it has arrays of Python objects, which are never loaded" if "allow_pickle" in str(error) else error
         raise ValueError(f"cannot be read: {why}") from None
     splits: dict[str, dict[str, np.ndarray]] = {}

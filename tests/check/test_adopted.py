@@ -222,7 +222,9 @@ def test_a_checkpoint_that_may_name_no_class_imports_none(tmp_path: Path) -> Non
     zoo.save(model, tmp_path / "model.ckpt")
     with pytest.raises(ValueError, match=r"model\.ckpt names .*:Mean, which is not registered here: .* give allow=\['"):
         zoo.load(tmp_path / "model.ckpt", allow=[])
-    for allow in (None, [MEAN]):
+    with pytest.raises(ValueError, match=r"is not registered here"):
+        zoo.load(tmp_path / "model.ckpt")  # a file that is in no run's folder
+    for allow in ([MEAN], [f"{__file__}:Mean", MEAN]):
         assert torch.equal(zoo.load(tmp_path / "model.ckpt", allow=allow).norm.weight, model.norm.weight)
 
 

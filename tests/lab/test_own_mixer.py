@@ -125,7 +125,7 @@ def test_a_run_of_ones_own_mixer(mine: str, tmp_path: Path, capsys: pytest.Captu
     (tmp_path / "mine.py").rename(tmp_path / "moved.py")
     assert train.main(argv) == 2
     assert "there is no file" in error_line(capsys)
-    with pytest.raises(ValueError, match=r"there is no file .*mine\.py: put mine\.py there or into"):
+    with pytest.raises(ValueError, match=r"there is no file .*mine\.py: put mine\.py there"):
         zoo.load(folder)
 
 

@@ -59,8 +59,8 @@ def test_a_run_of_ones_own_task(
     assert "was begun with other data" in error_line(capsys)
     shutil.move(tmp_path / name, tmp_path / f"moved_{name}")
     assert train.main(argv) == 2
-    assert f"put {name} there or into" in error_line(capsys)
-    with pytest.raises(ValueError, match=f"put {name} there or into"):
+    assert f"put {name} there" in error_line(capsys)
+    with pytest.raises(ValueError, match=f"put {name} there"):
         examples(folder, "test", 3)
 
 

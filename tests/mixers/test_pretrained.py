@@ -111,7 +111,7 @@ def test_a_folder_gives_the_class_that_is_asked_for(tmp_path: Path, hub: Hub) ->
     own = Own(**BACKBONE)
     own.save_pretrained(tmp_path / "own")
     assert_same(Own.from_pretrained(tmp_path / "own"), own)
-    with pytest.raises(ValueError, match=r"names .*:Own, which is not registered here: .* give allow=\['.*:Own'\]$"):
+    with pytest.raises(ValueError, match=r"names .*:Own, which is not registered here: .* give allow=\['.*:Own'\]"):
         zoo.Backbone.from_pretrained(tmp_path / "own")
     assert_same(zoo.load(tmp_path / "own/model.safetensors", allow=[f"{__name__}:Own"]), own)
     plain = zoo.Backbone(**BACKBONE)
@@ -203,3 +203,18 @@ def test_what_is_no_such_file_is_refused_in_a_line(tmp_path: Path, unchecked_sha
     refused("Stack is built from modules, which no file names: .*", lambda: zoo.save(Stack([mixer]), path))
     mixer.register_buffer("more", torch.zeros(1))
     refused("the module is not the one that its options build, .*", lambda: zoo.save(mixer, path))
+
+
+def test_a_file_that_was_damaged_or_claims_more_than_it_has_never_loads(tmp_path: Path) -> None:
+    path, model = tmp_path / "model.safetensors", zoo.Backbone(**BACKBONE)
+    zoo.save(model, path)
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 0x80  # the sign of a weight
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
+        zoo.load(path)
+    huge = {"class": "zoo.backbone:Backbone", "options": {**BACKBONE, "d_model": 2**22}, "shared": {}}
+    weights = {name: t.contiguous() for name, t in model.state_dict().items()}
+    safetensors.torch.save_file(weights, path, {"mixer_zoo": json.dumps(huge)})
+    with pytest.raises(ValueError, match=r"model\.safetensors does not fit Backbone .*has shape"):
+        zoo.load(path)

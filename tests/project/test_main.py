@@ -129,7 +129,7 @@ def test_measure_reads_the_layers_of_a_checkpoint(
     from zoo.loading import saved
 
     model = Backbone({"name": "attention", "n_heads": 2}, 4, 2, vocab_size=5, n_outputs=5)
-    monkeypatch.setattr(saved, "load", lambda path: {"runs/x": model}[path])
+    monkeypatch.setattr(saved, "load", lambda path, allow: {"runs/x": model}[path])
     assert command.main(["measure", "--ckpt_path", "runs/x", *SHORT, "--out", str(tmp_path)]) == 0
     content = json.loads((tmp_path / "measure.json").read_text())
     assert [row["name"] for row in content["rows"]] == ["layer 0: attention", "layer 1: attention"]
@@ -181,7 +181,7 @@ def test_a_model_of_short_sequences_is_measured_as_far_as_it_goes(
         mixer = {"name": "factorized", "n_heads": 2, "max_seq_len": max_seq_len}
         return Backbone(mixer, 4, 1, vocab_size=5, n_outputs=5)
 
-    monkeypatch.setattr(saved, "load", lambda path: model(int(path)))
+    monkeypatch.setattr(saved, "load", lambda path, allow: model(int(path)))
     assert command.main(["measure", "--ckpt_path", "32", "--seeds", "5", "--out", str(tmp_path)]) == 0
     sizes = json.loads((tmp_path / "measure.json").read_text())["sizes"]
     assert [sizes[name] for name in ("seq_len", "gradient_len", "lengths", "cut_to")] == [32, 32, [8, 16, 32], 32]

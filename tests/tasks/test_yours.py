@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -332,6 +333,14 @@ def test_what_is_wrong_with_tables_is_said_in_one_line(columns: dict[str, Any], 
     pq.write_table(pa.table(columns), tmp_path / "data.parquet")
     with pytest.raises(ValueError, match=in_one_line(said)):
         tasks.create_task(str(tmp_path / "data.parquet"))
+
+
+def test_an_npz_that_claims_more_than_it_has_is_refused(tmp_path: Path) -> None:
+    header = b"{'descr': '<i8', 'fortran_order': False, 'shape': (2000000000, 1000), }".ljust(117) + b"\n"
+    with zipfile.ZipFile(tmp_path / "data.npz", "w") as archive:
+        archive.writestr("inputs.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(80))
+    with pytest.raises(ValueError, match=in_one_line("claims 16,000,000,000,000 bytes and has 80")):
+        tasks.create_task(str(tmp_path / "data.npz"))
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def test_the_basis_is_that_of_the_span_and_keeps_the_layer(name: str, generator:
     spectrum = span_spectrum(layer, x[0])
     count = len(basis.spectrum)
     assert_close(basis.spectrum, spectrum[:count])
-    assert basis.energy == pytest.approx(float(spectrum.square().sum()))
+    assert basis.norm == pytest.approx(float(spectrum.norm()))
     flat = basis.operators.flatten(1)
     assert_close(flat @ flat.t(), torch.eye(count, dtype=torch.float64))
     whole = truncate(layer, basis)
@@ -41,7 +41,7 @@ def test_the_error_of_few_heads_is_the_tail_of_the_spectrum(n_heads: int, genera
     kept = basis.operators[:n_heads].flatten(1)
     projected = (operator.flatten(3) @ kept.t() @ kept).view_as(operator)
     assert float((operator - projected).square().sum()) == pytest.approx(
-        basis.energy - float(basis.spectrum[:n_heads].square().sum())
+        basis.norm**2 - float(basis.spectrum[:n_heads].square().sum())
     )
     expected = torch.einsum("bijpd,bjd->bip", projected, x) + offset
     assert_close(truncate(layer, basis, n_heads)(x), expected)
@@ -55,7 +55,7 @@ def test_a_limit_keeps_the_leading_operators(generator: torch.Generator) -> None
     for n_heads, rtol in ((18, 1e-9), (4, 0.05)):
         some = span_basis(layer, x, n_heads)
         assert len(some.operators) == n_heads
-        assert some.energy == pytest.approx(every.energy)
+        assert some.norm == pytest.approx(every.norm)
         assert torch.allclose(some.spectrum, every.spectrum[:n_heads], rtol=rtol)
         assert (some.spectrum <= every.spectrum[:n_heads] * (1 + 1e-9)).all()
 

@@ -12,7 +12,7 @@ import zoo
 from tests import python, refused
 from tests.tolerances import assert_close
 from tests.training import small
-from zoo.loading.saved import check_checkpoint, load
+from zoo.loading.saved import check_checkpoint, load, read_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +126,17 @@ def test_a_file_that_is_no_checkpoint_is_one_line(run: Path, tmp_path: Path, con
         load(path)
 
 
+@pytest.mark.parametrize("part", [0.3, 0.5, 0.7])
+def test_a_flipped_bit_is_seen_at_every_reading(run: Path, tmp_path: Path, part: float) -> None:
+    content = bytearray((run / "checkpoints/last.ckpt").read_bytes())
+    content[int(part * len(content))] ^= 0x80
+    path = tmp_path / "x.ckpt"
+    path.write_bytes(content)
+    for read in (load, read_checkpoint, lambda path: check_checkpoint(path, {"name": "attention"})):
+        with pytest.raises(ValueError, match=rf"^{path} is damaged"):
+            read(path)
+
+
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
@@ -151,5 +162,5 @@ def test_weights_that_do_not_fit_are_one_line(run: Path, tmp_path: Path) -> None
         ({"backbone.head.weight": weight, "backbone.tail": weight}, "it has tail, which the model lacks"),
     ):
         torch.save({**saved, "state_dict": {**saved["state_dict"], **change}}, path)
-        with pytest.raises(ValueError, match=f"^{path} does not fit mixer 'attention' .*: {message}$"):
+        with pytest.raises(ValueError, match=f"^{path} does not fit Backbone .*: {message}$"):
             load(path)

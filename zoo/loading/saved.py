@@ -19,7 +19,7 @@ from zoo import pretrained
 from zoo.backbone import Backbone
 from zoo.contract import SequenceMixer
 from zoo.loading.names import CHECKPOINTS
-from zoo.pretrained import build, misfit, require_allowed
+from zoo.pretrained import build, build_fitting, misfit, with_allowed
 from zoo.registry import MIXERS
 from zoo.report.files import write_atomically
 
@@ -86,8 +86,8 @@ def load(
         run_dir: folder of the run, or a file itself.
         checkpoint: which of the run's checkpoints: best on validation, or last.
         allow: classes besides those of this package that the file may name, and that are then imported:
-            `package.module:Class`. By default a .safetensors file may name none, and a .ckpt file any, since a run is
-            taken to be yours: of one that is not, give `allow=[]`.
+            `package.module:Class`. By default a file may name none, and a run's folder any, since a run is taken to be
+            yours: of one that is not, give `allow=[]`.
 
     Raises:
         ValueError: no such run or checkpoint, a file that is not a checkpoint of this project, a class that is not
@@ -99,12 +99,10 @@ def load(
     saved = read_checkpoint(path)
     hyper, weights = saved["hyper_parameters"], saved["state_dict"]
     options = {name: hyper[name] for name in BACKBONE_OPTIONS}
-    if allow is not None:
-        require_allowed(path, options, allow)
-    model = build(Backbone, options)
+    if allow is not None or path == Path(run_dir):
+        options = with_allowed(path, options, list(allow or ()))
     weights = {name.removeprefix(_PREFIX): w for name, w in weights.items() if name.startswith(_PREFIX)}
-    if found := misfit(model.state_dict(), weights):
-        raise ValueError(f"{path} does not fit mixer {options['mixer']['name']!r} as this version builds it: {found}")
+    model = build_fitting(path, Backbone, options, weights)
     model.load_state_dict({name: w.clone() for name, w in weights.items()}, assign=True)
     embedding, head = weights.get("embedding.weight"), weights.get("head.weight")
     if embedding is not None and head is not None and embedding.data_ptr() == head.data_ptr():  # kept once in the file
@@ -162,6 +160,8 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     if not Path(path).is_file():
         raise ValueError(f"no checkpoint at {path}")
+    if not is_whole(path):
+        raise ValueError(f"{path} is damaged, or no checkpoint")
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError):

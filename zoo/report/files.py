@@ -7,9 +7,13 @@ import json
 import math
 import os
 import uuid
+import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from zoo.extras import require_extra
 
 
 def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
@@ -75,6 +79,30 @@ def read_json(path: Path) -> Any:
         ValueError: it is not JSON.
     """
     return finite(json.loads(path.read_text(encoding="utf-8")))
+
+
+def read_npz(file: Path) -> dict[str, Any]:
+    """Return the arrays of an npz file by name; arrays of Python objects are never loaded.
+
+    Raises:
+        ValueError: no npz file, or one whose arrays claim to be larger than the file: nothing is allocated for these.
+        OSError: the file cannot be read.
+        MissingExtraError: numpy is not installed.
+    """
+    np = require_extra("numpy", "train")
+    read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    try:
+        with zipfile.ZipFile(file) as archive:
+            for member in archive.infolist():
+                with archive.open(member) as array:
+                    shape, _, dtype = read_header[np.lib.format.read_magic(array)](array)
+                    claimed, there = math.prod(shape) * dtype.itemsize, member.file_size - array.tell()
+                if claimed > there and not dtype.hasobject:
+                    raise ValueError(f"{member.filename} claims {claimed:,} bytes and has {there:,}")
+        with np.load(file, allow_pickle=False) as stored:
+            return {name: stored[name] for name in stored.files}
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, MemoryError, NotImplementedError) as error:
+        raise ValueError(f"no npz file: {error or type(error).__name__}") from None
 
 
 def finite(content: Any) -> Any:

@@ -15,7 +15,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], align: str = "
 
     Args:
         headings: of the columns.
-        rows: a text for each column; a bar in it is escaped.
+        rows: a text for each column; a bar, and the beginning of a tag, are escaped.
         align: a letter for each column, l, c or r; default l for all.
     """
     rules = "|".join(_RULES[letter] for letter in align or "l" * len(headings))
@@ -23,7 +23,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], align: str = "
 
 
 def _line(cells: Sequence[str]) -> str:
-    escaped = (cell.replace("|", "\\|") for cell in cells)
+    escaped = (cell.replace("|", "\\|").replace("<", "&lt;") for cell in cells)
     return "|" + "".join(f" {cell} |" if cell else " |" for cell in escaped)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from zoo.backbone import Backbone
 from zoo.extras import require_extra
 from zoo.lookup import offered
+from zoo.report.files import read_npz
 from zoo.report.numbers import count
 from zoo.theory.budget import others_within
 from zoo.theory.layers import random_inputs
@@ -124,12 +125,11 @@ def _others_of(model: Backbone, sequences: Tensor, n_inputs: int, n_others: int 
 
 
 def _of_arrays(file: Path, model: Backbone, n_inputs: int, n_others: int | None) -> ModelInputs:
-    numpy = require_extra("numpy", "train")
     try:
-        with numpy.load(file, allow_pickle=False) as held:
-            found = {name: torch.from_numpy(held[name]) for name in ("inputs", "labels") if name in held.files}
+        held = read_npz(file)
+        found = {name: torch.from_numpy(held[name]) for name in ("inputs", "labels") if name in held}
         inputs, labels = found["inputs"], found.get("labels")
-    except (OSError, EOFError, ValueError, TypeError, AttributeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(f"--inputs {file} is no .npz file with the array inputs: {error}") from None
     if inputs.ndim not in (2, 3) or (labels is not None and labels.shape[:2] != inputs.shape[:2]):
         raise ValueError(

@@ -7,6 +7,7 @@ data from which the V_h were read (Eckart and Young); on other data the a_h are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -32,12 +33,12 @@ class Basis(NamedTuple):
     Attributes:
         operators: V_h, orthonormal, the one with the largest share first.
         spectrum: the singular value of each.
-        energy: sum of the squares of all singular values, including the operators that were left out.
+        norm: of all singular values, including the operators that were left out.
     """
 
     operators: Float[Tensor, "heads d_out d_in"]
     spectrum: Float[Tensor, " heads"]
-    energy: float
+    norm: float
 
 
 def span_basis(layer: nn.Module, x: Float[Tensor, "batch seq d_in"], n_heads: int | None = None) -> Basis:
@@ -66,20 +67,26 @@ def span_basis(layer: nn.Module, x: Float[Tensor, "batch seq d_in"], n_heads: in
         few = size if n_heads is None else SPARE * n_heads
         if size <= max(few, EXACT_SIZE):
             few_rows, within = triangle(_rows(held)), None
-            energy = float(few_rows.square().sum())
+            norm = _norm(few_rows)
         else:
             generator = torch.Generator().manual_seed(0)
             seen = x.new_zeros(few, size, dtype=torch.float64)
-            energy = 0.0
+            norm = 0.0
             for rows in _rows(held):
-                energy += float(rows.square().sum())
+                norm = math.hypot(norm, _norm(rows))
                 seen += torch.randn(few, len(rows), generator=generator, dtype=torch.float64).to(rows.device) @ rows
             within = torch.linalg.qr(seen.t())[0]
             few_rows = triangle(rows @ within for rows in _rows(held))
     spectrum, directions = _leading(few_rows, x.dtype, n_heads)
     if within is not None:
         directions = directions @ within.t()
-    return Basis(directions.unflatten(1, (held.d_out, held.d_in)).to(x.dtype), spectrum, energy)
+    return Basis(directions.unflatten(1, (held.d_out, held.d_in)).to(x.dtype), spectrum, norm)
+
+
+def _norm(rows: Tensor) -> float:
+    """Return the Frobenius norm, also of numbers whose squares overflow."""
+    largest = float(rows.abs().max()) if rows.numel() else 0.0
+    return largest * float((rows / largest).norm()) if largest else 0.0
 
 
 def _leading(rows: Tensor, dtype: torch.dtype, n_heads: int | None) -> tuple[Tensor, Tensor]:
@@ -96,7 +103,7 @@ def _wide_basis(layer: nn.Module, x: Float[Tensor, "batch seq d_in"], n_heads: i
             return None
         rows, _ = sampled_triangle(found, torch.Generator().manual_seed(0))
         spectrum, directions = _leading(rows, x.dtype, n_heads)
-        return Basis(found.operators(directions @ found.coordinates[1]), spectrum, float(rows.square().sum()))
+        return Basis(found.operators(directions @ found.coordinates[1]), spectrum, _norm(rows))
 
 
 @contextmanager

@@ -97,7 +97,7 @@ def _pretrained(source: str | os.PathLike[str]) -> nn.Module:
         raise ValueError(f"{source} holds an adapter (adapter_config.json): merge it and save the whole model first")
     try:
         load: Any = AutoModelForCausalLM.from_pretrained
-        theirs, loaded = load(source, output_loading_info=True, ignore_mismatched_sizes=True)
+        theirs, loaded = load(source, output_loading_info=True, ignore_mismatched_sizes=True, trust_remote_code=False)
     except Exception as error:  # of many kinds: files, their format, unknown configurations
         raise ValueError(f"transformers cannot load {source}: {' '.join(str(error).split())}") from error
     for names, misfit in (
