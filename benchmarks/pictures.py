@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_atomically(PAGE, photograph(Path(folder, "page", "compare.html").as_uri(), 1400, 1400, 8))
         lay_out(groups, Path(folder, "board"))
         address = serve(Path(folder, "board"), None)
-        write_atomically(BOARD, photograph(f"{address}#custom_scalars", 1500, 900, 30))
+        write_atomically(BOARD, photograph(f"{address}#custom_scalars&_smoothingWeight=0", 1500, 900, 30))
 
 
 if __name__ == "__main__":

@@ -68,12 +68,12 @@ class Run:
 
     @property
     def seed(self) -> int:
-        """Of weights, data and order."""
+        """Seed of weights, data and order."""
         return self.config["seed"]
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """What makes the configuration, by dotted name: no seed, nothing incidental."""
+        """Options of the configuration, by dotted name, without the seed and incidental options."""
         return {key: value for key, value in deciding_options(self.config).items() if key != "seed"}
 
     @cached_property

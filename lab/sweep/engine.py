@@ -47,8 +47,8 @@ class Job:
     """One run to be carried out.
 
     Attributes:
-        name: for people.
-        arguments: of the program.
+        name: name that is shown.
+        arguments: command line of the program.
         folder: the run's folder, as an absolute path, so that it is the same on every node.
         stop_at: the share of its steps up to which the run is trained now; None trains to the end and tests.
         expected: numbers that the metrics must have, such as the planned parameters.
@@ -298,7 +298,7 @@ def run_ray(
         jobs: the runs.
         slots: see `slot_environments`.
         stop: asks for an early end.
-        address: of a cluster; None starts Ray here.
+        address: address of a cluster; None starts Ray here.
         use_gpus: whether the runs would take a GPU.
 
     Raises:

@@ -50,7 +50,7 @@ class Experiment:
     """Flags with their values, before they are checked.
 
     Attributes:
-        name: of the sweep's folder.
+        name: name of the sweep's folder.
         grids: each a mapping of flags to lists of values; the runs are the union of their products.
         fixed: flags of every run; a grid's own value wins.
         tune: flags whose value each configuration picks by validation.

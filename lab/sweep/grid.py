@@ -87,13 +87,13 @@ class GridPoint:
     """A configuration of the grid with its seeds and, with --tune, the trials that it chooses from.
 
     Attributes:
-        configuration: as the grid has it.
-        seeds: of its runs.
-        tune_seeds: of its trials.
+        configuration: the grid's options.
+        seeds: seeds of its runs.
+        tune_seeds: seeds of its trials.
         trials: the configuration with each value of what is tuned.
         left: the trials that no rung has dropped, best first.
         picked: the trial that is run on every seed, once it is known.
-        window: of the learning rates, once one is picked.
+        window: window of the learning rates, once one is picked.
     """
 
     configuration: Configuration

@@ -17,7 +17,7 @@ from zoo.report.markdown import table
 from zoo.report.numbers import Number, plain
 
 SCORES_JSON, SCORES_MD = "scores.json", "scores.md"
-"""What is written next to the sweep's index."""
+"""Names of the files next to the sweep's index."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Point:
         options: flags in which the sweep's configurations differ, with their values.
         planned: number of planned seeds.
         found: metrics of the seeds that are done.
-        window: of good learning rates, as the sweep's index has it; None where none was tuned.
+        window: window of good learning rates, as in the sweep's index; None if none was tuned.
     """
 
     task: str
@@ -45,7 +45,7 @@ class Point:
 
 
 Scored: TypeAlias = dict[str, Any]
-"""What scores.json holds of one model:
+"""The scores of one model in scores.json:
 
     {"model": {"mixer": "lstm"},
      "accuracy": {"score": 0.7, "tasks": {"mqar": {"done": 3, "planned": 3, "mean": 0.7, "window_octaves": 3.3}}}}

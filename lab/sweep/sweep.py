@@ -91,7 +91,7 @@ class Sweep:
         folder: holds the runs and their index.
         grid: the runs, with --tune also the trials.
         varying: options in which the configurations differ; tables show these.
-        outcomes: of jobs that have ended, by run folder.
+        outcomes: outcomes of jobs that have ended, by run folder.
     """
 
     experiment: Experiment

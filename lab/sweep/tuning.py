@@ -106,7 +106,7 @@ def beats_guessing(metrics: Iterable[Mapping[str, Any]], score: str, guess: floa
     A loss or a perplexity has no such way: there the answer is yes.
 
     Args:
-        metrics: of the trials that are compared.
+        metrics: metrics of the trials that are compared.
         score: name of the score that they are judged by.
         guess: the accuracy of guessing among the tokens that were read; default chance, which ignores the input.
     """
@@ -138,7 +138,7 @@ def window(
     """Measure the window around the rate that was picked.
 
     Args:
-        found: by rate and rung the metrics of its trial.
+        found: metrics of the trials, by rate and rung.
         best: the rate that was picked.
         score: name of the score that the rates are judged by.
         guess: see `beats_guessing`.

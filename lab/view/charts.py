@@ -30,7 +30,7 @@ class Series:
         label: the configuration, or the mixer if each point is a configuration.
         mixer: the mixer of its configurations.
         variant: number of the line among the mixer's lines; decides dashes and markers.
-        colour: that of the mixer in all charts, or its own in a chart of one mixer.
+        colour: the mixer's colour in all charts, or its own in a chart of one mixer.
         x: abscissae, ascending.
         y: means over seeds.
         spread: standard deviations over seeds; 0 for one seed.

@@ -9,10 +9,11 @@ from lab.view.page import as_page
 from lab.view.picture import heat_map
 from lab.view.rows import Group, group_runs
 from lab.view.runs import read_runs
-from lab.view.table import as_csv, as_markdown, explain, section_of, table_of
+from lab.view.table import as_csv, explain, section_of, table_of
 from zoo.errors import UsageError
 from zoo.extras import require_extra
 from zoo.report.files import write_all
+from zoo.report.page import as_markdown
 from zoo.report.plots import as_png
 from zoo.report.terminal import Parser, make_console
 

@@ -27,13 +27,13 @@ from lab.view.cells import FILE, OF_A_RUN, ROOT, Cell, Record, in_order, of_toda
 from lab.view.page import as_page
 from lab.view.picture import heat_map
 from lab.view.rows import Group, Row
-from lab.view.table import Section, as_markdown, columns_of, explain
+from lab.view.table import columns_of, explain
 from zoo.errors import UsageError
 from zoo.evidence.interval import FEWEST_SEEDS, of_median
 from zoo.registry import MIXERS
 from zoo.report.files import as_json, read_json, write_all
 from zoo.report.numbers import count, duration
-from zoo.report.page import Column
+from zoo.report.page import Column, Section, as_markdown
 from zoo.report.plots import as_png
 from zoo.report.terminal import Parser, fail, make_console, make_table, say
 from zoo.signals import CTRL_C, SCHEDULER, handled

@@ -13,9 +13,8 @@ from urllib.parse import quote
 from lab.run.record import Run
 from lab.view.charts import Chart, Series, charts_of, colours
 from lab.view.rows import Group, Row, value_text
-from lab.view.table import Section
 from zoo.extras import require_extra
-from zoo.report.page import render
+from zoo.report.page import Section, render
 
 _MARKED = 12  # lines with fewer points have a marker at each
 _LEGEND_ENTRIES = 8

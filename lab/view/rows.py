@@ -71,7 +71,7 @@ class Row:
         """Return a metric, by default the score, of the runs that count and have it.
 
         Args:
-            path: as for `lab.run.metrics.number_at`.
+            path: names for `lab.run.metrics.number_at`.
         """
         return numbers_at((run.metrics for run in self.judged), *(path or (self.split, self.score)))
 

@@ -6,7 +6,7 @@ import csv
 import io
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,32 +22,15 @@ from lab.run.score import (
 )
 from lab.view.rows import Group, Row, differing_options
 from zoo.extras import require_extra
-from zoo.report import markdown, terminal
+from zoo.report import terminal
 from zoo.report.numbers import NOTHING, Number, number, plain
-from zoo.report.page import Column, cells, meanings
+from zoo.report.page import Column, Section, meanings
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
 _LONGEST_WORD = 24  # characters; a longer word of a text column may be folded
-
-
-@dataclass(frozen=True)
-class Section:
-    """A table of a page, under its title.
-
-    Attributes:
-        title: heading above the table.
-        columns: its columns.
-        rows: whatever the columns read, such as `Row`.
-        note: a sentence below the table.
-    """
-
-    title: str
-    columns: Sequence[Column]
-    rows: Sequence[Any]
-    note: str = ""
 
 
 _MEANINGS = {
@@ -175,15 +158,6 @@ def _fit(texts: Mapping[Column, Sequence[str]], width: int) -> dict[Column, int]
             widths[column] += more
             spare -= more
     return widths
-
-
-def as_markdown(title: str, about: str, sections: Sequence[Section], end: Sequence[str]) -> str:
-    """Return a page of tables; `end` are the lines after them."""
-    lines = [f"# {title}", "", about, ""]
-    for section in sections:
-        table = markdown.table(*cells(section.columns, section.rows))
-        lines += [f"## {section.title}", "", *table, "", *([section.note, ""] if section.note else [])]
-    return "\n".join([*lines, *end, ""])
 
 
 def as_csv(groups: Sequence[Group]) -> str:

@@ -16,8 +16,8 @@ from lab.view.cells import FILE, in_order, read_cells, task_names
 from lab.view.leaderboard import PICTURE, STORED, Board, groups_of, overview
 from lab.view.page import as_page
 from lab.view.picture import heat_map, share
-from lab.view.table import as_markdown
 from tests.lab.runs import error_line
+from zoo.report.page import as_markdown
 
 
 def record(mixer: str, task: str, *scores: float, metric: str = "accuracy", **other: Any) -> dict[str, Any]:

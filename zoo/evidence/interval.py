@@ -167,7 +167,7 @@ def of_variance_ratio(groups: Sequence[Sequence[Number]]) -> Estimate:
     The interval is exact where both are normal (Searle 1971); below zero the ratio and its ends are cut off.
 
     Args:
-        groups: at least two, of as many numbers each, at least two.
+        groups: two groups or more, of one size, two or more.
 
     Raises:
         ValueError: too few groups or numbers, groups of different sizes.

@@ -115,7 +115,7 @@ def section(record: Mapping[str, Any], plots: Sequence[str]) -> list[str]:
     """Write lines of Markdown about one verdict.
 
     Args:
-        record: as `verdict_record` gives it.
+        record: result of `verdict_record`.
         plots: files with its panels, one each, or one with all of them.
     """
     slogan = record["kind"] == "slogan"

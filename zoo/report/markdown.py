@@ -14,7 +14,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], align: str = "
     ['| mixer | rank |', '|---|---:|', '| attention | 4 |']
 
     Args:
-        headings: of the columns.
+        headings: names of the columns.
         rows: a text for each column; a bar, and the beginning of a tag, are escaped.
         align: a letter for each column, l, c or r; default l for all.
     """
@@ -37,7 +37,7 @@ def replace_part(page: str, name: str, part: str) -> str:
 
     Args:
         page: text of the whole.
-        name: of the part.
+        name: name of the part.
         part: whole lines.
     """
     begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"

@@ -46,6 +46,23 @@ class Column:
         return (self.value or self.cell)(row)
 
 
+@dataclass(frozen=True)
+class Section:
+    """A table of a page, under its title.
+
+    Attributes:
+        title: heading above the table.
+        columns: its columns.
+        rows: whatever the columns read, such as a configuration.
+        note: a sentence below the table.
+    """
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Any]
+    note: str = ""
+
+
 _NAME = Column("", "", lambda row: row.name, text=True)
 
 
@@ -54,7 +71,7 @@ class Page:
     """The content of a page, before it is laid out.
 
     Attributes:
-        title: of the page.
+        title: heading of the page.
         tables: title -> columns; every table has the same rows. A terminal and HTML show them one by one.
         rows: the measurements, each with a `name`.
         lead: sentences above the tables.
@@ -94,18 +111,33 @@ def meanings(columns: Iterable[Column]) -> str:
     return "; ".join(f"{column.heading}: {column.meaning}" for column in columns if column.meaning)
 
 
-def as_markdown(page: Page, picture: str) -> str:
+def page_as_markdown(page: Page, picture: str) -> str:
     """Return the page with one table of all columns.
 
     Args:
         page: the content.
         picture: file name of the picture.
     """
-    lines = [f"# {page.title}", "", *(line for sentence in page.lead for line in (sentence, ""))]
-    lines += [*table(*cells((_NAME, *page.columns), page.rows)), ""]
-    lines += [line for sentence in page.notes for line in (sentence, "")]
-    lines += [f"- **{column.heading}**: {column.meaning}" for column in page.columns]
-    return "\n".join([*lines, "", f"![{page.caption}]({picture})", ""])
+    end = [line for sentence in page.notes for line in (sentence, "")]
+    end += [f"- **{column.heading}**: {column.meaning}" for column in page.columns]
+    tables = [Section("", (_NAME, *page.columns), page.rows)]
+    return as_markdown(page.title, "\n\n".join(page.lead), tables, [*end, "", f"![{page.caption}]({picture})"])
+
+
+def as_markdown(title: str, about: str, sections: Sequence[Section], end: Sequence[str]) -> str:
+    """Return a page of tables in Markdown.
+
+    Args:
+        title: heading of the page.
+        about: text above the tables.
+        sections: the tables; one without a title has no heading.
+        end: lines after the tables.
+    """
+    lines = [f"# {title}", "", about, ""]
+    for section in sections:
+        lines += [f"## {section.title}", ""] if section.title else []
+        lines += [*table(*cells(section.columns, section.rows)), "", *([section.note, ""] if section.note else [])]
+    return "\n".join([*lines, *end, ""])
 
 
 def as_html(page: Page, picture: bytes) -> str:

@@ -61,11 +61,11 @@ def make_table(
     """Return a table for a console.
 
     Args:
-        headings: of the columns; without any text in them none are shown.
+        headings: names of the columns; if all are empty, none are shown.
         rows: a text for each column.
         align: a letter for each column, l or r; default l for all.
-        title: above it.
-        styles: of each row, in rich's words.
+        title: line above the table.
+        styles: style of each row, in rich's words.
 
     Raises:
         MissingExtraError: rich is not installed.

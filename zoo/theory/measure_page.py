@@ -9,7 +9,7 @@ from typing import Any
 
 from zoo.report.files import as_json, write_all
 from zoo.report.numbers import size
-from zoo.report.page import Column, Page, as_markdown
+from zoo.report.page import Column, Page, page_as_markdown
 from zoo.report.plots import as_png
 from zoo.theory.columns import HEADS, or_nothing, rank_text, rate_text, remarks, spectrum_record
 from zoo.theory.figures import comparison_figure
@@ -143,7 +143,7 @@ def write_measurements(rows: Sequence[Measurement], folder: str | Path, sizes: S
         OSError: the folder cannot be written.
     """
     contents = {
-        "measure.md": as_markdown(measure_page(rows, sizes, machine), "measure.png"),
+        "measure.md": page_as_markdown(measure_page(rows, sizes, machine), "measure.png"),
         "measure.json": measurements_as_json(rows, sizes, machine),
         "measure.png": as_png(comparison_figure(rows)),
     }
