@@ -117,10 +117,20 @@ def figure_of(chart: Chart) -> dict[str, Any]:
     notes, shapes = [], []
     if (y := chart.chance) is not None:
         line = {"color": "#999", "dash": "dash", "width": 1.5}
-        shapes.append({"xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": line})
+        shapes.append({"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": line})
         notes.append({"text": "chance", "x": 1, "xref": "paper", "y": y, "yshift": 7, "xanchor": "right"})
     if (x := chart.trained_at) is not None:
-        shapes.append({"yref": "paper", "y0": 0, "y1": 1, "x0": x, "x1": x, "line": {"color": "#999", "width": 1.5}})
+        shapes.append(
+            {
+                "type": "line",
+                "yref": "paper",
+                "y0": 0,
+                "y1": 1,
+                "x0": x,
+                "x1": x,
+                "line": {"color": "#999", "width": 1.5},
+            }
+        )
         # On a logarithmic axis an annotation's place is the power.
         place = {"x": math.log10(x) if chart.log_x else x, "y": 1, "yref": "paper"}
         notes.append({"text": f"trained at {x:,}", **place, "yanchor": "bottom", "xanchor": "center"})
