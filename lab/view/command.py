@@ -13,7 +13,7 @@ from lab.view.table import as_csv, explain, section_of, table_of
 from zoo.errors import UsageError
 from zoo.extras import require_extra
 from zoo.report.files import write_all
-from zoo.report.page import as_markdown
+from zoo.report.page import LISTED, as_markdown
 from zoo.report.plots import as_png
 from zoo.report.terminal import Parser, make_console
 
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     console = make_console()
     for group in groups:
         console.print(table_of(group, console.width))
-    console.print(explain(map(section_of, groups)), style="dim", highlight=False, markup=False)
+    console.print("\n".join(explain(map(section_of, groups), "{}: {}")), style="dim", highlight=False, markup=False)
     if len(found) > len(runs):
         console.print(f"left out: trials of --tune ({len(found) - len(runs)}); --trials shows them", highlight=False)
     if arguments.tensorboard:
@@ -81,7 +81,11 @@ def write_comparison(groups: Sequence[Group], folder: Path) -> list[Path]:
         OSError: the folder cannot be written.
     """
     about, sections = f"{describe(groups)} {_ABOUT}", [section_of(group) for group in groups]
-    end = [explain(sections), "", "![Configurations against tasks, from guessing to a perfect score](compare.png)"]
+    end = [
+        *explain(sections, LISTED),
+        "",
+        "![Configurations against tasks, from guessing to a perfect score](compare.png)",
+    ]
     contents = {
         "compare.csv": as_csv(groups),
         "compare.md": as_markdown("Comparison", about, sections, end),

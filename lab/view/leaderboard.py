@@ -33,7 +33,7 @@ from zoo.evidence.interval import FEWEST_SEEDS, of_median
 from zoo.registry import MIXERS
 from zoo.report.files import as_json, read_json, write_all
 from zoo.report.numbers import count, duration
-from zoo.report.page import Column, Section, as_markdown
+from zoo.report.page import LISTED, Column, Section, as_markdown
 from zoo.report.plots import as_png
 from zoo.report.terminal import Parser, fail, make_console, make_table, say
 from zoo.signals import CTRL_C, SCHEDULER, handled
@@ -181,8 +181,8 @@ class Board:
         sections = [overview(groups), *map(section_of, groups)]
         command = ["```sh", "python -m lab leaderboard --mixers all --out docs  # runs the missing cells", "```"]
         picture = [f"![Mixers against tasks, from guessing to a perfect score]({PICTURE})", ""] * bool(shown)
-        notes = [ABOUT, *NOTES, f"{explain(sections)}.", origin(shown)]
-        end = [line for note in notes for line in (note, "")] + command
+        notes = [ABOUT, *NOTES, origin(shown)]
+        end = [line for note in notes for line in (note, "")] + [*explain(sections, LISTED), "", *command]
         about = "\n".join(
             [*picture, f"[{SORTABLE}]({SORTABLE}) has the same tables, sortable. Notes are below the tables."]
         )

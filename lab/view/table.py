@@ -98,9 +98,9 @@ def section_of(group: Group) -> Section:
     return Section(group.title, columns_of(group), group.rows, " ".join(notes))
 
 
-def explain(sections: Iterable[Section]) -> str:
-    """Return what the columns of all tables mean, in a line."""
-    return meanings(dict.fromkeys(column for section in sections for column in section.columns))
+def explain(sections: Iterable[Section], line: str) -> list[str]:
+    """Return what the columns of all tables mean, a line for each; see `zoo.report.page.meanings`."""
+    return meanings(dict.fromkeys(column for section in sections for column in section.columns), line)
 
 
 def table_of(group: Group, width: int) -> Table:

@@ -63,6 +63,8 @@ class Section:
     note: str = ""
 
 
+LISTED = "- **{}**: {}"
+"""The line of a column's meaning in Markdown."""
 _NAME = Column("", "", lambda row: row.name, text=True)
 
 
@@ -100,15 +102,15 @@ def print_page(page: Page, console: Console) -> None:
         for column, texts in zip(shown.columns, zip(*lines, strict=True), strict=True):
             column.min_width = max(map(len, texts))
         console.print(shown)
-        console.print(meanings(columns), style="dim", highlight=False, markup=False)
+        console.print("\n".join(meanings(columns)), style="dim", highlight=False, markup=False)
         console.print()
     for sentence in (*page.lead, *page.notes):
         console.print(sentence, highlight=False)
 
 
-def meanings(columns: Iterable[Column]) -> str:
-    """Return what the columns mean, in a line."""
-    return "; ".join(f"{column.heading}: {column.meaning}" for column in columns if column.meaning)
+def meanings(columns: Iterable[Column], line: str = "{}: {}") -> list[str]:
+    """Return what the columns mean, a line for each, by default for a terminal."""
+    return [line.format(column.heading, column.meaning) for column in columns if column.meaning]
 
 
 def page_as_markdown(page: Page, picture: str) -> str:
@@ -119,7 +121,7 @@ def page_as_markdown(page: Page, picture: str) -> str:
         picture: file name of the picture.
     """
     end = [line for sentence in page.notes for line in (sentence, "")]
-    end += [f"- **{column.heading}**: {column.meaning}" for column in page.columns]
+    end += meanings(page.columns, LISTED)
     tables = [Section("", (_NAME, *page.columns), page.rows)]
     return as_markdown(page.title, "\n\n".join(page.lead), tables, [*end, "", f"![{page.caption}]({picture})"])
 
