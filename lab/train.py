@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lab.build import declared, find_leak, model_options, task_options
 from lab.config import PROGRAM, Command, parse
 from lab.hparams import compared_options, compared_results
-from lab.run.files import BY_LENGTH, ENVIRONMENT, FIRST_LOSS, FIRST_SCORE, HPARAMS
+from lab.run.files import ENVIRONMENT, FIRST_LOSS, FIRST_SCORE, HPARAMS
 from lab.run.folder import RunFolder
 from lab.run.metrics import Metrics, is_tested, number_at
 from lab.run.record import LEAK, MARK, read_fields, rung_at
@@ -35,7 +35,6 @@ from zoo.extras import MissingExtraError
 from zoo.report.numbers import duration, number
 from zoo.report.terminal import ends_unread, make_console, make_facts, say
 from zoo.signals import CTRL_C, SCHEDULER, handled
-from zoo.targets import short
 
 if TYPE_CHECKING:
     import lightning as L
@@ -298,7 +297,7 @@ class Session:
             # A split has no results if --trainer.limit_val_batches or limit_test_batches is zero.
             metrics: Metrics = {split: {"accuracy": None, "loss": None, **results.get(split, {})} for split in splits}
             if test:
-                metrics["test"] |= self._test_at_lengths(metrics["test"]) | self._test_segments()
+                metrics["test"] |= self._test_at_lengths() | self._test_segments()
         score, points, early = self.model.score_name, self.curve.points, self.stopped_early
         goal = None if self.data.task.spec.perplexity else level(score, self.data.chance)
         return metrics | {
@@ -315,27 +314,14 @@ class Session:
             "seconds": time.perf_counter() - self.begun,
         }
 
-    def _test_at_lengths(self, tested: Mapping[str, Any]) -> Metrics:
-        """Return scores at the task's test lengths, drawn in the same folder as the run's curves.
-
-        Args:
-            tested: the scores at the length of training, which the figure shows too.
-        """
-        from zoo.report.plots import save_png
-
-        name, spec = self.model.score_name, self.data.task.spec
+    def _test_at_lengths(self) -> Metrics:
+        """Return scores at the task's test lengths, drawn in the same folder as the run's curves."""
         batches = self._with_bars(self.data.length_batches(), "testing at length {}")
         scores = training.scores_at_lengths(self.trainer, self.model, batches)
         if not scores:
             return {}
-        if self.trainer.loggers and self.trainer.is_global_zero:
-            chance = {spec.seq_len: spec.chance} | {n: task.spec.chance for n, task in self.data.at_lengths.items()}
-            title = f"{self.data.task.name}, {short(self.model.hparams['mixer']['name'])}, seed {self.folder.seed}"
-            figure = training.length_figure(
-                {spec.seq_len: tested.get(name)} | scores, name, spec.seq_len, chance, title
-            )
-            training.log_lengths(self.trainer, name, scores, figure)
-            save_png(figure, self.folder.path / f"{name}{BY_LENGTH}")
+        name = self.model.score_name
+        training.log_lengths(self.trainer, name, scores)
         return {"at_length": {str(length): {name: score} for length, score in scores.items()}}
 
     def _test_segments(self) -> Metrics:

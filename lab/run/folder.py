@@ -15,7 +15,7 @@ from typing import Any
 from lab.config import Command
 from lab.plain import read_mapping, write_yaml
 from lab.run.environment import environment
-from lab.run.files import BY_LENGTH, CONFIG, ENVIRONMENT, EVENTS, HEADS, METRICS, RUNGS
+from lab.run.files import CONFIG, ENVIRONMENT, EVENTS, HEADS, METRICS, RUNGS
 from lab.run.identity import deciding_options, run_name
 from lab.run.lock import locked
 from lab.run.metrics import Metrics
@@ -181,7 +181,7 @@ class RunFolder:
             (self.path / METRICS).unlink(missing_ok=True)
             if checkpoint is None:
                 shutil.rmtree(self.checkpoints, ignore_errors=True)
-                kept = (RUNGS, HEADS, f"{EVENTS}*", f"*{BY_LENGTH}")
+                kept = (RUNGS, HEADS, f"{EVENTS}*")
                 for old in itertools.chain.from_iterable(map(self.path.glob, kept)):
                     old.unlink()
             elif (best := checkpoint.parent / self.best.name).is_file() and not self.best.exists():

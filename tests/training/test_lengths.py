@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tasks import create_task
 from tests.training import small
-from zoo.training import length_figure, scores_at_lengths
+from zoo.training import scores_at_lengths
 
 TASK = create_task("needle", distance=5, n_noise=3)
 
@@ -37,18 +35,3 @@ def test_a_length_that_the_mixer_cannot_take_is_a_gap_and_a_line(tmp_path: Path,
     assert scores[13] is None
     assert scores[10] is not None
     assert logged == ["length 13 is not tested: sequence of 13 exceeds max_seq_len=12"]
-
-
-@pytest.mark.parametrize("name", ["accuracy", "relative_squared_error"])
-@pytest.mark.parametrize(
-    "scores",
-    [{8: 0.25, 16: 0.5}, {8: None, 16: None}, {8: 0.0, 16: 0.0}, {8: math.nan, 16: 1e-12}, {16: math.inf, 8: 0.5}],
-)
-def test_whatever_was_found_can_be_drawn(name: str, scores: Any) -> None:
-    figure = length_figure(scores, name, 8, {8: 0.5, 16: None} if name == "accuracy" else {}, "needle, lstm")
-    figure.canvas.draw()
-    (axes,) = figure.axes
-    curve, *_ = axes.get_lines()
-    assert list(curve.get_xdata()) == [8, 16]
-    drawn = [None if math.isnan(y) else y for y in curve.get_ydata()]
-    assert drawn == [None if score is None or math.isnan(score) else score for _, score in sorted(scores.items())]

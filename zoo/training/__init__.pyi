@@ -14,7 +14,6 @@ from zoo.training.events import log_result as log_result
 from zoo.training.events import log_split_scores as log_split_scores
 from zoo.training.events import write_hparams as write_hparams
 from zoo.training.figures import TheoryFigures as TheoryFigures
-from zoo.training.lengths import length_figure as length_figure
 from zoo.training.lengths import log_lengths as log_lengths
 from zoo.training.lengths import scores_apart as scores_apart
 from zoo.training.lengths import scores_at_lengths as scores_at_lengths

@@ -1,20 +1,15 @@
-"""Test a trained model on sets of batches, each by itself, such as other lengths; numbers, curves and a figure."""
+"""Test a trained model on sets of batches, each by itself, such as other lengths: scores, and a curve of them."""
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from zoo.report.plots import new_figure, styled
 from zoo.training.module import Batch, SequenceModule
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 logger = logging.getLogger(__name__)
 
@@ -81,43 +76,10 @@ def scores_at_lengths(
     return scores
 
 
-def log_lengths(trainer: L.Trainer, name: str, scores: Mapping[int, float | None], figure: Figure) -> None:
-    """Draw the curve `test_by_length/<name>` in TensorBoard, whose steps are lengths, and the figure.
-
-    The figure has a tag of its own: under the curve's tag the HParams tab would take it for a metric and show nothing.
-    """
+def log_lengths(trainer: L.Trainer, name: str, scores: Mapping[int, float | None]) -> None:
+    """Draw the curve `test_by_length/<name>` in TensorBoard, whose steps are lengths."""
     for each in trainer.loggers:
         if isinstance(each, TensorBoardLogger) and trainer.is_global_zero:
             for length, score in scores.items():
                 if score is not None:
                     each.experiment.add_scalar(f"test_by_length/{name}", score, length)
-            each.experiment.add_figure(f"test/{name}_by_length", figure, close=False)
-
-
-@styled
-def length_figure(scores: Mapping[int, float | None], name: str, trained: int, chance: Scores, title: str) -> Figure:
-    """Return the score against the length, on a logarithmic axis.
-
-    Args:
-        scores: by length; None leaves a gap.
-        name: name of the score.
-        trained: the length of training.
-        chance: score of a guesser that ignores the input, at each length; None leaves a gap.
-        title: title of the figure.
-    """
-    figure, (axes,) = new_figure()
-    lengths = sorted(scores)
-    values = [math.nan if (score := scores[length]) is None else score for length in lengths]
-    axes.plot(lengths, values, marker="o", color="C0")
-    axes.axvline(trained, color="C3", linestyle="--", linewidth=1.2, label=f"trained at {trained:,}")
-    known = {length: level for length, level in sorted(chance.items()) if level is not None}
-    if known:
-        axes.plot(list(known), list(known.values()), color="0.5", linestyle=":", linewidth=1.2, label="chance")
-    axes.set_xscale("log", base=2)
-    if name == "accuracy":
-        axes.set_ylim(-0.03, 1.03)
-    elif any(0 < value < math.inf for value in values):
-        axes.set_yscale("log")
-    axes.set(title=title, xlabel="length of the test sequences (positions)", ylabel=f"test {name.replace('_', ' ')}")
-    axes.legend()
-    return figure
