@@ -242,7 +242,7 @@ class Session:
                 model.backbone.state_bytes(segment.task.spec.seq_len)  # refuses a sequence too long for the mixer
             self.state_bytes = model.backbone.state_bytes(task.spec.seq_len)
             self.progress = command.trainer["enable_progress_bar"] is not False
-            self.throughput, self.curve = training.Throughput(), training.ValidationCurve(f"val/{model.score_name}")
+            self.throughput, self.curve = training.Throughput(), training.ValidationCurve(model.score_name)
             score = "perplexity" if task.spec.perplexity else model.score_name
             self.trainer = build_trainer(command, folder, [self.throughput, self.curve], score, self.step)
             if isinstance(self.trainer.precision_plugin, DoublePrecision):

@@ -137,7 +137,89 @@ def program(of: Callable[..., Any]) -> Any:
     return lambda right, module, examples: SimpleNamespace(module=lambda: of(module, *examples))
 
 
+class Halved(torch.autograd.Function):
+    """The identity, whose hand-written backward forgets what comes from later chunks."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *g: Tensor) -> Tensor:
+        return 0 * g[0]
+
+
+def forgets_the_adjoint(right: Any, self: Any, a: Tensor, v: Tensor, h: Tensor) -> Any:
+    outputs = []
+    for now, new in zip(a.split(64, 1), v.split(64, 1), strict=True):
+        y, h = right(self, now, new, Halved.apply(h))
+        outputs.append(y)
+    return torch.cat(outputs, 1), h
+
+
+def sums_in_bfloat16(right: Any, self: Any, a: Tensor, v: Tensor, h: Tensor) -> Any:
+    outputs = []
+    for now, new in zip(a.unbind(1), v.unbind(1), strict=True):
+        h = (now * h + new).bfloat16().to(v.dtype)
+        outputs.append(h)
+    return torch.stack(outputs, dim=1), h
+
+
+def sums_in_its_dtype(right: Any, self: Any, a: Tensor, v: Tensor, h: Tensor) -> Any:
+    outputs = []
+    for new in v.unbind(1):
+        h = h.to(v) + 0.1 * new.abs()  # soon too little to be added to so much
+        outputs.append(h)
+    return torch.stack(outputs, dim=1), h
+
+
+def narrow_state(right: Any, self: Any, x: Tensor, state: Any = None) -> Any:
+    y, after = right(self, x, None if state is None else tuple(t.to(x) for t in state))
+    return y, tuple(t.bfloat16() for t in after)
+
+
+def kept_in_the_module(right: Any, self: Any, x: Tensor, state: Any = None) -> Any:
+    y, after = right(self, x, None if state is None else (state[0], self.__dict__["h"]))
+    self.__dict__["h"] = after[1]
+    return y, after
+
+
+def wrong_rows(right: Any, self: Any, x: Tensor) -> Tensor:
+    return right(self, x) * (1 + 0.1 * (torch.arange(len(x)) > 15)).to(x)[:, None, None]
+
+
 ERRORS = [
+    Planted("adjoint that is not carried", "gradients", Recurrence, "scan", forgets_the_adjoint),
+    Planted(
+        "gradient twice as large",
+        "gradients",
+        LongConv,
+        "forward",
+        lambda f, self, x: 2 * f(self, x) - f(self, x).detach(),
+    ),
+    Planted(
+        "wrong beyond 16 rows",
+        "rows_independent",
+        LongConv,
+        "forward",
+        lambda f, self, x: f(self, x) * torch.where(torch.arange(len(x)) < 16, 1.0, 1.1)[:, None, None].to(x),
+    ),
+    Planted("sums in bfloat16", "float32", Recurrence, "scan", sums_in_bfloat16),
+    Planted("bfloat16 state", "float32", Recurrence, "stream", narrow_state),
+    Planted("long sums in bfloat16", "bfloat16", Recurrence, "scan", sums_in_its_dtype),
+    Planted("long sums in bfloat16", "autocast", Recurrence, "scan", sums_in_its_dtype),
+    Planted("state kept in the module", "prefix_restored", Recurrence, "stream", kept_in_the_module),
+    Planted("state kept in the module", "draft_rolled_back", Recurrence, "stream", kept_in_the_module),
+    Planted("state kept in the module", "rows_exchanged", Recurrence, "stream", kept_in_the_module),
+    Planted(
+        "positions counted from the padding",
+        "padding",
+        Attention,
+        "forward",
+        lambda f, self, x, cache=None, mask=None: f(
+            self, x + 0.1 * torch.arange(x.shape[1])[:, None].to(x), cache, mask
+        ),
+    ),
     Planted("FFT that wraps", "causality", LongConv, "size", lambda f, self, n: n),
     Planted(
         "leak of a millionth", "causality", Stepper, "normed", lambda f, self, x: f(self, x) + 1e-6 * x.roll(-1, 1)

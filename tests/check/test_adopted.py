@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -302,3 +303,56 @@ def test_the_documentation_runs(registry: Any, tmp_path: Path, monkeypatch: pyte
     assert scope["model"].generate(torch.zeros(1, 3, dtype=torch.long), 2).shape == (1, 5)
     assert zoo.create_mixer("slow_leaky", 8).decay == 0.99
     assert zoo.create_mixer("my_mixers.py:GatedMean", 8, bias=True).module.gate.bias is not None
+
+
+@dataclass
+class Config:
+    hidden_size: int
+    scale: float = 2.0
+
+
+class Configurable(nn.Module):
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.map = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.map(x)
+
+
+class Unknown(Configurable):
+    def __init__(self, config) -> None:
+        super().__init__(config)
+
+
+class Wide(nn.Module):
+    def __init__(self, heads: int = 2, dim: int = 512) -> None:
+        super().__init__()
+        self.map, self.heads = nn.Linear(dim, dim), heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.map(x)
+
+
+class Bare(nn.Module):
+    """A class without a constructor of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.cumsum(1)
+
+
+@pytest.mark.parametrize("cls", [Configurable, Wide, Bare])
+def test_a_width_of_any_usual_name_is_found(cls: type[nn.Module]) -> None:
+    check(cls, d_model=8, only=["causality"]).raise_if_failed()
+    name = f"{__name__}:{cls.__name__}"
+    assert zoo.create_mixer(name, 8)(torch.ones(1, 3, 8)).shape == (1, 3, 8)
+    if cls is Wide:
+        assert zoo.create_mixer(name, 8, heads=3, dim=8).module.heads == 3
+        with pytest.raises(ValueError, match="cannot be run"):
+            zoo.create_mixer(name, 8, dim=4)
+
+
+def test_a_class_that_takes_an_unknown_configuration_says_how_to_build_it() -> None:
+    for call in (lambda: zoo.create_mixer(f"{__name__}:Unknown", 8), lambda: check(Unknown, d_model=8)):
+        with pytest.raises(ValueError, match=r"it takes a config: give a class that builds it, such as class Mine"):
+            call()

@@ -62,10 +62,10 @@ def test_each_place_has_a_stream_of_its_own(unchecked_shapes: None) -> None:
 
 
 def test_the_curve_of_validation_is_kept_through_a_resumption(tmp_path: Path) -> None:
-    curve = ValidationCurve("val/accuracy")
+    curve = ValidationCurve("accuracy")
     trainer = small.trainer(tmp_path, curve, max_steps=4, val_check_interval=2)
     trainer.fit(small.module(), datamodule=small.data(tmp_path))
-    resumed = ValidationCurve("val/accuracy")
+    resumed = ValidationCurve("accuracy")
     resumed.load_state_dict(curve.state_dict())
     assert resumed.points == curve.points
     assert list(curve.points) == [2, 4]

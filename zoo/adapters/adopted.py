@@ -12,7 +12,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from zoo.adapters.factories import nudge, require_batch_first, settle, signature_of, with_width
+from zoo.adapters.factories import (
+    WIDTHS,
+    config_hint,
+    nudge,
+    require_batch_first,
+    settle,
+    signature_of,
+    widths_of,
+    with_width,
+)
 from zoo.adapters.protocols import Adapter, Forward, find_adapter, first_tensor
 from zoo.adapters.states import Carried, Part, parts_of, run
 from zoo.contract import SequenceMixer
@@ -51,8 +60,9 @@ class Adopted(SequenceMixer):
 
     def __init__(self, d_model: int, **options: Any) -> None:
         super().__init__(d_model)
-        arguments, options = with_width(self.made, d_model, options)
-        with _in_one_line(f"{short(self.name)} cannot be built"):
+        options = {name: value for name, value in options.items() if value is not None or name not in WIDTHS}
+        with _in_one_line(f"{short(self.name)} cannot be built", config_hint(self.made)):
+            arguments, options = with_width(self.made, d_model, options)
             self.module = self._build(arguments, options)
             require_batch_first(self.module)
         self._takes_lengths = "lengths" in inspect.signature(self.module.forward).parameters
@@ -113,7 +123,7 @@ class Adopted(SequenceMixer):
             raise ValueError(f"{short(self.name)} maps {tuple(x.shape)} to {tuple(y.shape)}, not to the same shape")
         return y
 
-    def _build(self, arguments: tuple[int, ...], options: Mapping[str, Any]) -> nn.Module:
+    def _build(self, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> nn.Module:
         try:
             return self.made(*arguments, **options)
         except (RuntimeError, NotImplementedError):
@@ -122,7 +132,7 @@ class Adopted(SequenceMixer):
         with torch.device("cpu"):  # the constructor reads numbers, which meta tensors do not have
             return self.made(*arguments, **options)
 
-    def _try(self, arguments: tuple[int, ...], options: Mapping[str, Any]) -> None:
+    def _try(self, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
         """Find the module's adapter and whether it streams, by trial runs."""
         self._adapter: Adapter = Forward()
         self._parts: tuple[Part, ...] = ()
@@ -202,12 +212,14 @@ def adopt(name: str, found: Any) -> type[SequenceMixer]:
 
 def _signature(found: type[nn.Module]) -> inspect.Signature:
     """Return the signature of the mixer: d_model, then the class's named options."""
-    given = signature_of(found)
-    arguments, named = with_width(found, 1, {})
-    skipped = set(named) | set(list(given.parameters)[: len(arguments)])
+    given, widths = signature_of(found), widths_of(found)
+    first = list(given.parameters)[:1]
+    skipped = {"d_model"} if widths else set(first)
     width = inspect.Parameter("d_model", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=int)
     options = [
-        each.replace(kind=each.KEYWORD_ONLY, annotation=Any if each.annotation is each.empty else each.annotation)
+        each.replace(kind=each.KEYWORD_ONLY, annotation=int | None, default=None)
+        if each.name in widths
+        else each.replace(kind=each.KEYWORD_ONLY, annotation=Any if each.annotation is each.empty else each.annotation)
         for each in given.parameters.values()
         if each.name not in skipped and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
     ]
@@ -220,10 +232,10 @@ def _blank(name: str, made: type[nn.Module]) -> SequenceMixer:
 
 
 @contextmanager
-def _in_one_line(what: str) -> Iterator[None]:
+def _in_one_line(what: str, hint: str = "") -> Iterator[None]:
     """Turn any exception of a foreign module into a ValueError of one line."""
     try:
         yield
     except (Exception, SystemExit) as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        raise ValueError(f"{what}: {kind}{' '.join(str(error).split())}") from error
+        raise ValueError(f"{what}: {kind}{' '.join(str(error).split())}{hint}") from error

@@ -14,6 +14,12 @@ from zoo.adapters.protocols import find_adapter
 
 Factory = Callable[..., Any]
 
+WIDTHS = (
+    *("d_model", "dim", "embed_dim", "embedding_dim", "hidden_dim", "hidden_size", "input_size", "model_dim"),
+    *("n_embd", "n_embed"),
+)
+"""Names of parameters that are the width."""
+CONFIGS = ("config", "cfg", "configuration", "args")
 NUDGE = 0.1
 """Noise on parameters that start constant (biases, norms, closed gates): at zero or one an error would not show."""
 
@@ -36,20 +42,40 @@ def signature_of(factory: Factory) -> inspect.Signature:
     return inspect.Signature()
 
 
-def with_width(factory: Factory, d_model: int, options: Mapping[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """Return arguments and keywords that make a module.
+def with_width(factory: Factory, d_model: int, options: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments and keywords that make a module of a width.
 
-    d_model goes to the parameter of that name, or to the first positional one unless an option already sets it.
+    d_model goes to the parameters among `WIDTHS` that no option sets, else to the first positional one. A first
+    parameter `config`, annotated with its class, gets an instance of that class, made in the same way.
     """
+    if isinstance(factory, type) and factory.__init__ in (nn.Module.__init__, object.__init__):
+        return (), dict(options)
     parameters = signature_of(factory).parameters
+    if widths := widths_of(factory):
+        return (), {**({"d_model": d_model} if "d_model" in widths else dict.fromkeys(widths, d_model)), **options}
     first = next(iter(parameters.values()), None)
-    named = parameters.get("d_model")
-    if named is not None and named.kind is not named.POSITIONAL_ONLY:
-        return (), {"d_model": d_model, **options}
-    takes = (
-        first is not None and first.name not in options and first.kind not in (first.KEYWORD_ONLY, first.VAR_KEYWORD)
-    )
-    return (d_model,) if takes else (), dict(options)
+    if first is None or first.name in options or first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
+        return (), dict(options)
+    if first.name in CONFIGS and isinstance(first.annotation, type):
+        arguments, named = with_width(first.annotation, d_model, {})
+        return (first.annotation(*arguments, **named),), dict(options)
+    return (d_model,), dict(options)
+
+
+def widths_of(factory: Factory) -> list[str]:
+    """Return the parameters of a class or function that are its width, by their names."""
+    parameters = signature_of(factory).parameters.values()
+    return [each.name for each in parameters if each.name in WIDTHS and each.kind is not each.POSITIONAL_ONLY]
+
+
+def config_hint(factory: Factory) -> str:
+    """Return how to build a class that takes a configuration of an unknown class; empty for any other."""
+    first = next(iter(signature_of(factory).parameters.values()), None)
+    if first is None or first.name not in CONFIGS:
+        return ""
+    name = getattr(factory, "__name__", "Mixer")
+    example = f"class Mine({name}): def __init__(self, d_model): super().__init__(Config(hidden_size=d_model))"
+    return f"; it takes a {first.name}: give a class that builds it, such as {example}"
 
 
 def settle(module: nn.Module, x: Tensor) -> None:

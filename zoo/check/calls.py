@@ -19,7 +19,7 @@ from zoo.check.outcome import (
 from zoo.check.property import checks
 from zoo.check.subject import Subject, undrawn
 
-LENGTHS = (1, 2, 7, 8, 16, 31, 32, 33, 63, 64)
+LENGTHS = (1, 2, 7, 8, 16, 31, 32, 33, 63, 64, 130, 257)
 """Short and odd lengths, and those around the block sizes of kernels."""
 LONG = 512
 """Positions at which a leak from afar shows."""
@@ -36,7 +36,7 @@ def causality(subject: Subject) -> Outcomes:
     """
     if subject.looks_ahead:
         raise NotApplicableError("the module was declared to look ahead")
-    dtype = _finest(subject)
+    dtype = finest(subject)
     for train in (False, True):
         yield from _later_positions(subject, dtype, train, subject.seq_len)
     with suppress(Exception):  # a module that refuses so many positions: `lengths` is about that
@@ -71,7 +71,7 @@ def _zero(did: str, change: Tensor, size: float) -> Outcome:
     return Outcome(largest <= allowed, did, found, f"exactly zero, or roundoff of {allowed:.1g}")
 
 
-def _finest(subject: Subject) -> torch.dtype:
+def finest(subject: Subject) -> torch.dtype:
     """Return float64 if the module computes in it, which a tiny change of its input shows; else its own dtype."""
     try:
         module, x = subject.module(torch.float64), subject.draw(dtype=torch.float64)
@@ -84,7 +84,7 @@ def _finest(subject: Subject) -> torch.dtype:
 @checks("calls")
 def rows_independent(subject: Subject) -> Outcomes:
     """Check that the output of a row depends neither on the other rows nor on its place, also in training mode."""
-    for batch_size in (3, 5):
+    for batch_size in (3, 17):
         module, x = subject.module(), subject.draw(batch_size)
         alone = torch.cat([subject.outputs(module, row) for row in x.split(1)])
         yield equal(f"{batch_size} rows went through together, and one by one", subject.outputs(module, x), alone)

@@ -8,7 +8,16 @@ from typing import Any, get_args
 from torch import nn
 
 from zoo.adapters.factories import Factory
-from zoo.check import calls, compilers, measurements, padding, parameters, precision, streaming  # noqa: F401 - they register
+from zoo.check import (  # noqa: F401 - they register
+    calls,
+    compilers,
+    gradients,
+    measurements,
+    padding,
+    parameters,
+    precision,
+    streaming,
+)
 from zoo.check.finding import Report
 from zoo.check.property import PROPERTIES, Property, Topic
 from zoo.check.subject import Subject

@@ -51,6 +51,8 @@ def attempting(did: str, expected: str) -> Iterator[None]:
     """Turn any exception of the block into a failed outcome: a foreign module may raise anything."""
     try:
         yield
+    except NotApplicableError:
+        raise
     except Exception as error:
         raise FailedError(Outcome(False, did, describe_error(error), expected)) from error
 

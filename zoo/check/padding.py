@@ -91,9 +91,11 @@ def _padded(subject: Subject, module: nn.Module, form: Form, side: str) -> Outco
             f"up to {leaked:.2g} in the padding, {size:.2g} elsewhere",
             "none in the padding",
         )
-    if side == "right":
-        alone = [subject.outputs(module, x[row : row + 1, :n])[0] for row, n in enumerate(_VALID)]
-        yield equal(f"padded rows, and the same rows unpadded ({form.argument})", before[valid], torch.cat(alone))
+    alone = [subject.outputs(module, x[row : row + 1, valid[row]])[0] for row in range(rows)]
+    yield equal(f"padded rows, and the same rows unpadded {where}", before[valid], torch.cat(alone))
+    row = slice(1, 2)  # a batch of one, in which no row is whole
+    y = first_tensor(subject.protocol.call(module, x[row], **{form.argument: form.make(valid[row])}))
+    yield equal(f"one padded row, and the same row unpadded {where}", y[valid[row]], alone[1])
 
 
 @torch.no_grad()

@@ -109,7 +109,9 @@ def _fingerprint(subject: Subject, options: Mapping[str, Any]) -> list[Any] | st
             found += tensors_of(state)
     except Exception as error:  # noqa: BLE001 - a refusal is a change too
         return type(error).__name__
-    return [(t.shape, t.dtype, t.detach().cpu().flatten().view(torch.uint8).numpy().tobytes()) for t in found]
+    return [
+        (t.shape, t.dtype, t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()) for t in found
+    ]
 
 
 @checks("parameters")

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
+from zoo.adapters.states import run, tensors_of
+from zoo.check.calls import LONG
 from zoo.check.outcome import TOLERANCES, Outcome, Outcomes, attempting, relative_error
 from zoo.check.property import checks
 from zoo.check.subject import Subject
 
 _LENGTH = 63
+_MOVE, _SMOOTH = 1e-4, 0.2
+"""A relative change far below a bfloat16 digit, and the share of its effect that may not be smooth."""
 _FINITE = "finite outputs and gradients"
 
 
@@ -21,14 +28,46 @@ def float64(subject: Subject) -> Outcomes:
 
 @checks("precision")
 def float32(subject: Subject) -> Outcomes:
-    """Check that float32 gives finite outputs and gradients, near float64."""
-    return _in_dtype(subject, torch.float32)
+    """Check that float32 gives finite outputs and gradients, near float64, and that nothing inside is narrower."""
+    yield from _in_dtype(subject, torch.float32)
+    yield _nothing_narrower(subject)
+    if subject.protocol.streams:
+        with torch.no_grad():
+            _, state = run(
+                subject.protocol, subject.module(torch.float32), subject.draw(seq_len=3, dtype=torch.float32)
+            )
+        narrow = {str(t.dtype) for t in tensors_of(state) if t.is_floating_point() and t.dtype.itemsize < 4}
+        found = f"the state is {', '.join(sorted(narrow))}" if narrow else "the state is as wide"
+        yield Outcome(not narrow, "a float32 module read 3 positions", found, "a state as wide as the input")
 
 
 @checks("precision")
 def bfloat16(subject: Subject) -> Outcomes:
-    """Check that bfloat16 gives finite outputs and gradients, near float64, also in chunks."""
-    return _in_dtype(subject, torch.bfloat16)
+    """Check that bfloat16 gives finite outputs and gradients, near float64, also in chunks, at any length."""
+    yield from _in_dtype(subject, torch.bfloat16)
+    module, x = subject.module(torch.bfloat16), subject.draw(seq_len=LONG, dtype=torch.bfloat16)
+    yield from _grows_no_faster(subject, "in bfloat16", lambda: subject.outputs(module, x), module, x)
+
+
+@checks("precision")
+def autocast(subject: Subject) -> Outcomes:
+    """Check that under autocast to bfloat16 a float32 module stays finite and near float32, at any length."""
+    did = "a float32 module ran under autocast to bfloat16"
+    module, x = subject.module(torch.float32), subject.draw(seq_len=_LENGTH, dtype=torch.float32).requires_grad_()
+    expected, device = subject.outputs(module, x), torch.device(subject.device).type
+    with attempting(did, "outputs and gradients"):
+        with torch.autocast(device, dtype=torch.bfloat16):
+            y = subject.whole(module, x)
+        broken = _not_finite(y, module, x)
+    yield Outcome(not broken, did, broken or _FINITE, _FINITE)
+    yield _near(did, "float32", relative_error(y, expected), TOLERANCES[torch.bfloat16].rtol)
+    x = subject.draw(seq_len=LONG, dtype=torch.float32)
+
+    def outputs() -> Tensor:
+        with torch.autocast(device, dtype=torch.bfloat16):
+            return subject.outputs(module, x)
+
+    yield from _grows_no_faster(subject, "under autocast to bfloat16", outputs, module, x)
 
 
 def _in_dtype(subject: Subject, dtype: torch.dtype) -> Outcomes:
@@ -53,18 +92,45 @@ def _in_dtype(subject: Subject, dtype: torch.dtype) -> Outcomes:
     yield _near(did, "float64", max(relative_error(each, wide) for each in outputs), TOLERANCES[dtype].rtol)
 
 
-@checks("precision")
-def autocast(subject: Subject) -> Outcomes:
-    """Check that under autocast to bfloat16 a float32 module stays finite and near its float32 outputs."""
-    did = "a float32 module ran under autocast to bfloat16"
-    module, x = subject.module(torch.float32), subject.draw(seq_len=_LENGTH, dtype=torch.float32).requires_grad_()
-    expected = subject.outputs(module, x)
-    with attempting(did, "outputs and gradients"):
-        with torch.autocast(torch.device(subject.device).type, dtype=torch.bfloat16):
-            y = subject.whole(module, x)
-        broken = _not_finite(y, module, x)
-    yield Outcome(not broken, did, broken or _FINITE, _FINITE)
-    yield _near(did, "float32", relative_error(y, expected), TOLERANCES[torch.bfloat16].rtol)
+@torch.no_grad()
+def _nothing_narrower(subject: Subject) -> Outcome:
+    """Move input and parameters a little one way, and the other way: rounding to bfloat16 is no smooth function."""
+    y: list[Tensor] = []
+    for way in (1, 0, -1):
+        module, x = subject.module(torch.float32), subject.draw(seq_len=_LENGTH, dtype=torch.float32)
+        for seed, t in enumerate((x, *module.parameters()), 20):
+            if t.is_floating_point():
+                t *= 1 + way * _MOVE * subject.normal(t.shape, seed).to(t)
+        y.append(subject.outputs(module, x).double())
+    slope, bend = (y[0] - y[2]).norm() / 2, (y[0] + y[2] - 2 * y[1]).norm() / 2
+    share = float(bend / slope.clamp(min=torch.finfo(torch.float64).tiny))
+    did = f"input and parameters in float32 were moved by {_MOVE:g} of their size, and back"
+    found = f"{share:.2g} of the change of the outputs is not smooth"
+    return Outcome(share <= _SMOOTH, did, found, f"at most {_SMOOTH:g}: nothing inside is rounded to fewer digits")
+
+
+def _grows_no_faster(
+    subject: Subject, how: str, outputs: Callable[[], Tensor], module: nn.Module, x: Tensor
+) -> Outcomes:
+    """Compare errors late in a long sequence with those early in it, and with what rounded inputs alone would make."""
+    try:
+        narrow = outputs()
+        wide, exact = copy.deepcopy(module).double(), x.double()
+        rounded = exact * (1 + torch.finfo(torch.bfloat16).eps / 4 * subject.normal(x.shape, 30).to(exact))
+        expected, moved = subject.outputs(wide, exact), subject.outputs(wide, rounded)
+    except Exception:  # noqa: BLE001 - `lengths` and `float64` are about that
+        return
+    early, late = slice(0, _LENGTH), slice(LONG - _LENGTH, LONG)
+    first, last = (relative_error(narrow[:, part], expected[:, part]) for part in (early, late))
+    floor = relative_error(moved[:, late], expected[:, late])
+    allowed = max(2 * TOLERANCES[torch.bfloat16].rtol, 3 * first, 3 * floor)
+    yield Outcome(
+        last <= allowed,
+        f"{LONG} positions went through {how}",
+        f"the last {_LENGTH} are {last:.1e} of the norm away from float64, the first {first:.1e}",
+        f"at most {allowed:.1e}: the state is accumulated in float32",
+        {"relative_error_by_length": {_LENGTH: first, LONG: last}},
+    )
 
 
 def _near(did: str, reference: str, error: float, most: float) -> Outcome:

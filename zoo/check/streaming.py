@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import torch
 
-from zoo.adapters.states import tensors_of
+from zoo.adapters.states import parts_of, run, tensors_of, with_tensors
+from zoo.check.calls import LONG
 from zoo.check.outcome import NotApplicableError, Outcome, Outcomes, attempting, equal, root_mean_square
 from zoo.check.property import checks
 from zoo.check.subject import Subject
@@ -25,6 +28,9 @@ def chunked(subject: Subject) -> Outcomes:
     n = subject.seq_len
     for sizes in ([n], [n // 2, n - n // 2], [1, n - 1], [n - 1, 1], [3, 1, 2, n - 6]):
         yield _partition(subject, sizes)
+    with suppress(Exception):  # a module that refuses so many positions
+        subject.outputs(subject.module(), subject.draw(seq_len=LONG))
+        yield _partition(subject, [200, LONG - 200])
 
 
 @checks("streaming")
@@ -35,7 +41,7 @@ def one_by_one(subject: Subject) -> Outcomes:
 
 
 def _partition(subject: Subject, sizes: Sequence[int]) -> Outcome:
-    module, x = subject.module(), subject.draw()
+    module, x = subject.module(), subject.draw(seq_len=sum(sizes))
     whole = subject.outputs(module, x)
     cut = "one position at a time" if set(sizes) == {1} else f"in chunks of {', '.join(map(str, sizes))}"
     did = f"{x.shape[1]} positions went through {cut}, and whole"
@@ -53,7 +59,7 @@ def _forgetting(subject: Subject, sizes: Sequence[int], seen: Outcome) -> Outcom
     A state that adds little, as in a fresh layer with small steps, may be lost without a large difference. So this
     compares in float64, where roundoff is far smaller; a module that refuses float64 passes.
     """
-    module, x = subject.module(torch.float64), subject.draw(dtype=torch.float64)
+    module, x = subject.module(torch.float64), subject.draw(seq_len=sum(sizes), dtype=torch.float64)
     try:
         whole, streamed = subject.whole(module, x), subject.chunks(module, x, sizes)
     except Exception:  # noqa: BLE001 - a foreign module may raise anything
@@ -119,3 +125,65 @@ def states_unchanged(subject: Subject) -> Outcomes:
         same = all(torch.equal(a, b) for a, b in zip(tensors_of(state), before, strict=True))
         unchanged = "the state's tensors are unchanged"
         yield Outcome(same, did, unchanged if same else "the state's tensors hold other numbers", unchanged)
+
+
+@checks("streaming")
+def prefix_restored(subject: Subject) -> Outcomes:
+    """Check that one state continues in two ways, each as the whole sequence, as servers cache a shared prefix."""
+    subject.require_stream()
+    prefix, ways = subject.draw(seq_len=9), [subject.draw(seq_len=4, seed=seed) for seed in (2, 3)]
+    module, state = subject.module(), None
+    with torch.no_grad():
+        _, state = run(subject.protocol, module, prefix)
+        for number, way in enumerate(ways, 1):
+            y, _ = run(subject.protocol, module, way, _kept(subject, state))
+            whole = subject.outputs(module, torch.cat((prefix, way), dim=1))
+            did = f"9 positions went through, and 4 others from their state, the {number}. of two times"
+            yield equal(did, y, whole[:, 9:])
+
+
+@checks("streaming")
+def draft_rolled_back(subject: Subject) -> Outcomes:
+    """Check that a stream continues from the state before tokens that were rejected, as in speculative decoding."""
+    subject.require_stream()
+    prefix, draft, rest = subject.draw(seq_len=9), subject.draw(seq_len=4, seed=2), subject.draw(seq_len=3, seed=3)
+    module = subject.module()
+    with torch.no_grad():
+        _, state = run(subject.protocol, module, prefix)
+        states = [_kept(subject, state)]
+        for token in draft.split(1, dim=1):
+            _, state = run(subject.protocol, module, token, state)
+            states.append(_kept(subject, state))
+        for accepted in (0, 2):
+            y, _ = run(subject.protocol, module, rest, states[accepted])
+            whole = subject.outputs(module, torch.cat((prefix, draft[:, :accepted], rest), dim=1))
+            did = f"4 tokens were drafted, {accepted} of them accepted, and 3 others followed"
+            yield equal(did, y, whole[:, 9 + accepted :])
+
+
+@checks("streaming")
+def rows_exchanged(subject: Subject) -> Outcomes:
+    """Check that rows of a state can be moved, dropped and repeated, as continuous batching does."""
+    subject.require_stream()
+    module, order = subject.module(), torch.tensor([2, 0, 0], device=subject.device)
+    prefix, rest = subject.draw(3, 9), subject.draw(3, 4, seed=2)
+    try:
+        with torch.no_grad():
+            parts = parts_of(subject.protocol, module, prefix)
+    except ValueError as error:
+        raise NotApplicableError(str(error)) from None
+
+    def moved(place: int, t: torch.Tensor) -> torch.Tensor:
+        rows = parts[place].rows
+        return t.clone() if rows is None else t.index_select(rows, order)
+
+    with torch.no_grad():
+        _, state = run(subject.protocol, module, prefix)
+        y, _ = run(subject.protocol, module, rest, with_tensors(state, moved))
+        whole = subject.outputs(module, torch.cat((prefix[order], rest), dim=1))
+    yield equal("rows 2, 0 and 0 of a state of three rows were continued", y, whole[:, 9:])
+
+
+def _kept(subject: Subject, state: Any) -> Any:
+    """Return a state that later chunks do not write into."""
+    return copy.deepcopy(state) if subject.protocol.in_place else state

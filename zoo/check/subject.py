@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from zoo.adapters.factories import Factory, nudge, require_batch_first, settle, signature_of, with_width
+from zoo.adapters.factories import Factory, config_hint, nudge, require_batch_first, settle, signature_of, with_width
 from zoo.adapters.protocols import Adapter, find_adapter, load_adapter
 from zoo.check.outcome import NotApplicableError, describe_error, miss
 from zoo.errors import UsageError
@@ -104,11 +104,11 @@ class Subject:
     ) -> Float[Tensor, "batch seq d_model"]:
         """Draw standard normal input; the same numbers for the same shape and seed, in any dtype."""
         shape = (batch_size, self.seq_len if seq_len is None else seq_len, self.d_model)
-        return self._normal(shape, seed).to(self.device, self.dtype if dtype is None else dtype)
+        return self.normal(shape, seed).to(self.device, self.dtype if dtype is None else dtype)
 
     def weights(self, y: Tensor) -> Tensor:
         """Draw the weights of a sum of outputs, whose gradient is then generic."""
-        return self._normal(y.shape, seed=3).to(y)
+        return self.normal(y.shape, seed=3).to(y)
 
     def whole(self, module: nn.Module, x: Tensor) -> Tensor:
         """Return the outputs of `module` for whole sequences, after a check of their shape.
@@ -186,7 +186,8 @@ class Subject:
                 words += [f"--{key}", str(value).removeprefix("torch.")]
         return shlex.join(words)
 
-    def _normal(self, shape: Sequence[int], seed: int) -> Tensor:
+    def normal(self, shape: Sequence[int], seed: int) -> Tensor:
+        """Draw standard normal numbers in float64, the same for the same shape and seed."""
         generator = torch.Generator().manual_seed(1000 * self.seed + seed)
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
@@ -194,7 +195,8 @@ class Subject:
         try:
             module = self.make()
         except (Exception, SystemExit) as error:  # a foreign constructor may raise anything
-            raise ValueError(f"{self.name} cannot be built: {describe_error(error)}") from error
+            hint = config_hint(self.made_of)
+            raise ValueError(f"{self.name} cannot be built: {describe_error(error)}{hint}") from error
         module = module.to(self.device, self.dtype).eval()
         require_batch_first(module)
         settle(module, self.draw())

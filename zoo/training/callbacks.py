@@ -81,14 +81,14 @@ class NonFiniteLoss(Callback):
 
 
 class ValidationCurve(Callback):
-    """Keep the value of each validation, by optimizer step, in `points`; a resumed run keeps them.
+    """Keep a score of each validation of a `SequenceModule` by optimizer step; a resumed run keeps them in `points`.
 
     Args:
-        monitor: logged name of the validation metric.
+        score: name of the score in the module's results.
     """
 
-    def __init__(self, monitor: str) -> None:
-        self.monitor = monitor
+    def __init__(self, score: str) -> None:
+        self.score = score
         self.points: dict[int, float] = {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -100,8 +100,9 @@ class ValidationCurve(Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING:
             return
-        if self.monitor in trainer.callback_metrics:
-            self.points[trainer.global_step] = float(trainer.callback_metrics[self.monitor])
+        results: Any = getattr(pl_module, "results", {})
+        if (value := results.get("val", {}).get(self.score)) is not None:
+            self.points[trainer.global_step] = value
 
 
 class Throughput(Callback):

@@ -1,0 +1,76 @@
+"""The property of gradients: a backward pass, written by hand or not, gives the derivative of the forward pass."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from zoo.check.calls import finest
+from zoo.check.outcome import NotApplicableError, Outcome, Outcomes
+from zoo.check.property import checks
+from zoo.check.subject import Subject
+
+_LENGTH = 130
+"""Positions, more than two chunks of 64: what a chunk passes to the one before it counts."""
+
+
+class Step(NamedTuple):
+    size: float  # of the difference, relative to the tensor
+    error: float  # that is allowed, relative to the derivative
+
+
+STEPS = {torch.float64: Step(1e-7, 1e-4), torch.float32: Step(1e-2, 5e-2)}
+"""A module that computes in less than float64 is held to what differences in float32 can tell."""
+
+
+@checks("calls")
+def gradients(subject: Subject) -> Outcomes:
+    """Check that the gradients of input and parameters are derivatives, by central differences along random directions.
+
+    Through states they are those of the whole sequence, by the property `stream_gradients`.
+    """
+    dtype = finest(subject)
+    if dtype not in STEPS:
+        raise NotApplicableError(f"differences tell nothing in {dtype}")
+    module, step = subject.module(dtype), STEPS[dtype]
+    x = subject.draw(seq_len=_longest(subject), dtype=dtype).requires_grad_()
+    bypassed = {id(p) for p in subject.protocol.bypassed(module)}
+    named = {name: p for name, p in module.named_parameters() if p.requires_grad and id(p) not in bypassed}
+    y = subject.whole(module, x)
+    if not y.requires_grad:
+        raise NotApplicableError("the output has no gradient")
+    weights = subject.weights(y)
+    tensors = {"the input": x, **named}
+    found = torch.autograd.grad((y * weights).sum(), [*tensors.values()], allow_unused=True, materialize_grads=True)
+
+    def moved(t: Tensor, by: Tensor) -> Tensor:
+        with torch.no_grad():
+            t += by
+            value = (subject.outputs(module, x) * weights).sum(dtype=torch.float64)
+            t -= by
+        return value
+
+    scale = float((y * weights).detach().double().norm())
+    for seed, (name, t) in enumerate(tensors.items()):
+        direction = subject.normal(t.shape, seed=10 + seed).to(t) * max(float(t.detach().square().mean().sqrt()), 1e-3)
+        by = step.size * direction
+        difference = float(moved(t, by) - moved(t, -by)) / (2 * step.size)
+        derivative = float((found[seed].double() * direction.double()).sum())
+        # Roundoff of the two sums limits what a difference can tell.
+        allowed = step.error * max(abs(difference), abs(derivative)) + torch.finfo(dtype).eps * 30 * scale / step.size
+        yield Outcome(
+            abs(difference - derivative) <= allowed,
+            f"the derivative along a random direction of {name} was taken",
+            f"{derivative:.5g} by the backward pass, {difference:.5g} by a difference",
+            f"equal up to {allowed:.1g}",
+        )
+
+
+def _longest(subject: Subject) -> int:
+    try:
+        subject.outputs(subject.module(), subject.draw(seq_len=_LENGTH))
+    except Exception:  # noqa: BLE001 - a module that refuses so many positions
+        return subject.seq_len
+    return _LENGTH
