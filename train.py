@@ -2,7 +2,7 @@
 
 import sys
 
-from lab.train import main
+from lab.training import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -4,7 +4,7 @@
     python benchmarks/performance.py --only scan decode   these sections; the page keeps the others as they were
 
 First it runs the tests of what is timed, and measures nothing if they fail. The peers come with
-`pip install 'mixer-zoo[bench]'`. Each section runs in a process of its own; its numbers go into
+`pip install -e '.[bench]'`. Each section runs in a process of its own; its numbers go into
 `benchmarks/performance.json` as soon as they are there, with machine, commit and date, and the page and the README's
 table are made anew from that file; `--help` says how long each section took when it was last measured.
 """

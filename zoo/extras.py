@@ -20,7 +20,12 @@ def require_extra(module: str, extra: str = "report") -> Any:
         return import_module(module)
     except ModuleNotFoundError as error:
         package = module.partition(".")[0]
-        raise MissingExtraError(f"{package} is not installed: pip install 'mixer-zoo[{extra}]'") from error
+        raise MissingExtraError(f"{package} is not installed: {how_to_install(package, extra)}") from error
+
+
+def how_to_install(package: str, extra: str) -> str:
+    """Return the command that installs a package, and the extra that has it: this package is in no index."""
+    return f"pip install {package.replace('_', '-')}, or install mixer-zoo with its extra [{extra}]"
 
 
 def find_module(name: str) -> Any:

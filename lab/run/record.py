@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lab.plain import flatten
 from lab.run.files import CONFIG, ENVIRONMENT, EVENTS, FIRST_LOSS, FIRST_SCORE, METRICS, RUNGS
@@ -17,6 +17,9 @@ from lab.run.score import SCORES
 from zoo.report.files import read_json
 from zoo.report.numbers import Number
 from zoo.targets import short
+
+if TYPE_CHECKING:
+    from zoo.backbone import Backbone
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +83,13 @@ class Run:
     def curves(self) -> dict[str, Curve]:
         """Scalars by the name of the metric, read when first asked for; none if the events cannot be read."""
         return read_curves(self.folder)
+
+    @property
+    def model(self) -> Backbone:
+        """The model with the weights that scored best in validation, without Lightning, in eval mode."""
+        from zoo.loading.saved import load
+
+        return load(self.folder)
 
     @property
     def step(self) -> int:

@@ -28,7 +28,7 @@ from lab.run.files import DONE, LOG, METRICS
 from lab.run.metrics import Metrics, is_tested
 from lab.run.record import read_metrics, rung_at
 from lab.sweep.forks import Fork, can_fork
-from lab.train import REQUEUE
+from lab.training import REQUEUE
 from zoo.errors import UsageError
 from zoo.extras import require_extra
 from zoo.report.files import as_json, write_atomically

@@ -18,7 +18,7 @@ from pathlib import Path
 _ONE_AT_A_TIME = threading.Lock()
 """Held while a fork starts or its status is read: a start asks all others how they ended, and each can say so once."""
 
-PRELOADED = ("lab.train", "rich.table", "torch.utils.tensorboard", "tasks.datamodule", "zoo.training.module")
+PRELOADED = ("lab.training", "rich.table", "torch.utils.tensorboard", "tasks.datamodule", "zoo.training.module")
 
 
 class Fork:
@@ -33,7 +33,7 @@ class Fork:
 
     def __init__(self, argv: Sequence[str], cwd: Path, log: Path, environment: Mapping[str, str]) -> None:
         context = multiprocessing.get_context("forkserver")
-        # lab.train comes first: it sets what torch reads when it is imported.
+        # lab.training comes first: it sets what torch reads when it is imported.
         context.set_forkserver_preload(list(PRELOADED))
         settings = {**os.environ, **environment}
         self._process = context.Process(target=_run, args=(list(argv), str(cwd), str(log), settings))
@@ -64,7 +64,7 @@ def can_fork(environment: Mapping[str, str]) -> bool:
 def _run(argv: list[str], cwd: str, log: str, settings: dict[str, str]) -> None:
     import torch
 
-    from lab import train
+    from lab import training as train
 
     os.setsid()  # a Ctrl-C in the terminal reaches the sweep only
     threading.Thread(target=_end_with_parent, daemon=True).start()

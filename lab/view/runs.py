@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.run.files import CONFIG, EVENTS, INDEX, METRICS
+from lab.run.metrics import by_heading
 from lab.run.record import Run, one_line, read_run
 from zoo.extras import require_extra
 from zoo.loading.names import CHECKPOINTS
@@ -20,7 +21,27 @@ _OTHER_RESULTS = {"claims.json", "compare.csv", "measure.json"}
 """Files of our other commands: a folder that has one is passed over without a warning."""
 
 
-def read_runs(folder: str | Path, trials: bool = False) -> list[Run]:
+class Runs(list[Run]):
+    """Runs as a list, and as a table."""
+
+    def to_pandas(self) -> Any:
+        """Return a pandas.DataFrame with a row per run: names, options by dotted name, metrics such as test/accuracy.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        pandas = require_extra("pandas", "train")
+        named = ("task", "mixer", "seed", "state", "step")
+        return pandas.DataFrame(
+            {name: getattr(run, name) for name in named}
+            | {key: value for key, value in run.options.items() if not isinstance(value, list | dict)}
+            | {key: value for key, value in by_heading(run.metrics).items() if not key.startswith("curve/")}
+            | {"folder": str(run.folder)}
+            for run in self
+        )
+
+
+def read_runs(folder: str | Path, trials: bool = False) -> Runs:
     """Read every run under a folder, sorted by path; the folder may be a run itself.
 
     Foreign folders and broken runs are skipped, with one warning each in the log (`lab.view`) that names them.
@@ -38,7 +59,7 @@ def read_runs(folder: str | Path, trials: bool = False) -> list[Run]:
     root = Path(folder).expanduser()
     if not root.is_dir():
         raise ValueError(f"no folder {root}; give one that holds runs of train.py, such as runs")
-    runs: list[Run] = []
+    runs = Runs()
     skipped: list[Path] = []
     entries: dict[Path, Mapping[str, Any]] = {}  # of the sweeps' indices, by folder
     seen: set[Path] = set()
@@ -77,4 +98,4 @@ def read_runs(folder: str | Path, trials: bool = False) -> list[Run]:
         )
     for top in sorted(with_files - with_runs - {()}):
         skip(root.joinpath(*top), "no run of train.py in it")
-    return [run for run in runs if trials or not run.trial]
+    return Runs(run for run in runs if trials or not run.trial)

@@ -95,7 +95,7 @@ def narrow_split(task: Task, split: str, n: int, seed: int) -> Arrays:
     Raises:
         ValueError: see `shards`.
     """
-    from tqdm import tqdm
+    from tqdm.auto import tqdm
 
     arrays: Arrays = {}
     start = 0

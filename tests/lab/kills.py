@@ -18,7 +18,7 @@ import torch.utils.tensorboard  # noqa: F401
 
 import tasks.datamodule  # noqa: F401
 import zoo.training.checkpoints
-from lab import train
+from lab import training as train
 from lab.run.folder import RunFolder
 from zoo.training import AtomicCheckpointIO, Interrupt, SequenceModule, Throughput  # noqa: F401
 

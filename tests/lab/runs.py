@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lab import config as cli
-from lab import train
+from lab import training as train
 from lab.run.folder import RunFolder
 
 MEASURED = {"tokens_per_second", "seconds"}

@@ -109,7 +109,7 @@ def test_flags_and_files_mean_the_same(tmp_path: Path) -> None:
 )
 def test_names_and_help_answer_without_the_heavy_imports(argv: list[str], word: str) -> None:
     code = (
-        "import sys; from lab import train; status = 0\n"
+        "import sys; from lab import training as train; status = 0\n"
         "try: status = train.main(sys.argv[1:])\n"
         "except SystemExit as stop: status = stop.code\n"
         "heavy = {'torch', 'lightning', 'jsonargparse', 'numpy', 'rich', 'tqdm'} & set(sys.modules)\n"

@@ -10,7 +10,8 @@ import pytest
 
 import zoo
 from lab import __main__ as application
-from lab import config, train
+from lab import config
+from lab import training as train
 from lab.run.files import HPARAMS
 from lab.run.folder import RunFolder
 from lab.sweep.sweep import main as sweep

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab import train
+from lab import training as train
 from lab.examples import examples
 from lab.sweep.sweep import main as sweep
 from lab.view import read_runs

@@ -8,13 +8,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
+import torch
+from nbclient import NotebookClient
 
+import lab
 from lab.run.files import METRICS
 from lab.run.folder import RunFolder
 from lab.run.metrics import at_lengths, by_facts, by_heading, number_at, state_of
 from lab.run.record import read_metrics
 from lab.run.score import SCORES, first_at, has_converged, merit, merits, score_of
+from tests import ROOT, refused
 from zoo.errors import UsageError
 
 FOUND: dict[str, Any] = {
@@ -104,3 +109,25 @@ def test_a_run_resumes_only_with_the_data_that_it_began_with(tmp_path: Path) -> 
     folder.check_data({"content": "1"})
     with pytest.raises(UsageError, match="other data"):
         folder.check_data({"content": "2"})
+
+
+def test_a_run_from_python_is_that_of_the_command(tmp_path: Path) -> None:
+    task = {"name": "mqar", "seq_len": 16, "n_pairs": 2, "vocab_size": 32}
+    options = {"d_model": 16, "run_dir": str(tmp_path), "figures_every": 0, "seed": 3, "no_test": True}
+    run = lab.train(
+        {"name": "attention", "n_heads": 2}, task, trainer={"max_steps": 4, "accelerator": "cpu"}, **options
+    )
+    assert (run.mixer, run.seed, run.state, run.config["mixer"]["n_heads"]) == ("attention", 3, "trained", 2)
+    assert run.model(torch.ones(1, 5, dtype=torch.long)).shape == (1, 5, 32)
+    table = lab.read_runs(tmp_path).to_pandas()
+    assert table[["mixer", "seed", "mixer.n_heads"]].to_numpy().tolist() == [["attention", 3, 2]]
+    assert table["val/accuracy"][0] == run.metrics["val"]["accuracy"]
+    with refused("unknown mixer 'attentoin' .*"):
+        lab.train("attentoin")
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(tmp_path: Path) -> None:
+    notebook = nbformat.read(ROOT / "docs" / "python.ipynb", 4)
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert len(list(tmp_path.rglob("metrics.json"))) == 2

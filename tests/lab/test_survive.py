@@ -25,7 +25,7 @@ import pytest
 import torch
 
 from lab import config as cli
-from lab import train
+from lab import training as train
 from lab.run.files import FIRST_LOSS
 from lab.run.folder import RunFolder
 from lab.run.metrics import by_heading
@@ -253,7 +253,7 @@ taken = (signal, "SIGUSR1", signal.SIGUSR1), (os, "register_at_fork", os.registe
 for owner, name, _ in taken:
     delattr(owner, name)
 import zoo.ops.scan_numba
-from lab import train
+from lab import training as train
 from zoo.training import Interrupt, Throughput
 for owner, name, what in taken:
     setattr(owner, name, what)

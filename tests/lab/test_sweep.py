@@ -254,7 +254,7 @@ def test_an_experiments_file(tmp_path: Path) -> None:
         (None, "--mixer", "--mixer needs a value"),
         (None, "--mixer ,", "--mixer has no values"),
         (None, "--slots 0", "--slots must be a whole number >= 1, got 0"),
-        (None, "--mixer lstm --engine ray", "pip install 'mixer-zoo[ray]'"),
+        (None, "--mixer lstm --engine ray", "pip install ray, or install mixer-zoo with its extra [ray]"),
         (None, "--engine rya", "unknown engine 'rya' (did you mean 'ray'?)"),
         (None, "--tune lr", "--tune expects a name and values such as lr=1e-4..1e-2"),
         (None, "--tune lr=1e-2..1e-4", "expected two ends and perhaps a number, such as 1e-4..1e-2:5, got 1e-2..1e-4"),

@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import zoo
 from lab import config as cli
-from lab import train
+from lab import training as train
 from lab.run import identity
 from lab.run.folder import RunFolder
 from lab.run.record import read_rungs

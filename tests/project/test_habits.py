@@ -60,7 +60,11 @@ def test_the_examples_in_docstrings_are_true(module: str) -> None:
     assert done.failed == 0
 
 
-TRAINED = ("Truncated back-propagation through time", "Inside transformers' Trainer")
+TRAINED = (
+    "A DataLoader of your own, with Lightning",
+    "Truncated back-propagation through time",
+    "Inside transformers' Trainer",
+)
 REUSE = [part for part in (ROOT / "docs/reuse.md").read_text().split("\n## ")[1:] if "```python" in part]
 
 
@@ -75,6 +79,8 @@ REUSE = [part for part in (ROOT / "docs/reuse.md").read_text().split("\n## ")[1:
         ),
     ],
 )
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:The 'train_dataloader' does not have many workers")
+@pytest.mark.filterwarnings("ignore:The 'val_dataloader' does not have many workers")
 def test_the_python_of_a_page_runs_from_top_to_bottom(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

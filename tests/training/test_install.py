@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests import python, slow
+from zoo.extras import how_to_install
 
 ABSENT = """
 import sys
@@ -26,8 +27,14 @@ except ModuleNotFoundError as error:
 @pytest.mark.parametrize(
     ("package", "said"),
     [
-        ("lightning", "zoo.training needs lightning: pip install 'mixer-zoo[train]'"),
-        slow("torchmetrics", "zoo.training needs torchmetrics: pip install 'mixer-zoo[train]'"),
+        (
+            "lightning",
+            f"zoo.training needs lightning: {how_to_install('lightning', 'train')}",
+        ),
+        slow(
+            "torchmetrics",
+            f"zoo.training needs torchmetrics: {how_to_install('torchmetrics', 'train')}",
+        ),
         slow("jaxtyping", "No module named 'jaxtyping'"),
     ],
 )

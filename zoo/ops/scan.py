@@ -22,6 +22,7 @@ from torch import Tensor
 
 from zoo.cores import core
 from zoo.errors import unknown
+from zoo.extras import how_to_install
 from zoo.ops import scan_torch
 from zoo.ops.precision import as_type, full_precision
 from zoo.ops.transforms import followed, transformable, whole_in_export
@@ -29,7 +30,7 @@ from zoo.ops.transforms import followed, transformable, whole_in_export
 BACKENDS = ("torch", "numba", "triton")
 _INSTALLED = {"numba": find_spec("numba") is not None, "triton": find_spec("triton") is not None}
 _HOW_TO_INSTALL = {
-    "numba": "pip install 'mixer-zoo[fast]'",
+    "numba": how_to_install("numba", "fast"),
     "triton": "pip install triton (builds of torch for CUDA bring it)",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from zoo.extras import how_to_install
 from zoo.lazy import lazy_names
 
 _import, __dir__, __all__ = lazy_names(__name__, __file__)
@@ -17,5 +18,5 @@ def __getattr__(name: str) -> Any:
         if package not in ("lightning", "tensorboard", "torchmetrics"):
             raise
         raise ModuleNotFoundError(
-            f"zoo.training needs {package}: pip install 'mixer-zoo[train]'", name=package
+            f"zoo.training needs {package}: {how_to_install(package, 'train')}", name=package
         ) from None

@@ -10,7 +10,7 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 TITLE = "training"
 SHOWN = ("train/loss", "train/accuracy", "val/accuracy", "val/relative_squared_error")
@@ -43,7 +43,7 @@ class Progress(Callback):
             initial=trainer.global_step,
             desc=TITLE,
             unit=" steps",
-            ncols=min(120, shutil.get_terminal_size().columns),
+            ncols=None if "ipykernel" in sys.modules else min(120, shutil.get_terminal_size().columns),
             # A log file gets a line now and then, a terminal a bar that moves.
             mininterval=0.1 if sys.stderr.isatty() else 3,
             disable=not trainer.is_global_zero,

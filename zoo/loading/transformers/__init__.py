@@ -11,6 +11,7 @@ from torch import nn
 from zoo.backbone import Backbone
 from zoo.contract import SequenceMixer
 from zoo.errors import unknown
+from zoo.extras import how_to_install
 from zoo.loading.transformers.check import verify_outputs
 from zoo.loading.transformers.layers import LAYERS, read_layer
 from zoo.loading.transformers.models import MODELS, read_model
@@ -85,7 +86,8 @@ def _pretrained(source: str | os.PathLike[str]) -> nn.Module:
         from transformers.utils.peft_utils import find_adapter_config_file
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
-            "loading a pretrained model needs transformers: pip install 'mixer-zoo[transformers]'", name="transformers"
+            f"loading a pretrained model needs transformers: {how_to_install('transformers', 'transformers')}",
+            name="transformers",
         ) from None
     try:
         adapter = find_adapter_config_file(os.fspath(source))

@@ -23,11 +23,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lab.build import declared, find_leak, model_options, task_options
 from lab.config import PROGRAM, Command, parse
+from lab.config.layers import SWITCHES
 from lab.hparams import compared_options, compared_results
+from lab.plain import flag_text, flatten
 from lab.run.files import ENVIRONMENT, FIRST_LOSS, FIRST_SCORE, HPARAMS
 from lab.run.folder import RunFolder
 from lab.run.metrics import Metrics, is_tested, number_at
-from lab.run.record import LEAK, MARK, read_fields, rung_at
+from lab.run.record import LEAK, MARK, Run, read_fields, read_run, rung_at
 from lab.run.score import first_at, has_converged, level, score_text
 from zoo import training
 from zoo.errors import UsageError
@@ -150,6 +152,35 @@ def run(command: Command) -> Metrics:
                 folder.write_rung(stop_at, metrics)
             show(metrics, folder.path)
         return metrics
+
+
+def train(mixer: str | Mapping[str, Any] = "hybrid", task: str | Mapping[str, Any] = "mqar", **options: Any) -> Run:
+    """Train one mixer on one task as train.py does, and return the run: its metrics, curves and model.
+
+        run = lab.train("attention", "mqar", seed=1, d_model=64, trainer={"max_steps": 200})
+        run.metrics["test"]["accuracy"], run.curves["val/accuracy"], run.model
+
+    A run that is finished is read, and one that was interrupted is resumed.
+
+    Args:
+        mixer: name, package.module:Class or path/file.py:Class; or a mapping, {"name": "attention", "n_heads": 4}.
+        task: the same for the task.
+        **options: the flags of train.py, nested or flat: trainer={"max_steps": 200}, lr=1e-3, overwrite=True.
+
+    Raises:
+        UsageError: an option that train.py would refuse; a ValueError of one line.
+        NonFiniteLossError: the loss, or a weight, is nan or infinite.
+    """
+    flags: list[str] = []
+    for key, value in flatten({"mixer": mixer, "task": task, **options}):
+        name = key.removesuffix(".name") if key in ("mixer.name", "task.name") else key
+        if name not in SWITCHES:
+            flags.append(f"--{name}={flag_text(value)}")
+        elif value:
+            flags.append(f"--{name}")
+    command = parse(flags)
+    run(command)
+    return read_run(RunFolder.of(command).path, {})
 
 
 def _known_result(command: Command, folder: RunFolder, trained: Metrics | None) -> Metrics | None:
@@ -336,7 +367,7 @@ class Session:
 
     def _with_bars(self, batches: Iterator[tuple[Key, Any]], title: str) -> Iterator[tuple[Key, Any]]:
         """Yield the test batches of each key, on a terminal with a bar if they take long."""
-        from tqdm import tqdm
+        from tqdm.auto import tqdm
 
         disable = None if self.progress and self.trainer.is_global_zero else True
         for key, each in batches:
