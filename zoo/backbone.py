@@ -230,6 +230,8 @@ class Backbone(Pretrained):
         n: int,
         temperature: float = 0.0,
         generator: torch.Generator | None = None,
+        top_k: int | None = None,
+        top_p: float = 1.0,
     ) -> Int[Tensor, "batch total"]:
         """Continue each prompt by n tokens, one `stream` step per token.
 
@@ -238,23 +240,31 @@ class Backbone(Pretrained):
             n: how many tokens to add.
             temperature: 0 takes the likeliest token; above, tokens are drawn from softmax(logits / temperature).
             generator: source of the draws.
+            top_k: draw from the k likeliest tokens only, and those that are as likely as the k-th.
+            top_p: draw from the fewest tokens, of these, whose chances sum to at least top_p.
 
         Returns:
             Prompt and continuation, (batch, seq + n).
 
         Raises:
-            ValueError: a model whose outputs are not its tokens, n below 1, a negative temperature.
+            ValueError: a model whose outputs are not its tokens, n or top_k below 1, a negative temperature, a top_p
+                outside (0, 1], top_k or top_p with temperature 0.
         """
         require_positive(n=n)
         if self.vocab_size != self.n_outputs:
             raise ValueError(f"generate needs n_outputs = vocab_size, got {self.n_outputs} and {self.vocab_size}")
         if temperature < 0:
             raise ValueError(f"temperature must not be negative, got {temperature}")
+        require_positive(top_k=top_k)
+        if not 0 < top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
+        if not temperature and (top_k is not None or top_p < 1):
+            raise ValueError("top_k and top_p choose what is drawn: they need a temperature above 0")
         tokens, state = [prompt], None
         for _ in range(n):
             logits, state = self.stream(tokens[-1], state)
             if temperature:
-                chances = torch.softmax(logits[:, -1].float() / temperature, dim=-1)
+                chances = torch.softmax(_likeliest(logits[:, -1].float() / temperature, top_k, top_p), dim=-1)
                 tokens.append(torch.multinomial(chances, 1, generator=generator))
             else:
                 tokens.append(logits[:, -1:].argmax(-1))
@@ -268,6 +278,18 @@ class Backbone(Pretrained):
         """Return the names of parameters without weight decay: norms, biases, embedding, and those the mixers name."""
         embedding = {"embedding.weight"} if self.embedding is not None else set()
         return no_weight_decay(self) | embedding
+
+
+def _likeliest(logits: Tensor, top_k: int | None, top_p: float) -> Tensor:
+    """Return logits, (batch, vocab), with -inf for the tokens that top_k and then top_p leave out."""
+    if top_k is not None:
+        kth = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
+        logits = logits.masked_fill(logits < kth, -torch.inf)
+    if top_p < 1:
+        chances, order = torch.softmax(logits, dim=-1).sort(dim=-1, descending=True)
+        left_out = chances.cumsum(-1) - chances >= top_p  # the likelier ones suffice
+        logits = logits.masked_fill(torch.zeros_like(left_out).scatter(-1, order, left_out), -torch.inf)
+    return logits
 
 
 def _canon_places(canon: str, d_conv: int, backbone: str) -> str:

@@ -13,7 +13,7 @@ import inspect
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from jaxtyping import Float
@@ -86,6 +86,10 @@ class SequenceMixer(Configured, ABC):
         if own and type(self).reset_parameters is SequenceMixer.reset_parameters:
             raise NotImplementedError(f"{type(self).__name__}.reset_parameters must say how {', '.join(own)} start")
         reset_submodules(self)
+
+    if TYPE_CHECKING:  # nn.Module's own is Callable[..., Any]
+
+        def __call__(self, x: Tensor, lengths: Lengths | None = None) -> Tensor: ...
 
     def forward(
         self, x: Float[Tensor, "batch seq d_model"], lengths: Lengths | None = None

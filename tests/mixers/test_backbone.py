@@ -213,13 +213,26 @@ def test_streaming_and_greedy_generation_are_recomputation_from_the_start(
     assert_close(in_chunks(model, expected, [1, 1, 7, 3])[0], model(expected))
 
 
-def test_sampled_frequencies_are_the_softmax(generator: torch.Generator) -> None:
+@pytest.mark.parametrize(("top_k", "top_p"), [(None, 1.0), (4, 1.0), (None, 0.55), (5, 0.55), (100, 1e-6)])
+def test_sampled_frequencies_are_the_softmax(top_k: int | None, top_p: float, generator: torch.Generator) -> None:
     model, prompt = model_of(Case("lstm", {}), generator), torch.full((20_000, 1), 3)
-    chances = torch.softmax(model(prompt[:1])[0, -1] / 2, dim=-1)
-    drawn = model.generate(prompt, 1, 2.0, generator)[:, -1]
+    logits = (model(prompt[:1])[0, -1].double() / 2).tolist()
+    kept, total = {}, 0.0
+    likeliest = sorted(range(VOCAB), key=lambda token: -logits[token])[:top_k]
+    norm = sum(math.exp(logits[token]) for token in likeliest)
+    for token in likeliest:
+        if total < top_p:
+            kept[token] = math.exp(logits[token])
+            total += kept[token] / norm
+    chances = torch.tensor([kept.get(token, 0.0) / sum(kept.values()) for token in range(VOCAB)])
+    drawn = model.generate(prompt, 1, 2.0, generator, top_k, top_p)[:, -1]
     counts = torch.bincount(drawn, minlength=VOCAB) / len(drawn)
     error = (chances * (1 - chances) / len(drawn)).sqrt()
-    assert ((counts - chances).abs() < 5 * error).all()
+    assert ((counts - chances).abs() <= 5 * error + 1e-12).all()
+
+
+def test_a_seed_decides_what_is_drawn(generator: torch.Generator) -> None:
+    model, prompt = model_of(Case("lstm", {}), generator), torch.full((4, 1), 3)
     one, other, cold = (
         model.generate(prompt[:4], 20, temperature, torch.Generator().manual_seed(seed))
         for seed, temperature in ((1, 1.0), (2, 1.0), (1, 1e-6))
@@ -294,6 +307,15 @@ def test_inputs_and_generation_that_cannot_be_are_refused() -> None:
         of_tokens.generate(prompt, 0)
     with refused("temperature must not be negative, got -1"):
         of_tokens.generate(prompt, 1, temperature=-1.0)
+    for options, error in (
+        ({"top_k": 0}, "top_k must"),
+        ({"top_p": 0.0}, "top_p must"),
+        ({"top_p": 1.5}, "top_p must"),
+    ):
+        with refused(error):
+            of_tokens.generate(prompt, 1, temperature=1.0, **options)
+    with refused("top_k and top_p .* need a temperature"):
+        of_tokens.generate(prompt, 1, top_k=2)
     with refused("n_outputs = vocab_size, got 3 and 5"):
         Backbone({"name": "lstm"}, 8, vocab_size=5, n_outputs=3).generate(prompt, 1)
 
