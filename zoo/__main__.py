@@ -337,9 +337,8 @@ def _heads(arguments: argparse.Namespace) -> int:
     memory = memory_needed(model, seq_len, n_inputs, n_others, processes)
     console = make_console()
     console.print(
-        f"Measuring needs about {size(memory)} of memory besides the model, and "
-        f"{duration(seconds_needed(model, seq_len, n_inputs, n_others))} of one core"
-        + (f", which {processes} processes share." if processes > 1 else "."),
+        f"Measuring needs about {size(memory)} of memory besides the model"
+        + (f", for {processes} processes." if processes > 1 else "."),
         highlight=False,
     )
     with progress(n_layers * len(QUANTITIES)) as advance:
