@@ -184,10 +184,6 @@ def kept_in_the_module(right: Any, self: Any, x: Tensor, state: Any = None) -> A
     return y, after
 
 
-def wrong_rows(right: Any, self: Any, x: Tensor) -> Tensor:
-    return right(self, x) * (1 + 0.1 * (torch.arange(len(x)) > 15)).to(x)[:, None, None]
-
-
 ERRORS = [
     Planted("adjoint that is not carried", "gradients", Recurrence, "scan", forgets_the_adjoint),
     Planted(

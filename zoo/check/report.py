@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.text import Text
@@ -57,13 +58,15 @@ def print_card(report: Report) -> None:
 
 
 def as_html(report: Report) -> str:
-    """Return a page with a table of the findings and plots of the measurements.
+    """Return a page with a table of the findings, failures first, and plots of the measurements.
 
     Raises:
         MissingExtraError: matplotlib or jinja2 is not installed.
     """
     title, lead = f"{report.target} against the contract of a sequence mixer", (_counts(report), _setting(report))
-    return page.as_html(Page(title, {"": _COLUMNS}, _rows(report), lead, caption="measurements"), _picture(report))
+    ordered = sorted(report.findings, key=lambda each: each.verdict != "failed")
+    rows = _rows(replace(report, findings=tuple(ordered)))
+    return page.as_html(Page(title, {"": _COLUMNS}, rows, lead, caption="measurements"), _picture(report))
 
 
 def _rows(report: Report) -> list[Row]:
