@@ -303,14 +303,21 @@ def run_ray(
 
     Raises:
         MissingExtraError: Ray is not installed.
-        UsageError: no cluster answers.
+        UsageError: no cluster answers, or it refuses the token.
     """
     ray = require_extra("ray", "ray")
     threads = 1 if address else int(slots[0]["OMP_NUM_THREADS"])
     options = {"address": address, "logging_level": "ERROR", "log_to_driver": False}
     options |= {} if address else {"num_cpus": threads * len(slots), "include_dashboard": False}
     try:
+        if address and ":" in address and "://" not in address:
+            require_extra("ray._raylet", "ray").GcsClient(address=address)  # ray.init retries a wrong token for 30 s
         ray.init(runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}}, **options)
+    except ray.exceptions.AuthenticationError:
+        raise UsageError(
+            f"the Ray cluster at {address} refuses the token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the "
+            "file that its head was started with"
+        ) from None
     except Exception as error:  # noqa: BLE001 - Ray raises a plain one if it does not start in time
         raise UsageError(f"no Ray cluster at {address or 'this machine'}: {error}") from None
     try:
