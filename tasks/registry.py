@@ -76,6 +76,7 @@ GENERATORS = {
     "recall.noisy_recall:NoisyRecall": "recall among pairs of noise tokens",
     "tracking.parity:Parity": "say at every position whether the ones so far are odd",
     "structure.pathfinder:Pathfinder": "say whether two dots are the ends of one dashed path",
+    "recall.planted_heads:PlantedHeads": "regress one of k orthogonal maps of the value of a key",
     "copying.selective_copying:SelectiveCopying": "say the tokens among blanks again, in order",
     "memory.ssm_teacher:SSMTeacher": "regress a linear time-invariant teacher of span dimension k",
     "recall.stacked_mqar:StackedMQAR": "mqar where a key and its value share one vector",

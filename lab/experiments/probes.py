@@ -40,13 +40,9 @@ class Probe:
 
 
 def head_count_bound(run: Run) -> tuple[float]:
-    """Return the least relative squared error of the run's number of heads on its teacher."""
-    import torch
-
-    from zoo.theory import head_count_bound
-
-    lags = torch.as_tensor(build_task(run.config).lags)  # pyright: ignore[reportAttributeAccessIssue]
-    return (head_count_bound(lags, run.config["mixer"].get("n_heads", 1)),)
+    """Return the least relative squared error of the run's number of heads, zero from the task's k heads on."""
+    floors: Any = build_task(run.config).floors()["floor_at_heads"]
+    return (floors.get(str(run.config["mixer"].get("n_heads", 1)), 0.0),)
 
 
 def gradient(run: Run, n_draws: int = 4) -> tuple[float]:
@@ -110,7 +106,35 @@ def heads(run: Run) -> tuple[float, float, float]:
     return needed, layer["heads"]["0.1"], layer["score_by_heads"]["0"]
 
 
+def held_weights(run: Run, n: int = 4096) -> tuple[float]:
+    """Measure how the error changes if all values but the queried one are drawn anew, with the coefficients held.
+
+    Returns:
+        The new squared error over the old one: 1 if the layer reads no other pair.
+    """
+    import numpy as np
+    import torch
+
+    from tasks.data.splits import sample_split
+    from zoo.loading.saved import load
+    from zoo.theory.operator import replayed
+
+    task: Any = build_task(run.config)
+    arrays = sample_split(task, "test", n, run.seed)
+    inputs, labels = arrays["inputs"], arrays["labels"][:, -1]
+    keys = inputs[:, :, task.d_value : task.d_value + task.n_keys]
+    others = (keys * keys[:, -1:]).sum(2) != 1
+    others &= keys.any(2)
+    drawn = np.random.default_rng(run.seed).standard_normal(inputs.shape, dtype=np.float32)
+    redrawn = np.where(others[:, :, None] & (np.arange(inputs.shape[2]) < task.d_value), drawn, inputs)
+    with replayed(load(run.folder), torch.from_numpy(inputs)) as held:
+        again = held.matvec(torch.from_numpy(redrawn)[None])[0] + held.offset
+    before, after = (float(np.square(y[:, -1].numpy() - labels).sum()) for y in (held.output, again))
+    return (after / before,)
+
+
 PROBES = {
+    "held_weights": Probe(1, ("error ratio with other values",), held_weights, by_seed=True),
     "head_count_bound": Probe(1, ("bound",), head_count_bound),
     "gradient": Probe(1, ("gradient",), gradient),
     "layer_gradient": Probe(1, ("gradient",), layer_gradient),

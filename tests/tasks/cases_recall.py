@@ -221,6 +221,37 @@ def stacked_mqar_options(draw: st.DrawFn) -> Options:
     }
 
 
+def solve_planted_heads(options: Options, inputs: list[list[float]], asked: list[int]) -> Answers:
+    """Look the queried key up, and apply the map of the relation, written as a product of three matrices."""
+    assert asked == [len(inputs) - 1]
+    d_value, n_keys = options["d_value"], options["n_keys"]
+    first = int(options["bos"])
+    assert [x[-1] for x in inputs] == [1.0] * first + [0.0] * (len(inputs) - first)
+    keys = [x[d_value : d_value + n_keys].index(1) for x in inputs[first:]]
+    assert len(set(keys[:-1])) == len(keys) - 1
+    value = inputs[first + keys.index(keys[-1])][:d_value]
+    u, v = np.random.default_rng(options["map_seed"]).standard_normal((2, d_value, d_value))
+    shift = np.zeros((d_value, d_value))
+    for channel in range(d_value):
+        shift[channel, (channel + 1) % d_value] = 1
+    relation = inputs[-1][d_value + n_keys : -1].index(1)
+    left, right = np.linalg.qr(u)[0], np.linalg.qr(v)[0]
+    return {asked[0]: (left @ np.linalg.matrix_power(shift, relation) @ right @ np.array(value)).tolist()}
+
+
+@st.composite
+def planted_heads_options(draw: st.DrawFn) -> Options:
+    d_value, n_pairs, bos = draw(st.integers(1, 6)), draw(st.integers(1, 6)), draw(st.booleans())
+    return {
+        "k": draw(st.integers(1, d_value)),
+        "seq_len": n_pairs + 1 + bos,
+        "n_keys": n_pairs + draw(st.integers(0, 4)),
+        "d_value": d_value,
+        "bos": bos,
+        "map_seed": draw(st.integers(0, 3)),
+    }
+
+
 CASES = {
     "compositional": TaskCase(
         options=compositional_options(),
@@ -301,6 +332,16 @@ CASES = {
             ({"train_targets": "all"}, "every_token, answers"),
         ],
         published=[{}, {"frac_noise": 0.8}, {"seq_len": 1024}],
+    ),
+    "planted_heads": TaskCase(
+        options=planted_heads_options(),
+        solve=solve_planted_heads,
+        least={"k": 1, "seq_len": 3, "n_keys": 1, "d_value": 1, "map_seed": 0},
+        refused=[
+            ({"k": 9}, "k must be <= d_value"),
+            ({"seq_len": 11}, "the number of pairs, must be <= n_keys"),
+        ],
+        other_length=9,
     ),
     "stacked_mqar": TaskCase(
         options=stacked_mqar_options(),
