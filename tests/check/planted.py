@@ -184,6 +184,11 @@ def kept_in_the_module(right: Any, self: Any, x: Tensor, state: Any = None) -> A
     return y, after
 
 
+def late(right: Any, self: Any, a: Tensor, v: Tensor, h: Tensor) -> Any:
+    y, last = right(self, a, v, h)
+    return y * (1 + 0.1 * (torch.arange(y.shape[1]) > 1100)).to(y)[:, None], last
+
+
 ERRORS = [
     Planted("adjoint that is not carried", "gradients", Recurrence, "scan", forgets_the_adjoint),
     Planted(
@@ -199,6 +204,20 @@ ERRORS = [
         LongConv,
         "forward",
         lambda f, self, x: f(self, x) * torch.where(torch.arange(len(x)) < 16, 1.0, 1.1)[:, None, None].to(x),
+    ),
+    Planted(
+        "rows mixed beyond 64 channels",
+        "large_sizes",
+        LongConv,
+        "forward",
+        lambda f, self, x: f(self, x) + (0.1 * x.mean(0) if x.shape[2] > 64 else 0.0),
+    ),
+    Planted(
+        "wrong beyond 1,000 positions",
+        "large_sizes",
+        Recurrence,
+        "scan",
+        late,
     ),
     Planted("sums in bfloat16", "float32", Recurrence, "scan", sums_in_bfloat16),
     Planted("bfloat16 state", "float32", Recurrence, "stream", narrow_state),

@@ -57,7 +57,7 @@ def test_every_property_of_torchs_lstm_passes_or_says_why_not() -> None:
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: f"{error.seen_by}: {error.what}")
 def test_a_planted_error_is_seen_by_its_property(error: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
     error.plant(monkeypatch)
-    finding = find(error.module, error.seen_by, looks_ahead=error.module is Bidirectional)
+    finding = find(error.module, error.seen_by, looks_ahead=error.module is Bidirectional, thorough=True)
     assert finding.verdict == "failed", finding.detail
     assert "expected: " in finding.detail
     assert "\n" not in finding.detail

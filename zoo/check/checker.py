@@ -16,6 +16,7 @@ from zoo.check import (  # noqa: F401 - they register
     padding,
     parameters,
     precision,
+    sizes,
     streaming,
 )
 from zoo.check.finding import Report
@@ -53,7 +54,7 @@ def check(
         d_model: width of the input.
         only: names of properties; default all.
         progress: called with each property's name before it is checked.
-        **setting: seq_len, options, device, dtype, adapter, looks_ahead and seed, arguments of `Subject`.
+        **setting: seq_len, options, device, dtype, adapter, looks_ahead, seed and thorough, arguments of `Subject`.
 
     Returns:
         The report: findings as plain data.

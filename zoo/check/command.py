@@ -67,6 +67,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     add("--dtype", default="float32", metavar="DTYPE", help=f"{', '.join(DTYPES)}; default float32")
     add("--seed", type=int, default=0, metavar="N", help="seed of parameters and inputs; default 0")
     add("--looks_ahead", action="store_true", help="later positions may change earlier outputs, as in an encoder")
+    add("--thorough", action="store_true", help="also 2048 positions, which takes minutes for slow modules")
     add("--adapter", metavar="PLACE:CLASS", help="an adapter of your own, see below")
     add("--json", type=Path, metavar="FILE", help="write the findings as JSON")
     add("--html", type=Path, metavar="FILE", help="write a page with the plots, which needs no network")
@@ -90,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     from zoo.check.report import as_html, print_card
 
     only = [each.name for each in properties(*(name for text in arguments.only for name in text.strip(",").split(",")))]
-    shared = ("d_model", "seq_len", "device", "seed", "looks_ahead", "adapter")
+    shared = ("d_model", "seq_len", "device", "seed", "looks_ahead", "adapter", "thorough")
     setting = {name: getattr(arguments, name) for name in shared}
     with progress(len(only)) as advance:
         report = check(

@@ -27,20 +27,21 @@ def chunked(subject: Subject) -> Outcomes:
         raise NotApplicableError("the protocol takes one position at a time: see one_by_one")
     n = subject.seq_len
     for sizes in ([n], [n // 2, n - n // 2], [1, n - 1], [n - 1, 1], [3, 1, 2, n - 6]):
-        yield _partition(subject, sizes)
+        yield partition(subject, sizes)
     with suppress(Exception):  # a module that refuses so many positions
         subject.outputs(subject.module(), subject.draw(seq_len=LONG))
-        yield _partition(subject, [200, LONG - 200])
+        yield partition(subject, [200, LONG - 200])
 
 
 @checks("streaming")
 def one_by_one(subject: Subject) -> Outcomes:
     """Check that outputs position by position equal those of the whole sequence."""
     subject.require_stream()
-    yield _partition(subject, [1] * subject.seq_len)
+    yield partition(subject, [1] * subject.seq_len)
 
 
-def _partition(subject: Subject, sizes: Sequence[int]) -> Outcome:
+def partition(subject: Subject, sizes: Sequence[int]) -> Outcome:
+    """Compare a sequence in chunks of these sizes with the whole."""
     module, x = subject.module(), subject.draw(seq_len=sum(sizes))
     whole = subject.outputs(module, x)
     cut = "one position at a time" if set(sizes) == {1} else f"in chunks of {', '.join(map(str, sizes))}"

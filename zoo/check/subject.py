@@ -39,6 +39,7 @@ class Subject:
         adapter: the protocol, as an adapter or as the name of its class; default: found by trying.
         looks_ahead: whether later positions may change earlier outputs, as in an encoder.
         seed: seed of parameters and inputs.
+        thorough: whether to check long sequences too, which takes minutes for slow modules.
 
     Raises:
         ValueError: sizes that are not positive, a target that is no module and makes none, options for a module, or a
@@ -56,6 +57,7 @@ class Subject:
     adapter: Adapter | str | None = None
     looks_ahead: bool = False
     seed: int = 0
+    thorough: bool = False
 
     def __post_init__(self) -> None:
         require_positive(d_model=self.d_model, seq_len=self.seq_len)
@@ -75,6 +77,14 @@ class Subject:
             raise ValueError(f"a check needs a module or a function that makes one, got {type(given).__name__}")
         self.original = self._built()
         self.protocol = self._protocol()
+
+    def of_width(self, d_model: int) -> Subject:
+        """Return the same subject at another width.
+
+        Raises:
+            ValueError: the module cannot be built or called at this width.
+        """
+        return Subject(self.target, **{**self._given, "d_model": d_model})
 
     def make(self, options: Mapping[str, Any] | None = None, seed: int = 0) -> nn.Module:
         """Make a new module with parameters drawn from `seed`, or copy the module that was given."""
@@ -180,8 +190,8 @@ class Subject:
         for key, value in given.items():
             if key == "options":
                 words += [word for option in value.items() for word in ("--option", "{}={}".format(*option))]
-            elif key == "looks_ahead":
-                words.append("--looks_ahead")
+            elif value is True:
+                words.append(f"--{key}")
             else:
                 words += [f"--{key}", str(value).removeprefix("torch.")]
         return shlex.join(words)

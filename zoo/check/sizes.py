@@ -1,0 +1,52 @@
+"""The property of sizes that small checks do not reach: a wider module, and a long sequence in two chunks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import nn
+
+from zoo.check.calls import lengths, rows_independent
+from zoo.check.outcome import NotApplicableError, Outcomes
+from zoo.check.property import checks
+from zoo.check.streaming import one_by_one, partition
+from zoo.check.subject import Subject
+
+_WIDTH = 96
+"""More than a block of 64 channels, and no power of two."""
+_LONGEST = 2048
+
+
+@checks("calls")
+def large_sizes(subject: Subject) -> Outcomes:
+    """Check that a module 96 wide keeps rows apart and streams as the whole; thorough: also 2048 positions."""
+    checked = False
+    for outcome in _wide(subject):
+        checked = True
+        yield replace(outcome, did=f"at a width of {_WIDTH}, {outcome.did}")
+    if subject.thorough and subject.protocol.streams and subject.protocol.longest != 1 and _takes(subject):
+        checked = True
+        yield partition(subject, [_LONGEST // 2 + 1, _LONGEST // 2 - 1])
+    if not checked:
+        raise NotApplicableError(f"a width of {_WIDTH} cannot be chosen")
+
+
+def _wide(subject: Subject) -> Outcomes:
+    if isinstance(subject.made_of, nn.Module):
+        return
+    try:
+        wide = subject.of_width(_WIDTH)
+    except ValueError:  # an option sets the width
+        return
+    yield from rows_independent(wide)
+    yield from lengths(wide)
+    if wide.protocol.streams:
+        yield from one_by_one(wide)
+
+
+def _takes(subject: Subject) -> bool:
+    try:
+        subject.outputs(subject.module(), subject.draw(seq_len=_LONGEST))
+    except Exception:  # noqa: BLE001 - a module that refuses so many positions
+        return False
+    return True
