@@ -146,7 +146,10 @@ def test_the_interval_of_a_ratio_of_variances_covers_it(ratio: float, rng: np.ra
     assert np.median([each.value for each in found]) == pytest.approx(ratio, abs=0.1 + 0.3 * ratio)
 
 
-def test_a_ratio_of_variances_needs_groups_of_as_many_numbers() -> None:
+def test_a_ratio_of_variances_of_groups_of_equal_size() -> None:
+    # Variances 100 between and 2 within; F tables: F(0.975; 2, 3) = 16.044, F(0.975; 3, 2) = 39.165.
+    found = intervals.of_variance_ratio([[0, 2], [10, 12], [20, 22]])
+    assert found == pytest.approx((49.5, (100 / 16.044 - 1) / 2, (100 * 39.165 - 1) / 2), rel=1e-3)
     assert math.isnan(intervals.of_variance_ratio([[1, 1], [2, 2]]).value)
     for groups in ([], [[1, 2]], [[1], [2]], [[1, 2], [3, 4, 5]]):
         with pytest.raises(ValueError, match="two or more groups of as many numbers, two or more; got "):

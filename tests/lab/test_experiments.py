@@ -17,7 +17,7 @@ import yaml
 
 from lab import __main__ as application
 from lab.config import parse
-from lab.experiments import command, spec
+from lab.experiments import command, record, spec
 from lab.experiments.judge import fitted_limit, judge
 from lab.experiments.page import Pages, pages, panels
 from lab.experiments.probes import PROBES, measure
@@ -291,7 +291,7 @@ def test_a_record_is_reproduced_from_its_runs(name: str) -> None:
 def test_every_page_renders_and_a_placeholder_needs_its_record() -> None:
     assert set(pages(RECORDS)) == {"README.md", "docs/findings.md", "docs/results.md"}
     with pytest.raises(UsageError, match="head_count"):
-        pages({name: record for name, record in RECORDS.items() if name != "head_count"})
+        pages({name: kept for name, kept in RECORDS.items() if name != "head_count"})
     with pytest.raises(UsageError, match="k=4, H=9"):
         Pages(RECORDS).check("head_count", "k=4, H=9")
 
@@ -410,9 +410,9 @@ def test_probes_add_a_column_to_each_run() -> None:
 def leave_runs(run_dir: Path, metrics: Callable[[str], float], missing: int = 0) -> None:
     """Leave the folder of a sweep over two mixers; of the last runs only that they were planned."""
     folder, entries = run_dir / "own" / "small", []
-    for at, (mixer, seed) in enumerate((mixer, seed) for mixer in ("lstm", "attention") for seed in range(5)):
+    for at, (mixer, seed) in enumerate((mixer, seed) for mixer in ("lstm", "attention") for seed in range(6)):
         kept = folder / f"run{at}"
-        done = at < 10 - missing
+        done = at < 12 - missing
         entries.append({"folder": kept.name, "kind": "run", "state": "done" if done else "failed"})
         if not done:
             continue
@@ -448,21 +448,21 @@ def test_a_sweep_is_judged_and_judged_again_from_its_list(folder: Path, capsys: 
     assert command.main([*argv, "--predict"]) == 0
     registered = read_records(folder / "out" / "results.json")["own"]
     assert (registered["verdict"], registered["predicted"]["commit"]) == ("open", None)  # in no repository
-    for missing in (10, 2):
+    for missing in (12, 1):  # five seeds would be enough for a verdict
         leave_runs(folder / "runs", {"lstm": 0.5, "attention": 1.0}.get, missing)  # type: ignore[arg-type]
         assert command.main(argv) == 3
-    assert read_records(folder / "out" / "results.json")["own"]["missing"] == ["run8", "run9"]
+    assert read_records(folder / "out" / "results.json")["own"]["missing"] == ["run11"]
     leave_runs(folder / "runs", {"lstm": 0.5, "attention": 1.0}.get)  # type: ignore[arg-type]
     assert command.main(argv) == 0
     first = read_records(folder / "out" / "results.json")["own"]
     assert [check["value"] for check in first["checks"]] == [1.0, 0.5]
-    assert (first["seeds"], first["commits"]) == ([0, 1, 2, 3, 4], ["012345678"])
-    assert (first["seconds"], first["trial_seconds"], first["changed_after"]) == (100, 30, False)
+    assert (first["seeds"], first["commits"]) == ([0, 1, 2, 3, 4, 5], ["012345678"])
+    assert (first["seconds"], first["trial_seconds"], first["changed_after"]) == (120, 36, False)
     assert (folder / "out" / "figures" / "results_own.png").read_bytes().startswith(b"\x89PNG")
     page = (folder / "out" / "results.md").read_text(encoding="utf-8")
     assert all(part in page for part in ("Does it?", "Attention has 1.0.", "sweep.py own.yaml", "Dropped"))
     with (folder / "out" / "results" / "own.csv").open(encoding="utf-8", newline="") as file:
-        assert len(list(csv.DictReader(file))) == 10
+        assert len(list(csv.DictReader(file))) == 12
     capsys.readouterr()
     (folder / "runs").rename(folder / "gone")
     assert command.main(argv) == 0  # from the list
@@ -470,6 +470,13 @@ def test_a_sweep_is_judged_and_judged_again_from_its_list(folder: Path, capsys: 
     write(folder, OWN.replace("at_least: 0.9", "at_most: 0.9"))
     assert command.main(argv) == 1
     assert read_records(folder / "out" / "results.json")["own"]["changed_after"]
+
+
+def test_a_prediction_is_before_the_runs_if_it_is_before_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "git", lambda *arguments: "" if arguments[-1] == "later" else None)
+    assert record.is_before("one", ["later", "later"])
+    assert not record.is_before("one", ["earlier", "later"])
+    assert not record.is_before(None, ["later"])
 
 
 @pytest.mark.slow

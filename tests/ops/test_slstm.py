@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from tests.ops.as_python import run_as_python
 from tests.tolerances import assert_close
-from zoo.ops import slstm, slstm_numba, transforms
+from zoo.ops import scan_numba, slstm, slstm_numba, transforms
 from zoo.ops.slstm import slstm_scan
 
 PRECISE = 1e-6
@@ -64,6 +67,25 @@ def test_the_compiled_loop_has_the_numbers_and_gradients_of_float64(
 ) -> None:
     valid = torch.arange(seq_len) < torch.tensor([[seq_len], [seq_len // 2]]) if ragged else None
     assert_precise(draw(generator, batch, heads, seq_len, d_head, scale=scale), valid, generator)
+
+
+@pytest.mark.parametrize(
+    ("approximate", "exact", "ends"),
+    [
+        (slstm_numba._exp, np.exp, (-30, 0)),
+        (slstm_numba._log1p, np.log1p, (1e-3, 1)),
+        (slstm_numba._tanh, np.tanh, (-3, 3)),
+        (slstm_numba.sigmoid, lambda z: 1 / (1 + np.exp(-z)), (-30, 30)),
+        (lambda e: scan_numba._exp2(e, scan_numba._EXP2), np.exp2, (-30, 0)),
+    ],
+    ids=["exp", "log1p", "tanh", "sigmoid", "exp2"],
+)
+def test_a_polynomial_errs_by_two_roundings_at_most(
+    approximate: Callable[..., float], exact: Callable[..., np.ndarray], ends: tuple[float, float]
+) -> None:
+    x = np.linspace(*ends, 5000, dtype=np.float32)
+    found = np.array([approximate(each) for each in x], dtype=np.float64)
+    np.testing.assert_allclose(found, exact(x.astype(np.float64)), rtol=2 * np.finfo(np.float32).eps)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in scalar add:RuntimeWarning")  # bits that are not used

@@ -15,7 +15,7 @@ import pytest
 
 import tasks
 from tasks.base import Arrays
-from tasks.data import cache
+from tasks.data import cache, splits
 from tasks.data.cache import KEY, cache_key, default_cache_dir, materialise
 from tasks.data.splits import SHARD_ROWS, sample_split
 from tests import ROOT
@@ -70,7 +70,7 @@ def test_what_a_killed_writer_leaves_is_replaced(tmp_path: Path) -> None:
     assert not half.exists()
 
 
-def test_whatever_decides_the_content_is_in_the_key(tmp_path: Path) -> None:
+def test_whatever_decides_the_content_is_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needle, other = tasks.create_task("needle", distance=5), tasks.create_task("needle", distance=5, n_noise=3)
     for task, split, n, seed in [
         (needle, "train", 3, 0),
@@ -83,6 +83,8 @@ def test_whatever_decides_the_content_is_in_the_key(tmp_path: Path) -> None:
     assert len(list(tmp_path.rglob("*.npz"))) == 5
     key = cache_key("needle", needle, "train", 3, 0)
     assert set(key["libraries"]) == {"numpy"}
+    monkeypatch.setattr(splits, "SHARD_ROWS", 7)
+    assert cache_key("needle", needle, "train", 3, 0) != key
 
 
 @pytest.mark.parametrize("edited", ["package/generators/draws.py", "elsewhere/further.py"])

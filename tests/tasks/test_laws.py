@@ -89,11 +89,13 @@ def test_every_set_of_places_is_copied_from_equally_often(rng: np.random.Generat
 
 
 def test_the_trigger_stands_anywhere_that_leaves_room_for_an_answer(rng: np.random.Generator) -> None:
-    arrays = tasks.create_task("induction_heads", vocab_size=4, seq_len=8).sample(rng, 12_000)
+    task = tasks.create_task("induction_heads", vocab_size=4, seq_len=8)
+    arrays = task.sample(rng, 12_000)
     row, place = np.nonzero(arrays["inputs"][:, :-1] == 3)
     np.testing.assert_array_equal(row, np.arange(12_000))
     assert_even(np.bincount(place, minlength=6), 6)
     assert_even(np.bincount(arrays["labels"][:, -1], minlength=3), 3)
+    assert task.spec.chance == 1 / 3
 
 
 def test_induction_at_a_million_tokens_takes_no_more_memory_than_its_arrays() -> None:

@@ -25,6 +25,7 @@ from tasks.data.splits import sample_split
 from tasks.datamodule import TaskDataModule
 from tasks.registry import TASKS
 from tasks.spec import IGNORED
+from tasks.yours.arrays import conform
 from tests import ROOT, install, run_python
 from zoo.errors import UsageError
 
@@ -264,6 +265,8 @@ def test_rows_of_several_lengths(tmp_path: Path) -> None:
     assert found["train"]["labels"].tolist() == [[1, 2, 3], [4, IGNORED, IGNORED], [5, 6, IGNORED]]
     assert found["validation"]["inputs"].tolist() == [[7, 8, 0]]
     assert found["test"]["lengths"].tolist() == [1]
+    per_row = conform({"inputs": np.ones((2, 3), int), "labels": np.array([4, 5]), "lengths": np.array([3, 1])})
+    assert per_row["labels"].tolist() == [[IGNORED, IGNORED, 4], [5, IGNORED, IGNORED]]
 
 
 def same(tokens: np.ndarray) -> Arrays:

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests import slow
 from tests.cases import draw, randomise
 from zoo import Backbone
-from zoo.theory import budget, model_heads
+from zoo.theory import budget, model_heads, span_basis, truncate
 from zoo.theory.budget import memory_needed, others_within, seconds_needed
 from zoo.theory.figures import heads_figure
 from zoo.theory.model_heads import CutScores, cut_scores, measure_heads
@@ -89,10 +89,22 @@ def test_of_a_large_model_a_bisection_finds_the_functional_heads(
     monkeypatch.setattr(model_heads, "_FEW_PRODUCTS", 0)
     some = cut_scores(*given, whole=1.0)
     assert every.whole == some.whole == 1.0
+    block = model.layers.chain()[0]
+    basis = span_basis(block.mixer, x)
+    for count in (0, 1, 3):
+        cut_off = block.mix_channels(block.add_mixed(stream, truncate(block.mixer, basis, count)(x)))
+        assert every.scores[count] == pytest.approx(given[-1](model.read_out(cut_off).detach()))
     assert every.functional_heads == some.functional_heads
     assert len(some.scores) < len(every.scores) / 2
     assert some.scores.items() <= every.scores.items()
     assert len(cut_scores(*given, grid=(0, 1, 2), whole=1.0).scores) == 1  # the largest does not keep it
+
+
+def test_the_operators_to_which_a_layer_is_cut_are_read_at_all_sequences(generator: torch.Generator) -> None:
+    model, x, others = model_of(generator), tokens(generator, 2), tokens(generator)
+    one, both = (measure_heads(model, some, others, lambda y: float(y.norm()), (1,))[0] for some in (x[:1], x))
+    assert one.read.rank == both.read.rank
+    assert one.cut != both.cut
 
 
 def test_others_are_as_many_as_the_budget_allows(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,9 @@ def test_of_a_matrix_written_out() -> None:
         assert found.rank.tolist() == rank
         assert found.positions.tolist() == [1, 2, 3, 4]
         assert_close(found.entropy, found.rank.double())  # equal singular values
+    shift = torch.ones(3, 3).diagonal(-1).diag_embed(-1).double()
+    found = effective_state_size(torch.einsum("ij,pd->ijpd", shift, torch.tensor([3.0, 1.0]).diag().double()))
+    assert_close(found.entropy, torch.tensor([4 / 3**0.75] * 2, dtype=torch.float64))  # of the shares 3/4 and 1/4
 
 
 def test_chosen_positions_and_batches(generator: torch.Generator) -> None:

@@ -9,7 +9,7 @@ from tests import slow
 from tests.cases import draw, randomise
 from tests.tolerances import assert_close
 from zoo import create_mixer
-from zoo.theory import interaction, span_basis, span_spectrum, truncate
+from zoo.theory import interaction, span_basis, span_spectrum, truncate, truncation
 
 NAMES = ("attention", "selective_ssm", slow("kda"), slow("lstm"), slow("diagonal_ssm"))
 
@@ -47,8 +47,13 @@ def test_the_error_of_few_heads_is_the_tail_of_the_spectrum(n_heads: int, genera
     assert_close(truncate(layer, basis, n_heads)(x), expected)
 
 
-def test_a_limit_keeps_the_leading_operators(generator: torch.Generator) -> None:
+@pytest.mark.parametrize("by_channels", [True, False])
+def test_a_limit_keeps_the_leading_operators(
+    by_channels: bool, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a layer of 34 x 34 channels that spans 68 operators, 72 random vectors see all; 16 see the leading ones."""
+    if not by_channels:  # read in several passes
+        monkeypatch.setattr(truncation, "_wide_basis", lambda *_: None)
     layer, x = layer_of("selective_ssm", generator, 34), draw(1, 16, 34, generator=generator)
     every = span_basis(layer, x)
     assert len(every.operators) == 68

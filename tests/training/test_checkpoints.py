@@ -99,6 +99,7 @@ class Scripted(small.SequenceModule):
     [
         ((3.0, 1.0, float("nan"), 2.0, 1.0, 0.5), "min", 6),
         ((2.0, 1.0, 1.0, 2.0, 2.0, 2.0), "max", 1),
+        ((float("nan"), 2.0, 1.0, 1.0, 2.0, 2.0), "min", 3),
     ],
 )
 def test_best_is_by_the_metric(

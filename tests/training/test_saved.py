@@ -143,6 +143,10 @@ def test_a_flipped_bit_is_seen_at_every_reading(run: Path, tmp_path: Path, part:
         ({"mixer": {"name": "hybrid"}}, "holds mixer 'attention', this run asks for 'hybrid'"),
         ({"mixer": {"name": "attention", "n_heads": 4}}, "holds mixer.n_heads=2, this run asks for mixer.n_heads=4"),
         ({"mixer": {"name": "attention"}, "d_model": 32}, "holds d_model=16, this run asks for d_model=32"),
+        (
+            {"mixer": {"name": "attention"}, "embedding_scale": 2.0},
+            "holds embedding_scale=1.0, this run asks for embedding_scale=2.0",
+        ),
     ],
 )
 def test_check_checkpoint_names_what_differs(run: Path, asked: dict[str, Any], message: str) -> None:
