@@ -4,17 +4,23 @@
     make mutants ARGS="--size 30 --seed 7 --room ops"
 
 An error is one mutation of cosmic-ray (a changed operator, number, condition, decorator or loop) in a line drawn at
-random from the rooms below. The tests of that room run until the first failure, in a copy of the working tree. What
-survives is written to the report as a diff: read it, since some of it changes nothing that anyone can observe.
+random from the rooms below. Coverage shows which tests execute which line, and is measured once for each state of the
+tree. In a copy with one error planted, the tests that execute its line run until the first failure, the shortest first.
+All tests of the room run if the line is executed by an import, behind a cache or compiled by numba.
+What survives is written to the report as a diff: read it, since some of it changes nothing that anyone can observe.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import hashlib
 import json
+import multiprocessing
+import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,10 +31,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
+import coverage
+import pytest
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
-from cosmic_ray.testing import run_tests
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,6 +50,10 @@ ROOMS = {
 }
 """Folders in which errors are planted, each with the tests that should see them."""
 TIMEOUT = 900
+# The forked processes import these with one thread and without a GPU; Triton's kernels are then interpreted.
+os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["torch", "lightning", "pytest", "coverage", "scipy.stats"])
 
 
 class Mutant(NamedTuple):
@@ -99,27 +110,145 @@ def sample(rooms: list[str], size: int, seed: int) -> list[Mutant]:
     return chosen
 
 
-def _command(tests: str, copy: Path) -> str:
-    """Return the command that runs tests in a copy of the tree until the first failure."""
-    environment = f"env --chdir={copy} PYTHONPATH={copy} NUMBA_CACHE_DIR={copy}/.numba"
-    return f"{environment} {sys.executable} -m pytest -x -q -p no:cacheprovider -p no:xdist {tests}"
+def compiles(source: str) -> bool:
+    """Return whether numba compiles what a file holds."""
+    return "import numba" in source or "import compiled" in source
 
 
-def test(mutant: Mutant, copy: Path) -> dict[str, Any]:
-    """Plant an error in a copy of the tree and run the tests of its room; the copy is left as it was."""
-    (tests,) = (tests for room, tests in ROOMS.items() if mutant.file.startswith(f"{room}/"))
+@cache
+def statement(file: str, line: int) -> range | None:
+    """Return the lines of the statement in a function that a line belongs to, or None if an import or cache runs it."""
+    source = (ROOT / file).read_text(encoding="utf-8")
+    inside: list[ast.stmt] = []
+    for function in ast.walk(ast.parse(source)):
+        if isinstance(function, ast.FunctionDef) and function.body[0].lineno <= line <= (function.end_lineno or 0):
+            if compiles(source) or any("cache" in ast.unparse(decorator) for decorator in function.decorator_list):
+                return None
+            inside += [node for node in ast.walk(function) if isinstance(node, ast.stmt) and node is not function]
+    around = [node for node in inside if node.lineno <= line <= (node.end_lineno or 0)]
+    if not around:
+        return None
+    node = max(around, key=lambda node: (node.lineno, -(node.end_lineno or 0)))
+    body = getattr(node, "body", None)
+    return range(node.lineno, max(line, body[0].lineno - 1 if body else node.end_lineno or 0) + 1)
+
+
+class Watch:
+    """Note the tests that execute each line, and how long they take."""
+
+    def __init__(self, data_file: str) -> None:
+        self.seconds: dict[str, float] = {}
+        self.coverage = coverage.Coverage(data_file, source=["zoo", "tasks"], config_file=False)
+        self.coverage.set_option("run:relative_files", True)
+        self.coverage.start()
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        self.coverage.switch_context(item.nodeid)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Iterator[None]:
+        """Count what a shared fixture executes for every test of the file."""
+        if fixturedef.scope == "function":
+            return (yield)
+        before = request._pyfuncitem.nodeid
+        self.coverage.switch_context(before.split("::")[0])
+        try:
+            return (yield)
+        finally:
+            self.coverage.switch_context(before)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+
+    def pytest_unconfigure(self) -> None:
+        self.coverage.stop()
+        self.coverage.save()
+        Path(f"{self.coverage.config.data_file}.json").write_text(json.dumps(self.seconds))
+
+
+class Order:
+    """Run the tests named, in the order given."""
+
+    def __init__(self, tests: list[str]) -> None:
+        self.place = {test: number for number, test in enumerate(tests)}
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = sorted((item for item in items if item.nodeid in self.place), key=lambda i: self.place[i.nodeid])
+
+
+def _pytest(copy: Path, paths: list[str], log: Path, tests: list[str] | None, data_file: str | None) -> None:
+    """Run tests in a copy of the tree; the body of a forked process."""
+    os.setsid()
+    os.chdir(copy)
+    sys.path[:] = [str(copy), *(path for path in sys.path if Path(path) not in (ROOT, ROOT / "tools"))]
+    os.environ.update(PYTHONPATH=str(copy), NUMBA_CACHE_DIR=str(copy / ".numba"))
+    with log.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    plugins = [*([Order(tests)] if tests else []), *([Watch(data_file)] if data_file else [])]
+    stop = [] if data_file else ["-x"]
+    quiet = ["-q", "-W", "ignore:Module already imported", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    sys.exit(pytest.main([*stop, *quiet, *paths], plugins))
+
+
+def run_tests(copy: Path, paths: list[str], tests: list[str] | None = None, data_file: str | None = None) -> str:
+    """Return an empty text if the tests pass, and the end of their output or "timeout" if not."""
+    log = copy / ".log"
+    process = FORKS.Process(target=_pytest, args=(copy, paths, log, tests, data_file))
+    process.start()
+    process.join(TIMEOUT)
+    late = process.is_alive()
+    if late and process.pid:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+    return "timeout" if late else log.read_text()[-2000:] if process.exitcode else ""
+
+
+class Executed:
+    """The tests that execute each line, and the duration of each test."""
+
+    def __init__(self, parts: list[Path]) -> None:
+        self.seconds: dict[str, float] = {}
+        self.data = coverage.CoverageData(no_disk=True)
+        for part in parts:
+            self.seconds |= json.loads(Path(f"{part}.json").read_text())
+            data = coverage.CoverageData(str(part))
+            data.read()
+            self.data.update(data)
+        self.lines = cache(self.data.contexts_by_lineno)
+
+    def tests(self, mutant: Mutant) -> list[str]:
+        """Return the tests to run, the shortest first."""
+        lines = statement(mutant.file, mutant.line) or ()
+        contexts = {context for line in lines for context in self.lines(mutant.file).get(line, ())} - {""}
+        (room,) = (tests.split() for room, tests in ROOMS.items() if mutant.file.startswith(f"{room}/"))
+        paths = {path for path in contexts or room if "::" not in path}
+        chosen = [
+            test
+            for test in self.seconds
+            if test in contexts or any(Path(test.split("::")[0]).is_relative_to(path) for path in paths)
+        ]
+        return sorted(chosen, key=self.seconds.__getitem__)
+
+
+def test(mutant: Mutant, copy: Path, executed: Executed) -> dict[str, Any]:
+    """Plant an error in a copy of the tree and run the tests that may see it; the copy is left as it was."""
     target = copy / mutant.file
     source = target.read_text(encoding="utf-8")
-    changed = mutate_code(source, get_operator(mutant.operator)(), mutant.occurrence)
+    changed = mutate_code(source, get_operator(mutant.operator)(), mutant.occurrence) or ""
+    tests = executed.tests(mutant)
+    if compiles(source):
+        shutil.rmtree(copy / ".numba", ignore_errors=True)
     try:
         target.write_text(changed, encoding="utf-8")
-        outcome, output = run_tests(_command(tests, copy), TIMEOUT)
+        output = run_tests(copy, sorted({test.split("::")[0] for test in tests}), tests)
     finally:
         target.write_text(source, encoding="utf-8")
-    failed = next((line for line in str(output).splitlines() if line.startswith("FAILED ")), str(output)[-300:])
+        if compiles(source):  # numba keeps the code of a file whose own text is unchanged
+            shutil.rmtree(copy / ".numba", ignore_errors=True)
+    failed = next((line for line in output.splitlines() if line.startswith("FAILED ")), output[-300:])
     after = changed.splitlines()[mutant.line - 1].strip() if changed else ""
-    killed = outcome.value != "survived"
-    return {**mutant._asdict(), "becomes": after, "killed": killed, "by": failed if killed else ""}
+    return {**mutant._asdict(), "becomes": after, "killed": bool(output), "by": failed, "tests": len(tests)}
 
 
 def main() -> None:
@@ -131,6 +260,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="copies of the tree that are tested at once (2)")
     parser.add_argument("--report", type=Path, default=ROOT / "runs" / "mutants.json", help="(runs/mutants.json)")
     options = parser.parse_args()
+    options.report = options.report.resolve()
     seed = random.randrange(10**6) if options.seed is None else options.seed
     chosen = sample(options.room, options.size, seed)
     report: list[dict[str, Any]] = []
@@ -144,15 +274,30 @@ def main() -> None:
                     (copy / name).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy2(ROOT / name, copy / name)
 
-        for room in options.room:  # a room whose tests fail anyway would seem to see every error
-            outcome, output = run_tests(_command(ROOMS[room], copy), TIMEOUT)
-            if outcome.value != "survived":
-                sys.exit(f"mutants.py: error: the tests of {room} fail without any error planted:\n{output[-1000:]}")
+        content = b"".join(path.read_bytes() for path in sorted(Path(scratch, "0").rglob("*")) if path.is_file())
+        measured = options.report.parent / "mutants-coverage" / hashlib.sha256(content).hexdigest()[:16]
+        measured.mkdir(parents=True, exist_ok=True)
+
+        def measure(path: str) -> Path:
+            part = measured / path.replace("/", "-")
+            if not Path(f"{part}.json").is_file():
+                copy = copies.get()
+                output = run_tests(copy, [path], data_file=str(part))
+                copies.put(copy)
+                if output:  # tests that fail anyway would seem to see every error
+                    raise RuntimeError(f"{path} fails without any error planted:\n{output}")
+            return part
+
+        paths = sorted({path for room in options.room for path in ROOMS[room].split()})
+        try:
+            executed = Executed(list(tqdm(pool.map(measure, paths), total=len(paths), desc="coverage")))
+        except RuntimeError as error:
+            sys.exit(f"mutants.py: error: {error}")
 
         def one(mutant: Mutant) -> dict[str, Any]:
             copy = copies.get()
             try:
-                return test(mutant, copy)
+                return test(mutant, copy, executed)
             finally:
                 copies.put(copy)
 
