@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from lab.experiments.probes import PROBES
 from lab.experiments.rows import Row, UnknownColumnError, describe, group, median_of, number_of, select, short
 from lab.experiments.spec import ROOT, Spec, read_spec
 from zoo.errors import UsageError
 from zoo.evidence import Check, Curve, Panel
+from zoo.evidence.interval import FEWEST_SEEDS, of_median
 from zoo.evidence.page import check_rows, read_check
 from zoo.extras import require_extra
 from zoo.report.markdown import replace_part, table
 from zoo.report.numbers import duration, number
 
+Value = TypeVar("Value")
 TEMPLATES = ROOT / "docs" / "templates"
 DROPPED = ROOT / "docs" / "results" / "dropped.yaml"
 _LABELS = {
@@ -54,8 +56,13 @@ def _panel(plot: Mapping[str, Any], title: str, rows: Sequence[Row]) -> Panel:
         style = "points" if x in {column for probe in PROBES.values() for column in probe.columns} else "marked"
         by_line = group(rows, plot.get("line", [])).values()
         line = [plot.get("line", [])] if isinstance(plot.get("line"), str) else plot.get("line", [])
-        lines = {describe({name: there[0][name] for name in line}) or y: there for there in by_line}
-        curves = [_curve(label, _points(there, x, y), style) for label, there in lines.items()]
+        told = plot.get("names", {})
+        texts = [(describe({name: there[0][name] for name in line}) or y, there) for there in by_line]
+        lines = {told.get(text, text): there for text, there in texts}
+        curves = [
+            _curve(label, _points(there, x, y), style, _points(there, x, y, _interval))
+            for label, there in lines.items()
+        ]
         if "bound" in plot:
             bounds = {label: _points(there, x, plot["bound"]) for label, there in lines.items()}
             alike = all(bound == next(iter(bounds.values())) for bound in bounds.values())
@@ -75,22 +82,30 @@ def _panel(plot: Mapping[str, Any], title: str, rows: Sequence[Row]) -> Panel:
     )
 
 
-def _points(rows: Sequence[Row], x: str, y: str) -> dict[float, float]:
+def _points(
+    rows: Sequence[Row], x: str, y: str, of: Callable[[Sequence[Row], str], Value] = median_of
+) -> dict[float, Value]:
     """Return the medians over seeds by x; for `length` those at the length of training and at the further ones."""
     if x != "length":
         at = {number_of(row, x): [each for each in rows if number_of(each, x) == number_of(row, x)] for row in rows}
-        return {each: median_of(cell, y) for each, cell in at.items()}
-    found = {float(rows[0]["task.seq_len"]): median_of(rows, y)}
+        return {each: of(cell, y) for each, cell in at.items()}
+    found = {float(rows[0]["task.seq_len"]): of(rows, y)}
     begin, end = "test/at_length/", f"/{y}"
     for name in rows[0]:
         if name.startswith(begin) and name.endswith(end):
-            found[float(name.removeprefix(begin).removesuffix(end))] = median_of(rows, name)
+            found[float(name.removeprefix(begin).removesuffix(end))] = of(rows, name)
     return found
 
 
-def _curve(label: str, points: Mapping[float, float], style: Any) -> Curve:
+def _interval(rows: Sequence[Row], y: str) -> tuple[float, float]:
+    """Return the ends of the median's interval; NaN for fewer seeds than it needs."""
+    values = [number_of(row, y) for row in rows]
+    return of_median(values)[1:] if len(values) >= FEWEST_SEEDS else (math.nan, math.nan)
+
+
+def _curve(label: str, points: Mapping[float, float], style: Any, ends: Mapping[float, Any] | None = None) -> Curve:
     shown = {x: points[x] for x in sorted(points) if math.isfinite(points[x])}
-    return Curve(label, tuple(shown), tuple(shown.values()), style)
+    return Curve(label, tuple(shown), tuple(shown.values()), style, tuple(ends[x] for x in shown) if ends else ())
 
 
 def figure(spec: Spec, rows: Sequence[Row]) -> bytes | None:

@@ -275,6 +275,9 @@ def test_the_hash_knows_the_version_of_a_probe(folder: Path, monkeypatch: pytest
 @pytest.mark.parametrize("name", list_specs())
 def test_a_record_is_reproduced_from_its_runs(name: str) -> None:
     found, stored = read_spec(name, "small"), RECORDS[name]
+    assert found.hash == stored["predicted"]["hash"]
+    if stored["verdict"] == "open":  # predicted, and not run yet
+        return
     file = ROOT / "docs" / "results" / f"{name}.csv"
     rows = read_rows(file.read_text(encoding="utf-8"), found.experiment.fixed) if file.is_file() else []
     recorded = {check["quantity"]: check for check in stored["checks"]}
@@ -285,7 +288,6 @@ def test_a_record_is_reproduced_from_its_runs(name: str) -> None:
             np.testing.assert_allclose(now, then, rtol=1e-5, atol=1e-9, err_msg=check["quantity"])
         assert (check["verdict"], check["quantity"]) == (before["verdict"], before["quantity"])
     assert Prediction(name, "", "", "").judge(evidence) == stored["verdict"]
-    assert found.hash == stored["predicted"]["hash"]
 
 
 def test_every_page_renders_and_a_placeholder_needs_its_record() -> None:

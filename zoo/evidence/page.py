@@ -188,6 +188,12 @@ def _draw(axes: Axes, panel: Panel) -> None:
         if style.get("marker") == "o":
             style["marker"] = _MARKERS[again % len(_MARKERS)]
         axes.plot(curve.x, y, label=curve.label, color=f"C{colour}", **style)
+        if curve.ends:
+            low, high = (
+                [max(end, panel.lowest) if panel.log_y else end for end in ends]
+                for ends in zip(*curve.ends, strict=True)
+            )
+            axes.fill_between(curve.x, low, high, color=f"C{colour}", alpha=0.2, linewidth=0)
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     if panel.log_x:
         axes.set_xscale("log")

@@ -16,12 +16,13 @@ CurveStyle: TypeAlias = Literal["line", "points", "marked", "stars", "dashed"]
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a plot."""
+    """One line of a plot, with the ends of an interval around each point where they are given."""
 
     label: str
     x: Sequence[Number]
     y: Sequence[Number]
     style: CurveStyle = "line"
+    ends: Sequence[tuple[Number, Number]] = ()
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
