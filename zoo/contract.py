@@ -32,10 +32,12 @@ class SequenceMixer(Configured, ABC):
     """Causal map (batch, seq, d_model) -> (batch, seq, d_out) that mixes positions.
 
     A subclass writes `empty_state` and `mix`, initialises its own parameters in `reset_parameters`, gives its
-    interaction rank in `rank_law`, and names in `undecayed` the parameters that weight decay must spare.
+    interaction rank in `rank_law`, and names in `undecayed` the parameters that weight decay must spare, in
+    `slow` those that its authors train at a lower rate.
     """
 
     undecayed: ClassVar[tuple[str, ...]] = ()
+    slow: ClassVar[tuple[str, ...]] = ()
     whole_only: bool = False
     """Whether it cannot continue from a state. Every mixer of the zoo can; a module of another contract may not."""
 

@@ -72,11 +72,15 @@ def no_weight_decay(module: nn.Module) -> set[str]:
     All scalars and vectors (biases, norms, skips), and the names that a class lists in `undecayed`; attributes set on
     parameters would vanish in deepcopy.
     """
-    vectors = {name for name, parameter in module.named_parameters() if parameter.ndim < 2}
-    return vectors | {
+    return {name for name, parameter in module.named_parameters() if parameter.ndim < 2} | listed(module, "undecayed")
+
+
+def listed(module: nn.Module, attribute: str) -> set[str]:
+    """Return the names of the parameters below `module` that its classes list in an attribute, such as `slow`."""
+    return {
         f"{path}.{name}" if path else name
         for path, child in module.named_modules()
-        for name in getattr(child, "undecayed", ())
+        for name in getattr(child, attribute, ())
         if getattr(child, name) is not None
     }
 

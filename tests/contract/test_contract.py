@@ -39,6 +39,7 @@ from zoo.check import Property, properties
 from zoo.check.subject import Subject
 from zoo.contract import SequenceMixer
 from zoo.mixers.attention import AttentionState
+from zoo.modules import listed
 from zoo.registry import mixer_class
 from zoo.state import state_tensors
 from zoo.theory.operator import check_offset, interaction
@@ -356,7 +357,10 @@ def test_no_weight_decay_names_parameters(case: Case) -> None:
     assert names <= {name for name, _ in mixer.named_parameters()}
     spared = ("bias", "norm.weight", "A_log", "log_dt", "log_rate", "frequency", "slopes", "sink_logit")
     decayed = {"B_bias", "C_bias"} if case.name == "mamba3" else set()  # as in the authors' code
+    ones = {name for name, p in mixer.named_parameters() if bool((p == 1).all())}
     assert {name for name, _ in mixer.named_parameters() if name.endswith(spared)} - names == decayed
+    assert ones - names <= decayed
+    assert listed(mixer, "slow") <= {name for name, _ in mixer.named_parameters()}
 
 
 # States.

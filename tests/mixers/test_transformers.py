@@ -734,5 +734,5 @@ def test_another_source_is_refused(generator: torch.Generator, monkeypatch: pyte
         with refused(word):
             load_transformers(source)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with refused(re.escape("mixer-zoo[transformers]"), ModuleNotFoundError):
+    with refused(re.escape("extra [transformers]"), ModuleNotFoundError):
         load_transformers("a/folder")

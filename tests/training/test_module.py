@@ -90,6 +90,19 @@ def test_the_optimizer_has_the_options_and_decays_matrices_only(tmp_path: Path) 
     assert all(p.ndim >= 2 for p in decayed["params"])
 
 
+def test_slow_parameters_have_a_rate_of_their_own(tmp_path: Path) -> None:
+    module = small.module(mixer={"name": "s5"}, n_layers=1, lr=0.02, slow_lr=0.25, warmup_steps=0, final_lr=1.0)
+    trainer = small.trainer(tmp_path, max_steps=1)
+    trainer.fit(module, datamodule=small.data(tmp_path))
+    names = {id(p): name.rpartition(".")[2] for name, p in module.backbone.named_parameters()}
+    groups = trainer.optimizers[0].param_groups
+    rates = {names[id(p)]: (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
+    slow = {name for name, (rate, _) in rates.items() if rate == pytest.approx(0.005)}
+    assert slow == {"log_rate", "frequency", "log_dt", "B"}
+    assert rates["B"][1] == 0
+    assert rates["C"] == (pytest.approx(0.02), 0.1)
+
+
 def test_initial_weights_are_those_of_the_seed_and_leave_the_generator_alone() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)

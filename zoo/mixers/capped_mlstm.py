@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer
 from zoo.ops.activation import group_norm, sigmoid_gate
+from zoo.ops.attention import gated_rank
 from zoo.ops.mlstm import mlstm
 from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.time import valid_positions
@@ -105,7 +106,7 @@ class CappedMLSTM(SequenceMixer):
             self.gate_proj.bias[self.n_heads :].copy_(torch.linspace(3, 6, self.n_heads))
 
     def rank_law(self, seq_len: int) -> int:
-        return self.n_heads * self.d_head  # a gate on channels
+        return gated_rank(seq_len, self.n_heads * self.d_head, self.n_heads)
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> CappedMLSTMState:
         rows, given = (batch_size, self.n_heads), {"dtype": accumulator(dtype), "device": device}

@@ -67,7 +67,8 @@ class DiagonalSSM(SequenceMixer):
         ValueError: an odd d_state with complex poles, an empty range, a ring that is not inside (0, 1).
     """
 
-    undecayed = ("log_rate", "frequency", "log_dt", "log_gain", "D")
+    undecayed = ("log_rate", "frequency", "log_dt", "log_gain", "B", "D")
+    slow = ("log_rate", "frequency", "log_dt", "log_gain", "B")
 
     def __init__(
         self,

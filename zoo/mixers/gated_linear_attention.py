@@ -13,6 +13,7 @@ from zoo.blocks import RMSNorm
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer
 from zoo.ops.activation import silu_gate
+from zoo.ops.attention import gated_rank
 from zoo.ops.dplr import dplr
 from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.time import without_padding
@@ -84,7 +85,7 @@ class GatedLinearAttention(SequenceMixer):
 
     def rank_law(self, seq_len: int) -> int:
         # One per head for the recurrence; the gate acts on the channels of its outputs.
-        return self.n_heads * (1 if self.gate_proj is None else self.d_head)
+        return self.n_heads if self.gate_proj is None else gated_rank(seq_len, self.n_heads * self.d_head, self.n_heads)
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> GatedLinearAttentionState:
         shape = (batch_size, self.n_heads, self.d_key, self.d_head)

@@ -15,6 +15,7 @@ from zoo.blocks import RMSNorm
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer
 from zoo.ops.activation import heavy_tail, silu_gate
+from zoo.ops.attention import gated_rank
 from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.step_size import draw_step_bias
 from zoo.ops.time import without_padding
@@ -145,7 +146,7 @@ class Mamba3(SequenceMixer):
 
     def rank_law(self, seq_len: int) -> int:
         # The gate acts on the channels between two fixed projections.
-        return self.d_inner
+        return gated_rank(seq_len, self.d_inner, self.n_heads * self.rank**2)
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> Mamba3State:
         shapes = ((self.d_state, self.d_head), (self.rank, self.d_state), (self.d_head,), (self.angles,))

@@ -14,6 +14,7 @@ from zoo.blocks import ShortConv
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer
 from zoo.ops.activation import group_norm, silu, silu_gate
+from zoo.ops.attention import gated_rank
 from zoo.ops.mlstm import mlstm
 from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.time import valid_positions
@@ -100,7 +101,7 @@ class MLSTM(SequenceMixer):
 
     def rank_law(self, seq_len: int) -> int:
         # A gate on channels, for two maps of them: what the norm has centred, and the skip.
-        return 2 * self.d_inner
+        return gated_rank(seq_len, self.d_inner, self.n_heads, self.conv.weight.shape[1])
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> MLSTMState:
         rows, given = (batch_size, self.n_heads), {"dtype": accumulator(dtype), "device": device}

@@ -12,6 +12,7 @@ from zoo.blocks import RMSNorm
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer
 from zoo.ops.activation import silu_gate
+from zoo.ops.attention import gated_rank
 from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.retention import retention, retention_rates
 from zoo.ops.rope import require_pairs, rotate
@@ -71,7 +72,7 @@ class RetNet(SequenceMixer):
 
     def rank_law(self, seq_len: int) -> int:
         # One per head for the recurrence; the gate acts on the channels of its outputs.
-        return self.n_heads * self.d_value
+        return gated_rank(seq_len, self.n_heads * self.d_value, self.n_heads)
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> RetNetState:
         S = torch.zeros(batch_size, self.n_heads, self.d_head, self.d_value, dtype=accumulator(dtype), device=device)

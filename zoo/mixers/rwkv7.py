@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer
 from zoo.ops.activation import group_norm
+from zoo.ops.attention import gated_rank
 from zoo.ops.conv import causal_conv
 from zoo.ops.delta_rule import relaxed_delta_rule
 from zoo.ops.precision import Device, DType, accumulator
@@ -49,7 +50,7 @@ class RWKV7(SequenceMixer):
 
     Interaction rank. The recurrence itself: n_heads for values of one position; the shift gives each value two maps,
     which makes 2 n_heads. The gate acts on channels, and what the norm has centred and what the bonus adds are
-    different maps of the values: for the whole layer 4 d_model, at most d_model^2.
+    different maps of the values: for the whole layer 4 n_heads min(gate_rank, d_head), at most d_model^2.
 
     Source. Peng et al. 2503.14456, section 4; flash-linear-attention, commit bc3b101, fla/layers/rwkv7.py and
     fla/ops/generalized_delta_rule/dplr/naive.py. Parameters start as those of the first layer of a deep model, with two
@@ -120,8 +121,9 @@ class RWKV7(SequenceMixer):
         self.out_proj.reset_parameters()
 
     def rank_law(self, seq_len: int) -> int:
-        # Two taps of the shift, two maps of the values (centred and not), and a gate on channels.
-        return 4 * self.d_model
+        # Two taps of the shift, two maps of the values (centred and not), and a gate on channels, of a low rank.
+        gated = min(self.gate_down.out_features, self.d_head)
+        return gated_rank(seq_len, 2 * self.n_heads * gated, 2 * self.n_heads, 2)
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> RWKV7State:
         last = torch.zeros(batch_size, 1, self.d_model, dtype=dtype, device=device)

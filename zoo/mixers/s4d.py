@@ -57,6 +57,7 @@ class S4D(SequenceMixer):
     """
 
     undecayed = ("log_rate", "frequency", "log_dt", "D")
+    slow = ("log_rate", "frequency", "log_dt")
 
     def __init__(
         self, d_model: int, d_state: int = 64, output: Output = "glu", dt_min: float = 1e-3, dt_max: float = 1e-1

@@ -66,7 +66,7 @@ class SLSTM(SequenceMixer):
         ValueError: sizes that are not positive, heads that do not divide, heads of one channel, whose norm is zero.
     """
 
-    undecayed = ("bias",)
+    undecayed = ("bias", "recurrent", "norm_weight")
 
     def __init__(self, d_model: int, n_heads: int = 2, d_conv: int = 4) -> None:
         super().__init__(d_model)

@@ -138,6 +138,23 @@ def softmax_freedom(seq_len: int, window: int, *, normalized: bool) -> int:
     return pairs - (seq_len - 1) * normalized
 
 
+def gated_rank(seq_len: int, n_channels: int, *per_row: int) -> int:
+    """Count the operators of weights whose outputs a gate scales channel by channel, each with a map of its own.
+
+    The gate of position i scales all its weights alike. So row i spans as many operators as it has vectors of weights,
+    at most i, and all rows of one map of the values span no more than there are channels.
+
+    Args:
+        seq_len: number of positions.
+        n_channels: gated channels.
+        per_row: for each map of the values the vectors of weights of one row: a head has one, a tap of a convolution
+            another one.
+    """
+    rows = range(1, seq_len + 1)
+    together = sum(min(sum(per_row), i) for i in rows)
+    return min(together, sum(min(n_channels, sum(min(n, i) for i in rows)) for n in per_row))
+
+
 def shared_values_rank(n_heads: int, n_kv_heads: int, d_model: int, d_head: int, free: int) -> int:
     """Count the operators of heads that share values in groups: a group has one value map, of d_head channels.
 

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from zoo.backbone import Backbone
 from zoo.blocks import Experts, ResidualBlock
+from zoo.modules import listed
 from zoo.ops.time import valid_positions
 from zoo.training.events import log_split_scores
 from zoo.training.metrics import UNLABELLED, ClassificationScores, RegressionScores, Results
@@ -79,6 +80,8 @@ class SequenceModule(L.LightningModule):
         perplexity: report the perplexity and the bits per token of the labels.
         seed: seed of the initial weights.
         lr: learning rate at the end of the warm-up.
+        slow_lr: factor on it for the parameters that a mixer lists in `slow`, the dynamics of S4D, S5 and LRU, which
+            their authors train at a tenth to a half of the rate.
         weight_decay: AdamW's decay, on matrices only; none on norms, biases, embeddings and some parameters of mixers.
         beta1: AdamW's decay rate of the mean gradient.
         beta2: AdamW's decay rate of the squared gradient.
@@ -100,6 +103,7 @@ class SequenceModule(L.LightningModule):
         perplexity: bool = False,
         seed: int = 0,
         lr: float = 5e-3,
+        slow_lr: float = 1.0,
         weight_decay: float = 0.1,
         beta1: float = 0.9,
         beta2: float = 0.98,
@@ -111,7 +115,7 @@ class SequenceModule(L.LightningModule):
         super().__init__()
         require_choice("loss", loss, Loss)
         _require_at_least_zero(lr=lr, weight_decay=weight_decay, warmup_steps=warmup_steps, final_lr=final_lr)
-        _require_at_least_zero(balance_weight=balance_weight)
+        _require_at_least_zero(balance_weight=balance_weight, slow_lr=slow_lr)
         for name, beta in (("beta1", beta1), ("beta2", beta2)):
             if not 0 <= beta < 1:
                 raise ValueError(f"{name} must lie in [0, 1), got {beta}")
@@ -216,17 +220,24 @@ class SequenceModule(L.LightningModule):
         log_split_scores(self.trainer, self.results["test"])
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """Build AdamW with two groups (decayed, spared) and the schedule `warmup_cosine`.
+        """Build AdamW with groups (decayed or spared, slow or not) and the schedule `warmup_cosine`.
 
         Raises:
             ValueError: the trainer has no max_steps and no max_epochs, so that the cosine has no end.
         """
         h = self.hparams
-        spared = self.backbone.no_weight_decay()
+        spared, slow = self.backbone.no_weight_decay(), set()
+        if h["slow_lr"] != 1:
+            slow = listed(self.backbone, "slow")
         named = [(name, p) for name, p in self.backbone.named_parameters() if p.requires_grad]
         groups = [
-            {"params": [p for name, p in named if name not in spared], "weight_decay": h["weight_decay"]},
-            {"params": [p for name, p in named if name in spared], "weight_decay": 0.0},
+            {
+                "params": [p for name, p in named if (name in spared, name in slow) == (is_spared, is_slow)],
+                "weight_decay": 0.0 if is_spared else h["weight_decay"],
+                "lr": h["lr"] * (h["slow_lr"] if is_slow else 1),
+            }
+            for is_slow in (False, True)
+            for is_spared in (False, True)
         ]
         optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=h["lr"], betas=(h["beta1"], h["beta2"]))
         total = self.trainer.estimated_stepping_batches
