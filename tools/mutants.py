@@ -186,7 +186,9 @@ def _pytest(copy: Path, paths: list[str], log: Path, tests: list[str] | None, da
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     plugins = [*([Order(tests)] if tests else []), *([Watch(data_file)] if data_file else [])]
-    stop = [] if data_file else ["-x"]
+    stop = (
+        [] if data_file else ["-x", "--timeout=60", "--timeout-method=thread"]
+    )  # ends an endless loop, also under hypothesis
     quiet = ["-q", "-W", "ignore:Module already imported", "-p", "no:cacheprovider", "-p", "no:xdist"]
     sys.exit(pytest.main([*stop, *quiet, *paths], plugins))
 
