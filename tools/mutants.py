@@ -203,7 +203,7 @@ def run_tests(copy: Path, paths: list[str], tests: list[str] | None = None, data
     if late and process.pid:
         os.killpg(process.pid, signal.SIGKILL)
         process.join()
-    return "timeout" if late else log.read_text()[-2000:] if process.exitcode else ""
+    return "timeout" if late else (log.read_text()[-2000:] or "died") if process.exitcode else ""
 
 
 class Executed:

@@ -52,6 +52,7 @@ def test_a_finite_tasks_splits_share_nothing_and_hold_everything(tmp_path: Path)
         assert all(seen.setdefault(split, set(found)) == set(found) for split, found in rows.items())
     first, second = (sample_split(Numbers(), "train", 50, seed)["inputs"].tolist() for seed in (0, 1))
     assert first != second
+    assert {Numbers().of_split(split).spec for split in SPLITS} == {Numbers().spec}
 
 
 def test_a_task_may_be_defined_in_the_script_that_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

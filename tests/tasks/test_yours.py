@@ -255,14 +255,14 @@ def test_undivided_data_is_cut_by_seed_and_equal_inputs_stay_together(
 
 
 def test_rows_of_several_lengths(tmp_path: Path) -> None:
-    rows = [[1, 2, 3], [4], [5, 6]]
-    table = pa.table({"inputs": rows, "labels": rows, "text": ["a", "b", "c"]})
+    rows = [[1, 2, 3], [4], [5, 6], [3, 3, 1]]
+    table = pa.table({"inputs": rows, "labels": rows, "text": ["a", "b", "c", "d"]})
     pq.write_table(table, tmp_path / "train.parquet")
     pq.write_table(pa.table({"inputs": [[7, 8]], "labels": [[7, 8]], "text": ["d"]}), tmp_path / "dev.parquet")
     pq.write_table(pa.table({"inputs": [[9]], "labels": [[9]], "text": ["e"]}), tmp_path / "test.parquet")
     found = splits_of(tasks.create_task(str(tmp_path)))
-    assert found["train"]["lengths"].tolist() == [3, 1, 2]
-    assert found["train"]["labels"].tolist() == [[1, 2, 3], [4, IGNORED, IGNORED], [5, 6, IGNORED]]
+    assert found["train"]["lengths"].tolist() == [3, 1, 2, 3]
+    assert found["train"]["labels"].tolist() == [[1, 2, 3], [4, IGNORED, IGNORED], [5, 6, IGNORED], [3, 3, 1]]
     assert found["validation"]["inputs"].tolist() == [[7, 8, 0]]
     assert found["test"]["lengths"].tolist() == [1]
     per_row = conform({"inputs": np.ones((2, 3), int), "labels": np.array([4, 5]), "lengths": np.array([3, 1])})

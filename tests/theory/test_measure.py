@@ -14,7 +14,8 @@ from torch import Tensor
 
 from zoo.backbone import Backbone
 from zoo.registry import create_mixer
-from zoo.theory.columns import decay_text, heads_text, rank_text, remarks
+from zoo.report.numbers import NOTHING
+from zoo.theory.columns import decay_text, heads_text, rank_text, rate_text, remarks
 from zoo.theory.figures import error_by_heads, fitted_line, gradient_decay_figure, spectrum_figure
 from zoo.theory.gradients import DecayRate, Gradient, GradientProfile, fitted, gradient_profile, profile_at
 from zoo.theory.layers import layer_inputs, random_inputs
@@ -238,6 +239,12 @@ def test_the_drawn_fit_lies_on_the_profile() -> None:
 )
 def test_a_rate_has_the_digits_that_its_interval_allows(decay: Any, text: str) -> None:
     assert decay_text(DecayRate(*decay, None, 1.0, 1.0)) == text
+
+
+def test_a_gradient_that_ends_has_its_reach_in_place_of_a_rate() -> None:
+    profile = GradientProfile(torch.tensor([[1.0, 0.5, 0.0, 0.0]]), torch.arange(4), 8)
+    assert "1" in rate_text(Gradient(profile, None))
+    assert rate_text(Gradient(profile._replace(values=torch.ones(1, 4)), None)) == NOTHING == rate_text(None)
 
 
 def _texts(figure: Any) -> list[str]:

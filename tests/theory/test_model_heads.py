@@ -98,6 +98,8 @@ def test_of_a_large_model_a_bisection_finds_the_functional_heads(
     assert len(some.scores) < len(every.scores) / 2
     assert some.scores.items() <= every.scores.items()
     assert len(cut_scores(*given, grid=(0, 1, 2), whole=1.0).scores) == 1  # the largest does not keep it
+    monkeypatch.setattr(model_heads, "LARGEST_PARTS", 1)  # sequence by sequence
+    assert cut_scores(*given, whole=1.0).scores == pytest.approx(some.scores)
 
 
 def test_the_operators_to_which_a_layer_is_cut_are_read_at_all_sequences(generator: torch.Generator) -> None:
