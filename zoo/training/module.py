@@ -81,7 +81,7 @@ class SequenceModule(L.LightningModule):
         seed: seed of the initial weights.
         lr: learning rate at the end of the warm-up.
         slow_lr: factor on it for the parameters that a mixer lists in `slow`, the dynamics of S4D, S5 and LRU, which
-            their authors train at a tenth to a half of the rate.
+            their authors train at a tenth to a half of the rate; None trains all at lr.
         weight_decay: AdamW's decay, on matrices only; none on norms, biases, embeddings and some parameters of mixers.
         beta1: AdamW's decay rate of the mean gradient.
         beta2: AdamW's decay rate of the squared gradient.
@@ -103,7 +103,7 @@ class SequenceModule(L.LightningModule):
         perplexity: bool = False,
         seed: int = 0,
         lr: float = 5e-3,
-        slow_lr: float = 1.0,
+        slow_lr: float | None = None,
         weight_decay: float = 0.1,
         beta1: float = 0.9,
         beta2: float = 0.98,
@@ -115,7 +115,7 @@ class SequenceModule(L.LightningModule):
         super().__init__()
         require_choice("loss", loss, Loss)
         _require_at_least_zero(lr=lr, weight_decay=weight_decay, warmup_steps=warmup_steps, final_lr=final_lr)
-        _require_at_least_zero(balance_weight=balance_weight, slow_lr=slow_lr)
+        _require_at_least_zero(balance_weight=balance_weight, slow_lr=slow_lr or 0.0)
         for name, beta in (("beta1", beta1), ("beta2", beta2)):
             if not 0 <= beta < 1:
                 raise ValueError(f"{name} must lie in [0, 1), got {beta}")
@@ -226,15 +226,15 @@ class SequenceModule(L.LightningModule):
             ValueError: the trainer has no max_steps and no max_epochs, so that the cosine has no end.
         """
         h = self.hparams
-        spared, slow = self.backbone.no_weight_decay(), set()
-        if h["slow_lr"] != 1:
-            slow = listed(self.backbone, "slow")
+        spared, slow, factor = self.backbone.no_weight_decay(), set(), 1.0
+        if h["slow_lr"] is not None:
+            slow, factor = listed(self.backbone, "slow"), h["slow_lr"]
         named = [(name, p) for name, p in self.backbone.named_parameters() if p.requires_grad]
         groups = [
             {
                 "params": [p for name, p in named if (name in spared, name in slow) == (is_spared, is_slow)],
                 "weight_decay": 0.0 if is_spared else h["weight_decay"],
-                "lr": h["lr"] * (h["slow_lr"] if is_slow else 1),
+                "lr": h["lr"] * (factor if is_slow else 1.0),
             }
             for is_slow in (False, True)
             for is_spared in (False, True)
