@@ -34,7 +34,7 @@ from lab.run.score import first_at, has_converged, level, score_text
 from zoo import training
 from zoo.errors import UsageError
 from zoo.extras import MissingExtraError
-from zoo.report.numbers import duration, number
+from zoo.report.numbers import count, duration, number
 from zoo.report.terminal import ends_unread, make_console, make_facts, say
 from zoo.signals import CTRL_C, SCHEDULER, handled
 
@@ -47,7 +47,7 @@ Key = TypeVar("Key")
 # An OpenMP thread that waits for another should give its core away: where other processes keep the cores busy, spinning
 # makes a step of small kernels two to five times slower. Read when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-CHECKPOINT_EVERY = 100
+CHECKPOINT_EVERY, VALIDATE_EVERY = 100, 100
 REQUEUE = 75
 """Exit status that asks a scheduler to run the same command again: EX_TEMPFAIL of sysexits.h."""
 SHOWN = "accuracy_macro", "sequence_accuracy", "perplexity", "bits_per_token", "relative_squared_error", "r2", "loss"
@@ -103,6 +103,24 @@ def run(command: Command) -> Metrics:
     """
     # Without Lightning's notes on hardware, tips and worker counts.
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    with _threads(command.config["threads"] or 1):
+        return _run(command)
+
+
+@contextmanager
+def _threads(n: int) -> Iterator[None]:
+    """Run torch on so many threads of the CPU: sums of other numbers of threads have other last bits."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _run(command: Command) -> Metrics:
     warnings.filterwarnings("ignore", module=r"lightning\.")
     folder, stop_at, trained = RunFolder.of(command), command.stop_at, None
     if command.test_only:
@@ -225,7 +243,7 @@ class Session:
 
     Attributes:
         folder: folder of the run.
-        begun: time at which building data and model began, by `time.perf_counter`.
+        elapsed: callback that counts the seconds of the run, from the building of data and model on.
         progress: whether bars are shown.
         data: data module of the task.
         model: module with the backbone, to be trained.
@@ -252,7 +270,7 @@ class Session:
         from zoo.backbone import Backbone
         from zoo.loading.saved import check_checkpoint
 
-        self.folder, self.begun, config = folder, time.perf_counter(), command.config
+        self.folder, self.elapsed, config = folder, training.Elapsed(), command.config
         self.stopped_early = False
         try:
             shared = {name: config[name] for name in ("batch_size", "seed")}
@@ -275,7 +293,8 @@ class Session:
             self.progress = command.trainer["enable_progress_bar"] is not False
             self.throughput, self.curve = training.Throughput(), training.ValidationCurve(model.score_name)
             score = "perplexity" if task.spec.perplexity else model.score_name
-            self.trainer = build_trainer(command, folder, [self.throughput, self.curve], score, self.step)
+            measuring = [self.throughput, self.curve, self.elapsed]
+            self.trainer = build_trainer(command, folder, measuring, score, self.step)
             if isinstance(self.trainer.precision_plugin, DoublePrecision):
                 # Lightning converts after it has read a checkpoint, whose float64 weights would be rounded on the way.
                 model.double()
@@ -291,9 +310,13 @@ class Session:
 
     def fit(self) -> None:
         """Train, from the checkpoint if there is one, and make sure that a best checkpoint exists."""
+        import torch
+
         if self.trainer.is_global_zero:
             resumed = "" if self.checkpoint is None else f", resumed from step {self.step} ({self.checkpoint})"
-            where = f"on {self.trainer.strategy.root_device}{resumed}"
+            device = self.trainer.strategy.root_device
+            threads = count(torch.get_num_threads(), "thread") if device.type == "cpu" else ""
+            where = f"on {device}{f' ({threads})' if threads else ''}{resumed}"
             print(f"{self.folder.path}: {self.n_params:,} parameters {where}", flush=True)
         with _ctrl_c():
             self.trainer.fit(self.model, self.data, ckpt_path=self.checkpoint, weights_only=True)
@@ -342,7 +365,7 @@ class Session:
             "converged": early or has_converged(points, score),
             "stopped_early": early,
             "step": int(read_checkpoint(checkpoint)["global_step"]),
-            "seconds": time.perf_counter() - self.begun,
+            "seconds": self.elapsed.seconds,
         }
 
     def _test_at_lengths(self) -> Metrics:
@@ -394,6 +417,9 @@ def build_trainer(
     if options["enable_progress_bar"] is not False:
         callbacks.append(training.Progress(options["log_every_n_steps"] or 50))
     options["enable_progress_bar"] = False
+    if options["val_check_interval"] is None and options["check_val_every_n_epoch"] is None:
+        steps = options["max_steps"]
+        options["val_check_interval"] = VALIDATE_EVERY if steps < 0 else min(VALIDATE_EVERY, max(1, steps // 5))
     if options["max_epochs"] in (None, -1):
         options |= _in_one_epoch(options)
     options["default_root_dir"] = options["default_root_dir"] or str(folder.run_dir)

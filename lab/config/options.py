@@ -31,6 +31,7 @@ class RunOptions:
         batch_size: sequences per step.
         seed: decides the weights, the data and their order.
         run_dir: folder that holds the runs.
+        threads: threads of the CPU that torch uses, by default one, in a sweep too: other numbers give other last bits.
         looks_ahead: the mixer may read later positions, as an encoder does; otherwise a mixer of your own that does so
             is reported, and its run is marked.
         figures_every: steps between figures of each layer's operator, spectrum and gradient; null for figures only at
@@ -40,6 +41,7 @@ class RunOptions:
     batch_size: int = 64
     seed: int = 0
     run_dir: str = "runs"
+    threads: int | None = None
     looks_ahead: bool = False
     figures_every: int | None = None
 

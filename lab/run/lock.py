@@ -11,6 +11,9 @@ from pathlib import Path
 from lab.run.files import LOCK
 from zoo.errors import UsageError
 
+IN_USE = "is in use by"
+"""In the message about a run that another process trains."""
+
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
@@ -31,9 +34,7 @@ def locked(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
-        raise UsageError(
-            f"{folder} is in use by {_holder(file)}; wait for it to end, or give another --run_dir"
-        ) from None
+        raise UsageError(f"{folder} {IN_USE} {_holder(file)}; wait for it to end, or give another --run_dir") from None
     try:
         with contextlib.suppress(OSError):  # the holder's name is only for the message to the others
             file.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")

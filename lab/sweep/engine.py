@@ -25,6 +25,7 @@ from queue import SimpleQueue
 from typing import IO, Any, Literal, cast
 
 from lab.run.files import DONE, LOG, METRICS
+from lab.run.lock import IN_USE
 from lab.run.metrics import Metrics, is_tested
 from lab.run.record import read_metrics, rung_at
 from lab.sweep.forks import Fork, can_fork
@@ -39,6 +40,7 @@ COLUMNS = "120"  # of the bar in a log: narrower, it has no room for the metrics
 TAIL_LINES = 8
 NOT_STARTED = "not started"
 RAY_RETRIES = 3
+WAIT_FOR_OTHERS = 2.0  # seconds between two looks at a run that another process trains
 State = Literal["done", "failed", "stopped"]
 
 
@@ -132,10 +134,15 @@ def run_job(job: Job, environment: Mapping[str, str], stop: Stop | None = None) 
     try:
         job.folder.mkdir(parents=True, exist_ok=True)
         with (job.folder / LOG).open("ab") as log:
-            log.write(f"$ {shlex.join(job.command)}\n".encode())
-            log.flush()
-            begin = log.tell()
-            status = _wait(_start(job, {"COLUMNS": COLUMNS, **environment}, log), stop)
+            while True:
+                log.write(f"$ {shlex.join(job.command)}\n".encode())
+                log.flush()
+                begin = log.tell()
+                status = _wait(_start(job, {"COLUMNS": COLUMNS, **environment}, log), stop)
+                in_use = status == 2 and IN_USE in "".join(tail_lines(job.folder / LOG, begin))
+                # Another sweep trains this run: wait for it, and take its result.
+                if not in_use or _asked_within(stop, WAIT_FOR_OTHERS):
+                    break
         seconds = time.monotonic() - start
         if (metrics := job.metrics()) is not None and (status == 0 or "diverged" in metrics):
             for name, planned in job.expected.items():
@@ -153,6 +160,14 @@ def run_job(job: Job, environment: Mapping[str, str], stop: Stop | None = None) 
     if stop is not None and stop.soft.is_set():
         return Outcome(job, "stopped", seconds, "stopped", tail)
     return Outcome(job, "failed", seconds, reason(status), tail)
+
+
+def _asked_within(stop: Stop | None, seconds: float) -> bool:
+    """Wait; return at once if the sweep is asked to end."""
+    if stop is not None:
+        return stop.soft.wait(seconds)
+    time.sleep(seconds)
+    return False
 
 
 def _start(job: Job, environment: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes] | Fork:

@@ -62,8 +62,6 @@ def can_fork(environment: Mapping[str, str]) -> bool:
 
 
 def _run(argv: list[str], cwd: str, log: str, settings: dict[str, str]) -> None:
-    import torch
-
     from lab import training as train
 
     os.setsid()  # a Ctrl-C in the terminal reaches the sweep only
@@ -74,8 +72,6 @@ def _run(argv: list[str], cwd: str, log: str, settings: dict[str, str]) -> None:
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(settings)
-    if threads := settings.get("OMP_NUM_THREADS"):
-        torch.set_num_threads(int(threads))  # the variable itself was read when torch was imported
     sys.argv = ["train.py", *argv]
     sys.exit(train.main(argv))
 

@@ -22,10 +22,12 @@ from typing import Any
 import pytest
 import yaml
 
+from lab import training as train
 from lab.build import build
+from lab.run.lock import locked
 from lab.run.record import read_rungs
 from lab.run.score import window_text
-from lab.sweep import sweep
+from lab.sweep import engine, sweep
 from lab.sweep.engine import (
     Job,
     Stop,
@@ -600,6 +602,38 @@ def test_trials_on_seeds_of_their_own_are_judged_by_their_mean_and_are_no_runs(t
     assert [(run["seed"], run["options"]["lr"]) for run in runs if run["kind"] == "run"] == [(0, 0.01), (1, 0.01)]
     assert {run["seed"] for run in runs if run["kind"] == "trial"} == {100, 101}
     assert go(tmp_path, *argv, "--seed", "100") == 2
+
+
+@pytest.mark.slow
+def test_a_sweep_gives_the_bits_of_a_single_run_whatever_the_slots(tmp_path: Path) -> None:
+    argv = shlex.split("--mixer gru --trainer.max_steps 8")
+    for slots in ("1", "2"):
+        assert go(tmp_path / slots, *argv, "--seed", "0,1", "--name", "x", "--slots", slots) == 0
+    assert train.main([*SMALL, *argv, "--run_dir", str(tmp_path / "alone")]) == 0
+    found = [
+        json.loads(file.read_text())["val"]
+        for file in sorted(tmp_path.rglob("metrics.json"))
+        if file.parent.name == "seed0"
+    ]
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.slow
+def test_a_run_that_another_process_trains_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "WAIT_FOR_OTHERS", 0.1)
+    argv = shlex.split("--mixer gru --trainer.max_steps 4 --name x")
+    assert go(tmp_path, *argv) == 0
+    (run,) = runs_of(tmp_path / "x")
+    folder = tmp_path / "x" / run["folder"]
+    for name in ("done.json", "metrics.json"):
+        (folder / name).unlink()
+    log = folder / "log.txt"
+    with locked(folder):
+        again = threading.Thread(target=go, args=(tmp_path, *argv))
+        again.start()
+        wait_until(lambda: "is in use by" in log.read_text(encoding="utf-8"), 60)
+    again.join()
+    assert [run["state"] for run in runs_of(tmp_path / "x")] == ["done"]
 
 
 def test_the_better_half_of_the_trials_goes_on_and_of_equals_the_first() -> None:

@@ -185,6 +185,11 @@ def test_a_validation_interval_is_in_steps_or_a_share_of_the_run(
     assert [step for step, _ in small.curves(trained(tmp_path, *epoch, interval))["val/loss"]] == validated
 
 
+def test_a_short_run_is_validated_five_times(tmp_path: Path) -> None:
+    argv = ("--trainer.max_steps", "11", "--trainer.val_check_interval", "null")
+    assert [*metrics(trained(tmp_path, *argv))["curve"]] == ["2", "4", "6", "8", "10"]
+
+
 @pytest.mark.slow
 def test_epochs_are_passes(tmp_path: Path) -> None:
     path = trained(tmp_path, "--trainer.max_epochs", "2", "--trainer.max_steps", "-1")

@@ -1,3 +1,4 @@
+from zoo.training.callbacks import Elapsed as Elapsed
 from zoo.training.callbacks import NonFiniteLoss as NonFiniteLoss
 from zoo.training.callbacks import NonFiniteLossError as NonFiniteLossError
 from zoo.training.callbacks import ReseedEachStep as ReseedEachStep

@@ -105,6 +105,24 @@ class ValidationCurve(Callback):
             self.points[trainer.global_step] = value
 
 
+class Elapsed(Callback):
+    """Count the seconds of a run, also of processes before it was resumed, up to their last checkpoints."""
+
+    def __init__(self) -> None:
+        self._earlier, self._begun = 0.0, time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds so far."""
+        return self._earlier + time.perf_counter() - self._begun
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seconds": self.seconds}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._earlier = state_dict["seconds"]
+
+
 class Throughput(Callback):
     """Measure tokens (positions) per second of training steps, without validation and the first step, which warms up.
 
