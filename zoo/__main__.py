@@ -159,7 +159,7 @@ def _declare_heads(parser: Parser) -> None:
         "--functional",
         choices=("auto", "always", "never"),
         default="auto",
-        help="count functional heads by cutting layers; default auto: where that takes fifteen minutes on two cores",
+        help="count functional heads by cutting layers; default auto: unless that needs over 15 minutes on two cores",
     )
     number("--processes", help="that share the layers, each with memory of its own; default: the cores")
     add("--html", type=Path, metavar="PAGE", help="write a page with the plots")
@@ -315,7 +315,7 @@ def _heads(arguments: argparse.Namespace) -> int:
     from zoo.report.files import check_place, write_all
     from zoo.report.numbers import duration, size
     from zoo.report.page import print_page
-    from zoo.theory.budget import BUDGET, memory_needed, seconds_needed
+    from zoo.theory.budget import BUDGET, least_seconds, memory_needed
     from zoo.theory.model_heads import QUANTITIES, measure_heads
     from zoo.theory.model_heads_page import Reading, heads_as_html, heads_as_json, model_heads_page
     from zoo.theory.model_inputs import model_inputs
@@ -330,7 +330,7 @@ def _heads(arguments: argparse.Namespace) -> int:
     sizes = (arguments.seq_len, arguments.sequences, arguments.others)
     found = model_inputs(arguments.model, model, *sizes, text=arguments.text, arrays=arguments.inputs)
     seq_len, n_inputs = found.inputs.shape[1], len(found.inputs)
-    seconds = seconds_needed(model, seq_len, n_inputs, len(found.others))
+    seconds = least_seconds(model, seq_len, n_inputs, len(found.others))
     cut = arguments.functional == "always" or (arguments.functional == "auto" and seconds <= BUDGET)
     n_others, n_layers = len(found.others) if cut else 0, len(model.layers.chain())
     processes = min(n_layers, cores() if arguments.processes is None else arguments.processes)
@@ -354,8 +354,8 @@ def _heads(arguments: argparse.Namespace) -> int:
     print_page(model_heads_page(rows, reading), console)
     if not cut and arguments.functional == "auto":
         console.print(
-            f"Layers were not cut: that may take {duration(seconds)} of one core; --functional always does it all the "
-            "same, sooner with fewer --others."
+            f"Layers were not cut: that takes one core at least about {duration(seconds)}. --functional always cuts "
+            "them, sooner with fewer --others."
         )
     _print_files(write_all("", {str(path): write(rows, reading) for path, write in files.items()}))
     return 0

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -42,7 +43,7 @@ from lab.sweep.grid import expand
 from lab.sweep.matching import TOLERANCE
 from lab.sweep.scores import Point, model_flags, score_table, scores
 from lab.sweep.tuning import promoted, window
-from tests import ROOT
+from tests import ROOT, python
 from tests.lab.runs import TINY, error_line, wait_until
 
 SMALL = shlex.split(f"{TINY} --trainer.val_check_interval 2")
@@ -484,6 +485,32 @@ def test_ray_isolates_failures_and_starts_again_what_a_lost_worker_was_running(t
     asked.join()
     assert outcome.state == "stopped"
     assert (tmp_path / "w" / "saved").exists()
+
+
+@pytest.mark.slow
+def test_a_wrong_token_of_a_ray_cluster_is_one_error(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    tokens = [tmp_path / name for name in ("right", "wrong")]
+    right, wrong = (os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)} for path in tokens)
+    for path in tokens:
+        path.write_text(path.name * 8)
+    start = ["ray.scripts.scripts", "start", "--head", "--block", "--include-dashboard=false", "--num-cpus=1"]
+    ask = ["-m", "ray.scripts.scripts", "status", "--address", address]
+    with (tmp_path / "log").open("w") as log:
+        command = [sys.executable, "-m", *start, "--port", address.partition(":")[2]]
+        head = subprocess.Popen(command, env=right, stdout=log, stderr=log)
+    try:
+        wait_until(lambda: subprocess.run([sys.executable, *ask], env=right, capture_output=True).returncode == 0)
+        flags = [*SMALL, "--seed", "0", "--engine", "ray", "--address", address, "--run_dir", str(tmp_path / "runs")]
+        error = python("sweep.py", *flags, env=wrong, status=2).stderr
+    finally:
+        head.terminate()
+        head.wait()
+    assert "Traceback" not in error
+    assert "RAY_AUTH_TOKEN_PATH" in error.splitlines()[-1]
 
 
 def test_a_learning_rate_is_picked_by_validation_and_the_others_are_never_tested(

@@ -89,6 +89,13 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(
     run_python(page, {})
 
 
+@pytest.mark.parametrize("package", ["zoo", "tasks", "lab"])
+def test_the_page_lists_every_public_name(package: str) -> None:
+    imports = re.findall(rf"^from {package} import ([^#\n]+)", REUSE[-1], re.MULTILINE)
+    listed = [name.strip() for names in imports for name in names.split(",")]
+    assert sorted(listed) == sorted(importlib.import_module(package).__all__)
+
+
 def test_the_citation_is_of_this_version() -> None:
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert {"cff-version", "message", "title", "authors"} <= cited.keys()  # what the format requires

@@ -13,7 +13,7 @@ from tests import slow
 from tests.cases import draw, randomise
 from zoo import Backbone
 from zoo.theory import budget, model_heads, span_basis, truncate
-from zoo.theory.budget import memory_needed, others_within, seconds_needed
+from zoo.theory.budget import least_seconds, memory_needed, others_within
 from zoo.theory.figures import heads_figure
 from zoo.theory.model_heads import CutScores, cut_scores, measure_heads
 from zoo.theory.scores import accuracy, agreement, explained
@@ -114,9 +114,9 @@ def test_others_are_as_many_as_the_budget_allows(generator: torch.Generator, mon
     attention, lru = (
         model_of(generator, d_model=40, n_layers=1, mixer={"name": name}) for name in ("attention", "rg_lru")
     )
-    assert seconds_needed(attention, 64, 2, 8) < seconds_needed(lru, 64, 2, 8)
+    assert least_seconds(attention, 64, 2, 8) < least_seconds(lru, 64, 2, 8)
     assert others_within(lru, 64, 2) == 24
-    monkeypatch.setattr(budget, "BUDGET", seconds_needed(lru, 64, 2, 5) * 1.001)
+    monkeypatch.setattr(budget, "BUDGET", least_seconds(lru, 64, 2, 5) * 1.001)
     assert others_within(lru, 64, 2) == 5
     monkeypatch.setattr(budget, "BUDGET", 0.0)
     assert others_within(lru, 64, 2) == 1
