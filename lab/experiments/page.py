@@ -58,6 +58,8 @@ def _panel(plot: Mapping[str, Any], title: str, rows: Sequence[Row]) -> Panel:
         line = [plot.get("line", [])] if isinstance(plot.get("line"), str) else plot.get("line", [])
         told = plot.get("names", {})
         texts = [(describe({name: there[0][name] for name in line}) or y, there) for there in by_line]
+        order = [*told]  # named lines have the same colours in every panel
+        texts.sort(key=lambda line: order.index(line[0]) if line[0] in told else len(order))
         lines = {told.get(text, text): there for text, there in texts}
         curves = [
             _curve(label, _points(there, x, y), style, _points(there, x, y, _interval))
