@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +69,8 @@ EXPERIMENTS = [
 
 def run(experiment: Experiment, seed: int) -> dict[str, Any]:
     """Run one process; return its test score, chance, the wall time of the process in seconds, and the machine."""
-    metrics, seconds = trained("--task", experiment.task, *experiment.flags.split(), "--seed", str(seed))
+    flags = (*experiment.flags.split(), "--seed", str(seed), "--threads", str(os.cpu_count()))
+    metrics, seconds = trained("--task", experiment.task, *flags)
     return {
         experiment.metric: metrics["test"][experiment.metric],
         "chance": metrics.get("chance"),
