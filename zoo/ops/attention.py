@@ -144,6 +144,9 @@ def gated_rank(seq_len: int, n_channels: int, *per_row: int) -> int:
     The gate of position i scales all its weights alike. So row i spans as many operators as it has vectors of weights,
     at most i, and all rows of one map of the values span no more than there are channels.
 
+    >>> [gated_rank(n, 16, 2) for n in (1, 5, 9)], gated_rank(8, 16, 4, 2)
+    ([1, 9, 16], 31)
+
     Args:
         seq_len: number of positions.
         n_channels: gated channels.
