@@ -522,6 +522,28 @@ def test_attention_is_verified_in_every_implementation(
     assert isinstance(load_transformers(layers_of(theirs)[1]), SequenceMixer)
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "dtype"),
+    [
+        ("Qwen3Moe", {"output_router_logits": True}, torch.float32),  # an auxiliary loss comes before the logits
+        ("xLSTM", {"mode": "train", "chunk_size": 48}, torch.float32),  # whole chunks only
+        ("xLSTM", {"chunk_size": 16}, torch.bfloat16),  # theirs runs in float32 only
+    ],
+)
+def test_a_model_is_verified_as_it_is_configured(
+    kind: str, options: dict[str, Any], dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    assert isinstance(load_transformers(build(kind, generator, **KINDS[kind][0] | options).to(dtype)), Backbone)
+
+
+def test_a_layer_outside_a_model_is_verified() -> None:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaAttention
+
+    alone = LlamaAttention(LlamaConfig(hidden_size=D_MODEL, **HEADS[1]), layer_idx=0)
+    assert isinstance(load_transformers(alone), SequenceMixer)
+
+
 # What is refused, in one line that names the field or the part.
 
 

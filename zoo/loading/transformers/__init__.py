@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from typing import Any
 
@@ -12,7 +13,7 @@ from zoo.backbone import Backbone
 from zoo.contract import SequenceMixer
 from zoo.errors import unknown
 from zoo.extras import how_to_install
-from zoo.loading.transformers.check import verify_outputs
+from zoo.loading.transformers.check import departure
 from zoo.loading.transformers.layers import LAYERS, read_layer
 from zoo.loading.transformers.models import MODELS, read_model
 from zoo.loading.transformers.reading import Weights, expect, few
@@ -71,8 +72,39 @@ def load_transformers(source: nn.Module | str | os.PathLike[str], *, verify: boo
         raise ValueError(f"{kind}: not built as transformers builds it: {error}") from error
     weights.fill(ours)
     if verify:
-        verify_outputs(theirs, ours)
+        _verify(theirs, ours)
     return ours.train(theirs.training)
+
+
+def _verify(theirs: nn.Module, ours: SequenceMixer | Backbone) -> None:
+    """Raise ValueError unless ours has their outputs.
+
+    A copy in float32 decides about a 16-bit model that rounds to more than the bound, or that transformers cannot run.
+    """
+    dtypes = {parameter.dtype for parameter in theirs.parameters()}
+    narrow = any(dtype.itemsize < torch.float32.itemsize for dtype in dtypes)
+    try:
+        found = departure(theirs, ours)
+    except ValueError:
+        if not narrow or len(dtypes) > 1:
+            raise
+    else:
+        if found and not narrow:
+            raise ValueError(found)
+        if not found:
+            return
+    load_transformers(_in_float32(theirs))
+
+
+def _in_float32(theirs: nn.Module) -> nn.Module:
+    """Return a copy whose frequencies of rope are exact again where `theirs.to(dtype)` only rounded them."""
+    wide: Any = copy.deepcopy(theirs).float()
+    for held, module in zip(theirs.modules(), wide.modules(), strict=True):
+        if type(module).__name__.endswith("RotaryEmbedding"):
+            for name, exact in type(module)(module.config).named_buffers():
+                if torch.equal(exact.to(held.get_buffer(name)), held.get_buffer(name)):
+                    module.get_buffer(name).copy_(exact)
+    return wide
 
 
 def _own(module: nn.Module) -> bool:

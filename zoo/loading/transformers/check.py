@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -23,10 +24,13 @@ ALLOWED = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 1e-2, torch.
 _SEQ_LEN = 32
 
 
-def verify_outputs(theirs: Any, ours: SequenceMixer | Backbone) -> None:
-    """Raise ValueError unless the outputs of each layer agree in one pass of theirs on random input.
+def departure(theirs: Any, ours: SequenceMixer | Backbone) -> str | None:
+    """Return a line on the first layer whose outputs differ in one pass of theirs on random input, or None.
 
     Layer by layer on their own inputs: over the whole depth roundings add up, in bfloat16 to all of the output.
+
+    Raises:
+        ValueError: theirs, or ours on the outputs of theirs, cannot be run.
     """
     stages = dict(stages_of(theirs, ours) if isinstance(ours, Backbone) else [("", ours)])
     x, options = _random_input(theirs, ours)
@@ -39,18 +43,19 @@ def verify_outputs(theirs: Any, ours: SequenceMixer | Backbone) -> None:
                 y = stage(x)
                 miss, allowed = _miss(y, outputs[path]), ALLOWED[y.dtype]
                 if not miss <= allowed:
-                    raise ValueError(
+                    return (
                         f"{join(type(theirs).__name__, path)} gives other outputs than the zoo's: off by {miss:.1e} "
                         f"of their size on random input, {allowed:.0e} is allowed in {y.dtype}; something there is not "
                         "as its configuration says (verify=False loads all the same)"
                     )
                 x = outputs[path].to(dtype)  # theirs may keep the residual in float32
-    except (RuntimeError, AttributeError, TypeError, LookupError) as error:
+    except (RuntimeError, AttributeError, TypeError, ValueError, LookupError) as error:
         dtypes = sorted({str(parameter.dtype) for parameter in theirs.parameters()})
         raise ValueError(
             f"{type(theirs).__name__}: cannot be run in {' and '.join(dtypes)} next to the zoo's: "
             f"{' '.join(str(error).split())}; {'cast it to one dtype, or ' * (len(dtypes) > 1)}give verify=False"
         ) from error
+    return None
 
 
 @contextmanager
@@ -60,7 +65,9 @@ def _recorded(theirs: Any, paths: Iterable[str]) -> Iterator[dict[str, Tensor]]:
 
     def record(path: str) -> Callable[..., None]:
         def hook(_module: object, _inputs: object, output: Any) -> None:
-            outputs[path] = output if isinstance(output, Tensor) else output[0]
+            if not isinstance(output, Tensor):  # a model's output may begin with an auxiliary loss
+                output = output[0] if isinstance(output, tuple) else output.logits
+            outputs[path] = output
 
         return hook
 
@@ -85,9 +92,11 @@ def _recorded(theirs: Any, paths: Iterable[str]) -> Iterator[dict[str, Tensor]]:
 def _random_input(theirs: Any, ours: SequenceMixer | Backbone) -> tuple[Tensor, dict[str, Any]]:
     """Tokens for a model, vectors for a layer; and the other arguments of its call."""
     generator = torch.Generator().manual_seed(0)
-    config = getattr(theirs, "config", None)
+    config: Any = getattr(theirs, "config", None)
     longest = getattr(config, "max_position_embeddings", None) or _SEQ_LEN + 1
     seq_len = max(1, min(_SEQ_LEN, longest - 1))  # shorter than where their dynamic rope begins to keep a state
+    if getattr(config, "mode", "") == "train":  # xLSTM: whole chunks only
+        seq_len = math.ceil(seq_len / config.chunk_size) * config.chunk_size
     if isinstance(ours, Backbone):
         assert ours.embedding is not None
         tokens = torch.randint(ours.embedding.num_embeddings, (2, seq_len), generator=generator)
@@ -100,7 +109,7 @@ def _random_input(theirs: Any, ours: SequenceMixer | Backbone) -> tuple[Tensor, 
     options = {argument: value for argument, value in options.items() if argument in taken}
     if not type(theirs).__name__.endswith("Attention"):
         return x, options
-    if theirs.config._attn_implementation in ("eager", "sdpa"):  # others are causal by themselves
+    if theirs.config._attn_implementation in (None, "eager", "sdpa"):  # others are causal by themselves
         lag = positions.T - positions
         hidden = (lag < 0) | (lag >= ours.options.get("window", seq_len))
         options["attention_mask"] = torch.where(hidden, torch.finfo(x.dtype).min, 0.0).to(x)[None, None]
