@@ -62,7 +62,7 @@ def mlstm(
         along = (q * normaliser.unsqueeze(2)).sum(3, keepdim=True)
     else:
         m = running_maximum(log_input, log_forget, largest)
-        before = torch.cat((largest.unsqueeze(2), m[:, :, :-1]), dim=2)
+        before = torch.cat((largest.unsqueeze(2), m), dim=2)[:, :, :-1]
         log_decay = coefficient(log_forget + before - m).unsqueeze(3)
         k = coefficient(k * torch.exp(log_input - m).unsqueeze(3))
         # The normaliser is the same sum over a value that is always one.

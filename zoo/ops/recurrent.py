@@ -13,13 +13,22 @@ from torch import Tensor
 from zoo.coefficient import active, coefficient
 from zoo.ops.activation import tanh
 from zoo.ops.precision import full_precision, linear_dtype
-from zoo.ops.transforms import followed
+from zoo.ops.transforms import followed, whole_in_export
 
 CHUNK = 32  # of `linear_rnn`
 
 Kernel = Literal["lstm", "gru", "rnn_tanh"]
 
 
+@whole_in_export(
+    "(Tensor x, Tensor in_weight, Tensor recurrent, Tensor bias, Tensor h, Tensor c, Tensor? valid)"
+    " -> (Tensor, Tensor, Tensor)",
+    lambda x, in_weight, recurrent, bias, h, c, valid: (
+        h.new_empty(*x.shape[:2], h.shape[1]),
+        torch.empty_like(h),
+        torch.empty_like(c),
+    ),
+)
 def lstm(
     x: Float[Tensor, "batch seq d_model"],
     in_weight: Float[Tensor, "four_d_inner d_model"],
@@ -71,6 +80,14 @@ def lstm_scan(
     return torch.stack(outputs, dim=1), h, c
 
 
+@whole_in_export(
+    "(Tensor x, Tensor in_weight, Tensor recurrent, Tensor bias, Tensor recurrent_bias, Tensor h, Tensor? valid)"
+    " -> (Tensor, Tensor)",
+    lambda x, in_weight, recurrent, bias, recurrent_bias, h, valid: (
+        h.new_empty(*x.shape[:2], h.shape[1]),
+        torch.empty_like(h),
+    ),
+)
 def gru(
     x: Float[Tensor, "batch seq d_model"],
     in_weight: Float[Tensor, "three_d_inner d_model"],
@@ -122,6 +139,10 @@ def gru_scan(
     return torch.stack(outputs, dim=1), h
 
 
+@whole_in_export(
+    "(Tensor x, Tensor in_weight, Tensor recurrent, Tensor bias, Tensor h, Tensor? valid) -> (Tensor, Tensor)",
+    lambda x, in_weight, recurrent, bias, h, valid: (h.new_empty(*x.shape[:2], h.shape[1]), torch.empty_like(h)),
+)
 def rnn(
     x: Float[Tensor, "batch seq d_model"],
     in_weight: Float[Tensor, "d_inner d_model"],

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from zoo.coefficient import coefficient
 from zoo.ops.activation import tanh
-from zoo.ops.transforms import loops_suffice
+from zoo.ops.transforms import loops_suffice, whole_in_export
 
 Cell = tuple[Tensor, Tensor, Tensor, Tensor]
 """h, c, n and m, (batch, heads, d_head) each."""
@@ -42,12 +42,25 @@ def slstm_scan(
     Returns:
         h at every position, and the last state.
     """
-    if loops_suffice(u):
-        y, *last = _Scan.apply(u.contiguous(), recurrent, *state, valid)  # here, so that backward copies nothing
-    else:
-        y, *last = _loop(u, recurrent, *state, valid)
-    h, c, n, m = last
+    y, h, c, n, m = _cells(u, recurrent, *state, valid)
     return y, (h, c, n, m)
+
+
+@whole_in_export(
+    "(Tensor u, Tensor recurrent, Tensor h, Tensor c, Tensor n, Tensor m, Tensor? valid)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    lambda u, recurrent, *rest: (
+        u.new_empty(*u.shape[:3], u.shape[4]),
+        *(torch.empty_like(t) for t in rest[:4]),
+    ),
+)
+def _cells(
+    u: Tensor, recurrent: Tensor, h: Tensor, c: Tensor, n: Tensor, m: Tensor, valid: Tensor | None
+) -> tuple[Tensor, ...]:
+    """`slstm_scan` of the four parts of the state."""
+    if loops_suffice(u):
+        return _Scan.apply(u.contiguous(), recurrent, h, c, n, m, valid)  # here, so that backward copies nothing
+    return _loop(u, recurrent, h, c, n, m, valid)
 
 
 def _loop(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
@@ -72,7 +73,7 @@ def trapezoidal_ssd(
     seq_len, rank = q.shape[2:4]
     with full_precision(q.device):
         # The entering state already holds the input of its last position: its `now` counts zero here.
-        earlier_now = torch.cat((torch.zeros_like(now[:, :, :1]), now[:, :, :-1]), dim=2)
+        earlier_now = F.pad(now, (1, 0))[:, :, :-1]
         weight = (log_decay.exp() * (earlier_now + before)).view(*before.shape, 1, 1)
         queries, earlier_k, earlier_v = (
             rearrange(t, "batch head seq rank d -> batch head (seq rank) d")
