@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import traceback
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -50,6 +51,10 @@ class Generated(Task):
             self._spec = replace(spec, chance=chance)
             require(probe, self._spec)
         self._fingerprint = {name: _identity(array) for name, array in probe.items()}
+        n_rows, n_different = len(probe["inputs"]), len(np.unique(probe["inputs"], axis=0))
+        if n_different < n_rows / 2:
+            few = f"{self.name} draws few different inputs, {n_different} among {n_rows}"
+            warnings.warn(f"{few}: the test has examples of training", stacklevel=2)
 
     @property
     def spec(self) -> TaskSpec:

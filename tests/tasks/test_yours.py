@@ -170,6 +170,7 @@ def test_a_class_is_known_by_its_options(file: Path) -> None:
         ("late", "(1024, 4) as inputs, or (1024,), got int64 (1024, 3)"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.* draws few different inputs:UserWarning")
 def test_what_is_wrong_with_a_function_is_said_in_one_line(name: str, said: str, file: Path) -> None:
     with pytest.raises(ValueError, match=in_one_line(said)):
         tasks.create_task(f"{file}:{name}").sample(np.random.default_rng(0), 7)
@@ -423,3 +424,11 @@ def test_entry_points_name_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(TASKS, name, value)
     assert type(tasks.create_task("echoes", seq_len=4)) is type(tasks.create_task("parity", seq_len=4))
     assert tasks.list_tasks()[-1] == "echoes"
+
+
+def test_a_function_of_few_inputs_warns_that_the_test_repeats_training(tmp_path: Path) -> None:
+    (tmp_path / "few.py").write_text(
+        "def draw(rng, n):\n    x = rng.integers(0, 2, (n, 3))\n    return {'inputs': x, 'labels': x.sum(1)}\n"
+    )
+    with pytest.warns(UserWarning, match="few.draw draws few different inputs, 8 among"):
+        tasks.create_task(f"{tmp_path}/few.py:draw")
