@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -149,12 +150,16 @@ def read_config(folder: Path) -> dict[str, Any]:
 def read_curves(folder: Path) -> dict[str, Curve]:
     """Return the scalars of a folder's TensorBoard events by name, without steps that a resumed run repeated.
 
-    Events that cannot be read give a warning in the log and no curves.
+    Events that cannot be read give a warning in the log and no curves; so does a file of a finished run that is cut
+    short, whose points up to there are returned.
     """
     curves: dict[str, dict[int, float]] = {}
     try:
-        for file in sorted(folder.glob(f"{EVENTS}*")):
-            for event in _events(file.read_bytes()):
+        contents = [file.read_bytes() for file in sorted(folder.glob(f"{EVENTS}*"))]
+        if contents and _begins_at(contents[0]) > 0:  # no run begins by resuming: the clock was set back
+            contents.sort(key=_begins_at)
+        for content in contents:
+            for event in _events(content, folder if (folder / METRICS).is_file() else None):
                 for value in event.summary.value:
                     if value.HasField("simple_value"):
                         curves.setdefault(value.tag, {})[event.step] = value.simple_value
@@ -167,10 +172,20 @@ def read_curves(folder: Path) -> dict[str, Curve]:
     return {names[tag]: sorted(curve.items()) for tag, curve in curves.items() if curve}
 
 
-def _events(content: bytes) -> Iterator[Any]:
+def _begins_at(content: bytes) -> int:
+    """Return the step at which the process that wrote a file resumed the run; 0 if it began it."""
+    first = itertools.islice(_events(content), 3)
+    return next((event.step for event in first if event.session_log.status == event.session_log.START), 0)
+
+
+def _events(content: bytes, finished: Path | None = None) -> Iterator[Any]:
     """Yield the events of a file, up to a record that is still being written.
 
     TensorBoard's own reader computes each record's checksum in Python: a second for some pictures.
+
+    Args:
+        content: bytes of the file.
+        finished: folder of the run if it is finished, for a warning about a record that is not whole.
 
     Raises:
         ValueError: not a file of events.
@@ -182,6 +197,8 @@ def _events(content: bytes) -> Iterator[Any]:
     while at + _HEADER <= len(content):
         end = at + _HEADER + int.from_bytes(content[at : at + 8], "little")
         if end + _CHECKSUM > len(content):
+            if finished and at:
+                logger.warning("%s: a file of events is cut short, its later points are lost", finished)
             break
         yield Event.FromString(content[at + _HEADER : end])
         at = end + _CHECKSUM

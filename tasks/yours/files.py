@@ -92,9 +92,10 @@ class Data(OfSplits, FiniteTask):
 
     def _named(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the columns of examples, by their names in examples."""
-        for column in (self.inputs, self.labels):
+        for option, column in (("inputs", self.inputs), ("labels", self.labels)):
             if column not in columns:
-                raise ValueError(f"there is no {column!r}; there are: {', '.join(columns) or 'no columns'}")
+                there = ", ".join(columns) or "no columns of numbers"
+                raise ValueError(f"there is no {column!r}; there are: {there}; --task.{option} names another one")
         inputs = columns[self.inputs]
         given = {"inputs": inputs, "labels": columns[self.labels]}
         for name, array in columns.items():

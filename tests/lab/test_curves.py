@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
-from lab.run.files import EVENTS
+from lab.run.files import EVENTS, METRICS
 from lab.run.record import read_curves
 
 
@@ -17,7 +17,7 @@ def test_events_that_cannot_be_read_give_no_curves(tmp_path: Path, logged: list[
         assert len(logged) == at + 1
 
 
-def test_after_a_resume_the_later_values_count(tmp_path: Path) -> None:
+def test_after_a_resume_the_later_values_count(tmp_path: Path, logged: list[str]) -> None:
     for at, (start, value, end) in enumerate(((10, 0.25, 60), (20, 0.5, 40))):
         with SummaryWriter(tmp_path, purge_step=start if at else None, filename_suffix=f".{at}") as writer:
             for step in (start, *range(start, end, 10)):
@@ -25,3 +25,17 @@ def test_after_a_resume_the_later_values_count(tmp_path: Path) -> None:
     written = max(tmp_path.iterdir())
     written.write_bytes(written.read_bytes()[:-9])  # the last record is still being written
     assert read_curves(tmp_path) == {"val/accuracy": [(10, 0.25), (20, 0.5)]}
+    (tmp_path / METRICS).write_text("{}")  # the run is over: nobody writes
+    assert read_curves(tmp_path) == {"val/accuracy": [(10, 0.25), (20, 0.5)]}
+    assert len(logged) == 1
+
+
+def test_a_clock_that_was_set_back_hides_no_points(tmp_path: Path) -> None:
+    for at, (start, value) in enumerate(((10, 0.25), (20, 0.5))):
+        with SummaryWriter(tmp_path, purge_step=start if at else None, filename_suffix=f".{at}") as writer:
+            for step in (start, start + 10):
+                writer.add_scalar("val/accuracy", value, step)
+    for at, name in ((1, "1"), (0, "2")):
+        (written,) = tmp_path.glob(f"{EVENTS}*.{at}")
+        written.rename(tmp_path / f"{EVENTS}{name}.later")
+    assert read_curves(tmp_path) == {"val/accuracy": [(10, 0.25), (20, 0.5), (30, 0.5)]}
