@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, get_args, get_origin
@@ -12,6 +13,16 @@ from lab.config.options import NO_DEFAULT, Option, alternatives, is_plain, type_
 from lab.plain import Text, flatten, read_yaml
 from zoo.errors import UsageError
 from zoo.targets import label
+
+MEANT = {
+    "steps": "trainer.max_steps",
+    "epochs": "trainer.max_epochs",
+    "device": "trainer.accelerator",
+    "gpus": "trainer.devices",
+    "learning_rate": "lr",
+}
+"""Flags of other programs, and what they are here."""
+SEVERAL = "; several values are for sweep.py"
 
 
 def constructor_defaults(options: Mapping[str, Option]) -> dict[str, Any]:
@@ -53,7 +64,8 @@ def bind(
             except ValueError as error:
                 if isinstance(value, Text) and value.typed[:1] in ("[", "{"):
                     read_yaml(value.typed, f"--{key}")  # perhaps a bracket is missing
-                raise UsageError(f"{source}{key}: {error}") from None
+                several = isinstance(value, Text) and re.fullmatch(r"\d+-\d+|[^,\[{]+(,[^,]+)+", value.typed)
+                raise UsageError(f"{source}{key}: {error}{SEVERAL if several else ''}") from None
         values = bare | values
         if "mixer.pattern" in config and "mixer.pattern" not in values:
             config["mixer.pattern"] = without(config["mixer.pattern"], values.keys())
@@ -117,7 +129,7 @@ def unknown_option(key: str, options: Mapping[str, Option], is_flag: bool) -> st
     names = [*REGISTRIES, *(TOP if is_flag else ()), *(name for name in options if not name.endswith(".name"))]
     siblings = {name.rpartition(".")[2]: name for name in names if name.rpartition(".")[0] == group}
     # A forgotten group (n_heads for mixer.n_heads) is nearer than any similar spelling.
-    near = [name for name in names if name.endswith(f".{key}")]
+    near = [MEANT[key]] if key in MEANT else [name for name in names if name.endswith(f".{key}")]
     near += [siblings[name] for name in difflib.get_close_matches(leaf, siblings, 1)]
     near += difflib.get_close_matches(key, names, 1) if not (group and siblings) else []
     hint = f" (did you mean {prefix}{near[0]}?)" if near else ""

@@ -133,6 +133,9 @@ def choose(argv: Sequence[str]) -> Choice:
 
 def _registered(names: Mapping[str, Any], source: str = "") -> dict[str, str]:
     """Return the registered names of mixer and task that these mean."""
+    for group, name in names.items():
+        if isinstance(name, str) and "," in name and all(each in REGISTRIES[group] for each in name.split(",")):
+            raise UsageError(f"{source}--{group} {name}: several are for sweep.py")
     try:
         return {group: REGISTRIES[group].check(name) for group, name in names.items()}
     except ValueError as error:
@@ -228,7 +231,8 @@ def read_flags(
         word = "--help" if word == "-h" else word
         if not word.startswith("--"):
             if others is None:
-                raise UsageError(f"unrecognized arguments: {word}")
+                group = next((group for group, registry in REGISTRIES.items() if word in registry), None)
+                raise UsageError(f"unrecognized argument: {word}" + (f"; give --{group} {word}" if group else ""))
             others.append(word)
             continue
         name, equals, value = word.removeprefix("--").partition("=")

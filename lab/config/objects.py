@@ -67,7 +67,11 @@ def read_objects(choice: Choice, names: Collection[str]) -> tuple[dict[str, Any]
         return below
 
     def plain(config: Any) -> dict[str, Any]:
-        return read_yaml(parser.dump(config, skip_unset=False), "trainer")["trainer"]
+        try:
+            return read_yaml(parser.dump(config, skip_unset=False), "trainer")["trainer"]
+        except (TypeError, ValueError) as error:  # an argument that YAML cannot spell, such as an enum's member
+            given = re.search(r"class_path='([^']+)'", str(error))
+            raise UsageError(f"{given[1] if given else 'a class'} has arguments that YAML cannot spell") from None
 
     lower = layered(choice.shipped, None)
     defaults = plain(lower)

@@ -185,8 +185,8 @@ def usual_flag(name: str) -> str:
 def values_of(source: str, flag: str, value: Any) -> list[Any]:
     """Return the values of a flag, given as a list or as text with commas.
 
-    In both, 0-4 is a range with both ends, and 1e-4..1e-2:5 five values from end to end with equal ratios; without a
-    number two for each decade.
+    In both, 0-4 or 0..4 is a range with both ends, and 1e-4..1e-2:5 five values from end to end with equal ratios;
+    without a number two for each decade.
 
     >>> values_of("", "seed", "0-2,7"), values_of("", "mixer.pattern", "[lstm,attention],[lstm]")
     ([0, 1, 2, 7], [['lstm', 'attention'], ['lstm']])
@@ -210,7 +210,7 @@ def values_of(source: str, flag: str, value: Any) -> list[Any]:
 def _range(value: Any, flag: str) -> list[Any]:
     if not isinstance(value, str):
         return [value]
-    if ends := re.fullmatch(r"(\d+)-(\d+)", value):
+    if ends := re.fullmatch(r"(\d+)(?:-|\.\.)(\d+)", value):
         return list(range(int(ends[1]), int(ends[2]) + 1))
     if not (ends := re.fullmatch(r"([\d.]+(?:[eE][-+]?\d+)?)\.\.([\d.]+(?:[eE][-+]?\d+)?)(?::(\d+))?", value)):
         return [value]
