@@ -322,7 +322,8 @@ def run_ray(
     """
     ray = require_extra("ray", "ray")
     threads = 1 if address else int(slots[0]["OMP_NUM_THREADS"])
-    options = {"address": address, "logging_level": "ERROR", "log_to_driver": False}
+    # Without an address a Ray of its own: one that runs here for something else has other resources.
+    options = {"address": address or "local", "logging_level": "ERROR", "log_to_driver": False}
     options |= {} if address else {"num_cpus": threads * len(slots), "include_dashboard": False}
     try:
         if address and ":" in address and "://" not in address:

@@ -487,6 +487,8 @@ def test_two_processes_train_as_one_with_their_batches_together_and_survive_the_
     found, expected = by_heading(results(path)), by_heading(results(alone))
     absent = [name for name, value in expected.items() if value is None]  # not learned: no steps to 90 %
     assert [found.pop(name) for name in absent] == [expected.pop(name) for name in absent]
+    logged, points = ({k: each.pop(k) for k in [*each] if k.startswith("curve/")} for each in (found, expected))
+    assert logged == pytest.approx(points, rel=tolerance(torch.float32)["rtol"])  # as the curves below
     assert found == pytest.approx(expected, rel=tolerance(torch.float64)["rtol"], abs=tolerance(torch.float64)["atol"])
     assert curves(path).keys() == curves(alone).keys()
     for tag, points in curves(alone).items():

@@ -56,7 +56,7 @@ def test_a_run_prints_its_progress_and_one_table(tmp_path: Path) -> None:
     done = python("train.py", *command(tmp_path))
     path, found = folder(tmp_path), metrics(folder(tmp_path))
     first, *table, last = done.stdout.splitlines()
-    assert first == f"{path}: {found['params']:,} parameters on cpu"
+    assert first == f"{path}: {found['params']:,} parameters on cpu (1 thread)"
     assert last == str(path)
     for row in (
         rf"test accuracy .* {found['test']['accuracy']:.4f}   \(chance {found['chance']:.4f}\)",
