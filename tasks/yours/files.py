@@ -177,6 +177,8 @@ def _columns(table: Any, asked: tuple[str, str]) -> dict[str, np.ndarray]:
 
 def _with_lengths(arrays: Arrays, ends: Mapping[str, np.ndarray | None], inputs: str, labels: str) -> Arrays:
     """Return the columns with `lengths`, if lists of inputs have several, without columns of other lengths."""
+    if not {inputs, labels} <= arrays.keys():
+        return arrays  # for an error that names all of them
     lengths = ends.get(inputs)
     fitting = {}
     for name, array in arrays.items():

@@ -331,6 +331,7 @@ def test_what_is_wrong_with_data_is_said_in_one_line(
         ({"inputs": [[[0.1], [0.1, 0.2]]], "labels": [1]}, "inputs: the lists within a row"),
         ({"inputs": ["a b"], "labels": [1]}, "integers or floats, got object"),
         ({"text": ["a b"], "label": [1]}, "there is no 'inputs'; there are: label"),
+        ({"input_ids": [[1, 2], [3]], "label": [1, 2]}, "'inputs'; there are: input_ids, label; --task.inputs"),
     ],
 )
 def test_what_is_wrong_with_tables_is_said_in_one_line(columns: dict[str, Any], said: str, tmp_path: Path) -> None:
