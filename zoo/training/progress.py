@@ -14,6 +14,8 @@ from tqdm.auto import tqdm
 
 TITLE = "training"
 SHOWN = ("train/loss", "train/accuracy", "val/accuracy", "val/relative_squared_error")
+NARROW, NARROW_BAR = 110, "{l_bar}{bar}| {n_fmt}/{total_fmt} [{remaining} left{postfix}]"
+"""Columns below which the bar would be too short to read beside speed and training accuracy, and its format there."""
 OPS = logging.getLogger("zoo.ops")
 
 
@@ -38,12 +40,15 @@ class Progress(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         total = trainer.estimated_stepping_batches
+        columns = None if "ipykernel" in sys.modules else min(120, shutil.get_terminal_size().columns)
+        self._is_narrow = columns is not None and columns < NARROW
         self._bar = tqdm(
             total=int(total) if math.isfinite(total) else None,
             initial=trainer.global_step,
             desc=TITLE,
             unit=" steps",
-            ncols=None if "ipykernel" in sys.modules else min(120, shutil.get_terminal_size().columns),
+            ncols=columns,
+            bar_format=NARROW_BAR if self._is_narrow else None,
             # A log file gets a line now and then, a terminal a bar that moves.
             mininterval=0.1 if sys.stderr.isatty() else 3,
             disable=not trainer.is_global_zero,
@@ -58,7 +63,8 @@ class Progress(Callback):
         done = trainer.global_step - self._bar.n
         if done and trainer.global_step % self.every == 0:
             metrics = trainer.callback_metrics
-            shown = {name.replace("train/", ""): f"{float(metrics[name]):.4f}" for name in SHOWN if name in metrics}
+            names = [name for name in SHOWN if name in metrics and not (self._is_narrow and name == "train/accuracy")]
+            shown = {name.replace("train/", ""): f"{float(metrics[name]):.4f}" for name in names}
             self._bar.set_postfix(shown, refresh=False)
         self._bar.update(done)
 
