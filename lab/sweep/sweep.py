@@ -289,6 +289,8 @@ class Sweep:
             found = {each.options[RATE]: noted for each in rivals if (noted := self._noted_by(point, each))}
             point.window = window(found, best.options[RATE], score, guess)
             shown += f"; window {window_text(point.window)} octaves"
+        if not beats_guessing([metrics], score, guess):
+            shown += "; no better than guessing, so the choice is arbitrary"
         chosen = " ".join(f"{option}={plain(best.options[option])}" for option in tune)
         where = f"seed {', '.join(map(str, point.tune_seeds))} after {rung:.4g} of the steps"
         return f"picked {chosen} by validation on {where} among {len(point.trials)}: {shown}"
