@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -71,6 +72,8 @@ def _status(argv: Sequence[str]) -> int:
         command = parse(argv)
         run(command)
     except (UsageError, MissingExtraError) as error:
+        if "--traceback" in argv:
+            traceback.print_exc()
         return _fail(error, 2)
     except KeyboardInterrupt:
         return _stopped("interrupted outside training", argv, 130)

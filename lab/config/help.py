@@ -46,6 +46,7 @@ common flags:
                                   same command without this flag resumes as if it had never stopped
   --no_test                       do not test; the same command without this flag then tests the run
   --overwrite                     replace the run if it exists
+  --traceback                     print the whole stack of an error, as of a mixer of your own
 
 more help:
   --mixer.help [NAME]  options of a mixer           --trainer.help  options of Lightning's Trainer

@@ -24,7 +24,7 @@ GROUPS = ("mixer", "task", "model", "trainer")
 HELPS = {f"{group}.help": group for group in GROUPS}
 NAMING = {flag: group for group in REGISTRIES for flag in (group, f"{group}.name", f"{group}.help")}
 """Flags that name a mixer or a task; a later one wins over an earlier one."""
-SWITCHES = ("print_config", "test_only", "no_test", "overwrite")
+SWITCHES = ("print_config", "test_only", "no_test", "overwrite", "traceback")
 VALUED = ("config", "ckpt_path", "stop_at")
 TOP = (*VALUED, *SWITCHES)
 """Flags that are no options of a run."""

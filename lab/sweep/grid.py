@@ -23,7 +23,7 @@ from lab.sweep.tuning import Window
 from zoo.errors import UsageError
 
 # A sweep decides these for each run, or they make no sense for many.
-NOT_SWEPT = {"run_dir", "test_only", "no_test", "print_config", "ckpt_path", "stop_at", "overwrite"}
+NOT_SWEPT = {"run_dir", "test_only", "no_test", "print_config", "ckpt_path", "stop_at", "overwrite", "traceback"}
 
 
 @dataclass(frozen=True)

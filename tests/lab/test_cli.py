@@ -130,7 +130,7 @@ def test_help_names_every_mixer_and_task_and_only_flags_that_exist(capsys: pytes
     choice = cli.choose([])
     known = {*cli.declared(choice.names, choice.entries), "mixer", "task", "config", "ckpt_path", "stop_at"}
     known |= {f"{group}.{word}" for group in cli.GROUPS for word in ("help", "OPTION")}
-    known |= {"test_only", "no_test", "overwrite", "print_config", "FLAG", "task.distance"}  # the last is of needle
+    known |= {*cli.layers.SWITCHES, "FLAG", "task.distance"}  # the last is of needle
     assert set(re.findall(r"--([\w.]+)", text)) <= known
 
 
