@@ -54,6 +54,9 @@ LONGEST_NAME, CUT_NAME = 40, 28
 LAST_NAMED = {f"task.{name}" for name in ("n_train", "n_val", "n_test", "test_lengths", "test_segments")}
 """Options of the amount of data, named last, so that they are the first to be cut."""
 
+FIRST_NAMED = "trainer.strategy"
+"""Option named first, so that it is the last to be cut: a run of several processes is recognised by it."""
+
 
 def deciding_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that decide a run's result, with the seed, by dotted name."""
@@ -88,7 +91,7 @@ def run_name(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
     parts = []
     for group in ("task", "mixer"):
         keys = [key for key in differing if key.startswith("task.") == (group == "task")]
-        keys.sort(key=lambda key: (key in LAST_NAMED, not key.startswith(f"{group}.")))
+        keys.sort(key=lambda key: (key in LAST_NAMED, key != FIRST_NAMED, not key.startswith(f"{group}.")))
         short = {key: key.removeprefix(f"{group}.").removeprefix("trainer.") for key in keys}
         # d_conv is an option of the model and of some mixers: then the mixer's keeps its prefix.
         short = {key: key if name != key and name in values else name for key, name in short.items()}

@@ -416,6 +416,10 @@ def test_trials_are_told_apart_by_what_tensorboard_has_room_for() -> None:
             "--task.n_val 80 --task.test_lengths 64,128 --task.n_pairs 8",
             "mqar-n_pairs8-*",
         ),
+        (
+            "--batch_size 8 --trainer.strategy ddp --trainer.devices 2 --trainer.max_steps 60 --mixer lstm",
+            "mqar/lstm-strategy_ddp-*",
+        ),
     ],
 )
 def test_the_name_of_a_run_has_the_options_that_differ(argv: str, name: str) -> None:
