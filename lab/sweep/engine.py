@@ -141,7 +141,7 @@ def run_job(job: Job, environment: Mapping[str, str], stop: Stop | None = None) 
                 status = _wait(_start(job, {"COLUMNS": COLUMNS, **environment}, log), stop)
                 in_use = status == 2 and IN_USE in "".join(tail_lines(job.folder / LOG, begin))
                 # Another sweep trains this run: wait for it, and take its result.
-                if not in_use or _asked_within(stop, WAIT_FOR_OTHERS):
+                if not in_use or (stop or Stop()).soft.wait(WAIT_FOR_OTHERS):
                     break
         seconds = time.monotonic() - start
         if (metrics := job.metrics()) is not None and (status == 0 or "diverged" in metrics):
@@ -160,14 +160,6 @@ def run_job(job: Job, environment: Mapping[str, str], stop: Stop | None = None) 
     if stop is not None and stop.soft.is_set():
         return Outcome(job, "stopped", seconds, "stopped", tail)
     return Outcome(job, "failed", seconds, reason(status), tail)
-
-
-def _asked_within(stop: Stop | None, seconds: float) -> bool:
-    """Wait; return at once if the sweep is asked to end."""
-    if stop is not None:
-        return stop.soft.wait(seconds)
-    time.sleep(seconds)
-    return False
 
 
 def _start(job: Job, environment: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes] | Fork:

@@ -50,10 +50,9 @@ def with_width(factory: Factory, d_model: int, options: Mapping[str, Any]) -> tu
     """
     if isinstance(factory, type) and factory.__init__ in (nn.Module.__init__, object.__init__):
         return (), dict(options)
-    parameters = signature_of(factory).parameters
     if widths := widths_of(factory):
-        return (), {**({"d_model": d_model} if "d_model" in widths else dict.fromkeys(widths, d_model)), **options}
-    first = next(iter(parameters.values()), None)
+        return (), {**dict.fromkeys(widths, d_model), **options}
+    first = next(iter(signature_of(factory).parameters.values()), None)
     if first is None or first.name in options or first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
         return (), dict(options)
     if first.name in CONFIGS and isinstance(first.annotation, type):
@@ -63,9 +62,10 @@ def with_width(factory: Factory, d_model: int, options: Mapping[str, Any]) -> tu
 
 
 def widths_of(factory: Factory) -> list[str]:
-    """Return the parameters of a class or function that are its width, by their names."""
+    """Return the parameters of a class or function that are its width, by their names: d_model alone if it has one."""
     parameters = signature_of(factory).parameters.values()
-    return [each.name for each in parameters if each.name in WIDTHS and each.kind is not each.POSITIONAL_ONLY]
+    found = [each.name for each in parameters if each.name in WIDTHS and each.kind is not each.POSITIONAL_ONLY]
+    return ["d_model"] if "d_model" in found else found
 
 
 def config_hint(factory: Factory) -> str:
