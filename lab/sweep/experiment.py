@@ -36,7 +36,10 @@ from lab.sweep.matching import target
 from lab.sweep.tuning import rungs_of
 from zoo.errors import UsageError, unknown
 
-JUDGED = ("question", "source", "refuted_by", "probes", "checks", "plot", "found", "effect")
+JUDGED = (
+    *("question", "source", "refuted_by", "probes", "checks", "plot", "found", "effect"),
+    *("recipe", "published"),
+)
 """Keys of an experiment's file for its judge (`lab.experiments.spec`); a sweep ignores them."""
 OF_A_SETTING = (
     *("prediction", "changed", "fixed", "grid", "grids", "tune", "tune_seeds", "rungs", "match", "score"),
