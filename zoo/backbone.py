@@ -156,12 +156,13 @@ class Backbone(Pretrained):
         self,
         inputs: Shaped[Tensor, "batch seq *d_input"],
         lengths: Lengths | None = None,
-        at: Bool[Tensor, "batch seq"] | None = None,
+        at: Bool[Tensor, "batch seq"] | Int[Tensor, " selected"] | None = None,
     ) -> Float[Tensor, "*positions n_outputs"]:
-        """Return logits at every position, (batch, seq, n_outputs), or where `at` is true, (selected, n_outputs).
+        """Return logits at every position, (batch, seq, n_outputs), or at the positions `at`, (selected, n_outputs).
 
-        With `at`, the last channel mixer and the head run only at the selected positions; a channel mixer with Canon
-        layers runs everywhere, and so do experts in training, since their load counts every position.
+        `at` marks positions, or holds their numbers row * seq + position: to count marks, the host waits for the
+        device. With `at`, the last channel mixer and the head run only at the selected positions; a channel mixer with
+        Canon layers runs everywhere, and so do experts in training, since their load counts every position.
 
         Raises:
             ValueError: inputs of another kind or width, lengths outside 0..seq.
@@ -198,20 +199,22 @@ class Backbone(Pretrained):
         self,
         x: Float[Tensor, "batch seq d_model"],
         lengths: Lengths | None = None,
-        at: Bool[Tensor, "batch seq"] | None = None,
+        at: Bool[Tensor, "batch seq"] | Int[Tensor, " selected"] | None = None,
     ) -> Float[Tensor, "*positions n_outputs"]:
         """`forward` from embeddings: the map whose operator `zoo.theory.interaction` reads off."""
         lengths = as_lengths(lengths, x)
         if at is None:
             return self.read_out(self.layers(x, lengths))
+        if at.dtype == torch.bool:
+            at = at.flatten().nonzero().squeeze(1)
         *before, last = self.layers.chain()
         for layer in before:
             x = layer(x, lengths)
         counts_load = isinstance(last, ResidualBlock) and isinstance(last.channel, Experts) and last.training
         if isinstance(last, ResidualBlock) and last.by_position and not counts_load:
             x, _ = last.mix_positions(x, None, lengths)
-            return self.read_out(last.mix_channels(x[at]))
-        return self.read_out(last(x, lengths)[at])
+            return self.read_out(last.mix_channels(x.flatten(0, 1)[at]))
+        return self.read_out(last(x, lengths).flatten(0, 1)[at])
 
     def read_out(self, x: Float[Tensor, "*positions d_out"]) -> Float[Tensor, "*positions n_outputs"]:
         """Return logits from the output of the last layer."""

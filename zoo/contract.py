@@ -22,8 +22,8 @@ from torch import Tensor
 from zoo.errors import unknown
 from zoo.modules import Configured, no_weight_decay, on_meta, reset_submodules
 from zoo.ops.precision import Device, DType
-from zoo.ops.time import Lengths, as_lengths, valid_positions
-from zoo.ops.transforms import followed
+from zoo.ops.time import Lengths, as_lengths, require_within, valid_positions
+from zoo.ops.transforms import readable
 from zoo.state import check_state, state_nbytes, state_tensors
 from zoo.validate import require_positive
 
@@ -104,7 +104,8 @@ class SequenceMixer(Configured, ABC):
                 outputs, states or gradients; the output there is zero.
 
         Raises:
-            ValueError: wrong shape or dtype, an empty sequence, lengths outside 0..seq.
+            ValueError: wrong shape or dtype, an empty sequence, lengths outside 0..seq. A tensor of lengths that is
+                not on the CPU, or code that is compiled or mapped, is trusted: reading values waits for the device.
         """
         return self.stream(x, None, lengths)[0]
 
@@ -203,11 +204,8 @@ class SequenceMixer(Configured, ABC):
             )
         if lengths.device != x.device:
             raise ValueError(f"lengths are on {lengths.device}, x on {x.device}")
-        # Reading values waits for the device and cannot be traced: code that is compiled or mapped trusts its caller.
-        if not followed() and not lengths.is_meta and lengths.numel():
-            low, high = int(lengths.min()), int(lengths.max())
-            if low < 0 or high > x.shape[1]:
-                raise ValueError(f"lengths must lie in 0..{x.shape[1]}, the chunk's length, got {low}..{high}")
+        if readable(lengths) and lengths.numel():
+            require_within(int(lengths.min()), int(lengths.max()), x.shape[1])
 
     def _check_state(self, state: Any, x: Tensor) -> None:
         if torch.compiler.is_compiling():

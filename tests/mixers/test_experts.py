@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from tests.cases import D_MODEL, draw, in_chunks, parameters, randomise
 from tests.tolerances import assert_close
 from zoo import Backbone, create_mixer, state_nbytes
 from zoo.blocks import Experts, ResidualBlock, Stack
-from zoo.ops.experts import grouped_linear
+from zoo.ops.experts import grouped_in_blocks, grouped_linear
 
 JAMBA = ROOT / "configs" / "mixer" / "jamba.yaml"
 VOCAB = 11
@@ -88,11 +89,12 @@ def test_gradients_are_those_of_the_definition(generator: torch.Generator) -> No
     layer(x[:1, :1])
     assert 0 < int((layer.load > 0).sum()) < layer.n_experts  # groups without a row too
     assert_close(layer(x[:1, :1]), dense(x[:1, :1]))
-    counts = torch.tensor([0, 3, 0, 2])
     rows, weight = draw(5, 3, generator=generator), draw(4, 2, 3, generator=generator).requires_grad_()
-    assert torch.autograd.gradcheck(
-        lambda x, weight: grouped_linear(x, weight, counts), (rows.requires_grad_(), weight)
-    )
+    for sizes in ([0, 3, 0, 2], [5, 0, 0, 0], [1, 1, 1, 2], [0, 0, 0, 5]):
+        counts = torch.tensor(sizes)
+        assert torch.autograd.gradcheck(partial(grouped_linear, counts=counts), (rows.requires_grad_(), weight))
+        assert torch.autograd.gradcheck(partial(grouped_in_blocks, counts=counts), (rows, weight))
+        assert_close(grouped_in_blocks(rows, weight, counts), grouped_linear(rows, weight, counts))
 
 
 def test_reduced_precision_stays_close(generator: torch.Generator) -> None:

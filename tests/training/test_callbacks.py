@@ -8,14 +8,28 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+import lightning as L
+import numpy as np
 import pytest
 import torch
+from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from tests import refused
+from tests.cases import KINDS, Case, cases
 from tests.training import small
 from zoo.loading.saved import check_checkpoint
-from zoo.training import Checkpoints, NonFiniteLossError, ReseedEachStep, SequenceModule, Throughput, ValidationCurve
+from zoo.training import (
+    Checkpoints,
+    NonFiniteLossError,
+    Progress,
+    ReseedEachStep,
+    SequenceModule,
+    Throughput,
+    ValidationCurve,
+)
 
 
 class BreaksAt(SequenceModule):
@@ -29,7 +43,9 @@ class BreaksAt(SequenceModule):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_loss_that_is_not_finite_stops_before_the_step(tmp_path: Path, value: float) -> None:
+def test_a_loss_that_is_not_finite_stops_before_the_step_on_a_device_at_the_next_logged_one(
+    tmp_path: Path, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = small.module(BreaksAt)
     module.value = value
     trainer = small.trainer(tmp_path, Checkpoints(tmp_path / "checkpoints", every_n_steps=4), max_steps=20)
@@ -37,6 +53,66 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(tmp_path: Path, value: 
         trainer.fit(module, datamodule=small.data(tmp_path))
     assert all(p.isfinite().all() for p in module.parameters())
     assert check_checkpoint(tmp_path / "checkpoints/last.ckpt", {"name": "attention"}) == 5  # after the validation
+    monkeypatch.setattr("zoo.training.callbacks.readable", lambda t: False)
+    module = small.module(BreaksAt)
+    module.value = value
+    trainer = small.trainer(tmp_path / "device", max_steps=20, log_every_n_steps=9)
+    with refused(f"the loss is {value} at step 6", NonFiniteLossError):
+        trainer.fit(module, datamodule=small.data(tmp_path))
+    assert trainer.global_step == 9
+
+
+class Meta(CPUAccelerator):
+    """Tensors without values: whoever asks for one raises, as on a GPU the host would wait for it."""
+
+    def setup_device(self, device: torch.device) -> None: ...
+
+
+class Done(Exception):
+    """Two steps were made."""
+
+
+class StopAtTwo(L.Callback):
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.global_step == 2:
+            raise Done
+
+
+def trace_steps(folder: Path, monkeypatch: pytest.MonkeyPatch, task: small.Echo | small.Scale, **options: Any) -> None:
+    """Two whole steps of training on meta tensors, with clipping and every callback of a run; none is logged."""
+    monkeypatch.setattr("lightning.pytorch.loops.fit_loop.has_len_all_ranks", lambda *_: True)
+    monkeypatch.setattr(L.Trainer, "_teardown", lambda _: None)  # moves everything back to the CPU
+    module = small.module(task=task, **options)
+    batch = {name: torch.from_numpy(a) for name, a in task.sample(np.random.default_rng([0]), 3).items()}
+    batch["lengths"] = torch.tensor([8, 5, 6])
+    trainer = small.trainer(
+        folder,
+        *(Throughput(), Progress(50), StopAtTwo()),
+        strategy=SingleDeviceStrategy(torch.device("meta"), accelerator=Meta()),
+        accelerator="auto",
+        gradient_clip_val=1.0,
+        log_every_n_steps=50,
+        num_sanity_val_steps=0,
+        limit_val_batches=0,
+    )
+    batches = DataLoader([batch, batch], batch_size=None)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(Done):
+        trainer.fit(module, train_dataloaders=batches, val_dataloaders=batches)
+
+
+@cases(variants="slow", by_default=KINDS)
+def test_a_step_of_training_never_waits_for_the_device(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = {"d_model": 8, "n_layers": 3, "n_experts": 2}
+    trace_steps(tmp_path, monkeypatch, small.Echo(), mixer={"name": case.name, **case.options}, **shape)
+
+
+@pytest.mark.parametrize("shape", [{"decode_from": 4}, {"canon": "ACD"}, {"logit_cap": 3.0}], ids=str)
+def test_a_step_of_regression_never_waits_for_the_device(
+    shape: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace_steps(tmp_path, monkeypatch, small.Scale(), mixer={"name": "lstm"}, **shape)
 
 
 def place(index: int, rank: int = 0, world_size: int = 1) -> Any:

@@ -17,13 +17,21 @@ def as_lengths(lengths: Lengths | None, x: Tensor) -> Tensor | None:
     """`lengths` as a tensor on x's device.
 
     Raises:
-        ValueError: a list or tuple of anything but integers.
+        ValueError: a list or tuple of anything but integers, or of integers outside 0..seq.
     """
     if lengths is None or isinstance(lengths, Tensor):
         return lengths
     if not isinstance(lengths, (list, tuple)) or not all(type(n) is int for n in lengths):
         raise ValueError(f"lengths must be a tensor, list or tuple of {x.shape[0]} integers, got {lengths!r}")
+    if lengths:
+        require_within(min(lengths), max(lengths), x.shape[1])
     return torch.tensor(lengths, dtype=torch.int64, device=x.device)
+
+
+def require_within(low: int, high: int, seq_len: int) -> None:
+    """Raise ValueError unless the least and the greatest of a batch's lengths lie in 0..seq_len."""
+    if low < 0 or high > seq_len:
+        raise ValueError(f"lengths must lie in 0..{seq_len}, the chunk's length, got {low}..{high}")
 
 
 def valid_positions(lengths: Int[Tensor, " batch"], seq_len: int) -> Bool[Tensor, "batch seq"]:

@@ -28,6 +28,11 @@ def followed() -> bool:
     return torch.compiler.is_compiling() or _transformed()
 
 
+def readable(t: Tensor) -> bool:
+    """Return whether values of `t` can be read at no cost: elsewhere the host waits for the device, or cannot know."""
+    return t.device.type == "cpu" and not followed()
+
+
 def _transformed() -> bool:
     return torch._C._are_functorch_transforms_active()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
 

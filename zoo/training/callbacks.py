@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
+
+from zoo.ops.transforms import readable
 
 TRAIN, VALIDATION, TEST = range(3)
 
@@ -66,18 +69,41 @@ class NonFiniteLossError(RuntimeError):
 
 
 class NonFiniteLoss(Callback):
-    """Stop at the first nan or infinite loss, before it reaches the weights.
+    """Stop at the first nan or infinite loss, on the CPU before it reaches the weights.
+
+    Elsewhere reading the loss would make the host wait in every step: the device notes the first such loss, and it is
+    read every `log_every_n_steps` steps and at the end. `Checkpoints` refuses the weights of the steps in between.
 
     Raises:
         NonFiniteLossError: out of `Trainer.fit`, with the step.
     """
 
+    def __init__(self) -> None:
+        self._noted: Tensor | None = None  # (2,) the first loss that is not finite, else the latest one, and its step
+
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
         # The mean over the processes: they stop together, instead of one waiting for another that has stopped.
         mean = trainer.strategy.reduce(loss.detach().clone())
         assert isinstance(mean, Tensor)
-        if not bool(torch.isfinite(mean)):
-            raise NonFiniteLossError(f"the loss is {mean.item()}", trainer.global_step)
+        now = torch.stack((mean, torch.full_like(mean, trainer.global_step)))
+        self._noted = now if self._noted is None else torch.where(self._noted[0].isfinite(), now, self._noted)
+        if readable(mean):
+            self._read()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step % trainer.log_every_n_steps == 0:  # pyright: ignore[reportAttributeAccessIssue]
+            self._read()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._read()
+
+    def _read(self) -> None:
+        if self._noted is not None:
+            loss, step = self._noted.tolist()
+            if not math.isfinite(loss):
+                raise NonFiniteLossError(f"the loss is {loss}", int(step))
 
 
 class ValidationCurve(Callback):

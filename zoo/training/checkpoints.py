@@ -25,6 +25,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from zoo.errors import UsageError
 from zoo.loading.names import BEST, LAST, PREVIOUS
+from zoo.ops.transforms import readable
 from zoo.signals import CTRL_C, SCHEDULER, handled
 from zoo.training.callbacks import NonFiniteLossError
 from zoo.training.module import BetweenSteps
@@ -227,7 +228,8 @@ class Interrupt(BetweenSteps):
     """On Ctrl-C (SIGINT), SIGTERM or SIGUSR1, finish the step and the validation due after it, save `last`, and stop.
 
     A second signal stops at once and leaves the existing `last`. With several processes, any one may get the signal:
-    they tell each other before each step, and all stop after the same step.
+    they tell each other before each step (on GPUs, where it makes the host wait, every `log_every_n_steps` steps), and
+    all stop after the same step.
 
     Args:
         checkpoints: writes `last`.
@@ -262,7 +264,9 @@ class Interrupt(BetweenSteps):
     def _stop_if_asked(self, trainer: L.Trainer) -> None:
         asked = self._asked or 0
         if trainer.world_size > 1:
-            asked = torch.tensor(asked, device=trainer.strategy.root_device)
+            asked = torch.full((), asked, device=trainer.strategy.root_device)
+            if not readable(asked) and trainer.training and trainer.global_step % trainer.log_every_n_steps:  # pyright: ignore[reportAttributeAccessIssue]
+                return
             asked = int(trainer.strategy.reduce(asked, reduce_op="max"))
         if asked:
             self.checkpoints.save_last(trainer)

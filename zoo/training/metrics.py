@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torchmetrics import Metric, R2Score
-from torchmetrics.classification import MulticlassExactMatch
 
 N_BUCKETS = 32
 UNLABELLED = -100
@@ -105,9 +104,10 @@ class MacroAccuracy(Sums):
 
     def update(self, guesses: Int[Tensor, " answers"], labels: Int[Tensor, " answers"]) -> None:
         """Count answers; pass only labelled positions, so that every label is a class."""
-        self.right += torch.bincount(labels[guesses == labels], minlength=self.n_classes)
-        self.asked += torch.bincount(labels, minlength=self.n_classes)
-        self.guessed += torch.bincount(guesses, minlength=self.n_classes)
+        # Not bincount, which waits for the device to tell it the largest class.
+        self.right = self.right.index_add(0, labels, (guesses == labels).long())
+        self.asked = self.asked.index_add(0, labels, torch.ones_like(labels))
+        self.guessed = self.guessed.index_add(0, guesses, torch.ones_like(labels))
 
     def compute(self) -> Float[Tensor, ""]:
         """Return the mean, between 0 and 1; nan if there was no label."""
@@ -171,11 +171,11 @@ class Scores(nn.Module):
         """Return the metrics over the whole split, with their names."""
         return ((name, metric) for name, metric in self.named_children() if isinstance(metric, Metric))
 
-    def split(self, part: Tensor, whole: Tensor, batch: Mapping[str, Tensor], at: Tensor | None) -> None:
-        """Add the part and the whole of each answer, at the positions `at` or at all, to the metrics by facts."""
+    def split(self, part: Tensor, whole: Tensor, batch: Mapping[str, Tensor], at: Tensor) -> None:
+        """Add the part and the whole of each answer, at the positions `at`, to the metrics by facts."""
         for fact, metric in self.by_fact.items():
             assert isinstance(metric, Bucketed)
-            metric.update(part, whole, batch[fact].flatten() if at is None else batch[fact][at])
+            metric.update(part, whole, batch[fact].flatten()[at])
 
     def results(self) -> Results:
         """Return all scores, nested; the metrics by facts begin anew."""
@@ -193,8 +193,7 @@ class ClassificationScores(Scores):
     def __init__(self, n_outputs: int, facts: Sequence[str], perplexity: bool) -> None:
         super().__init__("accuracy", facts, torch.int64)
         self.loss, self.accuracy, self.accuracy_macro = Mean(), Mean(), MacroAccuracy(n_outputs)
-        # It asks for at least two classes, and uses the number to check its input alone, which is left out.
-        self.sequence_accuracy = MulticlassExactMatch(max(2, n_outputs), ignore_index=UNLABELLED, validate_args=False)
+        self.sequence_accuracy = Ratio(part=torch.int64, whole=torch.int64)
         self.perplexity, self.bits_per_token = (Perplexity(), Mean()) if perplexity else (None, None)
 
     def update(
@@ -202,11 +201,10 @@ class ClassificationScores(Scores):
         loss: Float[Tensor, ""],
         outputs: Float[Tensor, "answers n_outputs"],
         labels: Int[Tensor, " answers"],
-        at: Bool[Tensor, "batch seq"] | None,
+        at: Int[Tensor, " answers"],
         batch: Mapping[str, Tensor],
     ) -> None:
-        """Add a batch: its loss, outputs and labels at the labelled positions `at`."""
-        assert at is not None
+        """Add a batch: its loss, outputs and labels at the labelled positions `at`, numbered row by row."""
         n, guesses = labels.numel(), outputs.argmax(-1)
         right = guesses == labels
         self.loss.update(loss, n)
@@ -215,11 +213,9 @@ class ClassificationScores(Scores):
         if self.perplexity is not None and self.bits_per_token is not None:
             self.perplexity.update(loss, n)
             self.bits_per_token.update(loss / math.log(2), n)
-        if n:  # torchmetrics cannot count none
-            whole = batch["labels"].clone()
-            whole[at] = guesses
-            asked = at.any(1)
-            self.sequence_accuracy.update(whole[asked], batch["labels"][asked])
+        row, none = at // batch["labels"].shape[1], at.new_zeros(len(batch["labels"]))
+        asked, missed = (none.index_add(0, row, counted.long()) for counted in (torch.ones_like(right), ~right))
+        self.sequence_accuracy.update(((asked > 0) & (missed == 0)).sum(), (asked > 0).sum())
         self.split(right.long(), torch.ones_like(labels), batch, at)
 
 
@@ -233,14 +229,13 @@ class RegressionScores(Scores):
     def update(
         self,
         loss: Float[Tensor, ""],
-        outputs: Float[Tensor, "*answers n_outputs"],
-        labels: Shaped[Tensor, "*answers n_outputs"],
-        at: Bool[Tensor, "batch seq"] | None,
+        outputs: Float[Tensor, "answers n_outputs"],
+        labels: Shaped[Tensor, "answers n_outputs"],
+        at: Int[Tensor, " answers"],
         batch: Mapping[str, Tensor],
     ) -> None:
-        """Add a batch: its loss, outputs and labels at the positions `at`, or at all."""
+        """Add a batch: its loss, outputs and labels at the labelled positions `at`, numbered row by row."""
         self.loss.update(loss, labels.numel())
-        outputs, labels = (each.reshape(-1, each.shape[-1]) for each in (outputs, labels))
         error, power = (outputs - labels).square(), labels.square()
         self.relative_squared_error.update(error.sum(), power.sum())
         self.r2.update(outputs, labels)

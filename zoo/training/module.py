@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import lightning as L
 import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Float, Int, Shaped
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
@@ -28,6 +28,9 @@ Batch = Mapping[str, Tensor]
 """inputs: (batch, seq) int64 or (batch, seq, d_input) floating.
 labels: (batch, seq) int64, -100 where unlabelled; for mse (batch, seq, n_outputs) floating, NaN where unlabelled.
 lengths (optional): (batch,) int64, valid positions of each row. One (batch, seq) int64 array for each fact."""
+
+LABELLED = "labelled"
+"""Key under which a batch on its way to the device carries the numbers of its labelled positions."""
 
 STREAM_ABOVE = 16_384
 """Longer sequences are validated and tested in chunks, in memory that does not grow with them but by the state."""
@@ -151,39 +154,42 @@ class SequenceModule(L.LightningModule):
 
     def predict_labelled(
         self, batch: Batch
-    ) -> tuple[Float[Tensor, "*positions n_outputs"], Shaped[Tensor, "*labelled"], Bool[Tensor, "batch seq"] | None]:
-        """Return outputs (at least float32) and labels at the labelled positions, and the mask of these positions.
-
-        If all positions have labels (common for mse), nothing is selected and the mask is None.
-        """
+    ) -> tuple[Float[Tensor, "n n_outputs"], Shaped[Tensor, "*n_outputs"], Int[Tensor, " n"]]:
+        """Return outputs (at least float32) and labels at the n positions of `labelled`, and these positions."""
         inputs, labels, lengths = batch["inputs"], batch["labels"], batch.get("lengths")
-        if self.loss == "cross_entropy":
-            at = labels != UNLABELLED
-        else:
-            at = ~labels[:, :, 0].isnan()
-            if lengths is not None:
-                at &= valid_positions(lengths, inputs.shape[1])
-            at = None if bool(at.all()) else at
+        at = batch[LABELLED] if LABELLED in batch else self.labelled(batch)
         chunks = inputs.shape[1] > STREAM_ABOVE and self.backbone.layers.streams
         if chunks and lengths is None and not self.training:
-            outputs = self._stream(inputs, torch.ones(inputs.shape[:2]).bool().to(labels.device) if at is None else at)
-            return _at_least_float32(outputs), labels.flatten(0, 1) if at is None else labels[at], at
-        outputs = self.backbone(inputs, lengths, at)
-        return _at_least_float32(outputs), labels if at is None else labels[at], at
+            outputs = self._stream(inputs, at)
+        elif len(at) == inputs.shape[:2].numel():
+            outputs = self.backbone(inputs, lengths).flatten(0, 1)
+        else:
+            outputs = self.backbone(inputs, lengths, at)
+        return _at_least_float32(outputs), labels.flatten(0, 1)[at], at
+
+    def labelled(self, batch: Batch) -> Int[Tensor, " labelled"]:
+        """Return the numbers row * seq + position of the labelled positions, row by row.
+
+        Their count is a value: where the labels are not on the CPU, the host waits for the device.
+        """
+        labels, lengths = batch["labels"], batch.get("lengths")
+        at = labels != UNLABELLED if self.loss == "cross_entropy" else ~labels[:, :, 0].isnan()
+        if lengths is not None and self.loss == "mse":
+            at &= valid_positions(lengths, at.shape[1])
+        return at.flatten().nonzero().squeeze(1)
 
     def _stream(
-        self, inputs: Shaped[Tensor, "batch seq *d_input"], at: Bool[Tensor, "batch seq"]
+        self, inputs: Shaped[Tensor, "batch seq *d_input"], at: Int[Tensor, " selected"]
     ) -> Float[Tensor, "selected n_outputs"]:
         """`backbone(inputs, None, at)`, chunk by chunk."""
-        place = (at.flatten().cumsum(0) - 1).view_as(at)  # of each selected position among all of them, row by row
-        outputs: Tensor | None = None
-        state = None
-        for x, selected, where in zip(*(t.split(STREAM_CHUNK, 1) for t in (inputs, at, place)), strict=True):
+        row, position = at // inputs.shape[1], at % inputs.shape[1]
+        outputs, state, first = at.new_empty(0), None, 0
+        for x in inputs.split(STREAM_CHUNK, 1):
             y, state = self.backbone.stream(x, state)
-            if outputs is None:
-                outputs = y.new_empty(int(at.sum()), y.shape[2])
-            outputs[where[selected]] = y[selected]
-        assert outputs is not None
+            outputs = outputs if first else y.new_empty(len(at), y.shape[2])
+            here = (first <= position) & (position < first + x.shape[1])
+            outputs[here] = y[row[here], position[here] - first]
+            first += x.shape[1]
         return outputs
 
     def setup(self, stage: str) -> None:
@@ -191,19 +197,22 @@ class SequenceModule(L.LightningModule):
         warnings.filterwarnings("ignore", "You have overridden `on_before_batch_transfer` in `LightningModule`")
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Call the callbacks that save or stop between two batches of training: from here Lightning resumes exactly."""
+        """Find the labelled positions where they cost no wait: on the host, before the batch moves to the device.
+
+        In training also call the callbacks that save or stop between two batches: from here Lightning resumes exactly.
+        """
         for callback in self.trainer.callbacks if self.trainer.training else ():  # pyright: ignore[reportAttributeAccessIssue]
             if isinstance(callback, BetweenSteps):
                 callback.between_steps(self.trainer)
-        return batch
+        return {**batch, LABELLED: self.labelled(batch)}
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         outputs, labels, _ = self.predict_labelled(batch)
         loss, score = self._judge(outputs, labels)
         share = self._share(labels.numel(), loss.dtype)
         loss, score = share * loss, share * score
-        self.log("train/loss", loss.detach(), prog_bar=True, sync_dist=True)
-        self.log(f"train/{self.score_name}", score, prog_bar=True, sync_dist=True)
+        self.log("train/loss", loss.detach(), sync_dist=True)
+        self.log(f"train/{self.score_name}", score, sync_dist=True)
         return loss + self._balance() if self.hparams["n_experts"] else loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
@@ -273,7 +282,8 @@ class SequenceModule(L.LightningModule):
         """
         if _n_processes() == 1:
             return 1.0
-        total = self.trainer.strategy.reduce(torch.tensor(n, dtype=dtype, device=self.device), reduce_op="sum")
+        # Filled on the device: a copy of a number from the host waits for it.
+        total = self.trainer.strategy.reduce(torch.full((), n, dtype=dtype, device=self.device), reduce_op="sum")
         assert isinstance(total, Tensor)
         return n * _n_processes() / total.clamp(min=1)
 
